@@ -46,19 +46,21 @@ from .prefixes.reuse_counts import Hits
 from .residency import listing
 from .residency.labels import Labels
 from .residency.planning import Planning
-from .residency.residency import Keeping, Residency
+from .residency.residency import Residency
 from .residency.roll import Roll
+from .residency.stopping import Keeping
 from .sessions.encoding import Encoder
 from .sessions.sessions import Session
 from .sleep.disk_space import Way
 from .sleep.forking import Forking
-from .sleep.hibernation import Hibernation, LastSleep
+from .sleep.hibernation import Hibernation
 from .sleep.ledgers import Ledgers
 from .sleep.maintenance import (
     MAX_PROBLEMS_TOLD,
     Maintenance,
     problems_told,
 )
+from .sleep.orders import LastSleep
 from .sleep.quantising import Ageing, Quantising
 from .sleep.recomputing import Recomputing
 from .upkeep.analyst import Analyst
@@ -139,7 +141,7 @@ class Parts:
             bus,
         )
         self.healing = Healing(store, engine, self.hibernation, self.maintenance, self.residency, self.bus)
-        self.roll = Roll(store, self.residency.awake, self.residency.looks)
+        self.roll = Roll(store, self.residency.awake, self.residency.awake.looks)
         self.labels = Labels(self.residency, self.hits, self.roll, self.delete_session)
         self.scrub: Scrub | None = None
         self.started = time.monotonic()
@@ -157,12 +159,12 @@ class Parts:
         system: str | None = None,
     ) -> Session:
         """A new session, whose turn is held."""
-        self.residency.require_new(uri)
+        self.residency.standing.require_new(uri)
         async with self.residency.models.using(model, use) as chosen:
-            state = await self.hibernation.begin(chosen, lambda: initial_key(settings))
+            state = await self.hibernation.waking.begin(chosen, lambda: initial_key(settings))
             created = Session(uri, chosen, state, settings, labels=labels, system=system)
             require_session_map(created.to_map())
-            self.residency.admit(created)
+            self.residency.awake.admit(created)
             self.bus.publish(SessionCreated(uri, chosen.name))
             return created
 
@@ -189,20 +191,20 @@ class Parts:
         if VERSION_MARK not in session:
             return self.resolve(session), version
         self.require_open()
-        row = await self.hibernation.on_io(lambda: self.store.resolve_version(session))
+        row = await self.hibernation.threads.on_io(lambda: self.store.resolve_version(session))
         return self.resolve(str(row.uri)), row.version
 
     async def delete_session(self, uri: SessionUri) -> DeleteResult:
         if not self.store.can_be_deleted(uri):
             if uri not in self.residency.awake:
-                self.residency.require_row(uri)  # raises
-            self.residency.drop(uri)
+                self.residency.standing.require_row(uri)  # raises
+            self.residency.awake.drop(uri)
             self.forget_words(uri)
             self.bus.publish(SessionDeleted(uri, 0, 0))
             return DeleteResult(str(uri), 0, 0, 0)
-        report = await self.hibernation.on_writer(lambda: self.store.delete_session(uri))
+        report = await self.hibernation.threads.on_writer(lambda: self.store.delete_session(uri))
         # Only now: what cannot be removed from the disk must not be lost from memory.
-        self.residency.drop(uri)
+        self.residency.awake.drop(uri)
         self.forget_words(uri)
         self.bus.publish(SessionDeleted(uri, report.versions_deleted, report.bytes_freed))
         return DeleteResult(
@@ -219,7 +221,7 @@ class Parts:
         self.reuse.forget(uri)
         self.reasons.forget(uri)
         self.hits.forget(uri)
-        self.hibernation.forget(uri)
+        self.hibernation.waking.forget(uri)
 
     def require_working(self) -> None:
         self.require_open()

@@ -40,8 +40,8 @@ from .models.adapters import AdapterChoice
 from .models.models import DEMO_MODEL_FOLDER, DEMO_MODEL_NAME
 from .parts import Parts
 from .prefixes.reuse import ReusePolicy
-from .residency.residency import Keeping
-from .sleep.hibernation import LastSleep
+from .residency.stopping import Keeping
+from .sleep.orders import LastSleep
 from .sleep.quantising import Ageing, AgePolicy
 from .upkeep.scrubbing import Scrub, ScrubPolicy
 from .verbs import HANDLERS
@@ -169,7 +169,7 @@ class Service(Parts, Verbs, Awaiting):
         service.reuse.learn_stored()
         if scrub is not None:
             service.scrub = Scrub(store, scrub, service.bus, service.healing.mend)
-            service.hibernation.on_damage = service.scrub.suspect
+            service.hibernation.waking.on_damage = service.scrub.suspect
         if quantise is not None:
             service.ageing = Ageing(lambda: store_verbs.quantise(service, None, quantise.order), quantise.every_s)
         return service
@@ -217,7 +217,7 @@ class Service(Parts, Verbs, Awaiting):
 
     async def _prepare_close(self, order: LastSleep) -> ShutdownResult:
         keeping = Keeping()
-        await self.residency.keep_all(order, keeping, give_up=False)
+        await self.residency.last_sleeps.keep_all(order, keeping, give_up=False)
         if keeping.failed and self.keeping is None:  # else somebody has ended the daemon meanwhile
             self.preparing = self.last_sleep = self.hibernation.stopping = None
         return keeping.report()
@@ -241,7 +241,7 @@ class Service(Parts, Verbs, Awaiting):
     async def _begin_close(self, order: LastSleep) -> Keeping:
         self.maintenance.stop()
         keeping = Keeping.after(await self.preparing) if self.preparing is not None else Keeping()
-        await self.residency.keep_all(order, keeping, give_up=True)
+        await self.residency.last_sleeps.keep_all(order, keeping, give_up=True)
         return keeping
 
     async def close(self) -> ShutdownResult:
@@ -262,7 +262,7 @@ class Service(Parts, Verbs, Awaiting):
         if self.config is not None:
             await self.config.close()
         # what was under way may have ended with a session in memory that was not there before
-        await self.residency.keep_all(self._last_sleeps(), keeping, give_up=True)
+        await self.residency.last_sleeps.keep_all(self._last_sleeps(), keeping, give_up=True)
         await self.residency.close()
         if self.scrub is not None:
             await self.scrub.close()

@@ -32,7 +32,7 @@ from ..residency.residency import Residency
 from ..sessions.encoding import Encoder, Place
 from ..sessions.sessions import Session
 from ..sessions.transcripts import MAX_TURNS, NewTurn, message_of, spoken, standing
-from ..sleep.hibernation import WakeOrder
+from ..sleep.orders import WakeOrder
 
 ROLES: Final = frozenset({"system", "user", "assistant", "tool"})
 
@@ -149,12 +149,12 @@ class Conversing:
         had = len(live.state.tokens)
         if not turn.at:
             async with self._residency.models.using(live.model.name, use) as model:
-                kept = await to_the_end(self._residency.put_away(live, emit, "rewind"))
+                kept = await to_the_end(self._residency.putting_away.put_away(live, emit, "rewind"))
                 back = await self._begin_anew(live, model)
         else:
             if live.is_mere_look:
-                self._residency.row_of_awake(live)  # else there is nothing to go back in
-            kept = await to_the_end(self._residency.put_away(live, emit, "rewind"))
+                self._residency.standing.row_of_awake(live)  # else there is nothing to go back in
+            kept = await to_the_end(self._residency.putting_away.put_away(live, emit, "rewind"))
             await self._residency.bring_back(use, WakeOrder(kept.version, turn.at), emit)
             back = self._residency.awake[live.uri]
         self._bus.publish(SessionRewound(live.uri, kept.version, had, turn.at))
@@ -180,14 +180,14 @@ class Conversing:
             lossy=None,
             held_bytes=0,
         )
-        self._residency.admit(anew)
+        self._residency.awake.admit(anew)
         return anew
 
     def leave_asleep(self, before: Session) -> None:
         """Undo a going back behind which nothing was read or written: the next use finds the session as `before`."""
         live = self._residency.awake.get(before.uri)
         if live is not before and (live is None or live.is_mere_look):
-            self._residency.set_aside(before)
+            self._residency.awake.set_aside(before)
 
     def require_room(self, live: Session, turn: NewTurn, max_tokens: int) -> None:
         """Refuse what does not fit behind the token at which it would be read.

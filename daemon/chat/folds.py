@@ -33,12 +33,14 @@ from ..memory.claims import Use
 from ..models.chat_template import Message
 from ..models.models import LoadedModel
 from ..residency.looks import LeftLook
-from ..residency.residency import Residency, require_read
+from ..residency.putting_away import require_read
+from ..residency.residency import Residency
 from ..sessions.encoding import Encoder, Place
 from ..sessions.origin import origin_of
 from ..sessions.sessions import Durable, Session
 from ..sessions.transcripts import NewTurn, message_of, without_thinking
-from ..sleep.hibernation import Hibernation, WakeOrder
+from ..sleep.hibernation import Hibernation
+from ..sleep.orders import WakeOrder
 from .conversing import Conversing
 from .folding import REQUEST, Exhausted, Fold, folded, summarised_end
 from .prompt_io import Exchanges, require_same_model
@@ -134,7 +136,7 @@ class Folds:
             GenerationFailed, ModelChanged, and what a sleep or a wake raises. Then there is no new session.
         """
         started = time.monotonic()
-        self._residency.require_new(wanted)
+        self._residency.standing.require_new(wanted)
         full, fold, summary = await self._end(source, order, emit)
         async with self._residency.turn(wanted) as use:
             receipt, cached = await self._begin(use, full, fold, emit)
@@ -162,7 +164,7 @@ class Folds:
             require_read(live)
             old = Exhausted.of(live)
             least = await self._smaller(live, old, order.summary or "", order.tail)
-            row = await to_the_end(self._residency.keep_changed(live, emit, "fold"))
+            row = await to_the_end(self._residency.putting_away.keep_changed(live, emit, "fold"))
             full = _Source(
                 uri=source,
                 identity=live.model.identity,
@@ -181,12 +183,12 @@ class Folds:
                 summary = await self._summary(use, live, old, order, emit)
                 return full, await self._smaller(self._residency.awake[source], old, summary, order.tail), summary
             finally:
-                self._residency.leave(source, full.look)
+                self._residency.awake.leave(source, full.look)
 
     def _end_look(self, full: _Source) -> None:
         """The full session sleeps now, and a sleep ends its look, unless others have led that elsewhere meanwhile."""
-        if full.look is not None and self._residency.looks.find(full.uri) is full.look:
-            self._residency.looks.end(full.uri)
+        if full.look is not None and self._residency.awake.looks.find(full.uri) is full.look:
+            self._residency.awake.looks.end(full.uri)
 
     async def _smaller(self, live: Session, old: Exhausted, summary: str, tail: int) -> Fold:
         """What the new session reads, with this summary; the least of it, with none.
@@ -210,17 +212,17 @@ class Folds:
 
     async def _begin(self, use: Use, full: _Source, fold: Fold, emit: OnEvent) -> tuple[Receipt, int]:
         """A session that has read what a fold begins with, awake and durable; and how much of that need not be read."""
-        self._residency.require_new(use.uri)
+        self._residency.standing.require_new(use.uri)
         async with self._residency.models.using(full.model, use) as model:
-            state = await self._hibernation.begin(model, lambda: initial_key(full.sampling))
+            state = await self._hibernation.waking.begin(model, lambda: initial_key(full.sampling))
             new = full.begun(use.uri, model, state)
             require_session_map(new.to_map())
-            self._residency.admit(new)
+            self._residency.awake.admit(new)
         del model, state  # while this waits for memory, others may have it
         try:
             new = await self._exchanges.room_for(use, new, len(fold.ids), emit)
             cached = await self._exchanges.read(new, fold.ids, emit, turn_open=fold.turn_open, text_map=fold.text_map)
-            return await to_the_end(self._residency.keep(new, emit, "fold")), cached
+            return await to_the_end(self._residency.putting_away.keep(new, emit, "fold")), cached
         except BaseException:
             await to_the_end(self._take_back(use.uri))
             raise
@@ -229,11 +231,11 @@ class Folds:
         """Leave nothing of a new session whose beginning was given up, maybe when it had just become durable."""
         try:
             if self._store.find_session(uri) is not None:
-                await self._hibernation.on_writer(lambda: self._store.delete_session(uri))
+                await self._hibernation.threads.on_writer(lambda: self._store.delete_session(uri))
         except TorporError as error:
             _LOG.warning("%s was given up, and stays asleep: %s: %s", uri, error.code, error.message)
         finally:
-            self._residency.drop(uri)
+            self._residency.awake.drop(uri)
             self._forget(uri)
 
     async def _summary(self, use: Use, live: Session, old: Exhausted, order: FoldOrder, emit: OnEvent) -> str:
@@ -275,7 +277,7 @@ class Folds:
         asking = await self._encoder.messages(live.model, [message_of("user", REQUEST)], opening)
         wanted = len(asking) + _MORE_AT_ANOTHER_PLACE + (order.summarise or 0)
         at = summarised_end(old, order.tail, wanted, live.model.context_tokens)
-        kept = await to_the_end(self._residency.put_away(live, emit, "fold"))
+        kept = await to_the_end(self._residency.putting_away.put_away(live, emit, "fold"))
         await self._residency.bring_back(use, WakeOrder(kept.version, at), emit)
         return self._residency.awake[use.uri]
 

@@ -120,7 +120,7 @@ class Configuring:
             self._bus.publish(ConfigurationTakenOver(None, len(waits)))
             if waits:
                 _LOG.warning("What takes a restart to change: %s", ", ".join(waits))
-            await self._residency.let_go()
+            await self._residency.weights.let_go()
 
     def _require_possible(self, settings: Settings) -> None:
         for name, choice in settings.models.items():
@@ -162,7 +162,7 @@ class Configuring:
     def _begin(self, name: str) -> None:
         async def load() -> None:
             try:
-                await self._residency.load(name)
+                await self._residency.weights.load(name)
             except TorporError as error:  # its place tells of it
                 _LOG.warning("Model %r of the configuration is not loaded: %s", name, error.message)
 

@@ -20,6 +20,7 @@ Everything here runs on the event loop.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
@@ -85,6 +86,7 @@ class Memory:
     awake, turns: the sessions in memory, and who uses them; put_away: frees the memory of one whose turn is held.
     unload: frees that of a model that none of those needs whose sessions stay in memory. bus: who is told of what waits
         and what is refused.
+    numbers: the places of requests, in the order in which they came.
     slept_by_pressure, slept_by_idling: how many sessions have gone to sleep without anybody's asking.
 
     Raises:
@@ -102,6 +104,7 @@ class Memory:
         bus: Bus,
     ) -> None:
         self._bus = bus
+        self.numbers = itertools.count()
         self._budget = budget
         self._shelf = shelf
         self._awake = awake

@@ -40,7 +40,8 @@ from ..events.bus import Bus
 from ..events.events import PrefixHit
 from ..models.models import LoadedModel
 from ..sessions.sessions import Session
-from ..sleep.hibernation import Hibernation, WakeOrder
+from ..sleep.hibernation import Hibernation
+from ..sleep.orders import WakeOrder
 from .prefixes import PrefixTree, tokens_in_common
 from .reuse_counts import Hits
 
@@ -165,7 +166,7 @@ class PrefixReuse:
         if row is None:
             return None
         try:
-            return token_array(await self._hibernation.on_io(partial(self._ledger_of, uri, row.version)))
+            return token_array(await self._hibernation.threads.on_io(partial(self._ledger_of, uri, row.version)))
         except TorporError:
             return None  # damaged or gone: its next wake says so
 
@@ -189,12 +190,12 @@ class PrefixReuse:
     async def _from_store(
         self, session: Session, uri: SessionUri, wanted: Sequence[int], count: int, emit: OnEvent
     ) -> LiveState | None:
-        found = await self._hibernation.on_io(lambda: self._look(session, uri, wanted, count))
+        found = await self._hibernation.threads.on_io(lambda: self._look(session, uri, wanted, count))
         if found is None:
             return None
         version, usable = found
         order = WakeOrder(version, usable, cause="prefix")
-        wake = self._hibernation.wake(uri, order, session.model, emit)
+        wake = self._hibernation.waking.wake(uri, order, session.model, emit)
         woken = await to_the_end(wake)  # threads fill memory for it, from a file that must stay open
         state = woken.session.state
         state.random_key, state.last_logits = session.state.random_key, None
@@ -241,7 +242,7 @@ class PrefixReuse:
         """Know what a session that sleeps has read, as long as it is there: no request may find it once it was
         deleted."""
         while uri not in self._tree and (row := self._store.find_session(uri)) is not None:
-            tokens = await self._hibernation.on_io(partial(self._ledger_of, uri, row.version))
+            tokens = await self._hibernation.threads.on_io(partial(self._ledger_of, uri, row.version))
             now = self._store.find_session(uri)
             if uri not in self._tree and now is not None and now.bundle_id == row.bundle_id:
                 self._tree.put(uri, row.identity_digest, token_array(tokens))

@@ -71,7 +71,7 @@ class Labels:
     async def _warm_one(self, uri: SessionUri, emit: OnEvent) -> tuple[SessionUri, bool, str | None]:
         try:
             async with self._residency.turn(uri) as use:
-                if self._residency.live(uri) is not None:
+                if self._residency.putting_away.live(uri) is not None:
                     self._hits.add(uri)
                     return uri, True, None
                 return uri, False, await self._residency.warm(use, emit)

@@ -24,7 +24,9 @@ from ..models.models import LoadedModel
 from ..models.rates import Rate, Rates
 from ..sessions.sessions import Session
 from ..sessions.unprocessed_tail import unread_in
-from ..sleep.hibernation import Hibernation, Prospect, WakeOrder
+from ..sleep.hibernation import Hibernation
+from ..sleep.orders import WakeOrder
+from ..sleep.waking import Prospect
 from . import listing
 from .residency import Residency
 
@@ -49,10 +51,10 @@ class Planning:
         """
         live = self._residency.awake.get(uri)
         if live is not None and not self._hibernation.is_superseded(live):
-            require_as_ordered(live, order, self._residency.find_row(uri, order.version))
+            require_as_ordered(live, order, self._residency.standing.find_row(uri, order.version))
             return self._of_awake(live)
-        order = self._residency.order_of(uri, order)
-        row = self._residency.row_of(uri, order.version)
+        order = self._residency.standing.order_of(uri, order)
+        row = self._residency.standing.row_of(uri, order.version)
         place = self._shelf.place(row.model)
         if place.changed:
             raise has_changed(place)
@@ -63,7 +65,7 @@ class Planning:
                 f"it would take. Load it: torpor models load {row.model}",
                 model=row.model,
             )
-        reader, prospect = await self._hibernation.look(uri, order, model)
+        reader, prospect = await self._hibernation.waking.look(uri, order, model)
         with reader:
             unread = unread_in(reader.manifest.session, uri) if order.at_token is None else None
             count, is_loaded = len(unread.tokens) if unread else 0, place.model is not None
@@ -99,8 +101,8 @@ class Planning:
             memory_bytes=model.layout.most_bytes(needed, PREFILL_CHUNK_TOKENS),
             restore_seconds=choice.restore_s,
             recompute_seconds=choice.recompute_s,
-            recompute=self._hibernation.recompute_policy,
-            rates=_rates(self._hibernation.rates_of(model)),
+            recompute=self._hibernation.waking.recompute_policy,
+            rates=_rates(self._hibernation.waking.rates_of(model)),
             differs=listing.parts_that_differ(prospect.differs),
         )
 
@@ -119,8 +121,8 @@ class Planning:
             reason="A stop had no time to keep more than its ledger, so all of it is computed again.",
             computed_tokens=count,
             memory_bytes=model.layout.most_bytes(count, PREFILL_CHUNK_TOKENS),
-            recompute=self._hibernation.recompute_policy,
-            rates=_rates(self._hibernation.rates_of(model)),
+            recompute=self._hibernation.waking.recompute_policy,
+            rates=_rates(self._hibernation.waking.rates_of(model)),
         )
 
     def _of_awake(self, live: Session) -> WakePlanResult:
@@ -134,8 +136,8 @@ class Planning:
             model_loaded=live.model.is_loaded,
             way=None,
             reason="It is awake already, so a wake does nothing.",
-            recompute=self._hibernation.recompute_policy,
-            rates=_rates(self._hibernation.rates_of(live.model)),
+            recompute=self._hibernation.waking.recompute_policy,
+            rates=_rates(self._hibernation.waking.rates_of(live.model)),
             differs=listing.parts_that_differ(live.differs),
         )
 

@@ -20,7 +20,8 @@ from ..api.session import Origin
 from ..models.models import LoadedModel
 from ..sessions.origin import FORKED_FROM, origin_of
 from ..sessions.unprocessed_tail import without_unread
-from .hibernation import Hibernation, WakeOrder
+from .hibernation import Hibernation
+from .orders import WakeOrder
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +65,7 @@ class Forking:
         Raises:
             StoreError: the other version is damaged or gone, or there is no room for the fork.
         """
-        return Forked(await self._hibernation.on_writer(lambda: self._refer_to_all(order)), 0)
+        return Forked(await self._hibernation.threads.on_writer(lambda: self._refer_to_all(order)), 0)
 
     async def cut_off(self, order: ForkOrder, model: LoadedModel, emit: OnEvent) -> Forked:
         """The first version of a new session, at an earlier token. The caller has the turns of both, and memory
@@ -75,7 +76,7 @@ class Forking:
             NoSuchPosition: the version has fewer tokens. What else a wake raises, where one is needed.
         """
         wake = WakeOrder(order.row.version, order.at_token, hashing=True, cause="fork")
-        woken = await self._hibernation.wake(order.row.uri, wake, model, emit)
+        woken = await self._hibernation.waking.wake(order.row.uri, wake, model, emit)
         session = woken.session
         session.uri, session.created_ns = order.uri, now_ns()
         session.labels = session.labels if order.labels is None else order.labels

@@ -72,9 +72,9 @@ class Ledgers:
         key, digest = await self._engine.call(lambda: _end_of(session))
         make = partial(self._write, session, key, digest)
         try:
-            receipt = await self._hibernation.on_indexed_writer(partial(make, relying=True))
+            receipt = await self._hibernation.threads.on_indexed_writer(partial(make, relying=True))
         except Corruption:  # what it would refer to went, or was damaged, since it was looked at
-            receipt = await self._hibernation.on_indexed_writer(partial(make, relying=False))
+            receipt = await self._hibernation.threads.on_indexed_writer(partial(make, relying=False))
         if receipt is not None:
             self._tell_kept(receipt, why)
 
@@ -88,7 +88,7 @@ class Ledgers:
             StoreError: it could not be made durable, or what is left of the version cannot be read.
         """
         make = partial(self._write_less, row, sound_tokens, records)
-        receipt = await self._hibernation.on_indexed_writer(make)
+        receipt = await self._hibernation.threads.on_indexed_writer(make)
         self._tell_kept(receipt, CorruptBlock.code)
         return receipt
 

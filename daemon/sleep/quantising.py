@@ -41,8 +41,9 @@ from ..engine.engine import Engine, Steps
 from ..errors import ServiceClosed
 from ..models.models import LoadedModel
 from ..sessions.sessions import Session
-from .hibernation import Hibernation, WakeOrder
+from .hibernation import Hibernation
 from .maintenance import MAX_ACTIONS_TOLD, MAX_PROBLEMS_TOLD
+from .orders import WakeOrder
 
 _LOG = logging.getLogger(__name__)
 _DAY_NS: Final = 24 * 3600 * 10**9
@@ -190,7 +191,7 @@ class Quantising:
             left = why_left(row, order, is_awake=is_awake) or _mark_on(row, self._store.marks(row.uri))
             return None if left is None else Plan(row, left)
 
-        return await self._hibernation.on_io(look)
+        return await self._hibernation.threads.on_io(look)
 
     async def plan(self, row: IndexRow, order: QuantiseOrder, model: LoadedModel | None) -> Plan:
         """What an order means for one session that it does not leave, by its last version. Reads the heads of its
@@ -202,7 +203,7 @@ class Quantising:
             StoreError: blocks cannot be read.
             SnapshotError: its blocks are not those of its model.
         """
-        return await self._hibernation.on_io(lambda: self._plan(row, order, model))
+        return await self._hibernation.threads.on_io(lambda: self._plan(row, order, model))
 
     def _plan(self, row: IndexRow, order: QuantiseOrder, model: LoadedModel | None) -> Plan:
         if model is None or model.identity.digest != row.identity_digest:
@@ -223,7 +224,7 @@ class Quantising:
         """
         uri = plan.row.uri
         order = WakeOrder(version=plan.row.version, hashing=True, cause="quantise")
-        woken = await self._hibernation.wake(uri, order, model, _ignore)
+        woken = await self._hibernation.waking.wake(uri, order, model, _ignore)
         session = woken.session
         with self._store.open_session(uri, plan.row.version) as reader:
             await self._engine.run(_quantise(session, reader, plan, bits))

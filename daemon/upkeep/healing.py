@@ -63,9 +63,11 @@ from ..models.models import LoadedModel
 from ..residency.residency import Residency
 from ..sessions.sessions import Durable, Session, sampling_of
 from ..sessions.unprocessed_tail import unread_in
-from ..sleep.hibernation import Hibernation, WakeOrder, durable_of
+from ..sleep.hibernation import Hibernation
 from ..sleep.maintenance import Maintenance
+from ..sleep.orders import WakeOrder
 from ..sleep.recomputing import read_again
+from ..sleep.waking import durable_of
 
 _LOG = logging.getLogger(__name__)
 
@@ -202,13 +204,13 @@ class Healing:
         row = self._store.find_session(uri)
         if row is None:
             return None  # deleted meanwhile
-        live = self._residency.live(uri)
+        live = self._residency.putting_away.live(uri)
         if live is not None and live.holds_all_of(row.bundle_id):
             return row.version, "It is awake, and is written anew."
-        found = await self._hibernation.on_io(lambda: self._look(row))
+        found = await self._hibernation.threads.on_io(lambda: self._look(row))
         if found is None:
             return None
-        model = self._residency.facts(row.model) if found.end is not None else None
+        model = self._residency.weights.facts(row.model) if found.end is not None else None
         if model is not None:
             with self._store.open_session(uri, row.version) as reader:
                 require_same(reader.manifest.identity, model.identity, model=model.name)
@@ -245,17 +247,17 @@ class Healing:
                 row = self._store.find_session(uri)
                 if row is None:
                     return _SETTLED  # deleted meanwhile
-                live = self._residency.live(uri)
+                live = self._residency.putting_away.live(uri)
                 if live is not None and live.holds_all_of(row.bundle_id):
                     return await to_the_end(self._keep_awake(live))
-                found = await self._hibernation.on_io(lambda: self._look(row))
+                found = await self._hibernation.threads.on_io(lambda: self._look(row))
                 if found is None:
                     return _SETTLED
                 if found.end is None:
                     await to_the_end(self._heal_ledger(row, found))
                     return _SETTLED
                 async with self._residency.room_to_wake(use, row) as model:
-                    if self._residency.require_row(uri).version != row.version:
+                    if self._residency.standing.require_row(uri).version != row.version:
                         raise SessionBusy(f"{uri} gave its memory to others and slept meanwhile.", session=str(uri))
                     receipt, told = await to_the_end(self._compute(row, found, found.end, model))
                 self._lead_on(uri, row, receipt, told.start)
@@ -286,7 +288,7 @@ class Healing:
             return _SETTLED
         live.durable = replace(newest, entries=sound)
         try:
-            await self._residency.keep(live, _ignore, "heal")
+            await self._residency.putting_away.keep(live, _ignore, "heal")
         except TorporError as error:
             live.durable = newest
             self._tell_failure(live.uri, error)
@@ -296,7 +298,7 @@ class Healing:
     def _lead_on(self, uri: SessionUri, row: IndexRow, receipt: Receipt, recomputed_from: int) -> None:
         """A session that was woken at an earlier token of a version goes on from that which takes its place: it would
         else sleep in front of it, as soon as the damaged one is gone."""
-        self._residency.looks.lead_on(uri, row.bundle_id, receipt)
+        self._residency.awake.looks.lead_on(uri, row.bundle_id, receipt)
         live = self._residency.awake.get(uri)
         if live is not None and live.durable is not None and live.durable.bundle_id == row.bundle_id:
             live.durable = Durable.of(receipt)
@@ -413,7 +415,7 @@ class Healing:
         self, row: IndexRow, found: _Found, last: BlockEntry, model: LoadedModel
     ) -> tuple[Receipt, Recomputed]:
         """A new version of a session that sleeps, with what was damaged computed again."""
-        reader = await self._hibernation.on_io(lambda: self._store.open_session(row.uri, row.version))
+        reader = await self._hibernation.threads.on_io(lambda: self._store.open_session(row.uri, row.version))
         try:
             require_same(reader.manifest.identity, model.identity, model=model.name)
             end = await self._engine.call(lambda: read_checkpoint(reader, last, model.layout))
@@ -434,9 +436,9 @@ class Healing:
         """What the session's state was after so many tokens."""
         if start:
             order = WakeOrder(row.version, start, hashing=True, cause="heal")
-            return (await self._hibernation.wake(row.uri, order, model, _ignore)).session.state
+            return (await self._hibernation.waking.wake(row.uri, order, model, _ignore)).session.state
         settings = sampling_of(reader.manifest.session)
-        return await self._hibernation.begin(model, lambda: initial_key(settings))
+        return await self._hibernation.waking.begin(model, lambda: initial_key(settings))
 
 
 def _outcome_of(error: TorporError) -> _Outcome:

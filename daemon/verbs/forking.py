@@ -31,7 +31,7 @@ async def fork(parts: Parts, request: ForkRequest) -> ForkResult:
     wanted = parse_reference(request.name)
     source, row = parts.resolve(request.session.partition(VERSION_MARK)[0]), None
     if VERSION_MARK in request.session:
-        row = await parts.hibernation.on_io(lambda: parts.store.resolve_version(request.session))
+        row = await parts.hibernation.threads.on_io(lambda: parts.store.resolve_version(request.session))
     async with parts.residency.turn_with_name(source, wanted) as use:
         kept = None if request.labels is None else tuple(request.labels)
         order = await to_the_end(_order_of_fork(parts, source, row, wanted, request.at_token, kept, request.emit))
@@ -82,11 +82,11 @@ async def _order_of_fork(
 ) -> ForkOrder:
     """Which version is to be forked: what an awake session has not slept is put to sleep for it."""
     if row is None:
-        live = parts.residency.live(source)
+        live = parts.residency.putting_away.live(source)
         if live is None:
-            row, held = parts.residency.standing(source)
+            row, held = parts.residency.standing.of(source)
         else:
-            row = await parts.residency.keep_changed(live, emit, "fork")
+            row = await parts.residency.putting_away.keep_changed(live, emit, "fork")
             held = len(live.state.tokens) if live.is_cut_short else None
         at_token = held if at_token is None else at_token
     return ForkOrder(row, uri, at_token, labels)

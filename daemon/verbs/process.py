@@ -49,7 +49,7 @@ async def load_model(parts: Parts, request: LoadModelRequest) -> ModelInfo:
         UnknownModel, MemoryBudgetExceeded, and what loading it raises.
     """
     try:
-        await parts.residency.load(request.model)
+        await parts.residency.weights.load(request.model)
     except asyncio.CancelledError:
         if parts.shelf.place(request.model).model is None:
             raise  # else what had begun ran to its end
@@ -63,10 +63,10 @@ async def unload_model(parts: Parts, request: UnloadModelRequest) -> ModelInfo:
     Raises:
         UnknownModel. ModelInUse: a request needs it. What a sleep raises.
     """
-    await parts.residency.unload(request.model)
+    await parts.residency.weights.unload(request.model)
     return _info_of(parts, parts.shelf.place(request.model))
 
 
 def _info_of(parts: Parts, place: Place) -> ModelInfo:
     residency = parts.residency
-    return listing.model_info(place, residency.last_use(place.name), residency.sessions_on(place.name))
+    return listing.model_info(place, residency.weights.last_use(place.name), residency.weights.sessions_on(place.name))

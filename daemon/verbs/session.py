@@ -65,12 +65,12 @@ async def show(parts: Parts, request: ShowRequest) -> SessionDetail:
     uri = parts.resolve(request.session)
     async with parts.residency.turn(uri):
         versions = parts.store.versions(uri)
-        marks = await parts.hibernation.on_io(lambda: listing.marks_to_show(parts.store, uri))
-        live = parts.residency.live(uri)
+        marks = await parts.hibernation.threads.on_io(lambda: listing.marks_to_show(parts.store, uri))
+        live = parts.residency.putting_away.live(uri)
         if live is not None:
             return listing.detail_of_awake(live, versions, marks)
-        parts.residency.require_row(uri)
-        models, look = list(parts.shelf.loaded()), parts.residency.looks.find(uri)
-        return await parts.hibernation.on_io(
+        parts.residency.standing.require_row(uri)
+        models, look = list(parts.shelf.loaded()), parts.residency.awake.looks.find(uri)
+        return await parts.hibernation.threads.on_io(
             lambda: listing.detail_of_asleep(parts.store, versions, marks, models, look)
         )

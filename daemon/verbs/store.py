@@ -92,7 +92,7 @@ async def mark(parts: Parts, request: MarkRequest) -> MarksResult:
         pinned=request.pinned,
         move=request.move,
     )
-    return marks_of(await to_the_end(parts.hibernation.on_writer(marking)))
+    return marks_of(await to_the_end(parts.hibernation.threads.on_writer(marking)))
 
 
 @answers(ImportRequest)
@@ -108,7 +108,11 @@ async def import_bundle(parts: Parts, request: ImportRequest) -> SleepResult:
     parts.require_open()
     handed = bytes.fromhex(request.bundle_id)
     wanted = None if request.session is None else parse_reference(request.session)
-    owner = wanted if wanted is not None else await parts.hibernation.on_io(partial(owner_of, parts.store.path, handed))
+    owner = (
+        wanted
+        if wanted is not None
+        else await parts.hibernation.threads.on_io(partial(owner_of, parts.store.path, handed))
+    )
     async with parts.residency.turn(owner):
         if owner in parts.residency.awake:
             raise SessionExists(
@@ -183,7 +187,7 @@ async def _forget(parts: Parts, uri: SessionUri, *, dry_run: bool) -> Maintenanc
         result = nothing_done("forget", dry_run=dry_run)  # it has never slept
     live = parts.residency.awake.get(uri)
     if not dry_run:
-        parts.residency.drop(uri)  # only now, as in `delete_session`
+        parts.residency.awake.drop(uri)  # only now, as in `delete_session`
         parts.forget_words(uri)
     if live is None:
         return result
@@ -199,7 +203,7 @@ async def quantise(parts: Parts, session: str | None, order: QuantiseOrder) -> M
         async with parts.residency.turn(uri) as use:
             if uri in parts.residency.awake:
                 raise SessionAwake(f"{uri} is awake; put it to sleep first.", session=str(uri))
-            await _quantise_one(parts, use, parts.residency.require_row(uri), order, tally)
+            await _quantise_one(parts, use, parts.residency.standing.require_row(uri), order, tally)
         return tally.report()
     in_use = []
     for uri in itertools.chain.from_iterable(parts.store.iter_uris(NAMES_AT_ONCE)):

@@ -24,7 +24,7 @@ from ..parts import Parts
 from ..residency import listing
 from ..residency.planning import require_as_ordered
 from ..sessions.sessions import Durable
-from ..sleep.hibernation import WakeOrder
+from ..sleep.orders import WakeOrder
 from .answering import answers
 
 
@@ -55,10 +55,10 @@ async def wake(parts: Parts, request: WakeRequest) -> WakeResult:
     uri, version = await parts.version_of(request.session, request.version)
     async with parts.residency.turn(uri) as use:
         order = WakeOrder(version, request.at_token, request.strict)
-        live = parts.residency.live(use.uri)
+        live = parts.residency.putting_away.live(use.uri)
         if live is None:
             return await _wake(parts, use, order, request.emit, started)
-        require_as_ordered(live, order, parts.residency.find_row(use.uri, version))
+        require_as_ordered(live, order, parts.residency.standing.find_row(use.uri, version))
         newest = parts.store.find_session(use.uri)
         return listing.wake_result(
             live, newest, bytes_read=0, tokens_prefilled=0, seconds=time.monotonic() - started, already_awake=True
@@ -99,18 +99,18 @@ async def _wake(parts: Parts, use: Use, order: WakeOrder, emit: OnEvent, started
 
 
 async def _sleep(parts: Parts, uri: SessionUri, emit: OnEvent, started: float) -> SleepResult:
-    live = parts.residency.live(uri)
+    live = parts.residency.putting_away.live(uri)
     if live is None:
-        row, look = parts.residency.require_row(uri), parts.residency.looks.end(uri)
-        durable = await parts.hibernation.on_io(lambda: listing.durable_of_asleep(parts.store, row))
+        row, look = parts.residency.standing.require_row(uri), parts.residency.awake.looks.end(uri)
+        durable = await parts.hibernation.threads.on_io(lambda: listing.durable_of_asleep(parts.store, row))
         return listing.receipt_of_kept(
             durable, uri, already_asleep=look is None, looked_at=look.token_count if look else None
         )
     looked_at = len(live.state.tokens) if live.is_mere_look else None
-    kept: Receipt | Durable = await parts.residency.put_away(live, emit, "asked")
+    kept: Receipt | Durable = await parts.residency.putting_away.put_away(live, emit, "asked")
     if isinstance(kept, Durable):
-        row = parts.residency.require_row(uri)
+        row = parts.residency.standing.require_row(uri)
         if row.bundle_id != kept.bundle_id:
-            kept = await parts.hibernation.on_io(lambda: listing.durable_of_asleep(parts.store, row))
+            kept = await parts.hibernation.threads.on_io(lambda: listing.durable_of_asleep(parts.store, row))
         return listing.receipt_of_kept(kept, uri, looked_at=looked_at)
     return listing.receipt_of_sleep(kept, seconds=time.monotonic() - started)

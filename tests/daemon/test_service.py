@@ -26,7 +26,7 @@ from torpor.daemon.errors import (
     StopDeadline,
     UnknownModel,
 )
-from torpor.daemon.residency import residency
+from torpor.daemon.residency import stopping
 from torpor.daemon.sessions.sessions import MAX_WAITING
 from torpor.errors import TorporError
 from torpor.memvid.errors import IndexFailed, InvalidUri, NoSpace, SessionNotFound, StoreIoError
@@ -1174,7 +1174,7 @@ async def test_a_stop_goes_before_the_rest_of_an_unloading(open_rig: Any, monkey
 async def test_who_is_held_for_long_keeps_no_other_from_its_sleep_and_who_is_held_for_a_moment_has_its_place(
     open_rig: Any, monkeypatch: pytest.MonkeyPatch, patience_s: float, order: list[str]
 ) -> None:
-    monkeypatch.setattr(residency, "PATIENCE_S", patience_s)
+    monkeypatch.setattr(stopping, "PATIENCE_S", patience_s)
     async with open_rig() as rig:
         await rig.read("deep", tokens_of(1, 600))
         await rig.read("other", tokens_of(2, 40))

@@ -87,7 +87,7 @@ def served(rig: Rigged) -> list[str]:
 
 def cannot_sleep(rig: Rigged, name: str, monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     """From now on a session cannot be put to sleep, until the event is set."""
-    may_sleep, put_away = threading.Event(), rig.service.residency.put_away
+    may_sleep, put_away = threading.Event(), rig.service.residency.putting_away.put_away
 
     async def failing(live: Session, *args: Any) -> object:
         if live.uri.name == name and not may_sleep.is_set():

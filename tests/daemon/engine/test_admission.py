@@ -377,7 +377,7 @@ async def test_who_makes_room_for_a_background_request_does_not_stand_back(
 ) -> None:
     async with open_tight() as rig:
         residency, asked = rig.service.residency, []
-        put_away = residency.put_away
+        put_away = residency.putting_away.put_away
 
         async def watched(*args: Any) -> Any:
             asked.append(current().stands_back())

@@ -118,7 +118,7 @@ async def test_a_plan_is_refused_as_the_wake_would_be(open_rig: Any, store: Path
         await rig.read("a", TEXT)
         receipt = await rig.sleep("a")
         damage: list[Any] = []
-        rig.service.hibernation.on_damage = damage.append
+        rig.service.hibernation.waking.on_damage = damage.append
         with pytest.raises(SessionNotFound):
             await rig.service.plan_wake(session="b")
         with pytest.raises(NoSuchPosition):

@@ -475,10 +475,10 @@ async def test_forks_that_wait_while_their_sources_are_deleted_are_no_circle(ope
             forks = []
             for source, name in ("ab", "ba"):
                 asking = service.residency.turn_with_name(service.resolve(source), service.resolve(name))
-                service.residency.require_new = lambda _: None  # type: ignore[method-assign]
+                service.residency.standing.require_new = lambda _: None  # type: ignore[method-assign]
                 forks.append(asyncio.ensure_future(asking.__aenter__()))
             await until(lambda: all(turns.users(uri) == 2 for uri in uris))
-            del service.residency.require_new  # type: ignore[method-assign]
+            del service.residency.standing.require_new  # type: ignore[method-assign]
             for uri in uris:
                 service.store.delete_session(uri)
         answers = await asyncio.wait_for(asyncio.gather(*forks, return_exceptions=True), 10)

@@ -120,7 +120,7 @@ async def test_what_was_just_found_good_is_not_read_again(
             rig.service.store.save_scrub_mark(ScrubMark(place[:1] + b"\xff", time.time_ns(), time.time_ns()))
         elif after == "a sleep":  # whose state stays in memory
             await rig.service.append(session="a", tokens=tokens_of(2, 256), on_event=ignore)
-            await rig.service.residency.keep(rig.live("a"), ignore, "client")
+            await rig.service.residency.putting_away.keep(rig.live("a"), ignore, "client")
         await rig.service.append(session="a", tokens=[1, 2, 3], on_event=ignore)
         asked: list[Any] = []
         put = type(rig.service.store).write_bundle

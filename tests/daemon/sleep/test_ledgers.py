@@ -16,7 +16,7 @@ from torpor.daemon.errors import GenerationFailed, MemoryBudgetExceeded, StopDea
 from torpor.daemon.sessions.sessions import Session
 from torpor.daemon.sessions.transcripts import TextMap, Turn, message_of
 from torpor.daemon.sessions.unprocessed_tail import Unread
-from torpor.daemon.sleep.hibernation import LastSleep
+from torpor.daemon.sleep.orders import LastSleep
 from torpor.memvid.errors import Corruption, NoSpace
 from torpor.memvid.exchange.incoming import hand_over
 from torpor.memvid.store import Store
@@ -561,7 +561,7 @@ async def test_what_damage_took_before_a_ledger_is_told_as_damaged(open_rig: Any
         await rig.service.append(session="a", tokens=tokens_of(9, 40), on_event=ignore)
     async with open_rig() as rig:
         assert (await rig.wake("a")).recomputed.damaged is False, "a stop had no time for it"
-        rig.service.residency.drop(SessionUri("default", "a"))
+        rig.service.residency.awake.drop(SessionUri("default", "a"))
         await asyncio.to_thread(damage, store, "a", span=1)
         await rig.service.healing.mend(SessionUri("default", "a"))
         told = (await rig.wake("a")).recomputed

@@ -1,0 +1,134 @@
+"""Making awake sessions durable, and freeing their memory. The caller holds the session's turn."""
+
+from __future__ import annotations
+
+from ...memvid.store import IndexRow, Receipt, Store
+from ...memvid.uri import SessionUri
+from ..api.events import OnEvent, ignore
+from ..engine.buffers import Buffers
+from ..errors import EmptyContext
+from ..events.bus import Bus
+from ..events.events import SleepCause
+from ..sessions.sessions import Durable, Session
+from ..sessions.tracing import tell_sleep
+from ..sleep.hibernation import Hibernation
+from ..sleep.orders import LastSleep
+from .awake import AwakeSessions
+from .looks import LeftLook
+from .standing import Standing
+
+
+def require_read(live: Session) -> None:
+    """Raises EmptyContext: the session has read nothing."""
+    if not live.state.tokens:
+        raise EmptyContext(
+            f"{live.uri} has read nothing, so there is nothing to keep; append to it first.", session=str(live.uri)
+        )
+
+
+class PuttingAway:
+    """Puts sessions to sleep, whole."""
+
+    def __init__(
+        self,
+        store: Store,
+        hibernation: Hibernation,
+        awake: AwakeSessions,
+        standing: Standing,
+        buffers: Buffers,
+        bus: Bus,
+    ) -> None:
+        self._store = store
+        self._hibernation = hibernation
+        self._awake = awake
+        self._standing = standing
+        self._buffers = buffers
+        self._bus = bus
+
+    def live(self, uri: SessionUri) -> Session | None:
+        """The session if it is awake; one that is superseded is so no more, for its sleep would hide a fuller one."""
+        live = self._awake.get(uri)
+        if live is not None and self._hibernation.is_superseded(live):
+            self._awake.drop(uri)
+            return None
+        return live
+
+    async def put_away(self, live: Session, emit: OnEvent, cause: SleepCause) -> Receipt | Durable:
+        """Make a session durable and free its memory; one that is durable already is only let go, and its last
+        snapshot is what is returned. The caller holds its turn, and sees it to the end. cause: what for, as it is told.
+
+        Raises:
+            EmptyContext, and what `Hibernation.sleep` raises; the session then stays awake.
+        """
+        if live.durable is not None and await self._is_durable(live):
+            with tell_sleep(self._bus, live, cause) as tell_end:
+                self._awake.drop(live.uri)
+                tell_end(live.durable)
+            return live.durable
+        receipt = await self.keep(live, emit, cause)
+        self._awake.drop(live.uri)
+        return receipt
+
+    async def put_away_idle(self, uri: SessionUri, cause: SleepCause) -> bool:
+        """Free the memory of a session whose turn is held; False if there is none to free any more."""
+        live = self.live(uri)
+        if live is None or not live.state.tokens:
+            return False
+        if live.is_mere_look:
+            await self._put_look_away(live, cause)
+        else:
+            await self.put_away(live, ignore, cause)
+        await self._buffers.hand_back()
+        return True
+
+    async def _put_look_away(self, live: Session, cause: SleepCause) -> None:
+        """Free the memory of a look, with nothing written: its version has all of it.
+
+        Raises:
+            StoreError: that version cannot be read, or is not stored any more. So what is in memory may be nowhere
+                else, and stays. NoSuchPosition: that version has a ledger alone of it; it stays, too.
+        """
+        look = LeftLook.of(live)
+        assert look is not None
+        assert live.durable is not None, "what is looked at has slept"
+        with tell_sleep(self._bus, live, cause) as tell_end:
+            look.token_in(self._standing.row_of_awake(live))
+            await self._hibernation.require_kept(live)
+            self._awake.set_aside(live)
+            tell_end(live.durable)
+
+    async def keep_changed(self, live: Session, emit: OnEvent, cause: SleepCause) -> IndexRow:
+        """As `keep`, if its newest version is not what it would be; the version that it stands in then.
+
+        Raises:
+            What `keep` and `Standing.row_of_awake` raise.
+        """
+        if not await self._is_durable(live):
+            await self.keep(live, emit, cause)
+        return self._standing.row_of_awake(live)
+
+    async def keep(self, live: Session, emit: OnEvent, cause: SleepCause, *, last: LastSleep | None = None) -> Receipt:
+        """Make a session durable; it stays in memory. The caller holds its turn. cause, last: as of
+        `Hibernation.sleep`.
+
+        Raises:
+            EmptyContext, and what `Hibernation.sleep` raises.
+        """
+        require_read(live)
+        return await self._hibernation.sleep(live, emit, cause=cause, last=last)
+
+    async def needs_last_sleep(self, live: Session) -> bool:
+        return not (self._hibernation.is_superseded(live) or await self._is_durable(live))
+
+    async def _is_durable(self, live: Session) -> bool:
+        """Whether the next wake gives back what the session is without a sleep. Of a mere look that is the whole
+        session as its newest version has it, in whatever state that is: one of the few tokens would stand before it,
+        and hide what can be read, healed or saved of it. So a look is kept only where no version is left but it."""
+        if live.dirty or live.durable is None:
+            return False
+        if not live.is_mere_look:
+            return await self._hibernation.is_kept(live)
+        newest = self._store.find_session(live.uri)
+        if newest is not None and newest.bundle_id != live.durable.bundle_id:
+            return True
+        return not await self._hibernation.is_gone(live)

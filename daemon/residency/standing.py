@@ -1,0 +1,114 @@
+"""Where a session stands: the version, and the token of it, at which its next use finds it. And which names are free.
+
+Reads the index, and what is remembered of looks; changes nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ...memvid.errors import SessionNotFound
+from ...memvid.store import IndexRow, Store
+from ...memvid.uri import SessionUri, not_found
+from ..errors import SessionExists
+from ..sessions.sessions import Session
+from ..sleep.orders import WakeOrder
+from .awake import AwakeSessions
+
+
+class Standing:
+    """Where each session stands."""
+
+    def __init__(self, store: Store, awake: AwakeSessions) -> None:
+        self._store = store
+        self._awake = awake
+
+    def of(self, uri: SessionUri) -> tuple[IndexRow, int | None]:
+        """Where the next use of a session that is not awake finds it: a version, and how many of its tokens, all if
+        None.
+
+        Raises:
+            SessionNotFound: there is no version, or not any more the one that was looked at. NoSuchPosition: what was
+            looked at is a ledger alone now.
+        """
+        newest, look = self.require_row(uri), self._awake.looks.find(uri)
+        if look is None:
+            return newest, None
+        row = look.row_in(self._store.versions(uri))
+        return row, look.token_in(row)
+
+    def order_of(self, uri: SessionUri, order: WakeOrder) -> WakeOrder:
+        """An order to wake a session: without a version it is for the one that a look stood at, and for its tokens.
+
+        Raises:
+            SessionNotFound: the version that was looked at is not stored any more. NoSuchPosition: as of `of`.
+        """
+        look = self._awake.looks.find(uri)
+        if look is None or order.version is not None:
+            return order
+        row = look.row_in(self._store.versions(uri))
+        return replace(
+            order, version=row.version, at_token=look.token_in(row) if order.at_token is None else order.at_token
+        )
+
+    def row_of(self, uri: SessionUri, version: int | None) -> IndexRow:
+        """A version as the index has it; the newest for one that it has not, as the wake will say."""
+        newest = self.require_row(uri)
+        if version in (None, newest.version):
+            return newest
+        return next((row for row in self._store.versions(uri) if row.version == version), newest)
+
+    def find_row(self, uri: SessionUri, version: int | None) -> IndexRow | None:
+        """As `row_of`; None for a session that has no version."""
+        return None if self._store.find_session(uri) is None else self.row_of(uri, version)
+
+    def row_of_awake(self, live: Session) -> IndexRow:
+        """The version that an awake session is durable as, which of a look is not the newest.
+
+        Raises:
+            SessionNotFound: it is a look, and that version is not stored any more.
+        """
+        durable, rows = live.durable, self._store.versions(live.uri)
+        assert durable is not None, "it has slept"
+        row = next((row for row in rows if row.bundle_id == durable.bundle_id), None)
+        if row is None:
+            raise SessionNotFound(
+                f"{live.uri} is awake for a look at version {durable.version}, which is not stored any more. Append to "
+                "it and put it to sleep to keep what is in memory; or put it to sleep as it is, and the newest version "
+                "is what you find.",
+                session=str(live.uri),
+                version=durable.version,
+            )
+        return row
+
+    def require_new(self, uri: SessionUri) -> None:
+        """Refuse a name that a session has, awake or asleep, or that has versions which cannot be woken now:
+        a new one would stand before them when they are back.
+
+        Raises:
+            SessionExists.
+        """
+        if uri in self._awake or self._store.find_session(uri) is not None:
+            raise session_exists(uri)
+        if self._store.can_be_deleted(uri):
+            raise SessionExists(
+                f"{uri} has versions that cannot be woken now, for something of them is missing or damaged. `torpor "
+                "verify` says which file to put back; choose another name, or give them up with `torpor rm`.",
+                session=str(uri),
+            )
+
+    def require_row(self, uri: SessionUri) -> IndexRow:
+        """What the index has of the session's newest version.
+
+        Raises:
+            SessionNotFound: nothing.
+        """
+        row = self._store.find_session(uri)
+        if row is None:
+            raise not_found(uri, ())  # it went while this request waited for its turn
+        return row
+
+
+def session_exists(uri: SessionUri) -> SessionExists:
+    """What is said of a name that is taken."""
+    return SessionExists(f"{uri} exists already; use it, delete it, or choose another name.", session=str(uri))

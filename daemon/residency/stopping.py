@@ -1,0 +1,129 @@
+"""The last sleeps of a daemon that stops: every changed session becomes durable, whole or as a ledger."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from typing import Final
+
+from ...memvid.uri import SessionUri
+from ..api.events import ignore
+from ..api.process import ShutdownResult
+from ..errors import ServiceClosed, StopDeadline, sentence_of
+from ..events.bus import code_of
+from ..memory.memory import Memory
+from ..sessions.sessions import Session, Turns
+from ..sleep.ledgers import Ledgers
+from ..sleep.orders import LastSleep
+from .awake import AwakeSessions
+from .putting_away import PuttingAway
+
+PATIENCE_S: Final = 1.0
+"""For how long a stop waits, at most, for sessions whose requests have just been cancelled, while it could put others
+to sleep whose loss would cost less: most model calls are over by then."""
+
+
+@dataclass(slots=True)
+class Keeping:
+    """What has become of the sessions of a daemon that stops, so far; see `ShutdownResult`. seen: those that were seen
+    to."""
+
+    slept: list[str] = field(default_factory=list)
+    failed: dict[str, str] = field(default_factory=dict)
+    empty: list[str] = field(default_factory=list)
+    ledgers: dict[str, str] = field(default_factory=dict)
+    seen: set[SessionUri] = field(default_factory=set)
+
+    @classmethod
+    def after(cls, report: ShutdownResult) -> Keeping:
+        """To go on after a stop that may be refused: what could be kept then is kept."""
+        kept = {SessionUri.parse(uri) for uri in report.ledgers}
+        return cls(slept=list(report.slept), ledgers=dict(report.ledgers), seen=kept)
+
+    def report(self) -> ShutdownResult:
+        """As it is told."""
+        return ShutdownResult(tuple(self.slept), dict(self.failed), tuple(self.empty), dict(self.ledgers))
+
+
+class LastSleeps:
+    """Keeps all that is awake, in an order of its own."""
+
+    def __init__(
+        self, putting_away: PuttingAway, ledgers: Ledgers, awake: AwakeSessions, turns: Turns, memory: Memory
+    ) -> None:
+        self._putting_away = putting_away
+        self._ledgers = ledgers
+        self._awake = awake
+        self._turns = turns
+        self._memory = memory
+
+    async def keep_all(self, order: LastSleep, keeping: Keeping, *, give_up: bool) -> None:
+        """Put every changed session to sleep while no new work is taken; none of them leaves memory. First those whose
+        loss would cost most to compute, then those used last; one that somebody holds for longer than a moment keeps
+        none of the others waiting.
+
+        What there is no time for is kept as a ledger. give_up: what cannot be kept whole for another reason, too.
+        keeping: is told what becomes of each; those that it has seen are passed over.
+        """
+        self._memory.refuse_waiting(
+            lambda: ServiceClosed("The daemon was told to stop, and has no memory to wait for; try again in a moment.")
+        )
+        patient_until = time.monotonic() + order.share(PATIENCE_S)
+        # Requests that had begun may wake sessions meanwhile: go on until every session that is awake, or whose turn
+        # somebody had, has been seen. Those that still wait for a turn behind this one are refused when they get it.
+        while uris := (self._awake.keys() | self._turns.in_use()) - keeping.seen:
+            patience_s = patient_until - time.monotonic()
+            uri = self._next_to_keep(uris, patient=patience_s > 0)
+            if uri is None:
+                await self._turns.released(patience_s if patience_s > 0 else None)
+                continue
+            try:
+                async with self._turns.take(uri, always=True):
+                    keeping.seen.add(uri)
+                    live = self._awake.get(uri)
+                    if live is not None:
+                        await self._keep_last(live, order, keeping, give_up=give_up)
+            finally:
+                self._memory.look_again()
+
+    def _next_to_keep(self, uris: Collection[SessionUri], *, patient: bool) -> SessionUri | None:
+        """The first of them by stake that no request holds; None if there is none, or, as long as there is patience, if
+        somebody holds the first of all."""
+        line, held = sorted(uris, key=self._stake), self._turns.in_use()
+        if patient:
+            line = line[:1]
+        return next((uri for uri in line if uri not in held), None)
+
+    def _stake(self, uri: SessionUri) -> tuple[int, float, SessionUri]:
+        """What a stop looks at first: the session with most tokens that are not durable, then the one used last."""
+        live = self._awake.get(uri)
+        if live is None:
+            return 0, 0.0, uri
+        durable = live.unchanged_tokens if live.durable is not None else 0
+        return durable - len(live.state.tokens), -live.last_used, uri
+
+    async def _keep_last(self, live: Session, order: LastSleep, keeping: Keeping, *, give_up: bool) -> None:
+        """Make a session durable for the last time, unless its newest version is what a wake should give back; or at
+        least its ledger."""
+        uri = str(live.uri)
+        if not live.state.tokens:
+            keeping.empty.append(uri)
+            return
+        try:
+            if await self._putting_away.needs_last_sleep(live):
+                await self._putting_away.keep(live, ignore, "shutdown", last=order)
+                keeping.slept.append(uri)
+        except Exception as error:  # noqa: BLE001 - one session's failure must not cost the others theirs
+            if give_up or isinstance(error, StopDeadline):
+                await self._keep_ledger(live, error, keeping)
+            else:
+                keeping.failed[uri] = sentence_of(error)
+
+    async def _keep_ledger(self, live: Session, unslept: Exception, keeping: Keeping) -> None:
+        uri = str(live.uri)
+        try:
+            await self._ledgers.keep(live, code_of(unslept))
+            keeping.ledgers[uri] = sentence_of(unslept)
+        except Exception as error:  # noqa: BLE001 - as above
+            keeping.failed[uri] = f"{sentence_of(unslept)} Not even its ledger could be kept: {sentence_of(error)}"

@@ -1,0 +1,187 @@
+"""The weights in memory: models are loaded when somebody asks, and unloaded when somebody asks, when they are not used,
+when their files have changed, and when others need the memory."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Final
+
+from ...memvid.uri import SessionUri
+from ..engine.buffers import Buffers
+from ..engine.cancellation import to_the_end
+from ..errors import ModelInUse, sentence_of
+from ..events.bus import Bus
+from ..events.events import ModelUnloaded, UnloadCause
+from ..memory.loading import Loading
+from ..memory.memory import Memory
+from ..memory.model_registry import Shelf
+from ..memory.model_unloading import Disuse
+from ..models.models import LoadedModel
+from ..sessions.sessions import Session, Turns
+from .awake import AwakeSessions
+
+_MAX_TOLD: Final = 4
+"""Sessions that a refusal names."""
+
+
+class Weights:
+    """Which models are loaded.
+
+    require_working: raises where the daemon takes no more work. put_away: puts a session to sleep that is not in use,
+    because a caller wants its model to go; idled: because the daemon itself does, as long as it takes work.
+    """
+
+    def __init__(
+        self,
+        shelf: Shelf,
+        loading: Loading,
+        awake: AwakeSessions,
+        turns: Turns,
+        memory: Memory,
+        buffers: Buffers,
+        bus: Bus,
+        require_working: Callable[[], None],
+        put_away: Callable[[SessionUri], Awaitable[object]],
+        idled: Callable[[SessionUri], Awaitable[object]],
+    ) -> None:
+        self._shelf = shelf
+        self._loading = loading
+        self._awake = awake
+        self._turns = turns
+        self._memory = memory
+        self._buffers = buffers
+        self._bus = bus
+        self._require_working = require_working
+        self._put_away = put_away
+        self._idled = idled
+        self._disuse = Disuse(shelf, self.last_use, partial(self.retire, cause="unused"))
+
+    def last_use(self, name: str) -> float:
+        """When somebody last used a model, by the monotonic clock: it, or a session on it."""
+        place = self._shelf.places[name]
+        sessions, in_use = self._awake.on(name), self._turns.in_use()
+        if place.holders or any(each.uri in in_use for each in sessions):
+            return time.monotonic()
+        return max([place.last_used, *(each.last_used for each in sessions if each.state.tokens)])
+
+    def facts(self, name: str) -> LoadedModel | None:
+        """A model that is served, maybe without its weights; None if it has never been loaded.
+
+        Raises:
+            UnknownModel: it is not served.
+        """
+        place = self._shelf.place(name)
+        return place.model or place.facts
+
+    def sessions_on(self, name: str) -> int:
+        """How many sessions are awake on a model."""
+        return len(self._awake.on(name))
+
+    async def load(self, name: str) -> None:
+        """Load a model, if it is not.
+
+        Raises:
+            What `Loading.using` raises.
+        """
+        self._require_working()
+        with self._memory.apart(next(self._memory.numbers)) as claim:
+            async with self._loading.using(name, claim):
+                return
+
+    async def unload(self, name: str) -> None:
+        """Put the sessions on a model to sleep, and free its memory. One that is not loaded is left so. Where its files
+        have changed, the next load takes what they are by then.
+
+        Raises:
+            UnknownModel. ModelInUse: a request needs it. What a sleep raises.
+        """
+        self._require_working()
+        place = self._shelf.place(name)
+        while place.loading is not None:
+            await asyncio.wait([place.loading])
+        for session in self._awake.on(name) if place.model is not None else ():
+            self._require_working()  # a daemon that stops has an order of its own
+            if session.uri not in self._turns.in_use():
+                await to_the_end(self._put_away(session.uri))
+        if place.model is not None and self._is_needed(name):
+            needed = [str(each.uri) for each in self._awake.on(name) if self._stays(each)]
+            raise ModelInUse(
+                f"Model {name!r} is in use{' by ' + ', '.join(needed[:_MAX_TOLD]) if needed else ''}; wait for what "
+                "goes on, put such sessions to sleep, and try again.",
+                model=name,
+                sessions=needed,
+            )
+        if place.model is not None:
+            await self.unload_now(name, "asked")
+        place.changed = ()  # an unload takes what the files are now
+
+    async def retire(self, name: str, cause: UnloadCause) -> bool:
+        """Put the sessions on a model to sleep and unload it, unless somebody uses it now.
+
+        Raises:
+            What the sleep of one of them raises; the others sleep all the same.
+        """
+        place = self._shelf.places[name]
+        unslept = None
+        for session in self._awake.on(name):
+            if session.state.tokens:
+                try:
+                    await self._idled(session.uri)
+                except Exception as error:  # noqa: BLE001 - the others need not stay awake for it
+                    unslept = unslept or error
+                    place.stays_for = f"{session.uri} cannot be put to sleep ({sentence_of(error)})"
+        if unslept is not None:
+            raise unslept
+        place.stays_for = None
+        if place.loading is not None or self._is_needed(name):
+            return False
+        if place.model is not None:
+            await self.unload_now(name, cause)
+        if place.leaving:
+            self._shelf.forget(place)
+        return True
+
+    async def let_go(self) -> None:
+        """Unload the models that are served no more, or are to be loaded from elsewhere: now, or when no request uses
+        them any more, and all that is awake on them could be put to sleep."""
+        for name in self._shelf.to_go():
+            await self._disuse.unload(name)
+        self._disuse.look_again()
+
+    def _stays(self, session: Session) -> bool:
+        return bool(session.state.tokens) or session.uri in self._turns.in_use()
+
+    def _is_needed(self, name: str) -> bool:
+        return bool(self._shelf.places[name].holders) or any(self._stays(each) for each in self._awake.on(name))
+
+    async def unload_now(self, name: str, cause: UnloadCause) -> None:
+        """Free the memory of a model. Sessions on it that have read nothing stay, and get it back when they are used.
+
+        No request can come to need it meanwhile: it is let go of before anything is waited for.
+        """
+        place = self._shelf.places[name]
+        assert place.model is not None
+        facts = place.model.without_weights()
+        for session in self._awake.on(name):
+            assert not session.state.tokens, "a context is not left without its model"
+            session.model = facts
+        self._shelf.drop(place, facts, self._look_again_soon())
+        self._bus.publish(ModelUnloaded(None, name, facts.weights_bytes, cause))
+        self._memory.look_again()
+        await self._buffers.hand_back()
+
+    def _look_again_soon(self) -> Callable[[], None]:
+        loop = asyncio.get_running_loop()
+
+        def look_again() -> None:
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(self._memory.look_again)
+
+        return look_again
+
+    async def close(self) -> None:
+        """Unload no more models by themselves."""
+        await self._disuse.close()
