@@ -56,7 +56,8 @@ from .format.records import (
     UsageReport,
     VerifyReport,
 )
-from .index.index import Index, IndexUnusable
+from .index.index import Index
+from .index.schema import IndexUnusable
 from .maintenance.compaction_plan import CompactionPolicy
 from .recovery.opening import load_index
 from .uri import SessionUri, not_found, parse_reference, parse_version_reference

@@ -26,7 +26,8 @@ from ..format.bundle import BundleFile
 from ..format.layout import LIVE_SUFFIX, RETIRED_SUFFIX
 from ..format.records import Finding, IndexRow
 from ..format.salvage import NamedFile
-from ..index.index import ASIDE, MISSED, SHADOWED, UNREADABLE, Index, IndexedBundle, indexed, row_of
+from ..index.index import Index
+from ..index.rows import ASIDE, MISSED, SHADOWED, UNREADABLE, IndexedBundle, indexed, row_of
 from ..uri import SessionUri
 from .set_aside_versions import list_waiting, look_into
 

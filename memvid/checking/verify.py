@@ -31,7 +31,8 @@ from ..format.bundle import BundleFile, FrameFile, require_promised
 from ..format.layout import LIVE_SUFFIX, RETIRED_SUFFIX
 from ..format.manifest import Manifest
 from ..format.records import Finding, IndexRow, VerifyReport
-from ..index.index import SHADOWED, Index, indexed, row_of
+from ..index.index import Index
+from ..index.rows import SHADOWED, indexed, row_of
 from ..index.unknown_references import missed_finding
 from ..uri import SessionUri
 from .set_aside_versions import find_losses

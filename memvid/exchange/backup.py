@@ -48,7 +48,7 @@ from ..folder.marks import Marks
 from ..format.bundle import BundleReader
 from ..format.records import Action, Finding, IndexRow, MaintenanceReport
 from ..format.writer import BundleWriter
-from ..index.index import LIVE, IndexedBundle, row_of
+from ..index.rows import LIVE, IndexedBundle, row_of
 from ..units import format_bytes
 from ..uri import SessionUri
 from ..writing.core import StoreCore

@@ -46,7 +46,7 @@ from ..format.ledger_tail import unread_of
 from ..format.manifest import Manifest, bundle_id_of
 from ..format.records import ExportReport, IndexRow, Receipt
 from ..format.writer import BundleWriter
-from ..index.index import LIVE, IndexedBundle, row_of
+from ..index.rows import LIVE, IndexedBundle, row_of
 from ..limits import MAX_IMPORTED_VERSION
 from ..uri import SessionUri
 from ..writing.core import StoreCore

@@ -30,7 +30,7 @@ from ..folder.marks import Marks
 from ..folder.retention import Kept, Retention, RetentionPlan, plan_retention
 from ..format.layout import LIVE_SUFFIX, RETIRED_SUFFIX
 from ..format.records import Action, Finding, IndexRow, MaintenanceReport
-from ..index.index import SHADOWED
+from ..index.rows import SHADOWED
 from ..index.unknown_references import find_told
 from ..uri import SessionUri
 from ..writing import deletion

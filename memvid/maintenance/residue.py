@@ -28,7 +28,7 @@ from ..folder.rates_file import RATES_FILE
 from ..folder.scrub_mark import SCRUB_FILE
 from ..format.bundle import BundleFile
 from ..format.layout import LIVE_SUFFIX, RETIRED_SUFFIX
-from ..index.index import INDEX_FILES
+from ..index.index_file import INDEX_FILES
 from ..index.page_sums import SUMS_FILE
 from ..uri import SessionUri
 from ..writing.core import StoreCore

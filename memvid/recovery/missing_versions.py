@@ -18,7 +18,8 @@ from ..checking.scanning import ids_of, live_of, read_set_aside, readable_marks,
 from ..errors import PUT_BACK, BundleMissing, StoreIoError, UnsafePath
 from ..folder.folder import StoreFolder
 from ..format.records import Finding, IndexRow
-from ..index.index import ASIDE, MISSED, UNREADABLE, Index, IndexedBundle
+from ..index.index import Index
+from ..index.rows import ASIDE, MISSED, UNREADABLE, IndexedBundle
 from ..uri import SessionUri
 
 

@@ -35,7 +35,9 @@ from ..folder.folder import StoreFolder
 from ..folder.pins import Pins
 from ..format.layout import RETIRED_SUFFIX
 from ..format.records import OpenReport
-from ..index.index import LIVE, SHADOWED, UNREADABLE, Index, IndexedBundle, IndexUnusable
+from ..index.index import Index
+from ..index.rows import LIVE, SHADOWED, UNREADABLE, IndexedBundle
+from ..index.schema import IndexUnusable
 from ..index.unknown_references import find_told
 from ..writing.deletion import let_go, remove_unneeded, unmark_without_files
 from .missing_versions import (

@@ -39,7 +39,9 @@ from ..errors import IndexFailed, NoSpace, StoreError, StoreIoError
 from ..folder.folder import StoreFolder
 from ..format.layout import LIVE_SUFFIX, RETIRED_SUFFIX
 from ..format.records import Action, Finding, IndexRow, OpenReport
-from ..index.index import ASIDE, LIVE, MISSED, UNREADABLE, Index, IndexContradicted, IndexedBundle, IndexUnusable
+from ..index.index import Index
+from ..index.rows import ASIDE, LIVE, MISSED, UNREADABLE, IndexedBundle
+from ..index.schema import IndexContradicted, IndexUnusable
 from ..index.unknown_references import missed_finding, untold_finding
 from ..writing.deletion import unmark_deleted
 from .missing_versions import (

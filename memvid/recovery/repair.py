@@ -53,7 +53,9 @@ from ..format.manifest import Manifest, bundle_id_of
 from ..format.records import Action, Finding, IndexRow, MaintenanceReport
 from ..format.salvaged import SALVAGED_FROM
 from ..format.writer import BundleWriter
-from ..index.index import ASIDE, LIVE, UNREADABLE, Index, IndexedBundle, IndexUnusable, row_of
+from ..index.index import Index
+from ..index.rows import ASIDE, LIVE, UNREADABLE, IndexedBundle, row_of
+from ..index.schema import IndexUnusable
 from ..index.unknown_references import missed_finding
 from ..units import format_plural
 from ..uri import SessionUri

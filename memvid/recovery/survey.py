@@ -35,7 +35,7 @@ from ..format.layout import LIVE_SUFFIX, RETIRED_SUFFIX
 from ..format.manifest import Manifest
 from ..format.records import Finding, IndexRow
 from ..format.salvage import DamagedFile
-from ..index.index import SHADOWED
+from ..index.rows import SHADOWED
 from ..writing.core import StoreCore
 
 Judgement = Literal["intact", "mendable", "unjudged", "lost"]

@@ -22,7 +22,7 @@ from ..format.bundle import BundleFile
 from ..format.layout import LIVE_SUFFIX, RETIRED_SUFFIX
 from ..format.manifest import Manifest
 from ..format.records import Finding
-from ..index.index import UNREADABLE
+from ..index.rows import UNREADABLE
 from ..index.unknown_references import UNREADABLE_CODE, missed_finding, untold_finding
 from ..uri import SessionUri
 from .core import StoreCore

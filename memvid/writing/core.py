@@ -41,7 +41,8 @@ from ..folder.folder import StoreFolder
 from ..folder.pins import Pins
 from ..format.bundle import BundleFile, BundleReader, FrameFile
 from ..format.layout import LIVE_SUFFIX
-from ..index.index import Index, IndexedBundle
+from ..index.index import Index
+from ..index.rows import IndexedBundle
 from ..limits import MAX_VERSION
 from ..uri import SessionUri
 from . import deletion

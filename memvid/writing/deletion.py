@@ -47,7 +47,8 @@ from ..folder.marks import MARKS_FILE, Marks
 from ..folder.pins import Pins
 from ..format.layout import LIVE_SUFFIX, RETIRED_SUFFIX
 from ..format.records import DeleteReport, Finding
-from ..index.index import ASIDE, UNREADABLE, Index
+from ..index.index import Index
+from ..index.rows import ASIDE, UNREADABLE
 from ..index.unknown_references import find_unknown_needs
 from ..uri import SessionUri
 

@@ -28,7 +28,7 @@ from ..format.codecs import Codec
 from ..format.directory import Directory
 from ..format.layout import LIVE_SUFFIX, RETIRED_SUFFIX
 from ..format.writer import BundleWriter
-from ..index.index import LIVE, IndexedBundle, row_of
+from ..index.rows import LIVE, IndexedBundle, row_of
 from .core import StoreCore
 
 

@@ -45,7 +45,7 @@ from ..format.ledger_tail import unread_of
 from ..format.manifest import Manifest, bundle_id_of, require_session_map
 from ..format.records import Receipt
 from ..format.writer import BundleWriter, PreparedBlock, prepare_block
-from ..index.index import LIVE, IndexedBundle, row_of
+from ..index.rows import LIVE, IndexedBundle, row_of
 from ..limits import MAX_BLOCKS, MAX_TOKENS, MIB
 from ..uri import SessionUri
 from .core import StoreCore

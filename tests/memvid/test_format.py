@@ -35,7 +35,7 @@ from torpor.memvid.folder import marks
 from torpor.memvid.folder.folder import STORE_VERSION
 from torpor.memvid.format import blocks, codecs, directory, layout, manifest
 from torpor.memvid.format.bundle import BundleFile
-from torpor.memvid.index import index
+from torpor.memvid.index import schema
 
 DATA = Path(__file__).parent / "data" / "format-1"
 FILES = {  # how its name begins: SHA-256 of the file, by another hand than the store's
@@ -258,7 +258,7 @@ def test_the_document_has_the_sizes_magics_and_versions() -> None:
         f"at most {blocks.BLOCK_TOKENS} tokens",
         " ".join(f"{byte:02X}" for byte in layout.HEADER_MAGIC),
         f"a writer should take {codecs.PLANE_CHUNK_BYTES // 1024} KiB",
-        f"`application_id` 0x{index._APPLICATION_ID:X}, `user_version` {index.SCHEMA_VERSION}",
+        f"`application_id` 0x{schema.APPLICATION_ID:X}, `user_version` {schema.SCHEMA_VERSION}",
         f'"format":"torpor.store","marked":BOOLEAN,"uuid":UUID,"version":{STORE_VERSION}',
         f'"version":{marks.MARKS_VERSION}',
         f"format version: {layout.FORMAT_VERSION}",

@@ -16,10 +16,12 @@ from blake3 import blake3
 from store_making import OTHER_URI, URI, bundle_path, sleep
 from torpor.memvid import SessionUri, Store
 from torpor.memvid.errors import DurabilityLost, StoreIoError
-from torpor.memvid.index.index import SHADOWED, Index, IndexedBundle, IndexUnusable
+from torpor.memvid.index.index import Index
 from torpor.memvid.index.index_image import WAL_FRAME, WAL_HEADER
 from torpor.memvid.index.index_seals import BrokenSeal, decode_seals
 from torpor.memvid.index.page_sums import PAGE_BYTES, SUMS_FILE, PageSums
+from torpor.memvid.index.rows import SHADOWED, IndexedBundle
+from torpor.memvid.index.schema import IndexUnusable
 from torpor.memvid.limits import MAX_INDEX_BYTES
 
 INDEX = "index.sqlite"
@@ -271,7 +273,7 @@ def test_an_index_that_was_closed_or_killed_between_checkpoints_is_believed_by_i
     def checked(*args: object) -> None:
         raise BrokenSeal("every row was checked")
 
-    monkeypatch.setattr("torpor.memvid.index.index.require_sealed", checked)
+    monkeypatch.setattr("torpor.memvid.index.schema.require_sealed", checked)
     for path in (store_path, killed):
         for writable in (False, True):
             with Store.open(path, writable=writable) as again:
@@ -316,7 +318,7 @@ def test_a_log_that_does_not_say_which_file_it_goes_with_costs_a_check_of_every_
     sleep(store, 300)
     store.index._connection.execute("DELETE FROM meta WHERE key = 'file'")
     checked: list[str] = []
-    monkeypatch.setattr("torpor.memvid.index.index.require_sealed", lambda *_: checked.append("every row"))
+    monkeypatch.setattr("torpor.memvid.index.schema.require_sealed", lambda *_: checked.append("every row"))
     with Store.open(store_path, writable=False) as reader:
         assert reader.opening.index_rebuilt is None
         assert len(reader.versions(URI)) == 1
@@ -386,7 +388,7 @@ def test_a_damaged_page_number_in_the_log_is_taken_for_no_page(store: Store, sto
 
 
 def test_a_checkpoint_is_made_when_the_log_is_long(store: Store, store_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr("torpor.memvid.index.index._CHECKPOINT_BYTES", 40 * PAGE_BYTES)
+    monkeypatch.setattr("torpor.memvid.index.connection._CHECKPOINT_BYTES", 40 * PAGE_BYTES)
     log = store_path / f"{INDEX}-wal"
     sizes = []
     for number in range(12):

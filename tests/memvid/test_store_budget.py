@@ -17,7 +17,8 @@ from torpor.memvid.errors import BudgetExceeded, NoSpace
 from torpor.memvid.folder.folder import StoreFolder
 from torpor.memvid.folder.retention import Retention
 from torpor.memvid.format.codecs import zstd
-from torpor.memvid.index.index import Index, IndexedBundle
+from torpor.memvid.index.index import Index
+from torpor.memvid.index.rows import IndexedBundle
 from torpor.memvid.writing.rewriting import Contents, prepared
 
 

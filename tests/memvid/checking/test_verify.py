@@ -21,7 +21,8 @@ from torpor.memvid.folder.folder import StoreFolder
 from torpor.memvid.format.bundle import BundleFile, FrameFile
 from torpor.memvid.format.directory import digest_of
 from torpor.memvid.format.layout import HEADER_BYTES, Trailer, encode_header
-from torpor.memvid.index.index import Index, IndexedBundle
+from torpor.memvid.index.index import Index
+from torpor.memvid.index.rows import IndexedBundle
 from torpor.memvid.writing.rewriting import Contents, prepared
 
 

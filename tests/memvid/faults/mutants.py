@@ -95,7 +95,7 @@ SWAPS: Final = (
     ),
     Mutant(
         "the old index's log is flushed away before it is unlinked",
-        (Edit("index", "_put_in_place", take_out="sync_folder(root_fd, store_path)", before="for suffix in"),),
+        (Edit("index_file", "put_in_place", take_out="sync_folder(root_fd, store_path)", before="for suffix in"),),
     ),
     Mutant(EARLY),
 )

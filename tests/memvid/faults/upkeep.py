@@ -437,19 +437,19 @@ def rebuild_asked(path: Path, tape: Tape) -> None:
 
 def replace_beside_a_log(path: Path, tape: Tape) -> None:
     """The system refuses to open the index, then takes a new one: what was in the old one's log is no part of it."""
-    require, refusals = index._require_ours, iter([sqlite3.OperationalError("disk I/O error")])
+    require, refusals = index.require_ours, iter([sqlite3.OperationalError("disk I/O error")])
 
     def refuse(*arguments: Any, **options: Any) -> Any:
         for error in refusals:
             raise error
         return require(*arguments, **options)
 
-    index._require_ours = refuse
+    index.require_ours = refuse
     try:
         with Store.open(path, writable=True) as store:
             tape.delete(store, URI)
     finally:
-        index._require_ours = require
+        index.require_ours = require
 
 
 def rebuild_asked_on_a_full_disk(path: Path, tape: Tape) -> None:
@@ -481,7 +481,7 @@ def return_to_file(path: Path, tape: Tape) -> None:
 
 @contextlib.contextmanager
 def no_room_for_an_index() -> Iterator[None]:
-    connect, new_file = sqlite3.connect, index._new_file
+    connect, new_file = sqlite3.connect, index.new_file
 
     def no_room(*_: object) -> NoReturn:
         raise NoSpace("No room.")
@@ -494,11 +494,11 @@ def no_room_for_an_index() -> Iterator[None]:
         return connect(database, *args, **kwargs)  # type: ignore[arg-type]
 
     sqlite3.connect = refuse  # type: ignore[assignment]
-    index._new_file = no_room  # type: ignore[assignment]
+    index.new_file = no_room  # type: ignore[assignment]
     try:
         yield
     finally:
-        sqlite3.connect, index._new_file = connect, new_file
+        sqlite3.connect, index.new_file = connect, new_file
 
 
 SCENARIOS: Final = (

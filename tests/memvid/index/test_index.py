@@ -33,9 +33,10 @@ from torpor.memvid.errors import (
 from torpor.memvid.format.bundle import BundleFile
 from torpor.memvid.format.records import IndexRow
 from torpor.memvid.index import index as index_module
-from torpor.memvid.index import index_image
-from torpor.memvid.index.index import LIVE, SHADOWED, Index, IndexedBundle
+from torpor.memvid.index import index_file, index_image
+from torpor.memvid.index.index import Index
 from torpor.memvid.index.page_sums import PAGE_BYTES, SUMS_FILE
+from torpor.memvid.index.rows import LIVE, SHADOWED, IndexedBundle
 from torpor.memvid.limits import MAX_VERSION
 from torpor.memvid.recovery import reindexing
 from torpor.memvid.writing import rewriting
@@ -717,7 +718,7 @@ def test_a_rebuild_whose_file_cannot_be_flushed_writes_nothing_more_and_reads_on
         raise DurabilityLost("The flush failed.", path=path)
 
     with monkeypatch.context() as patch:
-        patch.setattr(index_module, "sync_folder", failing)
+        patch.setattr(index_file, "sync_folder", failing)
         with pytest.raises(DurabilityLost):
             store.rebuild_index()
     assert [row.version for row in store.versions(URI)] == [1, 2]
@@ -742,7 +743,7 @@ def test_a_file_that_a_rebuild_could_not_replace_is_behind_and_what_is_deleted_t
         raise NoSpace("No room for the index.")
 
     with monkeypatch.context() as patch:
-        patch.setattr(index_module, "_configure" if half_made else "_put_in_place", failing)
+        patch.setattr(index_module, "configure" if half_made else "put_in_place", failing)
         store.rebuild_index()
     store.delete_session(URI)
     store.close()
@@ -764,9 +765,9 @@ def test_an_index_that_cannot_return_to_its_file_goes_on_in_memory(
     def failing(*_: object) -> None:
         raise DurabilityLost("The flush failed.") if step == "flush" else NoSpace("No room.")
 
-    places = {"create": "_new_file", "flush": "sync_folder", "place": "_put_in_place", "open": "_configure"}
+    places = {"create": "new_file", "flush": "sync_folder", "place": "put_in_place", "open": "configure"}
     with monkeypatch.context() as patch:
-        patch.setattr(index_module, places[step], failing)
+        patch.setattr(index_file if step == "flush" else index_module, places[step], failing)
         with pytest.raises(StoreError):
             store.index.return_to_file()
     assert store.index.file_is_behind == (step != "create")

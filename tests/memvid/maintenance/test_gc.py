@@ -29,7 +29,7 @@ from torpor.memvid.folder import quarantine
 from torpor.memvid.folder.folder import StoreFolder
 from torpor.memvid.folder.marks import Marks
 from torpor.memvid.format.records import MaintenanceReport
-from torpor.memvid.index.index import UNREADABLE, IndexedBundle
+from torpor.memvid.index.rows import UNREADABLE, IndexedBundle
 from torpor.memvid.maintenance.gc import INCOMING_HOURS
 
 

@@ -40,7 +40,10 @@ from torpor.memvid.folder.folder import StoreFolder
 from torpor.memvid.folder.marks import Marks
 from torpor.memvid.folder.retention import Retention
 from torpor.memvid.index import index as index_module
-from torpor.memvid.index.index import LIVE, Index, IndexContradicted, IndexUnusable
+from torpor.memvid.index.index import Index
+from torpor.memvid.index.rows import LIVE
+from torpor.memvid.index.schema import IndexContradicted, IndexUnusable
+from torpor.memvid.index.session_queries import SessionQueries
 from torpor.memvid.limits import MAX_INDEX_BYTES
 from torpor.memvid.maintenance.compaction_plan import CompactionPolicy
 from torpor.memvid.writing import deletion
@@ -1226,7 +1229,7 @@ def test_threat_25_the_number_of_a_missing_version_is_not_given_again(
         assert again.verify(deep=True).ok
 
 
-@pytest.mark.parametrize("call", ["_configure", "_require_ours"])
+@pytest.mark.parametrize("call", ["configure", "require_ours"])
 def test_what_only_the_index_knows_outlives_a_system_that_refuses_to_open_it(
     store: Store, store_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:
@@ -1399,7 +1402,7 @@ def test_an_index_too_large_for_memory_is_not_copied(
     store: Store, store_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sleep(store, 300)
-    monkeypatch.setattr("torpor.memvid.index.index.MAX_INDEX_BYTES", 4096)
+    monkeypatch.setattr("torpor.memvid.index.index_file.MAX_INDEX_BYTES", 4096)
     with Store.open(store_path, writable=False) as reader:
         assert "4096 bytes" in str(reader.opening.index_rebuilt)
         require_awake(reader, 300)
@@ -1552,7 +1555,7 @@ def test_the_figures_of_a_store_keep_up_with_it_and_list_nothing(
     store.statistics()
     with monkeypatch.context() as patch:
         patch.delattr(StoreFolder, "list_bundles")
-        patch.delattr(Index, "latest")
+        patch.delattr(SessionQueries, "latest")
         require_counted()
         sleep(store, 30, uri=OTHER_URI)
         require_counted()
@@ -1565,7 +1568,7 @@ def test_the_figures_of_a_store_keep_up_with_it_and_list_nothing(
         require_counted()
 
 
-@pytest.mark.parametrize("step", ["_new_file", "_put_in_place", None])
+@pytest.mark.parametrize("step", ["new_file", "put_in_place", None])
 def test_what_only_the_index_knows_is_known_after_an_opening_that_could_not_write(
     store: Store, store_path: Path, monkeypatch: pytest.MonkeyPatch, step: str | None
 ) -> None:
@@ -1585,7 +1588,7 @@ def test_what_only_the_index_knows_is_known_after_an_opening_that_could_not_writ
         raise error
 
     with monkeypatch.context() as patch:
-        patch.setattr(index_module, "_configure", refuse_to_open)
+        patch.setattr(index_module, "configure", refuse_to_open)
         if step is not None:
             patch.setattr(index_module, step, refuse)
         with Store.open(store_path, writable=True) as full:

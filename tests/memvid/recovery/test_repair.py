@@ -33,7 +33,8 @@ from torpor.memvid.format.bundle import FrameFile
 from torpor.memvid.format.layout import aligned
 from torpor.memvid.format.records import Finding, MaintenanceReport
 from torpor.memvid.format.salvaged import SALVAGED_FROM, Salvaged
-from torpor.memvid.index.index import Index, IndexedBundle
+from torpor.memvid.index.index import Index
+from torpor.memvid.index.rows import IndexedBundle
 from torpor.memvid.maintenance.compaction_plan import CompactionPolicy
 from torpor.memvid.recovery import reindexing, repair, survey
 from torpor.memvid.recovery.repair import CHANGED, LOST

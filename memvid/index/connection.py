@@ -1,0 +1,129 @@
+"""The connection to the index: one statement or transaction at a time, seals and page sums kept with each."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sqlite3
+import threading
+from collections.abc import Iterator
+from typing import Any, Final
+
+from ..disk.paths import Stamp
+from ..errors import StoreIoError
+from .index_file import FAILURES, translated
+from .index_seals import ALL_SEALS_KEY, FILE_KEY, decode_seals, encode_seals, with_seals
+from .page_sums import PAGE_BYTES, PageSums
+from .rows import id_of
+from .schema import META
+
+_CHECKPOINT_BYTES: Final = 1000 * PAGE_BYTES
+
+
+class IndexConnection:
+    """An index that is open. Safe from several threads."""
+
+    def __init__(self, connection: sqlite3.Connection, path: str, root_fd: int | None) -> None:
+        """`root_fd` is the store's folder, borrowed; None for a private copy, whose rewrites are not counted."""
+        self._connection = connection
+        self._root_fd = root_fd
+        self._pid = os.getpid()
+        self._lock = threading.RLock()
+        self._sums: PageSums | None = None
+        self._entered: list[bytes] = []
+        self._left: list[bytes] = []
+        self.path = path
+        self.not_in_file: set[bytes] = set()
+        """In a private copy: the bundles whose rows were made from their files, for the index file has none of them."""
+        self.read_at: tuple[Stamp | None, ...] = ()
+        """In a private copy: the stamps of the index's files just before they were copied."""
+        self.file_is_behind = False
+        """Whether the file still has rows of what was dropped since, because it takes no change."""
+
+    @property
+    def has_file(self) -> bool:
+        """Whether what is written goes into the index's file: not in a private copy, nor while it goes on in memory."""
+        return self._sums is not None
+
+    def close(self) -> None:
+        with self._lock:
+            if self._sums is not None and os.getpid() == self._pid:  # the file is not a forked child's to write
+                with contextlib.suppress(*FAILURES):  # SQLite would make it in closing, unseen by the sums
+                    self._checkpoint()
+            self._connection.close()
+
+    def _settle(self) -> None:
+        """Bring what was committed into the file itself, flushed: a power cut must not bring a dropped row back, and
+        read-only stores must not see it."""
+        with self._lock, self._translated():
+            if not self._checkpoint():
+                raise StoreIoError(
+                    f"The index {self.path} is being read by another program and could not be brought up to date. "
+                    "End that program and try again.",
+                    path=self.path,
+                )
+
+    def _checkpoint(self) -> bool:
+        """Bring what was committed into the file itself; False if another program reads the file."""
+        if self._sums is not None:
+            self._sums.expect_checkpoint()
+        busy, *_ = self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+        if not busy and self._sums is not None:
+            self._sums.checkpointed()
+        return not busy
+
+    @contextlib.contextmanager
+    def _transaction(self) -> Iterator[None]:
+        with self._lock, self._translated(), self._committed():
+            yield
+
+    @contextlib.contextmanager
+    def _committed(self) -> Iterator[None]:
+        """One transaction, the lock being held."""
+        self._connection.execute("BEGIN IMMEDIATE")
+        self._entered, self._left = [], []
+        try:
+            yield
+            names_file = self._seal_all()
+            self._connection.execute("COMMIT")
+        except BaseException:
+            with contextlib.suppress(sqlite3.Error):
+                self._connection.execute("ROLLBACK")
+            raise
+        if self._sums is not None and names_file:
+            self._sums.in_log = True
+        if self._sums is not None and self._sums.wal_bytes() >= _CHECKPOINT_BYTES:
+            with contextlib.suppress(*FAILURES):  # what was committed stays so: the next one tries again
+                self._checkpoint()
+
+    def _seal_all(self) -> bool:
+        """Bring the seal on all rows up to date with those that came and went in this transaction, and let the log say
+        which file it goes with; whether it was this transaction that said so."""
+        if not self._entered and not self._left:
+            return False
+        found = self._connection.execute(META, (ALL_SEALS_KEY,)).fetchone()
+        old = decode_seals(found[0] if found else None)
+        new = encode_seals(with_seals(old, self._entered, self._left))
+        self._connection.execute("UPDATE meta SET value = ? WHERE key = ?", (new, ALL_SEALS_KEY))
+        if self._sums is None or self._sums.in_log:
+            return False
+        self._connection.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (FILE_KEY, self._sums.file_id))
+        return True
+
+    @contextlib.contextmanager
+    def _translated(self) -> Iterator[None]:
+        """What a damaged index does, in the store's words; the next opening then checks every row."""
+        try:
+            with translated(self.path):
+                yield
+        except StoreIoError:
+            if self._sums is not None:
+                self._sums.forget()
+            raise
+
+    def _select(self, statement: str, values: tuple[Any, ...]) -> list[tuple[Any, ...]]:
+        with self._lock, self._translated():
+            return self._connection.execute(statement, values).fetchall()
+
+    def _ids(self, statement: str, values: tuple[Any, ...]) -> list[bytes]:
+        return [id_of(value, self.path) for (value,) in self._select(statement, values)]
