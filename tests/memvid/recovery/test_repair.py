@@ -37,8 +37,9 @@ from torpor.memvid.index.index import Index
 from torpor.memvid.index.rows import IndexedBundle
 from torpor.memvid.maintenance.compaction_plan import CompactionPolicy
 from torpor.memvid.recovery import reindexing, repair, survey
+from torpor.memvid.recovery.plan_steps import Return, SetAside
 from torpor.memvid.recovery.repair import CHANGED, LOST
-from torpor.memvid.recovery.repair_plan import Return, SetAside
+from torpor.memvid.recovery.repair_steps import RepairSteps
 from torpor.memvid.writing.core import StoreCore
 from torpor.memvid.writing.rewriting import Contents, prepared
 
@@ -811,9 +812,9 @@ def test_a_file_that_was_put_back_is_entered_only_if_it_is_so_still(
     damage_frame(store_path, lost.bundle_id, 3)
     store.repair()
     put_back(store_path, lost.bundle_id, good)
-    real = repair._Run.take_back
+    real = RepairSteps.take_back
 
-    def take_back(run: repair._Run, step: Return) -> None:
+    def take_back(run: RepairSteps, step: Return) -> None:
         if meanwhile == "deleted":
             store.delete_session(URI)
         elif meanwhile == "taken away":
@@ -823,7 +824,7 @@ def test_a_file_that_was_put_back_is_entered_only_if_it_is_so_still(
         real(run, step)
 
     with monkeypatch.context() as patched:
-        patched.setattr(repair._Run, "take_back", take_back)
+        patched.setattr(RepairSteps, "take_back", take_back)
         report = store.repair()
     numbers = {"deleted": [], "taken away": [2], "slept": [1, 2, 3]}[meanwhile]
     assert [version for version, _ in versions_of(store)] == numbers
@@ -1678,16 +1679,16 @@ def test_a_sleep_beside_a_repair_keeps_the_frames_of_a_file_that_was_to_leave(
     sleep(store, 300, uri=OTHER_URI)  # the first block is needed whatever becomes of version 2
     store.close()
     put_back(store_path, lost.bundle_id, good)
-    real = repair._Run.set_aside
+    real = RepairSteps.set_aside
 
-    def set_aside(run: repair._Run, step: SetAside) -> None:
+    def set_aside(run: RepairSteps, step: SetAside) -> None:
         if step.role == "superseded":
             sleep(run_beside, 800, uri=THIRD_URI)  # refers to all three
         real(run, step)
 
     with Store.open(store_path, writable=True) as run_beside:
         with monkeypatch.context() as patched:
-            patched.setattr(repair._Run, "set_aside", set_aside)
+            patched.setattr(RepairSteps, "set_aside", set_aside)
             report = run_beside.repair()
         assert [problem.code for problem in report.problems] == [CHANGED]
         assert run_beside.verify(deep=True).findings == ()

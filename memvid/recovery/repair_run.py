@@ -1,0 +1,158 @@
+"""A repair under way: what it has found, done and written so far, and how each of its steps is done or told."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from ..checking import set_aside_versions
+from ..checking.set_aside_versions import LOST
+from ..disk.budget import utc_day
+from ..disk.clock import now_ns
+from ..disk.paths import Stamp
+from ..errors import Corruption, StoreError
+from ..format.layout import LIVE_SUFFIX, RETIRED_SUFFIX
+from ..format.records import Action, Finding, MaintenanceReport
+from ..index.schema import IndexUnusable
+from ..writing.core import StoreCore
+from .plan_steps import Layout
+from .survey import FileState, Survey
+
+CHANGED: Final = "changed_meanwhile"
+
+
+class Changed(Exception):
+    """The store is not any more as the survey found it. Never leaves a repair."""
+
+
+@dataclass(slots=True)
+class RepairRun:
+    """A repair under way, or only thought through.
+
+    held: the bundles that a step which failed still needs. `_stamps`: what the files of those that were changed by a
+    step are since.
+    """
+
+    core: StoreCore
+    dry_run: bool
+    survey: Survey = field(default_factory=lambda: Survey({}, frozenset()))
+    actions: list[Action] = field(default_factory=list)
+    problems: list[Finding] = field(default_factory=list)
+    bytes_written: int = 0
+    bytes_freed: int = 0
+    held: set[bytes] = field(default_factory=set)
+    _stamps: dict[tuple[bytes, str], Stamp | None] = field(default_factory=dict)
+
+    def report(self) -> MaintenanceReport:
+        return MaintenanceReport(
+            "repair", self.dry_run, tuple(self.actions), self.bytes_freed, self.bytes_written, tuple(self.problems)
+        )
+
+    def count(self) -> None:
+        """What was written counts for the day."""
+        if self.bytes_written:
+            with contextlib.suppress(StoreError):
+                self.core.index.add_written(utc_day(now_ns()), self.bytes_written)
+
+    def do(
+        self,
+        path: str,
+        actions: Sequence[Action],
+        work: Callable[[], None],
+        *,
+        layout: Layout | None = None,
+        copied: FileState | None = None,
+        needs: Iterable[bytes] = (),
+        of: bytes | None = None,
+        loss: str = "",
+    ) -> bool:
+        """Do a step, or note what it would do: that it writes a file of this layout, and a copy of a damaged one. One
+        that fails stops none but those that would take away what it needs. A bundle `of` which it is, and which is no
+        more, has no problem.
+
+        Raises:
+            NoSpace, StoreIoError, DurabilityLost, LockLost, ReadOnlyStore, StoreClosed
+        """
+        if self.dry_run:
+            self.bytes_written += layout.size_bytes if layout else 0
+            self.bytes_written += copied.file_bytes if copied is not None and copied.damage else 0
+        elif not self.succeeds(path, work, needs, of):
+            return False
+        self.actions += actions
+        if loss:
+            self.tell(path, LOST, loss)
+        return True
+
+    def succeeds(
+        self, path: str, work: Callable[[], None], needs: Iterable[bytes] = (), of: bytes | None = None
+    ) -> bool:
+        try:
+            work()
+            return True
+        except Changed:
+            message = f"{path} is in use or has changed since it was looked at; it was left. Run it again."
+            if of is None or not self.went(of):
+                self.tell(path, CHANGED, message)
+        except Corruption as error:
+            self.tell(path, error.code, f"{path} was left as it is: {error.message}")
+        except IndexUnusable as error:
+            self.tell(path, CHANGED, f"{path} was left as it is: {error}. Run it again.")
+        self.held.update(needs)
+        return False
+
+    def went(self, bundle_id: bytes) -> bool:
+        """Whether a version was deleted since, or a file that was none is gone."""
+        core = self.core
+        was_version = bundle_id in self.survey.rows or bundle_id in self.survey.given_up
+        return not core.index.knows(bundle_id) and (was_version or core.folder.is_gone(bundle_id))
+
+    def tell(self, path: str, code: str, message: str) -> None:
+        self.problems.append(Finding(path, code, message))
+
+    def require_index_file(self) -> None:
+        """Give an index that went on in memory its file again: what a repair sets aside, and what it moves away under
+        the eyes of rows that still stand in the file, must not depend on the store being closed in peace.
+
+        Raises:
+            NoSpace, StoreIoError, DurabilityLost: it cannot be written.
+        """
+        with self.committing():
+            pass
+
+    def settle_leaving(self) -> None:
+        """End what a delete has begun in quarantine: a version that is set aside after it would look deleted.
+
+        Raises:
+            UnsafePath, NoSpace, StoreIoError, DurabilityLost: it cannot be ended.
+        """
+        if self.dry_run:
+            return
+        with self.committing():
+            for error in set_aside_versions.settle_leaving(self.core.folder, self.core.index).values():
+                raise error
+
+    @contextlib.contextmanager
+    def committing(self) -> Iterator[None]:
+        """As the core's, with an index that is in its file: a delete beside this repair may have left that behind."""
+        with self.core.committing():
+            self.core.index.return_to_file()
+            yield
+
+    def is_changed(self, bundle_id: bytes) -> bool:
+        """Whether a bundle's files are others than they were when they were looked at, but for what steps have done."""
+        stamp_of = self.core.folder.stamp_of
+        return any(
+            stamp_of(bundle_id, suffix) != self.stamp(bundle_id, suffix) for suffix in (LIVE_SUFFIX, RETIRED_SUFFIX)
+        )
+
+    def stamp(self, bundle_id: bytes, suffix: str) -> Stamp | None:
+        """What a bundle's file of this ending was when it was looked at, or became by a step; None for no file."""
+        if (bundle_id, suffix) in self._stamps:
+            return self._stamps[bundle_id, suffix]
+        return next((file.stamp for file in self.survey.of(bundle_id) if file.suffix == suffix), None)
+
+    def note(self, bundle_id: bytes) -> None:
+        for suffix in (LIVE_SUFFIX, RETIRED_SUFFIX):
+            self._stamps[bundle_id, suffix] = self.core.folder.stamp_of(bundle_id, suffix)
