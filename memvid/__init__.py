@@ -10,10 +10,10 @@ if TYPE_CHECKING:
     from .disk.location import default_store_path
     from .errors import StoreError
     from .format.blocks import BLOCK_TOKENS, BlockDraft, BlockEntry, BlockHeader, SlotDraft, SlotSpec
-    from .format.bundle import BundleReader
     from .format.codecs import RAW, Codec, zstd
     from .format.identity import Identity
     from .format.manifest import Manifest
+    from .format.reader import BundleReader
     from .format.records import DeleteReport, Finding, IndexRow, OpenReport, Receipt, StoreStatistics, VerifyReport
     from .maintenance.compaction_plan import CompactionPolicy
     from .store import Store
@@ -54,9 +54,9 @@ if not TYPE_CHECKING:  # or no checker would miss a name
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         from . import errors, store, uri
         from .disk import location
-        from .format import blocks, bundle, codecs, identity, manifest, records
+        from .format import blocks, codecs, identity, manifest, reader, records
         from .maintenance import compaction_plan
 
-        formats = (blocks, bundle, codecs, identity, manifest, records)
+        formats = (blocks, codecs, identity, manifest, reader, records)
         modules = (errors, uri, location, *formats, compaction_plan, store)
         return next(getattr(module, name) for module in modules if hasattr(module, name))

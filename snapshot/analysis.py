@@ -18,7 +18,7 @@ from typing import Any, Final
 import numpy as np
 
 from .. import __version__
-from ..memvid.format.bundle import BundleReader
+from ..memvid.format.reader import BundleReader
 from .drift import drift_from, no_drift
 from .figures import ElementFigures, HeadOutliers, HeadSums, figures_of
 from .stored_version import CacheArray, StoredCache, StoredVersion

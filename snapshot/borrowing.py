@@ -11,7 +11,8 @@ from typing import Any
 import mlx.core as mx
 
 from .checkpoints import Checkpoints
-from .kinds import Kind, Record, kind_of, leaves, with_room
+from .kind import Kind, Record
+from .kinds import kind_of, leaves, with_room
 from .state import LiveState
 
 

@@ -15,7 +15,8 @@ import mlx.core as mx
 
 from ..memvid.format.blocks import BLOCK_TOKENS
 from ..memvid.limits import MAX_TOKENS
-from .kinds import Record, kind_of, leaves
+from .kind import Record
+from .kinds import kind_of, leaves
 from .passes import Passes
 
 CHECKPOINT_TOKENS: Final = 2 * BLOCK_TOKENS

@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..memvid.format.blocks import TOKEN_BYTES, BlockEntry
-from ..memvid.format.bundle import BundleReader
+from ..memvid.format.reader import BundleReader
 from .figures import Difference, rounded
 from .stored_version import CacheArray, StoredVersion
 

@@ -11,8 +11,7 @@ and arrays that the next token may change all over.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import mlx.core as mx
@@ -27,182 +26,7 @@ from mlx_lm.models.cache import (
 )
 
 from .errors import UnsupportedCache
-
-_DTYPE_NAMES = {
-    mx.bool_: "bool",
-    mx.uint8: "uint8",
-    mx.int8: "int8",
-    mx.uint16: "uint16",
-    mx.int16: "int16",
-    mx.uint32: "uint32",
-    mx.int32: "int32",
-    mx.uint64: "uint64",
-    mx.int64: "int64",
-    mx.float16: "float16",
-    mx.bfloat16: "bfloat16",
-    mx.float32: "float32",
-}
-_DTYPES = {name: dtype for dtype, name in _DTYPE_NAMES.items()}
-
-MOST_LATE_ROWS = 64
-"""How many of the last tokens a recurrent cache may keep; models look back a handful."""
-
-Undo = Callable[[], None]
-Arrays = Mapping[str, mx.array]
-
-
-def dtype_named(name: str) -> mx.Dtype:
-    """The MLX dtype of a stored name."""
-    return _DTYPES[name]
-
-
-def is_storable(dtype: str) -> bool:
-    """Whether arrays of this stored type can be held in a cache."""
-    return dtype in _DTYPES
-
-
-def name_of_dtype(array: mx.array) -> str:
-    """The stored name of an array's element type.
-
-    Raises:
-        UnsupportedCache: it is none that can be stored.
-    """
-    name = _DTYPE_NAMES.get(array.dtype)
-    if name is None:
-        raise UnsupportedCache(
-            f"A cache holds {array.dtype}, which cannot be stored; the types that can are {', '.join(_DTYPES)}.",
-            dtype=str(array.dtype),
-        )
-    return name
-
-
-@dataclass(frozen=True, slots=True)
-class Record:
-    """The whole state of one cache at one position. arrays: by name, exactly the live part, in stored order."""
-
-    numbers: tuple[int, ...]
-    arrays: dict[str, mx.array]
-
-
-@dataclass(frozen=True, slots=True)
-class RecordShape:
-    """What a stored record says of itself before any of its arrays is read: numbers, and the shape of each array."""
-
-    numbers: tuple[int, ...]
-    shapes: dict[str, tuple[int, ...]]
-
-
-class Kind:
-    """The adapter of one class of cache. Every method takes a cache of exactly that class."""
-
-    name: ClassVar[str]
-    by_token: ClassVar[bool]
-    """Whether all that the cache holds is cut by token."""
-    row_axes: ClassVar[tuple[int, ...]] = ()
-    """The axes of its record's arrays that count rows, and so differ from position to position."""
-    late_axes: ClassVar[tuple[int, ...]] = ()
-    """Those that may: where there is one element after one token, there may be `MOST_LATE_ROWS` later."""
-    has_places: ClassVar[bool] = False
-    """Whether a row of a batch of them can be given to another cache where it lies."""
-    late_arrays: ClassVar[bool] = False
-    """Whether its record may have arrays that are not there after one token."""
-
-    def is_empty(self, cache: Any) -> bool:
-        """Whether it has never been filled; a model may have caches that it does not use."""
-        return cache.keys is None
-
-    def offset(self, cache: Any) -> int | None:
-        """Tokens that it has read; None where it does not count them."""
-        return int(cache.offset)
-
-    def settings(self, cache: Any) -> dict[str, int]:
-        """What it was made with, and what decides how its arrays are read."""
-        return {}
-
-    def spans(self, cache: Any) -> dict[str, mx.array]:
-        """Its span arrays, padding behind the offset included, in stored order."""
-        return {}
-
-    def capacity(self, token_count: int) -> int:
-        """Rows of a span array that is made for that many tokens."""
-        return token_count
-
-    def most_capacity(self, settings: Mapping[str, int], token_count: int, at_once: int) -> int:
-        """Rows that its arrays have at most after that many tokens, padding included, if never more than `at_once` are
-        read in one call; of a cache without rows how often it holds what it does after one token."""
-        return 1
-
-    def record(self, cache: Any) -> Record | None:
-        """Its whole state, None where all of it is in span arrays."""
-        return None
-
-    def most_rows(self, settings: Mapping[str, int]) -> int:
-        """How many rows the arrays of its record have at most, but for what is read at once."""
-        return 1
-
-    def number_count(self, settings: Mapping[str, int]) -> int:
-        """How many numbers its record has."""
-        return 0
-
-    def problem(self, settings: Mapping[str, int], position: int, stored: RecordShape) -> str | None:
-        """What is wrong with a stored record of a session of `position` tokens, before memory is taken for it."""
-        return None
-
-    def fill(self, cache: Any, token_count: int, spans: Arrays, record: Record | None) -> None:
-        """Give an empty cache what another one held."""
-        raise NotImplementedError
-
-    def reaches_back(self, settings: Mapping[str, int], numbers: Sequence[int]) -> bool:
-        """Whether a record with these numbers still has every row that any earlier state had."""
-        return False
-
-    def can_truncate(self, cache: Any, token_count: int) -> bool:
-        """Whether `truncate` leaves exactly what the cache held after its first `token_count` tokens."""
-        if self.by_token or token_count >= (self.offset(cache) or 0):
-            return self.by_token or self.offset(cache) is not None
-        record = self.record(cache)
-        return record is not None and self.reaches_back(self.settings(cache), record.numbers)
-
-    def truncate(self, cache: Any, token_count: int) -> None:
-        """Drop what was appended after the first `token_count` tokens, where `can_truncate`."""
-        if token_count < cache.offset:
-            cache.offset = token_count
-
-    def keep(self, cache: Any, *, one_token: bool) -> tuple[Undo, list[mx.array]]:
-        """How to put the cache back to what it is now, and the arrays that must be evaluated before it goes on.
-
-        one_token: that no more than one token will be read before.
-        """
-        raise NotImplementedError
-
-    def batches(self, cache: Any) -> bool:
-        """Whether mlx-lm can decode the cache as a row of one batch with others of its kind, and give it back whole."""
-        return False
-
-    def keep_batch(self, batch: Any) -> tuple[Undo, list[mx.array]]:
-        """As `keep` with `one_token`, of the batch that mlx-lm has made of caches that it `batches`."""
-        raise NotImplementedError
-
-    def room(self, cache: Any) -> int:
-        """Rows of its span arrays, those behind its tokens included, where a batch gives it back without these."""
-        return 0
-
-    def own_row(self, cache: Any, batch: Any, row: int, room: int) -> None:
-        """Have a cache that mlx-lm extracted from that row of a batch hold it in memory of its own, not evaluated: with
-        `room` rows at least, where it has rows behind its tokens. A slice that is all of a row would go on holding all
-        rows of the batch."""
-        if hasattr(cache, "cache"):
-            cache.cache = [_copied(array) for array in cache.cache]
-        elif batch.keys.shape[2:] == cache.keys.shape[2:]:
-            cache.keys, cache.values = _copied(cache.keys), _copied(cache.values)
-
-    def fits_place(self, batch: Any, cache: Any) -> bool:
-        """Whether the cache is no longer than the rows of the batch, where it `has_places`."""
-        return True
-
-    def place(self, batch: Any, row: int, cache: Any) -> None:
-        """Give a row of the batch to a cache that fits; what the row held is gone."""
-        raise NotImplementedError
+from .kind import Arrays, Kind, Record, RecordShape, Undo
 
 
 class _OfKeysAndValues(Kind):
@@ -272,10 +96,6 @@ def with_room(array: mx.array, token_count: int, capacity: int) -> mx.array:
     room = mx.zeros((*array.shape[:-2], capacity, array.shape[-1]), dtype=array.dtype)
     room[..., :token_count, :] = array[..., :token_count, :]
     return room
-
-
-def _copied(array: mx.array) -> mx.array:
-    return mx.where(mx.array(True), array, array)
 
 
 class _Concatenating(_OfKeysAndValues):

@@ -12,7 +12,8 @@ import mlx.core as mx
 
 from ..memvid.format.blocks import BLOCK_TOKENS, SlotSpec
 from ..memvid.limits import MAX_SLOTS
-from .kinds import Kind, Record, kind_named, kind_of, leaves, name_of_dtype
+from .kind import Kind, Record, name_of_dtype
+from .kinds import kind_named, kind_of, leaves
 from .lossy_kinds import Quantisation, exact_of, is_beside
 
 # The slots of a state record that are not a cache's: what the next token is drawn from, and how tokens were read.

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from blake3 import blake3
 
 from ..memvid.format.blocks import BlockDraft, BlockHeader, SlotDraft
-from ..memvid.format.bundle import BundleReader
+from ..memvid.format.reader import BundleReader
 from .capture import Cut
 from .layout import CANARY_KIND
 from .restore import WakePlan

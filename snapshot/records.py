@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from typing import Final, NoReturn
 
 from ..memvid.format.blocks import BlockEntry, SlotSpec
-from ..memvid.format.bundle import BundleReader
+from ..memvid.format.reader import BundleReader
 from .errors import LayoutMismatch, MalformedSnapshot
-from .kinds import MOST_LATE_ROWS, RecordShape, is_storable, kind_named
+from .kind import MOST_LATE_ROWS, RecordShape, is_storable
+from .kinds import kind_named
 from .layout import NUMBERS, STATE_KINDS, CacheEntry, CacheLayout
 from .lossy import StoredArray, arranged
 from .lossy_kinds import KINDS as LOSSY_KINDS

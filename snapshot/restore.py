@@ -20,9 +20,9 @@ import mlx.core as mx
 import numpy as np
 
 from ..memvid.format.blocks import BlockEntry
-from ..memvid.format.bundle import BundleReader
 from ..memvid.format.identity import Identity
 from ..memvid.format.ledger_tail import unread_of
+from ..memvid.format.reader import BundleReader
 from ..memvid.units import format_plural
 from . import memory
 from .caches import truncate
@@ -31,7 +31,8 @@ from .checkpoints import Checkpoint
 from .errors import ContextTooShort, MalformedSnapshot, NonFiniteState, NoSuchPosition
 from .finite import is_drawable
 from .identity import require_same, tokens_from_elsewhere
-from .kinds import Record, dtype_named, kind_named, kind_of, leaves
+from .kind import Record, dtype_named
+from .kinds import kind_named, kind_of, leaves
 from .layout import ArrayLayout, CacheLayout
 from .lossy import Loss, StoredArray, expand
 from .pages import LargePages

@@ -17,10 +17,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..memvid.format.blocks import BLOCK_TOKENS, BlockEntry, SlotSpec
-from ..memvid.format.bundle import BundleReader
+from ..memvid.format.reader import BundleReader
 from .errors import MalformedSnapshot
 from .figures import sums_bytes
-from .kinds import RecordShape, kind_named
+from .kind import RecordShape
+from .kinds import kind_named
 from .layout import NUMBERS, STATE_KINDS, ToldCache, path_of, told_caches
 from .lossy import StoredArray, arranged, expand
 from .lossy_kinds import Quantisation, exact_of, is_beside

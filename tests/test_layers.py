@@ -29,7 +29,7 @@ MAY_IMPORT: dict[str, tuple[set[str], set[str]]] = {
 HOLDS: dict[str, tuple[str, ...]] = {
     "memvid": (
         *("errors", "limits", "uri", "units", "disk", "format", "folder", "index", "checking", "writing", "exchange"),
-        *("recovery", "maintenance", "store", "operations"),
+        *("recovery", "maintenance", "access", "store", "operations"),
     ),
     "daemon": (
         *("errors", "api", "events", "models", "engine", "sessions", "sleep", "prefixes", "memory", "residency"),

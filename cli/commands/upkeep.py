@@ -20,7 +20,7 @@ from ...memvid import operations
 from ...memvid.disk.location import default_store_path
 from ...memvid.errors import SessionNotFound
 from ...memvid.exchange.incoming import hand_over, take_back
-from ...memvid.folder.folder import load_store_uuid, open_existing_root
+from ...memvid.folder.store_file import load_store_uuid, open_existing_root
 from ...memvid.format.records import Action, MaintenanceReport
 from ...memvid.recovery.restoring import lacks_store_file, restore_store_file
 from ...memvid.store import Store

@@ -12,7 +12,7 @@ import typer
 
 from ...daemon.api.limits import MAX_KIND_CHARS, MAX_LABEL_CHARS, MAX_LABELS
 from ...memvid.disk.targets import new_file, require_target
-from ...memvid.folder.folder import open_existing_root
+from ...memvid.folder.store_file import open_existing_root
 from ..errors import InvalidUsage
 
 

@@ -16,8 +16,9 @@ from typing import Any
 from ...memvid.disk import lock
 from ...memvid.disk.location import default_store_path
 from ...memvid.errors import PUT_BACK, BundleMissing, CorruptMarks, MarksLost, StoreError, UnsafePath, UnsupportedFormat
-from ...memvid.folder.folder import StoreFolder, load_store_uuid, open_existing_root
+from ...memvid.folder.folder import StoreFolder
 from ...memvid.folder.marks import MARKS_FILE, Marks, SessionMarks
+from ...memvid.folder.store_file import load_store_uuid, open_existing_root
 from ...memvid.folder.versions import lineage_of
 from ...memvid.format.blocks import SlotSpec
 from ...memvid.format.lossy import Lossy

@@ -28,7 +28,7 @@ from rich.text import Text
 
 from ...errors import TorporError
 from ...memvid.errors import PUT_BACK
-from ...memvid.folder.folder import BUNDLES
+from ...memvid.folder.store_file import BUNDLES
 from ..exit_codes import INTEGRITY, exit_status_of
 from .streams import require_reader
 

@@ -20,8 +20,8 @@ from typing import Final, Literal
 
 from ...errors import TorporError
 from ...memvid.format.blocks import BLOCK_TOKENS
-from ...memvid.format.bundle import BundleReader
 from ...memvid.format.lossy import LOSSY
+from ...memvid.format.reader import BundleReader
 from ...memvid.format.salvaged import SALVAGED
 from ...memvid.store import Store
 from ...memvid.uri import SessionUri

@@ -9,9 +9,9 @@ from dataclasses import replace
 from ...memvid.errors import CorruptMarks, MarksLost, UnsafePath, UnsupportedFormat
 from ...memvid.folder.marks import SessionMarks
 from ...memvid.folder.versions import lineage_of
-from ...memvid.format.bundle import BundleReader
 from ...memvid.format.lossy import LOSSY
 from ...memvid.format.lossy import Lossy as StoredLossy
+from ...memvid.format.reader import BundleReader
 from ...memvid.format.salvaged import Salvaged as StoredSalvaged
 from ...memvid.store import IndexRow, Receipt, Store
 from ...memvid.uri import SessionUri

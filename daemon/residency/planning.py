@@ -9,7 +9,7 @@ from collections import Counter
 from typing import Final
 
 from ...memvid.format.blocks import BlockEntry
-from ...memvid.format.bundle import BundleReader
+from ...memvid.format.reader import BundleReader
 from ...memvid.format.records import IndexRow
 from ...memvid.units import format_plural
 from ...memvid.uri import SessionUri

@@ -24,7 +24,7 @@ from ...memvid.errors import InvalidPolicy
 from ...memvid.folder.marks import SessionMarks
 from ...memvid.folder.retention import EARLIEST_NS
 from ...memvid.format.blocks import BLOCK_TOKENS, BlockEntry
-from ...memvid.format.bundle import BundleReader
+from ...memvid.format.reader import BundleReader
 from ...memvid.format.records import Receipt
 from ...memvid.format.salvaged import salvaged_from
 from ...memvid.limits import MAX_KEEP_DAYS

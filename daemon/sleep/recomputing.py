@@ -16,9 +16,9 @@ from typing import Any, Final
 import mlx.core as mx
 
 from ...errors import TorporError
-from ...memvid.format.bundle import BundleReader
 from ...memvid.format.lossy import LOSSY
 from ...memvid.format.manifest import Manifest
+from ...memvid.format.reader import BundleReader
 from ...memvid.format.salvaged import salvaged_from
 from ...memvid.uri import SessionUri
 from ...snapshot.canary import Expectation, Verdict, agree

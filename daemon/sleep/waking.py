@@ -14,8 +14,8 @@ from functools import partial
 import mlx.core as mx
 
 from ...memvid.errors import Corruption
-from ...memvid.format.bundle import BundleReader
 from ...memvid.format.ledger_tail import UNREAD, unread_of
+from ...memvid.format.reader import BundleReader
 from ...memvid.format.salvaged import Salvaged, salvaged_from, salvaged_of
 from ...memvid.store import Store
 from ...memvid.uri import SessionUri

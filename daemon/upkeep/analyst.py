@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from ...memvid.errors import BundleMissing
-from ...memvid.format.bundle import BundleReader
+from ...memvid.format.reader import BundleReader
 from ...memvid.format.records import IndexRow
 from ...memvid.store import Store
 from ...snapshot.analysis import DEFAULT_KIND, analyse, encode

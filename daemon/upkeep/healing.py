@@ -33,8 +33,8 @@ from ...errors import TorporError
 from ...memvid.checking.set_aside_versions import LOST
 from ...memvid.errors import Corruption, ReadBackFailed, SessionNotFound, StoreError, UnsafePath, UnsupportedFormat
 from ...memvid.format.blocks import BlockEntry
-from ...memvid.format.bundle import BundleReader
 from ...memvid.format.lossy import LOSSY
+from ...memvid.format.reader import BundleReader
 from ...memvid.format.salvaged import salvaged_of
 from ...memvid.store import IndexRow, Receipt, Store
 from ...memvid.units import format_plural

@@ -20,12 +20,14 @@ from typing import Final, TypeVar
 
 from ..errors import StoreError, StoreIoError, UnsafePath
 from ..folder import duplicate_files, quarantine
-from ..folder.folder import QUARANTINE, StoreFolder
+from ..folder.folder import StoreFolder
+from ..folder.store_file import QUARANTINE
 from ..format.blocks import ID_BYTES
-from ..format.bundle import BundleFile, FilePool, FrameFile
+from ..format.bundle import BundleFile, FrameFile
 from ..format.layout import LIVE_SUFFIX, RETIRED_SUFFIX
 from ..format.ledgers import Common, in_common, most_in_common, reading
 from ..format.manifest import Manifest
+from ..format.reader import FilePool
 from ..format.records import Finding, IndexRow
 from ..format.salvage import DamagedFile, NamedFile
 from ..format.salvaged import salvaged_from

@@ -24,8 +24,9 @@ from ..errors import (
     VersionMismatch,
 )
 from ..folder import duplicate_files
-from ..folder.folder import STORE_FILE, StoreFolder
+from ..folder.folder import StoreFolder
 from ..folder.marks import MARKS_FILE, Marks
+from ..folder.store_file import STORE_FILE
 from ..format.blocks import BlockEntry, BlockHeader, span_parents
 from ..format.bundle import BundleFile, FrameFile, require_promised
 from ..format.layout import LIVE_SUFFIX, RETIRED_SUFFIX

@@ -36,25 +36,17 @@ from ..errors import (
     TargetExists,
 )
 from ..folder import duplicate_files
-from ..folder.folder import (
-    StoreFolder,
-    create_store,
-    has_store_file,
-    load_store_uuid,
-    open_or_make_root,
-    require_creatable,
-)
+from ..folder.folder import StoreFolder
 from ..folder.marks import Marks
-from ..format.bundle import BundleReader
-from ..format.records import Action, Finding, IndexRow, MaintenanceReport
+from ..folder.store_file import create_store, has_store_file, load_store_uuid, open_or_make_root, require_creatable
+from ..format.reader import BundleReader
+from ..format.records import Action, Finding, IndexRow, MaintenanceReport, Progress
 from ..format.writer import BundleWriter
 from ..index.rows import LIVE, IndexedBundle, row_of
 from ..units import format_bytes
 from ..uri import SessionUri
 from ..writing.core import StoreCore
 from ..writing.sleeping import Holdings, publish
-
-Progress = Callable[[int, int], None]
 
 _TRIES: Final = 8
 """How often a version is read whose blocks a compaction moves meanwhile; each time that one has to move them again."""

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Callable
 from typing import Final
 
 from ..disk.paths import io_error, open_foreign_file, stat_open
@@ -22,9 +21,8 @@ from ..format.blocks import span_parents
 from ..format.bundle import BundleFile, require_promised
 from ..format.layout import HEADER_MAGIC
 from ..format.manifest import Manifest
+from ..format.records import Progress
 from ..limits import MAX_EXPANSION, MAX_SMALL_BUNDLE_BYTES
-
-Progress = Callable[[int, int], None]
 
 _TENSORS_HEADER: Final = struct.Struct("<Q1s")  # of a safetensors file: how long its list is, and how that begins
 

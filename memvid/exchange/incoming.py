@@ -14,7 +14,8 @@ from collections.abc import Iterator
 from ..disk import durable
 from ..disk.paths import FOLDER_MODE, io_error, open_file, open_folder, stat_open
 from ..errors import BundleMissing
-from ..folder.folder import INCOMING, StoreFolder, load_store_uuid, open_existing_root
+from ..folder.folder import StoreFolder
+from ..folder.store_file import INCOMING, load_store_uuid, open_existing_root
 from ..format.bundle import BundleFile
 from ..format.layout import LIVE_SUFFIX
 from ..limits import CHUNK_BYTES

@@ -17,7 +17,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -25,9 +25,9 @@ from ..disk.durable import TempFile
 from ..disk.targets import new_file
 from ..errors import LimitExceeded, NotTensors
 from ..format.blocks import BlockEntry, SlotSpec
-from ..format.bundle import BundleReader
 from ..format.ledger_tail import unread_of
-from ..format.records import TensorReport
+from ..format.reader import BundleReader
+from ..format.records import Progress, TensorReport
 from ..limits import MAX_TENSOR_HEADER_BYTES, MAX_TENSOR_SLOT_BYTES
 from ..writing.core import StoreCore
 
@@ -40,8 +40,6 @@ _DTYPES: Final = {
     "complex64": "C64",
 }  # fmt: skip
 _ALIGNMENT: Final = 8
-
-Progress = Callable[[int, int], None]
 
 
 @dataclass(slots=True)

@@ -39,12 +39,13 @@ from ..errors import (
     Truncated,
 )
 from ..format.blocks import BlockEntry
-from ..format.bundle import BundleFile, BundleReader, FilePool, FrameFile
+from ..format.bundle import BundleFile, FrameFile
 from ..format.directory import file_bytes_with
 from ..format.layout import LIVE_SUFFIX, RETIRED_SUFFIX
 from ..format.ledger_tail import unread_of
 from ..format.manifest import Manifest, bundle_id_of
-from ..format.records import ExportReport, IndexRow, Receipt
+from ..format.reader import BundleReader, FilePool
+from ..format.records import ExportReport, IndexRow, Progress, Receipt
 from ..format.writer import BundleWriter
 from ..index.rows import LIVE, IndexedBundle, row_of
 from ..limits import MAX_IMPORTED_VERSION
@@ -54,8 +55,6 @@ from ..writing.sleeping import Holdings, environment, moved_blocks, publish, wit
 from .import_checks import open_exported, require_whole
 from .incoming import open_waiting, remove_taken
 from .kinship import require_kin, require_successor
-
-Progress = Callable[[int, int], None]
 
 _TRIES: Final = 8
 """How often an import writes its file: again each time what it led to went elsewhere meanwhile. The last time it leads

@@ -1,6 +1,6 @@
 """The store's folder: which files there are, under which names, and how each comes and goes.
 
-Owns store.json, the names of bundle files and the meaning of their endings. Knows nothing of their contents.
+Owns the names of bundle files and the meaning of their endings. Knows nothing of their contents.
 
     bundles/ab/<64 hex>.mvb   a version of a session
     bundles/ab/<64 hex>.mvr   retired: its session is deleted, but other bundles may still need its blocks
@@ -14,16 +14,11 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
-import re
 import threading
-import uuid
 import weakref
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from typing import Final
 
 from ..disk import durable
-from ..disk.lock import LOCK_NAME
 from ..disk.paths import (
     FOLDER_MODE,
     Stamp,
@@ -31,25 +26,20 @@ from ..disk.paths import (
     list_names,
     open_file,
     open_folder,
-    open_root,
     stamp_of,
     stat_name,
 )
-from ..disk.sealed_json import SealedFormat, reason_of
-from ..errors import PUT_BACK, BundleMissing, CorruptStoreFile, DurabilityLost, NoStore, NotAStore, StoreError
-from ..format.layout import BEGINNING, LIVE_SUFFIX, RETIRED_SUFFIX
-from ..limits import MAX_STORE_JSON_BYTES, MAX_STORE_JSON_NODES
-
-STORE_VERSION: Final = 1
-STORE_FILE: Final = "store.json"
-BUNDLES: Final = "bundles"
-QUARANTINE: Final = "quarantine"
-INCOMING: Final = "incoming"
-_ANOTHER_PLACE: Final = ", or choose another place for the store (--store, $TORPOR_STORE)"
-
-_FORMAT: Final = SealedFormat("torpor.store", STORE_VERSION, MAX_STORE_JSON_BYTES, MAX_STORE_JSON_NODES)
-_BUNDLE_NAME: Final = re.compile(r"([0-9a-f]{64})(\.mvb|\.mvr)", re.ASCII)
-_PREFIX_NAME: Final = re.compile(r"[0-9a-f]{2}", re.ASCII)
+from ..errors import PUT_BACK, BundleMissing, NoStore, NotAStore
+from ..format.layout import LIVE_SUFFIX, RETIRED_SUFFIX
+from .store_file import (
+    BUNDLE_NAME,
+    BUNDLES,
+    PREFIX_NAME,
+    StoreFile,
+    corrupt_store_file,
+    load_store_file,
+    write_store_file,
+)
 
 
 class StoreFolder:
@@ -102,7 +92,7 @@ class StoreFolder:
     def write_store_file(self, *, marked: bool) -> None:
         """Put a new store.json in the place of the one that is there, if there is one, durably."""
         file = StoreFile(self.uuid, marked)
-        _write_store_file(self.root_fd, self.bundles_fd, self.path, file, replacing=True)
+        write_store_file(self.root_fd, self.bundles_fd, self.path, file, replacing=True)
 
     # --- bundle files
 
@@ -201,11 +191,11 @@ class StoreFolder:
         found: dict[bytes, str] = {}
         twins: list[bytes] = []
         for prefix in self._names():
-            if not _PREFIX_NAME.fullmatch(prefix):
+            if not PREFIX_NAME.fullmatch(prefix):
                 continue
             with self._prefix_folder(prefix) as folder_fd:
                 for name in reversed(list_names(folder_fd, f"{self.path}/{BUNDLES}/{prefix}")):
-                    match = _BUNDLE_NAME.fullmatch(name)
+                    match = BUNDLE_NAME.fullmatch(name)
                     if match and match[1].startswith(prefix):
                         bundle_id = bytes.fromhex(match[1])
                         if bundle_id in found:
@@ -219,12 +209,12 @@ class StoreFolder:
         strangers = []
         for prefix in self._names():
             path = f"{self.path}/{BUNDLES}/{prefix}"
-            if not _PREFIX_NAME.fullmatch(prefix):
+            if not PREFIX_NAME.fullmatch(prefix):
                 strangers += [] if durable.TEMP_NAME.fullmatch(prefix) else [path]
                 continue
             with self._prefix_folder(prefix) as folder_fd:
                 for name in list_names(folder_fd, path):
-                    match = _BUNDLE_NAME.fullmatch(name)
+                    match = BUNDLE_NAME.fullmatch(name)
                     if not match or not name.startswith(prefix):
                         strangers.append(f"{path}/{name}")
         return strangers
@@ -326,10 +316,10 @@ class StoreFolder:
         """Look at each bundle file anew."""
         self._file_count = None
         total = 0
-        for prefix in filter(_PREFIX_NAME.fullmatch, self._names()):
+        for prefix in filter(PREFIX_NAME.fullmatch, self._names()):
             path = f"{self.path}/{BUNDLES}/{prefix}"
             with contextlib.suppress(FileNotFoundError), self._prefix_folder(prefix) as folder_fd:
-                for name in filter(_BUNDLE_NAME.fullmatch, list_names(folder_fd, path)):
+                for name in filter(BUNDLE_NAME.fullmatch, list_names(folder_fd, path)):
                     with contextlib.suppress(FileNotFoundError):
                         total += stat_name(folder_fd, name, f"{path}/{name}").st_size
         self._held_bytes = total
@@ -381,233 +371,3 @@ class StoreFolder:
             yield fd
         finally:
             os.close(fd)
-
-
-# --- store.json
-
-
-@dataclass(frozen=True, slots=True)
-class StoreFile:
-    """What store.json says: which store this is, and whether there is a file of marks."""
-
-    uuid: str
-    marked: bool
-
-    def encode(self) -> bytes:
-        return _FORMAT.encode({"uuid": self.uuid, "marked": self.marked})
-
-
-def load_store_file(root_fd: int, path: str) -> StoreFile:
-    """Read store.json.
-
-    Raises:
-        NoStore: there is none. NotAStore: that of something else, or there are bundles without one.
-        CorruptStoreFile: damaged. UnsupportedFormat: of a later version, and undamaged. UnsafePath, StoreIoError.
-    """
-    file_path = f"{path}/{STORE_FILE}"
-    try:
-        data = read_store_file(root_fd, path)
-    except FileNotFoundError as error:
-        raise (_without_store_file(path) if looks_like_store(root_fd, path) else no_store(path)) from error
-    try:
-        return _decode(data, file_path)
-    except (ValueError, TypeError, AttributeError, RecursionError) as error:
-        if BUNDLES not in list_names(root_fd, path):
-            raise NotAStore(
-                f"{path} is not a store: there is no folder {BUNDLES}, and {file_path} is not a store's "
-                f"({reason_of(error)}). Choose another folder.",
-                path=file_path,
-            ) from error
-        raise corrupt_store_file(path, reason_of(error)) from error
-
-
-def load_store_uuid(root_fd: int, path: str) -> str:
-    """The uuid that store.json tells. Raises as `load_store_file`."""
-    return load_store_file(root_fd, path).uuid
-
-
-def read_store_file(root_fd: int, path: str) -> bytes:
-    """The bytes of store.json, or one more than it may have. Raises FileNotFoundError, UnsafePath, StoreIoError."""
-    file_path = f"{path}/{STORE_FILE}"
-    fd = open_file(root_fd, STORE_FILE, os.O_RDONLY, file_path)
-    try:
-        return os.read(fd, MAX_STORE_JSON_BYTES + 1)
-    except OSError as error:
-        raise io_error(error, "read", file_path) from error
-    finally:
-        os.close(fd)
-
-
-def _decode(data: bytes, file_path: str) -> StoreFile:
-    found = _FORMAT.decode(data, file_path)
-    file = StoreFile(str(uuid.UUID(found.get("uuid"))), found.get("marked") is True)
-    if file.encode() != data:
-        raise ValueError("it is not in the form in which it is written")
-    return file
-
-
-def corrupt_store_file(path: str, reason: str) -> CorruptStoreFile:
-    """The error for a store.json that is not what was written, with what to do."""
-    file_path = f"{path}/{STORE_FILE}"
-    return CorruptStoreFile(
-        f"{file_path} is damaged: {reason}. Put it back from a backup; without one `torpor repair --store {path}` "
-        "makes it again, and nothing is lost.",
-        path=file_path,
-        reason=reason,
-    )
-
-
-def create_store(root_fd: int, path: str, store_uuid: str | None = None) -> str:
-    """Make an empty folder a store, under its lock; store.json comes last, so that a crash leaves no half store.
-    `store_uuid`: whose backup it is."""
-    for name in (BUNDLES, QUARANTINE):
-        durable.make_folder(root_fd, name, path, FOLDER_MODE)
-    store_uuid = store_uuid or str(uuid.uuid4())
-    bundles_fd = open_folder(root_fd, BUNDLES, f"{path}/{BUNDLES}")
-    try:
-        _write_store_file(root_fd, bundles_fd, path, StoreFile(store_uuid, marked=False), replacing=False)
-    finally:
-        os.close(bundles_fd)
-    return store_uuid
-
-
-def _write_store_file(root_fd: int, bundles_fd: int, path: str, file: StoreFile, *, replacing: bool) -> None:
-    """Its temporary file lies in `bundles`, where leftovers are looked for."""
-    durable.write_file(root_fd, STORE_FILE, file.encode(), path, temp_fd=bundles_fd, replacing=replacing)
-
-
-def has_store_file(root_fd: int, path: str) -> bool:
-    return STORE_FILE in list_names(root_fd, path)
-
-
-def require_creatable(root_fd: int, path: str) -> None:
-    """Refuse to turn a folder that holds something else into a store."""
-    if looks_like_store(root_fd, path):
-        raise _without_store_file(path)
-    for name in list_names(root_fd, path):
-        if name == LOCK_NAME:
-            continue
-        if name in (BUNDLES, QUARANTINE):
-            fd = open_folder(root_fd, name, f"{path}/{name}")
-            try:
-                empty = all(durable.TEMP_NAME.fullmatch(inside) for inside in list_names(fd, f"{path}/{name}"))
-            finally:
-                os.close(fd)
-            if empty:
-                continue
-        raise NotAStore(
-            f"{path} is not a store and holds other things ({name[:80]!a}). Choose another folder, or put its "
-            f"{STORE_FILE} back.",
-            path=path,
-        )
-
-
-def open_or_make_root(path: str) -> int:
-    """Open the store's folder for writing, creating it (0700) with what is missing above it; new names are flushed."""
-    parents = [os.path.join(os.path.realpath(path), os.pardir)]
-    above = os.path.dirname(path)
-    while not os.path.lexists(above):
-        above = os.path.dirname(above)
-        parents.append(above)
-    try:
-        with contextlib.suppress(FileExistsError):  # also where the system refuses to say that it is a folder
-            os.makedirs(path, FOLDER_MODE, exist_ok=True)
-        fd = open_root(path, STORE_FILE)
-    except (FileNotFoundError, NotADirectoryError) as error:
-        raise NotAStore(_no_folder(path, error), path=path) from error
-    except OSError as error:
-        raise durable.write_error(error, "create", path, _ANOTHER_PLACE) from error
-    try:
-        for parent in parents:
-            _flush_parent(parent)
-    except DurabilityLost:
-        os.close(fd)
-        raise
-    return fd
-
-
-def _no_folder(path: str, error: OSError) -> str:
-    """Why a folder could not be made: a file is in its way, or what the system says."""
-    if isinstance(error, NotADirectoryError):
-        return f"{path} cannot be a store: there is a file, not a folder, at it or above it."
-    return f"{path} cannot be a store: it cannot be made there ({error.strerror}). Choose another folder."
-
-
-def _flush_parent(path: str) -> None:
-    """Flush a folder above the store. One that may not be opened (another user's) is left out: we made no name in it.
-
-    Raises:
-        DurabilityLost: it may hold the store's name no more after a power cut.
-    """
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    except OSError:
-        return
-    try:
-        durable.sync_folder(fd, path)
-    finally:
-        os.close(fd)
-
-
-def open_existing_root(path: str) -> int:
-    try:
-        return open_root(path, STORE_FILE)
-    except (FileNotFoundError, NotADirectoryError) as error:
-        raise no_store(path) from error
-    except OSError as error:
-        raise io_error(error, "open", path) from error
-
-
-def looks_like_store(root_fd: int, path: str) -> bool:
-    """Whether a folder has what only a store has: in `bundles` a file that has a bundle's name and begins like one of
-    the version that this program reads. Whether there is a store.json is not asked."""
-    try:
-        bundles_fd = open_folder(root_fd, BUNDLES, f"{path}/{BUNDLES}")
-    except (FileNotFoundError, StoreError):
-        return False
-    try:
-        prefixes = sorted(filter(_PREFIX_NAME.fullmatch, list_names(bundles_fd, f"{path}/{BUNDLES}")))
-        return any(_has_a_bundle(bundles_fd, prefix, f"{path}/{BUNDLES}/{prefix}") for prefix in prefixes)
-    finally:
-        os.close(bundles_fd)
-
-
-def _has_a_bundle(bundles_fd: int, prefix: str, path: str) -> bool:
-    try:
-        fd = open_folder(bundles_fd, prefix, path)
-    except (FileNotFoundError, StoreError):
-        return False
-    try:
-        names = (name for name in list_names(fd, path) if _BUNDLE_NAME.fullmatch(name) and name.startswith(prefix))
-        return any(_begins_like_a_bundle(fd, name, f"{path}/{name}") for name in names)
-    finally:
-        os.close(fd)
-
-
-def _begins_like_a_bundle(folder_fd: int, name: str, path: str) -> bool:
-    try:
-        fd = open_file(folder_fd, name, os.O_RDONLY, path)
-    except (FileNotFoundError, StoreError):
-        return False
-    try:
-        return os.pread(fd, len(BEGINNING), 0) == BEGINNING
-    except OSError:
-        return False
-    finally:
-        os.close(fd)
-
-
-def _without_store_file(path: str) -> NotAStore:
-    return NotAStore(
-        f"{path} has a store's bundles, but its {STORE_FILE} is missing. `torpor repair --store {path}` makes it "
-        "again.",
-        path=path,
-    )
-
-
-def no_store(path: str) -> NoStore:
-    return NoStore(
-        f"There is no store at {path}. Name another (--store, or $TORPOR_STORE); `torpor serve` makes one in a folder "
-        "that is new or empty.",
-        path=path,
-    )

@@ -30,7 +30,8 @@ from ..disk.paths import (
 from ..errors import BundleMissing, NoSpace, StoreError, StoreIoError, UnsafePath
 from ..format.layout import LIVE_SUFFIX
 from ..limits import CHUNK_BYTES
-from .folder import BUNDLES, QUARANTINE, StoreFolder
+from .folder import StoreFolder
+from .store_file import BUNDLES, QUARANTINE
 
 _MAX_NUMBER: Final = 10**9 - 1
 _NUMBER: Final = re.compile(r"[1-9][0-9]{0,8}", re.ASCII)

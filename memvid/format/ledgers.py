@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 from ..errors import StoreError
 from .blocks import TOKEN_BYTES, BlockEntry
-from .bundle import FilePool
 from .ledger_tail import tail_of, unread_of
 from .manifest import Manifest
+from .reader import FilePool
 
 ReadTokens = Callable[[BlockEntry], bytes | None]
 """The tokens of a span; None where they cannot be read."""

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from ..uri import SessionUri
 from .blocks import BlockEntry
 from .lossy import Lossy
 from .salvaged import Salvaged
+
+Progress = Callable[[int, int], None]
+"""Told how much is done, and how much there is to do."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from typing import Final
 from ..disk.durable import TempFile, sync_folder, write_error
 from ..disk.paths import Stamp, io_error, list_names, open_folder, require_own_regular, stamp_of, stat_name
 from ..errors import LimitExceeded, NoSpace
-from ..folder.folder import BUNDLES
+from ..folder.store_file import BUNDLES
 from ..limits import MAX_INDEX_BYTES
 from .index_image import JOURNAL_MODES, WAL_SUFFIX, WITH_LOG, IndexImage, read_image
 from .index_seals import BrokenSeal

@@ -46,8 +46,8 @@ from ..errors import (
     Truncated,
 )
 from ..folder import quarantine
-from ..folder.folder import BUNDLES, QUARANTINE, STORE_FILE
 from ..folder.marks import MARKS_FILE, Marks
+from ..folder.store_file import BUNDLES, QUARANTINE, STORE_FILE
 from ..format.bundle import BundleFile, FrameFile
 from ..format.directory import file_bytes_with
 from ..format.layout import LIVE_SUFFIX, RETIRED_SUFFIX

@@ -29,8 +29,8 @@ from ..disk import durable
 from ..disk.paths import list_names, open_folder, stat_name
 from ..errors import CorruptMarks, CorruptStoreFile, MarksLost, StoreError, UnsafePath, UnsupportedFormat
 from ..folder import quarantine
-from ..folder.folder import BUNDLES, INCOMING, QUARANTINE
 from ..folder.marks import MARKS_FILE, Marks
+from ..folder.store_file import BUNDLES, INCOMING, QUARANTINE
 from ..format.layout import LIVE_SUFFIX, RETIRED_SUFFIX
 from ..format.records import Action, Finding, IndexRow, MaintenanceReport
 from ..index.unknown_references import find_unknown_needs

@@ -22,10 +22,10 @@ from ..disk import durable
 from ..disk.lock import LOCK_NAME
 from ..disk.paths import list_names, open_file, open_folder, stat_name
 from ..errors import StoreError
-from ..folder.folder import BUNDLES, INCOMING, QUARANTINE, STORE_FILE
 from ..folder.marks import MARKS_FILE
 from ..folder.rates_file import RATES_FILE
 from ..folder.scrub_mark import SCRUB_FILE
+from ..folder.store_file import BUNDLES, INCOMING, QUARANTINE, STORE_FILE
 from ..format.bundle import BundleFile
 from ..format.layout import LIVE_SUFFIX, RETIRED_SUFFIX
 from ..index.index_file import INDEX_FILES

@@ -25,7 +25,7 @@ from ..disk.budget import free_bytes_of, utc_day
 from ..disk.clock import now_ns
 from ..disk.paths import list_names, open_folder
 from ..errors import BundleMissing, StoreError
-from ..folder.folder import BUNDLES, INCOMING, QUARANTINE
+from ..folder.store_file import BUNDLES, INCOMING, QUARANTINE
 from ..format.bundle import BundleFile
 from ..format.layout import RETIRED_SUFFIX
 from ..format.manifest import Manifest

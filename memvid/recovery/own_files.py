@@ -7,8 +7,8 @@ import contextlib
 from ..checking import scanning
 from ..errors import CorruptMarks, CorruptStoreFile, MarksLost, StoreError
 from ..folder import quarantine
-from ..folder.folder import STORE_FILE
 from ..folder.marks import MARKS_FILE, Marks, marks_lost
+from ..folder.store_file import STORE_FILE
 from ..format.layout import LIVE_SUFFIX, RETIRED_SUFFIX
 from ..format.records import Action
 from . import reindexing, restoring

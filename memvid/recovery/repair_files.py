@@ -8,9 +8,10 @@ from collections.abc import Iterator
 from ..disk.durable import TempFile
 from ..folder import quarantine
 from ..format.blocks import span_parents
-from ..format.bundle import FilePool, FrameFile, require_promised
+from ..format.bundle import FrameFile, require_promised
 from ..format.layout import RETIRED_SUFFIX
 from ..format.manifest import Manifest
+from ..format.reader import FilePool
 from ..format.writer import BundleWriter
 from ..index.rows import LIVE, IndexedBundle, row_of
 from .plan_steps import Layout, Mend, Restore, Salvage

@@ -20,10 +20,11 @@ from graphlib import CycleError, TopologicalSorter
 from ..checking.set_aside_versions import LOST, loss_message
 from ..errors import BundleMissing
 from ..format.blocks import BlockEntry
-from ..format.bundle import FilePool, FrameFile
+from ..format.bundle import FrameFile
 from ..format.directory import Frame, file_bytes_with
 from ..format.ledgers import Common, in_common, ledger_tokens, most_in_common, reading
 from ..format.manifest import Manifest
+from ..format.reader import FilePool
 from ..format.records import Finding, IndexRow
 from ..format.salvaged import salvaged_from
 from ..uri import SessionUri

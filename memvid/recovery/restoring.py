@@ -16,9 +16,10 @@ from ..disk.lock import StoreLock
 from ..disk.paths import list_names
 from ..errors import CorruptStoreFile, StoreError
 from ..folder import quarantine
-from ..folder.folder import (
+from ..folder.folder import StoreFolder
+from ..folder.marks import MARKS_FILE, uuid_in_marks
+from ..folder.store_file import (
     STORE_FILE,
-    StoreFolder,
     has_store_file,
     load_store_file,
     looks_like_store,
@@ -26,7 +27,6 @@ from ..folder.folder import (
     open_existing_root,
     read_store_file,
 )
-from ..folder.marks import MARKS_FILE, uuid_in_marks
 from ..format.records import Action
 from ..index.index import Index
 from ..limits import MAX_STORE_JSON_BYTES

@@ -28,8 +28,8 @@ from ..checking.set_aside_versions import list_waiting, version_in
 from ..disk.paths import Stamp
 from ..errors import BundleMismatch, BundleMissing, StoreError, StoreIoError, UnsafePath, UnsupportedFormat
 from ..folder import quarantine
-from ..folder.folder import QUARANTINE
 from ..folder.marks import Marks
+from ..folder.store_file import QUARANTINE
 from ..format.bundle import BundleFile, FrameFile
 from ..format.layout import LIVE_SUFFIX, RETIRED_SUFFIX
 from ..format.manifest import Manifest

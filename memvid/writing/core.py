@@ -39,8 +39,9 @@ from ..errors import (
 from ..folder import duplicate_files
 from ..folder.folder import StoreFolder
 from ..folder.pins import Pins
-from ..format.bundle import BundleFile, BundleReader, FrameFile
+from ..format.bundle import BundleFile, FrameFile
 from ..format.layout import LIVE_SUFFIX
+from ..format.reader import BundleReader
 from ..index.index import Index
 from ..index.rows import IndexedBundle
 from ..limits import MAX_VERSION

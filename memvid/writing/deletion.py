@@ -42,9 +42,10 @@ from ..errors import (
     UnsupportedFormat,
 )
 from ..folder import duplicate_files, quarantine
-from ..folder.folder import QUARANTINE, StoreFolder
+from ..folder.folder import StoreFolder
 from ..folder.marks import MARKS_FILE, Marks
 from ..folder.pins import Pins
+from ..folder.store_file import QUARANTINE
 from ..format.layout import LIVE_SUFFIX, RETIRED_SUFFIX
 from ..format.records import DeleteReport, Finding
 from ..index.index import Index

@@ -23,10 +23,11 @@ from dataclasses import dataclass
 from ..disk.budget import Meter
 from ..disk.durable import TempFile
 from ..errors import BlockMissing, Corruption, ReadBackFailed
-from ..format.bundle import BundleFile, FilePool
+from ..format.bundle import BundleFile
 from ..format.codecs import Codec
 from ..format.directory import Directory
 from ..format.layout import LIVE_SUFFIX, RETIRED_SUFFIX
+from ..format.reader import FilePool
 from ..format.writer import BundleWriter
 from ..index.rows import LIVE, IndexedBundle, row_of
 from .core import StoreCore

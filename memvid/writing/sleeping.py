@@ -37,20 +37,19 @@ from ..errors import (
     StoreError,
 )
 from ..format.blocks import BlockDraft, BlockEntry, require_chain
-from ..format.bundle import FilePool, FrameFile
+from ..format.bundle import FrameFile
 from ..format.codecs import RAW, Codec
 from ..format.identity import Identity
 from ..format.layout import LIVE_SUFFIX
 from ..format.ledger_tail import unread_of
 from ..format.manifest import Manifest, bundle_id_of, require_session_map
-from ..format.records import Receipt
+from ..format.reader import FilePool
+from ..format.records import Progress, Receipt
 from ..format.writer import BundleWriter, PreparedBlock, prepare_block
 from ..index.rows import LIVE, IndexedBundle, row_of
 from ..limits import MAX_BLOCKS, MAX_TOKENS, MIB
 from ..uri import SessionUri
 from .core import StoreCore
-
-Progress = Callable[[int, int], None]
 
 _TRIES: Final = 8
 """How often a sleep is led elsewhere before it gives up: each time another delete or compaction took what it found."""

@@ -32,7 +32,7 @@ from store_making import (
 )
 from torpor.memvid import Store, errors, limits
 from torpor.memvid.folder import marks
-from torpor.memvid.folder.folder import STORE_VERSION
+from torpor.memvid.folder.store_file import STORE_VERSION
 from torpor.memvid.format import blocks, codecs, directory, layout, manifest
 from torpor.memvid.format.bundle import BundleFile
 from torpor.memvid.index import schema

@@ -44,7 +44,7 @@ from torpor.memvid.errors import (
     StoreError,
     UnsupportedFormat,
 )
-from torpor.memvid.folder.folder import _FORMAT
+from torpor.memvid.folder.store_file import _FORMAT
 
 SPEC = SlotSpec("0.k", "kv.k/1", "bfloat16", (2, 10, 4))
 

@@ -23,7 +23,8 @@ from torpor.snapshot.caches import (
 )
 from torpor.snapshot.capture import cut
 from torpor.snapshot.errors import InconsistentState, UnsupportedCache
-from torpor.snapshot.kinds import dtype_named, kind_named, kind_of, name_of_dtype, quantised
+from torpor.snapshot.kind import dtype_named, name_of_dtype
+from torpor.snapshot.kinds import kind_named, kind_of, quantised
 from torpor.snapshot.layout import layout_of
 from torpor.snapshot.restore import allocate, plan_wake
 from torpor.snapshot.state import LiveState

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from stored_rig import HEADS, KEY_DIM, VALUE_DIM, Kept
 from torpor.memvid import BlockDraft, Identity, SlotDraft, SlotSpec, Store
-from torpor.memvid.format.bundle import BundleReader
+from torpor.memvid.format.reader import BundleReader
 from torpor.snapshot import stored_version
 from torpor.snapshot.errors import MalformedSnapshot
 from torpor.snapshot.lossy import LossyTokens, quantise

@@ -383,7 +383,7 @@ async def test_who_makes_room_for_a_background_request_does_not_stand_back(
             asked.append(current().stands_back())
             return await put_away(*args)
 
-        monkeypatch.setattr(residency, "put_away", watched)
+        monkeypatch.setattr(residency.putting_away, "put_away", watched)
         await rig.write("b", CHUNK, priority="background")
         assert asked == [False]
         assert not rig.is_awake("a")

@@ -28,8 +28,9 @@ from torpor.memvid.errors import (
     UnsafePath,
     UnsupportedFormat,
 )
-from torpor.memvid.folder.folder import StoreFolder, create_store, open_or_make_root
+from torpor.memvid.folder.folder import StoreFolder
 from torpor.memvid.folder.marks import MARKS_FILE, Marks, SessionMarks, VersionMarks, decode_marks, encode_marks
+from torpor.memvid.folder.store_file import create_store, open_or_make_root
 from torpor.memvid.limits import MAX_MARKS, MAX_MARKS_BYTES, MAX_MARKS_NODES, MAX_VERSION
 
 UUID = "01234567-89ab-cdef-0123-456789abcdef"

@@ -44,11 +44,12 @@ from torpor.memvid.errors import (
 )
 from torpor.memvid.format import bundle, writer
 from torpor.memvid.format.blocks import BlockHeader
-from torpor.memvid.format.bundle import BundleFile, BundleReader
+from torpor.memvid.format.bundle import BundleFile
 from torpor.memvid.format.codecs import planes
 from torpor.memvid.format.directory import Directory
 from torpor.memvid.format.layout import HEADER_BYTES, TRAILER_BYTES, StoredSlot
 from torpor.memvid.format.manifest import decode_manifest
+from torpor.memvid.format.reader import BundleReader
 from torpor.memvid.index.page_sums import SUMS_FILE
 
 

@@ -15,7 +15,7 @@ from typing import Final
 import store_making
 from blake3 import blake3
 from torpor.memvid import IndexRow, SessionUri, Store, StoreError, zstd
-from torpor.memvid.format.bundle import BundleReader
+from torpor.memvid.format.reader import BundleReader
 
 from . import bundle_file, index_program
 from .target import MAX_SLOT_BYTES, SMALL, SOUND, Target, require, same_everywhere

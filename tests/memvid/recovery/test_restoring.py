@@ -22,8 +22,9 @@ from torpor.memvid.errors import (
     StoreLocked,
     UnsupportedFormat,
 )
-from torpor.memvid.folder.folder import _FORMAT, StoreFile, StoreFolder, open_existing_root
+from torpor.memvid.folder.folder import StoreFolder
 from torpor.memvid.folder.retention import Retention
+from torpor.memvid.folder.store_file import _FORMAT, StoreFile, open_existing_root
 from torpor.memvid.recovery.restoring import lacks_store_file, restore_store_file
 
 

@@ -1,0 +1,116 @@
+"""Sessions that leave the store and come into it, and its backup."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+from ..format.records import ExportReport, Progress, Receipt, TensorReport
+from ..uri import SessionUri
+from .sessions import Sessions
+
+
+class Exchanging(Sessions):
+    """An open store, asked to export and to import."""
+
+    def export_session(
+        self,
+        uri: SessionUri,
+        version: int | None,
+        target: str | os.PathLike[str],
+        *,
+        replacing: bool = False,
+        on_progress: Progress | None = None,
+    ) -> ExportReport:
+        """Write a version, the latest if none is named, with all its blocks to one file outside the store.
+
+        Every byte is checked on the way, and the file is flushed before it gets its name. Works in a store that was
+        opened for reading, beside a live daemon. replacing: a file that is there is replaced, and stays as it is where
+        that fails. `on_progress` is told (raw bytes copied, raw bytes in all).
+
+        Raises:
+            SessionNotFound
+            TargetExists, UnsafePath: there is a file already, or it would lie in the store; nothing was written.
+            NoSpace, StoreIoError, DurabilityLost, ReadBackFailed: nothing is left of it.
+            Corruption: what a wake raises; nothing is left of it.
+        """
+        from ..exchange import transfer
+
+        with self.open_session(uri, version) as reader:
+            return transfer.export_version(self._core, reader, target, on_progress, replacing=replacing)
+
+    def export_tensors(
+        self,
+        uri: SessionUri,
+        version: int | None,
+        target: str | os.PathLike[str],
+        *,
+        kind: str | None = None,
+        labels: Sequence[str] | None = None,
+        replacing: bool = False,
+        on_progress: Progress | None = None,
+    ) -> TensorReport:
+        """As `export_session`, but the arrays as one `.safetensors` file, for other tools; it cannot be imported.
+
+        labels: the session's, the model's name and the version, unless given. Raises also NotTensors, LimitExceeded: it
+        has slots that do not become tensors.
+        """
+        from ..exchange import tensor_file
+
+        with self.open_session(uri, version) as reader:
+            return tensor_file.export_tensors(
+                self._core,
+                reader,
+                target,
+                kind=kind or tensor_file.DEFAULT_KIND,
+                labels=labels,
+                replacing=replacing,
+                on_progress=on_progress,
+            )
+
+    def import_file(
+        self,
+        source: str | os.PathLike[str],
+        *,
+        as_uri: SessionUri | None = None,
+        only_kin: bool = False,
+        on_progress: Progress | None = None,
+    ) -> Receipt:
+        """Let an exported file become a version; the file is only read.
+
+        It keeps its bundle id where its session has no such version yet. The same bundle again is the version that is
+        there: nothing is written (`bytes_written` 0). Where the number is another bundle's, or where `as_uri` is not
+        its own name, it becomes the session's next version, and the imported bundle its parent. With `only_kin` it
+        comes to no session that has nothing to do with it, not even to one of its own name, and on top of no version
+        with tokens that it lacks.
+
+        Raises:
+            NameTaken: with `only_kin`, the session has another history: its newest version and that of the file do not
+                come from the same one, nor does one of both go on from all tokens of the other. Or it would become
+                the newest version and does not begin with all tokens of that which is.
+            StoreIoError: it cannot be read, or is no file.
+            Corruption, LimitExceeded, UnsupportedFormat: it is no bundle, damaged, not whole, or of a later version.
+            NoSpace, BudgetExceeded, ReadBackFailed: the store is as it was before.
+            ReadOnlyStore, LockLost, DurabilityLost, StoreClosed
+        """
+        from ..exchange import transfer
+
+        return transfer.import_file(self._core, source, as_uri, on_progress, only_kin=only_kin)
+
+    def adopt_incoming(
+        self,
+        bundle_id: bytes,
+        *,
+        as_uri: SessionUri | None = None,
+        only_kin: bool = False,
+        on_progress: Progress | None = None,
+    ) -> Receipt:
+        """Import what lies in STORE/incoming under this id, and remove it from there; for a client of a daemon.
+
+        Raises:
+            BundleMissing, UnsafePath: there is none, or it is not ours alone.
+            As `import_file`; the file stays where it is.
+        """
+        from ..exchange import transfer
+
+        return transfer.adopt_incoming(self._core, bundle_id, as_uri, on_progress, only_kin=only_kin)

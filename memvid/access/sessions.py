@@ -1,0 +1,215 @@
+"""Sessions and their versions: found by name, listed, opened."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Collection, Iterator
+
+from ..disk.budget import UNLIMITED, Budget
+from ..disk.lock import StoreLock
+from ..errors import BundleMissing, SessionNotFound, StoreError
+from ..folder.folder import StoreFolder
+from ..folder.marks import Marks
+from ..folder.versions import describe_versions, select_version, set_aside
+from ..format.layout import RETIRED_SUFFIX
+from ..format.reader import BundleReader
+from ..format.records import (
+    IndexRow,
+    OpenReport,
+    StoreStatistics,
+)
+from ..index.index import Index
+from ..index.schema import IndexUnusable
+from ..uri import SessionUri, not_found, parse_reference, parse_version_reference
+from ..writing.core import StoreCore
+
+
+class Sessions:
+    """An open store, asked for sessions."""
+
+    def __init__(
+        self, folder: StoreFolder, lock: StoreLock | None, index: Index, opening: OpenReport, budget: Budget = UNLIMITED
+    ) -> None:
+        self.path = folder.path
+        self.uuid = folder.uuid
+        self.index = index
+        self.opening = opening
+        self._core = StoreCore(folder, lock, index, budget)
+
+    @property
+    def writable(self) -> bool:
+        """Whether it was opened for writing."""
+        return self._core.has_lock
+
+    def open_session(self, uri: SessionUri, version: int | None = None) -> BundleReader:
+        """Open a version of a session, the latest if none is named, once its bundle is proven to be the one promised.
+
+        Raises:
+            SessionNotFound, BundleMissing, Truncated, TrailingData, CorruptBundle, BundleMismatch, OwnerMismatch,
+            VersionMismatch, ParentMismatch, IndexMismatch, UnsupportedFormat, UnsafePath
+        """
+        from ..checking.verify import require_same_as_row
+
+        self._core.require_open()
+        row = self.find_session(uri, version)
+        if row is None:
+            raise self._not_found(uri, version)
+        try:
+            reader = self.open_bundle(row.bundle_id)
+        except BundleMissing:
+            if not self._promised([row.bundle_id]):  # deleted meanwhile
+                raise self._not_found(uri, version, but=row) from None
+            raise
+        now = self.find_session(uri, row.version)
+        if now is None or now.bundle_id != row.bundle_id:  # deleted before what it needs was pinned: it may be gone
+            reader.close()
+            raise self._not_found(uri, version)
+        try:
+            require_same_as_row(row, uri, reader.manifest, reader.path)
+        except BaseException:
+            reader.close()
+            raise
+        return reader
+
+    def open_bundle(self, bundle_id: bytes) -> BundleReader:
+        """Open a bundle by its id, of any owner: for inspection. The bundle id is still recomputed.
+
+        Raises:
+            BundleMissing: there is no file of it, or one that only holds blocks for other bundles.
+        """
+        self._core.require_open()
+        return self._core.open_reader(bundle_id)
+
+    def resolve(self, text: str, also: Collection[SessionUri] = ()) -> SessionUri:
+        """The session that `text` (a URI, NAMESPACE/NAME, or a bare NAME of the default namespace) means, if it is
+        one of the store's or of `also`.
+
+        Raises:
+            InvalidUri. SessionNotFound: with those that come close, of any namespace.
+        """
+        self._core.require_open()
+        wanted = parse_reference(text)
+        if wanted in also or self.index.find(wanted) is not None:
+            return wanted
+        self._require_none_waiting(wanted)
+        raise not_found(wanted, {*also, *self.index.near(wanted.name)})
+
+    def find_session(self, uri: SessionUri, version: int | None = None) -> IndexRow | None:
+        self._core.require_open()
+        return self.index.find(uri, version)
+
+    def can_be_deleted(self, uri: SessionUri) -> bool:
+        """Whether there is anything of a session to delete, also if only versions are left that are listed nowhere:
+        repair has set them aside, or they are missed."""
+        self._core.require_open()
+        return bool(self.index.bundles_of(uri))
+
+    def versions(self, uri: SessionUri) -> list[IndexRow]:
+        """All versions of a session, oldest first."""
+        self._core.require_open()
+        return self.index.versions(uri)
+
+    def iter_sessions(self) -> Iterator[IndexRow]:
+        """The latest version of each session, by URI."""
+        self._core.require_open()
+        yield from self.index.iter_latest()
+
+    def iter_listed(self, namespace: str | None, page_rows: int) -> Iterator[list[tuple[IndexRow, int]]]:
+        """As `iter_sessions`, of a namespace or of all, in pages, and with the bytes of the files of all versions."""
+        self._core.require_open()
+        yield from self.index.iter_listed(namespace, page_rows)
+
+    def iter_uris(self, page_rows: int) -> Iterator[list[SessionUri]]:
+        """All sessions, in order, in pages, each fetched when it is asked for; nothing but their names is read."""
+        self._core.require_open()
+        yield from self.index.iter_uris(page_rows)
+
+    def statistics(self) -> StoreStatistics:
+        self._core.require_open()
+        sessions, versions, file_bytes = self.index.totals()
+        return StoreStatistics(
+            sessions=sessions,
+            versions=versions,
+            bundle_files=self._core.folder.file_count(),
+            file_bytes=file_bytes,
+            bundles_pinned=len(self._core.pins),
+            writable=self._core.writable,
+        )
+
+    def resolve_version(self, text: str, *, also_missed: bool = False) -> IndexRow:
+        """The one version that `text` means: a session as `resolve` reads it, and after an `@` a version number, a tag,
+        or 8 or more hex digits of a bundle id; without it the latest version. `also_missed`: it may be one that is
+        missed, which can lose its marks and nothing else.
+
+        Raises:
+            InvalidUri, AmbiguousVersion, SessionNotFound
+            CorruptMarks: only where a tag is asked for.
+        """
+        name, selector = parse_version_reference(text)
+        uri = self.resolve_marked(name) if also_missed else self.resolve(name)
+        if selector is None:
+            return self._require_session(uri, None)
+        folder = self._core.folder
+        marks = Marks.load(folder) if selector.tag is not None else Marks(folder.uuid)
+        missed = [row for row in self.index.missed().values() if row.uri == uri] if also_missed else []
+        waiting = [row for row in self.index.given_up().values() if row.uri == uri]
+        return select_version(uri, [*self.index.versions(uri), *missed], marks, selector, waiting)
+
+    def resolve_marked(self, text: str) -> SessionUri:
+        """As `resolve`, also a session that has only missed versions."""
+        return self.resolve(text, {row.uri for row in self.index.missed().values()})
+
+    def _require_session(self, uri: SessionUri, version: int | None) -> IndexRow:
+        row = self.find_session(uri, version)
+        if row is None:
+            raise self._not_found(uri, version)
+        return row
+
+    def _promised(self, bundle_ids: Collection[bytes]) -> set[bytes]:
+        """Those of bundles that are not there, or not whole, which ought to be: by a fresh look, for a daemon beside us
+        may have deleted them. A row that the index file never had cannot have left it, so that is no delete; unless a
+        daemon has written there since, which has had rows of all that was there."""
+        asked = {one for one in bundle_ids if self._core.folder.suffix_of(one) != RETIRED_SUFFIX}
+        if self._core.has_lock:
+            return set(filter(self.index.knows, asked))
+        with self._index_now() as now:
+            if now is None:
+                return asked
+            unwritten = self.index.not_in_file if now.read_at == self.index.read_at else frozenset()
+            return {one for one in asked if one in unwritten or now.knows(one)}
+
+    @contextlib.contextmanager
+    def _index_now(self) -> Iterator[Index | None]:
+        """What the index says now: ours, while no operation changes it; beside a daemon what its file says, None where
+        that cannot be read."""
+        if self._core.has_lock:
+            with self._core.committing() if self._core.writable else contextlib.nullcontext():
+                yield self.index
+            return
+        with contextlib.ExitStack() as stack:
+            try:
+                copy = Index.copy_to_memory(self.path, self._core.folder.root_fd, self.uuid)
+            except (IndexUnusable, StoreError):
+                yield None
+                return
+            yield stack.enter_context(contextlib.closing(copy))
+
+    def _require_none_waiting(self, uri: SessionUri) -> None:
+        """Raise SessionNotFound, and why, where repair has set aside all there was of the session that is meant."""
+        if waiting := [row.version for row in self.index.given_up().values() if row.uri == uri]:
+            raise set_aside(uri, waiting)
+
+    def _not_found(self, uri: SessionUri, version: int | None, but: IndexRow | None = None) -> SessionNotFound:
+        """The error for a session or version that is not there; `but` is its last row in an index that is too old."""
+        versions = [row.version for row in self.index.versions(uri) if not but]
+        waiting = [row.version for row in self.index.given_up().values() if row.uri == uri]
+        if waiting and (not versions or version in waiting):
+            return set_aside(uri, waiting)
+        if not versions:
+            return not_found(uri, (near for near in self.index.near(uri.name) if near != uri))
+        return SessionNotFound(
+            f"{uri} has no version {version}; it has {describe_versions(versions)}.",
+            session=str(uri),
+            version=version,
+            suggestions=[str(uri)],
+        )
