@@ -24,7 +24,7 @@ from ..errors import (
     VersionMismatch,
 )
 from ..folder import duplicate_files
-from ..folder.folder import StoreFolder
+from ..folder.folder import StoreFolder, list_strangers
 from ..folder.marks import MARKS_FILE, Marks
 from ..folder.store_file import STORE_FILE
 from ..format.blocks import BlockEntry, BlockHeader, span_parents
@@ -318,7 +318,7 @@ def _report_store(folder: StoreFolder, index: Index, tally: _Tally) -> set[bytes
         finding = missed_finding(folder.bundle_path(bundle_id), row)
         tally.add(finding.path, finding.code, finding.message)
     try:
-        for path in folder.list_strangers():
+        for path in list_strangers(folder):
             tally.add(path, "unknown_file", "This does not belong in a store; move it away.")
         files, both = folder.list_with_twins()
         for bundle_id in both:

@@ -200,7 +200,7 @@ def retire(folder: StoreFolder, bundle_id: bytes) -> None:
             quarantine.move_bundle(folder, bundle_id, RETIRED_SUFFIX)
             folder.retire(bundle_id)
             return
-        temp = stack.enter_context(contextlib.closing(folder.new_temp()))
+        temp = stack.enter_context(contextlib.closing(folder.temps.new()))
         _write_sound(temp, live, retired)
         folder.put_beside(temp, bundle_id)
         folder.remove(bundle_id, LIVE_SUFFIX)

@@ -14,8 +14,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
-import threading
-import weakref
 from collections.abc import Iterable, Iterator
 
 from ..disk import durable
@@ -40,6 +38,7 @@ from .store_file import (
     load_store_file,
     write_store_file,
 )
+from .temps import Temps
 
 
 class StoreFolder:
@@ -51,8 +50,6 @@ class StoreFolder:
         self.uuid = store_uuid
         self._held_bytes: int | None = None
         self._file_count: int | None = None
-        self._temps: weakref.WeakSet[durable.TempFile] = weakref.WeakSet()
-        self._making_temp = threading.Lock()
         try:
             self.bundles_fd = open_folder(root_fd, BUNDLES, f"{path}/{BUNDLES}")
         except FileNotFoundError as error:
@@ -60,13 +57,14 @@ class StoreFolder:
                 f"{path}/{BUNDLES} is missing, and with it every session. Put it back from a backup, or mount it.",
                 path=f"{path}/{BUNDLES}",
             ) from error
+        self.temps = Temps(self.bundles_fd, f"{path}/{BUNDLES}")
 
     def close(self) -> None:
         """Close the folders. A later use fails instead of meeting a descriptor that means something else by then."""
         for fd in (self.bundles_fd, self.root_fd):
             with contextlib.suppress(OSError):
                 os.close(fd)
-        self.bundles_fd = self.root_fd = -1
+        self.bundles_fd = self.root_fd = self.temps.folder_fd = -1
 
     # --- what store.json says
 
@@ -107,7 +105,7 @@ class StoreFolder:
         for _ in range(2):  # twice: it may be retired between the two attempts
             for suffix in (LIVE_SUFFIX, RETIRED_SUFFIX):
                 path = self.bundle_path(bundle_id, suffix)
-                with contextlib.suppress(FileNotFoundError), self._prefix_folder(name[:2]) as folder_fd:
+                with contextlib.suppress(FileNotFoundError), self.prefix_folder(name[:2]) as folder_fd:
                     return open_file(folder_fd, name + suffix, os.O_RDONLY, path), path
         raise BundleMissing(
             f"The bundle {self.bundle_path(bundle_id)} is missing. {PUT_BACK}",
@@ -119,7 +117,7 @@ class StoreFolder:
         """Open a bundle's file of one ending, as `open_bundle`."""
         name, path = bundle_id.hex(), self.bundle_path(bundle_id, suffix)
         try:
-            with self._prefix_folder(name[:2]) as folder_fd:
+            with self.prefix_folder(name[:2]) as folder_fd:
                 return open_file(folder_fd, name + suffix, os.O_RDONLY, path), path
         except FileNotFoundError as error:
             raise BundleMissing(f"{path} is missing.", bundle_id=name, path=path) from error
@@ -129,7 +127,7 @@ class StoreFolder:
         name = bundle_id.hex()
         for _ in range(2):  # as in `open_bundle`
             for suffix in (LIVE_SUFFIX, RETIRED_SUFFIX):
-                with contextlib.suppress(FileNotFoundError), self._prefix_folder(name[:2]) as folder_fd:
+                with contextlib.suppress(FileNotFoundError), self.prefix_folder(name[:2]) as folder_fd:
                     stat_name(folder_fd, name + suffix, self.bundle_path(bundle_id, suffix))
                     return True
         return False
@@ -138,7 +136,7 @@ class StoreFolder:
         """A bundle's ending at present; None if there is no file of it."""
         name = bundle_id.hex()
         for suffix in (LIVE_SUFFIX, RETIRED_SUFFIX):
-            with contextlib.suppress(FileNotFoundError), self._prefix_folder(name[:2]) as folder_fd:
+            with contextlib.suppress(FileNotFoundError), self.prefix_folder(name[:2]) as folder_fd:
                 stat_name(folder_fd, name + suffix, self.bundle_path(bundle_id, suffix))
                 return suffix
         return None
@@ -147,7 +145,7 @@ class StoreFolder:
         """The bytes of a bundle's file, live or retired; 0 if there is none."""
         name = bundle_id.hex()
         for suffix in (LIVE_SUFFIX, RETIRED_SUFFIX):
-            with contextlib.suppress(FileNotFoundError), self._prefix_folder(name[:2]) as folder_fd:
+            with contextlib.suppress(FileNotFoundError), self.prefix_folder(name[:2]) as folder_fd:
                 return stat_name(folder_fd, name + suffix, self.bundle_path(bundle_id, suffix)).st_size
         return 0
 
@@ -167,7 +165,7 @@ class StoreFolder:
     def stamp_of(self, bundle_id: bytes, suffix: str) -> Stamp | None:
         """What tells a bundle's file of this ending from another that takes its place; None if there is none."""
         name = bundle_id.hex()
-        with contextlib.suppress(FileNotFoundError), self._prefix_folder(name[:2]) as folder_fd:
+        with contextlib.suppress(FileNotFoundError), self.prefix_folder(name[:2]) as folder_fd:
             return stamp_of(stat_name(folder_fd, name + suffix, self.bundle_path(bundle_id, suffix)))
         return None
 
@@ -175,7 +173,7 @@ class StoreFolder:
         """The stamps of the live files of those of the bundles that have one, each folder opened once."""
         found: dict[bytes, Stamp] = {}
         for first, some in itertools.groupby(sorted(bundle_ids), lambda bundle_id: bundle_id[:1]):
-            with contextlib.suppress(FileNotFoundError), self._prefix_folder(first.hex()) as folder_fd:
+            with contextlib.suppress(FileNotFoundError), self.prefix_folder(first.hex()) as folder_fd:
                 for bundle_id in some:
                     with contextlib.suppress(FileNotFoundError):
                         name = bundle_id.hex() + LIVE_SUFFIX
@@ -193,7 +191,7 @@ class StoreFolder:
         for prefix in self._names():
             if not PREFIX_NAME.fullmatch(prefix):
                 continue
-            with self._prefix_folder(prefix) as folder_fd:
+            with self.prefix_folder(prefix) as folder_fd:
                 for name in reversed(list_names(folder_fd, f"{self.path}/{BUNDLES}/{prefix}")):
                     match = BUNDLE_NAME.fullmatch(name)
                     if match and match[1].startswith(prefix):
@@ -204,27 +202,12 @@ class StoreFolder:
         self._file_count = len(found)
         return found, twins
 
-    def list_strangers(self) -> list[str]:
-        """Paths of what does not belong under bundles/: for verify, which only reports it."""
-        strangers = []
-        for prefix in self._names():
-            path = f"{self.path}/{BUNDLES}/{prefix}"
-            if not PREFIX_NAME.fullmatch(prefix):
-                strangers += [] if durable.TEMP_NAME.fullmatch(prefix) else [path]
-                continue
-            with self._prefix_folder(prefix) as folder_fd:
-                for name in list_names(folder_fd, path):
-                    match = BUNDLE_NAME.fullmatch(name)
-                    if not match or not name.startswith(prefix):
-                        strangers.append(f"{path}/{name}")
-        return strangers
-
     def publish(self, temp: durable.TempFile, bundle_id: bytes) -> str:
         """Give a flushed temporary file its name, durably. Returns the path."""
         name = bundle_id.hex()
         path = f"{self.path}/{BUNDLES}/{name[:2]}"
         durable.make_folder(self.bundles_fd, name[:2], f"{self.path}/{BUNDLES}", FOLDER_MODE)
-        with self._prefix_folder(name[:2]) as folder_fd:
+        with self.prefix_folder(name[:2]) as folder_fd:
             temp.publish(folder_fd, name + LIVE_SUFFIX, path)
         self._count(temp.size_bytes, files=1)
         return f"{path}/{name}{LIVE_SUFFIX}"
@@ -234,7 +217,7 @@ class StoreFolder:
         name = bundle_id.hex()
         path = f"{self.path}/{BUNDLES}/{name[:2]}"
         durable.make_folder(self.bundles_fd, name[:2], f"{self.path}/{BUNDLES}", FOLDER_MODE)
-        with self._prefix_folder(name[:2]) as folder_fd:
+        with self.prefix_folder(name[:2]) as folder_fd:
             try:
                 os.rename(old_name, name + LIVE_SUFFIX, src_dir_fd=from_fd, dst_dir_fd=folder_fd)
             except OSError as error:
@@ -246,7 +229,7 @@ class StoreFolder:
         """Let a flushed temporary file take the place of a bundle's file, durably."""
         name = bundle_id.hex()
         path = f"{self.path}/{BUNDLES}/{name[:2]}"
-        with self._prefix_folder(name[:2]) as folder_fd:
+        with self.prefix_folder(name[:2]) as folder_fd:
             old_bytes = stat_name(folder_fd, name + suffix, f"{path}/{name}{suffix}").st_size
             temp.publish(folder_fd, name + suffix, path, replacing=True)
         self._count(temp.size_bytes - old_bytes)
@@ -255,7 +238,7 @@ class StoreFolder:
         """Give a flushed temporary file the name of a retired bundle, durably. Beside a live file of the same bundle it
         counts for nothing until that one is gone."""
         name = bundle_id.hex()
-        with self._prefix_folder(name[:2]) as folder_fd:
+        with self.prefix_folder(name[:2]) as folder_fd:
             path = f"{self.path}/{BUNDLES}/{name[:2]}"
             temp.publish(folder_fd, name + RETIRED_SUFFIX, path, replacing=True)
         self._held_bytes = self._file_count = None
@@ -264,7 +247,7 @@ class StoreFolder:
         """Durably turn a version of a session into a mere holder of blocks; a file that is gone needs no turning."""
         name = bundle_id.hex()
         path = f"{self.path}/{BUNDLES}/{name[:2]}"
-        with contextlib.suppress(FileNotFoundError), self._prefix_folder(name[:2]) as folder_fd:
+        with contextlib.suppress(FileNotFoundError), self.prefix_folder(name[:2]) as folder_fd:
             durable.rename(folder_fd, name + LIVE_SUFFIX, name + RETIRED_SUFFIX, path)
             durable.sync_folder(folder_fd, path)
 
@@ -272,7 +255,7 @@ class StoreFolder:
         """Give back a retired file's bytes but keep its name; the bytes that this frees, 0 if it was not there."""
         name = bundle_id.hex()
         path = self.bundle_path(bundle_id, RETIRED_SUFFIX)
-        with contextlib.suppress(FileNotFoundError), self._prefix_folder(name[:2]) as folder_fd:
+        with contextlib.suppress(FileNotFoundError), self.prefix_folder(name[:2]) as folder_fd:
             fd = open_file(folder_fd, name + RETIRED_SUFFIX, os.O_WRONLY, path)
             try:
                 size_bytes = os.fstat(fd).st_size
@@ -289,7 +272,7 @@ class StoreFolder:
         """Durably remove a bundle's file; the bytes that this frees, 0 if it was not there."""
         name = bundle_id.hex()
         path = f"{self.path}/{BUNDLES}/{name[:2]}"
-        with contextlib.suppress(FileNotFoundError), self._prefix_folder(name[:2]) as folder_fd:
+        with contextlib.suppress(FileNotFoundError), self.prefix_folder(name[:2]) as folder_fd:
             size_bytes = stat_name(folder_fd, name + suffix, f"{path}/{name}{suffix}").st_size
             durable.remove(folder_fd, name + suffix, path)
             self._count(-size_bytes, files=-1)
@@ -318,7 +301,7 @@ class StoreFolder:
         total = 0
         for prefix in filter(PREFIX_NAME.fullmatch, self._names()):
             path = f"{self.path}/{BUNDLES}/{prefix}"
-            with contextlib.suppress(FileNotFoundError), self._prefix_folder(prefix) as folder_fd:
+            with contextlib.suppress(FileNotFoundError), self.prefix_folder(prefix) as folder_fd:
                 for name in filter(BUNDLE_NAME.fullmatch, list_names(folder_fd, path)):
                     with contextlib.suppress(FileNotFoundError):
                         total += stat_name(folder_fd, name, f"{path}/{name}").st_size
@@ -331,43 +314,30 @@ class StoreFolder:
         if self._held_bytes is not None:
             self._held_bytes += size_bytes
 
-    # --- temporary files
-
-    def new_temp(self) -> durable.TempFile:
-        with self._making_temp:  # else it is taken for a leftover before it is known
-            temp = durable.TempFile(self.bundles_fd, f"{self.path}/{BUNDLES}")
-            self._temps.add(temp)
-            return temp
-
-    def leftover_temps(self) -> list[str]:
-        """The names of temporary files that no process is writing. Only under the store's lock.
-
-        Small files are written at one go under the store's writing lock: who holds that too meets none of them.
-        """
-        with self._making_temp:
-            names = list(filter(durable.TEMP_NAME.fullmatch, self._names()))
-            written = {os.path.basename(temp.path) for temp in self._temps.copy() if not temp.closed}
-            return [name for name in names if name not in written and durable.is_plain(self.bundles_fd, name)]
-
-    def remove_temps(self) -> int:
-        """Remove what unfinished writes left behind; how many there were. Only under the store's lock.
-
-        Only files with a name that `TempFile` gives, and only in bundles/: everything else is somebody's own.
-        """
-        path = f"{self.path}/{BUNDLES}"
-        count = 0
-        for name in filter(durable.TEMP_NAME.fullmatch, self._names()):
-            if durable.is_plain(self.bundles_fd, name):
-                count += durable.remove(self.bundles_fd, name, path)
-        return count
-
     def _names(self) -> list[str]:
         return list_names(self.bundles_fd, f"{self.path}/{BUNDLES}")
 
     @contextlib.contextmanager
-    def _prefix_folder(self, prefix: str) -> Iterator[int]:
+    def prefix_folder(self, prefix: str) -> Iterator[int]:
+        """The folder of the bundles whose ids begin so. Raises FileNotFoundError."""
         fd = open_folder(self.bundles_fd, prefix, f"{self.path}/{BUNDLES}/{prefix}")
         try:
             yield fd
         finally:
             os.close(fd)
+
+
+def list_strangers(folder: StoreFolder) -> list[str]:
+    """Paths of what does not belong under bundles/: for verify, which only reports it."""
+    strangers = []
+    for prefix in list_names(folder.bundles_fd, f"{folder.path}/{BUNDLES}"):
+        path = f"{folder.path}/{BUNDLES}/{prefix}"
+        if not PREFIX_NAME.fullmatch(prefix):
+            strangers += [] if durable.TEMP_NAME.fullmatch(prefix) else [path]
+            continue
+        with folder.prefix_folder(prefix) as folder_fd:
+            for name in list_names(folder_fd, path):
+                match = BUNDLE_NAME.fullmatch(name)
+                if not match or not name.startswith(prefix):
+                    strangers.append(f"{path}/{name}")
+    return strangers

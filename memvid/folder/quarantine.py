@@ -199,7 +199,7 @@ class QuarantineCopy:
             os.close(prefix)
         try:
             self._same = _same_as(folder, self._name, source)
-            self._temp = None if self._same else folder.new_temp()
+            self._temp = None if self._same else folder.temps.new()
             if self._temp is not None:
                 self._fill(self._temp, source, path)
         finally:

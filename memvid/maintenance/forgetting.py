@@ -456,7 +456,7 @@ class _Forget:
         if self._dry_run and not core.has_lock:
             return  # those of a daemon beside us cannot be told from leftovers
         with core.committing() if not self._dry_run else contextlib.nullcontext():
-            for name in core.folder.leftover_temps():
+            for name in core.folder.temps.leftovers():
                 size_bytes = _size_in(core.folder.bundles_fd, name)
                 if not self._dry_run:
                     durable.remove(core.folder.bundles_fd, name, folder_path)

@@ -229,7 +229,7 @@ def _find(core: StoreCore, problems: list[Finding]) -> Garbage:
     return Garbage(
         retired=tuple(one for one in unneeded if not core.pins.count(one)),
         kept=tuple(one for one in unneeded if core.pins.count(one)),
-        temps=tuple(core.folder.leftover_temps()),
+        temps=tuple(core.folder.temps.leftovers()),
         incoming=tuple(_left_in_incoming(core, problems)),
         dangling=tuple(_dangling(core, problems)),
     )

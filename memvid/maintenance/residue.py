@@ -22,6 +22,7 @@ from ..disk import durable
 from ..disk.lock import LOCK_NAME
 from ..disk.paths import list_names, open_file, open_folder, stat_name
 from ..errors import StoreError
+from ..folder.folder import list_strangers
 from ..folder.marks import MARKS_FILE
 from ..folder.rates_file import RATES_FILE
 from ..folder.scrub_mark import SCRUB_FILE
@@ -64,7 +65,7 @@ def find_remains(core: StoreCore, uri: SessionUri) -> list[Remain]:
             found += _in_folder(core.folder.root_fd, name, root, uri)
         elif name != BUNDLES:
             found += _judged(core.folder.root_fd, name, f"{root}/{name}", "", uri)
-    for path in (*core.folder.list_strangers(), *_hidden_behind_live_ones(core, uri)):
+    for path in (*list_strangers(core.folder), *_hidden_behind_live_ones(core, uri)):
         found += _stranger(core, path, uri)
     bundles_fd, bundles = core.folder.bundles_fd, f"{root}/{BUNDLES}"
     for name in filter(durable.TEMP_NAME.fullmatch, list_names(bundles_fd, bundles)):

@@ -25,6 +25,7 @@ from ..disk.budget import free_bytes_of, utc_day
 from ..disk.clock import now_ns
 from ..disk.paths import list_names, open_folder
 from ..errors import BundleMissing, StoreError
+from ..folder.folder import list_strangers
 from ..folder.store_file import BUNDLES, INCOMING, QUARANTINE
 from ..format.bundle import BundleFile
 from ..format.layout import RETIRED_SUFFIX
@@ -204,7 +205,7 @@ def _places(core: StoreCore) -> Counter[str]:
             found[INDEX_FILE if name.startswith(INDEX_FILE) else ""] += _file_bytes(core.folder.root_fd, name)
     for name in filter(durable.TEMP_NAME.fullmatch, list_names(bundles_fd, f"{core.path}/{BUNDLES}")):
         found[durable.TEMP_SUFFIX] += _file_bytes(bundles_fd, name)
-    for path in core.folder.list_strangers():
+    for path in list_strangers(core.folder):
         with contextlib.suppress(OSError):
             status = os.stat(path, follow_symlinks=False)
             found[""] += status.st_size if stat.S_ISREG(status.st_mode) else 0

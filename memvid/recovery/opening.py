@@ -59,7 +59,7 @@ def load_index(folder: StoreFolder, *, writable: bool) -> tuple[Index, OpenRepor
     Raises:
         UnsafePath, NoSpace, StoreIoError, DurabilityLost
     """
-    leftovers = folder.remove_temps() if writable else 0
+    leftovers = folder.temps.remove_all() if writable else 0
     files, both = folder.list_with_twins()
     if writable:  # of an import or a repair that was cut off
         leftovers += duplicate_files.remove_redundant(folder, both)

@@ -34,6 +34,7 @@ from typing import Final
 from ..checking import scanning
 from ..checking.set_aside_versions import LOST
 from ..errors import IndexFailed, StoreError
+from ..folder.folder import list_strangers
 from ..format.records import Finding, IndexRow, MaintenanceReport
 from ..index.index import Index
 from ..index.unknown_references import missed_finding
@@ -107,7 +108,7 @@ def _missed(index: Index) -> list[tuple[bytes, IndexRow]]:
 
 def _strangers(core: StoreCore) -> list[Finding]:
     message = "This does not belong in a store; move it away."
-    return [Finding(path, STRANGER, message) for path in core.folder.list_strangers()]
+    return [Finding(path, STRANGER, message) for path in list_strangers(core.folder)]
 
 
 # --- the index alone

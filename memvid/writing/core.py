@@ -239,7 +239,7 @@ class StoreCore:
     # --- files
 
     def new_temp(self) -> TempFile:
-        return self.folder.new_temp()
+        return self.folder.temps.new()
 
     def open_bundle(self, bundle_id: bytes) -> BundleFile:
         """Open a bundle's file, live or retired, with its manifest. Raises BundleMissing and what damage raises."""

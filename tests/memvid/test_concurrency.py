@@ -259,7 +259,7 @@ def test_a_temporary_file_is_no_leftover_between_its_making_and_its_use(
     """A gc on another thread took it for one, and the sleep that had made it failed."""
     found: list[list[str]] = []
     folder = store._core.folder
-    looking = threading.Thread(target=lambda: found.append(folder.leftover_temps()))
+    looking = threading.Thread(target=lambda: found.append(folder.temps.leftovers()))
 
     class Made(durable.TempFile):
         def __init__(self, folder_fd: int, folder_path: str) -> None:
@@ -268,7 +268,7 @@ def test_a_temporary_file_is_no_leftover_between_its_making_and_its_use(
             looking.join(0.05)
 
     monkeypatch.setattr(durable, "TempFile", Made)
-    with contextlib.closing(folder.new_temp()):
+    with contextlib.closing(folder.temps.new()):
         looking.join()
     assert found == [[]]
 

@@ -94,7 +94,7 @@ def cannot_sleep(rig: Rigged, name: str, monkeypatch: pytest.MonkeyPatch) -> thr
             raise OSError("no disk")
         return await put_away(live, *args)
 
-    monkeypatch.setattr(rig.service.residency, "put_away", failing)
+    monkeypatch.setattr(rig.service.residency.putting_away, "put_away", failing)
     return may_sleep
 
 

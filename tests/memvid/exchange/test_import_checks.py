@@ -19,8 +19,9 @@ from torpor.memvid.errors import CorruptBundle, LimitExceeded
 from torpor.memvid.exchange import import_checks
 from torpor.memvid.exchange.import_checks import require_whole
 from torpor.memvid.exchange.incoming import hand_over
-from torpor.memvid.format import bundle, codecs
+from torpor.memvid.format import codecs
 from torpor.memvid.format import manifest as manifest_module
+from torpor.memvid.format import reader as reader_module
 from torpor.memvid.format.bundle import BundleFile, FrameFile
 from torpor.memvid.format.manifest import Manifest, bundle_id_of
 from torpor.memvid.format.writer import BundleWriter, prepare_block
@@ -142,7 +143,7 @@ def test_a_reader_remembers_heads_up_to_a_limit_and_reads_the_others_again(
     store.import_file(sealed(tmp_path, bare_spans(600)))
     held = {}
     for limit in (0, 64 * KIB, MIB):
-        monkeypatch.setattr(bundle, "MAX_REMEMBERED_HEAD_BYTES", limit)
+        monkeypatch.setattr(reader_module, "MAX_REMEMBERED_HEAD_BYTES", limit)
         with store.open_session(URI) as reader:
             tracemalloc.start()
             for _ in range(2):

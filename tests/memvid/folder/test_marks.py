@@ -592,7 +592,7 @@ def test_threat_28_what_a_save_that_was_killed_leaves_is_removed_as_a_leftover(
         with pytest.raises(OSError, match="error"):
             marked.pin(WRITER, A, 1).save(folder)
     assert Marks.load(folder) == marked
-    assert folder.remove_temps() == 1
+    assert folder.temps.remove_all() == 1
 
 
 @settings(max_examples=30)
