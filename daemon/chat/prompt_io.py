@@ -155,13 +155,7 @@ class Exchanges:
             else:
                 live.state.random_key, live.dirty = key, dirty
             if isinstance(error, asyncio.CancelledError) and (read[0] or written.tokens):
-                raise LeftMidway(
-                    was_read=read[0] > 0,
-                    tokens=tuple(written.tokens),
-                    text=written.text,
-                    token_count=len(live.state.tokens),
-                    branched=look,
-                ) from None
+                raise _left_midway(live, written, was_read=read[0] > 0, branched=look) from None
             raise
         finally:
             if order.seeded:
@@ -218,6 +212,16 @@ def require_same_model(before: Identity, now: LoadedModel, uri: SessionUri) -> N
 def _final_digest(state: LiveState) -> str:
     assert state.last_logits is not None
     return generation.logits_digest(state.last_logits)
+
+
+def _left_midway(live: Session, written: Written, *, was_read: bool, branched: Look | None) -> LeftMidway:
+    return LeftMidway(
+        was_read=was_read,
+        tokens=tuple(written.tokens),
+        text=written.text,
+        token_count=len(live.state.tokens),
+        branched=branched,
+    )
 
 
 def _note_answer(live: Session, order: WriteOrder, written: Written, held: int) -> None:

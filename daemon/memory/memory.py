@@ -27,7 +27,6 @@ from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Final
 
-from ...errors import TorporError
 from ...memvid.units import format_bytes
 from ...memvid.uri import SessionUri
 from ...snapshot.memory import available_bytes
@@ -39,6 +38,7 @@ from ..events.events import EvictionPlanned, EvictionRefused, MemoryAwaited, Mem
 from ..sessions.sessions import Session, Turns
 from .claims import Claim
 from .eviction import Resident, plan_eviction
+from .line import Line
 from .model_registry import Shelf
 
 _LOG = logging.getLogger(__name__)
@@ -86,7 +86,7 @@ class Memory:
     awake, turns: the sessions in memory, and who uses them; put_away: frees the memory of one whose turn is held.
     unload: frees that of a model that none of those needs whose sessions stay in memory. bus: who is told of what waits
         and what is refused.
-    numbers: the places of requests, in the order in which they came.
+    line: the requests that wait for memory. numbers: the places of requests, in the order in which they came.
     slept_by_pressure, slept_by_idling: how many sessions have gone to sleep without anybody's asking.
 
     Raises:
@@ -113,9 +113,7 @@ class Memory:
         self._unload = unload
         require_models_fit(shelf.weights_bytes(), budget)
         self._reserved = 0
-        self._waiting: list[Claim] = []
-        self._stalled: dict[Claim, Callable[[], bool]] = {}
-        self._apart: set[Claim] = set()
+        self.line = Line(turns)
         self._evicting: asyncio.Task[None] | None = None
         self._looks_again_at = 0.0
         self.slept_by_pressure = 0
@@ -128,7 +126,7 @@ class Memory:
             weights_bytes=self._shelf.weights_bytes(),
             sessions_bytes=self._sessions(),
             reserved_bytes=self._reserved,
-            waiting=len(self._waiting),
+            waiting=len(self.line.waiting),
             slept_by_pressure=self.slept_by_pressure,
             slept_by_idling=self.slept_by_idling,
         )
@@ -167,18 +165,20 @@ class Memory:
             return True
         use.grows = grows
         self._require_possible(use, wanted)
-        if len(self._waiting) >= MAX_WAITING_FOR_MEMORY and use.number > max(each.number for each in self._waiting):
-            raise MemoryBusy(f"{len(self._waiting)} requests already wait for memory; send this one again later.")
+        if len(self.line.waiting) >= MAX_WAITING_FOR_MEMORY and use.number > max(
+            each.number for each in self.line.waiting
+        ):
+            raise MemoryBusy(f"{len(self.line.waiting)} requests already wait for memory; send this one again later.")
         use.wanted, use.answer = wanted, asyncio.get_running_loop().create_future()
-        self._waiting.append(use)
+        self.line.waiting.append(use)
         try:
             self.look_again()
             if use.answer.done():
                 return await use.answer
             return await self._wait(use, use.answer)
         finally:
-            if use in self._waiting:
-                self._waiting.remove(use)
+            if use in self.line.waiting:
+                self.line.waiting.remove(use)
             use.answer = None
             if use.passed_at is not None:
                 use.request.stood_back_s += time.monotonic() - use.passed_at
@@ -187,7 +187,7 @@ class Memory:
 
     def take_free(self, use: Claim, wanted: int) -> bool:
         """Reserve that many bytes if they are free now and no request waits for any: no session has to go for them."""
-        if self._waiting or wanted > self._free:
+        if self.line.waiting or wanted > self._free:
             return False
         use.reserved += wanted
         self._reserved += wanted
@@ -196,7 +196,7 @@ class Memory:
     async def _wait(self, use: Claim, answer: asyncio.Future[bool]) -> bool:
         begun, wanted = time.monotonic(), use.wanted
         use.request.waits = True
-        self._bus.publish(MemoryAwaited(use.uri, wanted, max(0, self._free), self._waiting.index(use)))
+        self._bus.publish(MemoryAwaited(use.uri, wanted, max(0, self._free), self.line.waiting.index(use)))
         granted = await answer
         self._bus.publish(MemoryGranted(use.uri, wanted, granted, time.monotonic() - begun))
         return granted
@@ -219,11 +219,11 @@ class Memory:
     def apart(self, number: int) -> Iterator[Claim]:
         """A request that holds no session's turn, of that place among all."""
         claim = Claim(None, number)
-        self._apart.add(claim)
+        self.line.apart.add(claim)
         try:
             yield claim
         finally:
-            self._apart.discard(claim)
+            self.line.apart.discard(claim)
             self.settle(claim)
             self.look_again()
 
@@ -231,17 +231,12 @@ class Memory:
     def waiting_for_another(self, use: Claim, waits: Callable[[], bool]) -> Iterator[None]:
         """A request waits for another one, which has a turn or loads a model: before that it frees nothing itself.
         waits: whether it does still; it may hear of the end only in a moment, and is at work from then on."""
-        self._stalled[use] = waits
+        self.line.stalled[use] = waits
         self.look_again()
         try:
             yield
         finally:
-            del self._stalled[use]
-
-    def refuse_waiting(self, error: Callable[[], TorporError]) -> None:
-        """Tell all that wait that they do so in vain."""
-        for use in tuple(self._waiting):
-            self._end(use, error())
+            del self.line.stalled[use]
 
     def could_not_sleep(self, uri: SessionUri, error: Exception, use: Claim | None = None) -> None:
         """A session that was to make room is still in memory; the first that waits looks for others. use: the claim
@@ -249,33 +244,23 @@ class Memory:
         why = sentence_of(error)
         _LOG.warning("%s could not be put to sleep to make room: %s", uri, why)
         self._bus.publish(EvictionRefused(uri, code_of(error)))
-        for claim in (*self._waiting[:1], *([] if use is None else [use])):
+        for claim in (*self.line.waiting[:1], *([] if use is None else [use])):
             claim.unslept[uri] = why
 
     def look_again(self) -> None:
         """See to the first that waits. To be called whenever memory or a turn has become free."""
-        self._line_up()
-        while self._waiting:
-            first = self._waiting[0]
+        self.line.order()
+        while self.line.waiting:
+            first = self.line.waiting[0]
             assert first.answer is not None
             if first.answer.done():  # given up in this very moment
-                self._waiting.pop(0)
+                self.line.waiting.pop(0)
             elif first.wanted <= self._free:
                 self._grant(first)
             elif not self._can_wait(first):
-                self._end(first, self._refusal(first, first.wanted))
+                self.line.refuse(first, self._refusal(first, first.wanted))
             else:
                 return
-
-    def _line_up(self) -> None:
-        """Who stands back behind the others, and all in the order of their coming."""
-        now = time.monotonic()
-        self._waiting.sort(key=lambda each: (each.stands_back(now), each.number))
-        last = -1
-        for each in self._waiting:
-            last = max(last, each.number)
-            if each.number < last and each.passed_at is None:
-                each.passed_at = now
 
     async def close(self) -> None:
         """Wait for what is being put to sleep."""
@@ -291,16 +276,11 @@ class Memory:
 
     def _grant(self, use: Claim) -> None:
         assert use.answer is not None
-        self._waiting.remove(use)
+        self.line.waiting.remove(use)
         use.reserved += use.wanted
         self._reserved += use.wanted
         use.unslept.clear()
         use.answer.set_result(True)
-
-    def _end(self, use: Claim, error: TorporError) -> None:
-        self._waiting.remove(use)
-        if use.answer is not None and not use.answer.done():
-            use.answer.set_exception(error)
 
     def _can_wait(self, first: Claim) -> bool:
         """Whether something is under way that may free memory; if nothing was, it is begun."""
@@ -310,16 +290,16 @@ class Memory:
             self._tell_plan(first, plan)
             self._evicting = apart(self._evict())
             return True
-        if self._others_at_work(first):
+        if self.line.others_at_work(first):
             return True
-        for use in reversed(self._waiting[1:] if first.grows else self._waiting):
+        for use in reversed(self.line.waiting[1:] if first.grows else self.line.waiting):
             session = self._session_of(use)
             if session is not None and session.state.tokens and session.uri not in first.unslept:
-                self._waiting.remove(use)
+                self.line.waiting.remove(use)
                 if use.answer is not None and not use.answer.done():
                     use.answer.set_result(False)
                 return True
-        if plan := self._plan(first, self._waiting[1:])[:1]:
+        if plan := self._plan(first, self.line.waiting[1:])[:1]:
             self._tell_plan(first, plan)
             self._evicting = apart(self._unload_held())
             return True
@@ -338,17 +318,6 @@ class Memory:
         models = sum(isinstance(each, str) for each in plan)
         free = max(0, self._free)
         self._bus.publish(EvictionPlanned(first.uri, first.wanted, free, len(plan) - models, models))
-
-    def _others_at_work(self, first: Claim) -> bool:
-        """Whether a request goes on that waits for no other: at its end at the latest it lets go of what it has. So it
-        is in as much of a hurry as the first that waits."""
-        still = {*self._waiting, *(claim for claim, waits in self._stalled.items() if waits())}
-        turns = {uri for claim in still for uri in (claim.uri, claim.also)}
-        working, apart_from_all = self._turns.in_use() - turns, self._apart - still
-        if not first.stands_back(time.monotonic()):
-            for uri in working:
-                self._turns.lift(uri)
-        return bool(working or apart_from_all)
 
     def _session_of(self, use: Claim) -> Session | None:
         return None if use.uri is None else self._awake.get(use.uri)
@@ -371,7 +340,11 @@ class Memory:
     async def _evict(self) -> None:
         """Let what is idle leave, one after the other, as long as the first that waits needs it."""
         try:
-            while self._waiting and self._waiting[0].wanted > self._free and (chosen := self._plan(self._waiting[0])):
+            while (
+                self.line.waiting
+                and self.line.waiting[0].wanted > self._free
+                and (chosen := self._plan(self.line.waiting[0]))
+            ):
                 await self._let_leave(chosen[0])
                 self.look_again()
         finally:
@@ -394,8 +367,8 @@ class Memory:
     async def _unload_held(self) -> None:
         """Unload a model that only those hold who wait behind the first."""
         try:
-            first = self._waiting[0] if self._waiting else None
-            chosen = self._plan(first, self._waiting[1:]) if first and first.wanted > self._free else ()
+            first = self.line.waiting[0] if self.line.waiting else None
+            chosen = self._plan(first, self.line.waiting[1:]) if first and first.wanted > self._free else ()
             if chosen:
                 await self._let_leave(chosen[0])
         finally:

@@ -66,7 +66,7 @@ class LastSleeps:
         What there is no time for is kept as a ledger. give_up: what cannot be kept whole for another reason, too.
         keeping: is told what becomes of each; those that it has seen are passed over.
         """
-        self._memory.refuse_waiting(
+        self._memory.line.refuse_all(
             lambda: ServiceClosed("The daemon was told to stop, and has no memory to wait for; try again in a moment.")
         )
         patient_until = time.monotonic() + order.share(PATIENCE_S)

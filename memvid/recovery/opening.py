@@ -34,7 +34,7 @@ from ..folder import duplicate_files
 from ..folder.folder import StoreFolder
 from ..folder.pins import Pins
 from ..format.layout import RETIRED_SUFFIX
-from ..format.records import OpenReport
+from ..format.records import Finding, IndexRow, OpenReport
 from ..index.index import Index
 from ..index.rows import LIVE, SHADOWED, UNREADABLE, IndexedBundle
 from ..index.schema import IndexUnusable
@@ -90,62 +90,109 @@ def _open_and_reconcile(folder: StoreFolder, files: Mapping[bytes, str], writabl
         raise
 
 
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """What the index says, beside what there is of files. live: the bundles with a live file; known: those that the
+    index has a row for, but for what is set aside or missed. unread: those that could not be read. absent: the rows of
+    versions without a file; retired: those of versions with a retired file alone."""
+
+    live: set[bytes]
+    entered: set[bytes]
+    known: set[bytes]
+    unread: set[bytes]
+    unsettled: set[bytes]
+    missed: Mapping[bytes, IndexRow]
+    given_up: Mapping[bytes, IndexRow]
+    absent: Mapping[bytes, IndexRow]
+    retired: set[bytes]
+    rows_of_retired: Mapping[bytes, IndexRow]
+
+    @classmethod
+    def of(cls, index: Index, files: Mapping[bytes, str]) -> _Seen:
+        live = live_of(files)
+        with _believed():
+            entered, unread, unsettled = index.bundle_ids(), set(index.with_status(UNREADABLE)), index.unsettled()
+            missed, given_up = index.missed(), index.given_up()
+            known = entered - given_up.keys() - missed.keys()
+            absent = index.rows_of(known - files.keys())
+            retired = known & files.keys() - live
+            rows = index.rows_of(retired)
+        return cls(live, entered, known, unread, unsettled, missed, given_up, absent, retired, rows)
+
+
+@dataclass(frozen=True, slots=True)
+class _Deleted:
+    """The versions without a file that were deleted, by what the index has them for."""
+
+    absent: set[bytes]
+    aside: set[bytes]
+    missed: set[bytes]
+
+
 def _reconcile(folder: StoreFolder, index: Index, files: Mapping[bytes, str], *, writable: bool) -> OpenReport:
-    live = live_of(files)
-    with _believed():
-        entered, unread, unsettled = index.bundle_ids(), set(index.with_status(UNREADABLE)), index.unsettled()
-        missed, given_up = index.missed(), index.given_up()
-        aside = set(given_up)
-        known = entered - aside - missed.keys()
-        absent = index.rows_of(known - files.keys())
-        retired = known & files.keys() - live
-        rows_of_retired = index.rows_of(retired)
-    set_aside = set_aside_among(folder, rows_of_retired)
-    retired -= set_aside
-    scan = read_bundles(folder, (live - known) | (live & unread))  # with what was set aside and is put back
+    seen = _Seen.of(index, files)
+    live, known, aside = seen.live, seen.known, set(seen.given_up)
+    set_aside = set_aside_among(folder, seen.rows_of_retired)
+    scan = read_bundles(folder, (live - known) | (live & seen.unread))  # with what was set aside and is put back
     scan.unread = [bundle_id for bundle_id in scan.unread if bundle_id not in aside]
     unreadable = enter_unreadable(folder, scan, index)
-    with _believed():
-        gone_with = deleted_sessions(
-            folder, index, but_for(set_aside, rows_of_retired), files, [*scan.bundles, *unreadable]
-        )
-        deleted_absent = of_sessions(gone_with, absent)
-        absent_aside = {one: row for one, row in given_up.items() if one not in live}
-        deleted_aside = of_sessions(gone_with, absent_aside)
-        deleted_missed = of_sessions(gone_with, missed)
-    retired |= deleted_absent
-    if absent_aside:
-        with contextlib.suppress(UnsafePath, StoreIoError):  # then it is unknown, and they stay
-            deleted_aside |= (absent_aside.keys() & list_leaving(folder)) - ids_marked(folder)
+    deleted = _deleted(folder, index, files, seen, set_aside, [*scan.bundles, *unreadable])
+    retired = seen.retired - set_aside | deleted.absent
     if writable:
-        unmark_without_files(folder, deleted_absent | deleted_aside | deleted_missed)
-    left = let_go(folder, deleted_aside) if writable and deleted_aside else []
-    gone = known - files.keys() - absent.keys()
-    vanished = _vanished(folder, index, sorted(gone & unread))
+        unmark_without_files(folder, deleted.absent | deleted.aside | deleted.missed)
+    left = let_go(folder, deleted.aside) if writable and deleted.aside else []
+    gone = known - files.keys() - seen.absent.keys()
+    vanished = _vanished(folder, index, sorted(gone & seen.unread))
     gone -= {bundle.bundle_id for bundle in vanished}
     back = aside.intersection(bundle.bundle_id for bundle in scan.bundles)
-    stamps = folder.stamps_of(live & known - unread)
+    stamps = folder.stamps_of(live & known - seen.unread)
     with _believed():
         others = index.of_other_files(stamps)
-    again = read_again(folder, stamps.keys() & (unsettled | others))
+    again = read_again(folder, stamps.keys() & (seen.unsettled | others))
     with _believed():
-        corrected = sum(_is_told_otherwise(index, one) for one in again.bundles if one.bundle_id not in unsettled)
+        corrected = sum(_is_told_otherwise(index, one) for one in again.bundles if one.bundle_id not in seen.unsettled)
         rivals = [rival for rival in (_rival(index, bundle) for bundle in scan.bundles) if rival is not None]
-    rivals = [rival for rival in rivals if rival.bundle_id not in retired | set_aside]
-    told = _told_by_marks(folder, files, entered)
-    marks_seen = told is not None and index.marks_unseen()
-    missing = absent.keys() - retired
-    found = no_more_missed(folder, missed, files) | deleted_missed
+    told = _told_by_marks(folder, files, seen.entered)
+    missing = seen.absent.keys() - retired
+    found = no_more_missed(folder, seen.missed, files) | deleted.missed
     changes = _changes(
         scan,
-        rivals,
+        [rival for rival in rivals if rival.bundle_id not in retired | set_aside],
         [*unreadable, *vanished, *(told or ())],
-        dropped=retired | gone | unread | back | found | deleted_aside,
+        dropped=retired | gone | seen.unread | back | found | deleted.aside,
         aside=set_aside,
         settled=again.bundles,
-        unsettled=missing - unsettled,
+        unsettled=missing - seen.unsettled,
         unproven=others.intersection(again.unread),
     )
+    _bring_in_line(index, changes, marks_seen=told is not None and index.marks_unseen())
+    lacking = find_missing(folder, [seen.absent[one] for one in sorted(missing)])
+    findings = _with_unknown(folder, index, [*left, *scan.findings, *again.findings, *lacking])
+    added = len(live - known - aside) + len(back)
+    return OpenReport(None, added, len(gone), 0, tuple(findings), rows_corrected=corrected)
+
+
+def _deleted(
+    folder: StoreFolder,
+    index: Index,
+    files: Mapping[bytes, str],
+    seen: _Seen,
+    set_aside: set[bytes],
+    found: Iterable[IndexedBundle],
+) -> _Deleted:
+    absent_aside = {one: row for one, row in seen.given_up.items() if one not in seen.live}
+    with _believed():
+        sessions = deleted_sessions(folder, index, but_for(set_aside, seen.rows_of_retired), files, found)
+        deleted = _Deleted(
+            of_sessions(sessions, seen.absent), of_sessions(sessions, absent_aside), of_sessions(sessions, seen.missed)
+        )
+    if absent_aside:
+        with contextlib.suppress(UnsafePath, StoreIoError):  # then it is unknown, and they stay
+            deleted.aside.update((absent_aside.keys() & list_leaving(folder)) - ids_marked(folder))
+    return deleted
+
+
+def _bring_in_line(index: Index, changes: _Changes, *, marks_seen: bool) -> None:
     if changes or marks_seen:
         index.reconcile(
             changes.added,
@@ -157,13 +204,14 @@ def _reconcile(folder: StoreFolder, index: Index, files: Mapping[bytes, str], *,
             unproven=changes.unproven,
             marks_seen=marks_seen,
         )
-    findings = [*left, *scan.findings, *again.findings, *find_missing(folder, [absent[one] for one in sorted(missing)])]
+
+
+def _with_unknown(folder: StoreFolder, index: Index, findings: list[Finding]) -> list[Finding]:
+    """With the bundles whose needs are unknown, unless they are told of already."""
     with _believed():
         unknown = find_told(folder, index)
     paths = {finding.path for finding in findings}
-    findings += [finding for finding in unknown if finding.path not in paths]
-    added = len(live - known - aside) + len(back)
-    return OpenReport(None, added, len(gone), 0, tuple(findings), rows_corrected=corrected)
+    return findings + [finding for finding in unknown if finding.path not in paths]
 
 
 def _is_told_otherwise(index: Index, bundle: IndexedBundle) -> bool:

@@ -473,7 +473,7 @@ async def test_memory_goes_by_the_order_of_coming_to_who_has_stood_back_for_long
 
 async def test_a_wait_for_memory_counts_as_standing_back_from_when_somebody_is_put_before(open_tight: Any) -> None:
     async with open_tight() as rig:
-        claims: list[Any] = rig.service.residency.memory._waiting
+        claims: list[Any] = rig.service.residency.memory.line.waiting
         async with held_up(rig, "a"):
             tasks = [asyncio.ensure_future(rig.write("b", 3, priority="background"))]
             await until(lambda: len(claims) == 1)
