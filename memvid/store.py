@@ -51,7 +51,7 @@ from .format.records import (
 from .recovery.opening import load_index
 from .uri import SessionUri
 from .writing import deletion
-from .writing.sleeping import SleepRequest, environment, write_version
+from .writing.sleeping import VersionDraft, environment, write_version
 
 __all__ = [
     "DeleteReport",
@@ -155,7 +155,7 @@ class Store(Exchanging, Upkeep, Tagging):
         """
         return write_version(
             self._core,
-            SleepRequest(
+            VersionDraft(
                 uri=uri,
                 identity=identity,
                 parent=parent,

@@ -60,7 +60,7 @@ before the commit. What is beyond fails its sleep then, which has lost nothing: 
 
 
 @dataclass(frozen=True, slots=True)
-class SleepRequest:
+class VersionDraft:
     """What is to be made durable. `reused` come first in the chain, `blocks` continue it; buffers are borrowed. The
     `doubted` ones of the reused are read before they are referred to."""
 
@@ -78,7 +78,7 @@ class SleepRequest:
     doubted: Sequence[BlockEntry] = ()
 
 
-def write_version(core: StoreCore, request: SleepRequest) -> Receipt:
+def write_version(core: StoreCore, request: VersionDraft) -> Receipt:
     """Write, flush, read back, publish and index the next version of a session. See `Store.write_bundle`."""
     core.require_writable()
     core.mend_index_file()
@@ -103,7 +103,7 @@ class _Sleep:
     def __init__(
         self,
         core: StoreCore,
-        request: SleepRequest,
+        request: VersionDraft,
         version: int,
         holdings: Holdings,
         places: dict[bytes, bytes],
@@ -359,7 +359,7 @@ class Holdings:
 
 
 def _places_of_reused(
-    core: StoreCore, pin: Callable[[bytes], None], holdings: Holdings, request: SleepRequest
+    core: StoreCore, pin: Callable[[bytes], None], holdings: Holdings, request: VersionDraft
 ) -> dict[bytes, bytes]:
     """Where each reused block lies at present; proves that they are the beginning of the parent's chain.
 
