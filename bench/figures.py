@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,19 +38,41 @@ def save(name: str, figures: dict[str, Any], out: Path) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def plotted(path: Path, document: dict[str, Any], title: str, width: float = 7.0) -> Iterator[Any]:
-    """Axes to draw on; the plot is saved at the end."""
+    """Axes to draw on; the plot is saved at the end. title: the finding, as a sentence."""
+    with panels(path, document, title, (1, 1), (width, 4.2)) as axes:
+        yield axes[0]
+
+
+@contextlib.contextmanager
+def panels(
+    path: Path, document: dict[str, Any], title: str, shape: tuple[int, int], size: tuple[float, float], **shared: bool
+) -> Iterator[list[Any]]:
+    """As `plotted`, with several axes: `shape` rows and columns of them, row by row. size: inches. shared: `sharex`,
+    `sharey`."""
     import matplotlib as mpl
 
     mpl.use("agg")
     from matplotlib import pyplot as plt
 
-    figure, axes = plt.subplots(figsize=(width, 4.2))
+    figure, grid = plt.subplots(*shape, figsize=size, squeeze=False, **shared)
     try:
         machine = document["machine"]
-        axes.set_title(f"{title}\n{machine['processor']}, {machine['cpu_count']} cores", fontsize=9)
-        yield axes
-        axes.grid(visible=True, which="both", axis="y", alpha=0.3)
-        figure.tight_layout()
+        figure.suptitle(title, fontsize=10, fontweight="bold", x=0.01, ha="left")
+        figure.text(
+            0.01, 0.01, f"{machine['processor']}, {machine['cpu_count']} cores", fontsize=7, color="gray", ha="left"
+        )
+        yield list(grid.flat)
+        for axes in grid.flat:
+            axes.grid(visible=True, which="major", alpha=0.3)
+            axes.spines[["top", "right"]].set_visible(False)
+        figure.tight_layout(rect=(0, 0.03, 1, 1))
         figure.savefig(path, dpi=110)
     finally:
         plt.close(figure)
+
+
+def label_at_end(axes: Any, xs: Sequence[float], ys: Sequence[float], text: str, colour: str) -> None:
+    """Name a line at its right end, in its colour."""
+    axes.annotate(
+        text, (xs[-1], ys[-1]), xytext=(6, 0), textcoords="offset points", va="center", fontsize=8, color=colour
+    )

@@ -24,7 +24,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from figures import parser_for, plotted, rounds_of, save
+from figures import label_at_end, panels, parser_for, rounds_of, save
 from machine import spread
 from torpor.daemon.prefixes.prefixes import tokens_in_common
 from torpor.socket_api import Client
@@ -163,18 +163,7 @@ def _merged(rounds: list[dict[str, Any]]) -> dict[str, Any]:
 def report(measured: dict[str, list[dict[str, Any]]], out: Path) -> None:
     """The figures as JSON and as a plot, and a few lines for a person."""
     figures = save("reuse", {"templates": measured}, out)
-    with plotted(out / "reuse.png", figures, "Tokens read in each turn of a chat that is sent in full", 8) as axes:
-        for (name, turns), style in zip(measured.items(), ("o-", "s--"), strict=True):
-            numbers = range(1, len(turns) + 1)
-            for key, label, colour in (
-                ("transcript_tokens", "whole transcript", "tab:red"),
-                ("behind_the_common_prefix", "behind the common prefix", "tab:orange"),
-                ("prefilled_tokens", "read", "tab:blue"),
-                ("new_message_tokens", "new message", "tab:gray"),
-            ):
-                axes.plot(numbers, [turn[key] for turn in turns], style, label=f"{label}, {name}", color=colour)
-        axes.set(xlabel="turn", ylabel="tokens", yscale="log")
-        axes.legend(fontsize=6)
+    draw(measured, figures, out / "reuse.png")
     for name, turns in measured.items():
         print(f"== {name}")
         for number, turn in enumerate(turns, 1):
@@ -185,6 +174,28 @@ def report(measured: dict[str, list[dict[str, Any]]], out: Path) -> None:
                 f"   whole {turn['transcript_tokens']:>5}"
                 f"   first token {1000 * warm['median']:>7.1f} ms, read again {1000 * cold['median']:>7.1f} ms"
             )
+
+
+def draw(measured: dict[str, list[dict[str, Any]]], figures: dict[str, Any], path: Path) -> None:
+    """A panel for each template: tokens read in each turn, beside what else could be read."""
+    last = next(iter(measured.values()))[-1]
+    title = f"A turn reads its new message alone: {last['prefilled_tokens']} of {last['transcript_tokens']} at the end"
+    with panels(path, figures, title, (1, len(measured)), (10, 4.2), sharey=True) as grid:
+        for axes, (name, turns) in zip(grid, measured.items(), strict=True):
+            numbers = list(range(1, len(turns) + 1))
+            for key, label, colour in (
+                ("transcript_tokens", "whole transcript", "tab:red"),
+                ("behind_the_common_prefix", "behind the common prefix", "tab:orange"),
+                ("prefilled_tokens", "Torpor reads", "tab:blue"),
+            ):
+                counts = [turn[key] for turn in turns]
+                if key == "behind_the_common_prefix" and counts == [turn["prefilled_tokens"] for turn in turns]:
+                    continue  # with such a template a prefix cache does as well
+                axes.plot(numbers, counts, "o-", color=colour, markersize=3)
+                label_at_end(axes, numbers, counts, label, colour)
+            axes.set_title(name, fontsize=9)
+            axes.set(xlabel="turn", yscale="log", xlim=(0.5, 1.5 * len(turns)), xticks=numbers)
+        grid[0].set(ylabel="tokens read")
 
 
 def main() -> None:

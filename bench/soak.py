@@ -30,7 +30,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from figures import parser_for, plotted, save
+from figures import label_at_end, panels, parser_for, save
 from torpor.daemon.models.models import DEMO_MODEL_FOLDER
 from torpor.socket_api import Client, RemoteError
 
@@ -192,16 +192,7 @@ def _model_name(number: int) -> str:
 def report(soak: Soak, models: int, out: Path) -> None:
     """The figures as JSON and as a plot, and a few lines for a person."""
     figures = save("soak", {"models": models, **soak.figures()}, out)
-    title = "The daemon in a soak: each beside its median in the second quarter"
-    with plotted(out / "soak.png", figures, title, 9) as axes:
-        minutes = [each.at / 60 for each in soak.samples]
-        for what in NOTED:
-            usual = figures[what]["second_quarter"]
-            axes.plot(minutes, [getattr(each, what) / usual for each in soak.samples], label=what)
-        usual = figures["turn_s"]["second_quarter"]
-        axes.plot([at / 60 for at, _ in soak.turns], [taken / usual for _, taken in soak.turns], ",", label="turn")
-        axes.set(xlabel="minutes", ylim=(0, 4))
-        axes.legend(fontsize=7)
+    draw(soak, figures, out / "soak.png")
     for what in (*NOTED, "turn_s"):
         early, late, growth = (figures[what][when] for when in ("second_quarter", "last_quarter", "growth"))
         print(f"{what:>15} {early:>14,.3f} {late:>14,.3f} {100 * growth:>+7.2f} %")
@@ -209,6 +200,39 @@ def report(soak: Soak, models: int, out: Path) -> None:
         f"{figures['turns']} turns in {figures['seconds']:.0f} s, models loaded {figures['model_loads']} times; "
         f"refused: {figures['refusals']}"
     )
+
+
+def draw(soak: Soak, figures: dict[str, Any], path: Path) -> None:
+    """What the daemon takes, and how long a turn takes, minute by minute."""
+    growth = 100 * figures["resident_bytes"]["growth"]
+    title = f"{figures['turns']:,} turns in {figures['seconds'] / 60:.0f} minutes: memory {growth:+.1f} % at the end"
+    with panels(path, figures, title, (4, 1), (8, 7.5), sharex=True) as (memory, held, files, turns):
+        minutes = [each.at / 60 for each in soak.samples]
+        memory.plot(minutes, [each.resident_bytes / 2**20 for each in soak.samples], color="tab:blue", linewidth=0.8)
+        memory.set(ylabel="resident, MiB", ylim=(0, None))
+        for what, colour in (("open_files", "tab:orange"), ("threads", "tab:green")):
+            held.plot(minutes, [getattr(each, what) for each in soak.samples], color=colour, linewidth=0.8)
+            label_at_end(held, minutes, [getattr(each, what) for each in soak.samples], what.replace("_", " "), colour)
+        held.set(ylabel="of the daemon", ylim=(0, None))
+        files.plot(minutes, [each.stored_files for each in soak.samples], color="tab:purple", linewidth=0.8)
+        files.set(ylabel="files in the store", ylim=(0, None))
+        by_minute = _by_minute(soak.turns)
+        for share, name in ((0.5, "median"), (0.99, "p99")):
+            taken = [_quantile(each, share) for each in by_minute.values()]
+            turns.plot(list(by_minute), taken, color="tab:red", linewidth=1 if share == 0.5 else 0.6)
+            label_at_end(turns, list(by_minute), taken, name, "tab:red")
+        turns.set(xlabel="minutes", ylabel="a turn, s", ylim=(0, None))
+
+
+def _by_minute(turns: Sequence[tuple[float, float]]) -> dict[int, list[float]]:
+    found: dict[int, list[float]] = {}
+    for at, taken in turns:
+        found.setdefault(int(at // 60), []).append(taken)
+    return dict(sorted(found.items()))
+
+
+def _quantile(values: Sequence[float], share: float) -> float:
+    return sorted(values)[min(len(values) - 1, int(share * len(values)))]
 
 
 def main() -> None:

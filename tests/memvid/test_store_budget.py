@@ -16,6 +16,7 @@ from torpor.memvid.disk.budget import Budget, utc_day
 from torpor.memvid.errors import BudgetExceeded, NoSpace
 from torpor.memvid.folder.folder import StoreFolder
 from torpor.memvid.folder.retention import Retention
+from torpor.memvid.folder.temps import Temps
 from torpor.memvid.format.codecs import zstd
 from torpor.memvid.index.index import Index
 from torpor.memvid.index.rows import IndexedBundle
@@ -54,7 +55,7 @@ def test_a_full_budget_refuses_before_a_temporary_file_is_made(
     with Store.open(store_path, writable=True) as store:
         sleep(store, 300)
     with Store.open(store_path, writable=True, budget=Budget(max_store_bytes=1)) as store:
-        monkeypatch.setattr(StoreFolder, "new_temp", lambda *_: pytest.fail("it wrote"))
+        monkeypatch.setattr(Temps, "new", lambda *_: pytest.fail("it wrote"))
         with pytest.raises(BudgetExceeded):
             sleep(store, 20, uri=OTHER_URI)
         store.delete_session(URI)
@@ -71,7 +72,7 @@ def test_a_sleep_that_cannot_fit_is_refused_with_its_size_before_any_of_it_is_wr
         whole = sleep(measured, 600).bytes_written
     with Store.open(store_path, writable=True, budget=Budget(**{bound: raw - 1})) as store:
         with monkeypatch.context() as patched:
-            patched.setattr(StoreFolder, "new_temp", lambda *_: pytest.fail("it wrote"))
+            patched.setattr(Temps, "new", lambda *_: pytest.fail("it wrote"))
             for _ in range(3):
                 with pytest.raises(BudgetExceeded) as refusal:
                     sleep(store, 600)

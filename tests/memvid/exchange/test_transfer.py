@@ -50,8 +50,8 @@ from torpor.memvid.errors import (
 )
 from torpor.memvid.exchange import transfer
 from torpor.memvid.exchange.incoming import hand_over
-from torpor.memvid.folder.folder import StoreFolder
 from torpor.memvid.folder.retention import Retention
+from torpor.memvid.folder.temps import Temps
 from torpor.memvid.format.bundle import BundleFile
 from torpor.memvid.index.index import Index
 from torpor.memvid.limits import MAX_IMPORTED_VERSION, MAX_VERSION
@@ -860,7 +860,7 @@ def test_a_session_whose_numbers_are_used_up_is_told_so_before_anything_is_writt
     exported(store, target, OTHER_URI)
     slept_as(other, MAX_VERSION, monkeypatch, seed=5)
     before = tree(Path(other.path))
-    monkeypatch.setattr(StoreFolder, "new_temp", lambda _folder: pytest.fail("a file was begun"))
+    monkeypatch.setattr(Temps, "new", lambda _folder: pytest.fail("a file was begun"))
     with pytest.raises(LimitExceeded, match="import --as"):
         sleep(other, 600) if what == "sleep" else other.import_file(target, as_uri=URI)
     assert tree(Path(other.path)) == before

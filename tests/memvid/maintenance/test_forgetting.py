@@ -31,7 +31,7 @@ from store_making import (
 )
 from torpor.memvid.disk import durable
 from torpor.memvid.errors import NoSpace, ReadOnlyStore, SessionNotFound
-from torpor.memvid.folder.folder import StoreFolder
+from torpor.memvid.folder.temps import Temps
 from torpor.memvid.format.records import MaintenanceReport
 from torpor.memvid.format.writer import BundleWriter
 from torpor.memvid.index.index import Index
@@ -569,7 +569,7 @@ def test_no_room_to_strip_is_reported_and_everything_else_goes(
         raise NoSpace("No room.")
 
     with monkeypatch.context() as patch:
-        patch.setattr(StoreFolder, "new_temp", full)
+        patch.setattr(Temps, "new", full)
         report = store.forget(SECRET)
     assert [finding.code for finding in report.problems] == ["no_space"]
     assert store.find_session(SECRET) is None
