@@ -42,7 +42,7 @@ from torpor.daemon.models.models import DEMO_MODEL_FOLDER, load_model
 from torpor.snapshot.digests import DigestCache
 from torpor.socket_api import Client
 import mlx.core as mx
-from figures import parser_for, plotted, rounds_of, save
+from figures import OURS, PEER, label_at_end, parser_for, plotted, rounds_of, save
 from machine import spread
 # isort: on
 
@@ -310,12 +310,16 @@ def report(rounds: list[dict[str, list[Load]]], out: Path) -> None:
     """The figures as JSON and as a plot, and a few lines for a person. Ratios are taken round by round."""
     loads = [_compared(rounds, at) for at in range(len(rounds[0]["torpor"]))]
     figures = save("agents", {"model": "demo", "loads": loads}, out)
-    with plotted(out / "agents.png", figures, "Tokens a second over all agents, 4,000 tokens of context each") as axes:
-        for name in rounds[0]:
+    most = loads[-1]
+    title = f"{most['agents']} agents: {most['throughput_ratio']['median']:.2f} times the throughput of mlx_lm.server"
+    with plotted(out / "agents.png", figures, title) as axes:
+        agents = [each["agents"] for each in loads]
+        for name, colour in zip(rounds[0], (OURS, PEER), strict=True):
             taken = [each[name]["tokens_a_second"]["median"] for each in loads]
-            axes.plot([each["agents"] for each in loads], taken, "o-", label=name)
-        axes.set(xlabel="agents at once", ylabel="tokens a second", ylim=(0, None))
-        axes.legend()
+            axes.plot(agents, taken, "o-", color=colour)
+            label_at_end(axes, agents, taken, name, colour)
+        axes.set(xlabel="agents at once, 4,000 tokens of context each", ylabel="tokens a second, all agents")
+        axes.set(xlim=(0, 1.3 * agents[-1]), ylim=(0, None))
     for each in loads:
         print(f"== {each['agents']} agents")
         for name in rounds[0]:

@@ -30,7 +30,7 @@ from torpor.daemon.service import Service
 import mlx.core as mx
 from mlx.utils import tree_flatten
 from mlx_lm.models import lfm2
-from figures import parser_for, plotted, rounds_of, save
+from figures import label_at_end, parser_for, plotted, rounds_of, save
 from machine import spread
 # isort: on
 
@@ -145,19 +145,15 @@ def print_line(at: dict[str, Any]) -> None:
 
 
 def draw(document: dict[str, Any], path: Path) -> None:
-    with plotted(path, document, "the canary: a wake with it and without") as axes:
-        for model, lengths in document["models"].items():
+    with plotted(path, document, "What a canary adds to a wake") as axes:
+        for (model, lengths), colour in zip(document["models"].items(), ("tab:blue", "tab:red"), strict=False):
+            tokens = [at["tokens"] for at in lengths]
             for policy, style in (("always", "-o"), ("never", "--s")):
-                axes.plot(
-                    [at["tokens"] for at in lengths],
-                    [at["seconds"][policy]["wake"]["median"] * _MILLI for at in lengths],
-                    style,
-                    label=f"{model}, {policy}",
-                )
-        axes.set_xlabel("tokens of context")
-        axes.set_ylabel("ms until the session serves")
-        axes.set_ylim(bottom=0)
-        axes.legend(fontsize=8)
+                taken = [at["seconds"][policy]["wake"]["median"] * _MILLI for at in lengths]
+                axes.plot(tokens, taken, style, color=colour)
+                label_at_end(axes, tokens, taken, f"{model}, {policy}", colour)
+        axes.set(xlabel="tokens of context", ylabel="ms until the session serves", ylim=(0, None))
+        axes.margins(x=0.3)
 
 
 def main() -> int:

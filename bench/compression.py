@@ -40,7 +40,7 @@ import mlx.core as mx
 import numpy as np
 from mlx_lm.models import qwen3
 from mlx_lm.models.cache import make_prompt_cache
-from figures import parser_for, plotted, rounds_of, save
+from figures import OURS, panels, parser_for, rounds_of, save
 from machine import spread
 # isort: on
 
@@ -312,35 +312,28 @@ def _with_range(speed: dict[str, float]) -> str:
 
 
 def plot(document: dict[str, Any], path: Path) -> None:
-    """Each codec's first level: stored over raw, in a line from the speed of compressing to that of decompressing."""
-    title = f"KV compressed (o) and decompressed (x), at level {LEVELS[0]}"
-    with plotted(path, document, title, 9) as axes:
-        for each, colour in zip(document["samples"], ("tab:blue", "tab:green", "tab:red"), strict=False):
-            axes.plot([], [], "-", color=colour, label=f"{each['sample']} ({each['dtype']})")
-            for name, found in each["codecs"].items():
-                if name.endswith(f"-{LEVELS[0]}"):
-                    _draw(axes, name, found, colour)
-        axes.set(xlabel="MB of KV a second, one thread", ylabel="stored bytes / raw bytes", xscale="log")
-        axes.margins(x=0.2)
-        axes.legend(fontsize=7)
-
-
-def _draw(axes: Any, name: str, found: dict[str, Any], colour: str) -> None:
-    height = found["stored_over_raw"]
-    slow, fast = sorted(found[key]["median"] for key in ("compress_mb_s", "decompress_mb_s"))
-    axes.plot([slow, fast], [height] * 2, "-", color=colour, linewidth=0.6, alpha=0.5)
-    axes.plot(found["compress_mb_s"]["median"], height, "o", color=colour, markersize=4)
-    axes.plot(found["decompress_mb_s"]["median"], height, "x", color=colour, markersize=5)
-    foreign = name.startswith("blosc2")  # to the right of its line: planes have nearly the same height
-    axes.annotate(
-        name,
-        (fast if foreign else slow, height),
-        xytext=(6 if foreign else -6, 0),
-        textcoords="offset points",
-        ha="left" if foreign else "right",
-        va="center",
-        fontsize=6,
-    )
+    """Each codec's first level, a panel for each sample: from the speed of compressing to that of decompressing."""
+    level, samples = f"-{LEVELS[0]}", document["samples"]
+    smallest = min(found["stored_over_raw"] for each in samples for found in each["codecs"].values())
+    title = f"Compressed keys and values take {smallest:.0%} of their bytes at best"
+    with panels(path, document, title, (1, len(samples)), (11, 3.6), sharex=True, sharey=True) as grid:
+        for axes, each in zip(grid, samples, strict=True):
+            codecs = {name: found for name, found in each["codecs"].items() if name.endswith(level)}
+            for height, found in enumerate(codecs.values()):
+                speeds = [found[key]["median"] for key in ("compress_mb_s", "decompress_mb_s")]
+                axes.plot(speeds, [height] * 2, "-", color=OURS, linewidth=0.8)
+                axes.plot(speeds[0], height, "o", speeds[1], height, "x", color=OURS, markersize=5)
+                axes.annotate(
+                    f"{found['stored_over_raw']:.0%}",
+                    (max(speeds), height),
+                    xytext=(8, -3),
+                    textcoords="offset points",
+                    fontsize=8,
+                )
+            axes.set_yticks(range(len(codecs)), list(codecs), fontsize=8)
+            axes.set_title(f"{each['sample']} ({each['dtype']})", fontsize=8)
+            axes.set(xlabel="MB/s: compressed (o), decompressed (x)", xscale="log")
+            axes.margins(x=0.25, y=0.15)
 
 
 def main() -> None:

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 import plain
-from figures import parser_for, plotted, rounds_of, save
+from figures import OURS, PEER, label_at_end, parser_for, plotted, rounds_of, save
 from machine import spread
 from parts import Parts, timed_parts
 from synthetic import IDENTITY, QWEN3_THIN, Shape, demo_shape, random_ledger, random_memory
@@ -140,21 +140,22 @@ def report(sleepers: list[Sleeper], shape: Shape, out: Path) -> None:
     """JSON, plot, and a table for a person."""
     histories = [figures_of(each, sleepers[0]) for each in sleepers]
     document = save("delta", {"shape": shape.name, "step_tokens": STEP, "histories": histories}, out)
-    with plotted(out / "delta.png", document, f"a sleep of {STEP} new tokens, {shape.name}") as axes:
+    title = f"A sleep of {STEP} new tokens takes the same time, however long the history ({shape.name})"
+    with plotted(out / "delta.png", document, title, 9) as axes:
         tokens = [each["history_tokens"] for each in histories]
         for name, label, colour in (
-            ("seconds", "sleep, read back", "tab:blue"),
-            ("plain_seconds", "plain write and flush of as many bytes", "tab:grey"),
+            ("seconds", "sleep, read back", OURS),
+            ("plain_seconds", "plain write and flush", PEER),
         ):
             values = [[1000 * each[name][which] for each in histories] for which in ("median", "lowest", "highest")]
-            axes.plot(tokens, values[0], "o-", label=label, color=colour)
+            axes.plot(tokens, values[0], "o-", color=colour)
+            label_at_end(axes, tokens, values[0], label, colour)
             axes.fill_between(tokens, values[1], values[2], alpha=0.2, color=colour)
         axes.set_xscale("log")
         axes.minorticks_off()
         axes.set_xticks(tokens, [f"{count:,}" for count in tokens])
         axes.set_ylim(bottom=0)
-        axes.set(xlabel="tokens that were durable before", ylabel="milliseconds")
-        axes.legend()
+        axes.set(xlabel="tokens that were durable before", ylabel="milliseconds", xlim=(None, 8 * tokens[-1]))
     print(
         f"{'history':>8} {'bundles':>8} {'KiB written':>12} {'sleep ms':>9} {'plain ms':>9} "
         f"{'time / first':>22} {'bytes / first':>14}"

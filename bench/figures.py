@@ -11,6 +11,9 @@ from typing import Any
 
 from machine import describe
 
+OURS, PEER = "tab:blue", "tab:gray"
+"""One colour a thing, in all plots: Torpor, and what it is compared with."""
+
 
 def parser_for(document: str | None, rounds: int) -> argparse.ArgumentParser:
     """The arguments that each benchmark of the store takes."""

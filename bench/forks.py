@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from figures import parser_for, plotted, save
+from figures import OURS, parser_for, plotted, save
 from machine import spread
 from synthetic import IDENTITY, QWEN3_06B, QWEN3_THIN, CacheMemory, Shape, demo_shape, random_ledger, random_memory
 from torpor.memvid import Receipt, SessionUri, Store
@@ -158,10 +158,11 @@ def report(plan: Plan, ways: dict[str, dict[str, Any]], out: Path) -> None:
     rows += [(f"store, {way}", found["bundle_disk_bytes"]) for way, found in ways.items()]
     rows.append(("whole copies, raw", plan.copies))
     title = f"a base of {plan.base_tokens} tokens and {plan.forks} forks with {plan.own_tokens} more, {plan.shape.name}"
-    with plotted(out / "forks.png", document, title) as axes:
-        bars = axes.bar([name for name, _ in rows], [size / _MIB for _, size in rows], color="tab:blue")
-        axes.bar_label(bars, fmt="%.0f", fontsize=8)
-        axes.set(ylabel="MiB on the disk")
+    least = max(found["copies_over_disk"] for found in figures["ways"].values())
+    with plotted(out / "forks.png", document, f"{plan.forks} forks take {least:.0f} times less than copies") as axes:
+        bars = axes.barh([name for name, _ in rows][::-1], [size / _MIB for _, size in rows][::-1], color=OURS)
+        axes.bar_label(bars, fmt="%.0f", fontsize=8, padding=2)
+        axes.set(xlabel=f"MiB on the disk: {title}")
     print(title)
     for name, size in rows:
         print(f"  {name:22} {size / _MIB:10.1f} MiB   {size / ideal:7.3f} of base and tails")

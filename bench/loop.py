@@ -33,7 +33,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from figures import parser_for, plotted, save
+from figures import OURS, parser_for, plotted, save
 from scale import make_store
 from torpor.daemon.api.events import ProgressEvent
 from torpor.errors import TorporError
@@ -287,12 +287,14 @@ def report(figures: dict[str, Any], out: Path) -> None:
     document = save("loop", figures, out)
     beside = figures["beside"]
     streamed = {what: each for what, each in beside.items() if each["gaps"]}
-    with plotted(out / "loop.png", document, f"a stream beside requests; {figures['sessions']:,} sessions") as axes:
-        for name in ("p50_s", "p99_s", "most_s"):
-            axes.plot([1000 * each[name] for each in streamed.values()], "o", label=name)
-        axes.set_xticks(range(len(streamed)), list(streamed), rotation=30, fontsize=7)
-        axes.set(ylabel="ms between two pieces", yscale="log")
-        axes.legend(fontsize=7)
+    title = f"How long a stream waits for its next piece beside other requests, {figures['sessions']:,} sessions"
+    with plotted(out / "loop.png", document, title, 9) as axes:
+        for name, label, marker in (("p50_s", "median", "|"), ("p99_s", "99 %", "o"), ("most_s", "longest", ">")):
+            waits = [1000 * each[name] for each in streamed.values()]
+            axes.plot(waits, range(len(streamed)), marker, color=OURS)
+            axes.annotate(label, (waits[-1], len(streamed) - 1), xytext=(0, 8), textcoords="offset points", fontsize=7)
+        axes.set_yticks(range(len(streamed)), list(streamed), fontsize=8)
+        axes.set(xlabel="ms between two pieces", xscale="log")
 
 
 def main() -> int:

@@ -35,7 +35,7 @@ from torpor.daemon.service import Service
 import mlx.core as mx
 import numpy as np
 from demo_model import data
-from figures import parser_for, plotted, save
+from figures import label_at_end, parser_for, plotted, save
 from machine import spread
 # isort: on
 
@@ -217,17 +217,22 @@ def report(results: list[Losses], out: Path) -> None:
 
 def plot(document: dict[str, Any], path: Path) -> None:
     """Mean difference of a log-probability over the share of the disk."""
-    with plotted(path, document, "Keys and values in few bits, demo model, held-out text") as axes:
+    with plotted(path, document, "What keys and values in few bits cost in exactness, and save on the disk", 9) as axes:
         for kept, colour in (("8 bits", "tab:blue"), ("4 bits", "tab:red")):
             tokens = [each["tokens"] for each in document["lengths"]]
             rows = [each["kept"][kept] for each in document["lengths"]]
             share = statistics.fmean(row["share_of_exact"] for row in rows)
             label = f"{kept}: {share:.0%} of the disk"
-            axes.plot(tokens, [row["mean_difference"] for row in rows], "o-", color=colour, label=f"{label}, mean")
-            axes.plot(tokens, [row["largest_difference"] for row in rows], "o--", color=colour, label=f"{label}, most")
-        axes.set(xlabel="tokens of context", ylabel="difference of a log-probability, nats", yscale="log")
-        axes.set_ylim(top=10)  # room for the legend
-        axes.legend(fontsize=8, ncols=2)
+            for key, style, what in (("mean_difference", "o-", "mean"), ("largest_difference", "o--", "most")):
+                differences = [row[key] for row in rows]
+                axes.plot(tokens, differences, style, color=colour)
+                label_at_end(axes, tokens, differences, f"{label}, {what}", colour)
+        axes.set(
+            xlabel="tokens of context, demo model, held-out text",
+            ylabel="difference of a log-probability, nats",
+            yscale="log",
+        )
+        axes.margins(x=0.3)
 
 
 def main() -> None:

@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from figures import parser_for, plotted, rounds_of, save
+from figures import OURS, parser_for, plotted, rounds_of, save
 from machine import spread
 from synthetic import IDENTITY, Shape, random_memory
 from torpor.memvid import BlockEntry, Receipt, SessionUri, Store
@@ -233,12 +233,14 @@ def report(figures: dict[str, Any], out: Path) -> None:
         for what, seconds in found["seconds"].items()
     ]
     title = f"a store of {figures['versions']:,} versions of {figures['sessions']:,} sessions"
-    with plotted(out / "scale.png", document, title) as axes:
+    slowest = max(rows, key=lambda row: row[1]["median"])
+    finding = f"Nothing takes longer than {_readable(slowest[1]['median'])} with {figures['versions']:,} versions"
+    with plotted(out / "scale.png", document, finding) as axes:
         names = [name for name, _ in rows][::-1]
         middles = [seconds["median"] for _, seconds in rows][::-1]
-        bars = axes.barh(names, middles, color="tab:blue")
+        bars = axes.barh(names, middles, color=OURS)
         axes.bar_label(bars, [_readable(middle) for middle in middles], fontsize=8, padding=2)
-        axes.set(xlabel="seconds", xscale="log")
+        axes.set(xlabel=f"seconds, {title}", xscale="log")
         axes.margins(x=0.2)
     print(f"{title}: made in {figures['making_seconds']:.0f} s without flushes")
     for name, seconds in rows:

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 import plain
-from figures import parser_for, plotted, rounds_of, save
+from figures import OURS, PEER, panels, parser_for, rounds_of, save
 from machine import spread
 from parts import Parts, timed_parts
 from synthetic import (
@@ -280,8 +280,12 @@ def cases_of(options: argparse.Namespace) -> list[Case]:
 def report(results: list[Result], out: Path) -> None:
     """JSON, plot, and a table for a person."""
     document = save("store", {"cases": [result.figures() for result in results]}, out)
-    with plotted(out / "store.png", document, "share of the speed of plain system calls, same bytes", 8.5) as axes:
-        _draw(axes, document["cases"])
+    shares = [share["median"] for case in document["cases"] for share in case["share_of_plain_speed"].values()]
+    title = f"Sleeps and reads run at {min(shares):.1f} to {max(shares):.1f} of the speed of plain system calls"
+    shape, size = (1, len(document["cases"])), (10, 4.2)
+    with panels(out / "store.png", document, title, shape, size, sharey=True, sharex=True) as grid:
+        for axes, case in zip(grid, document["cases"], strict=True):
+            _draw(axes, case)
     for result, figures in zip(results, document["cases"], strict=True):
         print(f"== {figures['shape']}, {figures['tokens']} tokens, {figures['state_bytes'] / _MIB:.0f} MiB")
         for ours, share in figures["share_of_plain_speed"].items():
@@ -299,25 +303,25 @@ def report(results: list[Result], out: Path) -> None:
             print("  the page cache could not be emptied: the cold figures are not cold")
 
 
-def _draw(axes: Any, cases: list[dict[str, Any]]) -> None:
-    names = list(cases[0]["share_of_plain_speed"])
-    width = 0.8 / len(names)
-    for number, name in enumerate(names):
-        shares = [case["share_of_plain_speed"][name] for case in cases]
-        middles = [share["median"] for share in shares]
-        errors = [
-            [middle - share["lowest"] for middle, share in zip(middles, shares, strict=True)],
-            [share["highest"] - middle for middle, share in zip(middles, shares, strict=True)],
-        ]
-        places = [place + (number - (len(names) - 1) / 2) * width for place in range(len(cases))]
-        label = name.replace("verified_", "read, ").replace("_", " memory, ").replace("cold memory", "cold cache")
-        axes.bar(places, middles, width, yerr=errors, label=f"{label} thread(s)" if "_" in name else label, capsize=2)
-    axes.axhline(1.0, color="black", linewidth=0.8)
-    axes.set_xticks(
-        range(len(cases)), [f"{case['shape']}\n{case['state_bytes'] / _MIB:.0f} MiB" for case in cases], fontsize=8
-    )
-    axes.set(ylabel="plain time / Torpor's time")
-    axes.legend(fontsize=7, ncols=2)
+def _draw(axes: Any, case: dict[str, Any]) -> None:
+    """One size: the median of each operation, and from the lowest to the highest."""
+    shares = case["share_of_plain_speed"]
+    for height, share in enumerate(shares.values()):
+        axes.plot([share["lowest"], share["highest"]], [height] * 2, "-", color=OURS, linewidth=1)
+        axes.plot(share["median"], height, "o", color=OURS, markersize=4)
+    axes.axvline(1.0, color=PEER, linewidth=0.8)
+    axes.set_yticks(range(len(shares)), [_readable(name) for name in shares], fontsize=8)
+    axes.set_title(f"{case['shape']}, {case['state_bytes'] / _MIB:.0f} MiB", fontsize=9)
+    axes.set(xlabel="speed / plain system calls", xscale="log")
+
+
+def _readable(name: str) -> str:
+    """`verified_cold_2` as "read, cold cache, 2 threads"."""
+    if "_" not in name:
+        return name
+    _, memory, threads = name.split("_")
+    place = "cold cache" if memory == "cold" else f"{memory} memory"
+    return f"read, {place}, {threads} thread{'' if threads == '1' else 's'}"
 
 
 def main() -> None:

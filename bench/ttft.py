@@ -40,7 +40,7 @@ import mlx.core as mx
 import numpy as np
 from mlx_lm.models import qwen3
 from mlx_lm.models.cache import make_prompt_cache
-from figures import parser_for, plotted, rounds_of, save
+from figures import label_at_end, parser_for, plotted, rounds_of, save
 from machine import spread
 from model_states import IDENTITY
 # isort: on
@@ -269,17 +269,21 @@ def report(measured: dict[str, list[Length]], out: Path) -> None:
     crossings = {name: crossing(lengths) for name, lengths in models.items()}
     lines = {"device": str(mx.default_device()), "models": models, "woken_is_faster_from": crossings}
     figures = save("ttft", lines, out)
-    with plotted(out / "ttft.png", figures, "Time to the first token, woken and read again", 8) as axes:
+    ratios = [lengths[-1]["read_again_over_woken"]["median"] for lengths in models.values()]
+    tokens = max(lengths[-1]["tokens"] for lengths in models.values())
+    title = f"Woken, the first token comes {min(ratios):.0f} to {max(ratios):.0f} times sooner at {tokens:,} tokens"
+    with plotted(out / "ttft.png", figures, title, 10) as axes:
         for colour, (name, lengths) in zip(("tab:blue", "tab:red"), models.items(), strict=False):
             tokens = [each["tokens"] for each in lengths]
             for what, style in (("read_again", "o--"), ("woken", "o-")):
                 taken = [each["seconds"][what] for each in lengths]
-                label = f"{name}, {what.replace('_', ' ')}"
-                axes.plot(tokens, [each["median"] for each in taken], style, label=label, color=colour)
+                medians = [each["median"] for each in taken]
+                axes.plot(tokens, medians, style, color=colour)
+                label_at_end(axes, tokens, medians, f"{name}, {what.replace('_', ' ')}", colour)
                 lowest, highest = [each["lowest"] for each in taken], [each["highest"] for each in taken]
                 axes.fill_between(tokens, lowest, highest, alpha=0.2, color=colour)
         axes.set(xlabel="tokens of context", ylabel="seconds to the first token", yscale="log", xscale="log")
-        axes.legend(fontsize=7)
+        axes.margins(x=0.25)
     for name, lengths in models.items():
         print(f"== {name}; waking is faster from {crossings[name]} tokens on")
         for each in lengths:

@@ -158,7 +158,7 @@ def _touch(size_bytes: int) -> None:
 def report(cases: list[Case], out: Path, *, as_found: bool) -> None:
     """JSON, a plot, and tables for a person."""
     document = save("wake", {"as_found": as_found, "cases": [case.figures() for case in cases]}, out)
-    with plotted(out / "wake.png", document, "speed of a wake over mlx-lm's load, which verifies nothing", 9) as axes:
+    with plotted(out / "wake.png", document, "A wake, which verifies, beside mlx-lm's load, which does not", 9) as axes:
         _draw(axes, document["cases"])
     for case in document["cases"]:
         print(f"== {case['shape']}, {case['tokens']} tokens, {case['state_bytes'] / _MIB:.0f} MiB")
@@ -206,7 +206,7 @@ def _draw(axes: Any, cases: list[dict[str, Any]]) -> None:
     labels = [f"{case['shape']}\n{case['state_bytes'] / _MIB:.0f} MiB" for case in cases]
     axes.set_xticks(range(len(cases)), labels, fontsize=6 if len(cases) > 6 else 8)
     axes.set(ylabel="mlx-lm's time / Torpor's time")
-    axes.legend(fontsize=7)
+    axes.legend(fontsize=7, loc="upper left", bbox_to_anchor=(1, 1))
 
 
 def cases_of(options: argparse.Namespace) -> list[Case]:
