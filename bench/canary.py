@@ -26,6 +26,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 # isort: off
 from torpor.daemon.models.models import DEMO_MODEL_FOLDER
 from torpor.daemon.api.events import WorkEvent
+from torpor.daemon.options.serve_options import CanaryPolicy, ServeOptions
 from torpor.daemon.service import Service
 import mlx.core as mx
 from mlx.utils import tree_flatten
@@ -37,7 +38,7 @@ from machine import spread
 LENGTHS = (512, 2048, 7680)
 QUICK_LENGTHS = (256, 512)
 ROUNDS = 5
-POLICIES = ("always", "never")
+POLICIES: tuple[CanaryPolicy, ...] = ("always", "never")
 HYBRID = {
     "model_type": "lfm2",
     "hidden_size": 1024,
@@ -96,11 +97,9 @@ async def measure(model: Path, lengths: tuple[int, ...], rounds: int, folder: Pa
     """For each length the seconds by policy, the policies taking turns."""
     services = {
         policy: await Service.open(
-            store_path=folder / policy,
+            ServeOptions(store=folder / policy, canary=policy, prefix_reuse="off", scrub_rate=0),
             models={"m": str(model)},
             digest_cache=folder / "digests.json",
-            canary=policy,
-            prefix_reuse="off",
         )
         for policy in POLICIES
     }

@@ -31,6 +31,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 # In this order: torpor chooses the BLAS that MLX, which is imported after it, will use.
 # isort: off
 from torpor.daemon.models.models import DEMO_MODEL_FOLDER
+from torpor.daemon.options.serve_options import ServeOptions
 from torpor.daemon.service import Service
 import mlx.core as mx
 import numpy as np
@@ -97,7 +98,7 @@ def ignore(_event: object) -> None:
 async def measure(lengths: Sequence[int], documents: int, parent: Path | None) -> list[Losses]:
     """Everything, on a store of its own in `parent` (the folder for temporary files, unless told)."""
     with tempfile.TemporaryDirectory(prefix="torpor-bench-", dir=parent) as folder:
-        service = await Service.open(store_path=Path(folder) / "store", prefix_reuse="off")
+        service = await Service.open(ServeOptions(store=Path(folder) / "store", prefix_reuse="off", scrub_rate=0))
         try:
             texts = held_out(service, max(lengths) + FOLLOWING + 1, documents)
             results = [Losses(length) for length in lengths]

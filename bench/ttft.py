@@ -29,6 +29,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from torpor.daemon.engine.generation import PREFILL_CHUNK_TOKENS
 from torpor.daemon.api.events import WorkEvent
 from torpor.daemon.api.events import TokenEvent
+from torpor.daemon.options.serve_options import ServeOptions
 from torpor.daemon.service import Service
 from torpor.memvid import SessionUri, Store
 from torpor.snapshot import restore
@@ -112,7 +113,7 @@ def ignore(_event: object) -> None:
 async def measure_demo(lengths: Sequence[int], rounds: int, parent: Path | None) -> list[Length]:
     """On a store of its own in `parent` (the folder for temporary files, unless told)."""
     with tempfile.TemporaryDirectory(prefix="torpor-bench-", dir=parent) as folder:
-        service = await Service.open(store_path=Path(folder) / "store", prefix_reuse="off")
+        service = await Service.open(ServeOptions(store=Path(folder) / "store", prefix_reuse="off", scrub_rate=0))
         try:
             tokens = document(service, max(lengths))
             return [await _demo_length(service, tokens[:each], rounds) for each in lengths]

@@ -236,7 +236,9 @@ def _report_usage(error: Any, arguments: Sequence[str], *, as_json: bool) -> int
     problem = problem.replace("Value error, ", "")  # pydantic's word for what a check of a choice has said
     sentence = problem if problem.endswith("?") else f"{problem.rstrip('.')}."
     message = f"{sentence} See {_command_of(error, arguments)} --help."
-    write_failure(InvalidUsage.code, message, USAGE.number, {}, as_json=as_json)
+    named = next(iter(getattr(getattr(error, "param", None), "opts", [])), "")
+    details = {"option": named} if named.startswith("-") else {}
+    write_failure(InvalidUsage.code, message, USAGE.number, details, as_json=as_json)
     return USAGE.number
 
 

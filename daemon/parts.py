@@ -13,19 +13,17 @@ from collections.abc import Sequence
 from ..memvid.format.manifest import require_session_map
 from ..memvid.store import Store
 from ..memvid.uri import VERSION_MARK, SessionUri, parse_reference
-from ..snapshot.canary import Policy
 from ..snapshot.digests import FileCheck
 from .api.events import OnEvent
 from .api.process import ShutdownResult
 from .api.sampling import Sampling
 from .api.session import Look
 from .api.store import DeleteResult
-from .api.waking import RecomputePolicy
 from .chat.conversing import Conversing
 from .chat.folds import Folds
 from .chat.prompt_io import Exchanges
 from .config.configuring import Configuring
-from .engine.admission import MAX_WAITING, Queue
+from .engine.admission import Queue
 from .engine.buffers import Buffers
 from .engine.engine import Engine
 from .engine.sampler import initial_key
@@ -38,10 +36,10 @@ from .memory.claims import Use
 from .memory.loading import Loader
 from .memory.memory import default_budget
 from .memory.model_registry import Shelf
-from .memory.watching import ChangePolicy
 from .models.rates import Measured
+from .options.serve_options import ServeOptions
 from .prefixes.prefix_history import Reasons
-from .prefixes.reuse import PrefixReuse, ReusePolicy
+from .prefixes.reuse import PrefixReuse
 from .prefixes.reuse_counts import Hits
 from .residency import listing
 from .residency.labels import Labels
@@ -78,18 +76,10 @@ class Parts:
         shelf: Shelf,
         loader: Loader,
         bus: Bus,
-        *,
+        options: ServeOptions,
         changed_unseen: Sequence[FileCheck] = (),
-        canary: Policy = "always",
-        trusting: bool = False,
-        memory_budget: int | None = None,
-        idle_sleep_s: float | None = None,
-        prefix_reuse: ReusePolicy = "exact",
-        recompute: RecomputePolicy = "off",
-        on_model_change: ChangePolicy = "refuse",
-        stop_within_s: float | None = None,
-        max_waiting: int = MAX_WAITING,
     ) -> None:
+        self._options = options
         self.store = store
         self.last_sleep: LastSleep | None = None
         self.changed_unseen = tuple(changed_unseen)
@@ -97,11 +87,13 @@ class Parts:
         self.shelf = shelf
         self.loader = loader
         self.bus = bus
-        self.queue = Queue(max_waiting)
+        self.queue = Queue(options.max_waiting)
         way = Way()
         self.measured = Measured(store)
-        recomputing = Recomputing(engine, self.measured, recompute)
-        self.hibernation = Hibernation(store, engine, way, self.bus, recomputing, canary=canary, trusting=trusting)
+        recomputing = Recomputing(engine, self.measured, options.recompute)
+        self.hibernation = Hibernation(
+            store, engine, way, self.bus, recomputing, canary=options.canary, trusting=options.trusting
+        )
         self.maintenance = Maintenance(store, way)
         self.analyst = Analyst(store)
         self.forking = Forking(store, self.hibernation)
@@ -109,7 +101,7 @@ class Parts:
         self.ageing: Ageing | None = None
         self.config: Configuring | None = None
         self.hits = Hits()
-        self.reuse = PrefixReuse(store, engine, self.hibernation, self.bus, self.hits, prefix_reuse)
+        self.reuse = PrefixReuse(store, engine, self.hibernation, self.bus, self.hits, options.prefix_reuse)
         self.encoder = Encoder()
         self.buffers = Buffers(engine)
         self.residency = Residency(
@@ -119,12 +111,11 @@ class Parts:
             shelf,
             loader,
             self.require_working,
-            default_budget(shelf.weights_bytes()) if memory_budget is None else memory_budget,
+            default_budget(shelf.weights_bytes()) if options.memory_budget is None else options.memory_budget,
             self.buffers,
             self.bus,
-            idle_sleep_s,
-            on_model_change,
-            stop_within_s,
+            options.idle_sleep,
+            options.on_model_change,
         )
         self.planning = Planning(self.hibernation, self.residency, shelf)
         self.reasons = Reasons(self.encoder, self.reuse, self.residency.awake.get)
@@ -148,6 +139,11 @@ class Parts:
         self.preparing: asyncio.Task[ShutdownResult] | None = None
         self.keeping: asyncio.Task[Keeping] | None = None
         self.closing: asyncio.Task[ShutdownResult] | None = None
+
+    @property
+    def options(self) -> ServeOptions:
+        """Those that hold now."""
+        return self._options if self.config is None else self.config.options
 
     async def begin(
         self,

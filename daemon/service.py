@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -19,27 +18,24 @@ from ..memvid.disk.location import default_store_path
 from ..memvid.store import Store
 from ..memvid.units import format_plural
 from ..memvid.uri import VERSION_MARK, SessionUri, parse_reference
-from ..snapshot.canary import Policy
 from ..snapshot.digests import DigestCache, default_cache_path
 from ..snapshot.kv_format import KvChoice
 from .api.process import ShutdownResult
 from .api.records import Request
 from .api.verb import Awaiting, R, Verb
 from .api.verbs import Verbs
-from .api.waking import RecomputePolicy
-from .config.configuring import ConfigFile, Configuring, Settings
-from .engine.admission import MAX_WAITING
+from .config.configuring import ConfigFile, Configuring
+from .config.settings import Settings
 from .engine.cancellation import to_the_end
-from .engine.decoding import MOST_ROWS, Decoder
+from .engine.decoding import Decoder
 from .engine.engine import Engine
 from .events.bus import Bus, Subscription, Wanted
 from .memory.loading import Loader, load_first
 from .memory.model_registry import ModelChoice, Shelf, choices_of
-from .memory.watching import ChangePolicy
 from .models.adapters import AdapterChoice
 from .models.models import DEMO_MODEL_FOLDER, DEMO_MODEL_NAME
+from .options.serve_options import ServeOptions
 from .parts import Parts
-from .prefixes.reuse import ReusePolicy
 from .residency.stopping import Keeping
 from .sleep.orders import LastSleep
 from .sleep.quantising import Ageing, AgePolicy
@@ -69,61 +65,27 @@ class Service(Parts, Verbs, Awaiting):
     @classmethod
     async def open(
         cls,
+        options: ServeOptions | None = None,
         *,
-        store_path: str | os.PathLike[str] | None = None,
         models: Mapping[str, str | ModelChoice] | None = None,
         adapters: Mapping[str, AdapterChoice] | None = None,
         kv: KvChoice | None = None,
         digest_cache: Path | None = None,
-        check_models: bool = False,
-        store_budget: int | None = None,
-        daily_write_budget: int | None = None,
-        keep_free: int = 0,
-        canary: Policy = "always",
-        trusting: bool = False,
-        quantise: AgePolicy | None = None,
-        memory_budget: int | None = None,
-        idle_sleep_s: float | None = None,
-        prefix_reuse: ReusePolicy = "exact",
-        recompute: RecomputePolicy = "off",
-        on_model_change: ChangePolicy = "refuse",
-        batch_rows: int = MOST_ROWS,
-        max_waiting: int = MAX_WAITING,
         scrub: ScrubPolicy | None = None,
-        stop_within_s: float | None = None,
+        quantise: AgePolicy | None = None,
     ) -> Service:
         """Take the store (by default the user's), start the engine, and load the models that are to be there from the
         start: a name and how it is served, or its folder or hub name alone; the first is the default. With none, the
         bundled demo model is served under the name "demo". Those that are loaded later are looked at.
 
-        kv, adapters: of the models of which a folder or name is given alone: how all of them quantise keys and values
+        options: as they are declared (`options/serve_options.py`); each as it is left out if None. With `check_models`,
+            `warnings` names the model files that had changed unseen.
+        kv, adapters: of the models that are given as a folder or name alone: how all of them quantise keys and values
             as they compute them (not at all if None), and by the name of the model what is loaded on top of it.
-        trusting: wakes take the KV on the disk for what was written, without hashing it.
-        canary: when a wake proves that the state computes what the slept one did.
-        batch_rows: how many sessions of a model may decode in one call; 1: each alone, so that its numbers are to the
-            bit what they are where nobody else is served.
-        max_waiting: how many requests may wait for their turn, for memory or the engine.
-        prefix_reuse: what a new session takes over of those that begin alike: what is to the bit as if it had read it
-            itself, all tokens in common (`longest`), or nothing (`off`).
-        recompute: whether a wake that would be slower than its tokens are computed again does the latter: never
-            (`off`), where the very bits result (`exact`), or always (`fastest`).
-        scrub: how sleeping sessions are read again, while nobody wants anything, and healed where they are damaged; not
-            at all if None.
-        quantise: from which age on sleeping sessions are kept in fewer bits, and in how many; None: all stay exact.
-        check_models: read every model file anew, whatever is remembered of it; `warnings` then names those that had
-            changed unseen.
+        scrub, quantise: in the place of what the options have.
 
-        memory_budget: bytes that models and sessions may take; what does not fit sleeps until it is asked for. By
-            default the models and a share of what is available beside them (`memory.DEFAULT_SHARE`).
-        idle_sleep_s: after how many seconds a session that nobody uses is put to sleep; never if None.
-        stop_within_s: seconds that a stop has to put sessions to sleep; of those that it has no time for it keeps the
-            ledgers. As long as it takes if None.
-        on_model_change: what becomes of a loaded model whose files change: nothing is begun on it until they are back
-            (`refuse`), or its sessions are put to sleep and it is loaded anew (`reload`).
-
-        The other budgets are bytes: what the store may hold, may write in a day (UTC), and leaves free on the disk. A
-        sleep that would go past one is refused, and its session stays awake. The sleeps of `close` are refused by the
-        last of the three only.
+        A sleep that would go past a budget is refused, and its session stays awake. The sleeps of `close` are refused
+        by `keep_free` only.
 
         Raises:
             StoreLocked: another daemon has the store.
@@ -132,34 +94,19 @@ class Service(Parts, Verbs, Awaiting):
             UnknownModel: an adapter is for a model that is not to be served.
             MemoryBudgetExceeded: the models alone take more than the budget.
         """
+        options = options or ServeOptions()
         sources = models or {DEMO_MODEL_NAME: str(DEMO_MODEL_FOLDER)}
         shelf = Shelf(choices_of(sources, adapters or {}, kv))
-        budget = Budget(store_budget, daily_write_budget, keep_free)
-        place = store_path or default_store_path()
-        digests = DigestCache(digest_cache or default_cache_path(), full=check_models)
+        budget = Budget(options.store_budget, options.daily_write_budget, options.keep_free)
+        place = options.store or default_store_path()
+        digests = DigestCache(digest_cache or default_cache_path(), full=options.check_models)
         loader = Loader(digests)
         store = await asyncio.to_thread(lambda: Store.open(place, writable=True, budget=budget))
         bus = Bus()
-        engine = Engine(Decoder(batch_rows, bus.from_any_thread()))
+        engine = Engine(Decoder(options.batch, bus.from_any_thread()))
         try:
-            await load_first(shelf, loader, memory_budget)
-            service = cls(
-                store,
-                engine,
-                shelf,
-                loader,
-                bus,
-                changed_unseen=digests.changed_unseen,
-                canary=canary,
-                trusting=trusting,
-                memory_budget=memory_budget,
-                idle_sleep_s=idle_sleep_s,
-                prefix_reuse=prefix_reuse,
-                recompute=recompute,
-                on_model_change=on_model_change,
-                stop_within_s=stop_within_s,
-                max_waiting=max_waiting,
-            )
+            await load_first(shelf, loader, options.memory_budget)
+            service = cls(store, engine, shelf, loader, bus, options, digests.changed_unseen)
             await service.buffers.bound(service.residency.memory.for_sessions)
         except BaseException:
             loader.close()
@@ -167,9 +114,13 @@ class Service(Parts, Verbs, Awaiting):
             store.close()
             raise
         service.reuse.learn_stored()
+        if scrub is None and options.scrub_rate:
+            scrub = ScrubPolicy(options.scrub_rate)
         if scrub is not None:
             service.scrub = Scrub(store, scrub, service.bus, service.healing.mend)
             service.hibernation.waking.on_damage = service.scrub.suspect
+        if quantise is None and options.quantise_after is not None:
+            quantise = AgePolicy(options.quantise_after, options.quantise_bits)
         if quantise is not None:
             service.ageing = Ageing(lambda: store_verbs.quantise(service, None, quantise.order), quantise.every_s)
         return service
@@ -225,8 +176,7 @@ class Service(Parts, Verbs, Awaiting):
     def _last_sleeps(self) -> LastSleep:
         """What holds for all sleeps of this stop: its time begins when it is asked for first."""
         if self.last_sleep is None:
-            within = self.residency.stop_within_s
-            self.last_sleep = LastSleep(None if within is None else time.monotonic() + within)
+            self.last_sleep = LastSleep(time.monotonic() + self.options.stop_within)
             self.hibernation.stopping = self.last_sleep
         return self.last_sleep
 

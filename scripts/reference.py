@@ -27,8 +27,8 @@ from torpor.cli.reach.options import NAMESPACE_PARAMETER, takes_namespace
 from torpor.cli.registry import function_of
 from torpor.daemon.api.reference import reference
 from torpor.daemon.api.verb import Verb
-from torpor.daemon.config.configuration import Configuration, ModelTable
 from torpor.daemon.events import events
+from torpor.daemon.options.serve_options import MODEL_OPTIONS, SERVE_OPTIONS, Declared
 from torpor.errors import TorporError
 from torpor.socket_api import Client
 from typer.models import ArgumentInfo
@@ -167,46 +167,30 @@ class _Parameter:
 # --- settings
 
 
-OPTION_OF_KEY = {"path": "--model", "ttl": "--model-ttl"}
-"""Where a key of a model's table is not named as the option is."""
-
-
 def _configuration() -> list[str]:
-    return _keys(Configuration, leave_out=("models",))
+    return _keys(each for each in SERVE_OPTIONS.values() if each.option.changes is not None)
 
 
 def _model_table() -> list[str]:
-    return _keys(ModelTable)
+    return _keys(MODEL_OPTIONS.values())
 
 
-def _keys(table: type[Any], leave_out: tuple[str, ...] = ()) -> list[str]:
-    options = {name: each for each in _parameters_of(COMMAND_OF_NAME["serve"]) for name in each.names}
-    rows = []
-    for key, field in table.model_fields.items():
-        if key in leave_out:
-            continue
-        option = options[OPTION_OF_KEY.get(key, f"--{key.replace('_', '-')}")]
-        rows.append((f"`{key}`", _toml(table, key, option), option.name, _default(field.default), option.meaning))
-    return _table(("key", "value", "option", "default", "meaning of the option"), rows)
-
-
-def _toml(table: type[Any], key: str, option: _Parameter) -> str:
-    schema = table.model_json_schema()["properties"][key]
-    schema = next((each for each in schema.get("anyOf", ()) if each != {"type": "null"}), schema)
-    if "enum" in schema:
-        return ", ".join(f'`"{one}"`' if isinstance(one, str) else f"`{one}`" for one in schema["enum"])
-    named = {"SIZE": 'a size: `"12GiB"`, or bytes', "SECONDS": 'a duration: `"15min"`, or seconds'}
-    if schema["type"] in ("integer", "number") and option.value in named:
-        return named[option.value]
-    if schema["type"] == "integer":
-        return f"{schema['minimum']} to {schema['maximum']:,}"
-    return {"boolean": "`true` or `false`", "string": "text"}[schema["type"]]
-
-
-def _default(value: object) -> str:
-    if value is None or isinstance(value, type(...)) or repr(value) == "PydanticUndefined":
-        return ""
-    return f"`{str(value).lower()}`"
+def _keys(options: Iterable[Declared]) -> list[str]:
+    head = ("key", "value", "option", "left out", "a changed file holds", "meaning")
+    return _table(
+        head,
+        (
+            (
+                f"`{each.key}`",
+                each.kind.in_file,
+                "" if each.flag is None else f"`{each.flag}`",
+                each.left_out,
+                str(each.option.changes),
+                _code_of(each.option.help),
+            )
+            for each in options
+        ),
+    )
 
 
 # --- errors and events

@@ -16,7 +16,6 @@ import numpy as np
 from .errors import CanaryFailed
 
 Policy = Literal["always", "changed", "never"]
-POLICIES: Final[tuple[Policy, ...]] = ("always", "changed", "never")
 """When to run it at a wake: each time; when another device, library or processor computed the state; or never."""
 
 Verdict = Literal["same_bits", "within_tolerance", "not_run"]

@@ -38,10 +38,6 @@ MAX_REPLY_VALUES = 4 * 1_048_576
 MAX_REQUEST_ID = 2**63 - 1
 MAX_CLIENT_NAME_CHARS = 256
 
-STOP_WITHIN_S = 60.0
-"""Seconds that a daemon that stops takes for its last sleeps, unless told otherwise: what started it, an operating
-system that shuts down say, waits 90 s in the usual case before it kills."""
-
 MAX_ERROR_MESSAGE_CHARS = 4096
 MAX_ERROR_FRAME_BYTES = 256 * 1024
 """An error whose frame would be larger goes without its details, so that a failure always arrives."""

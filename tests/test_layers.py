@@ -32,20 +32,20 @@ HOLDS: dict[str, tuple[str, ...]] = {
         *("recovery", "maintenance", "access", "store", "operations"),
     ),
     "daemon": (
-        *("errors", "api", "events", "models", "engine", "sessions", "sleep", "prefixes", "memory", "residency"),
-        *("chat", "config", "upkeep", "parts", "verbs", "service", "doctor"),
+        *("errors", "api", "options", "events", "models", "engine", "sessions", "sleep", "prefixes", "memory"),
+        *("residency", "chat", "config", "upkeep", "parts", "verbs", "service", "doctor"),
     ),
-    "socket_api": ("limits", "errors", "wire", "client", "server", "main", "tied"),
+    "socket_api": ("limits", "errors", "wire", "client", "server", "main"),
     "cli": (
         *("exit_codes", "view", "errors", "reach", "serve", "demo", "commands", "command_list", "registry", "detached"),
-        "main",
+        *("main", "tied"),
     ),
 }
 # The server half may import the daemon; everything else of the folder is the wire half and must not.
-SERVER_HALF = {"server", "main", "tied"}
+SERVER_HALF = {"server", "main"}
 # But for what a verb is asked and answers: records and errors that know neither MLX nor the engine, and are the same on
-# both sides of the wire.
-ON_BOTH_SIDES = {("daemon", "api"), ("daemon", "errors")}
+# both sides of the wire; and the options of a daemon, which commands take.
+ON_BOTH_SIDES = {("daemon", "api"), ("daemon", "errors"), ("daemon", "options")}
 # The one file that names mlx-lm's cache classes.
 CACHE_CLASSES = ROOT / "snapshot" / "kinds.py"
 

@@ -51,7 +51,7 @@ class DemoDaemon:
     def __init__(self, *, store: Path, socket_path: Path, models: Mapping[str, str], log: Path) -> None:
         self.socket_path = socket_path
         self._log_path = log
-        command = [sys.executable, "-P", "-m", "torpor.socket_api.tied", "--json"]
+        command = [sys.executable, "-P", "-m", "torpor.cli.tied", "serve", "--json"]
         # What is compared must be computed: a session that begins like another would take its tokens over.
         command += ["--store", str(store), "--socket", str(socket_path), "--prefix-reuse", "off"]
         for name, path in models.items():

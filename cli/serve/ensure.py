@@ -7,6 +7,7 @@ import fcntl
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from ...memvid.disk.location import default_store_path
 from ...socket_api.client.client import Client
@@ -15,19 +16,14 @@ from ...socket_api.wire.address import default_socket_path
 from ..exit_codes import OK
 from ..reach import background
 from ..reach.daemon_link import connect, find_ended_daemon, nobody_is_there
-from ..reach.options import JsonOption, SocketOption
+from ..reach.options import JsonOption
 from ..view.output import Output, plain, write_failure
-from .serve import ConfigOption, LogOption, ModelsOption, ServedStoreOption, named_folders
+from .serve import LogOption
+from .serve_parameters import arguments_of, given_of, takes
 
 
-def ensure(
-    model: ModelsOption = None,
-    config: ConfigOption = None,
-    store: ServedStoreOption = None,
-    socket: SocketOption = None,
-    log: LogOption = None,
-    as_json: JsonOption = False,
-) -> int:
+@takes("model", "config", "store", "socket")
+def ensure(log: LogOption = None, as_json: JsonOption = False, **values: Any) -> int:
     """Two at once start one. --model, --config and --log hold only for a daemon that is started. Other settings of
     [cyan]torpor serve[/] can stand in the file of --config. Where the start fails, nothing is left running.
 
@@ -36,13 +32,11 @@ def ensure(
     [cyan]torpor ensure[/]
     [cyan]torpor ensure --config torpor.toml --json | jq .started[/]
     """
-    output, socket = Output(as_json=as_json), socket or default_socket_path()
+    output, given = Output(as_json=as_json), given_of(values)
+    store, config, socket = given.get("store"), given.get("config"), given.get("socket") or default_socket_path()
     chosen_log = log
     log = (log or background.default_log_path()).absolute()
-    arguments = ["--store", str((store or default_store_path()).absolute()), "--socket", str(socket.absolute())]
-    for name, path in named_folders("--model", model).items():
-        arguments += ["--model", f"{name}={path}"]
-    arguments += [] if config is None else ["--config", str(config.absolute())]
+    arguments = arguments_of({**given, "store": store or default_store_path(), "socket": socket})
     with _one_at_a_time(log):
         daemon, started = _find(socket, store), False
         if daemon is None:
@@ -57,7 +51,7 @@ def ensure(
         if not started:
             told = found.status().config
             is_its_own = config and told and os.path.realpath(config) == os.path.realpath(told.path)
-            given = {"--model": model, "--config": None if is_its_own else config, "--log": chosen_log}
+            given = {"--model": given.get("model"), "--config": None if is_its_own else config, "--log": chosen_log}
             _tell_what_is_ignored(output, [option for option, value in given.items() if value])
         return _tell(output, found, started=started)
 

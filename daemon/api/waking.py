@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
-from typing import Annotated, Final, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
 from .events import Listener, Reporting
 from .limits import MAX_NAMED_SESSIONS
+from .policies import RecomputePolicy
 from .records import Count, Label, Listed, Position, Request, Result, Seconds, SessionText, Version
 from .session import Look, Lossy, Recomputed, Salvaged, SessionInfo
 
-RecomputePolicy = Literal["off", "exact", "fastest"]
-RECOMPUTE_POLICIES: Final[tuple[RecomputePolicy, ...]] = ("off", "exact", "fastest")
 WakeWay = Literal["restore", "recompute"]
 CanaryVerdict = Literal["same_bits", "within_tolerance", "not_run"]
 

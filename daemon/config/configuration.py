@@ -1,4 +1,5 @@
-"""The configuration file of a daemon: what may stand in it, and how it is read. TOML; whatever is not known is refused.
+"""The configuration file of a daemon: how it is read, and what is said of one that is wrong. TOML, with the keys of
+`daemon/options`; whatever is not known is refused.
 
 memory_budget = "12GiB"
 idle_sleep = "15min"
@@ -11,91 +12,38 @@ pin = true
 
 from __future__ import annotations
 
-import math
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated, Final, Literal
+from typing import Any, Final
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
-
-from ...memvid.units import parse_bytes, parse_seconds
-from ..engine.admission import MOST_WAITING_EVER
+from ..api.limits import MAX_MODEL_CHARS
 from ..errors import InvalidConfiguration
+from ..options.serve_options import MODEL_OPTIONS, SERVE_OPTIONS, Declared, ModelOptions
 
 MAX_CONFIG_BYTES: Final = 256 * 1024
 """Room for a thousand models. A longer file is refused before it is read."""
 
-LoadPolicy = Literal["first", "start", "use"]
+_MODELS: Final = "models"
+_OF_FILE: Final = {key: each for key, each in SERVE_OPTIONS.items() if each.option.changes is not None}
 
 
-def _size(value: object) -> object:
-    size = parse_bytes(value) if isinstance(value, str) else value
-    if isinstance(size, int) and size < 0:
-        raise ValueError("a size is not below 0")
-    return size
+@dataclass(frozen=True, slots=True)
+class Configuration:
+    """What a file says: options by their keys, as far as they stand in it, and models by their names."""
+
+    options: Mapping[str, Any] = field(default_factory=dict)
+    models: Mapping[str, ModelOptions] = field(default_factory=dict)
 
 
-def _budget(value: object) -> object:
-    size = _size(value)
-    if size == 0:
-        raise ValueError("0 would hold nothing; leave it out for no bound")
-    return size
+class _Wrong(ValueError):
+    """What is wrong at a key, a sentence without its full stop."""
 
-
-def _seconds(value: object) -> object:
-    if isinstance(value, bool) or not isinstance(value, str | int | float):
-        return value
-    seconds = parse_seconds(value) if isinstance(value, str) else float(value)
-    if not 0 < seconds < math.inf:
-        raise ValueError("a duration is above 0")
-    return seconds
-
-
-Size = Annotated[int, BeforeValidator(_size)]
-Budget = Annotated[int, BeforeValidator(_budget)]
-Duration = Annotated[float, BeforeValidator(_seconds)]
-Name = Annotated[str, Field(min_length=1, max_length=256)]
-
-
-class _Table(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
-
-
-class ModelTable(_Table):
-    """`[models.NAME]`: how a model is served. load: when, if not as the file's `load` has it."""
-
-    path: Annotated[str, Field(min_length=1)]
-    adapter: Annotated[str, Field(min_length=1)] | None = None
-    fuse: bool = False
-    kv_bits: Literal[8, 4] | None = None
-    kv_group: Literal[32, 64, 128] = 64
-    load: Literal["start", "use"] | None = None
-    pin: bool = False
-    ttl: Duration | None = None
-
-    @model_validator(mode="after")
-    def _require_an_adapter_to_fuse(self) -> ModelTable:
-        if self.fuse and self.adapter is None:
-            raise ValueError("fuse is for an adapter, and there is none")
-        return self
-
-
-class Configuration(_Table):
-    """The whole file. Each option of the command line that is given holds over what stands here."""
-
-    load: LoadPolicy | None = None
-    memory_budget: Budget | None = None
-    idle_sleep: Duration | None = None
-    stop_within: Duration | None = None
-    model_ttl: Duration | None = None
-    on_model_change: Literal["refuse", "reload"] | None = None
-    max_waiting: Annotated[int, Field(ge=1, le=MOST_WAITING_EVER)] | None = None
-    store_budget: Budget | None = None
-    daily_write_budget: Budget | None = None
-    keep_free: Size | None = None
-    models: dict[Name, ModelTable] = Field(default_factory=dict)
+    def __init__(self, key: str, problem: str) -> None:
+        super().__init__(problem)
+        self.key = key
 
 
 def read_configuration(path: Path) -> Configuration:
@@ -112,28 +60,58 @@ def read_configuration(path: Path) -> Configuration:
     if len(raw) > MAX_CONFIG_BYTES:
         raise _invalid(path, f"is longer than {MAX_CONFIG_BYTES // 1024} KiB")
     try:
-        found = Configuration.model_validate(tomllib.loads(raw.decode()))
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_context=False)[0]
-        field = ".".join(str(part) for part in first["loc"]) or "the file"
-        problem = _problem(first["msg"], first["loc"], is_unknown=first["type"] == "extra_forbidden")
-        raise _invalid(path, f"is wrong at {field}: {problem}", field=field) from None
+        said = tomllib.loads(raw.decode())
     except (ValueError, RecursionError) as error:  # of TOML, of UTF-8
         raise _invalid(path, f"is not TOML: {error}") from error
-    beside = _beside(path.absolute().parent)
-    models = {
-        name: table.model_copy(update={"path": beside(table.path), "adapter": table.adapter and beside(table.adapter)})
-        for name, table in found.models.items()
-    }
-    return found.model_copy(update={"models": models})
+    try:
+        models = _models(said.pop(_MODELS, {}), _beside(path.absolute().parent))
+        return Configuration(_values("", said, _OF_FILE, tables=(_MODELS,)), models)
+    except _Wrong as wrong:
+        raise _invalid(path, f"is wrong at {wrong.key}: {wrong}", field=wrong.key) from None
 
 
-def _problem(said: str, location: tuple[int | str, ...], *, is_unknown: bool) -> str:
-    """What is wrong at a key; of one that is not known, the closest one and all that there are."""
-    if not is_unknown:
-        return said.removeprefix("Value error, ").replace("Input should be", "it must be").rstrip(".")
-    known = sorted((ModelTable if len(location) > 1 else Configuration).model_fields)
-    close = get_close_matches(str(location[-1]), known, n=1)
+def _models(tables: object, beside: Callable[[str], str]) -> dict[str, ModelOptions]:
+    return {name: _model(f"{_MODELS}.{name}", name, table, beside) for name, table in _table(_MODELS, tables).items()}
+
+
+def _model(place: str, name: str, table: object, beside: Callable[[str], str]) -> ModelOptions:
+    if not 1 <= len(name) <= MAX_MODEL_CHARS:
+        raise _Wrong(place, f"a model's name has 1 to {MAX_MODEL_CHARS} characters")
+    values = _values(f"{place}.", _table(place, table), MODEL_OPTIONS)
+    if "path" not in values:
+        raise _Wrong(f"{place}.path", "it is missing; give a folder, or a name on the hub")
+    found = ModelOptions(**values)
+    if found.fuse and found.adapter is None:
+        raise _Wrong(place, "fuse is for an adapter, and there is none")
+    return replace(found, path=beside(found.path), adapter=found.adapter and beside(found.adapter))
+
+
+def _table(place: str, found: object) -> dict[str, Any]:
+    if not isinstance(found, dict):
+        raise _Wrong(place, "it must be a table")
+    return found
+
+
+def _values(
+    prefix: str, table: Mapping[str, Any], known: Mapping[str, Declared], tables: tuple[str, ...] = ()
+) -> dict[str, Any]:
+    """What the keys of a table say. tables: what else may stand there."""
+    values = {}
+    for key, written in table.items():
+        if key not in known:
+            raise _Wrong(f"{prefix}{key}", _unknown(key, sorted((*known, *tables))))
+        try:
+            values[key] = known[key].kind.read(written)
+        except ValueError as error:
+            raise _Wrong(f"{prefix}{key}", str(error)) from None
+    return values
+
+
+def _unknown(key: str, known: list[str]) -> str:
+    """The closest one, and all that there are."""
+    if key in SERVE_OPTIONS:
+        return f"it can be said on the command line alone, with {SERVE_OPTIONS[key].flag}"
+    close = get_close_matches(key, known, n=1)
     meant = f"; {close[0]} is, if that was meant" if close else ""
     return f"this key is not known{meant}. The keys here are {', '.join(known)}"
 

@@ -9,44 +9,33 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
 from ...errors import TorporError
 from ..api.process import ConfigInfo
-from ..engine.admission import MAX_WAITING, Queue
+from ..engine.admission import Queue
 from ..errors import InvalidConfiguration
 from ..events.bus import Bus, code_of
 from ..events.events import ConfigurationRefused, ConfigurationTakenOver
 from ..memory.folders import change_in
 from ..memory.memory import require_models_fit
-from ..memory.model_registry import ModelChoice, Shelf
-from ..memory.watching import ChangePolicy
+from ..memory.model_registry import Shelf
 from ..models.models import look_at
+from ..options.serve_options import SERVE_OPTIONS, ServeOptions
 from ..residency.residency import Residency
+from .settings import Settings
 
 _LOG = logging.getLogger(__name__)
 
+AT_NEXT_START: Final = tuple(name for name, each in SERVE_OPTIONS.items() if each.option.changes == "at the next start")
+"""The options of a file that a running daemon does not change; all others hold at once."""
+
 SETTLES_S: Final = 0.5
 """For how long a file has to stay as it is before it is read: editors write it in pieces, or empty it first."""
-
-
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """What a daemon serves and how, of all that can stand in a file. memory_budget: a share of what is available if
-    None; idle_sleep_s: never if None; stop_within_s: as long as it takes if None; max_waiting: requests. fixed: what
-    takes a start to change, by name."""
-
-    models: Mapping[str, ModelChoice]
-    memory_budget: int | None = None
-    idle_sleep_s: float | None = None
-    stop_within_s: float | None = None
-    on_model_change: ChangePolicy = "refuse"
-    max_waiting: int = MAX_WAITING
-    fixed: Mapping[str, int | None] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +55,8 @@ class Configuring:
     ) -> None:
         self._file = file
         self._settings = settings
-        self._fixed = settings.fixed
-        self._budget = settings.memory_budget
+        self._begun_with = settings.options
+        self._budget = settings.options.memory_budget
         self._shelf = shelf
         self._residency = residency
         self._requests = requests
@@ -82,12 +71,19 @@ class Configuring:
 
     def info(self) -> ConfigInfo:
         """What the daemon has of the file."""
-        waits = [name for name, value in self._settings.fixed.items() if value != self._fixed.get(name)]
-        if self._budget is not None and self._settings.memory_budget is None:
+        said = self._settings.options
+        waits = [name for name in AT_NEXT_START if getattr(said, name) != getattr(self._begun_with, name)]
+        if self._budget is not None and said.memory_budget is None:
             waits.append("memory_budget")  # the share of what is available was never taken, and would be another by now
         return ConfigInfo(
             str(self._file.path), self._reloads, self._problem, tuple(sorted(waits)), tuple(self._shelf.to_go())
         )
+
+    @property
+    def options(self) -> ServeOptions:
+        """Those that hold now: of the file, and of the start where they take a start to change."""
+        begun_with = {name: getattr(self._begun_with, name) for name in AT_NEXT_START}
+        return replace(self._settings.options, **begun_with)
 
     async def close(self) -> None:
         """Look at the file no more."""
@@ -107,7 +103,7 @@ class Configuring:
                 settings = await asyncio.to_thread(self._file.read)
                 await asyncio.to_thread(self._require_possible, settings)
                 require_models_fit(
-                    self._needed_bytes(settings), settings.memory_budget or self._residency.memory.budget
+                    self._needed_bytes(settings), settings.options.memory_budget or self._residency.memory.budget
                 )
             except TorporError as error:
                 _LOG.warning("The configuration stays what it was: %s", error.message)
@@ -146,14 +142,14 @@ class Configuring:
         fail."""
         before, self._settings, self._problem = self._settings, settings, None
         self._shelf.take_over(settings.models)
-        self._residency.watching.policy = settings.on_model_change
-        self._residency.stop_within_s = settings.stop_within_s
-        self._requests.limit = settings.max_waiting
-        if settings.idle_sleep_s != before.idle_sleep_s:
-            await self._residency.set_idle(settings.idle_sleep_s)
-        if settings.memory_budget is not None and settings.memory_budget != self._budget:
-            self._budget = settings.memory_budget
-            await self._residency.resize(settings.memory_budget)
+        options = settings.options
+        self._residency.watching.policy = options.on_model_change
+        self._requests.limit = options.max_waiting
+        if options.idle_sleep != before.options.idle_sleep:
+            await self._residency.set_idle(options.idle_sleep)
+        if options.memory_budget is not None and options.memory_budget != self._budget:
+            self._budget = options.memory_budget
+            await self._residency.resize(options.memory_budget)
         for name, choice in settings.models.items():
             known = before.models.get(name)
             if choice.at_start and (known is None or not choice.is_same_model(known)):

@@ -23,13 +23,7 @@ from typing import Any, Final, ParamSpec, TypeVar
 from ..api.process import QueueInfo
 from ..api.records import Priority
 from ..errors import EngineBusy
-
-MAX_WAITING: Final = 512
-"""Requests that may wait for a turn, memory or the engine, unless told otherwise. The next is told so, and nothing has
-happened."""
-
-MOST_WAITING_EVER: Final = 65_536
-"""The most that may be told: each holds what its client has sent."""
+from ..options.serve_options import ServeOptions
 
 MOST_STOOD_BACK_S: Final = 30.0
 """For how long in all a background request stands back at most; then it counts as normal."""
@@ -90,7 +84,7 @@ def apart(work: Coroutine[Any, Any, Result]) -> asyncio.Task[Result]:
 class Queue:
     """The requests under way that want the engine or memory. limit: how many of them may wait."""
 
-    def __init__(self, limit: int = MAX_WAITING) -> None:
+    def __init__(self, limit: int = ServeOptions.max_waiting) -> None:
         self.limit = limit
         self._under_way: set[Request] = set()
 

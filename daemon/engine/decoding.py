@@ -37,14 +37,9 @@ from ..errors import GenerationFailed
 from ..events.bus import code_of
 from ..events.events import BatchFailed, Event
 from ..models.models import LoadedModel
+from ..options.serve_options import ServeOptions
 
 _LOG = logging.getLogger(__name__)
-
-MOST_ROWS: Final = 16
-"""Sessions that decode in one model call, unless told otherwise."""
-
-MOST_ROWS_EVER: Final = 256
-"""The most that may be told."""
 
 _ROUNDS_TO_COPY: Final = 2
 """A row is copied in about the time in which it is decoded so often, with some thousands of tokens."""
@@ -322,7 +317,7 @@ def _to_nobody(event: Event) -> None:
 class Decoder:
     """Carries out what the steps that write ask for, round by round. most_rows: of one batch; 1: each alone, always."""
 
-    def __init__(self, most_rows: int = MOST_ROWS, tell: Callable[[Event], None] = _to_nobody) -> None:
+    def __init__(self, most_rows: int = ServeOptions.batch, tell: Callable[[Event], None] = _to_nobody) -> None:
         self._most_rows = most_rows
         self._tell = tell
         self._batches: list[_Batch] = []

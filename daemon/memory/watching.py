@@ -11,19 +11,16 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Final, Literal
 
 from ...snapshot.digests import DigestCache
 from ..events.bus import Bus
 from ..events.events import ModelFilesChanged, ModelFilesRestored
 from ..models.loaded_files import LoadedFiles
+from ..options.serve_options import ChangePolicy
 from .folders import change_in
 from .model_registry import Place, Shelf
 
 _LOG = logging.getLogger(__name__)
-
-ChangePolicy = Literal["refuse", "reload"]
-CHANGE_POLICIES: Final[tuple[ChangePolicy, ...]] = ("refuse", "reload")
 
 
 class Watching:

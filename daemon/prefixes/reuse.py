@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Final, Literal
+from typing import Final
 
 from ...errors import TorporError
 from ...memvid.format.blocks import BLOCK_TOKENS
@@ -39,14 +39,13 @@ from ..engine.pieces import NAMES_AT_ONCE
 from ..events.bus import Bus
 from ..events.events import PrefixHit
 from ..models.models import LoadedModel
+from ..options.serve_options import ReusePolicy
 from ..sessions.sessions import Session
 from ..sleep.hibernation import Hibernation
 from ..sleep.orders import WakeOrder
 from .prefixes import PrefixTree, tokens_in_common
 from .reuse_counts import Hits
 
-ReusePolicy = Literal["exact", "longest", "off"]
-REUSE_POLICIES: Final[tuple[ReusePolicy, ...]] = ("exact", "longest", "off")
 AwakeOf = Callable[[SessionUri], Session | None]
 
 _MOST_SOURCES: Final = 4

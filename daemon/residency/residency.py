@@ -29,8 +29,9 @@ from ..memory.claims import Claim, Use
 from ..memory.loading import Loader, Loading
 from ..memory.memory import Memory
 from ..memory.model_registry import Place, Shelf
-from ..memory.watching import ChangePolicy, Watching
+from ..memory.watching import Watching
 from ..models.models import LoadedModel
+from ..options.serve_options import ChangePolicy
 from ..sessions.idling import Idling
 from ..sessions.sessions import Session, Turns
 from ..sleep.hibernation import Hibernation
@@ -48,8 +49,8 @@ class Residency:
     """The sessions that are awake, and the turns of all; the models that they are on.
 
     require_working: raises where the daemon takes no more work. budget: bytes of memory that models and sessions share.
-    idle_s: after how long unused sessions go to sleep, never if None. stop_within_s: how long the last sleeps may take,
-        None: as long as they do. on_model_change: what becomes of a model whose files have changed.
+    idle_s: after how long unused sessions go to sleep, never if None. on_model_change: what becomes of a
+        model whose files have changed.
     """
 
     def __init__(
@@ -65,7 +66,6 @@ class Residency:
         bus: Bus,
         idle_s: float | None = None,
         on_model_change: ChangePolicy = "refuse",
-        stop_within_s: float | None = None,
     ) -> None:
         self._store = store
         self._shelf = shelf
@@ -93,7 +93,6 @@ class Residency:
             self._idled,
         )
         self.last_sleeps = LastSleeps(self.putting_away, ledgers, self.awake, self.turns, self.memory)
-        self.stop_within_s = stop_within_s
         self._idling = None if idle_s is None else Idling(self.awake, idle_s, self._idled)
         self.watching = Watching(
             shelf, loader.digests, partial(self.weights.retire, cause="changed"), bus, on_model_change

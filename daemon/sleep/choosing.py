@@ -14,7 +14,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ...memvid.units import format_plural
-from ..api.waking import RecomputePolicy, WakeWay
+from ..api.policies import RecomputePolicy
+from ..api.waking import WakeWay
 from ..models.rates import Rates
 
 

@@ -25,8 +25,8 @@ from ...snapshot.identity import Difference, decide_bits, require_circumstances,
 from ...snapshot.lossy import Loss, worst
 from ...snapshot.state import LiveState, token_array
 from ..api.events import OnEvent
+from ..api.policies import RecomputePolicy
 from ..api.session import Recomputed
-from ..api.waking import RecomputePolicy
 from ..engine.engine import Engine, Steps
 from ..engine.generation import find_logits, replay
 from ..engine.sampler import initial_key

@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from typing import Final, TypeVar
+from typing import TypeVar
 
 from ...errors import TorporError
 from ...memvid.checking.set_aside_versions import LOST
@@ -29,12 +29,10 @@ from ..engine.pieces import NAMES_AT_ONCE, in_pieces
 from ..errors import ServiceClosed
 from ..events.bus import Bus
 from ..events.events import DamageFound, SessionScrubbed
+from ..options.serve_options import ServeOptions
 
 _LOG = logging.getLogger(__name__)
 Result = TypeVar("Result")
-
-DEFAULT_BYTES_PER_S: Final = 8 * 1024 * 1024
-"""A tenth of what a slow disk reads, or a hundredth of a fast one: a store of 100 GiB in three and a half hours."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +40,7 @@ class ScrubPolicy:
     """bytes_per_s: how fast; idle_s: after how long without a request; round_s: how often all is read at most; look_s:
     how soon a request is seen, or that there is none any more."""
 
-    bytes_per_s: int = DEFAULT_BYTES_PER_S
+    bytes_per_s: int = ServeOptions.scrub_rate
     idle_s: float = 5.0
     round_s: float = 24 * 3600.0
     look_s: float = 0.5

@@ -14,10 +14,9 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))  # the tests of this folder share session_rig.py
 
-from session_rig import MODEL, Rigged, open_rigged
+from session_rig import MODEL, Rigged, open_rigged, open_service
 from torpor.daemon.memory.model_registry import ModelChoice
 from torpor.daemon.models.models import KvChoice
-from torpor.daemon.service import Service
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -77,12 +76,7 @@ def opened(store: Path, tiny_model: Path, another_model: Path, digest_cache: Pat
             "one": ModelChoice(**{"source": str(tiny_model), "at_start": False, **(one or {})}),
             "two": ModelChoice(**{"source": str(another_model), "at_start": False, **(two or {})}),
         }
-        service = await Service.open(
-            store_path=store,
-            models=models,
-            digest_cache=digest_cache,
-            **{"prefix_reuse": "off", "batch_rows": 1, **options},
-        )
+        service = await open_service(store, models=models, digest_cache=digest_cache, **options)
         try:
             yield Rigged(service, {})
         finally:

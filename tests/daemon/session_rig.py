@@ -11,6 +11,7 @@ import dataclasses
 import errno
 import importlib
 import json
+import math
 import os
 import random
 import sys
@@ -26,6 +27,7 @@ from torpor.daemon.api.events import WorkEvent
 from torpor.daemon.api.sampling import Sampling
 from torpor.daemon.events.events import Notice
 from torpor.daemon.models.models import LoadedModel
+from torpor.daemon.options.serve_options import SERVE_OPTIONS, ServeOptions
 from torpor.daemon.service import Service
 from torpor.daemon.sessions.sessions import MAX_WAITING, Session
 from torpor.memvid.store import Store
@@ -323,6 +325,14 @@ def _digest(values: mx.array) -> str:
     return blake3(bytes(memoryview(plain.view(mx.uint8)))).hexdigest()
 
 
+async def open_service(store: Path, **given: Any) -> Service:
+    """A service with what is given, options of a daemon or else. Those that are not are as most tests want them: each
+    request is computed by itself, nothing is read again, and a stop takes what it takes."""
+    kept = {"prefix_reuse": "off", "batch": 1, "scrub_rate": 0, "stop_within": math.inf}
+    options = kept | {name: given.pop(name) for name in list(given) if name in SERVE_OPTIONS}
+    return await Service.open(ServeOptions(store=store, **options), **given)
+
+
 @contextlib.asynccontextmanager
 async def open_rigged(
     store: Path, models: dict[str, str], digests: Path, *, endless: bool = True, close: bool = True, **options: Any
@@ -330,8 +340,7 @@ async def open_rigged(
     """A service whose networks are watched. endless: no token ends a generation, so that lengths are certain. Prefixes
     are not reused unless a test asks for it: a control that took over what it is compared with would prove nothing. Nor
     are sessions decoded in batches, whose numbers may differ in the last bits."""
-    options = {"prefix_reuse": "off", "batch_rows": 1, **options}
-    service = await Service.open(store_path=store, models=models, digest_cache=digests, **options)
+    service = await open_service(store, models=models, digest_cache=digests, **options)
     try:
         watched = {}
         for name, place in service.shelf.places.items():

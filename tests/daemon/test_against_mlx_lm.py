@@ -118,7 +118,7 @@ async def test_each_row_of_a_batch_is_what_mlx_lm_computes_of_it_alone_qx1(
     open_kind: Any, folder_of: Callable[[str], Path], kind: str
 ) -> None:
     prompts = {name: tokens_of(at, 300 + 17 * at) for at, name in enumerate("abcd")}
-    async with open_kind(kind, batch_rows=4) as rig:
+    async with open_kind(kind, batch=4) as rig:
         for name, prompt in prompts.items():
             await rig.read(name, prompt)
         rig.network.reset()

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from session_rig import Gate, ignore, tokens_of, until
+from torpor.daemon.options.serve_options import ServeOptions
 from torpor.daemon.service import Service
 from torpor.memvid import CompactionPolicy
 from torpor.memvid.errors import BudgetExceeded, InvalidPolicy, NoSpace, StoreError
@@ -186,5 +187,5 @@ async def test_a_sleep_without_room_is_refused_at_once_where_nothing_is_compacte
 
 async def test_a_budget_that_means_nothing_is_refused_before_anything_is_opened(store: Path) -> None:
     with pytest.raises(InvalidPolicy):
-        await Service.open(store_path=store, keep_free=-1)
+        await Service.open(ServeOptions(store=store, keep_free=-1))
     assert not store.exists()

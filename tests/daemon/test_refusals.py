@@ -21,6 +21,7 @@ import pytest
 import session_rig
 from session_rig import MODEL, Rigged, ignore, tokens_of
 from torpor.daemon.errors import ModelUnavailable, UnknownModel
+from torpor.daemon.options.serve_options import ServeOptions
 from torpor.daemon.service import Service
 from torpor.errors import TorporError
 from torpor.memvid import BlockDraft, Identity, IndexRow, SessionUri, SlotDraft, Store
@@ -403,7 +404,9 @@ async def test_a_session_of_a_model_that_is_not_loaded_is_refused_by_its_name(
 ) -> None:
     async with open_rig() as rig:
         await sleeping(rig)
-    service = await Service.open(store_path=store, models={"other": str(tiny_model)}, digest_cache=digest_cache)
+    service = await Service.open(
+        ServeOptions(store=store), models={"other": str(tiny_model)}, digest_cache=digest_cache
+    )
     with pytest.raises(UnknownModel, match="'tiny'"):
         await service.wake(session="a", on_event=ignore)
     await service.close()
@@ -599,14 +602,14 @@ async def test_a_second_service_on_the_store_is_refused_and_the_first_goes_on_th
     async with open_rig() as rig:
         await rig.read("a", [1, 2, 3])
         with pytest.raises(StoreLocked):
-            await Service.open(store_path=store, models={MODEL: str(tiny_model)}, digest_cache=digest_cache)
+            await Service.open(ServeOptions(store=store), models={MODEL: str(tiny_model)}, digest_cache=digest_cache)
         await rig.write("a", 3)
         await rig.sleep("a")
 
 
 async def test_a_service_whose_model_is_missing_lets_the_store_go_again(open_rig: Any, store: Path) -> None:
     with pytest.raises(ModelUnavailable):
-        await Service.open(store_path=store, models={MODEL: "/no/such/model"})
+        await Service.open(ServeOptions(store=store), models={MODEL: "/no/such/model"})
     async with open_rig() as rig:
         await rig.read("a", [1])
 

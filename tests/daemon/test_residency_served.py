@@ -28,7 +28,7 @@ def served(folder: Path, name: str, model: Path, *options: str) -> Iterator[Path
     """A daemon of its own process, as `torpor serve` starts it; its socket."""
     socket = folder / f"{name}.sock"
     arguments = ["--store", str(folder / name), "--socket", str(socket), "--model", f"tiny={model}", *options]
-    command = [sys.executable, "-m", "torpor.socket_api.main", *arguments]
+    command = [sys.executable, "-m", "torpor.cli.main", "serve", *arguments]
     daemon = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
         assert daemon.stdout is not None

@@ -1136,7 +1136,7 @@ async def test_a_stop_that_overtakes_the_trying_waits_for_it_and_tells_of_what_i
 async def test_from_the_beginning_of_a_stop_its_time_runs_and_no_work_is_begun_though_some_is_under_way(
     open_rig: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with open_rig(stop_within_s=0) as rig:
+    async with open_rig(stop_within=0) as rig:
         for name in ("a", "b"):
             await rig.read(name, tokens_of(1, 300))
         writing = Writing(monkeypatch, "a")
@@ -1221,7 +1221,7 @@ async def test_a_refusal_of_a_stop_that_another_one_has_overtaken_gives_that_no_
     open_rig: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     FullDisk(monkeypatch, "full")
-    async with open_rig(stop_within_s=3600) as rig:
+    async with open_rig(stop_within=3600) as rig:
         await rig.read("full", tokens_of(1, 20))
         task, gate = await held(rig, "full", 2)
         preparing = asyncio.ensure_future(rig.service.prepare_close())

@@ -125,7 +125,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         command = [
             sys.executable,
             "-m",
-            "torpor.socket_api.main",
+            "torpor.cli.main",
+            "serve",
             "--store",
             f"{folder}/store",
             "--socket",

@@ -31,6 +31,7 @@ from typing import Any
 
 from torpor.daemon.api.sampling import Sampling
 from torpor.daemon.models.models import DEMO_MODEL_FOLDER
+from torpor.daemon.options.serve_options import ServeOptions
 from torpor.daemon.service import Service
 from torpor.errors import TorporError
 from torpor.socket_api import Client, RemoteError
@@ -328,7 +329,8 @@ async def compare(plan: Plan, histories: Sequence[History], final: dict[int, str
         chosen = random.Random(plan.seed).sample(chosen, min(plan.compared, len(chosen)))
     with tempfile.TemporaryDirectory(prefix="torpor-load-") as folder:
         models = {name: str(DEMO_MODEL_FOLDER) for name in plan.models}
-        service = await Service.open(store_path=Path(folder) / "store", models=models, prefix_reuse="off", batch_rows=1)
+        options = ServeOptions(store=Path(folder) / "store", prefix_reuse="off", batch=1, scrub_rate=0)
+        service = await Service.open(options, models=models)
         try:
             for number in chosen:
                 await _compare_one(service, plan, number, histories[number], final.get(number), report)
@@ -398,7 +400,7 @@ def budget_of(plan: Plan) -> int:
 
 async def _sizes(plan: Plan) -> tuple[int, int]:
     with tempfile.TemporaryDirectory(prefix="torpor-load-") as folder:
-        service = await Service.open(store_path=Path(folder) / "store")
+        service = await Service.open(ServeOptions(store=Path(folder) / "store", scrub_rate=0))
         try:
             await service.create(session="one")
             await service.append(session="one", tokens=plan.beginning(0), on_event=_ignore)

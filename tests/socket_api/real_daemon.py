@@ -36,7 +36,7 @@ class RealDaemon:
         self.socket = folder / "t.sock"
         self.store = folder / "store"
         self.doors = Doors(folder / "doors")
-        program = [str(Path(__file__)), str(self.doors.folder)] if doors else ["-m", "torpor.socket_api.main"]
+        program = [str(Path(__file__)), str(self.doors.folder)] if doors else ["-m", "torpor.cli.main", "serve"]
         homes = {f"XDG_{name}_HOME": str(folder / name.lower()) for name in ("CACHE", "DATA", "STATE", "CONFIG")}
         self.process = subprocess.Popen(
             [sys.executable, *program, "--store", str(self.store), "--socket", str(self.socket), *options],
@@ -143,8 +143,8 @@ class Asked:
 
 def main() -> None:
     doors = Doors(Path(sys.argv[1]))
+    from torpor.cli.registry import run
     from torpor.daemon.models.models import LoadedModel
-    from torpor.socket_api.main import main as serve
 
     def guard(owner: Any, name: str, door: str, fall: Callable[[], object]) -> None:
         behind = getattr(owner, name)
@@ -170,7 +170,7 @@ def main() -> None:
     guard(LoadedModel, "new_state", "state", no_memory)
     guard(os, "writev", "write", no_room)
     guard(os, "writev", "hold", threading.Event().wait)
-    serve(sys.argv[2:])
+    sys.exit(run(["serve", *sys.argv[2:]]))
 
 
 if __name__ == "__main__":

@@ -125,7 +125,8 @@ def test_a_verb_is_added_by_a_record_a_handler_and_a_command_and_answers_everywh
     program = [
         sys.executable,
         "-m",
-        "torpor.socket_api.main",
+        "torpor.cli.main",
+        "serve",
         "--store",
         str(tmp_path / "store"),
         "--socket",

@@ -22,7 +22,7 @@ def test_an_empty_file_says_nothing(file: Path) -> None:
 def test_sizes_and_durations_are_numbers_or_words(file: Path) -> None:
     file.write_text('memory_budget = "1.5GiB"\nidle_sleep = 90\nmodel_ttl = "15min"\nkeep_free = 0\n')
     found = read_configuration(file)
-    assert (found.memory_budget, found.idle_sleep, found.model_ttl, found.keep_free) == (3 << 29, 90.0, 900.0, 0)
+    assert found.options == {"memory_budget": 3 << 29, "idle_sleep": 90.0, "model_ttl": 900.0, "keep_free": 0}
 
 
 def test_models_stand_in_the_order_of_the_file_and_folders_are_meant_from_it(file: Path) -> None:
@@ -62,7 +62,17 @@ def test_models_stand_in_the_order_of_the_file_and_folders_are_meant_from_it(fil
         ("load = 'never'", "load"),
         ("on_model_change = 'panic'", "on_model_change"),
         ("max_waiting = 0", "max_waiting"),
-        ("max_waiting = 65537", "max_waiting"),
+        ("max_waiting = 65537", "max_waiting: it must be a whole number from 1 to 65,536"),
+        ("max_waiting = true", "max_waiting"),
+        ("max_waiting = '3'", "max_waiting"),
+        ("batch = 257", "batch"),
+        ("canary = 'sometimes'", "canary: it must be 'always', 'changed' or 'never'"),
+        ("trusting = 1", "trusting: it must be true or false"),
+        ("quantise_after = -1", "quantise_after: it must be a number of days from 0"),
+        ("quantise_after = nan", "quantise_after"),
+        ("quantise_bits = 5", "quantise_bits: it must be 8 or 4"),
+        ("scrub_rate = 'fast'", "scrub_rate: 'fast' is no size"),
+        ("[models.\"\"]\npath = 'x'", "a model's name has 1 to 256 characters"),
         ("[models.a]\npath = 'x'\nkv_bits = 5", "models.a.kv_bits"),
         ("[models.a]\npath = 'x'\npin = 1", "models.a.pin"),
         ("[models.a]\npath = 'x'\nfuse = true", "fuse"),
@@ -91,12 +101,20 @@ def test_a_file_that_cannot_be_read_or_is_too_long_is_refused(file: Path) -> Non
         read_configuration(file)
 
 
+def test_an_option_of_the_command_line_alone_is_told_as_that(file: Path) -> None:
+    file.write_text("store = '/s'")
+    with pytest.raises(InvalidConfiguration, match="store: it can be said on the command line alone, with --store"):
+        read_configuration(file)
+
+
 @pytest.mark.parametrize(
     ("text", "told"),
     [
         ("memory_budgets = 1", "wrong at memory_budgets: this key is not known; memory_budget is, if that was meant"),
         ("[models.a]\npath = 'x'\nkvbits = 8", "models.a.kvbits: this key is not known; kv_bits is, if that was meant"),
-        ("zzz = 1", "zzz: this key is not known. The keys here are daily_write_budget, idle_sleep, keep_free, load"),
+        ("zzz = 1", "zzz: this key is not known. The keys here are batch, canary, daily_write_budget, idle_sleep"),
+        ("zzz = 1", "keep_free, load, max_waiting, memory_budget, model_ttl, models, on_model_change, prefix_reuse"),
+        ("zzz = 1", "prefix_reuse, quantise_after, quantise_bits, recompute, scrub_rate, stop_within, store_budget"),
     ],
 )
 def test_a_key_that_is_not_known_is_told_with_the_closest_one(file: Path, text: str, told: str) -> None:

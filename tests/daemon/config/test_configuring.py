@@ -14,14 +14,14 @@ import pytest
 from session_rig import SAMPLED, Rigged, ignore, listening, tokens_of, until
 from torpor.daemon.api.process import ConfigInfo
 from torpor.daemon.config.configuring import ConfigFile
-from torpor.daemon.engine.admission import MAX_WAITING
+from torpor.daemon.config.settings import settings_of
 from torpor.daemon.engine.buffers import CACHED_SHARE
 from torpor.daemon.errors import InvalidConfiguration, UnknownModel
 from torpor.daemon.memory import loading, model_unloading
 from torpor.daemon.models.models import LoadedModel
+from torpor.daemon.options.serve_options import ServeOptions
 from torpor.daemon.service import Service
 from torpor.daemon.sessions.sessions import Session
-from torpor.socket_api.main import ServeOptions, settings_of
 
 import mlx.core as mx  # isort: skip  # after torpor, which chooses the BLAS
 
@@ -42,19 +42,10 @@ def followed(store: Path, tmp_path: Path, tiny_model: Path, another_model: Path,
     @asynccontextmanager
     async def opener(text: str, **given: Any) -> AsyncIterator[tuple[Rigged, Callable[[str], None]]]:
         write(text)
-        options = ServeOptions(config=file, **given)
-        settings = settings_of(options)
-        service = await Service.open(
-            store_path=store,
-            models=settings.models,
-            digest_cache=digest_cache,
-            memory_budget=settings.memory_budget,
-            idle_sleep_s=settings.idle_sleep_s,
-            max_waiting=settings.max_waiting,
-            prefix_reuse="off",
-            batch_rows=1,
-        )
-        service.follow(ConfigFile(file, lambda: settings_of(options)), settings)
+        kept = {"store": store, "config": file, "prefix_reuse": "off", "batch": 1, "scrub_rate": 0, **given}
+        settings = settings_of(kept)
+        service = await Service.open(settings.options, models=settings.models, digest_cache=digest_cache)
+        service.follow(ConfigFile(file, lambda: settings_of(kept)), settings)
         try:
             yield Rigged(service, {}), write
         finally:
@@ -141,7 +132,7 @@ async def test_a_changed_file_adds_changes_and_removes_models(
 
 async def test_how_many_may_wait_changes_at_once(followed: Followed) -> None:
     async with followed('max_waiting = 7\n[models.one]\npath = "ONE"') as (rig, write):
-        for at, (line, limit) in enumerate([("max_waiting = 2", 2), ("", MAX_WAITING)], start=1):
+        for at, (line, limit) in enumerate([("max_waiting = 2", 2), ("", ServeOptions.max_waiting)], start=1):
             write(f'{line}\n[models.one]\npath = "ONE"')
             await taken_over(rig, at)
             assert (await rig.service.status()).queue.limit == limit

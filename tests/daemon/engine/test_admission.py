@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 from session_rig import SAMPLED, Gate, Rigged, begun_together, ignore, open_rigged, tokens_of, until, writing
 from torpor.daemon.engine import admission
-from torpor.daemon.engine.admission import MAX_WAITING, MOST_STOOD_BACK_S, Queue, Request, apart, current
+from torpor.daemon.engine.admission import MOST_STOOD_BACK_S, Queue, Request, apart, current
 from torpor.daemon.engine.engine import Engine, Steps
 from torpor.daemon.engine.generation import PREFILL_CHUNK_TOKENS
 from torpor.daemon.errors import EngineBusy
+from torpor.daemon.options.serve_options import ServeOptions
 from torpor.memvid.errors import SessionNotFound
 
 NAMES = ("a", "b", "c", "d")
@@ -218,7 +219,7 @@ async def test_a_text_that_is_read_in_the_background_waits_for_a_stream_and_a_st
 
 
 async def test_a_background_session_has_a_row_beside_the_others_where_one_is_free(open_rig: Any) -> None:
-    async with open_rig(batch_rows=4) as rig:
+    async with open_rig(batch=4) as rig:
         for at, name in enumerate(NAMES):
             await rig.read(name, tokens_of(at, 100 + at))
         rig.network.reset()
@@ -232,7 +233,7 @@ async def test_a_background_session_has_a_row_beside_the_others_where_one_is_fre
 async def test_one_that_is_in_a_hurry_gets_the_row_of_one_that_is_not(open_rig: Any) -> None:
     """Four background sessions fill the batch. The next session takes the row of one of them, which waits until it has
     one again; no round takes two calls, and everybody writes all it was asked for."""
-    async with open_rig(batch_rows=4) as rig:
+    async with open_rig(batch=4) as rig:
         for at, name in enumerate((*NAMES, "late")):
             await rig.read(name, tokens_of(at, 100 + at))
         warm = [asyncio.ensure_future(writing(rig, name, 2)) for name in NAMES[:2]]  # the model has been tried
@@ -262,7 +263,7 @@ async def test_one_that_is_in_a_hurry_gets_the_row_of_one_that_is_not(open_rig: 
 async def test_a_row_that_comes_free_is_taken_by_one_that_was_in_another_batch(open_rig: Any) -> None:
     """Six background sessions are two batches; beside a normal one there is one, which is full as long as they last."""
     names = ("a", "b", "c", "d", "e", "f")
-    async with open_rig(batch_rows=4) as rig:
+    async with open_rig(batch=4) as rig:
         for at, name in enumerate((*names, "late")):
             await rig.read(name, tokens_of(at, 100 + at))
         await asyncio.gather(*(writing(rig, name, 2) for name in names[:2]))  # the model has been tried
@@ -285,7 +286,7 @@ async def test_a_row_that_comes_free_is_taken_by_one_that_was_in_another_batch(o
 
 
 async def test_a_background_session_that_would_take_a_call_of_its_own_waits(open_rig: Any) -> None:
-    async with open_rig(batch_rows=4) as rig:
+    async with open_rig(batch=4) as rig:
         for name, count in (("a", 100), ("b", 110), ("long", 1000)):
             await rig.read(name, tokens_of(count, count))
         work = [writing(rig, "long", 20, priority="background"), writing(rig, "a", 30), writing(rig, "b", 30)]
@@ -300,7 +301,7 @@ async def test_a_background_session_that_would_take_a_call_of_its_own_waits(open
 
 async def test_background_sessions_on_another_model_wait_too(store: Path, tiny_model: Path, digest_cache: Path) -> None:
     models = {"tiny": str(tiny_model), "other": str(tiny_model)}
-    async with open_rigged(store, models, digest_cache, batch_rows=4) as rig:
+    async with open_rigged(store, models, digest_cache, batch=4) as rig:
         for at, name in enumerate("abc"):
             await rig.read(name, tokens_of(at, 100), model="tiny" if name == "c" else "other")
         other = rig.networks["other"]
@@ -619,7 +620,7 @@ async def test_a_crowd_that_comes_at_once_is_bounded_too(open_rig: Any) -> None:
 
 
 async def test_pieces_that_wait_for_the_engine_count_and_streams_do_not(open_rig: Any) -> None:
-    async with open_rig(batch_rows=4) as rig:
+    async with open_rig(batch=4) as rig:
         for at, name in enumerate(NAMES):
             await rig.read(name, tokens_of(at, 60))
         rig.network.reset()
@@ -668,4 +669,4 @@ def test_a_request_counts_as_normal_once_it_has_stood_back_long_enough() -> None
     other = Request("background")
     other.lift()
     assert not other.stands_back()
-    assert Queue().limit == MAX_WAITING
+    assert Queue().limit == ServeOptions.max_waiting

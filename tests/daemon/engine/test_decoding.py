@@ -159,7 +159,7 @@ async def test_what_decoded_in_a_batch_sleeps_and_wakes_bit_for_bit(open_batchin
 
 async def test_in_a_deterministic_daemon_each_reply_is_to_the_bit_that_of_the_session_alone(open_rig: Any) -> None:
     prompts = {name: tokens_of(at, 300 + 17 * at) for at, name in enumerate(NAMES)}
-    async with open_rig(batch_rows=1) as rig:
+    async with open_rig(batch=1) as rig:
         for name, prompt in prompts.items():
             for each in (name, f"{name}-alone"):
                 await rig.read(each, prompt, sampling=SAMPLED)

@@ -186,7 +186,7 @@ async def test_a_session_that_cannot_make_room_is_told(
 
 
 async def test_idle_sessions_and_unchanged_ones_sleep_and_say_what_was_written(open_rig: Any) -> None:
-    async with open_rig(idle_sleep_s=0.05) as rig, listening(rig) as heard:
+    async with open_rig(idle_sleep=0.05) as rig, listening(rig) as heard:
         await rig.read("a", tokens_of(1, 20))
         await until(lambda: not rig.is_awake("a"))
         await rig.wake("a")

@@ -665,7 +665,7 @@ async def test_the_same_files_under_two_names_are_one_identity_and_with_an_adapt
 
 
 async def test_sessions_that_wrote_in_one_batch_do_not_keep_their_model(opened: Opened) -> None:
-    async with opened(batch_rows=8) as rig:
+    async with opened(batch=8) as rig:
         for name in "ab":
             await rig.read(name, tokens_of(1, 50), model="two")
         writing = (rig.service.generate(session=name, max_tokens=20, on_event=ignore) for name in "ab")

@@ -18,6 +18,7 @@ from torpor.daemon.api.session import Look
 from torpor.daemon.engine.generation import PREFILL_CHUNK_TOKENS
 from torpor.daemon.memory.model_registry import ModelChoice
 from torpor.daemon.models.models import estimate_bytes
+from torpor.daemon.options.serve_options import ServeOptions
 from torpor.daemon.service import Service
 from torpor.memvid.errors import SessionNotFound
 from torpor.snapshot.errors import NoSuchPosition
@@ -347,7 +348,9 @@ async def test_what_fits_alone_is_never_refused_for_want_of_memory_qx18(
         "two": ModelChoice(source=str(another_model), at_start=False),
     }
     budget = estimate_bytes("one", str(tiny_model)) + ROOM
-    service = await Service.open(store_path=store, models=models, digest_cache=digest_cache, memory_budget=budget)
+    service = await Service.open(
+        ServeOptions(store=store, memory_budget=budget), models=models, digest_cache=digest_cache
+    )
     try:
         trial = Trial(Rigged(service, {}), seed)
         await asyncio.gather(*(trial.client(50) for _ in range(8)))

@@ -18,6 +18,7 @@ from torpor.daemon.memory import folders
 from torpor.daemon.memory.model_registry import ModelChoice
 from torpor.daemon.models.adapters import AdapterChoice
 from torpor.daemon.models.loaded_files import LoadedFiles
+from torpor.daemon.options.serve_options import ServeOptions
 from torpor.daemon.service import Service
 from torpor.snapshot.digests import DigestCache
 from torpor.snapshot.errors import IdentityMismatch
@@ -157,7 +158,7 @@ async def test_a_changed_adapter_is_named(
     monkeypatch.setattr(folders, "CHECK_EVERY_S", 0.05)
     adapter = write_adapter(tmp_path / "adapter", tiny_model)
     models = {"tiny": ModelChoice(str(tiny_model), AdapterChoice(str(adapter)))}
-    service = await Service.open(store_path=store, models=models, digest_cache=digest_cache)
+    service = await Service.open(ServeOptions(store=store), models=models, digest_cache=digest_cache)
     rig = Rigged(service, {})
     try:
         other = write_adapter(tmp_path / "other", tiny_model, seed=5)

@@ -18,6 +18,7 @@ from torpor.daemon.errors import AdapterMismatch, AdapterUnavailable, UnknownMod
 from torpor.daemon.models import models
 from torpor.daemon.models.adapters import AdapterChoice, folder_of
 from torpor.daemon.models.models import DEMO_MODEL_FOLDER, LoadedModel, load_model
+from torpor.daemon.options.serve_options import ServeOptions
 from torpor.daemon.service import Service
 from torpor.snapshot.digests import DigestCache
 from torpor.snapshot.errors import AdapterFilesMissing, IdentityMismatch, ModelFilesChanging
@@ -191,7 +192,7 @@ async def test_an_adapter_that_was_moved_is_the_same_and_the_wake_says_where_it_
 async def test_the_demo_model_takes_an_adapter(store: Path, digest_cache: Path, tmp_path: Path, kind: str) -> None:
     adapter = write_adapter(tmp_path / kind, DEMO_MODEL_FOLDER, kind=kind)
     service = await Service.open(
-        store_path=store, digest_cache=digest_cache, adapters={"demo": AdapterChoice(str(adapter), fused=True)}
+        ServeOptions(store=store), digest_cache=digest_cache, adapters={"demo": AdapterChoice(str(adapter), fused=True)}
     )
     try:
         (info,) = (await service.status()).models
@@ -299,7 +300,7 @@ async def test_an_adapter_for_a_model_that_is_not_served_is_refused_before_the_s
 ) -> None:
     with pytest.raises(UnknownModel, match="'qwen', and no such model is to be served, only 'tiny'"):
         await Service.open(
-            store_path=store,
+            ServeOptions(store=store),
             models={"tiny": str(tiny_model)},
             adapters={"qwen": AdapterChoice(str(adapter))},
         )

@@ -212,7 +212,7 @@ async def test_a_ledger_that_follows_a_checkpoint_of_another_place_wakes(open_ki
         await rig.wake("s")
         await rig.service.append(session="s", tokens=[1, 2], on_event=ignore)
         await rig.sleep("s")
-    async with open_kind(kind, stop_within_s=0) as rig:
+    async with open_kind(kind, stop_within=0) as rig:
         move(rig)
         await rig.wake("s", at_token=520)
         await rig.service.append(session="s", tokens=[3, 4], on_event=ignore)

@@ -14,6 +14,7 @@ from session_rig import ignore
 from torpor.daemon.errors import InvalidConfiguration, ModelUnavailable
 from torpor.daemon.models import models
 from torpor.daemon.models.models import DEFAULT_CONTEXT_TOKENS, KvChoice, LoadedModel, load_model
+from torpor.daemon.options.serve_options import ServeOptions
 from torpor.daemon.service import Service
 from torpor.errors import TorporError
 from torpor.snapshot.digests import DigestCache
@@ -389,7 +390,7 @@ async def test_a_service_serves_several_models_and_sessions_keep_theirs(
     tiny_model: Path, write_other_model: Path, store: Path, digest_cache: Path
 ) -> None:
     folders = {"one": str(tiny_model), "two": str(write_other_model)}
-    service = await Service.open(store_path=store, models=folders, digest_cache=digest_cache)
+    service = await Service.open(ServeOptions(store=store), models=folders, digest_cache=digest_cache)
     try:
         for name, model in (("a", None), ("b", "two"), ("c", "one")):
             await service.create(session=name, model=model)

@@ -174,7 +174,7 @@ async def test_nothing_is_written_when_a_look_gives_way_and_why_it_went_is_told(
 
 
 async def test_a_look_that_nobody_uses_sleeps_and_comes_back_where_it_stood(open_rig: Any) -> None:
-    async with open_rig(idle_sleep_s=0.01) as rig:
+    async with open_rig(idle_sleep=0.01) as rig:
         await look_at_the_first_of_two_versions(rig, 280)
         await until(lambda: not rig.is_awake("s"))
         assert (await rig.service.append(session="s", tokens=[7], on_event=ignore)).branched == Look(1, 280, 2, 350)
@@ -333,7 +333,7 @@ async def test_a_look_at_a_version_that_is_healed_is_one_at_the_version_that_tak
 async def test_a_look_at_what_a_heal_makes_a_ledger_of_stays_in_memory_or_is_refused_with_advice_that_works(
     open_rig: Any, store: Path, left: bool
 ) -> None:
-    async with open_rig(stop_within_s=0) as rig:
+    async with open_rig(stop_within=0) as rig:
         await rig.read("s", tokens_of(1, 600))
         await rig.sleep("s")
         await rig.service.append(session="s", tokens=tokens_of(2, 40), on_event=ignore)

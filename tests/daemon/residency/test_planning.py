@@ -150,7 +150,7 @@ async def test_a_plan_loads_no_model(open_rig: Any) -> None:
 
 @pytest.mark.parametrize("kind", ["plain", "lfm2"])
 async def test_a_plan_counts_what_a_stop_had_no_time_to_write(open_one: Any, kind: str) -> None:
-    async with open_one(kind, stop_within_s=0) as rig:
+    async with open_one(kind, stop_within=0) as rig:
         await rig.read("new", TEXT)
         await rig.read("more", TEXT)
         await rig.sleep("more")

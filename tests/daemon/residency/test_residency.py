@@ -676,7 +676,7 @@ async def test_a_quantisation_takes_its_memory_from_the_budget_too(open_rig: Any
 
 
 async def test_a_session_that_nobody_uses_goes_to_sleep_and_comes_back(open_rig: Any) -> None:
-    async with open_rig(idle_sleep_s=0.05) as rig:
+    async with open_rig(idle_sleep=0.05) as rig:
         await rig.read("a", tokens_of(1, 50), sampling=SAMPLED)
         before = await rig.fingerprint("a")
         await until(lambda: not rig.is_awake("a"))
@@ -686,7 +686,7 @@ async def test_a_session_that_nobody_uses_goes_to_sleep_and_comes_back(open_rig:
 
 
 async def test_a_session_in_use_is_not_idle(open_rig: Any) -> None:
-    async with open_rig(idle_sleep_s=0.02) as rig:
+    async with open_rig(idle_sleep=0.02) as rig:
         await rig.read("b", tokens_of(2, 5))
         await rig.read("a", tokens_of(1, 5))
         await rig.wake("a")
@@ -699,7 +699,7 @@ async def test_a_session_in_use_is_not_idle(open_rig: Any) -> None:
 async def test_an_idle_session_that_cannot_sleep_stays_and_sleeps_when_it_can(
     open_rig: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with open_rig(idle_sleep_s=0.02) as rig:
+    async with open_rig(idle_sleep=0.02) as rig:
         tries: list[int] = []
 
         def full(self: Store, **options: Any) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -47,7 +48,7 @@ async def three(rig: Rigged) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 async def test_what_a_stop_has_no_time_for_goes_on_bit_for_bit_from_its_ledger(open_kind: Any, kind: str) -> None:
-    async with open_kind(kind, stop_within_s=0) as rig:
+    async with open_kind(kind, stop_within=0) as rig:
         await three(rig)
         had = {name: await rig.fingerprint(name) for name in ("new", "more")}
         report = await rig.service.close()
@@ -84,7 +85,7 @@ async def test_the_deepest_are_written_first_then_the_newest(open_rig: Any, monk
         begun.append(uri.name)
         return put(store, uri=uri, **options)
 
-    async with open_rig(stop_within_s=3600) as rig:
+    async with open_rig(stop_within=3600) as rig:
         await rig.read("deep", tokens_of(1, 600))
         await rig.read("old", tokens_of(2, 100))
         await rig.read("new", tokens_of(3, 100))
@@ -182,7 +183,7 @@ async def test_where_not_even_a_ledger_can_be_kept_both_reasons_are_told(
 
 
 async def test_a_ledger_relies_on_no_block_that_is_damaged(open_rig: Any, store: Path) -> None:
-    async with open_rig(stop_within_s=0) as rig:
+    async with open_rig(stop_within=0) as rig:
         await rig.read("a", tokens_of(1, 300))
         await rig.sleep("a")
         await rig.wake("a")
@@ -200,7 +201,7 @@ async def test_a_ledger_relies_on_no_block_that_is_damaged(open_rig: Any, store:
 async def test_a_ledger_is_kept_whatever_became_of_the_version_that_it_would_rest_on(
     open_rig: Any, store: Path, gone: str
 ) -> None:
-    async with open_rig(stop_within_s=0) as rig:
+    async with open_rig(stop_within=0) as rig:
         await rig.read("a", tokens_of(1, 300))
         await rig.sleep("a")
         await rig.wake("a")
@@ -224,12 +225,12 @@ async def test_a_ledger_is_kept_whatever_became_of_the_version_that_it_would_res
         assert ledger(rig, "a") == had
 
 
-@pytest.mark.parametrize("within", [None, 0.0])
+@pytest.mark.parametrize("within", [math.inf, 0.0])
 @pytest.mark.parametrize("how", UNREADABLE)
 async def test_a_stop_needs_no_old_version_to_keep_what_is_in_memory(
-    open_rig: Any, store: Path, monkeypatch: pytest.MonkeyPatch, how: str, within: float | None
+    open_rig: Any, store: Path, monkeypatch: pytest.MonkeyPatch, how: str, within: float
 ) -> None:
-    async with open_rig(stop_within_s=within) as rig:
+    async with open_rig(stop_within=within) as rig:
         await rig.read("a", tokens_of(1, 300))
         await rig.sleep("a")
         await rig.wake("a")
@@ -237,7 +238,7 @@ async def test_a_stop_needs_no_old_version_to_keep_what_is_in_memory(
         had = await rig.fingerprint("a")
         mend = make_unreadable(_only_bundle(store), how, monkeypatch)
         report = await rig.service.close()
-        assert (report.failed, list(report.ledgers)) == ({}, [] if within is None else [uri("a")])
+        assert (report.failed, list(report.ledgers)) == ({}, [] if within else [uri("a")])
     mend()
     async with open_rig() as rig:
         await rig.wake("a")
@@ -257,7 +258,7 @@ async def test_a_sleep_that_had_begun_before_the_stop_has_no_longer_either(
 
         return put(store, blocks=waiting(), **options)
 
-    async with open_rig(stop_within_s=0) as rig:
+    async with open_rig(stop_within=0) as rig:
         await rig.read("a", tokens_of(1, 600))
         monkeypatch.setattr(Store, "write_bundle", held_up)
         sleeping = asyncio.ensure_future(rig.sleep("a"))
@@ -273,7 +274,7 @@ async def test_a_sleep_that_had_begun_before_the_stop_has_no_longer_either(
 async def test_a_daemon_that_goes_on_after_a_refused_stop_has_time_for_its_sleeps(
     open_rig: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with open_rig(stop_within_s=0) as rig:
+    async with open_rig(stop_within=0) as rig:
         await rig.read("a", tokens_of(1, 40))
         with monkeypatch.context() as patched:
             patched.setattr(Store, "write_bundle", _no_room)
@@ -285,7 +286,7 @@ async def test_a_daemon_that_goes_on_after_a_refused_stop_has_time_for_its_sleep
 async def test_stops_that_are_refused_again_and_again_write_each_ledger_once_until_something_happens(
     open_rig: Any, monkeypatch: pytest.MonkeyPatch, slept: bool
 ) -> None:
-    async with open_rig(stop_within_s=0) as rig, listening(rig) as heard:
+    async with open_rig(stop_within=0) as rig, listening(rig) as heard:
         await rig.read("a", tokens_of(1, 300), sampling=SAMPLED)
         if slept:
             await rig.sleep("a")
@@ -321,7 +322,7 @@ def _no_room(*_: Any, **__: Any) -> Any:
 async def test_a_session_that_went_back_is_not_taken_for_what_a_new_one_would_read(open_rig: Any) -> None:
     """Its first tokens were read in other calls, and its ledger alone does not say in which: other bits are no hit."""
     first = tokens_of(1, 600)
-    async with open_rig(stop_within_s=0, prefix_reuse="exact") as rig:
+    async with open_rig(stop_within=0, prefix_reuse="exact") as rig:
         await rig.read("a", first[:40])
         await rig.service.append(session="a", tokens=first[40:], on_event=ignore)
         await rig.sleep("a")
@@ -347,7 +348,7 @@ async def cached(rig: Rigged, name: str, tokens: list[int]) -> int:
 
 async def test_trusting_takes_no_state_on_trust_that_no_canary_proves(open_rig: Any, store: Path) -> None:
     """Of a session that went back before the stop, no record of its end is there."""
-    async with open_rig(stop_within_s=0) as rig:
+    async with open_rig(stop_within=0) as rig:
         await rig.read("a", tokens_of(1, 600))
         await rig.sleep("a")
         await rig.wake("a", at_token=512)
@@ -378,7 +379,7 @@ def _only_bundle(store: Path) -> Path:
 
 
 async def test_a_session_that_goes_back_behind_its_sleep_keeps_the_ledger_that_it_has(open_rig: Any) -> None:
-    async with open_rig(stop_within_s=0) as rig:
+    async with open_rig(stop_within=0) as rig:
         await rig.read("a", tokens_of(1, 600))
         await rig.sleep("a")
         await rig.wake("a", at_token=300)
@@ -394,7 +395,7 @@ async def test_a_session_that_goes_back_behind_its_sleep_keeps_the_ledger_that_i
 
 
 async def test_a_ledger_is_read_before_whatever_is_asked_of_its_session(open_rig: Any) -> None:
-    async with open_rig(stop_within_s=0, endless=False) as rig:
+    async with open_rig(stop_within=0, endless=False) as rig:
         await rig.read("a", tokens_of(1, 400))
         had = list(rig.live("a").state.tokens)
         await rig.service.close()
@@ -407,7 +408,7 @@ async def test_a_ledger_is_read_before_whatever_is_asked_of_its_session(open_rig
 
 
 async def test_a_reading_that_fails_or_is_given_up_leaves_the_ledger_asleep(open_rig: Any) -> None:
-    async with open_rig(stop_within_s=0) as rig:
+    async with open_rig(stop_within=0) as rig:
         await rig.read("a", tokens_of(1, 400))
         await rig.service.close()
     async with open_rig() as rig:
@@ -448,7 +449,7 @@ async def test_a_session_whose_wake_is_given_up_before_its_ledger_is_read_does_n
 
 async def a_ledger(open_rig: Any, held: int = 600, more: int = 40) -> list[int]:
     """The session `a`, of which so many tokens sleep with their state, and so many more as a ledger; all of them."""
-    async with open_rig(stop_within_s=0) as rig:
+    async with open_rig(stop_within=0) as rig:
         if held:
             await rig.read("a", tokens_of(1, held))
             await rig.sleep("a")
@@ -506,7 +507,7 @@ async def test_a_session_that_is_asked_for_at_the_end_of_its_state_stays_there(o
 async def test_a_system_text_that_was_said_in_a_ledger_is_said_again_only_where_that_is_cut_off(
     open_rig: Any, at: int | None
 ) -> None:
-    async with open_rig(stop_within_s=0) as rig:
+    async with open_rig(stop_within=0) as rig:
         await rig.service.create(session="s", system="Be brief.")
         await rig.service.append(session="s", tokens=tokens_of(1, 300), on_event=ignore)
         await rig.sleep("s")
@@ -554,7 +555,7 @@ async def test_a_repair_keeps_no_end_of_a_ledger_behind_a_hole(open_rig: Any, st
 
 
 async def test_what_damage_took_before_a_ledger_is_told_as_damaged(open_rig: Any, store: Path) -> None:
-    async with open_rig(stop_within_s=0) as rig:
+    async with open_rig(stop_within=0) as rig:
         await rig.read("a", tokens_of(1, 1300))
         await rig.sleep("a")
         await rig.wake("a", at_token=600)
@@ -575,7 +576,7 @@ async def test_a_ledger_behind_what_a_repair_saved_goes_on_saying_so(open_rig: A
     damage(store, "a", span=4, head=True)
     with Store.open(store, writable=True) as opened:
         opened.repair()
-    async with open_rig(stop_within_s=0) as rig:
+    async with open_rig(stop_within=0) as rig:
         await rig.service.append(session="a", tokens=tokens_of(9, 40), on_event=ignore)
     damage(store, "a", span=1)
     async with open_rig() as rig:
@@ -587,7 +588,7 @@ async def test_a_ledger_behind_what_a_repair_saved_goes_on_saying_so(open_rig: A
 
 
 async def test_a_key_that_was_drawn_anew_behind_the_last_token_is_kept(open_rig: Any) -> None:
-    async with open_rig(stop_within_s=0) as rig:
+    async with open_rig(stop_within=0) as rig:
         await rig.read("a", tokens_of(1, 300), sampling=SAMPLED)
         await rig.sleep("a")
         await rig.wake("a")
@@ -657,7 +658,7 @@ def test_what_is_no_end_of_a_ledger_is_refused(changes: dict[str, Any]) -> None:
 
 
 async def test_a_ledger_with_tokens_that_the_model_does_not_know_is_malformed(open_rig: Any) -> None:
-    async with open_rig(stop_within_s=0) as rig:
+    async with open_rig(stop_within=0) as rig:
         await rig.read("a", tokens_of(1, 30))
         await rig.service.close()
     async with open_rig() as rig:

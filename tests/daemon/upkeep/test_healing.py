@@ -380,7 +380,7 @@ async def test_a_repair_without_a_daemon_keeps_a_ledger_before_which_only_the_re
     open_rig: Any, models_of_kinds: Any, store: Path, kind: str
 ) -> None:
     model = {} if kind == "plain" else {"model": models_of_kinds(kind)}
-    had = await leave_a_ledger(open_rig(**model, stop_within_s=0), 600)
+    had = await leave_a_ledger(open_rig(**model, stop_within=0), 600)
     damage(store, "a", kind="state")
     with Store.open(store, writable=True) as opened:
         report = opened.repair()
@@ -397,7 +397,7 @@ async def test_a_repair_without_a_daemon_keeps_a_ledger_before_which_only_the_re
 
 
 async def test_a_repair_without_a_daemon_cuts_a_ledger_before_which_tokens_are_lost(open_rig: Any, store: Path) -> None:
-    await leave_a_ledger(open_rig(stop_within_s=0), 600)
+    await leave_a_ledger(open_rig(stop_within=0), 600)
     damage(store, "a", span=1)
     with Store.open(store, writable=True) as opened:
         (salvage,) = [action for action in opened.repair().actions if action.kind == "salvage"]
@@ -409,7 +409,7 @@ async def test_a_repair_without_a_daemon_cuts_a_ledger_before_which_tokens_are_l
 async def test_what_is_damaged_of_a_lossy_session_becomes_part_of_its_ledger(
     open_rig: Any, quantisable_model: Path, store: Path
 ) -> None:
-    had = await leave_a_ledger(open_rig(quantisable_model, stop_within_s=0), 1300, bits=8)
+    had = await leave_a_ledger(open_rig(quantisable_model, stop_within=0), 1300, bits=8)
     damage(store, "a", span=4)
     async with open_rig(quantisable_model) as rig, listening(rig) as heard:
         await mend(rig)

@@ -496,7 +496,7 @@ async def test_damage_before_a_ledger_of_a_session_that_went_back_becomes_part_o
     open_kind: Callable[..., Any], store: Path, kind: str
 ) -> None:
     """Where no record tells what its state was there, the ledger alone says what came of it: nothing is lost."""
-    async with open_kind(kind, stop_within_s=0) as rig:
+    async with open_kind(kind, stop_within=0) as rig:
         await rig.read("a", TEXT)
         await rig.sleep("a")
         await rig.wake("a", at_token=600)
@@ -520,7 +520,7 @@ async def test_damage_before_a_ledger_of_a_session_that_went_back_becomes_part_o
 async def test_a_look_at_the_end_of_a_state_stays_one_when_what_it_looks_at_is_healed(
     open_rig: Any, store: Path
 ) -> None:
-    async with open_rig(stop_within_s=0) as rig:
+    async with open_rig(stop_within=0) as rig:
         await rig.read("a", TEXT)
         await rig.sleep("a")
         await rig.wake("a")

@@ -1,5 +1,5 @@
-"""A daemon that is tied to the process that started it (`python -m torpor.socket_api.tied`): the daemon itself, and a
-thread that ends it when that process is gone.
+"""A command that is tied to the process that started it: `python -m torpor.cli.tied serve ...` is the daemon itself,
+and a thread that ends it when that process is gone.
 
 Standard input is a pipe whose other end only the starter holds. It ends when the starter does, whatever ended it,
 SIGKILL included; so no daemon of a demo outlives it.
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import threading
 import time
 
@@ -28,4 +27,4 @@ def _end_with_the_starter() -> None:
 
 if __name__ == "__main__":
     threading.Thread(target=_end_with_the_starter, daemon=True).start()
-    sys.exit(main())
+    main()

@@ -1,0 +1,97 @@
+"""What a daemon serves and how: what its configuration file says, and over it what its command line does."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from ..errors import InvalidConfiguration, UnknownModel
+from ..memory.model_registry import ModelChoice
+from ..models.adapters import AdapterChoice
+from ..models.models import DEMO_MODEL_FOLDER, DEMO_MODEL_NAME, KvChoice
+from ..options.serve_options import MODEL_OPTIONS, SERVE_OPTIONS, ModelOptions, ServeOptions
+from .configuration import Configuration, read_configuration
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How each model is served, by its name, and the options of the whole daemon."""
+
+    models: Mapping[str, ModelChoice]
+    options: ServeOptions = field(default_factory=ServeOptions)
+
+
+def settings_of(given: Mapping[str, Any]) -> Settings:
+    """Read the file, if there is one. given: what the command line says, by the names of its options; of models by
+    their names, with an empty name for the only one.
+
+    Raises:
+        InvalidConfiguration: the file is wrong, or options do not go together.
+        UnknownModel: an option is for a model that is not served.
+    """
+    path: Path | None = given.get("config")
+    file = Configuration() if path is None else read_configuration(path)
+    said = {**file.options, **{name: value for name, value in given.items() if name in SERVE_OPTIONS}}
+    if "quantise_bits" in said and "quantise_after" not in said:
+        raise InvalidConfiguration("quantise_bits is for quantise_after; without it every session stays exact.")
+    options = ServeOptions(**said)
+    choices = {}
+    for at, (name, model) in enumerate(_models_of(given, file).items()):
+        policy = options.load if model.load is None or "load" in given else model.load
+        choices[name] = ModelChoice(
+            model.path,
+            None if model.adapter is None else AdapterChoice(model.adapter, model.fuse),
+            None if model.kv_bits is None else KvChoice(model.kv_bits, model.kv_group),
+            at_start=policy == "start" or (policy == "first" and (not at or model.pin)),
+            pinned=model.pin,
+            ttl_s=options.model_ttl if model.ttl is None or "model_ttl" in given else model.ttl,
+        )
+    return Settings(choices, options)
+
+
+def _models_of(given: Mapping[str, Any], file: Configuration) -> dict[str, ModelOptions]:
+    """The models of the command line stand in the place of those of the file; what it says of one outdoes its table."""
+    named = {name: ModelOptions(path=path) for name, path in given.get("model", {}).items()} or dict(file.models)
+    models = named or {DEMO_MODEL_NAME: ModelOptions(path=str(DEMO_MODEL_FOLDER))}
+    over: dict[str, dict[str, Any]] = {name: {} for name in models}
+    for key, option in MODEL_OPTIONS.items():
+        values = given.get(option.name, {}) if option.is_named and key != "path" else {}
+        for name, value in values.items():
+            over[_require_served(option.flag, name, value, models)][key] = value
+    return {name: _with(name, model, over[name], given) for name, model in models.items()}
+
+
+def _with(name: str, model: ModelOptions, over: dict[str, Any], given: Mapping[str, Any]) -> ModelOptions:
+    """A model with what the command line says of it: an adapter brings its own fuse, and bits their own group."""
+    if "adapter" in over:
+        over["fuse"] = given.get("fuse", False)
+    if "kv_bits" in over:
+        over.setdefault("kv_group", MODEL_OPTIONS["kv_group"].default)
+    found = replace(model, **over)
+    if "kv_group" in over and found.kv_bits is None:
+        raise InvalidConfiguration(
+            f"--kv-group is for --kv-bits, and {name!r} has none. Give both, or neither.", option="--kv-group"
+        )
+    return found
+
+
+def _require_served(flag: str | None, name: str, value: object, models: Mapping[str, ModelOptions]) -> str:
+    """The model that is meant; without a name the only one."""
+    told = ", ".join(map(repr, models))
+    if not name and len(models) == 1:
+        return next(iter(models))
+    if not name:
+        raise InvalidConfiguration(
+            f"{flag} {value} does not say for which model: {told} are served. Write {flag} NAME={value} for each that "
+            "it is for.",
+            option=flag,
+        )
+    if name not in models:
+        raise UnknownModel(
+            f"{flag} is for {name!r}, and no such model is to be served, only {told}. Give it the name of a model.",
+            model=name,
+            served=list(models),
+        )
+    return name

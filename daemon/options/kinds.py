@@ -1,0 +1,192 @@
+"""How the value of an option is written, on a command line and in a file, and what is said of one that is none."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ...memvid.units import format_bytes, parse_bytes, parse_seconds
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kind:
+    """Reads values. metavar: what stands for one in a usage."""
+
+    metavar: str = ""
+
+    @property
+    def in_file(self) -> str:
+        """How one is written in a file, in Markdown."""
+        return "text"
+
+    def read(self, written: Any) -> Any:
+        """The value of what a file has.
+
+        Raises:
+            ValueError: a sentence without its full stop on what to write.
+        """
+        raise NotImplementedError
+
+    def read_text(self, text: str) -> Any:
+        """The same, of what a command line has."""
+        return self.read(text)
+
+    def told(self, value: Any) -> str:
+        """A value as it may be written."""
+        return str(value)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Flag(Kind):
+    """True or false; on a command line there or not."""
+
+    @property
+    def in_file(self) -> str:
+        return "`true` or `false`"
+
+    def read(self, written: Any) -> bool:
+        if written is True or written is False:
+            return bool(written)
+        raise ValueError("it must be true or false")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source(Kind):
+    """A folder, or what is named on the hub. A shell leaves `~` as it is where it stands behind `=`."""
+
+    metavar: str = "PATH"
+
+    def read(self, written: Any) -> str:
+        if isinstance(written, str) and written:
+            return written
+        raise ValueError("it must be a text that is not empty")
+
+    def read_text(self, text: str) -> str:
+        return str(Path(text).expanduser()) if text.startswith("~") else self.read(text)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place(Kind):
+    """A path of this machine, for the command line alone."""
+
+    metavar: str = "PATH"
+
+    def read(self, written: Any) -> Path:
+        return Path(written)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice(Kind):
+    """One of a few words or numbers."""
+
+    values: tuple[str | int, ...]
+
+    @property
+    def in_file(self) -> str:
+        return ", ".join(f'`"{one}"`' if isinstance(one, str) else f"`{one}`" for one in self.values)
+
+    def read(self, written: Any) -> str | int:
+        for one in self.values:
+            if type(one) is type(written) and one == written:
+                return one
+        raise ValueError(f"it must be {one_of([repr(one) for one in self.values])}")
+
+    def read_text(self, text: str) -> str | int:
+        return self.read(next((one for one in self.values if str(one) == text), text))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Number(Kind):
+    """A whole number."""
+
+    least: int
+    most: int
+
+    @property
+    def in_file(self) -> str:
+        return f"{self.least} to {self.most:,}"
+
+    def read(self, written: Any) -> int:
+        if type(written) is int and self.least <= written <= self.most:
+            return written
+        raise ValueError(f"it must be a whole number from {self.least} to {self.most:,}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Days(Kind):
+    """A number of days."""
+
+    metavar: str = "DAYS"
+    most: int
+
+    @property
+    def in_file(self) -> str:
+        return f"days, 0 to {self.most:,}"
+
+    def read(self, written: Any) -> float:
+        if type(written) in (int, float) and 0 <= written <= self.most:
+            return float(written)
+        raise ValueError(f"it must be a number of days from 0 to {self.most:,}")
+
+    def read_text(self, text: str) -> float:
+        try:
+            days = float(text)
+        except ValueError:
+            days = math.nan
+        return self.read(days)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Size(Kind):
+    """Bytes, or a number with a unit. not_0: why 0 is refused, with what to do; None where it is a value. off: whether
+    that word stands for 0."""
+
+    metavar: str = "SIZE"
+    not_0: str | None = None
+    off: bool = False
+
+    @property
+    def in_file(self) -> str:
+        return 'a size: `"12GiB"`, or bytes' + ('; or `"off"`' if self.off else "")
+
+    def read(self, written: Any) -> int:
+        if self.off and isinstance(written, str) and written.strip().lower() == "off":
+            return 0
+        size = parse_bytes(written) if isinstance(written, str) else written
+        if size == 0 and type(size) is int and self.not_0 is not None:
+            raise ValueError(f"0 {self.not_0}, or give a size, as in 20GiB")
+        if type(size) is int and size >= 0:
+            return size
+        raise ValueError("it must be a size: bytes, or a text with a unit, as in 500MiB")
+
+    def told(self, value: Any) -> str:
+        return format_bytes(value).replace(" ", "").replace(".00", "")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Duration(Kind):
+    """Seconds above 0, or a number with a unit."""
+
+    metavar: str = "SECONDS"
+
+    @property
+    def in_file(self) -> str:
+        return 'a duration: `"15min"`, or seconds'
+
+    def read(self, written: Any) -> float:
+        seconds = parse_seconds(written) if isinstance(written, str) else written
+        if type(seconds) in (int, float) and 0 < seconds < math.inf:
+            return float(seconds)
+        raise ValueError("it must be a duration above 0: seconds, or a text with a unit, as in 15min")
+
+    def told(self, value: Any) -> str:
+        return f"{value:g}"
+
+
+def one_of(told: Sequence[str]) -> str:
+    """Several, as a choice in a sentence."""
+    *others, last = told
+    return f"{', '.join(others)} or {last}" if others else last

@@ -1,0 +1,357 @@
+"""How a daemon serves: every option, declared once.
+
+All else is made from these declarations: the options of `torpor serve` with their help, what is handed to a daemon in
+the background, the keys of a configuration file, what a running daemon takes over from one, and the tables of
+docs/reference/settings.md. So a new option costs one declaration, and the code that uses it.
+`tests/daemon/options/test_an_option_once.py` adds one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, fields
+from pathlib import Path
+from types import MappingProxyType
+from typing import Annotated, Any, Final, Literal, get_args, get_origin, get_type_hints
+
+from ..api.limits import MAX_DAYS
+from ..api.policies import RecomputePolicy
+from .kinds import Choice, Days, Duration, Flag, Kind, Number, Place, Size, Source
+
+LoadPolicy = Literal["first", "start", "use"]
+ChangePolicy = Literal["refuse", "reload"]
+CanaryPolicy = Literal["always", "changed", "never"]
+ReusePolicy = Literal["exact", "longest", "off"]
+Change = Literal["at once", "at the next start", "at the next load of the model"]
+Group = Literal["Models", "Memory and turns", "Sleep and wake", "The store", "Options"]
+
+MAX_WAITING_EVER: Final = 65_536
+"""Requests that may be let wait: each holds what its client has sent."""
+
+MAX_BATCH_EVER: Final = 256
+"""Sessions that may be let decode in one model call."""
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """What is declared of an option beside its type and its value where it is left out.
+
+    help: a sentence or two. changes: when a daemon takes it over from a changed file; None where it cannot stand in
+    one. flag: on a command line, made of the field's name if empty; None where it stands in a file alone. unless: what
+    holds where it is left out, if that is no value. alone: whether a command line may leave the name of the model out.
+    """
+
+    help: str
+    group: Group
+    changes: Change | None = "at the next start"
+    flag: str | None = ""
+    unless: str | None = None
+    alone: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Declared:
+    """An option with its key in a file, how a value of it is written, and the value where it is left out.
+
+    of_model: whether it is said of a model by its name.
+    """
+
+    key: str
+    kind: Kind
+    default: Any
+    of_model: bool
+    option: Option
+
+    @property
+    def flag(self) -> str | None:
+        """As of a command line; None where it stands in a file alone."""
+        return f"--{self.key.replace('_', '-')}" if self.option.flag == "" else self.option.flag
+
+    @property
+    def name(self) -> str:
+        """Its parameter on a command line."""
+        return (self.flag or "").removeprefix("--").replace("-", "_")
+
+    @property
+    def is_named(self) -> bool:
+        """Whether a command line gives it with the name of a model, once for each; a flag without one is for all."""
+        return self.of_model and self.flag is not None and not (self.option.alone and isinstance(self.kind, Flag))
+
+    @property
+    def left_out(self) -> str:
+        """What holds where it is left out; empty for nothing."""
+        if self.option.unless is not None or self.default in (None, False, 0, MISSING):
+            return self.option.unless or ""
+        return self.kind.told(self.default)
+
+    @property
+    def meaning(self) -> str:
+        """The help, with what holds else."""
+        return f"{self.option.help} Default: {self.left_out}." if self.left_out else self.option.help
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelOptions:
+    """How one model is served: the table `[models.NAME]` of a file. On a command line the name stands before the
+    value."""
+
+    path: Annotated[
+        str,
+        Source(),
+        Option(
+            "Serve the model in this folder (or of this hub name) as NAME. Can be repeated; the first is the default.",
+            "Models",
+            changes="at the next load of the model",
+            flag="--model",
+        ),
+    ]
+    adapter: Annotated[
+        str | None,
+        Source(),
+        Option(
+            "Load the LoRA or DoRA adapter in this folder on the model NAME. Can be repeated, once a model.",
+            "Models",
+            changes="at the next load of the model",
+        ),
+    ] = None
+    fuse: Annotated[
+        bool,
+        Option(
+            "Add the adapters to the weights once, instead of applying them each step.",
+            "Models",
+            changes="at the next load of the model",
+            alone=True,
+        ),
+    ] = False
+    kv_bits: Annotated[
+        Literal[8, 4] | None,
+        Option(
+            "Keep keys and values of this model in so many bits, 8 or 4: less memory and disk, and no longer the "
+            "model's own numbers. Can be repeated. N alone is for the only model.",
+            "Models",
+            changes="at the next load of the model",
+            alone=True,
+        ),
+    ] = None
+    kv_group: Annotated[
+        Literal[32, 64, 128],
+        Option(
+            "How many of these numbers share a scale: 32, 64 or 128.",
+            "Models",
+            changes="at the next load of the model",
+            alone=True,
+        ),
+    ] = 64
+    pin: Annotated[
+        bool,
+        Option(
+            "Keep the model NAME in memory once it is loaded, even where others need the room. Can be repeated.",
+            "Models",
+            changes="at once",
+        ),
+    ] = False
+    load: Annotated[
+        Literal["start", "use"] | None,
+        Option(
+            "Load this model at the start, or when a request needs it.",
+            "Models",
+            changes="at once",
+            flag=None,
+            unless="as `load` of the file has it",
+        ),
+    ] = None
+    ttl: Annotated[
+        float | None,
+        Duration(),
+        Option(
+            "Unload this model when it was not used for so long.",
+            "Models",
+            changes="at once",
+            flag=None,
+            unless="`model_ttl` of the file",
+        ),
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServeOptions:
+    """How a daemon serves all its models. None: without a bound, or as `unless` says; sizes are bytes, durations
+    seconds."""
+
+    config: Annotated[
+        Path | None,
+        Place(metavar="FILE"),
+        Option(
+            "A TOML file with models, budgets and policies, read anew when it changes. Options given here hold "
+            "over it.",
+            "Options",
+            changes=None,
+        ),
+    ] = None
+    store: Annotated[
+        Path | None, Place(), Option("Folder of the store, if not $TORPOR_STORE.", "Options", changes=None)
+    ] = None
+    socket: Annotated[
+        Path | None, Place(), Option("The daemon's Unix socket, if not $TORPOR_SOCKET.", "Options", changes=None)
+    ] = None
+    load: Annotated[
+        LoadPolicy,
+        Option(
+            "Which models are loaded at the start: the first and the pinned ones, all, or none. The others are "
+            "when a request needs them.",
+            "Models",
+            changes="at once",
+        ),
+    ] = "first"
+    model_ttl: Annotated[
+        float | None,
+        Duration(),
+        Option("Unload a model when it was not used for so long, as in 900 or 15min.", "Models", changes="at once"),
+    ] = None
+    on_model_change: Annotated[
+        ChangePolicy,
+        Option(
+            "When files of a loaded model change: begin nothing on it until they are back, or put its sessions to "
+            "sleep and load it anew.",
+            "Models",
+            changes="at once",
+        ),
+    ] = "refuse"
+    check_models: Annotated[
+        bool,
+        Option(
+            "Read every model file anew, even where size and times say that nothing has changed.",
+            "Models",
+            changes=None,
+        ),
+    ] = False
+    memory_budget: Annotated[
+        int | None,
+        Size(not_0="would hold no model. Leave it out for a share of what is available"),
+        Option(
+            "Memory for models and sessions; what does not fit sleeps until it is asked for.",
+            "Memory and turns",
+            changes="at once",
+            unless="the models, and 0.7 of what is available beside them",
+        ),
+    ] = None
+    idle_sleep: Annotated[
+        float | None,
+        Duration(),
+        Option(
+            "Put a session to sleep when it was not used for so long, as in 900 or 15min.",
+            "Memory and turns",
+            changes="at once",
+        ),
+    ] = None
+    max_waiting: Annotated[
+        int,
+        Number(metavar="REQUESTS", least=1, most=MAX_WAITING_EVER),
+        Option(
+            "How many requests may wait for their turn, for memory or the engine. The next one is refused before "
+            "anything has happened.",
+            "Memory and turns",
+            changes="at once",
+        ),
+    ] = 512
+    batch: Annotated[
+        int,
+        Number(metavar="SESSIONS", least=1, most=MAX_BATCH_EVER),
+        Option("Sessions of a model that may decode in one call. 1: each alone.", "Memory and turns"),
+    ] = 16
+    prefix_reuse: Annotated[
+        ReusePolicy,
+        Option(
+            "What a new session takes over from others that begin alike. exact: tokens whose state is to the bit "
+            "what it would have computed; longest: all tokens in common; off: nothing.",
+            "Memory and turns",
+        ),
+    ] = "exact"
+    # What starts a daemon, an operating system that shuts down say, waits 90 s in the usual case before it kills.
+    stop_within: Annotated[
+        float,
+        Duration(),
+        Option(
+            "How long a stop may take to write sessions. Of the others it keeps the ledgers, and their next use "
+            "computes the rest again.",
+            "Sleep and wake",
+            changes="at once",
+        ),
+    ] = 60.0
+    canary: Annotated[
+        CanaryPolicy,
+        Option(
+            "When a wake computes one token to prove its state: always, changed (if it was computed elsewhere), "
+            "or never.",
+            "Sleep and wake",
+        ),
+    ] = "always"
+    trusting: Annotated[
+        bool,
+        Option("Wake without hashing keys and values: faster, but damage on the disk is not found.", "Sleep and wake"),
+    ] = False
+    recompute: Annotated[
+        RecomputePolicy,
+        Option(
+            "Whether a wake may compute the tokens again where that is measured to be faster than reading the "
+            "state. off: never; exact: if the very bits result; fastest: also if other bits may result, and the "
+            "session then says so.",
+            "Sleep and wake",
+        ),
+    ] = "off"
+    quantise_after: Annotated[
+        float | None,
+        Days(most=MAX_DAYS),
+        Option("Keep what has slept for so many days in fewer bits, as torpor quantise does.", "Sleep and wake"),
+    ] = None
+    quantise_bits: Annotated[Literal[8, 4], Option("In how many bits, with --quantise-after.", "Sleep and wake")] = 8
+    store_budget: Annotated[
+        int | None,
+        Size(not_0="would refuse every sleep. Leave it out for no bound"),
+        Option("Refuse a sleep with which the store would hold more than this, as in 20GiB.", "The store"),
+    ] = None
+    daily_write_budget: Annotated[
+        int | None,
+        Size(not_0="would refuse every sleep. Leave it out for no bound"),
+        Option("Refuse a sleep with which more than this would be written in a day (UTC).", "The store"),
+    ] = None
+    keep_free: Annotated[
+        int, Size(), Option("Refuse a sleep after which the disk would have less than this left.", "The store")
+    ] = 0
+    # A tenth of what a slow disk reads, or a hundredth of a fast one: a store of 100 GiB in three and a half hours.
+    scrub_rate: Annotated[
+        int,
+        Size(off=True),
+        Option(
+            "How much of the sleeping sessions to read again in a second, while no request runs. Damage is "
+            "healed. off reads nothing.",
+            "The store",
+        ),
+    ] = 8 << 20
+
+
+def _declared(record: type[Any], *, of_model: bool) -> dict[str, Declared]:
+    hints = get_type_hints(record, include_extras=True)
+    found = {}
+    for each in fields(record):
+        kind, *more = get_args(hints[each.name])
+        (option,) = (one for one in more if isinstance(one, Option))
+        written = next((one for one in more if isinstance(one, Kind)), None) or _kind_of(kind)
+        found[each.name] = Declared(each.name, written, each.default, of_model, option)
+    return found
+
+
+def _kind_of(declared: Any) -> Kind:
+    """That of a bool, or a Literal that may be None as well."""
+    if declared is bool:
+        return Flag()
+    choice = next(each for each in (declared, *get_args(declared)) if get_origin(each) is Literal)
+    return Choice(values=get_args(choice))
+
+
+SERVE_OPTIONS: Final[Mapping[str, Declared]] = MappingProxyType(_declared(ServeOptions, of_model=False))
+MODEL_OPTIONS: Final[Mapping[str, Declared]] = MappingProxyType(_declared(ModelOptions, of_model=True))
+GIVEN_OPTIONS: Final[Mapping[str, Declared]] = MappingProxyType(
+    {each.name: each for each in (*MODEL_OPTIONS.values(), *SERVE_OPTIONS.values()) if each.flag is not None}
+)
+"""Those of a command line, by the names of their parameters."""

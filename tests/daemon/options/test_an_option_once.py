@@ -1,0 +1,114 @@
+"""An option costs one declaration, and the code that uses it: then the command line has it, its help, a daemon in the
+background, the configuration file, a change of that while the daemon runs, and the reference."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+FOLDERS = ("memvid", "snapshot", "daemon", "socket_api", "cli")
+
+DECLARATION = """    tone: Annotated[
+        Literal["plain", "warm"], Option("How the daemon tells its version.", "Options", changes="CHANGES")
+    ] = "plain"
+"""
+BEFORE = "version=__version__"
+USE = "version=f'{parts.options.tone} {__version__}'"
+
+PROGRAM = """
+import subprocess, sys, time
+from pathlib import Path
+from torpor.cli.serve.serve_parameters import arguments_of, given_of
+from torpor.daemon.config.configuration import read_configuration
+from torpor.daemon.errors import InvalidConfiguration
+from torpor.socket_api import Client
+
+socket, file, changes = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
+
+shown = subprocess.run([sys.executable, "-m", "torpor.cli.main", "serve", "--help"], capture_output=True, text=True)
+assert "--tone" in shown.stdout and "How the daemon tells its version." in shown.stdout, shown
+assert "Default: plain." in shown.stdout and "<plain|warm>" in shown.stdout, shown.stdout
+wrong = [sys.executable, "-m", "torpor.cli.main", "serve", "--tone", "cold"]
+refused = subprocess.run(wrong, capture_output=True, text=True)
+assert refused.returncode == 2 and "'cold' is not one of 'plain', 'warm'" in refused.stderr, refused
+assert arguments_of(given_of({"tone": "warm"})) == ["--tone", "warm"]
+
+other = file.with_name("other.toml")
+for text, told in (
+    ("tone = 'cold'", "tone: it must be 'plain' or 'warm'"),
+    ("tune = 'warm'", "tune: this key is not known; tone is, if that was meant"),
+):
+    other.write_text(text)
+    try:
+        read_configuration(other)
+        raise AssertionError(text)
+    except InvalidConfiguration as refusal:
+        assert told in refusal.message, refusal.message
+
+with Client(socket) as client:
+    assert client.status().version.startswith("warm "), "as the file says at the start"
+    file.write_text("tone = 'plain'\\n")
+    while client.status().config.reloads == 0:
+        assert client.status().config.problem is None, client.status().config
+        time.sleep(0.01)
+    status = client.status()
+    if changes == "at once":
+        assert status.version.startswith("plain ") and status.config.waits_for_restart == ()
+    else:
+        assert status.version.startswith("warm ") and status.config.waits_for_restart == ("tone",)
+
+sys.path.insert(0, sys.argv[4])
+import reference
+(row,) = [line for line in reference.TABLES["configuration"]() if "`tone`" in line]
+said = f'| `tone` | `"plain"`, `"warm"` | `--tone` | plain | {changes} | How the daemon tells its version. |'
+assert row == said, row
+assert any("`--tone` | `plain`, `warm` |" in line for line in reference.TABLES["command"]("serve"))
+print("an option once")
+"""
+
+
+@pytest.mark.parametrize("changes", ["at once", "at the next start"])
+def test_an_option_is_added_by_its_declaration_and_the_code_that_uses_it(tmp_path: Path, changes: str) -> None:
+    package = tmp_path / "torpor"
+    for name in FOLDERS:
+        shutil.copytree(ROOT / name, package / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("__init__.py", "errors.py"):
+        shutil.copy(ROOT / name, package)
+    replaced(package / "daemon/options/serve_options.py", "    scrub_rate: ", DECLARATION.replace("CHANGES", changes))
+    replaced(package / "daemon/verbs/process.py", BEFORE, USE, instead=True)
+
+    homes = {f"XDG_{name}_HOME": str(tmp_path / name.lower()) for name in ("CACHE", "DATA", "STATE", "CONFIG")}
+    environment = {**os.environ, **homes, "PYTHONPATH": str(tmp_path), "COLUMNS": "200"}
+    socket, file = tmp_path / "t.sock", tmp_path / "torpor.toml"
+    file.write_text("tone = 'warm'\n")
+    command = [sys.executable, "-m", "torpor.cli.main", "serve", "--store", str(tmp_path / "store")]
+    command += ["--socket", str(socket), "--config", str(file)]
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as daemon:
+        try:
+            assert daemon.stdout is not None
+            assert "serves" in daemon.stdout.readline()
+            asked = subprocess.run(
+                [sys.executable, "-c", PROGRAM, str(socket), str(file), changes, str(ROOT / "scripts")],
+                env=environment,
+                capture_output=True,
+                text=True,
+                check=False,
+                timeout=60,
+            )
+        finally:
+            daemon.terminate()
+            daemon.wait(timeout=60)
+    assert asked.stdout == "an option once\n", asked.stderr
+
+
+def replaced(file: Path, before: str, what: str, *, instead: bool = False) -> None:
+    """Write something into a file, before a text that stands there once or instead of it."""
+    text = file.read_text()
+    assert text.count(before) == 1, before
+    file.write_text(text.replace(before, what if instead else what + before))
