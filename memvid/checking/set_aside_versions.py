@@ -6,8 +6,8 @@ file may have come under another one's name. Changes nothing but the endings tha
 
 How it scales: nothing is read while no version is set aside. Otherwise the manifests of these and of their sessions'
 versions, the heads of blocks that differ, the directories of the files that they look into, and of what only quarantine
-holds every byte, for nothing else tells whether it is sound. Memory grows with the blocks of one session's versions
-that are set aside.
+holds every byte, for nothing else tells whether it is sound. For each file that is gone the directories of all retired
+files and of all in quarantine. Memory grows with the blocks of one session's versions that are set aside.
 """
 
 from __future__ import annotations
@@ -216,7 +216,7 @@ class _Search:
         self._index = index
         self._waiting = waiting
         self._sound: set[bytes] = set()
-        self._nowhere: set[tuple[bytes, bytes]] = set()
+        self._nowhere: set[bytes] = set()
 
     def find(self, row: IndexRow) -> Iterator[Finding]:
         path = self._folder.bundle_path(row.bundle_id)
@@ -257,25 +257,35 @@ class _Search:
 
     def _all_there(self, place: bytes, blocks: set[bytes]) -> bool:
         left = blocks - self._sound
-        if any((place, block) in self._nowhere for block in left):
+        if left & self._nowhere:
             return False
         with (
             contextlib.suppress(StoreError),
             contextlib.closing(duplicate_files.open_frames(self._folder, place)) as file,
         ):
             left -= file.frames.keys()
-        for _, name in self._waiting.get(place, ()):
-            if left:
-                left -= self._sound_in(name, place, left)
         left = {block for block in left if not any(self._holds(one, block) for one in self._index.holders_of(block))}
+        for open_file in self._no_versions(place) if left else ():
+            left -= self._sound_in(open_file, left)
+            if not left:
+                break
         self._sound |= blocks - left
-        self._nowhere |= {(place, block) for block in left}
+        self._nowhere |= left
         return not left
 
-    def _sound_in(self, name: str, place: bytes, blocks: set[bytes]) -> set[bytes]:
-        """Those of the blocks whose frames in a file in quarantine are good."""
+    def _no_versions(self, first: bytes) -> Iterator[Callable[[], FrameFile]]:
+        """The files that are no version of a session, where a repair finds blocks too: in quarantine, a bundle's own
+        first, and retired ones."""
+        for place, names in sorted(self._waiting.items(), key=lambda one: one[0] != first):
+            yield from (functools.partial(self._open_waiting, name, place) for _, name in names)
+        for place, suffix in self._folder.list_bundles().items():
+            if suffix == RETIRED_SUFFIX:
+                yield functools.partial(duplicate_files.open_frames, self._folder, place)
+
+    def _sound_in(self, open_file: Callable[[], FrameFile], blocks: set[bytes]) -> set[bytes]:
+        """Those of the blocks whose frames in a file are good."""
         found: set[bytes] = set()
-        with contextlib.suppress(StoreError), contextlib.closing(self._open_waiting(name, place)) as file:
+        with contextlib.suppress(StoreError), contextlib.closing(open_file()) as file:
             for block in blocks & file.frames.keys():
                 with contextlib.suppress(StoreError):
                     file.check_payloads(block)

@@ -1261,6 +1261,26 @@ def test_a_retired_file_in_quarantine_is_no_version_for_who_tells_of_losses_eith
     assert again.problems == store.verify(deep=True).findings == told
 
 
+def test_t7_a_file_whose_blocks_a_retired_one_has_too_is_not_asked_for_by_who_tells_of_losses(
+    store: Store, store_path: Path
+) -> None:
+    """Verify named it, and a repair did not: the model found that."""
+    same = sleep(store, 256, uri=OTHER_URI)
+    sleep(store, 300, uri=THIRD_URI, before=same)
+    store.delete_session(OTHER_URI)
+    first = sleep(store, 256)
+    second = sleep(store, 512, before=first)
+    sleep(store, 800, before=second)
+    for gone in (first, second):
+        file_of(store_path, gone.bundle_id).unlink()
+    store.repair()
+    told = store.verify(deep=True).findings
+    assert told == store.repair().problems
+    (message,) = (one.message for one in told if "Version 3" in one.message)
+    assert second.bundle_id.hex() in message
+    assert first.bundle_id.hex() not in message
+
+
 @pytest.mark.parametrize("new_index", [False, True])
 def test_the_number_of_a_version_that_was_set_aside_is_given_to_no_other(
     store: Store, store_path: Path, new_index: bool
