@@ -286,14 +286,18 @@ def materialise(disk: Disk, base: Path) -> None:
 
 @dataclass
 class Replay:
-    """Makes and checks the states of one recording: `share` is (mine, of) when several processes do it, `one_in` how
-    few of the states are taken at all; after every `recoveries_every`-th the recovery is recorded and replayed too."""
+    """Makes and checks the states of one recording from the operation number `begin` on.
+
+    `share` is (mine, of) when several processes do it. `one_in` is how few of the states are taken at all: those of
+    another `part` are others. After every `recoveries_every`-th the recovery is recorded and replayed too.
+    """
 
     name: str
     recording: Recording
     work: Path
     effort: Effort
-    seed: int = 0
+    begin: int = 0
+    part: int = 0
     share: tuple[int, int] = (0, 1)
     most_failures: int = 3
     recoveries_every: int = 0
@@ -306,13 +310,16 @@ class Replay:
         beyond: set[bytes] = set()
         checked: set[tuple[bytes, int]] = set()
         cursor = _Cursor(self.recording.before, self.recording.world)
-        taken = random.Random(f"{self.seed} {self.name}")
+        seed, part = divmod(self.part, self.one_in)
+        taken = random.Random(f"{seed} {self.name}")
         for position, operation in enumerate((None, *self.recording.operations)):
             if operation is not None:
                 cursor.advance(operation)
-            chance = random.Random(f"{self.seed} {self.name} {position}")
+            if position < self.begin:
+                continue
+            chance = random.Random(f"{seed} {self.name} {position}")
             for fates in _fates(cursor.pending, self.effort, chance):
-                if taken.random() * self.one_in >= 1:
+                if taken.randrange(self.one_in) != part:
                     continue
                 disk = _state(cursor, fates)
                 whole, other = _fingerprint(disk)
@@ -366,7 +373,7 @@ class Replay:
         recording = record(_open, self.work / "store", Tape(frozenset()))
         recording.world = allowed
         name = f"{self.name}, recovery from state {number}"
-        inner = Replay(name, recording, self.work, Effort(4, 0), self.seed, sees=self.sees)
+        inner = Replay(name, recording, self.work, Effort(4, 0), sees=self.sees)
         return inner.run()
 
 

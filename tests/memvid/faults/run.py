@@ -1,9 +1,10 @@
 """Runs the fault sweeps and prints what they did.
 
-    python tests/memvid/faults/run.py [SWEEP ...] [--only SCENARIO] [--full] [--json FILE]
+    python tests/memvid/faults/run.py [SWEEP ...] [--only SCENARIO] [--full [N]] [--json FILE]
 
-Without --full each sweep does a share, another one for each scenario and at each commit (`shares.py` has how to choose
-it); with it, everything. `--only` names scenarios. Ends with status 3 if anything was found, or if a mutant was not
+Without --full each sweep does a small share, another one for each scenario and at each commit (`shares.py` has how to
+choose it); with it, everything. `--full N` does an N-th of everything: TORPOR_SHARE from 0 to N - 1 names the parts,
+which together are the whole. `--only` names scenarios. Ends with status 3 if anything was found, or if a mutant was not
 caught.
 """
 
@@ -26,7 +27,7 @@ from typing import Any, Final
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from faults import errnos, kill, live_copies, moments, mutant_runs, power, strace_kill
-from faults.mutants import EQUIVALENT, SWAPS, all_mutants
+from faults.mutants import EQUIVALENT, all_mutants
 from faults.recording import record
 from faults.scenarios import SCENARIOS, Scenario
 from faults.worlds import Tape
@@ -40,35 +41,35 @@ _SHARE_EFFORT: Final = power.Effort(subsets=1, tears=0)
 _MUTANT_EFFORT: Final = power.Effort(subsets=2, tears=0)
 
 
-def run_kill(scenarios: list[Scenario], base: Path, full: bool) -> Report:
+def run_kill(scenarios: list[Scenario], base: Path, full: int) -> Report:
     """T1, in process: a kill before each call that changes something, and with the write before it torn."""
     jobs = []
     for number, scenario in enumerate(scenarios, start=share()):
-        strides = {"stride": 1 if full else 9, "second_stride": 4 if full else 100, "first": number}
+        strides = {"stride": full or 9, "second_stride": 4 if full else 100, "first": number}
         jobs.append(partial(kill.sweep, scenario, base / f"{number}-whole", torn=False, **strides))
-        strides = {"stride": 1 if full else 17, "first": number}
+        strides = {"stride": full or 17, "first": number}
         jobs.append(partial(kill.sweep, scenario, base / f"{number}-torn", torn=True, **strides))
     return _report(_side_by_side(jobs), ("points", "second_points"))
 
 
-def run_strace(scenarios: list[Scenario], base: Path, full: bool) -> Report:
+def run_strace(scenarios: list[Scenario], base: Path, full: int) -> Report:
     """T1, at real system calls, SQLite's among them."""
     found = [
-        strace_kill.sweep(scenario, base / str(number), stride=1 if full else 11)
-        for number, scenario in enumerate(scenarios)
+        strace_kill.sweep(scenario, base / str(number), stride=full or 11, first=number)
+        for number, scenario in enumerate(scenarios, start=share())
     ]
     return _report(found, ("points",))
 
 
-def run_power(scenarios: list[Scenario], base: Path, full: bool) -> Report:
+def run_power(scenarios: list[Scenario], base: Path, full: int) -> Report:
     """T2."""
     found = []
     for number, scenario in enumerate(scenarios):
         path = base / str(number) / "store"
         recording = record(scenario.run, path, Tape(kill.prepare(scenario, path)))
-        settings: dict[str, Any] = {"effort": _FULL_EFFORT, "recoveries_every": 500}
-        if not full:
-            settings = {"effort": _SHARE_EFFORT, "one_in": 48, "seed": share()}
+        settings: dict[str, Any] = {"effort": _SHARE_EFFORT, "part": share(), "one_in": 48}
+        if full:
+            settings |= {"effort": _FULL_EFFORT, "one_in": full, "recoveries_every": 500}
         replayed = power.replay(
             scenario.name, recording, base / "work", workers=_workers(), sees=scenario.sees, **settings
         )
@@ -77,12 +78,11 @@ def run_power(scenarios: list[Scenario], base: Path, full: bool) -> Report:
     return _report(found, ("states", "beyond_temps", "checks", "lost"))
 
 
-def run_mutants(scenarios: list[Scenario], base: Path, full: bool) -> Report:
+def run_mutants(scenarios: list[Scenario], base: Path, full: int) -> Report:
     """T3."""
-    mutants = list(all_mutants().values())
-    if not full:
-        mutants = list(SWAPS)[::2]  # most die within a second; of the other half two survive (docs/reliability.md)
-    verdicts = mutant_runs.judge_all(mutants, base, _MUTANT_EFFORT, _workers())
+    stride = full or 9
+    mutants = list(all_mutants().values())[share() % stride :: stride]
+    verdicts = mutant_runs.judge_all(mutants, base, _MUTANT_EFFORT, _workers(), _tell_verdict)
     wrong = [f"{verdict.mutant}: {verdict.error or verdict.caught_by or 'survived'}" for verdict in verdicts
              if not verdict.as_it_should]  # fmt: skip
     return {
@@ -95,34 +95,39 @@ def run_mutants(scenarios: list[Scenario], base: Path, full: bool) -> Report:
     }
 
 
-def run_errno(scenarios: list[Scenario], base: Path, full: bool) -> Report:
+def _tell_verdict(verdict: mutant_runs.Verdict) -> None:
+    what = verdict.error or f"{'caught' if verdict.caught_by else 'survived'}, {verdict.states} states"
+    _tell(f"{verdict.mutant}: {what} of {', '.join(verdict.scenarios) or 'no scenario'}")
+
+
+def run_errno(scenarios: list[Scenario], base: Path, full: int) -> Report:
     """T4."""
     jobs = []
-    limits = range(0, 45_000, 512 if full else 8192)
+    limits = range(0, 45_000, 512)[share() % full :: full] if full else range(0, 45_000, 8192)
     for number, scenario in enumerate(scenarios, start=share()):
         folder = base / str(number)
-        jobs.append(partial(errnos.sweep, scenario, folder / "calls", stride=1 if full else 149, first=number))
+        jobs.append(partial(errnos.sweep, scenario, folder / "calls", stride=full or 149, first=number))
         jobs.append(partial(errnos.size_limits, scenario, folder / "sizes", limits))
         if scenario.name in _DELETES:
             jobs.append(partial(errnos.deletes_when_full, scenario, folder / "full"))
     return _report(_side_by_side(jobs), ("runs", "refused", "poisoned"))
 
 
-def run_moments(scenarios: list[Scenario], base: Path, full: bool) -> Report:
+def run_moments(scenarios: list[Scenario], base: Path, full: int) -> Report:
     """Files of one moment beside the index of another."""
     jobs = [
-        partial(moments.sweep, scenario, base / str(number), stride=1 if full else 67, first=number)
+        partial(moments.sweep, scenario, base / str(number), stride=full or 67, first=number)
         for number, scenario in enumerate(scenarios, start=share())
     ]
     return _report(_side_by_side(jobs), ("mixed", "awake"))
 
 
-def run_copies(scenarios: list[Scenario], base: Path, full: bool) -> Report:
+def run_copies(scenarios: list[Scenario], base: Path, full: int) -> Report:
     """Copies of a store that a process writes to."""
-    return _report([live_copies.sweep(base, 240 if full else 12)], ("mixed", "awake"))
+    return _report([live_copies.sweep(base, 240 // full if full else 12)], ("mixed", "awake"))
 
 
-SWEEPS: Final[dict[str, Callable[[list[Scenario], Path, bool], Report]]] = {
+SWEEPS: Final[dict[str, Callable[[list[Scenario], Path, int], Report]]] = {
     "kill": run_kill,
     "strace": run_strace,
     "power": run_power,
@@ -146,12 +151,16 @@ def _side_by_side(jobs: list[partial[Any]]) -> list[Any]:
         return [one.result() for one in reversed(running)]
 
 
+def _tell(*lines: str) -> None:
+    print(*(f"  {line}" for line in lines), sep="\n", file=sys.stderr, flush=True)
+
+
 def _tell_progress(swept: Any) -> None:
     """A full sweep takes an hour: what has been done is told at once, for one that is ended early."""
     told = dataclasses.asdict(swept)
     name, failures = told.pop("scenario"), told.pop("failures")
     counts = ", ".join(f"{count} {what}" for what, count in told.items())
-    print(f"  {name}: {counts}, {len(failures)} wrong", *failures, sep="\n  ", file=sys.stderr, flush=True)
+    _tell(f"{name}: {counts}, {len(failures)} wrong", *failures)
 
 
 def _report(found: Iterable[Any], counts: tuple[str, ...]) -> Report:
@@ -166,11 +175,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("sweeps", nargs="*", choices=[*SWEEPS, []], help=", ".join(SWEEPS) + "; all")
     parser.add_argument("--only", action="append", choices=list(SCENARIOS), help="a scenario; may be given again")
-    parser.add_argument("--full", action="store_true", help="everything, not a share")
+    parser.add_argument(
+        "--full", type=int, nargs="?", const=1, default=0, metavar="N", help="everything, or an N-th of it"
+    )
     parser.add_argument("--json", type=Path, help="write what was done to this file")
     wanted = parser.parse_args()
     scenarios = [SCENARIOS[name] for name in wanted.only or SCENARIOS]
-    if not wanted.full:
+    if wanted.full != 1:
         print(f"a share: TORPOR_SHARE={share()} does it again")
     memory = Path("/dev/shm")
     reports: Report = {}

@@ -15,7 +15,7 @@ from faults import upkeep
 from faults.beginnings import FIRST, FORK, SECOND, Scenario, two_versions_and_a_fork
 from faults.shim import by_hand
 from faults.worlds import Broken, Mark, Sees, Tape, Version, World, sleep
-from store_making import OTHER_URI, URI
+from store_making import OTHER_URI, URI, bundle_path
 from torpor.memvid import Receipt, SessionUri, Store
 from torpor.memvid.errors import NoSpace
 from torpor.memvid.folder.retention import Retention
@@ -162,10 +162,50 @@ def put_index_back(path: Path) -> None:
 
 
 def fold(path: Path, tape: Tape) -> None:
-    with Store.open(path, writable=True) as store, tape.step(store):
+    with Store.open(path, writable=True) as store:
+        _fold(store, tape)
+
+
+def _fold(store: Store, tape: Tape) -> None:
+    with tape.step(store):
         report = store.compact(URI, policy=CompactionPolicy(max_holders=1, min_dead_ratio=0.0))
         if not report.problems and not report.actions:
             raise Broken("no file was written anew, and nothing says why")
+
+
+_THIRD: Final = Version(URI, 3, 772)
+_LAST: Final = Version(URI, 4, 30, seed=3)
+
+
+def a_pinned_version(path: Path) -> World:
+    """Three versions in three files, the second one pinned; beside the store stands where its file lies."""
+    with Store.open(path, writable=True) as store:
+        first = sleep(store, FIRST)
+        second = sleep(store, SECOND, first)
+        sleep(store, _THIRD, second)
+        store.pin(URI, SECOND.number)
+        file = bundle_path(store, second.bundle_id)
+    (path.parent / "pinned").write_text(str(file.relative_to(path)))
+    return frozenset({FIRST, SECOND, _THIRD})
+
+
+def fold_and_sleep(path: Path, tape: Tape) -> None:
+    """The pinned version is led to the third one's file, which a prune is to take (`prune_without_a_file`)."""
+    gone = [fact for fact in tape.world if isinstance(fact, Version) and fact != SECOND]
+    with Store.open(path, writable=True) as store:
+        _fold(store, tape)
+        with tape.step(store, adds=[_LAST], removes=gone):
+            sleep(store, _LAST)
+
+
+def prune_without_a_file(path: Path) -> None:
+    """A file is not there for a while, and meanwhile there is a prune: what it needs, only the index tells."""
+    file, elsewhere = path / (path.parent / "pinned").read_text(), path.parent / "elsewhere"
+    file.rename(elsewhere)
+    with Store.open(path, writable=True) as store:
+        if store.find_session(URI, _LAST.number):
+            store.prune(Retention(keep_last=1), URI)
+    elsewhere.rename(file)
 
 
 def prune(path: Path, tape: Tape) -> None:
@@ -235,6 +275,7 @@ SCENARIOS: Final = {
         Scenario("rebuild_on_a_full_disk", two_versions_and_a_fork, rebuild_on_a_full_disk),
         Scenario("compact", many_versions, compact),
         Scenario("fold_and_put_the_index_back", a_backup_of_the_index, fold, Sees(meanwhile=put_index_back)),
+        Scenario("fold_and_miss_a_file", a_pinned_version, fold_and_sleep, Sees(meanwhile=prune_without_a_file)),
         Scenario("prune", many_versions, prune),
         Scenario("forget", two_versions_and_a_fork, forget),
         Scenario("marks", two_versions_and_a_fork, marks, Sees(marks=marks_of)),

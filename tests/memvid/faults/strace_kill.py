@@ -41,18 +41,18 @@ def unavailable() -> str:
     return "" if done.returncode == 0 else f"strace may not trace here: {done.stderr.strip()[:200]}"
 
 
-def sweep(scenario: Scenario, base: Path, *, stride: int = 1, workers: int = 2) -> Swept:
+def sweep(scenario: Scenario, base: Path, *, stride: int = 1, first: int = 0, workers: int = 2) -> Swept:
     original, world_file = base / "original" / "store", base / "world.pickle"
     world = prepare(scenario, original)
     world_file.write_bytes(pickle.dumps(world))
     worlds = events_of(scenario, original, base / "dry" / "store", world)
     result = Swept(scenario.name)
     survived = False
-    first = 1
+    begin = 1 + first % stride
     with ThreadPoolExecutor(workers) as pool:
         while not survived and len(result.failures) < _MOST_FAILURES:
-            points = [first + stride * number for number in range(8)]
-            first = points[-1] + stride
+            points = [begin + stride * number for number in range(8)]
+            begin = points[-1] + stride
             kills = [pool.submit(_kill, scenario, original, base / str(point), world_file, point) for point in points]
             for point, killed in zip(points, kills, strict=True):
                 was_killed, events = killed.result()

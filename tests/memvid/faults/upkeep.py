@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import resource
 import shutil
 import sqlite3
 from collections.abc import Iterable, Iterator
@@ -464,19 +465,52 @@ def rebuild_asked_on_a_full_disk(path: Path, tape: Tape) -> None:
 def return_to_file(path: Path, tape: Tape) -> None:
     """The index's file takes no change, so it is kept in memory; then there is room, and it has a file again."""
     with Store.open(path, writable=True) as store:
-        drop, refusals = store.index.drop, iter([NoSpace("No room.")] * 2)
-
-        def refuse(bundle_ids: Iterable[bytes]) -> None:
-            for error in refusals:
-                raise error
-            drop(bundle_ids)
-
-        store.index.drop = refuse  # type: ignore[method-assign]
+        _refuse_two_drops(store)
         tape.delete(store, OTHER_URI)
         tape.sleep(store, Version(OTHER_URI, 1, 40, seed=3))
         with tape.step(store):
             store.gc()
         tape.delete(store, URI)
+
+
+def return_to_file_past_a_log(path: Path, tape: Tape) -> None:
+    """The same, and what stands in the index's log cannot be brought into the file: it is no part of the next one."""
+    with Store.open(path, writable=True) as store:
+        _refuse_two_drops(store)
+        tape.sleep(store, ALONE)
+        leave_file = store.index.go_on_in_memory
+
+        def leave_log() -> None:
+            with _files_that_take_no_byte():
+                leave_file()
+            if not (path / "index.sqlite-wal").stat().st_size:
+                raise AssertionError("there is no log")
+
+        store.index.go_on_in_memory = leave_log  # type: ignore[method-assign]
+        tape.delete(store, OTHER_URI)
+        with tape.step(store):
+            store.gc()
+
+
+def _refuse_two_drops(store: Store) -> None:
+    drop, refusals = store.index.drop, iter([NoSpace("No room.")] * 2)
+
+    def refuse(bundle_ids: Iterable[bytes]) -> None:
+        for error in refusals:
+            raise error
+        drop(bundle_ids)
+
+    store.index.drop = refuse  # type: ignore[method-assign]
+
+
+@contextlib.contextmanager
+def _files_that_take_no_byte() -> Iterator[None]:
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 @contextlib.contextmanager
@@ -514,6 +548,7 @@ SCENARIOS: Final = (
     Scenario("gc", old_leftovers, gc),
     Scenario("recompress", compressible, recompress, Sees(marks=told_of)),
     Scenario("return_to_file", one_given_up, return_to_file, Sees(marks=_TOLD_OF_THE_ONE)),
+    Scenario("return_to_file_past_a_log", one_given_up, return_to_file_past_a_log, Sees(marks=_TOLD_OF_THE_ONE)),
     Scenario("replace_beside_a_log", a_log_left, replace_beside_a_log, Sees(marks=_TOLD_OF_THE_ONE)),
     Scenario("rebuild_asked", one_given_up, rebuild_asked, Sees(marks=_TOLD_OF_THE_ONE)),
     Scenario(
