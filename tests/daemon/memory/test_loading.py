@@ -724,11 +724,11 @@ async def test_who_gives_up_waiting_for_a_models_memory_leaves_the_load_to_the_n
         memory = rig.service.residency.memory
         async with rig.service.residency.turn(rig.live("a").uri):
             waiting = [asyncio.ensure_future(rig.service.load_model(model="two")) for _ in range(2)]
-            await until(lambda: memory.info().waiting == 1 and len(memory._stalled) == 1)
+            await until(lambda: memory.info().waiting == 1 and len(memory.line.stalled) == 1)
             waiting[0].cancel()
             with pytest.raises(asyncio.CancelledError):
                 await waiting[0]
-            await until(lambda: memory.info().waiting == 1 and not memory._stalled)
+            await until(lambda: memory.info().waiting == 1 and not memory.line.stalled)
         assert (await waiting[1]).resident
         told = memory.info()
         assert (told.waiting, told.reserved_bytes, told.weights_bytes) == (0, 0, weights)
