@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from blake3 import blake3
 from session_rig import Rigged, begun_together, ignore, tokens_of, writing
+from shares import rotating
 from torpor.daemon.models.models import DEMO_MODEL_FOLDER
 
 import mlx.core as mx  # isort: skip  # after torpor, which chooses the BLAS
@@ -90,7 +91,7 @@ def folder_of(models_of_kinds: Callable[[str], Path], quantisable_model: Path) -
     return lambda kind: quantisable_model if kind == "quantised" else models_of_kinds(kind)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", rotating(KINDS, 3))
 async def test_tokens_and_logits_are_to_the_bit_those_of_mlx_lm_s_own_generation_t11(
     open_kind: Any, folder_of: Callable[[str], Path], kind: str
 ) -> None:
@@ -113,7 +114,7 @@ async def test_tokens_and_logits_are_to_the_bit_those_of_mlx_lm_s_own_generation
         assert await rig.write("a", 30) == (tuple(expected), digests(logits[:-1]), digests(logits[-1:])[0])
 
 
-@pytest.mark.parametrize("kind", BATCHED)
+@pytest.mark.parametrize("kind", rotating(BATCHED, 2))
 async def test_each_row_of_a_batch_is_what_mlx_lm_computes_of_it_alone_qx1(
     open_kind: Any, folder_of: Callable[[str], Path], kind: str
 ) -> None:

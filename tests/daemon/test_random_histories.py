@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 from session_rig import SAMPLED, Fingerprint, Rigged, fingerprint_of, ignore, until
+from shares import rotating
 from torpor.daemon.engine import generation
 from torpor.daemon.engine.engine import Steps
 from torpor.daemon.engine.generation import WriteOrder, Written
@@ -317,7 +318,7 @@ def _same_chunks_on_every_device(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("seed", [3])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", rotating(KINDS, 3))
 async def test_whatever_happens_to_a_session_it_is_one_that_never_slept_t11(
     open_kind: Any, kind: str, seed: int
 ) -> None:

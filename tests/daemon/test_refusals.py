@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 import session_rig
 from session_rig import MODEL, Rigged, ignore, tokens_of
+from shares import rotating
 from torpor.daemon.errors import ModelUnavailable, UnknownModel
 from torpor.daemon.options.serve_options import ServeOptions
 from torpor.daemon.service import Service
@@ -170,7 +171,7 @@ async def test_a_flipped_bit_in_any_slot_of_any_block_is_refused_t12(
         assert error.details["slot"] == f"{slot // 2}.{'kv'[slot % 2]}"
 
 
-@pytest.mark.parametrize("kind", ["gemma3_text", "lfm2", "recurrent_gemma", "mamba2"])
+@pytest.mark.parametrize("kind", rotating(["gemma3_text", "lfm2", "recurrent_gemma", "mamba2"], 2))
 async def test_a_flipped_bit_in_any_slot_of_any_kind_of_cache_is_refused_t12(
     open_rig: Any, store: Path, models_of_kinds: Callable[[str], Path], kind: str
 ) -> None:

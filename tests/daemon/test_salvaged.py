@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from session_rig import MODEL, SAMPLED, Rigged, ignore, tokens_of
+from shares import rotating
 from torpor.daemon.api.session import Look, Salvaged
 from torpor.daemon.engine.sampler import initial_key
 from torpor.memvid import Store
@@ -350,7 +351,7 @@ async def test_a_session_that_was_rolled_back_is_not_rolled_forward_where_its_ve
         assert (await rig.wake("a")).token_count == 300
 
 
-@pytest.mark.parametrize("kind", ["lfm2", "gemma3_text", "mamba2"])
+@pytest.mark.parametrize("kind", rotating(["lfm2", "gemma3_text", "mamba2"], 1))
 @pytest.mark.parametrize("checkpointed", [True, False], ids=["with a checkpoint", "without"])
 async def test_what_was_salvaged_of_windows_and_recurrences_is_computed_from_the_nearest_checkpoint(
     open_kind: Any, store: Path, kind: str, checkpointed: bool

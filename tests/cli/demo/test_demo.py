@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from cli_rig import Torpor
+from shares import rotating
 from torpor.cli.demo import story
 from torpor.cli.demo.daemon import DemoDaemon
 from torpor.cli.demo.document import Document, load_document
@@ -146,7 +147,8 @@ def test_the_default_document_is_python_s_own_and_long(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGKILL, -9)]
+    ("number", "status"),
+    rotating([(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGKILL, -9)], 1),
 )
 def test_a_demo_that_is_ended_leaves_no_daemon(short_path: Path, number: int, status: int) -> None:
     """Whatever ends it, SIGKILL included; the folder is removed wherever anything can still be done."""

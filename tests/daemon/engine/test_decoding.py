@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from session_rig import SAMPLED, Rigged, begun_together, ignore, listening, tokens_of, until, writing
+from shares import rotating
 from torpor.daemon.engine.decoding import MOST_PADDING, _Batch, is_fit_for_batches
 from torpor.daemon.errors import GenerationFailed
 from torpor.snapshot import batches
@@ -79,7 +80,7 @@ async def assert_like_alone(rig: Rigged, name: str, prompt: list[int]) -> None:
     await rig.service.delete(session=control)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", rotating(KINDS, 2))
 async def test_sessions_that_write_together_decode_in_one_call_and_each_has_its_own_state_qx1(
     open_batching: Any, kind: str
 ) -> None:
@@ -99,7 +100,7 @@ async def test_sessions_that_write_together_decode_in_one_call_and_each_has_its_
             await assert_like_alone(rig, name, prompt)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", rotating(KINDS, 2))
 async def test_sessions_come_and_go_while_others_write(open_batching: Any, kind: str) -> None:
     """Six sessions of different lengths, which end at different tokens, go through batches of four."""
     prompts = {f"s{at}": tokens_of(at, 40 + 6 * at) for at in range(6)}
@@ -113,7 +114,7 @@ async def test_sessions_come_and_go_while_others_write(open_batching: Any, kind:
             await assert_like_alone(rig, name, prompt)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", rotating(KINDS, 2))
 async def test_background_sessions_give_rows_up_and_get_them_back_and_each_has_its_own_state(
     open_batching: Any, kind: str
 ) -> None:
@@ -138,7 +139,7 @@ async def test_background_sessions_give_rows_up_and_get_them_back_and_each_has_i
             await assert_like_alone(rig, name, prompt)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", rotating(KINDS, 2))
 async def test_what_decoded_in_a_batch_sleeps_and_wakes_bit_for_bit(open_batching: Any, kind: str) -> None:
     """Promise 2. The ledger knows which tokens were read beside others: the canary asks for their very bits no more."""
     async with open_batching(kind) as rig:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from session_rig import SAMPLED, Gate, Rigged, ignore, tokens_of
+from shares import rotating
 from torpor.daemon.errors import GenerationFailed
 from torpor.daemon.prefixes.reuse import _MOST_SOURCES, PrefixReuse, read_alike
 from torpor.snapshot.passes import Passes
@@ -42,7 +43,7 @@ async def control(open_kind: Callable[..., Any], kind: str, tokens: list[int]) -
 
 
 @pytest.mark.parametrize("where", ["awake", "asleep", "after a restart"])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", rotating(KINDS, 2))
 async def test_a_session_that_found_a_prefix_is_to_the_bit_what_it_would_have_been(
     open_kind: Callable[..., Any], kind: str, where: str
 ) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from damage_rig import damage, mend
 from session_rig import Rigged, ignore, listening, reply_with, tokens_of, until
+from shares import rotating
 from test_time_travel import KINDS, TOKENS, look_at_the_first_of_two_versions
 from torpor.daemon import errors
 from torpor.daemon.api.sampling import Sampling
@@ -137,7 +138,7 @@ async def test_a_look_that_made_room_is_used_as_if_it_had_stayed(
     assert again == alone
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", rotating(KINDS, 2))
 @pytest.mark.parametrize(("version", "at"), STANDS)
 async def test_a_look_of_each_kind_of_cache_gives_way_and_is_back_to_the_bit_qx1(
     open_kind: Any, kind: str, version: int | None, at: int | None

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from session_rig import SAMPLED, Rigged, ignore, tokens_of, until
+from shares import rotating
 from torpor.daemon.api.sampling import Sampling
 from torpor.daemon.api.session import Look
 from torpor.daemon.engine.buffers import CACHED_SHARE
@@ -95,7 +96,7 @@ async def test_models_that_are_larger_than_the_budget_end_the_start(open_rig: An
     Store.open(store, writable=True).close()  # the store has been let go
 
 
-@pytest.mark.parametrize("kind", ["qwen3", "gemma3", "mamba2", "lfm2", "qwen3_next", "quantised"])
+@pytest.mark.parametrize("kind", rotating(["qwen3", "gemma3", "mamba2", "lfm2", "qwen3_next", "quantised"], 2))
 async def test_what_is_reserved_for_a_request_is_never_less_than_what_it_takes(open_kind: Any, kind: str) -> None:
     async with open_kind(kind) as rig:
         await rig.service.create(session="a")

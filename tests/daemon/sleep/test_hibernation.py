@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from session_rig import UNREADABLE, Gate, Rigged, ignore, make_unreadable, tokens_of, until
+from shares import rotating
 from torpor.daemon.errors import ContextOverflow, GenerationFailed, InvalidTokens
 from torpor.daemon.sleep import hibernation
 from torpor.errors import TorporError
@@ -291,7 +292,7 @@ async def test_a_first_sleep_whose_found_block_was_deleted_under_it_is_written_o
         assert await rig.fingerprint("a") == before
 
 
-@pytest.mark.parametrize("kind", ["plain", "gemma3_text", "lfm2"])
+@pytest.mark.parametrize("kind", rotating(["plain", "gemma3_text", "lfm2"], 1))
 async def test_the_memory_of_a_session_is_free_as_soon_as_it_sleeps(
     open_rig: Any, models_of_kinds: Callable[[str], Path], kind: str
 ) -> None:
@@ -338,7 +339,7 @@ async def failing_wake(rig: Rigged) -> str | None:
     return None
 
 
-@pytest.mark.parametrize("kind", ["plain", "gemma3_text", "lfm2"])
+@pytest.mark.parametrize("kind", rotating(["plain", "gemma3_text", "lfm2"], 1))
 async def test_of_wakes_that_end_well_nothing_is_kept_from_others(
     open_rig: Any, models_of_kinds: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from damage_rig import damage
 from session_rig import SAMPLED, UNREADABLE, Gate, Rigged, ignore, listening, make_unreadable, tokens_of, until
+from shares import rotating
 from torpor.daemon.api.sampling import Sampling
 from torpor.daemon.api.session import Salvaged
 from torpor.daemon.errors import GenerationFailed, MemoryBudgetExceeded, StopDeadline
@@ -46,7 +47,7 @@ async def three(rig: Rigged) -> None:
     await rig.write("new", 5)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", rotating(KINDS, 2))
 async def test_what_a_stop_has_no_time_for_goes_on_bit_for_bit_from_its_ledger(open_kind: Any, kind: str) -> None:
     async with open_kind(kind, stop_within=0) as rig:
         await three(rig)

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import session_rig
 from session_rig import Rigged, crowded, ignore, tokens_of, until
+from shares import rotating
 from torpor.daemon.api.session import Lossy
 from torpor.daemon.errors import SessionAwake, SessionBusy
 from torpor.daemon.sleep.quantising import AgePolicy, Plan, QuantiseOrder, Span, plan_spans, why_left
@@ -54,7 +55,7 @@ def versions(rig: Rigged, name: str = "s") -> list[int]:
 
 
 @pytest.mark.parametrize("bits", [8, 4])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", rotating(KINDS, 2))
 async def test_the_next_version_is_lossy_and_wakes_proven_and_told(open_kind: Any, kind: str, bits: int) -> None:
     async with open_kind(kind) as rig:
         await asleep(rig)
@@ -88,7 +89,7 @@ async def size_of_exact(rig: Rigged) -> int:
         return sum(entry.raw_bytes for entry in reader.entries)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", rotating(KINDS, 2))
 async def test_what_is_not_keys_and_values_is_exact(open_kind: Any, kind: str) -> None:
     async with open_kind(kind) as rig:
         await asleep(rig)
@@ -111,7 +112,7 @@ async def fingerprint_at(rig: Rigged, version: int) -> Any:
     return await rig.fingerprint("s")
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", rotating(KINDS, 2))
 async def test_the_exact_version_stays_as_it_was_until_a_prune(open_kind: Any, kind: str) -> None:
     async with open_kind(kind) as rig:
         await asleep(rig)
@@ -136,7 +137,7 @@ async def test_a_canary_of_the_lossy_state_finds_what_is_not_that_state(open_kin
         assert refusal.value.tolerance == 0.0
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", rotating(KINDS, 2))
 async def test_a_lossy_session_stays_marked_and_its_lossy_blocks_are_referred_to(open_kind: Any, kind: str) -> None:
     async with open_kind(kind) as rig:
         await asleep(rig)
@@ -175,7 +176,7 @@ async def test_a_session_whose_lossy_blocks_are_gone_is_written_from_memory_and_
         assert await rig.fingerprint("s") == before
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", rotating(KINDS, 2))
 async def test_woken_at_an_earlier_token_or_version_it_sleeps_and_wakes_proven(open_kind: Any, kind: str) -> None:
     async with open_kind(kind) as rig:
         await asleep(rig, count=1200)
@@ -261,7 +262,7 @@ async def test_a_plan_changes_nothing_and_says_what_it_saves(open_kind: Any) -> 
 
 
 @pytest.mark.parametrize("bits", [8, 4])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", rotating(KINDS, 2))
 async def test_a_plan_tells_what_is_then_written_but_for_heads(open_kind: Any, kind: str, bits: int) -> None:
     async with open_kind(kind) as rig:
         await asleep(rig)

@@ -8,6 +8,7 @@ import mlx.core as mx
 import pytest
 from recompute_rig import teach
 from session_rig import SAMPLED, Rigged, ignore, tokens_of
+from shares import rotating
 from torpor.daemon.api.session import Recomputed
 from torpor.snapshot.passes import UNREPEATABLE, Passes
 
@@ -39,7 +40,7 @@ async def goes_on(rig: Rigged, name: str = "a") -> Any:
     return await rig.write(name, 12)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", rotating(KINDS, 2))
 async def test_a_session_that_is_recomputed_goes_on_to_the_bit_as_one_that_is_restored(
     open_one: Any, kind: str
 ) -> None:

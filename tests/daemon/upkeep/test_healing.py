@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from damage_rig import TEXT, damage, mend, told
 from session_rig import MODEL, Gate, crowded, ignore, listening, tokens_of, until
+from shares import rotating
 from torpor.daemon.errors import RepairPutOff, ServiceClosed, UnknownModel
 from torpor.daemon.upkeep import healing
 from torpor.daemon.upkeep.healing import _MAX_TOLD, _put_off
@@ -375,7 +376,7 @@ async def leave_a_ledger(opened: Any, tokens: int, *, bits: int | None = None) -
     return had
 
 
-@pytest.mark.parametrize("kind", ["plain", "gemma3_text", "lfm2"])
+@pytest.mark.parametrize("kind", rotating(["plain", "gemma3_text", "lfm2"], 1))
 async def test_a_repair_without_a_daemon_keeps_a_ledger_before_which_only_the_record_is_lost(
     open_rig: Any, models_of_kinds: Any, store: Path, kind: str
 ) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from damage_rig import TEXT, damage, mend, told
 from session_rig import SAMPLED, Writing, ignore, listening, tokens_of, until
+from shares import rotating
 from torpor.daemon.api.session import Recomputed
 from torpor.daemon.engine.admission import current
 from torpor.daemon.errors import RepairPutOff, SessionExists, UnknownModel
@@ -89,7 +90,7 @@ async def test_what_is_computed_again_stands_back_for_whoever_wants_something(
 
 
 @pytest.mark.parametrize("span", [0, 2, -1])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", rotating(KINDS, 2))
 async def test_a_flipped_bit_is_found_and_what_it_took_is_computed_again_to_the_bit(
     open_kind: Callable[..., Any], kind: str, span: int, store: Path
 ) -> None:
@@ -279,7 +280,7 @@ def copied(store: Path) -> Path:
     return copy
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", rotating(KINDS, 2))
 @pytest.mark.parametrize(
     ("block", "written"),
     [({"span": 0}, 0), ({"span": 1}, 0), ({"span": 2, "head": True}, 0), ({"kind": "state"}, 0), ({"span": 1}, 3)],
@@ -491,7 +492,7 @@ async def test_without_a_policy_nothing_is_read(open_rig: Any) -> None:
         assert (await rig.service.status()).scrub is None
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", rotating(KINDS, 2))
 async def test_damage_before_a_ledger_of_a_session_that_went_back_becomes_part_of_the_ledger(
     open_kind: Callable[..., Any], store: Path, kind: str
 ) -> None:
