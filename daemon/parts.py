@@ -34,7 +34,6 @@ from .events.bus import Bus
 from .events.events import SessionCreated, SessionDeleted
 from .memory.claims import Use
 from .memory.loading import Loader
-from .memory.memory import default_budget
 from .memory.model_registry import Shelf
 from .models.rates import Measured
 from .options.serve_options import ServeOptions
@@ -111,11 +110,9 @@ class Parts:
             shelf,
             loader,
             self.require_working,
-            default_budget(shelf.weights_bytes()) if options.memory_budget is None else options.memory_budget,
             self.buffers,
             self.bus,
-            options.idle_sleep,
-            options.on_model_change,
+            options,
         )
         self.planning = Planning(self.hibernation, self.residency, shelf)
         self.reasons = Reasons(self.encoder, self.reuse, self.residency.awake.get)

@@ -27,11 +27,11 @@ from ..events.bus import Bus
 from ..events.events import RequestQueued, SessionDeleted, SleepCause
 from ..memory.claims import Claim, Use
 from ..memory.loading import Loader, Loading
-from ..memory.memory import Memory
+from ..memory.memory import Memory, default_budget
 from ..memory.model_registry import Place, Shelf
 from ..memory.watching import Watching
 from ..models.models import LoadedModel
-from ..options.serve_options import ChangePolicy
+from ..options.serve_options import ServeOptions
 from ..sessions.idling import Idling
 from ..sessions.sessions import Session, Turns
 from ..sleep.hibernation import Hibernation
@@ -48,9 +48,7 @@ from .weights import Weights
 class Residency:
     """The sessions that are awake, and the turns of all; the models that they are on.
 
-    require_working: raises where the daemon takes no more work. budget: bytes of memory that models and sessions share.
-    idle_s: after how long unused sessions go to sleep, never if None. on_model_change: what becomes of a
-        model whose files have changed.
+    require_working: raises where the daemon takes no more work.
     """
 
     def __init__(
@@ -61,12 +59,11 @@ class Residency:
         shelf: Shelf,
         loader: Loader,
         require_working: Callable[[], None],
-        budget: int,
         buffers: Buffers,
         bus: Bus,
-        idle_s: float | None = None,
-        on_model_change: ChangePolicy = "refuse",
+        options: ServeOptions,
     ) -> None:
+        budget = default_budget(shelf.weights_bytes()) if options.memory_budget is None else options.memory_budget
         self._store = store
         self._shelf = shelf
         self._hibernation = hibernation
@@ -93,10 +90,9 @@ class Residency:
             self._idled,
         )
         self.last_sleeps = LastSleeps(self.putting_away, ledgers, self.awake, self.turns, self.memory)
-        self._idling = None if idle_s is None else Idling(self.awake, idle_s, self._idled)
-        self.watching = Watching(
-            shelf, loader.digests, partial(self.weights.retire, cause="changed"), bus, on_model_change
-        )
+        self._idling = None if options.idle_sleep is None else Idling(self.awake, options.idle_sleep, self._idled)
+        retire = partial(self.weights.retire, cause="changed")
+        self.watching = Watching(shelf, loader.digests, retire, bus, options.on_model_change)
 
     @asynccontextmanager
     async def turn(self, uri: SessionUri) -> AsyncIterator[Use]:
