@@ -75,6 +75,29 @@ def export(path: Path, tape: Tape) -> None:
                 store.export_session(URI, number, target)
 
 
+def a_version_and_its_tensors(path: Path) -> World:
+    """A session of two versions, and beside the store the newest one's arrays as a file."""
+    with Store.open(path, writable=True) as store:
+        sleep(store, SECOND, sleep(store, FIRST))
+        store.export_tensors(URI, None, path.parent / "whole.tensors")
+    return frozenset({FIRST, SECOND})
+
+
+def exported_tensors(path: Path) -> Iterator[Mark]:
+    whole, file = path.parent / "whole.tensors", path.parent / "again.tensors"
+    if file.exists():
+        if file.read_bytes() != whole.read_bytes():
+            raise Broken(f"{file.name} is there and not whole", lost=True)
+        yield Mark("exported", file.name)
+
+
+def export_tensors(path: Path, tape: Tape) -> None:
+    target = path.parent / "again.tensors"
+    facts = [Mark("exported", target.name)]
+    with Store.open(path, writable=True) as store, tape.step(store, adds=facts, is_outside=True):
+        store.export_tensors(URI, None, target)
+
+
 def import_files(path: Path, tape: Tape) -> None:
     """As it is, once more, and under another name."""
     source, copy = path.parent / "whole.file", Version(SessionUri("work", "copy"), 1, 516)
@@ -537,6 +560,7 @@ def no_room_for_an_index() -> Iterator[None]:
 
 SCENARIOS: Final = (
     Scenario("export", two_versions_and_a_fork, export, Sees(files=exported)),
+    Scenario("export_tensors", a_version_and_its_tensors, export_tensors, Sees(files=exported_tensors)),
     Scenario("import", a_file_from_elsewhere, import_files),
     Scenario("adopt", a_file_from_elsewhere, adopt, Sees(files=handed_over)),
     Scenario("forget_everywhere", a_secret_everywhere, forget, Sees(files=traces, again=forget_again)),
