@@ -18,7 +18,6 @@ import errno
 import inspect
 import itertools
 import os
-import resource
 import sqlite3
 import traceback
 from collections.abc import Callable
@@ -28,7 +27,7 @@ from typing import Any, Final
 
 from faults.kill import fresh, prepare
 from faults.scenarios import Scenario
-from faults.shim import Call, Shim, repeatable
+from faults.shim import Call, Shim, files_up_to, repeatable
 from faults.worlds import Allowed, Broken, Tape, Version, World, check, require_bit_exact, sleep
 from torpor.memvid import SessionUri, Store
 from torpor.memvid.errors import DurabilityLost, LockLost, StoreError
@@ -322,9 +321,5 @@ class _SizeLimit(_Faulty):
     def __call__(self, call: Call) -> Any:
         if self.lifted:
             return call.run()
-        soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (self._limit, hard))
-        try:
+        with files_up_to(self._limit):
             return call.run()
-        finally:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))

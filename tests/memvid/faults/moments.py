@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from faults import kill
 from faults.scenarios import Scenario
-from faults.shim import Call, Shim, repeatable
+from faults.shim import Call, Shim, files_up_to, repeatable
 from faults.states import Seen, state_of
 from faults.worlds import Broken, Tape
 from store_making import contents
@@ -57,7 +57,8 @@ class _Moments:
 
     def __call__(self, call: Call) -> Any:
         if call.changes_state:
-            self.keep()
+            with files_up_to(None):
+                self.keep()
         return call.run()
 
     def keep(self) -> None:

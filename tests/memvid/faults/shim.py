@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import resource
 import secrets
 import sqlite3
 import time
@@ -69,6 +70,17 @@ def by_hand() -> Iterator[None]:
         yield
     finally:
         _by_hand = False
+
+
+@contextlib.contextmanager
+def files_up_to(most_bytes: int | None) -> Iterator[None]:
+    """The system lets no file of this process grow beyond that; None: beyond what it would anyway."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (hard if most_bytes is None else most_bytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 class _Connection(sqlite3.Connection):
