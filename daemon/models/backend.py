@@ -20,15 +20,19 @@ from ...snapshot.identity import MAX_CIRCUMSTANCE_CHARS
 
 # Wheels of CUDA 12 have names that end in -cu12; those of CUDA 13 have, or have not, another end.
 _NVIDIA_LIBRARY = re.compile(r"nvidia-(?:cuda-)?(cublas|cudnn|nvrtc)(?:-cu\d+)?")
+# MLX's settings by which a GPU computes other bits; without effect on a CPU.
+_GPU_SETTINGS = ("MLX_ENABLE_TF32", "MLX_CUDA_USE_CUDNN_SDPA")
 
 
 def describe(adapter: Path | None = None) -> dict[str, str]:
     """The facts, as text, under the names of their parts. adapter: the folder of the model's, if it has one."""
     device = _device()
     on_cuda = device == "cuda"
+    libraries = _nvidia_libraries() if on_cuda else library_in_use()
+    settings = [] if device == "cpu" else [f"{name}={os.environ[name]}" for name in _GPU_SETTINGS if name in os.environ]
     facts = {
         "device": device,
-        "blas": (_nvidia_libraries() if on_cuda else library_in_use()) or "as shipped",
+        "blas": ", ".join([libraries or "as shipped", *settings])[:MAX_CIRCUMSTANCE_CHARS],
         "processor": (_gpu() if on_cuda else _processor())[:MAX_CIRCUMSTANCE_CHARS],
         "mlx": importlib.metadata.version("mlx"),
         "mlx_lm": importlib.metadata.version("mlx-lm"),

@@ -16,7 +16,7 @@ from torpor.daemon.models import backend
 from torpor.daemon.models.backend import describe
 from torpor.memvid.uri import SessionUri
 from torpor.snapshot.errors import IdentityMismatch
-from torpor.snapshot.identity import CIRCUMSTANCES
+from torpor.snapshot.identity import CIRCUMSTANCES, MAX_CIRCUMSTANCE_CHARS
 
 import mlx.core as mx  # isort: skip  # after torpor, which chooses the BLAS
 
@@ -62,6 +62,15 @@ def test_on_cuda_the_facts_name_the_gpu_and_what_computes_on_it(monkeypatch: pyt
     assert set(facts) == CIRCUMSTANCES - {"adapter_path"}
     assert on_cuda(monkeypatch, "NVIDIA L4", LIBRARIES)["processor"] != facts["processor"]
     assert on_cuda(monkeypatch, "NVIDIA H200", OTHERS)["blas"] == "as shipped"
+
+
+def test_on_a_gpu_the_facts_name_the_settings_that_decide_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    on_cpu = describe()
+    monkeypatch.setenv("MLX_ENABLE_TF32", "0")
+    assert on_cuda(monkeypatch, "NVIDIA H200", OTHERS)["blas"] == "as shipped, MLX_ENABLE_TF32=0"
+    assert (describe() == on_cpu) == (on_cpu["device"] == "cpu")
+    monkeypatch.setenv("MLX_ENABLE_TF32", "0" * 2 * MAX_CIRCUMSTANCE_CHARS)
+    assert len(on_cuda(monkeypatch, "NVIDIA H200", OTHERS)["blas"]) == MAX_CIRCUMSTANCE_CHARS
 
 
 async def test_every_snapshot_says_what_computed_it(open_rig: Any) -> None:
