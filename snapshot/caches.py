@@ -53,6 +53,12 @@ def arrays_of(caches: Sequence[Any]) -> list[mx.array]:
     return found
 
 
+def make_room(caches: Sequence[Any], count: int) -> None:
+    """Before that many tokens are read in one model call: have the caches grow by no more than is said of them."""
+    for _, cache in leaves(caches):
+        kind_of(cache).make_room(cache, count)
+
+
 def resident_bytes(caches: Sequence[Any]) -> int:
     """Memory that the caches' arrays take, padding behind the tokens included."""
     return sum(int(cache.nbytes) for _, cache in leaves(caches) if not kind_of(cache).is_empty(cache))

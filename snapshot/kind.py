@@ -117,6 +117,13 @@ class Kind:
         read in one call; of a cache without rows how often it holds what it does after one token."""
         return 1
 
+    def make_room(self, cache: Any, count: int) -> None:
+        """Before so many tokens are read in one call: let go of rows behind the tokens that would not do for them.
+
+        mlx-lm does so, but not where the tokens end with a step. There it keeps those rows for good and adds as many
+        as the call needs, so that an array may have more than `most_capacity`.
+        """
+
     def record(self, cache: Any) -> Record | None:
         """Its whole state, None where all of it is in span arrays."""
         return None

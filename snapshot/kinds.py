@@ -44,6 +44,13 @@ class _OfKeysAndValues(Kind):
         # mlx-lm grows them in steps, and so do we: the next token needs no copy of all.
         return -(-token_count // self.step) * self.step
 
+    def make_room(self, cache: Any, count: int) -> None:
+        if self.is_empty(cache):
+            return
+        spans, held = self.spans(cache), int(cache.offset)
+        if held < spans["k"].shape[-2] < held + count:
+            self.fill(cache, held, {name: array[..., :held, :] for name, array in spans.items()}, None)
+
     def keep(self, cache: Any, *, one_token: bool) -> tuple[Undo, list[mx.array]]:
         if self.is_empty(cache):
             return lambda: _emptied(cache), []
@@ -273,6 +280,11 @@ class _Chunked(_OfLastRows):
     def most_capacity(self, settings: Mapping[str, int], token_count: int, at_once: int) -> int:
         step: int = ChunkedKVCache.step
         return min(token_count, settings["chunk_size"] + at_once) + step - 1
+
+    def make_room(self, cache: Any, count: int) -> None:
+        live = 0 if self.is_empty(cache) else self._live(cache)
+        if live and live < cache.keys.shape[-2] < live + count:
+            cache.keys, cache.values = cache.keys[..., :live, :], cache.values[..., :live, :]
 
     def _live(self, cache: Any) -> int:
         return int(cache.offset) - int(cache.start_position)

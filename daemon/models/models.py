@@ -22,7 +22,7 @@ from mlx_lm.utils import hf_repo_to_path
 from ...memvid.format.identity import Identity
 from ...snapshot import adapter_files
 from ...snapshot.adapter_files import identify_adapter, load_settings
-from ...snapshot.caches import arrays_of
+from ...snapshot.caches import arrays_of, make_room
 from ...snapshot.checkpoints import Checkpoints
 from ...snapshot.digests import DigestCache
 from ...snapshot.errors import ModelFilesChanging
@@ -116,6 +116,8 @@ class LoadedModel:
     def run(self, tokens: Sequence[int], caches: list[Any]) -> mx.array:
         """One model call: unevaluated logits `[1, len(tokens), vocabulary]`. Counts nothing; who calls it puts the
         caches back."""
+        if len(tokens) > 1:  # one token fits, or what is behind the tokens is full
+            make_room(caches, len(tokens))
         logits: mx.array = self.network(mx.array(list(tokens))[None], cache=caches)
         return logits
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from torpor.snapshot.caches import arrays_of
+from torpor.snapshot.caches import arrays_of, make_room
 from torpor.snapshot.kinds import kind_of, leaves
 from torpor.snapshot.layout import layout_of
 from torpor.snapshot.state import LiveState, token_array
@@ -102,6 +102,7 @@ class Run:
     def read(self, count: int) -> None:
         state = self.state
         held = len(state.tokens)
+        make_room(state.caches, count)
         for index, cache in enumerate(state.caches):
             grow = read_kv if index == 1 else self.grower.read
             grow(cache, held, count, self.dtype)

@@ -7,8 +7,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import growers
 import pytest
-from growers import GROWERS, VOCABULARY, Grower, Run, fingerprint, read_arrays
+from growers import GROWERS, VOCABULARY, Grower, Run, fingerprint, read_arrays, read_chunked
 from torpor.memvid import Identity, SessionUri, Store
 from torpor.memvid.errors import CorruptBlock
 from torpor.snapshot.caches import (
@@ -24,7 +25,7 @@ from torpor.snapshot.caches import (
 from torpor.snapshot.capture import cut
 from torpor.snapshot.errors import InconsistentState, UnsupportedCache
 from torpor.snapshot.kind import dtype_named, name_of_dtype
-from torpor.snapshot.kinds import kind_named, kind_of, quantised
+from torpor.snapshot.kinds import kind_named, kind_of, leaves, quantised
 from torpor.snapshot.layout import layout_of
 from torpor.snapshot.restore import allocate, plan_wake
 from torpor.snapshot.state import LiveState
@@ -345,6 +346,31 @@ def test_what_caches_take_is_never_more_than_was_said_before(kind: str, way: str
         run.read(count)
         assert resident_bytes(run.state.caches) - before <= growth
         assert resident_bytes(run.state.caches) <= layout.most_bytes(tokens, at_once)
+
+
+@pytest.mark.parametrize(
+    "grower",
+    [*GROWERS.values(), Grower(lambda: caches.ChunkedKVCache(2048), read_chunked)],
+    ids=[*GROWERS, "chunked over 2048"],
+)
+def test_what_caches_take_after_long_calls_is_what_was_said_and_they_hold_the_same(
+    grower: Grower, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """mlx-lm keeps rows that do not suffice where the tokens end with a step, and adds as many as the call needs."""
+    run, plain = (Run(grower, mx.float32) for _ in range(2))
+    layout, calls = run.layout(), (712, 257, 55, 257)
+    for count in calls:
+        before, tokens = resident_bytes(run.state.caches), len(run.state.tokens) + count
+        growth = growth_bytes(run.state.caches, layout, tokens, max(calls))
+        run.read(count)
+        assert resident_bytes(run.state.caches) - before <= growth
+        for entry, (_, cache) in zip(layout.entries, leaves(run.state.caches), strict=True):
+            rows = kind_of(cache).most_capacity(dict(entry.settings), tokens, max(calls))
+            assert not hasattr(cache, "keys") or cache.nbytes <= entry.row_bytes * rows, entry
+    monkeypatch.setattr(growers, "make_room", lambda _caches, _count: None)
+    for count in calls:
+        plain.read(count)
+    assert fingerprint(run.state.caches) == fingerprint(plain.state.caches)
 
 
 def test_a_cache_that_has_the_rows_already_grows_by_nothing() -> None:

@@ -16,6 +16,7 @@ from session_rig import SAMPLED, Rigged, ignore, tokens_of, until
 from shares import rotating
 from torpor.daemon.api.sampling import Sampling
 from torpor.daemon.api.session import Look
+from torpor.daemon.engine import generation
 from torpor.daemon.engine.buffers import CACHED_SHARE
 from torpor.daemon.engine.generation import PREFILL_CHUNK_TOKENS
 from torpor.daemon.errors import GenerationFailed, MemoryBudgetExceeded, MemoryBusy, ServiceClosed, SessionExists
@@ -96,20 +97,24 @@ async def test_models_that_are_larger_than_the_budget_end_the_start(open_rig: An
     Store.open(store, writable=True).close()  # the store has been let go
 
 
+@pytest.mark.parametrize("at_once", [64, 2048], ids=["as on a CPU", "as on a GPU"])
 @pytest.mark.parametrize("kind", rotating(["qwen3", "gemma3", "mamba2", "lfm2", "qwen3_next", "quantised"], 2))
-async def test_what_is_reserved_for_a_request_is_never_less_than_what_it_takes(open_kind: Any, kind: str) -> None:
+async def test_what_is_reserved_for_a_request_is_never_less_than_what_it_takes(
+    open_kind: Any, kind: str, at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(generation, "PREFILL_CHUNK_TOKENS", at_once)
     async with open_kind(kind) as rig:
         await rig.service.create(session="a")
         for count in (1, 255, 1, 700, 3):
             live = rig.live("a")
-            growth = live.growth_bytes(len(live.state.tokens) + count, PREFILL_CHUNK_TOKENS)
+            growth = live.growth_bytes(len(live.state.tokens) + count, at_once)
             before = live.resident_bytes
             await rig.service.append(session="a", tokens=tokens_of(count, count), on_event=ignore)
             assert live.resident_bytes - before <= growth
         layout, tokens = rig.live("a").model.layout, len(rig.live("a").state.tokens)
         await rig.sleep("a")
         await rig.wake("a")
-        assert rig.live("a").resident_bytes <= layout.most_bytes(tokens, PREFILL_CHUNK_TOKENS)
+        assert rig.live("a").resident_bytes <= layout.most_bytes(tokens, at_once)
 
 
 async def test_a_request_that_fits_into_what_its_session_has_reserves_nothing(open_rig: Any, weights: int) -> None:
