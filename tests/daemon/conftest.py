@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))  # the tests of this folder share session_rig.py
 
 from session_rig import MODEL, Rigged, open_rigged, open_service
+from torpor.daemon.engine import generation
 from torpor.daemon.memory.model_registry import ModelChoice
 from torpor.daemon.models.models import KvChoice
 
@@ -50,6 +51,14 @@ def open_rig(store: Path, tiny_model: Path, digest_cache: Path) -> OpenRig:
         return open_rigged(store, {MODEL: str(model)}, digest_cache, **options)
 
     return opener
+
+
+@pytest.fixture
+def short_calls() -> Iterator[None]:
+    """Texts are read in calls of 64 tokens as on a CPU, whatever computes here."""
+    with pytest.MonkeyPatch.context() as patch:  # of its own: a test may undo what it has patched
+        patch.setattr(generation, "PREFILL_CHUNK_TOKENS", 64)
+        yield
 
 
 @pytest.fixture

@@ -593,6 +593,7 @@ async def test_a_sleep_runs_to_its_end_when_the_client_goes_away_threat_46(open_
 # --- wake
 
 
+@pytest.mark.usefixtures("short_calls")
 async def test_a_wake_reports_what_it_read(open_rig: Any) -> None:
     async with open_rig() as rig:
         await rig.read("a", tokens_of(1, 600))

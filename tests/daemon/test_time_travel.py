@@ -389,6 +389,7 @@ async def test_woken_at_a_checkpoint_and_slept_at_once_it_wakes_again(open_kind:
         assert await rig.fingerprint("s") == state
 
 
+@pytest.mark.usefixtures("short_calls")
 async def test_a_model_that_fails_on_the_way_to_an_earlier_token_is_told_as_that(open_kind: Any) -> None:
     async with open_kind("lfm2") as rig:
         await rig.read("s", TOKENS[:400])

@@ -370,6 +370,7 @@ async def test_a_context_without_room_for_the_summary_has_it_written_of_what_is_
         assert await rig.fingerprint("a") == was
 
 
+@pytest.mark.usefixtures("short_calls")
 @pytest.mark.parametrize("at", ["summary", "new session"])
 @pytest.mark.parametrize("how", ["fails", "is cancelled"])
 async def test_a_fold_that_does_not_come_to_its_end_leaves_no_session_and_the_old_one_whole(

@@ -637,6 +637,7 @@ async def test_pieces_that_wait_for_the_engine_count_and_streams_do_not(open_rig
         assert rig.service.queue.info().waiting == 0
 
 
+@pytest.mark.usefixtures("short_calls")
 async def test_who_stands_back_waits_and_so_does_a_text_while_another_is_read(open_rig: Any) -> None:
     async with open_rig() as rig:
         await rig.read("a", tokens_of(1, 60))

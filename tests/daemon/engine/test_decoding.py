@@ -328,6 +328,7 @@ def test_who_joins_is_padded_to_the_longest_row_also_where_its_state_has_left() 
     assert batch.has_room([state(700)], 16)
 
 
+@pytest.mark.usefixtures("short_calls")
 async def test_a_long_text_does_not_stop_a_stream(open_batching: Any) -> None:
     """Reading and writing share the engine by time: between two chunks of the text, others write."""
     async with open_batching() as rig:

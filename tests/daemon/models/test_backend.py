@@ -161,6 +161,7 @@ async def test_what_another_backend_began_is_nobodys_prefix_however_it_goes_on(
         assert read.cached_tokens == 0
 
 
+@pytest.mark.usefixtures("short_calls")
 async def test_what_is_computed_here_from_its_first_token_is_a_prefix_again(
     open_rig: Any, store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -15,6 +15,8 @@ from torpor.daemon.prefixes.prefix_history import MAX_REQUESTS
 from torpor.daemon.sessions.transcripts import message_of
 from torpor.daemon.sessions.why import explain
 
+pytestmark = pytest.mark.usefixtures("short_calls")
+
 SYSTEM = message_of("system", "It is 06:30. Be brief.")
 TOKENS = tokens_of(1, 600)
 

@@ -15,6 +15,8 @@ from torpor.daemon.prefixes.reuse import _MOST_SOURCES, PrefixReuse, read_alike
 from torpor.snapshot.passes import Passes
 from torpor.snapshot.restore import Filling
 
+pytestmark = pytest.mark.usefixtures("short_calls")
+
 KINDS = ["plain", "gemma3_text", "lfm2", "deepseek_v3"]
 TEXT = tokens_of(1, 1300)
 
