@@ -30,7 +30,7 @@ from torpor.daemon.residency import stopping
 from torpor.daemon.sessions.sessions import MAX_WAITING
 from torpor.errors import TorporError
 from torpor.memvid.errors import IndexFailed, InvalidUri, NoSpace, SessionNotFound, StoreIoError
-from torpor.memvid.index.index import Index
+from torpor.memvid.index.session_queries import SessionQueries
 from torpor.memvid.store import Store
 from torpor.snapshot.errors import NoSuchPosition
 
@@ -829,8 +829,8 @@ async def test_a_request_does_not_list_the_store_to_find_its_session(
             await rig.read(name, [1, 2])
             await rig.sleep(name)
         await rig.read("c", [1, 2])
-        for listing in (Index.latest, Index.all_rows):
-            monkeypatch.delattr(Index, listing.__name__)
+        for listing in (SessionQueries.latest, SessionQueries.all_rows):
+            monkeypatch.delattr(SessionQueries, listing.__name__)
         for name in ("a", "work/b", "torpor://default/c"):
             await rig.write(name, 1)
             await rig.sleep(name)
