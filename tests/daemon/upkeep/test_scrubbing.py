@@ -125,6 +125,7 @@ async def test_a_flipped_bit_is_found_and_what_it_took_is_computed_again_to_the_
     assert damage_of(store) == [], "the damaged version is mended too, out of the same blocks"
 
 
+@pytest.mark.usefixtures("short_calls")
 async def test_only_what_stands_behind_the_damage_is_computed(open_rig: Any, store: Path) -> None:
     async with open_rig() as rig:
         await rig.read("a", TEXT)
@@ -135,6 +136,7 @@ async def test_only_what_stands_behind_the_damage_is_computed(open_rig: Any, sto
     assert healed["recomputed_tokens"] == 1300 - 768
 
 
+@pytest.mark.usefixtures("short_calls")
 async def test_what_was_read_in_calls_that_no_block_begins_with_is_the_same_to_the_bit(
     open_rig: Any, store: Path
 ) -> None:
