@@ -10,7 +10,6 @@ from ..folder.scrub_mark import ScrubMark, load_mark, save_mark
 from ..format.records import (
     MaintenanceReport,
     Progress,
-    StoreStatistics,
     UsageReport,
     VerifyReport,
 )
@@ -188,15 +187,3 @@ class Upkeep(Sessions):
         from ..recovery import repair
 
         return repair.rebuild_index(self._core, dry_run=dry_run)
-
-    def statistics(self) -> StoreStatistics:
-        self._core.require_open()
-        sessions, versions, file_bytes = self.index.totals()
-        return StoreStatistics(
-            sessions=sessions,
-            versions=versions,
-            bundle_files=self._core.folder.file_count(),
-            file_bytes=file_bytes,
-            bundles_pinned=len(self._core.pins),
-            writable=self._core.writable,
-        )

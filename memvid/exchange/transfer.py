@@ -51,7 +51,7 @@ from ..index.rows import LIVE, IndexedBundle, row_of
 from ..limits import MAX_IMPORTED_VERSION
 from ..uri import SessionUri
 from ..writing.core import StoreCore
-from ..writing.sleeping import Holdings, environment, moved_blocks, publish, with_name_of_its_own
+from ..writing.sleeping import Holdings, environment, moved_blocks, publish, receipt_of, with_name_of_its_own
 from .import_checks import open_exported, require_whole
 from .incoming import open_waiting, remove_taken
 from .kinship import require_kin, require_successor
@@ -294,19 +294,7 @@ class _Intake:
         frames = tuple(self._writer.frames)
         row = row_of(manifest, bundle_id, self._temp.size_bytes)
         new = sum(entry.id in self._writer.frames for entry in manifest.blocks)
-        receipt = Receipt(
-            uri=manifest.uri,
-            version=manifest.version,
-            bundle_id=bundle_id,
-            parent=manifest.parent,
-            token_count=manifest.token_count,
-            bytes_written=self._temp.size_bytes,
-            logical_bytes=manifest.logical_bytes,
-            blocks_new=new,
-            blocks_reused=len(manifest.blocks) - new,
-            entries=tuple(entry.held_by(self._places.get(entry.id, bundle_id)) for entry in manifest.blocks),
-            unread_tokens=unread_of(manifest),
-        )
+        receipt = receipt_of(manifest, bundle_id, self._temp.size_bytes, new, self._places)
         return IndexedBundle(bundle_id, LIVE, row, directory.holders, frames), receipt
 
 

@@ -78,6 +78,25 @@ class VersionDraft:
     doubted: Sequence[BlockEntry] = ()
 
 
+def receipt_of(
+    manifest: Manifest, bundle_id: bytes, file_bytes: int, blocks_new: int, places: Mapping[bytes, bytes]
+) -> Receipt:
+    """What is said of a version that was written. blocks_new: those in its own file; places: where the others lie."""
+    return Receipt(
+        uri=manifest.uri,
+        version=manifest.version,
+        bundle_id=bundle_id,
+        parent=manifest.parent,
+        token_count=manifest.token_count,
+        bytes_written=file_bytes,
+        logical_bytes=manifest.logical_bytes,
+        blocks_new=blocks_new,
+        blocks_reused=len(manifest.blocks) - blocks_new,
+        entries=tuple(entry.held_by(places.get(entry.id, bundle_id)) for entry in manifest.blocks),
+        unread_tokens=unread_of(manifest),
+    )
+
+
 def write_version(core: StoreCore, request: VersionDraft) -> Receipt:
     """Write, flush, read back, publish and index the next version of a session. See `Store.write_bundle`."""
     core.require_writable()
@@ -150,24 +169,9 @@ class _Sleep:
                 if not moved:
                     bundle = IndexedBundle(bundle_id, LIVE, row, directory.holders, blocks)
                     publish(self._core, self._temp, bundle, self._room)
-                    return self._receipt(manifest, bundle_id, len(blocks))
+                    return receipt_of(manifest, bundle_id, self._temp.size_bytes, len(blocks), self._places)
             self._lead_elsewhere(moved, bundle_id)
         raise _block_missing(moved[0], bundle_id)
-
-    def _receipt(self, manifest: Manifest, bundle_id: bytes, written: int) -> Receipt:
-        return Receipt(
-            uri=manifest.uri,
-            version=manifest.version,
-            bundle_id=bundle_id,
-            parent=manifest.parent,
-            token_count=manifest.token_count,
-            bytes_written=self._temp.size_bytes,
-            logical_bytes=manifest.logical_bytes,
-            blocks_new=written,
-            blocks_reused=len(manifest.blocks) - written,
-            entries=tuple(entry.held_by(self._places.get(entry.id, bundle_id)) for entry in manifest.blocks),
-            unread_tokens=unread_of(manifest),
-        )
 
     def _lead_elsewhere(self, moved: Sequence[bytes], bundle_id: bytes) -> None:
         """Write the file again, for blocks that went from where they were found before the commit: a delete or a
