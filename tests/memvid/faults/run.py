@@ -46,9 +46,9 @@ def run_kill(scenarios: list[Scenario], base: Path, full: int) -> Report:
     """T1, in process: a kill before each call that changes something, and with the write before it torn."""
     jobs = []
     for number, scenario in enumerate(scenarios, start=share()):
-        strides = {"stride": full or 9, "second_stride": 4 if full else 100, "first": number}
+        strides = {"stride": full or 19, "second_stride": 4 if full else 199, "first": number}
         jobs.append(partial(kill.sweep, scenario, base / f"{number}-whole", torn=False, **strides))
-        strides = {"stride": full or 17, "first": number}
+        strides = {"stride": full or 37, "first": number}
         jobs.append(partial(kill.sweep, scenario, base / f"{number}-torn", torn=True, **strides))
     return _report(_side_by_side(jobs), ("points", "second_points"))
 
@@ -68,7 +68,7 @@ def run_power(scenarios: list[Scenario], base: Path, full: int) -> Report:
     for number, scenario in enumerate(scenarios):
         path = base / str(number) / "store"
         recording = record(scenario.run, path, Tape(kill.prepare(scenario, path)))
-        settings: dict[str, Any] = {"effort": _SHARE_EFFORT, "part": share(), "one_in": 48}
+        settings: dict[str, Any] = {"effort": _SHARE_EFFORT, "part": share(), "one_in": 101}
         if full:
             settings |= {"effort": _FULL_EFFORT, "one_in": full, "recoveries_every": 500}
         replayed = power.replay(
@@ -81,7 +81,7 @@ def run_power(scenarios: list[Scenario], base: Path, full: int) -> Report:
 
 def run_mutants(scenarios: list[Scenario], base: Path, full: int) -> Report:
     """T3."""
-    stride = full or 9
+    stride = full or 19
     mutants = list(all_mutants().values())[share() % stride :: stride]
     verdicts = mutant_runs.judge_all(mutants, base, _MUTANT_EFFORT, _workers(), _tell_verdict)
     wrong = [f"{verdict.mutant}: {verdict.error or verdict.caught_by or 'survived'}" for verdict in verdicts
@@ -107,7 +107,7 @@ def run_errno(scenarios: list[Scenario], base: Path, full: int) -> Report:
     limits = range(0, 45_000, 512)[share() % full :: full] if full else range(0, 45_000, 8192)
     for number, scenario in enumerate(scenarios, start=share()):
         folder = base / str(number)
-        jobs.append(partial(errnos.sweep, scenario, folder / "calls", stride=full or 149, first=number))
+        jobs.append(partial(errnos.sweep, scenario, folder / "calls", stride=full or 307, first=number))
         jobs.append(partial(errnos.size_limits, scenario, folder / "sizes", limits))
         if scenario.name in _DELETES:
             jobs.append(partial(errnos.deletes_when_full, scenario, folder / "full"))
@@ -117,7 +117,7 @@ def run_errno(scenarios: list[Scenario], base: Path, full: int) -> Report:
 def run_moments(scenarios: list[Scenario], base: Path, full: int) -> Report:
     """Files of one moment beside the index of another."""
     jobs = [
-        partial(moments.sweep, scenario, base / str(number), stride=full or 67, first=number)
+        partial(moments.sweep, scenario, base / str(number), stride=full or 131, first=number)
         for number, scenario in enumerate(scenarios, start=share())
     ]
     return _report(_side_by_side(jobs), ("mixed", "awake"))
