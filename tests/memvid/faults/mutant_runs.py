@@ -21,9 +21,12 @@ from faults.scenarios import SCENARIOS
 _CHILD: Final = Path(__file__).with_name("mutant_child.py")
 _FIRST: Final = (
     *("refused", "delete_fork", "delete", "recover", "rebuild_on_a_full_disk", "sleep_delta", "create"),
-    *("return_to_file_past_a_log", "fold_and_miss_a_file"),
+    *("return_to_file_past_a_log", "fold_and_miss_a_file", "fold_and_lose_the_count"),
 )
 """The scenarios that catch most mutants, soonest."""
+
+_FEW: Final = 16
+"""At first so few of the states are tried: most mutants break many."""
 
 
 class MutantFailed(Exception):
@@ -79,21 +82,20 @@ def _first_difference(one: list[tuple[object, ...]], other: list[tuple[object, .
 
 
 def judge(mutant: Mutant, plain: dict[str, Recording], base: Path, effort: Effort) -> Verdict:
-    """Replay the scenarios in which the mutant does anything else than the code, from there on, until it is caught."""
+    """Replay the scenarios in which the mutant does anything else than the code, from there on, until it is caught: a
+    few of their states, and then all."""
     verdict = Verdict(mutant.name)
     try:
         recordings = record_under(mutant.name, base / "record")
     except MutantFailed as error:
         verdict.error = str(error)
         return verdict
+    begins = {name: _first_difference(_outline(recordings[name]), _outline(plain[name])) for name in recordings}
     order = [*_FIRST, *(name for name in recordings if name not in _FIRST)]
-    for name in order:
-        begin = _first_difference(_outline(recordings[name]), _outline(plain[name]))
-        if begin is None:
-            continue
-        verdict.scenarios.append(name)
-        settings = {"effort": effort, "begin": begin, "most_failures": 1, "sees": SCENARIOS[name].sees}
-        result = replay(name, recordings[name], base / "work", workers=1, **settings)
+    verdict.scenarios = [name for name in order if begins[name] is not None]
+    for one_in, name in itertools.product((_FEW, 1), verdict.scenarios):
+        settings = {"effort": effort, "begin": begins[name], "one_in": one_in, "most_failures": 1}
+        result = replay(name, recordings[name], base / "work", workers=1, sees=SCENARIOS[name].sees, **settings)
         verdict.states += result.states
         if result.failures:
             verdict.caught_by, verdict.lost = result.failures[0], bool(result.lost)

@@ -178,7 +178,8 @@ _LAST: Final = Version(URI, 4, 30, seed=3)
 
 
 def a_pinned_version(path: Path) -> World:
-    """Three versions in three files, the second one pinned; beside the store stands where its file lies."""
+    """Three versions in three files, the second one pinned. Beside the store stands where its file lies, and a backup
+    of the index."""
     with Store.open(path, writable=True) as store:
         first = sleep(store, FIRST)
         second = sleep(store, SECOND, first)
@@ -186,6 +187,7 @@ def a_pinned_version(path: Path) -> World:
         store.pin(URI, SECOND.number)
         file = bundle_path(store, second.bundle_id)
     (path.parent / "pinned").write_text(str(file.relative_to(path)))
+    shutil.copy(path / "index.sqlite", path.parent / "index.backup")
     return frozenset({FIRST, SECOND, _THIRD})
 
 
@@ -196,6 +198,12 @@ def fold_and_sleep(path: Path, tape: Tape) -> None:
         _fold(store, tape)
         with tape.step(store, adds=[_LAST], removes=gone):
             sleep(store, _LAST)
+
+
+def prune_beside_a_backup(path: Path) -> None:
+    """As `prune_without_a_file`, and the index is an old one: that it is, only the count of rewrites tells."""
+    put_index_back(path)
+    prune_without_a_file(path)
 
 
 def prune_without_a_file(path: Path) -> None:
@@ -276,6 +284,7 @@ SCENARIOS: Final = {
         Scenario("compact", many_versions, compact),
         Scenario("fold_and_put_the_index_back", a_backup_of_the_index, fold, Sees(meanwhile=put_index_back)),
         Scenario("fold_and_miss_a_file", a_pinned_version, fold_and_sleep, Sees(meanwhile=prune_without_a_file)),
+        Scenario("fold_and_lose_the_count", a_pinned_version, fold_and_sleep, Sees(meanwhile=prune_beside_a_backup)),
         Scenario("prune", many_versions, prune),
         Scenario("forget", two_versions_and_a_fork, forget),
         Scenario("marks", two_versions_and_a_fork, marks, Sees(marks=marks_of)),

@@ -68,7 +68,7 @@ def test_t2_threat_29_no_power_cut_loses_what_was_acknowledged(tmp_path: Path) -
 
 def test_t3_a_store_that_leaves_out_or_swaps_a_flush_is_caught(tmp_path: Path) -> None:
     found = sweep("mutants", tmp_path)
-    assert found["caught"] + found["equivalent"] == found["mutants"] >= 2
+    assert found["caught"] == found["mutants"] >= 2
 
 
 @pytest.fixture
