@@ -76,7 +76,7 @@ def arguments_of(given: Mapping[str, Any]) -> list[str]:
 def _by_model(option: Declared, values: list[tuple[str, Any]]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, value in values:
-        if name in found:
+        if name in found and value is not True:  # one that only says yes may be said again
             raise InvalidUsage(f"{option.flag} is given twice for {name or 'the only model'}.", option=option.flag)
         found[name] = value
     return found

@@ -109,6 +109,8 @@ def _values(
 
 def _unknown(key: str, known: list[str]) -> str:
     """The closest one, and all that there are."""
+    if key in _OF_FILE:
+        return "it is for the whole daemon: it belongs at the top of the file, above the first table"
     if key in SERVE_OPTIONS:
         return f"it can be said on the command line alone, with {SERVE_OPTIONS[key].flag}"
     close = get_close_matches(key, known, n=1)

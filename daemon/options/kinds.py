@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -178,7 +179,7 @@ class Duration(Kind):
 
     def read(self, written: Any) -> float:
         seconds = parse_seconds(written) if isinstance(written, str) else written
-        if type(seconds) in (int, float) and 0 < seconds < math.inf:
+        if type(seconds) in (int, float) and 0 < seconds <= sys.float_info.max:
             return float(seconds)
         raise ValueError("it must be a duration above 0: seconds, or a text with a unit, as in 15min")
 

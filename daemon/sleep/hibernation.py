@@ -176,15 +176,16 @@ class Hibernation:
             return False
 
     async def _keep_with_remedies(self, session: Session, emit: OnEvent, terms: _Terms) -> Receipt:
-        """Cut and write a snapshot. For each thing that may go wrong there is one remedy, and then one more try:
+        """Cut and write a snapshot. For each thing that may go wrong there is one remedy, and then one more try. After
+        one that stands below another in this list, what stands above it may be tried again:
 
         - The index fails. It is made anew from the bundles, for what is awake is nowhere else.
         - Blocks of the last snapshot are damaged, gone or cannot be read. All of them are in memory, so none is
           referred to.
         - The disk has no room beside a file that a compaction is writing. That comes to its end first.
         """
-        entries = session.durable.entries if session.durable else ()
-        ended_before = self._way.ended()
+        durable = session.durable.entries if session.durable else ()
+        entries, ended_before = durable, self._way.ended()
         rebuilt = is_whole = waited = False
         with contextlib.ExitStack() as claims:
             while True:
@@ -198,7 +199,7 @@ class Hibernation:
                 except Corruption as error:
                     if not entries and (is_whole or not isinstance(error, BlockMissing)):
                         raise
-                    entries, is_whole = (), True
+                    entries, is_whole, rebuilt = (), True, False
                 except (NoSpace, BudgetExceeded) as error:
                     if waited or (isinstance(error, BudgetExceeded) and error.details.get("which") != FREE_BYTES):
                         raise
@@ -206,6 +207,7 @@ class Hibernation:
                     claims.enter_context(self._way.claimed())
                     if not await asyncio.to_thread(self._way.wait_for_room, ended_before):
                         raise
+                    entries, is_whole, rebuilt = durable, False, False
 
     async def _keep(self, session: Session, durable: tuple[BlockEntry, ...], emit: OnEvent, terms: _Terms) -> Receipt:
         """Cut and write a snapshot that refers to what it can of `durable`."""
@@ -269,8 +271,9 @@ class Hibernation:
 
     def close(self) -> None:
         """Wait for what is being written, and end the threads."""
-        self.threads.close()
+        self.threads.end_writing()
         self._compactor.close()
+        self.threads.close()
 
 
 def _checkpoints_in(entries: Iterable[BlockEntry], token_count: int) -> list[int]:

@@ -45,8 +45,12 @@ class StoreThreads:
             await self.on_writer(self._store.rebuild_index)
             return await self.on_writer(work)
 
-    def close(self) -> None:
-        """Wait for what is being written, and end the threads."""
+    def end_writing(self) -> None:
+        """Wait for what is being written; nothing more is."""
         self._write.shutdown()
+
+    def close(self) -> None:
+        """Wait for what is being written and read, and end the threads."""
+        self.end_writing()
         self._read.shutdown()
         self.fill.shutdown()

@@ -107,6 +107,13 @@ def test_an_option_of_the_command_line_alone_is_told_as_that(file: Path) -> None
         read_configuration(file)
 
 
+@pytest.mark.parametrize("key", ["memory_budget", "model_ttl"])
+def test_a_key_of_the_whole_daemon_in_the_table_of_a_model_is_told_where_it_belongs(file: Path, key: str) -> None:
+    file.write_text(f"[models.a]\npath = 'x'\n{key} = 60")
+    with pytest.raises(InvalidConfiguration, match=f"models.a.{key}: it is for the whole daemon: .* top of the file"):
+        read_configuration(file)
+
+
 @pytest.mark.parametrize(
     ("text", "told"),
     [

@@ -18,7 +18,7 @@ from torpor.daemon.errors import ContextOverflow, GenerationFailed, InvalidToken
 from torpor.daemon.sleep import hibernation
 from torpor.errors import TorporError
 from torpor.memvid.disk.durable import TempFile
-from torpor.memvid.errors import BlockMissing, Corruption, NoSpace, ReadBackFailed, StoreIoError
+from torpor.memvid.errors import BlockMissing, Corruption, IndexFailed, NoSpace, ReadBackFailed, StoreIoError
 from torpor.memvid.store import Store
 from torpor.snapshot import memory, restore
 from torpor.snapshot.capture import StateSource
@@ -259,6 +259,28 @@ async def test_a_wake_takes_no_turn_of_the_engine_but_two_short_ones(open_rig: A
         rig.service.engine.run = counting  # type: ignore[method-assign]
         await rig.service.wake(session="a", on_event=ignore)
         assert calls == 2
+
+
+async def test_an_index_that_fails_again_once_nothing_is_referred_to_is_made_anew_again(
+    open_rig: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write, failed = Store.write_bundle, [IndexFailed("It failed."), BlockMissing("A block was deleted.")]
+    failures = iter([*failed, failed[0]])
+
+    def fail_at_first(*args: Any, **options: Any) -> Any:
+        for failure in failures:
+            raise failure
+        return write(*args, **options)
+
+    async with open_rig() as rig:
+        await rig.read("a", tokens_of(1, 300))
+        await rig.service.sleep(session="a")
+        await rig.service.append(session="a", tokens=tokens_of(2, 20))
+        with monkeypatch.context() as patch:
+            patch.setattr(Store, "write_bundle", fail_at_first)
+            assert (await rig.sleep("a")).version == 2
+        assert next(failures, None) is None
+        assert (await rig.wake("a")).token_count == 320
 
 
 @pytest.mark.parametrize(
