@@ -90,4 +90,6 @@ def _state(model: ModelInfo) -> str:
     state = "[green]loaded[/]" if model.resident else "[blue]not loaded[/]"
     if model.pinned:
         return f"{state}, pinned"
-    return state if model.ttl_s is None else f"{state}, for {format_seconds(model.ttl_s)}"
+    if model.ttl_s is None or not model.resident:
+        return state
+    return f"{state}, unloaded after {format_seconds(model.ttl_s)} unused"

@@ -142,7 +142,7 @@ def find_ended_daemon(socket: Path | None = None, *, restarting: bool = False) -
         " lost."
     )
     message += "" if restarting else f" Start it again with `{start_command(socket)}`."
-    message += f" Why it ended may stand in {log}." if log.exists() else ""
+    message += f" Why it ended may stand in {log}, or in the file that --log named." if log.exists() else ""
     return {"code": DaemonUnreachable.code, "path": str(socket), "message": message}
 
 

@@ -165,7 +165,7 @@ def render_doctor(machine: dict[str, Any], daemon: dict[str, Any], files: dict[s
     if blas.get("reason"):
         facts.add_row("", f"[dim]{plain(str(blas['reason']))}[/]")
     facts.add_row("daemon", _describe_daemon(daemon, files))
-    facts.add_row("log", plain(log))
+    facts.add_row("log", f"{plain(log)}, unless --log named another")
     facts.add_row("store", _describe_store(files))
     return facts
 

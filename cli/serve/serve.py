@@ -32,7 +32,10 @@ DetachOption = Annotated[
 LogOption = Annotated[
     Path | None,
     typer.Option(
-        "--log", metavar="PATH", show_default=False, help="Where a detached daemon writes; torpor doctor names it."
+        "--log",
+        metavar="PATH",
+        show_default=False,
+        help="Where a detached daemon writes. Default: what torpor doctor names.",
     ),
 ]
 

@@ -83,6 +83,8 @@ def _model(place: str, name: str, table: object, beside: Callable[[str], str]) -
     found = ModelOptions(**values)
     if found.fuse and found.adapter is None:
         raise _Wrong(place, "fuse is for an adapter, and there is none")
+    if "kv_group" in values and found.kv_bits is None:
+        raise _Wrong(place, "kv_group is for kv_bits, and there are none. Give both, or neither")
     return replace(found, path=beside(found.path), adapter=found.adapter and beside(found.adapter))
 
 
@@ -111,6 +113,8 @@ def _unknown(key: str, known: list[str]) -> str:
     """The closest one, and all that there are."""
     if key in _OF_FILE:
         return "it is for the whole daemon: it belongs at the top of the file, above the first table"
+    if key in MODEL_OPTIONS and key not in known:
+        return "it is of a model: it belongs in that one's table, [models.NAME]"
     if key in SERVE_OPTIONS:
         return f"it can be said on the command line alone, with {SERVE_OPTIONS[key].flag}"
     close = get_close_matches(key, known, n=1)

@@ -115,7 +115,9 @@ class Configuring:
             waits = self.info().waits_for_restart
             self._bus.publish(ConfigurationTakenOver(None, len(waits)))
             if waits:
-                _LOG.warning("What takes a restart to change: %s", ", ".join(waits))
+                _LOG.warning("The configuration was taken over. Only a restart will change: %s.", ", ".join(waits))
+            else:
+                _LOG.info("The configuration was taken over.")
             await self._residency.weights.let_go()
 
     def _require_possible(self, settings: Settings) -> None:

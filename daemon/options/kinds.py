@@ -156,12 +156,16 @@ class Size(Kind):
     def read(self, written: Any) -> int:
         if self.off and isinstance(written, str) and written.strip().lower() == "off":
             return 0
-        size = parse_bytes(written) if isinstance(written, str) else written
+        also = ", or off" if self.off else ""
+        try:
+            size = parse_bytes(written) if isinstance(written, str) else written
+        except ValueError as error:
+            raise ValueError(f"{error}{also}") from None
         if size == 0 and type(size) is int and self.not_0 is not None:
             raise ValueError(f"0 {self.not_0}, or give a size, as in 20GiB")
         if type(size) is int and size >= 0:
             return size
-        raise ValueError("it must be a size: bytes, or a text with a unit, as in 500MiB")
+        raise ValueError(f"it must be a size: bytes, or a text with a unit, as in 500MiB{also}")
 
     def told(self, value: Any) -> str:
         return format_bytes(value).replace(" ", "").replace(".00", "")

@@ -61,7 +61,7 @@ def test_looking_tells_of_a_daemon_that_ended_without_a_stop(
     (short_path / "torpor" / "daemon.log").touch()
     (told,) = torpor("ls", "--json").document["problems"]
     assert torpor("doctor", "--json").document["daemon"]["problem"] == told["message"]
-    assert told["message"].endswith(f"may stand in {short_path}/torpor/daemon.log.")
+    assert told["message"].endswith(f"may stand in {short_path}/torpor/daemon.log, or in the file that --log named.")
     assert torpor("ls", "--store", made_store.path, "--json").document["problems"] == []
 
 

@@ -107,6 +107,18 @@ def test_an_option_of_the_command_line_alone_is_told_as_that(file: Path) -> None
         read_configuration(file)
 
 
+def test_a_group_of_bits_is_refused_without_bits(file: Path) -> None:
+    file.write_text("[models.a]\npath = 'x'\nkv_group = 32")
+    with pytest.raises(InvalidConfiguration, match=r"models\.a: kv_group is for kv_bits, and there are none"):
+        read_configuration(file)
+
+
+def test_a_key_of_a_model_at_the_top_is_told_where_it_belongs(file: Path) -> None:
+    file.write_text("kv_bits = 8")
+    with pytest.raises(InvalidConfiguration, match=r"kv_bits: it is of a model: .* \[models.NAME\]"):
+        read_configuration(file)
+
+
 @pytest.mark.parametrize("key", ["memory_budget", "model_ttl"])
 def test_a_key_of_the_whole_daemon_in_the_table_of_a_model_is_told_where_it_belongs(file: Path, key: str) -> None:
     file.write_text(f"[models.a]\npath = 'x'\n{key} = 60")
