@@ -102,6 +102,7 @@ class Parts:
         self.hits = Hits()
         self.reuse = PrefixReuse(store, engine, self.hibernation, self.bus, self.hits, options.prefix_reuse)
         self.encoder = Encoder()
+        shelf.on_drop = self.encoder.let_go
         self.buffers = Buffers(engine)
         self.residency = Residency(
             store,

@@ -88,10 +88,11 @@ class Place:
 
 
 class Shelf:
-    """The places, by name; the first is the default's."""
+    """The places, by name; the first is the default's. on_drop: told when a model has left its place."""
 
     def __init__(self, choices: Mapping[str, ModelChoice]) -> None:
         self.places = {name: Place(name, choice) for name, choice in choices.items()}
+        self.on_drop: Callable[[], None] = _ignore
         # By the id of the reference: a network is a dict, so neither it nor what refers to it can be a key.
         self._lingering: dict[int, tuple[weakref.ref[object], int, float]] = {}
 
@@ -185,6 +186,7 @@ class Shelf:
             self._lingering.pop(id(network), None)
         else:
             _LOG.warning("The weights of %r are still in use somewhere; they count until they are free", place.name)
+        self.on_drop()
 
     def weights_bytes(self) -> int:
         """What the weights take that are in memory."""
@@ -222,6 +224,10 @@ class Shelf:
                 freed()
 
         return gone
+
+
+def _ignore() -> None:
+    """Nobody is told."""
 
 
 def choices_of(

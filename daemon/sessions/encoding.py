@@ -48,11 +48,13 @@ class Place:
 
 
 class Encoder:
-    """Turns text into the tokens of a session's model. Its callers hold the session alone (`sessions.Turns`)."""
+    """Turns text into the tokens of a session's model. Its callers hold the session alone (`sessions.Turns`).
+
+    The event loop's, but for `close`.
+    """
 
     def __init__(self) -> None:
-        # One: a tokenizer has settings that a call may change, so no two calls may be at one tokenizer.
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="torpor-text")
+        self._thread = _new_thread()
         self._most_bytes: dict[bytes, int | None] = {}  # by identity: a name may get another model
 
     async def text(self, live: Session, text: str) -> list[int]:
@@ -117,6 +119,16 @@ class Encoder:
 
         return await self._aside(with_tokenizer)
 
+    def let_go(self) -> None:
+        """A model has left memory: end the thread, when what it has to do is done, and begin another.
+
+        A tokenizer keeps the words that it has met, for each thread that asked, half a megabyte and more. The library
+        frees that when the thread ends, and not with the tokenizer.
+        """
+        before, self._thread = self._thread, _new_thread()
+        before.shutdown(wait=False)
+        self._thread.submit(before.shutdown)  # first of all, so that still no two calls are at one tokenizer
+
     def close(self) -> None:
         """End the thread, when what it is at is done."""
         self._thread.shutdown(cancel_futures=True)
@@ -147,6 +159,11 @@ class Encoder:
             described = json.loads(backend.to_str()) if backend is not None else {}
             self._most_bytes[identity] = most_bytes_per_token(described)
         return self._most_bytes[identity]
+
+
+def _new_thread() -> ThreadPoolExecutor:
+    # One: a tokenizer has settings that a call may change, so no two calls may be at one tokenizer.
+    return ThreadPoolExecutor(1, thread_name_prefix="torpor-text")
 
 
 def _rendered(model: LoadedModel, messages: Sequence[Message], place: Place) -> str:

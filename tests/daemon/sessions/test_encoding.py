@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import ctypes
 import dataclasses
+import gc
 import json
+import random
 import threading
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from session_rig import Gate, Rigged, ignore, tokens_of
+from session_rig import Gate, Rigged, ignore, tokens_of, until
 from torpor.daemon.errors import ContextOverflow
-from torpor.daemon.sessions.encoding import most_bytes_per_token
+from torpor.daemon.models.models import LoadedModel
+from torpor.daemon.sessions.encoding import Encoder, most_bytes_per_token
+from transformers import AutoTokenizer
 
 CONTEXT_TOKENS = 2048
 # Of the tiny model's tokens `<|endoftext|>` stands for the most bytes.
@@ -38,6 +44,23 @@ class Spy:
         self.threads.add(threading.current_thread().name.rstrip("_0123456789"))
         self.before()
         return self.tokenizer.encode(text, **options)
+
+
+class Words:
+    """What a tokenizer remembers of a thread."""
+
+
+class MallocInfo(ctypes.Structure):
+    """What glibc tells of its memory. in_use: bytes that were given out and not freed."""
+
+    _fields_ = [(name, ctypes.c_size_t) for name in (*"abcdefg", "in_use", *"hi")]
+
+
+def bytes_in_use() -> int:
+    tell = ctypes.CDLL(None).mallinfo2
+    tell.restype = MallocInfo
+    gc.collect()
+    return int(tell().in_use)
 
 
 def spied(rig: Rigged) -> Spy:
@@ -95,6 +118,67 @@ async def test_a_request_given_up_while_its_text_is_being_tokenised_leaves_the_s
         await rig.service.append(session="a", tokens=[1], on_event=ignore)
         gate.open()
         assert len((await rig.fingerprint("a")).tokens) == 21
+
+
+async def test_what_a_tokenizer_keeps_for_its_thread_goes_with_the_model(open_rig: Any) -> None:
+    async with open_rig() as rig:
+        spy, of_thread, kept = spied(rig), threading.local(), weakref.WeakSet[Any]()
+
+        def keep() -> None:
+            of_thread.words = Words()
+            kept.add(of_thread.words)
+
+        spy.before = keep
+        await rig.service.create(session="a")
+        await rig.service.append(session="a", text="x", on_event=ignore)
+        assert kept
+        await rig.service.sleep(session="a", on_event=ignore)
+        await rig.service.unload_model(model="tiny")
+        await until(lambda: not kept)
+        await rig.service.append(session="a", text="y", on_event=ignore)
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallinfo2"), reason="the C library does not tell what is in use")
+async def test_tokenizers_that_are_gone_leave_no_memory_taken(open_rig: Any) -> None:
+    """The library caches words for each thread, and frees them when that ends: here 5 MB, were the thread to stay."""
+    draw, encoder = random.Random(1), Encoder()
+
+    async def use(model: LoadedModel) -> None:
+        await encoder.plain(model, " ".join(f"{draw.getrandbits(40):x}" for _ in range(2000)), opening=False)
+        encoder.let_go()
+
+    async with open_rig() as rig:
+        folder = str(rig.model.folder)
+
+        def anew() -> LoadedModel:
+            return dataclasses.replace(rig.model, tokenizer=AutoTokenizer.from_pretrained(folder), context_tokens=10**6)
+
+        await use(anew())
+        before = bytes_in_use()
+        for _ in range(10):
+            await use(anew())
+        await until(lambda: bytes_in_use() < before + 2**20)
+    encoder.close()
+
+
+async def test_a_text_waits_for_the_one_before_it_also_while_a_model_leaves_memory(open_rig: Any) -> None:
+    async with open_rig() as rig:
+        await rig.read("c", tokens_of(1, 20))
+        spy, gate = spied(rig), Gate()
+        for name in ("a", "b"):
+            await rig.service.create(session=name)
+        spy.before = gate.pass_through
+        first = asyncio.ensure_future(rig.service.append(session="a", text="long", on_event=ignore))
+        await gate.reached()
+        rig.service.encoder.let_go()
+        spy.before = lambda: None
+        second = asyncio.ensure_future(rig.service.append(session="b", text="next", on_event=ignore))
+        await rig.write("c", 3)
+        assert spy.texts == ["long"], "no two calls are at one tokenizer"
+        gate.open()
+        assert (await first).tokens_added
+        assert (await second).tokens_added
+        assert spy.texts == ["long", "next"]
 
 
 @pytest.mark.parametrize("verb", ["append", "generate", "chat"])
