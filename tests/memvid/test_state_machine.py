@@ -191,12 +191,13 @@ class Model:
 
 @dataclass(frozen=True, slots=True)
 class CutOff:
-    """An operation that may fail: the version that it may add, and those that it may take."""
+    """An operation that may fail: the version that it may add, and those that it may take; `ends`: the session too."""
 
     work: Callable[[], object]
     uri: SessionUri
     content: Content | None = None
     may_go: Sequence[bytes] = ()
+    ends: bool = False
 
 
 class Crash(BaseException):
@@ -1138,9 +1139,9 @@ class SoundStore(RuleBasedStateMachine):
     def leaving(self, what: str, which: int, uri: SessionUri) -> CutOff | None:
         all_of_it = [one.bundle_id for one in self.model.of(uri)]
         if what == "delete":
-            return CutOff(lambda: self.store.delete_session(uri), uri, None, all_of_it)
+            return CutOff(lambda: self.store.delete_session(uri), uri, None, all_of_it, ends=True)
         if what == "forget":
-            return CutOff(lambda: self.store.forget(uri), uri, None, all_of_it)
+            return CutOff(lambda: self.store.forget(uri), uri, None, all_of_it, ends=True)
         if what == "prune":
             retention = Retention(keep_last=1 + which % 2)
             dropped = self.model.dropped_by(retention, None, self.clock.now_ns)
@@ -1193,7 +1194,7 @@ class SoundStore(RuleBasedStateMachine):
                 row.uri, row.version, row.bundle_id, row.parent, row.created_ns, cut.content, entries
             )
         self.lost(gone)
-        if set(cut.may_go) >= gone and cut.may_go:  # with its last version goes what is set aside of a session
+        if cut.may_go or cut.ends:  # with its last version goes what is set aside of a session, which may be all of it
             known = self.store.index.given_up()
             self.given_up = {key: one for key, one in self.given_up.items() if key in known or one.uri != cut.uri}
         self.marks_as_they_are(cut.uri)
