@@ -34,7 +34,7 @@ def open_batching(open_rig: Any, models_of_kinds: Callable[[str], Path]) -> Call
     """A service whose sessions decode in batches; of four at most."""
 
     def opened(kind: str = "plain", **options: Any) -> Any:
-        options = {"batch_rows": 4, **options}
+        options = {"batch": 4, **options}
         return open_rig(**options) if kind == "plain" else open_rig(models_of_kinds(kind), **options)
 
     return opened
