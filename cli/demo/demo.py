@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import shutil
 import signal
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import Annotated
@@ -16,16 +16,15 @@ from typing import Annotated
 import typer
 
 from ..errors import DemoDisproved, InvalidUsage
+from ..reach.inputs import load_text
 from ..reach.options import JsonOption
-from ..serve.doctor import examine_machine
 from ..view.output import Output, plain
-from .document import load_document
-from .narrator import Narrator
-from .report import DemoReport
+from .report import render_report
 from .story import Demo, Settings
-from .view import render_report
 
 SIGNAL_STATUS = 128  # what a shell reports of a process that a signal ended is this and the signal's number
+
+DEFAULT_DOCUMENT = Path(argparse.__file__)  # about 100 kB of prose and code, in every Python, alike in all versions
 
 DocumentOption = Annotated[
     Path | None,
@@ -36,17 +35,6 @@ DocumentOption = Annotated[
 CountOption = Annotated[
     int, typer.Option("--max-tokens", "-n", min=64, max=512, metavar="N", help="Tokens before the sleep, and after.")
 ]
-RepeatsOption = Annotated[
-    int | None,
-    typer.Option(
-        "--repeats",
-        min=1,
-        max=9,
-        metavar="N",
-        show_default=False,
-        help="Deaths and wakes, each with a cold run; odd. Default: 3, or 1 where reading is slow.",
-    ),
-]
 KeepOption = Annotated[
     bool, typer.Option("--keep", help="Keep the demo's folder: store and daemon logs.", show_default=False)
 ]
@@ -55,14 +43,13 @@ KeepOption = Annotated[
 def demo(
     document: DocumentOption = None,
     max_tokens: CountOption = 64,
-    repeats: RepeatsOption = None,
     keep: KeepOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """A session reads a long document and writes, sleeps, and its daemon is killed with SIGKILL. A new daemon wakes it
     and it goes on, beside a control that never slept and a cold session that reads everything again. Everything is
-    real: processes, sockets, files, in a temporary folder of its own. It takes about a minute on two cores, and ends
-    with status 6 if token ids, logits or text are not equal to the last bit.
+    real: processes, sockets, files, in a temporary folder of its own. It takes about half a minute on two cores, and
+    ends with status 6 if token ids, logits or text are not equal to the last bit.
 
     [bold]Examples[/]
 
@@ -71,34 +58,20 @@ def demo(
     [cyan]torpor demo --json | jq .figures.ratio[/]
     [cyan]torpor demo --keep[/]
     """
-    if repeats is not None and repeats % 2 == 0:
-        raise InvalidUsage("--repeats must be odd, so that one run is the median.", option="--repeats")
     output = Output(as_json=as_json)
-    text = load_document(document)
-    narrator = Narrator(output)
+    text = load_text(None, document or DEFAULT_DOCUMENT, what="document")
     with _ending_on_signals(), _own_folder(keep=keep) as folder:
         output.remark(f"[bold]torpor demo[/]  [dim]store, socket and logs in {plain(str(folder))}[/]")
-        with narrator.step("look at the machine") as step:
-            machine = examine_machine()
-            step.outcome = "machine examined"
-        settings = Settings(
-            folder=folder, document=text, tokens_before=max_tokens, tokens_after=max_tokens, repeats=repeats
-        )
-        report = Demo(settings, narrator, machine).tell()
-        report = replace(report, folder=str(folder) if keep else None)
-    _show(output, report)
-    if not report.passed:
-        failed = [check.name for check in report.checks if not check.passed]
-        raise DemoDisproved(f"Not the same: {'; '.join(failed)}.", checks=failed)
-
-
-def _show(output: Output, report: DemoReport) -> None:
-    if output.as_json:
-        output.document("demo", report.to_map())
-        return
-    output.stdout.print(render_report(report, output.stdout.width), crop=False)
-    if report.folder:
-        output.remark(f"kept: [cyan]torpor ls --store {plain(report.folder)}/store[/]")
+        name = (document or DEFAULT_DOCUMENT).name
+        evidence = Demo(Settings(folder, name, text, tokens=max_tokens), output).tell()
+    if as_json:
+        output.document("demo", {**evidence.to_map(), "folder": str(folder) if keep else None})
+    else:
+        output.stdout.print(render_report(evidence, output.stdout.width), crop=False)
+        if keep:
+            output.remark(f"kept: [cyan]torpor ls --store {plain(str(folder))}/store[/]")
+    if evidence.failed:
+        raise DemoDisproved(f"Not the same: {'; '.join(evidence.failed)}.", checks=evidence.failed)
 
 
 @contextmanager

@@ -1,88 +1,43 @@
-"""What the demo measured and what it proves, as values. Knows neither daemons nor terminals."""
+"""What the demo saw, what that proves, and how it is drawn. Knows no daemon, and measures nothing."""
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any
 
-from ..view.formatting import format_seconds
+from rich import box
+from rich.console import Group, RenderableType
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from ...daemon.api.waking import SleepResult, WakeResult
+from ...memvid.units import format_bytes, format_count
+from ..view.formatting import format_id, format_rate, format_seconds
+from ..view.output import neutralise, plain
 from .daemon import Death
 
+MAX_WIDTH = 110  # columns; wider lines are hard to read
 ORDER_CHECK = "the woken first token came before the cold one"
+NOTE = (
+    "cold: from the first append sent, with the document and the tokens written before the sleep to read, to the first"
+    " token received. woken: from the wake sent to the first token received. Same client, same daemon, model loaded"
+    " and warmed up. The bundle is in the page cache, as after a crash; after a reboot, add the time your disk takes"
+    " for its bytes."
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Writing:
-    """What a session wrote: token by token, with the digest of the logits that each was drawn from."""
+    """What a session wrote: token by token, with the digest of the logits that each was drawn from, and of those after
+    the last one. first_token_at: by the clock of `time.perf_counter`."""
 
     tokens: tuple[int, ...]
     text: str
     logits_blake3: tuple[str, ...]
-    final_logits_blake3: str
-    seconds: float
     prefilled_tokens: int
-
-    def tail(self, count: int, pieces: Sequence[str]) -> Writing:
-        """The same writing without its first tokens; `pieces` is the text of each token."""
-        return Writing(
-            tokens=self.tokens[count:],
-            text="".join(pieces[count:]),
-            logits_blake3=self.logits_blake3[count:],
-            final_logits_blake3=self.final_logits_blake3,
-            seconds=self.seconds,
-            prefilled_tokens=self.prefilled_tokens,
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class Waking:
-    """One wake after one death: times are seconds from the wake request being sent, seen from the client."""
-
-    daemon_pid: int
-    seconds_to_wake: float
-    seconds_to_first_token: float
-    tokens_prefilled: int
-    bytes_read: int
-    token_count: int
-    bundle_id: str | None
-    writing: Writing
-
-
-@dataclass(frozen=True, slots=True)
-class ColdRun:
-    """One reading of everything again: seconds from the first append being sent, seen from the client."""
-
-    daemon_pid: int
-    tokens_prefilled: int
-    seconds_to_read: float
-    seconds_to_first_token: float
-    first_token: int
-
-
-@dataclass(frozen=True, slots=True)
-class Reading:
-    """How the document was read the first time."""
-
-    name: str
-    path: str
-    chars: int
-    tokens: int
-    seconds: float
-
-
-@dataclass(frozen=True, slots=True)
-class Sleep:
-    """The receipt of the sleep, and its time seen from the client."""
-
-    bundle_id: str
-    version: int
-    token_count: int
-    bytes_written: int
-    logical_bytes: int
-    blocks: int
-    seconds: float
+    first_token_at: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,207 +51,159 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """All that was observed."""
+    """All that was observed. Times are seconds as the client sees them; those to a first token begin with the first
+    request: the wake, or the first append of the cold session."""
 
-    reading: Reading
+    model: dict[str, Any]
+    blas: str
+    document: str
+    document_tokens: int
+    seconds_to_read: float
     before_sleep: Writing
-    control: Writing
-    control_pieces: tuple[str, ...]
-    sleep: Sleep
-    deaths: tuple[Death, ...]
-    wakings: tuple[Waking, ...]
-    cold_runs: tuple[ColdRun, ...]
-    store_findings: tuple[str, ...]
+    control_before: Writing
+    control_after: Writing
+    receipt: SleepResult
+    seconds_to_sleep: float
+    death: Death
+    wake: WakeResult
+    seconds_to_wake: float
+    woken_first_token_s: float
+    after_wake: Writing
+    cold_tokens: int
+    cold_first_token_s: float
     store_bytes_checked: int
-    minimum_document_tokens: int
+    store_findings: tuple[str, ...]
 
     @property
-    def control_before(self) -> Writing:
-        """The control's tokens that stand beside those written before the sleep."""
-        count = len(self.before_sleep.tokens)
-        pieces = self.control_pieces
-        return Writing(
-            tokens=self.control.tokens[:count],
-            text="".join(pieces[:count]),
-            logits_blake3=self.control.logits_blake3[:count],
-            final_logits_blake3=self.control.logits_blake3[count] if len(self.control.tokens) > count else "",
-            seconds=0.0,
-            prefilled_tokens=0,
+    def ratio(self) -> float:
+        """How many times sooner the first token came by waking than by reading again."""
+        return self.cold_first_token_s / self.woken_first_token_s
+
+    @property
+    def checks(self) -> tuple[Check, ...]:
+        """What the evidence proves. Each check stands on its own; the demo succeeds if all pass."""
+        before, woken, control, receipt = self.before_sleep, self.after_wake, self.control_after, self.receipt
+        prefilled = self.wake.tokens_prefilled + woken.prefilled_tokens
+        times = f"{format_seconds(self.woken_first_token_s)}, and {format_seconds(self.cold_first_token_s)} cold"
+        sound = f"every byte of {self.store_bytes_checked:,} verified"
+        return (
+            Check(
+                "the daemon was killed with SIGKILL",
+                self.death.proven,
+                f"pid {self.death.pid} ended by signal {self.death.exit_signal}, and nothing answers on its socket",
+            ),
+            _equal("token ids written before the sleep", before.tokens, self.control_before.tokens),
+            _equal("logits before the sleep", before.logits_blake3, self.control_before.logits_blake3),
+            Check(
+                "woken: is the state of the receipt",
+                (self.wake.bundle_id, self.wake.token_count) == (receipt.bundle_id, receipt.token_count),
+                f"{self.wake.token_count:,} tokens of bundle {format_id(self.wake.bundle_id)}",
+            ),
+            Check("woken: tokens prefilled", prefilled == 0, str(prefilled)),
+            _equal(
+                "woken: goes on from the very logits that slept", woken.logits_blake3[:1], before.logits_blake3[-1:]
+            ),
+            _equal("woken: token ids", woken.tokens, control.tokens),
+            _equal("woken: logits of every token, and after the last", woken.logits_blake3, control.logits_blake3),
+            _equal("woken: text", woken.text, control.text, "characters "),
+            Check(
+                "the cold run read everything again",
+                self.cold_tokens == receipt.token_count,
+                f"{self.cold_tokens:,} of {receipt.token_count:,} tokens",
+            ),
+            # By how much a wake is quicker is shown, not judged; that it is quicker at all is the point of sleeping.
+            Check(ORDER_CHECK, self.woken_first_token_s < self.cold_first_token_s, times),
+            Check("the store is sound afterwards", not self.store_findings, "; ".join(self.store_findings) or sound),
         )
 
     @property
-    def control_after(self) -> Writing:
-        """The control's tokens that stand beside those written after the wake."""
-        return self.control.tail(len(self.before_sleep.tokens), self.control_pieces)
-
-
-@dataclass(frozen=True, slots=True)
-class Spread:
-    """A figure measured several times."""
-
-    median: float
-    lowest: float
-    highest: float
-    values: tuple[float, ...]
-
-    @classmethod
-    def of(cls, values: Sequence[float]) -> Spread:
-        """Summarise at least one value."""
-        return cls(statistics.median(values), min(values), max(values), tuple(values))
-
-
-@dataclass(frozen=True, slots=True)
-class Figures:
-    """What the table shows beyond single observations."""
-
-    seconds_to_wake: Spread
-    woken_first_token_s: Spread
-    cold_first_token_s: Spread
-    ratio: float
-    ratio_lowest: float
-    ratio_highest: float
-
-
-@dataclass(frozen=True, slots=True)
-class DemoReport:
-    """The demo's result: where it ran, what was seen, what follows."""
-
-    machine: dict[str, Any]
-    status: dict[str, Any]
-    evidence: Evidence
-    steps: list[dict[str, Any]]
-    seconds: float
-    folder: str | None
-    checks: tuple[Check, ...] = field(default=())
-
-    @property
-    def passed(self) -> bool:
-        """Whether everything that has to hold did."""
-        return all(check.passed for check in self.checks)
-
-    @property
-    def figures(self) -> Figures:
-        """The figures of the table."""
-        return figures_of(self.evidence)
+    def failed(self) -> list[str]:
+        """The checks that did not pass, by name."""
+        return [check.name for check in self.checks if not check.passed]
 
     def to_map(self) -> dict[str, Any]:
-        """The report as plain data, everything in it."""
-        return {"passed": self.passed, "figures": asdict(self.figures), **asdict(self)}
-
-
-def figures_of(evidence: Evidence) -> Figures:
-    """Summarise what was measured repeatedly. The ratio is of medians; its range is that of the pairs in one daemon."""
-    woken = Spread.of([waking.seconds_to_first_token for waking in evidence.wakings])
-    cold = Spread.of([run.seconds_to_first_token for run in evidence.cold_runs])
-    pairs = [
-        run.seconds_to_first_token / waking.seconds_to_first_token
-        for run, waking in zip(evidence.cold_runs, evidence.wakings, strict=True)
-    ]
-    return Figures(
-        seconds_to_wake=Spread.of([waking.seconds_to_wake for waking in evidence.wakings]),
-        woken_first_token_s=woken,
-        cold_first_token_s=cold,
-        ratio=cold.median / woken.median,
-        ratio_lowest=min(pairs),
-        ratio_highest=max(pairs),
-    )
-
-
-def check_evidence(evidence: Evidence) -> tuple[Check, ...]:
-    """Decide what the evidence proves. Each check stands on its own; the demo succeeds if all pass."""
-    before, after = evidence.control_before, evidence.control_after
-    checks = [
-        _check_document(evidence),
-        _check_deaths(evidence.deaths),
-        _equal("token ids written before the sleep", evidence.before_sleep.tokens, before.tokens),
-        _equal("logits of every token before the sleep", evidence.before_sleep.logits_blake3, before.logits_blake3),
-    ]
-    for number, waking in enumerate(evidence.wakings, start=1):
-        wake = f"wake {number}: " if len(evidence.wakings) > 1 else "wake: "
-        checks += _check_waking(wake, evidence, waking, after)
-    checks.append(_check_cold_runs(evidence))
-    checks.append(_check_order(evidence))
-    findings = evidence.store_findings
-    detail = "; ".join(findings) or f"every byte of {evidence.store_bytes_checked:,} verified"
-    checks.append(Check("the store is sound afterwards", not findings, detail))
-    return tuple(checks)
-
-
-def first_difference(ours: Sequence[object], theirs: Sequence[object]) -> int | None:
-    """Give the index of the first item that differs or is missing on one side; None if all are equal."""
-    for index, (one, other) in enumerate(zip(ours, theirs, strict=False)):
-        if one != other:
-            return index
-    return None if len(ours) == len(theirs) else min(len(ours), len(theirs))
-
-
-def _check_document(evidence: Evidence) -> Check:
-    tokens, minimum = evidence.reading.tokens, evidence.minimum_document_tokens
-    return Check("the document is long enough", tokens >= minimum, f"{tokens:,} tokens, at least {minimum:,}")
-
-
-def _check_deaths(deaths: Sequence[Death]) -> Check:
-    bad = [death for death in deaths if not death.proven]
-    many = f"all {len(deaths)} daemons" if len(deaths) > 1 else "it"
-    detail = f"{many} ended by signal 9; process gone, socket stale"
-    if bad:
-        detail = f"pid {bad[0].pid}: ended by {bad[0].exit_signal}, gone: {bad[0].process_gone}"
-    return Check("the daemon was killed with SIGKILL", bool(deaths) and not bad, detail)
-
-
-def _check_waking(wake: str, evidence: Evidence, waking: Waking, control: Writing) -> list[Check]:
-    written = waking.writing
-    prefilled = waking.tokens_prefilled + written.prefilled_tokens
-    return [
-        _check_receipt(wake, evidence.sleep, waking),
-        Check(wake + "tokens prefilled", prefilled == 0, f"{prefilled}"),
-        _equal_digest(
-            wake + "goes on from the very logits that slept",
-            "".join(written.logits_blake3[:1]),
-            evidence.before_sleep.final_logits_blake3,
-        ),
-        _equal(wake + "token ids", written.tokens, control.tokens),
-        _equal(wake + "logits of every token", written.logits_blake3, control.logits_blake3),
-        _equal_digest(wake + "logits after the last token", written.final_logits_blake3, control.final_logits_blake3),
-        _equal(wake + "text", written.text, control.text, "characters "),
-    ]
-
-
-def _check_receipt(wake: str, sleep: Sleep, waking: Waking) -> Check:
-    """What woke is what the receipt of the sleep promised."""
-    same = (waking.bundle_id, waking.token_count) == (sleep.bundle_id, sleep.token_count)
-    woken = f"{waking.token_count:,} tokens of bundle {(waking.bundle_id or 'none')[:12]}"
-    detail = woken if same else f"{woken}, not {sleep.token_count:,} of {sleep.bundle_id[:12]}"
-    return Check(wake + "is the state of the receipt", same, detail)
-
-
-def _check_order(evidence: Evidence) -> Check:
-    """By how much a wake is quicker is shown, not judged; that it is quicker at all is the point of sleeping."""
-    figures = figures_of(evidence)
-    woken, cold = figures.woken_first_token_s.median, figures.cold_first_token_s.median
-    return Check(ORDER_CHECK, woken < cold, f"{format_seconds(woken)}, and {format_seconds(cold)} cold")
-
-
-def _check_cold_runs(evidence: Evidence) -> Check:
-    """A cold run that did not read everything would make the comparison a lie."""
-    expected = evidence.sleep.token_count
-    read = [run.tokens_prefilled for run in evidence.cold_runs]
-    passed = all(tokens == expected for tokens in read)
-    return Check(
-        "the cold run read everything again", passed, f"{', '.join(f'{n:,}' for n in read)} of {expected:,} tokens"
-    )
-
-
-def _equal_digest(name: str, ours: str, theirs: str) -> Check:
-    if ours and ours == theirs:
-        return Check(name, True, f"BLAKE3 {ours[:16]}…")
-    return Check(name, False, f"BLAKE3 {ours[:16] or 'none'}…, not {theirs[:16] or 'none'}…")
+        """All of it as plain data, with what follows from it."""
+        figures = {name: value for name, value in asdict(self).items() if isinstance(value, float)}
+        return {
+            "passed": not self.failed,
+            "figures": {**figures, "ratio": self.ratio},
+            "checks": [asdict(check) for check in self.checks],
+            "evidence": asdict(self),
+        }
 
 
 def _equal(name: str, ours: Sequence[object], theirs: Sequence[object], unit: str = "") -> Check:
-    difference = first_difference(ours, theirs)
-    if difference is None and ours:
-        return Check(name, True, f"{len(ours)} of {len(theirs)} {unit}equal")
-    if difference is None:
-        return Check(name, False, "nothing to compare")
-    return Check(name, False, f"first difference at {difference} of {len(ours)} and {len(theirs)}")
+    """Whether two sequences are the same, and where they part if not; empty ones prove nothing."""
+    pairs = zip(ours, theirs, strict=False)
+    parts = next((at for at, (one, other) in enumerate(pairs) if one != other), min(len(ours), len(theirs)))
+    if not ours or parts < max(len(ours), len(theirs)):
+        return Check(name, False, f"first difference at {parts} of {len(ours)} and {len(theirs)}")
+    return Check(name, True, f"{len(ours)} of {len(theirs)} {unit}equal")
+
+
+def render_report(evidence: Evidence, width: int) -> RenderableType:
+    """Draw everything that the demo found out."""
+    width = min(width, MAX_WIDTH)
+    figures, texts, checks = _figures(evidence, width), _texts(evidence, width), _checks(evidence, width)
+    return Group("", figures, Text(NOTE, style="dim"), "", texts, "", checks, "", _verdict(evidence, width))
+
+
+def _figures(evidence: Evidence, width: int) -> RenderableType:
+    receipt, tokens, model = evidence.receipt, len(evidence.before_sleep.tokens), evidence.model
+    table = Table(box=box.ROUNDED, width=width, show_header=False, border_style="dim")
+    table.add_column(ratio=1)
+    table.add_column(justify="right", no_wrap=True)
+    table.add_column(ratio=1, style="dim")
+    computes = f"{format_count(model['parameters'])} parameters, {model['compute_dtype']}, {evidence.blas}"
+    table.add_row("model", plain(model["name"]), plain(computes))
+    table.add_row("tokens read", format_count(evidence.document_tokens), f"of {plain(evidence.document)}")
+    table.add_row(
+        "tokens written", f"{tokens} + {len(evidence.after_wake.tokens)}", "before the sleep + after the wake"
+    )
+    table.add_row("bytes on disk", format_bytes(receipt.bytes_written), f"{receipt.blocks_new} blocks, one bundle")
+    table.add_section()
+    rate = format_rate(evidence.document_tokens, evidence.seconds_to_read)
+    table.add_row("time to read", format_seconds(evidence.seconds_to_read), f"{rate}, the first time")
+    table.add_row("time to sleep", format_seconds(evidence.seconds_to_sleep), "until durable and read back")
+    table.add_row("time to wake", format_seconds(evidence.seconds_to_wake), "every byte hashed, one token computed")
+    prefilled = f"[bold]{evidence.wake.tokens_prefilled}[/]"
+    table.add_row("tokens prefilled by the wake", prefilled, f"of {receipt.token_count:,}")
+    table.add_section()
+    table.add_row("first token, cold", format_seconds(evidence.cold_first_token_s), "everything read again")
+    table.add_row("first token, woken", format_seconds(evidence.woken_first_token_s), "after the SIGKILL")
+    table.add_row("[bold]cold ÷ woken[/]", f"[bold green]{evidence.ratio:,.1f}×[/]", "")
+    return table
+
+
+def _texts(evidence: Evidence, width: int) -> RenderableType:
+    """Set the two texts side by side."""
+    ending = neutralise(" ".join(evidence.before_sleep.text.split()))[-40:]
+    table = Table(box=box.ROUNDED, width=width, border_style="dim")
+    table.add_column("woken after SIGKILL", ratio=1, overflow="fold")
+    table.add_column("control, never slept", ratio=1, overflow="fold")
+    table.add_row(*(Text(neutralise(each.text)) for each in (evidence.after_wake, evidence.control_after)))
+    lead = Text("what they wrote after the point of sleep", style="dim").append(f", going on from: …{ending}")
+    return Group(lead, table)
+
+
+def _checks(evidence: Evidence, width: int) -> RenderableType:
+    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0), width=width)
+    table.add_column(width=1)
+    table.add_column(ratio=3)
+    table.add_column(ratio=2, style="dim", overflow="fold")
+    for check in evidence.checks:
+        mark, title = ("[green]✓[/]", "{}") if check.passed else ("[bold red]✗[/]", "[bold red]{}[/]")
+        table.add_row(mark, title.format(plain(check.name)), plain(check.detail))
+    return table
+
+
+def _verdict(evidence: Evidence, width: int) -> RenderableType:
+    if evidence.failed:
+        said = Text.assemble(("Not the same", "bold red"), f": {'; '.join(evidence.failed)}.")
+        return Panel(said, border_style="red", box=box.ROUNDED, width=width)
+    said = Text.assemble(
+        ("Bit for bit the same", "bold green"),
+        ": token ids and logits of the woken session equal those of the one that never slept, and its first token came"
+        f" {evidence.ratio:,.0f} times sooner than by reading again.",
+    )
+    return Panel(said, border_style="green", box=box.ROUNDED, width=width)

@@ -86,7 +86,6 @@ def test_version(torpor: Torpor) -> None:
         ("serve", "--adapter", "no-equals-sign"),
         ("serve", "--adapter", "a=1", "--adapter", "a=2"),
         ("serve", "--model", "a=1", "--fuse"),
-        ("demo", "--repeats", "2"),
         ("demo", "--max-tokens", "63"),
     ],
 )
