@@ -231,7 +231,7 @@ class Service(Parts, Verbs, Awaiting):
         return keeping.report()
 
     def follow(self, file: ConfigFile, settings: Settings) -> None:
-        """Keep to a configuration file from now on: when it changes, what it says is taken over. settings: those that
+        """Keep to a configuration file from now on: `reload_config` takes over what it says then. settings: those that
         it had at the start."""
         self.config = Configuring(file, settings, self.shelf, self.residency, self.queue, self.bus)
 

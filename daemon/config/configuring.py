@@ -1,16 +1,14 @@
 """A running daemon takes over what its configuration file says, all of it or nothing.
 
-The file is read anew when it changes, and when somebody asks. One that is wrong changes nothing, and is told until a
-right one comes. What a running daemon cannot change is told, too, and waits for the next start.
+The file is read anew when somebody asks, as SIGHUP does. One that is wrong changes nothing, and is told until a right
+one comes. What a running daemon cannot change is told, too, and waits for the next start.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import os
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -18,10 +16,8 @@ from typing import Final
 from ...errors import TorporError
 from ..api.process import ConfigInfo
 from ..engine.admission import Queue
-from ..errors import InvalidConfiguration
 from ..events.bus import Bus, code_of
 from ..events.events import ConfigurationRefused, ConfigurationTakenOver
-from ..memory.folders import change_in
 from ..memory.memory import require_models_fit
 from ..memory.model_registry import Shelf
 from ..models.models import look_at
@@ -33,9 +29,6 @@ _LOG = logging.getLogger(__name__)
 
 AT_NEXT_START: Final = tuple(name for name, each in SERVE_OPTIONS.items() if each.option.changes == "at the next start")
 """The options of a file that a running daemon does not change; all others hold at once."""
-
-SETTLES_S: Final = 0.5
-"""For how long a file has to stay as it is before it is read: editors write it in pieces, or empty it first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,9 +58,6 @@ class Configuring:
         self._reloads = 0
         self._turn = asyncio.Lock()
         self._loads: set[asyncio.Task[None]] = set()
-        self._stamp = _stamp_of(file.path)
-        self._closing = asyncio.Event()
-        self._task = asyncio.ensure_future(self._watch())
 
     def info(self) -> ConfigInfo:
         """What the daemon has of the file."""
@@ -86,9 +76,7 @@ class Configuring:
         return replace(self._settings.options, **begun_with)
 
     async def close(self) -> None:
-        """Look at the file no more."""
-        self._closing.set()
-        await self._task
+        """Begin no more loads, and wait for the end of those that have begun."""
         for load in self._loads:
             load.cancel()
         if self._loads:
@@ -97,20 +85,19 @@ class Configuring:
     async def reload(self) -> None:
         """Read the file and take over what it says, or tell what is wrong with it."""
         async with self._turn:
-            self._stamp = _stamp_of(self._file.path)
             try:
-                self._require_written()
                 settings = await asyncio.to_thread(self._file.read)
                 await asyncio.to_thread(self._require_possible, settings)
                 require_models_fit(
                     self._needed_bytes(settings), settings.options.memory_budget or self._residency.memory.budget
                 )
-            except TorporError as error:
-                _LOG.warning("The configuration stays what it was: %s", error.message)
-                self._problem = f"{error.code}: {error.message}"
-                self._bus.publish(ConfigurationRefused(None, error.code))
+                await self._apply(settings)
+            except Exception as error:  # noqa: BLE001 - the daemon goes on with what it has
+                expected = isinstance(error, TorporError)
+                _LOG.warning("The configuration stays what it was: %s", error, exc_info=not expected)
+                self._problem = f"{code_of(error)}: {error}"
+                self._bus.publish(ConfigurationRefused(None, code_of(error)))
                 return
-            await self._apply(settings)
             self._reloads += 1
             waits = self.info().waits_for_restart
             self._bus.publish(ConfigurationTakenOver(None, len(waits)))
@@ -125,13 +112,6 @@ class Configuring:
             before = self._settings.models.get(name)
             if before is None or not choice.is_same_model(before):
                 look_at(name, choice.source, choice.adapter)
-
-    def _require_written(self) -> None:
-        if self._stamp is not None and self._stamp[1] == 0:
-            raise InvalidConfiguration(
-                f"{self._file.path} is empty, as it is while somebody writes it anew; what it said before holds. To "
-                "serve what Torpor serves without a file, start the daemon without --config."
-            )
 
     def _needed_bytes(self, settings: Settings) -> int:
         """What all pinned models take together, or the largest of the others, as far as they are loaded."""
@@ -167,33 +147,3 @@ class Configuring:
         task = asyncio.ensure_future(load())
         self._loads.add(task)
         task.add_done_callback(self._loads.discard)
-
-    async def _has_settled(self) -> bool:
-        """Whether the file has changed, and no more was written to it for a moment."""
-        found = _stamp_of(self._file.path)
-        while found != self._stamp and not self._closing.is_set():
-            with suppress(TimeoutError):
-                await asyncio.wait_for(self._closing.wait(), SETTLES_S)
-            before, found = found, _stamp_of(self._file.path)
-            if found == before:
-                return not self._closing.is_set()
-        return False
-
-    async def _watch(self) -> None:
-        while not self._closing.is_set():
-            if await self._has_settled():
-                try:
-                    await self.reload()
-                except Exception as error:  # noqa: BLE001 - the daemon goes on with what it has
-                    _LOG.exception("The configuration could not be taken over")
-                    self._problem = f"{type(error).__name__}: {error}"
-                    self._bus.publish(ConfigurationRefused(None, code_of(error)))
-            await change_in((self._file.path.absolute().parent,), self._closing)
-
-
-def _stamp_of(path: Path) -> tuple[int, ...] | None:
-    try:
-        status = os.stat(path)
-    except OSError:
-        return None
-    return status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns

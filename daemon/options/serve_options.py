@@ -182,8 +182,7 @@ class ServeOptions:
         Path | None,
         Place(metavar="FILE"),
         Option(
-            "A TOML file with models, budgets and policies, read anew when it changes. Options given here hold "
-            "over it.",
+            "A TOML file with models, budgets and policies, read anew at SIGHUP. Options given here hold over it.",
             "Options",
             changes=None,
         ),

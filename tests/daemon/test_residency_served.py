@@ -74,9 +74,11 @@ def test_a_hangup_has_the_configuration_read_anew_and_a_right_one_is_taken_over(
         os.kill(status.pid, signal.SIGHUP)
         poll(lambda: torpor.status().config.reloads == 1)  # type: ignore[union-attr]
         config.write_text('memory_budget = "32MiB"\nmemory_bugdet = "1MiB"')
+        os.kill(status.pid, signal.SIGHUP)
         poll(lambda: "memory_bugdet" in (torpor.status().config.problem or ""))  # type: ignore[union-attr]
         assert torpor.status().memory.budget_bytes == 64 << 20
         config.write_text('memory_budget = "32MiB"')
+        os.kill(status.pid, signal.SIGHUP)
         poll(lambda: torpor.status().memory.budget_bytes == 32 << 20)
         assert torpor.status().config.problem is None  # type: ignore[union-attr]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -30,14 +29,12 @@ Followed = Callable[..., Any]
 
 @pytest.fixture
 def followed(store: Path, tmp_path: Path, tiny_model: Path, another_model: Path, digest_cache: Path) -> Followed:
-    """Opens a service that keeps to a file; `write` of what it gives changes the file by one stroke. In a text ONE and
-    TWO stand for folders of models."""
+    """Opens a service that keeps to a file; `write` of what it gives changes the file, and has it read anew. In a text
+    ONE and TWO stand for folders of models."""
     file = tmp_path / "torpor.toml"
 
     def write(text: str) -> None:
-        new = tmp_path / "new"
-        new.write_text(text.replace("ONE", str(tiny_model)).replace("TWO", str(another_model)))
-        os.replace(new, file)
+        file.write_text(text.replace("ONE", str(tiny_model)).replace("TWO", str(another_model)))
 
     @asynccontextmanager
     async def opener(text: str, **given: Any) -> AsyncIterator[tuple[Rigged, Callable[[str], None]]]:
@@ -46,9 +43,16 @@ def followed(store: Path, tmp_path: Path, tiny_model: Path, another_model: Path,
         settings = settings_of(kept)
         service = await Service.open(settings.options, models=settings.models, digest_cache=digest_cache)
         service.follow(ConfigFile(file, lambda: settings_of(kept)), settings)
+        readings = []
+
+        def change(text: str) -> None:
+            write(text)
+            readings.append(asyncio.ensure_future(service.reload_config()))
+
         try:
-            yield Rigged(service, {}), write
+            yield Rigged(service, {}), change
         finally:
+            await asyncio.gather(*readings)
             await service.close()
 
     return opener
@@ -155,18 +159,20 @@ async def test_a_wrong_file_is_refused_whole_and_told_until_a_right_one_comes(fo
         assert (await rig.service.status()).memory.budget_bytes == 32 << 20
 
 
-async def test_a_file_that_is_being_written_anew_changes_nothing(followed: Followed) -> None:
-    """As editors and scripts save: emptied, then written. Nothing is unloaded for it, and an empty file says so."""
+async def test_a_reading_that_fails_unforeseen_is_told_and_the_next_one_counts(
+    followed: Followed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("unforeseen")
+
     async with followed('[models.one]\npath = "ONE"') as (rig, write):
-        await rig.read("a", tokens_of(1, 50))
-        write("")
-        await until(lambda: rig.service.config.info().problem is not None)
-        assert "is empty" in ((await config(rig)).problem or "")
-        assert rig.is_awake("a")
+        with monkeypatch.context() as patched:
+            patched.setattr("torpor.daemon.config.configuring.require_models_fit", fail)
+            write('[models.one]\npath = "ONE"\npin = true')
+            await refused(rig, "unforeseen")
         write('[models.one]\npath = "ONE"\npin = true')
         await taken_over(rig)
-        (one,) = (await rig.service.status()).models
-        assert (one.pinned, one.loads, rig.is_awake("a")) == (True, 1, True)
+        assert (await config(rig)).problem is None
 
 
 async def test_a_budget_that_no_model_in_memory_fits_into_is_refused(followed: Followed) -> None:

@@ -22,7 +22,7 @@ BEFORE = "version=__version__"
 USE = "version=f'{parts.options.tone} {__version__}'"
 
 PROGRAM = """
-import subprocess, sys, time
+import os, signal, subprocess, sys, time
 from pathlib import Path
 from torpor.cli.serve.serve_parameters import arguments_of, given_of
 from torpor.daemon.config.configuration import read_configuration
@@ -54,6 +54,7 @@ for text, told in (
 with Client(socket) as client:
     assert client.status().version.startswith("warm "), "as the file says at the start"
     file.write_text("tone = 'plain'\\n")
+    os.kill(client.status().pid, signal.SIGHUP)
     while client.status().config.reloads == 0:
         assert client.status().config.problem is None, client.status().config
         time.sleep(0.01)
