@@ -32,19 +32,18 @@ from .errors import (
 )
 from .events.bus import Bus
 from .events.events import SessionCreated, SessionDeleted
-from .memory.claims import Use
+from .memory.line import Use
 from .memory.loading import Loader
 from .memory.model_registry import Shelf
 from .models.rates import Measured
 from .options.serve_options import ServeOptions
 from .prefixes.prefix_history import Reasons
-from .prefixes.reuse import PrefixReuse
-from .prefixes.reuse_counts import Hits
+from .prefixes.reuse import Hits, PrefixReuse
 from .residency import listing
 from .residency.labels import Labels
+from .residency.listing import Roll
 from .residency.planning import Planning
 from .residency.residency import Residency
-from .residency.roll import Roll
 from .residency.stopping import Keeping
 from .sessions.encoding import Encoder
 from .sessions.sessions import Session

@@ -19,7 +19,7 @@ from ..memvid.store import Store
 from ..memvid.units import format_plural
 from ..memvid.uri import VERSION_MARK, SessionUri, parse_reference
 from ..snapshot.digests import DigestCache, default_cache_path
-from ..snapshot.kv_format import KvChoice
+from ..snapshot.layout import KvChoice
 from .api.process import ShutdownResult
 from .api.records import Request
 from .api.verb import Awaiting, R, Verb

@@ -22,7 +22,7 @@ from typing import Any, Final, Literal, NoReturn
 from ..memvid.format.identity import Identity
 from ..memvid.limits import MAX_TOKENS
 from .errors import IdentityMismatch, MalformedSnapshot
-from .kv_format import PLAIN, serving
+from .layout import PLAIN, serving
 
 Side = Literal["meaning", "representation"]
 Policy = Literal["must_match", "convertible", "may_differ"]

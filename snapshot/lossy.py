@@ -25,7 +25,7 @@ from .errors import MalformedSnapshot, NonFiniteState
 from .kinds import kind_of, leaves
 from .layout import CacheLayout
 from .lossy_kinds import BITS, Quantisation, choose
-from .spans import SpanSource, span_source
+from .memory import SpanSource, span_source
 
 Buffer = memoryview | bytes | bytearray
 

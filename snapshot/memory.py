@@ -7,10 +7,12 @@ as it was even when the cache goes on growing.
 
 from __future__ import annotations
 
+import math
 import mmap
 import os
 import threading
 import weakref
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -18,6 +20,7 @@ import mlx.core as mx
 import numpy as np
 
 from ..memvid.units import format_bytes
+from . import memory
 from .errors import NotEnoughMemory
 
 # Python's buffer protocol has no bfloat16, so memory is looked at through integers of the same width.
@@ -216,3 +219,25 @@ def head_runs(whole: memoryview, heads: int, capacity: int, row_bytes: int, star
         first = (head * capacity + start) * row_bytes
         runs.append(whole[first : first + count * row_bytes])
     return runs
+
+
+@dataclass(frozen=True, slots=True)
+class SpanSource:
+    """The memory of one span array: `heads` times `capacity` rows of `row_bytes`. Only the tokens' are looked at."""
+
+    view: memoryview
+    heads: int
+    capacity: int
+    row_bytes: int
+
+    def runs(self, start: int, count: int) -> list[memoryview]:
+        """The bytes of tokens `[start, start + count)`, one run a head."""
+        return memory.head_runs(self.view, self.heads, self.capacity, self.row_bytes, start, count)
+
+
+def span_source(whole: mx.array) -> SpanSource:
+    """Where a span array `[1, …, capacity, dim]` lies; evaluated."""
+    words = memory.contiguous(whole)
+    mx.eval(words)
+    *outer, capacity, dim = whole.shape
+    return SpanSource(memory.readable(words), math.prod(outer), capacity, dim * whole.itemsize)

@@ -27,9 +27,9 @@ from ..memvid.units import format_plural
 from . import memory
 from .caches import truncate
 from .canary import Expectation
+from .capture import is_drawable
 from .checkpoints import Checkpoint
 from .errors import ContextTooShort, MalformedSnapshot, NonFiniteState, NoSuchPosition
-from .finite import is_drawable
 from .identity import require_same, tokens_from_elsewhere
 from .kind import Record, dtype_named
 from .kinds import kind_named, kind_of, leaves

@@ -16,8 +16,7 @@ from ..reach.options import JsonOption, SocketOption, VersionArgument
 from ..view.damage import naming_the_intact
 from ..view.formatting import format_seconds
 from ..view.output import Output, plain
-from ..view.wake_plan import write_plan
-from ..view.wake_remarks import remark_on_look, remark_on_wake
+from ..view.wake_remarks import remark_on_look, remark_on_wake, write_plan
 
 VersionOption = Annotated[
     str | None,

@@ -1,8 +1,9 @@
-"""The bounds of what a verb is asked and answers: numbers only, each with its unit and its reason."""
+"""The bounds of what a verb is asked and answers, each with its unit and its reason, and words that verbs and options
+have. Imports nothing."""
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, Literal
 
 MAX_NUMBER: Final = 2**63 - 1
 """Of versions, positions and counts."""
@@ -42,3 +43,7 @@ MAX_MESSAGES: Final = 16_384
 
 MAX_STOPS: Final = 16
 MAX_STOP_CHARS: Final = 256
+
+
+RecomputePolicy = Literal["off", "exact", "fastest"]
+"""Whether a wake computes tokens again where that is faster: never, where the very bits result, or always."""

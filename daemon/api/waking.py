@@ -9,8 +9,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from .events import Listener, Reporting
-from .limits import MAX_NAMED_SESSIONS
-from .policies import RecomputePolicy
+from .limits import MAX_NAMED_SESSIONS, RecomputePolicy
 from .records import Count, Label, Listed, Position, Request, Result, Seconds, SessionText, Version
 from .session import Look, Lossy, Recomputed, Salvaged, SessionInfo
 

@@ -24,7 +24,7 @@ from ..engine.sampler import initial_key
 from ..errors import InvalidTranscript, TemplateUnusable, TranscriptDiverged
 from ..events.bus import Bus
 from ..events.events import SessionRewound
-from ..memory.claims import Use
+from ..memory.line import Use
 from ..models.chat_template import Message
 from ..models.models import LoadedModel
 from ..prefixes.prefixes import tokens_in_common

@@ -26,7 +26,7 @@ from ..engine.generation import WriteOrder, Written
 from ..engine.sampler import initial_key
 from ..errors import ModelChanged
 from ..events.bus import Bus
-from ..memory.claims import Use
+from ..memory.line import Use
 from ..models.models import LoadedModel
 from ..models.rates import Measured
 from ..prefixes.prefix_history import Reasons

@@ -25,7 +25,7 @@ from ..events.bus import Bus
 from ..events.events import ModelUnloaded
 from ..models.models import LoadedModel, estimate_bytes, load_model, look_at
 from ..sessions.tracing import tell_load
-from .claims import Claim
+from .line import Claim
 from .memory import Memory, require_models_fit
 from .model_registry import ModelChoice, Place, Shelf
 

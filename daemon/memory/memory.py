@@ -36,9 +36,8 @@ from ..errors import MemoryBudgetExceeded, MemoryBusy, sentence_of
 from ..events.bus import Bus, code_of
 from ..events.events import EvictionPlanned, EvictionRefused, MemoryAwaited, MemoryGranted, MemoryRefused
 from ..sessions.sessions import Session, Turns
-from .claims import Claim
 from .eviction import Resident, plan_eviction
-from .line import Line
+from .line import Claim, Line
 from .model_registry import Shelf
 
 _LOG = logging.getLogger(__name__)

@@ -16,12 +16,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from ...errors import TorporError
-from ...snapshot.kv_format import KvChoice
+from ...snapshot.layout import KvChoice
 from ..errors import UnknownModel
 from ..models.adapters import AdapterChoice
 from ..models.models import LoadedModel
-from .claims import Claim
 from .eviction import ResidentModel
+from .line import Claim
 
 _LOG = logging.getLogger(__name__)
 

@@ -27,8 +27,7 @@ from ...snapshot.checkpoints import Checkpoints
 from ...snapshot.digests import DigestCache
 from ...snapshot.errors import ModelFilesChanging
 from ...snapshot.kinds import quantised
-from ...snapshot.kv_format import DEFAULT_KV_GROUP, KV_BITS, KV_GROUPS, KvChoice, kv_format_of
-from ...snapshot.layout import CacheLayout, layout_of
+from ...snapshot.layout import DEFAULT_KV_GROUP, KV_BITS, KV_GROUPS, CacheLayout, KvChoice, kv_format_of, layout_of
 from ...snapshot.model_files import NO_ADAPTER, files_of, identify, lacks, require_model_files
 from ...snapshot.state import LiveState, token_array
 from ...snapshot.tensor_list import NotWhole, tensor_bytes

@@ -14,8 +14,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any, Final, Literal, get_args, get_origin, get_type_hints
 
-from ..api.limits import MAX_DAYS
-from ..api.policies import RecomputePolicy
+from ..api.limits import MAX_DAYS, RecomputePolicy
 from .kinds import Choice, Days, Duration, Flag, Kind, Number, Place, Size, Source
 
 LoadPolicy = Literal["first", "start", "use"]

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -44,7 +45,27 @@ from ..sessions.sessions import Session
 from ..sleep.hibernation import Hibernation
 from ..sleep.orders import WakeOrder
 from .prefixes import PrefixTree, tokens_in_common
-from .reuse_counts import Hits
+
+
+class Hits:
+    """Counts since the daemon began. A session that is gone has none."""
+
+    def __init__(self) -> None:
+        self._counts: Counter[SessionUri] = Counter()
+
+    def add(self, uri: SessionUri) -> int:
+        """Count one more; how many there are now."""
+        self._counts[uri] += 1
+        return self._counts[uri]
+
+    def of(self, uri: SessionUri) -> int:
+        """How many there were."""
+        return self._counts.get(uri, 0)
+
+    def forget(self, uri: SessionUri) -> None:
+        """The session is gone."""
+        self._counts.pop(uri, None)
+
 
 AwakeOf = Callable[[SessionUri], Session | None]
 

@@ -19,10 +19,10 @@ from ..api.store import ClearResult, DeleteResult, LabelFigures, StatsResult
 from ..api.waking import Warmed, WarmResult
 from ..engine.cancellation import to_the_end
 from ..engine.pieces import SESSIONS_AT_ONCE, Pieces, in_pieces
-from ..prefixes.reuse_counts import Hits
+from ..prefixes.reuse import Hits
 from ..sleep.maintenance import MAX_PROBLEMS_TOLD
+from .listing import Roll
 from .residency import Residency
-from .roll import Roll
 
 
 class Labels:

@@ -1,9 +1,13 @@
-"""What sessions and models look like to those who ask: records made from live objects and from index rows."""
+"""What sessions and models look like to those who ask: records made from live objects and from index rows.
+
+All sessions together may be very many: they are looked over in pieces (`pieces.py`), and what happens meanwhile is seen
+or not; but no session that is there all the time is missed or told twice.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from ...memvid.errors import CorruptMarks, MarksLost, UnsafePath, UnsupportedFormat
@@ -26,13 +30,15 @@ from ..api.process import ModelInfo
 from ..api.sampling import Sampling
 from ..api.session import Look, Lossy, Origin, Salvaged, SessionDetail, SessionInfo, VersionInfo
 from ..api.waking import PartDiffers, SleepResult, WakeResult
+from ..engine.pieces import NAMES_AT_ONCE, SESSIONS_AT_ONCE, Pieces
 from ..memory.model_registry import Place
 from ..models.models import LoadedModel
 from ..sessions.origin import FOLDED_FROM, FORKED_FROM, origin_in
 from ..sessions.sessions import Durable, Session
 from ..sessions.unprocessed_tail import unread_in
 from ..sleep.forking import Forked, ForkOrder
-from .looks import LeftLook
+from . import listing
+from .awake import LeftLook, Looks
 
 # How much of a session's end is shown: enough to recognise it by.
 TAIL_TOKENS = 160
@@ -416,3 +422,57 @@ def _layers(uri: SessionUri, reader: BundleReader) -> tuple[str, ...]:
         raise MalformedSnapshot(
             f"The blocks of {uri} do not hold what caches hold ({error}).", session=str(uri)
         ) from error
+
+
+class Roll:
+    """Looks at what is there. awake: the sessions in memory; looks: those that have left it."""
+
+    def __init__(self, store: Store, awake: Mapping[SessionUri, Session], looks: Looks) -> None:
+        self._store = store
+        self._awake = awake
+        self._looks = looks
+
+    def infos(self, namespace: str | None = None) -> Pieces[list[SessionInfo]]:
+        """All sessions of a namespace, or all, in the order of their URIs."""
+        unlisted = list(self._awake)
+        found: dict[SessionUri, SessionInfo] = {}
+        for page in self._store.iter_listed(namespace, SESSIONS_AT_ONCE):
+            for row, stored_bytes in page:
+                live = self._awake.get(row.uri)
+                if live is None and self._looks.find(row.uri) is not None:
+                    unlisted.append(row.uri)  # by a version that the page has not
+                elif live is None or live.gave_way_to(row, self._store.versions):
+                    found[row.uri] = listing.info_of_asleep(row, stored_bytes)
+                else:
+                    found[row.uri] = listing.info_of_awake(live, row, stored_bytes)
+            yield
+        unlisted = [uri for uri in unlisted if uri not in found and namespace in (None, uri.namespace)]
+        found.update((yield from self.of(unlisted)))
+        return [found[uri] for uri in sorted(found, key=lambda uri: (uri.namespace, uri.name))]
+
+    def of(self, uris: Iterable[SessionUri]) -> Pieces[dict[SessionUri, SessionInfo]]:
+        """Those of these sessions that are there."""
+        found = {}
+        for looked_at, uri in enumerate(uris, 1):
+            if (info := self.find(uri)) is not None:
+                found[uri] = info
+            if not looked_at % SESSIONS_AT_ONCE:
+                yield
+        return found
+
+    def find(self, uri: SessionUri) -> SessionInfo | None:
+        """One session; None if there is none of that name."""
+        versions, live = self._store.versions(uri), self._awake.get(uri)
+        newest = versions[-1] if versions else None
+        stored_bytes = sum(row.bundle_bytes for row in versions)
+        if live is not None and not live.gave_way_to(newest, lambda _: versions):
+            return listing.info_of_awake(live, newest, stored_bytes)
+        return listing.info_of_left(versions, self._looks.find(uri)) if versions else None
+
+    def count_asleep(self) -> Pieces[int]:
+        """How many sessions are on disk alone."""
+        asleep = 0
+        for page in self._store.iter_uris(NAMES_AT_ONCE):
+            asleep += sum(uri not in self._awake for uri in page)
+            yield
+        return asleep

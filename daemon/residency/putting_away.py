@@ -13,8 +13,7 @@ from ..sessions.sessions import Durable, Session
 from ..sessions.tracing import tell_sleep
 from ..sleep.hibernation import Hibernation
 from ..sleep.orders import LastSleep
-from .awake import AwakeSessions
-from .looks import LeftLook
+from .awake import AwakeSessions, LeftLook
 from .standing import Standing
 
 

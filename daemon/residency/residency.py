@@ -25,7 +25,7 @@ from ..engine.generation import PREFILL_CHUNK_TOKENS
 from ..errors import ServiceClosed
 from ..events.bus import Bus
 from ..events.events import RequestQueued, SessionDeleted, SleepCause
-from ..memory.claims import Claim, Use
+from ..memory.line import Claim, Use
 from ..memory.loading import Loader, Loading
 from ..memory.memory import Memory, default_budget
 from ..memory.model_registry import Place, Shelf

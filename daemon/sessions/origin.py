@@ -1,10 +1,14 @@
-"""How a session map keeps where a forked or folded session comes from."""
+"""How a session map keeps where a forked or folded session comes from, and what was computed again of a session instead
+of being read from its blocks."""
 
 from __future__ import annotations
 
+from dataclasses import asdict
+from typing import Any
+
 from ...memvid.limits import MAX_TOKENS, MAX_VERSION
 from ...memvid.store import IndexRow
-from ..api.session import Origin
+from ..api.session import Origin, Recomputed
 
 FORKED_FROM = "forked_from"
 """Under which the session map of a fork tells the origin."""
@@ -32,3 +36,35 @@ def origin_in(stored: object) -> Origin | None:
     if not (1 <= stored["version"] <= MAX_VERSION and 1 <= stored["tokens"] <= MAX_TOKENS):
         raise ValueError("the origin has a version or a number of tokens that cannot be")
     return Origin(**stored)
+
+
+RECOMPUTED = "recomputed"
+"""Under which the session map tells it, in the version that was made so and in all that go on from it."""
+
+_DAMAGED = "damaged"
+"""The entry that is there only where it is false."""
+
+
+def map_of_recomputed(told: Recomputed) -> dict[str, Any]:
+    """What the session map keeps."""
+    return {name: value for name, value in asdict(told).items() if name != _DAMAGED or not value}
+
+
+def recomputed_in(stored: object) -> Recomputed | None:
+    """Read what `map_of_recomputed` made; None where nothing of the session was computed again.
+
+    Raises:
+        ValueError: it is no such map.
+    """
+    if stored is None:
+        return None
+    kinds: dict[str, type] = {"version": int, "start": int, "tokens": int, "same_logits": bool}
+    if type(stored) is dict and _DAMAGED in stored:
+        kinds |= {_DAMAGED: bool}
+    if type(stored) is not dict or {name: type(value) for name, value in stored.items()} != kinds:
+        raise ValueError(f"{RECOMPUTED} is not what was computed again")
+    if not (1 <= stored["version"] <= MAX_VERSION and 0 <= stored["start"] < MAX_TOKENS):
+        raise ValueError(f"{RECOMPUTED} has a version or a position that cannot be")
+    if not 1 <= stored["tokens"] <= MAX_TOKENS - stored["start"]:
+        raise ValueError(f"{RECOMPUTED} has a number of tokens that cannot be")
+    return Recomputed(**stored)

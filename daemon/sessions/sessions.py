@@ -28,8 +28,7 @@ from ..api.session import Origin, Recomputed
 from ..engine.admission import Request, current
 from ..errors import SessionBusy
 from ..models.models import LoadedModel
-from .origin import FOLDED_FROM, FORKED_FROM, origin_in
-from .recomputed import RECOMPUTED, map_of_recomputed, recomputed_in
+from .origin import FOLDED_FROM, FORKED_FROM, RECOMPUTED, map_of_recomputed, origin_in, recomputed_in
 from .rereading import LastRead
 from .transcripts import MAX_SYSTEM_CHARS, TEXT_MAP, TextMap, own_system_of
 from .unprocessed_tail import Unread
@@ -162,7 +161,7 @@ class Session:
     def is_mere_look(self) -> bool:
         """Whether it was woken at an earlier token or version and nothing has happened since. Asleep it would be the
         whole session again, as its newest version has it, or a new version that no user asked for; so it leaves memory
-        in a way of its own (`looks.py`)."""
+        in a way of its own (`awake.py`)."""
         return (self.is_cut_short or self.rewound) and not self.dirty
 
     @property

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ...memvid.units import format_plural
-from ..api.policies import RecomputePolicy
+from ..api.limits import RecomputePolicy
 from ..api.waking import WakeWay
 from ..models.rates import Rates
 

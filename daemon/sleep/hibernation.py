@@ -42,9 +42,8 @@ from ..sessions.tracing import tell_sleep
 from .compactor import Compactor
 from .disk_space import Way
 from .orders import LastSleep
-from .progress import reporter
 from .recomputing import Recomputing
-from .store_threads import StoreThreads
+from .store_threads import StoreThreads, reporter
 from .waking import Waking
 
 

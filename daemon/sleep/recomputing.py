@@ -30,7 +30,7 @@ from ...snapshot.passes import UNREPEATABLE
 from ...snapshot.proof import Sameness, compare
 from ...snapshot.restore import WakePlan, read_checkpoint
 from ...snapshot.state import LiveState, token_array
-from ..api.policies import RecomputePolicy
+from ..api.limits import RecomputePolicy
 from ..api.session import Recomputed
 from ..engine.engine import Engine, Steps
 from ..engine.generation import replay

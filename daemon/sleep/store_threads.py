@@ -1,4 +1,5 @@
-"""The threads that wait for the disk or hash, so that the event loop and the engine go on."""
+"""The threads that wait for the disk or hash, so that the event loop and the engine go on; and how they tell on the
+loop how far they are."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ from typing import Final, TypeVar
 
 from ...memvid.errors import IndexFailed
 from ...memvid.store import Store
+from ..api.events import OnEvent, ProgressEvent, Stage
 
 READ_THREADS: Final = 2
 """Threads that look into the store and read snapshots. Writing has one of its own: the store takes one writer at a
@@ -54,3 +56,13 @@ class StoreThreads:
         self.end_writing()
         self._read.shutdown()
         self.fill.shutdown()
+
+
+def reporter(stage: Stage, emit: OnEvent) -> Callable[[int, int], None]:
+    """Progress from any thread, delivered on the event loop."""
+    loop = asyncio.get_running_loop()
+
+    def report(done: int, total: int) -> None:
+        loop.call_soon_threadsafe(emit, ProgressEvent(stage, done, total))
+
+    return report

@@ -25,7 +25,7 @@ from ...snapshot.identity import Difference, decide_bits, require_circumstances,
 from ...snapshot.lossy import Loss, worst
 from ...snapshot.state import LiveState, token_array
 from ..api.events import OnEvent
-from ..api.policies import RecomputePolicy
+from ..api.limits import RecomputePolicy
 from ..api.session import Recomputed
 from ..engine.engine import Engine, Steps
 from ..engine.generation import find_logits, replay
@@ -40,9 +40,8 @@ from ..sessions.tracing import tell_wake
 from ..sessions.unprocessed_tail import without_unread
 from .choosing import Choice
 from .orders import WakeOrder
-from .progress import reporter
 from .recomputing import Recomputing
-from .store_threads import StoreThreads
+from .store_threads import StoreThreads, reporter
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,15 +28,14 @@ from ..api.store import (
     StatsResult,
 )
 from ..api.waking import SleepResult
-from ..config.foresight import healed_first
 from ..engine.cancellation import to_the_end
 from ..engine.pieces import NAMES_AT_ONCE
 from ..errors import SessionAwake, SessionBusy, SessionExists
-from ..memory.claims import Use
+from ..memory.line import Use
 from ..models.models import LoadedModel
 from ..parts import Parts
 from ..residency import listing
-from ..sleep.maintenance import marks_of, nothing_done, result_of, with_awake
+from ..sleep.maintenance import healed_first, marks_of, nothing_done, result_of, with_awake
 from ..sleep.quantising import QuantiseOrder, Tally, order_of
 from .answering import answers
 

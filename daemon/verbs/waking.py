@@ -19,7 +19,7 @@ from ..api.waking import (
     WarmResult,
 )
 from ..engine.cancellation import to_the_end
-from ..memory.claims import Use
+from ..memory.line import Use
 from ..parts import Parts
 from ..residency import listing
 from ..residency.planning import require_as_ordered

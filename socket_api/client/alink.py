@@ -26,11 +26,11 @@ from ..wire.asking import Call, remote_error
 from ..wire.connection import ClientConnection
 from ..wire.messages import EventMessage, HelloReply, ServerMessage
 from ..wire.peer import peer_pid
-from .inbox import Inbox
 from .link import connection_lost, require_timeout, unreachable
 from .reaching import (
     CONNECT_TIMEOUT_S,
     MOST_REPEATS,
+    Inbox,
     Unanswered,
     is_crowded,
     is_eviction,

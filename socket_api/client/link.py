@@ -40,10 +40,10 @@ from ..wire.asking import Call, remote_error
 from ..wire.connection import ClientConnection
 from ..wire.messages import EventMessage, HelloReply, ServerMessage
 from ..wire.peer import peer_pid
-from .inbox import Inbox
 from .reaching import (
     CONNECT_TIMEOUT_S,
     MOST_REPEATS,
+    Inbox,
     Unanswered,
     is_crowded,
     is_eviction,

@@ -1,7 +1,8 @@
 """Reaching a daemon that is busy: a connection to its socket, tried again for a while where many come at once, and
 what was asked of it and has no answer yet.
 
-Owns what counts as busy, how long to pause, and how often to try. Does not wait itself: the two clients do that in
+Owns what counts as busy, how long to pause, and how often to try; and what has come of a request and is not taken yet,
+in its order and within a bound. Does not wait itself: the two clients do that in
 their own ways.
 """
 
@@ -12,13 +13,15 @@ import itertools
 import math
 import random
 import socket
+from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
+from ...daemon.api.events import NoticeEvent
 from ..errors import RemoteError
 from ..wire.asking import Call
-from ..wire.messages import ErrorMessage, ServerMessage
+from ..wire.messages import ErrorMessage, EventMessage, ServerMessage
 from ..wire.peer import peer_uid, require_own_peer
 
 CONNECT_TIMEOUT_S: Final = 30.0
@@ -92,3 +95,48 @@ def is_eviction(failure: BaseException | None) -> bool:
 def is_crowded(failure: BaseException) -> bool:
     """Whether a connection was refused because too many are open now."""
     return isinstance(failure, RemoteError) and failure.code in ("too_many_connections", "connection_evicted")
+
+
+MAX_WAITING_NOTICES: Final = 8192
+"""Events of a subscription that wait in a client: some megabytes."""
+
+LOST: Final = "lost"
+"""The event that tells of dropped ones; its fact `count` is their number."""
+
+
+class Inbox:
+    """Messages about one request, in their order."""
+
+    def __init__(self) -> None:
+        self._messages: deque[ServerMessage] = deque()
+        self._lost = 0
+        self._last_lost: tuple[EventMessage, NoticeEvent] | None = None
+
+    def __bool__(self) -> bool:
+        return bool(self._messages)
+
+    def put(self, message: ServerMessage) -> None:
+        """Keep a message, and drop the oldest event of a subscription if too many wait."""
+        self._messages.append(message)
+        oldest = self._messages[0]
+        if not isinstance(oldest, EventMessage) or not isinstance(oldest.event, NoticeEvent):
+            return
+        if len(self._messages) > MAX_WAITING_NOTICES:
+            self._messages.popleft()
+            self._lost += _told_by(oldest.event)
+            self._last_lost = oldest, oldest.event
+
+    def take(self) -> ServerMessage:
+        """The oldest; where events were dropped before it, first the one that tells so. Not empty."""
+        if self._last_lost is None:
+            return self._messages.popleft()
+        message, event = self._last_lost
+        told = replace(event, name=LOST, request=None, session=None, facts={"count": self._lost})
+        self._lost, self._last_lost = 0, None
+        return message.model_copy(update={"event": told})
+
+
+def _told_by(event: NoticeEvent) -> int:
+    """How many events are dropped with this one."""
+    count = event.facts.get("count")
+    return count if event.name == LOST and isinstance(count, int) else 1

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from stored_rig import KEY_DIM, VALUE_DIM, Kept
 from torpor.memvid import Receipt
-from torpor.snapshot.drift import common_tokens, drift_from
+from torpor.snapshot.analysis import common_tokens, drift_from
 from torpor.snapshot.stored_version import StoredVersion
 
 import mlx.core as mx  # isort: skip  # after torpor, which chooses the BLAS

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from torpor.snapshot.finite import is_drawable, is_finite
+from torpor.snapshot.capture import is_drawable, is_finite
 
 EXPONENT_BITS = {"float16": (10, 5), "bfloat16": (7, 8), "float32": (23, 8), "float64": (52, 11)}
 BITS = {"float16": 16, "bfloat16": 16, "float32": 32, "float64": 64}

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from torpor.snapshot.kv_format import KV_BITS, KV_GROUPS, kv_format_of, serving
-from torpor.snapshot.layout import layout_of
+from torpor.snapshot.layout import KV_BITS, KV_GROUPS, kv_format_of, layout_of, serving
 
 import mlx.core as mx  # isort: skip  # after torpor, which chooses the BLAS
 from mlx_lm.models.cache import (  # isort: skip

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from conversing_rig import SYSTEM, assistant, cold, ledger, reply_with, script, send, talk, tell, user, with_template  # noqa: F401
 from session_rig import END, Gate, Rigged, ignore, listening, tokens_of, until
-from torpor.daemon.chat.folding import REQUEST, tail_start
+from torpor.daemon.chat.folds import REQUEST, tail_start
 from torpor.daemon.errors import (
     ContextOverflow,
     EmptyContext,

@@ -12,7 +12,7 @@ from torpor.daemon.errors import InvalidConfiguration, UnknownModel
 from torpor.daemon.options.serve_options import MODEL_OPTIONS, CanaryPolicy, ServeOptions
 from torpor.errors import TorporError
 from torpor.snapshot import canary
-from torpor.snapshot.kv_format import DEFAULT_KV_GROUP, KV_BITS, KV_GROUPS, KvChoice
+from torpor.snapshot.layout import DEFAULT_KV_GROUP, KV_BITS, KV_GROUPS, KvChoice
 
 TWO = {"model": {"a": "/a", "b": "/b"}}
 

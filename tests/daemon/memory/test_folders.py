@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 import watchfiles
-from torpor.daemon.memory import folders
-from torpor.daemon.memory.folders import change_in
+from torpor.daemon.memory import watching
+from torpor.daemon.memory.watching import change_in
 
 
 async def test_a_change_ends_the_wait_long_before_its_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(folders, "CHECK_EVERY_S", 3600.0)
+    monkeypatch.setattr(watching, "CHECK_EVERY_S", 3600.0)
     waiting = asyncio.ensure_future(change_in((tmp_path,), asyncio.Event()))
     number = 0
     async with asyncio.timeout(60):
@@ -30,7 +30,7 @@ async def test_its_time_ends_a_wait_in_which_nothing_happens(
     def refuse(*_args: Any, **_options: Any) -> Any:
         raise OSError("no more watches")
 
-    monkeypatch.setattr(folders, "CHECK_EVERY_S", 0.05)
+    monkeypatch.setattr(watching, "CHECK_EVERY_S", 0.05)
     if watched == "none is to be had":
         monkeypatch.setattr(watchfiles, "awatch", refuse)
     given = {"none": (), "one that is not there": (tmp_path / "gone",)}.get(watched, (tmp_path,))
@@ -42,7 +42,7 @@ async def test_its_time_ends_a_wait_in_which_nothing_happens(
 async def test_a_wait_ends_when_whoever_waits_closes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, watched: str
 ) -> None:
-    monkeypatch.setattr(folders, "CHECK_EVERY_S", 3600.0)
+    monkeypatch.setattr(watching, "CHECK_EVERY_S", 3600.0)
     closing = asyncio.Event()
     waiting = asyncio.ensure_future(change_in((tmp_path,) if watched == "a folder" else (), closing))
     await asyncio.sleep(0)

@@ -14,7 +14,7 @@ import pytest
 from adapter_making import write_adapter
 from session_rig import SAMPLED, Gate, Rigged, ignore, tokens_of, until
 from torpor.daemon.errors import ModelChanged
-from torpor.daemon.memory import folders
+from torpor.daemon.memory import watching
 from torpor.daemon.memory.model_registry import ModelChoice
 from torpor.daemon.models.adapters import AdapterChoice
 from torpor.daemon.models.loaded_files import LoadedFiles
@@ -97,7 +97,7 @@ async def test_a_changed_model_that_made_room_is_not_loaded_anew_by_itself(
 async def test_reloading_puts_the_sessions_to_sleep_and_takes_the_new_files(
     open_rig: OpenRig, own_tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(folders, "CHECK_EVERY_S", 0.05)
+    monkeypatch.setattr(watching, "CHECK_EVERY_S", 0.05)
     async with open_rig(own_tiny_model, on_model_change="reload") as rig:
         first = rig.model.identity
         await rig.read("old", tokens_of(1, 50))
@@ -117,7 +117,7 @@ async def test_reloading_puts_the_sessions_to_sleep_and_takes_the_new_files(
 async def test_files_that_are_touched_and_say_the_same_are_no_change(
     open_rig: OpenRig, own_tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(folders, "CHECK_EVERY_S", 0.05)
+    monkeypatch.setattr(watching, "CHECK_EVERY_S", 0.05)
     looked = []
     differences = LoadedFiles.differences
 
@@ -140,7 +140,7 @@ async def test_files_that_are_touched_and_say_the_same_are_no_change(
 async def test_a_folder_that_goes_and_comes_back_is_noticed_both_ways(
     open_rig: OpenRig, own_tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(folders, "CHECK_EVERY_S", 0.05)
+    monkeypatch.setattr(watching, "CHECK_EVERY_S", 0.05)
     aside = own_tiny_model.with_name("aside")
     async with open_rig(own_tiny_model) as rig:
         own_tiny_model.rename(aside)
@@ -155,7 +155,7 @@ async def test_a_folder_that_goes_and_comes_back_is_noticed_both_ways(
 async def test_a_changed_adapter_is_named(
     store: Path, tiny_model: Path, digest_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(folders, "CHECK_EVERY_S", 0.05)
+    monkeypatch.setattr(watching, "CHECK_EVERY_S", 0.05)
     adapter = write_adapter(tmp_path / "adapter", tiny_model)
     models = {"tiny": ModelChoice(str(tiny_model), AdapterChoice(str(adapter)))}
     service = await Service.open(ServeOptions(store=store), models=models, digest_cache=digest_cache)

@@ -13,7 +13,7 @@ from torpor.daemon.engine import generation, pieces
 from torpor.daemon.engine.pieces import Pieces, in_pieces
 from torpor.daemon.errors import InvalidTokens
 from torpor.daemon.prefixes import reuse
-from torpor.daemon.residency import labels, listing, roll
+from torpor.daemon.residency import labels, listing
 from torpor.daemon.upkeep import scrubbing
 from torpor.daemon.upkeep.scrubbing import ScrubPolicy
 from torpor.daemon.verbs import store as store_verbs
@@ -35,7 +35,7 @@ async def counting_turns(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[list[
 
         return counted
 
-    for module in (roll, labels):
+    for module in (listing, labels):
         monkeypatch.setattr(module, "SESSIONS_AT_ONCE", AT_ONCE)
     for name in ("info_of_asleep", "info_of_awake"):
         monkeypatch.setattr(listing, name, counting(getattr(listing, name)))
@@ -152,7 +152,7 @@ async def test_a_clear_looks_at_each_session_a_few_times_however_many_there_are(
 async def test_what_happens_between_two_pieces_is_seen_or_not_and_hides_no_other(
     open_rig: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(roll, "SESSIONS_AT_ONCE", AT_ONCE)
+    monkeypatch.setattr(listing, "SESSIONS_AT_ONCE", AT_ONCE)
     async with open_rig() as rig:
         await fill(rig)
         looking = rig.service.roll.infos()
@@ -173,7 +173,7 @@ async def test_what_happens_between_two_pieces_is_seen_or_not_and_hides_no_other
 async def test_a_count_of_the_sessions_asleep_takes_none_away_for_what_happens_between_two_pieces(
     open_rig: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(roll, "NAMES_AT_ONCE", AT_ONCE)
+    monkeypatch.setattr(listing, "NAMES_AT_ONCE", AT_ONCE)
     async with open_rig() as rig:
         await fill(rig)
         pieces = rig.service.roll.count_asleep()

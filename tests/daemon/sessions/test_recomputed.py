@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from torpor.daemon.api.session import Recomputed
-from torpor.daemon.sessions.recomputed import map_of_recomputed, recomputed_in
+from torpor.daemon.sessions.origin import map_of_recomputed, recomputed_in
 
 TOLD = Recomputed(3, 512, 88, True)
 

@@ -22,8 +22,8 @@ from torpor.memvid.errors import BlockMissing, Corruption, IndexFailed, NoSpace,
 from torpor.memvid.store import Store
 from torpor.snapshot import memory, restore
 from torpor.snapshot.capture import StateSource
+from torpor.snapshot.memory import SpanSource
 from torpor.snapshot.restore import Filling
-from torpor.snapshot.spans import SpanSource
 from torpor.snapshot.state import LiveState
 
 

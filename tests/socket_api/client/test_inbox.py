@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 from torpor.daemon.api.events import NoticeEvent, TokenEvent
-from torpor.socket_api.client import inbox as module
-from torpor.socket_api.client.inbox import Inbox
+from torpor.socket_api.client import reaching as module
+from torpor.socket_api.client.reaching import Inbox
 from torpor.socket_api.wire.messages import EventMessage, ServerMessage
 
 

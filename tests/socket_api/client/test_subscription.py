@@ -12,7 +12,7 @@ import pytest
 from torpor.daemon.api.events import NoticeEvent
 from torpor.daemon.events.events import Event, FirstToken, PrefillProgress, SleepEnded
 from torpor.memvid.uri import SessionUri
-from torpor.socket_api.client import inbox
+from torpor.socket_api.client import reaching
 from torpor.socket_api.client.aclient import AsyncClient
 from torpor.socket_api.client.client import Client
 from torpor.socket_api.errors import InvalidRequest, LocalProtocolError, RemoteError
@@ -80,7 +80,7 @@ def test_other_requests_go_on_between_events(client: Client, server_thread: Serv
 def test_a_blocking_client_keeps_few_events_that_nobody_takes_and_tells_of_the_others(
     client: Client, server_thread: ServerThread, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(inbox, "MAX_WAITING_NOTICES", 5)
+    monkeypatch.setattr(reaching, "MAX_WAITING_NOTICES", 5)
     with client.events() as events:
         publish(server_thread, *[FirstToken(None, 0.5)] * 20)
         publish(server_thread, SLEPT)
@@ -95,7 +95,7 @@ def test_a_blocking_client_keeps_few_events_that_nobody_takes_and_tells_of_the_o
 def test_an_asynchronous_client_keeps_few_events_that_nobody_takes_and_tells_of_the_others(
     server_thread: ServerThread, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(inbox, "MAX_WAITING_NOTICES", 5)
+    monkeypatch.setattr(reaching, "MAX_WAITING_NOTICES", 5)
 
     async def run() -> None:
         async with AsyncClient(server_thread.socket_path) as client, client.events() as events:
@@ -112,7 +112,7 @@ def test_an_asynchronous_client_keeps_few_events_that_nobody_takes_and_tells_of_
     asyncio.run(run())
 
 
-def ended(waiting: inbox.Inbox) -> bool:
+def ended(waiting: reaching.Inbox) -> bool:
     """Whether the event that was published last has come."""
     last = waiting._messages[-1] if waiting else None
     return isinstance(last, EventMessage) and isinstance(last.event, NoticeEvent) and last.event.name == "sleep_ended"
