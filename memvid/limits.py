@@ -159,6 +159,12 @@ MAX_INDEX_BYTES: Final = 512 * MIB
 """An index file, or its log, that is read when a store is opened; a larger one is made anew from the bundles. A version
 takes 290 to 670 bytes, so this is 0.8 million versions at least."""
 
+MAX_NOTE_BYTES: Final = 16 * MIB
+"""The note of a version without a file: MAX_FRAMES take 4 MiB in it, and MAX_HOLDERS 8 MiB."""
+
+MAX_NOTE_NODES: Final = 128 * KIB
+"""Brackets and commas in it, as in MAX_MARKS_NODES: two dozen, and those of MAX_LABELS labels of nothing else."""
+
 MAX_STORE_JSON_BYTES: Final = 4 * KIB
 MAX_STORE_JSON_NODES: Final = 64
 MAX_LABELS: Final = 256

@@ -22,6 +22,7 @@ STORE_FILE: Final = "store.json"
 BUNDLES: Final = "bundles"
 QUARANTINE: Final = "quarantine"
 INCOMING: Final = "incoming"
+ABSENT: Final = "absent"
 _ANOTHER_PLACE: Final = ", or choose another place for the store (--store, $TORPOR_STORE)"
 
 BUNDLE_NAME: Final = re.compile(r"([0-9a-f]{64})(\.mvb|\.mvr)", re.ASCII)

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from ..disk.paths import Stamp
 from ..errors import StoreIoError
+from .absent import AbsentNotes
 from .index_file import FAILURES, translated
 from .index_seals import ALL_SEALS_KEY, FILE_KEY, decode_seals, encode_seals, with_seals
 from .page_sums import PAGE_BYTES, PageSums
@@ -24,7 +25,8 @@ class IndexConnection:
     """An index that is open. Safe from several threads."""
 
     def __init__(self, connection: sqlite3.Connection, path: str, root_fd: int | None) -> None:
-        """`root_fd` is the store's folder, borrowed; None for a private copy, whose rewrites are not counted."""
+        """`root_fd` is the store's folder, borrowed; None for a private copy, whose rewrites are not counted and which
+        notes nothing."""
         self._connection = connection
         self._root_fd = root_fd
         self._pid = os.getpid()
@@ -33,6 +35,7 @@ class IndexConnection:
         self._entered: list[bytes] = []
         self._left: list[bytes] = []
         self.path = path
+        self.notes = None if root_fd is None else AbsentNotes(root_fd, os.path.dirname(path))
         self.not_in_file: set[bytes] = set()
         """In a private copy: the bundles whose rows were made from their files, for the index file has none of them."""
         self.read_at: tuple[Stamp | None, ...] = ()

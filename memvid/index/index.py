@@ -35,6 +35,7 @@ made here and not by SQLite, for the sums must know of each.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import errno
 import os
 import sqlite3
@@ -370,16 +371,24 @@ class Index(SessionQueries, BundleQueries):
             raise IndexContradicted(f"it contradicts the bundles ({error})") from error
 
     def drop(self, bundle_ids: Iterable[bytes]) -> None:
-        """Durably remove rows, references and blocks of these bundles, all or none."""
+        """Durably remove rows, references and blocks of these bundles, all or none, and their notes."""
+        gone = list(bundle_ids)
+        if self.notes is not None:
+            self.notes.drop(gone)
         with self._transaction():
-            for bundle_id in bundle_ids:
+            for bundle_id in gone:
                 self._delete(bundle_id)
         self._settle()
 
     def set_aside(self, bundle_ids: Iterable[bytes]) -> None:
-        """Durably let versions be none at present: see ASIDE."""
+        """Durably let versions be none at present: see ASIDE. Raises NoSpace, StoreIoError, DurabilityLost: no file of
+        theirs may move."""
+        leaving = list(bundle_ids)
+        if self.notes is not None:
+            known = filter(None, map(self.stored, leaving))
+            self.notes.keep(dataclasses.replace(one, status=ASIDE) for one in known if one.row is not None)
         with self._transaction():
-            for bundle_id in bundle_ids:
+            for bundle_id in leaving:
                 self._set(bundle_id, "status", ASIDE)
         self._settle()
 

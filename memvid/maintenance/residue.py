@@ -26,9 +26,10 @@ from ..folder.folder import list_strangers
 from ..folder.marks import MARKS_FILE
 from ..folder.rates_file import RATES_FILE
 from ..folder.scrub_mark import SCRUB_FILE
-from ..folder.store_file import BUNDLES, INCOMING, QUARANTINE, STORE_FILE
+from ..folder.store_file import ABSENT, BUNDLES, INCOMING, QUARANTINE, STORE_FILE
 from ..format.bundle import BundleFile
 from ..format.layout import LIVE_SUFFIX, RETIRED_SUFFIX
+from ..index.absent import AbsentNotes
 from ..index.index_file import INDEX_FILES
 from ..index.page_sums import SUMS_FILE
 from ..uri import SessionUri
@@ -63,6 +64,8 @@ def find_remains(core: StoreCore, uri: SessionUri) -> list[Remain]:
             continue
         if name in (INCOMING, QUARANTINE):
             found += _in_folder(core.folder.root_fd, name, root, uri)
+        elif name == ABSENT:
+            found += _notes(core, uri)
         elif name != BUNDLES:
             found += _judged(core.folder.root_fd, name, f"{root}/{name}", "", uri)
     for path in (*list_strangers(core.folder), *_hidden_behind_live_ones(core, uri)):
@@ -88,6 +91,17 @@ def _in_folder(parent_fd: int, folder: str, root: str, uri: SessionUri) -> Itera
             yield from _judged(fd, name, f"{path}/{name}", folder, uri)
     finally:
         os.close(fd)
+
+
+def _notes(core: StoreCore, uri: SessionUri) -> Iterator[Remain]:
+    """What of the notes cannot be told to be of other sessions' versions: a delete has taken this one's away."""
+    root = core.path
+    try:
+        told = {f"{one.hex()}.json" for one in AbsentNotes(core.folder.root_fd, root).load()[0]}
+    except StoreError as error:
+        yield Remain(f"{root}/{ABSENT}", "", ABSENT, 0, _reason(error))
+        return
+    yield from (one for one in _in_folder(core.folder.root_fd, ABSENT, root, uri) if one.name not in told)
 
 
 def _hidden_behind_live_ones(core: StoreCore, uri: SessionUri) -> Iterator[str]:

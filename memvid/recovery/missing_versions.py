@@ -11,16 +11,57 @@ Rules:
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Container, Iterable, Mapping, Sequence
 
 from ..checking.scanning import ids_of, live_of, read_set_aside, readable_marks, row_in_marks
-from ..errors import PUT_BACK, BundleMissing, StoreIoError, UnsafePath
+from ..checking.set_aside_versions import list_leaving
+from ..errors import PUT_BACK, BundleMissing, NoSpace, StoreIoError, UnsafePath
 from ..folder.folder import StoreFolder
 from ..format.records import Finding, IndexRow
+from ..index.absent import AbsentNotes
 from ..index.index import Index
 from ..index.rows import ASIDE, MISSED, UNREADABLE, IndexedBundle
+from ..index.unknown_references import UNREADABLE_CODE
 from ..uri import SessionUri
+
+
+def read_notes(folder: StoreFolder, told: Container[bytes]) -> list[IndexedBundle]:
+    """The versions without a file that notes tell of, but for those that are told of already. One that a cut off delete
+    has taken out of quarantine, and that has no mark, is gone. Raises UnsafePath, StoreIoError."""
+    noted, _ = AbsentNotes(folder.root_fd, folder.path).load()
+    found = [one for bundle_id, one in noted.items() if bundle_id not in told]
+    leaving = list_leaving(folder) - ids_marked(folder) if found else set()
+    return [one for one in found if one.bundle_id not in leaving]
+
+
+def settle_notes(folder: StoreFolder, index: Index, files: Mapping[bytes, str]) -> list[Finding]:
+    """Let the notes say what the rows of versions without a file say, where the disk takes it: else the next opening
+    tries again. What is to be told of those that cannot be read, and of which no row tells either.
+
+    Raises:
+        DurabilityLost
+    """
+    notes = AbsentNotes(folder.root_fd, folder.path)
+    findings: list[Finding] = []
+    with contextlib.suppress(NoSpace, StoreIoError, UnsafePath):
+        noted, unread = notes.load()
+        wanted = index.given_up().keys() | index.rows_of(index.unsettled() - files.keys()).keys()
+        lost = sorted(unread.keys() - wanted - index.rows_of(unread).keys())
+        findings = [Finding(unread[one], UNREADABLE_CODE, _note_unread(unread[one])) for one in lost]
+        if index.notes is not None:
+            rows = [one for one in map(index.stored, sorted(wanted)) if one is not None and one.row is not None]
+            notes.keep(one for one in rows if noted.get(one.bundle_id) != one)
+            notes.drop(sorted({*noted, *unread} - wanted - set(lost)))
+    return findings
+
+
+def _note_unread(path: str) -> str:
+    return (
+        f"{path} is damaged. It told of a version that has no file, and the index does not know it either. Put it back "
+        "from a backup; or remove it, where that version may be forgotten."
+    )
 
 
 def ids_marked(folder: StoreFolder) -> frozenset[bytes]:

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from ..checking.scanning import (
     Scan,
     enter_unreadable,
+    ids_of,
     live_of,
     read_again,
     read_bundles,
@@ -36,9 +37,10 @@ from ..folder.pins import Pins
 from ..format.layout import RETIRED_SUFFIX
 from ..format.records import Finding, IndexRow, OpenReport
 from ..index.index import Index
-from ..index.rows import LIVE, SHADOWED, UNREADABLE, IndexedBundle
+from ..index.rows import ASIDE, LIVE, SHADOWED, UNREADABLE, IndexedBundle
 from ..index.schema import IndexUnusable
 from ..index.unknown_references import find_told
+from ..uri import SessionUri
 from ..writing.deletion import let_go, remove_unneeded, unmark_without_files
 from .missing_versions import (
     but_for,
@@ -48,6 +50,8 @@ from .missing_versions import (
     named_by_marks,
     no_more_missed,
     of_sessions,
+    read_notes,
+    settle_notes,
     without_files,
 )
 from .reindexing import make_anew
@@ -67,17 +71,19 @@ def load_index(folder: StoreFolder, *, writable: bool) -> tuple[Index, OpenRepor
         index, report = _open_and_reconcile(folder, files, writable)
     except IndexUnusable as reason:
         index, report = make_anew(folder, files, writable, reason)
+    findings = list(report.unreadable)
     if writable:
         try:
             with contextlib.suppress(UnsafePath, StoreIoError):  # the next opening, or a repair, tries again
                 settle_leaving(folder, index)
+            findings += settle_notes(folder, index, files)
             remove_unneeded(folder, index, Pins(), files)
         except BaseException:
             index.close()
             raise
         retired = {bundle_id for bundle_id, suffix in files.items() if suffix == RETIRED_SUFFIX}
         leftovers += len(retired - folder.list_bundles().keys()) if retired else 0
-    return index, dataclasses.replace(report, leftovers_removed=leftovers)
+    return index, dataclasses.replace(report, leftovers_removed=leftovers, unreadable=tuple(findings))
 
 
 def _open_and_reconcile(folder: StoreFolder, files: Mapping[bytes, str], writable: bool) -> tuple[Index, OpenReport]:
@@ -134,12 +140,14 @@ def _reconcile(folder: StoreFolder, index: Index, files: Mapping[bytes, str], *,
     live, known, aside = seen.live, seen.known, set(seen.given_up)
     set_aside = set_aside_among(folder, seen.rows_of_retired)
     scan = read_bundles(folder, (live - known) | (live & seen.unread))  # with what was set aside and is put back
-    scan.unread = [bundle_id for bundle_id in scan.unread if bundle_id not in aside]
+    noted = _noted(folder, index, scan, seen.entered)
+    scan.unread = [bundle_id for bundle_id in scan.unread if bundle_id not in aside | ids_of(noted)]
     unreadable = enter_unreadable(folder, scan, index)
-    deleted = _deleted(folder, index, files, seen, set_aside, [*scan.bundles, *unreadable])
+    deleted = _deleted(folder, index, files, seen, set_aside, [*scan.bundles, *unreadable, *noted])
     retired = seen.retired - set_aside | deleted.absent
     if writable:
         unmark_without_files(folder, deleted.absent | deleted.aside | deleted.missed)
+        _forget_notes(index, deleted.absent | deleted.aside)
     left = let_go(folder, deleted.aside) if writable and deleted.aside else []
     gone = known - files.keys() - seen.absent.keys()
     vanished = _vanished(folder, index, sorted(gone & seen.unread))
@@ -152,24 +160,47 @@ def _reconcile(folder: StoreFolder, index: Index, files: Mapping[bytes, str], *,
     with _believed():
         corrected = sum(_is_told_otherwise(index, one) for one in again.bundles if one.bundle_id not in seen.unsettled)
         rivals = [rival for rival in (_rival(index, bundle) for bundle in scan.bundles) if rival is not None]
-    told = _told_by_marks(folder, files, seen.entered)
+    told = _told_by_marks(folder, files, seen.entered | ids_of(noted))
     missing = seen.absent.keys() - retired
+    told_missing = {one.bundle_id: one.row for one in noted if one.status == LIVE and one.row is not None}
     found = no_more_missed(folder, seen.missed, files) | deleted.missed
     changes = _changes(
         scan,
         [rival for rival in rivals if rival.bundle_id not in retired | set_aside],
-        [*unreadable, *vanished, *(told or ())],
+        [*unreadable, *vanished, *noted, *(told or ())],
         dropped=retired | gone | seen.unread | back | found | deleted.aside,
         aside=set_aside,
         settled=again.bundles,
-        unsettled=missing - seen.unsettled,
+        unsettled=missing - seen.unsettled | told_missing.keys(),
         unproven=others.intersection(again.unread),
     )
     _bring_in_line(index, changes, marks_seen=told is not None and index.marks_unseen())
-    lacking = find_missing(folder, [seen.absent[one] for one in sorted(missing)])
+    lacking = find_missing(folder, [*(seen.absent[one] for one in sorted(missing)), *told_missing.values()])
     findings = _with_unknown(folder, index, [*left, *scan.findings, *again.findings, *lacking])
     added = len(live - known - aside) + len(back)
     return OpenReport(None, added, len(gone), 0, tuple(findings), rows_corrected=corrected)
+
+
+def _noted(folder: StoreFolder, index: Index, scan: Scan, entered: set[bytes]) -> list[IndexedBundle]:
+    """What only notes tell of, because the index is behind; set aside, where another version has its number by now."""
+    found = read_notes(folder, entered | ids_of(scan.bundles))
+    with _believed():
+        given = set(map(_claims, scan.bundles))
+        return [
+            dataclasses.replace(one, status=ASIDE) if _claims(one) in given or _rival(index, one) else one
+            for one in found
+        ]
+
+
+def _claims(bundle: IndexedBundle) -> tuple[SessionUri, int] | None:
+    return (bundle.row.uri, bundle.row.version) if bundle.row is not None else None
+
+
+def _forget_notes(index: Index, bundle_ids: set[bytes]) -> None:
+    """What cannot be removed now tells of them again at the next opening, and is told."""
+    with contextlib.suppress(UnsafePath, StoreIoError):
+        if index.notes is not None and bundle_ids:
+            index.notes.drop(sorted(bundle_ids))
 
 
 def _deleted(

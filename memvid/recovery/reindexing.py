@@ -53,6 +53,8 @@ from .missing_versions import (
     named_by_marks,
     no_more_missed,
     of_sessions,
+    read_notes,
+    settle_notes,
     without_files,
 )
 
@@ -98,7 +100,8 @@ def rebuild(folder: StoreFolder, index: Index, ahead: Readings | None = None) ->
     if ended := missed - ids_of(contents.bundles):
         unmark_deleted(folder, index, ended)
     reason = f"it was asked for{why}"
-    findings = (*scan.findings, *_lacking(folder, files, scan, contents))
+    notes = settle_notes(folder, index, files)
+    findings = (*scan.findings, *_lacking(folder, files, scan, contents), *notes)
     return OpenReport(reason, len(scan.bundles) + len(scan.unread), 0, 0, findings)
 
 
@@ -157,6 +160,8 @@ def make_anew(
 def _going_on(folder: StoreFolder, index: Index, files: Mapping[bytes, str], scan: Scan) -> _Contents:
     """What an index holds that takes the place of one that is there."""
     kept = _taken_over(folder, index, files, scan)
+    kept += read_notes(folder, (_answer(index.bundle_ids) or set()) | ids_of([*scan.bundles, *kept]))
+    scan.unread = [bundle_id for bundle_id in scan.unread if bundle_id not in ids_of(kept)]
     bundles = _entered_anew(folder, index, files, scan, kept)
     return _Contents(bundles, kept, _answer(index.written) or {}, _leaves_marks_unseen(folder, index))
 
@@ -165,13 +170,25 @@ def _beginning_anew(folder: StoreFolder, stale: Index | None, files: Mapping[byt
     """What an index holds that is made from bundles, quarantine and marks, and of a stale one from the versions without
     a file, which nothing else tells of."""
     _look_into_retired(folder, files, scan)
-    aside = read_set_aside(folder, live_of(files))
-    waiting = [*aside, *_misnamed(folder, files, scan, ids_of(aside))]
+    waiting = _waiting(folder, files, scan)
     told = _only_told(folder, stale, files, scan, waiting) if stale is not None else []
-    kept = [one for one in told if one.status == LIVE]
+    kept = [one for one in (*waiting, *told) if one.status == LIVE]
     bundles = as_entered(folder, scan, [*waiting, *told], stale)
     bundles += find_missed(folder, files, ids_of(bundles))
     return _Contents(bundles, kept, {}, _leaves_marks_unseen(folder, None))
+
+
+def _waiting(folder: StoreFolder, files: Mapping[bytes, str], scan: Scan) -> list[IndexedBundle]:
+    """What notes and quarantine tell of: a note, unless it does not say what its version needs and the file there does;
+    and what lies under another one's name. Takes it out of what the scan could not read."""
+    found = {one.bundle_id: one for one in read_set_aside(folder, live_of(files))}
+    for note in read_notes(folder, ids_of(scan.bundles)):
+        if note.refs or note.blocks:
+            found[note.bundle_id] = note
+        else:
+            found.setdefault(note.bundle_id, note)
+    scan.unread = [bundle_id for bundle_id in scan.unread if bundle_id not in found]
+    return [*found.values(), *_misnamed(folder, files, scan, found)]
 
 
 def _lacking(folder: StoreFolder, files: Mapping[bytes, str], scan: Scan, contents: _Contents) -> list[Finding]:

@@ -287,6 +287,7 @@ class RepairSteps:
         elif manifest is not None:
             row = row_of(manifest, bundle_id, 0)
             index.reconcile([IndexedBundle(bundle_id, ASIDE, row, (), ())], [bundle_id])
+            index.set_aside([bundle_id])
         else:
             index.drop([bundle_id])
 

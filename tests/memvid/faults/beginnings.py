@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +30,10 @@ class Scenario:
     prepare: Callable[[Path], World] | None
     run: Callable[[Path, Tape], None]
     sees: Sees = NOTHING_ELSE
+
+    def without_index(self) -> Scenario:
+        """The same, and the index is removed before each opening that follows the fault."""
+        return dataclasses.replace(self, sees=dataclasses.replace(self.sees, loses_index=True))
 
 
 def two_versions_and_a_fork(path: Path) -> World:

@@ -62,13 +62,13 @@ def run_strace(scenarios: list[Scenario], base: Path, full: int) -> Report:
     return _report(found, ("points",))
 
 
-def run_power(scenarios: list[Scenario], base: Path, full: int) -> Report:
+def run_power(scenarios: list[Scenario], base: Path, full: int, *, one_in: int = 101) -> Report:
     """T2."""
     found = []
     for number, scenario in enumerate(scenarios):
         path = base / str(number) / "store"
         recording = record(scenario.run, path, Tape(kill.prepare(scenario, path)))
-        settings: dict[str, Any] = {"effort": _SHARE_EFFORT, "part": share(), "one_in": 101}
+        settings: dict[str, Any] = {"effort": _SHARE_EFFORT, "part": share(), "one_in": one_in}
         if full:
             settings |= {"effort": _FULL_EFFORT, "one_in": full, "recoveries_every": 500}
         replayed = power.replay(
@@ -77,6 +77,20 @@ def run_power(scenarios: list[Scenario], base: Path, full: int) -> Report:
         found.append(replayed)
         _tell_progress(replayed)
     return _report(found, ("states", "beyond_temps", "checks", "lost"))
+
+
+def run_lost_index(scenarios: list[Scenario], base: Path, full: int) -> Report:
+    """T1 and T2, and the index is removed before each opening: what it alone knew would be lost."""
+    lost = [scenario.without_index() for scenario in scenarios]
+    jobs = [
+        partial(kill.sweep, scenario, base / f"{number}-whole", torn=False, stride=full or 113, first=number)
+        for number, scenario in enumerate(lost, start=share())
+    ]
+    report = _report(_side_by_side(jobs), ("points",))
+    cut = run_power(lost, base / "cut", full, one_in=1499)
+    for name in ("failures", "scenarios"):
+        report[name] += cut.pop(name)
+    return report | cut
 
 
 def run_mutants(scenarios: list[Scenario], base: Path, full: int) -> Report:
@@ -134,6 +148,7 @@ SWEEPS: Final[dict[str, Callable[[list[Scenario], Path, int], Report]]] = {
     "kill": run_kill,
     "strace": run_strace,
     "power": run_power,
+    "lost_index": run_lost_index,
     "mutants": run_mutants,
     "errno": run_errno,
     "moments": run_moments,

@@ -6,6 +6,7 @@ Beside the store's folder lies what is not the store's: exported files, and copi
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import os
 import shutil
@@ -299,13 +300,17 @@ def sessions_with_versions_set_aside(path: Path) -> World:
 
 
 def set_aside(store: Store) -> Iterator[Mark]:
-    """What can come back. A session is deleted with all of that, or with none."""
+    """What can come back."""
     names = {file.name.partition(".")[0] for file in Path(store.path, "quarantine").glob("*.mvb.*")}
-    aside = {row.uri for bundle_id, row in store.index.given_up().items() if bundle_id.hex() in names}
-    if URI in aside and not store.versions(URI):
+    for bundle_id, row in store.index.given_up().items():
+        if bundle_id.hex() in names:
+            yield Mark("set aside", str(row.uri))
+
+
+def deleted_in_whole(store: Store) -> None:
+    """A session is deleted with all that can come back, or with none of it."""
+    if Mark("set aside", str(URI)) in set_aside(store) and not store.versions(URI):
         raise Broken(f"{URI} was deleted, and a version of it may still come back")
-    for uri in aside:
-        yield Mark("set aside", str(uri))
 
 
 def delete_what_is_set_aside(path: Path, tape: Tape) -> None:
@@ -322,7 +327,7 @@ def empty_quarantine(path: Path, tape: Tape) -> None:
         store.empty_quarantine()
 
 
-SET_ASIDE: Final = Sees(marks=set_aside, files=set_aside_without_an_index)
+SET_ASIDE: Final = Sees(marks=set_aside, files=set_aside_without_an_index, is_whole=deleted_in_whole)
 
 
 _NEWEST: Final = Version(URI, 3, 30, seed=3)
@@ -371,6 +376,43 @@ def bring_back(path: Path, tape: Tape) -> None:
     with Store.open(path, writable=True) as store, tape.step(store, adds=adds, removes=removes):
         for problem in store.repair().problems:
             raise StoreIoError(problem.message)  # it says that it could not
+
+
+_NEEDY: Final = Version(SessionUri("work", "needy"), 1, 516)
+_MISSED: Final = (_GONE, _NEEDY)
+
+
+def without_files(path: Path) -> World:
+    """Two versions that an opening has found missing, one of which needs another one's file, beside a version of its
+    session; and one that was given up."""
+    with Store.open(path, writable=True) as store:
+        first = sleep(store, FIRST)
+        files = [making.bundle_path(store, sleep(store, _GONE).bundle_id)]
+        files.append(making.bundle_path(store, sleep(store, _NEEDY, first).bundle_id))
+        sleep(store, dataclasses.replace(ALONE, uri=_GONE.uri, number=2))
+        making.bundle_path(store, sleep(store, ALONE).bundle_id).unlink()
+        store.repair()
+    for file in files:
+        file.unlink()
+    Store.open(path, writable=True).close()
+    known = [_named(version, "known") for version in (*_MISSED, ALONE)]
+    return frozenset({FIRST, dataclasses.replace(ALONE, uri=_GONE.uri, number=2), *known})
+
+
+def give_up(path: Path, tape: Tape) -> None:
+    """What has no file is given up, and then it goes: one with a delete, and the others with the quarantine."""
+    with Store.open(path, writable=True) as store:
+        with tape.step(store):
+            store.repair()
+        with tape.step(store, removes=[_named(_NEEDY, "known")]):
+            store.delete_session(_NEEDY.uri)
+        with tape.step(store, removes=[_named(version, "known") for version in (_GONE, ALONE)]):
+            store.empty_quarantine()
+
+
+def known_after_a_repair(store: Store) -> Iterator[Mark]:
+    store.repair()
+    yield from (mark for mark in told_of(store, (*_MISSED, ALONE)) if mark.kind == "known")
 
 
 # --- gc, recompression, a new index
@@ -556,6 +598,7 @@ SCENARIOS: Final = (
     Scenario("delete_set_aside", sessions_with_versions_set_aside, delete_what_is_set_aside, SET_ASIDE),
     Scenario("empty_quarantine", sessions_with_versions_set_aside, empty_quarantine, SET_ASIDE),
     Scenario("bring_back", found_again, bring_back, Sees(marks=told_of)),
+    Scenario("give_up", without_files, give_up, Sees(finish=known_after_a_repair)),
     Scenario("gc", old_leftovers, gc),
     Scenario("recompress", compressible, recompress, Sees(marks=told_of)),
     Scenario("return_to_file", one_given_up, return_to_file, Sees(marks=_TOLD_OF_THE_ONE)),

@@ -57,6 +57,9 @@ class Sees:
     and whatever the fault did, `finished` stands after it. `meanwhile` is what somebody does to the folder after that
     (puts an older file back), before the store is opened.
     `again` asks for the operation once more, at the very end, and raises Broken if that does not finish it.
+    `is_whole` raises Broken for an operation that is half done. `loses_index`: somebody removes the index before each
+    opening, for it is disposable. A delete that was cut off is then not ended where only the index tells of it, so
+    `is_whole` is not asked.
     """
 
     marks: Callable[[Store], Iterable[Mark]] | None = None
@@ -65,6 +68,8 @@ class Sees:
     finish: Callable[[Store], Iterable[Mark]] | None = None
     finished: World = frozenset()
     again: Callable[[Store], None] | None = None
+    is_whole: Callable[[Store], None] | None = None
+    loses_index: bool = False
 
 
 NOTHING_ELSE: Final = Sees()
@@ -170,6 +175,8 @@ def observe(store: Store, candidates: World, sees: Sees) -> World:
     """The facts that a store shows: every version that it lists, woken and compared byte by byte."""
     known = {(fact.uri, fact.number): fact for fact in candidates if isinstance(fact, Version)}
     found: set[Version | Mark] = set(sees.marks(store)) if sees.marks else set()
+    if sees.is_whole and not sees.loses_index:
+        sees.is_whole(store)
     for latest in store.iter_sessions():
         for row in store.versions(latest.uri):
             fact = known.get((row.uri, row.version)) or known.get((row.uri, 0))
@@ -210,9 +217,11 @@ def check(path: Path, allowed: Allowed, *, thorough: bool, sees: Sees = NOTHING_
 
     One that was opened in a state which was checked before is closed and, if `thorough`, opened once more.
     """
+    _lose_index(path, sees)
     once = set(sees.files(path)) if sees.files else set()
     if sees.meanwhile is not None:
         sees.meanwhile(path)
+    _lose_index(path, sees)
     with Store.open(path, writable=True) as store:
         if sees.finish is not None:
             once.update(sees.finish(store))
@@ -228,6 +237,7 @@ def check(path: Path, allowed: Allowed, *, thorough: bool, sees: Sees = NOTHING_
             require_clean(store, path, deep=thorough)  # every block of every version was read above
             after = require_usable(store, found) if thorough else found
     if thorough and seen is None:
+        _lose_index(path, sees)
         with Store.open(path, writable=False) as store:
             require_allowed(observe(store, after, sees), Allowed(after, after))
     if thorough:
@@ -236,12 +246,17 @@ def check(path: Path, allowed: Allowed, *, thorough: bool, sees: Sees = NOTHING_
                 require_allowed(observe(store, after, sees), Allowed(after, after))
             elif state_of(store) != state:
                 raise Broken("the next opening found the store in another state")
-            if store.opening.index_rebuilt is not None:
+            if store.opening.index_rebuilt is not None and not sees.loses_index:
                 raise Broken(f"the index had to be made again at the second open: {store.opening.index_rebuilt}")
             if sees.again is not None:
                 sees.again(store)
     if seen is None:
         _SEEN.add(checked_for, found)
+
+
+def _lose_index(path: Path, sees: Sees) -> None:
+    for name in ("index.sqlite", "index.sqlite-wal", "index.sqlite-shm") if sees.loses_index else ():
+        (path / name).unlink(missing_ok=True)
 
 
 def require_clean(store: Store, path: Path, *, deep: bool) -> None:

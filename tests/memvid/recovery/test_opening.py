@@ -646,6 +646,7 @@ def test_a_version_in_quarantine_is_set_aside_and_not_missed_where_its_marks_or_
         assert [found.code for found in again.repair().problems] == ["version_lost"]
         assert list(again.index.given_up()) == [fifth.bundle_id]
     (store_path / "index.sqlite").unlink()
+    shutil.rmtree(store_path / "absent")
     for _ in range(2):
         with Store.open(store_path, writable=True) as again:
             assert [found.path for found in again.opening.unreadable] == [str(file)]

@@ -753,9 +753,9 @@ def test_a_session_is_whole_again_once_a_missing_file_is_put_back(
     store.close()
     if new_index:
         (store_path / "index.sqlite").unlink()
-        with Store.open(store_path, writable=True) as again:  # which knows nothing of the first
+        with Store.open(store_path, writable=True) as again:
             told = [finding.message for finding in again.verify(deep=False).findings]
-        assert [str(file) in one for one in told] == [True] * 2
+        assert [str(file) in one for one in told] == [True] * 3
     away.rename(file)
     assert kinds(come_back(store_path, versions)) == ["restore", "restore"]
     assert list((store_path / "quarantine").iterdir()) == []

@@ -1,0 +1,155 @@
+"""STORE/absent: a note of each version that has no file under bundles/ to tell of it: it is missing, or set aside.
+
+    absent/<64 hex>.json      what the index's row says of the version, and which other bundles it needs
+
+The index says the same. It is disposable because these files are not. Owns their names, their form, and when they are
+flushed. Which versions have one, `Index` and an opening decide.
+
+Rules:
+- A version's note is on the disk before a row says that it is set aside, and so before its file moves. It goes before
+  the row goes, and needs no room for that: each version has a file of its own, so that a delete works on a full disk.
+- An opening for writing notes what it finds missing, writes each note anew that does not say what the row says, and
+  removes those of versions that have a file again. So a store of before, or one whose notes were removed, has them
+  after one opening; one that is cut off is done again by the next.
+- A version with a file is told of by that file, and its note counts for nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import Iterable, Iterator
+from typing import Any, Final
+
+from ..disk import durable
+from ..disk.paths import FOLDER_MODE, io_error, list_names, open_file, open_folder
+from ..disk.sealed_json import SealedFormat
+from ..errors import StoreError
+from ..folder.store_file import ABSENT, BUNDLES
+from ..limits import MAX_NOTE_BYTES, MAX_NOTE_NODES
+from .index_seals import seal_of
+from .rows import ASIDE, BLOCK_KEY, COLUMNS, LIVE, IndexedBundle, block_key, facts_of, row_in
+
+_FORMAT: Final = SealedFormat("torpor.absent", 1, MAX_NOTE_BYTES, MAX_NOTE_NODES)
+_NAME: Final = re.compile(r"([0-9a-f]{64})\.json", re.ASCII)
+_FACTS: Final = tuple(name for name in COLUMNS.split(", ") if name != "bundle_id")
+_DIGESTS: Final = ("parent", "identity_digest")
+_STATES: Final = {LIVE: "missing", ASIDE: "set aside"}
+
+
+class AbsentNotes:
+    """The notes of one store. `root_fd` is its folder, borrowed."""
+
+    def __init__(self, root_fd: int, store_path: str) -> None:
+        self._root_fd = root_fd
+        self._store_path = store_path
+        self.path = f"{store_path}/{ABSENT}"
+
+    def keep(self, bundles: Iterable[IndexedBundle]) -> None:
+        """Note versions durably, each in the place of what was noted of it. Raises NoSpace, StoreIoError, UnsafePath,
+        DurabilityLost."""
+        waiting = list(bundles)
+        if not waiting:
+            return
+        durable.make_folder(self._root_fd, ABSENT, self._store_path, FOLDER_MODE)
+        with contextlib.ExitStack() as stack:
+            fd = stack.enter_context(self._opened())
+            temps = _open_folder(stack, self._root_fd, BUNDLES, f"{self._store_path}/{BUNDLES}")
+            for bundle in waiting:
+                name, data = _name_of(bundle.bundle_id), encode_note(bundle)
+                durable.write_file(fd, name, data, self.path, temp_fd=temps, replacing=True)
+
+    def drop(self, bundle_ids: Iterable[bytes]) -> None:
+        """Durably remove the notes of those of the versions that have one. Raises StoreIoError, UnsafePath,
+        DurabilityLost."""
+        with contextlib.suppress(FileNotFoundError), self._opened() as fd:
+            removed = [durable.remove(fd, _name_of(one), self.path) for one in bundle_ids]
+            if any(removed):
+                durable.sync_folder(fd, self.path)
+
+    def load(self) -> tuple[dict[bytes, IndexedBundle], dict[bytes, str]]:
+        """What is noted, and the paths of notes that cannot be read, by bundle. Raises UnsafePath, StoreIoError."""
+        found: dict[bytes, IndexedBundle] = {}
+        unread: dict[bytes, str] = {}
+        with contextlib.suppress(FileNotFoundError), self._opened() as fd:
+            for match in filter(None, map(_NAME.fullmatch, sorted(list_names(fd, self.path)))):
+                bundle_id, path = bytes.fromhex(match[1]), f"{self.path}/{match[0]}"
+                try:
+                    found[bundle_id] = decode_note(_read(fd, match[0], path), bundle_id)
+                except FileNotFoundError:
+                    continue  # it went since
+                except (ValueError, TypeError, RecursionError, StoreError):
+                    unread[bundle_id] = path
+        return found, unread
+
+    @contextlib.contextmanager
+    def _opened(self) -> Iterator[int]:
+        with contextlib.ExitStack() as stack:
+            yield _open_folder(stack, self._root_fd, ABSENT, self.path)
+
+
+def encode_note(bundle: IndexedBundle) -> bytes:
+    """The bytes of a version's note: the same row gives the same bytes."""
+    facts = dict(zip(_FACTS, facts_of(bundle.row), strict=True))
+    for name in _DIGESTS:
+        facts[name] = None if facts[name] is None else facts[name].hex()
+    return _FORMAT.encode(
+        {
+            "blocks": b"".join(BLOCK_KEY.pack(key) for key in sorted({block_key(one) for one in bundle.blocks})).hex(),
+            "bundle": bundle.bundle_id.hex(),
+            "needs": b"".join(sorted(set(bundle.refs))).hex(),
+            "row": facts,
+            "state": _STATES[bundle.status],
+        }
+    )
+
+
+def decode_note(data: bytes, bundle_id: bytes) -> IndexedBundle:
+    """What a note says of the version whose name it has. Raises ValueError, TypeError, RecursionError, StoreError for
+    anything that `encode_note` would not have written."""
+    fields = _FORMAT.decode(data, bundle_id.hex())
+    facts: dict[str, Any] = fields["row"] if isinstance(fields.get("row"), dict) else {}
+    for name in _DIGESTS:
+        facts[name] = None if facts.get(name) is None else bytes.fromhex(facts[name])
+    status = {state: status for status, state in _STATES.items()}.get(fields.get("state", ""), "")
+    values = [facts.get(name) for name in _FACTS]
+    if any(type(value) is int and value.bit_length() > 63 for value in values):
+        raise ValueError("a number in it is too large")
+    columns = (status, 0, *values[:3], bundle_id, *values[3:], None, b"")
+    row = row_in((*columns, seal_of(columns)), "")
+    bundle = IndexedBundle(
+        bundle_id, status, row, _cut(fields.get("needs"), 32), _cut(fields.get("blocks"), BLOCK_KEY.size)
+    )
+    if status not in _STATES or encode_note(bundle) != data:
+        raise ValueError("it is not in the form in which it is written")
+    return bundle
+
+
+def _cut(text: Any, size: int) -> tuple[bytes, ...]:
+    data = bytes.fromhex(text)
+    if len(data) % size:
+        raise ValueError("an id in it has another length")
+    return tuple(data[at : at + size] for at in range(0, len(data), size))
+
+
+def _name_of(bundle_id: bytes) -> str:
+    return f"{bundle_id.hex()}.json"
+
+
+def _read(folder_fd: int, name: str, path: str) -> bytes:
+    """The whole file, or one byte more than is allowed."""
+    fd = open_file(folder_fd, name, os.O_RDONLY, path)
+    try:
+        with os.fdopen(fd, "rb", closefd=False) as file:
+            return file.read(MAX_NOTE_BYTES + 1)
+    except OSError as error:
+        raise io_error(error, "read", path) from error
+    finally:
+        os.close(fd)
+
+
+def _open_folder(stack: contextlib.ExitStack, parent_fd: int, name: str, path: str) -> int:
+    fd = open_folder(parent_fd, name, path)
+    stack.callback(os.close, fd)
+    return fd

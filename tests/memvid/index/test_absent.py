@@ -1,0 +1,258 @@
+"""What no bundle tells stands in notes: the index may be removed at any moment, and nothing is lost."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+from pathlib import Path
+
+import pytest
+from store_making import OTHER_URI, URI, bundle_path, contents, expected, sleep
+from torpor.memvid import Store
+from torpor.memvid.errors import BundleMissing, NoSpace, StoreError
+from torpor.memvid.folder.retention import Retention
+from torpor.memvid.format.lossy import Lossy
+from torpor.memvid.format.records import IndexRow
+from torpor.memvid.format.salvaged import Salvaged
+from torpor.memvid.index.absent import AbsentNotes, decode_note, encode_note
+from torpor.memvid.index.rows import ASIDE, LIVE, IndexedBundle
+
+_BUNDLE = bytes(range(32))
+_ROW = IndexRow(
+    URI, 7, _BUNDLE, bytes(32), b"\7" * 32, 600, 4096, 8192, 5, 'a "model", [1]', ("one", "två"), Salvaged(4, 9), 3,
+    Lossy(8, 256),
+)  # fmt: skip
+_NOTED = IndexedBundle(_BUNDLE, ASIDE, _ROW, (b"\1" * 32, b"\2" * 32), (b"\xff" * 8, b"\0" * 8))
+
+
+def lose_index(path: Path) -> None:
+    for file in path.glob("index.sqlite*"):
+        file.unlink()
+
+
+def notes_in(path: Path) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in (path / "absent").glob("*")}
+
+
+def given_up(store: Store, path: Path) -> Path:
+    """A second version that needs the first one's file, which repair has given up because its own is nowhere; and where
+    that file is."""
+    second = sleep(store, 600, before=sleep(store, 300))
+    sleep(store, 300, uri=OTHER_URI, seed=5)
+    away = bundle_path(store, second.bundle_id).rename(path.parent / "away")
+    store.repair()
+    store.close()
+    return away
+
+
+def put_back(path: Path, away: Path, bundle_id: bytes) -> None:
+    away.rename(path / "bundles" / bundle_id.hex()[:2] / f"{bundle_id.hex()}.mvb")
+
+
+@pytest.mark.parametrize(
+    "noted",
+    [
+        _NOTED,
+        dataclasses.replace(_NOTED, status=LIVE, refs=(), blocks=()),
+        dataclasses.replace(
+            _NOTED, row=dataclasses.replace(_ROW, parent=None, labels=(), salvaged=None, unread_tokens=0, lossy=None)
+        ),
+    ],
+)
+def test_a_note_says_what_the_row_says_and_is_read_only_as_it_was_written(noted: IndexedBundle) -> None:
+    data = encode_note(noted)
+    assert decode_note(data, _BUNDLE) == noted
+    for at in range(len(data)):
+        changed = data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
+        with pytest.raises((ValueError, TypeError, StoreError)):
+            decode_note(changed, _BUNDLE)
+    with pytest.raises(ValueError, match="not in the form"):
+        decode_note(data, bytes(32))
+
+
+def test_a_version_that_was_given_up_is_known_without_the_index_with_its_number_and_its_needs(
+    store: Store, store_path: Path
+) -> None:
+    away = given_up(store, store_path)
+    lose_index(store_path)
+    with Store.open(store_path, writable=True) as again:
+        assert again.opening.unreadable == ()
+        assert [row.version for row in again.index.given_up().values()] == [2]
+        assert "ersion 2 of" in again.verify(deep=False).findings[0].message
+        (bundle_id,) = again.index.given_up()
+        assert again.index.refs_of(bundle_id)
+        third = sleep(again, 40)
+        assert third.version == 3
+        again.prune(Retention(keep_last=1), URI)
+        again.gc()
+    put_back(store_path, away, bundle_id)
+    with Store.open(store_path, writable=True) as again:
+        again.repair()
+        with again.open_session(URI, 2) as opened:
+            assert contents(opened) == expected(600)
+        assert again.verify(deep=True).ok
+    Store.open(store_path, writable=True).close()
+    assert notes_in(store_path) == {}
+
+
+@pytest.mark.parametrize("writable", [True, False])
+def test_a_version_that_an_opening_found_missing_is_refused_without_the_index_and_not_replaced(
+    store: Store, store_path: Path, writable: bool
+) -> None:
+    second = sleep(store, 600, before=sleep(store, 300))
+    away = bundle_path(store, second.bundle_id).rename(store_path.parent / "away")
+    store.close()
+    Store.open(store_path, writable=True).close()
+    lose_index(store_path)
+    with Store.open(store_path, writable=writable) as again:
+        assert [one.code for one in again.opening.unreadable] == ["bundle_missing"]
+        assert [row.version for row in again.versions(URI)] == [1, 2]
+        with pytest.raises(BundleMissing):
+            again.open_session(URI)
+        if writable:
+            again.prune(Retention(keep_last=1), URI)
+            again.gc()
+    lose_index(store_path)
+    put_back(store_path, away, second.bundle_id)
+    with Store.open(store_path, writable=True) as again, again.open_session(URI, 2) as opened:
+        assert contents(opened) == expected(600)
+    assert notes_in(store_path) == {}
+
+
+def test_a_store_of_before_there_were_notes_has_them_after_one_opening_wherever_that_is_cut_off(
+    store: Store, store_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for seed in range(3):
+        lost = sleep(store, 40, seed=seed)
+        bundle_path(store, lost.bundle_id).unlink()
+        store.repair()
+    store.close()
+    whole = notes_in(store_path)
+    assert len(whole) == 3
+    shutil.rmtree(store_path / "absent")
+    keep = AbsentNotes.keep
+
+    def one(self: AbsentNotes, bundles: object) -> None:
+        keep(self, list(bundles)[:1])  # type: ignore[call-overload]
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(AbsentNotes, "keep", one)
+        for count in (1, 2, 3):
+            with pytest.raises(KeyboardInterrupt):
+                Store.open(store_path, writable=True)
+            assert len(notes_in(store_path)) == count
+    Store.open(store_path, writable=True).close()
+    assert notes_in(store_path) == whole
+    lose_index(store_path)
+    with Store.open(store_path, writable=True) as again:
+        assert sorted(row.version for row in again.index.given_up().values()) == [1, 2, 3]
+        assert sleep(again, 20).version == 4
+
+
+@pytest.mark.parametrize("how", ["delete", "forget", "empty"])
+def test_a_version_that_leaves_for_good_takes_its_note_with_it_though_the_disk_is_full(
+    store: Store, store_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    given_up(store, store_path)
+    with Store.open(store_path, writable=True) as again:
+        with monkeypatch.context() as patch:
+            patch.setattr("torpor.memvid.disk.durable.write_file", no_room)
+            if how == "delete":
+                again.delete_session(URI)
+            elif how == "forget":
+                again.forget(URI)
+            else:
+                again.empty_quarantine()
+        assert notes_in(store_path) == {}
+    lose_index(store_path)
+    with Store.open(store_path, writable=True) as again:
+        assert again.index.given_up() == {}
+        assert sleep(again, 20).version == (2 if how == "empty" else 1)
+
+
+def no_room(*_: object, **__: object) -> None:
+    raise NoSpace("No room.")
+
+
+def test_a_repair_without_room_for_a_note_gives_nothing_up(
+    store: Store, store_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lost = sleep(store, 300)
+    bundle_path(store, lost.bundle_id).unlink()
+    with monkeypatch.context() as patch:
+        patch.setattr("torpor.memvid.disk.durable.write_file", no_room)
+        with pytest.raises(NoSpace):
+            store.repair()
+    assert store.index.given_up() == {}
+    assert [row.version for row in store.versions(URI)] == [1]
+
+
+def test_a_store_opens_without_room_for_a_note_and_notes_it_the_next_time(
+    store: Store, store_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lost = sleep(store, 300)
+    bundle_path(store, lost.bundle_id).unlink()
+    store.close()
+    with monkeypatch.context() as patch:
+        patch.setattr("torpor.memvid.disk.durable.write_file", no_room)
+        Store.open(store_path, writable=True).close()
+    assert notes_in(store_path) == {}
+    Store.open(store_path, writable=True).close()
+    assert list(notes_in(store_path)) == [f"{lost.bundle_id.hex()}.json"]
+
+
+@pytest.mark.parametrize("damage", [b"", b"{}\n", b"\xff\xff"])
+def test_a_damaged_note_is_written_anew_from_the_index_and_told_without_it(
+    store: Store, store_path: Path, damage: bytes
+) -> None:
+    given_up(store, store_path)
+    ((name, whole),) = notes_in(store_path).items()
+    file = store_path / "absent" / name
+    file.write_bytes(damage)
+    Store.open(store_path, writable=True).close()
+    assert file.read_bytes() == whole
+    file.write_bytes(damage)
+    lose_index(store_path)
+    for _ in range(2):
+        with Store.open(store_path, writable=True) as again:
+            assert [one.path for one in again.opening.unreadable] == [str(file)]
+    assert file.read_bytes() == damage
+    file.write_bytes(whole)
+    with Store.open(store_path, writable=True) as again:
+        assert again.opening.unreadable == ()
+        assert [row.version for row in again.index.given_up().values()] == [2]
+
+
+def test_a_forget_tells_a_damaged_note_of_which_it_cannot_say_whose_it_is(store: Store, store_path: Path) -> None:
+    given_up(store, store_path)
+    (name,) = notes_in(store_path)
+    with Store.open(store_path, writable=True) as again:
+        assert again.forget(OTHER_URI).ok
+        again.delete_session(URI)
+        sleep(again, 300)
+        (store_path / "absent" / name).write_bytes(b"damaged")
+        (store_path / "absent" / name).chmod(0o600)
+        report = again.forget(URI)
+        assert [(one.path, one.code) for one in report.problems] == [
+            (str(store_path / "absent" / name), "cannot_be_told")
+        ]
+
+
+def test_an_index_put_back_from_before_a_repair_learns_what_was_given_up(store: Store, store_path: Path) -> None:
+    second = sleep(store, 600, before=sleep(store, 300))
+    store.close()
+    older = {file.name: file.read_bytes() for file in store_path.glob("index.sqlite*")}
+    bundle_path(store, second.bundle_id).unlink()
+    with Store.open(store_path, writable=True) as again:
+        again.repair()
+        needs = again.index.refs_of(second.bundle_id)
+        third = sleep(again, 40)
+        bundle_path(again, third.bundle_id).unlink()
+        again.repair()
+    for name, data in older.items():
+        (store_path / name).write_bytes(data)
+    with Store.open(store_path, writable=True) as again:
+        assert third.bundle_id in again.index.given_up()
+        assert again.index.refs_of(second.bundle_id) == needs
+        assert sleep(again, 20).version == 4
