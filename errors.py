@@ -5,17 +5,24 @@ Each folder derives one root of its own from `TorporError` (StoreError, Snapshot
 
 from __future__ import annotations
 
+import re
 from typing import Any, ClassVar
 
 
 class TorporError(Exception):
     """An expected failure.
 
-    `code` is stable and names the kind; the message says what is wrong and what to do about it; `details` holds
-    the facts (plain str, int, float, bool, None, and lists or maps of them), which can also be read as attributes.
+    `code` is stable and names the kind: it is the name of the class in small letters, unless the class says another; so
+    who renames a class writes the code as it was into it. The message says what is wrong and what to do about it;
+    `details` holds the facts (plain str, int, float, bool, None, and lists or maps of them), which can also be read as
+    attributes.
     """
 
     code: ClassVar[str] = "error"
+
+    def __init_subclass__(cls) -> None:
+        if "code" not in vars(cls):
+            cls.code = re.sub(r"(?<!^)(?=[A-Z])", "_", cls.__name__).lower()
 
     def __init__(self, message: str, **details: Any) -> None:
         super().__init__(message)

@@ -8,31 +8,21 @@ from ..errors import TorporError
 class CliError(TorporError):
     """Root of what the command line refuses on its own."""
 
-    code = "cli_error"
-
 
 class InvalidUsage(CliError):
     """Arguments that parse one by one but do not make sense together."""
-
-    code = "invalid_usage"
 
 
 class NothingToDo(CliError):
     """A command that needs something to work on was given nothing."""
 
-    code = "nothing_to_do"
-
 
 class UnreadableInput(CliError):
     """A file, standard input or an argument that cannot be read, or not as text."""
 
-    code = "unreadable_input"
-
 
 class OutputFailed(CliError):
     """Standard output or standard error took no more: a full disk, most likely."""
-
-    code = "output_failed"
 
 
 class SystemRefused(CliError):
@@ -50,34 +40,22 @@ class Interrupted(CliError):
 class DoctorFailed(CliError):
     """The inspection of the machine did not come back with a report."""
 
-    code = "doctor_failed"
-
 
 class DaemonStartFailed(CliError):
     """A daemon in the background could not be started."""
-
-    code = "daemon_start_failed"
 
 
 class DaemonStillRunning(CliError):
     """A daemon that was asked to stop has not ended within the time given."""
 
-    code = "daemon_still_running"
-
 
 class DemoDaemonFailed(CliError):
     """A daemon of the demo did not start, or ended when it should not have."""
-
-    code = "demo_daemon_failed"
 
 
 class DemoUnfit(CliError):
     """The document or the model does not fit what the demo wants to show."""
 
-    code = "demo_unfit"
-
 
 class DemoDisproved(CliError):
     """The demo ran to its end, and something that should have been equal was not."""
-
-    code = "demo_disproved"

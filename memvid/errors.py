@@ -20,8 +20,6 @@ PUT_BACK: Final = (
 class StoreError(TorporError):
     """Root of all errors of the store."""
 
-    code: ClassVar[str] = "store_error"
-
 
 # --- names
 
@@ -29,38 +27,26 @@ class StoreError(TorporError):
 class InvalidUri(StoreError):
     """A name that is no session's name by the grammar of `uri.py`."""
 
-    code: ClassVar[str] = "invalid_uri"
-
 
 class SessionNotFound(StoreError):
     """No such session, or not in that version; `suggestions` lists close names, `set_aside` the numbers of versions
     that repair has set aside, if that is why."""
 
-    code: ClassVar[str] = "session_not_found"
-
 
 class AmbiguousVersion(StoreError):
     """A text after the `@` that means more than one version of a session; `candidates` lists them."""
-
-    code: ClassVar[str] = "ambiguous_version"
 
 
 class InvalidTag(StoreError):
     """Not a tag by the grammar of `uri.py`."""
 
-    code: ClassVar[str] = "invalid_tag"
-
 
 class TagTaken(StoreError):
     """The tag names another version of the session, and it was not told to move; `bundle_id` is that version."""
 
-    code: ClassVar[str] = "tag_taken"
-
 
 class MarkNotFound(StoreError):
     """No such tag, or the version is not pinned: nothing to take away."""
-
-    code: ClassVar[str] = "mark_not_found"
 
 
 # --- the store as a whole
@@ -69,37 +55,25 @@ class MarkNotFound(StoreError):
 class NoStore(StoreError):
     """There is no store at that path."""
 
-    code: ClassVar[str] = "no_store"
-
 
 class NotAStore(StoreError):
     """The folder holds something else; nothing in it is touched."""
-
-    code: ClassVar[str] = "not_a_store"
 
 
 class UnsupportedFormat(StoreError):
     """Written by a newer format version; the file stays untouched."""
 
-    code: ClassVar[str] = "unsupported_format"
-
 
 class UnsafePath(StoreError):
     """A link, a device, a FIFO, a second hard link, a foreign owner, or a folder that others may write."""
-
-    code: ClassVar[str] = "unsafe_path"
 
 
 class StoreLocked(StoreError):
     """Another process writes this store; `holder_pid` is information only, the flock decides."""
 
-    code: ClassVar[str] = "store_locked"
-
 
 class LockLost(StoreError):
     """The lock file was replaced under us; this store object writes no more."""
-
-    code: ClassVar[str] = "lock_lost"
 
 
 class ReadOnlyStore(StoreError):
@@ -111,13 +85,9 @@ class ReadOnlyStore(StoreError):
 class StoreClosed(StoreError):
     """The store was closed, or is being closed."""
 
-    code: ClassVar[str] = "store_closed"
-
 
 class NoSpace(StoreError):
     """Disk, quota or file size limit reached; the store is as it was before."""
-
-    code: ClassVar[str] = "no_space"
 
 
 class BudgetExceeded(StoreError):
@@ -126,19 +96,13 @@ class BudgetExceeded(StoreError):
     The store is as it was before. Nothing that frees space is ever refused this way.
     """
 
-    code: ClassVar[str] = "budget_exceeded"
-
 
 class StoreBusy(StoreError):
     """Each try met another operation that had changed what it needed. The store is as it was. Try again."""
 
-    code: ClassVar[str] = "store_busy"
-
 
 class DurabilityLost(StoreError):
     """A flush failed. What the kernel kept is unknown, so nothing is written until the store is opened again."""
-
-    code: ClassVar[str] = "durability_lost"
 
 
 class StoreIoError(StoreError):
@@ -151,8 +115,6 @@ class IndexFailed(StoreIoError):
     """The index does not answer, or takes no change; `reason` says why. The bundles hold all that it is made anew
     from, so nothing is lost with it."""
 
-    code: ClassVar[str] = "index_failed"
-
 
 # --- what callers hand in
 
@@ -160,43 +122,29 @@ class IndexFailed(StoreIoError):
 class TargetExists(StoreError):
     """An export was to be written where something is already; that was left as it is."""
 
-    code: ClassVar[str] = "target_exists"
-
 
 class NoTargetFolder(StoreError):
     """An export was to be written into a folder that is not there; none is made."""
-
-    code: ClassVar[str] = "no_target_folder"
 
 
 class NotTensors(StoreError):
     """A version that was to be written as tensors has slots that cannot become tensors; `slot` is the first."""
 
-    code: ClassVar[str] = "not_tensors"
-
 
 class NameTaken(StoreError):
     """An import or a backup found another session, with another history, under the name."""
-
-    code: ClassVar[str] = "name_taken"
 
 
 class InvalidDraft(StoreError):
     """A version to be written contradicts itself; nothing was written."""
 
-    code: ClassVar[str] = "invalid_draft"
-
 
 class InvalidPolicy(StoreError):
     """A retention, a budget or another setting of maintenance that means nothing; `field` says which part."""
 
-    code: ClassVar[str] = "invalid_policy"
-
 
 class LimitExceeded(StoreError):
     """A size above a named limit of `limits.py`; refused before anything is allocated."""
-
-    code: ClassVar[str] = "limit_exceeded"
 
 
 # --- bytes that are not what was written
@@ -205,67 +153,45 @@ class LimitExceeded(StoreError):
 class Corruption(StoreError):
     """Root of all findings of damage."""
 
-    code: ClassVar[str] = "corruption"
-
 
 class Truncated(Corruption):
     """A file is shorter than its header says."""
-
-    code: ClassVar[str] = "truncated"
 
 
 class TrailingData(Corruption):
     """A file is longer than its header says."""
 
-    code: ClassVar[str] = "trailing_data"
-
 
 class CorruptBundle(Corruption):
     """Damage in a bundle's header, frame heads, manifest or trailer; `part` says where."""
-
-    code: ClassVar[str] = "corrupt_bundle"
 
 
 class CorruptBlock(Corruption):
     """Damage in a block's payload; `block_id`, `slot` and `path` say where."""
 
-    code: ClassVar[str] = "corrupt_block"
-
 
 class CorruptStoreFile(Corruption):
     """store.json is damaged, or another store's. The store stays shut until it is put back or made again."""
-
-    code: ClassVar[str] = "corrupt_store_file"
 
 
 class CorruptMarks(Corruption):
     """The file of tags and pins is damaged. Nothing that removes versions runs until it is repaired."""
 
-    code: ClassVar[str] = "corrupt_marks"
-
 
 class MarksLost(Corruption):
     """The file of tags and pins is gone, and there was one. Nothing that removes versions runs until it is back."""
-
-    code: ClassVar[str] = "marks_lost"
 
 
 class ReadBackFailed(Corruption):
     """What was written did not read back as it was meant; it was not published."""
 
-    code: ClassVar[str] = "read_back_failed"
-
 
 class BundleMissing(Corruption):
     """A version's file is not in the store."""
 
-    code: ClassVar[str] = "bundle_missing"
-
 
 class BlockMissing(Corruption):
     """A bundle does not hold the block that a manifest or a caller says it holds."""
-
-    code: ClassVar[str] = "block_missing"
 
 
 # --- a sound bundle that is not the one that was promised
@@ -274,28 +200,18 @@ class BlockMissing(Corruption):
 class BundleMismatch(Corruption):
     """A file's content has another bundle id than its name."""
 
-    code: ClassVar[str] = "bundle_mismatch"
-
 
 class OwnerMismatch(Corruption):
     """A bundle says another session than its row in the index."""
-
-    code: ClassVar[str] = "owner_mismatch"
 
 
 class VersionMismatch(Corruption):
     """A bundle says another version than its row in the index."""
 
-    code: ClassVar[str] = "version_mismatch"
-
 
 class ParentMismatch(Corruption):
     """A bundle says another parent than its row in the index."""
 
-    code: ClassVar[str] = "parent_mismatch"
-
 
 class IndexMismatch(Corruption):
     """Another fact of the index (identity, token count, …) differs from the bundle; `field` says which."""
-
-    code: ClassVar[str] = "index_mismatch"

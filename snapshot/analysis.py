@@ -135,7 +135,7 @@ def _logits(version: StoredVersion, parent: StoredVersion) -> dict[str, Any]:
     return difference.to_map()
 
 
-FORMAT: Final = "torpor.analysis/1"
+FORMAT: Final = "torpor.analysis/2"
 DEFAULT_KIND: Final = "kv-analysis"
 
 OnProgress = Callable[[int, int], None]
@@ -225,7 +225,7 @@ def _array(version: StoredVersion, array: CacheArray) -> dict[str, Any]:
         sums.add(piece.values, piece.positions)
     outliers = HeadOutliers(sums)
     for piece in version.pieces(array):
-        outliers.add(piece.values, piece.positions)
+        outliers.add(piece.values)
     sizes = {"heads": array.heads, "dim": array.dim, "tokens": sums.count, "first_token": sums.first_token}
     lossy = {"lossy_tokens": version.lossy_tokens(array)}
     return told | sizes | lossy | figures_of(sums, outliers)

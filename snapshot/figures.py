@@ -10,9 +10,6 @@ mean of all x_t, and a sum goes over all tokens that are held. Everything is add
   entropy H = -sum(p_i ln p_i) in nats, and the effective rank exp(H), which is 1 to D.
 - `outliers`: sigma is the standard deviation of all n * D elements; an outlier is an element with |x| > 6 sigma. Their
   count, their share of n * D, the channel that has most of them (the first of several), and how many it has.
-- `far_tokens`: the median is the lower one of all r_t, cut to the precision of bfloat16 (0.8 %), so that a table of
-  fixed size finds it. A token is far if its r_t is below half of the median or above twice. Their count, and the
-  positions of the `FAR_SHOWN` farthest by |log2(r_t / median)|, in order of position. Attention sinks are found so.
 
 A head that holds NaN or infinity has no figures; nor has one what its tokens do not define (see `Undefined`).
 """
@@ -28,15 +25,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 OUTLIER_SIGMAS: Final = 6.0
-FAR_FACTOR: Final = 2.0
-FAR_SHOWN: Final = 8
 # Figures are told to so many digits: the last bits depend on the order in which a library adds up.
 DIGITS: Final = 6
 # A variance below this share of the mean square is what rounding leaves of none.
 _NO_VARIANCE: Final = 1e-13
-# The upper half of a float32, which orders positive numbers: sign, exponent and 7 bits of what follows.
-_HALF_BITS: Final = 16
-_MAGNITUDES: Final = 1 << 15
 # OpenBLAS computes a product of 64 x 64 x 64 on the calling thread.
 _TILE: Final = 64
 
@@ -70,13 +62,13 @@ def rounded(value: float) -> float:
 
 def sums_bytes(heads: int, dim: int) -> int:
     """Bytes that `HeadSums` takes."""
-    return heads * 8 * (dim * dim + 4 * dim + _MAGNITUDES)
+    return heads * 8 * (dim * dim + 4 * dim)
 
 
 class HeadSums:
     """First pass: all that is added up. Pieces come in the order of their positions.
 
-    Memory: for each head D * D + 4 * D numbers, and a table of 256 KiB; nothing grows with the tokens.
+    Memory: for each head D * D + 4 * D numbers; nothing grows with the tokens.
     """
 
     def __init__(self, heads: int, dim: int) -> None:
@@ -92,7 +84,6 @@ class HeadSums:
         self.pair_cosines: Numbers = np.zeros(heads)
         self.directed = np.zeros(heads, dtype=np.int64)
         self.directions: Numbers = np.zeros((heads, dim))
-        self.magnitudes = np.zeros((heads, _MAGNITUDES), dtype=np.int64)
         self._products: Numbers = np.zeros((heads, dim, dim))
         self._last: tuple[int, Numbers] | None = None
 
@@ -122,8 +113,6 @@ class HeadSums:
         larger = highest > self.rms_max
         self.rms_max[larger] = highest[larger]
         self.rms_max_at[larger] = positions[at[larger]]
-        bins = _magnitude(rms)
-        np.add.at(self.magnitudes, (np.arange(self.heads)[:, None], bins), 1)
 
     def _add_directions(self, found: Numbers, squares: Numbers, positions: Positions) -> None:
         lengths = np.sqrt(squares)[..., None]
@@ -149,14 +138,6 @@ class HeadSums:
         variance[variance <= _NO_VARIANCE * self.squares / elements] = 0.0
         return np.asarray(np.sqrt(variance), dtype=np.float64)
 
-    @property
-    def median_rms(self) -> Numbers:
-        """The lower median of each head's r_t, in the precision of bfloat16."""
-        running = self.magnitudes.cumsum(axis=1)
-        bins = (running <= (self.count - 1) // 2).sum(axis=1)
-        found = (bins.astype(np.uint32) << np.uint32(_HALF_BITS)).view(np.float32)
-        return np.asarray(found, dtype=np.float64)
-
     def covariance(self, head: int) -> Numbers:
         """The covariance `[dim, dim]` of one head's vectors."""
         mean = self.sums[head] / self.count
@@ -181,41 +162,19 @@ def _add_outer_products(products: Numbers, vectors: Numbers) -> None:
                 products[:, row : row + _TILE, column : column + _TILE] += tile
 
 
-def _magnitude(values: Numbers) -> NDArray[np.int64]:
-    single = np.minimum(values, float(np.finfo(np.float32).max)).astype(np.float32)
-    return (single.view(np.uint32) >> _HALF_BITS).astype(np.int64)
-
-
 class HeadOutliers:
-    """Second pass: what can only be counted once the whole is known. Memory: D numbers a head, and few positions."""
+    """Second pass: what can only be counted once the whole is known. Memory: D numbers a head."""
 
     def __init__(self, sums: HeadSums) -> None:
         self.sigma = sums.sigma
-        self.median_rms = sums.median_rms
-        self._dim = sums.dim
         self.by_channel = np.zeros((sums.heads, sums.dim), dtype=np.int64)
-        self.far = np.zeros(sums.heads, dtype=np.int64)
-        self.farthest: list[list[tuple[float, int]]] = [[] for _ in range(sums.heads)]
 
-    def add(self, values: NDArray[np.float32], positions: Positions) -> None:
+    def add(self, values: NDArray[np.float32]) -> None:
         """Take in the same pieces as in the first pass."""
         if not values.size:
             return
         found = values.astype(np.float64)
         self.by_channel += (np.abs(found) > OUTLIER_SIGMAS * self.sigma[:, None, None]).sum(axis=1)
-        rms = np.sqrt(np.einsum("htd,htd->ht", found, found) / self._dim)
-        median = self.median_rms[:, None]
-        far = ((rms < median / FAR_FACTOR) | (rms > median * FAR_FACTOR)) & (median > 0)
-        self.far += far.sum(axis=1)
-        for head in np.flatnonzero(far.any(axis=1)):
-            self._keep_farthest(int(head), rms[head, far[head]], positions[far[head]])
-
-    def _keep_farthest(self, head: int, rms: Numbers, positions: Positions) -> None:
-        with np.errstate(divide="ignore"):
-            distance = np.abs(np.log2(rms / self.median_rms[head]))
-        nearest_last = np.lexsort((positions, -distance))[:FAR_SHOWN]
-        met = [(-float(distance[each]), int(positions[each])) for each in nearest_last]
-        self.farthest[head] = sorted([*self.farthest[head], *met])[:FAR_SHOWN]
 
 
 def figures_of(sums: HeadSums, outliers: HeadOutliers) -> dict[str, Any]:
@@ -240,7 +199,6 @@ _GROUPS: Final[dict[str, Sequence[str]]] = {
     "coherence": ("consecutive", "with_mean"),
     "spectrum": ("entropy_nats", "effective_rank"),
     "outliers": ("sigma", "count", "share", "channel", "channel_count"),
-    "far_tokens": ("median_rms", "count", "positions"),
 }
 
 
@@ -253,9 +211,7 @@ def _figures_of_head(
         return _coherence(sums, head, undefined)
     if group == "spectrum":
         return _spectrum(sums, head, undefined)
-    if group == "outliers":
-        return _outliers(sums, outliers, head, undefined)
-    return _far_tokens(sums, outliers, head, undefined)
+    return _outliers(sums, outliers, head, undefined)
 
 
 def _rms(sums: HeadSums, head: int) -> dict[str, Any]:
@@ -309,15 +265,6 @@ def _outliers(sums: HeadSums, outliers: HeadOutliers, head: int, undefined: Unde
         "channel": channel,
         "channel_count": int(by_channel[channel]) if channel is not None else 0,
     }
-
-
-def _far_tokens(sums: HeadSums, outliers: HeadOutliers, head: int, undefined: Undefined) -> dict[str, Any]:
-    median = float(outliers.median_rms[head])
-    if not median:
-        undefined.note("far_tokens", head, "the median is zero")
-        return {"median_rms": 0.0}
-    positions = sorted(position for _, position in outliers.farthest[head])
-    return {"median_rms": rounded(median), "count": int(outliers.far[head]), "positions": positions}
 
 
 class ElementFigures:

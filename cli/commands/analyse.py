@@ -22,7 +22,7 @@ from ..view.formatting import format_id
 from ..view.output import Output, facts_table, neutralise, plain, rows_table
 
 WIDE_COLUMNS = 100  # from here on a terminal is shown all columns
-_LEFT_OUT_IF_NARROW = ("SHAPE", "FAR", "DRIFT")
+_LEFT_OUT_IF_NARROW = ("SHAPE", "DRIFT")
 HEADS_NAMED = 3  # of those with outliers, in a cell
 NONE = "–"
 
@@ -99,7 +99,7 @@ def _facts(document: dict[str, Any]) -> RenderableType:
 
 
 def _rows(document: dict[str, Any], *, narrow: bool) -> RenderableType:
-    names = ("ARRAY", "SHAPE", "RMS", "MAX", "NEXT", "MEAN", "RANK", "FAR", "DRIFT", "OUTLIERS")
+    names = ("ARRAY", "SHAPE", "RMS", "MAX", "NEXT", "MEAN", "RANK", "DRIFT", "OUTLIERS")
     shown = [name for name in names if not (narrow and name in _LEFT_OUT_IF_NARROW)]
     right = tuple(name for name in shown if name not in ("ARRAY", "SHAPE", "OUTLIERS"))
     columns = [f"  {name}" if name == "ARRAY" else name for name in shown]
@@ -133,7 +133,6 @@ def _cells(array: dict[str, Any]) -> dict[str, str]:
         "NEXT": _figure(_mean(array["coherence"]["consecutive"])),
         "MEAN": _figure(_mean(array["coherence"]["with_mean"])),
         "RANK": _figure(_mean(array["spectrum"]["effective_rank"])),
-        "FAR": _most(array["far_tokens"]["count"]),
         "OUTLIERS": _outliers(outliers),
     }
 
@@ -145,11 +144,6 @@ def _mean(values: Sequence[float | None]) -> float | None:
 
 def _figure(value: float | None) -> str:
     return NONE if value is None else f"{value:#.3g}".rstrip(".")
-
-
-def _most(counts: Sequence[int | None]) -> str:
-    told = [count for count in counts if count is not None]
-    return format_count(max(told)) if told else NONE
 
 
 def _peak(rms: dict[str, Any]) -> str:

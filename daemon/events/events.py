@@ -9,6 +9,7 @@ Who publishes and who is told is `bus.py`'s.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Final, Literal
 
@@ -27,13 +28,20 @@ UnloadCause = Literal["asked", "pressure", "unused", "changed"]
 
 Fact = str | int | float | bool | None
 
+_MADE: Final[dict[str, type[Event]]] = {}
+
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Base of all. session: the one that it is about, None where it is about none."""
+    """Base of all. name: that of its class, in small letters, which is a word of the protocol. session: the one that it
+    is about, None where it is about none."""
 
     name: ClassVar[str] = ""
     session: SessionUri | None
+
+    def __init_subclass__(cls) -> None:
+        cls.name = re.sub(r"(?<!^)(?=[A-Z])", "_", cls.__name__).lower()
+        _MADE[cls.name] = cls  # the second time for the class with slots, which takes the place of the first
 
     def facts(self) -> dict[str, Fact]:
         """All that the event tells beside the session, by the names of its fields."""
@@ -45,14 +53,11 @@ class Subscribed(Event):
     """A subscription has begun. From here on it misses only the events that `lost` counts. Told to that subscriber
     only."""
 
-    name: ClassVar[str] = "subscribed"
-
 
 @dataclass(frozen=True, slots=True)
 class Lost(Event):
     """`count` events were dropped, the oldest first, because the subscriber did not take them. Told to it only."""
 
-    name: ClassVar[str] = "lost"
     count: int
 
 
@@ -60,7 +65,6 @@ class Lost(Event):
 class RequestAccepted(Event):
     """A request to read, write, keep or remove something was accepted. verb: its method."""
 
-    name: ClassVar[str] = "request_accepted"
     verb: str
 
 
@@ -68,7 +72,6 @@ class RequestAccepted(Event):
 class RequestQueued(Event):
     """A request has to wait for the session's turn. ahead: how many requests stand before it."""
 
-    name: ClassVar[str] = "request_queued"
     ahead: int
 
 
@@ -76,7 +79,6 @@ class RequestQueued(Event):
 class RequestFinished(Event):
     """A request was carried out."""
 
-    name: ClassVar[str] = "request_finished"
     verb: str
     seconds: float
 
@@ -85,7 +87,6 @@ class RequestFinished(Event):
 class RequestFailed(Event):
     """A request was refused, failed, or was cancelled. code: of the error; `cancelled`, or `internal_error`."""
 
-    name: ClassVar[str] = "request_failed"
     verb: str
     code: str
     seconds: float
@@ -95,7 +96,6 @@ class RequestFailed(Event):
 class SessionCreated(Event):
     """A new, empty session is awake."""
 
-    name: ClassVar[str] = "session_created"
     model: str
 
 
@@ -103,7 +103,6 @@ class SessionCreated(Event):
 class SessionForked(Event):
     """A fork was made, and sleeps. source: the session that it was forked from."""
 
-    name: ClassVar[str] = "session_forked"
     source: SessionUri
     tokens: int
     tokens_prefilled: int
@@ -117,7 +116,6 @@ class SessionFolded(Event):
     """A new, smaller session goes on in the place of an exhausted one, which sleeps. source: the exhausted one;
     tail_tokens: how many of its last tokens the new one has; prefilled_tokens: how many tokens were read."""
 
-    name: ClassVar[str] = "session_folded"
     source: SessionUri
     source_tokens: int
     tokens: int
@@ -132,7 +130,6 @@ class SessionRewound(Event):
     """A session went back to the token at which a transcript leaves it. version: the version that has all its
     tokens."""
 
-    name: ClassVar[str] = "session_rewound"
     version: int
     from_tokens: int
     to_tokens: int
@@ -142,7 +139,6 @@ class SessionRewound(Event):
 class SessionDeleted(Event):
     """A session and all its versions are gone, from memory and from disk."""
 
-    name: ClassVar[str] = "session_deleted"
     versions: int
     bytes_freed: int
 
@@ -151,7 +147,6 @@ class SessionDeleted(Event):
 class PrefixHit(Event):
     """A session that had read nothing took over what another had read. awake: it came from memory."""
 
-    name: ClassVar[str] = "prefix_hit"
     source: SessionUri
     wanted_tokens: int
     cached_tokens: int
@@ -163,7 +158,6 @@ class PrefixHit(Event):
 class PrefillBegan(Event):
     """So many tokens are to be read."""
 
-    name: ClassVar[str] = "prefill_began"
     tokens: int
 
 
@@ -171,7 +165,6 @@ class PrefillBegan(Event):
 class PrefillProgress(Event):
     """A chunk has been read."""
 
-    name: ClassVar[str] = "prefill_progress"
     done_tokens: int
     total_tokens: int
 
@@ -180,7 +173,6 @@ class PrefillProgress(Event):
 class PrefillEnded(Event):
     """Reading has ended. tokens: how many were read into the ledger; 0 where reading failed or was given up."""
 
-    name: ClassVar[str] = "prefill_ended"
     tokens: int
     seconds: float
 
@@ -189,7 +181,6 @@ class PrefillEnded(Event):
 class FirstToken(Event):
     """The first token of a generation is committed. seconds: since the request was accepted."""
 
-    name: ClassVar[str] = "first_token"
     seconds: float
 
 
@@ -197,7 +188,6 @@ class FirstToken(Event):
 class DecodeEnded(Event):
     """A generation has ended. tokens: how many it committed, also where it failed or was given up."""
 
-    name: ClassVar[str] = "decode_ended"
     tokens: int
     seconds: float
 
@@ -207,7 +197,6 @@ class BatchFailed(Event):
     """A model call for several sessions failed. All are as they were. Each goes on alone, so only the failing one is
     refused. code: of the error."""
 
-    name: ClassVar[str] = "batch_failed"
     model: str
     sessions: int
     code: str
@@ -217,7 +206,6 @@ class BatchFailed(Event):
 class SleepBegan(Event):
     """A session is being made durable."""
 
-    name: ClassVar[str] = "sleep_began"
     cause: SleepCause
     tokens: int
 
@@ -226,7 +214,6 @@ class SleepBegan(Event):
 class SleepEnded(Event):
     """The state is durable. bytes_written and blocks_new are 0 where the last version has all of it."""
 
-    name: ClassVar[str] = "sleep_ended"
     cause: SleepCause
     version: int
     tokens: int
@@ -241,7 +228,6 @@ class SleepEnded(Event):
 class SleepFailed(Event):
     """The session stays awake as it was. code: of the error."""
 
-    name: ClassVar[str] = "sleep_failed"
     cause: SleepCause
     code: str
     seconds: float
@@ -253,7 +239,6 @@ class LedgerKept(Event):
     found damage in the blocks below such a ledger. tokens: of the ledger; unread_tokens: those that the next request
     computes again. code: of the error or the damage."""
 
-    name: ClassVar[str] = "ledger_kept"
     version: int
     tokens: int
     unread_tokens: int
@@ -266,7 +251,6 @@ class LedgerRead(Event):
     """The tokens of a kept ledger were computed again. same_logits: the logits behind them are the same to the
     bit."""
 
-    name: ClassVar[str] = "ledger_read"
     tokens: int
     read_tokens: int
     same_logits: bool
@@ -276,7 +260,6 @@ class LedgerRead(Event):
 class WakeBegan(Event):
     """A snapshot is to be read. version: None is the newest."""
 
-    name: ClassVar[str] = "wake_began"
     cause: WakeCause
     version: int | None
 
@@ -285,7 +268,6 @@ class WakeBegan(Event):
 class WakeVerified(Event):
     """The snapshot has been read into memory. hashed: every byte was compared with its digest."""
 
-    name: ClassVar[str] = "wake_verified"
     bytes_read: int
     hashed: bool
     seconds: float
@@ -295,7 +277,6 @@ class WakeVerified(Event):
 class WakeEnded(Event):
     """The state is put back. canary: the verdict; tokens_prefilled: how many tokens had to be computed."""
 
-    name: ClassVar[str] = "wake_ended"
     cause: WakeCause
     version: int
     tokens: int
@@ -310,7 +291,6 @@ class WakeEnded(Event):
 class WakeFailed(Event):
     """Nothing live has changed. code: of the error."""
 
-    name: ClassVar[str] = "wake_failed"
     cause: WakeCause
     code: str
     seconds: float
@@ -321,7 +301,6 @@ class EvictionPlanned(Event):
     """Idle sessions are to sleep and models to be unloaded, so that the request for this session finds memory. Their
     own events tell when they do."""
 
-    name: ClassVar[str] = "eviction_planned"
     wanted_bytes: int
     free_bytes: int
     sessions: int
@@ -332,7 +311,6 @@ class EvictionPlanned(Event):
 class EvictionRefused(Event):
     """This session was to make room and could not be put to sleep. code: of the error."""
 
-    name: ClassVar[str] = "eviction_refused"
     code: str
 
 
@@ -340,7 +318,6 @@ class EvictionRefused(Event):
 class MemoryAwaited(Event):
     """The request for this session waits for memory. ahead: how many requests wait before it."""
 
-    name: ClassVar[str] = "memory_awaited"
     wanted_bytes: int
     free_bytes: int
     ahead: int
@@ -350,7 +327,6 @@ class MemoryAwaited(Event):
 class MemoryGranted(Event):
     """The request has its memory. granted: False where its session has to give way first; it then asks again."""
 
-    name: ClassVar[str] = "memory_granted"
     wanted_bytes: int
     granted: bool
     seconds: float
@@ -360,7 +336,6 @@ class MemoryGranted(Event):
 class MemoryRefused(Event):
     """The request for this session wants more memory than it can ever have."""
 
-    name: ClassVar[str] = "memory_refused"
     wanted_bytes: int
     held_bytes: int
     budget_bytes: int
@@ -370,7 +345,6 @@ class MemoryRefused(Event):
 class ModelLoadBegan(Event):
     """A model is being read into memory. wanted_bytes: what its files say that it takes."""
 
-    name: ClassVar[str] = "model_load_began"
     model: str
     wanted_bytes: int
 
@@ -379,7 +353,6 @@ class ModelLoadBegan(Event):
 class ModelLoaded(Event):
     """A model is ready. weights_bytes: the memory that it takes."""
 
-    name: ClassVar[str] = "model_loaded"
     model: str
     weights_bytes: int
     seconds: float
@@ -389,7 +362,6 @@ class ModelLoaded(Event):
 class ModelLoadFailed(Event):
     """A model could not be loaded. code: of the error, or `cancelled`."""
 
-    name: ClassVar[str] = "model_load_failed"
     model: str
     code: str
     seconds: float
@@ -400,7 +372,6 @@ class ModelUnloaded(Event):
     """A model has left memory. cause: a client asked, others need the room, it was not used, or its
     files have changed and it is to be loaded anew."""
 
-    name: ClassVar[str] = "model_unloaded"
     model: str
     weights_bytes: int
     cause: UnloadCause
@@ -410,7 +381,6 @@ class ModelUnloaded(Event):
 class ModelFilesChanged(Event):
     """The files of a model have changed since it was loaded. policy: refuse or reload."""
 
-    name: ClassVar[str] = "model_files_changed"
     model: str
     policy: str
 
@@ -419,7 +389,6 @@ class ModelFilesChanged(Event):
 class ModelFilesRestored(Event):
     """The files of a model are again those that it was loaded from."""
 
-    name: ClassVar[str] = "model_files_restored"
     model: str
 
 
@@ -427,7 +396,6 @@ class ModelFilesRestored(Event):
 class ConfigurationTakenOver(Event):
     """From now on what the configuration file says holds. waiting: how much of it takes a restart to change."""
 
-    name: ClassVar[str] = "configuration_taken_over"
     waiting: int
 
 
@@ -435,7 +403,6 @@ class ConfigurationTakenOver(Event):
 class ConfigurationRefused(Event):
     """The configuration file was read and is wrong; what it said before holds. code: of the error."""
 
-    name: ClassVar[str] = "configuration_refused"
     code: str
 
 
@@ -443,7 +410,6 @@ class ConfigurationRefused(Event):
 class SessionScrubbed(Event):
     """Every byte that a sleeping session's versions need was read again. damage: how many findings."""
 
-    name: ClassVar[str] = "session_scrubbed"
     bundles: int
     bytes_read: int
     damage: int
@@ -454,7 +420,6 @@ class SessionScrubbed(Event):
 class DamageFound(Event):
     """The scrub found damage in the files of a session. code: of the first finding."""
 
-    name: ClassVar[str] = "damage_found"
     findings: int
     code: str
 
@@ -464,7 +429,6 @@ class SessionHealed(Event):
     """The damaged part was computed again from the stored tokens, and slept as a new version. same_logits: the logits
     behind it are the stored ones to the bit."""
 
-    name: ClassVar[str] = "session_healed"
     version: int
     tokens: int
     recomputed_tokens: int
@@ -477,7 +441,6 @@ class SessionHealed(Event):
 class HealFailed(Event):
     """The damaged part was not computed again. code: of the error."""
 
-    name: ClassVar[str] = "heal_failed"
     code: str
 
 
@@ -486,60 +449,13 @@ class StoreRepaired(Event):
     """A repair has ended. mended: files that are whole again; salvaged: sessions whose beginning it saved;
     quarantined: files that it set aside; problems: how many are left."""
 
-    name: ClassVar[str] = "store_repaired"
     mended: int
     salvaged: int
     quarantined: int
     problems: int
 
 
-EVENTS: Final[tuple[type[Event], ...]] = (
-    Subscribed,
-    Lost,
-    RequestAccepted,
-    RequestQueued,
-    RequestFinished,
-    RequestFailed,
-    SessionCreated,
-    SessionForked,
-    SessionFolded,
-    SessionRewound,
-    SessionDeleted,
-    PrefixHit,
-    PrefillBegan,
-    PrefillProgress,
-    PrefillEnded,
-    FirstToken,
-    DecodeEnded,
-    BatchFailed,
-    SleepBegan,
-    SleepEnded,
-    SleepFailed,
-    LedgerKept,
-    LedgerRead,
-    WakeBegan,
-    WakeVerified,
-    WakeEnded,
-    WakeFailed,
-    EvictionPlanned,
-    EvictionRefused,
-    MemoryAwaited,
-    MemoryGranted,
-    MemoryRefused,
-    ModelLoadBegan,
-    ModelLoaded,
-    ModelLoadFailed,
-    ModelUnloaded,
-    ModelFilesChanged,
-    ModelFilesRestored,
-    ConfigurationTakenOver,
-    ConfigurationRefused,
-    SessionScrubbed,
-    DamageFound,
-    SessionHealed,
-    HealFailed,
-    StoreRepaired,
-)
+EVENTS: Final[tuple[type[Event], ...]] = tuple(_MADE.values())
 EVENT_NAMES: Final = frozenset(event.name for event in EVENTS)
 
 

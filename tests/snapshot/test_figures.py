@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 from torpor.snapshot.figures import (
-    FAR_SHOWN,
     Difference,
     ElementFigures,
     HeadOutliers,
@@ -35,7 +34,7 @@ def figures(values: np.ndarray, positions: Any = None, *, piece: int = 7) -> dic
             sums.add(values[:, start : start + piece], at[start : start + piece])
         outliers = HeadOutliers(sums)
         for start in cuts:
-            outliers.add(values[:, start : start + piece], at[start : start + piece])
+            outliers.add(values[:, start : start + piece])
         found = figures_of(sums, outliers)
     json.dumps(found, allow_nan=False)
     return found
@@ -141,20 +140,6 @@ def test_outliers_are_the_elements_beyond_six_standard_deviations(values: np.nda
     assert found["channel"][1] == 3
 
 
-def test_far_tokens_are_those_below_half_of_the_median_or_above_twice(values: np.ndarray) -> None:
-    found = figures(values)["far_tokens"]
-    for head, vectors in enumerate(values.astype(float)):
-        lengths = np.sqrt((vectors**2).mean(axis=1))
-        lower_median = np.sort(lengths)[(len(lengths) - 1) // 2].astype(np.float32)
-        cut = float((lower_median.view(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32))
-        far = [t for t, length in enumerate(lengths) if length < cut / 2 or length > 2 * cut]
-        farthest = sorted(far, key=lambda t: (-abs(math.log2(lengths[t] / cut)), t))[:FAR_SHOWN]
-        assert found["median_rms"][head] == rounded(cut)
-        assert found["count"][head] == len(far)
-        assert found["positions"][head] == sorted(farthest)
-    assert {0, 41} <= set(found["positions"][2])
-
-
 def test_figures_do_not_depend_on_how_an_array_is_cut(values: np.ndarray) -> None:
     one, other = figures(values, piece=1), figures(values, piece=60)
     assert one.keys() == other.keys()
@@ -170,19 +155,17 @@ def test_one_token_has_norms_and_no_spectrum_and_no_neighbour() -> None:
     assert found["rms"] == {"mean": [3.53553], "max": [3.53553], "max_at": [0]}
     assert found["coherence"] == {"consecutive": [None], "with_mean": [1.0]}
     assert found["spectrum"] == {"entropy_nats": [None], "effective_rank": [None]}
-    assert found["far_tokens"]["count"] == [0]
     assert reason(found, "spectrum") == "its vectors do not vary"
     assert reason(found, "coherence.consecutive") is not None
     assert reason(found, "outliers.channel") == "it has no outliers"
 
 
-def test_zeros_have_no_direction_no_spectrum_and_no_median() -> None:
+def test_zeros_have_no_direction_and_no_spectrum() -> None:
     found = figures(np.zeros((2, 9, 4), dtype=np.float32))
     assert found["rms"] == {"mean": [0.0, 0.0], "max": [0.0, 0.0], "max_at": [0, 0]}
     assert found["coherence"] == {"consecutive": [None] * 2, "with_mean": [None] * 2}
     assert found["outliers"]["count"] == [None] * 2
-    assert found["far_tokens"] == {"median_rms": [0.0] * 2, "count": [None] * 2, "positions": [None] * 2}
-    for figure in ("coherence.consecutive", "coherence.with_mean", "spectrum", "outliers", "far_tokens"):
+    for figure in ("coherence.consecutive", "coherence.with_mean", "spectrum", "outliers"):
         assert reason(found, figure, 1) is not None, figure
 
 
@@ -228,17 +211,18 @@ def test_no_tokens_and_no_elements_give_no_figures() -> None:
     assert headless["rms"] == {"mean": [], "max": [], "max_at": []}
 
 
-def test_what_is_held_does_not_grow_with_the_tokens(values: np.ndarray) -> None:
+def test_what_is_held_does_not_grow_with_the_tokens() -> None:
     def held(sums: HeadSums) -> int:
         return sum(value.nbytes for value in vars(sums).values() if isinstance(value, np.ndarray))
 
-    sums = HeadSums(3, 5)
+    values = np.ones((3, 60, 64), dtype=np.float32)
+    sums = HeadSums(3, 64)
     sums.add(values, np.arange(60))
     once = held(sums)
     for start in range(60, 6000, 60):
         sums.add(values, np.arange(start, start + 60))
     assert held(sums) == once
-    assert once == pytest.approx(sums_bytes(3, 5), rel=0.01)
+    assert once == pytest.approx(sums_bytes(3, 64), rel=0.05)
 
 
 def elements(values: np.ndarray, *, piece: int = 4) -> dict[str, Any]:

@@ -38,7 +38,6 @@ def array(name: str, **changes: Any) -> dict[str, Any]:
             channel=[None, 17, 3, 40],
             channel_count=[0, 9, 1, 5],
         ),
-        "far_tokens": group(median_rms=[1.0] * 4, count=[1, 1, 2, 2], positions=[[0], [0], [0, 5], [0, 5]]),
         "undefined": [],
     } | changes
 
@@ -90,7 +89,7 @@ def drawn(document: dict[str, Any], width: int) -> list[str]:
 def test_a_wide_terminal_is_shown_a_row_for_each_array(document: dict[str, Any]) -> None:
     lines = drawn(document, 120)
     rows = {line.split()[0]: line.split() for line in lines if line.startswith("  ") and line.strip()}
-    assert rows["ARRAY"] == ["ARRAY", "SHAPE", "RMS", "MAX", "NEXT", "MEAN", "RANK", "FAR", "DRIFT", "OUTLIERS"]
+    assert rows["ARRAY"] == ["ARRAY", "SHAPE", "RMS", "MAX", "NEXT", "MEAN", "RANK", "DRIFT", "OUTLIERS"]
     assert rows["0.k"] == (
         [
             "0.k",
@@ -101,7 +100,6 @@ def test_a_wide_terminal_is_shown_a_row_for_each_array(document: dict[str, Any])
             "0.600",
             "0.250",
             "20.2",
-            "2",
             "0.0125",
             "0.10%",
             "h1:c17",
@@ -110,7 +108,7 @@ def test_a_wide_terminal_is_shown_a_row_for_each_array(document: dict[str, Any])
         ]
     )
     assert rows["0.v"][2:4] == ["–", "–"]
-    assert rows["1.a0"] == ["1.a0", "1x4x8", "0.500", "2.25", "–", "–", "–", "–", "–", "none"]
+    assert rows["1.a0"] == ["1.a0", "1x4x8", "0.500", "2.25", "–", "–", "–", "–", "none"]
     assert rows["3.1.k"][1:3] == ["4x600x16", "–"]
     text = "\n".join(lines)
     assert {len(line) for line in lines if "MEAN:" in line or "RANK:" in line} <= set(range(80))
