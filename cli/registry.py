@@ -21,7 +21,15 @@ from ..errors import TorporError
 from .command_list import COMMANDS, Command
 from .errors import Interrupted, InvalidUsage, OutputFailed, SystemRefused, UnreadableInput
 from .exit_codes import OK, USAGE, describe_exit_codes
-from .reach.options import NAMESPACE_PARAMETER, JsonOption, SocketOption, StoreOption, enter_namespace, takes_namespace
+from .reach.options import (
+    NAMESPACE_PARAMETER,
+    JsonOption,
+    SocketOption,
+    StoreOption,
+    enter_namespace,
+    option,
+    takes_namespace,
+)
 from .view.streams import ReaderGone
 
 INTRODUCTION = """Language-model agents with a memory that survives.
@@ -62,10 +70,10 @@ class _Commands(TyperGroup):
 
     def _given_before(self, context: Any) -> list[str]:
         given: list[str] = []
-        for option in self.get_params(context):
-            value = context.params.get(option.name)
-            if option.name in _SHARED and value:
-                given += [option.opts[0]] if value is True else [option.opts[0], str(value)]
+        for each in self.get_params(context):
+            value = context.params.get(each.name)
+            if each.name in _SHARED and value:
+                given += [each.opts[0]] if value is True else [each.opts[0], str(value)]
         return given
 
 
@@ -173,20 +181,18 @@ def _has_half_characters(text: str) -> bool:
 
 def _root(
     context: typer.Context,
-    version: Annotated[bool, typer.Option("--version", help="Show the version and exit.", show_default=False)] = False,
+    version: Annotated[bool, option("--version", "Show the version and exit.")] = False,
     socket: SocketOption = None,
     store: StoreOption = None,
     as_json: JsonOption = False,
     namespace: Annotated[
         str | None,
-        typer.Option(
-            "--namespace",
-            metavar="NAME",
-            show_default=False,
+        option(
+            "--namespace NAME",
+            "Work in this namespace: bare names are names of it, and lists show its sessions.",
             is_eager=True,
             envvar="TORPOR_NAMESPACE",
             callback=enter_namespace,
-            help="Work in this namespace: bare names are names of it, and lists show its sessions.",
         ),
     ] = None,
 ) -> None:

@@ -8,7 +8,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
 from rich.console import Group, RenderableType
 from rich.text import Text
 
@@ -16,7 +15,7 @@ from ...daemon.api.store import AnalysisResult
 from ...memvid.units import format_count, format_plural
 from ..reach.artifacts import ArtifactFile, KindOption, LabelOption, OverwriteOption, require_file
 from ..reach.daemon_link import connect, progress_of
-from ..reach.options import JsonOption, SocketOption, VersionArgument
+from ..reach.options import JsonOption, SocketOption, VersionArgument, option
 from ..view.damage import naming_the_intact
 from ..view.formatting import format_id
 from ..view.output import Output, facts_table, neutralise, plain, rows_table
@@ -26,10 +25,7 @@ _LEFT_OUT_IF_NARROW = ("SHAPE", "DRIFT")
 HEADS_NAMED = 3  # of those with outliers, in a cell
 NONE = "–"
 
-OutOption = Annotated[
-    str | None,
-    typer.Option("--out", metavar="FILE", show_default=False, help="Write the whole document, as JSON, to this file."),
-]
+OutOption = Annotated[str | None, option("--out FILE", "Write the whole document, as JSON, to this file.")]
 
 
 def analyse(

@@ -6,28 +6,24 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from ...daemon.api.reading import AppendResult
 from ...memvid.units import format_count, format_plural
 from ..reach.daemon_link import connect, progress_of, with_session
 from ..reach.generation_options import PriorityOption
 from ..reach.inputs import load_text
 from ..reach.interrupts import ignore_interrupts
-from ..reach.options import JsonOption, ModelOption, NewLabelOption, SessionArgument, SocketOption
+from ..reach.options import JsonOption, ModelOption, NewLabelOption, SessionArgument, SocketOption, argument, option
 from ..view.damage import naming_the_intact
 from ..view.formatting import format_rate, format_seconds
 from ..view.output import Output, plain
 from ..view.wake_remarks import remark_on_branch, remark_on_wake_in_passing
 
-FileOption = Annotated[
-    Path | None, typer.Option("--file", "-f", metavar="PATH", show_default=False, help="Read this file; - is stdin.")
-]
+FileOption = Annotated[Path | None, option("--file -f PATH", "Read this file; - is stdin.")]
 
 
 def append(
     session: SessionArgument,
-    text: Annotated[str | None, typer.Argument(metavar="TEXT", show_default=False, help="What to read.")] = None,
+    text: Annotated[str | None, argument("TEXT", "What to read.")] = None,
     file: FileOption = None,
     priority: PriorityOption = "normal",
     model: ModelOption = None,

@@ -5,22 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from ...memvid.units import format_plural
 from ..errors import Interrupted
 from ..reach.daemon_link import find_daemon
-from ..reach.options import JsonOption, SocketOption, StoreOption
+from ..reach.options import JsonOption, SocketOption, StoreOption, argument
 from ..reach.store_view import choose_store, open_store
 from ..view.output import Output, plain
 from .maintenance_report import result_of, write_report
 
-FolderArgument = Annotated[
-    Path,
-    typer.Argument(
-        metavar="DIR", show_default=False, help="A new or empty folder, or an earlier backup of this store."
-    ),
-]
+FolderArgument = Annotated[Path, argument("DIR", "A new or empty folder, or an earlier backup of this store.")]
 
 
 def backup(

@@ -6,8 +6,6 @@ import sys
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import typer
-
 from ...daemon.api.reading import GenerateResult
 from ...errors import TorporError
 from ...socket_api.client.client import Client, TextStream
@@ -24,26 +22,20 @@ from ..reach.generation_options import (
     sampling_of,
 )
 from ..reach.inputs import load_text, load_transcript
-from ..reach.options import JsonOption, ModelOption, NewLabelOption, SessionArgument, SocketOption
+from ..reach.options import JsonOption, ModelOption, NewLabelOption, SessionArgument, SocketOption, argument, option
 from ..view.damage import naming_the_intact
 from ..view.output import Output, report_error
 from .streaming import finish_generation, stream_to_end
 
 TranscriptOption = Annotated[
     Path | None,
-    typer.Option(
-        "--transcript",
-        metavar="PATH",
-        show_default=False,
-        help="The whole chat, a JSON list of messages; - is stdin.",
-    ),
+    option("--transcript PATH", "The whole chat, a JSON list of messages; - is stdin."),
 ]
 DivergenceOption = Annotated[
     Literal["refuse", "rewind"] | None,
-    typer.Option(
+    option(
         "--on-divergence",
-        show_default=False,
-        help="What becomes of a transcript that is not what the session has: refused, or the session goes back.",
+        "What becomes of a transcript that is not what the session has: refused, or the session goes back.",
     ),
 ]
 PROMPT = "[bold cyan]you ›[/] "
@@ -53,9 +45,7 @@ _FATAL_CODES = frozenset({"daemon_unreachable", "connection_lost", "protocol_err
 
 def chat(
     session: SessionArgument,
-    message: Annotated[
-        str | None, typer.Argument(metavar="MESSAGE", show_default=False, help="One message; without it, a dialogue.")
-    ] = None,
+    message: Annotated[str | None, argument("MESSAGE", "One message; without it, a dialogue.")] = None,
     transcript: TranscriptOption = None,
     on_divergence: DivergenceOption = None,
     max_tokens: MaxTokensOption = None,

@@ -5,20 +5,16 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Annotated
 
-import typer
-
 from ...daemon.api.store import ClearResult
 from ...memvid.units import format_bytes, format_plural
 from ..exit_codes import ERROR, OK, PARTIAL
 from ..reach.consent import YesOption, has_consent
 from ..reach.daemon_link import connect
 from ..reach.interrupts import ignore_interrupts
-from ..reach.options import DryRunOption, JsonOption, NamespaceChoice, SocketOption
+from ..reach.options import DryRunOption, JsonOption, NamespaceChoice, SocketOption, option
 from ..view.output import Output, plain
 
-LabelOption = Annotated[
-    str, typer.Option("--label", metavar="TEXT", show_default=False, help="Every session that has this label.")
-]
+LabelOption = Annotated[str, option("--label TEXT", "Every session that has this label.")]
 
 
 def clear(

@@ -7,32 +7,19 @@ from dataclasses import asdict
 from datetime import datetime
 from typing import Annotated
 
-import typer
-
 from ...daemon.api.events import NoticeEvent
 from ..reach.daemon_link import connect
-from ..reach.options import JsonOption, NamespaceChoice, SocketOption, require_sessions
+from ..reach.options import JsonOption, NamespaceChoice, SocketOption, option, require_sessions
 from ..view.output import Output, plain
 from ..view.streams import require_reader
 
 SessionOption = Annotated[
     str | None,
-    typer.Option(
-        "--session",
-        metavar="SESSION",
-        show_default=False,
-        callback=require_sessions,
-        help="Only what is about this session.",
-    ),
+    option("--session SESSION", "Only what is about this session.", callback=require_sessions),
 ]
 NameOption = Annotated[
     list[str] | None,
-    typer.Option(
-        "--name",
-        metavar="EVENT",
-        show_default=False,
-        help="Only events of this name, such as sleep_ended. Can be repeated.",
-    ),
+    option("--name EVENT", "Only events of this name, such as sleep_ended. Can be repeated."),
 ]
 
 

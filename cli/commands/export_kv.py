@@ -4,20 +4,16 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import typer
-
 from ...memvid.units import format_bytes, format_plural
 from ..errors import Interrupted
 from ..reach.artifacts import KindOption, LabelOption, OverwriteOption, require_file
 from ..reach.interrupts import ignore_interrupts
-from ..reach.options import JsonOption, SocketOption, StoreOption, VersionArgument
+from ..reach.options import JsonOption, SocketOption, StoreOption, VersionArgument, argument
 from ..reach.store_view import choose_store, open_store
 from ..view.damage import naming_the_intact_in
 from ..view.output import Output, plain
 
-TargetArgument = Annotated[
-    str, typer.Argument(metavar="FILE", show_default=False, help="The file to write, such as notes.safetensors.")
-]
+TargetArgument = Annotated[str, argument("FILE", "The file to write, such as notes.safetensors.")]
 
 
 def export_kv(

@@ -12,22 +12,18 @@ from ..errors import InvalidUsage
 from ..reach.daemon_link import connect, progress_of
 from ..reach.generation_options import PriorityOption
 from ..reach.interrupts import ignore_interrupts
-from ..reach.options import JsonOption, NewNameArgument, OwnLabelOption, SessionArgument, SocketOption
+from ..reach.options import JsonOption, NewNameArgument, OwnLabelOption, SessionArgument, SocketOption, option
 from ..view.damage import naming_the_intact
 from ..view.formatting import format_seconds
 from ..view.output import Output, plain
 
-SummaryOption = Annotated[
-    str | None, typer.Option("--summary", metavar="TEXT", show_default=False, help="The summary, in your words.")
-]
+SummaryOption = Annotated[str | None, option("--summary TEXT", "The summary, in your words.")]
 SummariseOption = Annotated[
     int | None,
-    typer.Option(
-        "--summarise",
-        metavar="N",
+    option(
+        "--summarise N",
+        "Have the model write the summary, in at most so many tokens; its context must have room for them.",
         min=1,
-        show_default=False,
-        help="Have the model write the summary, in at most so many tokens; its context must have room for them.",
     ),
 ]
 TailOption = Annotated[

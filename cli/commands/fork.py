@@ -5,24 +5,18 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Annotated
 
-import typer
-
 from ...memvid.units import format_bytes, format_plural
 from ..reach.daemon_link import connect, progress_of
 from ..reach.interrupts import ignore_interrupts
-from ..reach.options import JsonOption, NewNameArgument, OwnLabelOption, SocketOption, VersionArgument
+from ..reach.options import JsonOption, NewNameArgument, OwnLabelOption, SocketOption, VersionArgument, option
 from ..view.damage import naming_the_intact
 from ..view.formatting import format_seconds
 from ..view.output import Output, plain
 
 AtOption = Annotated[
     int | None,
-    typer.Option(
-        "--at",
-        metavar="TOKEN",
-        min=1,
-        show_default=False,
-        help="Begin with only so many of its tokens. What it takes to get there is computed, and told.",
+    option(
+        "--at TOKEN", "Begin with only so many of its tokens. What it takes to get there is computed, and told.", min=1
     ),
 ]
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import typer
-
 from ...daemon.api.reading import GenerateResult
 from ...socket_api.client.client import TextStream
 from ..reach.daemon_link import OnEvent, connect, require_labels, require_model, with_session
@@ -18,21 +16,17 @@ from ..reach.generation_options import (
     TopPOption,
     sampling_of,
 )
-from ..reach.options import JsonOption, ModelOption, NewLabelOption, SessionArgument, SocketOption
+from ..reach.options import JsonOption, ModelOption, NewLabelOption, SessionArgument, SocketOption, argument, option
 from ..view.damage import naming_the_intact
 from ..view.output import Output
 from .streaming import finish_generation, stream_to_end
 
-ProveOption = Annotated[
-    bool, typer.Option("--prove", help="Give a digest of the logits behind every token.", show_default=False)
-]
+ProveOption = Annotated[bool, option("--prove", "Give a digest of the logits behind every token.")]
 
 
 def generate(
     session: SessionArgument,
-    text: Annotated[
-        str | None, typer.Argument(metavar="TEXT", show_default=False, help="Read this first, then go on.")
-    ] = None,
+    text: Annotated[str | None, argument("TEXT", "Read this first, then go on.")] = None,
     max_tokens: MaxTokensOption = None,
     temperature: TemperatureOption = None,
     top_p: TopPOption = None,

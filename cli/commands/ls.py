@@ -6,12 +6,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-
 from ...memvid.disk.location import default_store_path
 from ...memvid.units import format_bytes, format_count
 from ..reach.daemon_link import find_daemon, find_ended_daemon
-from ..reach.options import JsonOption, SocketOption, StoreOption, enter_namespace
+from ..reach.options import JsonOption, SocketOption, StoreOption, argument, enter_namespace
 from ..reach.store_view import (
     describe_holder,
     find_holder,
@@ -28,12 +26,7 @@ WIDE_COLUMNS = 110  # from this terminal width on, bundle ids, times and labels 
 
 NamespaceArgument = Annotated[
     str | None,
-    typer.Argument(
-        metavar="NAMESPACE",
-        show_default=False,
-        callback=enter_namespace,
-        help="Only the sessions of this namespace.",
-    ),
+    argument("NAMESPACE", "Only the sessions of this namespace.", callback=enter_namespace),
 ]
 MARKS = {  # by the field of a session: the mark behind its state, its style, and what it means
     "dirty": ("*", "default", "changed since it last slept"),

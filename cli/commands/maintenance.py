@@ -9,20 +9,14 @@ import typer
 from ...daemon.api.limits import MAX_DAYS
 from ...daemon.api.store import Operation
 from ..errors import InvalidUsage
-from ..reach.options import DryRunOption, JsonOption, OnlySessionArgument, SocketOption, WrittenStoreOption
+from ..reach.options import DryRunOption, JsonOption, OnlySessionArgument, SocketOption, WrittenStoreOption, option
 from ..view.output import Output
 from .maintenance_report import write_report
 from .upkeep import Order, carry_out
 
 ColdAfterOption = Annotated[
     float | None,
-    typer.Option(
-        "--cold-after-days",
-        min=0,
-        metavar="D",
-        show_default=False,
-        help="Pack what is older than D days tighter.",
-    ),
+    option("--cold-after-days D", "Pack what is older than D days tighter.", min=0),
 ]
 
 
@@ -36,19 +30,10 @@ def _require_days(days: float | None) -> float | None:
     return days
 
 
-KeepLastOption = Annotated[
-    int | None,
-    typer.Option("--keep-last", min=1, metavar="N", show_default=False, help="Keep the N newest of each session."),
-]
+KeepLastOption = Annotated[int | None, option("--keep-last N", "Keep the N newest of each session.", min=1)]
 KeepDaysOption = Annotated[
     float | None,
-    typer.Option(
-        "--keep-days",
-        callback=_require_days,
-        metavar="D",
-        show_default=False,
-        help="Keep what slept in the D days before the newest of its session.",
-    ),
+    option("--keep-days D", "Keep what slept in the D days before the newest of its session.", callback=_require_days),
 ]
 
 

@@ -5,27 +5,28 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Annotated
 
-import typer
-
 from ...daemon.api.store import MarksResult
 from ...memvid.uri import require_tag
 from ..reach.interrupts import ignore_interrupts
-from ..reach.options import JsonOption, SessionArgument, SocketOption, VersionArgument, WrittenStoreOption
+from ..reach.options import (
+    JsonOption,
+    SessionArgument,
+    SocketOption,
+    VersionArgument,
+    WrittenStoreOption,
+    argument,
+    option,
+)
 from ..view.output import Output, plain
 from .upkeep import Mark, set_mark
 
 TagArgument = Annotated[
     str,
-    typer.Argument(
-        metavar="TAG",
-        show_default=False,
-        callback=require_tag,
-        help="1 to 64 letters, digits, '.', '_' or '-', beginning with a letter.",
-    ),
+    argument("TAG", "1 to 64 letters, digits, '.', '_' or '-', beginning with a letter.", callback=require_tag),
 ]
 
 
-MoveOption = Annotated[bool, typer.Option("--move", help="Take it from the version that has it.", show_default=False)]
+MoveOption = Annotated[bool, option("--move", "Take it from the version that has it.")]
 
 
 def tag(

@@ -5,23 +5,19 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Annotated, Any, Literal
 
-import typer
-
 from ...daemon.api.process import ModelInfo
 from ...memvid.units import format_bytes, format_count
 from ..errors import InvalidUsage
 from ..reach.daemon_link import connect
-from ..reach.options import JsonOption, SocketOption
+from ..reach.options import JsonOption, SocketOption, argument
 from ..view.formatting import format_seconds
 from ..view.output import Output, plain, rows_table
 
 ActionArgument = Annotated[
     Literal["load", "unload"] | None,
-    typer.Argument(metavar="[load|unload]", show_default=False, help="Load the model NAME, or unload it."),
+    argument("[load|unload]", "Load the model NAME, or unload it."),
 ]
-NameArgument = Annotated[
-    str | None, typer.Argument(metavar="NAME", show_default=False, help="Which model is to be loaded or unloaded.")
-]
+NameArgument = Annotated[str | None, argument("NAME", "Which model is to be loaded or unloaded.")]
 
 
 def models(

@@ -13,7 +13,7 @@ from ...daemon.api.store import MaintenanceProblem
 from ...socket_api.errors import RemoteError
 from ..errors import InvalidUsage
 from ..reach.daemon_link import connect
-from ..reach.options import DryRunOption, JsonOption, OnlySessionArgument, SocketOption
+from ..reach.options import DryRunOption, JsonOption, OnlySessionArgument, SocketOption, option
 from ..view.damage import add_suggestion
 from ..view.output import Output
 from .maintenance_report import write_report
@@ -29,12 +29,8 @@ def _require_days(days: float | None) -> float | None:
 BitsOption = Annotated[Literal["8", "4"], typer.Option("--bits", help="In how many bits each number is kept.")]
 AfterOption = Annotated[
     float | None,
-    typer.Option(
-        "--after",
-        callback=_require_days,
-        metavar="DAYS",
-        show_default=False,
-        help="Only what has slept for so many days; with no SESSION, all that has.",
+    option(
+        "--after DAYS", "Only what has slept for so many days; with no SESSION, all that has.", callback=_require_days
     ),
 ]
 

@@ -5,28 +5,18 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Annotated
 
-import typer
-
 from ..errors import InvalidUsage
 from ..reach.daemon_link import connect, progress_of
 from ..reach.generation_options import SeedOption, TemperatureOption, TopPOption, sampling_of
-from ..reach.options import JsonOption, SessionArgument, SocketOption
+from ..reach.options import JsonOption, SessionArgument, SocketOption, option
 from ..view.damage import naming_the_intact
 from ..view.output import Output, plain
 
-TopKOption = Annotated[
-    int | None,
-    typer.Option("--top-k", min=0, metavar="N", show_default=False, help="Draw from the N likeliest; 0: from all."),
-]
-MinPOption = Annotated[
-    float | None,
-    typer.Option("--min-p", min=0, max=1, metavar="X", show_default=False, help="Leave out what is X times rarer."),
-]
+TopKOption = Annotated[int | None, option("--top-k N", "Draw from the N likeliest; 0: from all.", min=0)]
+MinPOption = Annotated[float | None, option("--min-p X", "Leave out what is X times rarer.", min=0, max=1)]
 PenaltyOption = Annotated[
     float | None,
-    typer.Option(
-        "--repetition-penalty", min=0, metavar="X", show_default=False, help="Above 1, what was just said gets rarer."
-    ),
+    option("--repetition-penalty X", "Above 1, what was just said gets rarer.", min=0),
 ]
 
 

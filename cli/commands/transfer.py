@@ -14,7 +14,16 @@ from ...memvid.units import format_bytes, format_plural
 from ..errors import Interrupted, InvalidUsage, UnreadableInput
 from ..reach.artifacts import OverwriteOption, require_file
 from ..reach.interrupts import ignore_interrupts
-from ..reach.options import JsonOption, SocketOption, StoreOption, VersionArgument, WrittenStoreOption, require_sessions
+from ..reach.options import (
+    JsonOption,
+    SocketOption,
+    StoreOption,
+    VersionArgument,
+    WrittenStoreOption,
+    argument,
+    option,
+    require_sessions,
+)
 from ..reach.store_view import choose_store, open_store
 from ..view.damage import naming_the_intact_in
 from ..view.formatting import format_id
@@ -28,20 +37,12 @@ def _require_name(context: typer.Context, value: str | None) -> str | list[str] 
     return require_sessions(context, value)
 
 
-TargetArgument = Annotated[
-    str, typer.Argument(metavar="FILE", show_default=False, help="The file to write, such as notes.mvb.")
-]
-SourceArgument = Annotated[
-    Path, typer.Argument(metavar="FILE", show_default=False, help="A file that export has written.")
-]
+TargetArgument = Annotated[str, argument("FILE", "The file to write, such as notes.mvb.")]
+SourceArgument = Annotated[Path, argument("FILE", "A file that export has written.")]
 AsOption = Annotated[
     str | None,
-    typer.Option(
-        "--as",
-        metavar="NAME",
-        show_default=False,
-        callback=_require_name,
-        help="Take it under this name instead of its own. Its own name changes nothing.",
+    option(
+        "--as NAME", "Take it under this name instead of its own. Its own name changes nothing.", callback=_require_name
     ),
 ]
 

@@ -8,14 +8,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Annotated, Any
 
-import typer
 from rich.console import RenderableType
 from rich.text import Text
 
 from ...memvid.format.records import VerifyReport
 from ...memvid.units import format_bytes, format_plural
 from ..exit_codes import INTEGRITY, OK
-from ..reach.options import JsonOption, OnlySessionArgument, SocketOption, StoreOption
+from ..reach.options import JsonOption, OnlySessionArgument, SocketOption, StoreOption, option
 from ..reach.store_view import choose_store, load_uri, open_store
 from ..view.damage import OF_NO_VERSION, explain_findings
 from ..view.formatting import format_seconds
@@ -25,7 +24,7 @@ VERSIONS_SHOWN = 8  # of those that a finding concerns; JSON has them all
 REMEDIES_SHOWN = 3
 _NAMES_A_BUNDLE = re.compile(r"/[0-9a-f]{64}\.mv[br]\b", re.ASCII)
 
-DeepOption = Annotated[bool, typer.Option("--deep", help="Read and hash every byte.", show_default=False)]
+DeepOption = Annotated[bool, option("--deep", "Read and hash every byte.")]
 
 
 def verify(

@@ -5,47 +5,34 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Annotated
 
-import typer
-
 from ...memvid.units import format_bytes, format_count, format_plural
 from ...memvid.uri import VERSION_MARK
 from ..errors import InvalidUsage
 from ..reach.daemon_link import connect, progress_of
 from ..reach.interrupts import ignore_interrupts
-from ..reach.options import JsonOption, SocketOption, VersionArgument
+from ..reach.options import JsonOption, SocketOption, VersionArgument, option
 from ..view.damage import naming_the_intact
 from ..view.formatting import format_seconds
 from ..view.output import Output, plain
 from ..view.wake_remarks import remark_on_look, remark_on_wake, write_plan
 
-VersionOption = Annotated[
-    str | None,
-    typer.Option("--version", metavar="VERSION", show_default=False, help="As behind the @: an earlier sleep."),
-]
+VersionOption = Annotated[str | None, option("--version VERSION", "As behind the @: an earlier sleep.")]
 AtOption = Annotated[
     int | None,
-    typer.Option(
-        "--at",
-        metavar="TOKEN",
+    option(
+        "--at TOKEN",
+        "With only so many of its tokens: as it was then. What it takes to get there is computed, and told.",
         min=1,
-        show_default=False,
-        help="With only so many of its tokens: as it was then. What it takes to get there is computed, and told.",
     ),
 ]
 StrictOption = Annotated[
     bool,
-    typer.Option(
-        "--strict",
-        show_default=False,
-        help="Refuse it too if another device, BLAS or version of a library computed it.",
-    ),
+    option("--strict", "Refuse it too if another device, BLAS or version of a library computed it."),
 ]
 PlanOption = Annotated[
     bool,
-    typer.Option(
-        "--plan",
-        show_default=False,
-        help="Say what the wake would do and how long it would take here, by what was measured, and do nothing.",
+    option(
+        "--plan", "Say what the wake would do and how long it would take here, by what was measured, and do nothing."
     ),
 ]
 _CANARY = {

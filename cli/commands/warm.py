@@ -5,15 +5,13 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Annotated
 
-import typer
-
 from ...daemon.api.waking import Warmed
 from ...memvid.units import format_plural
 from ..errors import InvalidUsage
 from ..exit_codes import OK, PARTIAL
 from ..reach.daemon_link import connect, progress_of
 from ..reach.interrupts import ignore_interrupts
-from ..reach.options import JsonOption, LabelChoice, NamespaceChoice, SocketOption, require_sessions
+from ..reach.options import JsonOption, LabelChoice, NamespaceChoice, SocketOption, argument, require_sessions
 from ..view.output import Output, plain
 
 WHY_LEFT = {
@@ -22,12 +20,7 @@ WHY_LEFT = {
 }
 SessionsToWarm = Annotated[
     list[str] | None,
-    typer.Argument(
-        metavar="[SESSION]...",
-        show_default=False,
-        callback=require_sessions,
-        help="NAME, NAMESPACE/NAME or torpor://NAMESPACE/NAME.",
-    ),
+    argument("[SESSION]...", "NAME, NAMESPACE/NAME or torpor://NAMESPACE/NAME.", callback=require_sessions),
 ]
 
 

@@ -17,7 +17,7 @@ import typer
 
 from ..errors import DemoDisproved, InvalidUsage
 from ..reach.inputs import load_text
-from ..reach.options import JsonOption
+from ..reach.options import JsonOption, option
 from ..view.output import Output, plain
 from .report import render_report
 from .story import Demo, Settings
@@ -26,18 +26,11 @@ SIGNAL_STATUS = 128  # what a shell reports of a process that a signal ended is 
 
 DEFAULT_DOCUMENT = Path(argparse.__file__)  # about 100 kB of prose and code, in every Python, alike in all versions
 
-DocumentOption = Annotated[
-    Path | None,
-    typer.Option(
-        "--document", metavar="PATH", show_default=False, help="Read this text; default: Python's argparse.py."
-    ),
-]
+DocumentOption = Annotated[Path | None, option("--document PATH", "Read this text; default: Python's argparse.py.")]
 CountOption = Annotated[
     int, typer.Option("--max-tokens", "-n", min=64, max=512, metavar="N", help="Tokens before the sleep, and after.")
 ]
-KeepOption = Annotated[
-    bool, typer.Option("--keep", help="Keep the demo's folder: store and daemon logs.", show_default=False)
-]
+KeepOption = Annotated[bool, option("--keep", "Keep the demo's folder: store and daemon logs.")]
 
 
 def demo(

@@ -8,12 +8,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from ...daemon.api.limits import MAX_KIND_CHARS, MAX_LABEL_CHARS, MAX_LABELS
 from ...memvid.disk.targets import new_file, require_target
 from ...memvid.folder.store_file import open_existing_root
 from ..errors import InvalidUsage
+from .options import option
 
 
 def _require_kind(value: str | None) -> str | None:
@@ -31,25 +30,16 @@ def _require_labels(value: list[str] | None) -> list[str] | None:
     return value
 
 
-KindOption = Annotated[
-    str | None,
-    typer.Option(
-        "--kind", metavar="KIND", show_default=False, callback=_require_kind, help="What it is called, to be found by."
-    ),
-]
+KindOption = Annotated[str | None, option("--kind KIND", "What it is called, to be found by.", callback=_require_kind)]
 LabelOption = Annotated[
     list[str] | None,
-    typer.Option(
-        "--label",
-        metavar="LABEL",
-        show_default=False,
+    option(
+        "--label LABEL",
+        "A label of it, instead of the session's, the model's name and the version. May be given several times.",
         callback=_require_labels,
-        help="A label of it, instead of the session's, the model's name and the version. May be given several times.",
     ),
 ]
-OverwriteOption = Annotated[
-    bool, typer.Option("--overwrite", show_default=False, help="Replace a file that is there already.")
-]
+OverwriteOption = Annotated[bool, option("--overwrite", "Replace a file that is there already.")]
 
 
 def require_file(target: str, command: str) -> str:

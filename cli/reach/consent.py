@@ -8,8 +8,9 @@ from typing import Annotated
 import typer
 
 from ..errors import InvalidUsage
+from .options import option
 
-YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.", show_default=False)]
+YesOption = Annotated[bool, option("--yes -y", "Do not ask.")]
 
 
 def has_consent(question: str, verb: str, *, as_json: bool) -> bool:

@@ -4,24 +4,20 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-import typer
-
 from ...daemon.api.limits import MAX_GENERATED_TOKENS, MAX_STOP_CHARS, MAX_STOPS
 from ...daemon.api.records import Priority
 from ...daemon.api.sampling import Sampling
 from ...daemon.errors import InvalidSampling
 from ..errors import InvalidUsage
+from .options import option
 
 MaxTokensOption = Annotated[
     int | None,
-    typer.Option(
-        "--max-tokens",
-        "-n",
+    option(
+        "--max-tokens -n N",
+        "Write at most N tokens. Default: 512, or what still fits into the context.",
         min=1,
         max=MAX_GENERATED_TOKENS,
-        metavar="N",
-        show_default=False,
-        help="Write at most N tokens. Default: 512, or what still fits into the context.",
     ),
 ]
 
@@ -37,29 +33,16 @@ def _require_stops(stops: list[str] | None) -> list[str] | None:
 
 StopOption = Annotated[
     list[str] | None,
-    typer.Option(
-        "--stop",
-        metavar="TEXT",
-        show_default=False,
+    option(
+        "--stop TEXT",
+        "End when the model writes this. It stays in the session's context but is not shown. Can be repeated.",
         callback=_require_stops,
-        help="End when the model writes this. It stays in the session's context but is not shown. Can be repeated.",
     ),
 ]
-PriorityOption = Annotated[
-    Priority,
-    typer.Option("--priority", show_default=False, help="background gives way to normal requests. Default: normal."),
-]
-TemperatureOption = Annotated[
-    float | None,
-    typer.Option("--temperature", "-t", min=0, metavar="X", show_default=False, help="0 takes the likeliest token."),
-]
-TopPOption = Annotated[
-    float | None,
-    typer.Option("--top-p", min=0, max=1, metavar="X", show_default=False, help="Draw from the likeliest X of 1."),
-]
-SeedOption = Annotated[
-    int | None, typer.Option("--seed", min=0, metavar="N", show_default=False, help="Start of the random numbers.")
-]
+PriorityOption = Annotated[Priority, option("--priority", "background gives way to normal requests. Default: normal.")]
+TemperatureOption = Annotated[float | None, option("--temperature -t X", "0 takes the likeliest token.", min=0)]
+TopPOption = Annotated[float | None, option("--top-p X", "Draw from the likeliest X of 1.", min=0, max=1)]
+SeedOption = Annotated[int | None, option("--seed N", "Start of the random numbers.", min=0)]
 
 
 def sampling_of(**given: float | int | None) -> Sampling | None:

@@ -4,13 +4,28 @@ from __future__ import annotations
 
 import inspect
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from ...memvid.uri import DEFAULT_NAMESPACE, VERSION_MARK, SessionUri, parse_reference, parse_version_reference
 from ...socket_api.wire.naming import name_in
 from ..errors import InvalidUsage
+
+
+def option(words: str, help: str, **more: Any) -> Any:
+    """Declare an option. words: its flags, and at last, in capitals, what stands for its value. No default is shown:
+    where it matters, the help says it. more: as of `typer.Option`."""
+    flags = [word for word in words.split() if word.startswith("-")]
+    return typer.Option(
+        *flags, metavar=" ".join(words.split()[len(flags) :]) or None, show_default=False, help=help, **more
+    )
+
+
+def argument(metavar: str, help: str, **more: Any) -> Any:
+    """Declare an argument, as `option` does an option."""
+    return typer.Argument(metavar=metavar, show_default=False, help=help, **more)
+
 
 _HINTS = {
     "rm": "torpor prune removes earlier versions.",
@@ -68,96 +83,54 @@ def _name_in(context: typer.Context, text: str) -> str:
     return text if namespace is None else name_in(namespace, text)
 
 
-JsonOption = Annotated[
-    bool, typer.Option("--json", help="Write one JSON document (with schema_version) to stdout.", show_default=False)
-]
-SocketOption = Annotated[
-    Path | None,
-    typer.Option(
-        "--socket", metavar="PATH", show_default=False, help="The daemon's Unix socket, if not $TORPOR_SOCKET."
-    ),
-]
+JsonOption = Annotated[bool, option("--json", "Write one JSON document (with schema_version) to stdout.")]
+SocketOption = Annotated[Path | None, option("--socket PATH", "The daemon's Unix socket, if not $TORPOR_SOCKET.")]
 StoreOption = Annotated[
     Path | None,
-    typer.Option(
-        "--store",
-        metavar="PATH",
-        show_default=False,
-        help="Read this store's files directly, whether or not a daemon runs.",
-    ),
+    option("--store PATH", "Read this store's files directly, whether or not a daemon runs."),
 ]
 WrittenStoreOption = Annotated[
     Path | None,
-    typer.Option(
-        "--store",
-        metavar="PATH",
-        show_default=False,
-        help="Work on this store's files directly; no daemon may have it.",
-    ),
+    option("--store PATH", "Work on this store's files directly; no daemon may have it."),
 ]
-DryRunOption = Annotated[
-    bool, typer.Option("--dry-run", help="Say what would be done, and change nothing.", show_default=False)
-]
+DryRunOption = Annotated[bool, option("--dry-run", "Say what would be done, and change nothing.")]
 SessionArgument = Annotated[
     str,
-    typer.Argument(
-        metavar="SESSION",
-        show_default=False,
-        callback=require_sessions,
-        help="NAME, NAMESPACE/NAME or torpor://NAMESPACE/NAME.",
-    ),
+    argument("SESSION", "NAME, NAMESPACE/NAME or torpor://NAMESPACE/NAME.", callback=require_sessions),
 ]
 OnlySessionArgument = Annotated[
     str | None,
-    typer.Argument(
-        metavar="SESSION",
-        show_default=False,
-        callback=require_sessions,
-        help="Only this session; otherwise all.",
-    ),
+    argument("SESSION", "Only this session; otherwise all.", callback=require_sessions),
 ]
 SessionsArgument = Annotated[
     list[str],
-    typer.Argument(
-        metavar="SESSION...",
-        show_default=False,
-        callback=require_sessions,
-        help="NAME, NAMESPACE/NAME or torpor://NAMESPACE/NAME.",
-    ),
+    argument("SESSION...", "NAME, NAMESPACE/NAME or torpor://NAMESPACE/NAME.", callback=require_sessions),
 ]
 VersionArgument = Annotated[
     str,
-    typer.Argument(
-        metavar="SESSION[@VERSION]",
-        show_default=False,
+    argument(
+        "SESSION[@VERSION]",
+        "A session, and which version of it: a number, a tag, or 8 or more digits of its bundle id.",
         callback=_require_version,
-        help="A session, and which version of it: a number, a tag, or 8 or more digits of its bundle id.",
     ),
 ]
-LabelChoice = Annotated[
-    str | None,
-    typer.Option("--label", metavar="TEXT", show_default=False, help="The sessions that have this label."),
-]
+LabelChoice = Annotated[str | None, option("--label TEXT", "The sessions that have this label.")]
 NamespaceChoice = Annotated[
     str | None,
-    typer.Option(
-        "--namespace",
-        metavar="NAME",
-        show_default=False,
+    option(
+        "--namespace NAME",
+        "Only the sessions of this namespace, and bare names in it.",
         is_eager=True,
         callback=enter_namespace,
-        help="Only the sessions of this namespace, and bare names in it.",
     ),
 ]
 NamespaceOption = Annotated[
     str | None,
-    typer.Option(
-        "--namespace",
-        metavar="NAME",
-        show_default=False,
+    option(
+        "--namespace NAME",
+        f"Where a bare name is looked for, if not in $TORPOR_NAMESPACE or {DEFAULT_NAMESPACE}.",
         is_eager=True,
         callback=enter_namespace,
-        help=f"Where a bare name is looked for, if not in $TORPOR_NAMESPACE or {DEFAULT_NAMESPACE}.",
     ),
 ]
 NAMESPACE_PARAMETER = inspect.Parameter(
@@ -172,31 +145,13 @@ def takes_namespace(signature: inspect.Signature) -> bool:
     return reads and not any("--namespace" in (info.param_decls or ()) for info in infos)
 
 
-NewNameArgument = Annotated[
-    str,
-    typer.Argument(
-        metavar="NAME", show_default=False, callback=require_sessions, help="What the new session is to be called."
-    ),
-]
-ModelOption = Annotated[
-    str | None,
-    typer.Option("--model", metavar="NAME", show_default=False, help="The model of a session that does not exist yet."),
-]
+NewNameArgument = Annotated[str, argument("NAME", "What the new session is to be called.", callback=require_sessions)]
+ModelOption = Annotated[str | None, option("--model NAME", "The model of a session that does not exist yet.")]
 NewLabelOption = Annotated[
     list[str] | None,
-    typer.Option(
-        "--label",
-        metavar="TEXT",
-        show_default=False,
-        help="A label of a session that does not exist yet. Can be repeated.",
-    ),
+    option("--label TEXT", "A label of a session that does not exist yet. Can be repeated."),
 ]
 OwnLabelOption = Annotated[
     list[str] | None,
-    typer.Option(
-        "--label",
-        metavar="TEXT",
-        show_default=False,
-        help="A label of its own instead of the other's. Can be repeated.",
-    ),
+    option("--label TEXT", "A label of its own instead of the other's. Can be repeated."),
 ]

@@ -10,8 +10,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-
 from ... import __version__
 from ...errors import TorporError
 from ...memvid.disk.location import default_store_path, named_store_path
@@ -23,7 +21,7 @@ from ..errors import DoctorFailed
 from ..exit_codes import INTEGRITY, OK
 from ..reach.background import default_log_path
 from ..reach.daemon_link import find_ended_daemon, find_mismatch, nobody_is_there
-from ..reach.options import JsonOption, SocketOption, StoreOption
+from ..reach.options import JsonOption, SocketOption, StoreOption, option
 from ..reach.store_view import describe_holder, find_holder, open_store
 from ..view.formatting import format_seconds
 from ..view.output import Output, facts_table, plain
@@ -34,11 +32,7 @@ MAX_STDERR_CHARS = 600  # of a failed examination's last words that are shown
 
 CheckModelsOption = Annotated[
     bool,
-    typer.Option(
-        "--check-models",
-        show_default=False,
-        help="Read every model file that was ever served, and name those that changed unseen.",
-    ),
+    option("--check-models", "Read every model file that was ever served, and name those that changed unseen."),
 ]
 CHANGED_UNSEEN = "changed_unseen"
 

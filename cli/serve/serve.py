@@ -19,24 +19,16 @@ from ...socket_api.wire.listener import require_free
 from ..errors import InvalidUsage
 from ..exit_codes import OK
 from ..reach import background
-from ..reach.options import JsonOption
+from ..reach.options import JsonOption, option
 from ..view.output import Output, plain, write_failure
 from .serve_parameters import arguments_of, given_of, takes
 
-DetachOption = Annotated[
-    bool,
-    typer.Option("--detach", "-d", show_default=False, help="Start it in the background, and return when it answers."),
-]
+DetachOption = Annotated[bool, option("--detach -d", "Start it in the background, and return when it answers.")]
 
 
 LogOption = Annotated[
     Path | None,
-    typer.Option(
-        "--log",
-        metavar="PATH",
-        show_default=False,
-        help="Where a detached daemon writes. Default: what torpor doctor names.",
-    ),
+    option("--log PATH", "Where a detached daemon writes. Default: what torpor doctor names."),
 ]
 
 
