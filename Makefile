@@ -24,9 +24,10 @@ demo: install ## an agent reads, sleeps, loses its process to SIGKILL, wakes, an
 	@$(BIN)/torpor demo
 
 # Half of what the tests wait for is programs that start: two files at a time are ready sooner, on two cores too. The
-# sweeps in full take memory and cores of their own, and run alone.
+# sweeps in full take memory and cores of their own, and run alone. With two at a time, each computes on one thread of the
+# BLAS: threads that wait for each other took a third of the time. `make demo` and `make test-all` use them all.
 test: install check ## style, types and the tests, with a bounded share of each heavy sweep
-	@$(BIN)/python -m pytest -q -m "not heavy" --numprocesses 2 --dist loadfile --no-loadscope-reorder
+	@OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -q -m "not heavy" --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 # What starts programs with models, sweeps, or waits for the clock is left out: for every edit.
 QUICK := tests/memvid tests/socket_api/wire tests/socket_api/test_imports.py tests/socket_api/test_protocol_doc.py \
@@ -36,7 +37,7 @@ NOT_QUICK := faults fuzz test_exhaustive_damage.py test_index_damage.py test_sta
 	test_fuzz.py test_moments.py test_full_disk.py
 
 test-quick: install ## the tests of the store, the wire and the commands that take little, for every edit
-	@$(BIN)/python -m pytest -q -m "not heavy" --numprocesses 2 $(addprefix --ignore=tests/memvid/,$(NOT_QUICK)) $(QUICK)
+	@OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -q -m "not heavy" --numprocesses 2 $(addprefix --ignore=tests/memvid/,$(NOT_QUICK)) $(QUICK)
 
 test-all: install check ## the tests with every heavy sweep in full
 	@$(BIN)/python -m pytest -q
@@ -64,7 +65,7 @@ $(VENV)/.installed: pyproject.toml
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || \
 		{ rm -rf $(VENV); echo "$(PYTHON) -m venv failed; on Debian: apt-get install python3-venv"; exit 1; }
 	@echo "installing torpor and its tools into $(VENV) ..."
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --editable '.[dev]'
 	@mkdir -p $(TYPING) && ln -sfn "$(CURDIR)" $(TYPING)/torpor
 	@printf '%s' "$(HOME_OF_VENV)" > $@
 

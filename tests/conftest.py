@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import shutil
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+from shares import leave_to_other_commits
 
 # How long a case takes says more of what else the machine does than of the code: no test is failed for it.
 settings.register_profile("torpor", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -98,6 +100,11 @@ def write_model_like(folder: Path, name: str) -> Path:
     return folder
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest looks at which marks were asked for
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    leave_to_other_commits(items)
+
+
 @pytest.fixture(scope="session")
 def models_of_kinds(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """Folders of tiny models by architecture, each made once; tests must not write into them."""
@@ -157,10 +164,17 @@ def edit_unseen() -> EditUnseen:
     return edit
 
 
-@pytest.fixture(autouse=True)
-def _own_folders(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """No test reads or writes the caches and stores of the person who runs it."""
+@pytest.fixture(scope="session")
+def xdg_folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder of its own for each test, counted: `mktemp` would list all those before it each time."""
     base = tmp_path_factory.mktemp("xdg")
+    return (base / str(number) for number in itertools.count())
+
+
+@pytest.fixture(autouse=True)
+def _own_folders(monkeypatch: pytest.MonkeyPatch, xdg_folders: Iterator[Path]) -> None:
+    """No test reads or writes the caches and stores of the person who runs it."""
+    base = next(xdg_folders)
     for name in ("CACHE", "DATA", "STATE", "CONFIG"):
         monkeypatch.setenv(f"XDG_{name}_HOME", str(base / name.lower()))
     for name in ("TORPOR_STORE", "TORPOR_SOCKET", "TORPOR_BLAS"):

@@ -8,9 +8,10 @@ from __future__ import annotations
 import functools
 import os
 import subprocess
+from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from zlib import crc32
 
 import pytest
 
@@ -29,17 +30,17 @@ def share() -> int:
     return int(done.stdout, 16) if done.returncode == 0 else 0
 
 
-def rotating(values: Iterable[Any], count: int) -> list[Any]:
-    """Values for `parametrize`: `count` of them are this commit's, and the others heavy."""
-    all_of_them = list(values)
-    first = share() % len(all_of_them)
-    chosen = {(first + number) % len(all_of_them) for number in range(count)}
-    return [
-        value if number in chosen else pytest.param(*_together(value), marks=pytest.mark.heavy)
-        for number, value in enumerate(all_of_them)
-    ]
+def leave_to_other_commits(items: Iterable[pytest.Item]) -> None:
+    """Mark as heavy what other commits do: of a test marked `one_in(N)` all cases but every N-th.
 
-
-def _together(value: Any) -> tuple[Any, ...]:
-    """What one case takes, for one parameter or several."""
-    return value if isinstance(value, tuple) else (value,)
+    Where this commit begins to count differs from test to test, so that no commit does all first cases.
+    """
+    seen: Counter[str] = Counter()
+    for item in items:
+        marker = item.get_closest_marker("one_in")
+        if marker is None:
+            continue
+        test = item.nodeid.partition("[")[0]
+        if (share() + crc32(test.encode()) + seen[test]) % marker.args[0]:
+            item.add_marker(pytest.mark.heavy)
+        seen[test] += 1

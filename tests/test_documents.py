@@ -78,6 +78,7 @@ def test_the_shell_lines_of_the_readme_run_as_they_stand_and_again(home: dict[st
         assert "asleep" in said
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.timeout(600)
 def test_the_python_of_the_readme_runs_as_it_stands_and_again_and_starts_the_daemon(home: dict[str, str]) -> None:
     for _ in range(2):
@@ -86,6 +87,7 @@ def test_the_python_of_the_readme_runs_as_it_stands_and_again_and_starts_the_dae
         assert "0 tokens prefilled" in done.stdout
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.timeout(600)
 def test_the_tutorial_runs_from_its_first_line_to_its_last(home: dict[str, str]) -> None:
     said = run_shell(blocks("docs/tutorial.md", "shell"), home)
@@ -94,17 +96,20 @@ def test_the_tutorial_runs_from_its_first_line_to_its_last(home: dict[str, str])
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.timeout(600)
 def test_budgets_and_retention_runs_and_quantises_something(home: dict[str, str]) -> None:
     said = run_shell(blocks("docs/how-to/budgets-and-retention.md", "upkeep"), home)
     assert re.search(r"^quantised\b.*default/book@2", said, re.MULTILINE), said
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.timeout(600)
 def test_a_session_is_moved_and_a_store_backed_up_as_told(home: dict[str, str]) -> None:
     assert "copy" in run_shell(blocks("docs/how-to/move-a-session.md", "upkeep"), home)
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.timeout(600)
 def test_a_framework_is_connected_as_told_and_reads_only_what_is_new(home: dict[str, str]) -> None:
     run_shell(blocks("docs/how-to/framework.md", "shell"), home)
@@ -114,6 +119,7 @@ def test_a_framework_is_connected_as_told_and_reads_only_what_is_new(home: dict[
     assert int(second) < int(first), "the second turn reads its own message alone"
 
 
+@pytest.mark.one_in(3)
 def test_stop_puts_agents_to_sleep_and_leaves_no_process(home: dict[str, str]) -> None:
     started = run("torpor serve --detach --json", ["bash"], home)
     assert started.returncode == 0, started.stdout + started.stderr

@@ -55,6 +55,7 @@ def _refused_elsewhere() -> None:
     raise RemoteError("session_not_found", "There is no session 'x'.", suggestions=["y"])
 
 
+@pytest.mark.one_in(2)
 def test_an_error_crosses_from_one_process_to_another() -> None:
     with (
         ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool,

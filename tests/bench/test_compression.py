@@ -30,6 +30,7 @@ def _without_blosc2(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "blosc2", None)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.usefixtures("_without_blosc2")
 def test_each_codec_is_measured_and_reported_without_blosc2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     slots = sample()

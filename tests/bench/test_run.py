@@ -65,6 +65,7 @@ def test_wake_measures_every_way_in_each_round(tmp_path: Path) -> None:
             assert case["wake_peak_bytes"]["verified"]["highest"] > 0
 
 
+@pytest.mark.one_in(4)
 def test_ttft_measures_both_models_at_each_length(tmp_path: Path) -> None:
     found = run("ttft", "--rounds", "1", out=tmp_path / "out")
     assert found["woken_is_faster_from"].keys() == found["models"].keys()
@@ -75,6 +76,7 @@ def test_ttft_measures_both_models_at_each_length(tmp_path: Path) -> None:
             assert each["state_bytes"] > 0
 
 
+@pytest.mark.one_in(4)
 def test_reuse_reads_the_new_message_of_each_turn_alone(tmp_path: Path) -> None:
     """With either template; a cache by token prefix would not, with the second."""
     found = run("reuse", "--rounds", "1", out=tmp_path / "out")

@@ -148,6 +148,7 @@ def test_store_measures_each_thing_in_each_round_beside_its_plain_peer(tmp_path:
     assert [path.name for path in tmp_path.iterdir()] == ["out"]  # its stores are gone
 
 
+@pytest.mark.one_in(2)
 def test_delta_writes_no_more_behind_a_long_history_than_behind_a_short_one(tmp_path: Path) -> None:
     sleepers = delta.measure((1024, 2048), 3, synthetic.QWEN3_THIN, tmp_path)
     delta.report(sleepers, synthetic.QWEN3_THIN, tmp_path / "out")
@@ -176,6 +177,7 @@ def test_a_fork_of_a_base_that_ends_within_a_block_has_its_own_copy_of_that_bloc
     assert odd.base_and_tails - even.base_and_tails == 11 * SMALL.token_bytes
 
 
+@pytest.mark.one_in(3)
 def test_scale_does_each_thing_in_a_process_of_its_own(tmp_path: Path) -> None:
     path = tmp_path / "store"
     making = scale.make_store(path, 3)

@@ -93,6 +93,7 @@ def run(trainer: Any, steps: int) -> list[float]:
 # The data
 
 
+@pytest.mark.one_in(3)
 def test_no_file_is_on_both_sides_of_the_split(corpus: Any) -> None:
     training, held_out = ({file.path for file in side} for side in (corpus.training, corpus.held_out))
     assert training.isdisjoint(held_out)
@@ -107,6 +108,7 @@ def test_the_split_follows_from_the_module_name_and_the_seed_alone() -> None:
     assert len({data.is_held_out(one, seed) for seed in range(200)}) == 2
 
 
+@pytest.mark.one_in(4)
 def test_conversations_come_from_training_files_only(corpus: Any) -> None:
     names = {name for file in corpus.held_out for name, _ in data.docstring_pairs(file)}
     assert names
@@ -269,6 +271,7 @@ def test_the_model_beats_gzip_by_its_figures(told: dict[str, Any]) -> None:
     assert base["gzip_joined"] < base["unigram_tokens"] < base["unigram_bytes"]
 
 
+@pytest.mark.one_in(3)
 def test_the_model_beats_gzip_on_held_out_files(shipped: Any, corpus: Any) -> None:
     model, _ = shipped
     tokenizer = data.Tokenizer.from_file(str(SHIPPED / "tokenizer.json"))

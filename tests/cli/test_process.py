@@ -28,6 +28,7 @@ def run(*arguments: str | bytes, **options: object) -> subprocess.CompletedProce
     return subprocess.run([*TORPOR, *arguments], timeout=60, check=False, **options)  # type: ignore[call-overload, no-any-return]
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
 def test_a_closed_stream_is_no_trace(daemon: FakeDaemon, closed: str) -> None:
     command = f'exec "$@" {closed}'
@@ -51,6 +52,7 @@ def test_a_full_disk_is_one_line_and_status_1(made_store: MadeStore, arguments: 
         assert json.loads(done.stderr)["error"]["code"] == "output_failed"
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("when", ["before", "within"])
 def test_a_reader_that_hangs_up_changes_no_status(made_store: MadeStore, when: str) -> None:
     """Whether the pipe is closed before the first byte or behind it, the status is that of the work."""
@@ -92,6 +94,7 @@ def test_an_interrupt_after_the_work_is_too_late(made_store: MadeStore, when: st
     assert b"nothing to do" in done.stdout
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", [b"\xff", b"no\xffname"])
 def test_bytes_that_are_no_text_are_refused_in_one_line(daemon: FakeDaemon, name: bytes) -> None:
     for arguments in ((b"ls", b"--store", b"/" + name), (b"show", name), (b"wake", name), (b"append", b"x", name)):
@@ -120,6 +123,7 @@ def test_an_interrupt_during_the_imports_is_status_130(tmp_path: Path) -> None:
     assert json.loads(done.stderr)["error"]["code"] == "cancelled"
 
 
+@pytest.mark.one_in(3)
 def test_the_current_folder_hijacks_no_child(tmp_path: Path, short_path: Path) -> None:
     """E5: a folder that someone else filled is not a place to take modules from."""
     (tmp_path / "torpor").mkdir()
@@ -141,6 +145,7 @@ def test_a_named_socket_with_nobody_is_no_other_store(torpor: Torpor, made_store
         assert (ran.status, ran.out) == (12, ""), arguments
 
 
+@pytest.mark.one_in(2)
 def test_a_daemon_that_hangs_up_is_not_passed_over(
     torpor: Torpor, made_store: MadeStore, short_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -198,6 +203,7 @@ def test_a_link_a_pipe_and_a_folder_are_no_log(tmp_path: Path) -> None:
     assert target.read_text() == "mine"
 
 
+@pytest.mark.one_in(3)
 def test_a_refused_start_leaves_the_log_and_a_start_that_won_sets_a_long_one_aside(
     torpor: Torpor, short_path: Path, tiny_model: Path
 ) -> None:
@@ -238,6 +244,7 @@ def test_each_line_of_the_log_has_its_time_once_and_the_starter_reads_them_witho
     assert [len(re.findall(TIME, line)) for line in lines] == [1] * 7
 
 
+@pytest.mark.one_in(4)
 def test_a_start_in_the_background_tells_how_many_warnings_its_store_gave_cause_to(
     made_store: MadeStore, short_path: Path, tiny_model: Path
 ) -> None:
@@ -258,6 +265,7 @@ def test_a_start_in_the_background_tells_how_many_warnings_its_store_gave_cause_
             assert stopped.returncode == 0, stopped.stderr
 
 
+@pytest.mark.one_in(2)
 def test_what_an_earlier_daemon_said_is_not_taken_for_an_answer(torpor: Torpor, short_path: Path) -> None:
     """E6: the log may hold any line, also one that says ready."""
     log = short_path / "daemon.log"

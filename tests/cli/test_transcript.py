@@ -46,6 +46,7 @@ def serve_in_background(store: Path, model: Path, *options: str) -> int:
     return int(json.loads(done.stdout)["pid"])
 
 
+@pytest.mark.one_in(2)
 def test_a_session_is_read_slept_listed_woken_and_deleted(torpor: Torpor, serving: int, store: Path) -> None:
     assert torpor("append", "notes", "a text of thirty-odd bytes, to read").status == 0
     first = torpor("generate", "notes", "-n", "3", "--prove", "--json").document
@@ -65,6 +66,7 @@ def test_a_session_is_read_slept_listed_woken_and_deleted(torpor: Torpor, servin
     assert torpor("ls", "--json").document["sessions"] == []
 
 
+@pytest.mark.one_in(3)
 def test_a_chat_that_is_sent_in_full_is_read_once(torpor: Torpor, serving: int, short_path: Path) -> None:
     file, said = short_path / "said.json", [{"role": "system", "content": "Be brief. " * 20}]
     read = []
@@ -88,6 +90,7 @@ def test_a_chat_that_is_sent_in_full_is_read_once(torpor: Torpor, serving: int, 
     assert [each["version"] for each in torpor("show", "helper", "--json").document["versions"]] == [1, 2]
 
 
+@pytest.mark.one_in(3)
 def test_a_served_store_is_looked_after_by_its_daemon(
     torpor: Torpor, serving: int, store: Path, short_path: Path
 ) -> None:
@@ -113,6 +116,7 @@ def test_a_served_store_is_looked_after_by_its_daemon(
     assert torpor("verify", "--deep").status == 0
 
 
+@pytest.mark.one_in(3)
 def test_stop_puts_sessions_to_sleep_and_the_next_daemon_has_them(
     torpor: Torpor, serving: int, store: Path, tiny_model: Path
 ) -> None:
@@ -132,6 +136,7 @@ def test_stop_puts_sessions_to_sleep_and_the_next_daemon_has_them(
     assert again["token_count"] > tokens
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.skipif(not hasattr(resource, "prlimit"), reason="needs prlimit, to take a process its room")
 def test_a_stop_without_room_is_refused_and_loses_nothing(torpor: Torpor, serving: int, store: Path) -> None:
     text = "a text that is read " * 60
@@ -161,6 +166,7 @@ def test_a_stop_without_room_is_refused_and_loses_nothing(torpor: Torpor, servin
     assert kept["token_count"] == notes["token_count"]
 
 
+@pytest.mark.one_in(2)
 def test_a_stop_with_force_keeps_the_ledger_of_what_there_is_no_room_for(
     torpor: Torpor, store: Path, tiny_model: Path
 ) -> None:
@@ -184,6 +190,7 @@ def test_a_stop_with_force_keeps_the_ledger_of_what_there_is_no_room_for(
             os.kill(pid, signal.SIGKILL)
 
 
+@pytest.mark.one_in(4)
 def test_a_daemon_whose_socket_is_gone_is_told_of_with_the_way_to_end_it(
     torpor: Torpor, serving: int, store: Path, short_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -205,6 +212,7 @@ def test_a_daemon_whose_socket_is_gone_is_told_of_with_the_way_to_end_it(
     assert torpor("doctor", "--json").document["store"]["locked_by"] is None
 
 
+@pytest.mark.one_in(3)
 def test_a_second_daemon_is_refused_with_status_11(torpor: Torpor, serving: int, store: Path, short_path: Path) -> None:
     same_socket = torpor("serve", "--detach", "--store", short_path / "other")
     assert same_socket.status == 11
@@ -214,6 +222,7 @@ def test_a_second_daemon_is_refused_with_status_11(torpor: Torpor, serving: int,
     assert same_store.error["error"]["code"] == "store_locked"
 
 
+@pytest.mark.one_in(2)
 def test_a_bare_name_reaches_no_session_of_another_namespace(torpor: Torpor, serving: int) -> None:
     torpor("append", "a/notes", "one")
     torpor("append", "b/notes", "two")
@@ -226,6 +235,7 @@ def test_a_bare_name_reaches_no_session_of_another_namespace(torpor: Torpor, ser
     assert [info["session"] for info in left] == ["torpor://a/notes", "torpor://b/notes"]
 
 
+@pytest.mark.one_in(3)
 def test_a_namespace_that_is_set_is_where_bare_names_are(
     torpor: Torpor, serving: int, store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -262,6 +272,7 @@ def test_a_socket_path_that_is_too_long_is_wrong_usage_with_both_lengths(torpor:
     assert ran.error["error"]["details"]["limit_bytes"] < 108
 
 
+@pytest.mark.one_in(4)
 def test_doctor_tells_of_machine_daemon_and_store(torpor: Torpor, serving: int, store: Path) -> None:
     document = torpor("doctor", "--json").document
     assert document["machine"]["blas"]["gflops"] > 0
@@ -278,6 +289,7 @@ def test_doctor_tells_of_machine_daemon_and_store(torpor: Torpor, serving: int, 
     assert str(store) in text
 
 
+@pytest.mark.one_in(4)
 def test_doctor_reads_model_files_again_and_ends_with_6_if_one_changed_unseen(
     torpor: Torpor, tmp_path: Path, edit_unseen: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -304,6 +316,7 @@ def test_doctor_reads_model_files_again_and_ends_with_6_if_one_changed_unseen(
     assert "1 edited since, or gone" in gone.out
 
 
+@pytest.mark.one_in(2)
 def test_doctor_without_daemon_or_store_says_so(torpor: Torpor) -> None:
     ran = torpor("doctor")
     assert ran.status == 0

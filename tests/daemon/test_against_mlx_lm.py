@@ -16,7 +16,6 @@ import numpy as np
 import pytest
 from blake3 import blake3
 from session_rig import Rigged, begun_together, ignore, tokens_of, writing
-from shares import rotating
 from torpor.daemon.models.models import DEMO_MODEL_FOLDER
 
 import mlx.core as mx  # isort: skip  # after torpor, which chooses the BLAS
@@ -93,7 +92,8 @@ def folder_of(models_of_kinds: Callable[[str], Path], quantisable_model: Path) -
     return lambda kind: quantisable_model if kind == "quantised" else models_of_kinds(kind)
 
 
-@pytest.mark.parametrize("kind", rotating(KINDS, 3))
+@pytest.mark.one_in(5)
+@pytest.mark.parametrize("kind", KINDS)
 async def test_tokens_and_logits_are_to_the_bit_those_of_mlx_lm_s_own_generation_t11(
     open_kind: Any, folder_of: Callable[[str], Path], kind: str
 ) -> None:
@@ -116,7 +116,8 @@ async def test_tokens_and_logits_are_to_the_bit_those_of_mlx_lm_s_own_generation
         assert await rig.write("a", 30) == (tuple(expected), digests(logits[:-1]), digests(logits[-1:])[0])
 
 
-@pytest.mark.parametrize("kind", rotating(BATCHED, 2))
+@pytest.mark.one_in(5)
+@pytest.mark.parametrize("kind", BATCHED)
 async def test_each_row_of_a_batch_is_what_mlx_lm_computes_of_it_alone_qx1(
     open_kind: Any, folder_of: Callable[[str], Path], kind: str
 ) -> None:
@@ -147,6 +148,7 @@ def assert_greedy(rig: Rigged, name: str, oracle: Oracle, prompt: list[int]) -> 
     np.testing.assert_allclose(mine, log_probabilities(logits), atol=TOLERANCE, rtol=0)
 
 
+@pytest.mark.one_in(2)
 async def test_a_text_is_read_and_written_as_mlx_lm_does(open_rig: Any) -> None:
     oracle, text = Oracle(DEMO_MODEL_FOLDER), 'def read_lines(path):\n    """Zeilen, ohne Umbrüche: 行 🙂"""\n'
     async with open_rig(DEMO_MODEL_FOLDER, endless=False) as rig:
@@ -158,6 +160,7 @@ async def test_a_text_is_read_and_written_as_mlx_lm_does(open_rig: Any) -> None:
         )
 
 
+@pytest.mark.one_in(3)
 async def test_each_turn_of_a_chat_stands_in_the_ledger_as_mlx_lm_renders_the_whole_of_it(open_rig: Any) -> None:
     oracle = Oracle(DEMO_MODEL_FOLDER)
     messages = [{"role": "system", "content": "You answer questions about Python."}]

@@ -15,6 +15,7 @@ from torpor.memvid.errors import BudgetExceeded, InvalidPolicy, NoSpace, StoreEr
 from torpor.memvid.store import Store
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("budget", "which"),
     [
@@ -43,6 +44,7 @@ async def test_a_sleep_past_a_budget_leaves_the_session_awake_and_as_it_was(
         assert (await rig.sleep("a")).version == 1
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("prepared", [False, True])
 @pytest.mark.parametrize("budget", [{"store_budget": 60_000}, {"daily_write_budget": 60_000}])
 async def test_a_stop_puts_a_session_to_sleep_that_a_budget_has_refused(
@@ -110,6 +112,7 @@ class Crowded:
         monkeypatch.setattr(Store, "write_bundle", write_if_there_is_room)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("refusal", "waits"),
     [

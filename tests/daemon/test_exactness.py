@@ -20,6 +20,7 @@ GREEDY = Sampling()
 SAMPLINGS = pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
 
 
+@pytest.mark.one_in(14)
 @SAMPLINGS
 @pytest.mark.parametrize("count", [1, 255, 256, 257, 511, 512, 513, 700])
 async def test_a_session_goes_on_after_sleep_as_if_it_had_never_slept_t11(
@@ -40,6 +41,7 @@ async def test_a_session_goes_on_after_sleep_as_if_it_had_never_slept_t11(
         assert await rig.fingerprint("sleeper") == await rig.fingerprint("control")
 
 
+@pytest.mark.one_in(2)
 @SAMPLINGS
 async def test_many_rounds_of_sleep_change_nothing_t11(open_rig: Any, sampling: Sampling) -> None:
     async with open_rig() as rig:
@@ -172,6 +174,7 @@ def in_another_process(verb: str, **order: Any) -> subprocess.Popen[str]:
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
 
+@pytest.mark.one_in(2)
 @SAMPLINGS
 async def test_a_session_goes_on_in_a_new_process_t11(
     open_rig: Any, store: Path, tiny_model: Path, digest_cache: Path, sampling: Sampling
@@ -195,6 +198,7 @@ async def test_a_session_goes_on_in_a_new_process_t11(
         assert (found["tokens"], found["proofs"], found["final"]) == (list(tokens), list(proofs), final)
 
 
+@pytest.mark.one_in(3)
 async def test_an_acknowledged_sleep_survives_sigkill(
     open_rig: Any, store: Path, tiny_model: Path, digest_cache: Path
 ) -> None:

@@ -26,6 +26,7 @@ def adapter(own_tiny_model: Path, tmp_path: Path) -> Path:
     return write_adapter(tmp_path / "adapter", own_tiny_model)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("name", "old", "new", "part"),
     [
@@ -60,6 +61,7 @@ async def test_a_remembered_file_edited_unseen_is_found_by_a_full_check_which_na
             await rig.wake("a")
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("name", "old", "new", "part"),
     [

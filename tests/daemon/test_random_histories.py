@@ -17,7 +17,6 @@ from typing import Any
 
 import pytest
 from session_rig import SAMPLED, Fingerprint, Rigged, fingerprint_of, ignore, until
-from shares import rotating
 from torpor.daemon.engine import generation
 from torpor.daemon.engine.engine import Steps
 from torpor.daemon.engine.generation import WriteOrder, Written
@@ -318,7 +317,8 @@ def _same_chunks_on_every_device(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("seed", [3])
-@pytest.mark.parametrize("kind", rotating(KINDS, 3))
+@pytest.mark.one_in(5)
+@pytest.mark.parametrize("kind", KINDS)
 async def test_whatever_happens_to_a_session_it_is_one_that_never_slept_t11(
     open_kind: Any, kind: str, seed: int
 ) -> None:
@@ -328,6 +328,7 @@ async def test_whatever_happens_to_a_session_it_is_one_that_never_slept_t11(
         await history.go_on(45)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("seed", [3])
 async def test_so_it_is_where_checkpoints_are_let_go_for_want_of_room(open_kind: Any, seed: int) -> None:
     async with open_kind("recurrent_gemma") as rig:

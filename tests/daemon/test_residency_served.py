@@ -62,6 +62,7 @@ def play(socket: Path) -> tuple[dict[str, list[tuple[int, ...]]], MemoryInfo]:
         return replies, torpor.status().memory
 
 
+@pytest.mark.one_in(3)
 def test_a_hangup_has_the_configuration_read_anew_and_a_right_one_is_taken_over(
     tiny_model: Path, tmp_path: Path
 ) -> None:
@@ -90,6 +91,7 @@ def poll(condition: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.timeout(180)
 def test_two_models_that_do_not_fit_together_are_served_in_turn_as_if_they_did(
     tiny_model: Path, another_model: Path, tmp_path: Path
@@ -124,6 +126,7 @@ def test_two_models_that_do_not_fit_together_are_served_in_turn_as_if_they_did(
             assert torpor.status().memory.weights_bytes == 0
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.timeout(180)
 def test_a_client_cannot_tell_that_sessions_do_not_fit_qx1_qx18(tiny_model: Path, tmp_path: Path) -> None:
     with served(tmp_path, "large", tiny_model) as socket:
@@ -145,6 +148,7 @@ def test_a_client_cannot_tell_that_sessions_do_not_fit_qx1_qx18(tiny_model: Path
             assert torpor.show("s0").info.token_count == 60 + 5 * TURNS
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.timeout(180)
 def test_a_client_cannot_tell_that_a_look_gave_way_to_a_request_that_fits_alone_qx18(
     tiny_model: Path, tmp_path: Path
@@ -176,6 +180,7 @@ def test_a_client_cannot_tell_that_a_look_gave_way_to_a_request_that_fits_alone_
         assert status.memory.slept_by_pressure == 1
 
 
+@pytest.mark.one_in(2)
 def test_an_idle_session_sleeps_and_a_request_wakes_it(tiny_model: Path, tmp_path: Path) -> None:
     with served(tmp_path, "idle", tiny_model, "--idle-sleep", "0.05") as socket, Client(socket) as torpor:
         torpor.create("a")

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 from session_rig import MODEL, SAMPLED, Rigged, ignore, tokens_of
-from shares import rotating
 from torpor.daemon.api.session import Look, Salvaged
 from torpor.daemon.engine import generation
 from torpor.daemon.engine.sampler import initial_key
@@ -93,6 +92,7 @@ async def test_a_salvaged_session_goes_on_and_sleeps_with_a_state_of_its_own(ope
         assert len(tokens) == 20
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("awake", [False, True])
 async def test_a_salvaged_session_is_no_source_of_a_prefix(open_rig: Any, store: Path, awake: bool) -> None:
     """What was computed anew at its end stands in no record of calls."""
@@ -239,6 +239,7 @@ async def test_a_session_that_went_on_is_listed_as_awake_where_what_it_woke_from
         assert (await rig.service.show(session="a")).info.token_count == 513
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("end", ["sleep", "stop"])
 async def test_a_mere_look_at_a_salvaged_session_makes_no_version_that_would_hide_the_fuller_one(
     open_rig: Any, store: Path, end: str
@@ -256,6 +257,7 @@ async def test_a_mere_look_at_a_salvaged_session_makes_no_version_that_would_hid
         assert (report.version, report.token_count) == (1, 600)
 
 
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("end", ["use", "sleep", "stop"])
 @pytest.mark.parametrize("left", [False, True])
 async def test_a_look_at_an_earlier_token_of_what_was_salvaged_is_not_dropped_when_the_version_comes_back(
@@ -290,6 +292,7 @@ async def test_a_salvaged_session_that_went_on_is_a_version_of_its_own(open_rig:
     assert await bring_back(open_rig, store, change=True) == (513, [1, 3])
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("use", ["wake", "sleep", "write"])
 async def test_a_session_that_gave_way_is_used_as_the_one_it_was_saved_from(
     open_rig: Any, store: Path, use: str
@@ -353,7 +356,8 @@ async def test_a_session_that_was_rolled_back_is_not_rolled_forward_where_its_ve
         assert (await rig.wake("a")).token_count == 300
 
 
-@pytest.mark.parametrize("kind", rotating(["lfm2", "gemma3_text", "mamba2"], 1))
+@pytest.mark.one_in(3)
+@pytest.mark.parametrize("kind", ["lfm2", "gemma3_text", "mamba2"])
 @pytest.mark.parametrize("checkpointed", [True, False], ids=["with a checkpoint", "without"])
 async def test_what_was_salvaged_of_windows_and_recurrences_is_computed_from_the_nearest_checkpoint(
     open_kind: Any, store: Path, kind: str, checkpointed: bool, monkeypatch: pytest.MonkeyPatch

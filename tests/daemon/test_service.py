@@ -239,6 +239,7 @@ async def test_what_reads_makes_its_session_if_it_is_told_to(open_rig: Any, verb
         assert rig.is_awake("a")
 
 
+@pytest.mark.one_in(2)
 async def test_without_a_number_some_tokens_are_written_as_far_as_they_fit(open_rig: Any) -> None:
     async with open_rig() as rig:
         await rig.read("a", tokens_of(1, 20))
@@ -378,6 +379,7 @@ async def test_two_sessions_at_the_same_time_write_what_each_writes_alone_qx1(op
         assert await rig.fingerprint("a") == await rig.fingerprint("a-alone")
 
 
+@pytest.mark.one_in(2)
 async def test_a_stream_goes_on_while_another_session_reads_a_long_text(open_rig: Any) -> None:
     async with open_rig() as rig:
         await rig.read("a", tokens_of(1, 20))

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from damage_rig import damage
 from session_rig import Rigged, ignore, tokens_of
-from shares import rotating
 from torpor.daemon.api.sampling import Sampling
 from torpor.daemon.api.session import Look
 from torpor.daemon.errors import GenerationFailed, SessionAwake
@@ -51,7 +50,8 @@ async def control_at(rig: Rigged, name: str, turns: list[int], more: int) -> tup
     return await rig.fingerprint(name), await rig.write(name, more)
 
 
-@pytest.mark.parametrize("kind", rotating(KINDS, 2))
+@pytest.mark.one_in(3)
+@pytest.mark.parametrize("kind", KINDS)
 async def test_a_session_sleeps_and_wakes_with_nothing_computed_and_goes_on_alike_t11(
     open_kind: Any, kind: str
 ) -> None:
@@ -68,7 +68,8 @@ async def test_a_session_sleeps_and_wakes_with_nothing_computed_and_goes_on_alik
             assert await rig.write(name, 64) == wanted
 
 
-@pytest.mark.parametrize("kind", rotating(KINDS, 2))
+@pytest.mark.one_in(3)
+@pytest.mark.parametrize("kind", KINDS)
 async def test_a_session_woken_where_a_turn_ended_is_what_it_was_then(open_kind: Any, kind: str) -> None:
     """MS2, MS4: a longer stored state is taken only where it can be cut back, else what is missing is computed.
 
@@ -92,7 +93,8 @@ async def test_a_session_woken_where_a_turn_ended_is_what_it_was_then(open_kind:
             await rig.sleep("s")
 
 
-@pytest.mark.parametrize("kind", rotating(KINDS, 2))
+@pytest.mark.one_in(3)
+@pytest.mark.parametrize("kind", KINDS)
 async def test_a_session_woken_inside_a_turn_is_one_that_read_no_further(open_kind: Any, kind: str) -> None:
     async with open_kind(kind) as rig:
         await rig.read("s", TOKENS[:700])
@@ -128,7 +130,8 @@ async def test_what_is_read_behind_an_earlier_token_sleeps_as_a_version_of_its_o
         assert await rig.fingerprint("s") == state
 
 
-@pytest.mark.parametrize("kind", rotating(KINDS, 2))
+@pytest.mark.one_in(3)
+@pytest.mark.parametrize("kind", KINDS)
 async def test_what_was_computed_again_is_written_again(open_kind: Any, kind: str) -> None:
     """Inside a turn the calls that compute it are cut, and may give other bits than those that lie in the blocks."""
     async with open_kind(kind) as rig:
@@ -145,7 +148,8 @@ async def test_what_was_computed_again_is_written_again(open_kind: Any, kind: st
             assert await rig.fingerprint(name) == state
 
 
-@pytest.mark.parametrize("kind", rotating(KINDS, 2))
+@pytest.mark.one_in(3)
+@pytest.mark.parametrize("kind", KINDS)
 async def test_a_mere_look_at_an_earlier_token_makes_no_version(open_kind: Any, kind: str) -> None:
     """It would be the newest one, and a prune would then remove what it was cut from."""
     async with open_kind(kind) as rig:
@@ -168,6 +172,7 @@ async def test_a_mere_look_at_an_earlier_token_makes_no_version(open_kind: Any, 
         assert (await rig.sleep("s")).token_count == 201, "what is read there is kept"
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("ending", ["stop", "sleep", "fork"])
 @pytest.mark.parametrize("trouble", ["damaged", "out of reach for now"])
 async def test_a_mere_look_never_stands_before_the_version_that_it_looks_at(
@@ -210,7 +215,8 @@ async def test_a_look_at_a_version_that_is_gone_is_kept_for_it_is_all_there_is(o
         assert (await rig.wake("s")).token_count == 300
 
 
-@pytest.mark.parametrize("kind", rotating(KINDS, 2))
+@pytest.mark.one_in(3)
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("at", [None, 200, 199])
 async def test_an_earlier_version_is_looked_at_until_something_is_read_from_whichever_token_of_it(
     open_kind: Any, kind: str, at: int | None
@@ -374,7 +380,8 @@ async def test_checkpoints_stay_within_their_budget_and_wakes_compute_what_lies_
         assert (await rig.wake("s", at_token=1100)).tokens_prefilled == 1100 - 2 * CHECKPOINT_TOKENS
 
 
-@pytest.mark.parametrize("kind", rotating(KINDS, 2))
+@pytest.mark.one_in(3)
+@pytest.mark.parametrize("kind", KINDS)
 async def test_woken_at_a_checkpoint_and_slept_at_once_it_wakes_again(open_kind: Any, kind: str) -> None:
     """Where the checkpoint stood stands the record of the end now; two at one token would be no chain."""
     async with open_kind(kind) as rig:

@@ -38,10 +38,12 @@ def assert_held(plan: Plan, report: Report) -> None:
         assert report.kills >= max(1, int((report.seconds - report.down_s) / plan.kill_s) - 1), "one each kill_s"
 
 
+@pytest.mark.one_in(4)
 def test_many_sessions_in_little_memory_say_what_each_says_alone_whenever_the_daemon_dies() -> None:
     assert_held(SHARE, run(SHARE))
 
 
+@pytest.mark.one_in(4)
 def test_sessions_of_two_models_that_do_not_fit_together_say_what_each_says_alone() -> None:
     plan = replace(SHARE, **TWO_MODELS, turns=40, kill_s=None)
     assert_held(plan, run(plan))

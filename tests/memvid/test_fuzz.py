@@ -68,6 +68,7 @@ def test_t6_inputs_once_found_stay_refused_or_right(target: Target) -> None:
     assert not faults(watch)
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("target", NAMES, indirect=True)
 def test_t6_changed_inputs_are_refused_or_right(target: Target) -> None:
     watch = Watch(target.check, StoreError)
@@ -120,6 +121,7 @@ SOON_FOUND = (
 """Plants of six targets that blind changes find within a second or two; `fuzz/plants.py` hunts all of them."""
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("name", SOON_FOUND)
 def test_t6_a_planted_fault_is_found(name: str) -> None:
     [plant] = [plant for plant in plants.PLANTS if plant.name == name]
@@ -158,6 +160,21 @@ def test_t6_the_watch_tells_what_is_slow(monkeypatch: pytest.MonkeyPatch) -> Non
     assert finding.kind == "slow:sound"
 
 
+@pytest.mark.parametrize(("after", "finds"), [(886.0, False), (1058.0, True)])
+def test_t6_the_watch_tells_what_takes_memory_whatever_the_process_had_before(
+    after: float, finds: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    resident = [865.0]
+    monkeypatch.setattr("fuzz.watch.peak_rss_mib", lambda: resident[0])
+
+    def check(data: bytes) -> str:
+        resident[0] = after
+        return "sound"
+
+    watch = Watch(check, StoreError, base_rss_mib=865.0, _rss_mib=865.0)
+    assert (watch.execute(b"") is not None) is finds
+
+
 def test_t6_the_watch_gives_up_on_what_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fuzz.watch.MAX_WALL_SECONDS", 0.05)
 
@@ -170,6 +187,7 @@ def test_t6_the_watch_gives_up_on_what_hangs(monkeypatch: pytest.MonkeyPatch) ->
     assert finding.kind.startswith(Hung.__name__)
 
 
+@pytest.mark.one_in(2)
 def test_t6_a_run_is_made_again_by_its_seed(tmp_path: Path) -> None:
     """The command line, without coverage: the same seed begins with the same inputs."""
     with targets.opened("bundle") as target:

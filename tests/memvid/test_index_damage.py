@@ -118,6 +118,7 @@ def flips(size: int, first: int, every: int, *, all_bits: bool) -> Iterator[tupl
             yield offset, bit
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(
     ("writable", "vouched", "first", "every"),
     [
@@ -295,6 +296,7 @@ def moments(store: Store, store_path: Path) -> list[dict[str, bytes]]:
     return found
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("writable", [True, False])
 def test_threat_26_a_log_of_another_moment_than_the_index_file_hides_no_version(
     store_path: Path, moments: list[dict[str, bytes]], writable: bool

@@ -1474,6 +1474,7 @@ SHARE: dict[type[RuleBasedStateMachine], int] = {SoundStore: 30, DamagedStore: 1
 SHARE_LENGTH = 40
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("machine", SHARE)
 def test_t7_a_store_holds_what_a_dictionary_of_its_versions_holds(machine: type[RuleBasedStateMachine]) -> None:
     steps = run_machine(machine, SHARE[machine], SHARE_LENGTH)

@@ -59,6 +59,7 @@ def test_the_reference_library_is_kept_on_request() -> None:
     assert "TORPOR_BLAS" in reason
 
 
+@pytest.mark.one_in(2)
 @linux_cpu
 @pytest.mark.parametrize("library", ["/no/such/library.so", "libm.so.6"])
 def test_a_library_that_is_missing_or_no_blas_is_named_and_left_alone(library: str) -> None:
@@ -76,6 +77,7 @@ def test_it_is_too_late_once_mlx_is_imported() -> None:
     assert "too late" in reason
 
 
+@pytest.mark.one_in(2)
 @linux_cpu
 @needs_openblas
 def test_products_are_the_same_numbers_and_still_computed_with_the_fast_library() -> None:

@@ -79,6 +79,7 @@ def shelf(store: Store, uri: SessionUri, identity: Identity, pool: ThreadPoolExe
     return Shelf(store, uri, identity, pool)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("kind", GROWERS)
 def test_what_was_slept_wakes_bit_for_bit_and_goes_on_alike_t11(shelf: Shelf, kind: str, way: str) -> None:
@@ -348,6 +349,7 @@ def test_what_caches_take_is_never_more_than_was_said_before(kind: str, way: str
         assert resident_bytes(run.state.caches) <= layout.most_bytes(tokens, at_once)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     "grower",
     [*GROWERS.values(), Grower(lambda: caches.ChunkedKVCache(2048), read_chunked)],

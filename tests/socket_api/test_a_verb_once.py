@@ -9,6 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 FOLDERS = ("memvid", "snapshot", "daemon", "socket_api", "cli")
 
@@ -95,6 +97,7 @@ def put(file: Path, *, before: str = "", what: str) -> None:
     file.write_text(text.replace(before, what + before))
 
 
+@pytest.mark.one_in(3)
 def test_a_verb_is_added_by_a_record_a_handler_and_a_command_and_answers_everywhere(tmp_path: Path) -> None:
     package = tmp_path / "torpor"
     for name in FOLDERS:

@@ -186,6 +186,7 @@ def test_a_request_that_crossed_an_eviction_is_sent_again_for_nothing_of_it_was_
     assert len({each["id"] for each in daemon.taken}) == 1
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("kind", ["sync", "async"])
 def test_a_client_that_is_evicted_over_and_over_gives_up(short_path: Path, kind: str) -> None:
     daemon = Evicting(short_path / "e.sock", MOST_REPEATS + 1)
@@ -199,6 +200,7 @@ def test_a_client_that_is_evicted_over_and_over_gives_up(short_path: Path, kind:
         daemon.end()
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("kind", ["sync", "async"])
 def test_a_client_that_is_only_ever_given_a_connection_in_reserve_gives_up_and_says_why(
     short_path: Path, kind: str

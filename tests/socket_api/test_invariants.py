@@ -70,6 +70,7 @@ def refused(action: Callable[[], object]) -> RemoteError:
 # --- quant.cpp, the audit
 
 
+@pytest.mark.one_in(3)
 def test_qc2_a_session_that_is_deleted_and_made_again_is_a_new_one(torpor: Client) -> None:
     """Nothing of the one before is left: no token, no prefix to take over, no memory, no counter, no history."""
     text, before = tokens_of(2, 600), torpor.status()
@@ -295,6 +296,7 @@ def test_qx2_no_word_of_a_message_names_the_session(link: Link, torpor: Client) 
     assert torpor.show("user").info.token_count == 0
 
 
+@pytest.mark.one_in(4)
 def test_qx3_no_buffer_of_a_prompt_has_a_fixed_size(torpor: Client) -> None:
     """Five thousand tokens are read, each of them, and the first one still tells."""
     text = tokens_of(3, 5000)
@@ -403,6 +405,7 @@ def test_qx15_behind_a_load_every_way_in_checks_the_room_before_it_computes(torp
     assert after[0] == after[1]
 
 
+@pytest.mark.one_in(2)
 def test_qx16_a_client_that_goes_away_stops_its_generation(daemon: RealDaemon, torpor: Client) -> None:
     """The session is free at once, its ledger is what its KV is, and it goes on as one that wrote just so much."""
     for name in ("left", "left-control"):
@@ -444,6 +447,7 @@ def test_qx18_who_is_told_that_a_session_is_busy_has_changed_nothing(daemon: Rea
     assert info.sampling.seed in served_ones
 
 
+@pytest.mark.one_in(3)
 def test_qx18_one_too_many_for_the_whole_daemon_is_told_so_and_nothing_has_happened(tmp_path: Path) -> None:
     """No session is there that was not, none has read or woken, nothing is reserved; and who ends makes room again."""
     with served(tmp_path / "d", "--max-waiting", "1") as daemon, Client(daemon.socket) as client:
@@ -604,6 +608,7 @@ def test_a_generation_from_a_look_that_is_cancelled_tells_that_history_branches(
     assert "History branches here: version 1 stays." in stopped.error.message
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("method", ["append", "generate", "chat"])
 def test_gm7_what_a_cancelled_request_says_of_the_session_is_so_wherever_the_cancel_falls(
     daemon: RealDaemon, torpor: Client, method: str
@@ -635,6 +640,7 @@ def test_gm7_what_a_cancelled_request_says_of_the_session_is_so_wherever_the_can
     link.close()
 
 
+@pytest.mark.one_in(3)
 def test_gm8_what_is_forgotten_is_found_no_more_and_the_others_are(torpor: Client) -> None:
     """In memory, on the disk and among the prefixes; a session beside it is taken over as before."""
     for name, seed in (("gone", 801), ("kept", 802)):
@@ -650,6 +656,7 @@ def test_gm8_what_is_forgotten_is_found_no_more_and_the_others_are(torpor: Clien
     assert refused(lambda: torpor.wake("eight/gone")).code == "session_not_found"
 
 
+@pytest.mark.one_in(3)
 def test_gm10_a_hit_gives_what_was_kept_each_time_and_is_counted(torpor: Client) -> None:
     """Twice the same prefix, and twice the same version with its labels and tokens: the second answer is the first."""
     text = tokens_of(10, 600)
@@ -674,6 +681,7 @@ def test_gm10_a_hit_gives_what_was_kept_each_time_and_is_counted(torpor: Client)
 # --- mlxcel
 
 
+@pytest.mark.one_in(3)
 def test_ms1_what_another_namespace_or_model_has_read_is_not_taken_over(torpor: Client) -> None:
     """Each part of the key tells by itself; the parts of the identity are in tests/snapshot/test_identity.py."""
     text = tokens_of(201, 600)
@@ -685,6 +693,7 @@ def test_ms1_what_another_namespace_or_model_has_read_is_not_taken_over(torpor: 
     assert torpor.append("m1/own", tokens=text).cached_tokens == 599
 
 
+@pytest.mark.one_in(2)
 def test_ms2_a_longer_text_is_taken_over_only_as_far_as_it_is_the_same(torpor: Client) -> None:
     """One that ends before the other's text does, and one that leaves it early: both are as if they had read alone."""
     text = tokens_of(202, 900)
@@ -701,6 +710,7 @@ def test_ms2_a_longer_text_is_taken_over_only_as_far_as_it_is_the_same(torpor: C
         assert shared.token_count == 606
 
 
+@pytest.mark.one_in(2)
 def test_ms5_many_borrow_one_prefix_while_its_source_goes(daemon: RealDaemon, torpor: Client) -> None:
     """Each answers as one that read alone, and the source can be deleted at once: nothing is held for them."""
     text = tokens_of(205, 600)
@@ -726,6 +736,7 @@ def test_ms5_many_borrow_one_prefix_while_its_source_goes(daemon: RealDaemon, to
     assert borrowed[0] == 599, "the first, at least, found the source there"
 
 
+@pytest.mark.one_in(3)
 def test_ms7_a_new_version_frees_nothing_that_a_fork_refers_to(torpor: Client) -> None:
     """The other session goes on, sleeps anew, is pruned, compacted, collected and at last deleted: the fork wakes to
     the bit. A sleep in which nothing is new writes nothing."""
@@ -755,6 +766,7 @@ def test_ms7_a_new_version_frees_nothing_that_a_fork_refers_to(torpor: Client) -
     assert written(branch) == expected
 
 
+@pytest.mark.one_in(2)
 def test_ms8_a_look_for_a_prefix_tells_hit_none_or_where_it_left(torpor: Client) -> None:
     """An empty namespace and a foreign session have none; who leaves a text early is told how far both went."""
     text = tokens_of(208, 600)
@@ -777,6 +789,7 @@ def test_ms8_a_look_for_a_prefix_tells_hit_none_or_where_it_left(torpor: Client)
     assert (early.source, early.common_tokens, early.stored_tokens) == ("torpor://e1/cold", 100, 600)
 
 
+@pytest.mark.one_in(4)
 def test_ms10_what_runs_in_the_background_waits_for_quiet_and_takes_nothing_away(tmp_path: Path) -> None:
     """Under load of two clients the scrub reads nothing; what a new session can take over is the same before and behind
     it, and behind a restart, in which the ledgers are learned beside requests."""

@@ -53,6 +53,7 @@ def go_on_alike(torpor: Client, *names: str) -> bool:
     return replies[0] == replies[1]
 
 
+@pytest.mark.one_in(3)
 def test_qc9_qx7_a_generation_that_fails_ends_at_its_last_committed_token(daemon: RealDaemon, torpor: Client) -> None:
     """The ledger is what was shown; the session goes on as one that was asked for just so many."""
     name, control = two_alike(torpor, "fails", 9)
@@ -169,6 +170,7 @@ def test_qx11_a_reset_by_delete_and_create_that_fails_can_be_done_again(daemon: 
     assert torpor.create(name).token_count == 0
 
 
+@pytest.mark.one_in(4)
 def test_qx13_a_save_that_finds_no_room_is_an_error_and_the_old_version_stays(
     daemon: RealDaemon, torpor: Client
 ) -> None:
@@ -190,6 +192,7 @@ def test_qx13_a_save_that_finds_no_room_is_an_error_and_the_old_version_stays(
     assert go_on_alike(torpor, name, control)
 
 
+@pytest.mark.one_in(4)
 def test_qx13_a_save_that_is_killed_leaves_the_version_before(tmp_path: Path) -> None:
     """Whatever of the new one was written is no version: behind a restart the session is what was last acknowledged."""
     with served(tmp_path / "k", doors=True) as daemon, Client(daemon.socket) as torpor:

@@ -13,6 +13,7 @@ import tempfile
 import time
 from pathlib import Path
 
+import pytest
 from torpor.daemon.api.process import ShutdownResult
 from torpor.daemon.options.serve_options import ServeOptions
 from torpor.daemon.service import Service
@@ -28,6 +29,7 @@ def test_the_end_is_told_in_a_sentence_that_counts_right() -> None:
     )
 
 
+@pytest.mark.one_in(2)
 def test_a_bundle_that_cannot_be_read_is_named_before_the_daemon_serves(tiny_model: Path, tmp_path: Path) -> None:
     store = tmp_path / "store"
 
@@ -78,6 +80,7 @@ def test_a_sound_store_is_opened_without_a_warning(tiny_model: Path, tmp_path: P
     assert asyncio.run(open_twice()) == [(), ()]
 
 
+@pytest.mark.one_in(3)
 def test_what_a_daemon_logs_has_its_time(tmp_path: Path) -> None:
     script = (
         "import logging, sys; from torpor.cli.registry import run; run(['serve', *sys.argv[1:]]); "

@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 from cli_rig import Torpor
-from shares import rotating
 from torpor.cli.demo import story
 from torpor.cli.demo.daemon import DemoDaemon
 from torpor.cli.demo.demo import DEFAULT_DOCUMENT
@@ -63,6 +62,7 @@ def tell(chosen: Settings) -> story.Evidence:
     return Demo(chosen, Output(as_json=True)).tell()
 
 
+@pytest.mark.one_in(4)
 def test_a_woken_session_goes_on_bit_for_bit_after_sigkill(
     short_path: Path, tiny_model: Path, started: list[int]
 ) -> None:
@@ -77,6 +77,7 @@ def test_a_woken_session_goes_on_bit_for_bit_after_sigkill(
     assert not any(map(is_running, started))
 
 
+@pytest.mark.one_in(3)
 def test_a_wake_that_changes_a_token_is_disproved(
     short_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -93,6 +94,7 @@ def test_a_wake_that_changes_a_token_is_disproved(
     assert "woken: goes on from the very logits that slept" in failed
 
 
+@pytest.mark.one_in(2)
 def test_a_document_that_is_too_short_is_refused(short_path: Path, tiny_model: Path, started: list[int]) -> None:
     with pytest.raises(DemoUnfit, match="at least 500"):
         tell(settings(short_path, tiny_model, text=TEXT[:400]))
@@ -100,11 +102,13 @@ def test_a_document_that_is_too_short_is_refused(short_path: Path, tiny_model: P
     assert not any(map(is_running, started))
 
 
+@pytest.mark.one_in(2)
 def test_a_model_with_too_little_context_is_refused(short_path: Path, tiny_model: Path) -> None:
     with pytest.raises(DemoUnfit, match="do not fit"):
         tell(settings(short_path, tiny_model, target_document_tokens=9000, minimum_document_tokens=2000))
 
 
+@pytest.mark.one_in(2)
 def test_a_daemon_that_does_not_start_is_reported_with_its_last_words(short_path: Path, started: list[int]) -> None:
     with pytest.raises(DemoDaemonFailed, match="model_unavailable"):
         tell(settings(short_path, short_path / "no-model"))
@@ -112,6 +116,7 @@ def test_a_daemon_that_does_not_start_is_reported_with_its_last_words(short_path
     assert not any(map(is_running, started))
 
 
+@pytest.mark.one_in(3)
 def test_a_killed_daemon_is_dead_and_a_stopped_one_is_not_taken_for_killed(short_path: Path, tiny_model: Path) -> None:
     chosen = {"store": short_path / "store", "models": {"tiny": str(tiny_model)}, "log": short_path / "log"}
     socket_path = short_path / "run" / "t.sock"
@@ -131,9 +136,9 @@ def test_the_default_document_is_long_and_there(torpor: Torpor, tmp_path: Path) 
     assert ran.error["error"]["code"] == "unreadable_input"
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(
-    ("number", "status"),
-    rotating([(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGKILL, -9)], 1),
+    ("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGKILL, -9)]
 )
 def test_a_demo_that_is_ended_leaves_no_daemon(short_path: Path, number: int, status: int) -> None:
     """Whatever ends it, SIGKILL included; the folder is removed wherever anything can still be done."""

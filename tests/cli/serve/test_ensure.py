@@ -39,6 +39,7 @@ def home(short_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         time.sleep(0.02)
 
 
+@pytest.mark.one_in(3)
 def test_several_at_once_start_one_daemon_and_all_have_it(torpor: Torpor) -> None:
     running = [subprocess.Popen(COMMAND, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(3)]
     told = [(process.communicate(timeout=240), process.returncode) for process in running]
@@ -66,6 +67,7 @@ def test_several_at_once_start_one_daemon_and_all_have_it(torpor: Torpor) -> Non
     assert asyncio.run(ensured()) == pid
 
 
+@pytest.mark.one_in(4)
 def test_a_daemon_that_cannot_start_is_told_and_leaves_no_process(torpor: Torpor, short_path: Path) -> None:
     config = short_path / "torpor.toml"
     config.write_text("memory_budget = 'much'\n")

@@ -33,6 +33,7 @@ async def fold(rig: Rigged, **order: Any) -> Any:
     return await rig.service.fold(session="a", name="b", on_event=ignore, **asked)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(("turns", "slack"), [(0, 0), (1, 0), (2, 0), (2, 7), (3, 0)])
 async def test_a_fold_is_the_conversation_that_its_template_gives(open_rig: Any, turns: int, slack: int) -> None:
     """System text, summary, and as many of the last turns as fit into the tail; the next turn follows as in any."""
@@ -99,6 +100,7 @@ async def test_a_tail_that_begins_inside_a_turn_is_matched_by_no_text(open_rig: 
             await send(rig, [*HEAD[1:], messages[-1], user("next")], "b")
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("opening", [[SYSTEM], []])
 @pytest.mark.parametrize("rewound", [False, True])
 @pytest.mark.parametrize("turns", [1, 2, 3])
@@ -338,6 +340,7 @@ async def test_no_room_for_the_summary_is_an_overflow_with_both_sizes(open_rig: 
         assert (await fold(rig)).token_count < 100, "with a summary that is given it can be folded"
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("is_chat", [True, False])
 async def test_a_context_without_room_for_the_summary_has_it_written_of_what_is_before_the_tail(
     open_rig: Any, is_chat: bool

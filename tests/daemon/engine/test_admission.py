@@ -198,6 +198,7 @@ async def test_a_background_job_that_is_given_up_is_closed_though_it_stands_back
         await asyncio.to_thread(engine.stop)
 
 
+@pytest.mark.one_in(2)
 async def test_a_text_that_is_read_in_the_background_waits_for_a_stream_and_a_stream_for_a_text(open_rig: Any) -> None:
     async with open_rig() as rig:
         for name in ("late", "first"):
@@ -260,6 +261,7 @@ async def test_one_that_is_in_a_hurry_gets_the_row_of_one_that_is_not(open_rig: 
             assert rig.live(name).state.is_consistent
 
 
+@pytest.mark.one_in(3)
 async def test_a_row_that_comes_free_is_taken_by_one_that_was_in_another_batch(open_rig: Any) -> None:
     """Six background sessions are two batches; beside a normal one there is one, which is full as long as they last."""
     names = ("a", "b", "c", "d", "e", "f")
@@ -490,6 +492,7 @@ async def test_a_wait_for_memory_counts_as_standing_back_from_when_somebody_is_p
         assert behind.request.stood_back_s > 0
 
 
+@pytest.mark.one_in(2)
 async def test_who_has_the_memory_that_a_normal_request_waits_for_stands_back_no_more(open_tight: Any) -> None:
     async with open_tight() as rig:
         held = []
@@ -564,6 +567,7 @@ async def test_one_too_many_is_told_so_with_the_sizes_and_nothing_happens_qx18(o
         assert len(rig.live("a").state.tokens) == 50 + CHUNK + 2
 
 
+@pytest.mark.one_in(2)
 async def test_who_was_served_and_waits_again_counts_again(open_rig: Any, tmp_path: Path) -> None:
     """For memory behind its wake, and for the turn of a second session."""
     async with open_rig(store=tmp_path / "another") as other:

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 from session_rig import SAMPLED, Rigged, begun_together, ignore, listening, tokens_of, until, writing
-from shares import rotating
 from torpor.daemon.engine.decoding import MOST_PADDING, _Batch, is_fit_for_batches
 from torpor.daemon.errors import GenerationFailed
 from torpor.snapshot import batches
@@ -80,7 +79,8 @@ async def assert_like_alone(rig: Rigged, name: str, prompt: list[int]) -> None:
     await rig.service.delete(session=control)
 
 
-@pytest.mark.parametrize("kind", rotating(KINDS, 2))
+@pytest.mark.one_in(5)
+@pytest.mark.parametrize("kind", KINDS)
 async def test_sessions_that_write_together_decode_in_one_call_and_each_has_its_own_state_qx1(
     open_batching: Any, kind: str
 ) -> None:
@@ -100,7 +100,8 @@ async def test_sessions_that_write_together_decode_in_one_call_and_each_has_its_
             await assert_like_alone(rig, name, prompt)
 
 
-@pytest.mark.parametrize("kind", rotating(KINDS, 2))
+@pytest.mark.one_in(5)
+@pytest.mark.parametrize("kind", KINDS)
 async def test_sessions_come_and_go_while_others_write(open_batching: Any, kind: str) -> None:
     """Six sessions of different lengths, which end at different tokens, go through batches of four."""
     prompts = {f"s{at}": tokens_of(at, 40 + 6 * at) for at in range(6)}
@@ -114,7 +115,8 @@ async def test_sessions_come_and_go_while_others_write(open_batching: Any, kind:
             await assert_like_alone(rig, name, prompt)
 
 
-@pytest.mark.parametrize("kind", rotating(KINDS, 2))
+@pytest.mark.one_in(5)
+@pytest.mark.parametrize("kind", KINDS)
 async def test_background_sessions_give_rows_up_and_get_them_back_and_each_has_its_own_state(
     open_batching: Any, kind: str
 ) -> None:
@@ -139,7 +141,8 @@ async def test_background_sessions_give_rows_up_and_get_them_back_and_each_has_i
             await assert_like_alone(rig, name, prompt)
 
 
-@pytest.mark.parametrize("kind", rotating(KINDS, 2))
+@pytest.mark.one_in(5)
+@pytest.mark.parametrize("kind", KINDS)
 async def test_what_decoded_in_a_batch_sleeps_and_wakes_bit_for_bit(open_batching: Any, kind: str) -> None:
     """Promise 2. The ledger knows which tokens were read beside others: the canary asks for their very bits no more."""
     async with open_batching(kind) as rig:
@@ -158,6 +161,7 @@ async def test_what_decoded_in_a_batch_sleeps_and_wakes_bit_for_bit(open_batchin
             assert UNREPEATABLE in list(rig.live(name).state.passes)
 
 
+@pytest.mark.one_in(2)
 async def test_in_a_deterministic_daemon_each_reply_is_to_the_bit_that_of_the_session_alone(open_rig: Any) -> None:
     prompts = {name: tokens_of(at, 300 + 17 * at) for at, name in enumerate(NAMES)}
     async with open_rig(batch=1) as rig:
@@ -272,6 +276,7 @@ async def test_giving_up_in_a_batch_keeps_whole_tokens_and_the_others_go_on_qx16
             await assert_like_alone(rig, name, prompt)
 
 
+@pytest.mark.one_in(2)
 async def test_a_session_that_is_much_longer_than_the_others_is_not_batched_with_them(open_batching: Any) -> None:
     async with open_batching() as rig:
         for name, count in (("a", 100), ("b", 110), ("c", 1000), ("d", 1050)):
@@ -292,6 +297,7 @@ async def test_a_session_that_is_much_longer_than_the_others_is_not_batched_with
         assert max(rig.network.rows) == 2
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(("late", "joins"), [(1000, False), (130, True)])
 async def test_who_comes_late_joins_a_running_batch_only_where_that_wastes_no_more_than_a_quarter(
     open_batching: Any, late: int, joins: bool
@@ -328,6 +334,7 @@ def test_who_joins_is_padded_to_the_longest_row_also_where_its_state_has_left() 
     assert batch.has_room([state(700)], 16)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.usefixtures("short_calls")
 async def test_a_long_text_does_not_stop_a_stream(open_batching: Any) -> None:
     """Reading and writing share the engine by time: between two chunks of the text, others write."""
@@ -408,6 +415,7 @@ class Faults:
         return step
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("kind", ["plain", "gemma3_text", "lfm2"])
 async def test_no_fault_in_a_batch_ends_the_engine_and_every_session_is_whole_or_back_at_its_last_sleep(
     open_batching: Any, kind: str, monkeypatch: pytest.MonkeyPatch

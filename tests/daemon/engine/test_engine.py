@@ -303,6 +303,7 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.one_in(2)
 def test_a_process_whose_engine_was_stopped_ends_cleanly() -> None:
     done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr) == (0, "")

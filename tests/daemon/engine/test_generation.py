@@ -54,6 +54,7 @@ async def same_as_control(rig: Rigged) -> None:
 # --- a model that fails
 
 
+@pytest.mark.one_in(10)
 @pytest.mark.parametrize("layers_grown", range(4))
 @pytest.mark.parametrize("call", [1, 2, 3, 4])
 async def test_a_model_that_fails_while_reading_leaves_the_session_as_it_was_qx7(
@@ -68,6 +69,7 @@ async def test_a_model_that_fails_while_reading_leaves_the_session_as_it_was_qx7
         await same_as_control(rig)
 
 
+@pytest.mark.one_in(7)
 @pytest.mark.parametrize("layers_grown", range(4))
 @pytest.mark.parametrize("call", [1, 2, 9])
 async def test_a_model_that_fails_while_writing_keeps_what_was_committed_before_qc9(
@@ -215,6 +217,7 @@ async def cancelled_inside(rig: Rigged, work: Callable[[], Awaitable[Any]], call
     return cancelled.value
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("call", [1, 2, 3])
 async def test_giving_up_while_reading_leaves_the_session_as_it_was_qx16(open_rig: Any, call: int) -> None:
     async with open_rig() as rig:
@@ -354,6 +357,7 @@ async def test_a_text_that_just_fits_is_read_and_the_full_session_still_answers(
         assert (await rig.wake("a")).token_count == 2048
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("verb", "options"),
     [
@@ -379,6 +383,7 @@ async def test_every_way_in_checks_the_room_before_it_computes_qx15(
         assert await rig.write("a", 8) == await rig.write("control", 8)
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("tokens", [[], [259], [5, -1], [1, 2**40], [3, 258, 259]])
 async def test_ids_outside_the_vocabulary_are_refused_before_they_are_read_threat_10(
     open_rig: Any, tokens: list[int]

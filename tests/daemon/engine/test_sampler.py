@@ -65,6 +65,7 @@ def test_drawing_leaves_the_random_state_of_the_process_alone() -> None:
     assert [part.tolist() for part in mx.random.state] == before
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("changes", "possible"),
     [

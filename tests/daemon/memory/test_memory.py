@@ -177,6 +177,7 @@ RESIDENTS = (
 """What a session in memory may be. That of models: a load that is under way, in `test_loading.py`."""
 
 
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("resident", RESIDENTS, ids=lambda each: each.__name__)
 async def test_a_request_that_fits_alone_waits_for_whatever_is_in_memory_and_is_served_qx18(
     open_rig: Any, resident: Any, monkeypatch: pytest.MonkeyPatch
@@ -337,6 +338,7 @@ class Trial:
         await self._rig.service.unload_model(model=self._draw.choice(("one", "two")))
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.timeout(120)
 async def test_what_fits_alone_is_never_refused_for_want_of_memory_qx18(

@@ -136,6 +136,7 @@ async def test_a_session_wakes_exactly_with_the_adapter_that_it_slept_with(open_
         assert (await rig.service.status()).models[0].adapter == adapter_part(rig.model)
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(
     ("before", "after"),
     [

@@ -129,6 +129,7 @@ async def test_whoever_is_strict_is_refused_what_another_backend_computed(
     assert woken.differs == (), "it has slept here since"
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("goes_on", ["awake", "asleep", "woken again", "forked", "cut at a look", "healed"])
 async def test_what_another_backend_began_is_nobodys_prefix_however_it_goes_on(
     open_rig: Any, store: Path, monkeypatch: pytest.MonkeyPatch, goes_on: str

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 from session_rig import Rigged, ignore, tokens_of
-from shares import rotating
 from torpor.daemon.errors import GenerationFailed
 from torpor.daemon.models import canary
 from torpor.daemon.sleep import hibernation
@@ -38,7 +37,8 @@ def elsewhere(rig: Rigged, **circumstances: str) -> None:
     rig.model = dataclasses.replace(model, backend={**model.backend, **circumstances})
 
 
-@pytest.mark.parametrize("kind", rotating(KINDS, 2))
+@pytest.mark.one_in(5)
+@pytest.mark.parametrize("kind", KINDS)
 async def test_a_wake_that_computes_the_same_bits_says_so_and_what_it_cost(open_kind: Any, kind: str) -> None:
     async with open_kind(kind) as rig:
         await asleep(rig)
@@ -49,7 +49,8 @@ async def test_a_wake_that_computes_the_same_bits_says_so_and_what_it_cost(open_
         assert report.tokens_prefilled == 0, "and it is not one of the session's"
 
 
-@pytest.mark.parametrize("kind", rotating(KINDS, 2))
+@pytest.mark.one_in(5)
+@pytest.mark.parametrize("kind", KINDS)
 async def test_a_state_that_computes_something_else_is_refused_and_nothing_is_woken(open_kind: Any, kind: str) -> None:
     async with open_kind(kind) as rig:
         await asleep(rig)
@@ -63,7 +64,8 @@ async def test_a_state_that_computes_something_else_is_refused_and_nothing_is_wo
         assert (await rig.wake("s")).canary == "same_bits"
 
 
-@pytest.mark.parametrize("kind", rotating(KINDS, 2))
+@pytest.mark.one_in(5)
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("part", ["processor", "mlx", "blas", "device", "mlx_lm"])
 async def test_elsewhere_the_same_within_the_tolerance_is_enough(open_kind: Any, kind: str, part: str) -> None:
     async with open_kind(kind) as rig:
@@ -75,7 +77,8 @@ async def test_elsewhere_the_same_within_the_tolerance_is_enough(open_kind: Any,
         assert [each.field for each in report.differs] == [part]
 
 
-@pytest.mark.parametrize("kind", rotating(KINDS, 2))
+@pytest.mark.one_in(5)
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("by", [3.0, float("nan")])
 async def test_elsewhere_too_a_state_that_is_wrong_is_refused(open_kind: Any, kind: str, by: float) -> None:
     async with open_kind(kind) as rig:
@@ -87,7 +90,8 @@ async def test_elsewhere_too_a_state_that_is_wrong_is_refused(open_kind: Any, ki
         assert not rig.is_awake("s")
 
 
-@pytest.mark.parametrize("kind", rotating(KINDS, 2))
+@pytest.mark.one_in(5)
+@pytest.mark.parametrize("kind", KINDS)
 async def test_a_state_whose_shape_the_model_cannot_use_is_refused(open_kind: Any, kind: str) -> None:
     async with open_kind(kind) as rig:
         await asleep(rig)
@@ -97,7 +101,8 @@ async def test_a_state_whose_shape_the_model_cannot_use_is_refused(open_kind: An
         assert not rig.is_awake("s")
 
 
-@pytest.mark.parametrize("kind", rotating(KINDS, 2))
+@pytest.mark.one_in(5)
+@pytest.mark.parametrize("kind", KINDS)
 async def test_values_that_are_no_numbers_are_refused_at_wake_threat_11(
     open_kind: Any, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -128,7 +133,8 @@ async def test_values_that_are_no_numbers_are_refused_at_wake_threat_11(
         assert not rig.is_awake("s")
 
 
-@pytest.mark.parametrize("kind", rotating(KINDS, 2))
+@pytest.mark.one_in(5)
+@pytest.mark.parametrize("kind", KINDS)
 async def test_the_canary_leaves_no_trace_in_a_session_that_goes_on(open_kind: Any, kind: str) -> None:
     """At a sleep that leaves the session awake as at a wake: it writes what it would have written."""
     async with open_kind(kind) as rig:
@@ -177,7 +183,8 @@ async def test_a_snapshot_without_a_canary_wakes_and_says_that_none_was_run(open
         assert (await rig.wake("s")).canary == "same_bits"
 
 
-@pytest.mark.parametrize("kind", rotating(KINDS, 2))
+@pytest.mark.one_in(5)
+@pytest.mark.parametrize("kind", KINDS)
 async def test_a_session_that_only_passes_through_another_place_wakes_in_both(open_kind: Any, kind: str) -> None:
     """Slept here, woken elsewhere, slept there with nothing computed, or a little: nowhere are bits expected that
     another place computed."""

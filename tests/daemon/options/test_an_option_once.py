@@ -74,6 +74,7 @@ print("an option once")
 """
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("changes", ["at once", "at the next start"])
 def test_an_option_is_added_by_its_declaration_and_the_code_that_uses_it(tmp_path: Path, changes: str) -> None:
     package = tmp_path / "torpor"

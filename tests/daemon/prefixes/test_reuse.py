@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 from session_rig import SAMPLED, Gate, Rigged, ignore, tokens_of
-from shares import rotating
 from torpor.daemon.errors import GenerationFailed
 from torpor.daemon.prefixes.reuse import _MOST_SOURCES, PrefixReuse, read_alike
 from torpor.snapshot.passes import Passes
@@ -45,7 +44,8 @@ async def control(open_kind: Callable[..., Any], kind: str, tokens: list[int]) -
 
 
 @pytest.mark.parametrize("where", ["awake", "asleep", "after a restart"])
-@pytest.mark.parametrize("kind", rotating(KINDS, 2))
+@pytest.mark.one_in(4)
+@pytest.mark.parametrize("kind", KINDS)
 async def test_a_session_that_found_a_prefix_is_to_the_bit_what_it_would_have_been(
     open_kind: Callable[..., Any], kind: str, where: str
 ) -> None:
@@ -92,6 +92,7 @@ async def test_qx6_of_a_text_that_is_known_whole_the_end_is_read_all_the_same(op
         assert (again.tokens, again.kv, again.logits) == (expected.tokens, expected.kv, expected.logits)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("asleep", [False, True])
 async def test_what_was_read_in_other_calls_is_taken_over_only_where_that_was_asked_for(
     open_rig: Any, asleep: bool
@@ -114,6 +115,7 @@ async def test_ms1_never_across_namespaces(open_rig: Any) -> None:
         assert (await read(rig, "torpor://mine/b", TEXT)).cached_tokens == 1299
 
 
+@pytest.mark.one_in(2)
 async def test_a_session_that_is_gone_or_damaged_is_no_source_and_no_error(open_rig: Any) -> None:
     """GM8 in part: what was deleted is not found any more; what cannot be read is a miss."""
     async with open_rig(prefix_reuse="exact") as rig:
@@ -178,6 +180,7 @@ async def test_ms11_what_a_failed_reading_had_is_not_given_to_others(open_rig: A
         assert (await read(rig, "b", TEXT)).cached_tokens == 0
 
 
+@pytest.mark.one_in(2)
 async def test_lossy_sessions_are_no_sources(open_rig: Any, quantisable_model: Path) -> None:
     async with open_rig(quantisable_model, prefix_reuse="exact") as rig:
         await rig.read("a", TEXT)
@@ -202,6 +205,7 @@ async def test_a_session_that_was_woken_at_an_earlier_token_gives_only_what_was_
         assert (await read(rig, "b", [*TEXT[:300], *tokens_of(5, 1)])).cached_tokens == 256
 
 
+@pytest.mark.one_in(2)
 async def test_ms5_many_borrow_at_once_while_the_source_goes_on_and_goes(open_rig: Any) -> None:
     async with open_rig(prefix_reuse="exact") as rig:
         await rig.read("control", TEXT)
@@ -253,6 +257,7 @@ async def test_what_is_deleted_while_its_ledger_is_learned_is_found_by_nobody(
         assert (len(rig.service.reuse._tree), rig.service.reuse._tree.node_count) == (0, 0)
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("slept", [False, True])
 @pytest.mark.parametrize("verb", ["delete", "forget", "clear"])
 async def test_sessions_that_are_gone_stand_before_no_source_that_is_there_gm8(

@@ -136,6 +136,7 @@ async def test_one_that_cannot_be_woken_is_left_and_the_others_are_not(open_rig:
 # --- clear
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("where", ["awake", "asleep", "both"])
 async def test_what_is_cleared_is_nowhere_and_the_others_are_untouched(open_rig: Any, store: Path, where: str) -> None:
     """GM8: memory, disk, prefixes and counters of the label are gone; the next lookup misses, and others hit."""

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from damage_rig import damage, mend
 from session_rig import Rigged, ignore, listening, reply_with, tokens_of, until
-from shares import rotating
 from test_time_travel import KINDS, TOKENS, look_at_the_first_of_two_versions
 from torpor.daemon import errors
 from torpor.daemon.api.sampling import Sampling
@@ -119,6 +118,7 @@ USES = [
 STANDS = [(None, 280), (1, None), (1, 280)]
 
 
+@pytest.mark.one_in(29)
 @pytest.mark.parametrize("use", USES, ids=lambda use: use.__name__)
 @pytest.mark.parametrize(("version", "at"), STANDS)
 async def test_a_look_that_made_room_is_used_as_if_it_had_stayed(
@@ -138,7 +138,8 @@ async def test_a_look_that_made_room_is_used_as_if_it_had_stayed(
     assert again == alone
 
 
-@pytest.mark.parametrize("kind", rotating(KINDS, 2))
+@pytest.mark.one_in(3)
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("version", "at"), STANDS)
 async def test_a_look_of_each_kind_of_cache_gives_way_and_is_back_to_the_bit_qx1(
     open_kind: Any, kind: str, version: int | None, at: int | None
@@ -188,6 +189,7 @@ async def test_a_look_does_not_keep_its_model_from_being_unloaded(open_rig: Any)
         assert (await rig.wake("s")).look == Look(1, 280, 2, 350)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("order", [{"version": 2}, {"at_token": 100}, {"version": 1, "at_token": 100}])
 async def test_a_look_that_made_room_is_left_by_a_wake_that_asks_for_another_place(
     open_rig: Any, order: dict[str, int]
@@ -201,6 +203,7 @@ async def test_a_look_that_made_room_is_left_by_a_wake_that_asks_for_another_pla
         assert (await rig.wake("s")).token_count == held
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("at_token", [280, 100])
 async def test_a_token_alone_is_one_of_the_version_that_a_look_stood_at(open_rig: Any, at_token: int) -> None:
     """As it is while the look is in memory: what left in between changes nothing."""
@@ -230,6 +233,7 @@ async def test_a_look_that_made_room_ends_with_the_daemon_as_one_in_memory_does(
         assert (report.version, report.token_count, report.look) == (2, 350, None)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("how", ["rm", "clear", "forget"])
 async def test_a_session_that_is_deleted_leaves_no_look_to_the_next_of_its_name(open_rig: Any, how: str) -> None:
     async with open_rig() as rig:
@@ -312,6 +316,7 @@ async def test_a_look_whose_version_was_damaged_since_is_refused_and_stays(open_
         assert info.look == Look(1, 300, 2, 350)
 
 
+@pytest.mark.one_in(2)
 async def test_a_look_at_a_version_that_is_healed_is_one_at_the_version_that_takes_its_place(
     open_rig: Any, store: Path
 ) -> None:
@@ -330,6 +335,7 @@ async def test_a_look_at_a_version_that_is_healed_is_one_at_the_version_that_tak
         assert await rig.fingerprint("s") == before
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("left", [False, True])
 async def test_a_look_at_what_a_heal_makes_a_ledger_of_stays_in_memory_or_is_refused_with_advice_that_works(
     open_rig: Any, store: Path, left: bool
@@ -363,6 +369,7 @@ async def test_a_look_at_what_a_heal_makes_a_ledger_of_stays_in_memory_or_is_ref
         assert (await rig.service.append(session="s", tokens=[7], on_event=ignore)).branched is not None
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("how", ["wake", "look", "fork"])
 async def test_an_early_token_takes_the_memory_of_what_is_read_for_it_where_all_is_cut_by_token(
     open_rig: Any, how: str
@@ -388,6 +395,7 @@ async def test_an_early_token_takes_the_memory_of_what_is_read_for_it_where_all_
 # --- a newer version comes back
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("crowded", [False, True])
 @pytest.mark.parametrize("own", [False, True])
 async def test_where_a_session_goes_on_when_a_newer_version_comes_back_does_not_depend_on_pressure(
@@ -426,6 +434,7 @@ async def test_where_a_session_goes_on_when_a_newer_version_comes_back_does_not_
 # --- a fold that does not come to its end
 
 
+@pytest.mark.one_in(8)
 @pytest.mark.parametrize("at", ["summary", "no summary", "no room", "new session"])
 @pytest.mark.parametrize("how", ["fails", "is cancelled"])
 async def test_a_look_stays_where_it_stood_when_its_fold_does_not_come_to_its_end(

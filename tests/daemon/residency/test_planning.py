@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from recompute_rig import teach
 from session_rig import MODEL, listening, tokens_of
-from shares import rotating
 from torpor.daemon.errors import ModelChanged, ModelNotLoaded, SessionAwake
 from torpor.memvid.errors import BundleMissing, SessionNotFound
 from torpor.snapshot.errors import NoSuchPosition
@@ -55,7 +54,8 @@ async def test_a_plan_has_no_side_effect(open_rig: Any, store: Path) -> None:
         assert dataclasses.replace(after, uptime_s=0, models=()) == dataclasses.replace(before, uptime_s=0, models=())
 
 
-@pytest.mark.parametrize("kind", rotating(KINDS, 2))
+@pytest.mark.one_in(3)
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("at", [None, 512, 300, 1])
 async def test_the_tokens_and_bytes_of_a_plan_are_what_the_wake_then_reports(
     open_one: Any, kind: str, at: int | None
@@ -149,6 +149,7 @@ async def test_a_plan_loads_no_model(open_rig: Any) -> None:
             await rig.service.plan_wake(session="a")
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("kind", ["plain", "lfm2"])
 async def test_a_plan_counts_what_a_stop_had_no_time_to_write(open_one: Any, kind: str) -> None:
     async with open_one(kind, stop_within=0) as rig:

@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 from session_rig import SAMPLED, Rigged, ignore, tokens_of, until
-from shares import rotating
 from torpor.daemon.api.sampling import Sampling
 from torpor.daemon.api.session import Look
 from torpor.daemon.engine import generation
@@ -98,7 +97,8 @@ async def test_models_that_are_larger_than_the_budget_end_the_start(open_rig: An
 
 
 @pytest.mark.parametrize("at_once", [64, 2048], ids=["as on a CPU", "as on a GPU"])
-@pytest.mark.parametrize("kind", rotating(["qwen3", "gemma3", "mamba2", "lfm2", "qwen3_next", "quantised"], 2))
+@pytest.mark.one_in(3)
+@pytest.mark.parametrize("kind", ["qwen3", "gemma3", "mamba2", "lfm2", "qwen3_next", "quantised"])
 async def test_what_is_reserved_for_a_request_is_never_less_than_what_it_takes(
     open_kind: Any, kind: str, at_once: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -262,6 +262,7 @@ async def test_who_wants_memory_beside_a_look_that_somebody_goes_on_from_waits_f
         assert not rig.is_awake("a")
 
 
+@pytest.mark.one_in(2)
 async def test_the_buffers_that_mlx_keeps_are_given_back(open_rig: Any, weights: int) -> None:
     limit = mx.set_cache_limit(1 << 30)
     try:
@@ -295,6 +296,7 @@ async def waits(rig: Rigged, count: int) -> None:
     await until(lambda: rig.service.residency.memory.info().waiting == count)
 
 
+@pytest.mark.one_in(2)
 async def test_a_waiter_that_is_given_up_gives_its_place_and_its_turn_back(open_rig: Any, weights: int) -> None:
     async with open_rig(memory_budget=weights + most(50) + STEP * ROW) as rig:
         for at, name in enumerate("abc"):
@@ -372,6 +374,7 @@ async def test_a_stop_tells_those_that_wait_and_keeps_what_is_awake(open_rig: An
         assert (await stopping).slept == ("torpor://default/a",)
 
 
+@pytest.mark.one_in(3)
 async def test_two_that_hold_memory_and_want_more_do_not_wait_for_each_other(open_rig: Any, weights: int) -> None:
     """Each is awake, in its turn, and wants to grow by more than is left: the later gives way, both are served."""
     alone: dict[str, Any] = {}
@@ -442,6 +445,7 @@ async def test_a_fork_that_waits_for_a_turn_whose_holder_waits_for_memory_is_no_
         await all_is_free(rig)
 
 
+@pytest.mark.one_in(2)
 async def test_a_fork_that_waits_has_nobody_refused_who_waits_for_the_memory_of_its_source(
     open_rig: Any, weights: int
 ) -> None:
@@ -579,6 +583,7 @@ async def play(rig: Rigged, name: str, turn: tuple[str, int, list[int]]) -> Any:
     return (await rig.service.show(session=name)).info.token_count
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("fitting", [1, 4])
 @pytest.mark.timeout(60)
 async def test_more_sessions_than_fit_answer_as_each_would_alone_qx1_qx10(

@@ -92,6 +92,7 @@ async def test_a_map_without_what_a_session_needs_is_named(open_rig: Any) -> Non
             Session.woken(live.uri, live.model, live.state, live.durable, kept)  # type: ignore[arg-type]
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize(
     ("field", "value"),
     [

@@ -78,6 +78,7 @@ async def test_a_session_of_few_files_is_not_compacted(open_rig: Any, monkeypatc
         assert threads == []
 
 
+@pytest.mark.one_in(2)
 async def test_sleeps_and_wakes_go_on_while_it_runs_on_a_thread_of_its_own(
     open_rig: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -119,6 +120,7 @@ async def test_a_session_that_is_awake_sleeps_again_after_its_files_were_written
         assert await rig.fingerprint("a") == fingerprint
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("failure", [NoSpace("full"), RuntimeError("a bug")])
 async def test_what_fails_in_it_fails_no_sleep(
     open_rig: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, failure: Exception

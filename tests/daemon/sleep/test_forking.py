@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 from session_rig import SAMPLED, Rigged, fingerprint_of, ignore, tokens_of
-from shares import rotating
 from torpor.daemon.api.session import Origin
 from torpor.daemon.errors import EmptyContext, SessionExists
 from torpor.daemon.sessions.origin import origin_in, origin_of
@@ -32,7 +31,8 @@ async def fork(rig: Rigged, session: str, name: str, at: int | None = None, **op
     return await rig.service.fork(session=session, name=name, at_token=at, on_event=ignore, **options)
 
 
-@pytest.mark.parametrize("kind", rotating(KINDS, 2))
+@pytest.mark.one_in(4)
+@pytest.mark.parametrize("kind", KINDS)
 async def test_br8_br9_a_fork_goes_on_as_its_source_would_and_neither_sees_the_other(
     open_kind: Callable[..., Any], kind: str
 ) -> None:
@@ -54,7 +54,8 @@ async def test_br8_br9_a_fork_goes_on_as_its_source_would_and_neither_sees_the_o
         assert await rig.fingerprint("child") == await rig.fingerprint("control")
 
 
-@pytest.mark.parametrize("kind", rotating(KINDS, 2))
+@pytest.mark.one_in(4)
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("at", [1, 255, 256, 300, 599])
 async def test_a_fork_at_an_earlier_token_is_what_a_session_was_that_had_read_no_more(
     open_kind: Callable[..., Any], kind: str, at: int

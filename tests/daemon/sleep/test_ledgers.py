@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from damage_rig import damage
 from session_rig import SAMPLED, UNREADABLE, Gate, Rigged, ignore, listening, make_unreadable, tokens_of, until
-from shares import rotating
 from torpor.daemon.api.sampling import Sampling
 from torpor.daemon.api.session import Salvaged
 from torpor.daemon.errors import GenerationFailed, MemoryBudgetExceeded, StopDeadline
@@ -47,7 +46,8 @@ async def three(rig: Rigged) -> None:
     await rig.write("new", 5)
 
 
-@pytest.mark.parametrize("kind", rotating(KINDS, 2))
+@pytest.mark.one_in(3)
+@pytest.mark.parametrize("kind", KINDS)
 async def test_what_a_stop_has_no_time_for_goes_on_bit_for_bit_from_its_ledger(open_kind: Any, kind: str) -> None:
     async with open_kind(kind, stop_within=0) as rig:
         await three(rig)
@@ -198,6 +198,7 @@ async def test_a_ledger_relies_on_no_block_that_is_damaged(open_rig: Any, store:
         assert await rig.fingerprint("a") == had
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("gone", ["pruned", "set aside", "index"])
 async def test_a_ledger_is_kept_whatever_became_of_the_version_that_it_would_rest_on(
     open_rig: Any, store: Path, gone: str
@@ -226,6 +227,7 @@ async def test_a_ledger_is_kept_whatever_became_of_the_version_that_it_would_res
         assert ledger(rig, "a") == had
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("within", [math.inf, 0.0])
 @pytest.mark.parametrize("how", UNREADABLE)
 async def test_a_stop_needs_no_old_version_to_keep_what_is_in_memory(
@@ -555,6 +557,7 @@ async def test_a_repair_keeps_no_end_of_a_ledger_behind_a_hole(open_rig: Any, st
         assert woken.salvaged.of == 640
 
 
+@pytest.mark.one_in(2)
 async def test_what_damage_took_before_a_ledger_is_told_as_damaged(open_rig: Any, store: Path) -> None:
     async with open_rig(stop_within=0) as rig:
         await rig.read("a", tokens_of(1, 1300))
@@ -570,6 +573,7 @@ async def test_what_damage_took_before_a_ledger_is_told_as_damaged(open_rig: Any
         assert (told.start, told.tokens, told.damaged) == (256, 384, True)
 
 
+@pytest.mark.one_in(2)
 async def test_a_ledger_behind_what_a_repair_saved_goes_on_saying_so(open_rig: Any, store: Path) -> None:
     async with open_rig() as rig:
         await rig.read("a", tokens_of(1, 1300))

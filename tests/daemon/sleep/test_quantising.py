@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 import session_rig
 from session_rig import Rigged, crowded, ignore, tokens_of, until
-from shares import rotating
 from torpor.daemon.api.session import Lossy
 from torpor.daemon.errors import SessionAwake, SessionBusy
 from torpor.daemon.sleep.quantising import AgePolicy, Plan, QuantiseOrder, Span, plan_spans, why_left
@@ -55,7 +54,8 @@ def versions(rig: Rigged, name: str = "s") -> list[int]:
 
 
 @pytest.mark.parametrize("bits", [8, 4])
-@pytest.mark.parametrize("kind", rotating(KINDS, 2))
+@pytest.mark.one_in(5)
+@pytest.mark.parametrize("kind", KINDS)
 async def test_the_next_version_is_lossy_and_wakes_proven_and_told(open_kind: Any, kind: str, bits: int) -> None:
     async with open_kind(kind) as rig:
         await asleep(rig)
@@ -89,7 +89,8 @@ async def size_of_exact(rig: Rigged) -> int:
         return sum(entry.raw_bytes for entry in reader.entries)
 
 
-@pytest.mark.parametrize("kind", rotating(KINDS, 2))
+@pytest.mark.one_in(5)
+@pytest.mark.parametrize("kind", KINDS)
 async def test_what_is_not_keys_and_values_is_exact(open_kind: Any, kind: str) -> None:
     async with open_kind(kind) as rig:
         await asleep(rig)
@@ -112,7 +113,8 @@ async def fingerprint_at(rig: Rigged, version: int) -> Any:
     return await rig.fingerprint("s")
 
 
-@pytest.mark.parametrize("kind", rotating(KINDS, 2))
+@pytest.mark.one_in(5)
+@pytest.mark.parametrize("kind", KINDS)
 async def test_the_exact_version_stays_as_it_was_until_a_prune(open_kind: Any, kind: str) -> None:
     async with open_kind(kind) as rig:
         await asleep(rig)
@@ -137,7 +139,8 @@ async def test_a_canary_of_the_lossy_state_finds_what_is_not_that_state(open_kin
         assert refusal.value.tolerance == 0.0
 
 
-@pytest.mark.parametrize("kind", rotating(KINDS, 2))
+@pytest.mark.one_in(5)
+@pytest.mark.parametrize("kind", KINDS)
 async def test_a_lossy_session_stays_marked_and_its_lossy_blocks_are_referred_to(open_kind: Any, kind: str) -> None:
     async with open_kind(kind) as rig:
         await asleep(rig)
@@ -176,7 +179,8 @@ async def test_a_session_whose_lossy_blocks_are_gone_is_written_from_memory_and_
         assert await rig.fingerprint("s") == before
 
 
-@pytest.mark.parametrize("kind", rotating(KINDS, 2))
+@pytest.mark.one_in(5)
+@pytest.mark.parametrize("kind", KINDS)
 async def test_woken_at_an_earlier_token_or_version_it_sleeps_and_wakes_proven(open_kind: Any, kind: str) -> None:
     async with open_kind(kind) as rig:
         await asleep(rig, count=1200)
@@ -197,6 +201,7 @@ async def test_woken_at_an_earlier_token_or_version_it_sleeps_and_wakes_proven(o
         assert (await rig.wake("s")).canary == "same_bits"
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("kind", HYBRIDS)
 async def test_checkpoints_go_on_serving_time_travel(open_kind: Any, kind: str) -> None:
     async with open_kind(kind) as rig:
@@ -262,7 +267,8 @@ async def test_a_plan_changes_nothing_and_says_what_it_saves(open_kind: Any) -> 
 
 
 @pytest.mark.parametrize("bits", [8, 4])
-@pytest.mark.parametrize("kind", rotating(KINDS, 2))
+@pytest.mark.one_in(5)
+@pytest.mark.parametrize("kind", KINDS)
 async def test_a_plan_tells_what_is_then_written_but_for_heads(open_kind: Any, kind: str, bits: int) -> None:
     async with open_kind(kind) as rig:
         await asleep(rig)
@@ -367,6 +373,7 @@ async def test_none_waits_for_the_turn_of_another_that_is_in_use(open_kind: Any)
         assert versions(rig, "a") == [1, 2]
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(
     ("at", "left"),
     [
@@ -553,6 +560,7 @@ async def test_a_policy_of_age_goes_on_behind_a_session_that_too_many_wait_for(o
         await until(lambda: versions(rig, "a") == [1, 2])
 
 
+@pytest.mark.one_in(2)
 async def test_a_stop_waits_for_the_policy_and_loses_nothing(open_kind: Any) -> None:
     async with open_kind() as rig:
         for name in ("a", "b", "c"):

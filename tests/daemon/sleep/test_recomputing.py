@@ -8,7 +8,6 @@ import mlx.core as mx
 import pytest
 from recompute_rig import teach
 from session_rig import SAMPLED, Rigged, ignore, tokens_of
-from shares import rotating
 from torpor.daemon.api.session import Recomputed
 from torpor.snapshot.passes import UNREPEATABLE, Passes
 
@@ -40,7 +39,8 @@ async def goes_on(rig: Rigged, name: str = "a") -> Any:
     return await rig.write(name, 12)
 
 
-@pytest.mark.parametrize("kind", rotating(KINDS, 2))
+@pytest.mark.one_in(4)
+@pytest.mark.parametrize("kind", KINDS)
 async def test_a_session_that_is_recomputed_goes_on_to_the_bit_as_one_that_is_restored(
     open_one: Any, kind: str
 ) -> None:
@@ -86,6 +86,7 @@ async def test_the_same_calls_read_afresh_give_the_same(open_rig: Any) -> None:
         assert await goes_on(rig) == await goes_on(rig, "control")
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("policy", ["off", "exact", "fastest"])
 async def test_which_way_a_wake_goes_follows_the_rates_and_the_policy(open_rig: Any, policy: str) -> None:
     async with open_rig(recompute=policy) as rig:
@@ -149,6 +150,7 @@ def other_bits(rig: Rigged, by: float) -> None:
     rig.network.after = lambda _, logits: logits + by * mx.arange(logits.shape[-1]) / logits.shape[-1]
 
 
+@pytest.mark.one_in(2)
 async def test_what_is_not_to_the_bit_what_is_stored_is_restored_and_not_tried_again(open_rig: Any) -> None:
     async with open_rig(recompute="exact", canary="never") as rig:
         before = await slept(rig)

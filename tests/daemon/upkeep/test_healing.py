@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from damage_rig import TEXT, damage, mend, told
 from session_rig import MODEL, Gate, crowded, ignore, listening, tokens_of, until
-from shares import rotating
 from torpor.daemon.errors import RepairPutOff, ServiceClosed, UnknownModel
 from torpor.daemon.upkeep import healing
 from torpor.daemon.upkeep.healing import _MAX_TOLD, _put_off
@@ -66,6 +65,7 @@ async def _changed(rig: Any, _patched: Any) -> Any:
 # --- a repair that somebody asks for
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("hindrance", "why"),
     [(_no_memory, "memory_budget_exceeded"), (_no_space, "no_space"), (_changed, "model_changed")],
@@ -114,6 +114,7 @@ async def test_a_daemon_that_prepares_to_stop_repairs_nothing(open_rig: Any, sto
         assert newest(rig) == (1, 1300)
 
 
+@pytest.mark.one_in(2)
 async def test_a_stop_that_comes_while_a_repair_heals_cuts_nothing(open_rig: Any, store: Path) -> None:
     async with open_rig(close=False) as rig:
         for seed, name in enumerate("abc"):
@@ -164,6 +165,7 @@ def test_a_refusal_names_a_few_and_counts_the_rest() -> None:
     assert len(refused.sessions) == _MAX_TOLD + 3
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("awake", [False, True])
 async def test_what_could_not_be_read_just_now_is_not_taken_for_damaged(
     open_rig: Any, monkeypatch: pytest.MonkeyPatch, awake: bool
@@ -301,6 +303,7 @@ async def close_in_the_midst(rig: Any, gate: Gate) -> None:
     await closing
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("found_by", ["round", "wake"])
 async def test_a_stop_waits_for_one_call_of_a_heal_and_the_next_daemon_heals(
     open_rig: Any, store: Path, found_by: str
@@ -333,6 +336,7 @@ async def test_a_stop_waits_for_one_call_of_a_heal_and_the_next_daemon_heals(
         assert await rig.fingerprint(first) == before
 
 
+@pytest.mark.one_in(2)
 async def test_a_stop_waits_for_one_block_of_what_a_heal_reads_of_the_store(
     open_rig: Any, store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -376,7 +380,8 @@ async def leave_a_ledger(opened: Any, tokens: int, *, bits: int | None = None) -
     return had
 
 
-@pytest.mark.parametrize("kind", rotating(["plain", "gemma3_text", "lfm2"], 1))
+@pytest.mark.one_in(3)
+@pytest.mark.parametrize("kind", ["plain", "gemma3_text", "lfm2"])
 async def test_a_repair_without_a_daemon_keeps_a_ledger_before_which_only_the_record_is_lost(
     open_rig: Any, models_of_kinds: Any, store: Path, kind: str
 ) -> None:
@@ -407,6 +412,7 @@ async def test_a_repair_without_a_daemon_cuts_a_ledger_before_which_tokens_are_l
     assert (row.token_count, row.unread_tokens, row.salvaged.of) == (256, 0, 640)
 
 
+@pytest.mark.one_in(2)
 async def test_what_is_damaged_of_a_lossy_session_becomes_part_of_its_ledger(
     open_rig: Any, quantisable_model: Path, store: Path
 ) -> None:
@@ -426,6 +432,7 @@ async def test_what_is_damaged_of_a_lossy_session_becomes_part_of_its_ledger(
 # --- a repair that is only planned
 
 
+@pytest.mark.one_in(2)
 async def test_a_planned_repair_tells_of_the_healing_and_of_no_loss_that_it_spares(open_rig: Any, store: Path) -> None:
     async with open_rig() as rig:
         await rig.read("a", TEXT)
@@ -457,6 +464,7 @@ async def test_a_planned_repair_tells_of_the_loss_where_this_daemon_heals_nothin
         rig.service.shelf.places[MODEL].leaving = False
 
 
+@pytest.mark.one_in(2)
 async def test_a_planned_repair_tells_of_a_session_that_too_many_wait_for_and_of_the_others(
     open_rig: Any, store: Path
 ) -> None:

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from damage_rig import TEXT, damage, mend, told
 from session_rig import SAMPLED, Writing, ignore, listening, tokens_of, until
-from shares import rotating
 from torpor.daemon.api.session import Recomputed
 from torpor.daemon.engine.admission import current
 from torpor.daemon.errors import RepairPutOff, SessionExists, UnknownModel
@@ -69,6 +68,7 @@ def test_a_token_that_was_read_beside_those_of_others_counts_as_one() -> None:
 # --- healing
 
 
+@pytest.mark.one_in(2)
 async def test_what_is_computed_again_stands_back_for_whoever_wants_something(
     open_rig: Any, store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -90,7 +90,8 @@ async def test_what_is_computed_again_stands_back_for_whoever_wants_something(
 
 
 @pytest.mark.parametrize("span", [0, 2, -1])
-@pytest.mark.parametrize("kind", rotating(KINDS, 2))
+@pytest.mark.one_in(3)
+@pytest.mark.parametrize("kind", KINDS)
 async def test_a_flipped_bit_is_found_and_what_it_took_is_computed_again_to_the_bit(
     open_kind: Callable[..., Any], kind: str, span: int, store: Path
 ) -> None:
@@ -125,6 +126,7 @@ async def test_a_flipped_bit_is_found_and_what_it_took_is_computed_again_to_the_
     assert damage_of(store) == [], "the damaged version is mended too, out of the same blocks"
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.usefixtures("short_calls")
 async def test_only_what_stands_behind_the_damage_is_computed(open_rig: Any, store: Path) -> None:
     async with open_rig() as rig:
@@ -136,6 +138,7 @@ async def test_only_what_stands_behind_the_damage_is_computed(open_rig: Any, sto
     assert healed["recomputed_tokens"] == 1300 - 768
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.usefixtures("short_calls")
 async def test_what_was_read_in_calls_that_no_block_begins_with_is_the_same_to_the_bit(
     open_rig: Any, store: Path
@@ -187,6 +190,7 @@ async def test_the_damaged_bytes_are_kept(open_rig: Any, store: Path) -> None:
     assert damaged in [path.read_bytes() for path in store.glob("quarantine/*") if path.is_file()]
 
 
+@pytest.mark.one_in(2)
 async def test_forks_that_share_the_damaged_block_are_healed_before_a_repair_could_cut_them(
     open_rig: Any, store: Path
 ) -> None:
@@ -226,6 +230,7 @@ async def test_a_damaged_ledger_is_told_and_what_a_repair_saves_of_it_stays(open
     assert len([path for path in store.glob("quarantine/*.mvb*") if path.is_file()]) == 1
 
 
+@pytest.mark.one_in(2)
 async def test_a_damaged_end_record_costs_one_token_and_no_more(open_rig: Any, store: Path) -> None:
     async with open_rig() as rig:
         await rig.read("a", TEXT)
@@ -282,7 +287,8 @@ def copied(store: Path) -> Path:
     return copy
 
 
-@pytest.mark.parametrize("kind", rotating(KINDS, 2))
+@pytest.mark.one_in(3)
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
     ("block", "written"),
     [({"span": 0}, 0), ({"span": 1}, 0), ({"span": 2, "head": True}, 0), ({"kind": "state"}, 0), ({"span": 1}, 3)],
@@ -335,6 +341,7 @@ async def test_an_awake_session_that_cannot_be_kept_puts_the_repair_off(
         assert (await rig.service.show(session="a")).info.version == 2
 
 
+@pytest.mark.one_in(2)
 async def test_where_there_is_no_room_for_what_was_computed_again_no_repair_gives_it_up(
     open_rig: Any, store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -353,6 +360,7 @@ async def test_where_there_is_no_room_for_what_was_computed_again_no_repair_give
         assert (await rig.wake("a")).token_count == 1300
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("writes", [False, True])
 async def test_the_full_session_behind_an_earlier_token_is_healed_and_stays_the_newest(
     open_rig: Any, store: Path, writes: bool
@@ -395,6 +403,7 @@ async def test_an_earlier_version_that_is_awake_does_not_stand_for_the_newest(op
         assert await rig.fingerprint("a") == before
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("other_awake", [False, True])
 async def test_damage_in_another_session_is_healed_before_the_repair_that_one_calls_for(
     open_rig: Any, store: Path, other_awake: bool
@@ -417,6 +426,7 @@ async def test_damage_in_another_session_is_healed_before_the_repair_that_one_ca
 # --- when, and how fast
 
 
+@pytest.mark.one_in(2)
 async def test_it_reads_only_while_nobody_wants_anything(open_rig: Any) -> None:
     async with (
         open_rig(scrub=ScrubPolicy(1 << 40, idle_s=0.2, round_s=0.0, look_s=0.01)) as rig,
@@ -441,6 +451,7 @@ async def test_it_reads_only_while_nobody_wants_anything(open_rig: Any) -> None:
         await told(heard, "session_scrubbed")
 
 
+@pytest.mark.one_in(4)
 async def test_it_goes_on_with_the_next_session_after_a_restart(open_rig: Any) -> None:
     """But for the one at which it was stopped, no session comes twice before all have come once."""
     names = [f"s{number}" for number in range(6)]
@@ -460,6 +471,7 @@ async def test_it_goes_on_with_the_next_session_after_a_restart(open_rig: Any) -
     assert len(seen) + len(heard) - 1 <= 7
 
 
+@pytest.mark.one_in(2)
 async def test_a_healing_gives_the_time_of_its_writing_to_a_stop_and_nothing_is_cut_for_it(
     open_rig: Any, store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -494,7 +506,8 @@ async def test_without_a_policy_nothing_is_read(open_rig: Any) -> None:
         assert (await rig.service.status()).scrub is None
 
 
-@pytest.mark.parametrize("kind", rotating(KINDS, 2))
+@pytest.mark.one_in(3)
+@pytest.mark.parametrize("kind", KINDS)
 async def test_damage_before_a_ledger_of_a_session_that_went_back_becomes_part_of_the_ledger(
     open_kind: Callable[..., Any], store: Path, kind: str
 ) -> None:
@@ -520,6 +533,7 @@ async def test_damage_before_a_ledger_of_a_session_that_went_back_becomes_part_o
         await rig.sleep("a")
 
 
+@pytest.mark.one_in(2)
 async def test_a_look_at_the_end_of_a_state_stays_one_when_what_it_looks_at_is_healed(
     open_rig: Any, store: Path
 ) -> None:
@@ -540,6 +554,7 @@ async def test_a_look_at_the_end_of_a_state_stays_one_when_what_it_looks_at_is_h
         assert (await rig.service.append(session="a", tokens=[7], on_event=ignore)).token_count == 1301
 
 
+@pytest.mark.one_in(2)
 async def test_a_repair_that_somebody_asks_for_heals_before_it_gives_anything_up(open_rig: Any, store: Path) -> None:
     async with open_rig() as rig:
         await rig.read("a", TEXT)

@@ -317,6 +317,7 @@ def test_a_lost_file_that_the_index_file_never_had_a_row_for_is_damage(store: St
             reader.open_session(URI)
 
 
+@pytest.mark.one_in(4)
 def test_a_version_that_is_being_published_is_no_finding(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """A sleep stands between its file's name and its row: verify looks when it is done."""
     sleep(store, 300)

@@ -1326,6 +1326,7 @@ else:
 """
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("mode", ["export", "import"])
 def test_t1_a_kill_at_each_step_leaves_all_or_nothing(store: Store, tmp_path: Path, target: Path, mode: str) -> None:
     receipt = sleep(store, 300)

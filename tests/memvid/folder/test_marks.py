@@ -195,6 +195,7 @@ def test_a_store_has_a_bounded_number_of_marks() -> None:
     assert full.pin(SCOUT, id_of(0), 1) == full
 
 
+@pytest.mark.one_in(2)
 def test_the_largest_marks_that_are_allowed_can_be_read_again() -> None:
     """The limits on bytes and values leave room for every set of marks that a store may have."""
     longest = {

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 MAX_CPU_SECONDS: Final = 1.0
 MAX_WALL_SECONDS: Final = 20.0
-MAX_RSS_MIB: Final = 256
+MAX_GROWN_MIB: Final = 192
 _RSS_UNIT: Final = 1 if sys.platform == "darwin" else 1024
 
 
@@ -90,7 +90,7 @@ class Watch:
         if finding is None and seconds > MAX_CPU_SECONDS:
             finding = Finding(f"slow:{outcome}", f"{seconds:.2f} s of processor time, then {outcome}", data)
         rss = peak_rss_mib()
-        if finding is None and rss > MAX_RSS_MIB and rss > self._rss_mib + 8:
+        if finding is None and rss > self.base_rss_mib + MAX_GROWN_MIB and rss > self._rss_mib + 8:
             finding = Finding(f"memory:{outcome}", f"the peak went from {self._rss_mib:.0f} to {rss:.0f} MiB", data)
         self._rss_mib = max(rss, self._rss_mib)
         if finding is not None and finding.kind in self.known:

@@ -106,6 +106,7 @@ def _id(*what: object) -> bytes:
     return hashlib.blake2b(repr(what).encode(), digest_size=32).digest()
 
 
+@pytest.mark.one_in(2)
 def test_a_thousand_small_sleeps_copy_less_than_three_times_what_they_slept() -> None:
     world = World(CompactionPolicy())
     for _ in range(1000):
@@ -128,6 +129,7 @@ def test_holders_are_bounded_whatever_is_slept_and_every_step_leaves_all_version
     assert world.most_holders <= most
 
 
+@pytest.mark.one_in(2)
 def test_copying_grows_with_the_logarithm_of_the_number_of_sleeps() -> None:
     """Ten times the sleeps; were everything copied at each compaction, the factor would be ten times as large."""
     factors = []
@@ -313,6 +315,7 @@ def test_every_version_is_what_it_was_and_a_wake_opens_few_files(store: Store) -
     assert store.compact(policy=FEW).actions == ()
 
 
+@pytest.mark.one_in(2)
 def test_compactions_between_sleeps_keep_the_number_of_files_low(store: Store) -> None:
     receipts: list[Receipt] = []
     for _ in range(40):
@@ -389,6 +392,7 @@ def crash_at(monkeypatch: pytest.MonkeyPatch, owner: type, name: str, number: in
     monkeypatch.setattr(owner, name, crashing)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("number", range(1, 9))
 @pytest.mark.parametrize("place", ["before a step", "the index knows", "the file is there", "after a step"])
 def test_a_crash_between_any_two_steps_costs_nothing_and_the_next_run_finishes(
@@ -466,6 +470,7 @@ def meanwhile(monkeypatch: pytest.MonkeyPatch, number: int, act: Callable[[], ob
     monkeypatch.setattr(compaction, "prepared", acting)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("number", range(1, 9))
 def test_a_sleep_that_comes_between_keeps_what_it_refers_to(
     store: Store, monkeypatch: pytest.MonkeyPatch, number: int
@@ -482,6 +487,7 @@ def test_a_sleep_that_comes_between_keeps_what_it_refers_to(
     require_exact(store, [*receipts, *forks])
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("number", range(1, 9))
 def test_the_session_itself_may_sleep_meanwhile(store: Store, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
     receipts = sleeps(store, 8)
@@ -563,6 +569,7 @@ def test_an_earlier_receipt_is_enough_for_the_next_sleep(store: Store) -> None:
 # --- forks, deletes, dead frames
 
 
+@pytest.mark.one_in(2)
 def test_compacted_forks_cost_one_base(store: Store) -> None:
     base = sleeps(store, 5)
     forks: list[Receipt] = []
@@ -669,6 +676,7 @@ def test_a_damaged_block_is_reported_and_everything_else_is_compacted(store: Sto
             assert contents(reader) == expected(receipt.token_count, seed=int(receipt in others))
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("number", range(8))
 def test_a_version_whose_file_is_gone_keeps_what_it_may_need_and_stops_nobody_else(store: Store, number: int) -> None:
     receipts = sleeps(store, 8)

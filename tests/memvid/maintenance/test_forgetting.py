@@ -587,6 +587,7 @@ def test_an_index_that_cannot_be_written_anew_is_reported(store: Store, monkeypa
     assert [finding.code for finding in store.forget(SECRET).problems] == ["no_space"]
 
 
+@pytest.mark.one_in(2)
 def test_a_forget_cut_off_at_any_change_is_finished_by_another(store_path: Path) -> None:
     """At each rename, removal and replacement in turn: what is left opens, and forgetting again leaves nothing."""
 

@@ -1893,6 +1893,7 @@ def damage_much(path: Path, made: dict[str, bytes]) -> None:
     (path / "marks.json").chmod(0o600)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("reopening", [True, False])
 def test_threat_28_a_repair_killed_at_any_step_is_finished_by_the_next(
     made: dict[str, bytes], store_path: Path, monkeypatch: pytest.MonkeyPatch, reopening: bool

@@ -9,7 +9,6 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from shares import rotating
 from torpor.snapshot.kinds import kind_named
 
 from matrix.architectures import DTYPES, cases
@@ -35,7 +34,8 @@ def wrong_in(row: Row) -> str:
     return "; ".join([row.failed, *bad])
 
 
-@pytest.mark.parametrize("name", rotating(SHARE, 2))
+@pytest.mark.one_in(4)
+@pytest.mark.parametrize("name", SHARE)
 def test_a_session_goes_on_in_a_new_process_as_if_it_had_never_slept(name: str) -> None:
     row = run_row(CASES[name], "bfloat16")
     assert row.is_right, wrong_in(row) or row.cannot_run

@@ -89,6 +89,7 @@ def start(daemons: list[Daemon], socket: Path, **fail_sleep: str) -> Daemon:
     return daemons[-1]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_signal_stops_in_order(daemons: list[Daemon], short_path: Path, number: signal.Signals) -> None:
     socket = short_path / "t.sock"
@@ -107,6 +108,7 @@ def test_a_signal_stops_in_order(daemons: list[Daemon], short_path: Path, number
     assert not socket.exists()
 
 
+@pytest.mark.one_in(2)
 def test_sessions_that_cannot_be_put_to_sleep_are_an_error_at_the_end(daemons: list[Daemon], short_path: Path) -> None:
     daemon = start(daemons, short_path / "t.sock", s="no space")
     daemon.line()
@@ -115,6 +117,7 @@ def test_sessions_that_cannot_be_put_to_sleep_are_an_error_at_the_end(daemons: l
     assert daemon.process.wait(timeout=20) == 1
 
 
+@pytest.mark.one_in(2)
 def test_a_client_stops_the_daemon_hears_how_it_went_and_the_process_ends_as_by_a_signal(
     daemons: list[Daemon], short_path: Path
 ) -> None:
@@ -136,6 +139,7 @@ def test_a_client_stops_the_daemon_hears_how_it_went_and_the_process_ends_as_by_
     assert not socket.exists()
 
 
+@pytest.mark.one_in(2)
 def test_a_stop_that_would_lose_something_is_refused_and_the_daemon_goes_on(
     daemons: list[Daemon], short_path: Path
 ) -> None:
@@ -162,6 +166,7 @@ def test_a_stop_that_would_lose_something_is_refused_and_the_daemon_goes_on(
     assert daemon.process.poll() is None
 
 
+@pytest.mark.one_in(2)
 def test_a_stop_with_force_says_what_it_cost_and_so_does_the_exit_status(
     daemons: list[Daemon], short_path: Path
 ) -> None:
@@ -173,6 +178,7 @@ def test_a_stop_with_force_says_what_it_cost_and_so_does_the_exit_status(
     assert daemon.process.wait(timeout=20) == 1
 
 
+@pytest.mark.one_in(2)
 def test_a_hangup_that_is_ignored_from_the_start_stays_ignored(daemons: list[Daemon], short_path: Path) -> None:
     """`nohup torpor serve` outlives its terminal."""
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
@@ -381,6 +387,7 @@ def test_the_first_signal_gives_the_signals_back_so_that_a_second_ends_at_once(s
     assert asyncio.run(run()) == [signal.SIG_DFL] * 3
 
 
+@pytest.mark.one_in(2)
 def test_a_second_daemon_on_the_socket_loads_nothing_and_leaves_the_first(
     daemons: list[Daemon], short_path: Path
 ) -> None:
@@ -402,6 +409,7 @@ def test_a_second_daemon_on_the_socket_loads_nothing_and_leaves_the_first(
         assert client.status().pid == daemons[0].process.pid
 
 
+@pytest.mark.one_in(2)
 def test_after_sigkill_the_next_daemon_takes_the_stale_socket(daemons: list[Daemon], short_path: Path) -> None:
     """Threat 35."""
     socket = short_path / "t.sock"
@@ -415,6 +423,7 @@ def test_after_sigkill_the_next_daemon_takes_the_stale_socket(daemons: list[Daem
         client.status()
 
 
+@pytest.mark.one_in(2)
 def test_a_daemon_that_the_system_ends_leaves_where_it_was_in_its_log(daemons: list[Daemon], short_path: Path) -> None:
     """As where MLX gets no memory: it writes to address 0."""
     daemon = start(daemons, short_path / "t.sock")
