@@ -19,6 +19,7 @@ from typing import TextIO
 
 from .errors import DaemonStartFailed
 from .reach.background import open_log
+from .view.streams import leave
 
 MAX_LOG_BYTES = 1 << 20  # of the log; past it, it becomes LOG.1 when a daemon starts
 
@@ -109,4 +110,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

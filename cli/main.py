@@ -7,12 +7,10 @@ What commands there are is in `commands.py`.
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Sequence
 
-from .reach.interrupts import leave_without_interrupts
-from .view.streams import prepare_streams
+from .view.streams import leave, prepare_streams
 
 INTERRUPTED_STATUS = 130  # as in exit_codes.py, which is not imported yet when it is needed here
 FAILED_STATUS = 1
@@ -31,7 +29,7 @@ def main() -> None:
         status = _fail("cancelled", "Interrupted.", INTERRUPTED_STATUS, as_json=as_json)
     except OSError as error:
         status = _fail("output_failed", f"Output failed: {error.strerror}.", FAILED_STATUS, as_json=as_json)
-    _leave(status)
+    leave(status)
 
 
 def _run(arguments: Sequence[str]) -> int:
@@ -50,17 +48,6 @@ def _fail(code: str, message: str, status: int, *, as_json: bool) -> int:
     except OSError:
         pass  # stderr takes nothing either: the status is all that is left to say
     return status
-
-
-def _leave(status: int) -> None:
-    """End the process. What a stream still holds and cannot write is dropped, without a word from the interpreter."""
-    leave_without_interrupts()
-    for stream, number in ((sys.stdout, 1), (sys.stderr, 2)):
-        try:
-            stream.flush()
-        except (OSError, ValueError):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), number)
-    sys.exit(status)
 
 
 if __name__ == "__main__":

@@ -13,10 +13,5 @@ def ignore_interrupts() -> None:
         signal.signal(signal.SIGINT, _take)  # unlike SIG_IGN, no child would inherit this
 
 
-def leave_without_interrupts() -> None:
-    """As `ignore_interrupts`, and while the interpreter ends too, which gives every handler up before it is gone."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-
-
 def _take(number: int, frame: FrameType | None) -> None:
     """Take a Ctrl-C and do nothing about it."""

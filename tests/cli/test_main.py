@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -192,3 +194,13 @@ def test_documents_show_every_command_with_an_example() -> None:
     for name in NAMES:
         assert re.search(rf"^## `torpor {name}", text, re.MULTILINE), name
         assert re.search(rf"^torpor {name}|\| torpor {name}", text, re.MULTILINE), name
+
+
+def test_a_process_that_has_computed_ends_before_the_libraries_end_themselves() -> None:
+    """MLX's end races with its own threads, and aborted daemons that had stopped in order."""
+    program = (
+        "import atexit, os, sys, types; from torpor.cli.view.streams import leave; atexit.register(os.abort); "
+        "sys.modules['mlx.core'] = types.ModuleType('mlx.core'); print('told', end=''); leave(3)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=False)
+    assert (done.returncode, done.stdout) == (3, b"told")
