@@ -15,18 +15,19 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from ...daemon.api.events import NoticeEvent, OnEvent, Reporting, TokenEvent, ignore
+from ...daemon.api.events import Reporting, ignore
 from ...daemon.api.process import SubscribeRequest
-from ...daemon.api.reading import ChatRequest, GenerateRequest, GenerateResult
+from ...daemon.api.reading import ChatRequest, GenerateRequest
 from ...daemon.api.records import Request
 from ...daemon.api.verb import Awaiting, Opened, Verb
 from ...daemon.api.verbs import SUBSCRIBE, VERBS, DaemonVerbs
-from ..errors import ApiError, LocalProtocolError
+from ..errors import ApiError
 from ..wire.address import default_socket_path
-from ..wire.asking import Call, R, call_of, committed_of, remote_error
-from ..wire.messages import ErrorMessage, EventMessage, HelloReply, ResultMessage, ServerMessage
+from ..wire.asking import Call, R, call_of
+from ..wire.messages import HelloReply, ServerMessage
 from .alink import AsyncLink
 from .ensuring import ensure_daemon
+from .generating import Generation, answer_in
 from .link import DEFAULT_TIMEOUT_S
 from .subscription import AsyncSubscription
 
@@ -93,16 +94,9 @@ class AsyncClient(DaemonVerbs, Awaiting):
         request_id = self._link.begin(call)
         try:
             await self._link.flush()
-            while True:
-                message = await self._link.wait_for(request_id)
-                if isinstance(message, EventMessage):
-                    if not isinstance(message.event, NoticeEvent):
-                        emit(message.event)
-                elif isinstance(message, ResultMessage):
-                    return call.load_result(message.result)
-                else:
-                    assert isinstance(message, ErrorMessage)
-                    raise remote_error(message.error)
+            while (answer := answer_in(await self._link.wait_for(request_id), call, emit)) is None:
+                pass
+            return answer
         finally:
             self._link.abandon(request_id)
 
@@ -145,43 +139,13 @@ class AsyncClient(DaemonVerbs, Awaiting):
         await self.close()
 
 
-class AsyncTextStream:
+class AsyncTextStream(Generation):
     """A generation as it happens: `async for` pieces of text, then read `result`. See `TextStream`.
 
     As there, `async with` cancels what is unfinished, and so does dropping it, when it is collected.
     """
 
-    def __init__(self, link: AsyncLink, call: Call[GenerateResult], on_event: OnEvent | None) -> None:
-        self._link = link
-        self._call = call
-        self._on_event = on_event
-        self._result: GenerateResult | None = None
-        self._id: int | None = None
-        self._ended = False
-        self._cancelled = False
-        self._committed: dict[str, Any] = {}
-
-    @property
-    def result(self) -> GenerateResult:
-        """The whole generation, once the stream has ended. Raises LocalProtocolError before."""
-        if self._result is None:
-            raise LocalProtocolError(
-                "This stream was cancelled before it had a result."
-                if self._ended
-                else "This stream has not ended. Iterate to its end, or call cancel and iterate on.",
-                **self._committed,
-            )
-        return self._result
-
-    def cancel(self) -> None:
-        """Ask the daemon to stop. Iteration goes on until it has: a few more pieces may come. Idempotent."""
-        if self._ended or self._cancelled:
-            return
-        self._cancelled = True
-        if self._id is None:
-            self._ended = True
-        else:
-            self._link.cancel(self._id)
+    _link: AsyncLink
 
     async def close(self) -> None:
         """Cancel if unfinished, and wait for the end. `result` may then say what was generated. Idempotent."""
@@ -201,14 +165,8 @@ class AsyncTextStream:
 
     async def __anext__(self) -> str:
         while not self._ended:
-            message = await self._next_message()
-            if isinstance(message, EventMessage):
-                if self._on_event is not None and not isinstance(message.event, NoticeEvent):
-                    self._on_event(message.event)
-                if isinstance(message.event, TokenEvent) and message.event.text:
-                    return message.event.text
-            else:
-                self._finish(message)
+            if piece := self._take(await self._next_message()):
+                return piece
         raise StopAsyncIteration
 
     async def __aenter__(self) -> Self:
@@ -219,10 +177,6 @@ class AsyncTextStream:
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.close()
-
-    def __del__(self) -> None:
-        if not getattr(self, "_ended", True) and self._id is not None:
-            self._link.drop(self._id)
 
     def _begin(self) -> int:
         if self._id is None:
@@ -237,17 +191,3 @@ class AsyncTextStream:
         except BaseException:
             self._end()  # cancelled while waiting, too: the daemon stops with its reader
             raise
-
-    def _finish(self, message: ServerMessage) -> None:
-        self._end()
-        if isinstance(message, ResultMessage):
-            self._result = self._call.load_result(message.result)
-        elif isinstance(message, ErrorMessage):
-            if not (self._cancelled and message.error.code == "cancelled"):
-                raise remote_error(message.error)
-            self._committed = committed_of(message.error)
-
-    def _end(self) -> None:
-        self._ended = True
-        if self._id is not None:
-            self._link.abandon(self._id)

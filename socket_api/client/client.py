@@ -16,17 +16,18 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from ...daemon.api.events import NoticeEvent, OnEvent, Reporting, TokenEvent, ignore
+from ...daemon.api.events import OnEvent, Reporting, ignore
 from ...daemon.api.process import SubscribeRequest
 from ...daemon.api.reading import ChatRequest, GenerateRequest, GenerateResult
 from ...daemon.api.records import Request
 from ...daemon.api.verb import Blocking, Opened, Verb
 from ...daemon.api.verbs import SUBSCRIBE, VERBS, DaemonVerbs
-from ..errors import ApiError, LocalProtocolError
+from ..errors import ApiError
 from ..wire.address import default_socket_path
-from ..wire.asking import Call, R, call_of, committed_of, remote_error
-from ..wire.messages import ErrorMessage, EventMessage, HelloReply, ResultMessage, ServerMessage
+from ..wire.asking import Call, R, call_of
+from ..wire.messages import HelloReply, ServerMessage
 from .ensuring import ensure_daemon
+from .generating import Generation, answer_in
 from .link import DEFAULT_TIMEOUT_S, Link
 from .subscription import Subscription
 
@@ -99,16 +100,9 @@ class Client(DaemonVerbs, Blocking):
         emit = request.emit if isinstance(request, Reporting) else ignore
         request_id = self._link.begin(call)
         try:
-            while True:
-                message = self._link.wait_for(request_id)
-                if isinstance(message, EventMessage):
-                    if not isinstance(message.event, NoticeEvent):
-                        emit(message.event)
-                elif isinstance(message, ResultMessage):
-                    return call.load_result(message.result)
-                else:
-                    assert isinstance(message, ErrorMessage)
-                    raise remote_error(message.error)
+            while (answer := answer_in(self._link.wait_for(request_id), call, emit)) is None:
+                pass
+            return answer
         finally:
             self._link.abandon(request_id)
 
@@ -141,7 +135,7 @@ class Client(DaemonVerbs, Blocking):
         self.close()
 
 
-class TextStream:
+class TextStream(Generation):
     """A generation as it happens: iterate for pieces of text, then read `result`.
 
     Use it as a context manager if it may be left before its end (by `break`, an exception): on the way out it cancels
@@ -149,38 +143,11 @@ class TextStream:
     when it is collected, which CPython does at once and other Pythons at some time, and waits for nothing.
     """
 
+    _link: Link
+
     def __init__(self, link: Link, call: Call[GenerateResult], on_event: OnEvent | None) -> None:
-        self._link = link
-        self._call = call
-        self._on_event = on_event
-        self._result: GenerateResult | None = None
-        self._cancelled = False
-        self._committed: dict[str, Any] = {}
-        self._id = link.begin(call)
-        self._ended = False  # from here on there is something that a finaliser has to stop
-
-    @property
-    def result(self) -> GenerateResult:
-        """The whole generation, once the stream has ended.
-
-        Raises:
-            LocalProtocolError: it has not ended, or was cancelled before it had a result; then its details hold the
-                facts of what stays (docs/reference/protocol.md, `cancelled`), if anything does.
-        """
-        if self._result is None:
-            raise LocalProtocolError(
-                "This stream was cancelled before it had a result."
-                if self._ended
-                else "This stream has not ended. Iterate to its end, or call cancel and iterate on.",
-                **self._committed,
-            )
-        return self._result
-
-    def cancel(self) -> None:
-        """Ask the daemon to stop. Iteration goes on until it has: a few more pieces may come. Idempotent."""
-        if not self._ended and not self._cancelled:
-            self._cancelled = True
-            self._link.cancel(self._id)
+        super().__init__(link, call, on_event)
+        self._id: int = link.begin(call)
 
     def close(self) -> None:
         """Cancel if unfinished, and wait for the end. `result` may then say what was generated. Idempotent."""
@@ -200,14 +167,8 @@ class TextStream:
 
     def __next__(self) -> str:
         while not self._ended:
-            message = self._wait()
-            if isinstance(message, EventMessage):
-                if self._on_event is not None and not isinstance(message.event, NoticeEvent):
-                    self._on_event(message.event)
-                if isinstance(message.event, TokenEvent) and message.event.text:
-                    return message.event.text
-            else:
-                self._finish(message)
+            if piece := self._take(self._wait()):
+                return piece
         raise StopIteration
 
     def __enter__(self) -> Self:
@@ -218,26 +179,9 @@ class TextStream:
     ) -> None:
         self.close()
 
-    def __del__(self) -> None:
-        if not getattr(self, "_ended", True):  # a constructor that failed left nothing to stop
-            self._link.drop(self._id)
-
     def _wait(self) -> ServerMessage:
         try:
             return self._link.wait_for(self._id)
         except ApiError:
             self._end()
             raise
-
-    def _finish(self, message: ServerMessage) -> None:
-        self._end()
-        if isinstance(message, ResultMessage):
-            self._result = self._call.load_result(message.result)
-        elif isinstance(message, ErrorMessage):
-            if not (self._cancelled and message.error.code == "cancelled"):
-                raise remote_error(message.error)
-            self._committed = committed_of(message.error)
-
-    def _end(self) -> None:
-        self._ended = True
-        self._link.abandon(self._id)
