@@ -5,13 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
+from ...daemon.api.store import MaintenanceResult
 from ...memvid.units import format_plural
 from ..errors import Interrupted
 from ..reach.daemon_link import find_daemon
 from ..reach.options import JsonOption, SocketOption, StoreOption, argument
 from ..reach.store_view import choose_store, open_store
 from ..view.output import Output, plain
-from .maintenance_report import result_of, write_report
+from .maintenance_report import write_report
 
 FolderArgument = Annotated[Path, argument("DIR", "A new or empty folder, or an earlier backup of this store.")]
 
@@ -42,7 +43,7 @@ def backup(
             raise Interrupted(
                 f"Interrupted. Each version in {folder} is there whole or not at all; run it again for the rest."
             ) from None
-    status = write_report(output, "backup", result_of(report), nothing="all of it is there already")
+    status = write_report(output, "backup", MaintenanceResult.of(report), nothing="all of it is there already")
     if unslept:
         output.remark(
             f"[yellow]not in it[/]  what {format_plural(len(unslept), 'awake session')} read and wrote since the last"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ...daemon.api.store import MaintainRequest, MaintenanceResult
 from ...errors import TorporError
 from ...memvid.errors import SessionNotFound
 from ...memvid.format.records import MaintenanceReport
@@ -9,8 +10,8 @@ from ..exit_codes import ERROR
 from ..reach.consent import YesOption, has_consent
 from ..reach.options import DryRunOption, JsonOption, SessionArgument, SocketOption, WrittenStoreOption
 from ..view.output import Output, plain
-from .maintenance_report import result_of, write_report
-from .upkeep import Order, carry_out
+from .maintenance_report import write_report
+from .upkeep import carry_out
 
 _NEXT = "see to these and forget it again"
 
@@ -37,13 +38,13 @@ def forget(
         output.remark("nothing forgotten")
         return ERROR.number
     try:
-        report = carry_out(output, Order("forget", session, dry_run=dry_run), socket, store)
+        report = carry_out(output, MaintainRequest("forget", session=session, dry_run=dry_run), socket, store)
     except TorporError as error:
         if error.code != SessionNotFound.code:
             raise
         if close := error.details.get("suggestions"):
             output.remark(f"[dim]did you mean {plain(' or '.join(close))}?[/]")
-        report = result_of(MaintenanceReport("forget", dry_run, (), 0, 0, ()))
+        report = MaintenanceResult.of(MaintenanceReport("forget", dry_run, (), 0, 0, ()))
     nothing = f"nothing of {plain(session)} is in the store"
     status = write_report(output, "forget", report, nothing=nothing)
     if report.problems and not dry_run:

@@ -7,12 +7,12 @@ from typing import Annotated
 import typer
 
 from ...daemon.api.limits import MAX_DAYS
-from ...daemon.api.store import Operation
+from ...daemon.api.store import MaintainRequest, Operation
 from ..errors import InvalidUsage
 from ..reach.options import DryRunOption, JsonOption, OnlySessionArgument, SocketOption, WrittenStoreOption, option
 from ..view.output import Output
 from .maintenance_report import write_report
-from .upkeep import Order, carry_out
+from .upkeep import carry_out
 
 ColdAfterOption = Annotated[
     float | None,
@@ -64,7 +64,7 @@ def gc(
     """
     output = Output(as_json=as_json)
     operation: Operation = "empty_quarantine" if quarantine else "gc"
-    return write_report(output, "gc", carry_out(output, Order(operation, dry_run=dry_run), socket, store))
+    return write_report(output, "gc", carry_out(output, MaintainRequest(operation, dry_run=dry_run), socket, store))
 
 
 def compact(
@@ -83,7 +83,7 @@ def compact(
     [cyan]torpor compact notes --cold-after-days 30[/]
     """
     output = Output(as_json=as_json)
-    order = Order("compact", session, dry_run=dry_run, cold_after_days=cold_after_days)
+    order = MaintainRequest("compact", session=session, dry_run=dry_run, cold_after_days=cold_after_days)
     return write_report(output, "compact", carry_out(output, order, socket, store))
 
 
@@ -107,7 +107,7 @@ def prune(
     output = Output(as_json=as_json)
     if keep_last is None and keep_days is None:
         raise InvalidUsage("Say what to keep: --keep-last N, --keep-days D, or both.")
-    order = Order("prune", session, dry_run=dry_run, keep_last=keep_last, keep_days=keep_days)
+    order = MaintainRequest("prune", session=session, dry_run=dry_run, keep_last=keep_last, keep_days=keep_days)
     return write_report(output, "prune", carry_out(output, order, socket, store))
 
 
@@ -126,7 +126,7 @@ def repair(
     [cyan]torpor repair --store /backup/store --json | jq .problems[/]
     """
     output = Output(as_json=as_json)
-    return write_report(output, "repair", carry_out(output, Order("repair", dry_run=dry_run), socket, store))
+    return write_report(output, "repair", carry_out(output, MaintainRequest("repair", dry_run=dry_run), socket, store))
 
 
 def rebuild_index(
@@ -143,7 +143,7 @@ def rebuild_index(
     [cyan]torpor rebuild-index --store /backup/store[/]
     """
     output = Output(as_json=as_json)
-    report = carry_out(output, Order("rebuild_index", dry_run=dry_run), socket, store)
+    report = carry_out(output, MaintainRequest("rebuild_index", dry_run=dry_run), socket, store)
     made = "[green]done[/]  the index was made anew, and says what it said before"
     nothing = "nothing would change" if dry_run else made
     return write_report(output, "rebuild-index", report, nothing=nothing)

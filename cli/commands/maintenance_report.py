@@ -12,8 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from ...daemon.api.store import MaintenanceAction, MaintenanceProblem, MaintenanceResult
-from ...memvid.format.records import MaintenanceReport
+from ...daemon.api.store import MaintenanceAction, MaintenanceResult
 from ...memvid.units import format_bytes, format_count, format_plural
 from ..exit_codes import INTEGRITY, OK, STATUS_OF_CODE
 from ..reach.interrupts import ignore_interrupts
@@ -42,33 +41,6 @@ _DONE = {
     "copy": "copied",
     KEEP: "kept",
 }
-
-
-def result_of(report: MaintenanceReport) -> MaintenanceResult:
-    """Shape a report of this process like the daemon's answer, with nothing left out."""
-    return MaintenanceResult(
-        operation=report.operation,
-        dry_run=report.dry_run,
-        actions=tuple(
-            MaintenanceAction(
-                kind=action.kind,
-                path=action.path,
-                session=None if action.session is None else str(action.session),
-                version=action.version,
-                size_bytes=action.size_bytes,
-                reason=action.reason,
-            )
-            for action in report.actions
-        ),
-        actions_left_out=0,
-        bytes_freed=report.bytes_freed,
-        bytes_written=report.bytes_written,
-        problems=tuple(
-            MaintenanceProblem(path=problem.path, code=problem.code, message=problem.message)
-            for problem in report.problems
-        ),
-        problems_left_out=0,
-    )
 
 
 def write_report(output: Output, command: str, report: MaintenanceResult, *, nothing: str = "nothing to do") -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Annotated
 
-from ...daemon.api.store import MarksResult
+from ...daemon.api.store import MarkRequest, MarksResult
 from ...memvid.uri import require_tag
 from ..reach.interrupts import ignore_interrupts
 from ..reach.options import (
@@ -18,7 +18,7 @@ from ..reach.options import (
     option,
 )
 from ..view.output import Output, plain
-from .upkeep import Mark, set_mark
+from .upkeep import set_mark
 
 TagArgument = Annotated[
     str,
@@ -44,7 +44,7 @@ def tag(
     [cyan]torpor tag notes before-refactor[/]
     [cyan]torpor tag notes@3 before-refactor --move[/]
     """
-    _write(Output(as_json=as_json), "tag", set_mark(Mark(version, tag=name, move=move), socket, store))
+    _write(Output(as_json=as_json), "tag", set_mark(MarkRequest(version, tag=name, move=move), socket, store))
 
 
 def untag(
@@ -58,7 +58,7 @@ def untag(
 
     [cyan]torpor untag notes before-refactor[/]
     """
-    _write(Output(as_json=as_json), "untag", set_mark(Mark(session, untag=name), socket, store))
+    _write(Output(as_json=as_json), "untag", set_mark(MarkRequest(session, untag=name), socket, store))
 
 
 def pin(
@@ -72,7 +72,7 @@ def pin(
     [cyan]torpor pin notes[/]
     [cyan]torpor pin notes@3f9c01ab[/]
     """
-    _write(Output(as_json=as_json), "pin", set_mark(Mark(version, pinned=True), socket, store))
+    _write(Output(as_json=as_json), "pin", set_mark(MarkRequest(version, pinned=True), socket, store))
 
 
 def unpin(
@@ -85,7 +85,7 @@ def unpin(
 
     [cyan]torpor unpin notes@3[/]
     """
-    _write(Output(as_json=as_json), "unpin", set_mark(Mark(version, pinned=False), socket, store))
+    _write(Output(as_json=as_json), "unpin", set_mark(MarkRequest(version, pinned=False), socket, store))
 
 
 def _write(output: Output, command: str, marks: MarksResult) -> None:

@@ -75,23 +75,10 @@ def _load(session: str, socket: Path | None, store: Path | None) -> tuple[str, P
 def _load_from_files(session: str, place: Path) -> dict[str, Any]:
     try:
         with open_store(place) as opened:
-            found = load_detail(opened, session)
+            return load_detail(opened, session)
     except TorporError as error:
         _add_others(error, place, session)
         raise
-    return {
-        "info": found.info,
-        "versions": found.versions,
-        "tail_text": None,
-        "layers": found.layers,
-        "lineage": found.lineage,
-        "identity": found.identity,
-        "backend": found.backend,
-        "lossy": found.lossy,
-        "forked_from": found.forked_from,
-        "folded_from": found.folded_from,
-        "environment": found.environment,
-    }
 
 
 def _add_others(error: TorporError, place: Path, session: str) -> None:

@@ -10,10 +10,10 @@ import dataclasses
 import os
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
-from ...daemon.api.store import MaintenanceResult, MarksResult, Operation
+from ...daemon.api.store import MaintainRequest, MaintenanceResult, MarkRequest, MarksResult
+from ...daemon.api.verbs import VERBS
 from ...daemon.api.waking import SleepResult
 from ...errors import TorporError
 from ...memvid import operations
@@ -31,36 +31,12 @@ from ..errors import Interrupted
 from ..reach.daemon_link import find_daemon
 from ..reach.store_view import open_store
 from ..view.output import OnProgress, Output
-from .maintenance_report import result_of
 
 # Reading every byte of a large store takes long, and no progress is reported meanwhile.
 PATIENCE_S = 24 * 3600.0
 
 
-@dataclass(frozen=True, slots=True)
-class Order:
-    """One operation on a store, as a person asked for it."""
-
-    operation: Operation
-    session: str | None = None
-    dry_run: bool = False
-    keep_last: int | None = None
-    keep_days: float | None = None
-    cold_after_days: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Mark:
-    """One mark to put on a version, or to take off: exactly one of the three; `move` is for a tag."""
-
-    session: str
-    tag: str | None = None
-    untag: str | None = None
-    pinned: bool | None = None
-    move: bool = False
-
-
-def carry_out(output: Output, order: Order, socket: Path | None, store: Path | None) -> MaintenanceResult:
+def carry_out(output: Output, order: MaintainRequest, socket: Path | None, store: Path | None) -> MaintenanceResult:
     """Have an operation carried out, by the daemon if one runs and no store is named, and show meanwhile that it is
     under way. A plan needs no lock.
 
@@ -73,24 +49,18 @@ def carry_out(output: Output, order: Order, socket: Path | None, store: Path | N
         return _carry_out(order, socket, store)
 
 
-def _carry_out(order: Order, socket: Path | None, store: Path | None) -> MaintenanceResult:
+def _carry_out(order: MaintainRequest, socket: Path | None, store: Path | None) -> MaintenanceResult:
     daemon = find_keeper(socket, store)
     if daemon is not None:
         with daemon, _telling(order, "The daemon brings what it has begun to its end; ask again for what is left."):
-            return daemon.maintain(
-                order.operation,
-                session=order.session,
-                dry_run=order.dry_run,
-                keep_last=order.keep_last,
-                keep_days=order.keep_days,
-                cold_after_days=order.cold_after_days,
-            )
+            answer: MaintenanceResult = daemon.ask(VERBS["maintain"], order)
+            return answer
     path = store or default_store_path()
     restored: tuple[Action, ...] = ()
     if order.operation == "repair" and lacks_store_file(path):
         restored = restore_store_file(path, dry_run=order.dry_run)
         if order.dry_run:  # the rest cannot be told before that
-            return result_of(MaintenanceReport("repair", True, restored, 0, 0, ()))
+            return MaintenanceResult.of(MaintenanceReport("repair", True, restored, 0, 0, ()))
     with (
         _telling(order, "The store is sound, and what was done stays done; the same command does the rest."),
         open_store(path) if order.dry_run else open_to_maintain(path) as opened,
@@ -106,11 +76,11 @@ def _carry_out(order: Order, socket: Path | None, store: Path | None) -> Mainten
                 cold_after_days=order.cold_after_days,
             ),
         )
-    return result_of(dataclasses.replace(report, actions=(*restored, *report.actions)))
+    return MaintenanceResult.of(dataclasses.replace(report, actions=(*restored, *report.actions)))
 
 
 @contextlib.contextmanager
-def _telling(order: Order, consequence: str) -> Iterator[None]:
+def _telling(order: MaintainRequest, consequence: str) -> Iterator[None]:
     """Let a Ctrl-C say what became of the work; a plan has done none."""
     try:
         yield
@@ -118,23 +88,18 @@ def _telling(order: Order, consequence: str) -> Iterator[None]:
         raise Interrupted("Interrupted." if order.dry_run else f"Interrupted. {consequence}") from None
 
 
-def set_mark(mark: Mark, socket: Path | None, store: Path | None) -> MarksResult:
+def set_mark(mark: MarkRequest, socket: Path | None, store: Path | None) -> MarksResult:
     """Have a mark set, by the daemon if one runs and no store is named. Raises as `carry_out`."""
     daemon = find_keeper(socket, store)
     if daemon is not None:
         with daemon:
-            return daemon.mark(mark.session, tag=mark.tag, untag=mark.untag, pinned=mark.pinned, move=mark.move)
+            answer: MarksResult = daemon.ask(VERBS["mark"], mark)
+            return answer
     with open_to_maintain(store or default_store_path()) as opened:
         marked = operations.set_mark(
             opened, mark.session, tag=mark.tag, untag=mark.untag, pinned=mark.pinned, move=mark.move
         )
-    return MarksResult(
-        session=str(marked.uri),
-        version=marked.version,
-        bundle_id=marked.bundle_id.hex(),
-        tags=marked.tags,
-        pinned=marked.pinned,
-    )
+    return MarksResult.of(marked)
 
 
 def find_keeper(socket: Path | None, store: Path | None) -> Client | None:
@@ -181,18 +146,7 @@ def import_bundle(
         wanted = None if as_name is None else parse_reference(as_name)
         receipt = opened.import_file(source, as_uri=wanted, only_kin=True, on_progress=on_progress)
         newest = opened.find_session(receipt.uri)
-    result = SleepResult(
-        session=str(receipt.uri),
-        version=receipt.version,
-        bundle_id=receipt.bundle_id.hex(),
-        parent=receipt.parent.hex() if receipt.parent else None,
-        token_count=receipt.token_count,
-        bytes_written=receipt.bytes_written,
-        logical_bytes=receipt.logical_bytes,
-        blocks_new=receipt.blocks_new,
-        blocks_reused=receipt.blocks_reused,
-        seconds=time.monotonic() - started,
-    )
+    result = SleepResult.of(receipt, seconds=time.monotonic() - started)
     return result, newest.version if newest is not None else None
 
 
@@ -204,7 +158,7 @@ def _newest_in(daemon: Client, session: str) -> int | None:
         return None
 
 
-def _uri_of(store: Store, order: Order) -> SessionUri:
+def _uri_of(store: Store, order: MaintainRequest) -> SessionUri:
     """The session of an order; one to forget may be gone, and have left bytes that a forget was too short to erase."""
     assert order.session is not None
     try:

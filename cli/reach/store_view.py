@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator, MutableMapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -33,22 +33,6 @@ _KEEP_AWAKE = "The session is awake, and all of it in memory: `torpor sleep {}` 
 STORED = "stored"  # a session's state as a store alone can tell it: whether it is awake, only its daemon knows
 
 
-@dataclass(frozen=True, slots=True)
-class Detail:
-    """What the files say of one session: its last sleep in full, its versions, and how much text there is."""
-
-    info: dict[str, Any]
-    versions: list[dict[str, Any]]
-    layers: list[str]
-    lineage: list[str]
-    identity: dict[str, str]
-    backend: dict[str, str]
-    lossy: dict[str, int] | None
-    forked_from: dict[str, Any] | None
-    folded_from: dict[str, Any] | None
-    environment: dict[str, str]
-
-
 def choose_store(store: Path | None, socket: Path | None) -> Path:
     """Give the store to inspect: the one that was named, else the running daemon's, else the default one."""
     daemon = find_daemon(socket, store)
@@ -69,8 +53,9 @@ def list_store(store: Store, namespace: str | None) -> list[dict[str, Any]]:
     return [info_of_versions(store.versions(row.uri)) for row in rows if namespace in (None, row.uri.namespace)]
 
 
-def load_detail(store: Store, session: str) -> Detail:
-    """Read the manifest of one session, of its newest version or of the one behind an `@`.
+def load_detail(store: Store, session: str) -> dict[str, Any]:
+    """What the files say of one session, shaped like the daemon's SessionDetail: its newest version, or the one behind
+    an `@`, with the environment of its manifest, and all versions. Its text needs the model.
 
     Raises:
         SessionNotFound, AmbiguousVersion, and what a damaged bundle raises.
@@ -83,18 +68,19 @@ def load_detail(store: Store, session: str) -> Detail:
         slots = [spec for spec, _ in header.slots] if header else []
         layers = _layers_of(slots)
         manifest = reader.manifest
-    return Detail(
-        info=info_of_versions(versions, row),
-        versions=[_version_of_row(each, marks) for each in versions],
-        layers=layers,
-        lineage=list(lineage_of(versions, row)),
-        identity=dict(manifest.identity.parts),
-        backend=_backend_of(manifest),
-        lossy=_map_of(row.lossy),
-        forked_from=_origin_of(manifest, "forked_from"),
-        folded_from=_origin_of(manifest, "folded_from"),
-        environment=dict(manifest.environment),
-    )
+    return {
+        "info": info_of_versions(versions, row),
+        "versions": [_version_of_row(each, marks) for each in versions],
+        "tail_text": None,
+        "layers": layers,
+        "lineage": list(lineage_of(versions, row)),
+        "identity": dict(manifest.identity.parts),
+        "backend": _backend_of(manifest),
+        "lossy": _map_of(row.lossy),
+        "forked_from": _origin_of(manifest, "forked_from"),
+        "folded_from": _origin_of(manifest, "folded_from"),
+        "environment": dict(manifest.environment),
+    }
 
 
 def _backend_of(manifest: Manifest) -> dict[str, str]:

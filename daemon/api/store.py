@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
 from types import MappingProxyType
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -126,6 +126,32 @@ class MaintenanceResult(Result):
     problems: tuple[MaintenanceProblem, ...]
     problems_left_out: Count
 
+    @classmethod
+    def of(cls, report: Any, *, most_actions: int | None = None, most_problems: int | None = None) -> MaintenanceResult:
+        """A report of the store as plain data, with its lists cut where they are too long."""
+        actions = [
+            MaintenanceAction(
+                each.kind,
+                each.path,
+                None if each.session is None else str(each.session),
+                each.version,
+                each.size_bytes,
+                each.reason,
+            )
+            for each in report.actions[:most_actions]
+        ]
+        problems = [MaintenanceProblem(each.path, each.code, each.message) for each in report.problems[:most_problems]]
+        return cls(
+            operation=report.operation,
+            dry_run=report.dry_run,
+            actions=tuple(actions),
+            actions_left_out=len(report.actions) - len(actions),
+            bytes_freed=report.bytes_freed,
+            bytes_written=report.bytes_written,
+            problems=tuple(problems),
+            problems_left_out=len(report.problems) - len(problems),
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class MarksResult(Result):
@@ -136,6 +162,11 @@ class MarksResult(Result):
     bundle_id: str
     tags: tuple[str, ...]
     pinned: bool
+
+    @classmethod
+    def of(cls, marked: Any) -> MarksResult:
+        """The marks of a version of the store, as plain data."""
+        return cls(str(marked.uri), marked.version, marked.bundle_id.hex(), marked.tags, marked.pinned)
 
 
 Tag = Annotated[str, Field(min_length=1, max_length=MAX_TAG_CHARS)]

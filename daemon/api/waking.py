@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -37,6 +37,22 @@ class SleepResult(Result):
     seconds: Seconds
     already_asleep: bool = False
     looked_at: Count | None = None
+
+    @classmethod
+    def of(cls, receipt: Any, *, seconds: float) -> SleepResult:
+        """The receipt of the store for a version that was written."""
+        return cls(
+            session=str(receipt.uri),
+            version=receipt.version,
+            bundle_id=receipt.bundle_id.hex(),
+            parent=receipt.parent.hex() if receipt.parent else None,
+            token_count=receipt.ledger_tokens,
+            bytes_written=receipt.bytes_written,
+            logical_bytes=receipt.logical_bytes,
+            blocks_new=receipt.blocks_new,
+            blocks_reused=receipt.blocks_reused,
+            seconds=seconds,
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from ...memvid.format.lossy import LOSSY
 from ...memvid.format.lossy import Lossy as StoredLossy
 from ...memvid.format.reader import BundleReader
 from ...memvid.format.salvaged import Salvaged as StoredSalvaged
-from ...memvid.store import IndexRow, Receipt, Store
+from ...memvid.store import IndexRow, Store
 from ...memvid.uri import SessionUri
 from ...snapshot.canary import Verdict
 from ...snapshot.errors import MalformedSnapshot
@@ -236,22 +236,6 @@ def version_info(row: IndexRow, marks: SessionMarks) -> VersionInfo:
         created_ns=row.created_ns,
         tags=tuple(sorted(tag for tag, named in marks.tags.items() if named == row.bundle_id)),
         pinned=row.bundle_id in marks.pins,
-    )
-
-
-def receipt_of_sleep(receipt: Receipt, *, seconds: float) -> SleepResult:
-    """The receipt of a sleep that wrote."""
-    return SleepResult(
-        session=str(receipt.uri),
-        version=receipt.version,
-        bundle_id=receipt.bundle_id.hex(),
-        parent=receipt.parent.hex() if receipt.parent else None,
-        token_count=receipt.ledger_tokens,
-        bytes_written=receipt.bytes_written,
-        logical_bytes=receipt.logical_bytes,
-        blocks_new=receipt.blocks_new,
-        blocks_reused=receipt.blocks_reused,
-        seconds=seconds,
     )
 
 

@@ -17,10 +17,10 @@ from typing import TypeVar
 from ...memvid import operations
 from ...memvid.checking.set_aside_versions import LOST
 from ...memvid.format.records import Action, Finding, MaintenanceReport
-from ...memvid.operations import MarkedVersion, Order
+from ...memvid.operations import Order
 from ...memvid.store import Store
 from ...memvid.uri import SessionUri
-from ..api.store import MaintenanceAction, MaintenanceProblem, MaintenanceResult, MarksResult
+from ..api.store import MaintenanceAction, MaintenanceProblem, MaintenanceResult
 from ..errors import ServiceClosed
 from .disk_space import Stop, Way
 
@@ -96,27 +96,8 @@ def problems_told(problems: Sequence[Finding]) -> tuple[MaintenanceProblem, ...]
 
 
 def result_of(report: MaintenanceReport) -> MaintenanceResult:
-    """A report as plain data, with its lists cut where they are too long."""
-    return MaintenanceResult(
-        operation=report.operation,
-        dry_run=report.dry_run,
-        actions=tuple(
-            MaintenanceAction(
-                kind=action.kind,
-                path=action.path,
-                session=None if action.session is None else str(action.session),
-                version=action.version,
-                size_bytes=action.size_bytes,
-                reason=action.reason,
-            )
-            for action in report.actions[:MAX_ACTIONS_TOLD]
-        ),
-        actions_left_out=max(0, len(report.actions) - MAX_ACTIONS_TOLD),
-        bytes_freed=report.bytes_freed,
-        bytes_written=report.bytes_written,
-        problems=problems_told(report.problems),
-        problems_left_out=max(0, len(report.problems) - MAX_PROBLEMS_TOLD),
-    )
+    """A report as plain data, as much of it as a reply takes."""
+    return MaintenanceResult.of(report, most_actions=MAX_ACTIONS_TOLD, most_problems=MAX_PROBLEMS_TOLD)
 
 
 def nothing_done(operation: str, *, dry_run: bool) -> MaintenanceResult:
@@ -129,11 +110,6 @@ def with_awake(result: MaintenanceResult, session: str, token_count: int) -> Mai
     tokens = f"{token_count:,} token{'' if token_count == 1 else 's'}"
     awake = MaintenanceAction("remove", "", session, None, 0, f"the awake session, {tokens}, leaves memory")
     return dataclasses.replace(result, actions=(awake, *result.actions))
-
-
-def marks_of(marked: MarkedVersion) -> MarksResult:
-    """The marks of a version as plain data."""
-    return MarksResult(str(marked.uri), marked.version, marked.bundle_id.hex(), marked.tags, marked.pinned)
 
 
 HEAL = "heal"

@@ -34,8 +34,7 @@ from ..errors import SessionAwake, SessionBusy, SessionExists
 from ..memory.line import Use
 from ..models.models import LoadedModel
 from ..parts import Parts
-from ..residency import listing
-from ..sleep.maintenance import healed_first, marks_of, nothing_done, result_of, with_awake
+from ..sleep.maintenance import healed_first, nothing_done, result_of, with_awake
 from ..sleep.quantising import QuantiseOrder, Tally, order_of
 from .answering import answers
 
@@ -91,7 +90,7 @@ async def mark(parts: Parts, request: MarkRequest) -> MarksResult:
         pinned=request.pinned,
         move=request.move,
     )
-    return marks_of(await to_the_end(parts.hibernation.threads.on_writer(marking)))
+    return MarksResult.of(await to_the_end(parts.hibernation.threads.on_writer(marking)))
 
 
 @answers(ImportRequest)
@@ -119,7 +118,7 @@ async def import_bundle(parts: Parts, request: ImportRequest) -> SleepResult:
             )
         adopting = partial(parts.store.adopt_incoming, handed, as_uri=wanted, only_kin=True)
         receipt = await to_the_end(parts.maintenance.run(adopting))
-    return listing.receipt_of_sleep(receipt, seconds=time.monotonic() - started)
+    return SleepResult.of(receipt, seconds=time.monotonic() - started)
 
 
 @answers(AnalyseRequest)

@@ -113,4 +113,4 @@ async def _sleep(parts: Parts, uri: SessionUri, emit: OnEvent, started: float) -
         if row.bundle_id != kept.bundle_id:
             kept = await parts.hibernation.threads.on_io(lambda: listing.durable_of_asleep(parts.store, row))
         return listing.receipt_of_kept(kept, uri, looked_at=looked_at)
-    return listing.receipt_of_sleep(kept, seconds=time.monotonic() - started)
+    return SleepResult.of(kept, seconds=time.monotonic() - started)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from torpor.cli.commands.maintenance_report import ROWS_SHOWN, result_of, write_report
+from torpor.cli.commands.maintenance_report import ROWS_SHOWN, write_report
 from torpor.cli.view.output import Output
+from torpor.daemon.api.store import MaintenanceResult
 from torpor.memvid.format.records import Action, Finding, MaintenanceReport
 from torpor.memvid.uri import SessionUri
 
@@ -17,7 +18,7 @@ def report(*actions: Action, problems: tuple[Finding, ...] = (), dry_run: bool =
 
 
 def told(capsys: pytest.CaptureFixture[str], made: MaintenanceReport) -> tuple[int, str]:
-    status = write_report(Output(as_json=False), "compact", result_of(made))
+    status = write_report(Output(as_json=False), "compact", MaintenanceResult.of(made))
     return status, capsys.readouterr().out
 
 
