@@ -3,8 +3,8 @@ seals, SQLite's own checks and a digest of the whole file.
 
     python bench/index_checks.py [--versions N] [--rounds N]
 
-The index alone is made, with rows as `bench/scale.py` has them and no bundles. Then one bit is flipped, at many places of
-the file in turn, and each check is asked whether it finds it.
+The index alone is made, with rows as `bench/scale.py` has them and no bundles. Then one bit is flipped, at many places
+of the file in turn, and each check is asked whether it finds it.
 """
 
 from __future__ import annotations
