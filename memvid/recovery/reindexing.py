@@ -3,13 +3,14 @@
 Owns what a new index holds. The old file stays until the new one is whole.
 
 Rules:
-- An index that takes the place of one that can be asked takes over from it the versions without a file. One that cannot
-  be used for its age still tells of those: they are taken over with all that they may need by now.
-- An index made anew of nothing else has no rows of missing files, but marks name bundles: one that is nowhere is
-  missed; one whose file lies in quarantine was set aside. Where the marks cannot be read, it says so until an opening
-  could.
-- Nor does it know what was deleted. So a whole bundle that lies under another one's name and nowhere else (files were
-  swapped, or came back under wrong names) is entered as set aside: a repair takes what no row knows for deleted.
+- There is one way (`_contents`): what bundles, notes, quarantine and marks tell. An old index that can be asked adds
+  the versions that have vanished since an opening last looked.
+- One that has seen each rewrite begin also knows what was deleted: what it has no row of. From one that is older, what
+  it adds is taken over with all that it may need by now.
+- Without such a one a mark that names a bundle which is nowhere tells of a missed version. Where the marks cannot be
+  read, the index says so until an opening could. And a whole bundle that lies under another one's name and nowhere else
+  (files were swapped, or came back under wrong names) is entered as set aside: a repair takes what no row knows for
+  deleted.
 """
 
 from __future__ import annotations
@@ -52,7 +53,6 @@ from .missing_versions import (
     ids_marked,
     named_by_marks,
     no_more_missed,
-    of_sessions,
     read_notes,
     settle_notes,
     without_files,
@@ -88,7 +88,7 @@ def rebuild(folder: StoreFolder, index: Index, ahead: Readings | None = None) ->
     """
     files = folder.list_bundles()
     scan = read_bundles(folder, live_of(files), ahead)
-    contents = _going_on(folder, index, files, scan)
+    contents = _contents(folder, index, files, scan, is_current=True)
     missed = set(_answer(index.missed) or ())
     with index.replaced() as go_on_with:
         try:
@@ -111,7 +111,7 @@ def plan_rebuild(
     """What `rebuild` would change, and what it could not read. Changes nothing."""
     files = folder.list_bundles()
     scan = read_bundles(folder, live_of(files), ahead)
-    contents = _going_on(folder, index, files, scan)
+    contents = _contents(folder, index, files, scan, is_current=True)
     wanted = {bundle.bundle_id: bundle for bundle in contents.bundles}
     actions = []
     for bundle_id in sorted(wanted.keys() | (_answer(index.bundle_ids) or set())):
@@ -141,12 +141,12 @@ def make_anew(
     scan = read_bundles(folder, live)
     copy = Index.copy_before_replacing(folder.path, folder.root_fd, folder.uuid)
     if copy is None:
-        contents = _beginning_anew(folder, None, files, scan)
+        contents = _contents(folder, None, files, scan, is_current=False)
     else:
         old, is_current = copy
         with contextlib.closing(old):
-            is_believed = is_current and not isinstance(why, IndexContradicted)
-            contents = (_going_on if is_believed else _beginning_anew)(folder, old, files, scan)
+            is_current &= not isinstance(why, IndexContradicted)
+            contents = _contents(folder, old, files, scan, is_current=is_current)
     reason = str(why)
     if writable:
         index, where = _made(folder, contents)
@@ -157,38 +157,89 @@ def make_anew(
     return index, OpenReport(reason, len(live), 0, 0, findings)
 
 
-def _going_on(folder: StoreFolder, index: Index, files: Mapping[bytes, str], scan: Scan) -> _Contents:
-    """What an index holds that takes the place of one that is there."""
-    kept = _taken_over(folder, index, files, scan)
-    kept += read_notes(folder, (_answer(index.bundle_ids) or set()) | ids_of([*scan.bundles, *kept]))
-    scan.unread = [bundle_id for bundle_id in scan.unread if bundle_id not in ids_of(kept)]
-    bundles = _entered_anew(folder, index, files, scan, kept)
-    return _Contents(bundles, kept, _answer(index.written) or {}, _leaves_marks_unseen(folder, index))
+def _contents(
+    folder: StoreFolder, old: Index | None, files: Mapping[bytes, str], scan: Scan, *, is_current: bool
+) -> _Contents:
+    """What a new index holds: what bundles, notes, quarantine and marks tell, and of versions without a file what the
+    old one tells. `is_current`: it has seen each rewrite begin, so what has no row in it was deleted, and no version
+    needs anything else than its row says."""
+    knows = old is not None and is_current and _answer(lambda: old.with_status(ASIDE)) is not None
+    missed = _answer(old.missed) if old is not None else None
+    unseen = _answer(old.marks_unseen) if old is not None else None
+    told = waiting = _waiting(folder, files, scan, notes_alone=knows)
+    if old is not None:
+        told = _with_old(folder, old, files, scan, waiting, missed or {}, is_current=is_current)
+    scan.unread = [one for one in scan.unread if one not in ids_of(told)]
+    bundles = as_entered(folder, scan, told, old)
+    if not knows or missed is None:
+        bundles += find_missed(folder, files, ids_of(bundles))
+    elif unseen:
+        bundles += named_by_marks(folder, files, ids_of(bundles))
+    written = (_answer(old.written) if old is not None and is_current else None) or {}
+    lacks_marks = (not knows or missed is None or unseen is not False) and readable_marks(folder) is None
+    return _Contents(bundles, [one for one in told if one.status == LIVE], written, lacks_marks)
 
 
-def _beginning_anew(folder: StoreFolder, stale: Index | None, files: Mapping[bytes, str], scan: Scan) -> _Contents:
-    """What an index holds that is made from bundles, quarantine and marks, and of a stale one from the versions without
-    a file, which nothing else tells of."""
-    _look_into_retired(folder, files, scan)
-    waiting = _waiting(folder, files, scan)
-    told = _only_told(folder, stale, files, scan, waiting) if stale is not None else []
-    kept = [one for one in (*waiting, *told) if one.status == LIVE]
-    bundles = as_entered(folder, scan, [*waiting, *told], stale)
-    bundles += find_missed(folder, files, ids_of(bundles))
-    return _Contents(bundles, kept, {}, _leaves_marks_unseen(folder, None))
-
-
-def _waiting(folder: StoreFolder, files: Mapping[bytes, str], scan: Scan) -> list[IndexedBundle]:
+def _waiting(folder: StoreFolder, files: Mapping[bytes, str], scan: Scan, *, notes_alone: bool) -> list[IndexedBundle]:
     """What notes and quarantine tell of: a note, unless it does not say what its version needs and the file there does;
-    and what lies under another one's name. Takes it out of what the scan could not read."""
-    found = {one.bundle_id: one for one in read_set_aside(folder, live_of(files))}
+    and what lies under another one's name. `notes_alone`: what else lies about was deleted, if no row tells of it."""
+    found: dict[bytes, IndexedBundle] = {}
+    if not notes_alone:
+        found = {one.bundle_id: one for one in read_set_aside(folder, live_of(files))}
+        found |= {one.bundle_id: one for one in _misnamed(folder, files, scan, found)}
     for note in read_notes(folder, ids_of(scan.bundles)):
         if note.refs or note.blocks:
             found[note.bundle_id] = note
         else:
             found.setdefault(note.bundle_id, note)
-    scan.unread = [bundle_id for bundle_id in scan.unread if bundle_id not in found]
-    return [*found.values(), *_misnamed(folder, files, scan, found)]
+    return list(found.values())
+
+
+def _with_old(
+    folder: StoreFolder,
+    old: Index,
+    files: Mapping[bytes, str],
+    scan: Scan,
+    waiting: Collection[IndexedBundle],
+    missed: Mapping[bytes, IndexRow],
+    *,
+    is_current: bool,
+) -> list[IndexedBundle]:
+    """What waits, with what an old index tells of: versions whose files are missing, with no delete cut off behind
+    them, or that were set aside, or missed; of a current one also those that cannot be read.
+
+    One that is not current tells nothing of what a file, a note or the quarantine tells of, and of the others what they
+    may need by now. One that was deleted since is among them where nothing is left that says so: rather that than one
+    that was lost and is forgotten.
+    """
+    known = _answer(old.bundle_ids) or set()
+    aside = set(_answer(lambda: old.with_status(ASIDE)) or ()) - ids_of(scan.bundles)
+    asked = known - files.keys() | aside | known.intersection(scan.unread)
+    rows = [one for one in (stored_in(old, one)[0] for one in sorted(asked)) if one is not None and one.row is not None]
+    kept = {one.bundle_id: one for one in rows if one.status in (LIVE, ASIDE)}
+    vanished = [one for one in rows if one.status == UNREADABLE and one.bundle_id not in files]
+    kept |= {one.bundle_id: one for one in without_files(folder, vanished)}
+    retired = _answer(lambda: old.rows_of(files.keys() - live_of(files))) or {}
+    left = set_aside_among(folder, retired)
+    for one in filter(None, (stored_in(old, bundle_id)[0] for bundle_id in left)):
+        kept.setdefault(one.bundle_id, dataclasses.replace(one, status=ASIDE))
+    kept |= {one: IndexedBundle(one, MISSED, row, (), ()) for one, row in missed.items()}
+    found = [*scan.bundles, *enter_unreadable(folder, scan, old)]
+    sessions = _answer(lambda: deleted_sessions(folder, old, but_for(left, retired), files, found)) or set()
+    ended = no_more_missed(folder, missed, files)
+    lie = ids_of(one for one in waiting if one.status == ASIDE)
+    ended |= {
+        one.bundle_id
+        for one in kept.values()
+        if one.row is not None and one.row.uri in sessions and one.bundle_id not in lie | files.keys()
+    }
+    waiting = [one for one in waiting if one.bundle_id not in ended]
+    if is_current:
+        told = [one for one in kept.values() if one.bundle_id not in ended]
+        return [*told, *(one for one in waiting if one.bundle_id not in kept)]
+    ended |= files.keys() | ids_of(waiting) | (list_leaving(folder) - ids_marked(folder))
+    told = [one for one in kept.values() if one.bundle_id not in ended]
+    return [*waiting, *(_with_all_needs(one, files, [*scan.bundles, *told]) for one in told)]
 
 
 def _lacking(folder: StoreFolder, files: Mapping[bytes, str], scan: Scan, contents: _Contents) -> list[Finding]:
@@ -210,88 +261,6 @@ def _told(folder: StoreFolder, bundles: Iterable[IndexedBundle], scan: Scan) -> 
     return found
 
 
-def _entered_anew(
-    folder: StoreFolder, index: Index, files: Mapping[bytes, str], scan: Scan, kept: Collection[IndexedBundle]
-) -> list[IndexedBundle]:
-    """What takes the place of an index that is there: it knows which versions are missed, for what it has no row of was
-    deleted. Only where it cannot say are the marks asked."""
-    entered = as_entered(folder, scan, kept, index)
-    missed = _answer(index.missed)
-    if missed is None:
-        return [*entered, *find_missed(folder, files, ids_of(entered))]
-    retired = _answer(lambda: index.rows_of(files.keys() - live_of(files))) or {}
-    rows = but_for(set_aside_among(folder, retired), retired)
-    others = [one for one in entered if one.bundle_id in files]
-    deleted = _answer(lambda: deleted_sessions(folder, index, rows, files, others)) or set()
-    found = no_more_missed(folder, missed, files) | of_sessions(deleted, missed)
-    entered += [IndexedBundle(one, MISSED, row, (), ()) for one, row in missed.items() if one not in found]
-    if _answer(index.marks_unseen):
-        entered += named_by_marks(folder, files, ids_of(entered))
-    return entered
-
-
-def _taken_over(folder: StoreFolder, index: Index, files: Mapping[bytes, str], scan: Scan) -> list[IndexedBundle]:
-    """What the index alone knows: versions whose files are missing, with no delete cut off behind them, or unreadable,
-    or that were set aside.
-
-    Takes those out of what the scan could not read: an index made anew would forget whose they are.
-    """
-    known = _answer(index.bundle_ids) or set()
-    aside = _answer(lambda: index.with_status(ASIDE))
-    read = {bundle.bundle_id for bundle in scan.bundles}
-    asked = known - files.keys() | known.intersection(scan.unread) | set(aside or ()) - read
-    found = (stored_in(index, bundle_id)[0] for bundle_id in sorted(asked))
-    told = [one for one in found if one is not None and one.row is not None]
-    kept = {one.bundle_id: one for one in told if one.status in (LIVE, ASIDE)}
-    vanished = [one for one in told if one.status == UNREADABLE and one.bundle_id not in files]
-    kept |= {one.bundle_id: one for one in without_files(folder, vanished)}
-    if aside is None:
-        kept |= {one.bundle_id: one for one in read_set_aside(folder, read)}
-        kept |= {one.bundle_id: one for one in _misnamed(folder, files, scan, kept)}
-    retired = _answer(lambda: index.rows_of(known & files.keys() - live_of(files))) or {}
-    left = set_aside_among(folder, retired)
-    for one in filter(None, (stored_in(index, bundle_id)[0] for bundle_id in left)):
-        kept.setdefault(one.bundle_id, dataclasses.replace(one, status=ASIDE))
-    others = [*scan.bundles, *enter_unreadable(folder, scan, index)]
-    sessions = _answer(lambda: deleted_sessions(folder, index, but_for(left, retired), files, others)) or set()
-    absent = [*_rows_without_files(kept.values(), files), *(one.row for one in vanished if one.row is not None)]
-    deleted = {row.bundle_id for row in absent if row.uri in sessions}
-    scan.unread = [bundle_id for bundle_id in scan.unread if bundle_id not in kept]
-    return [bundle for bundle in kept.values() if bundle.bundle_id not in deleted]
-
-
-def _only_told(
-    folder: StoreFolder, stale: Index, files: Mapping[bytes, str], scan: Scan, waiting: Iterable[IndexedBundle]
-) -> list[IndexedBundle]:
-    """The versions without a file that a stale index tells of, with all that they may need. One that was deleted since
-    is among them where nothing is left that says so: rather that than one that was lost and is forgotten."""
-    unread = list(scan.unread)
-    kept = {one.bundle_id: one for one in _taken_over(folder, stale, files, scan)}
-    scan.unread = unread  # what a stale index says that those need may be less than they do
-    kept |= {one: IndexedBundle(one, MISSED, row, (), ()) for one, row in (_answer(stale.missed) or {}).items()}
-    leaving = list_leaving(folder) - ids_marked(folder)
-    there = files.keys() | ids_of(waiting) | leaving
-    told = [one for one in kept.values() if one.bundle_id not in there]
-    ended = no_more_missed(folder, _rows_with(told, MISSED), files)
-    ended |= _deleted_among(folder, stale, files, scan, told)
-    told = [one for one in told if one.bundle_id not in ended]
-    return [_with_all_needs(one, files, [*scan.bundles, *told]) for one in told]
-
-
-def _rows_with(bundles: Iterable[IndexedBundle], status: str) -> dict[bytes, IndexRow]:
-    return {one.bundle_id: one.row for one in bundles if one.status == status and one.row is not None}
-
-
-def _deleted_among(
-    folder: StoreFolder, stale: Index, files: Mapping[bytes, str], scan: Scan, told: Iterable[IndexedBundle]
-) -> set[bytes]:
-    rows = _answer(lambda: stale.rows_of(files.keys() - live_of(files))) or {}
-    retired = but_for(set_aside_among(folder, rows), rows)
-    found = [*scan.bundles, *enter_unreadable(folder, scan, stale)]
-    sessions = _answer(lambda: deleted_sessions(folder, stale, retired, files, found)) or set()
-    return {one.bundle_id for one in told if one.row is not None and one.row.uri in sessions}
-
-
 def _with_all_needs(
     bundle: IndexedBundle, files: Mapping[bytes, str], bundles: Iterable[IndexedBundle]
 ) -> IndexedBundle:
@@ -310,6 +279,7 @@ def _misnamed(
 ) -> list[IndexedBundle]:
     """What lies whole under other ones' names, and under its own neither in its place nor, which says that it was
     deleted, as a retired file: set aside, until a repair gives it its own."""
+    _look_into_retired(folder, files, scan)
     found = scan.misnamed.keys() - files.keys() - set(entered)
     found -= list_leaving(folder) if found else set()
     return [scan.misnamed[bundle_id] for bundle_id in sorted(found)]
@@ -329,12 +299,6 @@ def _rows_without_files(bundles: Iterable[IndexedBundle], files: Mapping[bytes, 
         for bundle in bundles
         if bundle.row is not None and bundle.status == LIVE and bundle.bundle_id not in files
     ]
-
-
-def _leaves_marks_unseen(folder: StoreFolder, index: Index | None) -> bool:
-    """Whether an index that takes the place of this one, or of none, lacks what marks tell that cannot be read now."""
-    knows = index is not None and _answer(index.missed) is not None and _answer(index.marks_unseen) is False
-    return not knows and readable_marks(folder) is None
 
 
 def _difference(present: IndexedBundle | None, wanted: IndexedBundle | None) -> str:

@@ -303,7 +303,6 @@ class SoundStore(RuleBasedStateMachine):
         self.store = Store.open(self.path, writable=True)
         self.model = Model()
         self.given_up: dict[bytes, Version] = {}  # what a repair has set aside
-        self.forgotten: set[bytes] = set()  # those of them that an index made anew, or an old one, knows nothing of
         self.saved_from: dict[bytes, bytes] = {}  # by what a repair made of it
         self.readers: list[tuple[Version, BundleReader, bool]] = []
         self.beside: list[tuple[dict[bytes, Version], Store]] = []
@@ -452,7 +451,7 @@ class SoundStore(RuleBasedStateMachine):
         """What is wrong with the store is that versions are set aside, each of which is told of until it is back."""
         assert {finding.code for finding in findings} <= {LOST}, findings
         told = sorted(Path(finding.path).stem for finding in findings)
-        wanted = self.given_up.keys() - self.forgotten - self.gave_way()
+        wanted = self.given_up.keys() - self.gave_way()
         assert told == sorted(bundle_id.hex() for bundle_id in wanted)
 
     def gave_way(self) -> set[bytes]:
@@ -462,17 +461,6 @@ class SoundStore(RuleBasedStateMachine):
     def let_go(self, uri: SessionUri) -> None:
         """A session is deleted, and what is set aside of it."""
         self.given_up = {bundle_id: one for bundle_id, one in self.given_up.items() if one.uri != uri}
-
-    def index_replaced(self) -> None:
-        """An index made anew reads in quarantine what it can; one that is older knows what it knows."""
-        known = self.store.index.given_up().keys()
-        if self.store.opening.index_rebuilt is not None:
-            for path in self.path.glob("quarantine/*.mvb.*"):
-                bundle_id = bytes.fromhex(path.name[:64])
-                with contextlib.suppress(StoreError):
-                    BundleFile(os.open(path, os.O_RDONLY), str(path), bundle_id).close()
-                    assert bundle_id in known or bundle_id not in self.given_up.keys() - self.forgotten
-        self.forgotten |= self.given_up.keys() - known
 
     # --- waking
 
@@ -699,7 +687,7 @@ class SoundStore(RuleBasedStateMachine):
     @rule(which=any_number, there=st.booleans())
     def delete(self, which: int, there: bool) -> None:
         uri = self.session(which) if there else URIS[which % len(URIS)]
-        waiting = {bundle_id for bundle_id, one in self.given_up.items() if one.uri == uri} - self.forgotten
+        waiting = {bundle_id for bundle_id, one in self.given_up.items() if one.uri == uri}
         if not self.model.of(uri) and not waiting:
             with pytest.raises(SessionNotFound):
                 self.store.delete_session(uri)
@@ -988,30 +976,16 @@ class SoundStore(RuleBasedStateMachine):
         else:
             self.store.close()
         self.store = Store.open(self.path, writable=True)
-        self.give_up_what_is_missed()
+        self.require_remembered()
         assert self.store.rebuild_index(dry_run=True).actions == (), "the index says what the bundles say"
 
-    def give_up_what_is_missed(self) -> None:
-        """Nothing is amiss but for versions that a repair gave up because their files are nowhere: where the index goes
-        too, their marks alone tell of them, until somebody takes those away."""
-        missed = self.store.index.missed()
-        untold = self.store.index.aside_untold()
-        assert {finding.path for finding in self.store.opening.unreadable} == {
-            str(self.path / "bundles" / one.hex()[:2] / f"{one.hex()}.mvb") for one in {*missed, *untold}
-        }
-        for bundle_id, row in missed.items():
-            STEPS["missed"] += 1
-            lost = self.given_up[bundle_id]
-            assert (row.uri, row.version) == (lost.uri, lost.number)
-            assert not list(self.path.glob(f"quarantine/{bundle_id.hex()}.mvb.*"))
-            marks = self.store.marks(row.uri)
-            for tag in [tag for tag, named in marks.tags.items() if named == bundle_id]:
-                self.store.untag(row.uri, tag)
-            if bundle_id in marks.pins:
-                self.store.unpin(row.uri, row.version)
-            self.marks_as_they_are(row.uri)
+    def require_remembered(self) -> None:
+        """Nothing is amiss, and what is set aside outlives the index, though its file may be nowhere."""
         assert self.store.index.missed() == {}
-        self.index_replaced()
+        assert {finding.path for finding in self.store.opening.unreadable} == {
+            str(self.path / "bundles" / one.hex()[:2] / f"{one.hex()}.mvb") for one in self.store.index.aside_untold()
+        }
+        assert self.given_up.keys() <= self.store.index.given_up().keys()
 
     @precondition(lambda self: self.model.versions)
     @rule(crash=st.booleans())
@@ -1066,7 +1040,7 @@ class SoundStore(RuleBasedStateMachine):
                 self.old_index if how == "old" else {**files, "index.sqlite": self.old_index["index.sqlite"]}
             )
         self.store = Store.open(self.path, writable=True)
-        self.give_up_what_is_missed()
+        self.require_remembered()
 
     def old_is_ghostly(self) -> bool:
         """Whether the old copy has versions whose files are gone since: nobody can tell those from a loss."""
@@ -1164,7 +1138,7 @@ class SoundStore(RuleBasedStateMachine):
             self.store.close()
             self.let_go_of_lock()
             self.store = Store.open(self.path, writable=True)
-        self.give_up_what_is_missed()
+        self.require_remembered()
 
     def let_go_of_lock(self) -> None:
         """What the end of the process does to the descriptors that it has open in the store."""
@@ -1397,7 +1371,6 @@ class DamagedStore(SoundStore):
         for row in rows.values():
             if row.bundle_id in self.given_up:
                 STEPS["brought back"] += 1
-                self.forgotten.discard(row.bundle_id)
                 self.model.versions[row.bundle_id] = self.given_up.pop(row.bundle_id)
                 self.marks_as_they_are(row.uri)
             elif row.bundle_id not in known:

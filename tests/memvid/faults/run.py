@@ -83,7 +83,7 @@ def run_lost_index(scenarios: list[Scenario], base: Path, full: int) -> Report:
     """T1 and T2, and the index is removed before each opening: what it alone knew would be lost."""
     lost = [scenario.without_index() for scenario in scenarios]
     jobs = [
-        partial(kill.sweep, scenario, base / f"{number}-whole", torn=False, stride=full or 113, first=number)
+        partial(kill.sweep, scenario, base / f"{number}-whole", torn=False, stride=full or 113, first=7 * number)
         for number, scenario in enumerate(lost, start=share())
     ]
     report = _report(_side_by_side(jobs), ("points",))

@@ -67,7 +67,7 @@ def test_t2_threat_29_no_power_cut_loses_what_was_acknowledged(tmp_path: Path) -
 
 
 def test_t1_t2_an_index_that_is_removed_after_any_fault_is_no_loss(tmp_path: Path) -> None:
-    hold(sweep("lost_index", tmp_path), points=40, states=130)
+    hold(sweep("lost_index", tmp_path), points=33, states=138)
 
 
 def test_t3_a_store_that_leaves_out_or_swaps_a_flush_is_caught(tmp_path: Path) -> None:
@@ -253,7 +253,8 @@ def test_t2_in_full_a_hundred_thousand_disks_after_a_power_cut(tmp_path: Path) -
 @pytest.mark.timeout(7200)
 def test_t1_t2_in_full_an_index_that_is_removed_after_any_fault_is_no_loss(tmp_path: Path) -> None:
     found = sweep("lost_index", tmp_path, "--full")
-    hold(found, points=2900)
+    hold(found)
+    assert found["points"] >= 2_900
     assert found["states"] >= 200_000
 
 

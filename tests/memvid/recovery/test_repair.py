@@ -34,7 +34,6 @@ from torpor.memvid.format.layout import aligned
 from torpor.memvid.format.records import Finding, MaintenanceReport
 from torpor.memvid.format.salvaged import SALVAGED_FROM, Salvaged
 from torpor.memvid.index.index import Index
-from torpor.memvid.index.rows import IndexedBundle
 from torpor.memvid.maintenance.compaction_plan import CompactionPolicy
 from torpor.memvid.recovery import reindexing, repair, survey
 from torpor.memvid.recovery.plan_steps import Return, SetAside
@@ -1726,16 +1725,16 @@ def test_versions_that_come_and_go_beside_a_repair_are_no_fault_of_the_index(
 ) -> None:
     sleep(store, 20)
     sleep(store, 30, uri=OTHER_URI)
-    real, done = reindexing._taken_over, []
+    real, done = reindexing._contents, []
 
-    def taken_over(*args: Any) -> list[IndexedBundle]:
+    def contents(*args: Any, **kwargs: Any) -> Any:
         if not done:  # the folder was listed, and the index was not asked yet
             done.append(True)
             store.delete_session(OTHER_URI)
             sleep(store, 40, uri=THIRD_URI)
-        return real(*args)
+        return real(*args, **kwargs)
 
-    monkeypatch.setattr(reindexing, "_taken_over", taken_over)
+    monkeypatch.setattr(reindexing, "_contents", contents)
     monkeypatch.setattr(reindexing, "rebuild", None)  # not made anew
     report = store.repair(dry_run=dry_run)
     assert (done, report.actions, report.problems) == ([True], (), ())
