@@ -13,7 +13,6 @@ import shutil
 import statistics
 import sys
 import time
-from dataclasses import asdict
 from typing import Any
 
 # Before mlx.core is imported: the snapshot folder chooses the BLAS that it will use.
@@ -22,7 +21,6 @@ from ..snapshot import blas  # isort: skip
 import mlx.core as mx
 
 from .. import __version__
-from ..snapshot.digests import DigestCache, default_cache_path
 
 PRODUCT_SIZE = 512
 _PRODUCTS = 15
@@ -61,11 +59,8 @@ def examine() -> dict[str, Any]:
 
 
 def main() -> None:
-    """Print the facts; with `--check-models`, also what a full check of the remembered model files finds."""
-    facts = examine()
-    if "--check-models" in sys.argv[1:]:
-        facts["model_files"] = [asdict(check) for check in DigestCache(default_cache_path()).check_all()]
-    print(json.dumps(facts, indent=2))
+    """Print the facts."""
+    print(json.dumps(examine(), indent=2))
 
 
 def _measure() -> tuple[str, list[float]]:

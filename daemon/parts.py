@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from ..memvid.format.manifest import require_session_map
 from ..memvid.store import Store
 from ..memvid.uri import VERSION_MARK, SessionUri, parse_reference
-from ..snapshot.digests import FileCheck
 from .api.events import OnEvent
 from .api.process import ShutdownResult
 from .api.sampling import Sampling
@@ -75,7 +74,7 @@ class Parts:
         loader: Loader,
         bus: Bus,
         options: ServeOptions,
-        changed_unseen: Sequence[FileCheck] = (),
+        changed_unseen: Sequence[str] = (),
     ) -> None:
         self._options = options
         self.store = store

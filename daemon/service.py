@@ -144,7 +144,7 @@ class Service(Parts, Verbs, Awaiting):
             gone = format_plural(opening.rows_dropped, "bundle")
             found.append(f"{gone} that the index knew can be found no more, nor woken.")
         found += [
-            f"{each.path} has other bytes than when it was last read, and the same size and times. The model is "
+            f"{each} has other bytes than when it was last read, and the same size and times. The model is "
             "identified by what it has now; what slept before is refused unless the file is put back."
             for each in self.changed_unseen
         ]

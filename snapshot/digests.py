@@ -12,11 +12,9 @@ import json
 import os
 import tempfile
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
 
 from blake3 import blake3
 from platformdirs import user_cache_path
@@ -29,22 +27,6 @@ MAX_CACHE_BYTES = 4 * 1024 * 1024
 _CHUNK_BYTES = 8 * 1024 * 1024
 # Coarser than the clock of any file system in use (FAT has 2 s).
 _CLOCK_GRAIN_NS = 2_500_000_000
-
-OnProgress = Callable[[int, int], None]
-Outcome = Literal["same", "changed_unseen", "edited", "gone"]
-
-
-@dataclass(frozen=True, slots=True)
-class FileCheck:
-    """What a full check found of one remembered file: its bytes are the `same`; they are others although inode, size
-    and times are what they were (`changed_unseen`); it was written to in the ordinary way (`edited`), which the next
-    load sees by itself; it is `gone`, or cannot be read or stand still. `found` is then None."""
-
-    path: str
-    outcome: Outcome
-    remembered: str
-    found: str | None
-    size_bytes: int
 
 
 def default_cache_path() -> Path:
@@ -62,7 +44,7 @@ class DigestCache:
 
     path: Path
     full: bool = False
-    changed_unseen: list[FileCheck] = field(default_factory=list)
+    changed_unseen: list[str] = field(default_factory=list)
     _known: dict[str, list[str | int]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -88,44 +70,11 @@ class DigestCache:
                 path=str(file),
             )
         if known is not None and believed and digest != known[-1]:
-            self.changed_unseen.append(
-                FileCheck(path, "changed_unseen", str(known[-1]), digest, size_bytes=int(before[_SIZE]))
-            )
+            self.changed_unseen.append(path)
         entry = [*before, digest]
         if entry != known and _is_settled(before):
             self._remember(path, entry)
         return digest
-
-    def check_all(self, on_progress: OnProgress | None = None) -> tuple[FileCheck, ...]:
-        """Read every remembered file again, by path. Where bytes changed unseen, the memory is put right, so that the
-        next load finds the identity that the files have now.
-
-        on_progress: bytes read so far, and of all files that are there.
-        """
-        sizes = {path: _size_of(path) for path in sorted(self._known)}
-        done, checks = 0, []
-        for path, size_bytes in sizes.items():
-            checks.append(self._check(path, size_bytes))
-            done += size_bytes
-            if on_progress is not None:
-                on_progress(done, sum(sizes.values()))
-        return tuple(checks)
-
-    def _check(self, path: str, size_bytes: int) -> FileCheck:
-        *stamp, digest = self._known[path]
-        remembered = str(digest)
-        try:
-            if _stamp(path) != stamp:
-                return FileCheck(path, "edited", remembered, None, size_bytes)
-            found = _hash_file(path)
-            if _stamp(path) != stamp:
-                return FileCheck(path, "edited", remembered, None, size_bytes)
-        except OSError:
-            return FileCheck(path, "gone", remembered, None, size_bytes)
-        if found == remembered:
-            return FileCheck(path, "same", remembered, found, size_bytes)
-        self._remember(path, [*stamp, found])
-        return FileCheck(path, "changed_unseen", remembered, found, size_bytes)
 
     def _remember(self, path: str, entry: list[str | int]) -> None:
         # What another process has put right meanwhile stays so; without a file that can be read, ours is all there is.
@@ -135,16 +84,6 @@ class DigestCache:
         while len(self._known) > MAX_REMEMBERED_FILES:
             del self._known[next(iter(self._known))]
         _write(self.path, self._known)
-
-
-_SIZE = 2  # where a stamp has it
-
-
-def _size_of(path: str) -> int:
-    try:
-        return os.stat(path).st_size
-    except OSError:
-        return 0
 
 
 def _stamp(path: str) -> list[str | int]:

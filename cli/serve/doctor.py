@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 from ... import __version__
 from ...errors import TorporError
@@ -18,10 +17,9 @@ from ...socket_api.client.client import Client
 from ...socket_api.client.link import start_command
 from ...socket_api.wire.address import default_socket_path
 from ..errors import DoctorFailed
-from ..exit_codes import INTEGRITY, OK
 from ..reach.background import default_log_path
 from ..reach.daemon_link import find_ended_daemon, find_mismatch, nobody_is_there
-from ..reach.options import JsonOption, SocketOption, StoreOption, option
+from ..reach.options import JsonOption, SocketOption, StoreOption
 from ..reach.store_view import describe_holder, find_holder, open_store
 from ..view.formatting import format_seconds
 from ..view.output import Output, facts_table, plain
@@ -30,37 +28,22 @@ EXAMINATION_TIMEOUT_S = 120.0  # importing MLX and fifteen small products take s
 MAX_STDERR_CHARS = 600  # of a failed examination's last words that are shown
 
 
-CheckModelsOption = Annotated[
-    bool,
-    option("--check-models", "Read every model file that was ever served, and name those that changed unseen."),
-]
-CHANGED_UNSEEN = "changed_unseen"
-
-
 def doctor(
-    check_models: CheckModelsOption = False,
     socket: SocketOption = None,
     store: StoreOption = None,
     as_json: JsonOption = False,
-) -> int:
+) -> None:
     """The BLAS matters on Linux without a GPU: the one that MLX ships there is many times slower than OpenBLAS.
     The examination runs in a process of its own and takes some seconds.
-
-    With --check-models every model file that was ever served from here is read again and compared with what is
-    remembered of it, so that one is found whose bytes changed while its size and times did not. Exit status 6 then.
 
     [bold]Examples[/]
 
     [cyan]torpor doctor[/]
-    [cyan]torpor doctor --check-models[/]
     [cyan]torpor doctor --json | jq .machine.blas[/]
     """
     output = Output(as_json=as_json)
     with output.progress("examining"):
-        machine = examine_machine(check_models=check_models)
-    checks = machine.pop("model_files", None)
-    changed = [check for check in checks or () if check["outcome"] == CHANGED_UNSEEN]
-    status = INTEGRITY.number if changed else OK.number
+        machine = examine_machine()
     daemon = _examine_daemon(socket)
     files = _examine_store(
         store or named_store_path() or Path(daemon["store"] if daemon["answers"] else default_store_path())
@@ -68,48 +51,23 @@ def doctor(
     log = str(default_log_path())
     if as_json:
         body = {"torpor": __version__, "machine": machine, "daemon": daemon, "store": files, "log": log}
-        output.document("doctor", body if checks is None else {**body, "model_files": checks})
-        return status
+        output.document("doctor", body)
+        return
     output.show(render_doctor(machine, daemon, files, log))
     advice = machine.get("blas", {}).get("advice")
     if advice:
         output.show(f"\n[yellow]{plain(advice)}[/]")
-    if checks is not None:
-        output.line("\n" + "\n".join(describe_model_files(checks)))
-    return status
 
 
-def describe_model_files(checks: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Say what a full check found: one line for each file that changed unseen, and one in all."""
-    changed = [check for check in checks if check["outcome"] == CHANGED_UNSEEN]
-    same = [check for check in checks if check["outcome"] == "same"]
-    rest = len(checks) - len(same) - len(changed)
-    found = (
-        f"{format_plural(len(same), 'model file')} as when last read"
-        f" ({format_bytes(sum(check['size_bytes'] for check in same))})"
-        + (f"; {rest} edited since, or gone" if rest else "")
-    )
-    if not changed:
-        return [f"[green]sound[/]  {found}"]
-    what_to_do = (
-        f"{format_plural(len(changed), 'model file')} with other bytes than when last read, and the same size and"
-        f" times; {found}. Put back what changed, or start the daemon again: it identifies its models by what they are"
-        " now, and refuses what slept before by name"
-    )
-    return [*(f"[red]changed[/]  {plain(check['path'])}" for check in changed), what_to_do]
-
-
-def examine_machine(*, check_models: bool = False) -> dict[str, Any]:
-    """Run the examination, which imports MLX, in a process of its own, and give its report; a check of the model files
-    takes as long as it takes.
+def examine_machine() -> dict[str, Any]:
+    """Run the examination, which imports MLX, in a process of its own, and give its report.
 
     Raises:
         DoctorFailed: it did not come back with one.
     """
-    command = [sys.executable, "-P", "-m", "torpor.daemon.doctor", *(["--check-models"] if check_models else [])]
-    timeout_s = None if check_models else EXAMINATION_TIMEOUT_S
+    command = [sys.executable, "-P", "-m", "torpor.daemon.doctor"]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=EXAMINATION_TIMEOUT_S, check=False)
         report = json.loads(done.stdout)
     except subprocess.TimeoutExpired as error:
         raise DoctorFailed(f"The examination took more than {EXAMINATION_TIMEOUT_S:.0f} s and was ended.") from error

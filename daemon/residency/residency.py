@@ -375,7 +375,3 @@ def _bytes_to_wake(place: Place, row: IndexRow, at_token: int | None) -> int:
     assert place.model is not None
     layout = place.model.layout
     return layout.most_bytes(layout.tokens_to_wake(row.ledger_tokens, at_token), PREFILL_CHUNK_TOKENS)
-
-
-def _ignore(_event: object) -> None:
-    """For work without a watcher."""

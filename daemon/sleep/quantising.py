@@ -36,6 +36,7 @@ from ...snapshot.lossy import Loss, StoredArray, quantise, stored_bytes, worst
 from ...snapshot.lossy_kinds import BITS, choose
 from ...snapshot.records import require_spans
 from ...snapshot.restore import read_checkpoint
+from ..api.events import ignore
 from ..api.store import MaintenanceAction, MaintenanceProblem, MaintenanceResult
 from ..engine.engine import Engine, Steps
 from ..errors import ServiceClosed
@@ -224,11 +225,11 @@ class Quantising:
         """
         uri = plan.row.uri
         order = WakeOrder(version=plan.row.version, hashing=True, cause="quantise")
-        woken = await self._hibernation.waking.wake(uri, order, model, _ignore)
+        woken = await self._hibernation.waking.wake(uri, order, model, ignore)
         session = woken.session
         with self._store.open_session(uri, plan.row.version) as reader:
             await self._engine.run(_quantise(session, reader, plan, bits))
-        return await self._hibernation.sleep(session, _ignore, cause="quantise", may_wait=True)
+        return await self._hibernation.sleep(session, ignore, cause="quantise", may_wait=True)
 
 
 def _mark_on(row: IndexRow, marks: SessionMarks) -> str | None:
@@ -359,7 +360,3 @@ class Ageing:
                 await asyncio.wait_for(self._closing.wait(), left_s)
             except TimeoutError:
                 continue
-
-
-def _ignore(_event: object) -> None:
-    """For work without a watcher."""

@@ -51,6 +51,7 @@ from ...snapshot.identity import require_same
 from ...snapshot.passes import Passes, tokens_of
 from ...snapshot.restore import read_checkpoint
 from ...snapshot.state import LiveState, token_array
+from ..api.events import ignore
 from ..api.session import Recomputed
 from ..engine.admission import standing_back
 from ..engine.cancellation import to_the_end
@@ -288,7 +289,7 @@ class Healing:
             return _SETTLED
         live.durable = replace(newest, entries=sound)
         try:
-            await self._residency.putting_away.keep(live, _ignore, "heal")
+            await self._residency.putting_away.keep(live, ignore, "heal")
         except TorporError as error:
             live.durable = newest
             self._tell_failure(live.uri, error)
@@ -429,14 +430,14 @@ class Healing:
         session.recomputed = Recomputed(row.version, start, len(found.tokens) - start, same)
         session.came_from(reader.manifest.session, start)
         session.unchanged_tokens, session.dirty = start, True
-        receipt = await self._hibernation.sleep(session, _ignore, cause="heal", may_wait=True)
+        receipt = await self._hibernation.sleep(session, ignore, cause="heal", may_wait=True)
         return receipt, session.recomputed
 
     async def _state_at(self, start: int, row: IndexRow, reader: BundleReader, model: LoadedModel) -> LiveState:
         """What the session's state was after so many tokens."""
         if start:
             order = WakeOrder(row.version, start, hashing=True, cause="heal")
-            return (await self._hibernation.waking.wake(row.uri, order, model, _ignore)).session.state
+            return (await self._hibernation.waking.wake(row.uri, order, model, ignore)).session.state
         settings = sampling_of(reader.manifest.session)
         return await self._hibernation.waking.begin(model, lambda: initial_key(settings))
 
@@ -514,7 +515,3 @@ def _is_sound(reader: BundleReader, entry: BlockEntry, on_bytes: Callable[[int],
     except Corruption:
         return False
     return True
-
-
-def _ignore(_event: object) -> None:
-    """For work without a watcher."""

@@ -11,13 +11,10 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from cli_rig import Torpor
 from torpor.cli.reach.background import is_running, wait_until_gone
-from torpor.snapshot import digests
-from torpor.snapshot.digests import default_cache_path
 
 
 @pytest.fixture
@@ -287,33 +284,6 @@ def test_doctor_tells_of_machine_daemon_and_store(torpor: Torpor, serving: int, 
     text = torpor("doctor").out
     assert "GFLOP/s" in text
     assert str(store) in text
-
-
-@pytest.mark.one_in(4)
-def test_doctor_reads_model_files_again_and_ends_with_6_if_one_changed_unseen(
-    torpor: Torpor, tmp_path: Path, edit_unseen: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    file = tmp_path / "model.safetensors"
-    file.write_bytes(b"weights")
-    memory = default_cache_path()
-    monkeypatch.setattr(digests, "_CLOCK_GRAIN_NS", -1)
-    digests.DigestCache(memory).digest(file)
-    assert "model_files" not in torpor("doctor", "--json").document
-    sound = torpor("doctor", "--check-models")
-    assert sound.status == 0
-    assert "sound  1 model file as when last read (7 B)" in sound.out
-    edit_unseen(file, memory)
-    found = torpor("doctor", "--check-models", "--json")
-    assert (found.status, [each["outcome"] for each in found.document["model_files"]]) == (6, ["changed_unseen"])
-    edit_unseen(file, memory)
-    told = torpor("doctor", "--check-models")
-    assert told.status == 6
-    assert f"changed  {file}" in told.out
-    assert "1 model file with other bytes than when last read" in told.out
-    file.unlink()
-    gone = torpor("doctor", "--check-models")
-    assert gone.status == 0
-    assert "1 edited since, or gone" in gone.out
 
 
 @pytest.mark.one_in(2)
