@@ -18,7 +18,7 @@ import statistics
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from blake3 import blake3
@@ -106,14 +106,33 @@ def main() -> None:
                 started = time.perf_counter()
                 assert ask()
                 seconds.append(time.perf_counter() - started)
-            median, least, most = (1000 * one(seconds) for one in (statistics.median, min, max))
-            print(f"{name}: {median:.0f} ms ({least:.0f} to {most:.0f})")
+            print(f"{name}:", _told(seconds))
         os.close(root_fd)
+        print("a row dropped, and the sums of its pages with it:", _told(drops(path, 4 * wanted.rounds)))
     with tempfile.TemporaryDirectory() as folder:
         path = make_index(Path(folder), 2000)
         root_fd = open_root(str(path), "store.json")
         print(f"of {wanted.flips} flipped bits:", flips_found(path, checks(root_fd, path), wanted.flips))
         os.close(root_fd)
+
+
+def drops(path: Path, count: int) -> list[float]:
+    """Seconds for each of so many rows that are dropped and brought into the file, as every delete does."""
+    root_fd = open_root(str(path), "store.json")
+    index = Index.open(str(path), root_fd, _STORE)
+    seconds = []
+    for bundle_id in sorted(index.bundle_ids())[:count]:
+        started = time.perf_counter()
+        index.drop([bundle_id])
+        seconds.append(time.perf_counter() - started)
+    index.close()
+    os.close(root_fd)
+    return seconds
+
+
+def _told(seconds: Sequence[float]) -> str:
+    median, least, most = (1000 * one(seconds) for one in (statistics.median, min, max))
+    return f"{median:.1f} ms ({least:.1f} to {most:.1f})"
 
 
 def make_index(folder: Path, versions: int) -> Path:
