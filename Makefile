@@ -23,11 +23,15 @@ help: ## say what the targets are
 demo: install ## an agent reads, sleeps, loses its process to SIGKILL, wakes, and goes on
 	@$(BIN)/torpor demo
 
-# Half of what the tests wait for is programs that start: two files at a time are ready sooner, on two cores too. The
-# sweeps in full take memory and cores of their own, and run alone. With two at a time, each computes on one thread of the
-# BLAS: threads that wait for each other took a third of the time. `make demo` and `make test-all` use them all.
+# Half of what the tests wait for is programs that start: two files at a time are ready sooner, on two cores too. Each of
+# the two computes on one thread of the BLAS, for threads that wait for each other took a third of the time; and where
+# memory has room, temporary files lie in it, for a store flushes each of its steps. `make demo` and `make test-all` use
+# all threads and the disk. The sweeps in full take memory and cores of their own, and run alone.
+MEMORY := $(shell df -Pk /dev/shm 2>/dev/null | awk 'NR == 2 && $$4 > 4000000 {print "TMPDIR=/dev/shm"}')
+PYTEST := OPENBLAS_NUM_THREADS=1 $(MEMORY) $(BIN)/python -m pytest -q -m "not heavy" --numprocesses 2
+
 test: install check ## style, types and the tests, with a bounded share of each heavy sweep
-	@OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -q -m "not heavy" --numprocesses 2 --dist loadfile --no-loadscope-reorder
+	@$(PYTEST) --dist loadfile --no-loadscope-reorder
 
 # What starts programs with models, sweeps, or waits for the clock is left out: for every edit.
 QUICK := tests/memvid tests/socket_api/wire tests/socket_api/test_imports.py tests/socket_api/test_protocol_doc.py \
@@ -37,7 +41,7 @@ NOT_QUICK := faults fuzz test_exhaustive_damage.py test_index_damage.py test_sta
 	test_fuzz.py test_moments.py test_full_disk.py
 
 test-quick: install ## the tests of the store, the wire and the commands that take little, for every edit
-	@OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -q -m "not heavy" --numprocesses 2 $(addprefix --ignore=tests/memvid/,$(NOT_QUICK)) $(QUICK)
+	@$(PYTEST) $(addprefix --ignore=tests/memvid/,$(NOT_QUICK)) $(QUICK)
 
 test-all: install check ## the tests with every heavy sweep in full
 	@$(BIN)/python -m pytest -q
