@@ -6,7 +6,7 @@ from typing import Annotated
 
 from ...memvid.units import format_bytes, format_plural
 from ..errors import Interrupted
-from ..reach.artifacts import KindOption, LabelOption, OverwriteOption, require_file
+from ..reach.artifacts import KindOption, LabelOption, OverwriteOption, document_of, require_file
 from ..reach.interrupts import ignore_interrupts
 from ..reach.options import JsonOption, SocketOption, StoreOption, VersionArgument, argument
 from ..reach.store_view import choose_store, open_store
@@ -55,19 +55,7 @@ def export_kv(
             raise Interrupted(f"Interrupted. {target} is there whole or not at all.") from None
         ignore_interrupts()
     if as_json:
-        body = {
-            "session": str(report.uri),
-            "version": report.version,
-            "bundle_id": report.bundle_id.hex(),
-            "path": report.path,
-            "kind": report.kind,
-            "labels": list(report.labels),
-            "token_count": report.token_count,
-            "unread_tokens": report.unread_tokens,
-            "tensors": report.tensors,
-            "file_bytes": report.file_bytes,
-        }
-        output.document("export-kv", body)
+        output.document("export-kv", document_of(report))
         return
     output.line(
         f"{plain(report.uri)}  version {report.version} exported: {format_plural(report.tensors, 'tensor')} of"

@@ -12,7 +12,7 @@ import typer
 
 from ...memvid.units import format_bytes, format_plural
 from ..errors import Interrupted, InvalidUsage, UnreadableInput
-from ..reach.artifacts import OverwriteOption, require_file
+from ..reach.artifacts import OverwriteOption, document_of, require_file
 from ..reach.interrupts import ignore_interrupts
 from ..reach.options import (
     JsonOption,
@@ -78,17 +78,7 @@ def export(
             raise Interrupted(f"Interrupted. {target} is there whole or not at all.") from None
         ignore_interrupts()
     if as_json:
-        body = {
-            "session": str(report.uri),
-            "version": report.version,
-            "bundle_id": report.bundle_id.hex(),
-            "path": report.path,
-            "token_count": report.token_count,
-            "blocks": report.blocks,
-            "logical_bytes": report.logical_bytes,
-            "file_bytes": report.file_bytes,
-        }
-        output.document("export", body)
+        output.document("export", document_of(report))
         return
     output.line(
         f"{plain(report.uri)}  version {report.version} exported: {format_plural(report.token_count, 'token')},"

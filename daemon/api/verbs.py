@@ -9,100 +9,48 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from .forking import FoldRequest, FoldResult, ForkRequest, ForkResult
-from .process import (
-    LoadModelRequest,
-    ModelInfo,
-    ShutdownRequest,
-    ShutdownResult,
-    StatusRequest,
-    StatusResult,
-    SubscribeRequest,
-    SubscribeResult,
-    UnloadModelRequest,
-)
-from .reading import (
-    AppendRequest,
-    AppendResult,
-    ChatRequest,
-    GenerateRequest,
-    GenerateResult,
-    WhyRequest,
-    WhyResult,
-)
-from .session import (
-    CreateRequest,
-    ListRequest,
-    ListResult,
-    SessionDetail,
-    SessionInfo,
-    SetRequest,
-    ShowRequest,
-)
-from .store import (
-    AnalyseRequest,
-    AnalysisResult,
-    ClearRequest,
-    ClearResult,
-    DeleteRequest,
-    DeleteResult,
-    ImportRequest,
-    MaintainRequest,
-    MaintenanceResult,
-    MarkRequest,
-    MarksResult,
-    StatsRequest,
-    StatsResult,
-)
+from . import forking, process, reading, session, store, waking
 from .verb import Verb
-from .waking import (
-    PlanWakeRequest,
-    SleepRequest,
-    SleepResult,
-    WakePlanResult,
-    WakeRequest,
-    WakeResult,
-    WarmRequest,
-    WarmResult,
-)
 
 
 class Verbs:
     """What a service answers."""
 
-    status = Verb(StatusRequest, StatusResult, always=True)
-    create = Verb(CreateRequest, SessionInfo)
-    append = Verb(AppendRequest, AppendResult, leaves="Nothing of it was read.")
-    generate = Verb(GenerateRequest, GenerateResult, leaves="Nothing of it was read or written.")
-    chat = Verb(ChatRequest, GenerateResult, leaves="Nothing of it was read or written.")
-    set = Verb(SetRequest, SessionInfo)
-    sleep = Verb(SleepRequest, SleepResult)
-    wake = Verb(WakeRequest, WakeResult, leaves="Nothing was woken.")
-    plan_wake = Verb(PlanWakeRequest, WakePlanResult)
-    fork = Verb(ForkRequest, ForkResult)
-    fold = Verb(FoldRequest, FoldResult, leaves="There is no new session.")
-    warm = Verb(WarmRequest, WarmResult, leaves="What it had woken stays awake.")
-    stats = Verb(StatsRequest, StatsResult)
-    clear = Verb(ClearRequest, ClearResult)
-    list_sessions = Verb(ListRequest, ListResult, name="list")
-    show = Verb(ShowRequest, SessionDetail)
-    why = Verb(WhyRequest, WhyResult)
-    analyse = Verb(AnalyseRequest, AnalysisResult, leaves="Nothing has changed.")
-    delete = Verb(DeleteRequest, DeleteResult)
-    maintain = Verb(MaintainRequest, MaintenanceResult)
-    mark = Verb(MarkRequest, MarksResult)
-    import_bundle = Verb(ImportRequest, SleepResult)
-    load_model = Verb(LoadModelRequest, ModelInfo, leaves="The model was not loaded.")
-    unload_model = Verb(UnloadModelRequest, ModelInfo)
+    status = Verb(process.StatusRequest, process.StatusResult, always=True)
+    create = Verb(session.CreateRequest, session.SessionInfo)
+    append = Verb(reading.AppendRequest, reading.AppendResult, leaves="Nothing of it was read.")
+    generate = Verb(reading.GenerateRequest, reading.GenerateResult, leaves="Nothing of it was read or written.")
+    chat = Verb(reading.ChatRequest, reading.GenerateResult, leaves="Nothing of it was read or written.")
+    set = Verb(session.SetRequest, session.SessionInfo)
+    sleep = Verb(waking.SleepRequest, waking.SleepResult)
+    wake = Verb(waking.WakeRequest, waking.WakeResult, leaves="Nothing was woken.")
+    plan_wake = Verb(waking.PlanWakeRequest, waking.WakePlanResult)
+    fork = Verb(forking.ForkRequest, forking.ForkResult)
+    fold = Verb(forking.FoldRequest, forking.FoldResult, leaves="There is no new session.")
+    warm = Verb(waking.WarmRequest, waking.WarmResult, leaves="What it had woken stays awake.")
+    stats = Verb(store.StatsRequest, store.StatsResult)
+    clear = Verb(store.ClearRequest, store.ClearResult)
+    list_sessions = Verb(session.ListRequest, session.ListResult, name="list")
+    show = Verb(session.ShowRequest, session.SessionDetail)
+    why = Verb(reading.WhyRequest, reading.WhyResult)
+    analyse = Verb(store.AnalyseRequest, store.AnalysisResult, leaves="Nothing has changed.")
+    delete = Verb(store.DeleteRequest, store.DeleteResult)
+    maintain = Verb(store.MaintainRequest, store.MaintenanceResult)
+    mark = Verb(store.MarkRequest, store.MarksResult)
+    import_bundle = Verb(store.ImportRequest, waking.SleepResult)
+    load_model = Verb(process.LoadModelRequest, process.ModelInfo, leaves="The model was not loaded.")
+    unload_model = Verb(process.UnloadModelRequest, process.ModelInfo)
 
 
 class DaemonVerbs(Verbs):
     """What a client may ask: of the service, and beside that for the end of the process around it."""
 
-    shutdown = Verb(ShutdownRequest, ShutdownResult, always=True)
+    shutdown = Verb(process.ShutdownRequest, process.ShutdownResult, always=True)
 
 
-SUBSCRIBE = Verb(SubscribeRequest, SubscribeResult, name="subscribe", leaves="No more is told.", watches=True)
+SUBSCRIBE = Verb(
+    process.SubscribeRequest, process.SubscribeResult, name="subscribe", leaves="No more is told.", watches=True
+)
 """No method, for its answer is the end of the daemon: clients open it and read what comes before."""
 
 VERBS: Mapping[str, Verb[Any, Any]] = MappingProxyType(

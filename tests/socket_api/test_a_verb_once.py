@@ -31,7 +31,7 @@ class EchoRequest(Request):
     _: KW_ONLY
     times: Annotated[int, Field(ge=1, le=3)] = 1
 '''
-ROW = "    echo = Verb(EchoRequest, EchoResult)\n"
+ROW = "    echo = Verb(process.EchoRequest, process.EchoResult)\n"
 HANDLER = '''
 
 @answers(EchoRequest)
@@ -107,11 +107,6 @@ def test_a_verb_is_added_by_a_record_a_handler_and_a_command_and_answers_everywh
 
     put(package / "daemon" / "api" / "process.py", what=RECORD)
     put(package / "daemon" / "api" / "verbs.py", before="    load_model = Verb(", what=ROW)
-    put(
-        package / "daemon" / "api" / "verbs.py",
-        before="    LoadModelRequest,\n",
-        what="    EchoRequest,\n    EchoResult,\n",
-    )
     put(package / "daemon" / "verbs" / "process.py", what=HANDLER)
     put(
         package / "daemon" / "verbs" / "process.py",
