@@ -25,13 +25,13 @@ from torpor.cli import exit_codes
 from torpor.cli.command_list import COMMANDS, Command
 from torpor.cli.reach.options import NAMESPACE_PARAMETER, takes_namespace
 from torpor.cli.registry import function_of
-from torpor.daemon.api.reference import reference
 from torpor.daemon.api.verb import Verb
 from torpor.daemon.events import events
 from torpor.daemon.options.serve_options import MODEL_OPTIONS, SERVE_OPTIONS, Declared
 from torpor.errors import TorporError
 from torpor.socket_api import Client
 from typer.models import ArgumentInfo
+from verb_reference import reference
 
 REFERENCE = Path(__file__).resolve().parents[1] / "docs" / "reference"
 REGION = re.compile(r"<!-- generated: (?P<name>[^>]+?) -->\n.*?<!-- end of (?P=name) -->", re.DOTALL)

@@ -54,7 +54,6 @@ def echo(text: str, socket: SocketOption = None) -> None:
 '''
 PROGRAM = """
 import asyncio, pydoc, subprocess, sys
-from torpor.daemon.api.reference import reference
 from torpor.socket_api import AsyncClient, Client, InvalidRequest
 from torpor.socket_api.client.link import Link
 from torpor.socket_api.wire.asking import Call
@@ -62,6 +61,8 @@ from torpor.daemon.api.verbs import VERBS
 from pathlib import Path
 
 socket = Path(sys.argv[1])
+sys.path.insert(0, sys.argv[2])
+from verb_reference import reference
 with Client(socket) as client:
     assert client.echo("hi", times=3).said == "hihihi"
     try:
@@ -135,7 +136,7 @@ def test_a_verb_is_added_by_a_record_a_handler_and_a_command_and_answers_everywh
             assert daemon.stdout is not None
             assert "serves" in daemon.stdout.readline()
             asked = subprocess.run(
-                [sys.executable, "-c", PROGRAM, str(socket)],
+                [sys.executable, "-c", PROGRAM, str(socket), str(ROOT / "scripts")],
                 env=environment,
                 capture_output=True,
                 text=True,

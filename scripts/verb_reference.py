@@ -11,12 +11,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, fields
 from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin, get_type_hints
 
-from .events import NEVER_SENT
-from .reading import Message
-from .records import Record, Request
-from .sampling import Sampling
-from .verb import Verb
-from .verbs import VERBS
+from torpor.daemon.api.events import NEVER_SENT
+from torpor.daemon.api.reading import Message
+from torpor.daemon.api.records import Record, Request
+from torpor.daemon.api.sampling import Sampling
+from torpor.daemon.api.verb import Verb
+from torpor.daemon.api.verbs import VERBS
 
 _WORDS: Final[Mapping[object, str]] = {
     str: "text",
