@@ -19,7 +19,6 @@ from ..memvid.store import Store
 from ..memvid.units import format_plural
 from ..memvid.uri import VERSION_MARK, SessionUri, parse_reference
 from ..snapshot.digests import DigestCache, default_cache_path
-from ..snapshot.layout import KvChoice
 from .api.process import ShutdownResult
 from .api.records import Request
 from .api.verb import Awaiting, R, Verb
@@ -31,8 +30,7 @@ from .engine.decoding import Decoder
 from .engine.engine import Engine
 from .events.bus import Bus, Subscription, Wanted
 from .memory.loading import Loader, load_first
-from .memory.model_registry import ModelChoice, Shelf, choices_of
-from .models.adapters import AdapterChoice
+from .memory.model_registry import ModelChoice, Shelf
 from .models.models import DEMO_MODEL_FOLDER, DEMO_MODEL_NAME
 from .options.serve_options import ServeOptions
 from .parts import Parts
@@ -68,8 +66,6 @@ class Service(Parts, Verbs, Awaiting):
         options: ServeOptions | None = None,
         *,
         models: Mapping[str, str | ModelChoice] | None = None,
-        adapters: Mapping[str, AdapterChoice] | None = None,
-        kv: KvChoice | None = None,
         digest_cache: Path | None = None,
         scrub: ScrubPolicy | None = None,
         quantise: AgePolicy | None = None,
@@ -80,8 +76,6 @@ class Service(Parts, Verbs, Awaiting):
 
         options: as they are declared (`options/serve_options.py`); each as it is left out if None. With `check_models`,
             `warnings` names the model files that had changed unseen.
-        kv, adapters: of the models that are given as a folder or name alone: how all of them quantise keys and values
-            as they compute them (not at all if None), and by the name of the model what is loaded on top of it.
         scrub, quantise: in the place of what the options have.
 
         A sleep that would go past a budget is refused, and its session stays awake. The sleeps of `close` are refused
@@ -91,12 +85,11 @@ class Service(Parts, Verbs, Awaiting):
             StoreLocked: another daemon has the store.
             ModelUnavailable, ModelFilesMissing: a model cannot be loaded, or what was looked at is no model; the store
                 is let go again. What `load_model` raises of an adapter, likewise.
-            UnknownModel: an adapter is for a model that is not to be served.
             MemoryBudgetExceeded: the models alone take more than the budget.
         """
         options = options or ServeOptions()
         sources = models or {DEMO_MODEL_NAME: str(DEMO_MODEL_FOLDER)}
-        shelf = Shelf(choices_of(sources, adapters or {}, kv))
+        shelf = Shelf({name: ModelChoice(each) if isinstance(each, str) else each for name, each in sources.items()})
         budget = Budget(options.store_budget, options.daily_write_budget, options.keep_free)
         place = options.store or default_store_path()
         digests = DigestCache(digest_cache or default_cache_path(), full=options.check_models)

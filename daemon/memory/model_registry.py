@@ -228,25 +228,3 @@ class Shelf:
 
 def _ignore() -> None:
     """Nobody is told."""
-
-
-def choices_of(
-    models: Mapping[str, str | ModelChoice], adapters: Mapping[str, AdapterChoice], kv: KvChoice | None
-) -> dict[str, ModelChoice]:
-    """How each model is served. adapters: by the name of their model; kv: of those that have only a source.
-
-    Raises:
-        UnknownModel: an adapter is for a model that is not to be served.
-    """
-    for name in adapters:
-        if name not in models:
-            raise UnknownModel(
-                f"There is an adapter for {name!r}, and no such model is to be served, only "
-                f"{', '.join(map(repr, models))}. Give each adapter the name of its model.",
-                model=name,
-                served=list(models),
-            )
-    return {
-        name: ModelChoice(given, adapters.get(name), kv) if isinstance(given, str) else given
-        for name, given in models.items()
-    }

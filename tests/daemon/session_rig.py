@@ -26,6 +26,7 @@ from blake3 import blake3
 from torpor.daemon.api.events import WorkEvent
 from torpor.daemon.api.sampling import Sampling
 from torpor.daemon.events.events import Notice
+from torpor.daemon.memory.model_registry import ModelChoice
 from torpor.daemon.models.models import LoadedModel
 from torpor.daemon.options.serve_options import SERVE_OPTIONS, ServeOptions
 from torpor.daemon.service import Service
@@ -326,9 +327,12 @@ def _digest(values: mx.array) -> str:
 
 
 async def open_service(store: Path, **given: Any) -> Service:
-    """A service with what is given, options of a daemon or else. Those that are not are as most tests want them: each
-    request is computed by itself, nothing is read again, and a stop takes what it takes."""
+    """A service with what is given, options of a daemon or else; adapters by the names of models, and `kv` of all. Those
+    that are not are as most tests want them: each request is computed by itself, nothing is read again, and a stop takes what it takes."""
     kept = {"prefix_reuse": "off", "batch": 1, "scrub_rate": 0, "stop_within": math.inf}
+    adapters, kv = given.pop("adapters", {}), given.pop("kv", None)
+    if adapters or kv:
+        given["models"] = {name: ModelChoice(path, adapters.get(name), kv) for name, path in given["models"].items()}
     options = kept | {name: given.pop(name) for name in list(given) if name in SERVE_OPTIONS}
     return await Service.open(ServeOptions(store=store, **options), **given)
 

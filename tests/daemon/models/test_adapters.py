@@ -14,7 +14,8 @@ import pytest
 from adapter_making import edit_config, write_adapter
 from mlx.utils import tree_flatten, tree_unflatten
 from session_rig import tokens_of
-from torpor.daemon.errors import AdapterMismatch, AdapterUnavailable, UnknownModel
+from torpor.daemon.errors import AdapterMismatch, AdapterUnavailable
+from torpor.daemon.memory.model_registry import ModelChoice
 from torpor.daemon.models import models
 from torpor.daemon.models.adapters import AdapterChoice, folder_of
 from torpor.daemon.models.models import DEMO_MODEL_FOLDER, LoadedModel, load_model
@@ -192,9 +193,8 @@ async def test_an_adapter_that_was_moved_is_the_same_and_the_wake_says_where_it_
 @pytest.mark.parametrize("kind", ["lora", "dora"])
 async def test_the_demo_model_takes_an_adapter(store: Path, digest_cache: Path, tmp_path: Path, kind: str) -> None:
     adapter = write_adapter(tmp_path / kind, DEMO_MODEL_FOLDER, kind=kind)
-    service = await Service.open(
-        ServeOptions(store=store), digest_cache=digest_cache, adapters={"demo": AdapterChoice(str(adapter), fused=True)}
-    )
+    choice = ModelChoice(str(DEMO_MODEL_FOLDER), AdapterChoice(str(adapter), fused=True))
+    service = await Service.open(ServeOptions(store=store), models={"demo": choice}, digest_cache=digest_cache)
     try:
         (info,) = (await service.status()).models
     finally:
@@ -294,18 +294,6 @@ def test_a_configuration_of_another_adapter_is_refused(
     edit_config(own_adapter, **changes)
     with pytest.raises(AdapterMismatch):
         load(own_adapter)
-
-
-async def test_an_adapter_for_a_model_that_is_not_served_is_refused_before_the_store_is_touched(
-    tiny_model: Path, adapter: Path, store: Path
-) -> None:
-    with pytest.raises(UnknownModel, match="'qwen', and no such model is to be served, only 'tiny'"):
-        await Service.open(
-            ServeOptions(store=store),
-            models={"tiny": str(tiny_model)},
-            adapters={"qwen": AdapterChoice(str(adapter))},
-        )
-    assert not store.exists()
 
 
 def test_an_adapter_that_changes_while_it_is_loaded_is_refused_threat_53(
