@@ -327,8 +327,9 @@ def _digest(values: mx.array) -> str:
 
 
 async def open_service(store: Path, **given: Any) -> Service:
-    """A service with what is given, options of a daemon or else; adapters by the names of models, and `kv` of all. Those
-    that are not are as most tests want them: each request is computed by itself, nothing is read again, and a stop takes what it takes."""
+    """A service with what is given, options of a daemon or else; adapters by the names of models, and `kv` of all.
+    Options that are not given are as most tests want them: each request is computed by itself, nothing is read again,
+    and a stop takes what it takes."""
     kept = {"prefix_reuse": "off", "batch": 1, "scrub_rate": 0, "stop_within": math.inf}
     adapters, kv = given.pop("adapters", {}), given.pop("kv", None)
     if adapters or kv:
