@@ -18,6 +18,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
@@ -36,6 +37,7 @@ from ..checking.scanning import (
     stored_in,
 )
 from ..checking.set_aside_versions import list_leaving, set_aside_among
+from ..disk.budget import utc_day
 from ..errors import IndexFailed, NoSpace, StoreError, StoreIoError
 from ..folder.folder import StoreFolder
 from ..format.layout import LIVE_SUFFIX, RETIRED_SUFFIX
@@ -175,9 +177,19 @@ def _contents(
         bundles += find_missed(folder, files, ids_of(bundles))
     elif unseen:
         bundles += named_by_marks(folder, files, ids_of(bundles))
-    written = (_answer(old.written) if old is not None and is_current else None) or {}
+    written = _answer(old.written) if old is not None and is_current else None
+    written = _written_by(scan.bundles) if written is None else written
     lacks_marks = (not knows or missed is None or unseen is not False) and readable_marks(folder) is None
     return _Contents(bundles, [one for one in told if one.status == LIVE], written, lacks_marks)
+
+
+def _written_by(bundles: Iterable[IndexedBundle]) -> dict[int, int]:
+    """The bytes of the files that were made on each day: at least so many were written then."""
+    found: Counter[int] = Counter()
+    for row in (one.row for one in bundles):
+        if row is not None and row.created_ns > 0:
+            found[utc_day(row.created_ns)] += row.bundle_bytes
+    return found
 
 
 def _waiting(folder: StoreFolder, files: Mapping[bytes, str], scan: Scan, *, notes_alone: bool) -> list[IndexedBundle]:

@@ -239,6 +239,16 @@ def test_a_forget_tells_a_damaged_note_of_which_it_cannot_say_whose_it_is(store:
         ]
 
 
+def test_an_index_made_from_nothing_counts_for_each_day_what_its_files_took(store: Store, store_path: Path) -> None:
+    for number in range(3):
+        sleep(store, 300, seed=number)
+    written = store.index.written()
+    store.close()
+    lose_index(store_path)
+    with Store.open(store_path, writable=True) as again:
+        assert again.index.written() == written
+
+
 def test_an_index_put_back_from_before_a_repair_learns_what_was_given_up(store: Store, store_path: Path) -> None:
     second = sleep(store, 600, before=sleep(store, 300))
     store.close()
