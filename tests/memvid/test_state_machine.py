@@ -450,9 +450,20 @@ class SoundStore(RuleBasedStateMachine):
     def require_told(self, findings: Sequence[Finding]) -> None:
         """What is wrong with the store is that versions are set aside, each of which is told of until it is back."""
         assert {finding.code for finding in findings} <= {LOST}, findings
-        told = sorted(Path(finding.path).stem for finding in findings)
+        told = {bytes.fromhex(Path(finding.path).stem) for finding in findings}
         wanted = self.given_up.keys() - self.gave_way()
-        assert told == sorted(bundle_id.hex() for bundle_id in wanted)
+        assert len(told) == len(findings)
+        assert wanted <= told
+        assert not any(map(self.is_whole_in_quarantine, told - wanted)), (
+            "one that gave way says so, while it can be read"
+        )
+
+    def is_whole_in_quarantine(self, bundle_id: bytes) -> bool:
+        for path in self.path.glob(f"quarantine/{bundle_id.hex()}.mvb.*"):
+            with contextlib.suppress(StoreError):
+                BundleFile(os.open(path, os.O_RDONLY), str(path), bundle_id).close()
+                return True
+        return bundle_id not in self.given_up
 
     def gave_way(self) -> set[bytes]:
         """What was saved of versions that are back."""
@@ -976,16 +987,20 @@ class SoundStore(RuleBasedStateMachine):
         else:
             self.store.close()
         self.store = Store.open(self.path, writable=True)
-        self.require_remembered()
+        self.require_nothing_amiss()
         assert self.store.rebuild_index(dry_run=True).actions == (), "the index says what the bundles say"
 
-    def require_remembered(self) -> None:
-        """Nothing is amiss, and what is set aside outlives the index, though its file may be nowhere."""
+    def require_nothing_amiss(self) -> None:
+        """Nothing is amiss, whatever became of the index."""
         assert self.store.index.missed() == {}
         assert {finding.path for finding in self.store.opening.unreadable} == {
             str(self.path / "bundles" / one.hex()[:2] / f"{one.hex()}.mvb") for one in self.store.index.aside_untold()
         }
-        assert self.given_up.keys() <= self.store.index.given_up().keys()
+
+    @invariant()
+    def what_is_set_aside_outlives_the_index(self) -> None:
+        """Though its file may be nowhere."""
+        assert self.given_up.keys() - self.gave_way() <= self.store.index.given_up().keys()
 
     @precondition(lambda self: self.model.versions)
     @rule(crash=st.booleans())
@@ -1040,7 +1055,7 @@ class SoundStore(RuleBasedStateMachine):
                 self.old_index if how == "old" else {**files, "index.sqlite": self.old_index["index.sqlite"]}
             )
         self.store = Store.open(self.path, writable=True)
-        self.require_remembered()
+        self.require_nothing_amiss()
 
     def old_is_ghostly(self) -> bool:
         """Whether the old copy has versions whose files are gone since: nobody can tell those from a loss."""
@@ -1138,7 +1153,7 @@ class SoundStore(RuleBasedStateMachine):
             self.store.close()
             self.let_go_of_lock()
             self.store = Store.open(self.path, writable=True)
-        self.require_remembered()
+        self.require_nothing_amiss()
 
     def let_go_of_lock(self) -> None:
         """What the end of the process does to the descriptors that it has open in the store."""
