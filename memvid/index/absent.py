@@ -25,7 +25,7 @@ from typing import Any, Final
 from ..disk import durable
 from ..disk.paths import FOLDER_MODE, io_error, list_names, open_file, open_folder
 from ..disk.sealed_json import SealedFormat
-from ..errors import StoreError
+from ..errors import StoreError, UnsafePath
 from ..folder.store_file import ABSENT, BUNDLES
 from ..limits import MAX_NOTE_BYTES, MAX_NOTE_NODES
 from .index_seals import seal_of
@@ -61,9 +61,9 @@ class AbsentNotes:
                 durable.write_file(fd, name, data, self.path, temp_fd=temps, replacing=True)
 
     def drop(self, bundle_ids: Iterable[bytes]) -> None:
-        """Durably remove the notes of those of the versions that have one. Raises StoreIoError, UnsafePath,
-        DurabilityLost."""
-        with contextlib.suppress(FileNotFoundError), self._opened() as fd:
+        """Durably remove the notes of those of the versions that have one. What lies in a folder that is open to others
+        is not read either, and stops no delete; an opening tells of it. Raises StoreIoError, DurabilityLost."""
+        with contextlib.suppress(FileNotFoundError, UnsafePath), self._opened() as fd:
             removed = [durable.remove(fd, _name_of(one), self.path) for one in bundle_ids]
             if any(removed):
                 durable.sync_folder(fd, self.path)

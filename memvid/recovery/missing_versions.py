@@ -44,17 +44,18 @@ def settle_notes(folder: StoreFolder, index: Index, files: Mapping[bytes, str]) 
         DurabilityLost
     """
     notes = AbsentNotes(folder.root_fd, folder.path)
-    findings: list[Finding] = []
-    with contextlib.suppress(NoSpace, StoreIoError, UnsafePath):
+    try:
         noted, unread = notes.load()
-        wanted = index.given_up().keys() | index.rows_of(index.unsettled() - files.keys()).keys()
-        lost = sorted(unread.keys() - wanted - index.rows_of(unread).keys())
-        findings = [Finding(unread[one], UNREADABLE_CODE, _note_unread(unread[one])) for one in lost]
-        if index.notes is not None:
-            rows = [one for one in map(index.stored, sorted(wanted)) if one is not None and one.row is not None]
+    except (StoreIoError, UnsafePath) as error:
+        return [Finding(notes.path, error.code, error.message)]
+    wanted = index.given_up().keys() | index.rows_of(index.unsettled() - files.keys()).keys()
+    lost = unread.keys() - wanted - index.rows_of(unread).keys()
+    if index.notes is not None:
+        rows = [one for one in map(index.stored, sorted(wanted)) if one is not None and one.row is not None]
+        with contextlib.suppress(NoSpace, StoreIoError):
             notes.keep(one for one in rows if noted.get(one.bundle_id) != one)
-            notes.drop(sorted({*noted, *unread} - wanted - set(lost)))
-    return findings
+            notes.drop(sorted({*noted, *unread} - wanted - lost))
+    return [Finding(unread[one], UNREADABLE_CODE, _note_unread(unread[one])) for one in sorted(lost)]
 
 
 def _note_unread(path: str) -> str:

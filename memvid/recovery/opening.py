@@ -182,8 +182,12 @@ def _reconcile(folder: StoreFolder, index: Index, files: Mapping[bytes, str], *,
 
 
 def _noted(folder: StoreFolder, index: Index, scan: Scan, entered: set[bytes]) -> list[IndexedBundle]:
-    """What only notes tell of, because the index is behind; set aside, where another version has its number by now."""
-    found = read_notes(folder, entered | ids_of(scan.bundles))
+    """What only notes tell of, because the index is behind; set aside, where another version has its number by now.
+    Nothing where they cannot be looked into: then the index is believed alone."""
+    try:
+        found = read_notes(folder, entered | ids_of(scan.bundles))
+    except (UnsafePath, StoreIoError):
+        return []
     with _believed():
         given = set(map(_claims, scan.bundles))
         return [

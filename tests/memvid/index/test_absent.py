@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from store_making import OTHER_URI, URI, bundle_path, contents, expected, sleep
 from torpor.memvid import Store
-from torpor.memvid.errors import BundleMissing, NoSpace, StoreError
+from torpor.memvid.errors import BundleMissing, NoSpace, StoreError, UnsafePath
 from torpor.memvid.folder.retention import Retention
 from torpor.memvid.format.lossy import Lossy
 from torpor.memvid.format.records import IndexRow
@@ -237,6 +237,25 @@ def test_a_forget_tells_a_damaged_note_of_which_it_cannot_say_whose_it_is(store:
         assert [(one.path, one.code) for one in report.problems] == [
             (str(store_path / "absent" / name), "cannot_be_told")
         ]
+
+
+def test_notes_that_are_open_to_others_are_told_and_stop_no_opening_and_no_delete(
+    store: Store, store_path: Path
+) -> None:
+    given_up(store, store_path)
+    (store_path / "absent").chmod(0o770)
+    with Store.open(store_path, writable=True) as again:
+        assert [(one.path, one.code) for one in again.opening.unreadable] == [
+            (str(store_path / "absent"), "unsafe_path")
+        ]
+        assert [row.version for row in again.index.given_up().values()] == [2]
+        bundle_path(again, sleep(again, 40).bundle_id).unlink()
+        with pytest.raises(UnsafePath):
+            again.repair()
+        again.delete_session(OTHER_URI)
+        assert again.find_session(OTHER_URI) is None
+        again.delete_session(URI)
+        assert again.index.given_up() == {}
 
 
 def test_an_index_made_from_nothing_counts_for_each_day_what_its_files_took(store: Store, store_path: Path) -> None:
