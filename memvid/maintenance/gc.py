@@ -27,7 +27,7 @@ from typing import Final
 from ..checking.set_aside_versions import list_waiting
 from ..disk import durable
 from ..disk.paths import list_names, open_folder, stat_name
-from ..errors import CorruptMarks, CorruptStoreFile, MarksLost, StoreError, UnsafePath, UnsupportedFormat
+from ..errors import CorruptMarks, CorruptStoreFile, IndexFailed, MarksLost, StoreError, UnsafePath, UnsupportedFormat
 from ..folder import quarantine
 from ..folder.marks import MARKS_FILE, Marks
 from ..folder.store_file import BUNDLES, INCOMING, QUARANTINE
@@ -122,13 +122,23 @@ def empty_quarantine(core: StoreCore, *, dry_run: bool = False) -> MaintenanceRe
     emptying = _Emptying(core, dry_run)
     emptying.run()
     rest = gc(core, dry_run=dry_run)
+    behind = [_told_again(core)] if emptying.gave_up and core.index.file_is_behind else []
     return dataclasses.replace(
         rest,
         operation="empty_quarantine",
         actions=(*emptying.actions, *rest.actions),
         bytes_freed=rest.bytes_freed + sum(action.size_bytes for action in emptying.actions),
         bytes_written=rest.bytes_written + emptying.bytes_written,
+        problems=(*rest.problems, *behind),
     )
+
+
+def _told_again(core: StoreCore) -> Finding:
+    message = (
+        f"{core.index.path} takes no change: the versions that were given up are told of again, as set aside, where it "
+        "cannot be written before this store is closed. Free some space, and empty the quarantine again then."
+    )
+    return Finding(core.index.path, IndexFailed.code, message)
 
 
 class _Emptying:
@@ -145,6 +155,7 @@ class _Emptying:
             self._names.setdefault(content.get(name, quarantine.bundle_of(name)), []).append(name)
         self.actions: list[Action] = []
         self.bytes_written = 0
+        self.gave_up = False
 
     def run(self) -> None:
         wanted = [*self._names, *sorted(self._asked - self._names.keys())]
@@ -183,6 +194,7 @@ class _Emptying:
         if gone and not self._dry_run:
             self._unmark(gone, rows)
             core.index.drop(gone)
+            self.gave_up = True
 
     def _unmark(self, bundle_ids: Sequence[bytes], rows: Mapping[bytes, IndexRow]) -> None:
         unmarked, written = deletion.unmark_without_files(self._core.folder, bundle_ids)

@@ -404,10 +404,14 @@ def give_up(path: Path, tape: Tape) -> None:
     with Store.open(path, writable=True) as store:
         with tape.step(store):
             store.repair()
-        with tape.step(store, removes=[_named(_NEEDY, "known")]):
-            store.delete_session(_NEEDY.uri)
-        with tape.step(store, removes=[_named(version, "known") for version in (_GONE, ALONE)]):
-            store.empty_quarantine()
+        for versions, end in (
+            ([_NEEDY], lambda: store.delete_session(_NEEDY.uri)),
+            ([_GONE, ALONE], store.empty_quarantine),
+        ):
+            gone = [_named(version, "known") for version in versions]
+            with tape.step(store, removes=gone) as unsure:
+                if end().problems:  # where the index's file takes no change
+                    unsure.update(gone)
 
 
 def known_after_a_repair(store: Store) -> Iterator[Mark]:

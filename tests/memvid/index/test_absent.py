@@ -258,6 +258,18 @@ def test_notes_that_are_open_to_others_are_told_and_stop_no_opening_and_no_delet
         assert again.index.given_up() == {}
 
 
+def test_an_emptying_beside_an_index_that_takes_no_change_says_that_it_may_not_last(
+    store: Store, store_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given_up(store, store_path)
+    with Store.open(store_path, writable=True) as again:
+        again.index.go_on_in_memory()
+        with monkeypatch.context() as patch:
+            patch.setattr(type(again.index), "return_to_file", no_room)
+            assert [one.code for one in again.empty_quarantine().problems] == ["index_failed"]
+        assert again.empty_quarantine().ok
+
+
 def test_an_index_made_from_nothing_counts_for_each_day_what_its_files_took(store: Store, store_path: Path) -> None:
     for number in range(3):
         sleep(store, 300, seed=number)
