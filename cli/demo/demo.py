@@ -41,8 +41,8 @@ def demo(
 ) -> None:
     """A session reads a long document and writes, sleeps, and its daemon is killed with SIGKILL. A new daemon wakes it
     and it goes on, beside a control that never slept and a cold session that reads everything again. Everything is
-    real: processes, sockets, files, in a temporary folder of its own. It takes about half a minute on two cores, and
-    ends with status 6 if token ids, logits or text are not equal to the last bit.
+    real: processes, sockets, files, in a temporary folder of its own. It takes a minute or so on two cores, and ends
+    with status 6 if token ids, logits or text are not equal to the last bit.
 
     [bold]Examples[/]
 
