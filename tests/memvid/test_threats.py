@@ -3,6 +3,7 @@ here."""
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import re
@@ -138,10 +139,8 @@ def test_threat_21_what_is_no_regular_file_of_one_name_is_refused_at_once(
         else:
             import socket
 
-            with socket.socket(socket.AF_UNIX) as listener:
-                os.chdir(path.parent)  # a socket's path is short
+            with socket.socket(socket.AF_UNIX) as listener, contextlib.chdir(path.parent):  # a socket's path is short
                 listener.bind(path.name)
-                os.chdir(tmp_path)
     with pytest.raises(UnsafePath):
         store.open_session(URI)
     require_awake(store, 20, uri=OTHER_URI)
