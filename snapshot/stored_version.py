@@ -33,6 +33,7 @@ MAX_PIECE_ELEMENTS: Final = 16 << 20
 """Of vectors that are numbers at once: those of 256 tokens in 128 heads of 512. As float64 they have 128 MiB."""
 
 MAX_SUMS_BYTES: Final = 256 << 20
+MAX_HEADS: Final = 1 << 10  # each has figures of its own, however short its vectors are
 """Of what is added up for one array."""
 
 _MAX_NUMBERS_BYTES: Final = 4096
@@ -359,6 +360,7 @@ def _place_of(spec: SlotSpec) -> tuple[str, str]:
 
 def _sized(array: CacheArray, heads: int, dim: int) -> CacheArray:
     """The array as vectors of tokens, where there is memory for them."""
-    if heads * BLOCK_TOKENS * dim > MAX_PIECE_ELEMENTS or sums_bytes(heads, dim) > MAX_SUMS_BYTES:
+    too_large = heads * BLOCK_TOKENS * dim > MAX_PIECE_ELEMENTS or sums_bytes(heads, dim) > MAX_SUMS_BYTES
+    if too_large or heads > MAX_HEADS:
         return replace(array, why_not=TOO_MANY)
     return replace(array, heads=heads, dim=dim)
