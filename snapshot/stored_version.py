@@ -33,8 +33,10 @@ MAX_PIECE_ELEMENTS: Final = 16 << 20
 """Of vectors that are numbers at once: those of 256 tokens in 128 heads of 512. As float64 they have 128 MiB."""
 
 MAX_SUMS_BYTES: Final = 256 << 20
-MAX_HEADS: Final = 1 << 10  # each has figures of its own, however short its vectors are
 """Of what is added up for one array."""
+
+MAX_HEADS: Final = 1 << 10
+"""Of one array: each has figures of its own, however short its vectors are."""
 
 _MAX_NUMBERS_BYTES: Final = 4096
 
