@@ -78,7 +78,7 @@ def test_the_shell_lines_of_the_readme_run_as_they_stand_and_again(home: dict[st
         assert "asleep" in said
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(5)
 @pytest.mark.timeout(600)
 def test_the_python_of_the_readme_runs_as_it_stands_and_again_and_starts_the_daemon(home: dict[str, str]) -> None:
     for _ in range(2):

@@ -108,7 +108,7 @@ def test_the_split_follows_from_the_module_name_and_the_seed_alone() -> None:
     assert len({data.is_held_out(one, seed) for seed in range(200)}) == 2
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(6)
 def test_conversations_come_from_training_files_only(corpus: Any) -> None:
     names = {name for file in corpus.held_out for name, _ in data.docstring_pairs(file)}
     assert names

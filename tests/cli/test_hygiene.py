@@ -37,6 +37,7 @@ def of(barred: tuple[str, ...], modules: set[str]) -> set[str]:
     return {name for name in modules if name in barred or name.startswith(tuple(f"{each}." for each in barred))}
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("arguments", "barred"),
     [

@@ -40,7 +40,7 @@ def test_ls_with_no_daemon_reads_the_store(torpor: Torpor, made_store: MadeStore
     assert "no daemon asked" in text.err
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 def test_looking_tells_of_a_daemon_that_ended_without_a_stop(
     torpor: Torpor, made_store: MadeStore, short_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -38,6 +38,7 @@ def test_all_commands_of_the_issue_are_there() -> None:
     assert set(NAMES) == of_the_issue | of_the_store | of_versions | of_artifacts | of_sessions
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", NAMES)
 def test_help_of_each_command_teaches_by_example_and_offers_json(torpor: Torpor, name: str) -> None:
     ran = torpor(name, "--help")
@@ -47,6 +48,7 @@ def test_help_of_each_command_teaches_by_example_and_offers_json(torpor: Torpor,
     assert "--json" in ran.out
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", [*NAMES, None])
 def test_help_shows_no_value_behind_a_flag(torpor: Torpor, name: str | None) -> None:
     ran = torpor(*([name] if name else []), "--help")

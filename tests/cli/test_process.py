@@ -38,6 +38,7 @@ def test_a_closed_stream_is_no_trace(daemon: FakeDaemon, closed: str) -> None:
         assert done.returncode in (0, 2)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 @pytest.mark.parametrize("arguments", [("--help",), ("ls", "--json"), ("ls",)])
 def test_a_full_disk_is_one_line_and_status_1(made_store: MadeStore, arguments: tuple[str, ...]) -> None:
@@ -76,6 +77,7 @@ def _status_unread(when: str, *arguments: str, env: dict[str, str]) -> int:
     return process.returncode
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("when", ["while it is told", "at the very end"])
 def test_an_interrupt_after_the_work_is_too_late(made_store: MadeStore, when: str) -> None:
     """Data that is whole and a status that says it was cut off would contradict each other."""
@@ -106,6 +108,7 @@ def test_bytes_that_are_no_text_are_refused_in_one_line(daemon: FakeDaemon, name
         assert done.returncode in (2, 4, 10)
 
 
+@pytest.mark.one_in(2)
 def test_a_terminal_of_ascii_is_no_trace_and_json_stays_json(daemon: FakeDaemon) -> None:
     environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
     daemon.do(lambda: daemon.service.create(session="notes", labels=("ü",)))
@@ -265,7 +268,7 @@ def test_a_start_in_the_background_tells_how_many_warnings_its_store_gave_cause_
             assert stopped.returncode == 0, stopped.stderr
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 def test_what_an_earlier_daemon_said_is_not_taken_for_an_answer(torpor: Torpor, short_path: Path) -> None:
     """E6: the log may hold any line, also one that says ready."""
     log = short_path / "daemon.log"

@@ -617,6 +617,7 @@ def test_of_a_sleep_that_writes_nothing_it_is_said_why(
     assert ("asleep again as version 1" in line) == ("already_asleep" not in kept)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("as_json", [False, True])
 def test_ctrl_c_cancels_the_generation_and_the_session_stays_usable(
     torpor: Torpor, daemon: FakeDaemon, as_json: bool

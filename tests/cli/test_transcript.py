@@ -209,7 +209,7 @@ def test_a_daemon_whose_socket_is_gone_is_told_of_with_the_way_to_end_it(
     assert torpor("doctor", "--json").document["store"]["locked_by"] is None
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(4)
 def test_a_second_daemon_is_refused_with_status_11(torpor: Torpor, serving: int, store: Path, short_path: Path) -> None:
     same_socket = torpor("serve", "--detach", "--store", short_path / "other")
     assert same_socket.status == 11
@@ -286,7 +286,7 @@ def test_doctor_tells_of_machine_daemon_and_store(torpor: Torpor, serving: int, 
     assert str(store) in text
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 def test_doctor_without_daemon_or_store_says_so(torpor: Torpor) -> None:
     ran = torpor("doctor")
     assert ran.status == 0

@@ -56,6 +56,7 @@ async def test_many_rounds_of_sleep_change_nothing_t11(open_rig: Any, sampling: 
             assert await rig.fingerprint("sleeper") == await rig.fingerprint("control"), round_
 
 
+@pytest.mark.one_in(2)
 async def test_a_cache_of_odd_capacity_wakes_exactly(open_rig: Any) -> None:
     """mlx-lm grows a partly filled cache to capacities that are no multiple of its step; a wake makes them even."""
     async with open_rig() as rig:
@@ -96,6 +97,7 @@ async def test_the_wake_report_counts_what_the_model_computes(open_rig: Any) -> 
         assert rig.live("a").state.computed_tokens == 4
 
 
+@pytest.mark.one_in(2)
 async def test_a_second_sleep_writes_only_what_is_new(open_rig: Any) -> None:
     """Promise 5: full blocks are referred to; the unfinished last one, new ones and the state record are written."""
     async with open_rig() as rig:
@@ -153,6 +155,7 @@ async def test_changed_sampling_alone_makes_a_new_version_of_the_same_blocks(ope
         assert rig.live("a").sampling.temperature == GREEDY.temperature
 
 
+@pytest.mark.one_in(2)
 async def test_an_earlier_version_wakes_as_it_was(open_rig: Any) -> None:
     async with open_rig() as rig:
         for name in ("sleeper", "control"):
@@ -198,7 +201,7 @@ async def test_a_session_goes_on_in_a_new_process_t11(
         assert (found["tokens"], found["proofs"], found["final"]) == (list(tokens), list(proofs), final)
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(5)
 async def test_an_acknowledged_sleep_survives_sigkill(
     open_rig: Any, store: Path, tiny_model: Path, digest_cache: Path
 ) -> None:

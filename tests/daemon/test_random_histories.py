@@ -317,7 +317,7 @@ def _same_chunks_on_every_device(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("seed", [3])
-@pytest.mark.one_in(5)
+@pytest.mark.one_in(11)
 @pytest.mark.parametrize("kind", KINDS)
 async def test_whatever_happens_to_a_session_it_is_one_that_never_slept_t11(
     open_kind: Any, kind: str, seed: int

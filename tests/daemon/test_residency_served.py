@@ -91,7 +91,7 @@ def poll(condition: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(6)
 @pytest.mark.timeout(180)
 def test_two_models_that_do_not_fit_together_are_served_in_turn_as_if_they_did(
     tiny_model: Path, another_model: Path, tmp_path: Path

@@ -156,6 +156,7 @@ async def test_a_salvaged_session_says_how_much_was_saved_whatever_wakes_it(open
         assert appended.woken.salvaged == SAVED
 
 
+@pytest.mark.one_in(2)
 async def test_what_goes_on_from_a_salvaged_session_says_so_too(open_rig: Any, store: Path) -> None:
     async with open_rig() as rig:
         await begin(rig)
@@ -212,6 +213,7 @@ async def test_a_salvaged_session_that_only_woke_gives_way_to_the_one_it_was_sav
     assert await bring_back(open_rig, store, change=False) == (600, [1])
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("first", ["list", "show"])
 async def test_a_session_that_gave_way_is_listed_and_shown_as_the_one_it_was_saved_from(
     open_rig: Any, store: Path, first: str

@@ -67,6 +67,7 @@ async def test_a_session_is_named_by_name_namespace_or_uri(open_rig: Any, name: 
         assert (await rig.service.create(session=name)).session == uri
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", ["", "/a", "a/", "a/b/c", "../a", "a\0", "torpor://a", "http://a/b", "é", "a" * 129])
 async def test_a_name_outside_the_syntax_is_refused_threat_19(open_rig: Any, name: str) -> None:
     async with open_rig() as rig:
@@ -94,6 +95,7 @@ async def test_a_model_that_is_not_loaded_is_refused_at_creation(open_rig: Any) 
         assert not await rig.service.list_sessions()
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     "options",
     [
@@ -239,7 +241,7 @@ async def test_what_reads_makes_its_session_if_it_is_told_to(open_rig: Any, verb
         assert rig.is_awake("a")
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 async def test_without_a_number_some_tokens_are_written_as_far_as_they_fit(open_rig: Any) -> None:
     async with open_rig() as rig:
         await rig.read("a", tokens_of(1, 20))
@@ -370,6 +372,7 @@ async def test_a_session_goes_on_with_its_settings_after_a_wake(open_rig: Any) -
 # --- sessions beside each other
 
 
+@pytest.mark.one_in(2)
 async def test_two_sessions_at_the_same_time_write_what_each_writes_alone_qx1(open_rig: Any) -> None:
     async with open_rig() as rig:
         for name, seed in (("a", 1), ("b", 2), ("a-alone", 1), ("b-alone", 2)):
@@ -497,6 +500,7 @@ async def test_the_receipt_of_a_session_that_sleeps_already_is_the_same_after_se
         assert (clean.logical_bytes, clean.blocks_reused) == (second.logical_bytes, 3)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("stop", [False, True])
 async def test_an_unchanged_session_whose_bundle_is_gone_is_written_again_before_its_memory_is_freed(
     open_rig: Any, store: Any, stop: bool
@@ -711,6 +715,7 @@ async def test_a_wake_that_has_begun_runs_to_its_end_and_is_answered_as_done_whe
 # --- delete
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("awake", [True, False])
 async def test_a_deleted_session_is_gone_from_memory_and_disk(open_rig: Any, store: Any, awake: bool) -> None:
     async with open_rig() as rig:
@@ -1047,6 +1052,7 @@ class FullDisk:
         monkeypatch.setattr(Store, "write_bundle", write_if_there_is_room)
 
 
+@pytest.mark.one_in(2)
 async def test_a_stop_that_would_lose_a_session_is_not_begun_and_all_go_on_bit_for_bit(
     open_rig: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

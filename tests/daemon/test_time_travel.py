@@ -50,7 +50,7 @@ async def control_at(rig: Rigged, name: str, turns: list[int], more: int) -> tup
     return await rig.fingerprint(name), await rig.write(name, more)
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("kind", KINDS)
 async def test_a_session_sleeps_and_wakes_with_nothing_computed_and_goes_on_alike_t11(
     open_kind: Any, kind: str
@@ -68,7 +68,7 @@ async def test_a_session_sleeps_and_wakes_with_nothing_computed_and_goes_on_alik
             assert await rig.write(name, 64) == wanted
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("kind", KINDS)
 async def test_a_session_woken_where_a_turn_ended_is_what_it_was_then(open_kind: Any, kind: str) -> None:
     """MS2, MS4: a longer stored state is taken only where it can be cut back, else what is missing is computed.
@@ -93,7 +93,7 @@ async def test_a_session_woken_where_a_turn_ended_is_what_it_was_then(open_kind:
             await rig.sleep("s")
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("kind", KINDS)
 async def test_a_session_woken_inside_a_turn_is_one_that_read_no_further(open_kind: Any, kind: str) -> None:
     async with open_kind(kind) as rig:
@@ -204,6 +204,7 @@ async def test_a_mere_look_never_stands_before_the_version_that_it_looks_at(
         assert (row.version, row.token_count) == (1, 1300)
 
 
+@pytest.mark.one_in(2)
 async def test_a_look_at_a_version_that_is_gone_is_kept_for_it_is_all_there_is(open_rig: Any, store: Path) -> None:
     async with open_rig() as rig:
         await rig.read("s", TOKENS[:1300])
@@ -215,7 +216,7 @@ async def test_a_look_at_a_version_that_is_gone_is_kept_for_it_is_all_there_is(o
         assert (await rig.wake("s")).token_count == 300
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(8)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("at", [None, 200, 199])
 async def test_an_earlier_version_is_looked_at_until_something_is_read_from_whichever_token_of_it(
@@ -263,6 +264,7 @@ async def test_what_begins_with_a_look_refuses_one_whose_version_was_pruned(open
         assert (await rig.wake("f")).token_count == len(woken.tokens) + 1
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("at", [None, 280])
 async def test_a_look_whose_version_was_pruned_is_dropped_by_a_sleep_and_by_a_stop(
     open_kind: Any, open_rig: Any, at: int | None

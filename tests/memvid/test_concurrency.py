@@ -235,12 +235,14 @@ def require_all(store: Store, history: History) -> None:
     assert store.repair(dry_run=True).actions == ()
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.usefixtures("quick_switches")
 @pytest.mark.parametrize("seed", range(8))
 def test_t8_threads_that_do_everything_at_once_lose_nothing_and_wait_for_nothing(store_path: Path, seed: int) -> None:
     assert run_history(store_path, seed) == 48
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.usefixtures("quick_switches")
 def test_t8_a_process_that_reads_beside_them_wakes_whole_versions_only(store_path: Path) -> None:
     assert run_history(store_path, 77, steps=60, beside=True) == 240

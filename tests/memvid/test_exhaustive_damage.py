@@ -210,6 +210,7 @@ def test_t5_threats_5_6_every_swap_of_two_slots_of_one_shape_is_refused(pair: tu
     tell(f"slots swapped within a bundle, {codec}", tried)
 
 
+@pytest.mark.one_in(2)
 def test_t5_threat_5_every_slot_of_another_bundle_is_refused(pair: tuple[Path, Parts, Parts, str]) -> None:
     path, parts, others, codec = pair
     tried = 0

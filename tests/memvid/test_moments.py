@@ -57,6 +57,7 @@ def require_version(store: Store, version: int) -> None:
         assert contents(reader) == expected(tokens_of(version), **SMALL)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("removal", ["prune", "forget", "delete", "gc", "compact"])
 def test_no_removal_takes_what_a_version_needs_by_its_file_and_not_by_the_index(mixed: Path, removal: str) -> None:
     with Store.open(mixed, writable=True) as store:

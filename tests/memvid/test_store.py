@@ -191,6 +191,7 @@ def test_a_chain_of_deltas_wakes_exactly(store: Store) -> None:
     assert store.verify(deep=True).ok
 
 
+@pytest.mark.one_in(2)
 def test_a_reader_of_many_ancestors_keeps_few_files_open(store: Store) -> None:
     receipt = sleep(store, 256, layers=1)
     for blocks in range(2, 62):

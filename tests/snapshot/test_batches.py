@@ -75,6 +75,7 @@ def test_what_goes_in_comes_out_bit_for_bit(kind: str) -> None:
     assert same(numbers(batches.extract(batch, 1)), before[1])
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_batch_is_put_back_after_a_call_that_failed_half_way(kind: str) -> None:
     """Also where a window has begun to write over its own rows, and where only the first layer has grown."""

@@ -44,6 +44,7 @@ print(json.dumps([choice.library, choice.reason, blas.library_in_use()]))
 """
 
 
+@pytest.mark.one_in(2)
 @linux_cpu
 @needs_openblas
 def test_a_fast_library_is_found_and_then_in_use() -> None:
@@ -52,6 +53,7 @@ def test_a_fast_library_is_found_and_then_in_use() -> None:
     assert "openblas" in in_use
 
 
+@pytest.mark.one_in(2)
 @linux_cpu
 def test_the_reference_library_is_kept_on_request() -> None:
     library, reason, in_use = say(CHOICE, TORPOR_BLAS="reference")  # type: ignore[misc]
@@ -69,6 +71,7 @@ def test_a_library_that_is_missing_or_no_blas_is_named_and_left_alone(library: s
     assert "slower" in reason
 
 
+@pytest.mark.one_in(2)
 @linux_cpu
 def test_it_is_too_late_once_mlx_is_imported() -> None:
     script = f"import mlx.core\n{CHOICE}"

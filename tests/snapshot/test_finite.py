@@ -14,6 +14,7 @@ def words(dtype: str, values: list[int]) -> memoryview:
     return memoryview(np.array(values, dtype=f"u{BITS[dtype] // 8}")).cast("B")
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_each_word_of_sixteen_bits_is_told_by_its_exponent(dtype: str) -> None:
     mantissa, exponent = EXPONENT_BITS[dtype]

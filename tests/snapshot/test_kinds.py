@@ -79,7 +79,7 @@ def shelf(store: Store, uri: SessionUri, identity: Identity, pool: ThreadPoolExe
     return Shelf(store, uri, identity, pool)
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(14)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("kind", GROWERS)
 def test_what_was_slept_wakes_bit_for_bit_and_goes_on_alike_t11(shelf: Shelf, kind: str, way: str) -> None:
@@ -99,6 +99,7 @@ def test_what_was_slept_wakes_bit_for_bit_and_goes_on_alike_t11(shelf: Shelf, ki
         assert fingerprint(again.state.caches) == fingerprint(run.state.caches), f"after {count} more"
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("kind", GROWERS)
 def test_every_element_type_comes_back_as_it_was_t11(shelf: Shelf, kind: str, dtype: mx.Dtype) -> None:
@@ -109,6 +110,7 @@ def test_every_element_type_comes_back_as_it_was_t11(shelf: Shelf, kind: str, dt
     assert fingerprint(shelf.take(run).caches) == fingerprint(run.state.caches)
 
 
+@pytest.mark.one_in(12)
 @pytest.mark.parametrize("way", ["one by one", "to the window", "past the window, then at once", "at once", "long"])
 @pytest.mark.parametrize("kind", GROWERS)
 def test_what_is_put_back_is_what_was_whatever_was_read_since_qx7(kind: str, way: str) -> None:
@@ -146,6 +148,7 @@ def test_a_failure_in_the_first_read_leaves_empty_caches_qx7(kind: str) -> None:
     assert fingerprint(again.state.caches) == fingerprint(control.state.caches)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("kind", ["plain", "concatenating", "quantised to 8 bits", "quantised to 4 bits"])
 @pytest.mark.parametrize("at", [1, 255, 256, 257, 299, 300])
 def test_what_is_cut_by_token_wakes_at_any_token(shelf: Shelf, kind: str, at: int) -> None:
@@ -336,6 +339,7 @@ def test_plain_caches_and_those_in_lists_can_be_quantised_and_others_stay() -> N
     assert isinstance(quantised(caches.KVCache(), bits=8, group_size=64), caches.QuantizedKVCache)
 
 
+@pytest.mark.one_in(7)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("kind", GROWERS)
 def test_what_caches_take_is_never_more_than_was_said_before(kind: str, way: str) -> None:

@@ -122,6 +122,7 @@ def there_and_back(rows: mx.array, bits: int) -> mx.array:
     return wide.astype(rows.dtype)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("bits", [8, 4])
 @pytest.mark.parametrize("count", [256, 600])

@@ -71,6 +71,7 @@ def test_a_record_that_is_as_it_was_written_is_taken(wake_with: Any, kind: str) 
     wake_with(kind, lambda slots: slots)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_record_without_any_one_of_its_slots_is_refused(
     kind: str, tmp_path_factory: pytest.TempPathFactory, identity: Identity, uri: SessionUri

@@ -53,6 +53,7 @@ def test_keys_and_values_are_those_of_the_live_cache(kept: MakeKept, make: Any, 
     assert version.arrays["0", "v"].dim == VALUE_DIM
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("bits", [2, 3, 4, 5, 6, 8])
 def test_quantised_values_are_those_that_mlx_makes_of_them(kept: MakeKept, bits: int, dtype: mx.Dtype) -> None:

@@ -68,6 +68,7 @@ def test_qc9_qx7_a_generation_that_fails_ends_at_its_last_committed_token(daemon
     assert go_on_alike(torpor, name, control)
 
 
+@pytest.mark.one_in(2)
 def test_qc9_a_reading_that_fails_is_none_at_all(daemon: RealDaemon, torpor: Client) -> None:
     name, control = two_alike(torpor, "half", 90)
     daemon.doors.fail("network", after=1)

@@ -69,7 +69,7 @@ def test_an_event_that_does_not_exist_is_wrong_usage(torpor: Torpor, daemon: Fak
     assert "sleep_ended" in ran.err
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 def test_ctrl_c_is_how_it_ends(daemon: FakeDaemon, short_path: Path) -> None:
     command = [sys.executable, "-m", "torpor.cli.main", "events", "--socket", str(daemon.socket_path)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)

@@ -32,6 +32,7 @@ def slept(torpor: Torpor, daemon: FakeDaemon) -> FakeDaemon:
     return daemon
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("arguments", "order"),
     [

@@ -62,7 +62,7 @@ def tell(chosen: Settings) -> story.Evidence:
     return Demo(chosen, Output(as_json=True)).tell()
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(6)
 def test_a_woken_session_goes_on_bit_for_bit_after_sigkill(
     short_path: Path, tiny_model: Path, started: list[int]
 ) -> None:
@@ -94,7 +94,7 @@ def test_a_wake_that_changes_a_token_is_disproved(
     assert "woken: goes on from the very logits that slept" in failed
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 def test_a_document_that_is_too_short_is_refused(short_path: Path, tiny_model: Path, started: list[int]) -> None:
     with pytest.raises(DemoUnfit, match="at least 500"):
         tell(settings(short_path, tiny_model, text=TEXT[:400]))
@@ -108,7 +108,7 @@ def test_a_model_with_too_little_context_is_refused(short_path: Path, tiny_model
         tell(settings(short_path, tiny_model, target_document_tokens=9000, minimum_document_tokens=2000))
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 def test_a_daemon_that_does_not_start_is_reported_with_its_last_words(short_path: Path, started: list[int]) -> None:
     with pytest.raises(DemoDaemonFailed, match="model_unavailable"):
         tell(settings(short_path, short_path / "no-model"))
@@ -116,7 +116,7 @@ def test_a_daemon_that_does_not_start_is_reported_with_its_last_words(short_path
     assert not any(map(is_running, started))
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(5)
 def test_a_killed_daemon_is_dead_and_a_stopped_one_is_not_taken_for_killed(short_path: Path, tiny_model: Path) -> None:
     chosen = {"store": short_path / "store", "models": {"tiny": str(tiny_model)}, "log": short_path / "log"}
     socket_path = short_path / "run" / "t.sock"

@@ -69,6 +69,7 @@ async def test_of_a_transcript_only_the_new_message_is_tokenised_and_computed(op
         assert sum(rig.network.calls) == len(new) + len(result.tokens)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("gives_back", ["all", "no thoughts"])
 async def test_a_template_that_drops_what_was_thought_costs_no_token_ms6(
     open_rig: Any, own_tiny_model: Path, gives_back: str
@@ -519,7 +520,7 @@ async def test_a_transcript_that_has_diverged_is_refused_and_nothing_changes(ope
         assert messages != messages[: told["message_index"]] or change.endswith("asked again")
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(11)
 @pytest.mark.parametrize("kind", ["qwen3", "gemma3_text", "mamba2"])
 @pytest.mark.parametrize("change", CHANGES)
 async def test_a_session_goes_back_to_where_a_transcript_parts_from_it_and_reads_the_rest(

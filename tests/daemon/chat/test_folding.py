@@ -373,6 +373,7 @@ async def test_a_context_without_room_for_the_summary_has_it_written_of_what_is_
         assert await rig.fingerprint("a") == was
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.usefixtures("short_calls")
 @pytest.mark.parametrize("at", ["summary", "new session"])
 @pytest.mark.parametrize("how", ["fails", "is cancelled"])

@@ -198,7 +198,7 @@ async def test_a_background_job_that_is_given_up_is_closed_though_it_stands_back
         await asyncio.to_thread(engine.stop)
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 async def test_a_text_that_is_read_in_the_background_waits_for_a_stream_and_a_stream_for_a_text(open_rig: Any) -> None:
     async with open_rig() as rig:
         for name in ("late", "first"):
@@ -231,6 +231,7 @@ async def test_a_background_session_has_a_row_beside_the_others_where_one_is_fre
         assert rig.network.rows.count(4) == 30, "in one call, all of them"
 
 
+@pytest.mark.one_in(2)
 async def test_one_that_is_in_a_hurry_gets_the_row_of_one_that_is_not(open_rig: Any) -> None:
     """Four background sessions fill the batch. The next session takes the row of one of them, which waits until it has
     one again; no round takes two calls, and everybody writes all it was asked for."""
@@ -324,6 +325,7 @@ async def test_background_sessions_on_another_model_wait_too(store: Path, tiny_m
         assert [len(each.tokens) for each in await asyncio.gather(*tasks)] == [30, 30]
 
 
+@pytest.mark.one_in(2)
 async def test_in_the_background_a_session_writes_the_very_same(open_rig: Any) -> None:
     """Standing back changes when something is computed, and not what."""
     async with open_rig() as rig:
@@ -341,6 +343,7 @@ async def test_in_the_background_a_session_writes_the_very_same(open_rig: Any) -
 # --- whom somebody waits for
 
 
+@pytest.mark.one_in(2)
 async def test_a_background_request_that_a_normal_one_waits_for_stands_back_no_more(open_rig: Any) -> None:
     async with open_rig() as rig:
         for name in "ab":
@@ -375,6 +378,7 @@ async def test_what_the_daemon_does_by_itself_is_no_requests(open_rig: Any) -> N
     assert not current().stands_back()
 
 
+@pytest.mark.one_in(2)
 async def test_who_makes_room_for_a_background_request_does_not_stand_back(
     open_tight: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -460,12 +464,14 @@ async def in_order(rig: Rigged) -> list[str]:
     return ended
 
 
+@pytest.mark.one_in(2)
 async def test_memory_goes_to_normal_requests_first(open_tight: Any) -> None:
     async with open_tight() as rig:
         assert await in_order(rig) == ["c", "b"]
         assert rig.service.residency.memory.info().reserved_bytes == 0
 
 
+@pytest.mark.one_in(2)
 async def test_memory_goes_by_the_order_of_coming_to_who_has_stood_back_for_long(
     open_tight: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -474,6 +480,7 @@ async def test_memory_goes_by_the_order_of_coming_to_who_has_stood_back_for_long
         assert await in_order(rig) == ["b", "c"]
 
 
+@pytest.mark.one_in(2)
 async def test_a_wait_for_memory_counts_as_standing_back_from_when_somebody_is_put_before(open_tight: Any) -> None:
     async with open_tight() as rig:
         claims: list[Any] = rig.service.residency.memory.line.waiting
@@ -508,6 +515,7 @@ async def test_who_has_the_memory_that_a_normal_request_waits_for_stands_back_no
 # --- how many may wait
 
 
+@pytest.mark.one_in(2)
 async def test_half_of_those_who_may_wait_are_normal_ones_whoever_comes_first(open_rig: Any) -> None:
     async with open_rig(max_waiting=6) as rig:
         for name in "ab":
@@ -527,6 +535,7 @@ async def test_half_of_those_who_may_wait_are_normal_ones_whoever_comes_first(op
         await asyncio.gather(*waiting)
 
 
+@pytest.mark.one_in(2)
 async def test_one_too_many_is_told_so_with_the_sizes_and_nothing_happens_qx18(open_rig: Any) -> None:
     async with open_rig(max_waiting=2) as rig:
         for name in "ab":
@@ -567,7 +576,7 @@ async def test_one_too_many_is_told_so_with_the_sizes_and_nothing_happens_qx18(o
         assert len(rig.live("a").state.tokens) == 50 + CHUNK + 2
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 async def test_who_was_served_and_waits_again_counts_again(open_rig: Any, tmp_path: Path) -> None:
     """For memory behind its wake, and for the turn of a second session."""
     async with open_rig(store=tmp_path / "another") as other:

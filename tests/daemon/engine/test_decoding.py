@@ -188,6 +188,7 @@ async def test_a_proven_generation_decodes_alone_beside_a_batch(open_batching: A
         assert await rig.write("control", 20) == proven.result()
 
 
+@pytest.mark.one_in(2)
 async def test_logits_of_one_that_are_nan_fail_that_one_alone_lp10(open_batching: Any) -> None:
     async with open_batching() as rig:
         prompts = {name: tokens_of(at, 100 + at) for at, name in enumerate(NAMES)}
@@ -216,6 +217,7 @@ async def test_logits_of_one_that_are_nan_fail_that_one_alone_lp10(open_batching
             await assert_like_alone(rig, name, prompt)
 
 
+@pytest.mark.one_in(2)
 async def test_a_model_whose_batches_fail_decodes_one_by_one_and_nobody_notices(open_batching: Any) -> None:
     async with open_batching() as rig:
         prompts = {name: tokens_of(at, 100 + at) for at, name in enumerate(NAMES)}
@@ -253,6 +255,7 @@ async def test_a_model_that_computes_something_else_in_a_batch_never_decodes_in_
         assert max(rig.network.rows) <= 2
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("call", [3, 9])
 async def test_giving_up_in_a_batch_keeps_whole_tokens_and_the_others_go_on_qx16(open_batching: Any, call: int) -> None:
     async with open_batching() as rig:

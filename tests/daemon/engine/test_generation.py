@@ -116,6 +116,7 @@ async def test_a_session_that_failed_can_sleep_and_wakes_as_the_control(open_rig
         await same_as_control(rig)
 
 
+@pytest.mark.one_in(2)
 async def test_a_failure_in_one_session_leaves_another_that_writes_alone_lp10(open_rig: Any) -> None:
     async with open_rig() as rig:
         await two_alike(rig)
@@ -169,6 +170,7 @@ def spoiled(logits: mx.array) -> mx.array:
     return mx.full(logits.shape, float("nan"))
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("sampling", [Sampling(), SAMPLED], ids=["greedy", "sampled"])
 async def test_logits_that_are_nan_fail_the_generation_instead_of_giving_token_0(
     open_rig: Any, sampling: Sampling
@@ -227,6 +229,7 @@ async def test_giving_up_while_reading_leaves_the_session_as_it_was_qx16(open_ri
         await same_as_control(rig)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("call", [1, 5])
 async def test_giving_up_while_writing_keeps_whole_tokens_and_stops_within_one_qx16(open_rig: Any, call: int) -> None:
     async with open_rig() as rig:
@@ -347,6 +350,7 @@ async def test_a_text_that_does_not_fit_is_refused_with_both_sizes_qc1_qc8(open_
         await same_as_control(rig)
 
 
+@pytest.mark.one_in(2)
 async def test_a_text_that_just_fits_is_read_and_the_full_session_still_answers(open_rig: Any) -> None:
     async with open_rig() as rig:
         await two_alike(rig)

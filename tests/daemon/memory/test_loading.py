@@ -224,6 +224,7 @@ async def test_another_models_stream_goes_on_while_one_loads(opened: Opened, mon
         await waiting
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="the system does not say which threads there are")
 async def test_loads_one_after_the_other_leave_no_thread_of_the_system_behind(opened: Opened) -> None:
     async with opened() as rig:
@@ -256,6 +257,7 @@ async def test_models_that_load_at_once_do_not_wait_for_each_other_and_their_thr
     await until(lambda: threads() == before)
 
 
+@pytest.mark.one_in(2)
 async def test_a_model_computes_the_same_wherever_it_was_loaded(opened: Opened, models_of_kinds: Any) -> None:
     for kind in ("qwen3", "gemma3", "mamba2", "qwen3_next"):
         async with opened(two={"source": str(models_of_kinds(kind))}) as rig:
@@ -271,6 +273,7 @@ async def test_a_model_computes_the_same_wherever_it_was_loaded(opened: Opened, 
 # --- for others
 
 
+@pytest.mark.one_in(2)
 async def test_two_models_that_do_not_fit_together_serve_their_sessions_in_turn(opened: Opened, weights: int) -> None:
     async with opened() as rig:
         for model in ("one", "two"):
@@ -294,6 +297,7 @@ async def test_two_models_that_do_not_fit_together_serve_their_sessions_in_turn(
         assert status.memory.slept_by_pressure >= 5
 
 
+@pytest.mark.one_in(2)
 async def test_many_clients_on_two_models_that_do_not_fit_together_all_get_what_they_would_alone(
     opened: Opened, weights: int
 ) -> None:

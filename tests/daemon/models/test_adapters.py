@@ -125,6 +125,7 @@ def test_the_part_tells_kind_rank_scale_and_whether_it_is_fused_and_nothing_else
     assert "adapter_path" not in plain.backend
 
 
+@pytest.mark.one_in(2)
 async def test_a_session_wakes_exactly_with_the_adapter_that_it_slept_with(open_rig: Any, adapter: Path) -> None:
     async with open_rig(**served(adapter)) as rig:
         await rig.read("a", tokens_of(1, 300))

@@ -151,6 +151,7 @@ async def test_the_canary_leaves_no_trace_in_a_session_that_goes_on(open_kind: A
         assert await rig.write("s", 16) == await rig.write("control", 16)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("policy", "other", "verdict"),
     [
@@ -206,6 +207,7 @@ async def test_a_session_that_only_passes_through_another_place_wakes_in_both(op
         assert here["processor"] != "another"
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("kind", ["gemma3_text", "lfm2"])
 async def test_a_ledger_that_follows_a_checkpoint_of_another_place_wakes(open_kind: Any, kind: str) -> None:
     """The version's own end is that checkpoint; what the session map says of its end was computed here."""

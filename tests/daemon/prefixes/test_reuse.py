@@ -44,7 +44,7 @@ async def control(open_kind: Callable[..., Any], kind: str, tokens: list[int]) -
 
 
 @pytest.mark.parametrize("where", ["awake", "asleep", "after a restart"])
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(12)
 @pytest.mark.parametrize("kind", KINDS)
 async def test_a_session_that_found_a_prefix_is_to_the_bit_what_it_would_have_been(
     open_kind: Callable[..., Any], kind: str, where: str
@@ -77,6 +77,7 @@ async def check(rig: Rigged, other: list[int], expected: tuple[Any, Any], source
     assert await rig.fingerprint("source") == source
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("asleep", [False, True])
 async def test_qx6_of_a_text_that_is_known_whole_the_end_is_read_all_the_same(open_rig: Any, asleep: bool) -> None:
     async with open_rig(prefix_reuse="exact") as rig:
@@ -108,6 +109,7 @@ async def test_what_was_read_in_other_calls_is_taken_over_only_where_that_was_as
             await rig.service.delete(session=f"{policy}-2")
 
 
+@pytest.mark.one_in(2)
 async def test_ms1_never_across_namespaces(open_rig: Any) -> None:
     async with open_rig(prefix_reuse="exact") as rig:
         await rig.read("torpor://mine/a", TEXT)
@@ -294,6 +296,7 @@ async def test_what_comes_from_the_store_brings_no_record_of_the_other_session(
         assert all(position > found.cached_tokens for position in positions), positions
 
 
+@pytest.mark.one_in(2)
 async def test_a_source_that_is_gone_from_the_store_is_not_asked_again(open_rig: Any) -> None:
     async with open_rig(prefix_reuse="exact") as rig:
         await rig.read("a", TEXT)

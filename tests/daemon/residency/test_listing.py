@@ -155,6 +155,7 @@ def kv(shape: tuple[int, ...]) -> list[SlotSpec]:
     return [SlotSpec("0.k", "kv.k/1", "float32", shape), SlotSpec("0.v", "kv.v/1", "float32", shape)]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("slots", "session"),
     [

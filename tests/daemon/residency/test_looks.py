@@ -138,7 +138,7 @@ async def test_a_look_that_made_room_is_used_as_if_it_had_stayed(
     assert again == alone
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(18)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("version", "at"), STANDS)
 async def test_a_look_of_each_kind_of_cache_gives_way_and_is_back_to_the_bit_qx1(
@@ -255,6 +255,7 @@ async def test_a_session_that_is_deleted_leaves_no_look_to_the_next_of_its_name(
 # --- the version is not there any more
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("at", [None, 280])
 async def test_what_needs_a_look_whose_version_was_pruned_is_refused_until_a_sleep_ends_it(
     open_kind: Any, at: int | None

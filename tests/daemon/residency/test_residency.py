@@ -97,7 +97,7 @@ async def test_models_that_are_larger_than_the_budget_end_the_start(open_rig: An
 
 
 @pytest.mark.parametrize("at_once", [64, 2048], ids=["as on a CPU", "as on a GPU"])
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("kind", ["qwen3", "gemma3", "mamba2", "lfm2", "qwen3_next", "quantised"])
 async def test_what_is_reserved_for_a_request_is_never_less_than_what_it_takes(
     open_kind: Any, kind: str, at_once: int, monkeypatch: pytest.MonkeyPatch
@@ -157,6 +157,7 @@ async def test_a_session_that_has_not_changed_is_dropped_and_nothing_is_written(
         assert sorted((store / "bundles").rglob("*.mvb")) == bundles
 
 
+@pytest.mark.one_in(2)
 async def test_a_session_in_use_is_not_evicted_and_what_wants_its_memory_waits(open_rig: Any, weights: int) -> None:
     async with open_rig(memory_budget=weights + most(50) + STEP * ROW) as rig:
         await rig.read("a", tokens_of(1, 50))
@@ -319,6 +320,7 @@ async def test_a_waiter_that_is_given_up_gives_its_place_and_its_turn_back(open_
         await all_is_free(rig)
 
 
+@pytest.mark.one_in(2)
 async def test_those_that_wait_are_served_in_the_order_of_their_coming(open_rig: Any, weights: int) -> None:
     async with open_rig(memory_budget=weights + most(50) + STEP * ROW) as rig:
         for at, name in enumerate("abcde"):
@@ -340,6 +342,7 @@ async def test_those_that_wait_are_served_in_the_order_of_their_coming(open_rig:
         assert ended == list("bdce")
 
 
+@pytest.mark.one_in(2)
 async def test_one_too_many_is_told_so_and_nothing_happens_qx18(
     open_rig: Any, weights: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -359,6 +362,7 @@ async def test_one_too_many_is_told_so_and_nothing_happens_qx18(
         await all_is_free(rig)
 
 
+@pytest.mark.one_in(2)
 async def test_a_stop_tells_those_that_wait_and_keeps_what_is_awake(open_rig: Any, weights: int) -> None:
     async with open_rig(memory_budget=weights + most(50) + STEP * ROW) as rig:
         for at, name in enumerate("ab"):
@@ -374,7 +378,7 @@ async def test_a_stop_tells_those_that_wait_and_keeps_what_is_awake(open_rig: An
         assert (await stopping).slept == ("torpor://default/a",)
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(5)
 async def test_two_that_hold_memory_and_want_more_do_not_wait_for_each_other(open_rig: Any, weights: int) -> None:
     """Each is awake, in its turn, and wants to grow by more than is left: the later gives way, both are served."""
     alone: dict[str, Any] = {}
@@ -462,6 +466,7 @@ async def test_a_fork_that_waits_has_nobody_refused_who_waits_for_the_memory_of_
         await all_is_free(rig)
 
 
+@pytest.mark.one_in(2)
 async def test_a_fork_to_a_name_that_is_taken_is_refused_while_others_use_both(open_rig: Any) -> None:
     async with open_rig() as rig:
         for at, name in enumerate("ab"):
@@ -642,6 +647,7 @@ async def test_more_sessions_than_fit_answer_as_each_would_alone_qx1_qx10(
         await all_is_free(rig)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.timeout(60)
 async def test_eight_clients_are_served_by_a_budget_for_one_session_ms9(open_rig: Any, weights: int) -> None:
     async with open_rig(memory_budget=weights + most(90)) as rig:

@@ -105,6 +105,7 @@ async def test_rot_in_a_block_that_a_sleep_would_refer_to_is_written_anew_from_m
             await rig.wake("sleeper", version=1)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("after", ["a wake", "a sleep", "a scrub"])
 async def test_what_was_just_found_good_is_not_read_again(
     open_rig: Any, monkeypatch: pytest.MonkeyPatch, after: str

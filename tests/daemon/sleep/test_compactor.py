@@ -50,6 +50,7 @@ def gated(monkeypatch: pytest.MonkeyPatch) -> tuple[Gate, list[str]]:
     return gate, threads
 
 
+@pytest.mark.one_in(2)
 async def test_a_session_that_sleeps_often_is_woken_from_few_files_with_the_same_state(open_rig: Any) -> None:
     async with open_rig() as rig:
         compact_early(rig)

@@ -212,6 +212,7 @@ async def test_a_cut_belongs_to_its_moment_even_if_the_cache_went_on_gm12(
         assert await rig.fingerprint("a") == await rig.fingerprint("control")
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("step", ["allocate", "assemble"])
 async def test_memory_that_cannot_be_had_fails_the_wake_and_nothing_else_threat_59(
     open_rig: Any, monkeypatch: pytest.MonkeyPatch, step: str

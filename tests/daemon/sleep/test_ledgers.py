@@ -100,6 +100,7 @@ async def test_the_deepest_are_written_first_then_the_newest(open_rig: Any, monk
         assert report.slept == tuple(map(uri, begun))
 
 
+@pytest.mark.one_in(2)
 async def test_a_sleep_that_takes_too_long_is_broken_off_and_leaves_nothing_half_written(
     open_rig: Any, store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -285,6 +286,7 @@ async def test_a_daemon_that_goes_on_after_a_refused_stop_has_time_for_its_sleep
         assert (await rig.sleep("a")).token_count == 40
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("slept", [False, True])
 async def test_stops_that_are_refused_again_and_again_write_each_ledger_once_until_something_happens(
     open_rig: Any, monkeypatch: pytest.MonkeyPatch, slept: bool
@@ -434,6 +436,7 @@ async def test_a_reading_that_fails_or_is_given_up_leaves_the_ledger_asleep(open
         assert (await rig.wake("a")).token_count == 400
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("verb", ["wake", "append"])
 async def test_a_session_whose_wake_is_given_up_before_its_ledger_is_read_does_not_go_on_without_it(
     open_rig: Any, verb: str
@@ -469,6 +472,7 @@ def ledger(rig: Rigged, name: str) -> list[int]:
     return list(rig.live(name).state.tokens)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("held", [600, 0])
 async def test_a_fork_of_a_ledger_has_all_of_it_too(open_rig: Any, held: int) -> None:
     had = await a_ledger(open_rig, held)
@@ -480,6 +484,7 @@ async def test_a_fork_of_a_ledger_has_all_of_it_too(open_rig: Any, held: int) ->
         assert ledger(rig, "b") == had
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("awake", [False, True])
 async def test_a_fork_at_the_end_of_the_state_has_nothing_of_the_ledger_behind_it(open_rig: Any, awake: bool) -> None:
     had = await a_ledger(open_rig)
@@ -506,6 +511,7 @@ async def test_a_session_that_is_asked_for_at_the_end_of_its_state_stays_there(o
         await rig.sleep("a")
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("at", [None, 300])
 async def test_a_system_text_that_was_said_in_a_ledger_is_said_again_only_where_that_is_cut_off(
     open_rig: Any, at: int | None
@@ -687,6 +693,7 @@ def _with_strange_token(woken: Any) -> Any:
     return make
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("held", [600, 0])
 async def test_an_export_and_its_import_tell_all_of_a_ledger(
     open_rig: Any, store: Path, tmp_path: Path, held: int

@@ -70,6 +70,7 @@ async def test_the_next_version_is_lossy_and_wakes_proven_and_told(open_kind: An
         assert woken.bytes_read < (await size_of_exact(rig))
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("request_of", ["append", "generate", "chat"])
 async def test_a_request_that_wakes_a_lossy_session_tells_so(open_kind: Any, request_of: str) -> None:
     async with open_kind("plain") as rig:
@@ -319,6 +320,7 @@ async def test_what_cannot_be_quantised_is_left_and_told_why(open_rig: Any, open
             await quantise(rig, "nobody")
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     "order", [{"bits": 5}, {"bits": None}, {"session": None}, {"after_days": -1.0}, {"after_days": float("nan")}]
 )

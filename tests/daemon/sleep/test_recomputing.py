@@ -72,6 +72,7 @@ async def test_a_session_that_is_recomputed_goes_on_to_the_bit_as_one_that_is_re
         assert await goes_on(rig) == await goes_on(rig, "restored")
 
 
+@pytest.mark.one_in(2)
 async def test_the_same_calls_read_afresh_give_the_same(open_rig: Any) -> None:
     """A control that never sleeps, in the same requests."""
     async with open_rig(recompute="exact") as rig:
@@ -171,6 +172,7 @@ async def test_what_is_not_to_the_bit_what_is_stored_is_restored_and_not_tried_a
         assert (await rig.wake("a")).tokens_prefilled > 0, "another session of that name is another session"
 
 
+@pytest.mark.one_in(2)
 async def test_where_other_bits_are_let_pass_the_session_says_so_from_then_on(open_rig: Any) -> None:
     async with open_rig(recompute="fastest") as rig:
         before = await slept(rig)

@@ -136,6 +136,7 @@ async def test_a_stop_that_comes_while_a_repair_heals_cuts_nothing(open_rig: Any
     assert counts(store) == {"a": 1300, "b": 1300, "c": 1300}
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("kind", [UnknownModel, IdentityMismatch])
 async def test_a_session_of_a_model_that_is_not_served_is_repaired_when_that_is_asked_for_and_only_then(
     open_rig: Any, store: Path, monkeypatch: pytest.MonkeyPatch, kind: type[Exception]
@@ -220,6 +221,7 @@ async def versions_of(rig: Any) -> list[tuple[int, int]]:
     return [(each.version, each.token_count) for each in (await rig.service.show(session="a")).versions]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("tagged", [False, True])
 async def test_a_damaged_earlier_version_with_tokens_of_its_own_is_given_up_by_none_but_who_asks(
     open_rig: Any, store: Path, tagged: bool
@@ -241,6 +243,7 @@ async def test_a_damaged_earlier_version_with_tokens_of_its_own_is_given_up_by_n
     assert heard.of("store_repaired") == []
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("tagged", [False, True])
 async def test_a_damaged_earlier_version_whose_tokens_a_sound_one_has_is_only_kept_for_its_mark(
     open_rig: Any, store: Path, tagged: bool

@@ -90,7 +90,7 @@ async def test_what_is_computed_again_stands_back_for_whoever_wants_something(
 
 
 @pytest.mark.parametrize("span", [0, 2, -1])
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(9)
 @pytest.mark.parametrize("kind", KINDS)
 async def test_a_flipped_bit_is_found_and_what_it_took_is_computed_again_to_the_bit(
     open_kind: Callable[..., Any], kind: str, span: int, store: Path
@@ -178,6 +178,7 @@ async def test_what_a_wake_finds_damaged_is_healed_before_its_round_has_come(ope
         assert len(heard.of("session_scrubbed")) == 2
 
 
+@pytest.mark.one_in(2)
 async def test_the_damaged_bytes_are_kept(open_rig: Any, store: Path) -> None:
     async with open_rig() as rig:
         await rig.read("a", TEXT)
@@ -211,6 +212,7 @@ async def test_forks_that_share_the_damaged_block_are_healed_before_a_repair_cou
     assert damage_of(store) == []
 
 
+@pytest.mark.one_in(2)
 async def test_a_damaged_ledger_is_told_and_what_a_repair_saves_of_it_stays(open_rig: Any, store: Path) -> None:
     """What cannot be computed again: the beginning is saved, and the damaged file lies in quarantine."""
     async with open_rig() as rig:
@@ -242,6 +244,7 @@ async def test_a_damaged_end_record_costs_one_token_and_no_more(open_rig: Any, s
         assert (await rig.wake("a")).token_count == 1300
 
 
+@pytest.mark.one_in(2)
 async def test_nothing_is_repaired_while_somebody_else_could_heal_it(
     open_rig: Any, store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -287,7 +290,7 @@ def copied(store: Path) -> Path:
     return copy
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(13)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
     ("block", "written"),
@@ -385,6 +388,7 @@ async def test_the_full_session_behind_an_earlier_token_is_healed_and_stays_the_
         assert (await rig.service.show(session="a")).versions[-1].token_count == (702 if writes else 1300)
 
 
+@pytest.mark.one_in(2)
 async def test_an_earlier_version_that_is_awake_does_not_stand_for_the_newest(open_rig: Any, store: Path) -> None:
     async with open_rig() as rig:
         await rig.read("a", TEXT[:300])
@@ -451,7 +455,7 @@ async def test_it_reads_only_while_nobody_wants_anything(open_rig: Any) -> None:
         await told(heard, "session_scrubbed")
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(5)
 async def test_it_goes_on_with_the_next_session_after_a_restart(open_rig: Any) -> None:
     """But for the one at which it was stopped, no session comes twice before all have come once."""
     names = [f"s{number}" for number in range(6)]

@@ -173,6 +173,7 @@ def compact(store: Store, folder: Path) -> int:
         return new.bytes_after
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("after", [0, 1, 4])
 @pytest.mark.parametrize(
     "work", [put_to_sleep, compress, import_one, hand_over_one, export_one, export_tensors, compact]
@@ -389,6 +390,7 @@ def test_what_does_not_read_back_is_not_published(store: Store, monkeypatch: pyt
     require_awake(store, 300)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("code", "kind"), [(errno.EIO, StoreIoError), (errno.EROFS, StoreIoError), (errno.EMFILE, StoreIoError)]
 )

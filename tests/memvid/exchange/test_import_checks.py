@@ -137,7 +137,7 @@ def test_an_import_reads_each_head_three_times(store: Store, tmp_path: Path, mon
     assert len(read) == 3 * 200
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 def test_a_reader_remembers_heads_up_to_a_limit_and_reads_the_others_again(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -46,9 +46,9 @@ def run_kill(scenarios: list[Scenario], base: Path, full: int) -> Report:
     """T1, in process: a kill before each call that changes something, and with the write before it torn."""
     jobs = []
     for number, scenario in enumerate(scenarios, start=share()):
-        strides = {"stride": full or 19, "second_stride": 4 if full else 199, "first": number}
+        strides = {"stride": full or 31, "second_stride": 4 if full else 199, "first": number}
         jobs.append(partial(kill.sweep, scenario, base / f"{number}-whole", torn=False, **strides))
-        strides = {"stride": full or 37, "first": number}
+        strides = {"stride": full or 61, "first": number}
         jobs.append(partial(kill.sweep, scenario, base / f"{number}-torn", torn=True, **strides))
     return _report(_side_by_side(jobs), ("points", "second_points"))
 
@@ -62,7 +62,7 @@ def run_strace(scenarios: list[Scenario], base: Path, full: int) -> Report:
     return _report(found, ("points",))
 
 
-def run_power(scenarios: list[Scenario], base: Path, full: int, *, one_in: int = 101) -> Report:
+def run_power(scenarios: list[Scenario], base: Path, full: int, *, one_in: int = 181) -> Report:
     """T2."""
     found = []
     for number, scenario in enumerate(scenarios):
@@ -123,7 +123,7 @@ def run_errno(scenarios: list[Scenario], base: Path, full: int) -> Report:
     limits = range(0, 45_000, 512)[share() % full :: full] if full else range(0, 45_000, 8192)
     for number, scenario in enumerate(scenarios, start=share()):
         folder = base / str(number)
-        jobs.append(partial(errnos.sweep, scenario, folder / "calls", stride=full or 307, first=number))
+        jobs.append(partial(errnos.sweep, scenario, folder / "calls", stride=full or 509, first=number))
         jobs.append(partial(errnos.size_limits, scenario, folder / "sizes", limits))
         if scenario.name in _DELETES:
             jobs.append(partial(errnos.deletes_when_full, scenario, folder / "full"))

@@ -226,6 +226,7 @@ def marks_of_sessions(draw: st.DrawFn) -> SessionMarks:
     return SessionMarks(tagged, pinned, {one: draw(numbers) for one in sorted(pinned.union(tagged.values()))})
 
 
+@pytest.mark.one_in(2)
 @given(st.dictionaries(uris, marks_of_sessions()))
 def test_any_marks_read_back_as_they_were_written(sessions: dict[SessionUri, SessionMarks]) -> None:
     marks = Marks(UUID, sessions)

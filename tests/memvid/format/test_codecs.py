@@ -209,6 +209,7 @@ def read(code: int, stored: bytes, raw_bytes: int, element_bytes: int, places: S
     return bytes(target)
 
 
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("dtype", DTYPE_BYTES)
 @pytest.mark.parametrize("extra_bytes", [-8, 0, 8])
 @pytest.mark.parametrize("chunks", [1, 3])

@@ -934,6 +934,7 @@ def digest(value: object) -> bytes:
     return hashlib.blake2b(repr(value).encode(), digest_size=32).digest()
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("count", "versions"),
     [(5_000, 1), (2_000, 2), (1_999, 2), (0, 1), pytest.param(100_000, 4, marks=pytest.mark.heavy)],

@@ -152,6 +152,7 @@ def harm(file: Path, place: str) -> bytes:
     return good
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("place", ["header", "directory", "trailer", "added", "manifest"])
 @pytest.mark.parametrize("writable_first", [True, False])
 def test_a_bundle_that_cannot_be_read_keeps_its_number_as_long_as_its_manifest_or_a_mark_tells_it(
@@ -816,6 +817,7 @@ def refuse_to_open(*_: object) -> Index:
     raise IndexUnusable("the system refuses")
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("anew", [False, True])
 @pytest.mark.parametrize("newest", ["live", "directory", "manifest", "aside", "marked"])
 @pytest.mark.parametrize("oldest", ["aside", "absent"])

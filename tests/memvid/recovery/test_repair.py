@@ -189,6 +189,7 @@ def zero(start: int, end: int) -> Damage:
 NAMES = ("first", "second", "fork", "gone", "heir", "alone")
 
 
+@pytest.mark.one_in(11)
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("where", [0, 0.15, 0.3, 0.45, 0.6, 0.75, 0.9, 0.97, 1])
 def test_threat_2_one_flipped_bit_anywhere_is_repaired_and_nothing_else_is_worse(
@@ -211,6 +212,7 @@ def paddings_of(file: Path, bundle_id: bytes) -> list[int]:
     return places
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", NAMES)
 def test_damage_in_padding_costs_no_version_though_it_is_in_every_frame(
     made: dict[str, bytes], store_path: Path, name: str
@@ -228,6 +230,7 @@ def test_damage_in_padding_costs_no_version_though_it_is_in_every_frame(
     assert report.problems == ()
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("kept", [0.0, 0.3, 0.7, 0.99])
 def test_threat_1_a_file_that_was_cut_off_is_repaired(
@@ -237,6 +240,7 @@ def test_threat_1_a_file_that_was_cut_off_is_repaired(
     require_repaired(store_path, [change(file, cut_to(int(kept * file.stat().st_size)))])
 
 
+@pytest.mark.one_in(8)
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("part", [(0, 64), (0, 4096), (4096, 8192), (-4096, None), (-136, None), (0, None)])
 def test_threat_3_zeroed_parts_are_repaired(
@@ -567,6 +571,7 @@ def test_a_file_of_a_later_version_is_not_touched(store: Store, store_path: Path
     assert files_of(store_path) == before
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("cut_off", [1, 40, 4000])
 @pytest.mark.parametrize("bit", range(0, 32, 5))
 def test_a_file_with_a_damaged_version_number_and_a_cut_end_is_saved_from_and_set_aside(
@@ -1421,6 +1426,7 @@ def damages(data: bytes) -> list[bytes]:
     ]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("reopening", [True, False])
 @pytest.mark.parametrize("damage", [None, 0, 1, 2, 3, 4])
 def test_a_version_put_back_beside_its_retired_file_costs_nobody_a_block(

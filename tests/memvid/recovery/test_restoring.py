@@ -162,6 +162,7 @@ def require_mended(sound: Path, bits: Iterable[int]) -> None:
         aside.unlink()
 
 
+@pytest.mark.one_in(2)
 def test_a_repair_mends_flipped_bits_and_nothing_is_lost(sound: Path) -> None:
     require_mended(sound, range(0, (sound / "store.json").stat().st_size * 8, 29))
 

@@ -391,6 +391,7 @@ def test_a_version_of_the_same_state_at_the_same_time_takes_nothing_from_a_delet
     assert store.verify(deep=True).ok
 
 
+@pytest.mark.one_in(3)
 def test_a_sleep_that_finds_all_its_blocks_does_not_keep_them_in_memory(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import pytest
+
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from matrix.architectures import MODELS_FOLDER, architectures, cases, digest_of_weights
 
 
+@pytest.mark.one_in(2)
 def test_no_architecture_is_left_out_and_none_is_made_up() -> None:
     assert sorted({case.module for case in cases()}) == architectures()
     assert len(architectures()) > 100
@@ -22,6 +25,7 @@ def test_the_document_has_every_row() -> None:
     assert found[2:] == [case.name for case in cases()]
 
 
+@pytest.mark.one_in(2)
 def test_only_what_offers_no_model_is_no_architecture() -> None:
     found = set(architectures())
     for path in MODELS_FOLDER.glob("*.py"):

@@ -34,7 +34,7 @@ def wrong_in(row: Row) -> str:
     return "; ".join([row.failed, *bad])
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(7)
 @pytest.mark.parametrize("name", SHARE)
 def test_a_session_goes_on_in_a_new_process_as_if_it_had_never_slept(name: str) -> None:
     row = run_row(CASES[name], "bfloat16")

@@ -108,7 +108,7 @@ def test_a_signal_stops_in_order(daemons: list[Daemon], short_path: Path, number
     assert not socket.exists()
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 def test_sessions_that_cannot_be_put_to_sleep_are_an_error_at_the_end(daemons: list[Daemon], short_path: Path) -> None:
     daemon = start(daemons, short_path / "t.sock", s="no space")
     daemon.line()
@@ -139,7 +139,7 @@ def test_a_client_stops_the_daemon_hears_how_it_went_and_the_process_ends_as_by_
     assert not socket.exists()
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 def test_a_stop_that_would_lose_something_is_refused_and_the_daemon_goes_on(
     daemons: list[Daemon], short_path: Path
 ) -> None:
@@ -178,7 +178,7 @@ def test_a_stop_with_force_says_what_it_cost_and_so_does_the_exit_status(
     assert daemon.process.wait(timeout=20) == 1
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 def test_a_hangup_that_is_ignored_from_the_start_stays_ignored(daemons: list[Daemon], short_path: Path) -> None:
     """`nohup torpor serve` outlives its terminal."""
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
@@ -387,7 +387,7 @@ def test_the_first_signal_gives_the_signals_back_so_that_a_second_ends_at_once(s
     assert asyncio.run(run()) == [signal.SIG_DFL] * 3
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 def test_a_second_daemon_on_the_socket_loads_nothing_and_leaves_the_first(
     daemons: list[Daemon], short_path: Path
 ) -> None:
@@ -423,7 +423,7 @@ def test_after_sigkill_the_next_daemon_takes_the_stale_socket(daemons: list[Daem
         client.status()
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 def test_a_daemon_that_the_system_ends_leaves_where_it_was_in_its_log(daemons: list[Daemon], short_path: Path) -> None:
     """As where MLX gets no memory: it writes to address 0."""
     daemon = start(daemons, short_path / "t.sock")

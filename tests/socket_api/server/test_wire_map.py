@@ -55,6 +55,7 @@ class Numbers(Result):
     tokens: tuple[int, ...]
 
 
+@pytest.mark.one_in(2)
 def test_a_million_numbers_take_no_piece_for_each() -> None:
     numbers = {"tokens": tuple(range(1_000_000))}
     made, pauses = counted(wire_map(Verb(StatusRequest, Numbers), Numbers(**numbers)))

@@ -74,6 +74,7 @@ def test_every_kind_of_message_crosses_both_ways() -> None:
     assert fatal.id is None
 
 
+@pytest.mark.one_in(2)
 @given(st.data())
 def test_a_conversation_means_the_same_however_it_is_chunked(data: st.DataObject) -> None:
     pair = Pair(greet=False)

@@ -21,6 +21,7 @@ plain = st.recursive(
 )
 
 
+@pytest.mark.one_in(2)
 @given(plain)
 def test_what_msgpack_makes_is_let_through_up_to_the_depth(value: object) -> None:
     payload = msgpack.packb([value])
@@ -30,6 +31,7 @@ def test_what_msgpack_makes_is_let_through_up_to_the_depth(value: object) -> Non
         assert "deeper" in str(error)  # noqa: PT017  # the only refusal that valid msgpack of this size can meet
 
 
+@pytest.mark.one_in(2)
 @given(plain, st.data())
 def test_a_cut_payload_is_refused(value: object, data: st.DataObject) -> None:
     payload = msgpack.packb({"value": value})
