@@ -23,12 +23,12 @@ help: ## say what the targets are
 demo: install ## an agent reads, sleeps, loses its process to SIGKILL, wakes, and goes on
 	@$(BIN)/torpor demo
 
-# Half of what the tests wait for is programs that start: two files at a time are ready sooner, on two cores too. Each of
-# the two computes on one thread of the BLAS, for threads that wait for each other took a third of the time; and where
-# memory has room, temporary files lie in it, for a store flushes each of its steps. `make demo` and `make test-all` use
-# all threads and the disk. The sweeps in full take memory and cores of their own, and run alone.
+# Half of what the tests wait for is programs that start: three files at a time are ready sooner, on two cores too. Each
+# of the three computes on one thread of the BLAS, for threads that wait for each other took a third of the time; and
+# where memory has room, temporary files lie in it, for a store flushes each of its steps. `make demo` and
+# `make test-all` use all threads and the disk. The sweeps in full take memory and cores of their own, and run alone.
 MEMORY := $(shell df -Pk /dev/shm 2>/dev/null | awk 'NR == 2 && $$4 > 4000000 {print "TMPDIR=/dev/shm"}')
-PYTEST := OPENBLAS_NUM_THREADS=1 $(MEMORY) $(BIN)/python -m pytest -q -m "not heavy" --numprocesses 2
+PYTEST := OPENBLAS_NUM_THREADS=1 $(MEMORY) $(BIN)/python -m pytest -q -m "not heavy" --numprocesses 3
 
 test: install check ## style, types and the tests, with a bounded share of each heavy sweep
 	@$(PYTEST) --dist loadfile --no-loadscope-reorder
