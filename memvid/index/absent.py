@@ -17,17 +17,19 @@ Rules:
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
+import stat
 from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
 from ..disk import durable
-from ..disk.paths import FOLDER_MODE, io_error, list_names, open_file, open_folder
-from ..disk.sealed_json import SealedFormat
-from ..errors import StoreError, UnsafePath
+from ..disk.paths import FOLDER_MODE, io_error, list_names, open_file, open_folder, stat_name
+from ..disk.sealed_json import SealedFormat, reason_of
+from ..errors import StoreError, StoreIoError, UnsafePath
 from ..folder.store_file import ABSENT, BUNDLES
-from ..limits import MAX_NOTE_BYTES, MAX_NOTE_NODES
+from ..limits import MAX_NOTE_BYTES, MAX_NOTE_NODES, MAX_VERSION
 from .index_seals import seal_of
 from .rows import ASIDE, BLOCK_KEY, COLUMNS, LIVE, IndexedBundle, block_key, facts_of, row_in
 
@@ -62,14 +64,20 @@ class AbsentNotes:
 
     def drop(self, bundle_ids: Iterable[bytes]) -> None:
         """Durably remove the notes of those of the versions that have one. What lies in a folder that is open to others
-        is not read either, and stops no delete; an opening tells of it. Raises StoreIoError, DurabilityLost."""
+        is not read either, nor what is a folder itself, and stops no delete; an opening tells of it. Raises
+        StoreIoError, DurabilityLost."""
         with contextlib.suppress(FileNotFoundError, UnsafePath), self._opened() as fd:
-            removed = [durable.remove(fd, _name_of(one), self.path) for one in bundle_ids]
+            removed = [_remove(fd, _name_of(one), self.path) for one in bundle_ids]
             if any(removed):
                 durable.sync_folder(fd, self.path)
 
     def load(self) -> tuple[dict[bytes, IndexedBundle], dict[bytes, str]]:
-        """What is noted, and the paths of notes that cannot be read, by bundle. Raises UnsafePath, StoreIoError."""
+        """What is noted, and why notes cannot be read, in words, by bundle.
+
+        Raises:
+            UnsafePath
+            StoreIoError: the system refused to read one, twice; whether it is damaged is unknown.
+        """
         found: dict[bytes, IndexedBundle] = {}
         unread: dict[bytes, str] = {}
         with contextlib.suppress(FileNotFoundError), self._opened() as fd:
@@ -79,8 +87,12 @@ class AbsentNotes:
                     found[bundle_id] = decode_note(_read(fd, match[0], path), bundle_id)
                 except FileNotFoundError:
                     continue  # it went since
-                except (ValueError, TypeError, RecursionError, StoreError):
-                    unread[bundle_id] = path
+                except (ValueError, TypeError, RecursionError) as error:
+                    unread[bundle_id] = f"{path} is damaged: {reason_of(error)}."
+                except StoreError as error:
+                    if isinstance(error, StoreIoError) and error.details.get("errno") != errno.EIO:
+                        raise
+                    unread[bundle_id] = error.message
         return found, unread
 
     @contextlib.contextmanager
@@ -116,6 +128,8 @@ def decode_note(data: bytes, bundle_id: bytes) -> IndexedBundle:
     values = [facts.get(name) for name in _FACTS]
     if any(type(value) is int and value.bit_length() > 63 for value in values):
         raise ValueError("a number in it is too large")
+    if not (type(facts.get("version")) is int and 1 <= facts["version"] <= MAX_VERSION):
+        raise ValueError("its version has a number that none can have")
     columns = (status, 0, *values[:3], bundle_id, *values[3:], None, b"")
     row = row_in((*columns, seal_of(columns)), "")
     bundle = IndexedBundle(
@@ -137,8 +151,32 @@ def _name_of(bundle_id: bytes) -> str:
     return f"{bundle_id.hex()}.json"
 
 
+def _remove(folder_fd: int, name: str, folder_path: str) -> bool:
+    try:
+        return durable.remove(folder_fd, name, folder_path)
+    except StoreIoError:
+        if stat.S_ISDIR(stat_name(folder_fd, name, folder_path).st_mode):
+            return False
+        raise
+
+
 def _read(folder_fd: int, name: str, path: str) -> bytes:
-    """The whole file, or one byte more than is allowed."""
+    """The whole file, or one byte more than is allowed; asked twice."""
+    try:
+        return _read_once(folder_fd, name, path)
+    except StoreIoError:
+        pass
+    try:
+        return _read_once(folder_fd, name, path)
+    except StoreIoError as error:
+        raise StoreIoError(
+            f"{error.message} It tells of a version that has no file. Try again; if it stays so, move it out of the "
+            "store.",
+            **error.details,
+        ) from error
+
+
+def _read_once(folder_fd: int, name: str, path: str) -> bytes:
     fd = open_file(folder_fd, name, os.O_RDONLY, path)
     try:
         with os.fdopen(fd, "rb", closefd=False) as file:

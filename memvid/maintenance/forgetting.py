@@ -47,7 +47,7 @@ from ..errors import (
 )
 from ..folder import quarantine
 from ..folder.marks import MARKS_FILE, Marks
-from ..folder.store_file import BUNDLES, QUARANTINE, STORE_FILE
+from ..folder.store_file import ABSENT, BUNDLES, QUARANTINE, STORE_FILE
 from ..format.bundle import BundleFile, FrameFile
 from ..format.directory import file_bytes_with
 from ..format.layout import LIVE_SUFFIX, RETIRED_SUFFIX
@@ -428,7 +428,7 @@ class _Forget:
         except StoreError as error:
             self._problems.append(Finding(remain.path, NOT_FORGOTTEN, error.message))
             return
-        reason = f"it holds a version of {self._uri}"
+        reason = f"it {'tells of' if remain.folder == ABSENT else 'holds'} a version of {self._uri}"
         self._did(Action("remove", remain.path, self._uri, None, remain.size_bytes, reason))
 
     def _is_needed_by_aside(self, name: str) -> bool:

@@ -11,6 +11,7 @@ Rules:
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import re
 import stat
@@ -94,14 +95,21 @@ def _in_folder(parent_fd: int, folder: str, root: str, uri: SessionUri) -> Itera
 
 
 def _notes(core: StoreCore, uri: SessionUri) -> Iterator[Remain]:
-    """What of the notes cannot be told to be of other sessions' versions: a delete has taken this one's away."""
+    """What of the notes is this session's and told by no row any more, and what cannot be told to be others': a delete
+    takes a session's away, but could not while others could write in the folder."""
     root = core.path
     try:
-        told = {f"{one.hex()}.json" for one in AbsentNotes(core.folder.root_fd, root).load()[0]}
+        noted, _ = AbsentNotes(core.folder.root_fd, root).load()
     except StoreError as error:
         yield Remain(f"{root}/{ABSENT}", "", ABSENT, 0, _reason(error))
         return
-    yield from (one for one in _in_folder(core.folder.root_fd, ABSENT, root, uri) if one.name not in told)
+    told = {f"{bundle_id.hex()}.json": one for bundle_id, one in noted.items()}
+    for one in _in_folder(core.folder.root_fd, ABSENT, root, uri):
+        note = told.get(one.name)
+        if note is None:
+            yield one
+        elif note.row is not None and note.row.uri == uri and not core.index.knows(note.bundle_id):
+            yield dataclasses.replace(one, why=None)
 
 
 def _hidden_behind_live_ones(core: StoreCore, uri: SessionUri) -> Iterator[str]:

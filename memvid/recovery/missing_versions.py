@@ -13,11 +13,12 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 from collections.abc import Container, Iterable, Mapping, Sequence
 
 from ..checking.scanning import ids_of, live_of, read_set_aside, readable_marks, row_in_marks
 from ..checking.set_aside_versions import list_leaving
-from ..errors import PUT_BACK, BundleMissing, NoSpace, StoreIoError, UnsafePath
+from ..errors import PUT_BACK, BundleMissing, NoSpace, StoreError, StoreIoError, UnsafePath
 from ..folder.folder import StoreFolder
 from ..format.records import Finding, IndexRow
 from ..index.absent import AbsentNotes
@@ -27,23 +28,44 @@ from ..index.unknown_references import UNREADABLE_CODE
 from ..uri import SessionUri
 
 
-def read_notes(folder: StoreFolder, told: Container[bytes]) -> list[IndexedBundle]:
+class Noted:
+    """What the notes of a store tell. They are read once, when that is first asked for: no note is removed that could
+    not be read when it was decided which versions there are."""
+
+    def __init__(self, folder: StoreFolder) -> None:
+        self._notes = AbsentNotes(folder.root_fd, folder.path)
+        self.path = self._notes.path
+
+    @functools.cached_property
+    def _loaded(self) -> tuple[dict[bytes, IndexedBundle], dict[bytes, str]] | UnsafePath | StoreIoError:
+        try:
+            return self._notes.load()
+        except (UnsafePath, StoreIoError) as error:
+            return error
+
+    def load(self) -> tuple[dict[bytes, IndexedBundle], dict[bytes, str]]:
+        """As `AbsentNotes.load`."""
+        if isinstance(self._loaded, StoreError):
+            raise self._loaded
+        return self._loaded
+
+
+def read_notes(folder: StoreFolder, noted: Noted, told: Container[bytes]) -> list[IndexedBundle]:
     """The versions without a file that notes tell of, but for those that are told of already. One that a cut off delete
     has taken out of quarantine, and that has no mark, is gone. Raises UnsafePath, StoreIoError."""
-    noted, _ = AbsentNotes(folder.root_fd, folder.path).load()
-    found = [one for bundle_id, one in noted.items() if bundle_id not in told]
+    found = [one for bundle_id, one in noted.load()[0].items() if bundle_id not in told]
     leaving = list_leaving(folder) - ids_marked(folder) if found else set()
     return [one for one in found if one.bundle_id not in leaving]
 
 
-def settle_notes(folder: StoreFolder, index: Index, files: Mapping[bytes, str]) -> list[Finding]:
+def settle_notes(index: Index, files: Mapping[bytes, str], notes: Noted) -> list[Finding]:
     """Let the notes say what the rows of versions without a file say, where the disk takes it: else the next opening
-    tries again. What is to be told of those that cannot be read, and of which no row tells either.
+    tries again. What is to be told of those that cannot be read, and of which no row tells either. A private copy of an
+    index changes nothing.
 
     Raises:
         DurabilityLost
     """
-    notes = AbsentNotes(folder.root_fd, folder.path)
     try:
         noted, unread = notes.load()
     except (StoreIoError, UnsafePath) as error:
@@ -53,15 +75,17 @@ def settle_notes(folder: StoreFolder, index: Index, files: Mapping[bytes, str]) 
     if index.notes is not None:
         rows = [one for one in map(index.stored, sorted(wanted)) if one is not None and one.row is not None]
         with contextlib.suppress(NoSpace, StoreIoError):
-            notes.keep(one for one in rows if noted.get(one.bundle_id) != one)
-            notes.drop(sorted({*noted, *unread} - wanted - lost))
-    return [Finding(unread[one], UNREADABLE_CODE, _note_unread(unread[one])) for one in sorted(lost)]
+            index.notes.keep(one for one in rows if noted.get(one.bundle_id) != one)
+            index.notes.drop(sorted({*noted, *unread} - wanted - lost))
+    return [
+        Finding(f"{notes.path}/{one.hex()}.json", UNREADABLE_CODE, _note_unread(unread[one])) for one in sorted(lost)
+    ]
 
 
-def _note_unread(path: str) -> str:
+def _note_unread(why: str) -> str:
     return (
-        f"{path} is damaged. It told of a version that has no file, and the index does not know it either. Put it back "
-        "from a backup; or remove it, where that version may be forgotten."
+        "This note told of a version that has no file, and the index does not know it either. Make it readable, or put "
+        f"it back from a backup; or remove it, where that version may be forgotten. {why}"
     )
 
 

@@ -43,6 +43,7 @@ from ..index.unknown_references import find_told
 from ..uri import SessionUri
 from ..writing.deletion import let_go, remove_unneeded, unmark_without_files
 from .missing_versions import (
+    Noted,
     but_for,
     deleted_sessions,
     find_missing,
@@ -67,30 +68,35 @@ def load_index(folder: StoreFolder, *, writable: bool) -> tuple[Index, OpenRepor
     files, both = folder.list_with_twins()
     if writable:  # of an import or a repair that was cut off
         leftovers += duplicate_files.remove_redundant(folder, both)
+    noted = Noted(folder)
     try:
-        index, report = _open_and_reconcile(folder, files, writable)
+        index, report = _open_and_reconcile(folder, files, noted, writable)
     except IndexUnusable as reason:
-        index, report = make_anew(folder, files, writable, reason)
+        index, report = make_anew(folder, files, noted, writable, reason)
     findings = list(report.unreadable)
-    if writable:
-        try:
+    try:
+        if writable:
             with contextlib.suppress(UnsafePath, StoreIoError):  # the next opening, or a repair, tries again
                 settle_leaving(folder, index)
-            findings += settle_notes(folder, index, files)
+        findings += settle_notes(index, files, noted)
+        if writable:
             remove_unneeded(folder, index, Pins(), files)
-        except BaseException:
-            index.close()
-            raise
+    except BaseException:
+        index.close()
+        raise
+    if writable:
         retired = {bundle_id for bundle_id, suffix in files.items() if suffix == RETIRED_SUFFIX}
         leftovers += len(retired - folder.list_bundles().keys()) if retired else 0
     return index, dataclasses.replace(report, leftovers_removed=leftovers, unreadable=tuple(findings))
 
 
-def _open_and_reconcile(folder: StoreFolder, files: Mapping[bytes, str], writable: bool) -> tuple[Index, OpenReport]:
+def _open_and_reconcile(
+    folder: StoreFolder, files: Mapping[bytes, str], noted: Noted, writable: bool
+) -> tuple[Index, OpenReport]:
     opener = Index.open if writable else Index.copy_to_memory
     index = opener(folder.path, folder.root_fd, folder.uuid)
     try:
-        return index, _reconcile(folder, index, files, writable=writable)
+        return index, _reconcile(folder, index, files, noted, writable=writable)
     except BaseException:
         index.close()
         raise
@@ -135,12 +141,14 @@ class _Deleted:
     missed: set[bytes]
 
 
-def _reconcile(folder: StoreFolder, index: Index, files: Mapping[bytes, str], *, writable: bool) -> OpenReport:
+def _reconcile(
+    folder: StoreFolder, index: Index, files: Mapping[bytes, str], notes: Noted, *, writable: bool
+) -> OpenReport:
     seen = _Seen.of(index, files)
     live, known, aside = seen.live, seen.known, set(seen.given_up)
     set_aside = set_aside_among(folder, seen.rows_of_retired)
     scan = read_bundles(folder, (live - known) | (live & seen.unread))  # with what was set aside and is put back
-    noted = _noted(folder, index, scan, seen.entered)
+    noted = _noted(folder, index, scan, notes, seen.entered)
     scan.unread = [bundle_id for bundle_id in scan.unread if bundle_id not in aside | ids_of(noted)]
     unreadable = enter_unreadable(folder, scan, index)
     deleted = _deleted(folder, index, files, seen, set_aside, [*scan.bundles, *unreadable, *noted])
@@ -181,11 +189,11 @@ def _reconcile(folder: StoreFolder, index: Index, files: Mapping[bytes, str], *,
     return OpenReport(None, added, len(gone), 0, tuple(findings), rows_corrected=corrected)
 
 
-def _noted(folder: StoreFolder, index: Index, scan: Scan, entered: set[bytes]) -> list[IndexedBundle]:
+def _noted(folder: StoreFolder, index: Index, scan: Scan, notes: Noted, entered: set[bytes]) -> list[IndexedBundle]:
     """What only notes tell of, because the index is behind; set aside, where another version has its number by now.
     Nothing where they cannot be looked into: then the index is believed alone."""
     try:
-        found = read_notes(folder, entered | ids_of(scan.bundles))
+        found = read_notes(folder, notes, entered | ids_of(scan.bundles))
     except (UnsafePath, StoreIoError):
         return []
     with _believed():

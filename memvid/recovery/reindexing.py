@@ -48,6 +48,7 @@ from ..index.schema import IndexContradicted, IndexUnusable
 from ..index.unknown_references import missed_finding, untold_finding
 from ..writing.deletion import unmark_deleted
 from .missing_versions import (
+    Noted,
     but_for,
     deleted_sessions,
     find_missed,
@@ -90,7 +91,8 @@ def rebuild(folder: StoreFolder, index: Index, ahead: Readings | None = None) ->
     """
     files = folder.list_bundles()
     scan = read_bundles(folder, live_of(files), ahead)
-    contents = _contents(folder, index, files, scan, is_current=True)
+    noted = Noted(folder)
+    contents = _contents(folder, index, files, scan, noted, is_current=True)
     missed = set(_answer(index.missed) or ())
     with index.replaced() as go_on_with:
         try:
@@ -102,7 +104,7 @@ def rebuild(folder: StoreFolder, index: Index, ahead: Readings | None = None) ->
     if ended := missed - ids_of(contents.bundles):
         unmark_deleted(folder, index, ended)
     reason = f"it was asked for{why}"
-    notes = settle_notes(folder, index, files)
+    notes = settle_notes(index, files, noted)
     findings = (*scan.findings, *_lacking(folder, files, scan, contents), *notes)
     return OpenReport(reason, len(scan.bundles) + len(scan.unread), 0, 0, findings)
 
@@ -113,7 +115,7 @@ def plan_rebuild(
     """What `rebuild` would change, and what it could not read. Changes nothing."""
     files = folder.list_bundles()
     scan = read_bundles(folder, live_of(files), ahead)
-    contents = _contents(folder, index, files, scan, is_current=True)
+    contents = _contents(folder, index, files, scan, Noted(folder), is_current=True)
     wanted = {bundle.bundle_id: bundle for bundle in contents.bundles}
     actions = []
     for bundle_id in sorted(wanted.keys() | (_answer(index.bundle_ids) or set())):
@@ -135,7 +137,7 @@ def plan_rebuild(
 
 
 def make_anew(
-    folder: StoreFolder, files: Mapping[bytes, str], writable: bool, why: IndexUnusable
+    folder: StoreFolder, files: Mapping[bytes, str], noted: Noted, writable: bool, why: IndexUnusable
 ) -> tuple[Index, OpenReport]:
     """An index from the bundles, and from what the one that could not be used says for all that: the system may have
     refused a call, and no bundle tells of versions without a file."""
@@ -143,12 +145,12 @@ def make_anew(
     scan = read_bundles(folder, live)
     copy = Index.copy_before_replacing(folder.path, folder.root_fd, folder.uuid)
     if copy is None:
-        contents = _contents(folder, None, files, scan, is_current=False)
+        contents = _contents(folder, None, files, scan, noted, is_current=False)
     else:
         old, is_current = copy
         with contextlib.closing(old):
             is_current &= not isinstance(why, IndexContradicted)
-            contents = _contents(folder, old, files, scan, is_current=is_current)
+            contents = _contents(folder, old, files, scan, noted, is_current=is_current)
     reason = str(why)
     if writable:
         index, where = _made(folder, contents)
@@ -160,7 +162,7 @@ def make_anew(
 
 
 def _contents(
-    folder: StoreFolder, old: Index | None, files: Mapping[bytes, str], scan: Scan, *, is_current: bool
+    folder: StoreFolder, old: Index | None, files: Mapping[bytes, str], scan: Scan, noted: Noted, *, is_current: bool
 ) -> _Contents:
     """What a new index holds: what bundles, notes, quarantine and marks tell, and of versions without a file what the
     old one tells. `is_current`: it has seen each rewrite begin, so what has no row in it was deleted, and no version
@@ -168,7 +170,7 @@ def _contents(
     knows = old is not None and is_current and _answer(lambda: old.with_status(ASIDE)) is not None
     missed = _answer(old.missed) if old is not None else None
     unseen = _answer(old.marks_unseen) if old is not None else None
-    told = waiting = _waiting(folder, files, scan, notes_alone=knows)
+    told = waiting = _waiting(folder, files, scan, noted, notes_alone=knows)
     if old is not None:
         told = _with_old(folder, old, files, scan, waiting, missed or {}, is_current=is_current)
     scan.unread = [one for one in scan.unread if one not in ids_of(told)]
@@ -192,14 +194,16 @@ def _written_by(bundles: Iterable[IndexedBundle]) -> dict[int, int]:
     return found
 
 
-def _waiting(folder: StoreFolder, files: Mapping[bytes, str], scan: Scan, *, notes_alone: bool) -> list[IndexedBundle]:
+def _waiting(
+    folder: StoreFolder, files: Mapping[bytes, str], scan: Scan, noted: Noted, *, notes_alone: bool
+) -> list[IndexedBundle]:
     """What notes and quarantine tell of: a note, unless it does not say what its version needs and the file there does;
     and what lies under another one's name. `notes_alone`: what else lies about was deleted, if no row tells of it."""
     found: dict[bytes, IndexedBundle] = {}
     if not notes_alone:
         found = {one.bundle_id: one for one in read_set_aside(folder, live_of(files))}
         found |= {one.bundle_id: one for one in _misnamed(folder, files, scan, found)}
-    for note in read_notes(folder, ids_of(scan.bundles)):
+    for note in read_notes(folder, noted, ids_of(scan.bundles)):
         if note.refs or note.blocks:
             found[note.bundle_id] = note
         else:

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import errno
+import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from store_making import OTHER_URI, URI, bundle_path, contents, expected, sleep
 from torpor.memvid import Store
-from torpor.memvid.errors import BundleMissing, NoSpace, StoreError, UnsafePath
+from torpor.memvid.errors import BundleMissing, NoSpace, StoreError, StoreIoError, UnsafePath
 from torpor.memvid.folder.retention import Retention
 from torpor.memvid.format.lossy import Lossy
 from torpor.memvid.format.records import IndexRow
 from torpor.memvid.format.salvaged import Salvaged
+from torpor.memvid.index import absent
 from torpor.memvid.index.absent import AbsentNotes, decode_note, encode_note
 from torpor.memvid.index.rows import ASIDE, LIVE, IndexedBundle
+from torpor.memvid.limits import MAX_VERSION
 
 _BUNDLE = bytes(range(32))
 _ROW = IndexRow(
@@ -214,14 +220,95 @@ def test_a_damaged_note_is_written_anew_from_the_index_and_told_without_it(
     assert file.read_bytes() == whole
     file.write_bytes(damage)
     lose_index(store_path)
-    for _ in range(2):
-        with Store.open(store_path, writable=True) as again:
+    for writable in (False, True, True):
+        with Store.open(store_path, writable=writable) as again:
             assert [one.path for one in again.opening.unreadable] == [str(file)]
     assert file.read_bytes() == damage
     file.write_bytes(whole)
     with Store.open(store_path, writable=True) as again:
         assert again.opening.unreadable == ()
         assert [row.version for row in again.index.given_up().values()] == [2]
+
+
+def test_a_note_that_the_system_refuses_to_read_is_not_taken_for_damaged_and_stays(
+    store: Store, store_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.close()
+    older = {file.name: file.read_bytes() for file in store_path.glob("index.sqlite*")}
+    with Store.open(store_path, writable=True) as again:
+        given_up(again, store_path)
+    whole = notes_in(store_path)
+    for name, data in older.items():
+        (store_path / name).write_bytes(data)
+    with refused(monkeypatch, times=2), Store.open(store_path, writable=True) as again:
+        assert [one.code for one in again.opening.unreadable] == ["store_io"]
+    assert notes_in(store_path) == whole
+    lose_index(store_path)
+    with refused(monkeypatch, times=2), pytest.raises(StoreIoError, match="It tells of a version"):
+        Store.open(store_path, writable=True)
+    with refused(monkeypatch, times=1), Store.open(store_path, writable=True) as again:
+        assert [row.version for row in again.index.given_up().values()] == [2]
+    assert notes_in(store_path) == whole
+
+
+@contextlib.contextmanager
+def refused(monkeypatch: pytest.MonkeyPatch, times: int) -> Iterator[None]:
+    """The system has no descriptor for the first notes that are asked for."""
+    left, read = [times], absent._read_once
+
+    def refuse(folder_fd: int, name: str, path: str) -> bytes:
+        left[0] -= 1
+        if left[0] >= 0:
+            raise StoreIoError(f"Cannot open {path}.", path=path, errno=errno.EMFILE)
+        return read(folder_fd, name, path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(absent, "_read_once", refuse)
+        yield
+
+
+def test_a_note_with_a_second_name_is_told_as_that(store: Store, store_path: Path) -> None:
+    given_up(store, store_path)
+    (note,) = (store_path / "absent").glob("*")
+    os.link(note, store_path.parent / "second")
+    lose_index(store_path)
+    with Store.open(store_path, writable=True) as again:
+        (finding,) = again.opening.unreadable
+    assert "2 hard links" in finding.message
+    assert "damaged" not in finding.message
+    assert note.exists()
+
+
+def test_a_note_of_a_version_that_none_can_have_is_refused() -> None:
+    for version in (0, -1, MAX_VERSION + 1):
+        noted = dataclasses.replace(_NOTED, row=dataclasses.replace(_ROW, version=version))
+        with pytest.raises(ValueError, match="that none can have"):
+            decode_note(encode_note(noted), _BUNDLE)
+
+
+def test_a_folder_in_the_place_of_a_note_stops_no_delete(store: Store, store_path: Path) -> None:
+    given_up(store, store_path)
+    (note,) = (store_path / "absent").glob("*")
+    note.unlink()
+    note.mkdir()
+    with Store.open(store_path, writable=True) as again:
+        again.delete_session(URI)
+        assert sleep(again, 20).version == 1
+
+
+def test_a_forget_removes_the_note_that_a_delete_could_not(store: Store, store_path: Path) -> None:
+    given_up(store, store_path)
+    folder = store_path / "absent"
+    folder.chmod(0o770)
+    with Store.open(store_path, writable=True) as again:
+        assert not again.forget(URI).ok
+        folder.chmod(0o700)
+        assert notes_in(store_path)
+        assert again.forget(URI, dry_run=True).ok
+        assert again.forget(OTHER_URI).ok
+        assert notes_in(store_path)
+        assert again.forget(URI).ok
+        assert notes_in(store_path) == {}
 
 
 def test_a_forget_tells_a_damaged_note_of_which_it_cannot_say_whose_it_is(store: Store, store_path: Path) -> None:
