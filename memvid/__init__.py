@@ -1,7 +1,7 @@
 """Bytes on disk: blocks, bundles, manifests, index. Knows nothing of mlx, sessions or sockets.
 
-The modules are imported when a name of theirs is first asked for here: who imports `errors` or `uri` by name does not
-wait for the store.
+A module is imported at the first use of one of its names here: an import of `errors` or `uri` by name does not wait for
+the store.
 """
 
 from typing import TYPE_CHECKING, Any

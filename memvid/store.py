@@ -1,17 +1,17 @@
-"""The store: sessions' versions put to sleep, opened again, deleted. The only door to what is on disk.
+"""The store: puts versions of sessions to sleep, opens and deletes them. All access to the disk goes through it.
 
-Owns opening and closing, and what makes a session durable or gone; what else it is asked for stands in `access/`, and
-every operation has a module of its own. Knows nothing of models.
+Owns opening, closing, sleep, backup and delete. The other methods are in `access/`, and every operation has a module of
+its own. Knows nothing of models.
 
 Rules:
 - Sleep: temporary file → flush → read back → rename → flush folder → index row → receipt.
 - Wake: index row → bundle file → bundle id → owner, version, parent and identity as the row says → reader.
-- Delete: retire the files, oldest version first (the last rename is the point of no return) → index rows → remove
-  what nothing refers to and no reader has open.
+- Delete: retire the files, oldest version first (the last rename is the point of no return) → index rows → remove the
+  files that no version refers to and no reader has open.
 - One writer at a time, by the store's lock between processes and by `_writing` between threads. Readers never wait
   for a writer.
-- What checks a store, keeps it in order or carries it elsewhere is imported where it is asked for: who only looks at
-  one does not wait for it. Who may write imports it at once, for later the system may have no descriptor left.
+- Modules that check, maintain or export a store are imported at first use: a reader does not wait for them. A writer
+  imports them at once, because later the system may have no descriptor left.
 - After a failed flush, or when the lock file was replaced, this object writes no more until the store is reopened.
 """
 
@@ -75,11 +75,11 @@ class Store(Exchanging, Upkeep, Tagging):
         """Open a store.
 
         To write: creates it if it is missing, takes its lock, removes what unfinished sleeps and deletes left, and
-        makes the index anew where it is missing, foreign, stale or damaged. To read: takes no lock, writes nothing,
-        and sees the sessions that were there when it was opened; works beside a live daemon.
+        rebuilds an index that is missing, foreign, stale or damaged. To read: takes no lock, writes nothing, and sees
+        the sessions that existed when it was opened; works beside a live daemon.
 
-        `budget` bounds what is written from now on; deleting it never hinders. One that bounds what the store holds
-        costs a look at each bundle file here.
+        `budget` limits writes from now on, and never a delete. A limit on the size of the store costs a look at each
+        bundle file here.
 
         Raises:
             NoStore, NotAStore, UnsupportedFormat, StoreLocked, UnsafePath, NoSpace, StoreIoError, DurabilityLost
@@ -139,16 +139,16 @@ class Store(Exchanging, Upkeep, Tagging):
         """Make a session's state durable as its next version, then return the receipt.
 
         `reused` come first in the chain and name the bundles that hold them; `blocks` continue it. The drafts' buffers
-        are borrowed until this returns. `on_progress` is told (tokens written, tokens to write). `beyond` is for
-        what is lost otherwise: a state may go beyond the store's and the day's budget, and a ledger of a few kilobytes
-        into what the disk must keep free. `doubted` are those of the reused blocks that are read before they are
-        referred to.
+        are borrowed until this returns. `on_progress` is told (tokens written, tokens to write). `beyond` is for a
+        sleep that cannot be tried again: a state may exceed the budgets of the store and the day, and a ledger of a few
+        kilobytes may use the space that the disk must keep free. `doubted` are the reused blocks to read before the
+        version refers to them.
 
         Raises:
-            InvalidDraft, LimitExceeded: what was handed in; nothing was written.
-            BlockMissing, BundleMissing: a block that was reused, or found in the store, was deleted under it or cannot
-                be read; nothing was written, and with all blocks handed in anew it can be tried again.
-            Corruption: so it can where a doubted block is damaged.
+            InvalidDraft, LimitExceeded: the input is invalid; nothing was written.
+            BlockMissing, BundleMissing: a block reused, or found in the store, was deleted meanwhile or cannot be read;
+                nothing was written. Try again with all blocks handed in.
+            Corruption: a doubted block is damaged; try again likewise.
             NoSpace, BudgetExceeded, StoreIoError, ReadBackFailed: the store is as it was before.
             DurabilityLost, LockLost: not acknowledged, and this store writes no more until it is opened again.
             ReadOnlyStore, StoreClosed
@@ -172,16 +172,16 @@ class Store(Exchanging, Upkeep, Tagging):
         )
 
     def backup(self, target: str | os.PathLike[str], *, on_progress: Progress | None = None) -> MaintenanceReport:
-        """Copy what the folder `target` lacks of this store's versions, tags and pins; it is a store that can take this
-        one's place. Works in a store that was opened for reading, beside a live daemon that sleeps and compacts: each
-        version is copied whole, or told in `problems`. What was deleted here stays there.
+        """Copy the versions, tags and pins that the folder `target` lacks; `target` is a store that can replace this
+        one. Works in a store opened for reading, beside a live daemon that sleeps and compacts: each version is copied
+        whole, or named in `problems`. A version deleted here stays there.
 
         `on_progress` is told (bytes written, bytes in all).
 
         Raises:
-            UnsafePath, NotAStore, TargetExists: it lies in the store, holds other things, or is another store.
-            NoSpace: its disk has no room for all of it; nothing was copied.
-            StoreLocked, StoreIoError, DurabilityLost, LockLost: what was copied so far is whole; run it again.
+            UnsafePath, NotAStore, TargetExists: `target` is in the store, holds other things, or is another store.
+            NoSpace: the disk of `target` has no room for everything; nothing was copied.
+            StoreLocked, StoreIoError, DurabilityLost, LockLost: the copies made so far are whole; run it again.
         """
         from .exchange import backup
 
@@ -195,15 +195,15 @@ class Store(Exchanging, Upkeep, Tagging):
     # --- delete
 
     def delete_session(self, uri: SessionUri) -> DeleteReport:
-        """Forget a session, all versions of it, also those that repair has set aside or that are missed, if it has no
-        others. Needs no disk space.
+        """Delete all versions of a session. Where it has only versions that repair has set aside or that are missed,
+        delete those. Needs no disk space.
 
         A crash leaves the session as it was, or without its oldest versions, or gone. Bundles that other sessions
         refer to keep their files, but are never listed as this session's again.
 
         Raises:
             SessionNotFound, ReadOnlyStore, LockLost, DurabilityLost, StoreIoError
-            UnsafePath: repair has set all of it aside, and the quarantine cannot be looked into; nothing was deleted.
+            UnsafePath: repair has set all versions aside, and the quarantine cannot be read; nothing was deleted.
         """
         with self._core.committing():
             if not self.can_be_deleted(uri):

@@ -1,4 +1,4 @@
-"""Cuts live state into blocks, copying nothing that is cut by token: drafts hold views of the cache's own memory.
+"""Cuts live state into blocks. Span arrays are not copied: drafts hold views of the cache's own memory.
 
 `cut` runs on the engine thread, because it evaluates. What it returns is evaluated memory, which any thread may
 read, hash and write; the store does that while the engine serves others.
@@ -24,7 +24,7 @@ from .lossy import LossyTokens
 from .memory import SpanSource, span_source
 from .state import LiveState
 
-# By dtype: the smallest word whose exponent is all ones, which it is in NaN and infinity only, without and with a sign.
+# By dtype: the smallest word with an exponent of all ones (NaN and infinity only), without and with a sign.
 _LOWEST_NOT_FINITE: Final[dict[str, tuple[np.signedinteger, np.unsignedinteger]]] = {
     "float16": (np.int16(0x7C00), np.uint16(0xFC00)),
     "bfloat16": (np.int16(0x7F80), np.uint16(0xFF80)),
@@ -36,8 +36,8 @@ _LOWEST_NOT_FINITE: Final[dict[str, tuple[np.signedinteger, np.unsignedinteger]]
 def is_finite(runs: Iterable[memoryview], dtype: str) -> bool:
     """Whether all values in these bytes are numbers. Each run holds whole elements; integers always are.
 
-    Read as signed integers, what has no sign bit and is not finite is larger than all else; read as unsigned ones,
-    what has it and is not finite is. So two searches for a maximum tell, at the speed of the cache.
+    Read as signed integers, non-finite values without a sign bit are the largest; read as unsigned, those with one are.
+    So two searches for a maximum find both, at the speed of the processor's cache.
     """
     lowest = _LOWEST_NOT_FINITE.get(dtype)
     if lowest is None:
@@ -50,14 +50,14 @@ def is_finite(runs: Iterable[memoryview], dtype: str) -> bool:
 
 
 def is_drawable(logits: memoryview | bytes | bytearray) -> bool:
-    """Whether a token can be drawn from these float32 logits: minus infinity forbids one, NaN or infinity all."""
+    """Whether a token can be drawn from these float32 logits: minus infinity forbids one token, NaN or infinity all."""
     values = np.frombuffer(logits, dtype="<f4")
     return bool(values.size) and bool(np.isfinite(values.max()))
 
 
 @dataclass(frozen=True, slots=True)
 class StateSource:
-    """A state record that is ready to be written: its slots with their bytes."""
+    """A state record to be written: its slots with their bytes."""
 
     start: int
     slots: tuple[tuple[SlotSpec, memoryview], ...]
@@ -83,11 +83,11 @@ class StateSource:
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """A snapshot that is ready to be written: blocks that are durable already, then the new ones.
+    """A snapshot to be written: the blocks that are durable already, then the new ones.
 
-    tokens: the ledger's bytes at the moment of the cut; spans: where each span array lies, in stored order;
-    checkpoints: the records in between that are not durable yet, by position; state: the one at the end;
-    lossy: the first tokens in the form in which they are to be kept, None where all are kept exact.
+    tokens: the ledger's bytes at the moment of the cut; spans: the memory of each span array, in stored order;
+    checkpoints: the state records in between that are not durable yet, by position; state: the record at the end;
+    lossy: the first tokens in the few bits to keep, None where all are kept exact.
     """
 
     reused: tuple[BlockEntry, ...]
@@ -139,12 +139,12 @@ class Cut:
 def plan_reuse(
     durable: Sequence[BlockEntry], unchanged_tokens: int, checkpoints: Sequence[int] = ()
 ) -> tuple[BlockEntry, ...]:
-    """The leading blocks of the last snapshot that still hold what the cache holds, however many files they lie in:
-    a sleep writes only what is new.
+    """The leading blocks of the last snapshot that still match the cache, in however many files: a sleep writes only
+    new blocks.
 
     unchanged_tokens: how many leading tokens have neither been dropped nor rewritten since. A last block that was
     not full is written again, so that blocks always stand back to back.
-    checkpoints: the positions of the state records that are to stay; others are left out.
+    checkpoints: the positions of the state records to keep; others are left out.
     """
     reused: list[BlockEntry] = []
     for entry in durable:
@@ -170,7 +170,7 @@ def cut(
 ) -> Cut:
     """A consistent snapshot of the state as it is now.
 
-    canary: float32 `[vocabulary]`, its canary's logits, where not all of the state is cut by token or it is lossy.
+    canary: float32 `[vocabulary]`, its canary's logits, where the state has records or is lossy.
     is_lossy: whether keys and values of the session have ever been kept in few bits.
     lossy: the first tokens in the form in which they are to be kept, where that is in few bits.
 
@@ -185,7 +185,7 @@ def cut(
         )
     used = _used(state, layout)
     sources = [span_source(whole) for cache in used for whole in kind_of(cache).spans(cache).values()]
-    # At the end itself stands the record of the end, and there is room for one.
+    # The record of the end is at the end itself, and a position has room for one.
     before_end = [position for position in state.checkpoints.positions if position < len(state.tokens)]
     reused = plan_reuse(durable, unchanged_tokens, before_end)
     kept = {entry.start for entry in reused if entry.kind == "state"}

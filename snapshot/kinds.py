@@ -1,10 +1,10 @@
 """The kinds of cache that can be slept and woken, each with its adapter: the one file that names mlx-lm's classes.
 
-A stored kind is a short string of ours with a version ("kv/1"), never a class name. An adapter translates between one
-cache object and what we keep of it; it reads and sets the attributes of the object, and never mlx-lm's state tuples,
-whose shape changes between releases. A cache of any other class is refused by name.
+A stored kind is a short string of ours with a version ("kv/1"), never a class name. An adapter translates between a
+cache object and its stored arrays. It reads and sets the object's attributes, never mlx-lm's state tuples: their shape
+changes between releases. A cache of any other class is refused by name.
 
-What a cache keeps is of two sorts. *Span arrays* `[1, …, capacity, dim]` have a row for each token: they are cut by
+A cache holds two sorts of state. *Span arrays* `[1, …, capacity, dim]` have a row for each token: they are cut by
 token, and the rows of a token never change once it has been read. A *record* is whole state at one position: numbers
 and arrays that the next token may change all over.
 """
@@ -34,14 +34,14 @@ class _OfKeysAndValues(Kind):
 
     by_token = True
     step: ClassVar[int] = 1
-    """By how many rows at least its arrays grow."""
+    """The least number of rows by which its arrays grow."""
 
     def most_capacity(self, settings: Mapping[str, int], token_count: int, at_once: int) -> int:
-        # They grow behind what they hold, wherever that ends, by whole steps.
+        # They grow behind their last row by whole steps.
         return token_count + self.step - 1
 
     def capacity(self, token_count: int) -> int:
-        # mlx-lm grows them in steps, and so do we: the next token needs no copy of all.
+        # mlx-lm grows them in steps, and so do we: the next token then needs no copy of the whole array.
         return -(-token_count // self.step) * self.step
 
     def make_room(self, cache: Any, count: int) -> None:
@@ -84,7 +84,7 @@ class _Plain(_OfKeysAndValues):
         if room <= held:
             super().own_row(cache, batch, row, room)
             return
-        # From where it lies: what mlx-lm extracts would be copied twice.
+        # Read in place: an extract by mlx-lm would be copied twice.
         mine = (array[row : row + 1, :, end - held : end, :] for array in (batch.keys, batch.values))
         cache.keys, cache.values = (with_room(array, held, room) for array in mine)
 
@@ -99,7 +99,7 @@ class _Plain(_OfKeysAndValues):
 
 
 def with_room(array: mx.array, token_count: int, capacity: int) -> mx.array:
-    """The first rows of a span array in memory of their own, with room for as many as `capacity`."""
+    """Copy the first rows of a span array into new memory with room for `capacity` rows."""
     room = mx.zeros((*array.shape[:-2], capacity, array.shape[-1]), dtype=array.dtype)
     room[..., :token_count, :] = array[..., :token_count, :]
     return room
@@ -145,7 +145,7 @@ class _Quantised(_OfKeysAndValues):
 
 
 class _OfLastRows(Kind):
-    """Keys and values of the last tokens, in a buffer whose rows `_live` are theirs; two numbers say where they lie."""
+    """Keys and values of the last tokens, in the rows `_live` of a buffer; two numbers locate them."""
 
     by_token = False
     row_axes = (2,)
@@ -173,8 +173,8 @@ class _OfLastRows(Kind):
 
 
 class _Rotating(_OfLastRows):
-    """A window over the last tokens, the first `keep` ones kept. Its rows lie where rotation has left them, and
-    attention adds them up in that order: so they are kept as they lie."""
+    """A window over the last tokens; the first `keep` tokens stay. Rotation leaves its rows in another order, and
+    attention sums them in that order: so they are stored in it."""
 
     name = "ring/1"
 
@@ -209,7 +209,7 @@ class _Rotating(_OfLastRows):
         cache.offset, cache._idx = record.numbers
 
     def reaches_back(self, settings: Mapping[str, int], numbers: Sequence[int]) -> bool:
-        # MS3: once the window has been passed, rows that an earlier state had are gone.
+        # MS3: once the window is full, rows of an earlier state are gone.
         return numbers[0] <= settings["max_size"]
 
     def truncate(self, cache: Any, token_count: int) -> None:
@@ -229,8 +229,7 @@ class _Rotating(_OfLastRows):
         return lambda: _set(cache, keys=keys, values=values, offset=offset, _idx=at), []
 
     def _keep_row(self, cache: Any, offset: int, at: int) -> tuple[Undo, list[mx.array]]:
-        """Only the row that one token more will be written over: a copy of the whole window for each token would cost
-        more than the token."""
+        """Only the row that the next token overwrites: a copy of the whole window would cost more than the token."""
         row = int(cache.keep) if at == cache.max_size else at
         where = slice(row, row + 1)
         key, value = mx.contiguous(cache.keys[..., where, :]), mx.contiguous(cache.values[..., where, :])
@@ -242,7 +241,7 @@ class _Rotating(_OfLastRows):
         return undo, [key, value]
 
     def batches(self, cache: Any) -> bool:
-        # mlx-lm's batch of windows knows of no first tokens that stay.
+        # mlx-lm's batch of windows cannot keep first tokens.
         return not self.is_empty(cache) and int(cache.keep) == 0
 
     def keep_batch(self, batch: Any) -> tuple[Undo, list[mx.array]]:
@@ -267,7 +266,7 @@ class _Rotating(_OfLastRows):
 
 
 class _Chunked(_OfLastRows):
-    """The tokens of the current chunk and of what went before it, up to the size of a chunk."""
+    """The tokens of the current chunk, and up to one chunk of tokens before it."""
 
     name = "chunk/1"
 
@@ -305,7 +304,7 @@ class _Chunked(_OfLastRows):
         cache.offset, cache.start_position = record.numbers
 
     def reaches_back(self, settings: Mapping[str, int], numbers: Sequence[int]) -> bool:
-        # Whatever has been dropped at the front, an earlier state may have had.
+        # An earlier state may have had the rows dropped at the front.
         return numbers[1] == 0
 
     def keep(self, cache: Any, *, one_token: bool) -> tuple[Undo, list[mx.array]]:
@@ -320,7 +319,7 @@ class _Chunked(_OfLastRows):
 
 
 class _Recurrent(Kind):
-    """Arrays of any shape that each token replaces: the state of a recurrence, the last inputs of a convolution."""
+    """Arrays of any shape; each token replaces them: the state of a recurrence, the last inputs of a convolution."""
 
     name = "arrays/1"
     has_places = True
@@ -378,8 +377,8 @@ _POOLED_FIELDS = ("window", "compress_kv", "index_k", "pending_kv", "pending_gat
 
 
 class _Pooled(Kind):
-    """DeepSeek-V4.1's cache of one layer: a window of latents, one latent for each closed group of tokens, and the rows
-    of the group that is still open."""
+    """DeepSeek-V4.1's cache of one layer: a window of latents, one latent per closed group of tokens, and the rows of
+    the open group."""
 
     name = "pooled/1"
     by_token = False
@@ -396,7 +395,7 @@ class _Pooled(Kind):
         return settings["window_size"]
 
     def most_capacity(self, settings: Mapping[str, int], token_count: int, at_once: int) -> int:
-        # Beside the window there is a latent for each closed group, which no more than each token could make.
+        # Beside the window there is a latent per closed group: at most one per token.
         return min(token_count, settings["window_size"]) + token_count
 
     def record(self, cache: Any) -> Record:
@@ -446,7 +445,7 @@ _KIND_OF_CLASS: dict[type, Kind] = {
     ChunkedKVCache: _Chunked(),
     ArraysCache: _Recurrent(),
 }
-# Classes that a model brings along: by name, so that only what runs is imported.
+# Classes that a model defines: by name, so that only the module of a model in use is imported.
 _KIND_OF_MODEL_CLASS: dict[str, Kind] = {"mlx_lm.models.deepseek_v41.LayerCache": _Pooled()}
 _KINDS = {kind.name: kind for kind in (*_KIND_OF_CLASS.values(), *_KIND_OF_MODEL_CLASS.values())}
 
@@ -485,7 +484,7 @@ def kind_of(cache: Any) -> Kind:
 
 
 def leaves(caches: Sequence[Any]) -> Iterator[tuple[str, Any]]:
-    """Every cache of a model that is not a list of caches, with its path: `3`, or `3.1` for the second of a list."""
+    """Every cache of a model with its path, lists of caches opened: `3`, or `3.1` for the second of a list."""
     for index, cache in enumerate(caches):
         if type(cache) is CacheList:
             for path, leaf in leaves(cache.caches):
@@ -495,7 +494,7 @@ def leaves(caches: Sequence[Any]) -> Iterator[tuple[str, Any]]:
 
 
 def quantised(cache: Any, *, bits: int, group_size: int) -> Any:
-    """An empty cache that keeps keys and values quantised in the place of an empty plain one; any other is itself."""
+    """For an empty plain cache an empty one with quantised keys and values; any other cache unchanged."""
     if type(cache) is CacheList:
         return CacheList(*(quantised(each, bits=bits, group_size=group_size) for each in cache.caches))
     return QuantizedKVCache(group_size=group_size, bits=bits) if type(cache) is KVCache else cache

@@ -1,4 +1,4 @@
-"""Blocks as values: what a slot, a draft, a block header and a line of a block list are.
+"""Blocks as values: slot, draft, block header, and entry of a block list.
 
 Owns the canonical block header and so the block id. Knows nothing of files, frames or codecs.
 """
@@ -62,7 +62,7 @@ _DOMAIN: Final = "torpor.block/1"
 
 @dataclass(frozen=True, slots=True)
 class SlotSpec:
-    """What a slot is: its name within the block, the kind that says how to use it, and its array's dtype and shape."""
+    """A slot: its name within the block, the kind that says how to use it, and its array's dtype and shape."""
 
     name: str
     kind: str
@@ -135,7 +135,7 @@ class BlockDraft:
 
 @dataclass(frozen=True, slots=True)
 class BlockHeader:
-    """What a block id names: everything about the block, with its bytes bound in by their digests.
+    """The canonical header, which the block id is the digest of: all facts of the block, and the digests of its bytes.
 
     `parent` is the id of the span block that ends where this block starts; None at the start of a session.
     """
@@ -163,7 +163,7 @@ class BlockHeader:
 
     @classmethod
     def decode(cls, data: bytes | memoryview) -> BlockHeader:
-        """Read a header back, refusing whatever `encode` would not have written.
+        """Decode a header; refuse all bytes that `encode` does not write.
 
         Raises:
             CorruptBundle, LimitExceeded
@@ -229,8 +229,8 @@ def block_id(encoded_header: bytes | memoryview) -> bytes:
 class BlockEntry:
     """A block as a manifest lists it. `raw_bytes` is the sum of its raw slots.
 
-    `bundle_id` names a bundle whose file holds the frame. A manifest does not say it (None there), because a frame may
-    be moved; a reader and a receipt do, as it was at that moment.
+    `bundle_id` names a bundle whose file holds the frame. It is None in a manifest, because a frame may be moved; a
+    reader and a receipt give it as of that moment.
     """
 
     id: bytes
@@ -258,8 +258,8 @@ def most_blocks(token_count: int) -> int:
 
 
 def require_chain(entries: Sequence[BlockEntry], token_count: int) -> str | None:
-    """Say what is wrong with a block list as a chain, or None: spans back to back from 0, full but for the last one,
-    each state record where the spans before it end, and no second one there."""
+    """The fault of a block list as a chain, or None. A chain has spans back to back from 0, all full but the last, and
+    at most one state record at the end of each span."""
     position, complete, records = 0, True, 0
     for entry in entries:
         if entry.start != position:
@@ -283,7 +283,7 @@ def require_chain(entries: Sequence[BlockEntry], token_count: int) -> str | None
 
 
 def span_parents(entries: Sequence[BlockEntry]) -> dict[bytes, bytes | None]:
-    """For each block of a chain the id of the span that must come before it: what its header names as parent."""
+    """For each block of a chain, the id of the span before it: the parent that its header must name."""
     parents: dict[bytes, bytes | None] = {}
     span: bytes | None = None
     for entry in entries:

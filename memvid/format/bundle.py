@@ -60,14 +60,14 @@ Head = tuple[BlockHeader, FrameHead]
 """A frame's head, taken apart, and the block header in it."""
 
 READ_BYTES: Final = 1 << 20
-"""Of slots that are read in one call: what a processor still has near when it comes to hashing it."""
+"""Bytes of slots read in one call: still in the processor's cache when they are hashed."""
 
 
 class FrameFile:
     """A bundle file as a holder of frames: header, trailer and directory have been checked. Owns its descriptor.
 
-    Its manifest is not read: a frame is proven by its block id, for any manifest that asks for it.
-    `checked_heads` is its user's: the heads that were found to be what a manifest says.
+    Its manifest is not read: the block id proves a frame, whichever manifest asks for it. The user of this object fills
+    `checked_heads`: the heads that matched a manifest.
     """
 
     def __init__(self, fd: int, path: str, expected_id: bytes | None) -> None:
@@ -120,11 +120,11 @@ class FrameFile:
             self._fd = -1
 
     def stamp(self) -> Stamp:
-        """What tells the open file from another one under its name, and whether something was written over it since."""
+        """The stamp of the open file: it changes when another file takes its name or a write changes it."""
         return stamp_of(stat_open(self._fd, self.path))
 
     def was_emptied(self) -> bool:
-        """Whether bytes were taken away since it was opened: a delete on a full disk does so."""
+        """Whether the file was cut short since it was opened: a delete on a full disk does so."""
         return stat_open(self._fd, self.path).st_size < self.file_bytes
 
     def frame_of(self, block_id: bytes) -> Frame:
@@ -182,7 +182,7 @@ class FrameFile:
     ) -> None:
         """See `BundleReader.read_slots_into`. Raw slots that lie side by side are read in one call, a few at a time.
 
-        Compressed bytes are compared as they are stored even if `trusting`: a decoder gets only what a writer wrote.
+        The digest of compressed bytes is compared even if `trusting`: the decoder gets only bytes that a writer wrote.
         """
         start = self.frame_of(block_id).offset
         batch: list[tuple[int, Sequence[memoryview]]] = []
@@ -262,8 +262,8 @@ class FrameFile:
     def frame_chunks(self, block_id: bytes) -> Iterator[memoryview]:
         """A frame's head and payloads as they lie in the file, in chunks that are valid until the next, to be copied.
 
-        The head is checked before the first; the payloads are not: who copies them reads back what it wrote. Padding is
-        zeros whatever lies there: it means nothing, and damage in it must not outlive a copy.
+        The head is checked before the first chunk. The payloads are not: the copier reads its copy back. Padding comes
+        out as zeros whatever the file holds: it means nothing, and a copy must not keep damage in it.
         """
         _, head = self.read_head(block_id)
         frame = self.frame_of(block_id)
@@ -390,8 +390,7 @@ class BundleFile(FrameFile):
 def require_promised(
     header: BlockHeader, entry: BlockEntry, parent: bytes | None, identity_digest: bytes, path: str
 ) -> None:
-    """Raise CorruptBundle unless a block is what a manifest says of it: its place, its size, the identity, and the
-    very block that it names as its parent (threats 5 and 6)."""
+    """Raise CorruptBundle unless a block matches its manifest: place, size, identity, parent (threats 5 and 6)."""
     found = (header.kind, header.start, header.token_count, header.raw_bytes, header.parent, header.identity_digest)
     promised = (entry.kind, entry.start, entry.token_count, entry.raw_bytes, parent, identity_digest)
     if found != promised:
@@ -413,7 +412,7 @@ def _require_room(header: BlockHeader, index: int, buffers: Sequence[memoryview]
 
 
 def _behind(buffers: Sequence[memoryview], count: int) -> list[memoryview]:
-    """What of the buffers lies behind their first `count` bytes."""
+    """The buffers without their first `count` bytes."""
     left = []
     for buffer in buffers:
         if count < buffer.nbytes:

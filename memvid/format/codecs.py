@@ -15,8 +15,8 @@ bytearrays: a strided slice of a memoryview is ten times slower, and numpy has n
 blosc2 (its shuffle filter and zstd) was measured beside this by `bench/compression.py`. It stores the same bytes within
 one part in a hundred, compresses them about a quarter faster, and gives them back up to twice as fast. But it would put
 a container format of its own and its parser, in C, between the store and input that may be hostile, and bring numpy,
-numexpr and others into a package that needs none of them; and decompressing is not what a wake waits for, since what is
-hot is stored raw. So it is not used.
+numexpr and others into a package that needs none of them; and a wake does not wait for decompression, since hot blocks
+are stored raw. So it is not used.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ PLANE_CHUNK_BYTES: Final = 256 * 1024
 frame each; larger ones fall out of the processor's cache. Both ratio and speed are best near here."""
 
 _PLANE_DTYPES: Final = frozenset({"float16", "bfloat16", "float32", "float64", "complex64"})
-"""Numbers with an exponent, whose high bytes are alike. What integers mean is unknown here: they stay together."""
+"""Numbers with an exponent: their high bytes are alike. The meaning of integers is unknown here: they are not split."""
 
 _PLANES_HEADER: Final = struct.Struct("<II")  # planes, raw bytes of a chunk
 _PLANE_LENGTH: Final = struct.Struct("<I")
@@ -70,7 +70,7 @@ class Codec:
             raise InvalidDraft(f"a zstd level is 1 to {MAX_ZSTD_LEVEL}, not {self.level}.", level=self.level)
 
     def for_slot(self, spec: SlotSpec) -> Codec:
-        """What this choice means for one slot: planes are for floating-point numbers, anything else is one frame."""
+        """The codec for one slot: byte planes for floating-point numbers, one frame for anything else."""
         if self.code == PLANES_CODE and spec.dtype not in _PLANE_DTYPES:
             return zstd(self.level)
         return self
@@ -87,8 +87,8 @@ def zstd(level: int = 1) -> Codec:
 def planes(level: int = 1) -> Codec:
     """Compress the byte planes of floating-point slots, other slots as `zstd`.
 
-    There is little to match in a plane of KV, so that level 1 is the one to take: higher ones save a few parts in a
-    thousand at most, often lose as much, and take several times as long.
+    A plane of KV has few matches, so level 1 is best: higher levels save a few parts in a thousand at most, often lose
+    as much, and take several times as long.
     """
     return Codec(PLANES_CODE, level)
 
@@ -98,8 +98,8 @@ def encode_slot(
 ) -> tuple[int, list[memoryview | bytes], int] | None:
     """The codec number, the payload in parts, and the stored bytes; None where the slot is to be stored raw.
 
-    `views` are contiguous bytes ("B") that add up to `spec.size_bytes`. A payload is smaller than the raw bytes, but
-    not so much smaller that a file full of such slots looks like one made to keep its reader busy (`MAX_EXPANSION`).
+    `views` are contiguous bytes ("B") that add up to `spec.size_bytes`. A payload is smaller than the raw bytes, but by
+    no more than `MAX_EXPANSION`: a reader takes a file beyond that for an attack.
     """
     chosen = codec.for_slot(spec)
     payload: list[memoryview | bytes]
@@ -122,7 +122,7 @@ def decode_chunks(
     Takes the memory of one chunk or two beside `stored`, whatever `stored` declares. A raw slot needs no decoding.
 
     Raises:
-        CorruptBlock: anything but what `encode_slot` makes of that many bytes. `where` names the slot.
+        CorruptBlock: `encode_slot` cannot have made this of that many bytes. `where` names the slot.
     """
     _require_smaller(stored, raw_bytes, where)
     if code == ZSTD_CODE:
@@ -285,7 +285,7 @@ def _decode_planes(stored: bytes | bytearray, raw_bytes: int, element_bytes: int
 
 
 def _decompress_plane(decompressor: zstandard.ZstdDecompressor, plane: memoryview, where: str) -> bytes:
-    """The size that the frame declares was found right: the library allocates it, and refuses a frame of another."""
+    """Decompress a frame whose declared size was checked: the library allocates that size, and refuses any other."""
     try:
         return decompressor.decompress(plane)
     except zstandard.ZstdError as error:
@@ -314,7 +314,7 @@ class _PlaneSlot:
             yield min(self.chunk_bytes, self.raw_bytes - done) // self.element_bytes, plane_bytes
 
     def planes(self) -> Iterator[tuple[int, memoryview]]:
-        """For each plane its bytes before compression, and what is stored of it."""
+        """For each plane its bytes before compression, and its stored bytes."""
         position = self.first_plane_at
         for size_bytes, plane_bytes in self.sizes():
             yield size_bytes, memoryview(self.stored)[position : position + plane_bytes]

@@ -1,7 +1,7 @@
 """Where blocks lie: the frames in one file, and for a manifest's other blocks the bundles that hold them.
 
-Owns the directory's encoding and its agreement with file and manifest. It is no part of the bundle id: a file may be
-written anew with other frames, and its bundle stays what it is. Knows nothing of what the blocks hold.
+Owns the directory's encoding and its agreement with file and manifest. The bundle id does not cover it: a file may be
+rewritten with other frames, and its bundle stays the same. Knows nothing of the content of blocks.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Directory:
     def of(cls, frames: Iterable[Frame], blocks: Sequence[BlockEntry], holders: Mapping[bytes, bytes]) -> Directory:
         """The directory of a file with these frames, for a manifest with these blocks.
 
-        `holders` says for each block that has no frame here which bundle holds it.
+        `holders` gives the bundle of each block that has no frame here.
         """
         here = tuple(frames)
         own = {frame.id for frame in here}
@@ -98,7 +98,7 @@ def digest_of(encoded: bytes) -> bytes:
 
 
 def decode_directory(data: bytes, frames_end: int, path: str) -> Directory:
-    """Read a directory whose digest has been compared, refusing whatever `encode` would not have written.
+    """Decode a directory whose digest has been compared; refuse all bytes that `encode` does not write.
 
     `frames_end` is where the file's frames must end: they fill it from the header on, in order, without a gap.
 
@@ -125,7 +125,7 @@ def decode_directory(data: bytes, frames_end: int, path: str) -> Directory:
 
 
 def require_covers(directory: Directory, blocks: Sequence[BlockEntry], bundle_id: bytes, path: str) -> None:
-    """Refuse a directory that does not say of each of the manifest's blocks where it is."""
+    """Refuse a directory that lacks the place of one of the manifest's blocks."""
     if len(directory.places) != len(blocks):
         _refuse(path, f"it places {len(directory.places)} blocks, but the manifest has {len(blocks)}")
     if bundle_id in directory.holders:

@@ -1,4 +1,4 @@
-"""The identity of the model that a state belongs to, as the store sees it: named parts and one digest.
+"""The identity of the model of a state, as the store sees it: named parts and one digest.
 
 The layer above decides what the parts are (weights, tokenizer, compute dtype, …). Here they are opaque text.
 """
@@ -31,7 +31,7 @@ class Identity:
         object.__setattr__(self, "digest", blake3(encoded).digest())
 
     def mismatched_fields(self, live: Identity) -> list[dict[str, str | None]]:
-        """What differs, by part: `stored` is ours, `live` is the other's; None where one has no such part."""
+        """The parts that differ: `stored` is ours, `live` is the other's; None where one has no such part."""
         stored_parts, live_parts = dict(self.parts), dict(live.parts)
         return [
             {"field": part, "stored": stored_parts.get(part), "live": live_parts.get(part)}

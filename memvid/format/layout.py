@@ -58,7 +58,7 @@ _UNRELEASED_TRAILER: Final = (b"MVTRAIL\x00", 96)  # of development trees before
 
 
 def aligned(size_bytes: int) -> int:
-    """The next multiple of ALIGNMENT that is not smaller."""
+    """Round up to a multiple of ALIGNMENT."""
     return -(-size_bytes // ALIGNMENT) * ALIGNMENT
 
 
@@ -73,8 +73,8 @@ def encode_header(file_bytes: int) -> bytes:
 def require_header(data: bytes, actual_bytes: int, path: str) -> None:
     """Refuse a file that is not a bundle, or of a later version, or not as long as it was written.
 
-    The version is looked at before anything that a later version may lay out differently, and after the digest that
-    says that it is what was written: every later version seals its first bytes in the same way.
+    The digest is checked first, then the version, then the fields that a later version may lay out differently: every
+    later version seals its first bytes in the same way.
     """
     if len(data) < HEADER_BYTES:
         raise Truncated(f"{path} ends after {len(data)} bytes, within its header.", path=path, size_bytes=actual_bytes)
@@ -220,7 +220,7 @@ class FrameHead:
 
 
 def head_bytes_told(prefix: bytes) -> int | None:
-    """How long the frame head that begins with this prefix says it is; None where it is no prefix within the limits."""
+    """The length of a frame head in bytes, as its prefix declares; None where that is invalid or beyond the limits."""
     if len(prefix) < PREFIX_BYTES:
         return None
     magic, header_bytes, slot_count, _ = _PREFIX.unpack_from(prefix)

@@ -1,7 +1,6 @@
 """Versions whose ledger goes on behind their blocks: how many tokens are there without any state.
 
-The layers above write them, and read them again; the store counts them, so that no reader takes the ledger for a
-shorter one.
+The layers above write and read them; the store counts them, so that no reader takes the ledger to be shorter.
 """
 
 from __future__ import annotations
@@ -12,11 +11,11 @@ from .blocks import TOKEN_BYTES
 from .manifest import Manifest
 
 UNREAD: Final = "unread"
-"""The entry of the session map that has them, in that version alone: a map in which `tokens` are uint32, as bytes."""
+"""The entry of the session map that holds them, in that version alone: a map; its `tokens` are uint32, as bytes."""
 
 
 def unread_of(manifest: Manifest) -> int:
-    """How many tokens follow those that a version has blocks of; whatever else stands there, others wrote."""
+    """How many tokens follow the tokens in blocks; 0 where another program wrote something else there."""
     return len(tail_of(manifest)) // TOKEN_BYTES
 
 

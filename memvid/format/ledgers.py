@@ -1,7 +1,7 @@
-"""What the ledgers of two versions begin with together: block by block, and where the blocks differ token by token.
+"""The common prefix of two versions' ledgers: block by block, and token by token where the blocks differ.
 
-Two versions may have the same tokens in other blocks: a block that was not full is another one once a token is behind
-it. Heads are read only from the first block on that differs, and only to the first token that does.
+Two versions may hold the same tokens in different blocks: a partial block changes its id when a token is added. Heads
+are read only from the first differing block to the first differing token.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ ReadTokens = Callable[[BlockEntry], bytes | None]
 
 @dataclass(frozen=True, slots=True)
 class Common:
-    """How many tokens two ledgers begin with together: `least` for certain, and `most` where blocks cannot be read."""
+    """The length of a common prefix in tokens: at least `least`, and at most `most` where blocks cannot be read."""
 
     least: int
     most: int
@@ -31,7 +31,7 @@ class Common:
 def reading(pool: FilePool, places: Mapping[bytes, bytes], files_of: Callable[[bytes], Iterable[bytes]]) -> ReadTokens:
     """Reads the tokens of a span from its head, which may be good where the rest of the block is damaged.
 
-    places: the bundle of each block; files_of: what the pool calls the files of a bundle, the best first.
+    places: the bundle of each block; files_of: the pool's names for the files of a bundle, the best first.
     """
 
     def read(span: BlockEntry) -> bytes | None:
@@ -45,7 +45,7 @@ def reading(pool: FilePool, places: Mapping[bytes, bytes], files_of: Callable[[b
 
 
 def most_in_common(found: Iterable[Common]) -> Common:
-    """What the best of several has in common."""
+    """The longest of several common prefixes."""
     each = list(found)
     return Common(max((one.least for one in each), default=0), max((one.most for one in each), default=0))
 
@@ -56,7 +56,7 @@ def ledger_tokens(manifest: Manifest) -> int:
 
 
 def in_common(one: Manifest, read_one: ReadTokens, other: Manifest, read_other: ReadTokens) -> Common:
-    """What two ledgers begin with together. Raises what reading raises."""
+    """The common prefix of two ledgers. Raises the errors of reading."""
     same = _in_same_blocks(one, other)
     mine, theirs = _pieces(one, same, read_one), _pieces(other, same, read_other)
     left, right = b"", b""

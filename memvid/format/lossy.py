@@ -1,4 +1,4 @@
-"""What a session map tells of a loss, for those who list sessions: they open no bundle and know no model."""
+"""The entry for a lossy session in the session map: a listing reads it without a bundle or a model."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ LOSSY: Final = "lossy"
 
 @dataclass(frozen=True, slots=True)
 class Lossy:
-    """What a session has lost: the keys and values of its first `tokens` tokens were kept in `bits` bits once, and what
-    was read behind them was computed from those."""
+    """The loss of a session: the keys and values of its first `tokens` tokens were once kept in `bits` bits, and all
+    later tokens were computed from those."""
 
     bits: int
     tokens: int
 
 
 def lossy_of(manifest: Manifest) -> Lossy | None:
-    """What a version tells of its loss, as far as its tokens go; whatever else stands there, others wrote."""
+    """The loss of a version, at most its tokens; None where another program wrote something else there."""
     told = manifest.session.get(LOSSY)
     if not isinstance(told, Mapping) or told.keys() != {"bits", "tokens"} or not manifest.token_count:
         return None

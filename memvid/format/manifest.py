@@ -1,8 +1,8 @@
-"""What a bundle says of itself, as a value, and its canonical encoding, whose digest is the bundle id.
+"""The manifest of a bundle as a value, and its canonical encoding. The digest of that encoding is the bundle id.
 
-Owns the manifest's fields and their checks. Says what a snapshot is, not where its bytes lie: that is the directory's,
-so that frames can be moved and recompressed while the bundle stays the same. Knows nothing of files; what the session
-map means is for other layers.
+Owns the manifest's fields and their checks. A manifest lists a snapshot's blocks. The directory says where their bytes
+are, so frames can be moved and recompressed while the bundle stays the same. Knows nothing of files, nor of the meaning
+of the session map.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Manifest:
 
     @property
     def logical_bytes(self) -> int:
-        """Raw bytes of the whole state, wherever its blocks lie."""
+        """Raw bytes of the whole state, in this file and others."""
         return sum(entry.raw_bytes for entry in self.blocks)
 
     @property
@@ -72,11 +72,11 @@ class Manifest:
 
     @property
     def artifact_labels(self) -> tuple[str, ...]:
-        """Labels by which something made of this version is found: the session's, the model's name, the version."""
+        """Labels for a file made from this version: the session's labels, the model's name, the version."""
         return tuple(dict.fromkeys(label for label in (*self.labels, self.model, f"v{self.version}") if label))
 
     def tells_of(self, uri: SessionUri) -> bool:
-        """Whether another session's URI is one of the texts of the session map, as that of a fork's origin is."""
+        """Whether the session map names another session's URI, as a fork's names its origin."""
         values: list[Any] = [self.session]
         while values:
             value = values.pop()
@@ -113,7 +113,7 @@ class Manifest:
 
 
 def require_session_map(session: Mapping[str, Any]) -> None:
-    """Refuse a session map that no manifest may hold; nothing has been written when this raises."""
+    """Refuse a session map that a manifest may not hold; nothing has been written when this raises."""
     size_bytes = len(pack(dict(session), "the session map"))
     if size_bytes > MAX_SESSION_MAP_BYTES:
         raise LimitExceeded(
@@ -138,7 +138,7 @@ def _encode_line(entry: BlockEntry) -> bytes:
 
 
 def decode_manifest(data: bytes, path: str) -> Manifest:
-    """Read a manifest, refusing whatever `encode` would not have written: the packing and each field have one form.
+    """Decode a manifest; refuse all bytes that `encode` does not write: the packing and each field have one form.
 
     Raises:
         CorruptBundle, LimitExceeded

@@ -2,9 +2,9 @@
 
 Owns how a value becomes bytes and back. Knows nothing of what the values mean.
 
-Rules: null, booleans, 64-bit integers, float64, UTF-8 text, bytes, lists, and maps with text keys in code-point
-order, each in its shortest form. No extension types. A document has exactly one encoding, and the reader refuses
-every other: what was unpacked is packed again and must give the same bytes.
+Rules: null, booleans, 64-bit integers, float64, UTF-8 text, bytes, lists, and maps with text keys in code-point order,
+each in its shortest form. No extension types. A document has exactly one encoding. The reader packs each document again
+and refuses one with other bytes.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def pack(value: Any, what: str) -> bytes:
     """Encode a value canonically. `what` names it in an error.
 
     Raises:
-        InvalidDraft: a type, key or integer that the format does not have, or nesting beyond MAX_DEPTH.
+        InvalidDraft: a type, key or integer outside the format, or nesting beyond MAX_DEPTH.
         LimitExceeded: more values than MAX_NODES, which no reader would accept.
     """
     try:
@@ -63,7 +63,7 @@ _SCALARS: Final = frozenset({type(None), bool, int, float, str, bytes})
 
 
 def _require_canonical(value: Any, depth: int) -> None:
-    """Refuse what `_canonical` would have changed or refused, without a copy of it."""
+    """Refuse a value that `_canonical` would change or refuse, without copying it."""
     if depth > MAX_DEPTH:
         raise _Refused(f"nesting is deeper than {MAX_DEPTH}")
     if isinstance(value, list):
@@ -77,7 +77,7 @@ def _require_canonical(value: Any, depth: int) -> None:
     else:
         raise _Refused(f"values of type {type(value).__name__} are not part of the format")
     for item in items:
-        # a call for each scalar of a block header would be a third of what it takes to read one
+        # a call for each scalar would take a third of the time to read a block header
         if type(item) not in _SCALARS or depth == MAX_DEPTH:
             _require_canonical(item, depth + 1)
 
@@ -87,7 +87,7 @@ def unpack(data: bytes | bytearray | memoryview, *, max_bytes: int, what: str) -
 
     Raises:
         LimitExceeded: more than `max_bytes`, or more values than MAX_NODES.
-        CorruptBundle: anything that `pack` would not have written.
+        CorruptBundle: bytes that `pack` does not write.
     """
     if len(data) > max_bytes:
         raise LimitExceeded(
@@ -121,8 +121,8 @@ def unpack(data: bytes | bytearray | memoryview, *, max_bytes: int, what: str) -
 
 
 def _may_claim(data: bytes | bytearray | memoryview) -> int:
-    """At most how many elements the containers in a document can claim together, whether they are there or not: msgpack
-    makes room for what a container claims before it looks at the first element (threat 17)."""
+    """An upper bound on the elements that all containers of a document claim, present or not: msgpack allocates room
+    for the claimed number before it reads the first element (threat 17)."""
     plain = bytes(data)
     return len(plain) * sum(plain.count(first) for first in _LARGE_CONTAINERS)
 
@@ -151,7 +151,7 @@ _COUNTED: Final = {0xDC: (">H", 1), 0xDD: (">I", 1), 0xDE: (">H", 2), 0xDF: (">I
 
 
 def length_of_first(data: bytes | memoryview, what: str) -> int:
-    """Bytes of the document that `data` begins with, whatever follows it: for a document whose length is not told.
+    """The length in bytes of the document at the beginning of `data`; other bytes may follow it.
 
     Raises:
         CorruptBundle, LimitExceeded: there is none.

@@ -24,10 +24,10 @@ from .manifest import Manifest
 
 
 class BundleReader:
-    """A session's state as one bundle describes it, its blocks read from wherever they are. Close it when done.
+    """Reads the state of one version from all files that hold its blocks. Close it when done.
 
-    While it is open, its bundle and those that hold its blocks are pinned: this process leaves their files until it
-    closes. Another process may move a block meanwhile; the reader then looks once more where it is.
+    While it is open, its bundle and the holders of its blocks are pinned: this process keeps their files. Another
+    process may move a block meanwhile; the reader then looks the block up once more.
     """
 
     def __init__(
@@ -94,11 +94,11 @@ class BundleReader:
         """Fill writable byte buffers with slots of one block: for each (index of the slot, buffers), in order, its raw
         bytes, which are then hashed while the processor still has them. The sizes must add up to each slot's.
 
-        `trusting`: heads and sizes are checked as ever, but raw bytes are taken for what was written without hashing
-        them. What rots on the disk is then not noticed here.
+        `trusting`: heads and sizes are checked as always, but raw bytes are not hashed: damage on the disk is not
+        noticed here.
 
         Raises:
-            CorruptBlock: the bytes are not those that were written; the buffers' content is then undefined.
+            CorruptBlock: the bytes differ from those written; the content of the buffers is then undefined.
         """
         own = self._files[-1]
         if not self._closed and self._places.get(entry.id) == self.bundle_id and entry.id in own.frames:
@@ -132,7 +132,7 @@ class BundleReader:
 
     @contextlib.contextmanager
     def holding(self, entry: BlockEntry) -> Iterator[FrameFile]:
-        """The file that holds a block, once the block's head is proven to be what the manifest says: to copy from."""
+        """The file to copy a block from; the block's head has been compared with the manifest."""
         with self._holding(entry) as file:
             self._head(file, entry)
             yield file
@@ -151,7 +151,7 @@ class BundleReader:
 
     @contextlib.contextmanager
     def _holding(self, entry: BlockEntry) -> Iterator[FrameFile]:
-        """The file that holds a block. Where it does not any more, the bundle is asked once more where the block is."""
+        """The file that holds a block. If the block has left it, it is looked up once more."""
         with contextlib.ExitStack() as stack:
             place = self._places.get(entry.id)
             try:
@@ -182,7 +182,8 @@ class BundleReader:
 
 
 class FilePool:
-    """Open ancestor files: few at a time, the longest unused one closed first, none while it is being read."""
+    """The open files of ancestors: a few at a time. Closes the least recently used first, and none that is being
+    read."""
 
     def __init__(self, open_file: Callable[[bytes], FrameFile]) -> None:
         self._open_file = open_file

@@ -16,9 +16,9 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class IndexRow:
-    """One version of one session, as the index tells it. `bundle_bytes` is its file, `logical_bytes` its raw state;
-    `salvaged` is None unless a repair has saved its beginning from another. `unread_tokens`: how many of its ledger
-    follow its state, and have none. `lossy` is None for one that is exact."""
+    """One version of one session, from the index. `bundle_bytes` is the size of its file, `logical_bytes` of its raw
+    state. `salvaged` is None unless a repair saved its beginning from another. `unread_tokens`: tokens of its ledger
+    behind its state. `lossy` is None for an exact one."""
 
     uri: SessionUri
     version: int
@@ -43,8 +43,8 @@ class IndexRow:
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """A sleep that is durable. `entries` is the full chain, ready to be the `reused` of the next sleep. unread_tokens:
-    those of its ledger behind them."""
+    """A durable sleep. `entries` is the full chain, ready to be the `reused` of the next sleep. unread_tokens: tokens
+    of its ledger behind that chain."""
 
     uri: SessionUri
     version: int
@@ -66,7 +66,7 @@ class Receipt:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Something that is not as it should be: where, the code of the error it is, and a sentence."""
+    """A fault that was found: where, its error code, and a sentence."""
 
     path: str
     code: str
@@ -75,12 +75,11 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class DeleteReport:
-    """What a delete did. Bundles that others still need, or that are open, are `bundles_kept`.
+    """The result of a delete. `bundles_kept` are bundles that other sessions need or that are open.
 
-    `unreadable` are the paths of bundles of unknown owner: a version of this session may be in one.
-    `problems` tell what lies in quarantine and could not be marked as deleted, so that it may come back from there,
-    which files were kept because they are another session's, whatever their names say, and beside which bundles no
-    file was removed, because their needs are unknown.
+    `unreadable` are the paths of bundles of unknown owner: a version of this session may be in one. `problems` name the
+    files in quarantine that could not be marked as deleted and so may come back, the files kept because they belong to
+    another session than their names say, and the bundles of unknown needs, because of which no file was removed.
     """
 
     uri: SessionUri
@@ -94,7 +93,7 @@ class DeleteReport:
 
 @dataclass(frozen=True, slots=True)
 class VerifyReport:
-    """`deep` says that every byte was read. No findings means that all of it is as it was written."""
+    """`deep`: every byte was read. No findings means that everything read is as it was written."""
 
     deep: bool
     findings: tuple[Finding, ...]
@@ -109,13 +108,12 @@ class VerifyReport:
 
 @dataclass(frozen=True, slots=True)
 class OpenReport:
-    """What opening the store had to put right, so that it can be told.
+    """What an opening repaired, to be reported.
 
-    `index_rebuilt` says why the whole index was made anew (None: it was not); `rows_added` counts bundles that the
-    index did not know; `rows_dropped` those that it knew, that were no version of a session, and that are gone.
-    `unreadable` are, at each opening, all bundles whose manifest cannot be read, and all versions whose file is
-    missing (`bundle_missing`). `rows_corrected` counts those that told something else than their files, which are of
-    another moment than the index.
+    `index_rebuilt`: why the whole index was rebuilt; None: it was not. `rows_added` counts bundles new to the index;
+    `rows_dropped` rows without a session's version whose bundles are gone; `rows_corrected` rows that differed from
+    their files, because index and files were of different moments. `unreadable` lists all bundles with an unreadable
+    manifest and all versions with a missing file (`bundle_missing`), at each opening.
     """
 
     index_rebuilt: str | None
@@ -132,8 +130,8 @@ class Action:
 
     `kind` is one of: remove, strip, rewrite, recompress, quarantine, restore, salvage, retire, unmark, index, import,
     export, quantise, heal, copy, keep. `path` is the file that it changes (the index and the marks have one too);
-    `session` and `version` say whose it is, where somebody's. `size_bytes` is what the step frees, or, for one that
-    only writes, what it writes. `reason` is a sentence for people.
+    `session` and `version` are its owner, if it has one. `size_bytes` is the bytes that the step frees, or writes if it
+    only writes. `reason` is a sentence for people.
     """
 
     kind: str
@@ -146,10 +144,10 @@ class Action:
 
 @dataclass(frozen=True, slots=True)
 class MaintenanceReport:
-    """What a maintenance operation did, in the order in which it was done; of a dry run, what it would do.
+    """The steps of a maintenance operation in order: done, or (dry run) planned.
 
-    `bytes_freed` counts what left the disk, `bytes_written` what was written for it. `problems` are what stays wrong
-    or could not be done; what was put right stands in `actions`.
+    `bytes_freed` counts bytes removed from the disk, `bytes_written` bytes written for it. `problems` are faults that
+    remain and steps that failed; repaired faults are in `actions`.
     """
 
     operation: str
@@ -166,11 +164,11 @@ class MaintenanceReport:
 
 @dataclass(frozen=True, slots=True)
 class SessionUsage:
-    """What one session takes.
+    """The disk space of one session, in bytes.
 
     `logical_bytes` is the raw state of all its versions, each counted whole. `stored_bytes` are the files of its
-    versions. `shared_bytes` are the frames that it needs and other sessions need too, wherever they lie: they stay when
-    it goes. `exclusive_bytes` are the frames and manifests that nothing else needs: what a forget of it would free.
+    versions. `shared_bytes` are the frames, in any file, that other sessions need too: they stay when it is deleted.
+    `exclusive_bytes` are the frames and manifests that only it needs: a forget frees them.
     """
 
     uri: SessionUri
@@ -184,15 +182,15 @@ class SessionUsage:
 
 @dataclass(frozen=True, slots=True)
 class UsageReport:
-    """What the store takes, in two sums that come out even, and each session's part.
+    """The disk space of the store in bytes, split in two ways with the same sum, and each session's part.
 
     By place: `file_bytes` = `live_bytes` + `retired_bytes` + `unreadable_bytes` + `quarantine_bytes` +
     `incoming_bytes` + `index_bytes` + `temp_bytes` + `other_bytes`.
     By need: `live_bytes` + `retired_bytes` = the sessions' `exclusive_bytes` + `shared_bytes` + `unneeded_bytes`.
-    `shared_bytes` counts a frame that several sessions need once; `unneeded_bytes` is what gc and compact can give
-    back. Bundles that cannot be read (`problems`) count as `unreadable_bytes` alone: their content is unknown.
-    Versions whose files are missing are `problems` too, and have no bytes.
-    `written_today_bytes` and `free_bytes` (of the disk) are what the budgets look at.
+    `shared_bytes` counts a frame that several sessions need once; gc and compact can free `unneeded_bytes`. Bundles
+    that cannot be read (`problems`) count as `unreadable_bytes` alone: their content is unknown. Versions whose files
+    are missing are `problems` too, and have no bytes. The budgets compare `written_today_bytes` and `free_bytes` (of
+    the disk).
     """
 
     file_bytes: int
@@ -215,8 +213,8 @@ class UsageReport:
 
 @dataclass(frozen=True, slots=True)
 class TensorReport:
-    """A version of a session whose arrays were written to one `.safetensors` file outside the store. unread_tokens: of
-    its ledger behind these, which have no arrays yet."""
+    """A version whose arrays were written to one `.safetensors` file outside the store. unread_tokens: tokens of its
+    ledger without arrays."""
 
     uri: SessionUri
     version: int
@@ -232,10 +230,9 @@ class TensorReport:
 
 @dataclass(frozen=True, slots=True)
 class ExportReport:
-    """A version of a session that was written, with all that it needs, to one file outside the store.
+    """A version that was written, with all its blocks, to one file outside the store.
 
-    The file is a bundle of the same id: importing it gives the same version, bit for bit. token_count: all of its
-    ledger.
+    The file is a bundle of the same id: an import gives the same version, bit for bit. token_count: its whole ledger.
     """
 
     uri: SessionUri

@@ -1,8 +1,7 @@
-"""What can still be read of a bundle file whose header, directory, trailer or manifest is damaged.
+"""Recovers the readable parts of a bundle file whose header, directory, trailer or manifest is damaged.
 
-Owns the recognition of frames and of the manifest by themselves, wherever in the file they stand. Nothing is guessed:
-a frame is taken for what its own digest and its block's id prove it to be, a manifest only if it is the one whose
-digest is the bundle's id. Writes nothing.
+Owns the search for frames and the manifest anywhere in the file. It guesses nothing: its own digest and its block id
+prove a frame, and the bundle id, its digest, proves the manifest. Writes nothing.
 """
 
 from __future__ import annotations
@@ -34,11 +33,10 @@ _END_BYTES: Final = MAX_MANIFEST_BYTES + MAX_DIRECTORY_BYTES + TRAILER_BYTES
 
 
 class DamagedFile(FrameFile):
-    """A bundle file as a holder of the frames that can be recognised in it, and its manifest if that is whole.
+    """A damaged bundle file as a holder of the frames found in it, and its manifest if that is whole.
 
-    `frames` are those whose every byte that is used is right. None lies in another: what looks like a frame inside a
-    sound one is its payload. What is read for nothing is bounded by the file's size, so that the work is linear in it,
-    whatever somebody has put there.
+    `frames` are sound in every byte that is used. They do not nest: a frame-like part of a sound frame is its payload.
+    Reads that find nothing are bounded by the file's size, so the work is linear in it, even for a hostile file.
     """
 
     manifest: Manifest | None
@@ -64,7 +62,7 @@ class DamagedFile(FrameFile):
         self.manifest, self.encoded, self.frames = None, b"", {}
 
     def _beginnings(self, first: int = 0) -> Iterator[tuple[int, bool]]:
-        """Where a frame (True) or a manifest (False) may begin, in file order, `first` being where to begin."""
+        """The offsets where a frame (True) or a manifest (False) may begin, in file order, from `first` on."""
         for start in range(first, self.file_bytes, CHUNK_BYTES):
             data = self._read(start, min(CHUNK_BYTES + _OVERLAP_BYTES, self.file_bytes - start))
             for match in _MARKS.finditer(data):
@@ -72,8 +70,8 @@ class DamagedFile(FrameFile):
                     yield start + match.start(), match[0] == FRAME_MAGIC
 
     def _take_frame(self, offset: int) -> tuple[int, int]:
-        """Remember the frame that begins here, if all of it is sound: where it ends, and the bytes that were looked at
-        for nothing."""
+        """Remember the frame that begins here, if it is sound. Returns its end, and the bytes read without finding
+        one."""
         left = self.file_bytes - offset
         head_bytes = head_bytes_told(self._read(offset, min(PREFIX_BYTES, left)))
         if head_bytes is None or head_bytes > left:
@@ -111,10 +109,10 @@ class DamagedFile(FrameFile):
 
 
 class NamedFile(DamagedFile):
-    """A bundle file that is only asked whose version it is: no frame in it is looked at.
+    """A bundle file read only for its session and version: no frame in it is read.
 
-    The end of the file is searched first, where the manifest stands unless something was added behind it. That reads
-    the file once, and for what only looks like a manifest no more than a bounded number of bytes.
+    The end of the file is searched first: the manifest is there unless something was added behind it. This reads the
+    file once, and a bounded number of bytes for false starts of a manifest.
     """
 
     def _load(self, expected_id: bytes | None) -> None:

@@ -1,7 +1,7 @@
-"""What a version tells of having been saved by a repair: from which bundle, and how much of it.
+"""The entries of a version that a repair saved: from which bundle, and how much of it.
 
-Owns the entry of the environment and that of the session map. The first stands only in what a repair wrote, which gives
-way to the bundle that it names; the second in all that goes on from there too, for its beginning is no more than that.
+Owns an entry of the environment and one of the session map. The first is only in versions that a repair wrote; they
+give way to the bundle that it names. The second is in all later versions too, because they begin with the saved part.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ SALVAGED: Final = "salvaged"
 
 @dataclass(frozen=True, slots=True)
 class Salvaged:
-    """The first `tokens` tokens were saved `of` so many; `of` is None where that is not known any more."""
+    """The first `tokens` of `of` tokens were saved; `of` is None where it is no longer known."""
 
     tokens: int
     of: int | None
@@ -34,8 +34,7 @@ class Salvaged:
         return {"tokens": self.tokens} | ({} if self.of is None else {"of": self.of})
 
     def within(self, token_count: int) -> Salvaged | None:
-        """What there is to tell of a session that goes on from its first tokens: nothing, where what is lost had stood
-        behind them."""
+        """The entry for a session that goes on from its first tokens: None where only tokens behind those were lost."""
         return self if token_count >= self.tokens else None
 
 
@@ -48,7 +47,7 @@ def salvaged_from(manifest: Manifest | None) -> bytes | None:
 
 
 def salvaged_of(manifest: Manifest) -> Salvaged | None:
-    """What a version tells of the repair that saved its beginning; None for one that no repair has cut short."""
+    """The entry of a version whose beginning a repair saved; None for any other version."""
     told = _decoded(manifest.session.get(SALVAGED))
     if salvaged_from(manifest) is None or (told is not None and told.tokens == manifest.token_count):
         return told
@@ -56,14 +55,14 @@ def salvaged_of(manifest: Manifest) -> Salvaged | None:
 
 
 def keeps_unread(lost: Manifest, token_count: int) -> bool:
-    """Whether what follows in a lost version's ledger without blocks stands right behind its first tokens, which are
-    saved: nothing between them is lost then."""
+    """Whether the unread tokens of a lost version come directly after its saved first tokens, with none lost
+    between."""
     told = lost.session.get(UNREAD)
     return token_count == lost.token_count and isinstance(told, Mapping) and told.get("start") == token_count
 
 
 def session_map_of_salvaged(lost: Manifest, token_count: int) -> Mapping[str, Any]:
-    """The session map of what is saved of a lost version. Where there is no room in it for the entry, as it was."""
+    """The session map for the saved part of a lost version; unchanged where the entry does not fit."""
     had = salvaged_of(lost) if salvaged_from(lost) is not None else None
     keeps = keeps_unread(lost, token_count)
     whole = lost.token_count if keeps else lost.token_count + unread_of(lost)
@@ -78,7 +77,7 @@ def session_map_of_salvaged(lost: Manifest, token_count: int) -> Mapping[str, An
 
 
 def _decoded(told: object) -> Salvaged | None:
-    """Out of a session map; None for what `to_map` does not make, which others wrote."""
+    """From a session map; None for a value that `to_map` does not make: another program wrote it."""
     if not isinstance(told, Mapping) or not {"tokens"} <= told.keys() <= {"tokens", "of"}:
         return None
     tokens, of = told["tokens"], told.get("of")

@@ -79,14 +79,14 @@ class BundleWriter:
         self.frames: dict[bytes, Frame] = {}
 
     def each(self, items: Iterable[T], frame_bytes: Callable[[T], int]) -> Iterator[T]:
-        """The items; each is to be added before the next is asked for. Where the disk is full in between, the rest
-        is taken to be measured by `frame_bytes`, and the refusal tells how long the whole file was to be."""
+        """Yields the items; add each before you take the next. If the disk fills up in between, `frame_bytes` measures
+        the remaining items, and the error tells the length of the whole file."""
         rest = iter(items)
         self._temp.whole_bytes = lambda: self._frames_end() + sum(map(frame_bytes, rest))
         yield from rest
 
     def _frames_end(self) -> int:
-        """Where the last frame ends, the one that is being written too."""
+        """The end of the last frame, also while it is being written."""
         last = next(reversed(self.frames.values()), None)
         return last.offset + last.frame_bytes if last else HEADER_BYTES
 
@@ -107,7 +107,7 @@ class BundleWriter:
     def add_copy(self, source: FrameFile, block_id: bytes, codec: Codec | None = None) -> None:
         """Append a frame of another file: as it lies there, or its slots encoded anew where a codec is given.
 
-        What is damaged in the source is found here or when the file is read back.
+        Damage in the source is found here or when the file is read back.
 
         Raises:
             BlockMissing, CorruptBundle, CorruptBlock, LimitExceeded, NoSpace, StoreIoError, and what `room` raises.
@@ -153,11 +153,11 @@ class BundleWriter:
     ) -> Directory:
         """Write manifest, directory, trailer and header, flush, and read everything back.
 
-        `manifest` is encoded, empty for a file that only holds blocks for others; `blocks` are those it lists;
-        `holders` says which bundles hold those of them that have no frame here.
+        `manifest` is encoded, empty for a file that only holds blocks for others; `blocks` are its blocks; `holders`
+        gives the bundle of each block without a frame here.
 
         Raises:
-            ReadBackFailed: the file does not hold what was meant.
+            ReadBackFailed: the file differs from what was written.
             DurabilityLost, NoSpace, StoreIoError, LimitExceeded, and what `room` raises.
         """
         directory = Directory.of(self.frames.values(), blocks, holders)
@@ -233,7 +233,7 @@ def _digest(views: Sequence[memoryview | bytes]) -> bytes:
 
 
 def _encode_checked(header: BlockHeader) -> bytes:
-    """Encode a header that a reader will accept; refuse it with the caller's words otherwise."""
+    """Encode a header; refuse one that a reader would not accept, in words for the caller."""
     if header.kind not in BLOCK_KINDS or len(header.slots) > MAX_SLOTS:
         raise InvalidDraft(f"a block of kind {header.kind!r} with {len(header.slots)} slots is not part of the format.")
     try:

@@ -1,13 +1,13 @@
-"""What every operation of an open store shares: its folder, index, pins and lock, and who may write when.
+"""The parts that all operations of an open store share: folder, index, pins and lock; and the rules for writing.
 
-Owns the rule that a commit happens under the store's lock, by one thread, and never after a failed flush. Knows
-nothing of what is committed.
+Owns the rule that a commit happens under the store's lock, by one thread, and never after a failed flush. Does not know
+the content of a commit.
 
 Rules:
-- Long work (writing a temporary file, reading, hashing) happens outside `committing`; what it relies on is pinned.
-- Inside `committing` nothing but renames, flushes of folders, index rows and looks at what they rest on happens, so no
-  sleep waits for another. The longest is an index that is made anew: all its rows are written there, but the bundles
-  are read before, and inside only those that changed meanwhile.
+- Long work (writing a temporary file, reading, hashing) happens outside `committing`, and pins the bundles it uses.
+- `committing` does only renames, folder flushes, index rows and the checks that these need, so no sleep waits for
+  another. A rebuild of the index takes longest: it writes all rows there, but reads the bundles before, and inside
+  `committing` only those that changed meanwhile.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class StoreCore:
 
     @property
     def writable(self) -> bool:
-        """Whether this object may still write: it has the lock, and no flush has failed."""
+        """Whether this object may still write: it holds the lock, and no flush has failed."""
         return self._lock is not None and self._poison is None
 
     @property
@@ -90,10 +90,10 @@ class StoreCore:
         return self._lock is not None
 
     def close(self) -> None:
-        """Let go of files and lock. Open readers stay usable for what they have open. Idempotent.
+        """Release files and lock. An open reader can still read the files that it has open. Idempotent.
 
-        The index file is brought up to date also after a failed flush: what is in its log was committed before that,
-        SQLite does so in closing whatever we say, and an opening believes no page without its sum.
+        The index file is brought up to date even after a failed flush: its log holds only earlier commits, SQLite does
+        this on every close, and an opening trusts no page without its checksum.
         """
         with self._writing:
             if self._closed:
@@ -147,9 +147,9 @@ class StoreCore:
             raise
 
     def mend_index_file(self) -> None:
-        """Give an index that went on in memory its file again, if the disk takes it now: beside one that is behind no
-        file may go, and the next opening knows less. Asked before each piece of work; each trial writes the whole
-        index, so after one that failed the next comes a while later, or at the end."""
+        """Write an index that went on in memory to its file again, if the disk takes it now: while the file is behind,
+        no bundle file may be removed, and the next opening knows less. Called before each piece of work. Each trial
+        writes the whole index, so after a failure the next trial comes a while later, or at the end."""
         if time.monotonic() >= self._next_mending:
             self._try_to_mend_index_file()
 
@@ -165,13 +165,12 @@ class StoreCore:
 
     @contextlib.contextmanager
     def next_version(self, uri: SessionUri) -> Iterator[int]:
-        """A version number that no other version gets while it is being written: one more than the last, which may be
-        of a version that was set aside, is missed or cannot be read, than those being written, and past as many
-        numbers as there are bundles of unknown owner.
+        """Reserve a version number for a version being written: one more than the largest in use, plus the number of
+        bundles of unknown owner. In use are also versions that are set aside, missed, unreadable or being written.
 
         Raises:
-            LimitExceeded: the last one has the largest number that there is. Only a file that was put into the store
-                past Torpor can have it; no import takes it over.
+            LimitExceeded: the last version has the largest possible number. Only a file put into the store by hand can
+                have it; an import refuses it.
         """
         with self._writing:
             taken = self._reserved.setdefault(uri, [])
@@ -188,10 +187,10 @@ class StoreCore:
 
     @contextlib.contextmanager
     def this_version(self, uri: SessionUri, version: int, bundle_id: bytes) -> Iterator[bool]:
-        """Whether a version number is no other bundle's; if so no other version gets it while it is being written.
+        """Reserve this version number for a version being written. False where another bundle has it.
 
-        While there is a bundle of unknown owner no number is free, for it may have any. A
-        missed version has its own by right.
+        While there is a bundle of unknown owner, no number is free: that bundle may have any. A missed version keeps
+        its own.
         """
         with self._writing:
             taken = self._reserved.setdefault(uri, [])
@@ -204,7 +203,7 @@ class StoreCore:
             self._give_back(uri, version)
 
     def being_written(self, uri: SessionUri) -> tuple[int, ...]:
-        """The version numbers of a session that were given and are not committed, nor given back."""
+        """The reserved version numbers of a session: neither committed nor released."""
         with self._writing:
             return tuple(self._reserved.get(uri, ()))
 
@@ -219,11 +218,11 @@ class StoreCore:
 
     @contextlib.contextmanager
     def metering(self, *, replacing: bool = False, beyond: Beyond | None = None) -> Iterator[Meter]:
-        """The room that the budget leaves for a piece of work: asked for before each write, counted for the day.
+        """The room that the budget leaves for a piece of work: checked before each write, and counted for the day.
 
-        `replacing`: what is written takes the place of what is there, so how much the store may hold is not asked.
-        `beyond`: of a sleep that cannot be tried again, what does not refuse it.
-        What others write meanwhile counts too. What was written stays counted when the work fails: the disk has had it.
+        `replacing`: the write replaces a file, so the limit on the store's size does not apply. `beyond`: the limits
+        that a sleep which cannot be tried again may exceed. Writes of other operations count too. A write stays
+        counted when the work fails: it has worn the disk.
         """
         meter = self._account.begin(utc_day(now_ns()), replacing=replacing, beyond=beyond)
         try:
@@ -247,7 +246,7 @@ class StoreCore:
         return BundleFile(fd, path, bundle_id)
 
     def in_place(self, bundle: IndexedBundle) -> IndexedBundle:
-        """A bundle as the index is told of it, once its file has its name: with what tells that from another one."""
+        """A bundle's index row, made once its file has its name; its stamp tells this file from another."""
         try:
             stamp = self.folder.stamp_of(bundle.bundle_id, LIVE_SUFFIX)
         except StoreIoError:  # the file has its name: a row without a stamp makes the next open read it
@@ -255,14 +254,14 @@ class StoreCore:
         return dataclasses.replace(bundle, stamp=stamp)
 
     def open_frames(self, bundle_id: bytes) -> FrameFile:
-        """Open a bundle for the frames that its file, or its files, hold. Raises as `open_bundle`."""
+        """Open a bundle's file, or its files, for the frames in them. Raises as `open_bundle`."""
         return duplicate_files.open_frames(self.folder, bundle_id)
 
     def open_pinned(self, bundle_id: bytes) -> tuple[BundleFile, Callable[[], None]]:
-        """Open a bundle's file with it and all holders of its blocks pinned; the second value lets go of them.
+        """Pin a bundle and all holders of its blocks, and open its file; the second value releases the pins.
 
-        A bundle whose file is written anew between its opening and the pinning is opened again: the holders that
-        the earlier file named may be gone.
+        If the file is rewritten between the opening and the pinning, it is opened again: the holders that the earlier
+        file named may be gone.
         """
         while True:
             held = [bundle_id]
@@ -304,7 +303,7 @@ class StoreCore:
 
     @contextlib.contextmanager
     def pinning(self) -> Iterator[Callable[[bytes], None]]:
-        """Hold bundles for the length of a piece of work: what it yields pins one more."""
+        """Pin bundles for a piece of work; yields a function that pins one more."""
         held: list[bytes] = []
 
         def pin(bundle_id: bytes) -> None:
@@ -317,8 +316,7 @@ class StoreCore:
             self.unpin(held)
 
     def unpin(self, bundle_ids: Iterable[bytes]) -> None:
-        """Somebody is done with them. Never waits for a writer: what is left then goes with the next delete or gc, or
-        the next open."""
+        """Release pins. Never waits for a writer: a file left over goes with the next delete, gc or open."""
         self.pins.release(bundle_ids)
         if self.pins.waiting and self._writing.acquire(blocking=False):
             try:
