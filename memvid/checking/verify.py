@@ -34,7 +34,7 @@ from ..format.manifest import Manifest
 from ..format.records import Finding, IndexRow, VerifyReport
 from ..index.index import Index
 from ..index.rows import SHADOWED, indexed, row_of
-from ..index.unknown_references import missed_finding
+from ..index.unknown_references import find_lost_notes, missed_finding
 from ..uri import SessionUri
 from .set_aside_versions import find_losses
 
@@ -314,8 +314,8 @@ def _report_store(folder: StoreFolder, index: Index, tally: _Tally) -> set[bytes
     for bundle_id in index.with_status(SHADOWED):
         message = "Another, younger bundle is the same version of the same session; this one is not used."
         tally.add(folder.bundle_path(bundle_id), "rival_version", message)
-    for bundle_id, row in index.missed().items():
-        finding = missed_finding(folder.bundle_path(bundle_id), row)
+    missed = [missed_finding(folder.bundle_path(bundle_id), row) for bundle_id, row in index.missed().items()]
+    for finding in (*missed, *find_lost_notes(folder, index)):
         tally.add(finding.path, finding.code, finding.message)
     try:
         for path in list_strangers(folder):

@@ -48,6 +48,9 @@ class AbsentNotes:
         self._store_path = store_path
         self.path = f"{store_path}/{ABSENT}"
 
+    def path_of(self, bundle_id: bytes) -> str:
+        return f"{self.path}/{_name_of(bundle_id)}"
+
     def keep(self, bundles: Iterable[IndexedBundle]) -> None:
         """Note versions durably, each in the place of what was noted of it. Raises NoSpace, StoreIoError, UnsafePath,
         DurabilityLost."""

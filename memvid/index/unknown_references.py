@@ -5,11 +5,13 @@ Owns what is told of each: what it is, and what ends it. Which ones they are the
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final
 
-from ..errors import BundleMissing
+from ..errors import BundleMissing, StoreError
 from ..folder.folder import StoreFolder
 from ..format.records import Finding, IndexRow
+from .absent import AbsentNotes
 from .index import Index
 
 UNREADABLE_CODE: Final = "unreadable_bundle"
@@ -68,3 +70,27 @@ def missed_finding(path: str, row: IndexRow) -> Finding:
         "nothing else is left of it)."
     )
     return Finding(path, BundleMissing.code, message)
+
+
+def find_lost_notes(folder: StoreFolder, index: Index) -> list[Finding]:
+    """The notes of versions without a file that cannot be read, and of which no row tells either."""
+    notes = AbsentNotes(folder.root_fd, folder.path)
+    try:
+        _, unread = notes.load()
+    except StoreError as error:
+        return [Finding(notes.path, error.code, error.message)]
+    return [lost_note_finding(notes.path_of(one), unread[one]) for one in sorted(lost_among(index, unread))]
+
+
+def lost_among(index: Index, unread: Mapping[bytes, str]) -> set[bytes]:
+    """Those of the versions whose notes cannot be read of which no row tells either."""
+    return unread.keys() - index.given_up().keys() - index.rows_of(unread).keys()
+
+
+def lost_note_finding(path: str, why: str) -> Finding:
+    """What to tell of such a note."""
+    message = (
+        "This note told of a version that has no file, and the index does not know it either. Make it readable, or put "
+        f"it back from a backup; or remove it, where that version may be forgotten. {why}"
+    )
+    return Finding(path, UNREADABLE_CODE, message)

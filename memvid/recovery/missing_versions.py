@@ -24,7 +24,7 @@ from ..format.records import Finding, IndexRow
 from ..index.absent import AbsentNotes
 from ..index.index import Index
 from ..index.rows import ASIDE, MISSED, UNREADABLE, IndexedBundle
-from ..index.unknown_references import UNREADABLE_CODE
+from ..index.unknown_references import lost_among, lost_note_finding
 from ..uri import SessionUri
 
 
@@ -34,7 +34,7 @@ class Noted:
 
     def __init__(self, folder: StoreFolder) -> None:
         self._notes = AbsentNotes(folder.root_fd, folder.path)
-        self.path = self._notes.path
+        self.path, self.path_of = self._notes.path, self._notes.path_of
 
     @functools.cached_property
     def _loaded(self) -> tuple[dict[bytes, IndexedBundle], dict[bytes, str]] | UnsafePath | StoreIoError:
@@ -70,23 +70,14 @@ def settle_notes(index: Index, files: Mapping[bytes, str], notes: Noted) -> list
         noted, unread = notes.load()
     except (StoreIoError, UnsafePath) as error:
         return [Finding(notes.path, error.code, error.message)]
-    wanted = index.given_up().keys() | index.rows_of(index.unsettled() - files.keys()).keys()
-    lost = unread.keys() - wanted - index.rows_of(unread).keys()
+    lost = lost_among(index, unread)
     if index.notes is not None:
+        wanted = index.given_up().keys() | index.rows_of(index.unsettled() - files.keys()).keys()
         rows = [one for one in map(index.stored, sorted(wanted)) if one is not None and one.row is not None]
         with contextlib.suppress(NoSpace, StoreIoError):
             index.notes.keep(one for one in rows if noted.get(one.bundle_id) != one)
             index.notes.drop(sorted({*noted, *unread} - wanted - lost))
-    return [
-        Finding(f"{notes.path}/{one.hex()}.json", UNREADABLE_CODE, _note_unread(unread[one])) for one in sorted(lost)
-    ]
-
-
-def _note_unread(why: str) -> str:
-    return (
-        "This note told of a version that has no file, and the index does not know it either. Make it readable, or put "
-        f"it back from a backup; or remove it, where that version may be forgotten. {why}"
-    )
+    return [lost_note_finding(notes.path_of(one), unread[one]) for one in sorted(lost)]
 
 
 def ids_marked(folder: StoreFolder) -> frozenset[bytes]:

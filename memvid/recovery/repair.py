@@ -37,7 +37,7 @@ from ..errors import IndexFailed, StoreError
 from ..folder.folder import list_strangers
 from ..format.records import Finding, IndexRow, MaintenanceReport
 from ..index.index import Index
-from ..index.unknown_references import missed_finding
+from ..index.unknown_references import find_lost_notes, missed_finding
 from ..writing.core import StoreCore
 from . import reindexing
 from .own_files import OwnFiles
@@ -83,7 +83,7 @@ def repair(core: StoreCore, *, dry_run: bool = False) -> MaintenanceReport:
     own.mend_marks()
     own.mend_index(plan.bundle_ids)
     run.problems += [missed_finding(core.folder.bundle_path(one), row) for one, row in _missed(core.index)]
-    run.problems += _strangers(core)
+    run.problems += [*find_lost_notes(core.folder, core.index), *_strangers(core)]
     if not dry_run:
         core.folder.recount()  # files have moved past it
         run.count()

@@ -223,6 +223,9 @@ def test_a_damaged_note_is_written_anew_from_the_index_and_told_without_it(
     for writable in (False, True, True):
         with Store.open(store_path, writable=writable) as again:
             assert [one.path for one in again.opening.unreadable] == [str(file)]
+            assert [one.path for one in again.verify(deep=False).findings] == [str(file)]
+            if writable:
+                assert [one.path for one in again.repair().problems] == [str(file)]
     assert file.read_bytes() == damage
     file.write_bytes(whole)
     with Store.open(store_path, writable=True) as again:
