@@ -78,21 +78,29 @@ class _Commands(TyperGroup):
 
 
 class _Command(TyperCommand):
-    """One command, whose help shows no value behind a flag."""
+    """One command, whose help shows no value behind a flag, and its arguments as the reference does."""
 
     def get_params(self, ctx: Any) -> list[Any]:
         return _made_fit(super().get_params(ctx))
 
 
 def _made_fit(parameters: list[Any]) -> list[Any]:
-    """Show no value behind a flag; and let what was not given be None without a check, for which typer would import
-    pydantic."""
+    """Show no value behind a flag, and no braces around an argument; and let what was not given be None without a
+    check, for which typer would import pydantic."""
     for parameter in parameters:
         if getattr(parameter, "is_flag", False):
             parameter.metavar = ""
+        if parameter.param_type_name == "argument":
+            name = parameter.metavar or parameter.name.upper()
+            optional = not (parameter.required or name.startswith("["))
+            parameter.get_usage_pieces = functools.partial(_usage_pieces, f"[{name}]" if optional else name)
         if not (parameter.required or parameter.multiple or parameter.nargs != 1):
             parameter.process_value = functools.partial(_process_value, parameter)
     return parameters
+
+
+def _usage_pieces(name: str, _context: Any) -> list[str]:
+    return [name]
 
 
 def _process_value(parameter: Any, context: Any, value: Any) -> Any:

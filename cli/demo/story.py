@@ -157,10 +157,10 @@ class Demo:
         return seen | self._verify()
 
     @contextmanager
-    def _step(self, what: str) -> Iterator[_Step]:
-        """Do one thing; its line appears when it is over."""
+    def _step(self, what: str, unit: str = "") -> Iterator[_Step]:
+        """Do one thing; its line appears when it is over. unit: of the progress that it reports."""
         started = time.perf_counter()
-        with self._output.progress(what) as on_progress:
+        with self._output.progress(what, unit=unit) as on_progress:
             step = _Step(on_progress)
             yield step
         seconds = time.perf_counter() - started if step.seconds is None else step.seconds
@@ -285,7 +285,7 @@ class Demo:
         return {"cold_tokens": tokens, "cold_first_token_s": step.seconds}
 
     def _verify(self) -> dict[str, Any]:
-        with self._step("verify the store") as step, Store.open(self._store, writable=False) as store:
+        with self._step("verify the store", "bytes") as step, Store.open(self._store, writable=False) as store:
             report = store.verify(deep=True, on_progress=step.on_progress)
             step.outcome = (
                 f"store verified, every byte: {report.bundles_checked} bundles, {report.blocks_checked} blocks,"

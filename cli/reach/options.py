@@ -142,7 +142,7 @@ def takes_namespace(signature: inspect.Signature) -> bool:
     """Whether a command reads names in a namespace, and does not have the option for that as one of its own."""
     infos = [info for each in signature.parameters.values() for info in getattr(each.annotation, "__metadata__", ())]
     reads = any(info.callback in (require_sessions, _require_version, enter_namespace) for info in infos)
-    return reads and not any("--namespace" in (info.param_decls or ()) for info in infos)
+    return reads and all(each.annotation != NamespaceChoice for each in signature.parameters.values())
 
 
 NewNameArgument = Annotated[str, argument("NAME", "What the new session is to be called.", callback=require_sessions)]

@@ -159,10 +159,10 @@ def _describe_config(config: dict[str, Any] | None) -> str:
     if config["problem"]:
         return f"; [yellow]its configuration was not taken over: {plain(config['problem'])}[/]"
     waits = [
-        f"; {plain(', '.join(config[what]))} {until}"
+        f"; {until}: {plain(', '.join(config[what]))}"
         for what, until in (
-            ("waits_for_restart", "waits for a restart"),
-            ("waits_for_disuse", "waits until no request uses what is in memory"),
+            ("waits_for_restart", "only a restart will change"),
+            ("waits_for_disuse", "in memory until no request uses them"),
         )
         if config[what]
     ]

@@ -14,7 +14,7 @@ import pytest
 from cli_rig import FakeDaemon, MadeStore, Torpor, load_module, pretend_terminal, unstyled
 from rich.console import Console
 from torpor.cli.commands.show import render_detail
-from torpor.cli.serve.doctor import _describe_queue
+from torpor.cli.serve.doctor import _describe_config, _describe_queue
 from torpor.cli.view.formatting import format_time
 from torpor.daemon.api.store import MaintainRequest, MaintenanceProblem, MaintenanceResult
 from torpor.memvid.errors import PUT_BACK, BundleMissing, Truncated
@@ -578,3 +578,9 @@ def test_doctor_says_who_waits_and_nothing_of_a_queue_in_which_nobody_does() -> 
     assert _describe_queue({"waiting": 1, "background": 0, "limit": 512}) == "; 1 request waiting (512 may)"
     told = _describe_queue({"waiting": 1200, "background": 3, "limit": 2000})
     assert told == "; 1,200 requests waiting, 3 of them in the background (2,000 may)"
+
+
+def test_doctor_names_what_waits_in_words_for_one_and_for_several() -> None:
+    config = {"path": "c.toml", "problem": None, "waits_for_restart": ["batch", "canary"], "waits_for_disuse": ["qwen"]}
+    waiting = "; only a restart will change: batch, canary; in memory until no request uses them: qwen"
+    assert _describe_config(config) == f"; configured by c.toml{waiting}"

@@ -12,6 +12,7 @@ import pytest
 from cli_rig import MadeStore, Ran, Torpor
 from torpor.cli.command_list import COMMANDS
 from torpor.cli.exit_codes import STATUSES
+from torpor.cli.registry import load_command
 
 NAMES = [command.name for command in COMMANDS]
 DOCS = Path(__file__).parents[2] / "docs" / "reference" / "commands.md"
@@ -54,6 +55,15 @@ def test_help_shows_no_value_behind_a_flag(torpor: Torpor, name: str | None) -> 
     ran = torpor(*([name] if name else []), "--help")
     assert re.search(r"--help +Show this message", ran.out)
     assert "<bool>" not in ran.out
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_command_has_each_option_once_and_shows_its_arguments_as_the_reference_does(name: str) -> None:
+    command = load_command(name)
+    options = [option for each in command.params for option in (*each.opts, *each.secondary_opts)]
+    assert len(options) == len(set(options))
+    first, *arguments = command.collect_usage_pieces(command.make_context(name, [], resilient_parsing=True))
+    assert f"    {' '.join(('torpor', name, *arguments, first))}\n" in DOCS.read_text()
 
 
 def test_help_lists_commands_and_exit_statuses(torpor: Torpor) -> None:
