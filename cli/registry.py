@@ -1,7 +1,7 @@
-"""The commands as one: the help of all, and what their failures mean to the shell.
+"""All commands as one program: their common help, and the exit status of a failure.
 
-Owns the text of `torpor --help`, and the way from an exception to an exit status. Which commands there are stands in
-`command_list.py`; a command's module is imported when it is asked for, so that it alone is waited for.
+Owns the text of `torpor --help`, and the mapping of an exception to an exit status. `command_list.py` lists the
+commands. A command's module is imported at its use, so that a call waits for that module alone.
 """
 
 from __future__ import annotations
@@ -52,14 +52,14 @@ one JSON document. --json, --socket, --store and --namespace may stand before th
 NO_COLOR is respected.[/]
 """
 
-_SHARED = ("as_json", "socket", "store")  # the options of `_root` that a command is handed; it refuses what it has not
+_SHARED = ("as_json", "socket", "store")  # the options of `_root` handed to a command; it refuses those it lacks
 
 # Typer may bring its own copy of click; its public BadParameter leads to the base class of wrong usage in either case.
 _UsageError: Any = typer.BadParameter.__bases__[0]
 
 
 class _Commands(TyperGroup):
-    """The commands as one; it hands each the shared options that stand before it, as if they stood behind it."""
+    """All commands; shared options before a command are handed to it as if they came behind it."""
 
     def get_params(self, ctx: Any) -> list[Any]:
         return _made_fit(super().get_params(ctx))
@@ -85,8 +85,8 @@ class _Command(TyperCommand):
 
 
 def _made_fit(parameters: list[Any]) -> list[Any]:
-    """Show no value behind a flag, and no braces around an argument; and let what was not given be None without a
-    check, for which typer would import pydantic."""
+    """Show no value behind a flag, and no braces around an argument. Leave an option that was not given None without a
+    check: for that typer would import pydantic."""
     for parameter in parameters:
         if getattr(parameter, "is_flag", False):
             parameter.metavar = ""
@@ -110,7 +110,7 @@ def _process_value(parameter: Any, context: Any, value: Any) -> Any:
 
 
 def build_app() -> typer.Typer:
-    """Put the commands together: each as its line of help, until it is asked for."""
+    """Put the commands together: each as its line of help, until it is used."""
     epilog = f"[bold]Exit status[/]\n\n{describe_exit_codes()}"
     app = _app(name="torpor", cls=_Commands)
     app.callback(invoke_without_command=True, help=_flowing(INTRODUCTION), epilog=epilog)(_root)
@@ -136,7 +136,7 @@ def _app(**settings: Any) -> typer.Typer:
 
 
 def _listed() -> None:
-    """Stands for a command in the list of all."""
+    """The entry of a command in the list of all."""
 
 
 def function_of(command: Command) -> Callable[..., Any]:
@@ -169,13 +169,13 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _report(error: TorporError, *, as_json: bool) -> int:
-    from .view.output import report_error  # where something failed, and not for what works
+    from .view.output import report_error  # only where something failed
 
     return report_error(error, as_json=as_json)
 
 
 def _refusal_of(error: OSError) -> TorporError:
-    """Say in one line what the system refused."""
+    """Report an error of the operating system in one line."""
     reason = error.strerror or str(error)
     if error.filename is None:
         return OutputFailed(f"The system took no more output: {reason}.", errno=error.errno)
@@ -183,7 +183,7 @@ def _refusal_of(error: OSError) -> TorporError:
 
 
 def _has_half_characters(text: str) -> bool:
-    """Whether a text came from bytes that are no text, which Python keeps as halves of surrogate pairs."""
+    """Whether a text came from bytes that are not UTF-8, which Python keeps as surrogate halves."""
     return any("\ud800" <= character <= "\udfff" for character in text)
 
 
@@ -215,7 +215,7 @@ def _root(
 
 
 def _interruptible(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Turn Ctrl-C into an error that is reported like any other; typer would end the command without a word."""
+    """Turn Ctrl-C into an error that is reported like others; typer would end the command silently."""
 
     @functools.wraps(command)
     def guarded(**arguments: Any) -> Any:
@@ -235,7 +235,7 @@ def _interruptible(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _flowing(text: str) -> str:
-    """Join the lines of each paragraph, so that help fills any width; what follows a bold heading stays as it is."""
+    """Join the lines of each paragraph, so that help fills any width; keep the text behind a bold heading as it is."""
     paragraphs, verbatim = [], False
     for paragraph in inspect.cleandoc(text).split("\n\n"):
         paragraphs.append(paragraph if verbatim else " ".join(paragraph.splitlines()))
@@ -247,7 +247,7 @@ def _report_usage(error: Any, arguments: Sequence[str], *, as_json: bool) -> int
     from .view.output import write_failure
 
     problem = error.format_message().replace("Input should be", "it must be").partition(", unable to parse")[0]
-    problem = problem.replace("Value error, ", "")  # pydantic's word for what a check of a choice has said
+    problem = problem.replace("Value error, ", "")  # pydantic's prefix of the message of a check
     sentence = problem if problem.endswith("?") else f"{problem.rstrip('.')}."
     message = f"{sentence} See {_command_of(error, arguments)} --help."
     named = next(iter(getattr(getattr(error, "param", None), "opts", [])), "")

@@ -1,6 +1,6 @@
-"""What the daemon can be asked for, and its life: opened, asked, closed.
+"""The daemon's service: open it, send it requests, close it.
 
-Owns the life. What each verb does is `verbs/`, what it is made of `parts.py`.
+Owns its life cycle. The verbs are in `verbs/`, its parts in `parts.py`.
 """
 
 from __future__ import annotations
@@ -70,21 +70,21 @@ class Service(Parts, Verbs, Awaiting):
         scrub: ScrubPolicy | None = None,
         quantise: AgePolicy | None = None,
     ) -> Service:
-        """Take the store (by default the user's), start the engine, and load the models that are to be there from the
-        start: a name and how it is served, or its folder or hub name alone; the first is the default. With none, the
-        bundled demo model is served under the name "demo". Those that are loaded later are looked at.
+        """Take the store (by default the user's), start the engine, and load the models to have from the start: a name
+        and how it is served, or its folder or hub name alone; the first is the default. Without models, the bundled
+        demo model is served as "demo". The files of models that load later are checked.
 
-        options: as they are declared (`options/serve_options.py`); each as it is left out if None. With `check_models`,
-            `warnings` names the model files that had changed unseen.
-        scrub, quantise: in the place of what the options have.
+        options: declared in `options/serve_options.py`; None means the defaults. With `check_models`, `warnings` names
+        the model files that had changed unseen.
+        scrub, quantise: replace those of the options.
 
-        A sleep that would go past a budget is refused, and its session stays awake. The sleeps of `close` are refused
-        by `keep_free` only.
+        A sleep that exceeds a budget is refused, and its session stays awake. Only `keep_free` refuses a sleep of
+        `close`.
 
         Raises:
             StoreLocked: another daemon has the store.
-            ModelUnavailable, ModelFilesMissing: a model cannot be loaded, or what was looked at is no model; the store
-                is let go again. What `load_model` raises of an adapter, likewise.
+            ModelUnavailable, ModelFilesMissing: a model cannot be loaded, or its files are no model; the store is
+                released again. The errors of `load_model` for an adapter, likewise.
             MemoryBudgetExceeded: the models alone take more than the budget.
         """
         options = options or ServeOptions()
@@ -120,8 +120,8 @@ class Service(Parts, Verbs, Awaiting):
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What opening the store, or a check of the models, found wrong, a sentence each; a person should see them
-        before they are needed."""
+        """Faults found by opening the store or checking the models, a sentence each; show them to a person now, before
+        the faulty data is needed."""
         opening = self.store.opening
         found = [finding.message for finding in opening.unreadable]
         if opening.index_rebuilt is not None and opening.rows_added:
@@ -146,10 +146,10 @@ class Service(Parts, Verbs, Awaiting):
     async def prepare_close(self) -> ShutdownResult:
         """Put every changed session to sleep, by the rules of `close`; all of them stay in memory.
 
-        If each could be kept, no more work is taken, so that the `close` which is to follow loses nothing. If not, the
-        report says which and why, and the sessions are served as before. Meanwhile requests for a session are refused,
-        and those that have begun are waited for: callers cancel what is running first. Runs to its end, as `close`. The
-        stop after one that was refused has its whole time again.
+        If all sessions sleep, the service takes no more work, so the `close` that follows loses nothing. If not, the
+        report says which and why, and the service goes on. Meanwhile it refuses requests for sessions and waits for
+        running ones: callers cancel those first. Runs to its end, as `close`. After a refused stop the next one has its
+        whole time again.
         """
         if self.closing is not None:
             return await self.close()
@@ -162,21 +162,21 @@ class Service(Parts, Verbs, Awaiting):
     async def _prepare_close(self, order: LastSleep) -> ShutdownResult:
         keeping = Keeping()
         await self.residency.last_sleeps.keep_all(order, keeping, give_up=False)
-        if keeping.failed and self.keeping is None:  # else somebody has ended the daemon meanwhile
+        if keeping.failed and self.keeping is None:  # else another caller has ended the daemon meanwhile
             self.preparing = self.last_sleep = self.hibernation.stopping = None
         return keeping.report()
 
     def _last_sleeps(self) -> LastSleep:
-        """What holds for all sleeps of this stop: its time begins when it is asked for first."""
+        """The limits of all sleeps of this stop; its time begins at the first call."""
         if self.last_sleep is None:
             self.last_sleep = LastSleep(time.monotonic() + self.options.stop_within)
             self.hibernation.stopping = self.last_sleep
         return self.last_sleep
 
     async def begin_close(self) -> None:
-        """The first half of `close`, for callers that have requests to wait for before the second: from now on the time
-        of the stop runs and no more work is begun. What is under way ends, or stops where it may; meanwhile every
-        changed session is put to sleep."""
+        """The first half of `close`, for callers that wait for requests before the second half. The time of the stop
+        begins, and no new work. Running work ends, or stops where it may; meanwhile every changed session is put to
+        sleep."""
         if self.keeping is None:
             self.keeping = asyncio.ensure_future(self._begin_close(self._last_sleeps()))
         await to_the_end(self.keeping)
@@ -190,9 +190,9 @@ class Service(Parts, Verbs, Awaiting):
     async def close(self) -> ShutdownResult:
         """Take no more work, put every changed session to sleep, and let the store go.
 
-        Callers cancel what is running first. A session that cannot be kept is in the report, with why. It runs to its
-        end even when the caller is cancelled; who asks again waits for the same end, and has the same report. No
-        budget of the store's size or of the day costs a session its last sleep; what the disk must keep free may.
+        Callers cancel running requests first. The report names each session that cannot be kept, and why. Runs to its
+        end even if the caller is cancelled; a second call waits for the same end and gets the same report. The budgets
+        of the store's size and of the day do not refuse a last sleep; `keep_free` may.
         """
         if self.closing is None:
             self.closing = asyncio.ensure_future(self._close())
@@ -204,7 +204,7 @@ class Service(Parts, Verbs, Awaiting):
         keeping = await self.keeping
         if self.config is not None:
             await self.config.close()
-        # what was under way may have ended with a session in memory that was not there before
+        # running work may have ended with a new session in memory
         await self.residency.last_sleeps.keep_all(self._last_sleeps(), keeping, give_up=True)
         await self.residency.close()
         if self.scrub is not None:
@@ -224,18 +224,18 @@ class Service(Parts, Verbs, Awaiting):
         return keeping.report()
 
     def follow(self, file: ConfigFile, settings: Settings) -> None:
-        """Keep to a configuration file from now on: `reload_config` takes over what it says then. settings: those that
-        it had at the start."""
+        """Use a configuration file from now on: `reload_config` applies its changes. settings: its content at the
+        start."""
         self.config = Configuring(file, settings, self.shelf, self.residency, self.queue, self.bus)
 
     async def reload_config(self) -> None:
-        """Read the configuration file anew, if there is one. What is wrong with it `status` tells; then all stays."""
+        """Read the configuration file again, if there is one. A faulty file changes nothing, and `status` says why."""
         self.require_open()
         if self.config is not None:
             await self.config.reload()
 
     def about(self, name: object) -> SessionUri | None:
-        """The session that a client means, whether there is one or not; None where its text is no name."""
+        """The session that a client names, existing or not; None where the text is no valid name."""
         with contextlib.suppress(TorporError):
             return parse_reference(name.partition(VERSION_MARK)[0]) if isinstance(name, str) else None
         return None
@@ -243,8 +243,8 @@ class Service(Parts, Verbs, Awaiting):
     def subscribe(
         self, *, names: Sequence[str] | None = None, session: str | None = None, namespace: str | None = None
     ) -> Subscription:
-        """What happens from now on, as events: those of these names, all if None; of one session (there may be none of
-        that name yet) or namespace only. It ends when the daemon has put its last session to sleep.
+        """Events from now on: of these names, all if None; of one session (which need not exist yet) or one namespace
+        only. The stream ends when the daemon has put its last session to sleep.
 
         Raises:
             UnknownEvent, InvalidUri, TooManySubscribers.

@@ -1,7 +1,7 @@
-"""What is asked of a store by name: an operation with its options, or a mark, and the calls of `Store` that they mean.
+"""Operations and marks of a store by name with options, and the calls of `Store` for them.
 
-For those who are told what to do in plain values, the daemon by a request and the command line by its arguments, so
-that both mean the same by the same words. Owns that translation only.
+The daemon (from a request) and the command line (from arguments) both use it, so that the same words mean the same.
+Owns that translation only.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _DAY_SECONDS: Final = 24 * 3600
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """One operation on a store, and what that one takes: gc, empty_quarantine, compact, repair, rebuild_index, prune or
+    """One operation on a store and its options: gc, empty_quarantine, compact, repair, rebuild_index, prune or
     forget."""
 
     operation: str
@@ -45,11 +45,11 @@ class MarkedVersion:
 
 
 def carry_out(store: Store, order: Order, should_stop: Callable[[], bool] = lambda: False) -> MaintenanceReport:
-    """Carry an order out, or with `dry_run` tell what that would do. What may be long asks `should_stop` between steps.
+    """Carry an order out, or with `dry_run` return its plan. Long operations call `should_stop` between steps.
 
     Raises:
-        InvalidPolicy: there is no such operation, or the order lacks what it needs.
-        StoreError: what the operation raises.
+        InvalidPolicy: there is no such operation, or the order lacks an option.
+        StoreError: as the operation raises it.
     """
     if order.operation == "gc":
         return store.gc(dry_run=order.dry_run)

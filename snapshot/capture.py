@@ -142,8 +142,8 @@ def plan_reuse(
     """The leading blocks of the last snapshot that still match the cache, in however many files: a sleep writes only
     new blocks.
 
-    unchanged_tokens: how many leading tokens have neither been dropped nor rewritten since. A last block that was
-    not full is written again, so that blocks always stand back to back.
+    unchanged_tokens: how many leading tokens have neither been dropped nor rewritten since. A last block that was not
+    full is written again, so that blocks always stand back to back.
     checkpoints: the positions of the state records to keep; others are left out.
     """
     reused: list[BlockEntry] = []

@@ -1,4 +1,4 @@
-"""What is told on the way to an answer: how far a request is, and what happens in the daemon."""
+"""Events: the progress of a request before its answer, and notices of the daemon."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class ProgressEvent(Result):
 
 @dataclass(frozen=True, slots=True)
 class TokenEvent(Result):
-    """One token that has been committed to the ledger; `text` is what it adds to the text, and may be empty.
+    """One token that has been committed to the ledger; `text` is the text that it adds, and may be empty.
 
     `token` is None at most once, at the end, when there is text left that had been held back: a beginning of a stop
     string, or half a character. So the pieces make up the whole.
@@ -38,12 +38,12 @@ class TokenEvent(Result):
 
 @dataclass(frozen=True, slots=True)
 class NoticeEvent(Result):
-    """Something that happened in the daemon: an event of a subscription. docs/reference/protocol.md has the names, and
-    the facts of each; there may be more of either than a client knows.
+    """An event in the daemon, for a subscription. docs/reference/protocol.md lists the names and the facts of each; a
+    newer daemon may send more of both.
 
-    number: grows by one with each event that a subscriber could be told. monotonic_s, time_ns: when, by the daemon's
-    monotonic clock and by the Unix clock. request: what it was done for, the same number for all that one request did;
-    None where no request did. session: a URI; None where it is about none.
+    number: grows by one with each event that a subscriber can get. monotonic_s, time_ns: its time, by the daemon's
+    monotonic clock and by the Unix clock. request: the number of the request that caused it, the same for all its
+    events; None without one. session: its URI; None for an event about no session.
     """
 
     name: str
@@ -57,7 +57,7 @@ class NoticeEvent(Result):
 
 
 WorkEvent = ProgressEvent | TokenEvent
-"""What a request for a session tells of itself."""
+"""The events of a request for a session."""
 
 Event = Annotated[ProgressEvent | TokenEvent | NoticeEvent, Field(discriminator="kind")]
 

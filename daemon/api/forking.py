@@ -16,8 +16,8 @@ from .session import Origin
 
 @dataclass(frozen=True, slots=True)
 class ForkResult(Result):
-    """The receipt of a fork, which sleeps and is durable. forked_from: of what and where; blocks_reused: what it has in
-    common with that; tokens_prefilled: what the model computed for it, 0 unless it was forked at an earlier token."""
+    """The receipt of a fork, which sleeps and is durable. forked_from: its origin; blocks_reused: blocks shared with
+    that; tokens_prefilled: tokens the model computed for it, 0 unless it was forked at an earlier token."""
 
     session: str
     forked_from: Origin
@@ -36,8 +36,8 @@ class ForkResult(Result):
 class FoldResult(Result):
     """The receipt of a fold: of the new session, which is awake and durable.
 
-    folded_from: the version that the other session, which sleeps, stays as, and how many tokens it has. tail_tokens:
-        how many of them, its last ones, the new session has as they are; summary: what stands for the others.
+    folded_from: the version in which the old session sleeps, and its tokens. tail_tokens: how many of its last tokens
+        the new session begins with unchanged; summary: the text in place of the others.
     """
 
     session: str
@@ -55,11 +55,11 @@ class FoldResult(Result):
 
 @dataclass(frozen=True, slots=True)
 class ForkRequest(Reporting):
-    """Make a session `name` that begins as `session` stands, or as a version of it behind an `@`: it sleeps, is
-    durable, and has all blocks in common with it. What an awake session has not slept is put to sleep for it.
+    """Make a session `name` from the present state of `session`, or from a version of it behind an `@`. The fork
+    sleeps, is durable, and shares all blocks with it. Changes of an awake session are put to sleep first.
 
-    at_token: with only so many tokens; what lies behind the last full block is computed as by a wake at that token.
-    labels: the fork's own; those of the other session if None.
+    at_token: with only so many tokens; tokens behind the last full block are computed as by a wake at that token.
+    labels: the fork's own; those of `session` if None.
     """
 
     session: SessionText
@@ -72,13 +72,13 @@ class ForkRequest(Reporting):
 
 @dataclass(frozen=True, slots=True)
 class FoldRequest(Reporting):
-    """Make `session` durable as it stands and free its memory, and begin a smaller session `name` with its system text,
-    a summary of it and its last tokens. The new one is awake, and durable as well.
+    """Put `session` to sleep, and begin a smaller session `name` with its system text, a summary and its last tokens.
+    The new session is awake, and durable as well.
 
-    summary: the text; or summarise: of how many tokens at most the model writes one, at the end of the session's
-        context, or of what is before the tail where that has no room; that is not kept there. tail: how many of its
-        last tokens the new session has as they are, fewer where that lets them begin with a turn. labels: the new
-        one's own; those of the other if None.
+    summary: its text; or summarise: the most tokens of a summary that the model writes at the end of the session's
+        context, or, where that has no room, of the context before the tail; the session does not keep it. tail: how
+        many last tokens the new session takes over unchanged, fewer to begin with a turn. labels: the new session's
+        own; those of the old one if None.
     """
 
     session: SessionText

@@ -1,4 +1,4 @@
-"""The daemon as a whole: its models, its memory, what it tells of itself, and its end."""
+"""Verbs about the daemon as a whole: models, memory, status, events and stop."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from .records import Count, Listed, ModelName, ProcessId, Request, Result, Secon
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo(Result):
-    """A model that is served. resident: whether it is loaded; what only a load tells is None before the first.
+    """A served model. resident: whether it is loaded; facts known only from a load are None before the first load.
 
-    adapter: as its identity has it. loading: whether a load is under way; loads: how many there were. ttl_s: after how
-    many seconds without use it is unloaded; weights_bytes: the memory that it takes now; sessions_awake: how many are
-    on it. idle_s: how long it has not been used. problem: why it could not be loaded when that was last tried.
-    changed: the parts that its files say otherwise than when they were loaded.
+    adapter: as in its identity. loading: whether a load is under way; loads: how many there were. ttl_s: it is unloaded
+    after so many seconds without use; weights_bytes: the memory that it takes now; sessions_awake: how many use it.
+    idle_s: seconds since its last use. problem: why the last load failed.
+    changed: the parts of its identity whose files have changed since they were loaded.
     """
 
     name: str
@@ -43,11 +43,11 @@ class ModelInfo(Result):
 
 @dataclass(frozen=True, slots=True)
 class MemoryInfo(Result):
-    """What models and sessions take of the memory budget.
+    """The use of the memory budget by models and sessions, in bytes.
 
-    sessions_bytes: what sessions took when they were last let go of; reserved_bytes: what requests under way may take
-        beyond. waiting: requests that wait for memory. slept_by_pressure, slept_by_idling: how often a session has gone
-        to sleep to make room, and because it was not used, since the daemon began.
+    sessions_bytes: the memory of sessions after their last requests; reserved_bytes: the further memory that running
+        requests may take. waiting: requests that wait for memory. slept_by_pressure, slept_by_idling: how many sleeps
+        made room, and how many followed disuse, since the daemon began.
     """
 
     budget_bytes: Count
@@ -61,8 +61,8 @@ class MemoryInfo(Result):
 
 @dataclass(frozen=True, slots=True)
 class QueueInfo(Result):
-    """Requests that want the engine or memory, and neither read nor write at the moment: they wait for a turn, memory
-    or the engine, or have just come. background: how many of them stand back. limit: how many may wait."""
+    """Requests that neither read nor write at the moment: they wait for a turn, memory or the engine, or are new.
+    background: how many of them stand back. limit: how many may wait."""
 
     waiting: Count
     background: Count
@@ -71,9 +71,9 @@ class QueueInfo(Result):
 
 @dataclass(frozen=True, slots=True)
 class ScrubInfo(Result):
-    """What the idle scrub did since the daemon began: sessions that it read, bytes of them, how many of them had
-    damage; of those, and of what shares their blocks, how many were computed again (`healed`) and how many could not
-    be. last_ns: when it last read a session, in this run or an earlier one; None for never."""
+    """The idle scrub since the daemon began: sessions that it read, their bytes, and how many had damage. Of these and
+    of sessions that share their blocks: how many were computed again (`healed`), and how many could not be. last_ns:
+    when it last read a session, in this run or an earlier one; None for never."""
 
     bytes_per_s: Count
     sessions: Count
@@ -86,9 +86,9 @@ class ScrubInfo(Result):
 
 @dataclass(frozen=True, slots=True)
 class ConfigInfo(Result):
-    """A configuration file. reloads: how often it was taken over since the start. problem: why it was not when it was
-    last read, so that what stood there before holds. waits_for_restart: what a running daemon cannot change.
-    waits_for_disuse: models that are still in memory as they were before, until no request uses them."""
+    """A configuration file. reloads: how often it was applied since the start. problem: why the last reading was not
+    applied; the earlier settings hold. waits_for_restart: settings that a running daemon cannot change.
+    waits_for_disuse: models that stay in memory with earlier settings until no request uses them."""
 
     path: str
     reloads: Count
@@ -99,10 +99,9 @@ class ConfigInfo(Result):
 
 @dataclass(frozen=True, slots=True)
 class StatusResult(Result):
-    """The daemon as a whole. prefix_hits and prefix_misses: of sessions that began to read since the start, those that
-    found another which begins alike, and those that did not; cached_tokens: what the first need not read;
-    batched_tokens: what sessions have written beside each other, in one model call; scrub: None where it is off;
-    config: None without a file."""
+    """The daemon as a whole. prefix_hits, prefix_misses: new sessions since the start that shared a prefix with another
+    session, and those that did not; cached_tokens: tokens the hits did not prefill; batched_tokens: tokens that several
+    sessions wrote in one model call; scrub: None where it is off; config: None without a file."""
 
     version: str
     pid: ProcessId
@@ -132,12 +131,11 @@ class SubscribeResult(Result):
 
 @dataclass(frozen=True, slots=True)
 class ShutdownResult(Result):
-    """What a stop did with the sessions (their URIs): those put to sleep, and those that could not be, with why.
+    """The result of a stop, by session URI: those put to sleep, and those that could not be, with why.
 
-    empty: sessions that had read nothing. They end with their daemon, by design: nothing is lost that was computed.
-    ledgers: sessions of which all that was read and said is kept, but not all keys and values, with why; the next
-        request for one computes these again.
-    The process ends after this is sent.
+    empty: sessions that had read nothing. They end with their daemon, by design: no computed state is lost.
+    ledgers: sessions whose tokens are all kept, but not all keys and values, with why; the next request for one
+        computes these again. The process ends after this is sent.
     """
 
     slept: tuple[str, ...]
@@ -171,8 +169,8 @@ EventNames = Annotated[Sequence[EventName], Listed(or_one=True), Field(min_lengt
 
 @dataclass(frozen=True, slots=True)
 class SubscribeRequest(Request):
-    """What happens in the daemon from now on, until the subscription is closed or the daemon stops: sleeps, wakes,
-    evictions, what is read and written, with sizes and times. Who reads too slowly is told how many were `lost`.
+    """Events of the daemon from now on, until the subscription is closed or the daemon stops: sleeps, wakes, evictions,
+    reads and writes, with sizes and times. A slow reader is told how many events were `lost`.
 
     names: only events of these names (docs/reference/protocol.md); session, namespace: only events about these.
     """
@@ -187,9 +185,8 @@ class SubscribeRequest(Request):
 class ShutdownRequest(Request):
     """Stop the daemon. When this returns, it has put its sessions to sleep, and its process ends.
 
-    Where a session cannot be put to sleep, this fails with the code `stop_refused`, and the daemon goes on. With
-    `force` it stops all the same, and `failed` of the result names such sessions: what they did since their last sleep
-    is lost.
+    If a session cannot be put to sleep, this fails with the code `stop_refused`, and the daemon goes on. With `force`
+    it stops all the same, and `failed` of the result names such sessions: their work since the last sleep is lost.
     """
 
     _: KW_ONLY

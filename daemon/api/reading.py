@@ -1,4 +1,4 @@
-"""What a session reads and writes, and what became of the prefixes of its requests."""
+"""Verbs by which a session reads and writes, and the history of its prefixes."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ Cause = Literal[
 
 @dataclass(frozen=True, slots=True)
 class AppendResult(Result):
-    """What reading new text or tokens did. woken: the report of the wake that this request was the cause of.
+    """The result of reading new text or tokens. woken: the report of the wake that this request caused.
 
-    cached_tokens: what a session that had read nothing took over from another that begins alike, and did not prefill.
-    branched: the look that it ended, where the session goes on from there; None else.
+    cached_tokens: tokens that a new session took over from another with the same prefix, and did not prefill.
+    branched: the look that this request ended by going on from there; None else.
     """
 
     session: str
@@ -43,13 +43,13 @@ class AppendResult(Result):
 
 @dataclass(frozen=True, slots=True)
 class GenerateResult(Result):
-    """What a generation produced, whole. With `prove`, `logits_blake3` has one digest per token: of the float32 logits
-    from which it was drawn; `final_logits_blake3` is that of the logits from which the next one would be.
+    """A whole generation. With `prove`, `logits_blake3` has one digest per token: of the float32 logits it was drawn
+    from; `final_logits_blake3` is the digest of the logits for the next token.
 
-    prefilled_tokens: what the model read, also to go back, for a transcript that had diverged.
-    rewound_to: at which token the session went on, where it went back for such a transcript; None else.
-    woken: the report of the wake that this request was the cause of, None where the session was awake.
-    branched: the look that it ended, where the session goes on from there; None else.
+    prefilled_tokens: tokens that the model read, also to go back for a diverged transcript.
+    rewound_to: the token from which the session went on, after it went back for such a transcript; None else.
+    woken: the report of the wake that this request caused, None where the session was awake.
+    branched: the look that this request ended by going on from there; None else.
     """
 
     session: str
@@ -70,16 +70,15 @@ class GenerateResult(Result):
 
 @dataclass(frozen=True, slots=True)
 class Reuse(Result):
-    """What became of the prefix of one request.
+    """The outcome for the prefix of one request.
 
-    outcome: `hit`, all that was there could be kept; `diverged`, only the first `common_tokens` of `stored_tokens`;
-        `none`, nothing like it was there. source: the session that has it, this or another; None where none does.
-    position: the token at which they part, and message_index the first message of a transcript that is another, both
-        None unless it diverged; the texts, the cause and the remedy likewise. cause: one of `Cause`, or what a newer
-        daemon knows.
-    became: of a transcript that diverged from its own session: `refused`, and nothing was changed, or `rewound`, the
-        session went back to `position` and read the rest; None if it is neither, or failed for another reason.
-    cached_tokens: how many of those in common with another session were taken over from it, and not read.
+    outcome: `hit`, all stored tokens could be kept; `diverged`, only the first `common_tokens` of `stored_tokens`;
+        `none`, no session had the prefix. source: the session that had it, this or another; None without one.
+    position: the first token that differs, and message_index the first message of a transcript that differs, both None
+        unless it diverged; the texts, the cause and the remedy likewise. cause: one of `Cause`, or a newer daemon's.
+    became: for a transcript that diverged from its own session: `refused`, with nothing changed, or `rewound`: the
+        session went back to `position` and read the rest; None else, or if it failed for another reason.
+    cached_tokens: how many common tokens were taken over from another session, and not prefilled.
     """
 
     verb: str
@@ -100,8 +99,8 @@ class Reuse(Result):
 
 @dataclass(frozen=True, slots=True)
 class WhyResult(Result):
-    """What became of the prefixes of the last requests for a session, the latest last; of those before the daemon began
-    nothing is known."""
+    """The prefix outcomes of the last requests for a session, the latest last. Requests before the daemon began are
+    unknown."""
 
     session: str
     requests: tuple[Reuse, ...]
@@ -136,8 +135,8 @@ def _map_of(message: Message) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class AppendRequest(Reporting):
-    """Let the session read text, or token ids, to the end of what it has: all, or nothing if it fails or is cancelled.
-    Never sent twice, whatever fails.
+    """Append text or token ids to the session: all, or nothing if it fails or is cancelled. Never sent twice, also
+    after a failure.
 
     create: make the session, on the default model, if there is none of that name.
     """
@@ -175,8 +174,8 @@ class WritingRequest(Request):
 class GenerateRequest(WritingRequest, Reporting):
     """Continue the session's text, after reading `text` if there is some.
 
-    max_tokens: at most so many; if None, 512, or what fits. prove: with the digests of the logits.
-    sampling: what is given of it overrides the session's, for this request; a seed begins random numbers of its own.
+    max_tokens: at most so many; if None, 512, or as many as fit. prove: with the digests of the logits.
+    sampling: given fields override the session's for this request; a seed begins random numbers of its own.
     create: make the session, on the default model, if there is none of that name.
     """
 
@@ -187,12 +186,12 @@ class GenerateRequest(WritingRequest, Reporting):
 
 @dataclass(frozen=True, slots=True)
 class ChatRequest(WritingRequest, Reporting):
-    """One turn of a chat: a new message, or `messages`, the whole transcript up to what is to be answered (maps of role
-    and content); the daemon renders the template, and reads what is new of it.
+    """One turn of a chat: a new message, or `messages`, the whole transcript up to the message to answer (maps of role
+    and content). The daemon renders the template, and reads the new part.
 
-    on_divergence: what becomes of a transcript that is not what the session has: refused, or the session goes back to
-        where they part, and its present state stays as an earlier version. role: that of `message`. max_tokens,
-        sampling, prove, create: as for `generate`.
+    on_divergence: for a transcript that differs from the session: refuse it, or rewind the session to the first
+        difference; its present state stays as an earlier version. role: the role of `message`. max_tokens, sampling,
+        prove, create: as for `generate`.
     """
 
     message: Text | None = None
@@ -222,6 +221,6 @@ class ChatRequest(WritingRequest, Reporting):
 
 @dataclass(frozen=True, slots=True)
 class WhyRequest(Request):
-    """What became of the prefixes of the session's last requests: what was kept, where one diverged, and why."""
+    """How much of the prefixes of the session's last requests was kept, where one diverged, and why."""
 
     session: SessionText

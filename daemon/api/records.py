@@ -1,8 +1,8 @@
-"""What every record of a verb is built on: strict fields, and the kinds of value that several of them have.
+"""The base of every record of a verb: strict fields, and types of value that several records share.
 
-Owns the rules by which a record is read from a map. A request knows no field but its own; of a result a reader passes
-over what it does not know, so that an older client goes on with a newer daemon. Does not read: `socket_api` does, where
-a map crosses the wire. In the process a record is a plain value, and not checked.
+Owns the rules for reading a record from a map. A request refuses unknown fields; a reader skips unknown fields of a
+result, so that an older client works with a newer daemon. `socket_api` does the reading, where a map crosses the wire.
+In the process a record is a plain value, and not checked.
 """
 
 from __future__ import annotations

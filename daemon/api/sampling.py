@@ -27,7 +27,7 @@ class _LeftWhole(int):
 
 
 class _Naming:
-    """Room for what was named, which is no field: two that draw alike are equal."""
+    """Holds the names of the given fields. Not a field itself: two that draw alike are equal."""
 
     __slots__ = ("_named",)
     _named: frozenset[str]
@@ -35,8 +35,8 @@ class _Naming:
 
 @dataclass(frozen=True, slots=True)
 class Sampling(Record, _Naming):
-    """How the next token is drawn from the logits. In a request, only what was given to the constructor is named, and
-    overrides what the session has.
+    """How the next token is drawn from the logits. A request names only the fields given to the constructor; these
+    override the session's.
 
     The defaults are greedy: temperature 0 takes the argmax, and the other fields then matter only through
     `repetition_penalty`, which is applied to the logits of the last 64 tokens before anything else. The same seed draws
@@ -51,7 +51,7 @@ class Sampling(Record, _Naming):
     seed: Annotated[int, Field(ge=0, le=MAX_SEED)] = _LeftWhole(0)
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be sampled from (threat 48: NaN, negative, beyond 64 bits).
+        """Refuse invalid values (threat 48: NaN, negative, beyond 64 bits).
 
         Raises:
             InvalidSampling: naming the field and the values it takes.
@@ -69,7 +69,7 @@ class Sampling(Record, _Naming):
                 _require(name, value, LOWEST_TEMPERATURE, highest, kind=kind, also="0 or ")
 
     def named(self) -> dict[str, float | int]:
-        """What was given to the constructor."""
+        """The fields given to the constructor."""
         return {name: value for name, value in self._values() if name in self._named}
 
     def changed(self, by: Sampling | None) -> Sampling:
@@ -85,7 +85,7 @@ class Sampling(Record, _Naming):
 
     @classmethod
     def from_map(cls, stored: Mapping[str, Any]) -> Sampling:
-        """Read back what `to_map` gave.
+        """Read the map that `to_map` makes.
 
         Raises:
             InvalidSampling: a field is unknown, missing or out of range.

@@ -1,4 +1,4 @@
-"""A session as answers show it: where it stands, what it has lost, and where it comes from."""
+"""A session as answers show it: its state, its losses and its origin."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ SessionState = Literal["awake", "asleep"]
 
 @dataclass(frozen=True, slots=True)
 class Lossy(Result):
-    """What a session has lost: the keys and values of its first `tokens` tokens were kept in `bits` bits once, and what
-    was read behind them was computed from those."""
+    """The loss of a session: the keys and values of its first `tokens` tokens were once kept in `bits` bits, and all
+    later tokens were computed from those."""
 
     bits: Count
     tokens: Count
@@ -24,8 +24,8 @@ class Lossy(Result):
 
 @dataclass(frozen=True, slots=True)
 class Salvaged(Result):
-    """What a repair saved of a session: the first `tokens` tokens `of` so many, which is None where nothing tells. What
-    stood behind them is lost, whatever was read there since."""
+    """The part of a session that a repair saved: the first `tokens` of `of` tokens; `of` is None where unknown. The
+    tokens behind them are lost, even if others were read there since."""
 
     tokens: Count
     of: Count | None
@@ -33,9 +33,9 @@ class Salvaged(Result):
 
 @dataclass(frozen=True, slots=True)
 class Recomputed(Result):
-    """What of `version` was computed again from the stored tokens: `tokens` tokens from position `start`. same_logits:
-    whether the logits behind them are to the bit those that were stored. damaged: whether they were lost with damaged
-    blocks; if not, a stop had not written them, or computing them was the faster way and gave other bits."""
+    """The part of `version` that was computed again from stored tokens: `tokens` tokens from position `start`.
+    same_logits: whether the logits behind them equal the stored ones bit for bit. damaged: whether their blocks were
+    damaged; if not, a stop had not written them, or computing them was faster and gave other bits."""
 
     version: int
     start: Count
@@ -74,7 +74,7 @@ class SessionInfo(Result):
         none has. sampling: None for a session that sleeps and whose bundle was not read for it.
     salvaged: None unless a repair saved its beginning out of a damaged version. unread_tokens: how many of its tokens
         have no state in its last version, and are computed again at the next use. lossy: None for one that is exact.
-    look: None unless it was woken before its end, with nothing read or written there; it may have left memory since.
+    look: None unless woken at an earlier token, with nothing read or written there; it may have left memory since.
     """
 
     session: str
@@ -114,9 +114,9 @@ class VersionInfo(Result):
 
 @dataclass(frozen=True, slots=True)
 class SessionDetail(Result):
-    """Everything that `show` knows of one session. backend: what computes it, or computed it last; those parts of the
-    identity that may differ. lossy: None for one that is exact. forked_from: None for one that is no fork; folded_from:
-    None for one that did not begin with a summary of another."""
+    """All facts of `show` about one session. backend: what computes it, or computed it last: the parts of the identity
+    that may differ. lossy: None for an exact one. forked_from: None unless it is a fork; folded_from: None unless it
+    began with a summary of another."""
 
     info: SessionInfo
     versions: tuple[VersionInfo, ...]
@@ -163,8 +163,8 @@ class CreateRequest(Request):
 
 @dataclass(frozen=True, slots=True)
 class SetRequest(Reporting):
-    """Change how the session draws its tokens, from now on: what is given of `sampling`, and nothing else. A seed that
-    is given begins its random numbers anew. One that sleeps is woken, and its next sleep keeps the change."""
+    """Change how the session draws its tokens from now on: only the given fields of `sampling`. A given seed begins its
+    random numbers anew. A sleeping session is woken, and its next sleep keeps the change."""
 
     session: SessionText
     _: KW_ONLY

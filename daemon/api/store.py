@@ -1,4 +1,4 @@
-"""Looking after the store: operations on it, marks, figures of labels, and what is removed."""
+"""Verbs about the store: maintenance, marks, figures of labels, and deletes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .records import Count, Label, Labels, Request, Result, Seconds, SessionText
 
 @dataclass(frozen=True, slots=True)
 class LabelFigures(Result):
-    """All sessions of a label together; `label` is None for all that were looked at, with a label or without.
+    """All sessions of a label together; `label` is None for all sessions that were looked at, with or without labels.
 
     stored_bytes: the bundle files of all their versions. hits: how often one of them was awake when it was to be
         warmed, or another session took over what it had read, since the daemon began.
@@ -41,10 +41,9 @@ class StatsResult(Result):
 
 @dataclass(frozen=True, slots=True)
 class AnalysisResult(Result):
-    """What a stored version holds. artifact: the document of figures, as JSON.
+    """Figures of a stored version. artifact: the document of figures, as JSON.
 
-    awake_tokens: how many tokens the session has in memory, where more or others may be than were analysed; None for
-        one that sleeps.
+    awake_tokens: the session's tokens in memory, which may be more than were analysed, or others; None if it sleeps.
     """
 
     session: str
@@ -67,8 +66,8 @@ class MaintenanceProblem(Result):
 
 @dataclass(frozen=True, slots=True)
 class DeleteResult(Result):
-    """What a delete removed. problems: files in quarantine that it could not mark as deleted, and bundles beside which
-    nothing could be removed, and what to do; problems_left_out counts what was cut off at their end."""
+    """The result of a delete. problems: files in quarantine that it could not mark as deleted, bundles that kept it
+    from removing files, and what to do; problems_left_out counts those cut off at the end."""
 
     session: str
     versions_deleted: Count
@@ -80,10 +79,11 @@ class DeleteResult(Result):
 
 @dataclass(frozen=True, slots=True)
 class ClearResult(Result):
-    """What a clear removed, or with `dry_run` would remove: URIs, and what those sessions were together.
+    """The sessions that a clear removed, or with `dry_run` would remove: their URIs and their totals.
 
-    bytes_freed: on the disk; less than stored_bytes where others share some, and 0 of a dry run. failed: URI to reason.
-    problems: as of `DeleteResult`, of all of them.
+    bytes_freed: on the disk; less than stored_bytes where others share blocks, and 0 in a dry run. failed: URI to
+    reason.
+    problems: as in `DeleteResult`, of all of them.
     """
 
     label: str
@@ -112,9 +112,9 @@ class MaintenanceAction(Result):
 
 @dataclass(frozen=True, slots=True)
 class MaintenanceResult(Result):
-    """What an operation on the store did, or with `dry_run` would do.
+    """The result of an operation on the store, or with `dry_run` its plan.
 
-    The lists are bounded; `actions_left_out` and `problems_left_out` count what was cut off at their ends.
+    The lists are bounded; `actions_left_out` and `problems_left_out` count the entries cut off at their ends.
     """
 
     operation: str
@@ -175,7 +175,7 @@ DaysKept = Annotated[float, Field(gt=0, le=MAX_DAYS)]
 Operation = Literal["gc", "empty_quarantine", "compact", "repair", "rebuild_index", "prune", "forget", "quantise"]
 Bits = Literal[8, 4]
 
-# What an operation may be told beside `dry_run`; all of it is optional but for what `MaintainRequest` asks for.
+# The options of an operation beside `dry_run`; all are optional but those that `MaintainRequest` requires.
 OPERATION_OPTIONS: Mapping[str, frozenset[str]] = MappingProxyType(
     {
         "gc": frozenset(),
@@ -193,11 +193,11 @@ _ALL_OPTIONS = frozenset().union(*OPERATION_OPTIONS.values())
 
 @dataclass(frozen=True, slots=True)
 class MaintainRequest(Request):
-    """Have the daemon look after its store: gc, empty_quarantine, compact, repair, rebuild_index, prune, forget or
-    quantise, with what that one takes; anything else is refused rather than passed over.
+    """Run an operation on the daemon's store: gc, empty_quarantine, compact, repair, rebuild_index, prune, forget or
+    quantise, with its own options; any other option is refused, not ignored.
 
-    It reports no progress and may take long; `dry_run` tells what it would do and changes nothing. Operations run one
-    after the other; sessions are served meanwhile.
+    It reports no progress and may take long; `dry_run` returns the plan and changes nothing. Operations run one after
+    the other; sessions are served meanwhile.
     """
 
     operation: Operation
@@ -261,8 +261,7 @@ class ImportRequest(Request):
 class AnalyseRequest(Reporting):
     """Figures of a stored version (`NAME@3`; the newest of a bare name), as a JSON document in `artifact`.
 
-    kind, labels: what the artifact is called; by default `kv-analysis`, and the session's labels, its model and the
-        version.
+    kind, labels: name the artifact; by default `kv-analysis`, and the session's labels, its model and the version.
     """
 
     session: SessionText

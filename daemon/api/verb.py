@@ -1,8 +1,8 @@
-"""What a verb is: one row of the table `Verbs`, and the method that each caller has of it.
+"""A verb: one row of the table `Verbs`, and a method of each class that asks.
 
-A row names the record of what is asked and that of the answer; the parameters of the method are the fields of the
-first. Whose `ask` blocks has a method that gives the answer, whose `ask` is awaited one to await; type checkers infer
-either from the same row, and `help` shows its parameters.
+A row names the records of the request and of the answer; the fields of the request are the parameters of the method.
+The method of a class blocks or is awaited, as its `ask`; type checkers infer both from the same row, and `help` shows
+the parameters.
 
 Does not know which verbs there are, nor how one is asked or answered.
 """
@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 
 class Blocking(ABC):
-    """Who asks, and waits for the answer."""
+    """A class whose `ask` blocks until the answer."""
 
     @abstractmethod
     def ask(self, verb: Verb[Any, R], request: Request) -> R:
@@ -31,7 +31,7 @@ class Blocking(ABC):
 
 
 class Awaiting(ABC):
-    """Whose answer is awaited."""
+    """A class whose `ask` is awaited."""
 
     @abstractmethod
     async def ask(self, verb: Verb[Any, R], request: Request) -> R:
@@ -42,10 +42,9 @@ class Verb(Generic[P, R]):
     """One row. As an attribute of a class it is the method of that name.
 
     name: on the wire, if it is not that of the attribute.
-    leaves: a sentence on what a cancel message, or the end of the connection, leaves of the work that it stops. None:
-        it stops nothing, for the work is short or must not be left half done, and runs to its end.
-    always: also taken while the daemon stops, and on the connections that are held in reserve: who looks after the
-        daemon must get through.
+    leaves: a sentence on the work that stays after a cancel message or the end of the connection. None: these stop
+        nothing; the work is short or must not be left half done, and runs to its end.
+    always: also accepted while the daemon stops, and on reserve connections: an administrator must get through.
     watches: it goes on until it is cancelled or the service has ended, so a stop neither cancels it nor waits for it.
     """
 
@@ -100,9 +99,9 @@ class Verb(Generic[P, R]):
 
 
 class Opened(Generic[P, T]):
-    """Another way to ask the same: a method with the fields of a request, which gives what answers piece by piece.
+    """A second method for a verb: with the fields of its request, it returns an answer in pieces.
 
-    opens: makes that, for a caller and its request. said: the method's docstring; that of the request if empty.
+    opens: makes that answer, for a caller and its request. said: the method's docstring; if empty, the request's.
     """
 
     def __init__(self, request: Callable[P, Request], opens: Callable[[Any, Any], T], said: str = "") -> None:
@@ -131,7 +130,7 @@ class Opened(Generic[P, T]):
 
 
 def documented(ask: Callable[..., Any], name: str, request: type[Request], result: object) -> Callable[..., Any]:
-    """The function with the name, the parameters and the docstring by which `help` knows it."""
+    """The function, with the name, parameters and docstring for `help`."""
     plain, own = get_type_hints(request), inspect.signature(request)
     caller = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
     taken = [each.replace(annotation=plain[each.name]) for each in own.parameters.values()]

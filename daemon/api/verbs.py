@@ -1,4 +1,4 @@
-"""The table of verbs: what the daemon can be asked, a row each.
+"""The table of verbs: one row for each request that the daemon accepts.
 
 Both clients, the service and its double have their methods from here; the server and the documents read the rows.
 """
@@ -43,7 +43,7 @@ class Verbs:
 
 
 class DaemonVerbs(Verbs):
-    """What a client may ask: of the service, and beside that for the end of the process around it."""
+    """The verbs of a client: those of the service, and the stop of its process."""
 
     shutdown = Verb(process.ShutdownRequest, process.ShutdownResult, always=True)
 

@@ -1,4 +1,4 @@
-"""Sleep and wake: a session put into the store, brought back, and what either came to."""
+"""Sleep and wake: put a session into the store and bring it back; the receipt and the report."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ CanaryVerdict = Literal["same_bits", "within_tolerance", "not_run"]
 class SleepResult(Result):
     """The receipt of a sleep: it exists only once the state is durable, and tells what the next wake gives.
 
-    already_asleep: it slept already. looked_at: the token at which the session was only looked at; it sleeps as the
-        version that goes on behind it. None else.
+    already_asleep: it slept already. looked_at: the token at which the session was only looked at; it sleeps as its
+        longer version. None else.
     """
 
     session: str
@@ -66,14 +66,14 @@ class PartDiffers(Result):
 
 @dataclass(frozen=True, slots=True)
 class WakeResult(Result):
-    """The report of a wake. tokens_prefilled: what the model computed to come to the state; zero, for nothing is read
-    again, unless an earlier token was asked for, the snapshot had been salvaged, or the daemon computes what it can
-    compute faster. differs: what computed the snapshot otherwise than what computes now.
+    """The report of a wake. tokens_prefilled: tokens that the model computed; zero, unless an earlier token was asked
+    for, the snapshot had been salvaged, or the daemon computes what is faster to compute. differs: the parts of the
+    backend that differ from those that computed the snapshot.
 
-    verified: whether every byte was hashed, as it is unless the daemon was told to trust its store.
-    canary: what proved that the state computes what the slept one did, and in how many seconds.
+    verified: whether every byte was hashed; always, unless the daemon was told to trust its store.
+    canary: the proof that the state computes the same as the slept one, and its seconds.
     lossy: None where all of it is exact. salvaged: None unless a repair saved its beginning out of a damaged version.
-    recomputed: None unless some of it was computed again, and is not sure to be what it was.
+    recomputed: None unless a part was computed again, and may differ from the original.
     look: None unless it is awake at an earlier token or version than its last, with nothing read or written there.
     """
 
@@ -97,7 +97,7 @@ class WakeResult(Result):
 
 @dataclass(frozen=True, slots=True)
 class PlannedFile(Result):
-    """A bundle's file, and what a wake would read of it. bytes_to_read: of state, as it is once it is decoded."""
+    """A bundle's file, and how much a wake would read of it. bytes_to_read: decoded bytes of state."""
 
     bundle_id: str
     blocks: Count
@@ -106,8 +106,8 @@ class PlannedFile(Result):
 
 @dataclass(frozen=True, slots=True)
 class MeasuredRate(Result):
-    """What a daemon has measured on its machine. value: per second, or seconds, as the name says; None where nothing
-    has been. samples: how many it rests on."""
+    """A rate measured on the daemon's machine. value: per second, or seconds, as the name says; None if not measured.
+    samples: the number of measurements."""
 
     name: str
     value: Seconds | None
@@ -116,13 +116,13 @@ class MeasuredRate(Result):
 
 @dataclass(frozen=True, slots=True)
 class WakePlanResult(Result):
-    """What a wake would do; nothing was done.
+    """The plan of a wake; nothing was done.
 
     way: whether the state is restored from the disk or computed again from the stored tokens, None where there is
         nothing to do; reason: why, a sentence.
-    bytes_to_read, blocks, files, restored_tokens, computed_tokens: what restoring reads, and leaves to the model.
-    memory_bytes: what the wake reserves. model_loaded: if not, it is loaded first, which is in none of the seconds.
-    restore_seconds, recompute_seconds: how long either would take by the rates; None where one is not measured.
+    bytes_to_read, blocks, files, restored_tokens, computed_tokens: read by restoring, and left to the model.
+    memory_bytes: reserved by the wake. model_loaded: if not, it is loaded first; none of the seconds include that.
+    restore_seconds, recompute_seconds: estimates of both ways by the rates; None where a rate is not measured.
     recompute: the policy of the daemon.
     """
 
@@ -152,8 +152,8 @@ class WakePlanResult(Result):
 
 @dataclass(frozen=True, slots=True)
 class Warmed(Result):
-    """What became of one session that was to be warmed. hit: it was awake already. left: why it still sleeps, which is
-    `no_room`, `model_not_loaded`, or the code of an error; None for one that is awake. hits: as of `LabelFigures`."""
+    """The result of warming one session. hit: it was awake already. left: why it still sleeps: `no_room`,
+    `model_not_loaded`, or the code of an error; None for one that is awake. hits: as in `LabelFigures`."""
 
     info: SessionInfo
     hit: bool
@@ -163,7 +163,7 @@ class Warmed(Result):
 
 @dataclass(frozen=True, slots=True)
 class WarmResult(Result):
-    """What became of all that were to be warmed, in the order in which they were tried."""
+    """The results of warming sessions, in the order in which they were tried."""
 
     sessions: tuple[Warmed, ...]
 
@@ -180,7 +180,7 @@ class SleepRequest(Reporting):
 
 @dataclass(frozen=True, slots=True)
 class WakingRequest(Request):
-    """Base of what names a state to be woken."""
+    """Base of the requests that name a state to wake."""
 
     session: SessionText
     _: KW_ONLY
@@ -199,7 +199,7 @@ class WakeRequest(WakingRequest, Reporting):
 
     version: which one, if it does not stand behind an `@` of `session`: by number, tag, or digits of its bundle id.
     at_token: with only so many of its tokens, all if None. Where its caches can be cut back to them, one token is
-        computed for their logits; else what lies behind the nearest record is.
+        computed for their logits; else all tokens behind the nearest record are.
     strict: refuse it too if another device, library or version computed it, which may differ in the last bits.
     """
 
@@ -209,7 +209,7 @@ class WakeRequest(WakingRequest, Reporting):
 
 @dataclass(frozen=True, slots=True)
 class PlanWakeRequest(WakingRequest):
-    """What `wake` would do if it were asked the same, and how long that would take there; nothing is done."""
+    """Plan the same `wake`, and estimate its time on the daemon's machine; nothing is done."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,17 +1,17 @@
 """The one thread that owns MLX.
 
-Work comes as *steps*: a generator that does a bounded piece (one prefill chunk) between two yields. A step that writes
-yields a `Decode`, the token that its state is to read next, and is sent the logits: the engine reads the tokens of all
-that write in one round, a batch where it can. A job whose caller goes away is closed at its next yield, where its state
-is consistent by construction; the caller waits for that, so nothing else touches a session while the engine still does.
+Work comes as *steps*: a generator that does a bounded piece (one prefill chunk) between two yields. To generate, it
+yields a `Decode` with the next token for its state, and is sent the logits. The engine decodes the tokens of all
+generating jobs in one round, as a batch where it can. A job whose caller leaves is closed at its next yield, where its
+state is consistent by construction. The caller waits for that, so only the engine touches the session until then.
 
-Rounds of tokens and pieces of other work share the thread by time where both have something to do: so a long prefill
-slows the streams of others down, and never stops them; and among the pieces jobs take turns. Tokens get half of the
-time, and less where more jobs wait for a piece than write, each as much as the other, down to a quarter: who has read
-soon writes in one batch with the others, which costs less than to write alone first.
+Rounds of tokens and pieces of other work share the thread by time: a long prefill slows the streams of others down and
+never stops them. Pieces of different jobs take turns. Tokens get half of the time. If more jobs wait for a piece than
+generate, all jobs get equal shares, but tokens at least a quarter: a job that ends its prefill soon joins the batch of
+the others, which costs less than generating alone first.
 
-Jobs of background requests stand back (`admission.py`): their pieces are done where no other job has anything to do,
-and their tokens are read then, or along with those of others where that takes no call of its own.
+Jobs of background requests stand back (`admission.py`): their pieces run when no other job has work. Their tokens are
+decoded then, or in a batch of others where that needs no extra model call.
 
 Streams of MLX are thread-local: an evaluated array may be used on any thread, a lazy one only here.
 """
@@ -39,7 +39,7 @@ Result = TypeVar("Result")
 
 
 class Soon:
-    """What a step yields that is nearly done: the next piece before those of others that wait for their turn."""
+    """A step that is nearly done yields this: its next piece comes before those of other waiting jobs."""
 
 
 SOON: Final = Soon()
@@ -48,23 +48,23 @@ WritingSteps = Generator[Decode, mx.array, Result]
 AnySteps = Steps[Result] | WritingSteps[Result]
 
 MOST_PIECES_TO_TOKENS: Final = 3.0
-"""How much of the thread's time pieces get at most to that of tokens, however many wait for one."""
+"""The most seconds that pieces get for each second of tokens, however many jobs wait."""
 
 _MOST_LEAD_S: Final = 10.0
-"""How far ahead pieces may come: after one that took an hour, as where the process was stopped in it, the others do not
+"""The lead of pieces is limited: after a piece of an hour, as where the process was stopped in it, other pieces do not
 wait for an hour."""
 
 _MOST_OWED_S: Final = 0.05
-"""How much time pieces may be owed after a round of tokens: so much, and the piece in which it ends, is the longest gap
-of a stream. Without a bound, one round that took a second would let three reads have three of them."""
+"""The most time owed to pieces after a round of tokens. The longest gap of a stream is this and the last piece begun in
+it. Without it, after a round of one second three prefills could run for three seconds."""
 
 
 class _Job:
-    """Steps with the future that waits for their result, on the loop where it waits.
+    """Steps, and the future and event loop that wait for their result.
 
-    decode: what they wait for; None where they wait for their turn. outcome: what came of it. writes: the state that
-    they are writing to. settlement: how they ended, value and error.
-    request: whose they are. passed_s: what the engine's `_ahead_s` was when they last did not stand back.
+    decode: the token they wait for; None while they wait for their turn. outcome: its result. writes: the state that
+    they generate on. settlement: their end, value and error.
+    request: their request. passed_s: the engine's `_ahead_s` when they last did not stand back.
     """
 
     __slots__ = (
@@ -98,7 +98,7 @@ class _Job:
         self.settlement: tuple[object, BaseException | None] | None = None
 
     def advance(self) -> None:
-        """Do one piece, given what came of the token that was waited for; to the end if that was the last one."""
+        """Do one piece with the outcome of the awaited token; go on to the end after the last token."""
         try:
             if self.cancelled and self.outcome is None:  # a token that has been read is committed before
                 self.steps.close()
@@ -110,7 +110,7 @@ class _Job:
             self.writes = self.decode.state if self.decode is not None else self.writes
         except StopIteration as end:
             self.settlement = end.value, None
-        except BaseException as error:  # noqa: BLE001 - whatever a step raises belongs to its caller, not to the engine
+        except BaseException as error:  # noqa: BLE001 - an error of a step belongs to its caller, not to the engine
             # A SystemExit out of a model's code must end that request, not the event loop that waits for it.
             failure = error if isinstance(error, Exception) else RuntimeError(f"A step ended with {error!r}.")
             self.settlement = None, error.with_traceback(_below(error)) if failure is error else failure
@@ -124,8 +124,7 @@ class _Job:
         return outcome
 
     def settle(self) -> None:
-        """Tell the waiting caller. An error has the frames of the engine, and these have the job, so it must not
-        have it."""
+        """Give the caller the result. The job must not keep the error: its frames refer to the job."""
         assert self.settlement is not None
         self.loop.call_soon_threadsafe(_deliver, self.future, *self.settlement)
         del self.settlement, self.future
@@ -141,19 +140,19 @@ def _deliver(future: asyncio.Future[Any], value: object, error: BaseException | 
 
 
 def _below(error: BaseException) -> TracebackType | None:
-    """Where an error was raised, without the frame that caught it: it has the job, and the job the error."""
+    """The traceback without the catching frame: that refers to the job, and the job to the error."""
     return error.__traceback__ and error.__traceback__.tb_next
 
 
 def _pieces_to_tokens(turns: Sequence[_Job], writing: Sequence[_Job]) -> float:
-    """Seconds that pieces get for each of tokens."""
+    """Seconds of pieces for each second of tokens."""
     return min(MOST_PIECES_TO_TOKENS, max(1.0, len(turns) / len(writing)))
 
 
 class Engine:
     """Runs steps on a thread of its own until `stop`.
 
-    decoder: who reads the tokens of those that write. clock: seconds, by which the thread is shared.
+    decoder: decodes the tokens of generating jobs. clock: seconds, by which jobs share the thread.
     """
 
     def __init__(self, decoder: Decoder | None = None, *, clock: Callable[[], float] = time.perf_counter) -> None:
@@ -161,8 +160,8 @@ class Engine:
         self._clock = clock
         self._turns: deque[_Job] = deque()
         self._writing: list[_Job] = []
-        self._lead_s = 0.0  # by how much pieces have had more than their share of the time
-        self._ahead_s = 0.0  # the time of all that was done before those that stand back
+        self._lead_s = 0.0  # seconds that pieces have had beyond their share
+        self._ahead_s = 0.0  # seconds of work done before the jobs that stand back
         self._inbox: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._stopped = False
         self._thread = threading.Thread(target=self._run, name="torpor-engine", daemon=True)
@@ -171,7 +170,7 @@ class Engine:
     async def run(self, steps: AnySteps[Result], *, writes: bool = False) -> Result:
         """The result of the steps, which run on the engine thread, taking turns with those of others.
 
-        writes: they ask for a token at once, so they begin with the next round of tokens, before work that waits.
+        writes: the steps ask for a token at once, so they join the next round of tokens, before waiting pieces.
 
         When the awaiting task is cancelled, the steps are closed at their next yield, and only then does the
         cancellation go on.
@@ -204,12 +203,12 @@ class Engine:
         return await self.run(steps())
 
     def release(self, state: LiveState) -> None:
-        """Have a state's caches out of a batch for now; for what runs on the engine thread and reads them."""
+        """Take a state's caches out of a batch for now; for code on the engine thread that reads them."""
         self._decoder.release([state])
 
     @property
     def batched_tokens(self) -> int:
-        """Tokens that sessions have read beside each other, in one model call."""
+        """Tokens decoded in batches: several sessions in one model call."""
         return self._decoder.batched_tokens
 
     def stop(self) -> None:
@@ -228,7 +227,7 @@ class Engine:
         mx.clear_streams()
 
     def _do_next(self) -> None:
-        """One piece, or one round of tokens: of those that do not stand back, as long as there are any."""
+        """Do one piece or one round of tokens, of jobs that do not stand back while there are any."""
         ahead = {job for job in (*self._turns, *self._writing) if not self._stands_back(job)}
         turns = [job for job in self._turns if not ahead or job in ahead]
         writing = [job for job in self._writing if not ahead or job in ahead]
@@ -265,7 +264,7 @@ class Engine:
         return [job]
 
     def _decode_round(self, chosen: Sequence[_Job]) -> list[_Job]:
-        """One token for each of the chosen, and for others that can be read along; all these are the result."""
+        """Decode one token for each chosen job, and for others that fit the batch; returns all of these."""
         for job in chosen:
             job.request.waits = False
         beginning = [job for job in self._writing if job.decode is None]
@@ -287,7 +286,7 @@ class Engine:
         return served
 
     def _read(self, jobs: Sequence[_Job], others: Sequence[_Job]) -> list[_Job]:
-        """Have their tokens read, those of the others where that can be done along; whose were read."""
+        """Decode their tokens, and those of others that fit the batch. Returns the jobs that were decoded."""
         served = []
         asked, along = [[job.decode for job in each if job.decode is not None] for each in (jobs, others)]
         for job, outcome in zip((*jobs, *others), self._decoded(asked, along), strict=True):
@@ -300,7 +299,7 @@ class Engine:
     def _decoded(self, asked: Sequence[Decode], along: Sequence[Decode]) -> Sequence[mx.array | BaseException | None]:
         try:
             return self._decoder.decode(asked, along)
-        except BaseException as error:  # noqa: BLE001 - whatever it is, it must not end the thread that all depend on
+        except BaseException as error:  # noqa: BLE001 - no error may end the thread that all jobs need
             why = f"{type(error).__name__}: {error}"
         return [
             GenerationFailed(f"The engine could not decode: {why}.", position=len(each.state.tokens))
@@ -308,11 +307,11 @@ class Engine:
         ]
 
     def _sort(self, jobs: Sequence[_Job]) -> None:
-        """Where each goes from here. Who has ended is told when its state is its own again."""
+        """Put each job in its next queue. A job that has ended gets its result once its state is out of the batch."""
         self._release([job for job in jobs if job.settlement is not None or job.decode is None])
         for job in jobs:
             if job.settlement is not None:
-                if job.writes is not None and job.writes.is_lost:  # what it wrote is nowhere any more
+                if job.writes is not None and job.writes.is_lost:  # the state that it wrote is gone
                     job.settlement = None, lost(job.writes)
                 job.settle()
             elif job.decode is not None:
@@ -327,7 +326,7 @@ class Engine:
             self._decoder.release(states)
 
     def _take_in(self, *, accepting: bool) -> bool:
-        """Move what has arrived to the end of the turn; wait only when there is nothing to do."""
+        """Append new jobs to the queue of turns; wait only when there is no work."""
         while accepting:
             try:
                 job = self._inbox.get(block=not self._turns and not self._writing)

@@ -1,1 +1,1 @@
-"""What an open store can be asked for, by what one comes for. `Store` is all of it."""
+"""The methods of an open store, by subject. `Store` has all of them."""

@@ -25,14 +25,14 @@ class Exchanging(Sessions):
         """Write a version, the latest if none is named, with all its blocks to one file outside the store.
 
         Every byte is checked on the way, and the file is flushed before it gets its name. Works in a store that was
-        opened for reading, beside a live daemon. replacing: a file that is there is replaced, and stays as it is where
-        that fails. `on_progress` is told (raw bytes copied, raw bytes in all).
+        opened for reading, beside a live daemon. replacing: replace an existing file; after a failure it stays as it
+        is. `on_progress` is told (raw bytes copied, raw bytes in all).
 
         Raises:
             SessionNotFound
-            TargetExists, UnsafePath: there is a file already, or it would lie in the store; nothing was written.
+            TargetExists, UnsafePath: the file exists already, or would be in the store; nothing was written.
             NoSpace, StoreIoError, DurabilityLost, ReadBackFailed: nothing is left of it.
-            Corruption: what a wake raises; nothing is left of it.
+            Corruption: as a wake raises it; nothing is left of the file.
         """
         from ..exchange import transfer
 
@@ -78,17 +78,16 @@ class Exchanging(Sessions):
     ) -> Receipt:
         """Let an exported file become a version; the file is only read.
 
-        It keeps its bundle id where its session has no such version yet. The same bundle again is the version that is
-        there: nothing is written (`bytes_written` 0). Where the number is another bundle's, or where `as_uri` is not
-        its own name, it becomes the session's next version, and the imported bundle its parent. With `only_kin` it
-        comes to no session that has nothing to do with it, not even to one of its own name, and on top of no version
-        with tokens that it lacks.
+        It keeps its bundle id if its session has no such version yet. If the same bundle is there already, nothing is
+        written (`bytes_written` 0). If another bundle has its number, or `as_uri` is not its own name, it becomes the
+        session's next version, with the imported bundle as parent. With `only_kin` it is not added to an unrelated
+        session, even of its own name, nor after a version with tokens that it lacks.
 
         Raises:
-            NameTaken: with `only_kin`, the session has another history: its newest version and that of the file do not
-                come from the same one, nor does one of both go on from all tokens of the other. Or it would become
-                the newest version and does not begin with all tokens of that which is.
-            StoreIoError: it cannot be read, or is no file.
+            NameTaken: with `only_kin`, the session has another history: its newest version and the file's have no
+                common ancestor, and neither begins with all tokens of the other. Or the file would become the newest
+                version without beginning with all tokens of the present newest.
+            StoreIoError: the file cannot be read, or is no file.
             Corruption, LimitExceeded, UnsupportedFormat: it is no bundle, damaged, not whole, or of a later version.
             NoSpace, BudgetExceeded, ReadBackFailed: the store is as it was before.
             ReadOnlyStore, LockLost, DurabilityLost, StoreClosed
@@ -105,7 +104,7 @@ class Exchanging(Sessions):
         only_kin: bool = False,
         on_progress: Progress | None = None,
     ) -> Receipt:
-        """Import what lies in STORE/incoming under this id, and remove it from there; for a client of a daemon.
+        """Import the file with this id in STORE/incoming, and remove it from there; for a client of a daemon.
 
         Raises:
             BundleMissing, UnsafePath: there is none, or it is not ours alone.

@@ -61,7 +61,7 @@ class Sessions:
                 raise self._not_found(uri, version, but=row) from None
             raise
         now = self.find_session(uri, row.version)
-        if now is None or now.bundle_id != row.bundle_id:  # deleted before what it needs was pinned: it may be gone
+        if now is None or now.bundle_id != row.bundle_id:  # deleted before its bundles were pinned: they may be gone
             reader.close()
             raise self._not_found(uri, version)
         try:
@@ -180,8 +180,8 @@ class Sessions:
 
     @contextlib.contextmanager
     def _index_now(self) -> Iterator[Index | None]:
-        """What the index says now: ours, while no operation changes it; beside a daemon what its file says, None where
-        that cannot be read."""
+        """The present index: ours, while no operation changes it; beside a daemon the index file, None if
+        unreadable."""
         if self._core.has_lock:
             with self._core.committing() if self._core.writable else contextlib.nullcontext():
                 yield self.index

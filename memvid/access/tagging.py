@@ -34,7 +34,7 @@ class Tagging(Sessions):
         marking.untag(self._core, uri, tag)
 
     def pin(self, uri: SessionUri, version: int | None) -> IndexRow:
-        """Keep a version, the latest if none is named, whatever a retention says. Raises as `tag` does."""
+        """Keep a version, the latest if none is named, in spite of any retention. Raises as `tag` does."""
         self._require_session(uri, version)
         return marking.pin(self._core, uri, version)
 

@@ -1,4 +1,4 @@
-"""What keeps a store sound and small."""
+"""The operations that keep a store sound and small."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ class Upkeep(Sessions):
         save_mark(self._core.folder, mark)
 
     def load_rates(self) -> dict[str, dict[str, Figure]]:
-        """What the last daemon has measured on its machine."""
+        """The rates that the last daemon measured on its machine."""
         return load_rates(self._core.folder)
 
     def save_rates(self, figures: Figures) -> None:
-        """Keep what was measured. Raises NoSpace, StoreIoError, DurabilityLost, ReadOnlyStore."""
+        """Keep measured rates. Raises NoSpace, StoreIoError, DurabilityLost, ReadOnlyStore."""
         self._core.require_writable()
         save_rates(self._core.folder, figures)
 
@@ -73,11 +73,11 @@ class Upkeep(Sessions):
         )
 
     def forget(self, uri: SessionUri, *, dry_run: bool = False) -> MaintenanceReport:
-        """Delete a session and erase every byte of it that is not another session's too, then look whether it is so.
+        """Delete a session, erase all its bytes that no other session shares, then check that they are gone.
 
-        What is shared stays, and is told with the sessions whose it is (`keep`). `problems` say what could not be
-        erased or not be told, and why; without any, nothing of the session is in the store's files. Cut off, or asked
-        for while something had it open, it is finished by asking again, also when the session is deleted by then.
+        Shared bytes stay; `keep` actions name the sessions that share them. `problems` say what could not be erased or
+        checked, and why; without any, nothing of the session is in the store's files. If this is cut off, or a reader
+        had the session open, call it again to finish, even if the session is deleted by then.
 
         Raises:
             SessionNotFound: there is no such session, and nothing of it is left.
@@ -88,9 +88,9 @@ class Upkeep(Sessions):
         return forgetting.forget(self._core, uri, self._promised, dry_run=dry_run)
 
     def usage(self) -> UsageReport:
-        """What the store takes, by place and by need, and each session's part of it. Works in a store that was opened
-        for reading, beside a daemon. Reads every version's manifest: seconds for thousands of versions. Counts
-        the versions that are listed; those whose files are missing or cannot be read are `problems`.
+        """The disk space of the store, by place and by need, and each session's part. Works in a store opened for
+        reading, beside a daemon. Reads every version's manifest: seconds for thousands of versions. Counts listed
+        versions; those with missing or unreadable files are `problems`.
 
         Raises:
             StoreIoError, StoreClosed
@@ -102,9 +102,9 @@ class Upkeep(Sessions):
     def prune(self, retention: Retention, uri: SessionUri | None = None, *, dry_run: bool = False) -> MaintenanceReport:
         """Drop the versions, of one session or of all, that a retention does not keep. Needs no disk space.
 
-        The newest version, tagged and pinned ones always stay. What stays is looked at as a wake would, but for the
-        bytes of its blocks: a version that cannot be woken stands in `problems`, and an earlier one stays for it. A
-        dry run says what would go and changes nothing; it works in a store that was opened for reading.
+        The newest version, tagged and pinned ones always stay. Each version to keep is checked as by a wake, but for
+        the bytes of its blocks: one that cannot be woken is in `problems`, and an earlier one stays in its place. A dry
+        run returns the plan and changes nothing; it works in a store opened for reading.
 
         Raises:
             SessionNotFound, CorruptMarks: nothing was dropped.
@@ -117,9 +117,9 @@ class Upkeep(Sessions):
         return pruning.prune(self._core, retention, uri, self._promised, dry_run=dry_run)
 
     def gc(self, *, dry_run: bool = False) -> MaintenanceReport:
-        """Remove what nothing needs: retired files without a user, leftovers of unfinished writes, marks of versions
-        that are gone. While the needs of some bundle are unknown it removes nothing and says so in `problems`. Never
-        touches the quarantine. A dry run says what would go, also in a store that was opened for reading.
+        """Remove unneeded files: retired files without a user, leftovers of unfinished writes, marks of deleted
+        versions. While the needs of a bundle are unknown it removes nothing and says so in `problems`. Never touches
+        the quarantine. A dry run returns the plan, also in a store opened for reading.
 
         Raises:
             ReadOnlyStore, LockLost, DurabilityLost, StoreIoError, NoSpace
@@ -136,12 +136,12 @@ class Upkeep(Sessions):
         policy: CompactionPolicy = CompactionPolicy(),
         should_stop: Callable[[], bool] = lambda: False,
     ) -> MaintenanceReport:
-        """Write the files of one session, or of all, anew, so that a wake opens few of them: as `policy` says.
+        """Rewrite the files of one session, or of all, as `policy` says, so that a wake opens few files.
 
-        Nothing that a version holds changes, nor any id; no sleep or wake waits for it, and what is in use is left for
-        the next compaction. Damaged bundles, and a disk or budget without room, are `problems`: what depends on them
-        stays as it was. `should_stop` is asked between steps; each leaves a sound store, and running it again
-        finishes what was begun. A dry run also works in a store that was opened for reading.
+        The content of versions and all ids stay the same; no sleep or wake waits for it, and files in use are left for
+        the next compaction. Damaged bundles, and a disk or budget without room, are `problems`: files that depend on
+        them stay as they were. `should_stop` is called between steps; each leaves a sound store, and another run
+        finishes the work. A dry run also works in a store opened for reading.
 
         Raises:
             SessionNotFound, ReadOnlyStore, LockLost, DurabilityLost
@@ -154,10 +154,10 @@ class Upkeep(Sessions):
         return compaction.compact(self._core, uri, policy, dry_run=dry_run, should_stop=should_stop)
 
     def repair(self, *, dry_run: bool = False) -> MaintenanceReport:
-        """Read every byte, and make a sound store of what is left of it; damaged files go to quarantine as they are.
+        """Read every byte, and make a sound store of the intact part; damaged files go to quarantine as they are.
 
-        What was lost for good stands in `problems` (`version_lost`): which session and version, and how many tokens.
-        A dry run says what would be done, also in a store that was opened for reading.
+        Permanent losses are in `problems` (`version_lost`): session, version, and number of tokens. A dry run returns
+        the plan, also in a store opened for reading.
 
         Raises:
             NoSpace, StoreIoError: what was done so far is whole; run it again.
@@ -168,8 +168,8 @@ class Upkeep(Sessions):
         return repair.repair(self._core, dry_run=dry_run)
 
     def empty_quarantine(self, *, dry_run: bool = False) -> MaintenanceReport:
-        """Remove what repair has set aside, for good: those versions cannot come back then, their tags and pins go, and
-        so does what was kept because they need it. Then as `gc`, which a dry run tells as the store is now.
+        """Remove the files that repair has set aside, for good: their versions cannot come back, and their tags, pins
+        and the files kept for them go too. Then runs `gc`; a dry run plans that for the store as it is now.
 
         Raises:
             ReadOnlyStore, LockLost, DurabilityLost, StoreIoError, NoSpace, UnsafePath
@@ -179,7 +179,7 @@ class Upkeep(Sessions):
         return gc.empty_quarantine(self._core, dry_run=dry_run)
 
     def rebuild_index(self, *, dry_run: bool = False) -> MaintenanceReport:
-        """Make the index anew from the bundles; a dry run says in what it differs from them.
+        """Rebuild the index from the bundles; a dry run says how it differs from them.
 
         Raises:
             ReadOnlyStore, LockLost, DurabilityLost, StoreIoError

@@ -182,8 +182,7 @@ class BundleReader:
 
 
 class FilePool:
-    """The open files of ancestors: a few at a time. Closes the least recently used first, and none that is being
-    read."""
+    """The open files of ancestors, a few at a time. Closes the least recently used first, never one being read."""
 
     def __init__(self, open_file: Callable[[bytes], FrameFile]) -> None:
         self._open_file = open_file

@@ -1,13 +1,12 @@
-"""Which frames which sessions need: every live version asked once where it looks for its blocks.
+"""The frames that each session needs: one pass over all live versions and the places of their blocks.
 
-Owns the one pass over all versions' manifests and directories that `usage` and `forget` count by. Changes nothing, and
-knows nothing of what is done with the answer.
+Owns the pass over all versions' manifests and directories, from which `usage` and `forget` count. Changes nothing.
 
 How it works: a version needs a frame where its directory looks for a block of its manifest. Nearly all such places are
-in files of the version's own session that list the block themselves; those frames are that session's, and only these
-exceptions are kept: frames that another session looks for, and frames in files that do not list their block (retired
-ones, and what a compaction has put into a file for others). Memory so grows with the exceptions and with the frames of
-the largest session, not with the store; time with the number of versions times their blocks.
+in files of the version's own session that list the block themselves. Only the exceptions are kept: frames that another
+session looks for, and frames in files that do not list their block (retired files, and frames that a compaction has put
+into a file for others). Memory so grows with the exceptions and with the frames of the largest session, not with the
+store; time with the number of versions times their blocks.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from .core import StoreCore
 
 @dataclass(slots=True)
 class Needs:
-    """What one pass found.
+    """The result of one pass.
 
     needed: of the exceptional frames, by the bundle whose file has them and by block, the sessions that need each.
     surplus: live bundles whose files have frames that their own manifests do not list.
@@ -52,9 +51,9 @@ LiveFile = Callable[[BundleFile, Manifest], None]
 
 
 def read_needs(core: StoreCore, on_file: LiveFile, but_for: Iterable[bytes] = ()) -> Needs:
-    """Ask every version, those of `but_for` left out; `on_file` is shown each live file that could be read.
+    """Visit every version but those of `but_for`; `on_file` gets each live file that could be read.
 
-    Works beside a daemon: what goes away meanwhile is left out.
+    Works beside a daemon: versions that go meanwhile are left out.
     """
     needs = Needs()
     leaving = frozenset(but_for)
@@ -93,7 +92,7 @@ def _sessions(core: StoreCore, live: set[bytes]) -> Iterator[list[bytes]]:
 def _read_session(core: StoreCore, bundle_ids: list[bytes], needs: Needs, on_file: LiveFile) -> None:
     mine = frozenset(bundle_ids)
     own: dict[bytes, frozenset[bytes]] = {}  # the blocks that a file has and lists
-    sought: dict[bytes, set[bytes]] = {}  # what the session looks for in its own files
+    sought: dict[bytes, set[bytes]] = {}  # the blocks that the session looks for in its own files
     session: SessionUri | None = None
     for bundle_id in bundle_ids:
         try:

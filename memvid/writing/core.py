@@ -221,8 +221,8 @@ class StoreCore:
         """The room that the budget leaves for a piece of work: checked before each write, and counted for the day.
 
         `replacing`: the write replaces a file, so the limit on the store's size does not apply. `beyond`: the limits
-        that a sleep which cannot be tried again may exceed. Writes of other operations count too. A write stays
-        counted when the work fails: it has worn the disk.
+        that a sleep which cannot be tried again may exceed. Writes of other operations count too. A write stays counted
+        when the work fails: it has worn the disk.
         """
         meter = self._account.begin(utc_day(now_ns()), replacing=replacing, beyond=beyond)
         try:

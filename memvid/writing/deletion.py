@@ -1,23 +1,22 @@
-"""Versions leave: the order in which a delete, a prune or a forget takes them away, and which files may go.
+"""Removing versions: the order of steps in a delete, a prune or a forget, and which files may go.
 
-Owns the steps from a version to no version, and the question who still needs a retired file. Takes no lock: who calls
-holds it. Which versions are to leave, others decide.
+Owns the steps that remove a version, and the check which bundles still need a retired file. Takes no lock: the caller
+holds it. The caller decides which versions go.
 
 Rules:
-- A file is retired (renamed) before its row goes, and removed after: no crash leaves a row that looks like a loss. Nor
-  marks that do: those go before the file is removed, and of a version without a file before its row.
-- Oldest versions first. A session whose newest version is retired is deleted; one whose newest version stands has lost
-  those versions whose files are retired, and no other one.
-- What repair has set aside of a session goes after that, so a delete that fails before has not touched it; where one is
-  cut off the next opening lets it go. It has an ending of its own (.mvd) until its rows are gone, for of a session of
-  which nothing stands nothing else says that it was deleted. What is whose in quarantine is asked by content.
-- What lies in quarantine of a version that stands is retired just before its file, for a retired file beside a version
-  in quarantine says that repair has set it aside.
-- A file that holds another version than its name says, which has no other one, goes to quarantine instead.
-- Whatever a bundle of unknown needs might need stays: while there is one, no file is removed, and a
-  delete says so.
-- A delete considers the files of its session and of the bundles that held blocks for it: no other one can have lost
-  its last user by it. What an earlier one left behind is found at the next open or gc, which consider all files.
+- A file is retired (renamed) before its row goes, and removed after: no crash leaves a row that looks like a loss.
+  Marks must not look like a loss either: they go before the file is removed, or, without a file, before the row.
+- Oldest versions first. If the newest version is retired, the session is deleted; if it stands, the session has lost
+  only the versions with retired files.
+- Versions that repair has set aside go after that, so a delete that fails earlier has not touched them; if it is cut
+  off, the next opening removes them. They have the ending .mvd until their rows are gone: without a standing version
+  nothing else says that the session was deleted. The content of a file in quarantine tells its owner.
+- Files in quarantine of a standing version are retired just before its own file: a retired file beside a version in
+  quarantine means that repair has set it aside.
+- A file that holds the only copy of another version than its name says goes to quarantine instead.
+- A bundle of unknown needs may need any file: while there is one, no file is removed, and a delete says so.
+- A delete considers the files of its session and of the bundles that held blocks for it: no other file can lose its
+  last user by it. Leftovers of an earlier delete are found at the next open or gc, which consider all files.
 """
 
 from __future__ import annotations
@@ -54,15 +53,15 @@ from ..index.unknown_references import find_unknown_needs
 from ..uri import SessionUri
 
 _MARKS_STAY: Final = (NoSpace, CorruptMarks, CorruptStoreFile, MarksLost, UnsupportedFormat, UnsafePath, StoreIoError)
-"""What keeps marks from being changed, and stops no delete."""
+"""The errors that keep marks from being changed; they stop no delete."""
 
 
 @dataclass(frozen=True, slots=True)
 class Retirement:
-    """What a step from versions to none did.
+    """The result of a step that removed versions.
 
-    freed: the bytes that it had to free; a full disk has no room to drop rows, and must not stop a delete.
-    problems: what it could not mark as deleted in quarantine.
+    freed: bytes freed early: a full disk has no room to drop rows, and must not stop a delete.
+    problems: files in quarantine that it could not mark as deleted.
     """
 
     freed: int
@@ -70,7 +69,7 @@ class Retirement:
 
 
 def delete_session(folder: StoreFolder, index: Index, pins: Pins, uri: SessionUri) -> DeleteReport:
-    """Retire all bundles of a session, whatever their status, drop their rows, and remove what nothing needs."""
+    """Retire all bundles of a session in any status, drop their rows, and remove unneeded files."""
     versions = len(index.numbers_of(uri))
     bundle_ids = index.bundles_of(uri)
     holders = {holder for bundle_id in bundle_ids for holder in index.refs_of(bundle_id)}
@@ -97,7 +96,7 @@ def delete_session(folder: StoreFolder, index: Index, pins: Pins, uri: SessionUr
 def _still_marked(
     folder: StoreFolder, uri: SessionUri, bundle_ids: Iterable[bytes], why: StoreError
 ) -> Iterator[Finding]:
-    """What to tell where marks stay, and there is no file of what they may name that says that it was deleted."""
+    """The problem for marks that stay without a file that shows that their version was deleted."""
     if any(folder.suffix_of(one) is None for one in bundle_ids):
         path = f"{folder.path}/{MARKS_FILE}"
         message = (
@@ -110,8 +109,7 @@ def _still_marked(
 def _only_in_memory(
     folder: StoreFolder, index: Index, uri: SessionUri, bundle_ids: Sequence[bytes]
 ) -> Iterator[Finding]:
-    """What to tell where the index's file takes no change, and no file of the session is there to say that it was
-    deleted."""
+    """The problem for an index file that takes no change, without a file of the session to show that it was deleted."""
     leaving: set[bytes] = set()
     with contextlib.suppress(UnsafePath, StoreIoError):
         leaving = set_aside_versions.list_leaving(folder)
@@ -133,7 +131,7 @@ def _waits(folder: StoreFolder, index: Index, bundle_ids: Iterable[bytes]) -> bo
 
 
 def _misnamed(folder: StoreFolder, bundle_id: bytes, other: bytes) -> Finding:
-    """What to tell of a file that was retired, and removed if nothing needed it, and that is another version."""
+    """The problem for a retired (and maybe removed) file that holds another version than its name says."""
     path = folder.bundle_path(bundle_id, RETIRED_SUFFIX)
     if folder.suffix_of(bundle_id) == RETIRED_SUFFIX:
         kept = "it is kept, under that name. `torpor repair`, run twice, brings that one back."
@@ -154,7 +152,7 @@ def _version_in(folder: StoreFolder, index: Index, bundle_id: bytes) -> bytes | 
 
 
 def _other_versions(folder: StoreFolder, index: Index, bundle_ids: Iterable[bytes]) -> dict[bytes, bytes]:
-    """By the name that it has, what `_version_in` says of each; a file that cannot be read now stays, and is none."""
+    """The result of `_version_in` for each file, by its name; an unreadable file stays, and has None."""
     found: dict[bytes, bytes] = {}
     for bundle_id in bundle_ids:
         with contextlib.suppress(StoreIoError):
@@ -172,13 +170,13 @@ def _may_be_another(folder: StoreFolder, index: Index, bundle_id: bytes) -> bool
 
 
 def retire(folder: StoreFolder, index: Index, pins: Pins, bundle_ids: Sequence[bytes]) -> Retirement:
-    """Make versions mere holders of blocks: their files are renamed in this order, then what was set aside is let go,
-    then their rows go, all at once.
+    """Make versions mere holders of blocks: rename their files in this order, then remove the set-aside versions, then
+    drop all rows at once.
 
     Raises:
         StoreIoError, NoSpace: a file could not be renamed. Those before it are retired, and their rows are gone.
-        UnsafePath, StoreIoError, NoSpace: there are only versions that were set aside, and not all could be let go.
-        DurabilityLost: files are retired whose rows nothing could take away, or a folder could not be flushed.
+        UnsafePath, StoreIoError, NoSpace: all versions were set aside, and not all could be removed.
+        DurabilityLost: rows of retired files could not be dropped, or a folder could not be flushed.
     """
     copies, failed = _in_quarantine(folder)
     aside = frozenset(index.with_status(ASIDE))
@@ -209,19 +207,19 @@ def _names(copies: Mapping[bytes, Sequence[str]], bundle_ids: Iterable[bytes]) -
 
 
 def _end_leaving(folder: StoreFolder, index: Index) -> None:
-    """What fails here the next opening, or repair, does."""
+    """The next opening, or repair, does the steps that fail here."""
     with contextlib.suppress(UnsafePath, StoreIoError):
         set_aside_versions.settle_leaving(folder, index)
 
 
 def begin_to_let_go(folder: StoreFolder, bundle_ids: Iterable[bytes]) -> list[Finding]:
-    """Let versions that are set aside be gone for the next opening, before `retire` takes them away among others, or
-    gives them back where it fails; what could not be told so. Raises DurabilityLost."""
+    """Mark set-aside versions as leaving, so that the next opening finishes their delete, before `retire` removes them
+    or, after a failure, gives them back; returns the files that could not be marked. Raises DurabilityLost."""
     return _give_ending(folder, bundle_ids, quarantine.LEAVING_SUFFIX)
 
 
 def let_go(folder: StoreFolder, bundle_ids: Iterable[bytes]) -> list[Finding]:
-    """Let what lies in quarantine of deleted versions be none any more; what could not be. Raises DurabilityLost."""
+    """Mark files of deleted versions in quarantine as deleted; returns those that failed. Raises DurabilityLost."""
     return _give_ending(folder, bundle_ids, RETIRED_SUFFIX)
 
 
@@ -232,7 +230,7 @@ def _give_ending(folder: StoreFolder, bundle_ids: Iterable[bytes], suffix: str) 
 
 
 def _in_quarantine(folder: StoreFolder) -> tuple[dict[bytes, list[str]], dict[str, StoreError]]:
-    """What lies there as a version, by bundle, or why that is unknown: it must not stop a delete."""
+    """The versions in quarantine, by bundle, or why they are unknown: an error here must not stop a delete."""
     try:
         return set_aside_versions.names_of_versions(folder), {}
     except (UnsafePath, StoreIoError) as error:
@@ -240,7 +238,7 @@ def _in_quarantine(folder: StoreFolder) -> tuple[dict[bytes, list[str]], dict[st
 
 
 def _not_let_go(folder: StoreFolder, path: str, error: StoreError) -> Finding:
-    """What to tell of a file in quarantine that could not be marked as deleted, or of all that lies there."""
+    """The problem for a file in quarantine that could not be marked as deleted, or for the whole quarantine."""
     if path == f"{folder.path}/{QUARANTINE}":
         message = (
             f"Whether {path} still holds something of the versions that were deleted cannot be told; an index made "
@@ -303,16 +301,16 @@ def remove_unneeded(
 
 
 def remove_retired(folder: StoreFolder, index: Index, pins: Pins, retired: Iterable[bytes]) -> dict[bytes, int]:
-    """Remove those of the retired bundles' files that no other bundle needs; those that are open wait for their last
-    reader. Returns the bytes that each frees. Only where what every bundle needs is known."""
+    """Remove the retired bundles' files that no other bundle needs; open files wait for their last reader. Returns the
+    bytes that each frees. Call it only if the needs of every bundle are known."""
     free = pins.wait_or_free(unneeded(index, retired))
     return _remove(folder, index, unneeded(index, free))
 
 
 def remove_waiting(folder: StoreFolder, index: Index, pins: Pins) -> dict[bytes, int]:
-    """Remove the retired files whose last reader has closed; one that is needed after all goes with a later delete.
+    """Remove the retired files whose last reader has closed; a file needed after all goes with a later delete.
 
-    Beside a bundle that cannot be read, or is missed, none does: it may have been found since they began to wait.
+    None goes beside an unreadable or missed bundle: it may have been found since they began to wait.
     """
     if index.needs_unknown():
         return {}
@@ -360,7 +358,7 @@ def unmark_deleted(folder: StoreFolder, index: Index, bundle_ids: Iterable[bytes
     except StoreIoError:
         return set(bundle_ids)
     except StoreError:
-        return set()  # what was marked is unknown, and cannot be taken away
+        return set()  # the marked versions are unknown, and their marks cannot be removed
     gone = {one for one in bundle_ids if marks.of(one) and not index.knows(one)}
     try:
         if gone:
@@ -381,8 +379,8 @@ def _make_room(folder: StoreFolder, index: Index, pins: Pins, bundle_ids: Sequen
 
 
 def unmark(folder: StoreFolder, uri: SessionUri) -> StoreError | None:
-    """No marks of a session that is gone; why they stay, where they do. Neither a full disk nor damaged marks may stop
-    a delete: where marks stay, so do the names of the retired files (`unmark_deleted`)."""
+    """Remove the marks of a deleted session; returns why they stay, if they do. Neither a full disk nor damaged marks
+    may stop a delete: if marks stay, so do the names of the retired files (`unmark_deleted`)."""
     try:
         marks = Marks.load(folder)
         if marks.session(uri):
@@ -393,10 +391,10 @@ def unmark(folder: StoreFolder, uri: SessionUri) -> StoreError | None:
 
 
 def unmark_without_files(folder: StoreFolder, bundle_ids: Iterable[bytes]) -> tuple[list[bytes], int]:
-    """No marks of those of these versions that have no file, before their rows go: with those gone nothing says that
-    they were deleted, and an opening takes their marks for those of a loss. So it does where they cannot be changed.
+    """Remove the marks of these versions that have no file, before their rows go: without rows nothing says that they
+    were deleted, and an opening takes their marks for a loss. So it does if marks cannot be changed.
 
-    Returns whose marks went, and the bytes that this wrote. Raises DurabilityLost.
+    Returns the versions whose marks went, and the bytes that this wrote. Raises DurabilityLost.
     """
     asked = [one for one in bundle_ids if folder.suffix_of(one) is None]
     with contextlib.suppress(*_MARKS_STAY):

@@ -1,9 +1,9 @@
 """Tagging and pinning versions: changes of the store's marks, one at a time.
 
-Owns the rule that a mark is given to a version that stands in the index at that moment and has a file, and that a
-change is on disk before anyone is told. What marks are is in marks.py.
+Owns two rules: a mark needs a version that is in the index at that moment and has a file, and a change is on disk
+before it is reported. marks.py defines marks.
 
-A mark can also be taken from a version that is missed. One that has none left is missed no more, at once.
+A mark can also be removed from a missed version. Once its last mark is gone, it is no longer missed.
 """
 
 from __future__ import annotations
@@ -78,8 +78,8 @@ def _marks_to_change(core: StoreCore, *, lost_is_none: bool) -> Marks:
 
 
 def _require_version_with_file(core: StoreCore, uri: SessionUri, version: int | None) -> IndexRow:
-    """A mark on a version without a file would keep what is not there, and once the index has lost the row too, it
-    alone tells of the version, and not what that needs: then no file is removed any more."""
+    """Refuse a mark on a version without a file: it keeps nothing, and if the index loses the row too, the mark alone
+    names the version but not its needs: then no file can be removed any more."""
     row = _require_version(core, uri, version)
     if core.folder.suffix_of(row.bundle_id) != LIVE_SUFFIX:
         path = core.folder.bundle_path(row.bundle_id)

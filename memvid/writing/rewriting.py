@@ -1,17 +1,16 @@
-"""Writing a bundle's file anew under the same name: other frames, another codec, or without its manifest.
+"""Rewriting a bundle's file under the same name: with other frames, another codec, or without its manifest.
 
-Owns the order in which the new file and the index change, so that at every moment each block that a version needs is
-in a file that the version's own directory, or the index, leads to. Decides nothing: callers say what the file is to
-hold.
+Owns the order of changes to file and index: at every moment the version's own directory, or the index, leads to a file
+with each block that a version needs. Callers decide the content of the file.
 
 Order: temporary file with the same manifest and a new directory → flush → read back → index: the refs of old and new
 file together, marked unsettled, durable → rename over the old file → flush the folder → index: the new facts.
 A crash leaves the old file or the new one, both whole; a mark that is left makes the next open read the file again.
 
 Rules:
-- A file loses a frame only after every version that needs it has been led elsewhere, and not while somebody has it
-  pinned: an unfinished sleep may be about to refer to it.
-- Only what was checked is copied, and the new file is read back before it takes the old one's place.
+- A file loses a frame only after every version that needs it refers to another file, and not while it is pinned: an
+  unfinished sleep may be about to refer to it.
+- Only checked bytes are copied, and the new file is read back before it replaces the old one.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ from .core import StoreCore
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """What a bundle's file is to hold.
+    """The planned content of a bundle's file.
 
     frames: in file order, each block with the bundle whose file has its frame now (the bundle itself included).
     holders: for each other block of the manifest the bundle that holds it.
@@ -52,8 +51,8 @@ class Contents:
 class Prepared:
     """A new file for a bundle, written, flushed and read back, that has not taken the old one's place.
 
-    `is_in_place` is whether it has since. It has also where `commit` fails in telling the index so: what that says then
-    covers both files, and the next opening reads the new one.
+    `is_in_place`: it has since. That is so even if `commit` then fails to update the index: the index then covers both
+    files, and the next opening reads the new one.
     """
 
     def __init__(
@@ -70,8 +69,8 @@ class Prepared:
         self.is_in_place = False
 
     def commit(self) -> bool:
-        """Let the new file take the old one's place. False, and nothing is changed, where that is not allowed now: the
-        bundle was deleted or written anew meanwhile, somebody uses what it would lose, or a holder has lost a block.
+        """Replace the old file by the new one. False, with nothing changed, if the bundle was deleted or rewritten
+        meanwhile, a frame that it would lose is in use, or a holder has lost a block.
 
         Raises:
             DurabilityLost, LockLost, NoSpace, StoreIoError
@@ -131,7 +130,7 @@ def prepared(core: StoreCore, bundle_id: bytes, contents: Contents, room: Meter 
     """Write a new file for a bundle, ready to be committed; removed again at the end if it was not.
 
     Raises:
-        Corruption: what is to be copied is damaged or missing.
+        Corruption: a frame to copy is damaged or missing.
         NoSpace, StoreIoError, LimitExceeded, and what `room` raises.
     """
     core.require_writable()

@@ -1,14 +1,14 @@
 """Sleep: makes a session's state durable as its next version.
 
-Owns which blocks are written and which are only referred to, and the order file → index row → receipt.
+Decides which blocks are written and which are only referred to. Owns the order file → index row → receipt.
 
 Rules:
-- Reused blocks are the beginning of the parent's block list, as the parent's own manifest tells it: their ids bind
-  their content, so nothing of them is read again, and a sleep costs what is new. State records of it may be left out.
-- A new block that some live bundle holds already, by its id, is referred to and not written. Its bytes on disk are
-  read and compared first: nothing is acknowledged that was not found good on disk.
-- What is referred to is pinned until the new version's row stands in the index, and is looked for once more under the
-  lock: a pin taken while a delete or a compaction was past its own look at the pins holds nothing.
+- Reused blocks are the beginning of the block list in the parent's manifest; state records of it may be left out. Their
+  ids bind their content, so they are not read again, and a sleep costs only its new blocks.
+- A new block that a live bundle holds already, by its id, is referred to and not written. Its bytes on disk are read
+  and compared first: a sleep acknowledges only blocks found good on disk.
+- Bundles referred to are pinned until the new version's row is in the index, and looked up once more under the lock: a
+  pin is too late for a delete or a compaction that has already checked the pins.
 """
 
 from __future__ import annotations
@@ -52,17 +52,17 @@ from ..uri import SessionUri
 from .core import StoreCore
 
 _TRIES: Final = 8
-"""How often a sleep is led elsewhere before it gives up: each time another delete or compaction took what it found."""
+"""Trials of a sleep before it gives up: each time another delete or compaction took a block that it had found."""
 
 _SPARE_BYTES: Final = 64 * MIB
-"""Raw bytes of blocks that are found in the store and kept in memory all the same, to be written if they go from there
-before the commit. What is beyond fails its sleep then, which has lost nothing: the caller still has it."""
+"""Raw bytes of blocks found in the store but kept in memory, to be written if they leave the store before the commit.
+If a block beyond this leaves it, the sleep fails and loses nothing: the caller still has the state."""
 
 
 @dataclass(frozen=True, slots=True)
 class VersionDraft:
-    """What is to be made durable. `reused` come first in the chain, `blocks` continue it; buffers are borrowed. The
-    `doubted` ones of the reused are read before they are referred to."""
+    """The state to make durable. `reused` come first in the chain, `blocks` continue it; buffers are borrowed. The
+    `doubted` reused blocks are read before the version refers to them."""
 
     uri: SessionUri
     identity: Identity
@@ -81,7 +81,7 @@ class VersionDraft:
 def receipt_of(
     manifest: Manifest, bundle_id: bytes, file_bytes: int, blocks_new: int, places: Mapping[bytes, bytes]
 ) -> Receipt:
-    """What is said of a version that was written. blocks_new: those in its own file; places: where the others lie."""
+    """A version that was written. blocks_new: the blocks in its own file; places: the bundles of the others."""
     return Receipt(
         uri=manifest.uri,
         version=manifest.version,
@@ -199,8 +199,8 @@ class _Sleep:
                 raise _block_missing(block_id, bundle_id)
 
     def _require_room(self, drafts: Sequence[BlockDraft]) -> None:
-        """Raise BudgetExceeded for what cannot fit, before any of it is written and counted. What the store has already
-        is found by its ids alone, so they are computed where all that is handed in would be too much."""
+        """Raise BudgetExceeded for a state that cannot fit, before any of it is written and counted. Block ids tell
+        which blocks the store has, so they are computed where all blocks together would not fit."""
         try:
             self._room.require(sum(slot.spec.size_bytes for draft in drafts for slot in draft.slots))
         except BudgetExceeded:
@@ -270,8 +270,8 @@ def with_name_of_its_own(core: StoreCore, manifest: Manifest) -> Manifest:
 
 
 def moved_blocks(core: StoreCore, places: Mapping[bytes, bytes]) -> list[bytes]:
-    """Those of the blocks that cannot be read any more where `places` says. To be asked while committing: what is there
-    then, and pinned, stays until the row that refers to it stands in the index."""
+    """The blocks that are no longer readable at their `places`. Call it while committing: a pinned block that is there
+    then stays until the row that refers to it is in the index."""
     moved: list[bytes] = []
     by_holder: dict[bytes, list[bytes]] = {}
     for block_id, holder in places.items():
@@ -296,7 +296,7 @@ def publish(core: StoreCore, temp: TempFile, bundle: IndexedBundle, meter: Meter
             meter.settle()  # after the file counts: in between its bytes do twice, which is never past the budget
         try:
             core.index.add(core.in_place(bundle))
-        except BaseException as failure:  # whatever stopped it, a version that was not acknowledged must not stay
+        except BaseException as failure:  # after any error: a version that was not acknowledged must not stay
             path = core.folder.bundle_path(bundle.bundle_id)
             try:
                 core.folder.remove(bundle.bundle_id, LIVE_SUFFIX)
@@ -323,7 +323,7 @@ class Holdings:
         self._pool.close()
 
     def look_again(self) -> None:
-        """Forget what the files held when they were looked at. They stay pinned."""
+        """Forget the contents of files seen before. They stay pinned."""
         self._pool.close()
         self._pool = FilePool(self._core.open_frames)
         self._frames.clear()
@@ -344,7 +344,7 @@ class Holdings:
             return frozenset()
 
     def find(self, block_id: bytes) -> bytes | None:
-        """Some live bundle whose file holds this block."""
+        """A live bundle whose file holds this block."""
         return next((holder for holder in self._core.index.holders_of(block_id) if self.has(holder, block_id)), None)
 
     def find_sound(self, block_id: bytes) -> bytes | None:
@@ -365,11 +365,11 @@ class Holdings:
 def _places_of_reused(
     core: StoreCore, pin: Callable[[bytes], None], holdings: Holdings, request: VersionDraft
 ) -> dict[bytes, bytes]:
-    """Where each reused block lies at present; proves that they are the beginning of the parent's chain.
+    """The present bundle of each reused block; proves that they are the beginning of the parent's chain.
 
     Raises:
         InvalidDraft: they are not.
-        BlockMissing, BundleMissing, Corruption: what would be referred to is not there, or cannot be read.
+        BlockMissing, BundleMissing, Corruption: a reused block is missing or cannot be read.
     """
     if not request.reused:
         return {}
@@ -402,8 +402,8 @@ def _places_of_reused(
 
 @contextlib.contextmanager
 def _missing_if_refused(bundle_id: bytes) -> Iterator[None]:
-    """For what is only referred to. That the system refuses to read it must not keep from its sleep a state that does
-    not need it: a caller that has all blocks writes them."""
+    """For blocks only referred to. A read error must not stop the sleep of a state that does not need them: a caller
+    that has all blocks writes them."""
     try:
         yield
     except Corruption:
@@ -427,7 +427,7 @@ def _is_beginning(reused: Iterable[BlockEntry], chain: Iterable[BlockEntry]) -> 
 
 
 def _holder_now(holdings: Holdings, block_id: bytes, place: bytes | None, parent: bytes) -> bytes:
-    """Which bundle holds a block at present: where its bundle says, or wherever the index has it."""
+    """The bundle that holds a block at present: as its bundle says, or else as the index says."""
     holder = place if place is not None and holdings.has(place, block_id) else holdings.find(block_id)
     if holder is None:
         raise _block_missing(block_id, parent)
@@ -443,7 +443,7 @@ def _block_missing(block_id: bytes, bundle_id: bytes) -> BlockMissing:
 
 
 def environment() -> dict[str, str]:
-    """What wrote a bundle, for people who look into it later. No reader acts on it."""
+    """The program that wrote a bundle, for people who look into it later. No reader acts on it."""
     return {
         "torpor": __version__,
         "python": platform.python_version(),

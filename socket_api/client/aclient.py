@@ -1,10 +1,10 @@
 """The asynchronous client: the same verbs as `client.py`, for many requests at once on one connection.
 
-Owns how a verb is asked, and the stream of a generation; the connection is `alink.py`'s. Imports no MLX, and of the
-daemon the records of its verbs (tests/socket_api/test_imports.py).
+Owns sending a verb and the stream of a generation; `alink.py` owns the connection. Imports no MLX, and only the records
+of verbs from the daemon (tests/socket_api/test_imports.py).
 
-Rules: as for the synchronous client, nothing is ever sent twice. A request whose awaiting task is cancelled is
-cancelled in the daemon. An instance belongs to the event loop on which it was connected.
+Rules: as in the synchronous client, nothing is ever sent twice. Cancelling the awaiting task cancels the request in the
+daemon. An instance belongs to the event loop on which it was connected.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class AsyncClient(DaemonVerbs, Awaiting):
     events = Opened(SubscribeRequest, _events)
 
     async def ask(self, verb: Verb[Any, R], request: Request) -> R:
-        """Ask what a row of the table of verbs says; each of the methods does this with its record."""
+        """Send the request of a row of the table of verbs; each method calls this with its record."""
         call = self._call(verb, request)
         emit = request.emit if isinstance(request, Reporting) else ignore
         request_id = self._link.begin(call)
@@ -101,14 +101,14 @@ class AsyncClient(DaemonVerbs, Awaiting):
             self._link.abandon(request_id)
 
     def _call(self, verb: Verb[Any, R], request: Request) -> Call[R]:
-        """What is sent of a request: checked, and with names as this client's namespace has them."""
+        """The message of a request: checked, and with names in this client's namespace."""
         return call_of(verb, request, self.namespace)
 
     # --- life
 
     @property
     def hello(self) -> HelloReply:
-        """What the daemon said of itself. Raises LocalProtocolError before `connect`."""
+        """The daemon's greeting. Raises LocalProtocolError before `connect`."""
         return self._link.hello
 
     async def connect(self) -> Self:
@@ -142,13 +142,13 @@ class AsyncClient(DaemonVerbs, Awaiting):
 class AsyncTextStream(Generation):
     """A generation as it happens: `async for` pieces of text, then read `result`. See `TextStream`.
 
-    As there, `async with` cancels what is unfinished, and so does dropping it, when it is collected.
+    As there, `async with` cancels an unfinished generation, and so does the collection of a dropped one.
     """
 
     _link: AsyncLink
 
     async def close(self) -> None:
-        """Cancel if unfinished, and wait for the end. `result` may then say what was generated. Idempotent."""
+        """Cancel if unfinished, and wait for the end. `result` may then hold the generated part. Idempotent."""
         if self._ended:
             return
         try:

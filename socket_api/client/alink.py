@@ -63,7 +63,7 @@ class AsyncLink:
 
     @property
     def hello(self) -> HelloReply:
-        """What the daemon said of itself. Raises LocalProtocolError before `connect`."""
+        """The daemon's greeting. Raises LocalProtocolError before `connect`."""
         if self._connection.hello is None:
             raise LocalProtocolError("This client is not connected. Use it with: async with AsyncClient() as torpor")
         return self._connection.hello
@@ -116,7 +116,7 @@ class AsyncLink:
             self._write(self._connection.send_cancel(request_id))
 
     def abandon(self, request_id: int) -> None:
-        """Forget a request; if it is still in flight, ask the daemon to stop it. What comes late is dropped."""
+        """Forget a request; if it is still in flight, ask the daemon to stop it. Late messages are dropped."""
         self._unanswered.pop(request_id, None)
         if self._inboxes.pop(request_id, None) is not None:
             self.cancel(request_id)
@@ -216,7 +216,7 @@ class AsyncLink:
 
     async def _read(self, reader: asyncio.StreamReader) -> None:
         mine = self._connection
-        failure: ApiError = connection_lost("reading it stopped")  # whatever happens, nobody waits forever
+        failure: ApiError = connection_lost("reading it stopped")  # on any error: no task may wait forever
         try:
             while data := await reader.read(_READ_BYTES):
                 mine.feed(data)
@@ -253,7 +253,7 @@ class AsyncLink:
             self._writer.write(data)
 
     async def flush(self) -> None:
-        """Wait until the daemon has taken most of what was sent."""
+        """Wait until the daemon has taken most of the sent bytes."""
         if self._renewing is not None:
             await asyncio.wait({self._renewing}, timeout=self._timeout_s)
         assert self._writer is not None, "only a connected client gets here"
@@ -296,7 +296,7 @@ class AsyncLink:
 
 
 class _Awaited:
-    """An inbox whose next message can be waited for, by one task."""
+    """An inbox; one task can wait for its next message."""
 
     def __init__(self) -> None:
         self._inbox = Inbox()

@@ -95,7 +95,7 @@ class Client(DaemonVerbs, Blocking):
     events = Opened(SubscribeRequest, _events)
 
     def ask(self, verb: Verb[Any, R], request: Request) -> R:
-        """Ask what a row of the table of verbs says; each of the methods does this with its record."""
+        """Send the request of a row of the table of verbs; each method calls this with its record."""
         call = self._call(verb, request)
         emit = request.emit if isinstance(request, Reporting) else ignore
         request_id = self._link.begin(call)
@@ -107,7 +107,7 @@ class Client(DaemonVerbs, Blocking):
             self._link.abandon(request_id)
 
     def _call(self, verb: Verb[Any, R], request: Request) -> Call[R]:
-        """What is sent of a request: checked, and with names as this client's namespace has them."""
+        """The message of a request: checked, and with names in this client's namespace."""
         return call_of(verb, request, self.namespace)
 
     # --- life
@@ -119,7 +119,7 @@ class Client(DaemonVerbs, Blocking):
 
     @property
     def hello(self) -> HelloReply:
-        """What the daemon said of itself when the connection began."""
+        """The daemon's greeting at the start of the connection."""
         return self._link.hello
 
     def close(self) -> None:
@@ -138,9 +138,9 @@ class Client(DaemonVerbs, Blocking):
 class TextStream(Generation):
     """A generation as it happens: iterate for pieces of text, then read `result`.
 
-    Use it as a context manager if it may be left before its end (by `break`, an exception): on the way out it cancels
-    what is unfinished and waits for its end. Without one, a stream that is dropped unfinished asks the daemon to stop
-    when it is collected, which CPython does at once and other Pythons at some time, and waits for nothing.
+    Use it as a context manager if you may leave it before its end (by `break`, an exception): on exit it cancels an
+    unfinished generation and waits for its end. Without one, a stream dropped unfinished asks the daemon to stop when
+    it is collected (at once in CPython, some time later in other Pythons), and does not wait.
     """
 
     _link: Link
@@ -150,7 +150,7 @@ class TextStream(Generation):
         self._id: int = link.begin(call)
 
     def close(self) -> None:
-        """Cancel if unfinished, and wait for the end. `result` may then say what was generated. Idempotent."""
+        """Cancel if unfinished, and wait for the end. `result` may then hold the generated part. Idempotent."""
         if self._ended:
             return
         try:

@@ -23,10 +23,10 @@ def ensure_daemon(
     store: str | os.PathLike[str] | None = None,
     config: str | os.PathLike[str] | None = None,
 ) -> Path:
-    """Start a daemon where none answers on that socket, and wait until it does; give the socket's path.
+    """Start a daemon unless one answers on that socket; wait until it answers, and return the socket's path.
 
     Raises:
-        DaemonNotStarted: with what `torpor ensure` says; nothing is left running.
+        DaemonNotStarted: with the message of `torpor ensure`; nothing is left running.
     """
     socket = Path(default_socket_path() if socket_path is None else socket_path)
     given = {"--socket": socket, "--store": store, "--config": config}

@@ -1,7 +1,7 @@
-"""What both clients do with what has come, whichever way they wait for it: the answer of a request, and a generation as
-it happens.
+"""How both clients handle received messages, blocking or asynchronous: the answer of a request, and a generation in
+progress.
 
-Owns the state of such a stream, and what each message means to it. Does not wait.
+Owns the state of such a stream, and the effect of each message on it. Does not wait.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def answer_in(message: ServerMessage, call: Call[R], emit: Callable[[ProgressEve
 
 
 class Generation:
-    """The end of a generation, however it comes, and what is known until then."""
+    """The state of a generation: its parts so far, and its end of any kind."""
 
     def __init__(self, link: Link | AsyncLink, call: Call[GenerateResult], on_event: OnEvent | None) -> None:
         self._link = link
@@ -48,8 +48,8 @@ class Generation:
         """The whole generation, once the stream has ended.
 
         Raises:
-            LocalProtocolError: it has not ended, or was cancelled before it had a result; then its details hold the
-                facts of what stays (docs/reference/protocol.md, `cancelled`), if anything does.
+            LocalProtocolError: it has not ended, or was cancelled before it had a result; then its details tell which
+                work stays (docs/reference/protocol.md, `cancelled`), if any.
         """
         if self._result is None:
             raise LocalProtocolError(

@@ -2,11 +2,11 @@
 
 Owns the socket and an inbox for each request in flight. Does not know the verbs (`client.py`).
 
-Rules: what the daemon has begun is never sent twice. The first failure of the connection ends it, and later calls name
-that failure as cause. There are two exceptions, and the daemon has begun nothing in either. Where it needed this
-connection's place, another one is made with the next use, and what was not answered is sent on that. Where it refused a
-request on a connection in reserve, that is sent again after a pause, in which the answers of others are read. What is
-to be sent again is noted first, so that an interrupt loses none of it: the next wait sends it.
+Rules: a request that the daemon has begun is never sent twice. The first failure of the connection ends it, and later
+calls name that failure as cause. There are two exceptions; the daemon has begun nothing in either. If it needed this
+connection's place, the next use connects again and sends the unanswered requests. If it refused a request on a reserve
+connection, that is sent again after a pause, in which the answers of others are read. Requests to send again are noted
+first, so an interrupt loses none of them: the next wait sends them.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ _READ_BYTES = 256 * 1024
 
 
 def require_timeout(timeout_s: float | None) -> None:
-    """Refuse what is no time to wait: zero, less, NaN, or more than a system's timer takes.
+    """Refuse an invalid timeout: zero, less, NaN, or more than a system's timer takes.
 
     Raises:
         InvalidRequest: with the field `timeout_s`.
@@ -75,7 +75,7 @@ def require_timeout(timeout_s: float | None) -> None:
 
 
 class Link:
-    """A greeted connection. Raises what `Client` says; `timeout_s` is the longest silence about one request."""
+    """A greeted connection. Raises as `Client`; `timeout_s` is the longest silence about one request."""
 
     def __init__(self, socket_path: Path, *, timeout_s: float | None) -> None:
         require_timeout(timeout_s)
@@ -93,7 +93,7 @@ class Link:
 
     @property
     def hello(self) -> HelloReply:
-        """What the daemon said of itself."""
+        """The daemon's greeting."""
         assert self._connection.hello is not None, "the constructor waits for it"
         return self._connection.hello
 
@@ -139,7 +139,7 @@ class Link:
                 raise
 
     def abandon(self, request_id: int) -> None:
-        """Forget a request; if it is still in flight, ask the daemon to stop it. What comes late is dropped."""
+        """Forget a request; if it is still in flight, ask the daemon to stop it. Late messages are dropped."""
         with self._alone():
             self._abandon(request_id)
 
@@ -223,7 +223,7 @@ class Link:
             time.sleep(next(between))
 
     def _renew(self) -> None:
-        """Connect again, after the daemon needed this connection's place, and send what it has not answered."""
+        """Connect again, after the daemon needed this connection's place, and send the unanswered requests."""
         while is_eviction(self._failure):
             self._evictions += 1
             if self._evictions > MOST_REPEATS:
@@ -247,7 +247,7 @@ class Link:
         return min(owed, default=(math.inf, 0))
 
     def _send_owed(self) -> None:
-        """Send again what is owed by now."""
+        """Send again the requests that are due."""
         while (owed := self._first_owed())[0] <= time.monotonic():
             if (request := self._unanswered.get(owed[1])) is not None:  # else a signal handler gave it up just now
                 self._send_again(owed[1], request)
@@ -276,7 +276,7 @@ class Link:
                 ) from None
 
     def _read(self, deadline: float) -> None:
-        """Take what the daemon sent to its inboxes, waiting for at least a byte. Raises TimeoutError."""
+        """Put received messages into their inboxes, waiting for at least a byte. Raises TimeoutError."""
         left_s = deadline - time.monotonic()
         if left_s <= 0:
             raise TimeoutError

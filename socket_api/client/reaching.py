@@ -1,9 +1,8 @@
-"""Reaching a daemon that is busy: a connection to its socket, tried again for a while where many come at once, and
-what was asked of it and has no answer yet.
+"""Reaching a busy daemon: tries to connect again for a while when many clients come at once; and the requests without
+an answer yet.
 
-Owns what counts as busy, how long to pause, and how often to try; and what has come of a request and is not taken yet,
-in its order and within a bound. Does not wait itself: the two clients do that in
-their own ways.
+Owns the test for busy, the pauses and the number of trials; and the received messages of a request that are not taken
+yet, in order and within a bound. Does not wait: the two clients do that in their own ways.
 """
 
 from __future__ import annotations

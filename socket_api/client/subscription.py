@@ -1,4 +1,4 @@
-"""What happens in the daemon, as a client sees it: a subscription that goes on until it is closed or the daemon stops.
+"""The events of the daemon for a client: a subscription that goes on until it is closed or the daemon stops.
 
 Owns the two iterators, blocking and asynchronous. Does not know the verbs of the clients, which make them.
 """
@@ -27,7 +27,7 @@ class _Ending:
 
     @property
     def result(self) -> SubscribeResult:
-        """What became of it, once the daemon has stopped. Raises LocalProtocolError before."""
+        """The result, once the daemon has stopped. Raises LocalProtocolError before."""
         if self._result is None:
             raise LocalProtocolError("This subscription has not ended with its daemon.")
         return self._result
