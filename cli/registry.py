@@ -243,13 +243,21 @@ def _flowing(text: str) -> str:
     return "\n\n".join(paragraphs)
 
 
+_GONE = {
+    "--check-models": "`torpor serve --check-models` reads the files of the models that it serves again.",
+    "--repeats": "`bench/ttft.py` takes the times as often as you like.",
+}
+"""Options that a command once had, and what is there instead."""
+
+
 def _report_usage(error: Any, arguments: Sequence[str], *, as_json: bool) -> int:
     from .view.output import write_failure
 
     problem = error.format_message().replace("Input should be", "it must be").partition(", unable to parse")[0]
     problem = problem.replace("Value error, ", "")  # pydantic's prefix of the message of a check
     sentence = problem if problem.endswith("?") else f"{problem.rstrip('.')}."
-    message = f"{sentence} See {_command_of(error, arguments)} --help."
+    instead = _GONE.get(getattr(error, "option_name", ""), "")
+    message = " ".join(filter(None, (sentence, instead, f"See {_command_of(error, arguments)} --help.")))
     named = next(iter(getattr(getattr(error, "param", None), "opts", [])), "")
     details = {"option": named} if named.startswith("-") else {}
     write_failure(InvalidUsage.code, message, USAGE.number, details, as_json=as_json)

@@ -191,8 +191,11 @@ class TempFile:
     def sync(self) -> None:
         sync_file(self.fd, self.path)
 
-    def publish(self, folder_fd: int, name: str, folder_path: str, *, replacing: bool = False) -> None:
-        """Give the flushed file its name and flush both folders. After it returns the file survives power loss.
+    def publish(
+        self, folder_fd: int, name: str, folder_path: str, *, replacing: bool = False, flushing: bool = True
+    ) -> None:
+        """Give the flushed file its name and flush both folders. After it returns the file survives power loss; without
+        `flushing`, once both folders were flushed.
 
         Raises:
             DurabilityLost: a folder could not be flushed. The name is taken back as far as possible, but not where the
@@ -203,6 +206,8 @@ class TempFile:
         except OSError as error:
             raise write_error(error, "rename", f"{folder_path}/{name}") from error
         self._published = True
+        if not flushing:
+            return
         try:
             sync_folder(folder_fd, folder_path)
             if folder_fd != self._folder_fd:
@@ -270,17 +275,25 @@ class TempFile:
 
 
 def write_file(
-    folder_fd: int, name: str, data: bytes, folder_path: str, *, temp_fd: int | None = None, replacing: bool = False
+    folder_fd: int,
+    name: str,
+    data: bytes,
+    folder_path: str,
+    *,
+    temp_fd: int | None = None,
+    replacing: bool = False,
+    flushing: bool = True,
 ) -> None:
     """Write a small file durably and atomically; its temporary file may lie in another folder.
 
     With `replacing` a file of that name is replaced: whatever fails, either the old one or the new one is there.
+    Without `flushing` the folders are still to be flushed.
     """
     temp = TempFile(folder_fd if temp_fd is None else temp_fd, folder_path)
     try:
         temp.append([data])
         temp.sync()
-        temp.publish(folder_fd, name, folder_path, replacing=replacing)
+        temp.publish(folder_fd, name, folder_path, replacing=replacing, flushing=flushing)
     finally:
         temp.close()
 

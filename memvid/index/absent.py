@@ -52,18 +52,21 @@ class AbsentNotes:
         return f"{self.path}/{_name_of(bundle_id)}"
 
     def keep(self, bundles: Iterable[IndexedBundle]) -> None:
-        """Note versions durably, each in the place of what was noted of it. Raises NoSpace, StoreIoError, UnsafePath,
-        DurabilityLost."""
+        """Note versions durably, each in the place of what was noted of it. The folders are flushed once for all of
+        them. Raises NoSpace, StoreIoError, UnsafePath, DurabilityLost."""
         waiting = list(bundles)
         if not waiting:
             return
         durable.make_folder(self._root_fd, ABSENT, self._store_path, FOLDER_MODE)
         with contextlib.ExitStack() as stack:
             fd = stack.enter_context(self._opened())
-            temps = _open_folder(stack, self._root_fd, BUNDLES, f"{self._store_path}/{BUNDLES}")
+            temps_path = f"{self._store_path}/{BUNDLES}"
+            temps = _open_folder(stack, self._root_fd, BUNDLES, temps_path)
+            stack.callback(durable.sync_folder, temps, temps_path)
+            stack.callback(durable.sync_folder, fd, self.path)
             for bundle in waiting:
                 name, data = _name_of(bundle.bundle_id), encode_note(bundle)
-                durable.write_file(fd, name, data, self.path, temp_fd=temps, replacing=True)
+                durable.write_file(fd, name, data, self.path, temp_fd=temps, replacing=True, flushing=False)
 
     def drop(self, bundle_ids: Iterable[bytes]) -> None:
         """Durably remove the notes of those of the versions that have one. What lies in a folder that is open to others

@@ -140,6 +140,8 @@ def test_a_mistyped_command_is_answered_with_the_right_one(torpor: Torpor) -> No
         ),
         (("prune", "--keep-last"), "Option '--keep-last' requires an argument. See torpor prune --help."),
         (("ls", "--no-such-option"), "No such option: --no-such-option. See torpor ls --help."),
+        (("doctor", "--check-models"), "No such option: --check-models. `torpor serve --check-models` reads"),
+        (("demo", "--repeats=3"), "No such option: --repeats. `bench/ttft.py` takes"),
         (("serve", "--canary", "x"), "'--canary': 'x' is not one of 'always', 'changed', 'never'. See torpor serve"),
         (("quantise", "x", "--bits", "3"), "'--bits': '3' is not one of '8', '4'. See torpor quantise --help."),
     ],

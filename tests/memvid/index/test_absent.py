@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from store_making import OTHER_URI, URI, bundle_path, contents, expected, sleep
 from torpor.memvid import Store
+from torpor.memvid.disk import durable
 from torpor.memvid.errors import BundleMissing, NoSpace, StoreError, StoreIoError, UnsafePath
 from torpor.memvid.folder.retention import Retention
 from torpor.memvid.format.lossy import Lossy
@@ -175,6 +176,22 @@ def test_a_version_that_leaves_for_good_takes_its_note_with_it_though_the_disk_i
     with Store.open(store_path, writable=True) as again:
         assert again.index.given_up() == {}
         assert sleep(again, 20).version == (2 if how == "empty" else 1)
+
+
+def test_the_folders_are_flushed_once_for_all_notes_of_an_opening(
+    store: Store, store_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lost = [sleep(store, 20, seed=seed).bundle_id for seed in range(5)]
+    for bundle_id in lost:
+        bundle_path(store, bundle_id).unlink()
+    store.close()
+    flushed, flush = list[str](), durable.sync_folder
+    with monkeypatch.context() as patch:
+        patch.setattr(durable, "sync_folder", lambda fd, path: (flushed.append(path), flush(fd, path)))
+        Store.open(store_path, writable=True).close()
+    assert notes_in(store_path).keys() == {f"{bundle_id.hex()}.json" for bundle_id in lost}
+    assert flushed.count(str(store_path / "absent")) == 1
+    assert flushed.index(str(store_path / "absent")) < flushed.index(str(store_path / "bundles"))
 
 
 def no_room(*_: object, **__: object) -> None:
