@@ -1,6 +1,6 @@
-"""What a service is made of, put together, and what all its verbs share: names, turns, new sessions.
+"""The parts of a service, put together, and the functions that all its verbs share: names, turns, new sessions.
 
-Owns the wiring alone. The verbs are `verbs/`, life and death `service.py`.
+Owns the wiring alone. The verbs are in `verbs/`, start and stop in `service.py`.
 """
 
 from __future__ import annotations
@@ -150,7 +150,7 @@ class Parts:
         labels: tuple[str, ...] = (),
         system: str | None = None,
     ) -> Session:
-        """A new session, whose turn is held."""
+        """A new session; the caller holds its turn."""
         self.residency.standing.require_new(uri)
         async with self.residency.models.using(model, use) as chosen:
             state = await self.hibernation.waking.begin(chosen, lambda: initial_key(settings))
@@ -195,7 +195,7 @@ class Parts:
             self.bus.publish(SessionDeleted(uri, 0, 0))
             return DeleteResult(str(uri), 0, 0, 0)
         report = await self.hibernation.threads.on_writer(lambda: self.store.delete_session(uri))
-        # Only now: what cannot be removed from the disk must not be lost from memory.
+        # Only now: a session that cannot be removed from the disk must not be lost from memory.
         self.residency.awake.drop(uri)
         self.forget_words(uri)
         self.bus.publish(SessionDeleted(uri, report.versions_deleted, report.bytes_freed))
@@ -209,7 +209,7 @@ class Parts:
         )
 
     def forget_words(self, uri: SessionUri) -> None:
-        """Know no token of a session that is gone, nor any text of it."""
+        """Forget all tokens and text of a deleted session."""
         self.reuse.forget(uri)
         self.reasons.forget(uri)
         self.hits.forget(uri)

@@ -1,4 +1,4 @@
-"""The parts of a model's identity: what each is called, which side it is on, and what follows when it differs.
+"""The parts of a model's identity: the name, the side and the policy of each.
 
 Every part is named, so that a refusal can say which one differs. A part is of the *meaning* (what the tokens and the
 numbers in the cache mean) or of the *representation* (how they are held, and what computed them). Its policy decides:
@@ -30,19 +30,19 @@ Policy = Literal["must_match", "convertible", "may_differ"]
 # How this version arranges slots in blocks and in the state record; raised when that changes for a cache that could
 # be slept before. What a slot holds has a version of its own, in its kind.
 STATE_LAYOUT: Final = "1"
-# What is shown of a value in a sentence; the error's details have all of it.
+# Characters of a value shown in a sentence; the error's details have all of it.
 _SHOWN_CHARS = 80
 _DIGEST_CHARS = 64
 _DIGEST_CHARS_SHOWN = 12
-# Of what a snapshot says computed it; longer text was not written by us.
+# Characters of a backend part in a snapshot; we write no longer text.
 MAX_CIRCUMSTANCE_CHARS: Final = 1024
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """why: what would go wrong, or why nothing would. remedy: what a person does about a difference.
+    """why: the harm of a difference, or why there is none. remedy: advice to a person about a difference.
 
-    decides_bits: whether what is computed next could differ by it; if not, `strict` ignores it.
+    decides_bits: whether it may change later results; if not, `strict` ignores it.
     """
 
     name: str
@@ -161,7 +161,7 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """What differs between a snapshot and a live model, in the order of `PARTS`, what this version does not know last.
+    """The parts that differ between a snapshot and a live model, in the order of `PARTS`, unknown parts last.
 
     A part that only one of them has differs like any other: its policy decides, and of an unknown part it is unknown
     that it may differ (GM9).
@@ -225,9 +225,9 @@ def require_same(
 def require_circumstances(
     stored: object, live: Mapping[str, str], *, model: str, strict: bool
 ) -> tuple[Difference, ...]:
-    """Give what differs between that which computed a snapshot, as its session map has it, and what computes now.
+    """Return the differences between a snapshot's backend, from its session map, and the present one.
 
-    stored: whatever stands in the map; what is not text of ours counts as not there.
+    stored: the value in the map; a value that is not our text counts as missing.
 
     Raises:
         IdentityMismatch: something differs, and `strict` refuses that.
@@ -239,7 +239,7 @@ def require_circumstances(
 
 
 def require_nothing_differs(differing: tuple[Difference, ...], *, model: str) -> None:
-    """Refuse what may differ, for somebody who is strict.
+    """Refuse `may_differ` parts for a strict caller.
 
     Raises:
         IdentityMismatch: something differs that decides bits.
@@ -249,7 +249,7 @@ def require_nothing_differs(differing: tuple[Difference, ...], *, model: str) ->
 
 
 def decide_bits(differing: tuple[Difference, ...]) -> bool:
-    """Whether what differs may make other bits of what is computed next."""
+    """Whether these differences may change the bits of later results."""
     return bool(Comparison(differing).refused(strict=True))
 
 
@@ -265,11 +265,11 @@ def circumstances_in(stored: object) -> dict[str, str]:
 
 
 def tokens_from_elsewhere(session: Mapping[str, Any]) -> int:
-    """How many of a snapshot's first tokens something else computed than what its session map names (`backend`), and
-    maybe to other bits: it was woken there and went on. 0 where that made all of it.
+    """How many of a snapshot's first tokens another backend computed than the one in its session map (`backend`), maybe
+    to other bits: the session was woken there and went on. 0 if one backend computed all.
 
     Raises:
-        MalformedSnapshot: what stands in the map is no such number.
+        MalformedSnapshot: the value in the map is no such number.
     """
     count = session.get(ELSEWHERE, 0)
     if type(count) is not int or not 0 <= count <= MAX_TOKENS:
@@ -298,7 +298,7 @@ def _remedy(difference: Difference, model: str) -> str:
 
 
 def _follows(difference: Difference, differing: Sequence[Difference]) -> bool:
-    """Whether a part is another only because a part is from which it follows: who mends that has mended both."""
+    """Whether a part differs only because the part that it derives from differs: one remedy mends both."""
     return difference.field == "cache_layout" and any(
         each.field != "cache_layout" and each.policy != "may_differ" for each in differing
     )

@@ -47,14 +47,14 @@ ReadSlots = Callable[[BlockEntry, Sequence[tuple[int, Sequence[memoryview]]]], N
 
 @dataclass(frozen=True, slots=True)
 class WakePlan:
-    """What a wake will read, decided from the manifest and the block headers, before any memory is taken.
+    """The plan of a wake, made from the manifest and the block headers before any memory is taken.
 
     spans: the blocks to read, in order; arrays: where each of them has the span arrays; filled_tokens: how many tokens
         are in them.
     state: the record to read, None where there is none at or before the position that could be used.
-    records: what is in it, cache by cache.
-    resumed_tokens: how much of the session the caches hold once they are filled and cut back.
-    target_tokens: how much of it is wanted; what lies between has to be computed.
+    records: its content, cache by cache.
+    resumed_tokens: tokens that the caches hold once they are filled and cut back.
+    target_tokens: tokens wanted; those in between have to be computed.
     tokens: the ledger's bytes up to the target; passes: how it was read, as far as it is known; held_passes: how that
         was read with which the caches are filled.
     checkpoints: positions of the records in between that stay usable.
@@ -77,12 +77,12 @@ class WakePlan:
 
     @property
     def has_logits(self) -> bool:
-        """Whether the record is that of the position at which the caches resume."""
+        """Whether the record is of the position at which the caches resume."""
         return self.state is not None and self.state.start == self.resumed_tokens
 
     @property
     def is_cut_back(self) -> bool:
-        """Whether what is read goes on behind the position at which the caches resume."""
+        """Whether the blocks to read go on behind the position at which the caches resume."""
         return self.filled_tokens > self.resumed_tokens or (
             self.state is not None and self.state.start > self.resumed_tokens
         )
@@ -100,7 +100,7 @@ class WakePlan:
 
     @property
     def loss(self) -> Loss | None:
-        """What the blocks that are read have lost; None where all of them are exact."""
+        """The loss of the blocks to read; None where all of them are exact."""
         kept = [
             (array.quantisation.bits, entry.end)
             for entry, arrays in zip(self.spans, self.arrays, strict=True)
@@ -228,7 +228,7 @@ def _target(reader: BundleReader, at: int | None) -> int:
 
 
 def no_such_position(held: int, at: int, unread: int = 0) -> NoSuchPosition:
-    """What is said of a position that a version of `held` tokens does not have. unread: tokens of its ledger behind."""
+    """The error for a position that a version of `held` tokens lacks. unread: tokens of its ledger behind those."""
     if unread:
         return NoSuchPosition(
             f"This version has the state of {format_plural(held, 'token')}, and {format_plural(unread, 'token')} more "
@@ -287,10 +287,10 @@ class Filling:
         on_filled: told the path of each cache, in order, once all of its memory is filled and verified: from then on it
             may be looked at, while later ones are still being read. Whether the state as a whole is good is known at
             the end.
-        trusting: raw bytes are taken for what was written without being hashed (`BundleReader.read_slots_into`).
+        trusting: raw bytes are not hashed (`BundleReader.read_slots_into`).
 
         Raises:
-            StoreError: a byte is not what its block id says; nothing live has been touched.
+            StoreError: a byte does not match its block id; nothing live has been changed.
         """
         source = partial(reader.read_slots_into, trusting=trusting)
         planned = list(self._jobs(source, LargePages()))
@@ -380,7 +380,7 @@ class Filling:
             truncate(caches, plan.resumed_tokens)
 
     def _jobs(self, source: ReadSlots, large: LargePages) -> Iterator[tuple[str, Callable[[], None]]]:
-        """What fills each array, with the path of its cache, in the order of the caches."""
+        """The reads that fill each array, with the path of its cache, in the order of the caches."""
         places = {entry.path: index for index, entry in enumerate(self.plan.layout.entries)}
         jobs: list[tuple[int, Callable[[], None]]] = []
         if self.spans:

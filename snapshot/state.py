@@ -1,4 +1,4 @@
-"""A session's model state as a value: what is captured by a sleep and given back by a wake."""
+"""A session's model state as a value: a sleep captures it, and a wake restores it."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class LiveState:
         return held == len(self.tokens) == self.passes.token_count
 
     def kept(self, *, one_token: bool = False) -> Callable[[], None]:
-        """What puts all of the state back to what it is now, but for the count of computed tokens."""
+        """A function that restores the present state, but for the count of computed tokens."""
         put_caches_back = keep(self.caches, one_token=one_token)
         held, passes = len(self.tokens), self.passes.copy()
         logits, key = self.last_logits, self.random_key

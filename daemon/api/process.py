@@ -135,7 +135,8 @@ class ShutdownResult(Result):
 
     empty: sessions that had read nothing. They end with their daemon, by design: no computed state is lost.
     ledgers: sessions whose tokens are all kept, but not all keys and values, with why; the next request for one
-        computes these again. The process ends after this is sent.
+        computes these again.
+    The process ends after this is sent.
     """
 
     slept: tuple[str, ...]

@@ -1,15 +1,15 @@
-"""Which requests are taken in, and who stands back for whom.
+"""Admission of requests, and which requests stand back for others.
 
 Rules:
-- A request that wants the engine or memory is taken in only where fewer than a limit wait: it is refused before it has
-  done anything. Half of that is for normal requests alone, so that none finds the door shut by the background.
-- A background request stands back where a normal one waits for the engine or for memory. For how long it has done so
-  adds up; after `MOST_STOOD_BACK_S` it counts as normal until it ends. So does at once one that a normal one waits for.
-- What the daemon does by itself belongs to no request. Making room for others counts as normal; what it computes again
-  because the disk has damaged it stands back, until somebody waits for that session.
+- A request for the engine or memory is admitted only while fewer than a limit wait; else it is refused before it does
+  anything. Half of the limit is for normal requests alone, so that background requests never shut them out.
+- A background request stands back while a normal one waits for the engine or for memory. This time adds up; after
+  `MOST_STOOD_BACK_S` it counts as normal until it ends. It does so at once if a normal request waits for it.
+- The daemon's own work belongs to no request. Making room for others counts as normal; recomputing blocks damaged on
+  the disk stands back, until a request waits for that session.
 
-Who stands back is decided where there is something to wait for: `engine.py`, `memory.py`. Requests for one session take
-turns in the order of their coming, whatever their priority.
+`engine.py` and `memory.py`, where requests wait, decide which stand back. Requests for one session take turns in order
+of arrival, at any priority.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Result = TypeVar("Result")
 
 
 class Request:
-    """One that was taken in, or work of the daemon's own.
+    """An admitted request, or the daemon's own work.
 
     waits: whether it neither reads nor writes at the moment; changed by the engine, too. stood_back_s: for how long it
         has stood back so far.
@@ -47,7 +47,7 @@ class Request:
         self.waits = True
 
     def stands_back(self, more_s: float = 0.0) -> bool:
-        """Whether normal ones go before it. more_s: for how long it has stood back beside what is counted."""
+        """Whether normal requests go before it. more_s: seconds that it has stood back beyond the counted ones."""
         return self._is_background and self.stood_back_s + more_s < MOST_STOOD_BACK_S
 
     def lift(self) -> None:
@@ -59,7 +59,7 @@ _request: contextvars.ContextVar[Request | None] = contextvars.ContextVar("admit
 
 
 def current() -> Request:
-    """The request on whose behalf this runs; one of its own for what the daemon does by itself."""
+    """The request that this runs for; a new one for the daemon's own work."""
     return _request.get() or Request()
 
 

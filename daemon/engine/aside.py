@@ -29,7 +29,7 @@ class Aside:
     async def run(self, work: Callable[[], Result], told: Callable[[BaseException], Exception]) -> Result:
         """The result of the work, which runs to its end even if no caller waits any more.
 
-        told: what the one who waits gets for an error.
+        told: makes the waiting caller's error from an error of the work.
         """
         loop = asyncio.get_running_loop()
         done: asyncio.Future[Result] = loop.create_future()
@@ -47,7 +47,7 @@ class Aside:
         def do() -> None:
             try:
                 loop.call_soon_threadsafe(settle, work(), None)
-            except BaseException as error:  # noqa: BLE001 - whatever it is, it belongs to the one who waits
+            except BaseException as error:  # noqa: BLE001 - any error belongs to the waiting caller
                 loop.call_soon_threadsafe(settle, None, told(error))
 
         thread.inbox.put(do)

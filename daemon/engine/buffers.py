@@ -1,10 +1,10 @@
 """MLX's cache of freed buffers, kept small beside the memory budget.
 
-MLX keeps the memory of arrays that are gone, to use it again; to everybody else it is taken. So what is kept is
-bounded, and what sessions had is given back when they go to sleep to make room.
+MLX keeps the memory of freed arrays for reuse; other programs cannot use it. So this cache is bounded, and the memory
+of sessions that sleep to make room is given back.
 
-Only the engine thread may ask for either: MLX waits for its streams then, without letting other threads run Python, and
-the stream of a wake may wait for Python.
+Only the engine thread may do either: MLX then waits for its streams and lets no other thread run Python, and the stream
+of a wake may wait for Python.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import mlx.core as mx
 from .engine import Engine
 
 CACHED_SHARE: Final = 16
-"""Freed buffers are kept up to this part, one sixteenth, of what the budget leaves beside the models: beside what is
-counted, for they are no session's, but there."""
+"""Freed buffers are kept up to this part, one sixteenth, of the budget without the models. They take memory beyond the
+counted bytes, because they belong to no session."""
 
 
 class Buffers:
@@ -30,7 +30,7 @@ class Buffers:
     async def bound(self, for_sessions: int) -> None:
         """Let MLX keep no more than its share, nor more than it would have kept by itself, until `close`.
 
-        for_sessions: what the budget leaves beside the models.
+        for_sessions: the budget without the models, in bytes.
         """
 
         def limit() -> int:
@@ -46,7 +46,7 @@ class Buffers:
         await self._engine.call(mx.clear_cache)
 
     async def close(self) -> None:
-        """Let MLX keep what it would have kept by itself."""
+        """Restore MLX's own limit."""
         before = self._before
         if before is not None:
             await self._engine.call(lambda: mx.set_cache_limit(before))

@@ -1,7 +1,7 @@
 """Waiting that outlasts a cancellation.
 
-A request whose client goes away is cancelled, but work that others' state depends on (a step on the engine thread,
-a bundle that is being written) must be seen to its end before the session is let go.
+A request is cancelled when its client leaves. But work that shared state depends on (a step on the engine thread, a
+bundle being written) must end before the session is released.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ Result = TypeVar("Result")
 
 
 class LeftMidway(asyncio.CancelledError):
-    """The cancellation of a request that was done in part; that part stays. was_read: whether the session has read what
-    the request had for it; tokens, text: what was written; token_count: what the session holds now; branched: the look
+    """The cancellation of a request that was partly done; that part stays. was_read: whether the session has read the
+    request's input; tokens, text: the generated part; token_count: the tokens of the session now; branched: the look
     that it ended."""
 
     def __init__(
@@ -52,7 +52,7 @@ async def settled(future: asyncio.Future[Any]) -> None:
 async def to_the_end(work: Awaitable[Result]) -> Result:
     """The result of work that runs to its end even when the caller is cancelled, which is then told afterwards.
 
-    Several may wait for one task. What may still be given up (waiting for a turn) does not belong into the work.
+    Several callers may wait for one task. Steps that may be cancelled (waiting for a turn) do not belong in the work.
     """
     task = asyncio.ensure_future(work)
     try:

@@ -1,15 +1,15 @@
-"""One token more for each session that writes: those of one model in one call, where mlx-lm can, or each alone.
+"""Decodes one token for each generating session: in one call per model where mlx-lm can, or each session alone.
 
 Rules:
-- A state decodes in a batch for as long as its request goes on writing. Meanwhile its caches are rows of the batch, and
-  `LiveState.caches` is empty; code that wants them asks for its `release`.
-- After a failure every state is as it was before the token: the batch is put back and taken apart, and each of its
-  states reads its token alone, so that the one that fails is the one that is told.
-- Numbers that were computed beside others may differ in the last bits from those computed alone, so a ledger tells
-  which of its tokens were read so (`passes.UNREPEATABLE`).
-- A model decodes in batches only once it has been seen to compute in one what it computes alone.
-- Tokens that are read *along* take no call of their own: their states have rows beside those of the others, as many as
-  are free, and give them back to others that would have none.
+- A state stays in a batch while its request generates. Meanwhile its caches are rows of the batch, and
+  `LiveState.caches` is empty; code that needs them calls `release`.
+- After a failure every state is as it was before the token: the batch is restored and taken apart, and each state
+  decodes its token alone, so that only the failing one gets the error.
+- Numbers computed in a batch may differ in the last bits from those computed alone, so a ledger records which tokens
+  were decoded in a batch (`passes.UNREPEATABLE`).
+- A model decodes in batches only after a test that a batch computes the same as a single state.
+- Tokens that are decoded *along* need no extra call: their states take free rows of the batch, and give them up to
+  other states that have none.
 
 Everything here runs on the engine thread.
 """
@@ -42,24 +42,24 @@ from ..options.serve_options import ServeOptions
 _LOG = logging.getLogger(__name__)
 
 _ROUNDS_TO_COPY: Final = 2
-"""A row is copied in about the time in which it is decoded so often, with some thousands of tokens."""
+"""Copying a row takes about the time of decoding it this many times, with some thousands of tokens."""
 
 _MOST_FAILURES: Final = 3
 """Batches of a model that may fail where each of their sessions alone does not, before it decodes in none any more."""
 
 MOST_PADDING: Final = 0.25
-"""How much of what the rows of a batch hold may be added to make them equally long, and which part of the rows may be
-empty. A session that is much shorter or longer than those of a batch decodes in another one, or alone."""
+"""The padding that may make the rows of a batch equally long, as a part of their content, and the part of the rows that
+may be empty. A session much shorter or longer than a batch decodes in another one, or alone."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Decode:
-    """What a step that writes yields: the token that its state is to read next. It is sent the logits, float32
-    `[vocabulary]`, evaluated with all that the caches hold; or what failed is thrown into it, and the state is as it
-    was. From then on it leaves the caches to the decoder, until it ends.
+    """A generating step yields this: the next token for its state. It is sent the logits, float32 `[vocabulary]`,
+    evaluated together with the caches; or an error is thrown into it, and the state is as before. From then on the
+    caches belong to the decoder, until the step ends.
 
-    alone: not in one call with tokens of others. behind: what else has to be done with the caches behind the token,
-        given its logits, before it counts; only `alone`.
+    alone: not in one call with tokens of others. behind: further work on the caches after the token, given its logits,
+        before it counts; only with `alone`.
     """
 
     model: LoadedModel
@@ -88,7 +88,7 @@ def logits_after(model: LoadedModel, state: LiveState, tokens: Sequence[int]) ->
 
 
 def raise_as_failure(error: BaseException, position: int) -> None:
-    """Give what a model raised a name and a code; let our own errors and a closing of the steps pass."""
+    """Give an error of a model a name and a code; let our own errors and a closing of the steps pass."""
     if isinstance(error, Exception) and not isinstance(error, TorporError):
         raise GenerationFailed(
             f"The model failed after token {position}: {type(error).__name__}: {error}. The session is as it was.",
@@ -299,7 +299,7 @@ def _take_back(state: LiveState, caches: list[Any]) -> None:
 
 
 def lost(state: LiveState) -> GenerationFailed:
-    """What the user of a lost state is told."""
+    """The error for the user of a lost state."""
     return GenerationFailed(
         f"There was no memory to keep the state of {format_plural(len(state.tokens), 'token')}, so it is lost. The "
         "session goes on from its last sleep. Start the daemon with a smaller --memory-budget.",
@@ -311,11 +311,11 @@ _Joining = dict[int, tuple[_Batch, list[LiveState]]]
 
 
 def _to_nobody(event: Event) -> None:
-    """What happens in a decoder without a listener."""
+    """The listener of a decoder without one."""
 
 
 class Decoder:
-    """Carries out what the steps that write ask for, round by round. most_rows: of one batch; 1: each alone, always."""
+    """Decodes the tokens of generating steps, round by round. most_rows: of one batch; 1: always each alone."""
 
     def __init__(self, most_rows: int = ServeOptions.batch, tell: Callable[[Event], None] = _to_nobody) -> None:
         self._most_rows = most_rows
@@ -326,13 +326,13 @@ class Decoder:
         self.batched_tokens = 0
 
     def decode(self, asked: Sequence[Decode], along: Sequence[Decode] = ()) -> list[mx.array | BaseException | None]:
-        """One token for each, and for each its logits or what failed. along: those that are read where they can be in
-        the calls of the others; None for one that was not."""
+        """Decode one token for each; returns the logits or the error of each. along: decoded if they fit the calls of
+        the others; None for one that did not."""
         everybody = [*asked, *along]
         by_state = {id(each.state): each for each in everybody}
         try:
             self._settle(asked, along)
-        except BaseException as error:  # noqa: BLE001 - who is in no batch decodes alone, in what memory there is
+        except BaseException as error:  # noqa: BLE001 - a state without a batch decodes alone, in the memory there is
             _LOG.warning("Batches could not be settled: %s: %s", type(error).__name__, error)
         found: dict[int, mx.array | BaseException] = {}
         found.update((id(each.state), lost(each.state)) for each in everybody if each.state.is_lost)
@@ -434,7 +434,7 @@ class Decoder:
         return None
 
     def _is_fit(self, model: LoadedModel) -> bool:
-        """Whether the model has been seen to compute in a batch what it computes alone; it is tried once."""
+        """Whether the model computes the same in a batch as alone; tested once."""
         digest = model.identity.digest
         if digest not in self._fit:
             self._fit[digest] = is_fit_for_batches(model)
@@ -470,7 +470,7 @@ def is_fit_for_batches(model: LoadedModel) -> bool:
             for mine, its in zip(alone, together, strict=True)
             for one, other in zip(mine, its, strict=True)
         )
-    except Exception as error:  # noqa: BLE001 - models are code of many hands, and raise whatever a batch leads to
+    except Exception as error:  # noqa: BLE001 - models are code of many authors, and may raise anything in a batch
         _LOG.warning("Model %r cannot decode a batch: %s: %s", model.name, type(error).__name__, error)
         return False
 

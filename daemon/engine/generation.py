@@ -35,7 +35,7 @@ from .sampler import draw
 from .text import StopStrings, TextStream
 
 DEFAULT_MAX_TOKENS = 512
-"""What a request writes at most that does not say how much."""
+"""The most tokens of a request without `max_tokens`."""
 # Tokens read between two turns of the engine. Fixed for a device, because results can differ in the last bits when a
 # prompt is fed in other chunk sizes. A chunk is the longest gap of a stream beside a read. On a CPU short ones cost
 # little: 6,000 tokens of the demo model take 6.7 s in chunks of 256, and 7.5 s in chunks of 128 or 64. Beside three
@@ -125,7 +125,7 @@ def read(model: LoadedModel, state: LiveState, tokens: Sequence[int], on_tokens:
                 mx.eval(arrays_of(state.caches))
             if done < len(tokens):
                 on_tokens(done, len(tokens))
-                # The last token alone is short, and somebody waits for what it leads to.
+                # The last token alone is short, and a caller waits for its logits.
                 yield SOON if done == len(tokens) - 1 else None
     except BaseException as error:
         put_back()
@@ -137,11 +137,10 @@ def read(model: LoadedModel, state: LiveState, tokens: Sequence[int], on_tokens:
 
 
 def reading(model: LoadedModel, state: LiveState, count: int) -> Iterator[tuple[int, bool]]:
-    """How to read that many tokens behind what a state holds: the size of each model call, and whether its logits are
-    wanted.
+    """The model calls that read so many tokens behind a state: the size of each, and whether its logits are needed.
 
-    The last token is read alone: only its logits are wanted, and those of the others are never computed. So is the last
-    one before each checkpoint.
+    The last token is read alone: only its logits are needed, and the others' are never computed. So is the last one
+    before each checkpoint.
     """
     held = len(state.tokens)
     position, end = held, held + count
@@ -164,7 +163,7 @@ def _take_checkpoint(model: LoadedModel, state: LiveState, position: int, last: 
 
 @dataclass(slots=True)
 class Written:
-    """What a generation has written so far; true at every moment, also when it is given up.
+    """The output of a generation so far; correct at every moment, also when it is cancelled.
 
     proofs: per token the BLAKE3-256 of the float32 logits it was drawn from, when asked for. ended: all is written.
     """
@@ -178,9 +177,9 @@ class Written:
 
 @dataclass(frozen=True, slots=True)
 class WriteOrder:
-    """What is asked of a generation. keep_end: whether the end token that closes it goes into the ledger, as it
-    must in a chat, whose template closes each turn with it. alone: never in one model call with other sessions.
-    seeded: whether it draws by random numbers of its own, which leave those of the session as they are."""
+    """The order of a generation. keep_end: whether the end token goes into the ledger, as in a chat, whose template
+    closes each turn with it. alone: never in one model call with other sessions. seeded: whether it draws by its own
+    random numbers, and leaves the session's as they are."""
 
     max_tokens: int
     sampling: Sampling
@@ -197,7 +196,7 @@ def write(
     """Draw and commit tokens until an end token, a stop string or the limit.
 
     Raises:
-        GenerationFailed: the model failed; what was committed before stays.
+        GenerationFailed: the model failed; tokens committed before stay.
     """
     require_room(model, state, order.max_tokens)
     text = TextStream(model.tokenizer, state.tokens)
@@ -235,10 +234,10 @@ def logits_digest(logits: mx.array) -> str:
 
 
 def find_logits(model: LoadedModel, state: LiveState) -> None:
-    """Read the last token once more, for the logits of a state that was put back without them; one token computed.
+    """Read the last token once more, for the logits of a state restored without them; computes one token.
 
-    What the caches hold of that token stays as it is, bit for bit: a token read alone may differ from one read in a
-    chunk, and the snapshot's blocks are still referred to.
+    The caches keep the token's old rows, bit for bit: a token read alone may differ from one read in a chunk, and the
+    snapshot's blocks are still referred to.
 
     Raises:
         GenerationFailed: the model failed; the state is not to be used.

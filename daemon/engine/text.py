@@ -1,6 +1,6 @@
 """Tokens to text, one at a time, and the strings at which a generation stops.
 
-What a client is shown is derived from the committed tokens, never the other way round (QX8).
+The text for a client is derived from the committed tokens, never the other way round (QX8).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
 
 class Decodes(Protocol):
-    """What is asked of a tokenizer here."""
+    """The methods of a tokenizer that this module uses."""
 
     def decode(self, token_ids: list[int], *, skip_special_tokens: bool) -> str:
         """The text of the ids."""
@@ -57,7 +57,7 @@ class TextStream:
         return piece
 
     def finish(self) -> str:
-        """What is left when no more tokens come: an incomplete character shows as a replacement character."""
+        """The rest of the text after the last token: an incomplete character shows as a replacement character."""
         return self._not_yet_shown(self._decoded())
 
     def _decoded(self) -> str:
@@ -84,7 +84,7 @@ class TextStream:
 
 
 class StopStrings:
-    """Cuts a text at the first of several strings, holding back what might be the beginning of one."""
+    """Cuts a text at the first of several strings, and holds back a possible beginning of one."""
 
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = [stop for stop in stops if stop]
@@ -107,7 +107,7 @@ class StopStrings:
         return shown
 
     def finish(self) -> str:
-        """What was held back and turned out not to be a stop string."""
+        """The text held back that turned out not to be a stop string."""
         shown, self._held = self._held, ""
         return shown
 

@@ -18,8 +18,8 @@ Clock = Callable[[], float]
 class Idling:
     """Looks at the sessions that are awake whenever one of them may be due, until it is closed.
 
-    put_away: frees a session's memory unless somebody uses it. What cannot be put to sleep is logged, and tried again
-    after the same time.
+    put_away: frees a session's memory unless it is in use. A session that cannot be put to sleep is logged, and tried
+    again after the same time.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class Idling:
                 continue
 
     def _due(self) -> list[SessionUri]:
-        """Those whose time has come, the longest idle first."""
+        """The sessions that are due, the longest idle first."""
         now = self._clock()
         found = [(self._deadline(session), uri) for uri, session in self._awake.items() if session.state.tokens]
         return [uri for deadline, uri in sorted(found) if deadline <= now]

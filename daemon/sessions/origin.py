@@ -1,5 +1,5 @@
-"""How a session map keeps where a forked or folded session comes from, and what was computed again of a session instead
-of being read from its blocks."""
+"""The entries of a session map for the origin of a forked or folded session, and for the part of a session that was
+computed again instead of being read from its blocks."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ _DAMAGED = "damaged"
 
 
 def map_of_recomputed(told: Recomputed) -> dict[str, Any]:
-    """What the session map keeps."""
+    """The entry of the session map."""
     return {name: value for name, value in asdict(told).items() if name != _DAMAGED or not value}
 
 

@@ -1,8 +1,8 @@
 """Which stored blocks a sleep reads again before it refers to them.
 
-A block was found good when it was written, woken or scrubbed, and may have rotted since. While its session is awake the
-state is in memory as well; once that is gone, a version that refers to rot never wakes. So a sleep first reads what
-nothing has read for long, no more at a time than takes a moment. What is damaged is written anew from memory.
+A block was sound when it was written, woken or scrubbed, and may have been damaged on the disk since. While its session
+is awake, the state is in memory too; later a version that refers to a damaged block never wakes. So a sleep first reads
+blocks unread for long, as many as takes a moment, and writes damaged ones again from memory.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from ...memvid.format.blocks import BlockEntry
 from ...memvid.limits import MIB
 
 REREAD_AFTER_S: Final = 3600.0
-"""How long what was read counts as good. An hour of rot is a small share of what a disk does in a year."""
+"""Seconds for which a read block counts as sound. An hour is a small share of a disk's damage in a year."""
 
 REREAD_BYTES: Final = 64 * MIB
-"""What one sleep reads again: some hundredths of a second from memory, some tenths from a disk. The next one goes on
-with what is then unread for longest."""
+"""Bytes that one sleep reads again: some hundredths of a second from memory, some tenths from a disk. The next sleep
+goes on with the blocks unread for longest."""
 
 
 class LastRead:

@@ -45,9 +45,9 @@ Kind = TypeVar("Kind")
 
 @dataclass(frozen=True, slots=True)
 class Durable:
-    """The last snapshot of a session: what a sleep made, or what a wake read.
+    """The last snapshot of a session: made by a sleep, or read by a wake.
 
-    entries: its chain of blocks, for the next sleep to refer to. unread_tokens: those of its ledger behind them.
+    entries: its chain of blocks, for the next sleep to refer to. unread_tokens: tokens of its ledger behind them.
     """
 
     version: int
@@ -81,25 +81,24 @@ class Durable:
 class Session:
     """A session with its state in memory.
 
-    unchanged_tokens: leading tokens whose KV is still what the durable snapshot holds.
-    system: the text that opens its chat, unless a transcript brings one; None if there is none. opened_at: the token
-        at which a chat has begun, behind which it is not said any more; None where none has.
+    unchanged_tokens: leading tokens whose KV still equals that of the durable snapshot.
+    system: the text that opens its chat, unless a transcript brings one; None if there is none. opened_at: the token at
+        which a chat has begun, behind which it is not said any more; None where none has.
     turn_open: whether the ledger ends inside an assistant's turn of a chat.
     text_map: the messages that were committed, as far as a chat alone has made the ledger.
     dirty: whether anything has changed since the durable snapshot.
-    saved_from: the version (its bundle id) that the durable snapshot was salvaged from; None for any other.
-    salvaged: how much of that a repair saved, of this snapshot or of one that it goes back to; None where none did.
-    slept_by: what computed the snapshot that it was woken from; None where it was not woken.
+    saved_from: the version (its bundle id) that the durable snapshot was salvaged from; None else.
+    salvaged: how much a repair saved of this snapshot or of an ancestor; None without a repair.
+    slept_by: the backend of the snapshot that it was woken from; None where it was not woken.
     rewound: whether it was woken at an earlier version than the last. It is a look at that one until something is read
         or written; only then does the session go on from there, and sleep as a new version.
-    differs: what computed the snapshot that it was woken from otherwise than what computes here.
-    elsewhere_tokens: its first tokens that something else computed than what computes here, maybe to other bits.
-    loss: which of its tokens were ever kept in few bits; None for a session that is exact.
-    lossy: tokens in the form in which the next sleep keeps them; None where it keeps what is new exact.
-    recomputed: what of it was computed again after damage; None where nothing was.
-    forked_from: where it began; None for a session that was not forked. folded_from: what it began with a summary of;
-        None where it did not.
-    unread: what follows in its ledger and has to be read before it is anybody's; None where nothing does.
+    differs: the parts of the backend that differ between the snapshot that it was woken from and here.
+    elsewhere_tokens: how many first tokens another backend computed, maybe to other bits.
+    loss: the tokens that were ever kept in few bits; None for an exact session.
+    lossy: tokens in the few bits that the next sleep keeps; None where it keeps new tokens exact.
+    recomputed: the part that was computed again after damage; None without one.
+    forked_from: its origin; None unless it was forked. folded_from: the version whose summary it began with; None else.
+    unread: the end of its ledger, to be read before any use; None without one.
     last_read: when the blocks of its last snapshot were last found good.
     held_bytes: memory that its state took when a request last let go of it, and last_used: when that was, by the
         monotonic clock. Meanwhile the engine changes it.
@@ -191,8 +190,8 @@ class Session:
         return resident_bytes(self.state.caches) + self.state.checkpoints.resident_bytes + logits
 
     def growth_bytes(self, token_count: int, at_once: int) -> int:
-        """Memory that the state takes at most beyond what it does, once it holds that many tokens and while they are
-        read, never more than `at_once` in one model call."""
+        """The most additional memory of the state while it grows to that many tokens, with at most `at_once` tokens in
+        one model call, in bytes."""
         state, layout = self.state, self.model.layout
         growth = growth_bytes(state.caches, layout, token_count, at_once)
         if not layout.by_token:
@@ -200,20 +199,20 @@ class Session:
         return growth + (layout.logits_bytes if state.last_logits is None else 0)
 
     def let_go(self) -> None:
-        """Keep of the state the ledger alone, and of the model what is known without its weights: a request that waits
-        for memory knows the session still, and would have its memory."""
+        """Keep only the ledger of the state, and the model without its weights: a request that waits for memory still
+        refers to the session, and would hold its memory."""
         self.state = replace(self.state, caches=[], last_logits=None, checkpoints=Checkpoints())
         self.model = self.model.without_weights()
 
     def computed_by(self) -> dict[str, str]:
-        """What computed the logits that a canary will be compared with: where nothing has been computed since the wake,
-        that is what had computed the snapshot, but for a canary that each sleep takes anew."""
+        """The backend of the logits that a canary will be compared with: if nothing was computed since the wake, the
+        snapshot's, but for a canary that each sleep takes anew."""
         if self.slept_by is None or self.state.computed_tokens or not self.model.layout.by_token:
             return dict(self.model.backend)
         return dict(self.slept_by)
 
     def came_from(self, kept: Mapping[str, Any], restored_tokens: int) -> None:
-        """Take down what had computed a snapshot, by its session map, so many of whose first tokens it has just so.
+        """Note a snapshot's backend, from its session map; `restored_tokens` first tokens were taken over unchanged.
 
         Raises:
             MalformedSnapshot: the map is not one that `to_map` makes.
@@ -224,7 +223,7 @@ class Session:
         self.elsewhere_tokens = min(elsewhere, restored_tokens)
 
     def to_map(self) -> dict[str, Any]:
-        """What a snapshot keeps of the session beside its model state."""
+        """The session map of a snapshot: all of the session but its model state."""
         return {
             "model": self.model.name,
             "labels": list(self.labels),
@@ -247,7 +246,7 @@ class Session:
     def woken(
         cls, uri: SessionUri, model: LoadedModel, state: LiveState, durable: Durable, kept: Mapping[str, Any]
     ) -> Session:
-        """A session from its restored state and what `to_map` kept.
+        """A session from its restored state and the map of `to_map`.
 
         Raises:
             MalformedSnapshot: the map is not one that `to_map` makes.
@@ -304,7 +303,7 @@ def _opened_before(end: int, kept: Mapping[str, Any]) -> int | None:
 
 
 def sampling_of(kept: Mapping[str, Any]) -> Sampling:
-    """A session's sampling parameters, out of what `Session.to_map` kept.
+    """A session's sampling parameters, from the map of `Session.to_map`.
 
     Raises:
         MalformedSnapshot: there are none.
@@ -318,7 +317,7 @@ def sampling_of(kept: Mapping[str, Any]) -> Sampling:
 
 def _typed(kept: Mapping[str, Any], name: str, kind: type[Kind]) -> Kind:
     value = kept[name]
-    # Exactly: a bool is an int to isinstance, and what is not what `to_map` wrote was written by somebody else.
+    # Exactly: a bool is an int to isinstance, and another program wrote any value that `to_map` does not write.
     if type(value) is not kind:
         raise TypeError(f"{name} is of type {type(value).__name__}, not {kind.__name__}")
     return value
@@ -338,8 +337,8 @@ def _time_ns(kept: Mapping[str, Any], name: str) -> int:
 
 
 class Turns:
-    """Lets requests for one session through one after the other, in the order in which they came: those before one that
-    is in a hurry are, too, from then on."""
+    """Lets requests for one session through one after the other, in order of arrival. Requests before an urgent one
+    become urgent too."""
 
     def __init__(self) -> None:
         self._lines: dict[SessionUri, tuple[asyncio.Lock, list[Request]]] = {}

@@ -1,14 +1,14 @@
-"""Transcripts: which messages of a chat that is sent in full a session has read already, told by their text.
+"""Transcripts: finds by text which messages of a full chat a session has read already.
 
 Owns the text map of a session (QX8): for each committed message a digest of its role and text, and where in the ledger
 the reading or writing ended that it was part of. Values only; nothing here renders, tokenises or reads.
 
-An assistant's text is that which was shown of the committed tokens. It is also recognised without its thinking, and
-with other blanks around it: clients and templates strip both from earlier turns. What else a client changes in a
-message that it gives back (the JSON of a tool call written anew, say) makes it another message.
+An assistant's text is the text shown of the committed tokens. It is also recognised without its thinking, and with
+other blanks around it: clients and templates strip both from earlier turns. Any other change by a client (the JSON of a
+tool call rewritten, say) makes it another message.
 
-A text map ends where it no longer tells all of the ledger: behind text or tokens that came by another way than a chat
-(QC7) nothing is added to it, so that it stays shorter than the ledger and nothing there matches by text.
+A text map ends where the ledger continues with text or tokens that did not come by a chat (QC7): nothing is added to it
+after that, so that it stays shorter than the ledger and nothing there matches by text.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ class TextMap:
         return replace(self, turns=(*self.turns, *(replace(turn, end=turn.end + moved) for turn in turns)))
 
     def to_map(self) -> dict[str, Any]:
-        """What the session map keeps."""
+        """The entry of the session map."""
         lines = (_LINE.pack(_ROLES.index(turn.role), turn.end, turn.whole, turn.bare) for turn in self.turns)
         return {"turns": b"".join(lines), "system": self.system}
 
@@ -142,7 +142,7 @@ class TextMap:
         """Read what `to_map` kept. A snapshot from before there were text maps has none: then nothing matches by text.
 
         Raises:
-            ValueError: it is not what `to_map` makes.
+            ValueError: `to_map` does not make this.
         """
         if stored is None:
             return cls()
@@ -200,7 +200,7 @@ def spoken(messages: Sequence[Message], system: str | None) -> list[Message]:
 
 
 def standing(text_map: TextMap, messages: Sequence[Message]) -> Standing:
-    """How far a transcript is what is committed.
+    """How many messages of a transcript are committed.
 
     A conversation goes on behind an assistant's words, or, if the transcript ends there, where the assistant is to
     speak. What was read together has no place in between where it could: its tokens have to be compared.
@@ -221,7 +221,7 @@ def _digest(role: str, text: str) -> bytes:
 
 
 def without_thinking(text: str) -> str:
-    """What an assistant says behind its thinking; of one that was cut off while it thought, nothing."""
+    """An assistant's text after its thinking; empty if it was cut off while thinking."""
     if _END_OF_THOUGHT in text:
         return text.rpartition(_END_OF_THOUGHT)[2]
     return "" if text.lstrip().startswith(_THINK) else text

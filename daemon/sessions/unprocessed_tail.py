@@ -1,7 +1,7 @@
-"""The end of a ledger that a version has without its keys and values: what a stop had no time, or no room, to write.
+"""The end of a ledger without keys and values in a version: a stop had no time, or no room, to write these.
 
-Owns how the session map tells it, and its bounds. The version is one of the tokens before it, in full; these are read
-again when the session is used next.
+Owns its entry in the session map, and its bounds. The version holds the tokens before it in full; the tokens of the
+tail are read again at the next use of the session.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def unread_in(kept: Mapping[str, Any], uri: SessionUri) -> Unread | None:
     """The end of a ledger in a session map.
 
     Raises:
-        MalformedSnapshot: it is not what `to_map` makes.
+        MalformedSnapshot: `to_map` does not make this.
     """
     try:
         return Unread.from_map(kept.get(UNREAD))
@@ -71,7 +71,7 @@ class Unread:
     damaged: bool = False
 
     def to_map(self) -> dict[str, Any]:
-        """What the session map keeps."""
+        """The entry of the session map."""
         return {
             "start": self.start,
             "tokens": self.tokens.tobytes(),
@@ -85,10 +85,10 @@ class Unread:
 
     @classmethod
     def from_map(cls, stored: object) -> Unread | None:
-        """Read what `to_map` kept; None for a version that has all of its ledger.
+        """Read the map of `to_map`; None for a version that has its whole ledger in blocks.
 
         Raises:
-            ValueError: it is not what `to_map` makes.
+            ValueError: `to_map` does not make this.
         """
         if stored is None:
             return None

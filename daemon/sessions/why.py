@@ -1,4 +1,4 @@
-"""Why tokens had to be read again: where what was asked for leaves what was there, in words, with the class of cause.
+"""Why tokens had to be read again: the first difference between request and ledger, in words, with a class of cause.
 
 Rules on values; nothing here reads, remembers or tokenises. A cause is found by comparing the two texts around the
 place where they part, up to the control tokens that enclose it: the message in which it happened. The rules are tried
@@ -51,7 +51,7 @@ _WORDS: Final = re.compile(r"[^\W_]+")
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """What stood there, what was asked for, and why they differ, as far as it can be told. remedy: what to do."""
+    """The stored text, the requested text, and why they differ, as far as known. remedy: advice for the user."""
 
     expected_text: str
     found_text: str
@@ -61,14 +61,14 @@ class Explanation:
 
 @dataclass(frozen=True, slots=True)
 class Words:
-    """What is asked of a tokenizer here. decode: with control tokens written out; controls: their ids."""
+    """The tokenizer that this module uses. decode: with control tokens written out; controls: their ids."""
 
     decode: Callable[[Sequence[int]], str]
     controls: frozenset[int]
 
 
 def explain(expected: Sequence[int], found: Sequence[int], at: int, words: Words) -> Explanation:
-    """Why two ledgers part at token `at`. expected: what was there; found: what was asked for."""
+    """Why two ledgers differ at token `at`. expected: the stored tokens; found: the requested ones."""
     shown = [words.decode(side[max(0, at - BEFORE_TOKENS) : at + BEHIND_TOKENS]) for side in (expected, found)]
     cause = _cause_of(expected, found, at, words)
     return Explanation(shown[0], shown[1], cause, REMEDIES[cause])
@@ -92,7 +92,7 @@ def _cause_of(expected: Sequence[int], found: Sequence[int], at: int, words: Wor
 
 
 def _cause_of_texts(old: str, new: str) -> Cause | None:
-    """What alone tells two texts of a message apart, if it is of one kind."""
+    """The only kind of difference between two texts of a message; None if there are several kinds."""
     if _THOUGHT.sub(" ", old).split() == _THOUGHT.sub(" ", new).split():
         return "thinking"
     if _DATES.sub("0", old).strip() == _DATES.sub("0", new).strip():
