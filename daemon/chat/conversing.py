@@ -132,8 +132,8 @@ class Conversing:
         )
         raise TranscriptDiverged(
             f"{where}: of its {format_plural(held, 'token')} the first {turn.at} are the transcript's. {way}; or send "
-            'it with on_divergence "rewind", which puts the session back there and keeps what it has now as an earlier '
-            "version. Nothing has changed.",
+            'it with on_divergence "rewind" (torpor chat: `--on-divergence rewind`), which puts the session back there '
+            "and keeps what it has now as an earlier version. Nothing has changed.",
             session=str(live.uri),
             message_index=turn.common,
             position=turn.at,

@@ -115,6 +115,8 @@ def _unknown(key: str, known: list[str]) -> str:
         return "it is for the whole daemon: it belongs at the top of the file, above the first table"
     if key in MODEL_OPTIONS and key not in known:
         return "it is of a model: it belongs in that one's table, [models.NAME]"
+    if key == "deterministic":  # of `torpor serve` alone, where it stands for another option
+        return "it can be said on the command line alone; here write batch = 1"
     if key in SERVE_OPTIONS:
         return f"it can be said on the command line alone, with {SERVE_OPTIONS[key].flag}"
     close = get_close_matches(key, known, n=1)

@@ -173,4 +173,4 @@ def _problem(first: Mapping[str, Any]) -> str:
         return _CONTENT_OF_PARTS
     if kind in _PROBLEMS:
         return _PROBLEMS[kind].format_map(first.get("ctx", {}))
-    return str(first["msg"]).removeprefix("Value error, ")
+    return str(first["msg"]).removeprefix("Value error, ").replace("Input should be", "it must be", 1)

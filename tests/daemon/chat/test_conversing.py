@@ -509,7 +509,7 @@ async def test_a_transcript_that_has_diverged_is_refused_and_nothing_changes(ope
         await rig.service.create(session="a")
         messages = CHANGES[change]([*await talk(rig, 3, opening=[SYSTEM]), user("next")])
         before, known = await rig.fingerprint("a"), rig.live("a").text_map
-        with pytest.raises(TranscriptDiverged, match="Nothing has changed") as refusal:
+        with pytest.raises(TranscriptDiverged, match=r"--on-divergence rewind.*Nothing has changed") as refusal:
             await send(rig, messages)
         told = refusal.value.details
         assert (told["message_index"], told["token_count"]) == (FIRST[change], len(before.tokens))

@@ -105,6 +105,9 @@ def test_an_option_of_the_command_line_alone_is_told_as_that(file: Path) -> None
     file.write_text("store = '/s'")
     with pytest.raises(InvalidConfiguration, match="store: it can be said on the command line alone, with --store"):
         read_configuration(file)
+    file.write_text("deterministic = true")
+    with pytest.raises(InvalidConfiguration, match=r"deterministic: .* command line alone; here write batch = 1"):
+        read_configuration(file)
 
 
 def test_a_group_of_bits_is_refused_without_bits(file: Path) -> None:

@@ -563,7 +563,7 @@ def test_wrong_arguments_are_explained_in_a_sentence(client: Client) -> None:
     assert caught.value.message == "append: give either text or tokens."
     with pytest.raises(InvalidRequest) as caught:
         client.generate("s", max_tokens=0)
-    assert caught.value.message == "generate: max_tokens: Input should be greater than or equal to 1."
+    assert caught.value.message == "generate: max_tokens: it must be greater than or equal to 1."
 
 
 @pytest.mark.parametrize("pid", [-1, 0, 1, 2**31])
