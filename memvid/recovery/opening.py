@@ -148,10 +148,11 @@ def _reconcile(
     live, known, aside = seen.live, seen.known, set(seen.given_up)
     set_aside = set_aside_among(folder, seen.rows_of_retired)
     scan = read_bundles(folder, (live - known) | (live & seen.unread))  # with what was set aside and is put back
-    noted = _noted(folder, index, scan, notes, seen.entered)
+    noted = _noted(folder, index, scan, notes, seen.entered - seen.missed.keys())  # it tells more than a mark
     scan.unread = [bundle_id for bundle_id in scan.unread if bundle_id not in aside | ids_of(noted)]
     unreadable = enter_unreadable(folder, scan, index)
     deleted = _deleted(folder, index, files, seen, set_aside, [*scan.bundles, *unreadable, *noted])
+    noted = [one for one in noted if one.bundle_id not in deleted.missed]
     retired = seen.retired - set_aside | deleted.absent
     if writable:
         unmark_without_files(folder, deleted.absent | deleted.aside | deleted.missed)
@@ -171,7 +172,7 @@ def _reconcile(
     told = _told_by_marks(folder, files, seen.entered | ids_of(noted))
     missing = seen.absent.keys() - retired
     told_missing = {one.bundle_id: one.row for one in noted if one.status == LIVE and one.row is not None}
-    found = no_more_missed(folder, seen.missed, files) | deleted.missed
+    found = no_more_missed(folder, seen.missed, files) | deleted.missed | seen.missed.keys() & ids_of(noted)
     changes = _changes(
         scan,
         [rival for rival in rivals if rival.bundle_id not in retired | set_aside],

@@ -239,7 +239,7 @@ def _with_old(
     left = set_aside_among(folder, retired)
     for one in filter(None, (stored_in(old, bundle_id)[0] for bundle_id in left)):
         kept.setdefault(one.bundle_id, dataclasses.replace(one, status=ASIDE))
-    kept |= {one: IndexedBundle(one, MISSED, row, (), ()) for one, row in missed.items()}
+    kept |= {one: IndexedBundle(one, MISSED, missed[one], (), ()) for one in missed.keys() - ids_of(waiting)}
     found = [*scan.bundles, *enter_unreadable(folder, scan, old)]
     sessions = _answer(lambda: deleted_sessions(folder, old, but_for(left, retired), files, found)) or set()
     ended = no_more_missed(folder, missed, files)

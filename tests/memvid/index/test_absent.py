@@ -250,6 +250,36 @@ def test_a_damaged_note_is_written_anew_from_the_index_and_told_without_it(
         assert [row.version for row in again.index.given_up().values()] == [2]
 
 
+@pytest.mark.parametrize("how", ["open", "rebuild"])
+def test_a_note_that_is_put_back_tells_more_of_a_version_than_its_marks(
+    store: Store, store_path: Path, how: str
+) -> None:
+    second = sleep(store, 600, before=sleep(store, 300))
+    store.tag(URI, None, "kept")
+    bundle_path(store, second.bundle_id).unlink()
+    store.repair()
+    needs = store.index.refs_of(second.bundle_id)
+    assert needs
+    store.close()
+    (file,) = (store_path / "absent").glob("*")
+    whole = file.read_bytes()
+    file.write_bytes(b"damaged")
+    lose_index(store_path)
+    with Store.open(store_path, writable=True) as again:
+        assert list(again.index.missed()) == [second.bundle_id]
+        if how == "rebuild":
+            file.write_bytes(whole)
+            again.rebuild_index()
+            assert again.index.refs_of(second.bundle_id) == needs
+    file.write_bytes(whole)
+    with Store.open(store_path, writable=True) as again:
+        assert again.index.missed() == {}
+        assert list(again.index.given_up()) == [second.bundle_id]
+        assert again.index.refs_of(second.bundle_id) == needs
+        assert again.opening.unreadable == ()
+    assert notes_in(store_path) == {file.name: whole}
+
+
 def test_a_note_that_the_system_refuses_to_read_is_not_taken_for_damaged_and_stays(
     store: Store, store_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
