@@ -1,1 +1,1 @@
-"""The memory budget: what models and sessions take, who waits, who leaves; loading and unloading of models."""
+"""The memory budget: memory of models and sessions, waiting requests, eviction; loading and unloading of models."""

@@ -1,4 +1,4 @@
-"""What leaves memory so that something else fits: values in, a value out."""
+"""Chooses sessions and models to evict, so that others fit: values in, a value out."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class ResidentModel:
 @dataclass(frozen=True, slots=True)
 class Eviction:
     """leaving: sessions that must go to sleep and models that must be unloaded, by uri and by name, in that order;
-    short_bytes: what is missing even then."""
+    short_bytes: bytes still missing then."""
 
     leaving: tuple[SessionUri | str, ...]
     short_bytes: int
@@ -46,7 +46,7 @@ def plan_eviction(
     budget_bytes: int,
     models: Iterable[ResidentModel] = (),
 ) -> Eviction:
-    """What must leave so that `wanted_bytes` fit beside what is held: the least recently used first.
+    """Choose sessions and models to evict, the least recently used first, so that `wanted_bytes` fit.
 
     A model is used whenever one of its sessions is, and goes only after all of them: so a model that no request has
     used for long goes before the sessions of another, and a session before its own model.
@@ -54,7 +54,7 @@ def plan_eviction(
     held_bytes: all that counts against the budget now, the bytes of residents and models included.
     """
     residents = sorted(residents, key=lambda each: (each.last_used, each.uri))
-    # What takes nothing stays, for its sleep would free nothing; but then its model stays, too.
+    # A session without memory stays, for its sleep would free nothing; but then its model stays, too.
     needed = {each.model for each in residents if each.in_use or not each.bytes}
     used = {each.model: each.last_used for each in residents}
     candidates: list[tuple[float, bool, SessionUri | str, int]] = [

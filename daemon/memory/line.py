@@ -1,5 +1,5 @@
-"""Requests as the memory's accounts know them, and those that wait: in which order, and whether anything else is under
-way that may free some."""
+"""Requests in the memory's accounts, the order of those that wait, and whether running work may free memory for
+them."""
 
 from __future__ import annotations
 

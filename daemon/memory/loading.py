@@ -1,8 +1,8 @@
-"""Models come into memory: on threads of their own, once there is room for them, for the request that needs them first.
+"""Loads models on threads of their own, once there is room, for the request that needs them first.
 
-What a model will take is reserved before it is loaded, by what its files say at that moment (`models.estimate_bytes`),
-and settled with what it takes. One load of a model is under way at a time; others that need it wait for the same. A
-load that fails is the error of all of them, and the next that needs the model tries again.
+A model's memory is reserved before the load, estimated from its files at that moment (`models.estimate_bytes`), and
+corrected to the real size after. One load of a model runs at a time; other requests wait for it. A failed load is the
+error of all of them, and the next request for the model tries again.
 """
 
 from __future__ import annotations
@@ -206,7 +206,7 @@ def has_changed(place: Place) -> ModelChanged:
 
 
 async def load_first(shelf: Shelf, loader: Loader, memory_budget: int | None) -> None:
-    """Load what is to be there from the start, and look at the others.
+    """Load the models to have from the start, and check the files of the others.
 
     memory_budget: bytes that they must fit into; None where that is not known yet.
 

@@ -1,18 +1,17 @@
-"""The memory that models and sessions share: one budget, what is taken of it, and who waits for some to become free.
+"""The memory that models and sessions share: one budget, its use, and the requests that wait for free memory.
 
 Rules:
-- What a request may take is reserved before it takes it: nothing is allocated on the hope that it will fit.
+- A request reserves the most memory that it may take before it takes any: no allocation is a gamble.
 - Requests that wait are served in the order in which they came, those that stand back (`admission.py`) after others.
   The first makes room: idle sessions go to sleep and idle models are unloaded, the least recently used first, none that
-  is in use. Where it has to wait for requests that are at work, those stand back no more.
+  is in use. Running requests that it has to wait for no longer stand back.
 - A request that waits holds the turn of its session, and may hold the session's memory, or a model. It never waits for
-  the memory of another one that waits: where all that hold a turn wait, the latest of them gives its session's memory
-  up, at last the first itself if it does not want to grow that session, and then the models that they hold are
-  unloaded; they have it all back when their time comes. So the first always goes on, or is refused because it could
-  never fit.
-- Beside the budget there is what one model call works with, for the engine makes one call at a time: its activations,
-  and one layer's keys and values twice while they grow; and of a model that is being loaded, some weights twice while
-  they are widened (`models.PIECE_BYTES`).
+  the memory of another waiting request: if all holders of a turn wait, the latest gives its session's memory up, and so
+  on to the first, unless that one wants to grow its session. Then the models that they hold are unloaded. They get it
+  all back when their time comes. So the first always goes on, or is refused because it could never fit.
+- Not in the budget is the working memory of one model call, because the engine makes one call at a time: its
+  activations, and one layer's keys and values twice while they grow; and, during a load, some weights twice while they
+  are widened (`models.PIECE_BYTES`).
 
 Everything here runs on the event loop.
 """
@@ -52,8 +51,8 @@ MAX_REASONS_TOLD: Final = 4
 """Sessions in a refusal that says why they could not be put to sleep."""
 
 DEFAULT_SHARE: Final = 0.7
-"""What sessions may take of the memory that is there, unless told otherwise. The rest is for what one model call works
-with, and for everybody else on the machine."""
+"""The default share of available memory for sessions. The rest is for the working memory of one model call, and for
+other programs on the machine."""
 
 
 def default_budget(weights_bytes: int) -> int:
@@ -119,7 +118,7 @@ class Memory:
         self.slept_by_idling = 0
 
     def info(self) -> MemoryInfo:
-        """What is taken, and by whom."""
+        """The use of the budget, by owner."""
         return MemoryInfo(
             budget_bytes=self._budget,
             weights_bytes=self._shelf.weights_bytes(),
@@ -132,7 +131,7 @@ class Memory:
 
     @property
     def for_sessions(self) -> int:
-        """What the budget leaves beside the models."""
+        """The bytes of the budget without the models."""
         return self._budget - self._shelf.weights_bytes()
 
     @property
@@ -141,13 +140,13 @@ class Memory:
         return self._budget
 
     def resize(self, budget: int) -> None:
-        """Another budget from now on. If more is taken, what is idle leaves, as far as it can."""
+        """Set another budget. If more is in use, idle sessions and models leave, as far as they can."""
         self._budget = budget
         self._keep_to_budget()
         self.look_again()
 
     def _keep_to_budget(self) -> None:
-        """If more is taken than the budget, let what is idle leave; while something leaves, at the end of that."""
+        """Evict idle sessions and models if more is in use than the budget; after a running eviction, if any."""
         if self._free < 0 and self._evicting is None:
             self._evicting = apart(self._shrink())
 
@@ -201,7 +200,7 @@ class Memory:
         return granted
 
     def settle(self, use: Claim) -> None:
-        """What a request has reserved is taken or free: from now on its session counts with what it takes."""
+        """End a request's reservation: from now on its session counts with its real size."""
         self._reserved -= use.reserved
         use.reserved = 0
         session = self._session_of(use)
@@ -262,7 +261,7 @@ class Memory:
                 return
 
     async def close(self) -> None:
-        """Wait for what is being put to sleep."""
+        """Wait for the sleeps under way."""
         while self._evicting is not None:
             await self._evicting
 
@@ -337,7 +336,7 @@ class Memory:
             yield Resident(uri, session.held_bytes, session.last_used, stays, session.model.name)
 
     async def _evict(self) -> None:
-        """Let what is idle leave, one after the other, as long as the first that waits needs it."""
+        """Evict idle sessions and models, one after the other, as long as the first waiting request needs it."""
         try:
             while (
                 self.line.waiting
@@ -352,7 +351,7 @@ class Memory:
             self.look_again()
 
     async def _shrink(self) -> None:
-        """Let what is idle leave, until what is taken fits into the budget."""
+        """Evict idle sessions and models until the budget holds the rest."""
         no_request = Claim(None, -1)
         try:
             while self._free < 0 and (chosen := self._plan(no_request)):
@@ -390,7 +389,7 @@ class Memory:
             self.could_not_sleep(uri, error)
 
     def _require_possible(self, use: Claim, wanted: int) -> None:
-        """Refuse at once what could not be had if all that can sleep slept: nothing is put to sleep for it."""
+        """Refuse a request that would not fit even if all sessions slept that can; nothing is put to sleep for it."""
         grown = self._session_of(use) if use.grows else None
         needed, held = ({grown.model.name}, grown.held_bytes) if grown is not None else (set(), 0)
         if held + self._shelf.staying_bytes(needed, use) + wanted > self._budget:

@@ -1,4 +1,4 @@
-"""The models that are served: how each is to be loaded, what of it is in memory, and who holds it.
+"""The served models: how each is loaded, its memory, and the claims that hold it.
 
 Values and accounts only; `loading.py` loads, and `residency.py` unloads. Everything here runs on the event loop.
 """
@@ -50,7 +50,7 @@ class ModelChoice:
 
 @dataclass(slots=True, eq=False)
 class Place:
-    """One name and what is in memory under it.
+    """One name, and the model in memory under it.
 
     model: what is loaded; facts: the same without its weights, of the last load, for what can be told without them.
     loading: ends when the load that is under way does, with the error if it failed; None while there is none.
@@ -189,11 +189,11 @@ class Shelf:
         self.on_drop()
 
     def weights_bytes(self) -> int:
-        """What the weights take that are in memory."""
+        """Bytes of the weights in memory."""
         return self.lingering_bytes() + sum(model.weights_bytes for model in self.loaded())
 
     def lingering_bytes(self) -> int:
-        """What the weights take that were let go of, and that somebody still has."""
+        """Bytes of the weights that were released, and that other code still holds."""
         return sum(size for network, size, _ in list(self._lingering.values()) if network() is not None)
 
     def let_go_last(self) -> float:

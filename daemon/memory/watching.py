@@ -1,8 +1,8 @@
-"""Model files that change under a running daemon are noticed: a model stays what it was when it was loaded, and nobody
-mistakes the files for it.
+"""Notices model files that change under a running daemon: a loaded model stays the same, and is not confused with its
+changed files.
 
-Folders are watched by the system's means, and looked at every few seconds besides, for where these see nothing (a file
-behind a link, a network's file system). What is touched is compared by stamps first and by digests then.
+The system's notifications watch the folders; a look every few seconds finds changes that these miss (a file behind a
+link, a network file system). Touched files are compared by stamps first, then by digests.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Watching:
         self._tell(place, found)
         place.changed = found
         if found and self.policy == "reload" and (place.model is None or await self._retire(place.name)):
-            place.changed = ()  # the next load finds what is there then
+            place.changed = ()  # the next load reads the files of that time
 
     def _tell(self, place: Place, found: tuple[str, ...]) -> None:
         if found and not place.changed:

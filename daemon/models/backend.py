@@ -1,7 +1,7 @@
-"""What computes here: device, BLAS and versions. Kept with every snapshot, and compared when it wakes.
+"""The backend: device, BLAS and versions. Kept with every snapshot, and compared when it wakes.
 
-KV that is woken elsewhere is the same to the bit; what another backend computes from it may differ in the last ones. So
-these are the parts of the identity that may differ (`snapshot/identity.py`).
+KV woken on another backend is the same to the bit, but results computed from it may differ in the last bits. So these
+are the parts of the identity that may differ (`snapshot/identity.py`).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Takes the canary of a state before it sleeps, and runs it on what was put back (`snapshot/canary.py`)."""
+"""Takes the canary of a state before it sleeps, and runs it on the restored state (`snapshot/canary.py`)."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """Chat messages to tokens, only ever the new part.
 
-The daemon owns the ledger: what was sampled is what is kept, so earlier turns are never rendered again. A template
-is asked for the text of a new turn alone, by rendering it behind a placeholder exchange and keeping what comes
-after the placeholder.
+The daemon owns the ledger: it keeps the sampled tokens, so earlier turns are never rendered again. A template renders
+only a new turn: it is rendered behind a placeholder exchange, and the text after the placeholder is kept.
 """
 
 from __future__ import annotations

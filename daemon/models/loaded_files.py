@@ -1,4 +1,4 @@
-"""The files that a model was loaded from: what they said then, and whether they still say it."""
+"""The files that a model was loaded from: their content at the load, and whether it has changed since."""
 
 from __future__ import annotations
 

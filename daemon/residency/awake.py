@@ -1,17 +1,16 @@
 """The sessions that are awake, by their URIs, and where the looks stood that have left memory.
 
-Owns how a session leaves memory: whatever still knows it knows it without its state.
+Owns how a session leaves memory: objects that still refer to it refer to it without its state.
 
 A look is a session that was woken at an earlier version or token, and in which nothing has happened since
-(`Session.is_mere_look`). All of it is the beginning of a stored version. So where others need its memory nothing is
-written, and all that is remembered is the version and the token, so that the next use finds it there again, to the bit.
-It ends as a look in memory does: with what is read or written there, with a sleep that somebody asks for, and with the
-daemon.
+(`Session.is_mere_look`). All of it is the beginning of a stored version. So if others need its memory, nothing is
+written: only the version and the token are remembered, and the next use finds it there again, to the bit. It ends as a
+look in memory does: with a read or write there, with a requested sleep, and with the daemon.
 
-Its version is not kept for it. Tags and pins say what no prune may take: somebody has set them, and everybody sees
-them. A look may stand for weeks, and would hold bytes on the disk that nothing tells of. Where the version is gone,
-what needs the look is refused until a sleep has ended it. Going on from the newest version instead would read and
-write at another place than the one that was asked for.
+A look does not keep its version. Only tags and pins keep versions from a prune: users set them and see them. A look may
+last for weeks, and would hold bytes on the disk without a visible reason. If the version is gone, requests that need
+the look are refused until a sleep has ended it. To go on from the newest version instead would read and write at
+another place than the requested one.
 """
 
 from __future__ import annotations
@@ -92,7 +91,7 @@ class LeftLook:
 
 
 class Looks:
-    """The looks that have left memory. What is remembered of a session counts while that is not awake."""
+    """The looks that have left memory. An entry counts while its session is not awake."""
 
     def __init__(self) -> None:
         self._left: dict[SessionUri, LeftLook] = {}

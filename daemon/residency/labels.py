@@ -1,7 +1,7 @@
-"""What is done with all sessions of a label at once: figures, waking ahead of need, and clearing away.
+"""Operations on all sessions of a label at once: figures, warming (wakes before use), and clearing.
 
-Each session is held in its own turn, so no request sees one half cleared. What a clear takes, it takes everywhere:
-memory, disk, what new sessions find to begin with, and counters (GM8).
+Each session is held in its own turn, so no request sees one half cleared. A clear removes a session everywhere: memory,
+disk, the prefixes for new sessions, and counters (GM8).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What sessions and models look like to those who ask: records made from live objects and from index rows.
+"""Records of sessions and models for answers, made from live objects and from index rows.
 
 All sessions together may be very many: they are looked over in pieces (`pieces.py`), and what happens meanwhile is seen
 or not; but no session that is there all the time is missed or told twice.
@@ -300,7 +300,7 @@ def durable_of_asleep(store: Store, row: IndexRow) -> Durable:
 
 
 def look_of(live: Session, newest: IndexRow | None) -> Look | None:
-    """What is only looked at: a session at an earlier token or version than its newest one ends with."""
+    """The look of a session: an earlier token or version than the end of its newest version."""
     if not live.is_mere_look or live.durable is None or newest is None:
         return None
     return Look(live.durable.version, len(live.state.tokens), newest.version, newest.ledger_tokens)
@@ -318,7 +318,7 @@ def wake_result(
     canary: Verdict = "not_run",
     canary_seconds: float = 0.0,
 ) -> WakeResult:
-    """The report of a wake; `tokens_prefilled` is what the model computed on the way, `newest` the session's newest
+    """The report of a wake; `tokens_prefilled` are the tokens that the model computed, `newest` the session's newest
     version."""
     return WakeResult(
         session=str(live.uri),
@@ -341,7 +341,7 @@ def wake_result(
 
 
 def parts_that_differ(differs: Sequence[Difference]) -> tuple[PartDiffers, ...]:
-    """What is other than when a session slept, as it is told."""
+    """The differences since a session slept, as records."""
     return tuple(PartDiffers(each.field, each.stored, each.live) for each in differs)
 
 
@@ -409,7 +409,7 @@ def _layers(uri: SessionUri, reader: BundleReader) -> tuple[str, ...]:
 
 
 class Roll:
-    """Looks at what is there. awake: the sessions in memory; looks: those that have left it."""
+    """Lists sessions. awake: the sessions in memory; looks: those that have left it."""
 
     def __init__(self, store: Store, awake: Mapping[SessionUri, Session], looks: Looks) -> None:
         self._store = store

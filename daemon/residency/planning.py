@@ -1,4 +1,4 @@
-"""What a wake would do, told without doing any of it, and whether a session that is awake could be woken so.
+"""Plans a wake without doing any of it, and checks whether an awake session could be woken so.
 
 Reads manifest and block headers, and no state. Nothing is loaded, woken, put to sleep, reserved or told to subscribers.
 """
@@ -35,7 +35,7 @@ MAX_FILES_TOLD: Final = 32
 
 
 class Planning:
-    """Plans wakes, and tells what was measured with each plan. The event loop's."""
+    """Plans wakes, with the measured rates in each plan. Belongs to the event loop."""
 
     def __init__(self, hibernation: Hibernation, residency: Residency, shelf: Shelf) -> None:
         self._hibernation = hibernation

@@ -69,7 +69,7 @@ class PuttingAway:
         return receipt
 
     async def put_away_idle(self, uri: SessionUri, cause: SleepCause) -> bool:
-        """Free the memory of a session whose turn is held; False if there is none to free any more."""
+        """Free the memory of a session; the caller holds its turn. False if it is no longer in memory."""
         live = self.live(uri)
         if live is None or not live.state.tokens:
             return False
@@ -81,7 +81,7 @@ class PuttingAway:
         return True
 
     async def _put_look_away(self, live: Session, cause: SleepCause) -> None:
-        """Free the memory of a look, with nothing written: its version has all of it.
+        """Free the memory of a look and write nothing: its version has all of it.
 
         Raises:
             StoreError: that version cannot be read, or is not stored any more. So what is in memory may be nowhere

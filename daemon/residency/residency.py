@@ -1,8 +1,8 @@
-"""Which sessions are awake, and which models are loaded: requests bring them back, in turns, and what is awake goes to
-sleep in its own turn.
+"""The awake sessions and the loaded models: requests bring them back in turns, and each awake session goes to sleep in
+its own turn.
 
-Everything here runs on the event loop. A request that looks at a session or changes it holds its turn; whatever else
-is asked of a session meanwhile waits. Nothing takes memory that has not been reserved (`memory.py`).
+Everything here runs on the event loop. A request that looks at a session or changes it holds its turn; other requests
+for it wait meanwhile. All memory is reserved before use (`memory.py`).
 """
 
 from __future__ import annotations
@@ -140,8 +140,8 @@ class Residency:
     async def woken(
         self, uri: SessionUri, emit: OnEvent, begin: Callable[[Use], Awaitable[object]] | None = None
     ) -> AsyncIterator[tuple[Use, Session]]:
-        """Hold the session alone, awake. begin: makes it where there is none; it goes again where what it was made for
-        fails before anything was read."""
+        """Hold the session alone, awake. begin: makes it if there is none; it is removed again if the request fails
+        before anything was read."""
         async with self.turn(uri) as use:
             live = self.putting_away.live(uri)
             if live is None and begin is not None and self._store.find_session(uri) is None:
@@ -257,7 +257,7 @@ class Residency:
         return use.woken
 
     async def _read_on(self, uri: SessionUri, woken: WakeResult) -> WakeResult:
-        """Read what a session that was just woken has not read of its ledger; there is memory for it.
+        """Read the unread end of the ledger of a session just woken; there is memory for it.
 
         Raises:
             What `Ledgers.read` raises.
@@ -342,7 +342,7 @@ class Residency:
         return True
 
     async def resize(self, budget: int) -> None:
-        """Another memory budget from now on; what is idle and no longer fits goes to sleep."""
+        """Set another memory budget; idle sessions that no longer fit go to sleep."""
         self.memory.resize(budget)
         await self._buffers.bound(max(0, self.memory.for_sessions))
 

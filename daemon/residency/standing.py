@@ -1,6 +1,6 @@
-"""Where a session stands: the version, and the token of it, at which its next use finds it. And which names are free.
+"""The position of a session: the version and token at which its next use finds it. And which names are free.
 
-Reads the index, and what is remembered of looks; changes nothing.
+Reads the index and the remembered looks; changes nothing.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ class Standing:
         self._awake = awake
 
     def of(self, uri: SessionUri) -> tuple[IndexRow, int | None]:
-        """Where the next use of a session that is not awake finds it: a version, and how many of its tokens, all if
-        None.
+        """The position at which the next use finds a session that is not awake: a version, and a number of its tokens,
+        all if None.
 
         Raises:
             SessionNotFound: there is no version, or not any more the one that was looked at. NoSuchPosition: what was
@@ -98,7 +98,7 @@ class Standing:
             )
 
     def require_row(self, uri: SessionUri) -> IndexRow:
-        """What the index has of the session's newest version.
+        """The index row of the session's newest version.
 
         Raises:
             SessionNotFound: nothing.
@@ -110,5 +110,5 @@ class Standing:
 
 
 def session_exists(uri: SessionUri) -> SessionExists:
-    """What is said of a name that is taken."""
+    """The error for a name that is taken."""
     return SessionExists(f"{uri} exists already; use it, delete it, or choose another name.", session=str(uri))

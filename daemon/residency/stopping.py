@@ -37,7 +37,7 @@ class Keeping:
 
     @classmethod
     def after(cls, report: ShutdownResult) -> Keeping:
-        """To go on after a stop that may be refused: what could be kept then is kept."""
+        """Go on after a stop that may be refused: sessions kept then stay kept."""
         kept = {SessionUri.parse(uri) for uri in report.ledgers}
         return cls(slept=list(report.slept), ledgers=dict(report.ledgers), seen=kept)
 
@@ -59,12 +59,12 @@ class LastSleeps:
         self._memory = memory
 
     async def keep_all(self, order: LastSleep, keeping: Keeping, *, give_up: bool) -> None:
-        """Put every changed session to sleep while no new work is taken; none of them leaves memory. First those whose
-        loss would cost most to compute, then those used last; one that somebody holds for longer than a moment keeps
-        none of the others waiting.
+        """Put every changed session to sleep while no new work is taken; none of them leaves memory. First the sessions
+        that cost most to compute again, then those used last. A session that is held for longer than a moment does not
+        delay the others.
 
-        What there is no time for is kept as a ledger. give_up: what cannot be kept whole for another reason, too.
-        keeping: is told what becomes of each; those that it has seen are passed over.
+        A session without time for its sleep is kept as a ledger. give_up: so is one that cannot be kept whole for
+        another reason. keeping: gets the result of each; sessions that it has seen are skipped.
         """
         self._memory.line.refuse_all(
             lambda: ServiceClosed("The daemon was told to stop, and has no memory to wait for; try again in a moment.")
@@ -96,7 +96,7 @@ class LastSleeps:
         return next((uri for uri in line if uri not in held), None)
 
     def _stake(self, uri: SessionUri) -> tuple[int, float, SessionUri]:
-        """What a stop looks at first: the session with most tokens that are not durable, then the one used last."""
+        """The order of a stop: the session with most tokens that are not durable first, then the one used last."""
         live = self._awake.get(uri)
         if live is None:
             return 0, 0.0, uri
@@ -104,8 +104,8 @@ class LastSleeps:
         return durable - len(live.state.tokens), -live.last_used, uri
 
     async def _keep_last(self, live: Session, order: LastSleep, keeping: Keeping, *, give_up: bool) -> None:
-        """Make a session durable for the last time, unless its newest version is what a wake should give back; or at
-        least its ledger."""
+        """Make a session, or at least its ledger, durable for the last time, unless its newest version is up to
+        date."""
         uri = str(live.uri)
         if not live.state.tokens:
             keeping.empty.append(uri)

@@ -92,8 +92,8 @@ class Weights:
                 return
 
     async def unload(self, name: str) -> None:
-        """Put the sessions on a model to sleep, and free its memory. One that is not loaded is left so. Where its files
-        have changed, the next load takes what they are by then.
+        """Put the sessions on a model to sleep, and free its memory. A model that is not loaded stays so. If its files
+        have changed, the next load reads their content at that time.
 
         Raises:
             UnknownModel. ModelInUse: a request needs it. What a sleep raises.
@@ -116,7 +116,7 @@ class Weights:
             )
         if place.model is not None:
             await self.unload_now(name, "asked")
-        place.changed = ()  # an unload takes what the files are now
+        place.changed = ()  # an unload accepts the present files
 
     async def retire(self, name: str, cause: UnloadCause) -> bool:
         """Put the sessions on a model to sleep and unload it, unless somebody uses it now.

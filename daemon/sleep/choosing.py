@@ -1,11 +1,11 @@
-"""Restore or recompute: which of the two a wake does, from what has been measured here.
+"""Chooses whether a wake restores or recomputes, from rates measured here.
 
 Owns the decision, a function of values, and the sentence that says why. Does not read, compute or measure anything.
 
-Restoring gives back the very bits that slept, computes nothing, and keeps the engine free for others: it is what a wake
-does unless the daemon was told otherwise. `exact` lets a wake compute the tokens again where that is measured to be
-faster and where all of them were read in calls that can be made again; what results is kept only if it is, bit for bit,
-what is stored. `fastest` keeps it also where it is not, and the session says so.
+Restoring gives back the very bits that slept, computes nothing, and keeps the engine free for others: it is the
+default. `exact` lets a wake compute the tokens again if that is measured to be faster and all of them were read in
+calls that can be repeated; the result is kept only if it equals the stored state bit for bit. `fastest` keeps it also
+if it differs, and the session says so.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ class Calls:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What each of the two ways would have to do.
+    """The work of each of the two ways.
 
-    read_bytes, hashed: what restoring reads, and whether it hashes that; behind: what it computes behind the record.
-    again: what recomputing computes: all. obstacle: why this wake cannot be that at all; inexact: why other bits may
-    result. Both are parts of a sentence, None where there is nothing.
+    read_bytes, hashed: bytes that restoring reads, and whether it hashes them; behind: model calls behind the record.
+    again: model calls of recomputing all. obstacle: why recomputing is impossible; inexact: why other bits may result.
+    Both are parts of a sentence, None without one.
     """
 
     read_bytes: int
@@ -65,7 +65,7 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What is done, why, and how long each would take; None where a rate that it needs is not measured."""
+    """The choice, its reason, and the seconds of each way; None where a rate is not measured."""
 
     way: WakeWay
     reason: str

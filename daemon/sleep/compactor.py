@@ -1,8 +1,8 @@
 """Compaction in the background: after sleeps, one session at a time, while no sleep is being written.
 
-Owns when, and on which thread. What it does is the store's: a compaction blocks no sleep or wake, and may stop between
-any two of its steps. Nothing that goes wrong here is anybody's failure: it is logged, and tried again after the
-session's next sleep.
+Owns its time and its thread. The store does the work: a compaction blocks no sleep or wake, and may stop between any
+two steps. An error here fails no request: it is logged, and the compaction is tried again after the session's next
+sleep.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Compactor:
                 self._due[receipt.uri] = None
 
     def close(self) -> None:
-        """Wait for the step that has begun, and end the thread. What is left is done after a later sleep."""
+        """Wait for the running step, and end the thread. A later sleep does the remaining steps."""
         with self._lock:
             self._closing = True
         self._thread.shutdown(cancel_futures=True)

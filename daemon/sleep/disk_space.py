@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 
 
 class Way:
-    """What sleeps and compactions of one store know of each other. Safe from several threads."""
+    """Shared by the sleeps and compactions of one store, which share its disk space. Safe from several threads."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -86,7 +86,7 @@ class Way:
 
 
 class Stop:
-    """What one compaction asks between its steps; it remembers whether it was told to stop."""
+    """One compaction calls this between its steps; it remembers whether it was told to stop."""
 
     def __init__(self, *reasons: Callable[[], bool]) -> None:
         self._reasons = reasons

@@ -1,9 +1,9 @@
-"""Forks: a session that begins as another one stands at some token, and has its own history from there.
+"""Forks: a fork begins with the state of another session at some token, and has its own history from there.
 
-Owns how a fork comes to be. It is a version of its own from the start, durable
-before it exists for anybody, whose chain refers to the blocks of the other: nothing is copied, however long the context
-is, and neither can change what the other has, for blocks never change. Forked at an earlier token, what is cut off
-behind the last full block is computed and written anew, as a wake at that token does it.
+Owns the making of a fork. A fork has its own version from the start, durable before any request sees it. Its chain
+refers to the blocks of the other session: nothing is copied, however long the context is, and neither can change the
+other, for blocks never change. At an earlier token, the tokens behind the last full block are computed and written
+anew, as by a wake at that token.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from .orders import WakeOrder
 
 @dataclass(frozen=True, slots=True)
 class ForkOrder:
-    """What is to be forked. at_token: all of the version's tokens if None; labels: its own ones if None."""
+    """The order of a fork. at_token: all of the version's tokens if None; labels: the version's own if None."""
 
     row: IndexRow
     uri: SessionUri
@@ -40,13 +40,13 @@ class ForkOrder:
 
     @property
     def origin(self) -> Origin:
-        """What the fork says of where it comes from."""
+        """The origin in the fork's session map."""
         return origin_of(self.row, self.tokens)
 
 
 @dataclass(frozen=True, slots=True)
 class Forked:
-    """What came of a fork: its first version, and how many tokens the model had to compute for it."""
+    """The result of a fork: its first version, and how many tokens the model computed for it."""
 
     receipt: Receipt
     computed_tokens: int

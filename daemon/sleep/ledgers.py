@@ -1,9 +1,8 @@
-"""Ledgers without state: what is kept of a session whose keys and values a stop cannot write, and how it is read again.
+"""Ledgers without state: keeps the tokens of a session whose keys and values a stop cannot write, and reads them again.
 
-Owns both ways. A version that is made so refers to all blocks of the session's last one that still hold what its caches
-do, and tells the tokens behind them (`unprocessed_tail.py`): a few bytes for each, written in one small file. Nothing
-that was read or said is lost with the keys and values; the next request for the session computes them again, in the
-model calls in which they were computed before.
+Owns both. Such a version refers to all blocks of the session's last version that still match its caches, and lists the
+tokens behind them (`unprocessed_tail.py`): a few bytes per token, in one small file. No token is lost with the keys and
+values; the next request for the session computes these again, in the same model calls as before.
 """
 
 from __future__ import annotations
@@ -73,7 +72,7 @@ class Ledgers:
         make = partial(self._write, session, key, digest)
         try:
             receipt = await self._hibernation.threads.on_indexed_writer(partial(make, relying=True))
-        except Corruption:  # what it would refer to went, or was damaged, since it was looked at
+        except Corruption:  # a block to refer to went, or was damaged, since it was checked
             receipt = await self._hibernation.threads.on_indexed_writer(partial(make, relying=False))
         if receipt is not None:
             self._tell_kept(receipt, why)

@@ -1,7 +1,7 @@
-"""Looking after the store while sessions are served: one operation at a time, on a thread of its own.
+"""Maintenance of the store while sessions are served: one operation at a time, on a thread of its own.
 
-Owns that thread and the form in which an operation's report is told. The store takes its own locks, and only for its
-commits, so sleeps and wakes go on meanwhile; for the same reason this is not the thread that writes snapshots.
+Owns that thread and the form of an operation's report. The store takes its own locks, and only for its commits, so
+sleeps and wakes go on meanwhile; for the same reason this is not the thread that writes snapshots.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Result = TypeVar("Result")
 
 
 class Maintenance:
-    """The one who looks after a store. `close` waits for what has begun, for that must not meet a closed store."""
+    """Runs maintenance of a store. `close` waits for the running operation, which must not meet a closed store."""
 
     def __init__(self, store: Store, way: Way) -> None:
         self._store = store

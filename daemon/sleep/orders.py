@@ -1,4 +1,4 @@
-"""What is asked of a wake, and of the sleeps of a daemon that stops."""
+"""The orders of a wake, and of the sleeps of a daemon that stops."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..events.events import WakeCause
 
 @dataclass(frozen=True, slots=True)
 class WakeOrder:
-    """What is asked of a wake. version: the last one if None; at_token: how many of its tokens, all if None.
+    """The order of a wake. version: the last one if None; at_token: how many of its tokens, all if None.
 
     strict: refuse what was computed by another device, library or version too. hashing: hash all that is read, whatever
         the daemon trusts: what is written anew from it would seal a flipped bit with a digest of its own. cause: what
@@ -32,8 +32,7 @@ class WakeOrder:
 
 @dataclass(frozen=True, slots=True)
 class LastSleep:
-    """A sleep of a daemon that stops. until: by the monotonic clock, when it must be written; None: it takes what it
-    takes."""
+    """A sleep of a daemon that stops. until: its deadline, by the monotonic clock; None without one."""
 
     until: float | None = None
 

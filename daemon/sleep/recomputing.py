@@ -1,7 +1,7 @@
 """Computing a state again from the stored tokens, in the model calls in which they were once read.
 
-Healing does so behind damage; a wake does so where that is faster and allowed (`choosing.py`). What a wake computes is
-compared with the digests of what is stored before it is anybody's state.
+Healing does so behind damage; a wake does so if it is faster and allowed (`choosing.py`). A wake compares the result
+with the stored digests before any session uses it.
 """
 
 from __future__ import annotations

@@ -118,7 +118,7 @@ class Waking:
         self._recomputing.forget(uri)
 
     def rates_of(self, model: LoadedModel) -> Rates:
-        """What this daemon has measured of a model."""
+        """The rates that this daemon has measured of a model."""
         return self._recomputing.measured.of(model)
 
     async def begin(self, model: LoadedModel, random_key: Callable[[], mx.array]) -> LiveState:
@@ -240,7 +240,7 @@ class Waking:
         )
 
     async def _begin_kept(self, reader: BundleReader, model: LoadedModel) -> Woken:
-        """A session whose ledger alone was kept, before that is read."""
+        """A session of which only the ledger was kept, before it is read."""
         manifest = reader.manifest
         require_same(manifest.identity, model.identity, model=model.name)
         state = await self.begin(model, lambda: initial_key(sampling_of(manifest.session)))
@@ -251,7 +251,7 @@ class Waking:
 
 @dataclass(slots=True)
 class _Assembly:
-    """What turns filled memory into a state, on the engine thread, and proves it.
+    """The steps that turn filled memory into a proven state, on the engine thread.
 
     foreign: whether what computed the state may have computed other bits than what computes here.
     """

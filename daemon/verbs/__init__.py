@@ -1,8 +1,8 @@
 """The verbs, carried out: one handler for each record of `daemon/api` that a client may send.
 
-All run on the event loop, and none knows of wires. Every request for a session takes its turn, so two never see it half
-changed. A session that sleeps is woken by the request that needs it. What has begun to change durable state runs to its
-end even if the client goes away.
+All run on the event loop, and none knows of wires. Every request for a session takes its turn, so none sees it half
+changed. A request that needs a sleeping session wakes it. A change of durable state that has begun runs to its end even
+if the client leaves.
 """
 
 from . import forking, process, reading, session, store, waking

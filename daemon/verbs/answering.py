@@ -1,7 +1,7 @@
-"""Who answers which request: the handlers, by the record that they take.
+"""The table of handlers, by the record that each takes.
 
-Owns the table and what stands around each handler. A handler is found as soon as its module has been imported, which
-the `__init__` of this folder sees to.
+Owns the table and the code around each handler. A handler is in it once its module is imported; the `__init__` of this
+folder does that.
 """
 
 from __future__ import annotations

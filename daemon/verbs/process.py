@@ -1,4 +1,4 @@
-"""The daemon as a whole: what it is doing, and its models."""
+"""Handlers for the daemon as a whole: its status and its models."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a session reads and writes: append, generate, chat; and why it had to read."""
+"""Handlers by which a session reads and writes: append, generate, chat; and why it had to read."""
 
 from __future__ import annotations
 

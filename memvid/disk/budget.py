@@ -1,10 +1,10 @@
 """Budgets: how many bytes the store may hold, may write in a day, and must leave free on the disk.
 
-A pure decision over figures, and an account of the work under way, whose meters are asked before each write. Knows
-nothing of what is written. Deleting is never asked about: whatever frees space is always allowed.
+A pure decision over figures, and an account of running work; its meters are asked before each write. Knows nothing of
+the content. A delete needs no permission: freeing space is always allowed.
 
-Sleeps come first. What a compaction writes takes the place of what is there, so it is never counted as what the store
-holds, not even while it is being written; and of what may be written in a day it leaves half to sleeps.
+Sleeps come first. A compaction replaces files, so its writes never count for the size of the store, not even while they
+run; and it leaves half of the day's writes to sleeps.
 
 A day is a day of UTC by the clock, and each day has a count of its own. A clock that is set back finds the count of
 that earlier day as it was left; one that runs ahead begins a new day early, and comes back to the old count when it is
@@ -58,7 +58,7 @@ class Budget:
 UNLIMITED: Final = Budget()
 
 Beyond = Literal["budgets", "reserve"]
-"""What a piece of work may go beyond: the store's and the day's budget, or what the disk must keep free, too."""
+"""The limits that a piece of work may exceed: the budgets of the store and the day, or `min_free_bytes` too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +170,7 @@ class Account:
                 self._meters.remove(meter)
 
     def settle(self, meter: Meter) -> None:
-        """What the work has written is among the store's files now, and counts there."""
+        """The work's output is among the store's files now, and counts there."""
         with self._lock:
             meter.reserved_bytes = 0
 
@@ -236,7 +236,7 @@ def utc_day(instant_ns: int) -> int:
 
 
 def free_bytes_of(folder_fd: int, path: str) -> int:
-    """What the disk of an open folder has left for us. Raises StoreIoError."""
+    """Free bytes for us on the disk of an open folder. Raises StoreIoError."""
     try:
         status = os.statvfs(folder_fd)
     except OSError as error:

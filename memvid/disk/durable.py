@@ -1,6 +1,6 @@
-"""The one place that writes durably: complete writes, flushes, renames, and what their failures mean.
+"""The one place that writes durably: complete writes, flushes, renames, and the errors for their failures.
 
-Owns temporary files and the order write → flush → rename → flush folder. Knows nothing of what is written.
+Owns temporary files and the order write → flush → rename → flush folder. Knows nothing of the content.
 
 Rules: a file once published is never changed. A failed write leaves nothing but a temporary file, which is removed.
 After a failed flush it is unknown what the disk holds, so it is never tried again: DurabilityLost.
@@ -27,17 +27,17 @@ from .paths import FILE_MODE, io_error
 TEMP_SUFFIX: Final = ".tmp"
 TEMP_NAME: Final = re.compile(r"[0-9a-f]{16}\.tmp(-journal)?", re.ASCII)
 """Of a temporary file, and of what SQLite has beside one while it makes an index in it."""
-"""What `TempFile` calls its files: nothing else is taken for a leftover."""
+"""The names that `TempFile` gives to its files: only these are taken for leftovers."""
 
 NO_SPACE_ERRNOS: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 _NO_LINKS_ERRNOS: Final = frozenset(
     {errno.EPERM, errno.EACCES, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
 )
-"""What a filesystem answers that has no hard links."""
+"""The error numbers of a filesystem without hard links."""
 
 _STAT_BLOCK_BYTES: Final = 512
-"""What `st_blocks` counts in, whatever the filesystem's own blocks are."""
+"""The unit of `st_blocks`, on every filesystem, in bytes."""
 
 _TEMP_FLAGS: Final = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 

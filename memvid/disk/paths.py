@@ -1,4 +1,4 @@
-"""Opens what is in a store without leaving it: one component at a time, never through a link, never by a client's text.
+"""Opens files in a store without leaving it: one component at a time, never through a link, never by a client's text.
 
 Owns the refusal of links, FIFOs, devices, second hard links and foreign owners. Knows nothing of what files hold.
 
@@ -124,7 +124,7 @@ def stat_open(fd: int, path: str) -> os.stat_result:
 
 
 def stamp_of(status: os.stat_result) -> Stamp:
-    """What tells a file from another under its name, and from itself after something was written to it."""
+    """The stamp of a file: differs for another file of the same name, and after a write to this one."""
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
@@ -156,19 +156,19 @@ def _require_private_folder(fd: int, path: str, otherwise: str = "") -> int:
 
 
 def _give_to_you(path: str, status: os.stat_result) -> str:
-    """What makes a file usable for the user who works now. Its right owner is unknown here."""
+    """Advice to make a file usable for the present user. Its right owner is unknown here."""
     return f"Work as user {status.st_uid}, or, if it should be yours: sudo chown {os.geteuid()} {path}"
 
 
 def _why_refused(error: OSError, path: str) -> Exception:
-    """What an open that was refused means: a link or a wrong kind of file is unsafe."""
+    """The error for a refused open: a link or a wrong kind of file is unsafe."""
     if error.errno in (errno.ELOOP, errno.EMLINK, errno.ENOTDIR, errno.ENXIO, errno.EISDIR):
         return _unsafe(path, "it is a link, or not the kind of file that belongs there", _PUT_THE_FILE)
     return io_error(error, "open", path)
 
 
 def io_error(error: OSError, action: str, path: str) -> StoreIoError:
-    """An operating system's failure with what was being done and where."""
+    """The error for a failure of the operating system, with the action and the path."""
     reason = os.strerror(error.errno) if error.errno else str(error)
     return StoreIoError(
         f"Cannot {action} {path}: {reason}.", path=path, action=action, errno=error.errno or 0, reason=reason

@@ -1,4 +1,4 @@
-"""JSON files that say themselves whether they are what was written: store.json and marks.json.
+"""JSON files with their own digest, which shows damage: store.json and marks.json.
 
 Owns their form: canonical JSON (keys sorted, no spaces, ASCII, a newline at the end) with a format, a version, and a
 digest over all the rest. Knows nothing of what the other fields mean.
@@ -36,7 +36,7 @@ class SealedFormat:
         return _canonical({**rest, _DIGEST: _digest(rest)})
 
     def decode(self, data: bytes, path: str) -> dict[str, Any]:
-        """The fields of a file that is in every byte what `encode` gives.
+        """The fields of a file that equals the output of `encode` in every byte.
 
         Raises:
             UnsupportedFormat: a later version, and undamaged.

@@ -1,11 +1,11 @@
-"""A bound on the bytes of requests that are held at once, kept by making those wait who would pass it (threat 44).
+"""A bound on the bytes of requests held at once: requests that would exceed it wait (threat 44).
 
 Owns the count and the queue. Does not know what is held: `served.py` takes a frame's bytes as they come and gives them
 back when its request has been answered.
 
-What is only announced counts for nothing, so a client that announces much and sends little keeps no room from others.
-Incomplete frames leave room for one of the largest size: the first that needs it has that until it is whole, so that no
-number of halves keeps all from becoming whole.
+Announced bytes do not count, so a client that announces much and sends little takes no room from others. Incomplete
+frames leave room for one frame of the largest size: the first that needs this room has it until it is whole, so that
+incomplete frames cannot block each other for ever.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """From a checked request to the service, and from its answer to the map that crosses the wire.
 
-Knows the table of verbs by its rows, and by name only the two that are not the service's: the end of the process, and
-what is told until then. Server half. Does not know frames or sockets.
+Knows the table of verbs by its rows, and by name only the two that are not the service's: the stop of the process, and
+the events until then. Server half. Does not know frames or sockets.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ async def call(
     """Carry out a request and return its result's wire map. tell: sends an event of the daemon, at the client's pace.
 
     Raises:
-        TorporError: whatever the service raises.
+        TorporError: as the service raises it.
     """
     if isinstance(request, ShutdownRequest):
         result: Any = await shut_down(force=request.force)

@@ -1,4 +1,4 @@
-"""What one connection still has to be sent: bounded, and written at the pace of the client.
+"""The messages still to send on one connection: bounded, and written at the pace of the client.
 
 Owns the queue, the two bounds and the stall deadline (threat 44). Does not know what the frames say.
 
@@ -19,7 +19,7 @@ _CHUNK_BYTES = 256 * 1024  # progress is seen chunk by chunk, so a large frame n
 
 
 class ClientStalled(Exception):
-    """The client does not read what it asked for. Never leaves the server."""
+    """The client does not read its answers. Never leaves the server."""
 
 
 class Outbox:

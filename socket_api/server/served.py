@@ -51,7 +51,7 @@ _LOOK_S = 0.5
 """How soon the departure of a client is seen that is not being read, or that a frame comes too slowly."""
 
 _Frame = tuple[Held, Held]
-"""What a frame has taken: of its connection's budget, and of that of all."""
+"""The bytes that a frame has taken of its connection's budget, and of the common one."""
 
 
 class ServedConnection:
@@ -422,7 +422,7 @@ class ServedConnection:
         self._writer.transport.abort()
 
     async def _close(self, sender: asyncio.Task[None]) -> None:
-        """Give the client a moment to take what is queued, then close, whether it did or not."""
+        """Give the client a moment to take the queued messages, then close in any case."""
         with contextlib.suppress(TimeoutError, OSError):
             async with asyncio.timeout(self._limits.goodbye_timeout_s):
                 await asyncio.wait({sender})
@@ -440,7 +440,7 @@ def _is_stoppable(request: AcceptedRequest) -> bool:
 
 
 def _error_to_tell(request: AcceptedRequest, failure: BaseException) -> TorporError:
-    """What a client is told of a failure; a fault of one request must not end the daemon."""
+    """The error message for a client; a fault of one request must not end the daemon."""
     if isinstance(failure, TorporError):
         return failure
     _LOG.error("fault in %s", request.verb.name, exc_info=failure)
@@ -450,7 +450,7 @@ def _error_to_tell(request: AcceptedRequest, failure: BaseException) -> TorporEr
 
 
 def _left_of(request: AcceptedRequest, work: asyncio.Task[dict[str, object]]) -> tuple[str, dict[str, object]]:
-    """What a request that was cancelled leaves: as a sentence, and as facts."""
+    """The work that stays after a cancelled request: as a sentence, and as facts."""
     try:
         work.result()
     except LeftMidway as left:

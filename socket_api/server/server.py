@@ -1,7 +1,7 @@
 """The daemon's front door: accepts connections on the Unix socket and hands each to a `ServedConnection`.
 
 Owns the listening socket, the check of who connects, the cap on connections, and the graceful stop or its refusal. Does
-not know what the service does (it takes any `Backend`), and never closes it: who made it closes it.
+not know the service (it takes any `Backend`), and never closes it: its maker does.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""What both ends share: the place of the socket, frames, messages, methods, and the limits of the protocol."""
+"""Shared by both ends: the place of the socket, frames, messages, methods, and the limits of the protocol."""

@@ -1,6 +1,6 @@
-"""A request of a client on its way: what of it is sent, and what its answer means.
+"""A request of a client: its message, and the meaning of its answer.
 
-Owns the translation that both clients have in common, so that they differ only in how they wait. Does no I/O.
+Owns the translation for both clients, so that they differ only in how they wait. Does no I/O.
 """
 
 from __future__ import annotations
