@@ -22,12 +22,13 @@ import os
 import re
 import stat
 from collections.abc import Iterable, Iterator
+from types import NoneType
 from typing import Any, Final
 
 from ..disk import durable
 from ..disk.paths import FOLDER_MODE, io_error, list_names, open_file, open_folder, stat_name
 from ..disk.sealed_json import SealedFormat, reason_of
-from ..errors import StoreError, StoreIoError, UnsafePath
+from ..errors import IndexFailed, StoreError, StoreIoError, UnsafePath
 from ..folder.store_file import ABSENT, BUNDLES
 from ..limits import MAX_NOTE_BYTES, MAX_NOTE_NODES, MAX_VERSION
 from .index_seals import seal_of
@@ -132,12 +133,17 @@ def decode_note(data: bytes, bundle_id: bytes) -> IndexedBundle:
         facts[name] = None if facts.get(name) is None else bytes.fromhex(facts[name])
     status = {state: status for status, state in _STATES.items()}.get(fields.get("state", ""), "")
     values = [facts.get(name) for name in _FACTS]
+    if not all(type(value) in (int, str, bytes, NoneType) for value in values):
+        raise TypeError("a value in it is of another kind")
     if any(type(value) is int and value.bit_length() > 63 for value in values):
         raise ValueError("a number in it is too large")
     if not (type(facts.get("version")) is int and 1 <= facts["version"] <= MAX_VERSION):
         raise ValueError("its version has a number that none can have")
     columns = (status, 0, *values[:3], bundle_id, *values[3:], None, b"")
-    row = row_in((*columns, seal_of(columns)), "")
+    try:
+        row = row_in((*columns, seal_of(columns)), "")
+    except IndexFailed as error:
+        raise ValueError(error.details["reason"]) from error
     bundle = IndexedBundle(
         bundle_id, status, row, _cut(fields.get("needs"), 32), _cut(fields.get("blocks"), BLOCK_KEY.size)
     )

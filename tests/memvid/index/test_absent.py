@@ -336,6 +336,23 @@ def test_a_note_of_a_version_that_none_can_have_is_refused() -> None:
             decode_note(encode_note(noted), _BUNDLE)
 
 
+@pytest.mark.parametrize("wrong", [{"big": 10**40}, [10**40], 1.5, True, 10**40, "\ud800", []])
+@pytest.mark.parametrize("column", ["version", "model", "labels", "name", "created_ns", "lossy_bits"])
+def test_a_note_whose_row_cannot_be_one_is_told_as_damaged(
+    store: Store, store_path: Path, column: str, wrong: object
+) -> None:
+    given_up(store, store_path)
+    (file,) = (store_path / "absent").glob("*")
+    fields = absent._FORMAT.decode(file.read_bytes(), "")
+    fields["row"][column] = wrong
+    file.write_bytes(absent._FORMAT.encode(fields))
+    lose_index(store_path)
+    with Store.open(store_path, writable=True) as again:
+        assert [one.path for one in again.opening.unreadable] == [str(file)]
+        assert "is damaged" in again.opening.unreadable[0].message
+    assert file.exists()
+
+
 def test_a_folder_in_the_place_of_a_note_stops_no_delete(store: Store, store_path: Path) -> None:
     given_up(store, store_path)
     (note,) = (store_path / "absent").glob("*")
