@@ -1,7 +1,7 @@
-"""Which commands there are, in the order in which `torpor --help` lists them, and what each does in a sentence.
+"""The list of commands, in the order of `torpor --help`, each with a sentence.
 
-Owns these sentences: they begin a command's own help too, and the docstring of its function goes on from there. Imports
-no command.
+Owns these sentences: a command's own help begins with its sentence and goes on with the docstring of its function.
+Imports no command.
 """
 
 from __future__ import annotations

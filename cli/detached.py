@@ -27,7 +27,7 @@ _UNTIMED = re.compile(r"^(?!\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)(?=[\s\S])", re.MULTI
 
 
 class Announcer:
-    """What the daemon says, for the one who started it, until the daemon is ready."""
+    """Repeats the daemon's output for its starter, until the daemon is ready."""
 
     def __init__(self, pipe: int, log: Path) -> None:
         os.set_inheritable(pipe, False)

@@ -1,4 +1,4 @@
-"""What the command line itself refuses. Everything else that it reports was raised in another layer."""
+"""The command line's own errors. All other errors that it reports come from another layer."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from ..errors import TorporError
 
 
 class CliError(TorporError):
-    """Root of what the command line refuses on its own."""
+    """Root of the command line's own errors."""
 
 
 class InvalidUsage(CliError):

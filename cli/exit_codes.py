@@ -14,7 +14,7 @@ from types import MappingProxyType
 
 @dataclass(frozen=True, slots=True)
 class ExitStatus:
-    """One exit status: its number, its short name, and what it tells a script."""
+    """One exit status: its number, its short name, and its meaning for a script."""
 
     number: int
     name: str

@@ -1,7 +1,7 @@
 """The entry point: makes the process fit for output, catches Ctrl-C from the first moment, and ends with a status.
 
 Imports nothing heavy before handling is in place, so that an interrupt during the imports is a status, not a trace.
-What commands there are is in `command_list.py`.
+`command_list.py` lists the commands.
 """
 
 from __future__ import annotations

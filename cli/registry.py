@@ -247,7 +247,7 @@ _GONE = {
     "--check-models": "`torpor serve --check-models` reads the files of the models that it serves again.",
     "--repeats": "`bench/ttft.py` takes the times as often as you like.",
 }
-"""Options that a command once had, and what is there instead."""
+"""Options that a command once had, and their replacements."""
 
 
 def _report_usage(error: Any, arguments: Sequence[str], *, as_json: bool) -> int:

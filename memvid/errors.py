@@ -14,7 +14,7 @@ PUT_BACK: Final = (
     "Put the file back from a backup; without one, `torpor repair` mends what needs it: it takes sound copies of its "
     "blocks, computes again what has none (beside a daemon that serves the model), and cuts off only what is left."
 )
-"""What to do about a file of the store that is damaged or missing, said in one way everywhere."""
+"""The advice for a damaged or missing file of the store, the same everywhere."""
 
 
 class StoreError(TorporError):
@@ -116,7 +116,7 @@ class IndexFailed(StoreIoError):
     from, so nothing is lost with it."""
 
 
-# --- what callers hand in
+# --- invalid input of callers
 
 
 class TargetExists(StoreError):
@@ -147,7 +147,7 @@ class LimitExceeded(StoreError):
     """A size above a named limit of `limits.py`; refused before anything is allocated."""
 
 
-# --- bytes that are not what was written
+# --- damaged bytes
 
 
 class Corruption(StoreError):

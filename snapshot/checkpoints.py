@@ -23,12 +23,12 @@ CHECKPOINT_TOKENS: Final = 2 * BLOCK_TOKENS
 """The shortest distance of two checkpoints."""
 
 DEFAULT_BUDGET_BYTES: Final = 256 * 1024 * 1024
-"""What the checkpoints of one session may take together, in memory and in its bundles."""
+"""The most bytes of all checkpoints of one session, in memory and in its bundles."""
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """What a state record keeps, in evaluated memory of its own.
+    """The content of a state record, in evaluated memory of its own.
 
     records: by the path of the cache; logits, random_key and passes are those of that position; canary: the logits of
         its canary, None where none was taken.
@@ -121,7 +121,7 @@ class Checkpoints:
         return max(0, min(count * self.record_bytes, self.budget_bytes - self.resident_bytes))
 
     def add(self, checkpoint: Checkpoint) -> None:
-        """Take one in, and let those go for which the budget has no room any more."""
+        """Add a checkpoint, and drop those for which the budget has no room any more."""
         self._held[checkpoint.position] = checkpoint
         distance = self._distance(checkpoint.position)
         for position in self.positions:

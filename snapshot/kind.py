@@ -1,4 +1,4 @@
-"""What a kind of cache has to tell of a cache object, so that it can be slept and woken.
+"""The interface of a kind of cache: all that a sleep and a wake need of a cache object.
 
 And the stored names of the types of its arrays.
 """
@@ -71,7 +71,7 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class RecordShape:
-    """What a stored record says of itself before any of its arrays is read: numbers, and the shape of each array."""
+    """The head of a stored record, read before its arrays: numbers, and the shape of each array."""
 
     numbers: tuple[int, ...]
     shapes: dict[str, tuple[int, ...]]
@@ -101,7 +101,7 @@ class Kind:
         return int(cache.offset)
 
     def settings(self, cache: Any) -> dict[str, int]:
-        """What it was made with, and what decides how its arrays are read."""
+        """The parameters that it was made with, and those that decide how its arrays are read."""
         return {}
 
     def spans(self, cache: Any) -> dict[str, mx.array]:
@@ -137,11 +137,11 @@ class Kind:
         return 0
 
     def problem(self, settings: Mapping[str, int], position: int, stored: RecordShape) -> str | None:
-        """What is wrong with a stored record of a session of `position` tokens, before memory is taken for it."""
+        """The fault of a stored record of a session of `position` tokens, found before memory is taken for it."""
         return None
 
     def fill(self, cache: Any, token_count: int, spans: Arrays, record: Record | None) -> None:
-        """Give an empty cache what another one held."""
+        """Fill an empty cache with the content of another."""
         raise NotImplementedError
 
     def reaches_back(self, settings: Mapping[str, int], numbers: Sequence[int]) -> bool:

@@ -101,7 +101,7 @@ class CacheEntry:
 
     @property
     def described(self) -> str:
-        """Its kind and what it holds, in words: `kv/1 k, v 8xnx128 float32`."""
+        """Its kind and its arrays, in words: `kv/1 k, v 8xnx128 float32`."""
         held = _texts((array, "") for array in (*self.spans, *self.record))
         return f"{self.kind} {held if self.in_use else _NOT_USED}"
 
@@ -131,12 +131,12 @@ class CacheLayout:
 
     @property
     def record_bytes(self) -> int:
-        """What a state record takes at most: logits, those of the canary, and every cache's whole state."""
+        """The most bytes of a state record: logits, the canary's logits, and every cache's whole state."""
         return self.logits_bytes + self.canary_bytes + sum(entry.record_bytes for entry in self.entries)
 
     @property
     def logits_bytes(self) -> int:
-        """What the logits that the next token is drawn from take."""
+        """Bytes of the logits that the next token is drawn from."""
         return 4 * self.vocabulary
 
     def most_bytes(self, token_count: int, at_once: int) -> int:
@@ -167,7 +167,7 @@ class CacheLayout:
 
     @property
     def canary_bytes(self) -> int:
-        """What the logits of a canary take."""
+        """Bytes of the logits of a canary."""
         return 4 * self.vocabulary
 
     def state_slots(self, pass_count: int, *, canary: bool = False, is_lossy: bool = False) -> tuple[SlotSpec, ...]:
@@ -208,7 +208,7 @@ def _ranges(paths: Sequence[str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ToldCache:
-    """What the text of a layout tells of one cache."""
+    """The facts of one cache, from the text of a layout."""
 
     kind: str
     settings: Mapping[str, int]

@@ -111,7 +111,7 @@ _grants: weakref.WeakSet[Grant] = weakref.WeakSet()
 
 
 def granted_bytes() -> int:
-    """What was granted in this process and is still to be filled."""
+    """The bytes granted in this process and still to be filled."""
     with _granting:
         return _granted_bytes()
 
@@ -169,7 +169,7 @@ def _require_available(size_bytes: int, promised_bytes: int, what: str = "The st
 
 
 def available_bytes() -> int:
-    """What could be taken without swapping, where the system says so; else all the memory that the machine has."""
+    """Bytes available without swapping, where the system tells; else all the memory of the machine."""
     told = _told_available()
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if told is None else told
 
@@ -182,7 +182,7 @@ def _told_available() -> int | None:
 
 
 def _told_by_gpu() -> int | None:
-    """What is free on the GPU. MLX says so of CUDA alone: on Metal the memory is the system's."""
+    """Free bytes on the GPU. MLX tells this for CUDA alone: on Metal the memory is the system's."""
     if mx.default_device() == mx.Device(mx.cpu):
         return None
     free = mx.device_info().get("free_memory")
@@ -190,7 +190,7 @@ def _told_by_gpu() -> int | None:
 
 
 def _told_by_kernel() -> int | None:
-    """What the system has; None where it does not say."""
+    """Bytes of the system's memory; None where it does not tell."""
     try:
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
     except OSError:

@@ -1,4 +1,4 @@
-"""What stored blocks say of the caches that they hold, checked against the model's before any memory is taken."""
+"""The heads of stored blocks, checked against the model's caches before any memory is taken."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class StoredRecord:
 
 @dataclass(frozen=True, slots=True)
 class StoredState:
-    """What a state record says of itself; only its numbers have been read."""
+    """The head of a state record; only its numbers have been read."""
 
     records: tuple[StoredRecord, ...]
     passes: Passes

@@ -1,4 +1,4 @@
-"""`torpor analyse`: what the keys and values of one version are like, head by head."""
+"""`torpor analyse`: figures of the keys and values of one version, head by head."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`torpor du`: what a store takes on disk, whose it is, and what could be given back."""
+"""`torpor du`: the disk space of a store, by session, and the part that can be freed."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def du(
 
 
 def document_of(report: UsageReport, sessions: list[SessionUsage], path: Path, *, counted: bool) -> dict[str, Any]:
-    """The figures as the JSON document has them; `counted`: whether what was written today is known."""
+    """The figures of the JSON document; `counted`: whether today's written bytes are known."""
     listed = []
     for usage in sessions:
         figures = asdict(usage)
@@ -71,7 +71,7 @@ def document_of(report: UsageReport, sessions: list[SessionUsage], path: Path, *
 
 
 def render_sessions(sessions: list[SessionUsage]) -> RenderableType:
-    """Draw what each session takes, the largest first."""
+    """Draw the space of each session, the largest first."""
     figures = ("VERSIONS", "TOKENS", "STATE", "STORED", "SHARED", "ALONE")
     table = rows_table("SESSION", *figures, right=figures, whole=("SESSION",))
     for usage in sorted(sessions, key=lambda usage: (-usage.stored_bytes, usage.uri)):
@@ -88,7 +88,7 @@ def render_sessions(sessions: list[SessionUsage]) -> RenderableType:
 
 
 def render_store(report: UsageReport, path: Path, *, counted: bool) -> RenderableType:
-    """Draw what the store takes as a whole; `counted`: whether what was written today is known."""
+    """Draw the space of the whole store; `counted`: whether today's written bytes are known."""
     facts = facts_table()
     facts.add_row("  store", plain(path))
     facts.add_row("  on disk", format_bytes(report.file_bytes))

@@ -1,4 +1,4 @@
-"""`torpor events`: what happens in the daemon, as it happens, a line each."""
+"""`torpor events`: the events of the daemon as they happen, a line each."""
 
 from __future__ import annotations
 

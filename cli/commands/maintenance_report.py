@@ -1,4 +1,4 @@
-"""What became of an operation on a store: the table of its actions, one line of sums, and what stays wrong.
+"""The report of an operation on a store: the table of its actions, one line of sums, and the problems that stay.
 
 Owns how such a report is written, for any command that asked for it, carried out by the daemon or by this
 process. Knows nothing of stores.
@@ -121,7 +121,7 @@ def _sums(report: MaintenanceResult, nothing: str) -> str:
 
 
 def _figures(freed: int, written: int) -> str:
-    """What left the disk and what came, and, where both did, what that is together."""
+    """The bytes freed and written, and, where there are both, the net change on disk."""
     figures = ", ".join(
         f"{format_bytes(size)} {what}" for size, what in ((freed, "freed"), (written, "written")) if size
     )

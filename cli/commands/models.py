@@ -1,4 +1,4 @@
-"""`torpor models`: what is served and what of it is in memory; load a model, unload one."""
+"""`torpor models`: the served models, and which are in memory; load a model, unload one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`torpor quantise`: keep what sleeps in fewer bits. The daemon's work alone, for it needs the model."""
+"""`torpor quantise`: keep sleeping sessions in fewer bits. Only the daemon does this, for it needs the model."""
 
 from __future__ import annotations
 

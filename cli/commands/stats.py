@@ -1,4 +1,4 @@
-"""`torpor stats`: how many sessions there are, what they take, and how often they were found."""
+"""`torpor stats`: the number of sessions, their space, and how often they were found."""
 
 from __future__ import annotations
 

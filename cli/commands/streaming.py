@@ -1,6 +1,6 @@
 """A generation on the terminal: a bar while it reads or wakes, then the text as it comes, and Ctrl-C that stops it.
 
-Owns what `generate` and `chat` have in common. Does not know which of the two it is.
+Owns the common part of `generate` and `chat`. Does not know which of the two runs.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ..view.wake_remarks import remark_on_branch, remark_on_wake_in_passing
 
 
 def stream_to_end(output: Output, begin: Callable[[OnEvent], TextStream]) -> GenerateResult:
-    """Run a generation, showing what it does, and give its result.
+    """Run a generation, show its progress, and return its result.
 
     Raises:
         Interrupted: it was stopped, and the daemon gave no result for what was written until then.
@@ -44,7 +44,7 @@ def stream_to_end(output: Output, begin: Callable[[OnEvent], TextStream]) -> Gen
 
 
 def finish_generation(output: Output, command: str, result: GenerateResult) -> int:
-    """Write what remains to be said once the text is out, and give the exit status."""
+    """Write the remarks after the text, and return the exit status."""
     if output.as_json:
         output.document(command, asdict(result))
         return OK.number

@@ -1,6 +1,6 @@
-"""Who looks after a store: its daemon if one runs, else this process, which takes the store's lock for as long.
+"""Maintenance of a store: by its daemon if one runs, else by this process, which takes the store's lock meanwhile.
 
-Owns that choice, and the opening of a store that no daemon serves. What an operation does is the store's affair.
+Owns that choice, and the opening of a store that no daemon serves. The store does the operation.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def _carry_out(order: MaintainRequest, socket: Path | None, store: Path | None) 
 
 @contextlib.contextmanager
 def _telling(order: MaintainRequest, consequence: str) -> Iterator[None]:
-    """Let a Ctrl-C say what became of the work; a plan has done none."""
+    """Let a Ctrl-C report the state of the work; a plan has done none."""
     try:
         yield
     except KeyboardInterrupt:

@@ -48,7 +48,7 @@ def _what_became(reuse: Reuse) -> str:
 
 
 def _taken_over(reuse: Reuse, session: str) -> str:
-    """What became of tokens that another session had."""
+    """The outcome for tokens that another session had."""
     if reuse.source == session:
         return ""
     if not reuse.cached_tokens:

@@ -1,6 +1,6 @@
 """The demo's daemon: a real process, ready once it is made, that is killed with SIGKILL and looked at afterwards.
 
-Owns the process and the proof that it is dead. Does not know what is asked of a daemon.
+Owns the process and the proof that it is dead. Does not know the requests to a daemon.
 """
 
 from __future__ import annotations

@@ -66,7 +66,7 @@ class StoreFolder:
                 os.close(fd)
         self.bundles_fd = self.root_fd = self.temps.folder_fd = -1
 
-    # --- what store.json says
+    # --- store.json
 
     def require_store_file(self) -> StoreFile:
         """What store.json says now. Raises CorruptStoreFile also where it is missing or another store's, which an open
@@ -163,7 +163,7 @@ class StoreFolder:
         return found == stamp
 
     def stamp_of(self, bundle_id: bytes, suffix: str) -> Stamp | None:
-        """What tells a bundle's file of this ending from another that takes its place; None if there is none."""
+        """The stamp of a bundle's file of this ending: another file in its place has another; None without a file."""
         name = bundle_id.hex()
         with contextlib.suppress(FileNotFoundError), self.prefix_folder(name[:2]) as folder_fd:
             return stamp_of(stat_name(folder_fd, name + suffix, self.bundle_path(bundle_id, suffix)))
@@ -289,7 +289,7 @@ class StoreFolder:
     def held_bytes(self) -> int:
         """The bytes of all bundle files, live and retired: looked at once, then kept up with what this object does.
 
-        The first call costs a look at each file; who moves files past this object calls `recount`.
+        The first call costs a look at each file; code that moves files without this object calls `recount`.
         """
         if self._held_bytes is None:
             self._held_bytes = self.recount()
@@ -328,7 +328,7 @@ class StoreFolder:
 
 
 def list_strangers(folder: StoreFolder) -> list[str]:
-    """Paths of what does not belong under bundles/: for verify, which only reports it."""
+    """Paths of foreign entries under bundles/: for verify, which only reports them."""
     strangers = []
     for prefix in list_names(folder.bundles_fd, f"{folder.path}/{BUNDLES}"):
         path = f"{folder.path}/{BUNDLES}/{prefix}"

@@ -1,13 +1,12 @@
-"""Tags and pins: what people say about versions, in STORE/marks.json. Truth, not derived: nothing can make it again.
+"""Tags and pins: the marks that people give to versions, in STORE/marks.json. Primary data: nothing can rebuild it.
 
-Owns the file and its strict reader. Knows nothing of bundles: a mark names a version by its bundle id, with its number
-beside it, and whether that one is there is for the caller to ask. Marks are values; a change gives new ones, `save`
-makes them durable.
+Owns the file and its strict reader. Knows nothing of bundles: a mark names a version by its bundle id and number, and
+the caller checks whether the version exists. Marks are values; a change gives new ones, `save` makes them durable.
 
 Rules:
 - The file has a digest over all of it (`sealed_json`); a reader takes it whole or raises CorruptMarks.
-- It is never treated as empty because it cannot be read. No file at all means that nothing was ever marked, unless
-  store.json says that there was one: MarksLost. A tag with `move` then says that the old marks are no more.
+- An unreadable file never counts as empty. A missing file means that nothing was ever marked, unless store.json says
+  that there was one: MarksLost. A tag with `move` then accepts that the old marks are lost.
 - It is replaced by one rename: a crash leaves the old marks or the new ones.
 - Load, change and save under the store's lock and its writing lock, else one of two changes is lost.
 """
@@ -113,8 +112,8 @@ class Marks:
         """Replace the store's marks, durably; the file's bytes. Raises NoSpace, StoreIoError, DurabilityLost."""
         data = encode_marks(self)
         if not folder.says_marked():
-            # Wherever this is cut off, store.json never speaks of a file that was not there, nor is silent of one
-            # that holds what somebody was told is marked.
+            # At any cut, store.json never names a file that did not exist, and always names one with acknowledged
+            # marks.
             if MARKS_FILE not in list_names(folder.root_fd, folder.path):
                 _write(folder, encode_marks(Marks(self.store_uuid)))
             folder.say_marked()
@@ -287,7 +286,7 @@ def decode_marks(data: bytes, store_uuid: str, path: str) -> Marks:
         if fields.get("store") != store_uuid:
             raise ValueError("it belongs to another store")
         marks = Marks(store_uuid, _sessions(fields.get("sessions")))
-        if encode_marks(marks) != data:  # whatever else is not as it should be: keys, the order of pins
+        if encode_marks(marks) != data:  # any other fault: keys, the order of pins
             raise ValueError("it is not in the form in which it is written")
         return marks
     except (ValueError, TypeError, RecursionError, InvalidUri, InvalidTag, LimitExceeded) as error:
@@ -358,7 +357,7 @@ def marks_lost(folder: StoreFolder, last_aside: str | None = None) -> MarksLost:
 
 
 def _way_back(folder: StoreFolder, path: str, last_aside: str | None) -> str:
-    """What to do first about marks that are gone: those that were set aside may be whole."""
+    """The first advice for lost marks: a file that was set aside may be whole."""
     aside = quarantine.places_of(folder, MARKS_FILE)
     for place in reversed(aside):
         with contextlib.suppress(StoreError):

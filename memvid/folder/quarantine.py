@@ -1,8 +1,8 @@
-"""STORE/quarantine: where repair puts what it sets aside, as it was, and from where a version may come back.
+"""STORE/quarantine: repair puts files aside here unchanged, and a version may come back from here.
 
-Owns the names in it: the file's own, a dot, and a number that is free. The ending says what it was: a version (.mvb),
-which comes back once its blocks are all there again, one that a delete is just taking away (.mvd), or none (.mvr).
-Knows nothing of what the files hold.
+Owns the names in it: the file's own, a dot, and a free number. The ending gives its kind: a version (.mvb), which comes
+back once all its blocks are there again; a version that a delete is removing (.mvd); or no version (.mvr). Knows
+nothing of the files' content.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ def open_name(folder: StoreFolder, name: str) -> tuple[int, str]:
 
 
 def stamp_of_name(folder: StoreFolder, name: str) -> Stamp | None:
-    """What tells a file here from another that takes its place; None if there is none."""
+    """The stamp of a file here: another file in its place has another; None without a file."""
     try:
         fd, path = open_name(folder, name)
     except BundleMissing:
@@ -305,7 +305,7 @@ def _list(folder: StoreFolder) -> list[str]:
 
 @contextlib.contextmanager
 def _found(folder: StoreFolder) -> Iterator[int]:
-    """The folder as it is there, for what reads, and for what must work on a full disk. Raises FileNotFoundError."""
+    """The existing folder, for readers and for work on a full disk. Raises FileNotFoundError."""
     fd = open_folder(folder.root_fd, QUARANTINE, _path(folder))
     try:
         yield fd

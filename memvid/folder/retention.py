@@ -1,16 +1,16 @@
-"""Which versions of a session a retention keeps, and why: a pure plan.
+"""A pure plan of the versions of a session that a retention keeps, and why.
 
 Rules:
-- The newest version, tagged ones and pinned ones always stay. A retention that asks for nothing keeps everything.
-- A version stays if any rule keeps it. Newer and older are told by version numbers, never by a clock.
+- The newest version, tagged ones and pinned ones always stay. A retention without rules keeps everything.
+- A version stays if any rule keeps it. Version numbers define newer and older, never a clock.
 - A version that cannot be woken counts for nothing: the newest that can be woken stays, those that are newer stay
   beside it, and `keep_last` and `keep_days` count from there. A session without one that can be woken loses nothing.
 - Days are counted back from the session's newest such version, not from now: time alone removes nothing, and neither
   does a clock that is ahead today. `now_ns` only tells which dates lie in the future.
-- A date that cannot be believed (in the future, or before there was this program) keeps its version: a clock that was
-  wrong for a while must not cost a memory. A version is never taken to be older than the versions before it.
-- What is left: a newest version that was itself made under a clock that is still ahead makes the others look old. Ask
-  for `keep_last` beside `keep_days`, and no clock can take the last versions.
+- An impossible date (in the future, or before this program existed) keeps its version: a clock that was wrong for a
+  while must not cost a version. A version never counts as older than the versions before it.
+- A gap remains: a newest version made under a clock that is still ahead makes the others look old. With `keep_last`
+  beside `keep_days`, no clock can remove the last versions.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _DAY_NS: Final = 24 * 60 * 60 * 10**9
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """What to keep of each session. None: that rule is not asked for; no rule at all keeps everything.
+    """The rules for each session. None: no such rule; no rule at all keeps everything.
 
     Raises InvalidPolicy for numbers that mean nothing, however it is built.
     """

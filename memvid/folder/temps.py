@@ -1,4 +1,4 @@
-"""The temporary files of a store, and what unfinished writes have left of them."""
+"""The temporary files of a store, and the leftovers of unfinished writes."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ class Temps:
             return [name for name in self._plain_ones() if name not in written]
 
     def remove_all(self) -> int:
-        """Remove what unfinished writes left behind; how many there were. Only under the store's lock, and before any
-        is made.
+        """Remove the leftovers of unfinished writes; returns their number. Only under the store's lock, and before any
+        temporary file is made.
 
-        Only files with a name that `TempFile` gives: everything else is somebody's own.
+        Only files with a name that `TempFile` gives: all others belong to a user.
         """
         return sum(durable.remove(self.folder_fd, name, self._path) for name in self._plain_ones())
 

@@ -1,9 +1,9 @@
-"""STORE/absent: a note of each version that has no file under bundles/ to tell of it: it is missing, or set aside.
+"""STORE/absent: a note of each version without a file under bundles/: it is missing, or set aside.
 
     absent/<64 hex>.json      what the index's row says of the version, and which other bundles it needs
 
-The index says the same. It is disposable because these files are not. Owns their names, their form, and when they are
-flushed. Which versions have one, `Index` and an opening decide.
+The index holds the same facts; it can be rebuilt because these files are kept. Owns their names, their form, and their
+flushes. `Index` and an opening decide which versions have a note.
 
 Rules:
 - A version's note is on the disk before a row says that it is set aside, and so before its file moves. It goes before
@@ -11,7 +11,7 @@ Rules:
 - An opening for writing notes what it finds missing, writes each note anew that does not say what the row says, and
   removes those of versions that have a file again. So a store of before, or one whose notes were removed, has them
   after one opening; one that is cut off is done again by the next.
-- A version with a file is told of by that file, and its note counts for nothing.
+- If a version has a file, the file counts and its note does not.
 """
 
 from __future__ import annotations

@@ -1,28 +1,28 @@
 """The index: from a session's URI and version to its bundle, who holds which block, and facts for listings.
 
-A derived SQLite table. Owns the schema, and what makes an index missing, foreign or damaged. Nothing here is truth:
-every row can be made again from a bundle, and a wake compares the row with the bundle before it believes either.
+A derived SQLite table. Owns the schema, and the tests for a missing, foreign or damaged index. Nothing here is primary
+data: every row can be rebuilt from a bundle, and a wake compares the row with the bundle before it trusts either.
 
 How it works: a store that may write keeps STORE/index.sqlite in WAL mode, and no other process opens it by SQLite.
-SQLite is told so, and keeps its map of the log in its own memory. Else that would be a -shm file, which is mapped into
-memory: a full disk has no room for it, and a page of it for which there is no block ends the process (SIGBUS). A store
-that may only read copies what file and log hold into memory, so it writes nothing, not even a -wal file.
-synchronous=NORMAL is enough: a row lost in a power cut is found missing at the next open and made from its bundle.
-What must not be lost or come back (`drop`, `begin_rewrite`) is brought into the file itself and flushed.
+SQLite is told so, and keeps its map of the log in its own memory. Else the map is a -shm file, mapped into memory: a
+full disk has no room for it, and a page of it without a disk block ends the process (SIGBUS). A read-only store copies
+file and log into memory, so it writes nothing, not even a -wal file. synchronous=NORMAL is enough: the next open finds
+a row lost in a power cut and rebuilds it from its bundle. Changes that must not be lost or undone (`drop`,
+`begin_rewrite`) are written into the file itself and flushed.
 
-What a row says of a bundle is of two kinds. What the bundle is (its owner, version, tokens) never changes, for the
-bundle's id is over it. Where its bytes lie (`refs`, `blocks`, `bundle_bytes`) changes when its file is rewritten.
-A removal believes `refs`, so they must at every moment cover what the file needs, before a rewrite and after:
+A row holds two kinds of facts about a bundle. Its identity (owner, version, tokens) never changes, because the bundle
+id covers it. The place of its bytes (`refs`, `blocks`, `bundle_bytes`) changes when its file is rewritten. A removal
+trusts `refs`, so they must at every moment cover the needs of the file, before a rewrite and after:
 
 - `begin_rewrite` makes them cover both and marks the bundle unsettled, durably, before the file is replaced.
-- `finish_rewrite` says what the file holds now. Where it did not happen, the next open reads the file again.
+- `finish_rewrite` stores the new content of the file. If it did not happen, the next open reads the file again.
 - Each row has the stamp of the file that it was read from, or written with (inode, length, times). The next open reads
   again what is another file now: a backup was put back, or the store copied while it was written.
 - STORE/rewrites.<count>, an empty file, has the number of rewrites begun in its name. An index that has counted fewer
   was put back from a backup: its refs may be those of files that are no more, and it is made anew.
 
-Blocks are found by the first 8 bytes of their ids: a row of `blocks` takes 30 bytes instead of 150, and who asks
-proves the answer in the file's own directory anyway.
+Blocks are found by the first 8 bytes of their ids: a row of `blocks` takes 30 bytes instead of 150, and the caller
+checks the answer in the file's own directory anyway.
 
 A flipped bit must not hide a version, so an index is believed only if each page of its file is what was last written
 (`page_sums`) and its log was written over that very file, or else, after a crash in a checkpoint or a change by

@@ -132,7 +132,7 @@ def has_log(root_fd: int, path: str) -> bool:
 
 
 def stamps_of_files(root_fd: int, path: str) -> tuple[Stamp | None, ...]:
-    """What tells whether somebody has written to the index, or to its log, since."""
+    """The stamps of the index and its log: they change with each write to either."""
     found: list[Stamp | None] = []
     for suffix in ("", WAL_SUFFIX):
         try:

@@ -1,4 +1,4 @@
-"""What the index holds of one bundle: the row, with what it refers to and which blocks lie in its file.
+"""The index's facts of one bundle: its row, the bundles it refers to, and the blocks in its file.
 
 Owns the columns of a row, their form, and the seal that each row is read by.
 """
@@ -46,7 +46,7 @@ STAMP: Final = struct.Struct(">QQqq")  # inode, length, modification and change 
 
 @dataclass(frozen=True, slots=True)
 class IndexedBundle:
-    """What goes into the index for one bundle file; `row` is None for one of unknown owner.
+    """The index entry of one bundle file; `row` is None for one of unknown owner.
 
     `refs` are the other bundles that hold blocks of this one, `blocks` the ids of all frames in its file. Of the ids
     the index keeps the first 8 bytes, and `Index.stored` gives no more of them back. `stamp` tells the file that this
@@ -67,7 +67,7 @@ class IndexedBundle:
 
 
 def indexed(file: BundleFile) -> IndexedBundle:
-    """What the index is told of a live bundle that can be read. The one place that knows where a file says it.
+    """The index entry of a readable live bundle. The one place that knows where a file holds each fact.
 
     Raises:
         CorruptBundle: the file only holds blocks for others, which no version does.

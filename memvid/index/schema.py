@@ -1,4 +1,4 @@
-"""The tables of the index, and what makes an index missing, foreign or damaged."""
+"""The tables of the index, and the tests for a missing, foreign or damaged index."""
 # ruff: noqa: S608 - every statement is put together from constants of this module
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ _NONSENSE: Final = (
 
 COVERED: Final = 1
 UNPROVEN: Final = 2
-"""Of a row that is unsettled: its references cover what the file needs, or that is unknown."""
+"""The value of an unsettled row: its references cover the needs of the file, or these are unknown."""
 UNSEEN_KEY: Final = "marks_unseen"
 UNSEEN: Final = "yes"
 
