@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import os
 import subprocess
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterable
 from pathlib import Path
 from zlib import crc32
@@ -33,14 +33,16 @@ def share() -> int:
 def leave_to_other_commits(items: Iterable[pytest.Item]) -> None:
     """Mark as heavy what other commits do: of a test marked `one_in(N)` all cases but every N-th.
 
-    Where this commit begins to count differs from test to test, so that no commit does all first cases.
+    They are counted in an order by chance: in their own, a parameter of two values would have the same one in all of a
+    commit's cases. Where a commit begins to count differs from test to test, so that none does all first cases.
     """
-    seen: Counter[str] = Counter()
+    cases: dict[str, list[tuple[pytest.Item, int]]] = defaultdict(list)
     for item in items:
         marker = item.get_closest_marker("one_in")
-        if marker is None:
-            continue
-        test = item.nodeid.partition("[")[0]
-        if (share() + crc32(test.encode()) + seen[test]) % marker.args[0]:
-            item.add_marker(pytest.mark.heavy)
-        seen[test] += 1
+        if marker is not None:
+            cases[item.nodeid.partition("[")[0]].append((item, marker.args[0]))
+    for test, its in cases.items():
+        begins_at = share() + crc32(test.encode())
+        for number, (item, one_in) in enumerate(sorted(its, key=lambda one: crc32(one[0].nodeid.encode())), begins_at):
+            if number % one_in:
+                item.add_marker(pytest.mark.heavy)

@@ -217,7 +217,7 @@ def test_threat_2_a_sound_file_with_other_content_is_made_anew(
     assert changed
     reference = _copy(filled, tmp_path / "reference")
     (reference / INDEX).unlink()
-    with Store.open(reference, writable=False) as rebuilt, Store.open(filled, writable=writable) as store:
+    with Store.open(reference, writable=writable) as rebuilt, Store.open(filled, writable=writable) as store:
         assert store.opening.index_rebuilt
         assert said(store.index) == said(rebuilt.index)
         if writable:
