@@ -59,7 +59,7 @@ def hold(found: dict[str, Any], **expected: int) -> None:
 def test_t1_threat_27_a_process_killed_at_any_step_loses_nothing_that_was_acknowledged(tmp_path: Path) -> None:
     found = sweep("kill", tmp_path)
     hold(found, points=190)
-    assert found["second_points"] >= 50
+    assert found["second_points"] >= 30
 
 
 def test_t2_threat_29_no_power_cut_loses_what_was_acknowledged(tmp_path: Path) -> None:
