@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """One command: under which heading help lists it, its name, the function that is run, and the sentence."""
+    """One command: its heading in help, its name, its function and its sentence."""
 
     panel: str
     name: str

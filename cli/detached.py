@@ -1,9 +1,9 @@
-"""What `torpor serve --detach` starts: `torpor serve --json` whose words go to the log, and at first to its starter.
+"""The process behind `torpor serve --detach`: `torpor serve --json` with its output in the log.
 
-Each line of the log begins with the time: its own, as records of `logging` have it, or that of its writing.
-`python -m torpor.cli.detached PIPE LOG ARGUMENT...`: until it is ready, everything that is said is repeated into the
-pipe, which only the starter reads; so two starts at once never take each other's words for their own. Owns the log's
-size: a log that has grown is set aside once the start has succeeded.
+`python -m torpor.cli.detached PIPE LOG ARGUMENT...`: until the daemon is ready, its output also goes into the pipe.
+Only the starter reads that pipe, so two starts at once never mix their output. Each line of the log begins with a time:
+that of its `logging` record, or that of its writing. Owns the log's size: a log that has grown is set aside once the
+start has succeeded.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from .errors import DaemonStartFailed
 from .reach.background import open_log
 from .view.streams import leave
 
-MAX_LOG_BYTES = 1 << 20  # of the log; past it, it becomes LOG.1 when a daemon starts
+MAX_LOG_BYTES = 1 << 20  # a larger log becomes LOG.1 when a daemon starts
 
-_UNTIMED = re.compile(r"^(?!\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)(?=[\s\S])", re.MULTILINE)  # where such a line begins
+_UNTIMED = re.compile(r"^(?!\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)(?=[\s\S])", re.MULTILINE)  # a line without a time
 
 
 class Announcer:
@@ -35,14 +35,14 @@ class Announcer:
         self._log = log
 
     def repeat(self, text: str) -> None:
-        """Repeat a piece; the line that says ready is the last, and a log that has grown is then set aside."""
+        """Repeat a piece. The line that says ready is the last; then a log that has grown is set aside."""
         if self._pipe is None:
             return
         ready = _says_ready(text)
         if ready:
             with contextlib.suppress(OSError, DaemonStartFailed):  # an old log that stays is no reason not to serve
                 set_aside(self._log)
-        with contextlib.suppress(OSError):  # the one that started this is gone: it goes on without
+        with contextlib.suppress(OSError):  # the starter is gone: the daemon goes on without it
             os.write(self._pipe, text.encode("utf-8", errors="backslashreplace"))
         if ready:
             os.close(self._pipe)
@@ -50,7 +50,7 @@ class Announcer:
 
 
 class Repeated:
-    """A text stream whose words an announcer repeats, and whose lines get the time."""
+    """A text stream that an announcer repeats, with the time before each line."""
 
     def __init__(self, stream: TextIO, announcer: Announcer) -> None:
         self._stream = stream
@@ -58,7 +58,7 @@ class Repeated:
         self._line = ""
 
     def write(self, text: str) -> int:
-        """Write with times, and repeat whole lines without."""
+        """Write with times; repeat whole lines without them."""
         begun, end, rest = text.partition("\n") if self._line else ("", "", text)
         self._stream.write(begun + end + _UNTIMED.sub(_now(), rest))
         self._line += text

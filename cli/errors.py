@@ -26,7 +26,7 @@ class OutputFailed(CliError):
 
 
 class SystemRefused(CliError):
-    """The operating system refused something that no command expects it to; the message has its words."""
+    """The operating system refused something unexpected; the message has its words."""
 
     code = "system_error"
 
@@ -38,7 +38,7 @@ class Interrupted(CliError):
 
 
 class DoctorFailed(CliError):
-    """The inspection of the machine did not come back with a report."""
+    """The examination of the machine gave no report."""
 
 
 class DaemonStartFailed(CliError):

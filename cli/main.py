@@ -1,4 +1,4 @@
-"""The entry point: makes the process fit for output, catches Ctrl-C from the first moment, and ends with a status.
+"""The entry point: prepares the streams, catches Ctrl-C from the first moment, and ends with a status.
 
 Imports nothing heavy before handling is in place, so that an interrupt during the imports is a status, not a trace.
 `command_list.py` lists the commands.
@@ -39,14 +39,14 @@ def _run(arguments: Sequence[str]) -> int:
 
 
 def _fail(code: str, message: str, status: int, *, as_json: bool) -> int:
-    """Write one line as `output.write_failure` does, with nothing imported; gives the status."""
+    """Write one line as `output.write_failure` does, with no import; gives the status."""
     error = {"code": code, "message": message, "details": {}}
     document = json.dumps({"schema_version": 1, "error": error, "exit_status": status})
     try:
         sys.stderr.write((document if as_json else f"error {code}  {message}") + "\n")
         sys.stderr.flush()
     except OSError:
-        pass  # stderr takes nothing either: the status is all that is left to say
+        pass  # stderr takes nothing either: only the status is left
     return status
 
 

@@ -59,7 +59,7 @@ _UsageError: Any = typer.BadParameter.__bases__[0]
 
 
 class _Commands(TyperGroup):
-    """All commands; shared options before a command are handed to it as if they came behind it."""
+    """All commands. Shared options before a command are handed to it as if they stood behind it."""
 
     def get_params(self, ctx: Any) -> list[Any]:
         return _made_fit(super().get_params(ctx))
@@ -78,15 +78,15 @@ class _Commands(TyperGroup):
 
 
 class _Command(TyperCommand):
-    """One command, whose help shows no value behind a flag, and its arguments as the reference does."""
+    """One command. Its help shows no value behind a flag, and its arguments as the reference does."""
 
     def get_params(self, ctx: Any) -> list[Any]:
         return _made_fit(super().get_params(ctx))
 
 
 def _made_fit(parameters: list[Any]) -> list[Any]:
-    """Show no value behind a flag, and no braces around an argument. Leave an option that was not given None without a
-    check: for that typer would import pydantic."""
+    """Show no value behind a flag and no braces around an argument. An option that was not given stays None unchecked:
+    typer's check would import pydantic."""
     for parameter in parameters:
         if getattr(parameter, "is_flag", False):
             parameter.metavar = ""
@@ -110,7 +110,7 @@ def _process_value(parameter: Any, context: Any, value: Any) -> Any:
 
 
 def build_app() -> typer.Typer:
-    """Put the commands together: each as its line of help, until it is used."""
+    """Build the program. Each command is only its line of help until it is used."""
     epilog = f"[bold]Exit status[/]\n\n{describe_exit_codes()}"
     app = _app(name="torpor", cls=_Commands)
     app.callback(invoke_without_command=True, help=_flowing(INTRODUCTION), epilog=epilog)(_root)
@@ -120,7 +120,7 @@ def build_app() -> typer.Typer:
 
 
 def load_command(name: str) -> Any:
-    """The command of that name, with its options and all of its help. Imports its module."""
+    """Give a command with its options and its whole help. Imports its module."""
     command = next(command for command in COMMANDS if command.name == name)
     function = function_of(command)
     app = _app(add_completion=False)
@@ -140,7 +140,7 @@ def _listed() -> None:
 
 
 def function_of(command: Command) -> Callable[..., Any]:
-    """The function that carries a command out. Imports its module."""
+    """Give the function of a command. Imports its module."""
     module, _, name = command.function.rpartition(".")
     function: Callable[..., Any] = getattr(importlib.import_module(f".{module}", __package__), name)
     return function
@@ -175,7 +175,6 @@ def _report(error: TorporError, *, as_json: bool) -> int:
 
 
 def _refusal_of(error: OSError) -> TorporError:
-    """Report an error of the operating system in one line."""
     reason = error.strerror or str(error)
     if error.filename is None:
         return OutputFailed(f"The system took no more output: {reason}.", errno=error.errno)
@@ -183,7 +182,7 @@ def _refusal_of(error: OSError) -> TorporError:
 
 
 def _has_half_characters(text: str) -> bool:
-    """Whether a text came from bytes that are not UTF-8, which Python keeps as surrogate halves."""
+    """Whether a text has surrogate halves, as Python makes them of bytes that are not UTF-8."""
     return any("\ud800" <= character <= "\udfff" for character in text)
 
 
@@ -219,7 +218,7 @@ def _interruptible(command: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(command)
     def guarded(**arguments: Any) -> Any:
-        arguments.pop(NAMESPACE_PARAMETER.name, None)  # its callback has seen to it
+        arguments.pop(NAMESPACE_PARAMETER.name, None)  # its callback has used it
         try:
             return command(**arguments)
         except KeyboardInterrupt:
@@ -265,7 +264,7 @@ def _report_usage(error: Any, arguments: Sequence[str], *, as_json: bool) -> int
 
 
 def _command_of(error: Any, arguments: Sequence[str]) -> str:
-    """The command whose line was wrong. The parser's own errors do not say which."""
+    """The command that was called wrongly. The parser's own errors do not name it."""
     context = getattr(error, "ctx", None)
     if context is not None:
         return str(context.command_path)

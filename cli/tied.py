@@ -1,8 +1,7 @@
-"""A command that is tied to the process that started it: `python -m torpor.cli.tied serve ...` is the daemon itself,
-and a thread that ends it when that process is gone.
+"""A command that ends with its starter: `python -m torpor.cli.tied serve ...` is the demo's daemon.
 
-Standard input is a pipe whose other end only the starter holds. It ends when the starter does, whatever ended it,
-SIGKILL included; so no daemon of a demo outlives it.
+Standard input is a pipe, and only the starter holds its other end. The pipe ends when the starter does, even by
+SIGKILL. So no daemon of a demo outlives the demo.
 """
 
 from __future__ import annotations
@@ -14,14 +13,14 @@ import time
 
 from .main import main
 
-GRACE_S = 10.0  # for a graceful stop; a store that is made for one process is of no use without it
+GRACE_S = 10.0  # for a graceful stop; then it is killed: a store made for one process is of no use without it
 
 
 def _end_with_the_starter() -> None:
     while os.read(0, 4096):
         pass
     os.kill(os.getpid(), signal.SIGTERM)
-    time.sleep(GRACE_S)  # a daemon thread: it ends with the process, which is expected within this time
+    time.sleep(GRACE_S)  # the process should end within this time, and this daemon thread with it
     os.kill(os.getpid(), signal.SIGKILL)
 
 

@@ -20,9 +20,9 @@ from ..view.damage import naming_the_intact
 from ..view.formatting import format_id
 from ..view.output import Output, facts_table, neutralise, plain, rows_table
 
-WIDE_COLUMNS = 100  # from here on a terminal is shown all columns
+WIDE_COLUMNS = 100  # a terminal this wide is shown all columns
 _LEFT_OUT_IF_NARROW = ("SHAPE", "DRIFT")
-HEADS_NAMED = 3  # of those with outliers, in a cell
+HEADS_NAMED = 3  # heads with outliers that a cell names
 NONE = "–"
 
 OutOption = Annotated[str | None, option("--out FILE", "Write the whole document, as JSON, to this file.")]
@@ -37,8 +37,8 @@ def analyse(
     socket: SocketOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """The table has the means over the heads of each array; --json and --out have every head. The daemon reads what is
-    stored: of an awake session its last version, without what it has read since.
+    """The table shows means over the heads of each array; --json and --out have every head. Only what is stored is
+    read: of an awake session the last version, without what it has read since.
 
     [bold]Examples[/]
 
@@ -75,7 +75,7 @@ def _remark_awake(output: Output, result: AnalysisResult) -> None:
 
 
 def render_analysis(document: dict[str, Any], width: int) -> RenderableType:
-    """Draw a document for a terminal of that many columns."""
+    """Draw a document. width: of the terminal, in columns."""
     parts: list[RenderableType] = [Text(neutralise(document["session"]), style="bold"), _facts(document)]
     parts += [Text(""), _rows(document, narrow=width < WIDE_COLUMNS)]
     notes = list(_notes(document))
@@ -152,7 +152,7 @@ def _peak(rms: dict[str, Any]) -> str:
 
 
 def _outliers(outliers: dict[str, Any], *, named: bool = True) -> str:
-    """The share of outliers, and the heads that have most of them, each with the channel where they are."""
+    """The share of outliers, and the heads with most of them, each with its channel."""
     share = _mean(outliers["share"])
     if share is None:
         return NONE

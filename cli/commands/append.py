@@ -66,7 +66,7 @@ def append(
 
 
 def _rate_of(result: AppendResult) -> str:
-    """How fast it was read, where reading is all that took time."""
+    """The rate of reading; empty where other work took time too."""
     if result.cached_tokens or result.woken is not None:
         return ""
     return f" ({format_rate(result.prefilled_tokens, result.seconds)})"

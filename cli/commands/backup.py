@@ -23,9 +23,9 @@ def backup(
     store: StoreOption = None,
     as_json: JsonOption = False,
 ) -> int:
-    """Works beside a running daemon, which may sleep and compact meanwhile. What the folder has already is not copied
-    again, and what was deleted since stays there. Every byte that is copied is checked. What an awake session has read
-    since it last slept is not in it: torpor sleep first.
+    """Works beside a running daemon, which may sleep and compact meanwhile. Files that the folder has already are not
+    copied again, and deleted sessions stay in it. Every copied byte is checked. What an awake session has read since it
+    last slept is not in it: torpor sleep first.
 
     [bold]Examples[/]
 
@@ -53,7 +53,7 @@ def backup(
 
 
 def _find_unslept(socket: Path | None, store: Path | None) -> list[str]:
-    """The sessions of the store's daemon, if one answers, that have more in memory than in the store."""
+    """The sessions that have more in memory than in the store, if a daemon answers."""
     daemon = find_daemon(socket, store)
     if daemon is None:
         return []

@@ -63,8 +63,8 @@ def chat(
     Ctrl-C stops an answer, Ctrl-D ends the dialogue. The session is made if there is none of that name.
 
     With --transcript the whole chat is given, as agent frameworks send it: a JSON list of messages, each with role and
-    content. The last one is answered. What the session has already is not read again. A chat that is not the session's
-    is refused; with --on-divergence rewind the session goes back to where they part.
+    content. The last one is answered. What the session has already is not read again. A chat that differs from the
+    session's is refused; with --on-divergence rewind the session goes back to the first difference.
 
     [bold]Examples[/]
 
@@ -93,7 +93,7 @@ def chat(
 
 
 class _Turn:
-    """Asks one thing of one session, as often as it is called."""
+    """Asks one session, each time with the same options."""
 
     def __init__(
         self,
@@ -112,7 +112,7 @@ class _Turn:
         self._asked = asked
 
     def answer(self, message: str | None, **transcript: Any) -> GenerateResult:
-        """Send a message, or a transcript, and stream the answer; give its result."""
+        """Send a message or a transcript, stream the answer, and give its result."""
 
         def begin(on_event: OnEvent) -> TextStream:
             return self._client.stream_chat(self._session, message, on_event=on_event, **self._asked, **transcript)
@@ -125,7 +125,7 @@ class _Turn:
 
 
 def _dialogue(output: Output, turn: _Turn) -> int:
-    """Read lines and answer them until the input ends. Ctrl-C at the prompt leaves with the interrupted status."""
+    """Answer lines until the input ends. Ctrl-C at the prompt gives the interrupted status."""
     output.remark("[dim]Ctrl-C stops an answer, Ctrl-D ends the dialogue.[/]")
     while True:
         try:

@@ -14,7 +14,7 @@ from ..reach.options import JsonOption, OnlySessionArgument, SocketOption, Store
 from ..reach.store_view import choose_store, load_uri, open_store
 from ..view.output import Output, facts_table, plain, render_problem, rows_table
 
-# The parts of the store's bytes by place, in the order in which they are shown; a part of nothing is left out.
+# The parts of the store's bytes, in the order of the table; an empty part is left out.
 _PLACES = (
     ("live_bytes", "versions of sessions"),
     ("retired_bytes", "kept for others"),
@@ -34,7 +34,7 @@ def du(
     as_json: JsonOption = False,
 ) -> None:
     """Reads the files of --store, of the running daemon's store, or of the default one, and disturbs no work. ALONE is
-    what a session would give back if it were forgotten; SHARED is what it needs and others need too.
+    freed when the session is forgotten; SHARED is what others need too.
 
     [bold]Examples[/]
 
@@ -47,7 +47,7 @@ def du(
     with open_store(path) as opened:
         only = load_uri(opened, session) if session is not None else None
         report = opened.usage()
-        counted = opened.opening.index_rebuilt is None  # the index alone tells what was written, and here none did
+        counted = opened.opening.index_rebuilt is None  # a rebuilt index does not know what was written today
     sessions = [usage for usage in report.sessions if only in (None, usage.uri)]
     if as_json:
         output.document("du", document_of(report, sessions, path, counted=counted))

@@ -31,8 +31,8 @@ def events(
     as_json: JsonOption = False,
 ) -> None:
     """A line each, with sizes and times and no word of any text. It goes on until Ctrl-C, or until the daemon has
-    stopped. With --json, each line is one document. What happens faster than it is read is dropped, oldest first, and a
-    line 'lost' says how many.
+    stopped. With --json, each line is one document. Events that come faster than they are read are dropped, oldest
+    first; a line 'lost' says how many.
 
     [bold]Examples[/]
 
@@ -41,7 +41,7 @@ def events(
     [cyan]torpor events --json >> events.jsonl[/]
     """
     output = Output(as_json=as_json)
-    within = None if session else namespace  # which the session's full name has
+    within = None if session else namespace  # the session's full name has it
     try:
         with connect(socket) as client, client.events(name, session=session, namespace=within) as happening:
             for event in happening:

@@ -45,8 +45,8 @@ def fold(
     socket: SocketOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """The old session is put to sleep as it stands, with all that it had; the new one says where it comes from. The
-    summary is yours (--summary), or the model writes it (--summarise).
+    """The old session is put to sleep with all that it has; the new one names it as its origin. The summary is yours
+    (--summary), or the model writes it (--summarise).
 
     [bold]Examples[/]
 

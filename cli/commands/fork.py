@@ -29,9 +29,9 @@ def fork(
     socket: SocketOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Both go on by themselves from there, and neither sees what the other does. The fork sleeps and is durable; it has
-    all blocks in common with the other session, so a hundred forks of one long context take the space of one. What an
-    awake session has not slept yet is put to sleep for it; the session stays awake.
+    """From there each goes its own way. The fork sleeps and is durable. It shares all its blocks with the other
+    session, so a hundred forks of one long context take the space of one. An awake session is saved first, and stays
+    awake.
 
     [bold]Examples[/]
 

@@ -68,7 +68,7 @@ def generate(
         def act() -> GenerateResult:
             return stream_to_end(output, begin)
 
-        # Without a text a new session would have nothing to go on from, so it is not made.
+        # No session is made without a text: it would have nothing to go on from.
         with naming_the_intact(client, session):
             if model is not None and not text:
                 require_model(client, session, model)

@@ -28,7 +28,7 @@ NamespaceArgument = Annotated[
     str | None,
     argument("NAMESPACE", "Only the sessions of this namespace.", callback=enter_namespace),
 ]
-MARKS = {  # by the field of a session: the mark behind its state, its style, and what it means
+MARKS = {  # by field of a session: the mark behind its state, its style and its meaning
     "dirty": ("*", "default", "changed since it last slept"),
     "salvaged": ("~", "yellow", "the beginning of a damaged version, which a repair saved: torpor show says how much"),
     "lossy": ("≈", "yellow", "keys and values were kept in few bits: torpor show says of how many tokens"),
@@ -49,7 +49,7 @@ def ls(
     as_json: JsonOption = False,
 ) -> None:
     """Asks the daemon if one runs, so that awake sessions are listed too. With no daemon, or with --store, it reads the
-    store's files; whether a session is awake cannot be seen there, and its state is then [cyan]stored[/].
+    store's files. They do not tell whether a session is awake, so its state is [cyan]stored[/].
 
     [bold]Examples[/]
 
@@ -91,7 +91,7 @@ def ls(
 def _load_sessions(
     namespace: str | None, socket: Path | None, store: Path | None
 ) -> tuple[str, str, list[dict[str, Any]]]:
-    """Give where the listing comes from (daemon or store), the store's path, and the sessions."""
+    """Give the listing's source (daemon or store), the store's path, and the sessions."""
     daemon = find_daemon(socket, store)
     if daemon is not None:
         with daemon:
@@ -103,7 +103,7 @@ def _load_sessions(
 
 
 def render_sessions(sessions: list[dict[str, Any]], *, width: int) -> Any:
-    """Draw the listing for a terminal of so many columns: the fewer, the less of each session."""
+    """Draw the listing. width: of the terminal; a narrow one shows less of each session."""
     names = ["SESSION", "STATE", "TOKENS", "STORED"]
     if width >= MIDDLE_COLUMNS:
         names = ["SESSION", "STATE", "TOKENS", "VERSION", "STORED", "RESIDENT", "MODEL"]
@@ -131,5 +131,5 @@ def render_sessions(sessions: list[dict[str, Any]], *, width: int) -> Any:
 
 
 def legends_of(sessions: list[dict[str, Any]]) -> list[str]:
-    """What the marks mean that stand behind the states of these sessions."""
+    """The meanings of the marks behind the states of these sessions."""
     return [f"{mark} {meaning}" for fact, (mark, _, meaning) in MARKS.items() if any(info[fact] for info in sessions)]

@@ -1,7 +1,6 @@
 """The report of an operation on a store: the table of its actions, one line of sums, and the problems that stay.
 
-Owns how such a report is written, for any command that asked for it, carried out by the daemon or by this
-process. Knows nothing of stores.
+Every command that maintains a store writes its report here. Knows nothing of stores.
 """
 
 from __future__ import annotations
@@ -19,11 +18,11 @@ from ..reach.interrupts import ignore_interrupts
 from ..view.formatting import format_id
 from ..view.output import Output, plain, render_problem, rows_table
 
-ROWS_SHOWN = 40  # actions that a person is shown; JSON has them all
+ROWS_SHOWN = 40  # actions on the screen; JSON has them all
 _FILE_OR_ID = re.compile(r"(?:/\S*/)?\b([0-9a-f]{64})\b")
-KEEP = "keep"  # not an action but the reason why there is none
+KEEP = "keep"  # no action, but the reason why there is none
 
-# What is written of an action that was carried out. One that a later version knows is written as it is.
+# The participles of actions. An action of a later version is written as it is.
 _DONE = {
     "remove": "removed",
     "strip": "stripped",
@@ -44,8 +43,7 @@ _DONE = {
 
 
 def write_report(output: Output, command: str, report: MaintenanceResult, *, nothing: str = "nothing to do") -> int:
-    """Write a report and give the exit status: of what stays wrong, unless the report is only a plan. `nothing` is what
-    is said where no action was needed."""
+    """Write a report and give its exit status. nothing: the line that says that no action was needed."""
     ignore_interrupts()
     if output.as_json:
         output.document(command, {"ok": not report.problems, **asdict(report)})
@@ -65,7 +63,7 @@ def write_report(output: Output, command: str, report: MaintenanceResult, *, not
 
 
 def render_actions(report: MaintenanceResult) -> Any:
-    """Draw the actions, a row each; what a plan would do is written as the verb, what was done as its participle."""
+    """Draw the actions, a row each: a plan's as verbs, done ones as participles."""
     names = ("ACTION", "SIZE", "FILE", "SESSION", "WHY")
     table = rows_table(*names, right=("SIZE",), whole=("ACTION", "SIZE"))
     for action in report.actions[:ROWS_SHOWN]:
@@ -88,15 +86,14 @@ def _owner(action: MaintenanceAction) -> str:
 
 
 def _short_ids(reason: str) -> str:
-    """A reason with each bundle's file, and each id, written as the table names them: whole ones take line after line
-    of a narrow column."""
+    """Shorten files and ids as in the table: whole ones fill line after line of a narrow column."""
     return _FILE_OR_ID.sub(lambda found: format_id(found[1]), reason)
 
 
 def _short_file(path: str) -> str:
-    """A bundle's file by the first digits of its id, any other by its last names."""
+    """A bundle's file by the first digits of its id, any other by its name."""
     name = Path(path).name
-    stem, _, rest = name.partition(".")  # one that was set aside has a number after its ending
+    stem, _, rest = name.partition(".")  # a file that was set aside has a number after its ending
     if len(stem) == 64:
         return f"{format_id(stem)}.{rest}"
     return name or path
@@ -121,7 +118,7 @@ def _sums(report: MaintenanceResult, nothing: str) -> str:
 
 
 def _figures(freed: int, written: int) -> str:
-    """The bytes freed and written, and, where there are both, the net change on disk."""
+    """The bytes freed and written; where there are both, also the net change on disk."""
     figures = ", ".join(
         f"{format_bytes(size)} {what}" for size, what in ((freed, "freed"), (written, "written")) if size
     )
@@ -132,7 +129,7 @@ def _figures(freed: int, written: int) -> str:
 
 
 def _exit_status(report: MaintenanceResult) -> int:
-    """6 if stored bytes stay damaged, else the status of the first problem; a plan has done its work by being told."""
+    """6 if stored bytes stay damaged, else the status of the first problem; 0 for a plan."""
     if report.dry_run or not report.problems:
         return OK.number
     statuses = [STATUS_OF_CODE.get(problem.code, INTEGRITY) for problem in report.problems]

@@ -26,9 +26,9 @@ def models(
     socket: SocketOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """A model is loaded by the first request that needs it, and gives its memory up when others need it and no
-    request uses it; [cyan]torpor serve[/] says which stay. Unloading puts its sessions to sleep first, and is refused
-    while a request uses it.
+    """The first request that needs a model loads it. A model that no request uses gives its memory to others; options
+    of [cyan]torpor serve[/] say which stay. Unloading puts a model's sessions to sleep first, and is refused while a
+    request uses it.
 
     [bold]Examples[/]
 
@@ -63,7 +63,7 @@ def models(
 
 
 def render_models(listed: tuple[ModelInfo, ...]) -> Any:
-    """Draw the listing."""
+    """Draw the models, a row each."""
     right = ("MEMORY", "SESSIONS")
     table = rows_table(
         "MODEL", "STATE", "MEMORY", "SESSIONS", "LAST USED", "PATH", right=right, whole=("MODEL", "STATE")

@@ -70,7 +70,7 @@ def quantise(
 
 
 def _with_suggestion(problem: MaintenanceProblem, store: Path) -> MaintenanceProblem:
-    """A session that could not be quantised; of one that is damaged, with the latest version that is not."""
+    """Add to the problem of a damaged session its latest intact version."""
     error = RemoteError(problem.code, problem.message)
     add_suggestion(error, store, problem.path)
     return replace(problem, message=error.message)

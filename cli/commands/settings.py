@@ -32,7 +32,7 @@ def set_(
     as_json: JsonOption = False,
 ) -> None:
     """The options of [cyan]generate[/] and [cyan]chat[/] hold for one request; these are the session's, and sleep with
-    it. A seed that is named begins its random numbers anew. A sleeping session is woken, and the change is durable once
+    it. A given seed starts its random numbers anew. A sleeping session is woken, and the change is durable once
     it has slept again.
 
     [bold]Examples[/]

@@ -24,11 +24,11 @@ from ..view.formatting import format_id, format_time
 from ..view.output import Output, facts_table, neutralise, plain, render_problem, rows_table
 from ..view.wake_remarks import describe_salvaged
 
-WIDE_COLUMNS = 100  # from here on a terminal is shown all; a narrower one whole words of the more important
+WIDE_COLUMNS = 100  # a terminal this wide is shown all; a narrower one whole words of the more important
 _FIGURES = ("BUNDLE", "PARENT", "TOKENS", "WRITTEN", "STATE", "SLEPT")
 _LEFT_OUT_IF_NARROW = ("PARENT", "STATE")
 NEEDS_DAEMON = "needs a running daemon: its model has the tokenizer"
-LINES_SHOWN = 6  # lines of a layer list that a person is shown; JSON has them all
+LINES_SHOWN = 6  # lines of a layer list on the screen; JSON has them all
 
 
 def show(
@@ -56,7 +56,7 @@ def show(
 
 
 def _load(session: str, socket: Path | None, store: Path | None) -> tuple[str, Path, dict[str, Any]]:
-    """Give where the detail comes from (daemon or store), the store's path, and the detail."""
+    """Give the detail's source (daemon or store), the store's path, and the detail."""
     daemon = find_daemon(socket, store)
     if daemon is not None:
         with daemon:
@@ -82,7 +82,7 @@ def _load_from_files(session: str, place: Path) -> dict[str, Any]:
 
 
 def _add_others(error: TorporError, place: Path, session: str) -> None:
-    """Say which version can be woken instead of a damaged one, and which others can be shown."""
+    """Name the version to wake instead of a damaged one, and others to show."""
     add_suggestion(error, place, session)
     if exit_status_of(error.code) != INTEGRITY.number:
         return
@@ -91,15 +91,15 @@ def _add_others(error: TorporError, place: Path, session: str) -> None:
             row = opened.resolve_version(session)
             others = sorted(each.version for each in opened.versions(row.uri) if each.version != row.version)
     except TorporError:
-        return  # as there
+        return  # as in `add_suggestion`
     if others:
         error.details["other_versions"] = others
         error.message += f" Besides it has {describe_versions(others)}: `torpor show {row.uri}@{others[-1]}`."
 
 
 def render_detail(detail: dict[str, Any], width: int, *, earlier: bool = False) -> RenderableType:
-    """Draw what `show` found out, section by section. width: of the terminal, in columns. earlier: a version was named,
-    and the daemon tells the text of the newest state only."""
+    """Draw a session, section by section. width: of the terminal, in columns. earlier: a version was named, and the
+    daemon has the text of the newest state only."""
     narrow = width < WIDE_COLUMNS
     info = detail["info"]
     parts: list[RenderableType] = [Text(neutralise(info["session"]), style="bold"), _facts(detail)]
@@ -158,7 +158,7 @@ def _facts(detail: dict[str, Any]) -> RenderableType:
 
 
 def _version(detail: dict[str, Any]) -> str:
-    """The version that is shown, and the newest where that is another one."""
+    """The version shown, and the newest if it is another one."""
     shown, newest = detail["info"]["version"], detail["versions"][-1:]
     if shown is None or not newest or newest[0]["version"] == shown:
         return str(shown or "–")

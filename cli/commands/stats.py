@@ -18,8 +18,8 @@ def stats(
     socket: SocketOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """A session counts as found when [cyan]torpor warm[/] meets it awake, and when a new session takes over what it has
-    read; since the daemon began. One with several labels counts in each.
+    """HITS counts since the daemon began. A hit is a [cyan]torpor warm[/] that finds the session awake, or a new
+    session that takes over its tokens. A session with several labels counts in each.
 
     [bold]Examples[/]
 
@@ -42,7 +42,7 @@ def render_stats(result: StatsResult) -> Any:
     for figures in result.labels:
         table.add_row(*_row(plain(figures.label), figures))
     if result.labels:
-        table.add_row()  # so that no label, which may be any text, looks like the row of all
+        table.add_row()  # so that no label, which may be any text, looks like the total
     table.add_row(*_row("[dim]all[/]", result.total))
     return table
 

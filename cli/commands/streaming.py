@@ -1,6 +1,6 @@
-"""A generation on the terminal: a bar while it reads or wakes, then the text as it comes, and Ctrl-C that stops it.
+"""A generation on the terminal: a bar while it reads or wakes, then the text as it comes. Ctrl-C stops it.
 
-Owns the common part of `generate` and `chat`. Does not know which of the two runs.
+The common part of `generate` and `chat`.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from ..view.wake_remarks import remark_on_branch, remark_on_wake_in_passing
 
 
 def stream_to_end(output: Output, begin: Callable[[OnEvent], TextStream]) -> GenerateResult:
-    """Run a generation, show its progress, and return its result.
+    """Run a generation, show it, and return its result.
 
     Raises:
-        Interrupted: it was stopped, and the daemon gave no result for what was written until then.
-        TorporError: the daemon refused or failed it.
+        Interrupted: it was stopped, and the daemon gave no result.
+        TorporError: the daemon refused it, or it failed.
     """
     with _Screen(output) as screen, begin(screen.on_event) as stream:
         _drain(stream)
@@ -85,7 +85,7 @@ class _Screen:
             self._output.stream("\n")
 
     def on_event(self, event: ProgressEvent | TokenEvent) -> None:
-        """Take one event of the daemon."""
+        """Show one event."""
         if isinstance(event, TokenEvent):
             self._bar.close()
             if not self._output.as_json and event.text:
@@ -100,10 +100,9 @@ class _Screen:
 
 
 def _drain(stream: TextStream) -> None:
-    """Read a stream to its end. The first Ctrl-C becomes a cancel message, so that the answer still comes; a second
-    one interrupts.
+    """Read a stream to its end. The first Ctrl-C cancels, so that a result still comes; the second interrupts.
 
-    The request is out by now, and an interrupted wait has taken nothing, so the cancel goes between whole frames.
+    The cancel goes between whole frames: the request is out, and an interrupted wait has read nothing.
     """
     try:
         _read_on(stream)

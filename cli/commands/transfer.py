@@ -93,8 +93,8 @@ def import_(
     store: WrittenStoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Every byte is checked before anything is taken, and what is there already is not taken twice. On top of the
-    newest version of a session comes only one that goes on from it: take another under a name that is free.
+    """Every byte is checked before anything is taken, and what is there already is not taken twice. For a session that
+    exists, only a version that continues its newest one is taken: take any other under a free name (--as).
 
     [bold]Examples[/]
 
@@ -134,9 +134,9 @@ def import_(
 
 
 def _require_readable(source: Path) -> None:
-    """Refuse what is not there, may not be read or is no file, before anybody is asked to take it."""
+    """Refuse a source that is missing, unreadable or no regular file, before the daemon is asked."""
     try:
-        descriptor = os.open(source, os.O_RDONLY | os.O_NONBLOCK)  # a pipe without a writer must not hold it up
+        descriptor = os.open(source, os.O_RDONLY | os.O_NONBLOCK)  # a pipe without a writer must not block
     except OSError as error:
         raise UnreadableInput(f"{source} cannot be read: {error.strerror}.", path=str(source)) from error
     try:

@@ -1,4 +1,4 @@
-"""Maintenance of a store: by its daemon if one runs, else by this process, which takes the store's lock meanwhile.
+"""Maintenance of a store: by its daemon if one runs, else by this process under the store's lock.
 
 Owns that choice, and the opening of a store that no daemon serves. The store does the operation.
 """
@@ -32,18 +32,18 @@ from ..reach.daemon_link import find_daemon
 from ..reach.store_view import open_store
 from ..view.output import OnProgress, Output
 
-# Reading every byte of a large store takes long, and no progress is reported meanwhile.
+# To read every byte of a large store takes long, and no progress is reported meanwhile.
 PATIENCE_S = 24 * 3600.0
 
 
 def carry_out(output: Output, order: MaintainRequest, socket: Path | None, store: Path | None) -> MaintenanceResult:
-    """Have an operation carried out, by the daemon if one runs and no store is named, and show meanwhile that it is
-    under way. A plan needs no lock.
+    """Carry an operation out, and show that it is under way: by the daemon if one runs and no store is named. A plan
+    needs no lock.
 
     Raises:
-        StoreLocked: a daemon that was not asked has the store.
-        NoStore: there is none; none is made.
-        Interrupted: by Ctrl-C, with what became of the work.
+        StoreLocked: another process has the store.
+        NoStore: there is none, and none is made.
+        Interrupted: Ctrl-C; the message tells the state of the work.
     """
     with output.progress(order.operation.replace("_", " ")):
         return _carry_out(order, socket, store)
@@ -81,7 +81,7 @@ def _carry_out(order: MaintainRequest, socket: Path | None, store: Path | None) 
 
 @contextlib.contextmanager
 def _telling(order: MaintainRequest, consequence: str) -> Iterator[None]:
-    """Let a Ctrl-C report the state of the work; a plan has done none."""
+    """Let Ctrl-C report the state of the work; a plan has done none."""
     try:
         yield
     except KeyboardInterrupt:
@@ -89,7 +89,7 @@ def _telling(order: MaintainRequest, consequence: str) -> Iterator[None]:
 
 
 def set_mark(mark: MarkRequest, socket: Path | None, store: Path | None) -> MarksResult:
-    """Have a mark set, by the daemon if one runs and no store is named. Raises as `carry_out`."""
+    """Set a mark, by the daemon if one runs and no store is named. Raises as `carry_out`."""
     daemon = find_keeper(socket, store)
     if daemon is not None:
         with daemon:
@@ -103,13 +103,12 @@ def set_mark(mark: MarkRequest, socket: Path | None, store: Path | None) -> Mark
 
 
 def find_keeper(socket: Path | None, store: Path | None) -> Client | None:
-    """Open a client of the daemon that is to do it, as patient as that takes; None if this process has to. Raises as
-    `find_daemon`."""
+    """Open a patient client of the daemon; None if this process does the work. Raises as `find_daemon`."""
     return find_daemon(socket, store, timeout_s=PATIENCE_S)
 
 
 def open_to_maintain(path: Path) -> Store:
-    """Open a store for writing that is there already; `Store.open` alone would make one.
+    """Open an existing store for writing; `Store.open` alone would make one.
 
     Raises:
         NoStore, NotAStore, UnsupportedFormat, StoreLocked, and what else memvid refuses.
@@ -125,8 +124,8 @@ def open_to_maintain(path: Path) -> Store:
 def import_bundle(
     source: Path, as_name: str | None, socket: Path | None, store: Path | None, on_progress: OnProgress
 ) -> tuple[SleepResult, int | None]:
-    """Take a bundle from a file into the store, under its own name or another; and what the number of the session's
-    newest version is then, if that can be told. Raises as `carry_out`, and Corruption.
+    """Import a bundle from a file. Gives its receipt, and the session's newest version then (None: not known). Raises
+    as `carry_out`, and Corruption.
 
     A running daemon is told no path: it gets a checked copy in its store's folder `incoming`, and that copy's id.
     """
@@ -137,7 +136,7 @@ def import_bundle(
             bundle_id = hand_over(store_path, os.fspath(source))
             try:
                 result = daemon.import_bundle(bundle_id.hex(), session=as_name)
-            except RemoteError:  # it was not taken; where the connection was lost, that is unknown
+            except RemoteError:  # it was not taken; after a lost connection that is unknown, and the copy stays
                 take_back(store_path, bundle_id)
                 raise
             return result, _newest_in(daemon, result.session)
@@ -151,7 +150,7 @@ def import_bundle(
 
 
 def _newest_in(daemon: Client, session: str) -> int | None:
-    """What an import is told beside: it is done, so a daemon that does not answer now makes no failure of it."""
+    """The session's newest version; None if the daemon does not answer: the import is done all the same."""
     try:
         return next((info.version for info in daemon.list_sessions() if info.session == session), None)
     except TorporError:
@@ -159,7 +158,7 @@ def _newest_in(daemon: Client, session: str) -> int | None:
 
 
 def _uri_of(store: Store, order: MaintainRequest) -> SessionUri:
-    """The session of an order; one to forget may be gone, and have left bytes that a forget was too short to erase."""
+    """The session of an order. One to forget may be gone already, and an interrupted forget may have left its bytes."""
     assert order.session is not None
     try:
         return store.resolve(order.session)

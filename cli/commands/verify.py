@@ -20,7 +20,7 @@ from ..view.damage import OF_NO_VERSION, explain_findings
 from ..view.formatting import format_seconds
 from ..view.output import Output, plain
 
-VERSIONS_SHOWN = 8  # of those that a finding concerns; JSON has them all
+VERSIONS_SHOWN = 8  # affected versions of a finding on the screen; JSON has them all
 REMEDIES_SHOWN = 3
 _NAMES_A_BUNDLE = re.compile(r"/[0-9a-f]{64}\.mv[br]\b", re.ASCII)
 
@@ -75,8 +75,8 @@ def _finish(
 
 
 def together(findings: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Findings of files that need one and the same other file, which their sentence names, as one: of the first, with
-    the versions and remedies of all, and how many files more it is of (`more_files`)."""
+    """Merge findings whose message names the same bundle: one has the versions and remedies of all, and the count of
+    further files (`more_files`)."""
     merged: dict[tuple[str, str, str], dict[str, Any]] = {}
     for finding in findings:
         own = "" if _NAMES_A_BUNDLE.search(finding["message"]) else finding["path"]
@@ -89,7 +89,7 @@ def together(findings: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def render_finding(finding: Mapping[str, Any]) -> RenderableType:
-    """Draw one finding: what and where, in whole lines, then whom it concerns and what to do."""
+    """Draw one finding: the fault and its file, in whole lines, then the affected versions and the remedies."""
     versions = [f"{plain(one['session'])} version {one['version']}" for one in finding["versions"]]
     more = _more(finding.get("more_files", 0), "file")
     lines = [f"[red]{plain(finding['code'])}[/]  {plain(finding['path'])}{more}", f"  {plain(finding['message'])}"]

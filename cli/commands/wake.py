@@ -40,7 +40,7 @@ _CANARY = {
     "within_tolerance": ", and it computes what it did when it slept, but for the last bits",
     "not_run": "",
 }
-PLAIN_NUMBER_DIGITS = 7  # from one more on, digits may also begin a bundle id, and the daemon looks for both
+PLAIN_NUMBER_DIGITS = 7  # longer ones may also begin a bundle id, and the daemon looks for both
 
 
 def wake(
@@ -52,10 +52,10 @@ def wake(
     socket: SocketOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Any command that needs a sleeping session wakes it by itself; this one does it ahead of time, and tells what it
-    cost. A wake that is refused says what differs, and changes nothing. A session that another device or other
-    versions of the libraries computed comes back to the bit; what follows may differ in its last bits. The wake says
-    so, and --strict refuses it. --plan says what the wake would read and compute, and does nothing.
+    """Any command that needs a sleeping session wakes it by itself; this one does it ahead of time, and reports the
+    cost. A refused wake says what differs, and changes nothing. If another device or other versions of the libraries
+    computed the session, it comes back to the bit, but what follows may differ in its last bits. The wake says so, and
+    --strict refuses it. --plan says what the wake would read and compute, and does nothing.
 
     [bold]Examples[/]
 
@@ -90,7 +90,7 @@ def wake(
 
 
 def _named(session: str, version: str | None) -> tuple[str, int | None]:
-    """The session, with whatever else than a plain number selects a version behind its @, and that number."""
+    """The session, and the version's number. Any other selector goes behind the session's @."""
     if version is None:
         return session, None
     if VERSION_MARK in session:

@@ -1,4 +1,4 @@
-"""`torpor warm`: sessions that are awake before somebody asks for them."""
+"""`torpor warm`: wake sessions ahead of their use."""
 
 from __future__ import annotations
 

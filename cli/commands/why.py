@@ -1,4 +1,4 @@
-"""`torpor why`: why a request had tokens read again, or had not to."""
+"""`torpor why`: why a request read tokens again, or did not."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..view.output import Output, neutralise, plain
 
 
 def why(session: SessionArgument, socket: SocketOption = None, as_json: JsonOption = False) -> None:
-    """A hit kept all that was there. Where a request, or the beginning of a new session, left what was there, this
+    """A hit reused the whole prefix. Where a request, or the beginning of a new session, left the known prefix, this
     shows the token, the text on both sides, the kind of cause (a clock, reordered keys, dropped thinking, another
     template, an edited message) and what to do. The daemon remembers the last 16 requests of a session while it runs.
 
@@ -48,7 +48,7 @@ def _what_became(reuse: Reuse) -> str:
 
 
 def _taken_over(reuse: Reuse, session: str) -> str:
-    """The outcome for tokens that another session had."""
+    """The tokens taken over from another session."""
     if reuse.source == session:
         return ""
     if not reuse.cached_tokens:

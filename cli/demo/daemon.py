@@ -1,4 +1,4 @@
-"""The demo's daemon: a real process, ready once it is made, that is killed with SIGKILL and looked at afterwards.
+"""The demo's daemon: a real process that is killed with SIGKILL.
 
 Owns the process and the proof that it is dead. Does not know the requests to a daemon.
 """
@@ -21,13 +21,13 @@ from ..errors import DemoDaemonFailed
 READY_TIMEOUT_S = 120.0  # to import MLX and load a model, on a slow and busy machine
 STOP_TIMEOUT_S = 60.0  # for a graceful stop, which puts awake sessions to sleep
 DEATH_TIMEOUT_S = 10.0  # for the kernel to bury a killed process
-MAX_READY_LINE_BYTES = 64 << 10  # a line that says "ready" has a hundred
-LOG_TAIL_CHARS = 800  # of a daemon's last words that an error repeats
+MAX_READY_LINE_BYTES = 64 << 10  # the line that says "ready" has a hundred
+LOG_TAIL_CHARS = 800  # of a daemon's last output, in an error
 
 
 @dataclass(frozen=True, slots=True)
 class Death:
-    """What is left after SIGKILL, as it was observed from outside. exit_signal: None if no signal ended it."""
+    """The state after SIGKILL, seen from outside. exit_signal: None if no signal ended the process."""
 
     pid: int
     exit_signal: int | None
@@ -40,7 +40,7 @@ class Death:
 
 
 class DemoDaemon:
-    """One daemon process. End it with `kill` or `stop`; `discard` ends it whatever happened.
+    """One daemon process, ready once it is made. End it with `kill` or `stop`; `discard` ends it in any state.
 
     Raises:
         DemoDaemonFailed: it did not become ready; its last words are repeated.
@@ -50,11 +50,11 @@ class DemoDaemon:
         self.socket_path = socket_path
         self._log_path = log
         command = [sys.executable, "-P", "-m", "torpor.cli.tied", "serve", "--json"]
-        # What is compared must be computed: a session that begins like another would take its tokens over.
+        # The demo compares computed tokens: none may be taken over from a session that begins alike.
         command += ["--store", str(store), "--socket", str(socket_path), "--prefix-reuse", "off"]
         for name, path in models.items():
             command += ["--model", f"{name}={path}"]
-        # The child reads from this pipe; when its end here closes, however the demo ends, so does the daemon.
+        # The child reads from this pipe. When this end closes, however the demo ends, the daemon ends too.
         read_end, self._lifeline = os.pipe()
         try:
             with log.open("ab") as errors:
@@ -75,7 +75,7 @@ class DemoDaemon:
             raise
 
     def kill(self) -> Death:
-        """Kill the daemon with SIGKILL, and look at what is left."""
+        """Kill the daemon with SIGKILL, and observe the process and its socket."""
         os.kill(self.pid, signal.SIGKILL)
         status = self._process.wait(DEATH_TIMEOUT_S)
         self._close_pipes()
@@ -107,7 +107,7 @@ class DemoDaemon:
 
     def _wait_ready(self) -> None:
         assert self._process.stdout is not None
-        deadline = threading.Timer(READY_TIMEOUT_S, self._process.kill)  # one that says nothing ends the wait, too
+        deadline = threading.Timer(READY_TIMEOUT_S, self._process.kill)  # ends the wait for a silent daemon, too
         deadline.start()
         try:
             line = self._process.stdout.readline(MAX_READY_LINE_BYTES)

@@ -1,4 +1,4 @@
-"""`torpor demo`: the one thing to try first. Sets the stage, has the story told, shows the report, cleans up."""
+"""`torpor demo`: the first thing to try. Makes a folder, runs the story, shows the report, cleans up."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ..view.output import Output, plain
 from .report import render_report
 from .story import Demo, Settings
 
-SIGNAL_STATUS = 128  # what a shell reports of a process that a signal ended is this and the signal's number
+SIGNAL_STATUS = 128  # a shell adds the number of the signal that ended a process
 
 DEFAULT_DOCUMENT = Path(argparse.__file__)  # about 100 kB of prose and code, in every Python, alike in all versions
 
@@ -69,10 +69,10 @@ def demo(
 
 @contextmanager
 def _own_folder(*, keep: bool) -> Iterator[Path]:
-    """Make a folder that no other user can read, short enough for a socket path, and remove it afterwards.
+    """Make a private folder, short enough for a socket path, and remove it afterwards.
 
     Raises:
-        InvalidUsage: the folder for temporary files is not there. Python takes another one, and MLX fails.
+        InvalidUsage: $TMPDIR is not there. Python would take another folder, and MLX fail.
     """
     named = os.environ.get("TMPDIR")
     if named and not Path(named).is_dir():
@@ -96,7 +96,7 @@ def _ending_on_signals() -> Iterator[None]:
     def on_signal(number: int, _frame: FrameType | None) -> None:
         raise SystemExit(SIGNAL_STATUS + number)
 
-    # One that is ignored stays so: nohup asks for that.
+    # An ignored signal stays ignored: nohup asks for that.
     caught = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) != signal.SIG_IGN]
     before = {number: signal.signal(number, on_signal) for number in caught}
     try:

@@ -1,4 +1,4 @@
-"""What the demo saw, what that proves, and how it is drawn. Knows no daemon, and measures nothing."""
+"""The demo's evidence, its checks, and how they are drawn. Knows no daemon, and measures nothing."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ NOTE = (
 
 @dataclass(frozen=True, slots=True)
 class Writing:
-    """What a session wrote: token by token, with the digest of the logits that each was drawn from, and of those after
-    the last one. first_token_at: by the clock of `time.perf_counter`."""
+    """The tokens that a session wrote, with the digests of the logits before each and after the last. first_token_at:
+    by `time.perf_counter`."""
 
     tokens: tuple[int, ...]
     text: str
@@ -51,7 +51,7 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """All that was observed. Times are seconds as the client sees them; those to a first token begin with the first
+    """All observations. Times are seconds as the client sees them. A time to a first token begins with the first
     request: the wake, or the first append of the cold session."""
 
     model: dict[str, Any]
@@ -81,7 +81,7 @@ class Evidence:
 
     @property
     def checks(self) -> tuple[Check, ...]:
-        """What the evidence proves. Each check stands on its own; the demo succeeds if all pass."""
+        """The checks on the evidence; the demo succeeds if all pass."""
         before, woken, control, receipt = self.before_sleep, self.after_wake, self.control_after, self.receipt
         prefilled = self.wake.tokens_prefilled + woken.prefilled_tokens
         times = f"{format_seconds(self.woken_first_token_s)}, and {format_seconds(self.cold_first_token_s)} cold"
@@ -111,18 +111,18 @@ class Evidence:
                 self.cold_tokens == receipt.token_count,
                 f"{self.cold_tokens:,} of {receipt.token_count:,} tokens",
             ),
-            # By how much a wake is quicker is shown, not judged; that it is quicker at all is the point of sleeping.
+            # How much quicker a wake is, is shown and not judged; but it must be quicker.
             Check(ORDER_CHECK, self.woken_first_token_s < self.cold_first_token_s, times),
             Check("the store is sound afterwards", not self.store_findings, "; ".join(self.store_findings) or sound),
         )
 
     @property
     def failed(self) -> list[str]:
-        """The checks that did not pass, by name."""
+        """The names of the failed checks."""
         return [check.name for check in self.checks if not check.passed]
 
     def to_map(self) -> dict[str, Any]:
-        """All of it as plain data, with what follows from it."""
+        """The evidence as plain data, with its checks and figures."""
         figures = {name: value for name, value in asdict(self).items() if isinstance(value, float)}
         return {
             "passed": not self.failed,
@@ -133,7 +133,7 @@ class Evidence:
 
 
 def _equal(name: str, ours: Sequence[object], theirs: Sequence[object], unit: str = "") -> Check:
-    """Whether two sequences are the same, and where they part if not; empty ones prove nothing."""
+    """Check that two sequences are equal, or tell the first difference; empty ones prove nothing."""
     pairs = zip(ours, theirs, strict=False)
     parts = next((at for at, (one, other) in enumerate(pairs) if one != other), min(len(ours), len(theirs)))
     if not ours or parts < max(len(ours), len(theirs)):
@@ -142,7 +142,7 @@ def _equal(name: str, ours: Sequence[object], theirs: Sequence[object], unit: st
 
 
 def render_report(evidence: Evidence, width: int) -> RenderableType:
-    """Draw everything that the demo found out."""
+    """Draw the whole report."""
     width = min(width, MAX_WIDTH)
     figures, texts, checks = _figures(evidence, width), _texts(evidence, width), _checks(evidence, width)
     return Group("", figures, Text(NOTE, style="dim"), "", texts, "", checks, "", _verdict(evidence, width))
@@ -176,7 +176,6 @@ def _figures(evidence: Evidence, width: int) -> RenderableType:
 
 
 def _texts(evidence: Evidence, width: int) -> RenderableType:
-    """Set the two texts side by side."""
     ending = neutralise(" ".join(evidence.before_sleep.text.split()))[-40:]
     table = Table(box=box.ROUNDED, width=width, border_style="dim")
     table.add_column("woken after SIGKILL", ratio=1, overflow="fold")

@@ -1,11 +1,11 @@
-"""The demo itself: what it asks each daemon, in order, and what it writes down.
+"""The demo itself: its requests to each daemon, in order, and the evidence.
 
-The experiment: a session reads a document and writes, sleeps, and loses its daemon to SIGKILL. A second daemon wakes
-it, and it goes on. Beside it stands a control that read and wrote the same in the first daemon and never slept. In the
-second daemon, next to the wake, a cold session reads everything again.
+A session reads a document and writes, sleeps, and loses its daemon to SIGKILL. A second daemon wakes it, and it goes
+on. A control reads and writes the same in the first daemon, and never sleeps. In the second daemon a cold session reads
+everything again.
 
-Both times to the first token are taken the same way, in the same daemon, with the model loaded and warmed up: from the
-moment the first request is sent until the event with the first token is here.
+Both times to the first token are taken in the same daemon, with the model loaded and warmed up: from the moment the
+first request is sent until the event with the first token arrives.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ from .daemon import DemoDaemon
 from .report import Evidence, Writing
 
 READER, CONTROL, COLD, WARM_UP = "reader", "control", "cold", "warm-up"
-WARM_UP_TOKENS = 8  # written before anything is measured, so that no measurement pays for a first time
-ROOM_TOKENS = 64  # of the context left free beside the document and what is written, for nudges and estimates
-MAX_NUDGES = 64  # times that a model which wants to end is told to go on, before the demo gives up
+WARM_UP_TOKENS = 8  # written before any measurement, so that none pays for a first time
+ROOM_TOKENS = 64  # left free in the context, for nudges and estimates
+MAX_NUDGES = 64  # times that an ending model is told to go on before the demo gives up
 NUDGE = "\n"
-EXCERPT_CHARS = 48  # of a written text that a line shows
-# Drawn at random from a seed, so that the random key has to survive, too; a greedy text would repeat itself.
+EXCERPT_CHARS = 48  # of a written text, in a line
+# Drawn from a seed, so that the random key must survive too; a greedy text would repeat itself.
 SAMPLING = Sampling(temperature=0.7, top_p=0.95, seed=2026)
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """How the demo is told. text, name: of the document. tokens: written before the sleep, and again after it."""
+    """The demo's settings. text, name: of the document. tokens: written before the sleep, and again after it."""
 
     folder: Path
     name: str
@@ -53,7 +53,7 @@ class Settings:
 
 @dataclass(slots=True)
 class _Step:
-    """One thing the demo does. outcome: what its line says in the end. seconds: if not those that it took."""
+    """One step of the demo. outcome: its line at the end. seconds: if not the time it took."""
 
     on_progress: OnProgress
     outcome: str = ""
@@ -66,22 +66,20 @@ class _Step:
 
 @dataclass(slots=True)
 class _Session:
-    """A session as its client knows it: what it read and wrote, in order, so that another can read the same."""
+    """A session as its client knows it. history: all that it read and wrote, for another session to read."""
 
     client: Client
     name: str
     history: list[dict[str, Any]] = field(default_factory=list)
 
     def read(self, on_event: Callable[[ProgressEvent | TokenEvent], None] | None = None, **content: Any) -> int:
-        """Append a text or tokens; give how many tokens that were."""
+        """Append a text or tokens; give the number of tokens."""
         self.history.append(content)
         return self.client.append(self.name, on_event=on_event, **content).prefilled_tokens
 
     def write(self, count: int) -> Writing:
-        """Go on writing until there are `count` tokens; a model that wants to end is told to go on.
-
-        Raises:
-            DemoUnfit: it would not.
+        """Write until there are `count` tokens; a model that ends is told to go on. Raises: DemoUnfit: it ended too
+        often.
         """
         tokens: list[int] = []
         logits: list[str] = []
@@ -107,7 +105,7 @@ class _Session:
 
 
 class Demo:
-    """One telling. Make it, call `tell` once; daemons are ended whatever happens."""
+    """One run. Call `tell` once; daemons are ended in every case."""
 
     def __init__(self, settings: Settings, output: Output) -> None:
         self._settings = settings
@@ -116,11 +114,7 @@ class Demo:
         self._daemons = 0
 
     def tell(self) -> Evidence:
-        """Run the whole story, and give what was seen.
-
-        Raises:
-            DemoDaemonFailed, DemoUnfit, and what the daemon refuses.
-        """
+        """Run the whole story. Raises: DemoDaemonFailed, DemoUnfit, and the daemon's refusals."""
         with ExitStack() as processes:
             return Evidence(**self._tell(processes))
 
@@ -158,7 +152,7 @@ class Demo:
 
     @contextmanager
     def _step(self, what: str, unit: str = "") -> Iterator[_Step]:
-        """Do one thing; its line appears when it is over. unit: of the progress that it reports."""
+        """Run one step; its line appears at its end. unit: of its progress."""
         started = time.perf_counter()
         with self._output.progress(what, unit=unit) as on_progress:
             step = _Step(on_progress)
@@ -192,7 +186,7 @@ class Demo:
         return _Session(client, name)
 
     def _warm_up(self, client: Client) -> float:
-        """Let the daemon compute something first; gives the document's characters per token."""
+        """Let the daemon compute something; gives the document's characters per token."""
         lines = self._settings.text.splitlines(keepends=True)
         most = self._settings.target_document_tokens * 2 // 3  # from all over the document: enough to estimate
         sample = "".join(lines[:: 1 + len(self._settings.text) // most])[:most]
@@ -251,7 +245,7 @@ class Demo:
         return {"receipt": receipt, "seconds_to_sleep": seconds}
 
     def _wake(self, client: Client) -> dict[str, Any]:
-        """Wake and go on at once; the first token's time includes the wake."""
+        """Wake and write at once; the first token's time includes the wake."""
         with self._step(f"wake {READER}") as step:
             started = time.perf_counter()
             woken = client.wake(READER)
@@ -271,7 +265,7 @@ class Demo:
         }
 
     def _run_cold(self, client: Client, history: list[dict[str, Any]]) -> dict[str, Any]:
-        """Read all that the reader had read and written when it fell asleep, then write one token."""
+        """Read all that the reader had at its sleep, then write one token."""
         session = self._session(client, COLD)
         with self._step("read everything again") as step:
             started = time.perf_counter()

@@ -1,1 +1,1 @@
-"""What commands share: options, input, consent, and the ways to a daemon or a store."""
+"""Shared by commands: options, input, consent, and the ways to a daemon or a store."""

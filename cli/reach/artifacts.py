@@ -1,4 +1,4 @@
-"""What a person says of an artifact (its kind, its labels, its file), and how a file of one is written."""
+"""The options of an artifact (its kind, labels and file), and the writing of its file."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ OverwriteOption = Annotated[bool, option("--overwrite", "Replace a file that is 
 
 
 def require_file(target: str, command: str) -> str:
-    """Refuse standard output where a file gets its name once it is whole."""
+    """Refuse standard output: a file gets its name only once it is whole."""
     if target == "-":
         raise InvalidUsage(
             f"{command} writes a file that gets its name once it is whole, not to standard output. Name a file; ./- is "
@@ -55,17 +55,17 @@ def require_file(target: str, command: str) -> str:
 
 
 def document_of(report: ExportReport | TensorReport) -> dict[str, Any]:
-    """A report of the store on a file that it has written, for JSON."""
+    """The store's report on a file that it has written, for JSON."""
     facts = {each.name: getattr(report, each.name) for each in fields(report)}
     uri, bundle_id = facts.pop("uri"), facts.pop("bundle_id")
     return {"session": str(uri), "bundle_id": bundle_id.hex(), **facts}
 
 
 class ArtifactFile:
-    """A small file that an artifact goes to, anywhere but into the store."""
+    """A small file for an artifact, anywhere but in the store."""
 
     def __init__(self, target: str, store: Path, *, replacing: bool) -> None:
-        """Refuse at once what could not be written later.
+        """Refuse at once a target that could not be written later.
 
         Raises:
             TargetExists, NoTargetFolder, UnsafePath
@@ -76,7 +76,7 @@ class ArtifactFile:
             require_target(root_fd, self.path, replacing=replacing)
 
     def write(self, data: bytes) -> None:
-        """Write it, whole or not at all. Raises also NoSpace, StoreIoError, DurabilityLost."""
+        """Write the file, whole or not at all. Raises also NoSpace, StoreIoError, DurabilityLost."""
         with self._root() as root_fd, new_file(root_fd, self.path, replacing=self._replacing) as temp:
             temp.append([data])
             temp.sync()

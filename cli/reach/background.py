@@ -1,7 +1,7 @@
 """The daemon as a process in the background: start one that outlives this command, and see one to its end.
 
-Owns processes and the daemon's log file. Does not know what is asked of a daemon. What the child does is in
-`detached.py`: it repeats over a private pipe what it says until it is ready, and writes all of it to the log.
+Owns processes and the daemon's log file. Does not know the requests to a daemon. The child is `detached.py`: it writes
+its output to the log, and until it is ready also to a private pipe.
 """
 
 from __future__ import annotations
@@ -23,17 +23,16 @@ from platformdirs import user_state_path
 
 from ..errors import DaemonStartFailed, DaemonStillRunning
 
-# A model from a hub may have to be downloaded first; small ones are there in a second or two.
+# A model from a hub may have to be downloaded first; a small local one takes a second or two.
 START_TIMEOUT_S = 1800.0
 END_TIMEOUT_S = 10.0  # for a daemon that is told to end while it starts; then it is killed
 _POLL_S = 0.03
-_MAX_SPOKEN_BYTES = 1 << 20  # of what a starting daemon says; warnings of a damaged store may be many
+_MAX_SPOKEN_BYTES = 1 << 20  # of a starting daemon's output; a damaged store may give many warnings
 
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """A daemon that answers: where, which process, where it writes what it has to say, and to how many warnings the
-    opening of its store gave cause, which stand there."""
+    """A daemon that answers: its socket, its process, its log, and how many warnings of its start the log has."""
 
     socket: str
     pid: int
@@ -43,7 +42,7 @@ class Started:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """A daemon that ended before it answered: its exit status, and its last words as an error."""
+    """A daemon that ended before it answered: its exit status, and its error."""
 
     status: int
     code: str
@@ -51,12 +50,12 @@ class Refused:
 
 
 def default_log_path() -> Path:
-    """Where a daemon in the background writes."""
+    """The log of a daemon in the background, unless one is named."""
     return user_state_path("torpor") / "daemon.log"
 
 
 def open_log(log: Path) -> int:
-    """Open a daemon's log to append to it, ours alone; what is in it stays.
+    """Open a daemon's log to append to it, readable by its owner alone.
 
     Raises:
         DaemonStartFailed: it cannot be written, or is a link, a pipe, a device or another user's file.
@@ -80,9 +79,8 @@ def open_log(log: Path) -> int:
 
 
 def start(arguments: Sequence[str], log: Path) -> Started | Refused:
-    """Start `torpor serve` in a session of its own, and wait until it answers or has ended.
-
-    A child that is still starting when this is interrupted is ended.
+    """Start `torpor serve` in a session of its own, and wait until it answers or has ended. An interrupt ends the
+    child.
 
     Raises:
         DaemonStartFailed: the log cannot be written, or nothing happened within START_TIMEOUT_S.
@@ -113,7 +111,7 @@ def start(arguments: Sequence[str], log: Path) -> Started | Refused:
 
 
 def wait_until_gone(pid: int, deadline: float, timeout_s: float) -> None:
-    """Wait until the process of a daemon that is ending is gone. Sends nothing to it.
+    """Wait until the process of an ending daemon is gone. Sends nothing to it.
 
     Raises:
         DaemonStillRunning: it is still there at the deadline (monotonic); it goes on ending.
@@ -125,7 +123,7 @@ def wait_until_gone(pid: int, deadline: float, timeout_s: float) -> None:
 
 
 def still_running(pid: int | None, timeout_s: float) -> DaemonStillRunning:
-    """The error of a daemon that takes longer to stop than it was given."""
+    """The error of a daemon that takes longer to stop than the timeout."""
     return DaemonStillRunning(
         f"Process {pid} has not ended after {timeout_s:g} s. It does by itself once its sessions are asleep; ask again,"
         " or wait longer with --timeout.",
@@ -135,7 +133,7 @@ def still_running(pid: int | None, timeout_s: float) -> DaemonStillRunning:
 
 
 def is_running(pid: int) -> bool:
-    """Whether the process exists and has not ended; one that ended and was not yet reaped has."""
+    """Whether the process exists and has not ended. One that is not reaped yet has ended."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -143,15 +141,15 @@ def is_running(pid: int) -> bool:
     except PermissionError:
         return True
     try:
-        # The state follows the name, which may itself hold brackets and spaces.
+        # The state follows the name; a name may hold brackets and spaces.
         state = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()[0]
     except OSError:
-        return True  # no /proc here: the signal's answer is all there is
+        return True  # no /proc here: the signal's answer must do
     return state != "Z"
 
 
 def _wait_ready(process: subprocess.Popen[bytes], pipe: int, log: Path) -> Started | Refused:
-    """Read what the child says over its private pipe, until it is ready or hangs up."""
+    """Read the child's private pipe until it is ready or hangs up."""
     deadline = time.monotonic() + START_TIMEOUT_S
     spoken = b""
     while (left_s := deadline - time.monotonic()) > 0:
@@ -168,7 +166,7 @@ def _wait_ready(process: subprocess.Popen[bytes], pipe: int, log: Path) -> Start
 
 
 def _end_child(process: subprocess.Popen[bytes]) -> None:
-    """End a child that has not become a daemon; killed if it does not end in time, which no store minds."""
+    """End a child that has not become a daemon. It is killed after a timeout, which harms no store."""
     process.terminate()
     try:
         process.wait(END_TIMEOUT_S)
@@ -179,7 +177,7 @@ def _end_child(process: subprocess.Popen[bytes]) -> None:
 
 
 def _last_words(spoken: bytes, log: Path) -> tuple[str, str]:
-    """The code and the sentence with which the daemon ended."""
+    """The code and the sentence of the daemon's last error."""
     error = _document_with(spoken, "error", None)
     if error is not None and isinstance(error["error"], dict):
         return str(error["error"].get("code")), str(error["error"].get("message"))

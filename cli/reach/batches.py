@@ -1,4 +1,4 @@
-"""One verb on several sessions: go on after a failure, report every one, and tell a script how many it was."""
+"""One verb on several sessions: goes on after a failure, and reports every one."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .interrupts import ignore_interrupts
 
 @dataclass(slots=True)
 class Batch:
-    """What became of each session: results in order, and failures with the name that was asked for."""
+    """The results in order, and the failures with the names that were given."""
 
     results: list[Any] = field(default_factory=list)
     failures: list[tuple[str, TorporError]] = field(default_factory=list)
@@ -30,7 +30,7 @@ class Batch:
 def run_batch(
     output: Output, command: str, sessions: Sequence[str], act: Callable[[str], Any], say: Callable[[Any], str]
 ) -> int:
-    """Do it for each session, writing a line for each (or one document at the end), and give the exit status."""
+    """Act on each session and give the exit status. Writes a line for each, or one document at the end."""
     batch = Batch()
     for number, session in enumerate(sessions, start=1):
         try:

@@ -1,4 +1,4 @@
-"""Asking before something goes for good: one rule for every command that destroys."""
+"""The question before a deletion: one rule for every command that destroys."""
 
 from __future__ import annotations
 
@@ -24,5 +24,5 @@ def has_consent(question: str, verb: str, *, as_json: bool) -> bool:
     try:
         return typer.confirm(question, err=True)
     except typer.Abort:
-        typer.echo(err=True)  # what is said next begins a line of its own, not behind the question
+        typer.echo(err=True)  # the next output begins a new line, not behind the question
         raise

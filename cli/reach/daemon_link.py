@@ -1,8 +1,7 @@
-"""How commands talk to the daemon: open a client, turn its events into a bar or into text, name what is missing.
+"""How commands talk to the daemon: open a client, show its events, name what is missing.
 
-The one module of this folder that knows the client's calling conventions. Opens no store: it compares the path of the
-one that was named with what the daemon says that it serves. Imports the client where somebody is there to be asked: it
-brings the whole protocol, and is most of what a command that reads files would wait for.
+Opens no store: it only compares the path of the named one with the path that the daemon serves. Imports the client only
+where a daemon may answer: that import brings the whole protocol, and a command that reads files should not wait for it.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
 R = TypeVar("R")
 OnEvent = Callable[["ProgressEvent | TokenEvent"], None]
 
-CLEAN_UP_TIMEOUT_S = 10.0  # to take back a session that was just made; a daemon that hangs is not waited for
+CLEAN_UP_TIMEOUT_S = 10.0  # to delete a session that was just made; a daemon that hangs is not waited for
 STAGE_NAMES = {
     "prefill": ("reading", "tokens"),
     "sleep": ("sleeping", "tokens"),
@@ -41,12 +40,12 @@ STAGE_NAMES = {
 
 
 def connect(socket: Path | None, *, store: Path | None = None, timeout_s: float | None = None) -> Client:
-    """Open a client on the given socket, or on the one where a daemon is by default. `store`: the one that was named
-    by an option, else $TORPOR_STORE counts. `timeout_s`: the longest silence, if not the client's own.
+    """Open a client on the given socket, or on the default one. store: as named by an option; else $TORPOR_STORE
+    counts. timeout_s: the longest silence, if not the client's own.
 
     Raises:
         DaemonUnreachable: no daemon answers there.
-        InvalidUsage: the one that answers serves another store than the one that was named.
+        InvalidUsage: it serves another store than the named one.
     """
     client = _client(socket, timeout_s)
     mismatch = find_mismatch(client, store)
@@ -57,15 +56,15 @@ def connect(socket: Path | None, *, store: Path | None = None, timeout_s: float 
 
 
 def find_daemon(socket: Path | None, store: Path | None = None, *, timeout_s: float | None = None) -> Client | None:
-    """Open a client of the daemon to ask; None if the caller has to look at files itself: a store was named by an
-    option, or no socket was named, and no daemon is there or it serves another store than $TORPOR_STORE.
+    """Open a client of the daemon to ask; None if the caller must read files itself. That is so if --store was given,
+    or if no socket was named and no daemon is there or it serves another store than $TORPOR_STORE.
 
-    A daemon that was named must answer, and one that is there but does not must not be passed over: in either case
-    what the caller would look at instead could be another store.
+    A named daemon must answer, and a silent one must not be passed over: the files read instead could be another
+    store's.
 
     Raises:
-        DaemonUnreachable: no process answers on the socket that was named, or one is there that does not answer.
-        InvalidUsage: the daemon on the socket that was named serves another store than $TORPOR_STORE.
+        DaemonUnreachable: no process answers on the named socket, or the process there is silent.
+        InvalidUsage: the daemon on the named socket serves another store than $TORPOR_STORE.
     """
     if store is not None or (socket is None and _no_socket_at(default_socket_path())):
         return None
@@ -91,7 +90,7 @@ def _client(socket: Path | None, timeout_s: float | None) -> Client:
 
 
 def _no_socket_at(path: Path) -> bool:
-    """Whether nothing has that name; whatever else is wrong with it, a client says."""
+    """Whether nothing has that name. A client reports any other fault."""
     try:
         os.lstat(require_path_fits(path))
     except FileNotFoundError:
@@ -102,8 +101,8 @@ def _no_socket_at(path: Path) -> bool:
 
 
 def find_mismatch(client: Client, store: Path | None = None) -> InvalidUsage | None:
-    """What to say where the daemon serves another store than the one that was named, by an option or by $TORPOR_STORE;
-    None where it is the same one, or none was named."""
+    """The error of a daemon that serves another store than an option or $TORPOR_STORE names; None if it is the same, or
+    none was named."""
     wanted = store or named_store_path()
     if wanted is None:
         return None
@@ -120,7 +119,7 @@ def find_mismatch(client: Client, store: Path | None = None) -> InvalidUsage | N
 
 
 def nobody_is_there(error: TorporError) -> bool:
-    """Tell whether a connection failed because no process listens, rather than because one does not answer."""
+    """Whether a connection failed because no process listens, not because one is silent."""
     cause = error.__cause__
     return (
         isinstance(error, DaemonUnreachable)
@@ -130,8 +129,8 @@ def nobody_is_there(error: TorporError) -> bool:
 
 
 def find_ended_daemon(socket: Path | None = None, *, restarting: bool = False) -> dict[str, str] | None:
-    """What to say of a daemon that ended without a stop, and so left its socket behind (the default one if None is
-    named); None if none did. restarting: the caller starts another one, so the user need not."""
+    """Describe a daemon that ended without a stop, and so left its socket behind; None if none did. socket: None is the
+    default one. restarting: the caller starts another daemon, so the user need not."""
     socket, log = socket or default_socket_path(), default_log_path()
     if not socket.is_socket() or _somebody_is_on(socket):
         return None
@@ -163,13 +162,13 @@ def with_session(
     *,
     labels: Sequence[str] | None = None,
 ) -> R:
-    """Do something with a session; if there is none of that name, make it first and say so.
+    """Act on a session; if there is none of that name, make it first and say so.
 
-    A refusal for want of the session has changed nothing, so doing it again is safe. If what it was made for fails or
-    is interrupted before anything was read, the session is deleted again.
+    A refusal because there is no session has changed nothing, so a second try is safe. If that fails or is interrupted
+    before anything was read, the new session is deleted again.
 
     Raises:
-        InvalidUsage: a model was named, and the session is there on another one; or labels, and it lacks one of them.
+        InvalidUsage: the session is on another model than the named one, or lacks one of the labels.
     """
     if model is not None:
         require_model(client, session, model)
@@ -191,11 +190,7 @@ def with_session(
 
 
 def require_model(client: Client, session: str, model: str) -> None:
-    """Refuse a model that was named for a session which is there on another one.
-
-    Raises:
-        InvalidUsage: it is.
-    """
+    """Raise InvalidUsage if the session exists on another model."""
     found = _info_of(client, session)
     if found is not None and found.model != model:
         raise InvalidUsage(
@@ -207,11 +202,7 @@ def require_model(client: Client, session: str, model: str) -> None:
 
 
 def require_labels(client: Client, session: str, labels: Sequence[str]) -> None:
-    """Refuse labels that were given for a session which is there without them.
-
-    Raises:
-        InvalidUsage: it is.
-    """
+    """Raise InvalidUsage if the session exists without these labels."""
     found = _info_of(client, session)
     if found is not None and not set(labels) <= set(found.labels):
         raise InvalidUsage(
@@ -224,13 +215,13 @@ def require_labels(client: Client, session: str, labels: Sequence[str]) -> None:
 
 
 def _info_of(client: Client, session: str) -> SessionInfo | None:
-    """None if there is none of that name: what is asked for next says so."""
+    """None if there is none of that name: the next request says so."""
     wanted = str(parse_reference(session))
     return next((info for info in client.list_sessions() if info.session == wanted), None)
 
 
 def _delete_if_empty(socket: Path, session: str) -> bool:
-    """Delete a session that has read nothing, on a connection of its own: the old one may be lost or in mid-request."""
+    """Delete a session that has read nothing, on a new connection: the old one may be lost or in mid-request."""
     try:
         with _client(socket, CLEAN_UP_TIMEOUT_S) as client:
             empty = any(info.session == session and not info.token_count for info in client.list_sessions())
@@ -238,7 +229,7 @@ def _delete_if_empty(socket: Path, session: str) -> bool:
                 client.delete(session)
             return empty
     except TorporError:
-        return False  # the failure that led here is the one to tell of
+        return False  # the failure that led here is the one to report
 
 
 @contextmanager

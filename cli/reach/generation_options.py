@@ -1,4 +1,4 @@
-"""The options of commands that let a session read or write: how many tokens, how they are drawn, who goes first."""
+"""The options of commands that read or write: how many tokens, how they are drawn, at which priority."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ SeedOption = Annotated[int | None, option("--seed N", "Start of the random numbe
 
 
 def sampling_of(**given: float | int | None) -> Sampling | None:
-    """Gather the sampling options that were given; None if none was.
+    """Gather the given sampling options; None if there are none.
 
     Raises:
         InvalidUsage: a value that no sampler takes.

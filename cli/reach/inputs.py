@@ -8,11 +8,11 @@ from pathlib import Path
 
 from ..errors import NothingToDo, UnreadableInput
 
-MAX_INPUT_BYTES = 15 << 20  # a request frame has 16 MiB; past that the daemon would refuse it unread
+MAX_INPUT_BYTES = 15 << 20  # a request frame takes 16 MiB; the daemon would refuse a larger one unread
 
 
 def load_text(argument: str | None, file: Path | None, *, what: str) -> str:
-    """Take the text from the argument, from a file (`-` is standard input), or from piped standard input.
+    """Take a text from the argument, from a file (`-` is standard input), or from piped standard input.
 
     Raises:
         NothingToDo: none of the three is there.
@@ -36,7 +36,7 @@ def load_text(argument: str | None, file: Path | None, *, what: str) -> str:
 def load_transcript(file: Path) -> list[dict[str, str]]:
     """Read a transcript from a file (`-` is standard input): a JSON list of messages, each a map of role and content.
 
-    What else is wrong with a message, the client says, which knows the protocol.
+    The client, which knows the protocol, checks the messages further.
 
     Raises:
         UnreadableInput: it cannot be read, or is not such a list. NothingToDo: it is empty.

@@ -1,4 +1,4 @@
-"""The arguments and options that several commands share, declared once so that they read the same everywhere."""
+"""The arguments and options that several commands share."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from ..errors import InvalidUsage
 
 
 def option(words: str, help: str, **more: Any) -> Any:
-    """Declare an option. words: its flags, and at last, in capitals, what stands for its value. No default is shown:
-    where it matters, the help says it. more: as of `typer.Option`."""
+    """Declare an option. words: its flags, then its metavar in capitals. No default is shown: where it matters, the
+    help says it. more: as of `typer.Option`."""
     flags = [word for word in words.split() if word.startswith("-")]
     return typer.Option(
         *flags, metavar=" ".join(words.split()[len(flags) :]) or None, show_default=False, help=help, **more
@@ -39,10 +39,10 @@ _NAMESPACE_KEY = f"{__name__}.namespace"
 
 
 def enter_namespace(context: typer.Context, value: str | None) -> str | None:
-    """Have this command line work in a namespace, and give the one that it works in; None if none was set.
+    """Set the namespace of this command line, and give the one in force; None if none was set.
 
-    Comes before all else of the command: names are read in it. What stands behind the command outdoes what stands
-    before it, and that the environment.
+    Runs before all other options: names are read in it. The option behind the command wins over the one before it, and
+    that over the environment.
     """
     if value is not None:
         context.meta[_NAMESPACE_KEY] = SessionUri(value, DEFAULT_NAMESPACE).namespace
@@ -50,13 +50,13 @@ def enter_namespace(context: typer.Context, value: str | None) -> str | None:
 
 
 def namespace_of(context: typer.Context) -> str | None:
-    """The namespace that this command line works in; None if none was set."""
+    """The namespace of this command line; None if none was set."""
     return context.meta.get(_NAMESPACE_KEY)
 
 
 def require_sessions(context: typer.Context, value: str | list[str] | None) -> str | list[str] | None:
-    """Give what names sessions with its namespace. Refuse, before anybody is asked, what names none, or one version of
-    it where the command takes it whole."""
+    """Complete names of sessions with the namespace. Refuses, before a daemon is asked, what is no such name or names a
+    version."""
     if isinstance(value, str):
         return _require_session(context, value)
     return None if value is None else [_require_session(context, text) for text in value]
@@ -73,7 +73,7 @@ def _require_session(context: typer.Context, text: str) -> str:
 
 
 def _require_version(context: typer.Context, value: str) -> str:
-    """As `require_sessions`, of what may name a version too."""
+    """As `require_sessions`, for a name that may have a version."""
     parse_version_reference(value)
     return _name_in(context, value)
 
@@ -139,7 +139,7 @@ NAMESPACE_PARAMETER = inspect.Parameter(
 
 
 def takes_namespace(signature: inspect.Signature) -> bool:
-    """Whether a command reads names in a namespace, and does not have the option for that as one of its own."""
+    """Whether a command reads names in a namespace and has no such option of its own."""
     infos = [info for each in signature.parameters.values() for info in getattr(each.annotation, "__metadata__", ())]
     reads = any(info.callback in (require_sessions, _require_version, enter_namespace) for info in infos)
     return reads and all(each.annotation != NamespaceChoice for each in signature.parameters.values())

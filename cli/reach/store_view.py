@@ -1,6 +1,5 @@
-"""What the commands that inspect see of a store's files, with no daemon: read-only, and beside a live one.
-
-Owns the choice of the store and the shapes that stand in for the daemon's answers. Knows nothing of rendering.
+"""A store's files as commands inspect them: read-only, with no daemon or beside a live one. Owns the choice of the
+store and the shapes that stand in for the daemon's answers. Knows nothing of rendering.
 """
 
 from __future__ import annotations
@@ -30,11 +29,11 @@ from ...memvid.uri import SessionUri
 from .daemon_link import find_daemon
 
 _KEEP_AWAKE = "The session is awake, and all of it in memory: `torpor sleep {}` writes it anew, as another version."
-STORED = "stored"  # a session's state as a store alone can tell it: whether it is awake, only its daemon knows
+STORED = "stored"  # a session's state in a listing of files: only a daemon knows whether it is awake
 
 
 def choose_store(store: Path | None, socket: Path | None) -> Path:
-    """Give the store to inspect: the one that was named, else the running daemon's, else the default one."""
+    """Give the store to inspect: the named one, else the running daemon's, else the default."""
     daemon = find_daemon(socket, store)
     if daemon is None:
         return store or default_store_path()
@@ -43,7 +42,7 @@ def choose_store(store: Path | None, socket: Path | None) -> Path:
 
 
 def open_store(path: Path) -> Store:
-    """Open a store to look at it. Raises NoStore and what else memvid refuses."""
+    """Open a store to read it. Raises NoStore and memvid's other refusals."""
     return Store.open(path, writable=False)
 
 
@@ -54,11 +53,11 @@ def list_store(store: Store, namespace: str | None) -> list[dict[str, Any]]:
 
 
 def load_detail(store: Store, session: str) -> dict[str, Any]:
-    """What the files say of one session, shaped like the daemon's SessionDetail: its newest version, or the one behind
-    an `@`, with the environment of its manifest, and all versions. Its text needs the model.
+    """Read one session from the files, shaped like the daemon's SessionDetail: its newest version, or the one behind an
+    `@`, with the environment of its manifest, and all versions. The text is missing: it needs the model.
 
     Raises:
-        SessionNotFound, AmbiguousVersion, and what a damaged bundle raises.
+        SessionNotFound, AmbiguousVersion, and the errors of a damaged bundle.
     """
     row = store.resolve_version(session)
     marks = _marks_to_show(store, row.uri)
@@ -84,7 +83,7 @@ def load_detail(store: Store, session: str) -> dict[str, Any]:
 
 
 def _backend_of(manifest: Manifest) -> dict[str, str]:
-    """What computed a snapshot, as its session map says; whatever else stands there, others wrote."""
+    """What computed a snapshot, by its session map; anything of another shape is left out."""
     told = manifest.session.get("backend")
     if not isinstance(told, dict) or len(told) > MAX_ENVIRONMENT_ENTRIES:
         return {}
@@ -96,7 +95,7 @@ def _backend_of(manifest: Manifest) -> dict[str, str]:
 
 
 def _origin_of(manifest: Manifest, name: str) -> dict[str, Any] | None:
-    """Where a session was forked or folded from, as its map says; whatever else stands there, others wrote."""
+    """Where a session was forked or folded from, by its map; anything of another shape is left out."""
     told = manifest.session.get(name)
     kinds = {"session": str, "version": int, "bundle_id": str, "tokens": int}
     if not isinstance(told, dict) or {name: type(value) for name, value in told.items()} != kinds:
@@ -105,7 +104,7 @@ def _origin_of(manifest: Manifest, name: str) -> dict[str, Any] | None:
 
 
 def _layers_of(slots: Sequence[SlotSpec]) -> list[str]:
-    """Describe each layer by its slots, which are named `LAYER.PART`: as many as the daemon counts."""
+    """Describe each layer by its slots, which are named `LAYER.PART`, as the daemon does."""
     layers = groupby(slots, key=lambda spec: spec.name.partition(".")[0])
     return [" + ".join(f"{spec.kind} {spec.dtype} {list(spec.shape)}" for spec in parts) for _, parts in layers]
 
@@ -116,7 +115,7 @@ def load_uri(store: Store, session: str) -> SessionUri:
 
 
 def _marks_to_show(store: Store, uri: SessionUri) -> SessionMarks:
-    """A session's tags and pins; none if they cannot be read, which must not keep anybody from looking."""
+    """A session's tags and pins; none if they cannot be read: the rest is shown all the same."""
     try:
         return store.marks(uri)
     except (CorruptMarks, MarksLost, UnsafePath, UnsupportedFormat):
@@ -124,9 +123,9 @@ def _marks_to_show(store: Store, uri: SessionUri) -> SessionMarks:
 
 
 def find_marks_problem(place: Path) -> dict[str, str] | None:
-    """What is wrong with a store's tags and pins, with its code, path and sentence; None if they can be read.
+    """The fault of a store's tags and pins, with code, path and sentence; None if they can be read.
 
-    A command that leaves them out of its listing has to say so, whether that comes from the daemon or from the files.
+    A command that leaves them out of its listing has to say so.
     """
     with _folder_of(place) as folder:
         if folder is None:
@@ -139,8 +138,8 @@ def find_marks_problem(place: Path) -> dict[str, str] | None:
 
 
 def find_missing_files(place: Path, sessions: Sequence[MutableMapping[str, Any]]) -> list[dict[str, str]]:
-    """The sessions of a listing whose newest version has no file, each with code, path and sentence; and say in each
-    session's `file_missing` whether it is among them. Names are looked up, and nothing is read."""
+    """Find the sessions of a listing whose newest version has no file: each with code, path and sentence. Sets
+    `file_missing` in every session. Looks names up, and reads nothing."""
     problems = []
     with _folder_of(place) as folder:
         for info in sessions:
@@ -155,17 +154,17 @@ def find_missing_files(place: Path, sessions: Sequence[MutableMapping[str, Any]]
 
 
 def _missing_file(folder: StoreFolder, hex_id: str) -> str | None:
-    """Where a bundle's file should be; None if it is there, or that cannot be told."""
+    """The path where a bundle's file is missing; None if the file is there, or that cannot be told."""
     try:
         bundle_id = bytes.fromhex(hex_id)
         return None if folder.has_bundle(bundle_id) else folder.bundle_path(bundle_id)
     except (ValueError, StoreError):
-        return None  # something else is wrong, which `verify` tells
+        return None  # another fault, which `verify` reports
 
 
 @contextlib.contextmanager
 def _folder_of(place: Path) -> Iterator[StoreFolder | None]:
-    """A store's folders, to look at; None if they cannot be: that is told elsewhere."""
+    """A store's folders, to look at; None if that fails: the fault is reported elsewhere."""
     try:
         root_fd = open_existing_root(os.path.abspath(place))
         try:
@@ -183,7 +182,7 @@ def _folder_of(place: Path) -> Iterator[StoreFolder | None]:
 
 
 def find_holder(place: Path) -> int | None:
-    """The process that has a store for writing, to tell where no daemon answers; None if none is known."""
+    """The process that has a store for writing; None if none is known."""
     try:
         root_fd = open_existing_root(os.path.abspath(place))
         try:
@@ -191,11 +190,11 @@ def find_holder(place: Path) -> int | None:
         finally:
             os.close(root_fd)
     except StoreError:
-        return None  # no store that can be looked at: that is told elsewhere
+        return None  # no readable store: that is reported elsewhere
 
 
 def describe_holder(pid: int, place: Path) -> str:
-    """Say what a process may be that has a store while no daemon answers, and how it ends without a loss."""
+    """Name the process that has a store while no daemon answers, and say how it ends without a loss."""
     return (
         f"process {pid} has the store {place}: a daemon on another socket (--socket), one whose socket is gone"
         f" (`kill {pid}` puts its sessions to sleep and ends it), or a command at work on it"
@@ -203,8 +202,7 @@ def describe_holder(pid: int, place: Path) -> str:
 
 
 def info_of_versions(versions: Sequence[IndexRow], row: IndexRow | None = None) -> dict[str, Any]:
-    """Shape a session's index rows, oldest first, like the daemon's SessionInfo, as far as a store can know it: of the
-    newest, or of `row`."""
+    """Shape a session's index rows, oldest first, like the daemon's SessionInfo: for `row`, or else for the newest."""
     row = row or versions[-1]
     return {
         "session": str(row.uri),

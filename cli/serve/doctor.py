@@ -1,4 +1,4 @@
-"""`torpor doctor`: what this machine, its BLAS, the socket and the store are like."""
+"""`torpor doctor`: a report on this machine, its BLAS, the socket and the store."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from ..view.formatting import format_seconds
 from ..view.output import Output, facts_table, plain
 
 EXAMINATION_TIMEOUT_S = 120.0  # importing MLX and fifteen small products take seconds even on a slow machine
-MAX_STDERR_CHARS = 600  # of a failed examination's last words that are shown
+MAX_STDERR_CHARS = 600  # shown of a failed examination's last output
 
 
 def doctor(
@@ -60,10 +60,10 @@ def doctor(
 
 
 def examine_machine() -> dict[str, Any]:
-    """Run the examination, which imports MLX, in a process of its own, and give its report.
+    """Run the examination in a process of its own, as it imports MLX, and give its report.
 
     Raises:
-        DoctorFailed: it did not come back with one.
+        DoctorFailed: it gave none.
     """
     command = [sys.executable, "-P", "-m", "torpor.daemon.doctor"]
     try:
@@ -89,7 +89,7 @@ def _examine_daemon(socket: Path | None) -> dict[str, Any]:
             problem = None if mismatch is None else mismatch.message
             return {"answers": True, "socket": place, "problem": problem, **asdict(client.status())}
     except TorporError as error:
-        # No daemon is a fact; one that does not answer, or not as a daemon does, is a problem.
+        # No daemon is a fact; one that is silent or answers oddly is a problem.
         problem = None if nobody_is_there(error) else f"does not answer as it should: {error.code}: {error.message}"
         ended = find_ended_daemon(Path(place)) if problem is None else None
         return {"answers": False, "socket": place, "problem": ended["message"] if ended else problem}
@@ -105,7 +105,7 @@ def _examine_store(path: Path) -> dict[str, Any]:
 
 
 def render_doctor(machine: dict[str, Any], daemon: dict[str, Any], files: dict[str, Any], log: str) -> Any:
-    """Draw what was found; `log` is where a daemon in the background writes unless told otherwise."""
+    """Draw the report. log: the default log of a daemon in the background."""
     blas = machine.get("blas", {})
     facts = facts_table()
     facts.add_row("torpor", f"{__version__} on Python {plain(machine.get('python'))}")
@@ -123,13 +123,13 @@ def render_doctor(machine: dict[str, Any], daemon: dict[str, Any], files: dict[s
 
 
 def describe_device(machine: dict[str, Any]) -> str:
-    """Say on what MLX computes: `Device(gpu, 0)` is `gpu 0`."""
+    """The device of MLX: `gpu 0` for `Device(gpu, 0)`."""
     device = str(machine.get("device")).removeprefix("Device(").removesuffix(")")
     return plain(device.replace(",", ""))
 
 
 def describe_blas(machine: dict[str, Any]) -> str:
-    """Say in one line which BLAS computes and how fast it was measured to be."""
+    """The BLAS and its measured speed, in one line."""
     blas = machine.get("blas", {})
     verdict = "[green]fast[/]" if blas.get("fast") else "[yellow]slow[/]"
     library = plain(str(blas.get("library") or "the one that MLX ships"))

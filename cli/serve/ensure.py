@@ -75,7 +75,7 @@ def _find(socket: Path, store: Path | None) -> Client | None:
 
 @contextlib.contextmanager
 def _one_at_a_time(log: Path) -> Iterator[None]:
-    """The second command waits until the first one's daemon answers, or has failed to start."""
+    """A second command waits until the first one's daemon answers or has failed to start."""
     descriptor = background.open_log(log)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)

@@ -1,4 +1,4 @@
-"""`torpor serve`: become the daemon. The one command whose process loads MLX, and only once it is called."""
+"""`torpor serve`: become the daemon. The one command that loads MLX, and only once it is called."""
 
 from __future__ import annotations
 
@@ -76,8 +76,7 @@ def serve(
     if detach:
         log = log or background.default_log_path()
         return _serve_in_background(arguments_of(given), store, log, as_json=as_json)
-    # Here and nowhere else the command line becomes the daemon; at the top of the module the import would load MLX
-    # for every command (test_hygiene.py).
+    # Imported here: at the top of the module it would load MLX for every command (test_hygiene.py).
     with _nothing_collected():
         from ...socket_api.main import run
 
@@ -111,8 +110,8 @@ def _serve_in_background(arguments: list[str], store: Path, log: Path, *, as_jso
 
 @contextlib.contextmanager
 def _nothing_collected() -> Iterator[None]:
-    """Imports that stay: the hundreds of thousands of objects that they make are not looked through for garbage, now
-    nor later. A daemon is ready a tenth of a second sooner, and no request waits for such a look."""
+    """Keep the objects of these imports out of garbage collection: there are hundreds of thousands, and they stay. A
+    daemon is ready a tenth of a second sooner, and no request waits while they are scanned."""
     gc.disable()
     try:
         yield

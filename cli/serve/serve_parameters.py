@@ -1,6 +1,5 @@
-"""The options of a daemon as parameters of a command, and as the arguments of a daemon in the background.
-
-Owns what the parser of command lines is told. Which options there are is declared in `daemon/options`.
+"""The options of a daemon as parameters of a command, and as arguments of a daemon in the background. `daemon/options`
+declares the options; this tells them to the parser.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 def takes(*names: str) -> Callable[[Command], Command]:
-    """Have a command take options of a daemon, as `**values`, before its own."""
+    """Give a command options of a daemon, as `**values`, before its own."""
 
     def change(command: Command) -> Command:
         own = inspect.signature(command, eval_str=True)
@@ -35,10 +34,10 @@ def takes(*names: str) -> Callable[[Command], Command]:
 
 
 def given_of(values: Mapping[str, Any]) -> dict[str, Any]:
-    """What of the options was given at all, as the daemon reads it: of models by their names.
+    """The given options, as the daemon reads them: those of models by name.
 
     Raises:
-        InvalidUsage: something of a model is given twice, or options do not go together.
+        InvalidUsage: an option is given twice for a model, or options do not go together.
     """
     given: dict[str, Any] = {}
     for name, value in values.items():
@@ -59,7 +58,7 @@ def given_of(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def arguments_of(given: Mapping[str, Any]) -> list[str]:
-    """A command line that gives the same, wherever it is run."""
+    """A command line that gives the same options in any folder."""
     arguments: list[str] = []
     for name, option in GIVEN_OPTIONS.items():
         flag, value = option.flag or "", given.get(name)
@@ -76,7 +75,7 @@ def arguments_of(given: Mapping[str, Any]) -> list[str]:
 def _by_model(option: Declared, values: list[tuple[str, Any]]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, value in values:
-        if name in found and value is not True:  # one that only says yes may be said again
+        if name in found and value is not True:  # a flag may be repeated
             raise InvalidUsage(f"{option.flag} is given twice for {name or 'the only model'}.", option=option.flag)
         found[name] = value
     return found
@@ -119,10 +118,10 @@ def _parser(read: Callable[[str], Any]) -> Callable[[str], Any]:
 
 
 def _read_named(option: Declared, text: str) -> tuple[str, Any]:
-    """The name of a model, and what is said of it."""
+    """The name of a model, and its value."""
     if isinstance(option.kind, Flag):
         return text, True
-    # A path may have an equals sign, a name may not; of a number that stands alone the name is left out.
+    # A path may have an equals sign, a name may not; a number may stand alone, without a name.
     name, separator, value = text.rpartition("=") if option.option.alone else text.partition("=")
     if (separator or not option.option.alone) and not (name and value):
         raise ValueError(_told(option, text))

@@ -1,4 +1,4 @@
-"""`torpor stop`: end the daemon, which puts every session to sleep first, and refuses where it cannot."""
+"""`torpor stop`: end the daemon. It puts every session to sleep first, and refuses where it cannot."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def stop(
 
 
 def _shut_down(socket: Path | None, timeout_s: float, *, force: bool) -> tuple[int | None, ShutdownResult]:
-    """Ask the daemon to stop and see its process end. Nothing is signalled: the daemon ends itself."""
+    """Ask the daemon to stop, and wait for its process to end. No signal is sent."""
     deadline = time.monotonic() + timeout_s
     with _connect(socket, timeout_s) as client:
         pid = client.peer_pid
@@ -75,7 +75,7 @@ def _shut_down(socket: Path | None, timeout_s: float, *, force: bool) -> tuple[i
 
 
 def _connect(socket: Path | None, timeout_s: float) -> Client:
-    """Open a client. Where no daemon is on the default socket and a process has the default store, say that it does."""
+    """Open a client. If no daemon is on the default socket but a process has the default store, name that process."""
     try:
         return connect(socket, timeout_s=timeout_s)
     except DaemonUnreachable as error:

@@ -1,1 +1,1 @@
-"""How a terminal or a pipe is written to. Knows no daemon and no store."""
+"""Writing to a terminal or a pipe."""

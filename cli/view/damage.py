@@ -1,6 +1,6 @@
-"""Damage in terms of sessions: which versions a damaged bundle takes with it, and which one can still be woken.
+"""Damage in terms of sessions: which versions a damaged bundle affects, and which one can still be woken.
 
-Reads a store's index and manifests. Decides nothing about whether a byte is sound; that is the store's.
+Reads a store's index and manifests. Only the store decides whether a byte is sound.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from ..exit_codes import INTEGRITY, exit_status_of
 from .output import MENDING, way_out
 
 OF_NO_VERSION = frozenset({"twin_file", "rival_version", "version_lost", "unknown_file"})
-"""Codes of findings that say themselves what to do, of files that no version looks into."""
+"""Codes of findings that say what to do, of files that no version needs."""
 
 _NOT_MENDED = frozenset({"unsafe_path", "store_io", "unsupported_format"})
-"""Codes of findings that say themselves what to do, of files that versions need."""
+"""Codes of findings that say what to do, of files that versions need."""
 
 
 def explain_findings(store: Store, findings: Sequence[Finding]) -> list[dict[str, Any]]:
-    """Add to each finding the bundle whose file it is about (`bundle`, or None), the versions that need that bundle
-    (`versions`), and what to do about them, by session (`remedies`) and in one text (`remedy`)."""
+    """Add to each finding its bundle (`bundle`, or None), the versions that need that bundle (`versions`), and the
+    remedies, by session (`remedies`) and in one text (`remedy`)."""
     if not findings:
         return []
     needs = {row: _bundles_of(store, row) for row in _all_rows(store)}
@@ -51,11 +51,11 @@ def explain_findings(store: Store, findings: Sequence[Finding]) -> list[dict[str
 
 
 def add_suggestion(error: TorporError, store_path: Path, session: str) -> None:
-    """If an error says that a session's state is damaged, add to it what `verify` says of that session, and as
-    `intact_version` the latest version that is not: after what might bring the damaged one back, for what sleeps from
-    an older version is the newest from then on.
+    """If an error says that a session's state is damaged, add the session's latest intact version, as `intact_version`
+    and as a sentence. The sentence comes after the way to bring the damaged version back: once an older one was woken
+    and sleeps, that is the newest.
 
-    Every byte is read, because a suggestion that fails as well would be worse than none.
+    Every byte is read, because a suggestion that fails too would be worse than none.
     """
     if exit_status_of(error.code) != INTEGRITY.number:
         return
@@ -65,7 +65,7 @@ def add_suggestion(error: TorporError, store_path: Path, session: str) -> None:
             needs = {row: _bundles_of(store, row) for row in store.versions(uri)}
             damaged = _damaged(store.verify(uri, deep=True).findings)
     except TorporError:
-        return  # what is wrong has been said; that nothing better is known needs no second error
+        return  # the fault is reported already; a missing suggestion needs no second error
     if not needs or not damaged:
         return
     sound = _sound(list(needs), needs, damaged)
@@ -76,7 +76,7 @@ def add_suggestion(error: TorporError, store_path: Path, session: str) -> None:
 
 @contextmanager
 def naming_the_intact(client: Client, session: str) -> Iterator[None]:
-    """Let damage that a daemon meets in a session's state be told with the latest version that has none."""
+    """Add to a daemon's error about damage the session's latest intact version."""
     try:
         yield
     except TorporError as error:
@@ -87,7 +87,7 @@ def naming_the_intact(client: Client, session: str) -> Iterator[None]:
 
 @contextmanager
 def naming_the_intact_in(store_path: Path, session: str) -> Iterator[None]:
-    """As `naming_the_intact`, for who reads the store's files."""
+    """As `naming_the_intact`, for a command that reads the store's files."""
     try:
         yield
     except TorporError as error:
@@ -123,22 +123,22 @@ def _all_rows(store: Store) -> list[IndexRow]:
 
 
 def _bundles_of(store: Store, row: IndexRow) -> frozenset[str]:
-    """The bundles that a version needs: its own, and those that hold blocks of its chain."""
+    """The bundles that a version needs: its own, and those with blocks of its chain."""
     own = frozenset({row.bundle_id.hex()})
     try:
         with store.open_bundle(row.bundle_id) as reader:
             return own | {entry.bundle_id.hex() for entry in reader.entries if entry.bundle_id is not None}
     except TorporError:
-        return own  # it cannot say; being damaged itself, it is among the damaged anyway
+        return own  # a damaged bundle is among the damaged anyway
 
 
 def _damaged(findings: Sequence[Finding]) -> set[str | None]:
-    """The bundles whose files, being damaged, take versions with them."""
+    """The damaged bundles that versions may need."""
     return {_bundle_named(finding.path) for finding in findings if finding.code not in OF_NO_VERSION}
 
 
 def _bundle_named(path: str) -> str | None:
-    """The bundle whose file a path names, by its 64 digits; None for other files."""
+    """The id of the bundle file that a path names, in 64 digits; None for other files."""
     stem = Path(path).name.partition(".")[0]
     return stem if len(stem) == 64 else None
 

@@ -1,5 +1,4 @@
-"""How figures are written for people: seconds, rates, ids, ages (sizes and counts, and how they are read:
-`memvid/units.py`). Pure functions; JSON never uses them."""
+"""Figures for people: seconds, rates, ids, times. `memvid/units.py` has sizes and counts. JSON never uses these."""
 
 from __future__ import annotations
 
@@ -7,7 +6,7 @@ from datetime import datetime
 
 from ...memvid.units import three_digits
 
-SHORT_ID_DIGITS = 12  # hex digits of an id that a table shows: 48 bits, enough to tell bundles of one store apart
+SHORT_ID_DIGITS = 12  # hex digits of an id in a table: 48 bits tell the bundles of one store apart
 
 
 def format_seconds(seconds: float) -> str:
@@ -25,7 +24,7 @@ def format_seconds(seconds: float) -> str:
 
 
 def format_rate(count: int, seconds: float) -> str:
-    """Write a rate per second: `1,115/s`; nothing sensible for no time at all."""
+    """Write a rate per second: `1,115/s`; a dash for no time at all."""
     return f"{count / seconds:,.0f}/s" if seconds > 0 else "–"
 
 
@@ -35,7 +34,7 @@ def format_id(hex_id: str | None) -> str:
 
 
 def format_time(instant_ns: int | None) -> str:
-    """Write a wall-clock instant in local time, to the minute; one that never was is a dash."""
+    """Write an instant in local time, to the minute; a missing one is a dash."""
     if instant_ns is None:
         return "–"
     return datetime.fromtimestamp(instant_ns / 1e9).astimezone().strftime("%Y-%m-%d %H:%M")

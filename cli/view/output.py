@@ -1,4 +1,4 @@
-"""Where a command's words go: data to stdout, progress and remarks to stderr, one JSON document with `--json`.
+"""The output of a command: data to stdout, progress and remarks to stderr, one JSON document with `--json`.
 
 Rules:
 - stdout holds what was asked for and nothing else; piped, it is plain text, and a table is one line a row, its cells
@@ -32,21 +32,21 @@ from ...memvid.folder.store_file import BUNDLES
 from ..exit_codes import INTEGRITY, exit_status_of
 from .streams import require_reader
 
-ROOMY_COLUMNS = 72  # a terminal with fewer is narrow: it is shown fewer figures of progress, and no table cut short
+ROOMY_COLUMNS = 72  # a narrower terminal is shown fewer figures of progress, and no table cut short
 WIDE_COLUMNS = 104  # from here on progress has a bar
 SCHEMA_VERSION = 1  # of every JSON document of this command line; grows when a field changes or goes
-PIPED_WIDTH = 120  # columns of what is drawn into a file or a pipe; no terminal there to ask, and $COLUMNS is another's
+PIPED_WIDTH = 120  # columns in a file or a pipe: there is no terminal to ask, and $COLUMNS is another's
 
 # Delete and the C1 controls; marks of direction and invisible line ends; halves of surrogate pairs.
 _UNSHOWN = ((0x7F, 0x9F), (0x200E, 0x200F), (0x2028, 0x202E), (0x2066, 0x2069), (0xD800, 0xDFFF))
 
-MENDING = "torpor repair"  # a message that names it says itself what to do about damage
+MENDING = "torpor repair"  # a message with these words says what to do about damage
 
 OnProgress = Callable[[int, int], None]
 
 
 class Output:
-    """What one run of a command writes, in the one form that was asked for."""
+    """The output of one run of a command, as text or as JSON."""
 
     def __init__(self, *, as_json: bool) -> None:
         self.as_json = as_json
@@ -59,20 +59,20 @@ class Output:
         _write_json(sys.stdout, document)
 
     def remark(self, markup: str) -> None:
-        """Say something beside the data, on stderr; nothing with `--json`."""
+        """Write a remark to stderr; nothing with `--json`."""
         if not self.as_json:
             _print_lines(self.stderr, markup)
 
     def show(self, drawn: RenderableType) -> None:
-        """Draw data on stdout: on a terminal as wide as that is, else every row and text as one line."""
+        """Draw data on stdout: as wide as the terminal; with none, every row and text as one line."""
         self.stdout.print(drawn, soft_wrap=not self.stdout.is_terminal)
 
     def line(self, markup: str) -> None:
-        """Write one line of data to stdout; it stays one line however narrow the terminal is."""
+        """Write one line of data to stdout, unbroken on any terminal."""
         self.stdout.print(markup, highlight=False, soft_wrap=True)
 
     def stream(self, text: str) -> None:
-        """Write a piece of generated text as it comes, unchanged but for terminal control characters.
+        """Write a piece of generated text, unchanged but for terminal control characters.
 
         Raises:
             ReaderGone: its reader is gone.
@@ -83,9 +83,9 @@ class Output:
 
     @contextmanager
     def progress(self, what: str, *, unit: str = "") -> Iterator[OnProgress]:
-        """Show on stderr how far a piece of long work is, at last without a trace; nothing where no terminal shows it.
+        """Show the progress of long work on a terminal's stderr, and leave no trace of it.
 
-        Of work that makes no report the time is shown. A narrow terminal gets no bar, and a narrower one fewer figures.
+        Work that makes no report shows its time. A narrow terminal gets no bar, and a narrower one fewer figures.
         """
         if self.as_json or not self.stderr.is_terminal:
             yield _ignore_progress
@@ -110,12 +110,12 @@ def way_out(error: TorporError) -> str:
     if exit_status_of(error.code) != INTEGRITY.number or MENDING in error.message:
         return ""
     if not isinstance(path, str) or f"/{BUNDLES}/" not in path:
-        return ""  # an export, say: no repair of a store mends it
+        return ""  # an export, for example: no repair of a store mends it
     return f" {PUT_BACK}"
 
 
 def write_failure(code: str, message: str, status: int, details: Mapping[str, Any], *, as_json: bool) -> None:
-    """Write why a run failed, as the line or the JSON object that ends it."""
+    """Write the error of a run, as one line or one JSON object."""
     if not as_json:
         _print_lines(_console(sys.stderr), f"[bold red]error[/] [dim]{plain(code)}[/]  {plain(message)}")
         return
@@ -124,8 +124,8 @@ def write_failure(code: str, message: str, status: int, details: Mapping[str, An
 
 
 class PlainTable(Table):
-    """A table without lines; where no terminal shows it, one line a row, its cells set apart by a tab. A terminal too
-    narrow for its words is shown the cells of each row one below the other."""
+    """A table without lines. Piped, each row is one line with tabs between cells. On a terminal too narrow for its
+    words, the cells of a row stand one below the other."""
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         rows = list(zip(*(column.cells for column in self.columns), strict=True))
@@ -144,7 +144,7 @@ class PlainTable(Table):
                 yield Segment("\t".join(cells) + "\n")  # a Text would have its tabs made blanks
 
     def _least_widths(self, console: Console) -> Iterator[int]:
-        """What each column needs to break no word, and no cell that is to stay whole; with the blanks behind it."""
+        """The width that each column needs so that no word or whole cell breaks, with the blanks behind it."""
         for column in self.columns:
             parts = [str(column.header), *map(str, column.cells)]
             measured = [console.render_str(part).__rich_measure__(console, console.options) for part in parts]
@@ -162,7 +162,7 @@ class PlainTable(Table):
 
 
 def facts_table() -> Table:
-    """Make the two-column table in which one thing's facts are shown: names dim, values as they are."""
+    """Make the two-column table of one thing's facts: names dim, values as they are."""
     table = PlainTable(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column(style="dim", no_wrap=True)
     table.add_column(overflow="fold")
@@ -170,7 +170,7 @@ def facts_table() -> Table:
 
 
 def rows_table(*columns: str, right: tuple[str, ...] = (), whole: tuple[str, ...] = ()) -> Table:
-    """Make the plain table in which several things are listed, a row each; columns in `whole` are never broken."""
+    """Make a plain table with a row for each thing; columns in `whole` are never broken."""
     table = PlainTable(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
     for column in columns:
         table.add_column(
@@ -180,9 +180,9 @@ def rows_table(*columns: str, right: tuple[str, ...] = (), whole: tuple[str, ...
 
 
 def plain(data: object) -> str:
-    """Make data safe to stand in markup, on one line: it neither steers the terminal nor is read as markup (threat 46).
+    """Make data safe in markup, on one line: it cannot steer the terminal or be read as markup (threat 46).
 
-    Every piece of data that goes into a line, a remark or a table passes here: names, paths, labels, messages.
+    All data in a line, a remark or a table passes here: names, paths, labels, messages.
     """
     return escape(neutralise(str(data)).replace("\n", "␊").replace("\t", "␉"))
 
@@ -190,8 +190,8 @@ def plain(data: object) -> str:
 def neutralise(text: str) -> str:
     """Show control characters as symbols, so that stored or generated text cannot steer a terminal (threat 46).
 
-    Line ends and tabs stay. Half characters, which no stream can write, and marks that turn the direction of writing
-    around are shown as a replacement character.
+    Line ends and tabs stay. Half characters, which no stream can write, and marks of writing direction become a
+    replacement character.
     """
     return "".join(_visible(character) for character in text)
 
@@ -204,7 +204,7 @@ def _visible(character: str) -> str:
 
 
 def _write_json(stream: TextIO, document: Mapping[str, Any]) -> None:
-    """Write a document on one line, in ASCII where the stream could not take the characters themselves."""
+    """Write a document on one line, in ASCII where the stream cannot take other characters."""
     text = json.dumps(document, ensure_ascii=False, allow_nan=False, default=str)
     try:
         text.encode(stream.encoding or "ascii")
@@ -215,14 +215,14 @@ def _write_json(stream: TextIO, document: Mapping[str, Any]) -> None:
 
 
 def _console(file: Any) -> Console:
-    """Make a console that is as wide as the terminal, and wide enough where there is none."""
+    """Make a console as wide as the terminal, or as PIPED_WIDTH where there is none."""
     width = None if file.isatty() else PIPED_WIDTH
     # Without emoji: the name of a session or a file may well hold a word between colons.
     return Console(file=file, width=width, highlight=False, emoji=False)
 
 
 def _print_lines(console: Console, markup: str) -> None:
-    """Write a remark: broken between words where a terminal is narrow, and nowhere where there is none."""
+    """Write a remark, broken between words on a narrow terminal and unbroken in a pipe."""
     text = console.render_str(markup)
     console.print(_between_words(text, console.width) if console.is_terminal else text, soft_wrap=True)
 
@@ -243,9 +243,9 @@ def _between_words(text: Text, width: int) -> Text:
 
 
 def _ignore_progress(done: int, total: int) -> None:
-    """Take a report without showing it."""
+    """Show nothing."""
 
 
 def render_problem(problem: Mapping[str, Any]) -> str:
-    """Markup for something that is wrong: its code and path, then the sentence."""
+    """Markup of a problem: its code and path, then the sentence."""
     return f"[red]{plain(problem['code'])}[/]  {plain(problem['path'])}\n  {plain(problem['message'])}"

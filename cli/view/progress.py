@@ -26,8 +26,8 @@ from ...memvid.units import format_bytes, format_count
 def progress_on(
     console: Console, what: str, unit: str, *, roomy: bool, wide: bool
 ) -> Iterator[Callable[[int, int], None]]:
-    """Show how far a piece of long work is, and leave no trace. Gives what takes a report: how much is done, and of
-    how much. roomy, wide: whether the terminal has room for all figures, and for a bar."""
+    """Show the progress of long work, and leave no trace. Gives the function that takes reports: done, total. roomy,
+    wide: whether the terminal has room for all figures, and for a bar."""
     columns = (
         TextColumn("[dim]{task.description}", table_column=Column(no_wrap=True)),
         *([BarColumn(bar_width=28)] if wide else []),
@@ -46,11 +46,11 @@ def progress_on(
 
 
 class Amount(ProgressColumn):
-    """How much is done of how much, and how much of it in a second."""
+    """How much is done, of how much, and how much per second."""
 
     def render(self, task: Task) -> Text:
         if not task.completed and not task.total:
-            return Text()  # nothing is told of how much it is
+            return Text()  # no report yet
         unit = task.fields["unit"]
         write = format_bytes if unit == "bytes" else format_count
         count = write(round(task.completed)) + (f" of {write(round(task.total))}" if task.total else "")

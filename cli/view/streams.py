@@ -1,4 +1,4 @@
-"""The standard streams of this process: each has a place, takes every character, and outlives its reader.
+"""The standard streams of this process: each is open, takes every character, and outlives its reader.
 
 Imports nothing heavy: it is at work before anything else is imported.
 """
@@ -13,12 +13,12 @@ from typing import Any, TextIO
 
 
 class ReaderGone(Exception):
-    """The reader of our standard output has seen enough, so there is no use in making more of it."""
+    """The reader of our standard output is gone, so more output is of no use."""
 
 
 class PatientFile(io.FileIO):
-    """A stream's file that drops what is no longer read, so that a run ends with the status of its work whether
-    or not its reader has hung up before the end."""
+    """A stream's file that drops output once its reader is gone, so that a run still ends with the status of its
+    work."""
 
     is_unread = False
 
@@ -32,9 +32,9 @@ class PatientFile(io.FileIO):
 
 
 def prepare_streams() -> None:
-    """Give each standard stream a place, let no character be one that it cannot take, and no reader end the run.
+    """Make each standard stream open, able to take every character, and independent of its reader.
 
-    A stream that was closed becomes the null device; otherwise the next file that is opened would take its number.
+    A closed stream becomes the null device; otherwise the next opened file would take its number.
     """
     for number in range(3):
         try:
@@ -48,7 +48,7 @@ def prepare_streams() -> None:
 
 
 def require_reader() -> None:
-    """Raise ReaderGone if what was written to standard output last went nowhere."""
+    """Raise ReaderGone if the last output on standard output had no reader."""
     if getattr(getattr(sys.stdout.buffer, "raw", None), "is_unread", False):
         raise ReaderGone
 
@@ -64,8 +64,8 @@ def _patient(stream: TextIO | None, number: int) -> TextIO:
 
 
 def leave(status: int) -> None:
-    """End the process. What a stream still holds and cannot write is dropped, without a word from the interpreter."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the interpreter gives every handler up before it is gone
+    """End the process. Output that a stream cannot write is dropped, without a message of the interpreter."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the interpreter drops its handlers before it ends
     for stream, number in ((sys.stdout, 1), (sys.stderr, 2)):
         try:
             stream.flush()

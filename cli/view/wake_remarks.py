@@ -1,5 +1,4 @@
-"""What a person must hear of a wake, whichever command it was made by: in what the session is not as it was; and what a
-wake would do."""
+"""Remarks on a wake, for every command: how the session is not as it was. And the plan of a wake."""
 
 from __future__ import annotations
 
@@ -14,8 +13,7 @@ from .output import Output, plain
 
 
 def remark_on_wake(output: Output, woken: WakeResult) -> None:
-    """Say it if the state is only what a repair saved, is lossy, or was computed by something else than what computes
-    now."""
+    """Say if the state was salvaged, recomputed or lossy, or if something else computed it."""
     if woken.salvaged:
         told = describe_salvaged(woken.salvaged.tokens, woken.salvaged.of)
         output.remark(f"[yellow]saved by a repair[/]: {told}")
@@ -34,7 +32,7 @@ def remark_on_wake(output: Output, woken: WakeResult) -> None:
 
 
 def remark_on_look(output: Output, session: str, look: Look | None) -> None:
-    """Say it if a session is awake before its end, and how to come back."""
+    """Say if a session is awake before its end, and how to come back."""
     if look is not None:
         name = plain(session.removeprefix("torpor://").removeprefix("default/"))
         output.remark(
@@ -45,7 +43,7 @@ def remark_on_look(output: Output, session: str, look: Look | None) -> None:
 
 
 def remark_on_branch(output: Output, session: str, look: Look | None) -> None:
-    """Say it if history branches here, and how to come back."""
+    """Say if history branches here, and how to come back."""
     if look is None:
         return
     name = plain(session.removeprefix("torpor://").removeprefix("default/"))
@@ -66,8 +64,8 @@ def _newest_of(look: Look) -> str:
 
 
 def remark_on_wake_in_passing(output: Output, woken: WakeResult | None) -> None:
-    """The same for a wake that was not asked for by itself, and say it if the model had to compute for it,
-    or if what was read was taken for what was written."""
+    """As `remark_on_wake`, for a wake by another request. Also say if tokens were computed, or bytes were not
+    hashed."""
     if woken is None:
         return
     if woken.tokens_prefilled:
@@ -80,25 +78,25 @@ def remark_on_wake_in_passing(output: Output, woken: WakeResult | None) -> None:
 
 
 def describe_salvaged(tokens: int, of: int | None) -> str:
-    """Say in one line what a repair saved of a session, and what would bring back the rest."""
+    """Say what a repair saved of a session, and where to find the file that brings back the rest."""
     first = f"the first {format_plural(tokens, 'token')}"
     saved = f"{format_count(tokens)} of {format_plural(of, 'token')}" if of else first
     return f"{saved}; which file would bring back the rest, [cyan]torpor verify[/] says"
 
 
 def describe_loss(lossy: Lossy) -> str:
-    """Say in one line what a session has lost."""
+    """Say what a session has lost."""
     tokens = format_plural(lossy.tokens, "token")
     return f"keys and values of the first {tokens} were kept in {lossy.bits} bits; what was read since rests on those"
 
 
 def describe_differing(differs: Sequence[PartDiffers]) -> str:
-    """Say in one line what is other than when a session slept; what its snapshot does not tell is unknown."""
+    """List the differences since a session slept; a fact that its snapshot lacks is unknown."""
     return ", ".join(f"{each.field} {each.stored or 'unknown'} → {each.live or 'none'}" for each in differs)
 
 
 FILES_SHOWN = 4
-"""Files that are named; --json has more."""
+"""Files named on the screen; --json has more."""
 _NOT_MEASURED = "not measured"
 _RATES = {
     "restore_bytes_per_s": "state read and hashed",
