@@ -8,9 +8,11 @@ FIFO would block forever. The store's own path is the user's choice and is resol
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import stat
+from collections.abc import Iterator
 from typing import Final
 
 from ..errors import StoreError, StoreIoError, UnsafePath
@@ -55,6 +57,22 @@ def open_folder(parent_fd: int, name: str, path: str) -> int:
     return _require_private_folder(fd, path)
 
 
+@contextlib.contextmanager
+def closing_fd(fd: int) -> Iterator[int]:
+    """Close a descriptor after the block."""
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+@contextlib.contextmanager
+def opened_folder(parent_fd: int, name: str, path: str) -> Iterator[int]:
+    """A folder inside the store, open for the block. Raises FileNotFoundError, UnsafePath."""
+    with closing_fd(open_folder(parent_fd, name, path)) as fd:
+        yield fd
+
+
 def open_file(parent_fd: int, name: str, flags: int, path: str) -> int:
     """Open a regular file of our own with a single name. Raises FileNotFoundError, UnsafePath, StoreIoError."""
     try:
@@ -89,6 +107,24 @@ def open_foreign_file(path: str) -> int:
     return fd
 
 
+def read_small(folder_fd: int, name: str, max_bytes: int, path: str) -> bytes:
+    """A whole file, or `max_bytes` of it and one more. Raises FileNotFoundError, UnsafePath, StoreIoError."""
+    with closing_fd(open_file(folder_fd, name, os.O_RDONLY, path)) as fd:
+        return read_up_to(fd, max_bytes + 1, path)
+
+
+def read_up_to(fd: int, max_bytes: int, path: str) -> bytes:
+    """The bytes that follow in an open file, `max_bytes` at most. Raises StoreIoError."""
+    chunks, left = [], max_bytes
+    try:
+        while left and (chunk := os.read(fd, left)):
+            chunks.append(chunk)
+            left -= len(chunk)
+    except OSError as error:
+        raise io_error(error, "read", path) from error
+    return b"".join(chunks)
+
+
 def list_names(folder_fd: int, path: str) -> list[str]:
     """The names in a folder, sorted. Raises StoreIoError.
 
@@ -96,11 +132,8 @@ def list_names(folder_fd: int, path: str) -> list[str]:
     once one would miss names.
     """
     try:
-        own_fd = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=folder_fd)
-        try:
+        with closing_fd(os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=folder_fd)) as own_fd:
             return sorted(os.listdir(own_fd))
-        finally:
-            os.close(own_fd)
     except OSError as error:
         raise io_error(error, "list", path) from error
 

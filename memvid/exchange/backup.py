@@ -25,6 +25,7 @@ from typing import Final
 from ..disk import targets
 from ..disk.budget import free_bytes_of
 from ..disk.lock import StoreLock
+from ..disk.paths import closing_fd
 from ..errors import (
     BlockMissing,
     BundleMissing,
@@ -61,8 +62,7 @@ def claim(folder: StoreFolder, target: str | os.PathLike[str]) -> str:
     """
     path = os.path.abspath(os.fspath(target))
     targets.require_outside(folder.root_fd, path)
-    root_fd = open_or_make_root(path)
-    try:
+    with closing_fd(open_or_make_root(path)) as root_fd:
         if not has_store_file(root_fd, path):
             require_creatable(root_fd, path)
             with contextlib.closing(StoreLock(root_fd, path)):
@@ -72,8 +72,6 @@ def claim(folder: StoreFolder, target: str | os.PathLike[str]) -> str:
                 f"{path} is another store, and no backup of {folder.path}. Name a folder that is new or empty.",
                 path=path,
             )
-    finally:
-        os.close(root_fd)
     return path
 
 

@@ -12,7 +12,7 @@ import os
 from collections.abc import Iterator
 
 from ..disk import durable
-from ..disk.paths import FOLDER_MODE, io_error, open_file, open_folder, stat_open
+from ..disk.paths import FOLDER_MODE, closing_fd, io_error, open_file, open_folder, opened_folder, stat_open
 from ..errors import BundleMissing
 from ..folder.folder import StoreFolder
 from ..folder.store_file import INCOMING, load_store_uuid, open_existing_root
@@ -54,7 +54,7 @@ def open_waiting(folder: StoreFolder, bundle_id: bytes) -> tuple[int, str]:
     name = bundle_id.hex() + LIVE_SUFFIX
     path = f"{folder.path}/{INCOMING}/{name}"
     try:
-        with _incoming_of(folder) as folder_fd:
+        with opened_folder(folder.root_fd, INCOMING, os.path.dirname(path)) as folder_fd:
             return open_file(folder_fd, name, os.O_RDONLY, path), path
     except FileNotFoundError as error:
         raise _missing(bundle_id, path) from error
@@ -62,8 +62,8 @@ def open_waiting(folder: StoreFolder, bundle_id: bytes) -> tuple[int, str]:
 
 def remove_taken(folder: StoreFolder, bundle_id: bytes) -> None:
     """Durably remove what an open store has taken. Raises StoreIoError, DurabilityLost."""
-    with contextlib.suppress(FileNotFoundError), _incoming_of(folder) as folder_fd:
-        path = f"{folder.path}/{INCOMING}"
+    path = f"{folder.path}/{INCOMING}"
+    with contextlib.suppress(FileNotFoundError), opened_folder(folder.root_fd, INCOMING, path) as folder_fd:
         if durable.remove(folder_fd, bundle_id.hex() + LIVE_SUFFIX, path):
             durable.sync_folder(folder_fd, path)
 
@@ -82,15 +82,13 @@ def owner_of(store_path: str, bundle_id: bytes) -> SessionUri:
 
 
 def _copy(source_path: str, temp: durable.TempFile) -> None:
-    fd = open_exported(source_path)
-    try:
+    with closing_fd(open_exported(source_path)) as fd:
         temp.whole_bytes = lambda: stat_open(fd, source_path).st_size
-        while data := os.read(fd, CHUNK_BYTES):
-            temp.append([data])
-    except OSError as error:
-        raise io_error(error, "read", source_path) from error
-    finally:
-        os.close(fd)
+        try:
+            while data := os.read(fd, CHUNK_BYTES):
+                temp.append([data])
+        except OSError as error:
+            raise io_error(error, "read", source_path) from error
 
 
 def _check(temp: durable.TempFile, source_path: str) -> bytes:
@@ -113,27 +111,13 @@ def _missing(bundle_id: bytes, path: str) -> BundleMissing:
 
 
 @contextlib.contextmanager
-def _incoming_of(folder: StoreFolder) -> Iterator[int]:
-    fd = open_folder(folder.root_fd, INCOMING, f"{folder.path}/{INCOMING}")
-    try:
-        yield fd
-    finally:
-        os.close(fd)
-
-
-@contextlib.contextmanager
 def _folder_of(store_path: str, *, make: bool = False) -> Iterator[tuple[int, str]]:
     """The folder's descriptor and its path, for messages. Raises FileNotFoundError, NoStore, UnsafePath."""
-    root_fd = open_existing_root(store_path)
-    try:
+    path = f"{store_path}/{INCOMING}"
+    with closing_fd(open_existing_root(store_path)) as root_fd:
         load_store_uuid(root_fd, store_path)
         if make:
             durable.make_folder(root_fd, INCOMING, store_path, FOLDER_MODE)
-        path = f"{store_path}/{INCOMING}"
         folder_fd = open_folder(root_fd, INCOMING, path)
-    finally:
-        os.close(root_fd)
-    try:
+    with closing_fd(folder_fd):
         yield folder_fd, path
-    finally:
-        os.close(folder_fd)

@@ -14,16 +14,19 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
+from contextlib import AbstractContextManager
 
 from ..disk import durable
 from ..disk.paths import (
     FOLDER_MODE,
     Stamp,
+    closing_fd,
     io_error,
     list_names,
     open_file,
     open_folder,
+    opened_folder,
     stamp_of,
     stat_name,
 )
@@ -255,17 +258,18 @@ class StoreFolder:
         """Give back a retired file's bytes but keep its name; the bytes that this frees, 0 if it was not there."""
         name = bundle_id.hex()
         path = self.bundle_path(bundle_id, RETIRED_SUFFIX)
-        with contextlib.suppress(FileNotFoundError), self.prefix_folder(name[:2]) as folder_fd:
-            fd = open_file(folder_fd, name + RETIRED_SUFFIX, os.O_WRONLY, path)
+        with (
+            contextlib.suppress(FileNotFoundError),
+            self.prefix_folder(name[:2]) as folder_fd,
+            closing_fd(open_file(folder_fd, name + RETIRED_SUFFIX, os.O_WRONLY, path)) as fd,
+        ):
             try:
                 size_bytes = os.fstat(fd).st_size
                 os.ftruncate(fd, 0)
-                self._count(-size_bytes)
-                return size_bytes
             except OSError as error:
                 raise io_error(error, "empty", path) from error
-            finally:
-                os.close(fd)
+            self._count(-size_bytes)
+            return size_bytes
         return 0
 
     def remove(self, bundle_id: bytes, suffix: str) -> int:
@@ -317,14 +321,9 @@ class StoreFolder:
     def _names(self) -> list[str]:
         return list_names(self.bundles_fd, f"{self.path}/{BUNDLES}")
 
-    @contextlib.contextmanager
-    def prefix_folder(self, prefix: str) -> Iterator[int]:
-        """The folder of the bundles whose ids begin so. Raises FileNotFoundError."""
-        fd = open_folder(self.bundles_fd, prefix, f"{self.path}/{BUNDLES}/{prefix}")
-        try:
-            yield fd
-        finally:
-            os.close(fd)
+    def prefix_folder(self, prefix: str) -> AbstractContextManager[int]:
+        """The folder of the bundles whose ids begin so. Raises FileNotFoundError, UnsafePath."""
+        return opened_folder(self.bundles_fd, prefix, f"{self.path}/{BUNDLES}/{prefix}")
 
 
 def list_strangers(folder: StoreFolder) -> list[str]:

@@ -23,7 +23,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from ..disk import durable
-from ..disk.paths import io_error, list_names, open_file
+from ..disk.paths import closing_fd, list_names, read_small, read_up_to
 from ..disk.sealed_json import SealedFormat, reason_of
 from ..errors import CorruptMarks, InvalidTag, InvalidUri, LimitExceeded, MarkNotFound, MarksLost, StoreError, TagTaken
 from ..limits import MAX_MARKS, MAX_MARKS_BYTES, MAX_MARKS_NODES, MAX_VERSION
@@ -101,9 +101,9 @@ class Marks:
         """Read the marks of a store. Raises CorruptMarks, MarksLost, UnsupportedFormat (a later version), UnsafePath,
         and where there is no file, what a store.json that cannot be read raises."""
         path = f"{folder.path}/{MARKS_FILE}"
-        data = _read_file(folder, path)
+        data = _read_file(folder.root_fd, path)
         if data is None and folder.says_marked():
-            data = _read_file(folder, path)  # the first mark of all may have been set between the two looks
+            data = _read_file(folder.root_fd, path)  # the first mark of all may have been set between the two looks
             if data is None:
                 raise marks_lost(folder)
         return cls(folder.uuid) if data is None else decode_marks(data, folder.uuid, path)
@@ -302,14 +302,9 @@ def uuid_in_marks(root_fd: int, path: str) -> str | None:
     """The uuid of the store whose marks lie in a folder; None where there are none that can be read. Raises UnsafePath,
     StoreIoError."""
     file_path = f"{path}/{MARKS_FILE}"
-    try:
-        fd = open_file(root_fd, MARKS_FILE, os.O_RDONLY, file_path)
-    except FileNotFoundError:
+    data = _read_file(root_fd, file_path)
+    if data is None:
         return None
-    try:
-        data = _read(fd, file_path)
-    finally:
-        os.close(fd)
     try:
         found = str(uuid.UUID(_FORMAT.decode(data, file_path).get("store")))
         decode_marks(data, found, file_path)
@@ -361,11 +356,8 @@ def _way_back(folder: StoreFolder, path: str, last_aside: str | None) -> str:
     aside = quarantine.places_of(folder, MARKS_FILE)
     for place in reversed(aside):
         with contextlib.suppress(StoreError):
-            fd, _ = quarantine.open_name(folder, os.path.basename(place))
-            try:
-                data = _read(fd, place)
-            finally:
-                os.close(fd)
+            with closing_fd(quarantine.open_name(folder, os.path.basename(place))[0]) as fd:
+                data = read_up_to(fd, MAX_MARKS_BYTES + 1, place)
             decode_marks(data, folder.uuid, place)
             return f"{place} is whole: move it back to {path}."
     if last_aside or aside:
@@ -381,25 +373,9 @@ def _write(folder: StoreFolder, data: bytes) -> None:
     durable.write_file(folder.root_fd, MARKS_FILE, data, folder.path, temp_fd=in_bundles, replacing=True)
 
 
-def _read_file(folder: StoreFolder, path: str) -> bytes | None:
-    """The file's bytes; None if there is none."""
+def _read_file(root_fd: int, path: str) -> bytes | None:
+    """The file's bytes, or one more than it may have; None if there is none."""
     try:
-        fd = open_file(folder.root_fd, MARKS_FILE, os.O_RDONLY, path)
+        return read_small(root_fd, MARKS_FILE, MAX_MARKS_BYTES, path)
     except FileNotFoundError:
         return None
-    try:
-        return _read(fd, path)
-    finally:
-        os.close(fd)
-
-
-def _read(fd: int, path: str) -> bytes:
-    """The whole file, or one byte more than is allowed."""
-    chunks, left = [], MAX_MARKS_BYTES + 1
-    try:
-        while left and (chunk := os.read(fd, left)):
-            chunks.append(chunk)
-            left -= len(chunk)
-    except OSError as error:
-        raise io_error(error, "read", path) from error
-    return b"".join(chunks)

@@ -12,17 +12,20 @@ import itertools
 import os
 import re
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
+from contextlib import AbstractContextManager
 from typing import Final
 
 from ..disk import durable
 from ..disk.paths import (
     FOLDER_MODE,
     Stamp,
+    closing_fd,
     io_error,
     list_names,
     open_file,
     open_folder,
+    opened_folder,
     stamp_of,
     stat_name,
     stat_open,
@@ -49,14 +52,13 @@ def move_bundle(
     bundle that it is by its content; its path there, None if there was no such file."""
     name = bundle_id.hex()
     stem = as_version.hex() + LIVE_SUFFIX if as_version is not None else name + (as_suffix or suffix)
+    path = f"{folder.path}/{BUNDLES}/{name[:2]}"
     try:
-        fd = open_folder(folder.bundles_fd, name[:2], f"{folder.path}/{BUNDLES}/{name[:2]}")
+        fd = open_folder(folder.bundles_fd, name[:2], path)
     except FileNotFoundError:
         return None
-    try:
-        return _move(folder, fd, f"{folder.path}/{BUNDLES}/{name[:2]}", name + suffix, stem)
-    finally:
-        os.close(fd)
+    with closing_fd(fd):
+        return _move(folder, fd, path, name + suffix, stem)
 
 
 def move_back(folder: StoreFolder, name: str, bundle_id: bytes) -> None:
@@ -158,10 +160,8 @@ def stamp_of_name(folder: StoreFolder, name: str) -> Stamp | None:
         fd, path = open_name(folder, name)
     except BundleMissing:
         return None
-    try:
+    with closing_fd(fd):
         return stamp_of(stat_open(fd, path))
-    finally:
-        os.close(fd)
 
 
 def move_file(folder: StoreFolder, name: str) -> str | None:
@@ -192,18 +192,13 @@ class QuarantineCopy:
         self._folder = folder
         self._name = bundle_id.hex() + as_suffix
         path = folder.bundle_path(bundle_id, suffix)
-        prefix = open_folder(folder.bundles_fd, self._name[:2], os.path.dirname(path))
-        try:
+        with folder.prefix_folder(self._name[:2]) as prefix:
             source = open_file(prefix, bundle_id.hex() + suffix, os.O_RDONLY, path)
-        finally:
-            os.close(prefix)
-        try:
+        with closing_fd(source):
             self._same = _same_as(folder, self._name, source)
             self._temp = None if self._same else folder.temps.new()
             if self._temp is not None:
                 self._fill(self._temp, source, path)
-        finally:
-            os.close(source)
 
     def _fill(self, temp: durable.TempFile, source: int, path: str) -> None:
         try:
@@ -262,16 +257,13 @@ def _same_as(folder: StoreFolder, name: str, source: int) -> str | None:
 
 
 def _equal(folder_fd: int, name: str, path: str, source: int) -> bool:
-    other = open_file(folder_fd, name, os.O_RDONLY, path)
-    try:
+    with closing_fd(open_file(folder_fd, name, os.O_RDONLY, path)) as other:
         at = 0
         while chunk := _read_at(source, at, path):
             if chunk != _read_at(other, at, path):
                 return False
             at += len(chunk)
         return True
-    finally:
-        os.close(other)
 
 
 def _read_at(fd: int, offset: int, path: str) -> bytes:
@@ -303,24 +295,14 @@ def _list(folder: StoreFolder) -> list[str]:
     return []
 
 
-@contextlib.contextmanager
-def _found(folder: StoreFolder) -> Iterator[int]:
+def _found(folder: StoreFolder) -> AbstractContextManager[int]:
     """The existing folder, for readers and for work on a full disk. Raises FileNotFoundError."""
-    fd = open_folder(folder.root_fd, QUARANTINE, _path(folder))
-    try:
-        yield fd
-    finally:
-        os.close(fd)
+    return opened_folder(folder.root_fd, QUARANTINE, _path(folder))
 
 
-@contextlib.contextmanager
-def _opened(folder: StoreFolder) -> Iterator[int]:
+def _opened(folder: StoreFolder) -> AbstractContextManager[int]:
     durable.make_folder(folder.root_fd, QUARANTINE, folder.path, FOLDER_MODE)
-    fd = open_folder(folder.root_fd, QUARANTINE, _path(folder))
-    try:
-        yield fd
-    finally:
-        os.close(fd)
+    return _found(folder)
 
 
 def _path(folder: StoreFolder) -> str:

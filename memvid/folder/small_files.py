@@ -5,12 +5,11 @@ Owns how they are read and kept. Knows nothing of what their fields mean.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from typing import Any
 
 from ..disk import durable
-from ..disk.paths import open_file
+from ..disk.paths import read_small
 from ..disk.sealed_json import SealedFormat
 from ..errors import StoreError
 from .folder import StoreFolder
@@ -20,11 +19,7 @@ def load_small(folder: StoreFolder, name: str, form: SealedFormat) -> dict[str, 
     """The fields of the file of that name; None where there is none, or none that is what was written."""
     path = f"{folder.path}/{name}"
     try:
-        fd = open_file(folder.root_fd, name, os.O_RDONLY, path)
-        try:
-            return form.decode(os.read(fd, form.max_bytes + 1), path)
-        finally:
-            os.close(fd)
+        return form.decode(read_small(folder.root_fd, name, form.max_bytes, path), path)
     except (OSError, StoreError, ValueError, TypeError, RecursionError):
         return None
 

@@ -11,7 +11,17 @@ from typing import Final
 
 from ..disk import durable
 from ..disk.lock import LOCK_NAME
-from ..disk.paths import FOLDER_MODE, io_error, list_names, open_file, open_folder, open_root
+from ..disk.paths import (
+    FOLDER_MODE,
+    closing_fd,
+    io_error,
+    list_names,
+    open_file,
+    open_folder,
+    open_root,
+    opened_folder,
+    read_small,
+)
 from ..disk.sealed_json import SealedFormat, reason_of
 from ..errors import CorruptStoreFile, DurabilityLost, NoStore, NotAStore, StoreError
 from ..format.layout import BEGINNING
@@ -72,14 +82,7 @@ def load_store_uuid(root_fd: int, path: str) -> str:
 
 def read_store_file(root_fd: int, path: str) -> bytes:
     """The bytes of store.json, or one more than it may have. Raises FileNotFoundError, UnsafePath, StoreIoError."""
-    file_path = f"{path}/{STORE_FILE}"
-    fd = open_file(root_fd, STORE_FILE, os.O_RDONLY, file_path)
-    try:
-        return os.read(fd, MAX_STORE_JSON_BYTES + 1)
-    except OSError as error:
-        raise io_error(error, "read", file_path) from error
-    finally:
-        os.close(fd)
+    return read_small(root_fd, STORE_FILE, MAX_STORE_JSON_BYTES, f"{path}/{STORE_FILE}")
 
 
 def _decode(data: bytes, file_path: str) -> StoreFile:
@@ -107,11 +110,8 @@ def create_store(root_fd: int, path: str, store_uuid: str | None = None) -> str:
     for name in (BUNDLES, QUARANTINE):
         durable.make_folder(root_fd, name, path, FOLDER_MODE)
     store_uuid = store_uuid or str(uuid.uuid4())
-    bundles_fd = open_folder(root_fd, BUNDLES, f"{path}/{BUNDLES}")
-    try:
+    with opened_folder(root_fd, BUNDLES, f"{path}/{BUNDLES}") as bundles_fd:
         write_store_file(root_fd, bundles_fd, path, StoreFile(store_uuid, marked=False), replacing=False)
-    finally:
-        os.close(bundles_fd)
     return store_uuid
 
 
@@ -132,11 +132,8 @@ def require_creatable(root_fd: int, path: str) -> None:
         if name == LOCK_NAME:
             continue
         if name in (BUNDLES, QUARANTINE):
-            fd = open_folder(root_fd, name, f"{path}/{name}")
-            try:
+            with opened_folder(root_fd, name, f"{path}/{name}") as fd:
                 empty = all(durable.TEMP_NAME.fullmatch(inside) for inside in list_names(fd, f"{path}/{name}"))
-            finally:
-                os.close(fd)
             if empty:
                 continue
         raise NotAStore(
@@ -187,10 +184,8 @@ def _flush_parent(path: str) -> None:
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError:
         return
-    try:
+    with closing_fd(fd):
         durable.sync_folder(fd, path)
-    finally:
-        os.close(fd)
 
 
 def open_existing_root(path: str) -> int:
@@ -209,11 +204,9 @@ def looks_like_store(root_fd: int, path: str) -> bool:
         bundles_fd = open_folder(root_fd, BUNDLES, f"{path}/{BUNDLES}")
     except (FileNotFoundError, StoreError):
         return False
-    try:
+    with closing_fd(bundles_fd):
         prefixes = sorted(filter(PREFIX_NAME.fullmatch, list_names(bundles_fd, f"{path}/{BUNDLES}")))
         return any(_has_a_bundle(bundles_fd, prefix, f"{path}/{BUNDLES}/{prefix}") for prefix in prefixes)
-    finally:
-        os.close(bundles_fd)
 
 
 def _has_a_bundle(bundles_fd: int, prefix: str, path: str) -> bool:
@@ -221,24 +214,17 @@ def _has_a_bundle(bundles_fd: int, prefix: str, path: str) -> bool:
         fd = open_folder(bundles_fd, prefix, path)
     except (FileNotFoundError, StoreError):
         return False
-    try:
+    with closing_fd(fd):
         names = (name for name in list_names(fd, path) if BUNDLE_NAME.fullmatch(name) and name.startswith(prefix))
         return any(_begins_like_a_bundle(fd, name, f"{path}/{name}") for name in names)
-    finally:
-        os.close(fd)
 
 
 def _begins_like_a_bundle(folder_fd: int, name: str, path: str) -> bool:
     try:
-        fd = open_file(folder_fd, name, os.O_RDONLY, path)
-    except (FileNotFoundError, StoreError):
+        with closing_fd(open_file(folder_fd, name, os.O_RDONLY, path)) as fd:
+            return os.pread(fd, len(BEGINNING), 0) == BEGINNING
+    except (OSError, StoreError):
         return False
-    try:
-        return os.pread(fd, len(BEGINNING), 0) == BEGINNING
-    except OSError:
-        return False
-    finally:
-        os.close(fd)
 
 
 def _without_store_file(path: str) -> NotAStore:

@@ -34,7 +34,7 @@ from ..checking.verify import Promised
 from ..disk import durable
 from ..disk.budget import utc_day
 from ..disk.clock import now_ns
-from ..disk.paths import Stamp, open_folder
+from ..disk.paths import Stamp, opened_folder
 from ..errors import (
     BundleMissing,
     CorruptStoreFile,
@@ -470,12 +470,9 @@ class _Forget:
         if self._dry_run:
             return
         path = f"{core.path}/{remain.folder}"
-        fd = open_folder(core.folder.root_fd, remain.folder, path)
-        try:
+        with opened_folder(core.folder.root_fd, remain.folder, path) as fd:
             durable.remove(fd, remain.name, path)
             durable.sync_folder(fd, path)
-        finally:
-            os.close(fd)
 
     # --- the index, the marks, the end
 

@@ -26,7 +26,7 @@ from typing import Final
 
 from ..checking.set_aside_versions import list_waiting
 from ..disk import durable
-from ..disk.paths import list_names, open_folder, stat_name
+from ..disk.paths import closing_fd, list_names, opened_folder, stat_name
 from ..errors import CorruptMarks, CorruptStoreFile, IndexFailed, MarksLost, StoreError, UnsafePath, UnsupportedFormat
 from ..folder import quarantine
 from ..folder.marks import MARKS_FILE, Marks
@@ -251,7 +251,7 @@ def _left_in_incoming(core: StoreCore, problems: list[Finding]) -> Iterator[str]
     path = f"{core.path}/{INCOMING}"
     youngest = time.time() - INCOMING_HOURS * 3600
     try:
-        with _incoming(core) as fd:
+        with opened_folder(core.folder.root_fd, INCOMING, path) as fd:
             for name in list_names(fd, path):
                 status = stat_name(fd, name, f"{path}/{name}")
                 if stat.S_ISREG(status.st_mode) and status.st_mtime < youngest and _is_ours(name):
@@ -274,16 +274,6 @@ def _dangling(core: StoreCore, problems: list[Finding]) -> list[tuple[SessionUri
         problems.append(Finding(f"{core.path}/{MARKS_FILE}", error.code, error.message))
         return []
     return marks.dangling(core.index.bundle_ids())
-
-
-@contextlib.contextmanager
-def _incoming(core: StoreCore) -> Iterator[int]:
-    """The folder `incoming`. Raises FileNotFoundError, UnsafePath."""
-    fd = open_folder(core.folder.root_fd, INCOMING, f"{core.path}/{INCOMING}")
-    try:
-        yield fd
-    finally:
-        os.close(fd)
 
 
 class _Collection:
@@ -317,12 +307,8 @@ class _Collection:
             self._removed(path, size_bytes, "Its session was deleted, and no version needs its blocks any more.")
 
     def _size_of(self, bundle_id: bytes) -> int:
-        with contextlib.suppress(StoreError):
-            fd, _ = self._core.folder.open_bundle(bundle_id)
-            try:
-                return os.fstat(fd).st_size
-            finally:
-                os.close(fd)
+        with contextlib.suppress(StoreError), closing_fd(self._core.folder.open_bundle(bundle_id)[0]) as fd:
+            return os.fstat(fd).st_size
         return 0
 
     def remove_temps(self, names: Sequence[str]) -> None:
@@ -337,7 +323,7 @@ class _Collection:
         path = f"{core.path}/{INCOMING}"
         if not names:
             return
-        with _incoming(core) as fd:
+        with opened_folder(core.folder.root_fd, INCOMING, path) as fd:
             for name in names:
                 size_bytes = self._remove(fd, name, path)
                 self._removed(f"{path}/{name}", size_bytes, f"It was not taken for {INCOMING_HOURS} hours.")

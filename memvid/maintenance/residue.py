@@ -21,7 +21,7 @@ from typing import Final
 
 from ..disk import durable
 from ..disk.lock import LOCK_NAME
-from ..disk.paths import list_names, open_file, open_folder, stat_name
+from ..disk.paths import closing_fd, list_names, open_file, open_folder, stat_name
 from ..errors import StoreError
 from ..folder.folder import list_strangers
 from ..folder.marks import MARKS_FILE
@@ -87,11 +87,9 @@ def _in_folder(parent_fd: int, folder: str, root: str, uri: SessionUri) -> Itera
     except StoreError as error:
         yield Remain(path, "", folder, 0, _reason(error))
         return
-    try:
+    with closing_fd(fd):
         for name in list_names(fd, path):
             yield from _judged(fd, name, f"{path}/{name}", folder, uri)
-    finally:
-        os.close(fd)
 
 
 def _notes(core: StoreCore, uri: SessionUri) -> Iterator[Remain]:
@@ -124,14 +122,10 @@ def _stranger(core: StoreCore, path: str, uri: SessionUri) -> Iterator[Remain]:
     """What no version is read from under bundles/, there or in one of its folders."""
     inside = os.path.relpath(path, f"{core.path}/{BUNDLES}")
     prefix, name = os.path.split(inside)
-    with contextlib.ExitStack() as stack:
-        folder_fd = core.folder.bundles_fd
-        if prefix:
-            try:
-                folder_fd = open_folder(folder_fd, prefix, os.path.dirname(path))
-            except FileNotFoundError:
-                return
-            stack.callback(os.close, folder_fd)
+    if not prefix:
+        yield from _judged(core.folder.bundles_fd, name, path, "", uri)
+        return
+    with contextlib.suppress(FileNotFoundError), core.folder.prefix_folder(prefix) as folder_fd:
         yield from _judged(folder_fd, name, path, "", uri)
 
 
@@ -178,16 +172,15 @@ def _mentions(fd: int, uri: SessionUri) -> tuple[bool, str]:
     """As `_verdict`, of marks, or a store.json, that were set aside: text that may name sessions, and that cannot be
     taken apart."""
     name, tail = uri.name.encode(), b""
-    try:
-        while chunk := os.read(fd, _CHUNK_BYTES):
-            if name in tail + chunk:
-                return False, f"it is damaged, and has the text {uri.name} in it"
-            tail = chunk[-len(name) :]
-        return False, ""
-    except OSError as error:
-        return False, os.strerror(error.errno or 0)
-    finally:
-        os.close(fd)
+    with closing_fd(fd):
+        try:
+            while chunk := os.read(fd, _CHUNK_BYTES):
+                if name in tail + chunk:
+                    return False, f"it is damaged, and has the text {uri.name} in it"
+                tail = chunk[-len(name) :]
+            return False, ""
+        except OSError as error:
+            return False, os.strerror(error.errno or 0)
 
 
 def _reason(error: StoreError) -> str:
@@ -200,7 +193,5 @@ def _is_empty(folder_fd: int, name: str, path: str) -> bool:
         fd = open_folder(folder_fd, name, path)
     except StoreError:
         return False
-    try:
+    with closing_fd(fd):
         return not list_names(fd, path)
-    finally:
-        os.close(fd)

@@ -23,7 +23,7 @@ from ..checking.verify import Promised
 from ..disk import durable
 from ..disk.budget import free_bytes_of, utc_day
 from ..disk.clock import now_ns
-from ..disk.paths import list_names, open_folder
+from ..disk.paths import closing_fd, list_names, open_folder
 from ..errors import BundleMissing, StoreError
 from ..folder.folder import list_strangers
 from ..folder.store_file import ABSENT, BUNDLES, INCOMING, QUARANTINE
@@ -220,10 +220,8 @@ def _bytes_in(core: StoreCore, name: str) -> int:
         fd = open_folder(core.folder.root_fd, name, path)
     except (FileNotFoundError, StoreError):  # one that is not ours to look into holds nothing of ours
         return 0
-    try:
+    with closing_fd(fd):
         return sum(_file_bytes(fd, inside) for inside in list_names(fd, path))
-    finally:
-        os.close(fd)
 
 
 def _file_bytes(folder_fd: int, name: str) -> int:

@@ -13,7 +13,7 @@ import uuid
 from collections.abc import Iterator
 
 from ..disk.lock import StoreLock
-from ..disk.paths import list_names
+from ..disk.paths import closing_fd, list_names
 from ..errors import CorruptStoreFile, StoreError
 from ..folder import quarantine
 from ..folder.folder import StoreFolder
@@ -38,11 +38,8 @@ def lacks_store_file(path: str | os.PathLike[str]) -> bool:
     """Whether a folder is a store but for its store.json, which is missing or damaged. Raises NoStore, NotAStore,
     UnsupportedFormat, UnsafePath, StoreIoError."""
     store_path = os.path.abspath(os.fspath(path))
-    root_fd = open_existing_root(store_path)
-    try:
+    with closing_fd(open_existing_root(store_path)) as root_fd:
         return _what_is_wrong(root_fd, store_path) is not None and _is_a_store(root_fd, store_path)
-    finally:
-        os.close(root_fd)
 
 
 def restore_store_file(path: str | os.PathLike[str], *, dry_run: bool = False) -> tuple[Action, ...]:
@@ -142,9 +139,6 @@ def _were_marks(folder: StoreFolder) -> bool:
 def _files_set_aside(folder: StoreFolder) -> Iterator[bytes]:
     for place in quarantine.places_of(folder, STORE_FILE):
         with contextlib.suppress(StoreError, OSError):
-            fd, _ = quarantine.open_name(folder, os.path.basename(place))
-            try:
+            with closing_fd(quarantine.open_name(folder, os.path.basename(place))[0]) as fd:
                 text = os.read(fd, MAX_STORE_JSON_BYTES)
-            finally:
-                os.close(fd)
             yield text
