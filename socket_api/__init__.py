@@ -1,8 +1,8 @@
-"""The wire of Torpor and its clients. What is exported here imports without MLX, and of the daemon only the records of
-its verbs; the server half (`server`, `serving`, `main`) is imported by name.
+"""The wire of Torpor and its clients. The exports import no MLX, and of the daemon only the records of its verbs. The
+server half (`server`, `serving`, `main`) is imported by name.
 
-The modules are imported when a name of theirs is first asked for here: who imports `errors` or `wire.address` by name
-does not wait for the whole protocol.
+Modules are imported at the first use of their names here: an import of `errors` or `wire.address` alone does not wait
+for the whole protocol.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -81,7 +81,7 @@ __all__ = [
     "default_socket_path",
 ]
 
-if not TYPE_CHECKING:  # or no checker would miss a name
+if not TYPE_CHECKING:  # else a type checker would accept any name
 
     def __getattr__(name: str) -> Any:
         if name not in __all__:

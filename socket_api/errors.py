@@ -1,8 +1,7 @@
 """Errors of the wire, the server's socket and the clients.
 
-Owns: one root, `ApiError`, and a stable `code` for each kind. Classes that derive from `ProtocolError` end the
-connection they happen on; all others leave it usable. Does not know what the daemon's own failures are called: those
-cross the wire as code, message and details and come out of a client as `RemoteError`.
+Each kind has a stable `code`. A `ProtocolError` ends the connection; all others leave it usable. The daemon's own
+failures cross the wire as code, message and details, and come out of a client as `RemoteError`.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from ..errors import TorporError
 
 
 class ApiError(TorporError):
-    """Root of everything that socket_api raises."""
+    """Root of the errors of socket_api."""
 
 
 # --- the connection is over ------------------------------------------------------------------------------------------
@@ -167,5 +166,5 @@ class RemoteError(ApiError):
 
     def __init__(self, code: str, message: str, /, **details: Any) -> None:
         super().__init__(message)
-        self.code = code  # type: ignore[misc]  # the remote failure's code stands in place of the class's own
+        self.code = code  # type: ignore[misc]  # the daemon's code replaces that of the class
         self.details = details

@@ -1,6 +1,6 @@
-"""The server put together: `torpor serve` calls it.
+"""The server put together, for `torpor serve`.
 
-Owns the printed lines. The only module of this folder that makes a service.
+Owns the printed lines. The only module of this layer that makes a service.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from .server.serving import serve_until_signal
 from .wire.address import default_socket_path
 
 _LOG_FORMAT: Final = "%(asctime)s %(levelname)s %(message)s"
-"""The format of a line of the daemon's log: it begins with the time."""
+"""A line of the daemon's log begins with the time."""
 
 
 def run(given: Mapping[str, Any], *, as_json: bool = False) -> None:
     """Serve until SIGTERM, SIGINT, SIGHUP or a client's `shutdown`, in this process and thread. With a configuration
-    file, SIGHUP has that read anew instead.
+    file, SIGHUP reloads that instead.
 
     given: the options of the command line, as `settings_of` takes them. as_json: print one JSON object a line.
 
     Raises:
-        TorporError: why it could not start, or that it stopped with sessions it could not put to sleep.
+        TorporError: it could not start, or stopped with sessions that it could not put to sleep.
     """
 
     logging.basicConfig(format=_LOG_FORMAT)
@@ -67,7 +67,7 @@ def run(given: Mapping[str, Any], *, as_json: bool = False) -> None:
 
 
 def describe_stop(report: ShutdownResult) -> str:
-    """The end of the sessions, as a sentence."""
+    """The report as a sentence."""
     slept, empty = len(report.slept), len(report.empty)
     sentence = f"torpor stopped; {slept} {'session was' if slept == 1 else 'sessions were'} put to sleep"
     if ledgers := len(report.ledgers):
@@ -80,7 +80,7 @@ def describe_stop(report: ShutdownResult) -> str:
 def _print(sentence: str, document: Mapping[str, object], *, as_json: bool) -> None:
     try:
         print(json.dumps(document) if as_json else sentence, flush=True)
-    except OSError:  # no reader: a closed terminal or pipe must not keep the daemon from serving or stopping
+    except OSError:  # no reader: the daemon must still serve and stop
         silence = os.open(os.devnull, os.O_WRONLY)
         os.dup2(silence, sys.stdout.fileno())
         os.close(silence)

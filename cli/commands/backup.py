@@ -24,7 +24,7 @@ def backup(
     as_json: JsonOption = False,
 ) -> int:
     """Works beside a running daemon, which may sleep and compact meanwhile. Files that the folder has already are not
-    copied again, and deleted sessions stay in it. Every copied byte is checked. What an awake session has read since it
+    copied again, and deleted versions stay in it. Every copied byte is checked. What an awake session has read since it
     last slept is not in it: torpor sleep first.
 
     [bold]Examples[/]

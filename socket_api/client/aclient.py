@@ -1,7 +1,7 @@
 """The asynchronous client: the same verbs as `client.py`, for many requests at once on one connection.
 
-Owns sending a verb and the stream of a generation; `alink.py` owns the connection. Imports no MLX, and only the records
-of verbs from the daemon (tests/socket_api/test_imports.py).
+Owns the sending of a verb and the stream of a generation; `alink.py` owns the connection. Imports no MLX, and only the
+records of verbs from the daemon (tests/socket_api/test_imports.py).
 
 Rules: as in the synchronous client, nothing is ever sent twice. Cancelling the awaiting task cancels the request in the
 daemon. An instance belongs to the event loop on which it was connected.
@@ -47,7 +47,7 @@ def _events(client: AsyncClient, request: SubscribeRequest) -> AsyncSubscription
 class AsyncClient(DaemonVerbs, Awaiting):
     """A connection to the daemon: `async with AsyncClient() as torpor`, or `connect` and `close`.
 
-    Args and errors are those of `Client`; the connection is made by `connect`.
+    Args and errors are those of `Client`; `connect` makes the connection.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class AsyncClient(DaemonVerbs, Awaiting):
         namespace: str | None = None,
         timeout_s: float | None = DEFAULT_TIMEOUT_S,
     ) -> Self:
-        """As `Client.ensure`: connected, to a daemon that was started if none answered."""
+        """As `Client.ensure`; returns a connected client."""
         socket = await asyncio.to_thread(ensure_daemon, socket_path, store=store, config=config)
         return await cls(socket, namespace=namespace, timeout_s=timeout_s).connect()
 
@@ -88,7 +88,7 @@ class AsyncClient(DaemonVerbs, Awaiting):
     events = Opened(SubscribeRequest, _events)
 
     async def ask(self, verb: Verb[Any, R], request: Request) -> R:
-        """Send the request of a row of the table of verbs; each method calls this with its record."""
+        """Send a request of the table of verbs; each method calls this with its record."""
         call = self._call(verb, request)
         emit = request.emit if isinstance(request, Reporting) else ignore
         request_id = self._link.begin(call)
@@ -112,7 +112,7 @@ class AsyncClient(DaemonVerbs, Awaiting):
         return self._link.hello
 
     async def connect(self) -> Self:
-        """Connect and wait to be greeted; once for each client.
+        """Connect and wait for the greeting; once for each client.
 
         Raises:
             DaemonUnreachable: no daemon answers there.
@@ -127,7 +127,7 @@ class AsyncClient(DaemonVerbs, Awaiting):
         return self._link.peer_pid
 
     async def close(self) -> None:
-        """Close the connection; the daemon stops the generations that were asked for on it. Idempotent."""
+        """Close the connection; the daemon stops its generations. Idempotent."""
         await self._link.close()
 
     async def __aenter__(self) -> Self:
@@ -142,7 +142,7 @@ class AsyncClient(DaemonVerbs, Awaiting):
 class AsyncTextStream(Generation):
     """A generation as it happens: `async for` pieces of text, then read `result`. See `TextStream`.
 
-    As there, `async with` cancels an unfinished generation, and so does the collection of a dropped one.
+    `async with` cancels an unfinished generation, and so does the collection of a dropped stream.
     """
 
     _link: AsyncLink
@@ -156,7 +156,7 @@ class AsyncTextStream(Generation):
             async for _ in self:
                 pass
         except ApiError:
-            pass  # the generation is over either way, and its failure was not waited for
+            pass  # the generation is over either way, and the caller did not wait for its failure
         finally:
             self._end()
 
@@ -189,5 +189,5 @@ class AsyncTextStream(Generation):
             await self._link.flush()
             return await self._link.wait_for(request_id)
         except BaseException:
-            self._end()  # cancelled while waiting, too: the daemon stops with its reader
+            self._end()  # also when cancelled while waiting: the daemon stops with its reader
             raise

@@ -43,7 +43,7 @@ _READ_BYTES = 256 * 1024
 
 
 class AsyncLink:
-    """A connection, greeted once `connect` returns. `timeout_s` is the longest silence about one request."""
+    """A connection, greeted once `connect` returns. timeout_s: the longest silence about one request."""
 
     def __init__(self, socket_path: Path, *, timeout_s: float | None) -> None:
         require_timeout(timeout_s)
@@ -69,7 +69,7 @@ class AsyncLink:
         return self._connection.hello
 
     async def connect(self) -> None:
-        """Connect and wait to be greeted; once for each client.
+        """Connect and wait for the greeting; once for each client.
 
         Raises:
             DaemonUnreachable: no daemon answers there.
@@ -86,7 +86,7 @@ class AsyncLink:
             raise
 
     async def close(self) -> None:
-        """Close the connection; the daemon stops the generations that were asked for on it. Idempotent."""
+        """Close the connection; the daemon stops its generations. Idempotent."""
         self._failure = ClientClosed("This client was closed. Make a new one.")
         self._tell_all(self._failure)
         for task in (self._renewing, self._reading):
@@ -122,7 +122,7 @@ class AsyncLink:
             self.cancel(request_id)
 
     def drop(self, request_id: int) -> None:
-        """As `abandon`, from a finaliser, which may run in any thread, and when the loop has gone."""
+        """As `abandon`, from a finaliser: in any thread, and even after the loop has gone."""
         with contextlib.suppress(RuntimeError):
             if self._loop is not None:
                 self._loop.call_soon_threadsafe(self.abandon, request_id)
@@ -147,7 +147,7 @@ class AsyncLink:
     # --- the connection
 
     async def _open(self) -> None:
-        """Connect and be greeted; again and again for a while where many do at once."""
+        """Connect and be greeted; try again for a while if many clients do so at once."""
         path = require_path_fits(self.socket_path)
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
@@ -165,7 +165,7 @@ class AsyncLink:
             raise unreachable(path, error) from error
 
     async def _greeted_on(self, path: str) -> bool:
-        """Whether a daemon has greeted us; False where too many want it to."""
+        """Whether a daemon has greeted us; False if too many clients wait for it."""
         connected = try_to_connect(path)
         if connected is None:
             return False
@@ -183,7 +183,7 @@ class AsyncLink:
         return failure is None
 
     def _renew(self) -> bool:
-        """See that another connection is made after the daemon needed the place of this one; whether one is."""
+        """After an eviction, start another connection. Gives whether one is being made."""
         if self._renewing is None and is_eviction(self._failure):
             self._renewing = asyncio.create_task(self._open_again())
         return self._renewing is not None
@@ -206,7 +206,7 @@ class AsyncLink:
             self._renewing = None
 
     def _send_again(self, request_id: int, connection: ClientConnection) -> None:
-        """Send a request that was not begun, unless it was given up since, or goes with another connection."""
+        """Send again a request that was not begun, unless it was given up or the connection was replaced."""
         request = self._unanswered.get(request_id)
         if request is None or self._failure is not None or connection is not self._connection:
             return
@@ -216,7 +216,7 @@ class AsyncLink:
 
     async def _read(self, reader: asyncio.StreamReader) -> None:
         mine = self._connection
-        failure: ApiError = connection_lost("reading it stopped")  # on any error: no task may wait forever
+        failure: ApiError = connection_lost("reading it stopped")  # for any other error: no task may wait forever
         try:
             while data := await reader.read(_READ_BYTES):
                 mine.feed(data)
@@ -229,7 +229,7 @@ class AsyncLink:
         except ProtocolError as error:
             failure = error
         finally:
-            if mine is self._connection:  # else another one stands in its place by now
+            if mine is self._connection:  # else another connection has replaced it
                 self._lose(failure)
 
     def _sort(self, message: ServerMessage) -> None:
@@ -261,7 +261,7 @@ class AsyncLink:
             async with asyncio.timeout(self._timeout_s):
                 await self._writer.drain()
         except (OSError, TimeoutError):
-            pass  # reading says why: a daemon that hangs up sends the reason first
+            pass  # reading gives the reason: a daemon sends it before it hangs up
 
     def _lose(self, failure: ApiError) -> None:
         """Give the connection up; the first reason counts."""
@@ -296,7 +296,7 @@ class AsyncLink:
 
 
 class _Awaited:
-    """An inbox; one task can wait for its next message."""
+    """An inbox. One task can wait for its next message."""
 
     def __init__(self) -> None:
         self._inbox = Inbox()
@@ -308,12 +308,12 @@ class _Awaited:
         self._changed.set()
 
     def end(self, failure: ApiError) -> None:
-        """There will be no more messages; the first reason counts."""
+        """Note that no more messages come; the first reason counts."""
         self._failure = self._failure or failure
         self._changed.set()
 
     async def take(self) -> ServerMessage:
-        """Raises ApiError once the last message has been taken and there will be none."""
+        """Wait for the next message. Raises ApiError if there will be none."""
         while not self._inbox:
             if self._failure is not None:
                 raise self._failure

@@ -1,11 +1,11 @@
-"""The synchronous client: the verbs of the daemon as blocking methods, which it has from the table `DaemonVerbs`.
+"""The synchronous client: the verbs of the daemon as blocking methods, from the table `DaemonVerbs`.
 
-Owns how a verb is asked, and the stream of a generation; the connection is `link.py`'s. Imports no MLX, and of the
-daemon the records of its verbs (tests/socket_api/test_imports.py).
+Owns the sending of a verb and the stream of a generation; `link.py` owns the connection. Imports no MLX, and only the
+records of verbs from the daemon (tests/socket_api/test_imports.py).
 
-Rules: nothing is ever sent twice. If a connection ends while a request is in flight, whether the daemon carried it out
-is unknown, and the caller is told so (`ConnectionLost`). A client is for one thread; requests on it may overlap only in
-that a stream is open while others are made.
+Rules: nothing is ever sent twice. If a connection ends while a request is in flight, the daemon may or may not have
+carried it out, and the caller is told so (`ConnectionLost`). A client is for one thread. Other requests may be made
+while a stream is open.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ class Client(DaemonVerbs, Blocking):
 
     Args:
         socket_path: as the daemon was told; the default is `default_socket_path()`.
-        namespace: the one that is worked in: a bare name is a name of it, and lists, figures, events and labels are
-            about its sessions. None: bare names are of `default`, and lists about all.
-        timeout_s: the longest time without a message of the daemon about a request; None waits forever.
+        namespace: bare names are names in it, and lists, figures, events and labels are about its sessions. None: bare
+        names are in `default`, and lists are about all sessions.
+        timeout_s: the longest time without a message about a request; None waits forever.
 
     Raises:
         DaemonUnreachable: no daemon answers there.
@@ -79,11 +79,9 @@ class Client(DaemonVerbs, Blocking):
         namespace: str | None = None,
         timeout_s: float | None = DEFAULT_TIMEOUT_S,
     ) -> Self:
-        """Connect to the daemon on that socket; where none answers, start one in the background first, as `torpor
-        ensure` does. store, config: for one that is started.
-
-        Raises:
-            DaemonNotStarted: why it could not be. Nothing is left running.
+        """Connect to the daemon on that socket. If none answers, start one in the background first, as `torpor ensure`
+        does. store, config: for a daemon that is started. Raises: DaemonNotStarted: with the reason. Nothing is left
+        running.
         """
         socket = ensure_daemon(socket_path, store=store, config=config)
         return cls(socket, namespace=namespace, timeout_s=timeout_s)
@@ -95,7 +93,7 @@ class Client(DaemonVerbs, Blocking):
     events = Opened(SubscribeRequest, _events)
 
     def ask(self, verb: Verb[Any, R], request: Request) -> R:
-        """Send the request of a row of the table of verbs; each method calls this with its record."""
+        """Send a request of the table of verbs; each method calls this with its record."""
         call = self._call(verb, request)
         emit = request.emit if isinstance(request, Reporting) else ignore
         request_id = self._link.begin(call)
@@ -114,7 +112,7 @@ class Client(DaemonVerbs, Blocking):
 
     @property
     def peer_pid(self) -> int | None:
-        """The process that answered when this client connected, as the kernel says; None where it does not."""
+        """The process that this client is connected to, by the kernel; None if it does not tell."""
         return self._link.peer_pid
 
     @property
@@ -123,7 +121,7 @@ class Client(DaemonVerbs, Blocking):
         return self._link.hello
 
     def close(self) -> None:
-        """Close the connection; the daemon stops the generations that were asked for on it. Idempotent."""
+        """Close the connection; the daemon stops its generations. Idempotent."""
         self._link.close()
 
     def __enter__(self) -> Self:
@@ -138,9 +136,9 @@ class Client(DaemonVerbs, Blocking):
 class TextStream(Generation):
     """A generation as it happens: iterate for pieces of text, then read `result`.
 
-    Use it as a context manager if you may leave it before its end (by `break`, an exception): on exit it cancels an
-    unfinished generation and waits for its end. Without one, a stream dropped unfinished asks the daemon to stop when
-    it is collected (at once in CPython, some time later in other Pythons), and does not wait.
+    Use it as a context manager if you may leave it before its end (by `break` or an exception): the exit cancels an
+    unfinished generation and waits for its end. Without one, a stream that is dropped unfinished asks the daemon to
+    stop when it is collected (at once in CPython, later in other Pythons), and does not wait.
     """
 
     _link: Link
@@ -158,7 +156,7 @@ class TextStream(Generation):
             for _ in self:
                 pass
         except ApiError:
-            pass  # the generation is over either way, and its failure was not waited for
+            pass  # the generation is over either way, and the caller did not wait for its failure
         finally:
             self._end()
 

@@ -1,6 +1,6 @@
-"""A daemon that answers, started if there is none: by the command `torpor ensure`, in a process of its own.
+"""Start a daemon if none answers, by the command `torpor ensure` in a process of its own.
 
-So this half imports nothing that a daemon needs, and a command and a program that come at once start one daemon.
+So a client imports nothing that a daemon needs, and a command and a program at once start one daemon.
 """
 
 from __future__ import annotations

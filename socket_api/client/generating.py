@@ -1,7 +1,6 @@
-"""How both clients handle received messages, blocking or asynchronous: the answer of a request, and a generation in
-progress.
+"""How both clients handle received messages: the answer to a request, and a generation in progress.
 
-Owns the state of such a stream, and the effect of each message on it. Does not wait.
+Does not wait.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from .link import Link
 
 
 def answer_in(message: ServerMessage, call: Call[R], emit: Callable[[ProgressEvent | TokenEvent], None]) -> R | None:
-    """The answer that a message brings; None for an event, which is told. Raises RemoteError for a failure."""
+    """The answer in a message; None for an event, which is emitted. Raises RemoteError for a failure."""
     if isinstance(message, EventMessage):
         if not isinstance(message.event, NoticeEvent):
             emit(message.event)
@@ -31,7 +30,7 @@ def answer_in(message: ServerMessage, call: Call[R], emit: Callable[[ProgressEve
 
 
 class Generation:
-    """The state of a generation: its parts so far, and its end of any kind."""
+    """The state of a generation."""
 
     def __init__(self, link: Link | AsyncLink, call: Call[GenerateResult], on_event: OnEvent | None) -> None:
         self._link = link
@@ -48,8 +47,8 @@ class Generation:
         """The whole generation, once the stream has ended.
 
         Raises:
-            LocalProtocolError: it has not ended, or was cancelled before it had a result; then its details tell which
-                work stays (docs/reference/protocol.md, `cancelled`), if any.
+            LocalProtocolError: it has not ended, or was cancelled before it had a result. The details then tell the
+                work that stays, if any (docs/reference/protocol.md, `cancelled`).
         """
         if self._result is None:
             raise LocalProtocolError(
@@ -61,7 +60,7 @@ class Generation:
         return self._result
 
     def cancel(self) -> None:
-        """Ask the daemon to stop. Iteration goes on until it has: a few more pieces may come. Idempotent."""
+        """Ask the daemon to stop. Iterate on until it has: a few more pieces may come. Idempotent."""
         if self._ended or self._cancelled:
             return
         self._cancelled = True
@@ -75,7 +74,7 @@ class Generation:
             self._link.drop(self._id)
 
     def _take(self, message: ServerMessage) -> str:
-        """The piece of text that a message brings, if any. Raises RemoteError for a failure that was not asked for."""
+        """The piece of text in a message, if any. Raises RemoteError for a failure other than our own cancel."""
         if isinstance(message, EventMessage):
             if self._on_event is not None and not isinstance(message.event, NoticeEvent):
                 self._on_event(message.event)

@@ -1,12 +1,12 @@
-"""The blocking shell around the protocol core: one connection of the synchronous client, and the waiting.
+"""The blocking shell around the protocol core: one connection of the synchronous client.
 
 Owns the socket and an inbox for each request in flight. Does not know the verbs (`client.py`).
 
-Rules: a request that the daemon has begun is never sent twice. The first failure of the connection ends it, and later
-calls name that failure as cause. There are two exceptions; the daemon has begun nothing in either. If it needed this
-connection's place, the next use connects again and sends the unanswered requests. If it refused a request on a reserve
-connection, that is sent again after a pause, in which the answers of others are read. Requests to send again are noted
-first, so an interrupt loses none of them: the next wait sends them.
+Rules: a request that the daemon has begun is never sent twice. The first failure ends the connection, and later calls
+name it as their cause. There are two exceptions, and in both the daemon has begun nothing. After an eviction the next
+use connects again and sends the unanswered requests. A request refused on a reserve connection is sent again after a
+pause; answers to others are read meanwhile. Requests to send again are noted first, so an interrupt loses none: the
+next wait sends them.
 """
 
 from __future__ import annotations
@@ -56,13 +56,13 @@ DEFAULT_TIMEOUT_S = 600.0
 """The longest silence: long work reports progress, so this is for a daemon that hangs or a long queue."""
 
 MAX_TIMEOUT_S = 31_536_000
-"""A year. Python refuses what overflows the timers of its system, with an error of another kind."""
+"""A year. Python refuses more than its system's timers take, with an error of another kind."""
 
 _READ_BYTES = 256 * 1024
 
 
 def require_timeout(timeout_s: float | None) -> None:
-    """Refuse an invalid timeout: zero, less, NaN, or more than a system's timer takes.
+    """Refuse a timeout of zero, less, NaN, or more than a system's timer takes.
 
     Raises:
         InvalidRequest: with the field `timeout_s`.
@@ -75,7 +75,7 @@ def require_timeout(timeout_s: float | None) -> None:
 
 
 class Link:
-    """A greeted connection. Raises as `Client`; `timeout_s` is the longest silence about one request."""
+    """A greeted connection. timeout_s: the longest silence about one request. Raises as `Client`."""
 
     def __init__(self, socket_path: Path, *, timeout_s: float | None) -> None:
         require_timeout(timeout_s)
@@ -104,7 +104,7 @@ class Link:
         self._socket.close()
 
     def begin(self, call: Call[Any]) -> int:
-        """Send a request; returns its id."""
+        """Send a request, and return its id."""
         with self._alone():
             self._require_open()
             request_id, data = self._connection.send_request(call.verb.name, call.params)
@@ -113,7 +113,7 @@ class Link:
             try:
                 self._send_or_renew(data)
             except BaseException:
-                self._abandon(request_id)  # its caller gets no id to give it up by, so no renewal may send it
+                self._abandon(request_id)  # the caller gets no id to abandon, so no renewal may send it
                 raise
             return request_id
 
@@ -121,7 +121,7 @@ class Link:
         try:
             self._send(data)
         except RemoteError:
-            self._require_open()  # which sends it anew if the daemon needed this connection's place
+            self._require_open()  # after an eviction this sends it again
 
     def cancel(self, request_id: int) -> None:
         """Ask the daemon to stop a request; its answer still comes."""
@@ -150,8 +150,8 @@ class Link:
                 self._send(self._connection.send_cancel(request_id))
 
     def drop(self, request_id: int) -> None:
-        """As `abandon`, from a finaliser: in any thread and at any point of the program, so it only leaves a note. The
-        request is cancelled here if the client is not in use, and with its next use otherwise."""
+        """As `abandon`, from a finaliser: in any thread and at any point, so it only leaves a note. The request is
+        cancelled here if the client is not in use, else at its next use."""
         self._dropped.append(request_id)
         with contextlib.suppress(ApiError), self._alone():
             pass
@@ -159,7 +159,7 @@ class Link:
     def wait_for(self, request_id: int, *, silence_is_fine: bool = False) -> ServerMessage:
         """Return the next message about a request. Raises ApiError if there will be none.
 
-        silence_is_fine: nothing may happen for long; wait until something does, or the connection ends.
+        silence_is_fine: wait without a timeout, until a message comes or the connection ends.
         """
         with self._alone():
             return self._wait_for(request_id, None if silence_is_fine else self._timeout_s)
@@ -176,7 +176,7 @@ class Link:
             except ApiError:
                 if not inbox and not is_eviction(
                     self._failure
-                ):  # an answer may have come just before the end, as that of a shutdown does
+                ):  # an answer may come just before the end, as after a shutdown
                     raise
             except TimeoutError:
                 if time.monotonic() < deadline:
@@ -190,7 +190,7 @@ class Link:
 
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:
-        """Two threads would take each other's answers, and wait forever for their own."""
+        """Refuse a second thread: two would take each other's answers, and wait forever for their own."""
         if not self._users.acquire(blocking=False):
             raise ClientBusy("Another thread uses this client now. Make a client for each thread; they are cheap.")
         self._depth += 1
@@ -205,7 +205,7 @@ class Link:
     # --- the socket
 
     def _open(self) -> None:
-        """Connect and be greeted; again and again for a while where many do at once."""
+        """Connect and be greeted; try again for a while if many clients do so at once."""
         deadline = time.monotonic() + CONNECT_TIMEOUT_S
         between = pauses()
         while True:
@@ -223,7 +223,7 @@ class Link:
             time.sleep(next(between))
 
     def _renew(self) -> None:
-        """Connect again, after the daemon needed this connection's place, and send the unanswered requests."""
+        """After an eviction, connect again and send the unanswered requests."""
         while is_eviction(self._failure):
             self._evictions += 1
             if self._evictions > MOST_REPEATS:
@@ -238,11 +238,11 @@ class Link:
             except BaseException:
                 self._failure = evicted
                 raise
-            with contextlib.suppress(RemoteError):  # again, if it was evicted again
+            with contextlib.suppress(RemoteError):  # the loop goes on if it was evicted again
                 self._send_owed()
 
     def _first_owed(self) -> tuple[float, int]:
-        """When the next request is to be sent again, and its id; never, if none is owed."""
+        """The time of the next request to send again (infinity if there is none), and its id."""
         owed = ((request.owed_at, request_id) for request_id, request in tuple(self._unanswered.items()))
         return min(owed, default=(math.inf, 0))
 
@@ -260,7 +260,7 @@ class Link:
             self._send(data)
             request.owed_at = math.inf
         except BaseException:
-            self._lose(connection_lost("sending was interrupted"))  # it may be out, and is never sent twice
+            self._lose(connection_lost("sending was interrupted"))  # it may be out, so it is not sent again
             raise
 
     def _greet(self, deadline: float) -> None:
@@ -276,7 +276,7 @@ class Link:
                 ) from None
 
     def _read(self, deadline: float) -> None:
-        """Put received messages into their inboxes, waiting for at least a byte. Raises TimeoutError."""
+        """Wait for at least a byte, and put received messages into their inboxes. Raises TimeoutError."""
         left_s = deadline - time.monotonic()
         if left_s <= 0:
             raise TimeoutError
@@ -325,7 +325,7 @@ class Link:
             raise
 
     def _read_farewell(self) -> None:
-        """A daemon that hangs up says why first; its last frame may be waiting behind our failed write."""
+        """Read the reason for a hang-up: the daemon's last frame may wait behind our failed write."""
         try:
             while self._failure is None:
                 self._read(time.monotonic() + 1.0)
@@ -368,7 +368,7 @@ def _connect(path: Path, deadline: float) -> socket.socket:
 
 
 def crowded(path: str) -> DaemonUnreachable:
-    """Many connect at once, for long."""
+    """The error after many clients have connected at once for long."""
     return DaemonUnreachable(
         f"A daemon listens on {path}, and for {CONNECT_TIMEOUT_S:g} s more clients have waited than it lets"
         " wait. Try again.",
@@ -377,21 +377,21 @@ def crowded(path: str) -> DaemonUnreachable:
 
 
 def unreachable(path: str, error: OSError) -> DaemonUnreachable:
-    """Why a connection could not be made, and what to do."""
+    """The error of a connection that could not be made."""
     absent = error.errno in (errno.ENOENT, errno.ECONNREFUSED)
     advice = f"Start a daemon with `{start_command(path)}`." if absent else "Check who may use the socket."
     return DaemonUnreachable(f"No daemon answers on {path} ({error.strerror or error}). {advice}", path=path)
 
 
 def start_command(path: str | os.PathLike[str]) -> str:
-    """The command that starts a daemon there; it names the socket unless that is where a daemon is by default."""
+    """The command that starts a daemon there; it names the socket unless that is the default."""
     absolute = os.path.abspath(path)
     is_default = absolute == os.path.abspath(default_socket_path())
     return "torpor ensure" if is_default else f"torpor ensure --socket {shlex.quote(absolute)}"
 
 
 def connection_lost(reason: str) -> ConnectionLost:
-    """The end of a connection, said so that no append is repeated blindly."""
+    """The error of a connection that ended. It warns, so that no append is repeated blindly."""
     return ConnectionLost(
         f"The connection to the daemon ended ({reason}). Whether a request in flight was carried out is unknown:"
         " look at the session with show before asking again."

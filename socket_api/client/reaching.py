@@ -1,8 +1,6 @@
-"""Reaching a busy daemon: tries to connect again for a while when many clients come at once; and the requests without
-an answer yet.
+"""Reaching a busy daemon: repeated connects when many clients come at once, and requests without an answer yet.
 
-Owns the test for busy, the pauses and the number of trials; and the received messages of a request that are not taken
-yet, in order and within a bound. Does not wait: the two clients do that in their own ways.
+Owns the pauses, the number of attempts, and a request's inbox. Does not wait: each client does that in its own way.
 """
 
 from __future__ import annotations
@@ -24,10 +22,10 @@ from ..wire.messages import ErrorMessage, EventMessage, ServerMessage
 from ..wire.peer import peer_uid, require_own_peer
 
 CONNECT_TIMEOUT_S: Final = 30.0
-"""To connect and to be greeted: a daemon that is there answers within milliseconds, and in a crowd within seconds."""
+"""To connect and be greeted: a daemon answers within milliseconds, in a crowd within seconds."""
 
 MOST_REPEATS: Final = 40
-"""How often in a row a request is sent anew because the daemon had no place for it, and so did not begin it."""
+"""How often in a row a request is sent again because the daemon had no place for it, and did not begin it."""
 
 _FIRST_PAUSE_S = 0.005
 _LONGEST_PAUSE_S = 0.25
@@ -35,8 +33,7 @@ _LONGEST_PAUSE_S = 0.25
 
 @dataclass(slots=True)
 class Unanswered:
-    """A request that the daemon has not answered yet. owed_at: when it is to be sent again, by the monotonic clock;
-    never, unless it is owed."""
+    """A request that the daemon has not answered yet. owed_at: when to send it again (monotonic); infinity: never."""
 
     call: Call[Any]
     is_cancelled: bool = False
@@ -44,8 +41,8 @@ class Unanswered:
     owed_at: float = math.inf
 
     def is_put_off_by(self, message: ServerMessage) -> bool:
-        """Whether to send it again after a pause: the daemon began nothing of it, because this connection is one of
-        those in reserve. Counts how often."""
+        """Whether to send it again after a pause: the daemon did not begin it, as this connection is in reserve. Counts
+        these refusals."""
         if self.is_cancelled or not isinstance(message, ErrorMessage) or message.error.code != "daemon_busy":
             return False
         self.refusals += 1
@@ -53,22 +50,22 @@ class Unanswered:
 
 
 def pauses() -> Iterator[float]:
-    """Seconds to wait before each further attempt, without end; not the same for all who failed at once."""
+    """Seconds to wait before each further attempt, without end; random, so that clients do not retry together."""
     for attempt in itertools.count():
         yield pause_s(attempt)
 
 
 def pause_s(attempt: int) -> float:
-    """Seconds to wait after so many attempts and one."""
+    """Seconds to wait after this attempt; the first is 0."""
     return min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2.0 ** min(attempt, 10)) * random.uniform(0.5, 1.0)  # noqa: S311
 
 
 def try_to_connect(path: str) -> socket.socket | None:
-    """A connected socket, which does not block; None if too many wait at the door now.
+    """A connected, non-blocking socket; None if the listener's backlog is full.
 
     Raises:
         OSError: no process listens there, or we may not connect.
-        PeerRefused: another user's process does.
+        PeerRefused: another user's process listens.
     """
     connected = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
@@ -77,7 +74,7 @@ def try_to_connect(path: str) -> socket.socket | None:
         require_own_peer(connected, path, peer_uid)
     except OSError as error:
         connected.close()
-        if error.errno == errno.EAGAIN:  # Linux: its backlog is full. It is never "in progress" here
+        if error.errno == errno.EAGAIN:  # Linux: the backlog is full. A Unix socket is never "in progress"
             return None
         raise
     except BaseException:
@@ -87,7 +84,7 @@ def try_to_connect(path: str) -> socket.socket | None:
 
 
 def is_eviction(failure: BaseException | None) -> bool:
-    """Whether a connection ended because the daemon needed its place: nothing that it has not answered was begun."""
+    """Whether the daemon closed a connection because it needed the place: it had begun no unanswered request."""
     return isinstance(failure, RemoteError) and failure.code == "connection_evicted"
 
 
@@ -100,7 +97,7 @@ MAX_WAITING_NOTICES: Final = 8192
 """Events of a subscription that wait in a client: some megabytes."""
 
 LOST: Final = "lost"
-"""The event that tells of dropped ones; its fact `count` is their number."""
+"""The event that reports dropped ones; its fact `count` is their number."""
 
 
 class Inbox:
@@ -126,7 +123,7 @@ class Inbox:
             self._last_lost = oldest, oldest.event
 
     def take(self) -> ServerMessage:
-        """The oldest; where events were dropped before it, first the one that tells so. Not empty."""
+        """The oldest message; after dropped events, first the one that reports them. The inbox must not be empty."""
         if self._last_lost is None:
             return self._messages.popleft()
         message, event = self._last_lost
@@ -136,6 +133,6 @@ class Inbox:
 
 
 def _told_by(event: NoticeEvent) -> int:
-    """How many events are dropped with this one."""
+    """The number of events that this one stands for."""
     count = event.facts.get("count")
     return count if event.name == LOST and isinstance(count, int) else 1

@@ -1,6 +1,6 @@
 """The events of the daemon for a client: a subscription that goes on until it is closed or the daemon stops.
 
-Owns the two iterators, blocking and asynchronous. Does not know the verbs of the clients, which make them.
+Owns the two iterators, blocking and asynchronous; the clients make them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .link import Link
 
 
 class _Ending:
-    """The end of a subscription, however it came."""
+    """The end of a subscription."""
 
     def __init__(self, call: Call[SubscribeResult]) -> None:
         self._call = call
@@ -33,7 +33,7 @@ class _Ending:
         return self._result
 
     def _take(self, message: ServerMessage) -> NoticeEvent | None:
-        """The event that a message brings; None for one that ends the subscription."""
+        """The event in a message; None for the last message."""
         if isinstance(message, EventMessage) and isinstance(message.event, NoticeEvent):
             return message.event
         self._ended = True
@@ -45,13 +45,14 @@ class _Ending:
 
 
 class Subscription(_Ending):
-    """Iterate over the daemon's events; leaving `with`, or `close`, ends it. Iteration waits as long as nothing
-    happens, and stops when the daemon has. Other requests can be made on the client between two events."""
+    """Iterate over the daemon's events. The end of `with`, or `close`, ends the subscription. Iteration waits while
+    nothing happens, and stops when the daemon has stopped. Other requests can be made on the client between two
+    events."""
 
     def __init__(self, link: Link, call: Call[SubscribeResult]) -> None:
         super().__init__(call)
         self._link = link
-        self._ended = True  # nothing has begun that a finaliser would have to stop, should an interrupt come here
+        self._ended = True  # until a request has begun, a finaliser has nothing to stop
         self._id = link.begin(call)
         self._ended = False
         try:
@@ -61,7 +62,7 @@ class Subscription(_Ending):
             raise
 
     def close(self) -> None:
-        """End it. What the daemon still sends of it is dropped. Idempotent."""
+        """End it; late events are dropped. Idempotent."""
         self._ended = True
         self._link.abandon(self._id)
 
@@ -90,7 +91,7 @@ class Subscription(_Ending):
 
 
 class AsyncSubscription(_Ending):
-    """As `Subscription`, for `async with` and `async for`; asked for when it is first entered or iterated."""
+    """As `Subscription`, for `async with` and `async for`; it begins when first entered or iterated."""
 
     def __init__(self, link: AsyncLink, call: Call[SubscribeResult]) -> None:
         super().__init__(call)
@@ -99,7 +100,7 @@ class AsyncSubscription(_Ending):
         self.first: NoticeEvent | None = None
 
     async def close(self) -> None:
-        """End it. What the daemon still sends of it is dropped. Idempotent."""
+        """End it; late events are dropped. Idempotent."""
         self._ended = True
         if self._id is not None:
             self._link.abandon(self._id)

@@ -1,10 +1,9 @@
-"""A bound on the bytes of requests held at once: requests that would exceed it wait (threat 44).
+"""A bound on the bytes of all requests: a request that would exceed it waits (threat 44).
 
-Owns the count and the queue. Does not know what is held: `served.py` takes a frame's bytes as they come and gives them
-back when its request has been answered.
+`served.py` takes a frame's bytes as they come, and gives them back when its request is answered.
 
 Announced bytes do not count, so a client that announces much and sends little takes no room from others. Incomplete
-frames leave room for one frame of the largest size: the first that needs this room has it until it is whole, so that
+frames leave room for one frame of the largest size. The first that needs this room has it until it is whole, so
 incomplete frames cannot block each other for ever.
 """
 
@@ -16,7 +15,7 @@ from collections.abc import Collection
 
 
 class Held:
-    """What one frame has taken of a budget: more with each piece that comes."""
+    """The bytes that one frame has taken: more with each piece that comes."""
 
     __slots__ = ("size_bytes",)
 
@@ -30,18 +29,18 @@ class RequestBudget:
     def __init__(self, limit_bytes: int, *, largest_bytes: int) -> None:
         self._limit_bytes = limit_bytes
         self._for_halves_bytes = limit_bytes - largest_bytes
-        self._coming: set[Held] = set()  # frames that have come in part
-        self._last_room: Held | None = None  # whose the room is that halves leave
+        self._coming: set[Held] = set()  # incomplete frames
+        self._last_room: Held | None = None  # the frame with the room that incomplete frames leave
         self._waiting: deque[tuple[Held, int, asyncio.Future[None]]] = deque()
         self.used_bytes = 0
 
     @property
     def is_short(self) -> bool:
-        """Whether anybody waits for room."""
+        """Whether a frame waits for room."""
         return bool(self._waiting)
 
     async def take(self, held: Held, size_bytes: int) -> None:
-        """Wait until there is room for so many bytes more of a frame. One larger than all there is counts as all."""
+        """Wait for room for more bytes of a frame. A frame above the limit counts as the limit."""
         self._coming.add(held)
         wanted = min(size_bytes, self._limit_bytes - held.size_bytes)
         if self._may_take(held, wanted, before=self._waiting):
@@ -57,7 +56,7 @@ class RequestBudget:
             raise
 
     def complete(self, held: Held) -> None:
-        """All of a frame has come: what it holds is given back as soon as its request is answered."""
+        """Note that a frame is whole."""
         self._leave(held)
         self._grant()
 
@@ -74,7 +73,7 @@ class RequestBudget:
             self._last_room = None
 
     def _may_take(self, held: Held, wanted: int, *, before: Collection[object]) -> bool:
-        """Whether there is room, and none before it that waits. Who has the last room need not wait for its turn."""
+        """Whether there is room, and no frame waits before it. The frame with the last room need not wait its turn."""
         if self.used_bytes + wanted > self._limit_bytes:
             return False
         if before or self._last_room is held:
@@ -90,7 +89,7 @@ class RequestBudget:
         self.used_bytes += wanted
 
     def _grant(self) -> None:
-        """Give to those that wait, in their order, as far as there is room."""
+        """Give room to waiting frames, in their order."""
         left: deque[tuple[Held, int, asyncio.Future[None]]] = deque()
         for held, wanted, granted in self._waiting:
             if self._may_take(held, wanted, before=left):

@@ -1,6 +1,6 @@
-"""How many files this process may have open, and so how many connections it can serve.
+"""How many files this process may open, and so how many connections it can serve.
 
-Owns the system's limit: raised as far as it may be, and refused where the daemon could not live within it.
+Raises the system's limit as far as allowed, and refuses one that is too low for a daemon.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ from ..errors import TooFewDescriptors
 from ..limits import ServerLimits
 
 BESIDE_CONNECTIONS: Final = 160
-"""For the store, models that are being loaded, clients that have just come, and the interpreter."""
+"""For the store, models being loaded, new clients, and the interpreter."""
 
 FEWEST: Final = 200
 
 _ENOUGH: Final = 65_536
-"""More than is ever wanted; a hard limit of "unlimited" is one that some systems do not take for a soft one."""
+"""More than any daemon needs; some systems do not take "unlimited" as a soft limit."""
 
 
 def raise_limit() -> int:
-    """Raise the limit of open files to the most that is allowed; how many that is.
+    """Raise the limit of open files as far as allowed, and return it.
 
     Raises:
-        TooFewDescriptors: even that is too few to serve anybody.
+        TooFewDescriptors: that is too few for a daemon.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _ENOUGH if hard == resource.RLIM_INFINITY else min(hard, _ENOUGH)
@@ -32,7 +32,7 @@ def raise_limit() -> int:
         try:
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
             soft = wanted
-        except (OSError, ValueError):  # macOS: no more than kern.maxfilesperproc, which it does not tell
+        except (OSError, ValueError):  # macOS: at most kern.maxfilesperproc, which it does not tell
             wanted //= 2
     allowed = _ENOUGH if soft == resource.RLIM_INFINITY else soft
     if allowed < FEWEST:
@@ -46,7 +46,7 @@ def raise_limit() -> int:
 
 
 def limits_within(open_files: int) -> ServerLimits:
-    """The server's limits where so many files may be open."""
+    """The server's limits for this number of open files."""
     usual = ServerLimits()
     connections = min(usual.max_connections, open_files - BESIDE_CONNECTIONS - usual.reserved_connections)
     return ServerLimits(max_connections=connections)

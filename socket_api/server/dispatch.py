@@ -1,7 +1,7 @@
-"""From a checked request to the service, and from its answer to the map that crosses the wire.
+"""From a checked request to the service, and from its answer to the map on the wire.
 
-Knows the table of verbs by its rows, and by name only the two that are not the service's: the stop of the process, and
-the events until then. Server half. Does not know frames or sockets.
+Knows by name only the two verbs that are not the service's: the stop of the process, and the events until then. Server
+half. Does not know frames or sockets.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from .wire_map import wire_map
 
 
 class Events(Protocol):
-    """What a service tells of itself until it ends; to be entered, and left. delivered, lost: how many so far."""
+    """The events of a service until it ends, as a context manager. delivered, lost: counts so far."""
 
     delivered: int
     lost: int
@@ -35,10 +35,10 @@ class Events(Protocol):
 
 
 class Backend(Protocol):
-    """What the server needs of a service; `torpor.daemon.service.Service` has this shape.
+    """The service as the server sees it; `torpor.daemon.service.Service` has this shape.
 
-    Every call raises TorporError for expected failures. A request's `on_event` is called on the event loop. Cancelling
-    the task that awaits a verb which can be cancelled stops its work, and undoes nothing that was committed.
+    Every call raises TorporError for expected failures. A request's `on_event` is called on the event loop. To stop a
+    cancellable verb, cancel the task that awaits it; committed work stays.
     """
 
     async def ask(self, verb: Verb[Any, R], request: Request) -> R: ...
@@ -51,9 +51,9 @@ class Backend(Protocol):
 
 
 class ShutDown(Protocol):
-    """Asks the process to stop, and returns what became of the sessions. Not the service's affair, so not a backend's.
+    """Asks the process to stop, and returns the report on its sessions.
 
-    Raises StopRefused where a session cannot be put to sleep, unless with `force`.
+    Raises StopRefused if a session cannot be put to sleep, unless `force`.
     """
 
     async def __call__(self, *, force: bool) -> ShutdownResult: ...
@@ -65,10 +65,8 @@ Tell = Callable[[Notice], Awaitable[None]]
 async def call(
     backend: Backend, shut_down: ShutDown, verb: Verb[Any, Any], request: Request, emit: OnEvent, tell: Tell
 ) -> dict[str, Any]:
-    """Carry out a request and return its result's wire map. tell: sends an event of the daemon, at the client's pace.
-
-    Raises:
-        TorporError: as the service raises it.
+    """Carry out a request, and return its result's wire map. tell: sends an event of the daemon, at the client's pace.
+    Raises: TorporError: as the service.
     """
     if isinstance(request, ShutdownRequest):
         result: Any = await shut_down(force=request.force)

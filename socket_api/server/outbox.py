@@ -2,10 +2,9 @@
 
 Owns the queue, the two bounds and the stall deadline (threat 44). Does not know what the frames say.
 
-Rules: events come from a running generation that cannot wait, so too many of them mean that the client is dropped.
-Results can wait: `wait_for_room` holds them back, unencoded. So can the daemon's events, which have a queue
-of their own that may lose some (`wait_for_quiet`). Bytes that the client does not take for `stall_timeout_s`
-end the connection whatever their number.
+Rules: events come from a running generation that cannot wait, so too many of them drop the client. Results can wait:
+`wait_for_room` holds them back, unencoded. The daemon's events can wait too: they have a queue of their own that may
+lose some (`wait_for_quiet`). A client that takes no byte for `stall_timeout_s` is dropped.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from collections import deque
 
 from ..limits import ServerLimits
 
-_CHUNK_BYTES = 256 * 1024  # progress is seen chunk by chunk, so a large frame needs no longer deadline
+_CHUNK_BYTES = 256 * 1024  # the deadline holds for each chunk, so a large frame needs no longer one
 
 
 class ClientStalled(Exception):
@@ -48,26 +47,26 @@ class Outbox:
         self._put(frame, is_event=True)
 
     def put_reply(self, frame: bytes) -> None:
-        """Queue anything else; `wait_for_room` comes first where the caller can wait."""
+        """Queue any other message; a caller that can wait calls `wait_for_room` first."""
         if self._finished:
             return
         self._reply_bytes += len(frame)
         self._put(frame, is_event=False)
 
     async def wait_for_room(self) -> None:
-        """Return once less than the bound of replies waits."""
+        """Wait until fewer bytes of replies wait than the bound."""
         while self._reply_bytes >= self._limits.max_waiting_reply_bytes and not self._finished:
             self._room.clear()
             await self._room.wait()
 
     async def wait_for_quiet(self) -> None:
-        """Return once few events wait: a subscription, which goes on for ever, leaves the room to generations."""
+        """Wait until few events wait: an endless subscription leaves the room to generations."""
         while self._event_bytes >= self._limits.max_waiting_notice_bytes and not self._finished:
             self._room.clear()
             await self._room.wait()
 
     def finish(self) -> None:
-        """Ignore frames from now on; `run` returns when the last has been written."""
+        """Ignore further frames; `run` returns when the last is written."""
         self._finished = True
         self._work.set()
         self._room.set()

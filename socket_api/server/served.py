@@ -1,14 +1,14 @@
 """One served connection: its deadlines, its requests as tasks, and its end.
 
-Owns the life of a connection between accept and close. The protocol is `connection.py`'s, the queue `outbox.py`'s, the
-meaning of methods `dispatch.py`'s.
+Owns a connection between accept and close; `connection.py` owns the protocol, `outbox.py` the queue, `dispatch.py` the
+methods.
 
 Rules:
-- A request runs as a task of its own and is answered exactly once, unless the connection is gone by then.
-- When the connection ends, requests that may be stopped are cancelled (threat 45); the others (a sleep, a wake, a
-  delete) run to their end and their answers are dropped (threat 46). `serve` returns only then, so that the cap on
-  connections bounds the work of clients that have left, too.
-- Nothing that a client does reaches another connection: every failure here ends this one only.
+- A request runs as a task of its own. It is answered exactly once, unless the connection is gone.
+- When the connection ends, requests that may be stopped are cancelled (threat 45). The others (a sleep, a wake, a
+  delete) run to their end, and their answers are dropped (threat 46). `serve` returns only then, so the cap on
+  connections also bounds the work of clients that have left.
+- No client affects another connection: every failure here ends this one only.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ from .outbox import ClientStalled, Outbox
 _LOG = logging.getLogger(__name__)
 _READ_BYTES = 64 * 1024
 _LOOK_S = 0.5
-"""How soon the departure of a client is seen that is not being read, or that a frame comes too slowly."""
+"""How soon a client that left unread, or a frame that is too slow, is noticed."""
 
 _Frame = tuple[Held, Held]
-"""The bytes that a frame has taken of its connection's budget, and of the common one."""
+"""The bytes of a frame in its connection's budget, and in the common one."""
 
 
 class ServedConnection:
@@ -70,8 +70,8 @@ class ServedConnection:
         limits: ServerLimits,
         reserved: bool = False,
     ) -> None:
-        """`budget` is that of all connections, `checking` is held by the one of them that checks a large frame;
-        `reserved`: see `ServerLimits.reserved_connections`."""
+        """budget: of all connections. checking: held by the connection that checks a large frame. reserved: see
+        `ServerLimits.reserved_connections`."""
         self.reserved = reserved
         self._backend = backend
         self._shut_down = shut_down
@@ -87,7 +87,7 @@ class ServedConnection:
         self._budget = budget
         self._checking = checking
         self._held: _Frame = Held(), Held()  # for the frame that is being read
-        self._pace = 0.0, 0  # how long that frame has been waited for since it was fast enough; what had come then
+        self._pace = 0.0, 0  # the wait since that frame was last fast enough, and its bytes then
         self._quiet = False
         self._gave_way: set[int] = set()
         self._stopping = asyncio.Event()
@@ -99,11 +99,11 @@ class ServedConnection:
 
     @property
     def idle_since(self) -> float | None:
-        """When this connection last did something, on the loop's clock; None if it does, or ends."""
+        """When this connection last did something, on the loop's clock; None if it works or ends."""
         return None if self._work or self._answers or self._gone or self._stopping.is_set() else self._active_at
 
     async def serve(self) -> None:
-        """Serve until the client leaves, or breaks the protocol, or `shut_down`. Raises only for faults of our own."""
+        """Serve until the client leaves or breaks the protocol, or until `shut_down`. Raises only our own faults."""
         sender = asyncio.create_task(self._send())
         reading = asyncio.create_task(self._read_until_end())
         stopping = asyncio.create_task(self._stopping.wait())
@@ -130,17 +130,17 @@ class ServedConnection:
                 raise fault  # ours, not the client's: the server logs it
 
     def give_way(self) -> None:
-        """Cancel what may be cancelled, for a stop that may yet be refused. What comes after is taken."""
+        """Cancel the work that may be cancelled, for a stop that may still be refused. Later requests are taken."""
         self._gave_way.update(id for id, (request, _) in self._work.items() if _is_stoppable(request))
         self._cancel_work()
 
     def refuse_work(self) -> None:
-        """Take no more requests but those of methods that are `always` taken; cancel what may be cancelled."""
+        """Take only requests of methods that are `always` taken; cancel the work that may be cancelled."""
         self._quiet = True
         self._cancel_work()
 
     async def quiesce(self) -> None:
-        """As `refuse_work`; returns when the work in flight has ended. The connection stays, for the answers."""
+        """As `refuse_work`, and wait for the work in flight. The connection stays, for the answers."""
         self.refuse_work()
         if going := [
             work for request, work in self._work.values() if not (request.verb.always or request.verb.watches)
@@ -148,11 +148,11 @@ class ServedConnection:
             await asyncio.wait(going)
 
     def shut_down(self) -> None:
-        """Take no more requests, cancel what may be cancelled, answer what is in flight, end. Returns at once."""
+        """Take no more requests, cancel the work that may be cancelled, answer the rest, end. Returns at once."""
         self._stopping.set()
 
     def evict(self) -> None:
-        """End an idle connection, for the sake of a new one."""
+        """End an idle connection, to make room for a new one."""
         self._farewell = ConnectionEvicted(
             "This connection was the one idle for longest when a new one needed its place. Nothing of it was in flight."
             " Open a new one."
@@ -180,21 +180,21 @@ class ServedConnection:
             _LOG.warning("connection closed: %s", error.code)
             self._outbox.put_reply(self._connection.send_fatal(error))
         except OSError:
-            pass  # reset by the client: an end like any other
+            pass  # the client reset it: an end like any other
 
     async def _next_message(self) -> ServerInput | None:
-        """What the client asks next. A large frame is decoded and checked in pieces, so that no stream waits for it,
-        and one of all connections at a time, which bounds the memory that this takes (threat 44)."""
+        """The client's next message. A large frame is decoded and checked in pieces, so that no stream waits. Only one
+        connection does so at a time, to bound its memory (threat 44)."""
         if not self._connection.is_large_frame_whole:
             return self._connection.next_message()
         async with self._checking:
             message = await in_pieces(self._connection.next_message_in_pieces())
-        self._pace = 0.0, 0  # that was not the client's time
+        self._pace = 0.0, 0  # the check was not the client's time
         return message
 
     async def _make_room(self) -> bool:
-        """Take what has come of the next frame from the budgets. Waits, if need be, and nothing more is read
-        meanwhile; False if the client left while it did."""
+        """Count the received part of the next frame in the budgets. Waits for room, and reads nothing meanwhile. False
+        if the client left."""
         size_bytes = self._connection.next_frame_bytes
         if size_bytes <= self._limits.uncounted_frame_bytes:
             return True
@@ -202,7 +202,7 @@ class ServedConnection:
         try:
             while not (await asyncio.wait({taking}, timeout=_LOOK_S))[0]:
                 if self._connection.greeted:
-                    self._deadline = None  # it is we who keep the client waiting
+                    self._deadline = None  # we keep the client waiting, not it us
                 if has_left(self._writer.get_extra_info("socket")):
                     return False
         finally:
@@ -211,8 +211,8 @@ class ServedConnection:
         return True
 
     async def _take(self, size_bytes: int, come_bytes: int) -> None:
-        """The client's own budget is its own affair, and the frame is taken from it whole: so that what it does not
-        read on for want of that keeps no other client's from being read to the end."""
+        """Take a whole frame from the client's own budget first: a frame that waits there holds no room that other
+        clients need."""
         own, shared = self._held
         if not own.size_bytes:
             await self._own_budget.take(own, size_bytes)
@@ -230,12 +230,12 @@ class ServedConnection:
             begun = clock()
             data = await self._read_for(_LOOK_S if holds_room else None)
             if holds_room:
-                # Longer than a look was our own standstill, in which the client may have sent.
+                # A wait beyond a look was our own standstill; the client may have sent meanwhile.
                 self._require_pace(min(clock() - begun, _LOOK_S), self._connection.waiting_bytes + len(data or b""))
         return data
 
     def _require_pace(self, waited_s: float, come_bytes: int) -> None:
-        """While others wait for room, a frame that holds some has to come as from a client that goes on sending."""
+        """Refuse a slow frame that holds room while others wait for it."""
         waited_s += self._pace[0]
         if come_bytes - self._pace[1] >= self._limits.min_frame_bytes or not self._budget.is_short:
             self._pace = 0.0, come_bytes
@@ -249,7 +249,7 @@ class ServedConnection:
             self._pace = waited_s, self._pace[1]
 
     async def _read_for(self, look_s: float | None) -> bytes | None:
-        """What comes next; None where nothing has come for so long and its deadline has not passed."""
+        """Read bytes; None if nothing came in this time, before the deadline."""
         until = None if look_s is None else asyncio.get_running_loop().time() + look_s
         if self._deadline is not None:
             until = self._deadline if until is None else min(until, self._deadline)
@@ -266,7 +266,7 @@ class ServedConnection:
             raise FrameTimeout(f"A frame was not complete after {limit_s:g} s.", limit_s=limit_s) from None
 
     def _set_deadline(self, *, frame_ended: bool) -> None:
-        """Before the hello the first deadline stands; later, one runs while a frame is incomplete, from its start."""
+        """Set the deadline of an incomplete frame, from its start. Before the hello the first deadline stands."""
         if not self._connection.greeted:
             return
         if not self._connection.waiting_bytes:
@@ -276,7 +276,7 @@ class ServedConnection:
 
     async def _handle(self, message: ServerInput) -> None:
         if isinstance(self._farewell, ConnectionEvicted):
-            return  # so that what is not answered was not begun, and can be sent again
+            return  # an unanswered request was not begun, and can be sent again
         if isinstance(message, AcceptedRequest):
             refusal = None if message.verb.always else self._find_refusal()
             if refusal is None:
@@ -286,7 +286,7 @@ class ServedConnection:
                 await self._outbox.wait_for_room()
                 self._outbox.put_reply(self._connection.send_error(message.id, refusal))
         elif isinstance(message, RefusedRequest):
-            await self._outbox.wait_for_room()  # a flood of bad requests is read no faster than it takes its answers
+            await self._outbox.wait_for_room()  # bad requests are read no faster than the client takes their answers
             self._outbox.put_reply(self._connection.send_refusal(message))
         elif isinstance(message, Cancel):
             self._cancel(message.id)
@@ -334,7 +334,7 @@ class ServedConnection:
             self._drop(stalled)
 
     async def _answer(self, request: AcceptedRequest, work: asyncio.Task[dict[str, object]], held: _Frame) -> None:
-        await asyncio.wait({work})  # not awaited itself: its cancellation is an answer, not ours
+        await asyncio.wait({work})  # not awaited itself: its cancellation is an answer, not that of this task
         self._give_back(held)
         await self._outbox.wait_for_room()
         self._active_at = asyncio.get_running_loop().time()
@@ -342,14 +342,14 @@ class ServedConnection:
         if not self._gone:
             self._outbox.put_reply(await in_pieces(self._answer_frame(request, work)))
         elif not work.cancelled():
-            work.exception()  # seen; there is no client left to tell
+            work.exception()  # taken, so that asyncio does not log it; no client is left to tell
         self._gave_way.discard(request.id)
 
     def _answer_frame(self, request: AcceptedRequest, work: asyncio.Task[dict[str, object]]) -> Pieces[bytes]:
         if work.cancelled():
             return self._connection.send_error(request.id, self._why_cancelled(request, work))
-        # Looked at and not raised: an error that had been raised here would hold this frame, and so itself and, until a
-        # garbage collection comes by, whatever session its request was about.
+        # Not raised: a raised error would hold this frame, and so itself and the request's session, until a garbage
+        # collection.
         if (failure := work.exception()) is not None:
             return self._connection.send_error(request.id, _error_to_tell(request, failure))
         try:
@@ -378,14 +378,14 @@ class ServedConnection:
         return RequestCancelled(f"{request.verb.name} was cancelled. {left}", **facts)
 
     def _cancel(self, request_id: int) -> None:
-        # An unknown id is no fault: the result may have crossed the cancel on its way.
+        # An unknown id is no fault: the result and the cancel may have crossed.
         if request_id in self._work:
             request, work = self._work[request_id]
             if request.verb.cancellable:
                 work.cancel()
 
     def _cancel_work(self) -> None:
-        """Stop what may be stopped, but for what only watches: it is told of the stop to the end."""
+        """Stop the work that may be stopped, but not subscriptions: they hear of the stop to its end."""
         for request_id, (request, _) in list(self._work.items()):
             if _is_stoppable(request):
                 self._cancel(request_id)
@@ -396,7 +396,7 @@ class ServedConnection:
                 self._cancel(request_id)
 
     async def _see_watching_end(self) -> None:
-        """The service has ended, and with it what watches it, once its client has taken the last that it is told."""
+        """Wait for subscriptions to end: the service has ended, and their clients take the last events."""
         if watching := [work for request, work in self._work.values() if request.verb.watches]:
             await asyncio.wait(watching, timeout=self._limits.goodbye_timeout_s)
         self._cancel_watching()
@@ -413,7 +413,7 @@ class ServedConnection:
         except ClientStalled as stalled:
             self._drop(stalled)
         except OSError:
-            pass  # the client is gone; reading sees it too
+            pass  # the client is gone; the reading task sees it too
 
     def _drop(self, stalled: ClientStalled) -> None:
         _LOG.warning("client dropped: %s", stalled)
@@ -422,7 +422,7 @@ class ServedConnection:
         self._writer.transport.abort()
 
     async def _close(self, sender: asyncio.Task[None]) -> None:
-        """Give the client a moment to take the queued messages, then close in any case."""
+        """Give the client a moment to take the queued messages, then close."""
         with contextlib.suppress(TimeoutError, OSError):
             async with asyncio.timeout(self._limits.goodbye_timeout_s):
                 await asyncio.wait({sender})
@@ -440,7 +440,7 @@ def _is_stoppable(request: AcceptedRequest) -> bool:
 
 
 def _error_to_tell(request: AcceptedRequest, failure: BaseException) -> TorporError:
-    """The error message for a client; a fault of one request must not end the daemon."""
+    """The error for the client; a fault of one request must not end the daemon."""
     if isinstance(failure, TorporError):
         return failure
     _LOG.error("fault in %s", request.verb.name, exc_info=failure)
@@ -450,7 +450,7 @@ def _error_to_tell(request: AcceptedRequest, failure: BaseException) -> TorporEr
 
 
 def _left_of(request: AcceptedRequest, work: asyncio.Task[dict[str, object]]) -> tuple[str, dict[str, object]]:
-    """The work that stays after a cancelled request: as a sentence, and as facts."""
+    """The work that stays of a cancelled request, as a sentence and as facts."""
     try:
         work.result()
     except LeftMidway as left:

@@ -1,7 +1,7 @@
-"""The daemon's front door: accepts connections on the Unix socket and hands each to a `ServedConnection`.
+"""Accepts connections on the Unix socket, and hands each to a `ServedConnection`.
 
-Owns the listening socket, the check of who connects, the cap on connections, and the graceful stop or its refusal. Does
-not know the service (it takes any `Backend`), and never closes it: its maker does.
+Owns the listening socket, the check of the peer, the cap on connections, and the graceful stop or its refusal. Takes
+any `Backend`, and never closes it: its maker does.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from .served import ServedConnection
 _LOG = logging.getLogger(__name__)
 _STREAM_BUFFER_BYTES = 64 * 1024
 _ACCEPTS_PER_TURN = 16
-"""So that a crowd at the door does not keep the loop from those inside."""
+"""So that many new clients do not keep the loop from the connected ones."""
 _SESSIONS_TOLD = 5
-"""In the sentence of a stop that was refused; its details have them all."""
+"""In the message of a refused stop; its details have all sessions."""
 _ACCEPT_PAUSE_S = 0.5
-"""After accept failed, as it does when the process has no file descriptors left."""
+"""After accept failed, for example without free file descriptors."""
 
 
 class ApiServer:
@@ -46,8 +46,7 @@ class ApiServer:
         find_peer_uid: FindPeerUid = peer_uid,
         on_shutdown: Callable[[], None] = lambda: None,
     ) -> None:
-        """`on_shutdown` is called when a client asks the daemon to stop: `quiesce`, `announce` and `stop` should
-        follow."""
+        """on_shutdown: called when a client asks the daemon to stop; `quiesce`, `announce` and `stop` should follow."""
         self._backend = backend
         self._socket_path = socket_path
         self._limits = limits or ServerLimits()
@@ -65,7 +64,7 @@ class ApiServer:
 
     @property
     def connections(self) -> int:
-        """Connections that are open, or gone with work of theirs still running."""
+        """Connections that are open, or have left work that still runs."""
         return len(self._tasks)
 
     async def start(self) -> None:
@@ -74,32 +73,30 @@ class ApiServer:
         Raises:
             SocketPathTooLong, UnsafeSocketPath, SocketInUse: see `listener.py`.
         """
-        self._listener = await asyncio.to_thread(open_listener, self._socket_path)  # it may wait for a lock
+        self._listener = await asyncio.to_thread(open_listener, self._socket_path)  # may wait for a lock
         self._watch(self._listener)
 
     async def quiesce(self) -> None:
         """The first half of a stop: accept no more, remove the socket, cancel generations, wait for work in flight.
-
-        Connections stay open, so that those who asked for the stop hear how it went (`announce`). The socket goes
-        first: a client that comes now is told at once that no daemon is there.
+        Connections stay open, so that clients that asked for the stop get its report (`announce`). The socket goes
+        first: a new client learns at once that no daemon is there.
         """
         self._stopping = True
         if self._listener is not None:
-            self._accept(self._listener)  # who waits at the door may want to ask for the stop, too
+            self._accept(self._listener)  # a waiting client may ask for the stop, too
             asyncio.get_running_loop().remove_reader(self._listener.socket)
             self._listener.remove()
             self._listener = None
         await asyncio.gather(*(served.quiesce() for served in self._served))
 
     def announce(self, report: ShutdownResult) -> None:
-        """Answer everyone who asked for the stop, now and until `stop`."""
+        """Send the report to all clients that ask for the stop, until `stop`."""
         if not self._reported().done():
             self._reported().set_result(report)
 
     async def stop(self) -> None:
-        """Accept no more, remove the socket, cancel generations, answer what is in flight, close. Idempotent.
-
-        Who asked for the stop and has not heard how it went (`announce`) hears only that the daemon is stopping.
+        """Accept no more, remove the socket, cancel generations, answer work in flight, close. Idempotent. Without
+        `announce`, a client that asked for the stop hears only that the daemon is stopping.
         """
         await self.quiesce()
         self._reported().cancel()
@@ -115,8 +112,8 @@ class ApiServer:
     async def __aexit__(self, *exc: object) -> None:
         await self.stop()
 
-    # Accepting is done here and not by asyncio's server: that one loses a connection which it has accepted when it is
-    # closed in the same turn of the loop, and has no place to look at the peer before buffers are made for it.
+    # Accepted here and not by asyncio's server: closed in the same turn of the loop, that one loses a connection it has
+    # accepted. Nor can it check the peer before it makes buffers.
 
     def _watch(self, listener: Listener) -> None:
         if not self._stopping:
@@ -125,7 +122,7 @@ class ApiServer:
     def _accept(self, listener: Listener) -> None:
         for _ in range(_ACCEPTS_PER_TURN):
             if self._evicted and len(self._tasks) >= self._limits.max_connections + self._limits.reserved_connections:
-                self._full = listener  # there will be room as soon as one that was evicted has gone
+                self._full = listener  # there is room as soon as an evicted one has gone
                 asyncio.get_running_loop().remove_reader(listener.socket)
                 return
             try:
@@ -149,7 +146,7 @@ class ApiServer:
             task.add_done_callback(self._forget)
             return
         _LOG.warning("connection refused: %s", refusal.code)
-        with connected, contextlib.suppress(OSError):  # one small frame fits into the socket's empty buffer
+        with connected, contextlib.suppress(OSError):  # a small frame fits into the socket's empty buffer
             connected.send(ServerConnection(max_in_flight=0).send_fatal(refusal))
 
     def _find_refusal(self, connected: socket.socket) -> ProtocolError | None:
@@ -168,7 +165,7 @@ class ApiServer:
         return None
 
     def _find_place(self) -> bool:
-        """Make room for one more if need be and if some connection is idle; whether there is room."""
+        """Whether there is room for one more; an idle connection is evicted for it if needed."""
         if len(self._tasks) - len(self._evicted) < self._limits.max_connections:
             return True
         oldest = self._find_idle()
@@ -179,7 +176,7 @@ class ApiServer:
         return not oldest.reserved
 
     def _find_idle(self) -> ServedConnection | None:
-        """The connection that has done nothing for longest, if there is one without anything in flight."""
+        """The connection that has been idle longest, if any is idle."""
         idle = [(since, served) for served in self._served if (since := served.idle_since) is not None]
         return min(idle, key=lambda one: one[0])[1] if idle else None
 
@@ -214,7 +211,7 @@ class ApiServer:
             self._evicted.discard(served)
 
     def _fill_place(self, *, reserved: bool) -> None:
-        """The place of one that has gone is taken by one that is held in reserve."""
+        """Give the place of a closed connection to one in reserve."""
         if not reserved:
             for served in self._served:
                 if served.reserved:
@@ -226,7 +223,7 @@ class ApiServer:
             for served in self._served:
                 served.give_way()
             report = await self._backend.prepare_close()
-            if report.failed and not self._stopping:  # else somebody has ended the daemon meanwhile
+            if report.failed and not self._stopping:  # else a signal has ended the daemon meanwhile
                 _LOG.warning("a stop was refused: %d sessions cannot be put to sleep", len(report.failed))
                 raise _stop_refused(report)
         self._on_shutdown()
@@ -247,7 +244,7 @@ class ApiServer:
 
 
 def _stop_refused(report: ShutdownResult) -> StopRefused:
-    """What to do comes first: there may be more sessions than a message has room for."""
+    """The error of a refused stop. The advice comes first: there may be more sessions than a message can hold."""
     told = [f"{session}: {reason.rstrip('.')}" for session, reason in list(report.failed.items())[:_SESSIONS_TOLD]]
     if (more := len(report.failed) - len(told)) > 0:
         told.append(f"and {more} more")

@@ -1,15 +1,14 @@
-"""The life of the daemon's process around a service: harden, open, serve, wait for a signal, stop in order.
+"""The daemon's process around a service: harden, open, serve, wait for a signal, stop in order.
 
-Owns the order of start and stop and the signals. Does not know how a service is made: `main.py` passes that in.
+Owns the order of start and stop, and the signals. `main.py` passes in how a service is made.
 
-A client's `shutdown` is tried first, while connections are taken and everything but work on sessions is served:
-generations cancelled → the service puts its sessions to sleep. If one cannot be, the stop is refused, and all goes on.
-A signal, and a `shutdown` with `force`, skip this: the machine may be going down, and what cannot be kept is given up.
+A client's `shutdown` is tried first, while connections are taken and all but work on sessions is served: generations
+cancelled → the service puts its sessions to sleep. If one cannot sleep, the stop is refused, and the daemon goes on. A
+signal, and a `shutdown` with `force`, skip this: the machine may be going down, and unsaved work is given up.
 
-Stop order then, for all alike: no new connections, socket removed, generations cancelled, and from that moment on the
-service puts its sessions to sleep, those that it has not yet → work in flight answered → the service closed → those who
-asked for the stop are told how it went → connections closed. A second signal ends the process at once; the store is
-made for that.
+Then the order is: no new connections, socket removed, generations cancelled, and from then on the service puts the
+remaining sessions to sleep → work in flight answered → the service closed → the report sent to clients that asked for
+the stop → connections closed. A second signal ends the process at once; the store is made for that.
 """
 
 from __future__ import annotations
@@ -33,11 +32,11 @@ from .server import ApiServer
 
 _STDERR = 2
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-"""SIGHUP: the terminal that the daemon was started from is gone."""
+"""SIGHUP: the daemon's terminal is gone."""
 
 
 class ClosableBackend(Backend, Protocol):
-    """A service that is closed where it was opened."""
+    """A service that this module opens and closes."""
 
     async def reload_config(self) -> None: ...
 
@@ -61,13 +60,13 @@ def serve_until_signal(
 ) -> None:
     """Run the daemon in this process until SIGTERM, SIGINT or SIGHUP, or until a client asks it to stop.
 
-    rereads: it has a configuration file; SIGHUP does not stop it then, but has that read anew.
+    rereads: there is a configuration file, and SIGHUP reloads it instead of stopping.
 
     Raises:
         SocketInUse, UnsafeSocketPath, SocketPathTooLong: before anything is loaded.
         TooFewDescriptors: fewer files may be open than a daemon needs.
         StopIncomplete: stopped, but a session could not be put to sleep.
-        TorporError: what opening the service raises.
+        TorporError: as the opening of the service.
     """
     harden_process()
     limits = limits_within(raise_limit())
@@ -75,8 +74,8 @@ def serve_until_signal(
 
 
 def harden_process() -> None:
-    """Keep what the daemon holds from other users: no core dumps, no file of ours readable by them (threat 60). Without
-    a core dump the log has to say where the process was when the system ended it: stderr does, with every thread."""
+    """Keep the daemon's data from other users: no core dumps, no file readable by them (threat 60). Instead of a core
+    dump, stderr gets the stack of every thread at a crash."""
     faulthandler.enable(file=_STDERR)
     os.umask(0o077)
     _, hard = resource.getrlimit(resource.RLIMIT_CORE)
@@ -121,7 +120,7 @@ async def _serve(
 
 
 async def _close(backend: ClosableBackend, server: ApiServer, rereading: asyncio.Task[None] | None) -> ShutdownResult:
-    """Stop the service. What is awake is put to sleep from the first moment on, whatever else is still to end."""
+    """Stop the service. Sessions go to sleep from the first moment on, while other work still ends."""
     keeping = asyncio.ensure_future(backend.begin_close())
     await server.quiesce()
     if rereading is not None:
@@ -139,13 +138,15 @@ async def _reread_on_demand(backend: ClosableBackend, reread: asyncio.Event) -> 
 
 
 def _on_first_signal(stop: Callable[[], None], hang_up: Callable[[], None] | None = None) -> None:
-    """hang_up: what SIGHUP asks for, any number of times; if None it stops like the others."""
+    """hang_up: called at each SIGHUP; if None, SIGHUP stops like the others."""
     loop = asyncio.get_running_loop()
 
     def handle() -> None:
         for number in _SIGNALS:
             loop.remove_signal_handler(number)
-        signal.signal(signal.SIGINT, signal.SIG_DFL)  # not Python's: an interrupt must not unwind a sleep half-way
+        signal.signal(
+            signal.SIGINT, signal.SIG_DFL
+        )  # Python's handler would unwind a sleep half-way
         stop()
 
     for number in _SIGNALS:

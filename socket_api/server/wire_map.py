@@ -1,7 +1,7 @@
-"""From a result of the service to the map that crosses the wire, checked on the way: a client would take a value that
-its record does not allow for a breach of the protocol.
+"""From a result of the service to the map on the wire. It is checked on the way: a value that the record does not allow
+would look like a breach of the protocol.
 
-Long lists are made piece by piece, for a stream of somebody else waits meanwhile. Server half.
+Long lists are made piece by piece, because other clients' streams wait meanwhile. Server half.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ...daemon.api.verb import R, Verb
 from ...daemon.engine.pieces import SESSIONS_AT_ONCE, Pieces
 
 _PLAIN_ITEMS_AT_ONCE: Final = 4096
-"""Numbers and texts, which take less time than records do."""
+"""Numbers and texts take less time than records."""
 
 
 def wire_map(verb: Verb[Any, R], result: R) -> Pieces[dict[str, Any]]:
@@ -50,7 +50,7 @@ def _whole(verb: Verb[Any, Any]) -> TypeAdapter[Any]:
 
 @cache
 def _of_field(verb: Verb[Any, Any], name: str) -> TypeAdapter[Any]:
-    """For pieces of a field that is a list of any length."""
+    """For pieces of a field that is a list."""
     return TypeAdapter(get_type_hints(verb.result, include_extras=True)[name], config=IGNORING)
 
 
@@ -67,7 +67,7 @@ def _fields_of(record: Any) -> Mapping[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """As `dataclasses.asdict` has it, of what the service answers: records, maps, sequences and plain values."""
+    """As `dataclasses.asdict`, for records, maps, sequences and plain values."""
     if is_dataclass(value) or isinstance(value, Mapping):
         return {name: _plain(item) for name, item in _fields_of(value).items()}
     return tuple(map(_plain, value)) if _is_sequence(value) else value

@@ -1,1 +1,1 @@
-"""Shared by both ends: the place of the socket, frames, messages, methods, and the limits of the protocol."""
+"""Shared by both ends: the socket's address, frames, messages and methods."""

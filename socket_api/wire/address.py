@@ -1,6 +1,6 @@
-"""Where the daemon's socket is, for server and clients alike, and how long its path may be.
+"""The path of the daemon's socket, for server and clients, and its greatest length.
 
-Owns the choice of the path. Touches no files beyond looking at the runtime folder.
+Touches no files, but looks at the runtime folder.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ SOCKET_NAME = "torpor.sock"
 
 
 def default_socket_path(environment: Mapping[str, str] = os.environ) -> Path:
-    """Return $TORPOR_SOCKET; else one in $XDG_RUNTIME_DIR if that is ours alone; else one under the user's state."""
+    """$TORPOR_SOCKET; else a path in $XDG_RUNTIME_DIR if that is ours alone; else one under the user's state."""
     if chosen := environment.get(SOCKET_VARIABLE):
         return Path(chosen)
     runtime = environment.get("XDG_RUNTIME_DIR", "")
     if runtime and Path(runtime).is_absolute() and _is_ours_alone(runtime):
         return Path(runtime) / "torpor" / SOCKET_NAME
-    # Not platformdirs' runtime folder: where XDG_RUNTIME_DIR is unset that is a folder under /tmp, where all may write.
+    # Not platformdirs' runtime folder: without XDG_RUNTIME_DIR that is under /tmp, where all users may write.
     return platformdirs.user_state_path("torpor", appauthor=False) / "run" / SOCKET_NAME
 
 
 def max_socket_path_bytes(platform: str = sys.platform) -> int:
-    """Return how many bytes a socket path may have, without its final NUL: of 108, and of 104 on BSD and macOS."""
+    """The most bytes of a socket path without its final NUL: the system has 108, on BSD and macOS 104."""
     return 107 if platform == "linux" else 103
 
 
@@ -39,7 +39,7 @@ def require_path_fits(path: str | os.PathLike[str]) -> str:
     """Return the absolute path, checked against the kernel's limit.
 
     Raises:
-        SocketPathTooLong: with `path_bytes` and `limit_bytes`; the kernel's own message names neither.
+        SocketPathTooLong: with `path_bytes` and `limit_bytes`.
     """
     absolute = os.path.abspath(path)
     size, limit = len(os.fsencode(absolute)), max_socket_path_bytes()

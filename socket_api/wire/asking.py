@@ -1,6 +1,6 @@
 """A request of a client: its message, and the meaning of its answer.
 
-Owns the translation for both clients, so that they differ only in how they wait. Does no I/O.
+Shared by both clients, which differ only in how they wait. Does no I/O.
 """
 
 from __future__ import annotations
@@ -23,24 +23,23 @@ R = TypeVar("R", bound=Result)
 
 @dataclass(frozen=True, slots=True)
 class Call(Generic[R]):
-    """One request that is ready to be sent: its verb, and the fields that are not as they are left out."""
+    """A request that is ready to be sent: its verb, and the fields that differ from their defaults."""
 
     verb: Verb[Any, R]
     params: Mapping[str, Any]
 
     def load_result(self, raw: Mapping[str, Any]) -> R:
-        """Type the answer. Raises MalformedMessage: it is none that this client knows."""
+        """Type the answer. Raises MalformedMessage if this client does not know it."""
         return load_result(self.verb, raw)
 
 
 def call_of(verb: Verb[Any, R], request: Request, namespace: str | None) -> Call[R]:
-    """Check a request on this side first: the same rules as in the daemon, and the error comes before anything is sent.
+    """Check a request by the daemon's own rules, before it is sent.
 
-    namespace: the one that it is made in: bare names are names of it, and what asks about many sessions asks about its
-        own. None: in none.
+    namespace: bare names are names in it, and a request about many sessions is about its own. None: in none.
 
     Raises:
-        InvalidRequest, InvalidSampling: what is wrong with it.
+        InvalidRequest, InvalidSampling: a field is at fault.
     """
     lists = listed(verb)
     params: dict[str, Any] = {}
@@ -60,7 +59,7 @@ def remote_error(body: ErrorBody) -> RemoteError:
 
 
 def committed_of(body: ErrorBody) -> dict[str, Any]:
-    """What a cancelled generation leaves: the details of the daemon's answer (docs/reference/protocol.md)."""
+    """The work that a cancelled generation leaves: the details of the error (docs/reference/protocol.md)."""
     return dict(body.details)
 
 

@@ -1,7 +1,7 @@
-"""From a map that crossed the wire to a record of `daemon/api`, strictly (threat 48).
+"""From a map on the wire to a record of `daemon/api`, strictly (threat 48).
 
-Owns what is said of a map that is none: no unknown field, no conversion, no NaN, every length bounded; and that a long
-list is checked in pieces. Knows the records by what they declare of themselves, and none by name.
+No unknown field, no conversion, no NaN, every length bounded; long lists are checked in pieces. Knows records only by
+their declarations. Owns the messages of refusals.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ def load_request(verb: Verb[Any, Any], raw: Mapping[str, Any]) -> Request:
 
     Raises:
         InvalidRequest: with `field`, the first field at fault.
-        InvalidSampling: a value of the sampling that no sampler takes.
+        InvalidSampling: a sampling value is out of range.
     """
     return whole(load_request_in_pieces(verb, raw))
 
 
 def load_request_in_pieces(verb: Verb[Any, Any], raw: Mapping[str, Any]) -> Pieces[Request]:
-    """As `load_request`, for what may be large: yields behind each piece of a long list. Of that a piece is checked
-    like a list of its own, and one of its items stands for it where the parameters are checked together."""
+    """As `load_request`, for a large request: yields behind each piece of a long list. Each piece is checked as a list
+    of its own. In the check of all parameters, one item stands for the list."""
     found: dict[str, tuple[Any, ...]] = {}
     for name, long in _long_lists(verb).items():
         if long.takes(raw.get(name)):
@@ -53,7 +53,7 @@ def load_result(verb: Verb[Any, R], raw: Mapping[str, Any]) -> R:
     """Type the answer to a request.
 
     Raises:
-        MalformedMessage: the daemon answered with something else.
+        MalformedMessage: it is not the result of this verb.
     """
     try:
         found: R = _of_result(verb).validate_python(raw)
@@ -68,7 +68,7 @@ def load_result(verb: Verb[Any, R], raw: Mapping[str, Any]) -> R:
 
 @cache
 def listed(verb: Verb[Any, Any]) -> Mapping[str, Listed]:
-    """The fields of a request that are lists, and what they say of themselves."""
+    """The list fields of a request, with their declared marks."""
     hints = get_type_hints(verb.request, include_extras=True)
     marked = {name: _marks_of(declared)[1] for name, declared in hints.items()}
     lists = {name: next((each for each in marks if isinstance(each, Listed)), None) for name, marks in marked.items()}
@@ -77,14 +77,14 @@ def listed(verb: Verb[Any, Any]) -> Mapping[str, Listed]:
 
 @dataclass(frozen=True, slots=True)
 class _LongList:
-    """A list of so many items that they are checked in pieces. at_once: about a millisecond's; most: in all."""
+    """A list that is checked in pieces. at_once: items of a piece, about a millisecond. most: items in all."""
 
     of_items: TypeAdapter[tuple[Any, ...]]
     at_once: int
     most: int
 
     def takes(self, value: object) -> bool:
-        """Whether a value is checked in pieces; what is too long is not, so that it is refused for that."""
+        """Whether a value is checked in pieces. One that is too long is not, so that it is refused for its length."""
         return isinstance(value, tuple) and self.at_once < len(value) <= self.most
 
 
@@ -102,7 +102,7 @@ def _long_lists(verb: Verb[Any, Any]) -> Mapping[str, _LongList]:
 
 
 def _marks_of(declared: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-    """What a declared kind is made of, and how it is marked; of one that may be None as well, that of the other."""
+    """The arguments of a declared kind, and its marks; for `X | None`, those of X."""
     if get_origin(declared) is not Annotated:
         declared = next((each for each in get_args(declared) if get_origin(each) is Annotated), None)
     kind, *marks = get_args(declared) or (None,)
@@ -131,7 +131,7 @@ def _checked(verb: str, name: str, long: _LongList, items: Sequence[Any]) -> Pie
 def _validated(
     verb: str, check: Callable[[Any], _Checked], raw: Any, *, within: tuple[str, int] | None = None
 ) -> _Checked:
-    """within: the list that this is a piece of, and where it begins there."""
+    """within: the list that this is a piece of, and the piece's start in it."""
     try:
         return check(raw)
     except ValidationError as error:
@@ -145,7 +145,7 @@ def _validated(
 
 
 def _refusal(verb: str, place: str, problem: str) -> InvalidRequest:
-    """Say which field of what was asked is at fault, without repeating what the client sent (threat 60)."""
+    """Name the field at fault, without repeating the client's text (threat 60)."""
     said = f"{verb}: {place}: {problem}" if place else f"{verb}: {problem}"
     return InvalidRequest(f"{said.rstrip('.')}.", method=verb, field=place or "params")
 
@@ -167,7 +167,7 @@ _CONTENT_OF_PARTS = "it is no text; give one text for each message: join a list 
 
 
 def _problem(first: Mapping[str, Any]) -> str:
-    """What is wrong with a field and what to give. Of the context only lengths are used: it has no text of a client."""
+    """The fault of a field and the remedy. Only lengths are taken from the context: no text of a client."""
     kind, place = first["type"], first["loc"]
     if kind == "string_type" and place[:1] == ("messages",) and place[-1] == "content":
         return _CONTENT_OF_PARTS

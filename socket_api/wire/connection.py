@@ -1,12 +1,11 @@
-"""The protocol as two state machines without I/O: bytes in, messages out, and back. Both clients and the server are
-shells around these.
+"""The protocol as two state machines without I/O. Both clients and the server are shells around them.
 
-Owns: the order of messages, which request ids are in flight, and the death of a connection at the first breach. Does
-not know sockets, clocks, tasks, or what a method does.
+Owns the order of messages, the ids in flight, and the death of a connection at the first breach. Does not know sockets,
+clocks, tasks or methods.
 
-How to use one: write the bytes that a `send_…` returns; `feed` what arrives and call `next_message` until it gives
-None; call `require_clean_end` when the peer's stream ends. After a `ProtocolError` the connection is dead: say why to
-the peer if it listens (`ServerConnection.send_fatal`), then close.
+To use one: write the bytes that a `send_…` returns; `feed` received bytes and call `next_message` until it gives None;
+call `require_clean_end` when the peer's stream ends. After a `ProtocolError` the connection is dead: tell the peer why
+(`ServerConnection.send_fatal`), then close.
 """
 
 from __future__ import annotations
@@ -59,7 +58,7 @@ class ClientConnection:
         self.hello: HelloReply | None = None
 
     def renewed(self) -> ClientConnection:
-        """One of the same client that comes after this one; its ids go on."""
+        """A new connection of the same client; its ids go on."""
         after = ClientConnection(client_name=self._client_name)
         after._next_id = self._next_id
         return after
@@ -84,7 +83,7 @@ class ClientConnection:
         return request_id, data
 
     def send_again(self, request_id: int, method: str, params: Mapping[str, Any]) -> bytes:
-        """Begin a request that was sent on a connection before this one, and not begun there. As `send_request`."""
+        """As `send_request`, for a request that an earlier connection sent and the daemon did not begin."""
         self._require_alive()
         request = Request(id=request_id, method=method, params=dict(params))
         data = encode_frame(to_map(request), max_frame_bytes=self._max_frame_bytes)
@@ -92,7 +91,7 @@ class ClientConnection:
         return data
 
     def send_cancel(self, request_id: int) -> bytes:
-        """Ask that a request be stopped. Nothing to send (empty bytes) if it has been answered already."""
+        """Ask that a request be stopped. Gives empty bytes if it has been answered already."""
         self._require_alive()
         if request_id not in self._in_flight:
             return b""
@@ -103,10 +102,8 @@ class ClientConnection:
         self._decoder.feed(data)
 
     def next_message(self) -> ServerMessage | None:
-        """Return the next message, or None until more bytes are fed.
-
-        Raises:
-            ProtocolError: the server broke the protocol; every later call raises it again.
+        """Return the next message, or None until more bytes are fed. Raises: ProtocolError: the server broke the
+        protocol; later calls raise it again.
         """
         if self._breach is not None:
             raise self._breach
@@ -145,7 +142,7 @@ class ClientConnection:
 
 @dataclass(frozen=True, slots=True)
 class AcceptedRequest:
-    """A request that is checked, now in flight until its result or error is sent."""
+    """A checked request, in flight until its result or error is sent."""
 
     id: int
     verb: Verb[Any, Any]
@@ -174,22 +171,22 @@ class ServerConnection:
 
     @property
     def in_flight(self) -> frozenset[int]:
-        """Ids of requests that have no result and no error yet."""
+        """Ids of requests without a result or error yet."""
         return frozenset(self._in_flight)
 
     @property
     def waiting_bytes(self) -> int:
-        """Bytes of a frame that has begun and is not complete."""
+        """Bytes of an incomplete frame."""
         return self._decoder.waiting_bytes
 
     @property
     def next_frame_bytes(self) -> int:
-        """Size of the frame that comes next, as soon as its prefix is there; else 0."""
+        """Size of the next frame once its prefix is there; else 0."""
         return self._decoder.next_frame_bytes
 
     @property
     def is_large_frame_whole(self) -> bool:
-        """Whether the frame that comes next is there, and is one that is decoded and checked in pieces."""
+        """Whether the next frame is whole, and large enough to be decoded and checked in pieces."""
         return self._decoder.is_frame_whole and self.next_frame_bytes > limits.MAX_FRAME_BYTES_AT_ONCE
 
     def feed(self, data: bytes) -> None:
@@ -197,7 +194,7 @@ class ServerConnection:
         self._decoder.feed(data)
 
     def next_message(self) -> ServerInput | None:
-        """Return what the client asks next, or None until more bytes are fed.
+        """Return the client's next message, or None until more bytes are fed.
 
         Raises:
             ProtocolError: the client broke the protocol; the connection is dead.
@@ -205,7 +202,7 @@ class ServerConnection:
         return whole(self.next_message_in_pieces())
 
     def next_message_in_pieces(self) -> Pieces[ServerInput | None]:
-        """As `next_message`. What is larger than `limits.MAX_FRAME_BYTES_AT_ONCE` is decoded and checked in pieces."""
+        """As `next_message`; a frame above `limits.MAX_FRAME_BYTES_AT_ONCE` is decoded and checked in pieces."""
         if not self.is_large_frame_whole:
             frame = self._decoder.next_frame()
         else:
@@ -231,7 +228,7 @@ class ServerConnection:
         return _reply_frame(to_map(reply))
 
     def send_event(self, request_id: int, event: Mapping[str, Any]) -> bytes:
-        """Send an event, given as its wire map: it is the hot path. Raises LocalProtocolError if not in flight."""
+        """Send an event, given as its wire map: this is the hot path. Raises LocalProtocolError if not in flight."""
         self._require_in_flight(request_id)
         return _reply_frame({"type": "event", "id": request_id, "event": event})
 
@@ -239,7 +236,7 @@ class ServerConnection:
         """Send a result; the request is over. A large one is encoded in pieces.
 
         Raises:
-            LocalProtocolError: not in flight, or too large for a frame; then the request is still in flight.
+            LocalProtocolError: not in flight; or too large for a frame, and then still in flight.
         """
         self._require_in_flight(request_id)
         message = {"type": "result", "id": request_id, "result": dict(result)}
@@ -254,7 +251,7 @@ class ServerConnection:
         return _error_frame(request_id, error)
 
     def send_refusal(self, refused: RefusedRequest) -> bytes:
-        """Answer a request that was never in flight; one of the same id that is goes on."""
+        """Answer a request that was never in flight. A request in flight with the same id goes on."""
         return _error_frame(refused.id, refused.error)
 
     def send_fatal(self, error: TorporError) -> bytes:
@@ -305,7 +302,7 @@ def _reply_frame(message: Mapping[str, Any]) -> bytes:
 
 
 def _error_frame(request_id: int | None, error: TorporError) -> bytes:
-    """Encode a failure. One whose details are too large goes without them: a failure must always arrive."""
+    """Encode a failure. Details that are too large are dropped: a failure must always arrive."""
     body = error_body(error)
     try:
         data = _reply_frame(to_map(ErrorMessage(id=request_id, error=body)))

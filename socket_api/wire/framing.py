@@ -1,11 +1,10 @@
 """Frames: a length of four bytes, little-endian, and one msgpack map of that many bytes.
 
-Owns the cut of a byte stream into maps and back, with every limit checked before memory is spent. Does no I/O and does
-not know what the maps mean.
+Cuts a byte stream into maps, and back. Every limit is checked before memory is spent. Does no I/O, and does not know
+the meaning of the maps.
 
-Rules: a prefix above the limit is refused by its four bytes alone. After any error the decoder is dead: the stream has
-no later point at which it could be trusted again. Frames that were complete before the fault are still handed out.
-Arrays come out as tuples.
+Rules: a prefix above the limit is refused by its four bytes alone. After any error the decoder is dead: the rest of the
+stream cannot be trusted. Frames before the fault are still handed out. Arrays come out as tuples.
 """
 
 from __future__ import annotations
@@ -29,15 +28,14 @@ Pieces = Generator[None, None, Result]
 
 _ITEMS_AT_ONCE: Final = 128
 _PLAIN_ITEMS_AT_ONCE: Final = 4096
-"""How many items of an array are packed, or built, in one piece of the work: about a millisecond. Plain ones are no
-maps."""
+"""Items of an array that one piece of work packs or builds: about a millisecond. Plain ones are not maps."""
 
 _LEVELS_TAKEN_APART: Final = 2
-"""A message, and the parameters or the result in it."""
+"""A message, and its parameters or result."""
 
 
 def whole(pieces: Pieces[Result]) -> Result:
-    """All pieces of some work, one behind the other."""
+    """Do all pieces of some work, and give its result."""
     while True:
         try:
             next(pieces)
@@ -58,7 +56,7 @@ def encode_frame(message: Frame, *, max_frame_bytes: int) -> bytes:
 
 
 def encode_in_pieces(message: Frame, *, max_frame_bytes: int) -> Pieces[bytes]:
-    """As `encode_frame`, for a message that may be large: yields behind each piece of the work."""
+    """As `encode_frame`, for a large message: yields behind each piece of the work."""
     with _expressible():
         payload = yield from _packed(message, msgpack.Packer(use_bin_type=True), _LEVELS_TAKEN_APART)
     return _framed(payload, max_frame_bytes)
@@ -104,8 +102,8 @@ def _packed(value: Any, packer: msgpack.Packer, levels: int) -> Pieces[list[byte
 class FrameDecoder:
     """Turns the bytes of one direction into maps.
 
-    Call `feed` with whatever arrived, then `next_frame` until it returns None. What is held is at most the bytes of one
-    incomplete frame and the last chunk fed.
+    Call `feed` with received bytes, then `next_frame` until it returns None. Holds at most one incomplete frame and the
+    last bytes fed.
     """
 
     def __init__(self, limits: FrameLimits) -> None:
@@ -115,12 +113,12 @@ class FrameDecoder:
 
     @property
     def waiting_bytes(self) -> int:
-        """Bytes held that are not yet a frame: above zero, a frame has begun."""
+        """Bytes of an incomplete frame; 0 between frames."""
         return len(self._buffer)
 
     @property
     def next_frame_bytes(self) -> int:
-        """Size of the frame that has begun, prefix and all; 0 before its prefix is there, or if it will be refused."""
+        """Size of the frame that has begun, with its prefix; 0 before the prefix is there, or if it will be refused."""
         if len(self._buffer) < PREFIX_BYTES:
             return 0
         size = int.from_bytes(self._buffer[:PREFIX_BYTES], "little")
@@ -147,13 +145,13 @@ class FrameDecoder:
             return None if payload is None else _decode(payload, self._limits.max_values)
 
     def next_frame_in_pieces(self) -> Pieces[Frame | None]:
-        """As `next_frame`, for a frame that may be large: yields behind each piece of the work."""
+        """As `next_frame`, for a large frame: yields behind each piece of the work."""
         with self._dead_if_broken():
             payload = self._cut()
             return None if payload is None else (yield from _decode_in_pieces(payload, self._limits.max_values))
 
     def require_empty(self) -> None:
-        """Check, at the end of the stream, that it did not end inside a frame.
+        """Check that the stream did not end inside a frame.
 
         Raises:
             TruncatedFrame: with `received_bytes`.
@@ -211,8 +209,8 @@ def _decode_in_pieces(payload: bytes, max_values: int) -> Pieces[Frame]:
 
 
 def _unpacked(payload: bytes, unpacker: msgpack.Unpacker, levels: int) -> Pieces[Any]:
-    """The value that comes next. levels: how far maps are taken apart, so that long arrays in them are built in pieces.
-    What the lengths say has been checked."""
+    """The next value. levels: how far maps are taken apart, so that long arrays in them are built in pieces. The
+    lengths were checked before."""
     tag = payload[unpacker.tell()]
     if levels and (0x80 <= tag <= 0x8F or tag in (0xDE, 0xDF)):
         pairs = []
@@ -246,7 +244,7 @@ def _require_map(message: Any) -> Frame:
 
 
 def _require_plain_map(pairs: list[tuple[Any, Any]]) -> Frame:
-    """Build a map; with a repeated key, two readers of one frame could see two messages (msgpack keeps the last)."""
+    """Build a map. A repeated key is refused: two readers could see two messages (msgpack keeps the last)."""
     result = dict(pairs)
     if len(result) != len(pairs):
         raise ValueError("a map repeats a key")

@@ -1,12 +1,13 @@
-"""The listening socket's file: made where only we can reach it, never in place of a live one, removed by its maker.
+"""The listening socket's file: made where only this user can reach it, never in place of a live one, removed by its
+maker.
 
 Owns the file and its folder. Does not accept connections.
 
-Order (each step has a test): the path fits → the folder is there (made with mode 0700), ours,
-and writable by no other user → no other user may put another in the place of it or of a folder above it → the folder is
-locked, so that two starting daemons take turns → what stands at the path is a socket that no process answers on, and is
-removed, or nothing → bind under a umask that leaves 0600 → listen → unlock. Listening before unlocking matters: a
-socket that is bound and does not listen yet looks like one that a dead daemon left behind.
+Order (each step has a test): the path fits → the folder is there (made with mode 0700), ours, and writable by no other
+user → no other user can replace it or a folder above it → the folder is locked, so that two starting daemons take turns
+→ a socket at the path that no process answers on is removed; anything else there is refused → bind under a umask that
+leaves 0600 → listen → unlock. It must listen before it unlocks: a bound socket that does not listen yet looks like the
+leftover of a dead daemon.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from ..errors import SocketInUse, UnsafeSocketPath
 from .address import require_path_fits
 
 _BACKLOG = 4096
-"""Clients that may wait at the door; a system that lets fewer wait takes its own number."""
+"""Clients that may wait for an accept; a system with a lower limit takes its own."""
 _LOCK_TIMEOUT_S = 10.0
 _LOCK_POLL_S = 0.02
 _MOST_LINKS = 40  # as Linux
@@ -51,10 +52,10 @@ class Listener:
 
 
 def open_listener(path: str | os.PathLike[str]) -> Listener:
-    """Bind and listen. May wait for another daemon that is starting: not for the event loop's thread.
+    """Bind and listen. May wait for another starting daemon, so not for the event loop's thread.
 
     Raises:
-        SocketPathTooLong, UnsafeSocketPath, SocketInUse: nothing was changed, but the folder may have been made.
+        SocketPathTooLong, UnsafeSocketPath, SocketInUse: nothing has changed, but the folder may have been made.
     """
     absolute = require_path_fits(path)
     with _locked_folder(os.path.dirname(absolute)):
@@ -85,7 +86,10 @@ def _locked_folder(folder: str) -> Iterator[None]:
 
 def _open_folder(folder: str) -> int:
     try:
-        with _umask(0o077), contextlib.suppress(FileExistsError):  # whatever the process has: 0277 would lock us out
+        with (
+            _umask(0o077),
+            contextlib.suppress(FileExistsError),
+        ):  # under any umask: 0277 would lock us out
             os.makedirs(folder, 0o700)
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError as error:
@@ -96,7 +100,7 @@ def _open_folder(folder: str) -> int:
     status = os.fstat(descriptor)
     if status.st_uid != os.geteuid() or status.st_mode & 0o022:
         os.close(descriptor)
-        # A sticky folder, or another user's, is shared on purpose: to close it would break what others do there.
+        # A sticky folder, or another user's, is shared on purpose: to close it would break the work of others there.
         shared = status.st_mode & stat.S_ISVTX or status.st_uid != os.geteuid()
         remedy = f"a folder in it, as {folder}/torpor/socket" if shared else f"another folder, or: chmod 700 {folder}"
         raise UnsafeSocketPath(
@@ -116,8 +120,8 @@ def _open_folder(folder: str) -> int:
 
 
 def _require_safe_parents(folder: str) -> None:
-    """Refuse a folder that others could move away, or a folder or link on the way to it, to put theirs in its place.
-    A sticky folder of root's (/tmp) is shared safely: there each moves away only its own."""
+    """Refuse a folder that others could replace, or one with such a folder or link on the way. A sticky folder of
+    root's (/tmp) is safe: there users can move only their own."""
     for step in sorted(_way_to(folder)):
         status = os.lstat(step)
         mode = stat.S_IMODE(status.st_mode)
@@ -134,7 +138,7 @@ def _require_safe_parents(folder: str) -> None:
 
 
 def _way_to(folder: str) -> set[str]:
-    """What the kernel goes through to an absolute path: each folder above it, and each link with all on its way."""
+    """The folders and links that the kernel passes on the way to an absolute path."""
     way, at, left, links = set(), "/", folder.split("/")[::-1], 0
     while left:
         way.add(at)
@@ -171,11 +175,11 @@ def _try_lock(descriptor: int) -> bool:
 
 
 def _find_stale(path: str) -> os.stat_result | None:
-    """Return what a dead daemon left at the path, or None if there is nothing.
+    """Return the socket that a dead daemon left at the path, or None if there is none.
 
     Raises:
-        UnsafeSocketPath: something else stands there.
-        SocketInUse: somebody answers.
+        UnsafeSocketPath: something else is there.
+        SocketInUse: a process answers.
     """
     try:
         found = os.lstat(path)
@@ -200,7 +204,7 @@ def _remove_stale(path: str) -> None:
 
 
 def _answers(path: str) -> bool:
-    """Whether a process listens. A full backlog (EAGAIN) is a sign of life; only a refusal is none."""
+    """Whether a process listens. A full backlog (EAGAIN) counts; only a refusal does not."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.setblocking(False)
         return probe.connect_ex(path) not in _GONE
@@ -209,7 +213,7 @@ def _answers(path: str) -> bool:
 def _bind(path: str) -> Listener:
     bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        # The mode is right from the first instant: chmod afterwards would leave a gap (threat 40).
+        # The mode must be right from the first instant: a later chmod would leave a gap (threat 40).
         with _umask(0o177):
             bound.bind(path)
         bound.listen(_BACKLOG)

@@ -1,7 +1,7 @@
-"""The messages that travel in frames: their fields, and the way from map to model and back.
+"""The messages in frames: their fields, and the way from map to model and back.
 
-Owns the envelope of every message. Parameters and results are opaque maps here (`checking.py`). Does not
-know sequence or state: which message may come when is `connection.py`'s affair.
+Owns the envelope of every message. Parameters and results are opaque maps here (`checking.py`). `connection.py` owns
+their order.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Cancel(_FromClient):
 
 
 class HelloLimits(_FromServer):
-    """What the daemon accepts."""
+    """The daemon's limits."""
 
     max_request_frame_bytes: int
     max_reply_frame_bytes: int
@@ -72,7 +72,7 @@ class HelloReply(_FromServer):
 
 
 class EventMessage(_FromServer):
-    """Something on the way to a request's result."""
+    """An event before a request's result."""
 
     type: Literal["event"] = "event"
     id: RequestId
@@ -80,7 +80,7 @@ class EventMessage(_FromServer):
 
 
 class ResultMessage(_FromServer):
-    """The last word on a request that succeeded."""
+    """The last message about a request that succeeded."""
 
     type: Literal["result"] = "result"
     id: RequestId
@@ -96,7 +96,7 @@ class ErrorBody(_FromServer):
 
 
 class ErrorMessage(_FromServer):
-    """The last word on a request that failed; without an id, on the connection."""
+    """The last message about a request that failed; without an id, about the connection."""
 
     type: Literal["error"] = "error"
     id: RequestId | None
@@ -119,8 +119,8 @@ def load_client_message(raw: Mapping[str, Any]) -> ClientMessage:
     """Check a map that a client sent.
 
     Raises:
-        UnsupportedProtocol: a hello of another version, whatever else it holds.
-        MalformedMessage: anything else that is no message.
+        UnsupportedProtocol: a hello of another version, with any other fields.
+        MalformedMessage: it is no message.
     """
     _require_version(raw)
     return _load(_CLIENT_MESSAGE, raw)
@@ -138,7 +138,7 @@ def to_map(message: ClientMessage | ServerMessage) -> dict[str, Any]:
 
 
 def error_body(error: TorporError) -> ErrorBody:
-    """Put an error into the shape that crosses the wire; facts that are not plain data become text."""
+    """Give an error its shape on the wire; facts that are not plain data become text."""
     details = {_text(str(key)): _plain(value, depth=0) for key, value in error.details.items()}
     return ErrorBody(code=error.code, message=_text(error.message[: limits.MAX_ERROR_MESSAGE_CHARS]), details=details)
 
@@ -153,7 +153,7 @@ def _load(adapter: TypeAdapter[_M], raw: Mapping[str, Any]) -> _M:
 
 
 def _require_version(raw: Mapping[str, Any]) -> None:
-    # Before the fields are checked: a later version's hello may have others, and must still hear why it is refused.
+    # Before the fields are checked: a later version's hello may have others, and must still get this refusal.
     if raw.get("type") == "hello" and type(raw.get("protocol")) is int and raw["protocol"] != limits.PROTOCOL_VERSION:
         raise UnsupportedProtocol(
             f"The peer speaks protocol {raw['protocol']}, this side {limits.PROTOCOL_VERSION}."

@@ -1,5 +1,5 @@
-"""Names of sessions as a client in a namespace means them. Imports nothing of the protocol, so that a command line can
-be read without it.
+"""Names of sessions in a client's namespace. Imports nothing of the protocol, so that a command line can be parsed
+without it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _NAMING = frozenset({"session", "name"})  # the fields of requests that name a s
 
 
 def within(namespace: str, request: type[Request], params: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a request as it is made in a namespace."""
+    """The fields of a request, with names completed by a namespace."""
     named = dict(params)
     for field in _NAMING & named.keys():
         named[field] = name_in(namespace, named[field])
@@ -29,5 +29,5 @@ def within(namespace: str, request: type[Request], params: Mapping[str, Any]) ->
 
 
 def name_in(namespace: str, session: str) -> str:
-    """What names a session wherever it is asked for: a bare name (perhaps with a version) is one of the namespace."""
+    """The full name of a session: a bare name (perhaps with a version) is in the namespace."""
     return session if "/" in session else f"{namespace}/{session}"

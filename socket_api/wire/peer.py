@@ -1,7 +1,7 @@
-"""Who is at the other end of a Unix socket, as the kernel says.
+"""The process at the other end of a Unix socket, by the kernel.
 
-Owns one question, answered in the way of each system. The socket's folder and mode keep other users out already; this
-is the second lock, for a socket that was passed on or whose folder was opened up (threat 39).
+The socket's folder and mode keep other users out already. This is the second lock, for a socket that was passed on or a
+folder that was opened up (threat 39).
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ _PID = struct.Struct("i")
 
 
 class CredentialSocket(Protocol):
-    """The part of a socket that is asked; asyncio hands out a wrapper that has it too."""
+    """The part of a socket used here; asyncio's wrapper has it too."""
 
     def getsockopt(self, level: int, name: int, size: int, /) -> bytes: ...
 
 
 class PollableSocket(Protocol):
-    """The part of a socket whose end is looked for."""
+    """A socket that can be polled for its end."""
 
     def fileno(self) -> int: ...
 
@@ -42,7 +42,7 @@ FindPeerUid = Callable[[CredentialSocket], int]
 
 
 def peer_uid(connected: CredentialSocket, *, platform: str = sys.platform) -> int:
-    """Return the user id of the process that connected. Raises OSError where the kernel does not say."""
+    """Return the user id of the peer. Raises OSError if the kernel does not tell."""
     if platform == "linux":
         uid: int = _UCRED.unpack(connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))[1]
         return uid
@@ -51,7 +51,7 @@ def peer_uid(connected: CredentialSocket, *, platform: str = sys.platform) -> in
 
 
 def peer_pid(connected: CredentialSocket, *, platform: str = sys.platform) -> int | None:
-    """Return the process that made the other end, or None if the kernel does not say or does not see it."""
+    """Return the process that made the other end, or None if the kernel does not tell."""
     try:
         if platform == "linux":
             raw = connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
@@ -59,12 +59,12 @@ def peer_pid(connected: CredentialSocket, *, platform: str = sys.platform) -> in
             raw = connected.getsockopt(_SOL_LOCAL, _LOCAL_PEERPID, _PID.size)
     except OSError:
         return None
-    pid = int(_PID.unpack_from(raw)[0])  # both begin with it
+    pid = int(_PID.unpack_from(raw)[0])  # both structs begin with it
     return pid if pid > 0 else None  # 0: in another namespace
 
 
 def has_left(connected: PollableSocket) -> bool:
-    """Whether the other end has closed one direction at least, even behind bytes that were not read yet."""
+    """Whether the other end has closed at least one direction, even behind unread bytes."""
     descriptor = connected.fileno()
     if descriptor < 0:
         return True
@@ -74,11 +74,11 @@ def has_left(connected: PollableSocket) -> bool:
 
 
 def require_own_peer(connected: CredentialSocket, path: str, find_peer_uid: FindPeerUid) -> None:
-    """Check, from a client, that the daemon belongs to this user: prompts must not go to another that listens here.
+    """Check, for a client, that the daemon belongs to this user: no other user may get its prompts.
 
     Raises:
-        PeerRefused: it belongs to somebody else.
-        OSError: the kernel does not say.
+        PeerRefused: it belongs to another user.
+        OSError: the kernel does not tell.
     """
     uid = find_peer_uid(connected)
     if uid != os.geteuid():

@@ -1,13 +1,13 @@
-"""Bounds on a msgpack payload, proved by walking its headers before anything is built from it.
+"""Bounds on a msgpack payload, checked by a walk over its headers before anything is built from it.
 
-Owns the walk. It builds no objects, so its own memory is a stack of at most MAX_DEPTH integers. Does not know what the
-values mean, nor whether strings are UTF-8: the decoder that runs afterwards does.
+The walk builds no objects: its memory is a stack of at most MAX_DEPTH integers. The decoder that runs afterwards checks
+that strings are UTF-8.
 
-Why it exists: msgpack allocates an array's slots when it reads the header, and has no bound on depth below 1,024 nor on
-the number of values. Nested headers or millions of empty maps make a small frame cost gigabytes or seconds (threat 17).
+Why: msgpack allocates an array's slots when it reads the header, allows a depth of 1,024, and does not bound the number
+of values. Nested headers or millions of empty maps make a small frame cost gigabytes or seconds (threat 17).
 
-How it works: each header says how many bytes and how many children it has. Long runs of non-negative integers (token
-lists) are stepped over 256 at a time by one regular expression, so a list of a million tokens costs milliseconds.
+How: each header tells its bytes and its children. One regular expression steps over runs of 256 non-negative integers
+(token lists), so a list of a million tokens costs milliseconds.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from ..limits import MAX_ARRAY_ITEMS, MAX_DEPTH
 
 _RUN = 256
 _STEPS_AT_ONCE: Final = 2048
-"""How many values are walked over in one piece of the work: about a millisecond. A run takes as long as 16 of them."""
+"""Values that one piece of work walks over: about a millisecond. A run takes as long as 16 of them."""
 
 _STEPS_OF_A_RUN: Final = 16
 _INTEGER_RUN = re.compile(rb"(?:[\x00-\x7f]|\xcc.|\xcd.{2}|\xce.{4}){%d}" % _RUN, re.DOTALL)
 
-# First byte -> bytes of the whole value, for values whose size the first byte alone tells.
+# First byte -> bytes of the whole value, where the first byte alone tells them.
 _FIXED_SIZES = dict.fromkeys([*range(0x80), *range(0xE0, 0x100), 0xC0, 0xC2, 0xC3], 1)
 _FIXED_SIZES |= {0xCC: 2, 0xD0: 2, 0xCD: 3, 0xD1: 3, 0xCE: 5, 0xD2: 5, 0xCA: 5, 0xCF: 9, 0xD3: 9, 0xCB: 9}
 _FIXED_SIZES |= {0xA0 + length: 1 + length for length in range(32)}
@@ -38,7 +38,7 @@ _MAP_HEADERS = {0xDE: 2, 0xDF: 4}
 
 
 def require_bounded(payload: bytes, *, max_values: int) -> None:
-    """Refuse a payload that is incomplete, nested too deep, or holds too many values or an extension type.
+    """Refuse a payload that is incomplete, nested too deep, or has too many values or an extension type.
 
     Raises:
         MalformedFrame: with `offset`, the byte where the walk stopped.
@@ -82,7 +82,7 @@ def require_bounded_in_pieces(payload: bytes, *, max_values: int) -> Iterator[No
 
 
 def _step(payload: bytes, position: int) -> tuple[int, int]:
-    """Return the position behind one value's own bytes, and the number of values that it contains."""
+    """Return the position behind one value's own bytes, and the number of its children."""
     if position >= len(payload):
         raise _malformed("the frame ends inside its message", position)
     tag = payload[position]
