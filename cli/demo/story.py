@@ -78,9 +78,8 @@ class _Session:
         return self.client.append(self.name, on_event=on_event, **content).prefilled_tokens
 
     def write(self, count: int) -> Writing:
-        """Write until there are `count` tokens; a model that ends is told to go on. Raises: DemoUnfit: it ended too
-        often.
-        """
+        """Write until there are `count` tokens; a model that ends is told to go on. Raises DemoUnfit if it ends too
+        often."""
         tokens: list[int] = []
         logits: list[str] = []
         text, prefilled, first = "", 0, 0.0
@@ -114,7 +113,7 @@ class Demo:
         self._daemons = 0
 
     def tell(self) -> Evidence:
-        """Run the whole story. Raises: DemoDaemonFailed, DemoUnfit, and the daemon's refusals."""
+        """Run the whole story. Raises DemoDaemonFailed, DemoUnfit, and the daemon's refusals."""
         with ExitStack() as processes:
             return Evidence(**self._tell(processes))
 

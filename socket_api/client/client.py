@@ -80,8 +80,10 @@ class Client(DaemonVerbs, Blocking):
         timeout_s: float | None = DEFAULT_TIMEOUT_S,
     ) -> Self:
         """Connect to the daemon on that socket. If none answers, start one in the background first, as `torpor ensure`
-        does. store, config: for a daemon that is started. Raises: DaemonNotStarted: with the reason. Nothing is left
-        running.
+        does. store, config: for a daemon that is started.
+
+        Raises:
+            DaemonNotStarted: with the reason; nothing is left running.
         """
         socket = ensure_daemon(socket_path, store=store, config=config)
         return cls(socket, namespace=namespace, timeout_s=timeout_s)

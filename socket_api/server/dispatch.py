@@ -66,8 +66,7 @@ async def call(
     backend: Backend, shut_down: ShutDown, verb: Verb[Any, Any], request: Request, emit: OnEvent, tell: Tell
 ) -> dict[str, Any]:
     """Carry out a request, and return its result's wire map. tell: sends an event of the daemon, at the client's pace.
-    Raises: TorporError: as the service.
-    """
+    Raises TorporError as the service does."""
     if isinstance(request, ShutdownRequest):
         result: Any = await shut_down(force=request.force)
     elif isinstance(request, SubscribeRequest):

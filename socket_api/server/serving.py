@@ -144,9 +144,7 @@ def _on_first_signal(stop: Callable[[], None], hang_up: Callable[[], None] | Non
     def handle() -> None:
         for number in _SIGNALS:
             loop.remove_signal_handler(number)
-        signal.signal(
-            signal.SIGINT, signal.SIG_DFL
-        )  # Python's handler would unwind a sleep half-way
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # Python's handler would unwind a sleep half-way
         stop()
 
     for number in _SIGNALS:

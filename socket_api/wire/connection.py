@@ -102,8 +102,10 @@ class ClientConnection:
         self._decoder.feed(data)
 
     def next_message(self) -> ServerMessage | None:
-        """Return the next message, or None until more bytes are fed. Raises: ProtocolError: the server broke the
-        protocol; later calls raise it again.
+        """Return the next message, or None until more bytes are fed.
+
+        Raises:
+            ProtocolError: the server broke the protocol; later calls raise it again.
         """
         if self._breach is not None:
             raise self._breach
