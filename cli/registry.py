@@ -10,6 +10,7 @@ import functools
 import importlib
 import inspect
 import os
+import shlex
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
@@ -18,6 +19,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from .. import __version__
 from ..errors import TorporError
+from ..memvid.errors import SessionNotFound
 from .command_list import COMMANDS, Command
 from .errors import Interrupted, InvalidUsage, OutputFailed, SystemRefused, UnreadableInput
 from .exit_codes import OK, USAGE, describe_exit_codes
@@ -214,7 +216,8 @@ def _root(
 
 
 def _interruptible(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Turn Ctrl-C into an error that is reported like others; typer would end the command silently."""
+    """Turn Ctrl-C into an error that is reported like others; typer would end the command silently. Advice about a
+    missing session names the store of --store."""
 
     @functools.wraps(command)
     def guarded(**arguments: Any) -> Any:
@@ -223,6 +226,10 @@ def _interruptible(command: Callable[..., Any]) -> Callable[..., Any]:
             return command(**arguments)
         except KeyboardInterrupt:
             raise Interrupted("Interrupted.") from None
+        except SessionNotFound as error:
+            if store := arguments.get("store"):
+                error.message = error.message.replace("`torpor ls`", f"`torpor ls --store {shlex.quote(str(store))}`")
+            raise
 
     # Typer reads the options from these; the command's own annotations are text that only its module can resolve.
     signature = inspect.signature(command, eval_str=True)

@@ -11,6 +11,7 @@ from ...errors import TorporError
 from ...socket_api.client.client import Client, TextStream
 from ..errors import Interrupted, InvalidUsage
 from ..exit_codes import INTERRUPTED, OK
+from ..reach.batches import ends_everything
 from ..reach.daemon_link import OnEvent, connect, with_session
 from ..reach.generation_options import (
     MaxTokensOption,
@@ -39,8 +40,6 @@ DivergenceOption = Annotated[
     ),
 ]
 PROMPT = "[bold cyan]you ›[/] "
-# A conversation is over when no request can succeed any more; anything else is one failed turn.
-_FATAL_CODES = frozenset({"daemon_unreachable", "connection_lost", "protocol_error", "shutting_down", "service_closed"})
 
 
 def chat(
@@ -143,6 +142,6 @@ def _dialogue(output: Output, turn: _Turn) -> int:
         except Interrupted:
             output.remark("[dim]stopped[/]")
         except TorporError as error:
-            if error.code in _FATAL_CODES:
+            if ends_everything(error):
                 raise
             report_error(error, as_json=False)

@@ -11,7 +11,7 @@ from rich.console import Group, RenderableType
 from ...memvid.format.records import SessionUsage, UsageReport
 from ...memvid.units import format_bytes, format_count
 from ..reach.options import JsonOption, OnlySessionArgument, SocketOption, StoreOption
-from ..reach.store_view import choose_store, load_uri, open_store
+from ..reach.store_view import choose_store, open_store
 from ..view.output import Output, facts_table, plain, render_problem, rows_table
 
 # The parts of the store's bytes, in the order of the table; an empty part is left out.
@@ -45,7 +45,7 @@ def du(
     output = Output(as_json=as_json)
     path = choose_store(store, socket)
     with open_store(path) as opened:
-        only = load_uri(opened, session) if session is not None else None
+        only = opened.resolve(session) if session is not None else None
         report = opened.usage()
         counted = opened.opening.index_rebuilt is None  # a rebuilt index does not know what was written today
     sessions = [usage for usage in report.sessions if only in (None, usage.uri)]

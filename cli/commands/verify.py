@@ -15,7 +15,7 @@ from ...memvid.format.records import VerifyReport
 from ...memvid.units import format_bytes, format_plural
 from ..exit_codes import INTEGRITY, OK
 from ..reach.options import JsonOption, OnlySessionArgument, SocketOption, StoreOption, option
-from ..reach.store_view import choose_store, load_uri, open_store
+from ..reach.store_view import choose_store, open_store
 from ..view.damage import OF_NO_VERSION, explain_findings
 from ..view.formatting import format_seconds
 from ..view.output import Output, plain
@@ -47,7 +47,7 @@ def verify(
     path = choose_store(store, socket)
     started = time.perf_counter()
     with open_store(path) as opened, output.progress("verifying", unit="bytes") as on_progress:
-        uri = load_uri(opened, session) if session is not None else None
+        uri = opened.resolve(session) if session is not None else None
         report = opened.verify(uri, deep=deep, on_progress=on_progress)
         findings = explain_findings(opened, report.findings)
     return _finish(output, report, findings, str(path), deep=deep, seconds=time.perf_counter() - started)

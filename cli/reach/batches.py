@@ -38,7 +38,7 @@ def run_batch(
             if number == len(sessions):
                 ignore_interrupts()
         except TorporError as error:
-            if _ends_everything(error):
+            if ends_everything(error):
                 raise
             batch.failures.append((session, error))
             if not output.as_json:
@@ -60,6 +60,6 @@ def _body(batch: Batch) -> dict[str, Any]:
     return {"results": [asdict(result) for result in batch.results], "failures": failures}
 
 
-def _ends_everything(error: TorporError) -> bool:
-    """Tell whether nothing further can work: there is no daemon left to ask."""
+def ends_everything(error: TorporError) -> bool:
+    """Whether no further request can succeed: no daemon is left to ask."""
     return error.code in {"daemon_unreachable", "connection_lost", "protocol_error", "shutting_down", "service_closed"}

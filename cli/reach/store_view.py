@@ -109,11 +109,6 @@ def _layers_of(slots: Sequence[SlotSpec]) -> list[str]:
     return [" + ".join(f"{spec.kind} {spec.dtype} {list(spec.shape)}" for spec in parts) for _, parts in layers]
 
 
-def load_uri(store: Store, session: str) -> SessionUri:
-    """Find what a person's name for a session means in this store."""
-    return store.resolve(session)
-
-
 def _marks_to_show(store: Store, uri: SessionUri) -> SessionMarks:
     """A session's tags and pins; none if they cannot be read: the rest is shown all the same."""
     try:

@@ -41,7 +41,7 @@ def explain_findings(store: Store, findings: Sequence[Finding]) -> list[dict[str
     for finding in findings:
         bundle = _bundle_named(finding.path)
         hit = [] if finding.code in OF_NO_VERSION else [row for row, bundles in needs.items() if bundle in bundles]
-        uris = [] if finding.code in _NOT_MENDED else _uris(hit)
+        uris = [] if finding.code in _NOT_MENDED else sorted({row.uri for row in hit})
         mending = "" if MENDING in finding.message else f"{PUT_BACK} "
         remedies = [mending + _what_is_intact(uri, rows_of[uri], needs, damaged) for uri in uris]
         versions = [{"session": str(row.uri), "version": row.version} for row in hit]
@@ -103,18 +103,14 @@ def _what_is_intact(
         return f"No version of {uri} is intact."
     if max(row.version for row in rows) in sound:
         return f"The newest version of {uri} is intact; earlier ones are damaged."
-    return _older(uri, max(sound))
+    return (
+        f"Version {max(sound)} of {uri} is intact: `torpor wake {uri} --version {max(sound)}` goes on from there, and"
+        " what sleeps then is the newest."
+    )
 
 
 def _sound(rows: list[IndexRow], needs: Mapping[IndexRow, frozenset[str]], damaged: set[str | None]) -> list[int]:
     return [row.version for row in rows if not needs[row] & damaged]
-
-
-def _older(uri: SessionUri, version: int) -> str:
-    return (
-        f"Version {version} of {uri} is intact: `torpor wake {uri} --version {version}` goes on from there, and what "
-        "sleeps then is the newest."
-    )
 
 
 def _all_rows(store: Store) -> list[IndexRow]:
@@ -141,7 +137,3 @@ def _bundle_named(path: str) -> str | None:
     """The id of the bundle file that a path names, in 64 digits; None for other files."""
     stem = Path(path).name.partition(".")[0]
     return stem if len(stem) == 64 else None
-
-
-def _uris(rows: list[IndexRow]) -> list[SessionUri]:
-    return sorted({row.uri for row in rows})

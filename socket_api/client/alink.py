@@ -12,21 +12,13 @@ import contextlib
 from pathlib import Path
 from typing import Any
 
-from ..errors import (
-    ApiError,
-    ClientClosed,
-    ConnectionLost,
-    DaemonUnreachable,
-    LocalProtocolError,
-    ProtocolError,
-    RequestTimeout,
-)
+from ..errors import ApiError, ClientClosed, DaemonUnreachable, LocalProtocolError, ProtocolError
 from ..wire.address import require_path_fits
 from ..wire.asking import Call, remote_error
 from ..wire.connection import ClientConnection
 from ..wire.messages import EventMessage, HelloReply, ServerMessage
 from ..wire.peer import peer_pid
-from .link import connection_lost, require_timeout, unreachable
+from .link import connection_lost, has_ended, require_timeout, silent, unreachable
 from .reaching import (
     CONNECT_TIMEOUT_S,
     MOST_REPEATS,
@@ -138,11 +130,7 @@ class AsyncLink:
             async with asyncio.timeout(None if silence_is_fine else self._timeout_s):
                 return await inbox.take()
         except TimeoutError:
-            raise RequestTimeout(
-                f"The daemon was silent for {self._timeout_s:g} s. The request is cancelled; look at the session with"
-                " show before asking again, or make the client with a longer timeout_s.",
-                timeout_s=self._timeout_s,
-            ) from None
+            raise silent(self._timeout_s) from None
 
     # --- the connection
 
@@ -289,10 +277,7 @@ class AsyncLink:
         if isinstance(self._failure, ClientClosed):
             raise self._failure
         if self._failure is not None and not is_eviction(self._failure):
-            raise ConnectionLost(
-                f"This client's connection has ended: {self._failure.message} Make a new client.",
-                cause=self._failure.code,
-            ) from self._failure
+            raise has_ended(self._failure) from self._failure
 
 
 class _Awaited:

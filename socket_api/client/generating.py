@@ -11,7 +11,7 @@ from typing import Any
 from ...daemon.api.events import NoticeEvent, OnEvent, ProgressEvent, TokenEvent
 from ...daemon.api.reading import GenerateResult
 from ..errors import LocalProtocolError
-from ..wire.asking import Call, R, committed_of, remote_error
+from ..wire.asking import Call, R, remote_error
 from ..wire.messages import ErrorMessage, EventMessage, ResultMessage, ServerMessage
 from .alink import AsyncLink
 from .link import Link
@@ -85,7 +85,7 @@ class Generation:
         elif isinstance(message, ErrorMessage):
             if not (self._cancelled and message.error.code == "cancelled"):
                 raise remote_error(message.error)
-            self._committed = committed_of(message.error)
+            self._committed = message.error.details
         return ""
 
     def _end(self) -> None:

@@ -181,11 +181,7 @@ class Link:
             except TimeoutError:
                 if time.monotonic() < deadline:
                     continue
-                raise RequestTimeout(
-                    f"The daemon was silent for {self._timeout_s:g} s. The request is cancelled; look at the session"
-                    " with show before asking again, or make the client with a longer timeout_s.",
-                    timeout_s=self._timeout_s,
-                ) from None
+                raise silent(self._timeout_s) from None
         return inbox.take()
 
     @contextlib.contextmanager
@@ -347,9 +343,7 @@ class Link:
             return
         if isinstance(self._failure, ClientClosed):
             raise self._failure
-        raise ConnectionLost(
-            f"This client's connection has ended: {self._failure.message} Make a new client.", cause=self._failure.code
-        ) from self._failure
+        raise has_ended(self._failure) from self._failure
 
 
 def _connect(path: Path, deadline: float) -> socket.socket:
@@ -364,15 +358,10 @@ def _connect(path: Path, deadline: float) -> socket.socket:
         if time.monotonic() > deadline:
             break
         time.sleep(between_s)
-    raise crowded(absolute)
-
-
-def crowded(path: str) -> DaemonUnreachable:
-    """The error after many clients have connected at once for long."""
-    return DaemonUnreachable(
-        f"A daemon listens on {path}, and for {CONNECT_TIMEOUT_S:g} s more clients have waited than it lets"
+    raise DaemonUnreachable(
+        f"A daemon listens on {absolute}, and for {CONNECT_TIMEOUT_S:g} s more clients have waited than it lets"
         " wait. Try again.",
-        path=path,
+        path=absolute,
     )
 
 
@@ -388,6 +377,22 @@ def start_command(path: str | os.PathLike[str]) -> str:
     absolute = os.path.abspath(path)
     is_default = absolute == os.path.abspath(default_socket_path())
     return "torpor ensure" if is_default else f"torpor ensure --socket {shlex.quote(absolute)}"
+
+
+def silent(timeout_s: float | None) -> RequestTimeout:
+    """The error of a request without a message for so long."""
+    return RequestTimeout(
+        f"The daemon was silent for {timeout_s:g} s. The request is cancelled; look at the session with show before"
+        " asking again, or make the client with a longer timeout_s.",
+        timeout_s=timeout_s,
+    )
+
+
+def has_ended(failure: ApiError) -> ConnectionLost:
+    """The error of a call after the connection ended."""
+    return ConnectionLost(
+        f"This client's connection has ended: {failure.message} Make a new client.", cause=failure.code
+    )
 
 
 def connection_lost(reason: str) -> ConnectionLost:

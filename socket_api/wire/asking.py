@@ -58,10 +58,5 @@ def remote_error(body: ErrorBody) -> RemoteError:
     return RemoteError(body.code, body.message, **body.details)
 
 
-def committed_of(body: ErrorBody) -> dict[str, Any]:
-    """The work that a cancelled generation leaves: the details of the error (docs/reference/protocol.md)."""
-    return dict(body.details)
-
-
 def _plain(value: object) -> object:
     return tuple(value) if isinstance(value, Sequence) and not isinstance(value, (str, bytes)) else value

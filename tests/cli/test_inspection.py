@@ -207,6 +207,13 @@ def test_an_unknown_session_is_status_4_and_close_names_are_suggested(
     assert torpor("verify", name, "--store", made_store.path).status == 4
 
 
+def test_advice_about_an_unknown_session_names_the_store_of_the_command(torpor: Torpor, made_store: MadeStore) -> None:
+    for command in ("show", "export-kv", "pin"):
+        more = ("kv.safetensors",) if command == "export-kv" else ()
+        ran = torpor(command, "zzz", *more, "--store", made_store.path)
+        assert (ran.status, f"`torpor ls --store {made_store.path}`" in ran.err) == (4, True)
+
+
 def test_a_close_name_is_suggested(torpor: Torpor, made_store: MadeStore) -> None:
     assert "torpor://default/agent" in torpor("show", "agnet", "--store", made_store.path).err
 
