@@ -135,6 +135,11 @@ class NameTaken(StoreError):
     """An import or a backup found another session, with another history, under the name."""
 
 
+class JournalWaits(StoreError):
+    """The journal has acknowledged turns of the session that could not be made a version yet; `reason` says why. Until
+    that is put right the session is not used: its newest version lacks them."""
+
+
 class InvalidDraft(StoreError):
     """A version to be written contradicts itself; nothing was written."""
 
@@ -168,6 +173,10 @@ class CorruptBundle(Corruption):
 
 class CorruptBlock(Corruption):
     """Damage in a block's payload; `block_id`, `slot` and `path` say where."""
+
+
+class CorruptJournal(Corruption):
+    """Bytes of the journal are not what was written there. What they said of a session is lost; other records count."""
 
 
 class CorruptStoreFile(Corruption):

@@ -165,6 +165,13 @@ MAX_NOTE_BYTES: Final = 16 * MIB
 MAX_NOTE_NODES: Final = 128 * KIB
 """Brackets and commas in it, as in MAX_MARKS_NODES: two dozen, and those of MAX_LABELS labels of nothing else."""
 
+MAX_JOURNAL_RECORD_BYTES: Final = MAX_SESSION_MAP_BYTES + 512 * KIB
+"""One record of the journal: the largest session map, and an identity. A session whose acknowledged turns take more is
+put to sleep instead."""
+
+MAX_JOURNAL_BYTES: Final = 1 * GIB
+"""The journal. It is written anew when most of it is covered by sleeps; a larger one is not read."""
+
 MAX_STORE_JSON_BYTES: Final = 4 * KIB
 MAX_STORE_JSON_NODES: Final = 64
 MAX_LABELS: Final = 256

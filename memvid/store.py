@@ -21,6 +21,7 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Self
 
+from .access.acknowledging import Acknowledging
 from .access.exchanging import Exchanging
 from .access.tagging import Tagging
 from .access.upkeep import Upkeep
@@ -49,6 +50,7 @@ from .format.records import (
     VerifyReport,
 )
 from .recovery.opening import load_index
+from .recovery.replaying import replay
 from .uri import SessionUri
 from .writing import deletion
 from .writing.sleeping import VersionDraft, environment, write_version
@@ -65,7 +67,7 @@ __all__ = [
 ]
 
 
-class Store(Exchanging, Upkeep, Tagging):
+class Store(Exchanging, Upkeep, Tagging, Acknowledging):
     """An open store. Use `Store.open`; close it when done. All methods may be called from several threads."""
 
     # --- opening and closing
@@ -107,7 +109,17 @@ class Store(Exchanging, Upkeep, Tagging):
                 lock.close()
             folder.close()
             raise
-        return cls(folder, lock, index, opening, budget)
+        try:
+            store = cls(folder, lock, index, opening, budget)
+        except BaseException:
+            index.close()
+            if lock is not None:
+                lock.close()
+            folder.close()
+            raise
+        if writable:
+            store.opening = replay(store._core, opening)
+        return store
 
     def close(self) -> None:
         """Let go of files and lock. Open readers stay usable for what they have open. Idempotent."""
@@ -195,8 +207,8 @@ class Store(Exchanging, Upkeep, Tagging):
     # --- delete
 
     def delete_session(self, uri: SessionUri) -> DeleteReport:
-        """Delete all versions of a session. Where it has only versions that repair has set aside or that are missed,
-        delete those. Needs no disk space.
+        """Delete all versions of a session, and what the journal has of it. Where it has only versions that repair has
+        set aside or that are missed, delete those. Needs no disk space.
 
         A crash leaves the session as it was, or without its oldest versions, or gone. Bundles that other sessions
         refer to keep their files, but are never listed as this session's again.
@@ -208,7 +220,11 @@ class Store(Exchanging, Upkeep, Tagging):
         with self._core.committing():
             if not self.can_be_deleted(uri):
                 raise self._not_found(uri, None)
-            return deletion.delete_session(self._core.folder, self.index, self._core.pins, uri)
+            report = DeleteReport(uri, 0, 0, 0, 0)
+            if self.index.bundles_of(uri):
+                report = deletion.delete_session(self._core.folder, self.index, self._core.pins, uri)
+            self._core.journal.drop(uri)
+            return report
 
 
 def _claim(root_fd: int, path: str) -> tuple[StoreLock, str]:

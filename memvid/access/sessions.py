@@ -47,10 +47,13 @@ class Sessions:
         Raises:
             SessionNotFound, BundleMissing, Truncated, TrailingData, CorruptBundle, BundleMismatch, OwnerMismatch,
             VersionMismatch, ParentMismatch, IndexMismatch, UnsupportedFormat, UnsafePath
+            JournalWaits: the latest version lacks turns that were acknowledged.
         """
         from ..checking.verify import require_same_as_row
 
         self._core.require_open()
+        if version is None:
+            self._core.journal.require_settled(uri)
         row = self.find_session(uri, version)
         if row is None:
             raise self._not_found(uri, version)
@@ -102,7 +105,7 @@ class Sessions:
         """Whether there is anything of a session to delete, also if only versions are left that are listed nowhere:
         repair has set them aside, or they are missed."""
         self._core.require_open()
-        return bool(self.index.bundles_of(uri))
+        return bool(self.index.bundles_of(uri)) or self._core.journal.has(uri)
 
     def versions(self, uri: SessionUri) -> list[IndexRow]:
         """All versions of a session, oldest first."""

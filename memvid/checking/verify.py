@@ -25,8 +25,9 @@ from ..errors import (
 )
 from ..folder import duplicate_files
 from ..folder.folder import StoreFolder, list_strangers
+from ..folder.journal import Journal
 from ..folder.marks import MARKS_FILE, Marks
-from ..folder.store_file import STORE_FILE
+from ..folder.store_file import JOURNAL, STORE_FILE
 from ..format.blocks import BlockEntry, BlockHeader, span_parents
 from ..format.bundle import BundleFile, FrameFile, require_promised
 from ..format.layout import LIVE_SUFFIX, RETIRED_SUFFIX
@@ -186,6 +187,7 @@ def verify_store(
     done = 0
     _report_store_file(folder, tally)
     _report_marks(folder, tally)
+    _report_journal(folder, tally)
     _report_losses(folder, index, uri, tally)
     left: dict[bytes, _Sought] = {}
     for bundle_ids in _by_session(wanted, rows):
@@ -344,6 +346,15 @@ def _report_marks(folder: StoreFolder, tally: _Tally) -> None:
         pass  # said by `_report_store_file`
     except StoreError as error:
         tally.find(f"{folder.path}/{MARKS_FILE}", error)
+
+
+def _report_journal(folder: StoreFolder, tally: _Tally) -> None:
+    try:
+        with contextlib.closing(Journal.load(folder, writable=False)) as journal:
+            for finding in journal.findings:
+                tally.add(finding.path, finding.code, finding.message)
+    except StoreError as error:
+        tally.find(f"{folder.path}/{JOURNAL}", error)
 
 
 def _report_losses(folder: StoreFolder, index: Index, uri: SessionUri | None, tally: _Tally) -> None:

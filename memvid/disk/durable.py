@@ -123,6 +123,17 @@ def _sync(fd: int, path: str) -> None:
         ) from error
 
 
+def write_at(fd: int, offset: int, data: bytes, path: str) -> None:
+    """Write all of `data` at a place of a file, however often the system takes only a part. Raises NoSpace,
+    StoreIoError."""
+    done = 0
+    while done < len(data):
+        try:
+            done += os.pwrite(fd, data[done:], offset + done)
+        except OSError as error:
+            raise write_error(error, "write", path, fd=fd, needed_bytes=len(data)) from error
+
+
 class TempFile:
     """A file being written, private until `publish`. One thread at a time."""
 

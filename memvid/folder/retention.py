@@ -1,7 +1,8 @@
 """A pure plan of the versions of a session that a retention keeps, and why.
 
 Rules:
-- The newest version, tagged ones and pinned ones always stay. A retention without rules keeps everything.
+- The newest version, tagged ones, pinned ones and those that turns in the journal stand behind always stay. A retention
+  without rules keeps everything.
 - A version stays if any rule keeps it. Version numbers define newer and older, never a clock.
 - A version that cannot be woken counts for nothing: the newest that can be woken stays, those that are newer stay
   beside it, and `keep_last` and `keep_days` count from there. A session without one that can be woken loses nothing.
@@ -77,10 +78,15 @@ class RetentionPlan:
 
 
 def plan_retention(
-    rows: Iterable[IndexRow], marks: Marks, retention: Retention, now_ns: int, unsound: Collection[bytes] = ()
+    rows: Iterable[IndexRow],
+    marks: Marks,
+    retention: Retention,
+    now_ns: int,
+    unsound: Collection[bytes] = (),
+    bases: Collection[bytes] = (),
 ) -> RetentionPlan:
     """Decide for every version in `rows`: all versions of one or more sessions, in any order. `unsound` are bundles
-    that cannot be woken; the more of them, the more stays."""
+    that cannot be woken; the more of them, the more stays. Turns in the journal stand behind the `bases`."""
     sessions: defaultdict[SessionUri, list[IndexRow]] = defaultdict(list)
     for row in rows:
         sessions[row.uri].append(row)
@@ -94,6 +100,7 @@ def plan_retention(
             newer -= row.bundle_id not in unsound
             newest = _newest(row, versions[-1]) if newer == 0 else ()
             reasons = [*newest, *_reasons(row, newer, marks, retention), *recent.get(row.bundle_id, ())]
+            reasons += ["needed by the journal"] if row.bundle_id in bases else []
             if reasons:
                 keep.append(Kept(row, tuple(reasons)))
             else:

@@ -33,6 +33,7 @@ BUNDLES: Final = "bundles"
 QUARANTINE: Final = "quarantine"
 INCOMING: Final = "incoming"
 ABSENT: Final = "absent"
+JOURNAL: Final = "journal"
 _ANOTHER_PLACE: Final = ", or choose another place for the store (--store, $TORPOR_STORE)"
 
 BUNDLE_NAME: Final = re.compile(r"([0-9a-f]{64})(\.mvb|\.mvr)", re.ASCII)

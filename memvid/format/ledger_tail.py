@@ -5,7 +5,8 @@ The layers above write and read them; the store counts them, so that no reader t
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Mapping
+from typing import Any, Final
 
 from .blocks import TOKEN_BYTES
 from .manifest import Manifest
@@ -21,6 +22,11 @@ def unread_of(manifest: Manifest) -> int:
 
 def tail_of(manifest: Manifest) -> bytes:
     """The tokens behind a version's blocks: whole uint32, as bytes."""
-    told = manifest.session.get(UNREAD)
+    return tail_in(manifest.session)
+
+
+def tail_in(session: Mapping[str, Any]) -> bytes:
+    """As `tail_of`, of a session map."""
+    told = session.get(UNREAD)
     tokens = told.get("tokens") if isinstance(told, dict) else None
     return tokens[: len(tokens) // TOKEN_BYTES * TOKEN_BYTES] if isinstance(tokens, bytes) else b""

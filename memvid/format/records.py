@@ -113,7 +113,8 @@ class OpenReport:
     `index_rebuilt`: why the whole index was rebuilt; None: it was not. `rows_added` counts bundles new to the index;
     `rows_dropped` rows without a session's version whose bundles are gone; `rows_corrected` rows that differed from
     their files, because index and files were of different moments. `unreadable` lists all bundles with an unreadable
-    manifest and all versions with a missing file (`bundle_missing`), at each opening.
+    manifest and all versions with a missing file (`bundle_missing`), at each opening. `turns_replayed` counts the
+    sessions whose turns came out of the journal; `journal` says what of it cannot be read, or not be made a version.
     """
 
     index_rebuilt: str | None
@@ -122,6 +123,8 @@ class OpenReport:
     leftovers_removed: int
     unreadable: tuple[Finding, ...]
     rows_corrected: int = 0
+    turns_replayed: int = 0
+    journal: tuple[Finding, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -112,6 +112,7 @@ def forget(core: StoreCore, uri: SessionUri, promised: Promised, *, dry_run: boo
     run = _Forget(core, uri, blocks, promised, dry_run=dry_run)
     if not dry_run:
         run.delete(bundle_ids)
+    run.erase_turns()
     run.clear_other_places()
     look = run.strip() if not dry_run else _look(core, uri, blocks, promised, bundle_ids)
     if dry_run:
@@ -276,6 +277,22 @@ class _Forget:
             path = core.folder.bundle_path(bundle_id, RETIRED_SUFFIX)
             reason = "nothing needs a block of it"
             self._did(Action("remove", path, uri, version, size_bytes, reason))
+
+    def erase_turns(self) -> None:
+        """What the journal has of the session."""
+        journal = self._core.journal
+        if journal.has(self._uri):
+            self._did(Action("remove", journal.path, self._uri, None, 0, "it holds turns that no version has"))
+        if self._dry_run:
+            return
+        try:
+            with self._core.poisoning():
+                journal.erase(self._uri)
+        except (DurabilityLost, LockLost):
+            raise
+        except StoreError as error:
+            message = f"{journal.path} may hold turns of {self._uri}: {error.message} Then {_AGAIN}."
+            self._problems.append(Finding(journal.path, NOT_FORGOTTEN, message))
 
     def strip(self) -> Look:
         """Look the store over and do what is to be done, until a look finds nothing more: that one is the proof."""

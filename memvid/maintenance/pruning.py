@@ -150,7 +150,7 @@ def _plan(
     marks = Marks.load(core.folder)
     index = core.index
     rows = index.all_rows() if uris is None else [row for uri in uris for row in index.versions(uri)]
-    return plan_retention(rows, marks, retention, now_ns, unsound)
+    return plan_retention(rows, marks, retention, now_ns, unsound, core.journal.bases())
 
 
 def _steps(drop: Sequence[IndexRow]) -> Iterator[list[IndexRow]]:

@@ -24,10 +24,11 @@ from ..disk.lock import LOCK_NAME
 from ..disk.paths import closing_fd, list_names, open_file, open_folder, stat_name
 from ..errors import StoreError
 from ..folder.folder import list_strangers
+from ..folder.journal import TURNS_FILE
 from ..folder.marks import MARKS_FILE
 from ..folder.rates_file import RATES_FILE
 from ..folder.scrub_mark import SCRUB_FILE
-from ..folder.store_file import ABSENT, BUNDLES, INCOMING, QUARANTINE, STORE_FILE
+from ..folder.store_file import ABSENT, BUNDLES, INCOMING, JOURNAL, QUARANTINE, STORE_FILE
 from ..format.bundle import BundleFile
 from ..format.layout import LIVE_SUFFIX, RETIRED_SUFFIX
 from ..index.absent import AbsentNotes
@@ -67,6 +68,8 @@ def find_remains(core: StoreCore, uri: SessionUri) -> list[Remain]:
             found += _in_folder(core.folder.root_fd, name, root, uri)
         elif name == ABSENT:
             found += _notes(core, uri)
+        elif name == JOURNAL:  # its own file is written anew without the session
+            found += [one for one in _in_folder(core.folder.root_fd, JOURNAL, root, uri) if one.name != TURNS_FILE]
         elif name != BUNDLES:
             found += _judged(core.folder.root_fd, name, f"{root}/{name}", "", uri)
     for path in (*list_strangers(core.folder), *_hidden_behind_live_ones(core, uri)):

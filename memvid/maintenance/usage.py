@@ -26,7 +26,7 @@ from ..disk.clock import now_ns
 from ..disk.paths import closing_fd, list_names, open_folder
 from ..errors import BundleMissing, StoreError
 from ..folder.folder import list_strangers
-from ..folder.store_file import ABSENT, BUNDLES, INCOMING, QUARANTINE
+from ..folder.store_file import ABSENT, BUNDLES, INCOMING, JOURNAL, QUARANTINE
 from ..format.bundle import BundleFile
 from ..format.layout import RETIRED_SUFFIX
 from ..format.manifest import Manifest
@@ -201,7 +201,7 @@ def _places(core: StoreCore) -> Counter[str]:
     for name in list_names(core.folder.root_fd, core.path):
         if name in (QUARANTINE, INCOMING):
             found[name] += _bytes_in(core, name)
-        elif name == ABSENT:
+        elif name in (ABSENT, JOURNAL):
             found[""] += _bytes_in(core, name)
         elif name != BUNDLES:
             found[INDEX_FILE if name.startswith(INDEX_FILE) else ""] += _file_bytes(core.folder.root_fd, name)

@@ -38,6 +38,7 @@ from ..errors import (
 )
 from ..folder import duplicate_files
 from ..folder.folder import StoreFolder
+from ..folder.journal import Journal
 from ..folder.pins import Pins
 from ..format.bundle import BundleFile, FrameFile
 from ..format.layout import LIVE_SUFFIX
@@ -59,6 +60,7 @@ class StoreCore:
         self.folder = folder
         self.budget = budget
         self.index = index
+        self.journal = Journal.load(folder, writable=lock is not None)
         self.pins = Pins()
         self._lock = lock
         self._writing = threading.RLock()
@@ -103,6 +105,7 @@ class StoreCore:
                 if self._lock is not None:
                     stack.callback(self._lock.close)
                 stack.callback(self.index.close)
+                stack.callback(self.journal.close, tidying=self.writable)
                 if self.writable:
                     with contextlib.suppress(DurabilityLost, LockLost):
                         self._try_to_mend_index_file()

@@ -113,7 +113,9 @@ def write_version(core: StoreCore, request: VersionDraft) -> Receipt:
         room = stack.enter_context(core.metering(beyond=request.beyond))
         room(0)  # where nothing may be written any more, not even a temporary file is made
         with core.poisoning():
-            return _Sleep(core, request, version, holdings, places, stack, room).run()
+            receipt = _Sleep(core, request, version, holdings, places, stack, room).run()
+    core.journal.cover(request.uri)
+    return receipt
 
 
 class _Sleep:

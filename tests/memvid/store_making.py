@@ -31,6 +31,7 @@ from torpor.memvid.format.blocks import TOKEN_BYTES
 from torpor.memvid.format.bundle import FrameFile
 from torpor.memvid.format.codecs import planes
 from torpor.memvid.format.directory import Frame
+from torpor.memvid.format.journal import JournalRecord
 from torpor.memvid.format.ledger_tail import UNREAD
 from torpor.memvid.writing.rewriting import Contents, blocks_needed_of, prepared
 
@@ -124,6 +125,20 @@ def sleep(
         | ({UNREAD: {"tokens": bytes(TOKEN_BYTES * unread)}} if unread else {}),
         token_count=token_count,
         codec=codec,
+    )
+
+
+def turn(store: Store, tail: int, *, uri: SessionUri = URI, seed: int = 0) -> JournalRecord:
+    """So many tokens behind the newest version of a session, or the first ones of a new session, for the journal."""
+    row = store.find_session(uri)
+    held = row.token_count if row else 0
+    return JournalRecord(
+        uri=uri,
+        session={"model": "demo", UNREAD: {"tokens": token_ids(held, tail, seed)}},
+        newest=(row.version, row.bundle_id) if row else None,
+        base=row.bundle_id if row else None,
+        held=held,
+        identity=None if row else IDENTITY,
     )
 
 

@@ -1,0 +1,42 @@
+"""Turns that count as soon as the journal has them, before a version does."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..format.journal import JournalRecord
+from ..uri import SessionUri
+from .sessions import Sessions
+
+
+class Acknowledging(Sessions):
+    """The journal of an open store."""
+
+    def acknowledge(self, records: Sequence[JournalRecord]) -> None:
+        """Make turns of sessions durable, all with one flush: when this returns, they survive any end of the process
+        and of the power. The next version of a session takes the place of its record; so does its next record.
+
+        Raises:
+            NoSpace, StoreIoError, LimitExceeded, InvalidDraft, JournalWaits: none of them counts.
+            DurabilityLost, LockLost: not acknowledged, and this store writes no more until it is opened again.
+            ReadOnlyStore, StoreClosed
+        """
+        self._core.require_writable()
+        with self._core.poisoning():
+            self._core.journal.append(records)
+
+    def make_room_to_acknowledge(self, uri: SessionUri, record_bytes: int) -> None:
+        """Take the disk space of a session's next record now, so that a full disk refuses a turn before it begins.
+
+        Raises:
+            NoSpace, StoreIoError, LimitExceeded, JournalWaits: nothing has changed.
+            DurabilityLost, LockLost, ReadOnlyStore, StoreClosed
+        """
+        self._core.require_writable()
+        with self._core.poisoning():
+            self._core.journal.reserve(uri, record_bytes)
+
+    def acknowledged(self) -> list[SessionUri]:
+        """The sessions that have turns in the journal which no version has."""
+        self._core.require_open()
+        return self._core.journal.uris()

@@ -1,0 +1,370 @@
+"""STORE/journal: turns that were acknowledged and that no version covers yet.
+
+    journal/turns.mvj     one file, to which records are appended; `format/journal.py` has its bytes
+
+Owns the file: its room on the disk, its flushes, and which record of it counts. `recovery/replaying.py` makes versions
+of what it finds there when a store is opened.
+
+Rules:
+- A record says all that is not in the session's newest version, so the last one of a session counts alone. Once a
+  version covers it, it is void: in memory at once, and in the file with the next flush.
+- Records that wait together are written together and flushed once. They count as acknowledged when `append` returns.
+- The file ends in zeros. Room for a turn is taken before the turn begins, so that a full disk refuses it in time.
+- When most of the file is void, the rest of it is written into a new file, which takes its place by one rename.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from ..disk import durable
+from ..disk.paths import FOLDER_MODE, io_error, open_file, open_folder, stat_open
+from ..errors import CorruptJournal, JournalWaits, LimitExceeded, StoreError
+from ..format.journal import HEADER_BYTES, VOID, JournalRecord, Key, scan, size_of
+from ..format.records import Finding
+from ..limits import KIB, MAX_JOURNAL_BYTES, MAX_JOURNAL_RECORD_BYTES, MIB
+from ..uri import SessionUri
+from .folder import StoreFolder
+from .store_file import JOURNAL
+
+TURNS_FILE: Final = "turns.mvj"
+
+_STEP_BYTES: Final = 64 * KIB
+"""Room is taken in steps of this size, so that most records lengthen no file."""
+
+_SMALL_BYTES: Final = 1 * MIB
+"""A smaller file is not written anew, however little of it counts."""
+
+_VOID_SHARE: Final = 4
+"""A file is written anew when it is so many times as long as what counts in it."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where the record of a session that counts stands in the file."""
+
+    start: int
+    payload_bytes: int
+    base: bytes | None
+
+
+class Journal:
+    """The journal of one open store. Safe from several threads. Its file is made at the first record.
+
+    findings: what of it cannot be read. waiting: the sessions whose turns could not be made versions, and why.
+    """
+
+    def __init__(self, folder: StoreFolder) -> None:
+        self.folder_path = f"{folder.path}/{JOURNAL}"
+        self.path = f"{self.folder_path}/{TURNS_FILE}"
+        self.findings: list[Finding] = []
+        self.waiting: dict[SessionUri, str] = {}
+        self._folder = folder
+        self._lock = threading.RLock()
+        self._fd = self._folder_fd = -1
+        self._key = Key.new(folder.uuid)
+        self._end = self._size = self._batch = 0
+        self._live: dict[SessionUri, _Place] = {}
+        self._void: list[_Place] = []
+        self._reserved: dict[SessionUri, int] = {}
+
+    # --- opening and closing
+
+    @classmethod
+    def load(cls, folder: StoreFolder, *, writable: bool) -> Journal:
+        """What there is of a journal. Damage is told in `findings`, and costs nothing but what it lies in. A file that
+        cannot be this store's journal is put aside, under another name in its folder.
+
+        Raises:
+            UnsafePath, StoreIoError
+        """
+        journal = cls(folder)
+        try:
+            journal._folder_fd = open_folder(folder.root_fd, JOURNAL, journal.folder_path)
+            flags = os.O_RDWR if writable else os.O_RDONLY
+            journal._fd = open_file(journal._folder_fd, TURNS_FILE, flags, journal.path)
+            journal._scan(writable=writable)
+        except FileNotFoundError:
+            pass
+        except (CorruptJournal, LimitExceeded) as error:
+            journal._find(f"{journal.path} is not read: {error.message}")
+            if writable:
+                journal._put_aside()
+        except BaseException:
+            journal._close_files()
+            raise
+        return journal
+
+    def close(self, *, tidying: bool = False) -> None:
+        """Close the file. tidying: remove one that says nothing any more. Idempotent."""
+        with self._lock:
+            if tidying and self._fd >= 0 and not self._live:
+                with contextlib.suppress(StoreError):
+                    self._remove()
+            self._close_files()
+
+    def _close_files(self) -> None:
+        for fd in (self._fd, self._folder_fd):
+            if fd >= 0:
+                os.close(fd)
+        self._fd = self._folder_fd = -1
+
+    def _put_aside(self) -> None:
+        durable.rename(self._folder_fd, TURNS_FILE, f"{TURNS_FILE}.aside", self.folder_path)
+        durable.sync_folder(self._folder_fd, self.folder_path)
+        os.close(self._fd)
+        self._fd = -1
+
+    def _scan(self, *, writable: bool) -> None:
+        self._size = stat_open(self._fd, self.path).st_size
+        _require_short(self.path, self._size)
+        header = self._read(0, HEADER_BYTES)
+        self._key, self._end = Key.read(header, self._folder.uuid), HEADER_BYTES
+        if self._key.nonce is None:
+            self._find(f"{self.path}: its header is damaged. What stands behind it is used.")
+        for found in scan(self._read, self._size, self._key):
+            if found.payload is None:
+                if not writable and found.end >= self._size:
+                    break  # it may be on its way there, by a daemon
+                self._find(
+                    f"{self.path}: the {found.end - found.place} bytes from byte {found.place} on hold no record. "
+                    "Either a write was cut off there before it was acknowledged, or they are damaged, and the last "
+                    "turns of a session are lost with them."
+                )
+                continue
+            self._end, self._batch = found.end, found.batch
+            self._key = Key(self._key.store, found.nonce)
+            try:
+                record = JournalRecord.decode(found.payload)
+            except CorruptJournal as error:
+                self._find(f"{self.path}: at byte {found.place} {error.message}")
+                continue
+            self._live.pop(record.uri, None)
+            if not found.is_void:
+                self._live[record.uri] = _Place(found.place, len(found.payload), record.base)
+
+    def _find(self, message: str) -> None:
+        self.findings.append(Finding(self.path, CorruptJournal.code, message))
+
+    def _read(self, start: int, count: int) -> bytes:
+        try:
+            return os.pread(self._fd, count, start)
+        except OSError as error:
+            raise io_error(error, "read", self.path) from error
+
+    # --- what it holds
+
+    def uris(self) -> list[SessionUri]:
+        """The sessions that have acknowledged turns in it."""
+        with self._lock:
+            return list(self._live)
+
+    def has(self, uri: SessionUri) -> bool:
+        with self._lock:
+            return uri in self._live
+
+    def bases(self) -> set[bytes]:
+        """The bundles that the turns in it stand behind."""
+        with self._lock:
+            return {place.base for place in self._live.values() if place.base is not None}
+
+    def find(self, uri: SessionUri) -> JournalRecord | None:
+        """The record of a session that counts. Raises CorruptJournal, StoreIoError."""
+        with self._lock:
+            place = self._live.get(uri)
+            return None if place is None else JournalRecord.decode(self._payload(place))
+
+    def _payload(self, place: _Place) -> bytes:
+        found = self._key.record_at(self._read, place.start, self._size)
+        if found is None or found.payload is None:
+            raise CorruptJournal(f"{self.path}: the record at byte {place.start} is not what was written there.")
+        return found.payload
+
+    @property
+    def size_bytes(self) -> int:
+        """What the file takes on the disk."""
+        with self._lock:
+            return self._size
+
+    def require_settled(self, uri: SessionUri) -> None:
+        """Raises JournalWaits: what was acknowledged of a session could not be made a version."""
+        if (reason := self.waiting.get(uri)) is not None:
+            raise JournalWaits(
+                f"The journal has acknowledged turns of {uri} that could not be made a version: {reason} Put that "
+                "right, and open the store again.",
+                session=str(uri),
+                reason=reason,
+            )
+
+    # --- writing
+
+    def reserve(self, uri: SessionUri, payload_bytes: int) -> None:
+        """Take room on the disk for the next record of a session, so that its `append` needs none.
+
+        Raises:
+            NoSpace, StoreIoError, DurabilityLost; LimitExceeded: no record may be so large.
+            JournalWaits: turns of the session that were acknowledged earlier are not in a version yet.
+        """
+        _require_small(uri, payload_bytes)
+        with self._lock:
+            self.require_settled(uri)
+            others = sum(size_of(count) for other, count in self._reserved.items() if other != uri)
+            self._have_room(size_of(payload_bytes) + others)
+            self._reserved[uri] = payload_bytes
+
+    def append(self, records: Sequence[JournalRecord]) -> None:
+        """Write records and flush them: when this returns, they survive.
+
+        Raises:
+            NoSpace, StoreIoError, LimitExceeded, JournalWaits: none of them counts.
+            DurabilityLost: whether they survive is unknown.
+        """
+        payloads = [record.encode() for record in records]
+        for record, payload in zip(records, payloads, strict=True):
+            _require_small(record.uri, len(payload))
+        with self._lock:
+            for record in records:
+                self.require_settled(record.uri)
+            self._have_room(sum(map(size_of, map(len, payloads))))
+            places, parts, end = {}, [], self._end
+            for record, payload in zip(records, payloads, strict=True):
+                places[record.uri] = _Place(end, len(payload), record.base)
+                parts.append(self._key.record(payload, end, self._batch + 1))
+                end += len(parts[-1])
+            self._write(b"".join(parts))
+            self._end, self._batch = end, self._batch + 1
+            self._live.update(places)
+            for uri in places:
+                self._reserved.pop(uri, None)
+
+    def cover(self, uri: SessionUri) -> None:
+        """A version holds all that was acknowledged of a session: its record counts no more."""
+        with self._lock:
+            self._reserved.pop(uri, None)
+            self.waiting.pop(uri, None)
+            if (place := self._live.pop(uri, None)) is not None:
+                self._void.append(place)
+
+    def drop(self, uri: SessionUri) -> None:
+        """As `cover`, durable when this returns: the session is deleted. Needs no room on the disk.
+
+        Raises:
+            StoreIoError, DurabilityLost
+        """
+        with self._lock:
+            self.cover(uri)
+            self.settle()
+
+    def settle(self) -> None:
+        """Make durable what `cover` was told. Raises StoreIoError, DurabilityLost."""
+        with self._lock:
+            if not self._void:
+                return
+            if self._live:
+                self._write(b"")
+            else:
+                self._remove()
+
+    def erase(self, uri: SessionUri) -> None:
+        """Leave no byte of a session in the file, of records that count no more either.
+
+        Raises:
+            NoSpace, StoreIoError, DurabilityLost
+        """
+        with self._lock:
+            self.cover(uri)
+            if self._fd >= 0:
+                if self._live:
+                    self._write_anew(0)
+                else:
+                    self._remove()
+
+    def _have_room(self, needed: int) -> None:
+        """Room for so many bytes behind the last record; in a new file, where most of the old one is void."""
+        counting = sum(size_of(place.payload_bytes) for place in self._live.values())
+        most = max(_SMALL_BYTES, _VOID_SHARE * (counting + needed))
+        if self._fd < 0 or self._key.nonce is None or self._end + needed > most:
+            self._write_anew(needed)
+        wanted = self._end + needed
+        _require_short(self.path, wanted)
+        if wanted > self._size:
+            size = _in_steps(wanted)
+            durable.write_at(self._fd, self._size, bytes(size - self._size), self.path)
+            durable.sync_file(self._fd, self.path)
+            self._size = size
+
+    def _write(self, data: bytes) -> None:
+        """Write behind the last record, where there is room, and make void what counts no more; flush both."""
+        try:
+            durable.write_at(self._fd, self._end, data, self.path)
+            for place in self._void:
+                durable.write_at(self._fd, place.start, VOID, self.path)
+            durable.sync_file(self._fd, self.path)
+        except StoreError:
+            with contextlib.suppress(StoreError):  # a refused turn must not be found by the next opening
+                durable.write_at(self._fd, self._end, bytes(len(data)), self.path)
+            raise
+        self._void.clear()
+
+    def _write_anew(self, needed: int) -> None:
+        """Put a new file in the place of the old one, with the records that count and room for so many bytes more."""
+        if self._folder_fd < 0:
+            durable.make_folder(self._folder.root_fd, JOURNAL, self._folder.path, FOLDER_MODE)
+            self._folder_fd = open_folder(self._folder.root_fd, JOURNAL, self.folder_path)
+        key, end, places = Key.new(self._folder.uuid), HEADER_BYTES, {}
+        parts = [key.header()]
+        for uri, old in self._live.items():
+            parts.append(key.record(self._payload(old), end, 1))
+            places[uri] = _Place(end, old.payload_bytes, old.base)
+            end += len(parts[-1])
+        size = _in_steps(end + needed)
+        temp = self._folder.temps.new()
+        try:
+            temp.append([*parts, bytes(size - end)])
+            temp.sync()
+            temp.publish(self._folder_fd, TURNS_FILE, self.folder_path, replacing=self._fd >= 0)
+        finally:
+            temp.close()
+        fd = open_file(self._folder_fd, TURNS_FILE, os.O_RDWR, self.path)
+        if self._fd >= 0:
+            os.close(self._fd)
+        self._fd, self._key, self._live = fd, key, places
+        self._end, self._size, self._batch = end, size, 1
+        self._void.clear()
+
+    def _remove(self) -> None:
+        durable.remove(self._folder_fd, TURNS_FILE, self.folder_path)
+        durable.sync_folder(self._folder_fd, self.folder_path)
+        os.close(self._fd)
+        self._fd, self._end, self._size = -1, 0, 0
+        self._void.clear()
+
+
+def _in_steps(size_bytes: int) -> int:
+    return -(-size_bytes // _STEP_BYTES) * _STEP_BYTES
+
+
+def _require_small(uri: SessionUri, payload_bytes: int) -> None:
+    if payload_bytes > MAX_JOURNAL_RECORD_BYTES:
+        raise LimitExceeded(
+            f"What {uri} has beyond its newest version takes {payload_bytes} bytes in the journal; the limit is "
+            f"{MAX_JOURNAL_RECORD_BYTES}. Put it to sleep.",
+            session=str(uri),
+            size_bytes=payload_bytes,
+            limit=MAX_JOURNAL_RECORD_BYTES,
+        )
+
+
+def _require_short(path: str, size_bytes: int) -> None:
+    if size_bytes > MAX_JOURNAL_BYTES:
+        raise LimitExceeded(
+            f"{path} would have {size_bytes} bytes; the limit is {MAX_JOURNAL_BYTES}. Put sessions to sleep.",
+            path=path,
+            size_bytes=size_bytes,
+            limit=MAX_JOURNAL_BYTES,
+        )

@@ -1,0 +1,258 @@
+"""The bytes of the journal: a header, then records. Pure: bytes in, values out.
+
+    header    8 bytes TORPJNL1, 16 a mark of the store, 8 random, 16 digest of these
+    record    4 bytes TURN or VOID, 4 length of the payload, 8 number of the batch, 8 as in the header, 16 digest;
+              payload; zeros up to 8 bytes
+
+A record's digest covers the store, the random bytes, the place in the file, the batch and the payload. So a record of
+another store, of an earlier journal or of another place in this one does not count. The digest leaves out the first
+four bytes: they are overwritten when the record counts no more, which takes no room. One batch is what one flush makes
+durable. Integers are little-endian; a payload is canonical msgpack. Zeros may follow the last record: room on the disk
+that is taken before it is needed.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Self
+
+from blake3 import blake3
+
+from ..errors import CorruptJournal, StoreError
+from ..limits import CHUNK_BYTES, MAX_IDENTITY_PARTS, MAX_JOURNAL_RECORD_BYTES, MAX_TOKENS, MAX_VERSION
+from ..uri import SessionUri
+from .identity import Identity
+from .packing import pack, unpack
+
+_MAGIC: Final = b"TORPJNL1"
+_TURN: Final = b"TURN"
+VOID: Final = b"VOID"
+"""Stands in the place of `TURN` once a record counts no more. The session's earlier records do not count either."""
+_HEADER: Final = struct.Struct("<8s16s8s16s")
+_HEAD: Final = struct.Struct("<4sIQ8s16s")
+_NONCE_BYTES: Final = 8
+_DIGEST_BYTES: Final = 16
+_ALIGNED: Final = 8
+_ID_BYTES: Final = 32
+_MOST_TRIES: Final = 64
+"""Places behind a damaged record that look like the next one and are none, before the rest of the file is given up:
+each may cost the digest of MAX_JOURNAL_RECORD_BYTES."""
+
+HEADER_BYTES: Final = _HEADER.size
+
+
+@dataclass(frozen=True, slots=True)
+class JournalRecord:
+    """What was acknowledged of a session since its newest version; a later record of a session replaces an earlier one.
+
+    newest: number and bundle id of its newest version at that time; None where it had none.
+    base: the bundle whose first blocks hold the first `held` tokens; None where no block is kept, and `held` is 0.
+    identity: of the model; None where the base says it.
+    session: the session map, with the tokens behind `held` under `unread`.
+    """
+
+    uri: SessionUri
+    session: Mapping[str, Any]
+    newest: tuple[int, bytes] | None
+    base: bytes | None
+    held: int
+    identity: Identity | None
+
+    def encode(self) -> bytes:
+        """Raises InvalidDraft, LimitExceeded."""
+        return pack(
+            {
+                "uri": str(self.uri),
+                "session": dict(self.session),
+                "newest": None if self.newest is None else list(self.newest),
+                "base": self.base,
+                "held": self.held,
+                "identity": None if self.identity is None else [list(part) for part in self.identity.parts],
+            },
+            "a journal record",
+        )
+
+    @classmethod
+    def decode(cls, payload: bytes) -> Self:
+        """Raises CorruptJournal: `encode` does not write this."""
+        try:
+            fields = _require(unpack(payload, max_bytes=MAX_JOURNAL_RECORD_BYTES, what="a journal record"), dict)
+            record = cls(
+                SessionUri.parse(fields["uri"]),
+                _require(fields["session"], dict),
+                _newest_in(fields["newest"]),
+                _id_in(fields["base"]),
+                _count_in(fields["held"], MAX_TOKENS),
+                _identity_in(fields["identity"]),
+            )
+        except (KeyError, TypeError, ValueError, StoreError) as error:
+            raise CorruptJournal(f"a record of the journal is not valid: {error}.") from error
+        if (record.base is None) != (record.identity is not None) or (record.base is None and record.held):
+            raise CorruptJournal("a record of the journal has tokens in blocks, and names no bundle of them.")
+        return record
+
+
+def _require(value: object, kind: type) -> Any:
+    if type(value) is not kind:
+        raise TypeError(f"a {type(value).__name__} stands where a {kind.__name__} belongs")
+    return value
+
+
+def _count_in(value: object, most: int) -> int:
+    count: int = _require(value, int)
+    if not 0 <= count <= most:
+        raise ValueError(f"{count} is out of range")
+    return count
+
+
+def _id_in(value: object) -> bytes | None:
+    if value is None:
+        return None
+    found: bytes = _require(value, bytes)
+    if len(found) != _ID_BYTES:
+        raise ValueError("an id of a bundle has another length")
+    return found
+
+
+def _newest_in(value: object) -> tuple[int, bytes] | None:
+    if value is None:
+        return None
+    version, bundle_id = _require(value, list)
+    found = _id_in(bundle_id)
+    if found is None:
+        raise ValueError("a version without a bundle id")
+    return _count_in(version, MAX_VERSION), found
+
+
+def _identity_in(value: object) -> Identity | None:
+    if value is None:
+        return None
+    parts = _require(value, list)
+    if len(parts) > MAX_IDENTITY_PARTS:
+        raise ValueError("an identity of too many parts")
+    return Identity(tuple((_require(name, str), _require(text, str)) for name, text in parts))
+
+
+# --- the file
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """What makes a record one of this journal. nonce: as in the header; None where that is damaged, until a record
+    tells it."""
+
+    store: bytes
+    nonce: bytes | None
+
+    @classmethod
+    def new(cls, store_uuid: str) -> Self:
+        return cls(_mark_of(store_uuid), os.urandom(_NONCE_BYTES))
+
+    @classmethod
+    def read(cls, header: bytes, store_uuid: str) -> Self:
+        """The key of a journal that begins so.
+
+        Raises:
+            CorruptJournal: it is another store's.
+        """
+        ours = _mark_of(store_uuid)
+        is_whole = len(header) == HEADER_BYTES and header[-_DIGEST_BYTES:] == _digest(header[:-_DIGEST_BYTES])
+        if not is_whole or header[: len(_MAGIC)] != _MAGIC:
+            return cls(ours, None)
+        _, store, nonce, _ = _HEADER.unpack(header)
+        if store != ours:
+            raise CorruptJournal("it belongs to another store.")
+        return cls(ours, nonce)
+
+    def header(self) -> bytes:
+        begun = _MAGIC + self.store + (self.nonce or b"")
+        return begun + _digest(begun)
+
+    def record(self, payload: bytes, place: int, batch: int) -> bytes:
+        """A record as it stands in the file at `place`."""
+        assert self.nonce is not None
+        digest = _digest(self.store, self.nonce, struct.pack("<QQ", place, batch), payload)
+        head = _HEAD.pack(_TURN, len(payload), batch, self.nonce, digest)
+        return (head + payload).ljust(size_of(len(payload)), b"\0")
+
+    def record_at(self, read: Read, place: int, size_bytes: int) -> Found | None:
+        """The record at a place; None where none is."""
+        head = read(place, _HEAD.size)
+        if len(head) < _HEAD.size:
+            return None
+        mark, length, batch, nonce, digest = _HEAD.unpack(head)
+        if mark not in (_TURN, VOID) or length > MAX_JOURNAL_RECORD_BYTES or self.nonce not in (None, nonce):
+            return None
+        if place + _HEAD.size + length > size_bytes:
+            return None
+        payload = read(place + _HEAD.size, length)
+        if len(payload) != length or digest != _digest(self.store, nonce, struct.pack("<QQ", place, batch), payload):
+            return None
+        return Found(place, place + size_of(length), batch, payload, nonce, is_void=mark == VOID)
+
+
+def _mark_of(store_uuid: str) -> bytes:
+    return _digest(store_uuid.encode())
+
+
+def _digest(*parts: bytes) -> bytes:
+    return blake3(b"".join(parts)).digest(_DIGEST_BYTES)
+
+
+def size_of(payload_bytes: int) -> int:
+    """The bytes of a record in the file."""
+    return _HEAD.size + -(-payload_bytes // _ALIGNED) * _ALIGNED
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A record at its place in the file; without a payload, bytes that hold none, up to the next record or the end."""
+
+    place: int
+    end: int
+    batch: int = 0
+    payload: bytes | None = None
+    nonce: bytes | None = None
+    is_void: bool = False
+
+
+Read = Callable[[int, int], bytes]
+"""Reads so many bytes from a place of the file, fewer at its end."""
+
+
+def scan(read: Read, size_bytes: int, key: Key) -> Iterator[Found]:
+    """All records of a file, and what lies between them. Holds one record in memory, or CHUNK_BYTES."""
+    place = HEADER_BYTES
+    while place < size_bytes:
+        found = key.record_at(read, place, size_bytes)
+        if found is None:
+            found = Found(place, _next_record(read, place + _ALIGNED, size_bytes, key))
+            if found.end >= size_bytes and _is_zero(read, place, size_bytes):
+                return
+        elif key.nonce is None:
+            key = Key(key.store, found.nonce)
+        yield found
+        place = found.end
+
+
+def _next_record(read: Read, start: int, size_bytes: int, key: Key) -> int:
+    """Where the next record begins, from a place on; the end of the file if there is none."""
+    tries = 0
+    for begun in range(start, size_bytes, CHUNK_BYTES):
+        chunk = read(begun, CHUNK_BYTES)
+        for at in range(0, len(chunk), _ALIGNED):
+            if chunk[at : at + len(VOID)] not in (_TURN, VOID):
+                continue
+            if key.record_at(read, begun + at, size_bytes) is not None:
+                return begun + at
+            tries += 1
+            if tries > _MOST_TRIES:
+                return size_bytes
+    return size_bytes
+
+
+def _is_zero(read: Read, start: int, size_bytes: int) -> bool:
+    return not any(any(read(place, CHUNK_BYTES)) for place in range(start, size_bytes, CHUNK_BYTES))

@@ -1,0 +1,119 @@
+"""What was acknowledged and no version covers becomes a version when a store is opened.
+
+Owns the decision whether the journal's record of a session is still to be replayed. A version that it makes refers to
+the blocks of the version behind which the turns stood, and has their tokens under `unread`: the next use of the session
+computes these again. Knows nothing of models.
+
+Rules:
+- A record is covered if a later version of the session begins with its ledger: a sleep was cut off between its last
+  step and the next flush of the journal.
+- If the session has no version left and had one, it was deleted.
+- Otherwise the record becomes the session's next version, whatever came back or was imported meanwhile: nothing is lost
+  by a version too many.
+- What cannot become a version stays in the journal, and its session is not used until it can: its newest version lacks
+  turns that were acknowledged.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+
+from ..errors import StoreError, StoreIoError
+from ..format.blocks import TOKEN_BYTES, BlockEntry
+from ..format.codecs import RAW
+from ..format.journal import JournalRecord
+from ..format.ledger_tail import tail_in, tail_of
+from ..format.reader import BundleReader
+from ..format.records import Finding, OpenReport
+from ..uri import SessionUri
+from ..writing.core import StoreCore
+from ..writing.sleeping import VersionDraft, environment, write_version
+
+
+def replay(core: StoreCore, opening: OpenReport) -> OpenReport:
+    """Make versions of what the journal of a store holds, opened to write. What failed is told in the report, and the
+    next opening tries again.
+
+    Raises:
+        DurabilityLost
+    """
+    journal, replayed = core.journal, 0
+    for uri in journal.uris():
+        try:
+            replayed += _replay(core, uri)
+        except StoreError as error:
+            journal.waiting[uri] = error.message
+    with contextlib.suppress(StoreIoError), core.poisoning():
+        journal.settle()
+    findings = [*journal.findings, *(_waits(core, uri, reason) for uri, reason in journal.waiting.items())]
+    return dataclasses.replace(opening, turns_replayed=replayed, journal=tuple(findings))
+
+
+def _waits(core: StoreCore, uri: SessionUri, reason: str) -> Finding:
+    message = f"{core.journal.path} has acknowledged turns of {uri} that could not be made a version: {reason}"
+    return Finding(core.journal.path, "journal_waits", message)
+
+
+def _replay(core: StoreCore, uri: SessionUri) -> bool:
+    """Whether a version was made."""
+    record = core.journal.find(uri)
+    if record is None or _is_covered(core, record) or _is_deleted(core, record):
+        core.journal.cover(uri)
+        return False
+    if record.base is None:
+        assert record.identity is not None
+        write_version(core, _draft(record, ()))
+        return True
+    with core.open_reader(record.base) as base:
+        kept = tuple(_held(base, record.held))
+        write_version(core, _draft(dataclasses.replace(record, identity=base.manifest.identity), kept))
+    return True
+
+
+def _draft(record: JournalRecord, reused: tuple[BlockEntry, ...]) -> VersionDraft:
+    assert record.identity is not None
+    return VersionDraft(
+        uri=record.uri,
+        identity=record.identity,
+        parent=record.base,
+        reused=reused,
+        blocks=(),
+        session=record.session,
+        token_count=record.held,
+        codec=RAW,
+        on_progress=None,
+        environment=environment(),
+        beyond="reserve",
+    )
+
+
+def _held(base: BundleReader, held: int) -> list[BlockEntry]:
+    """The blocks of a version that hold its first tokens, with the state records among them."""
+    return [entry for entry in base.entries if (entry.end if entry.kind == "span" else entry.start) <= held]
+
+
+def _is_deleted(core: StoreCore, record: JournalRecord) -> bool:
+    return record.newest is not None and not core.index.bundles_of(record.uri)
+
+
+def _is_covered(core: StoreCore, record: JournalRecord) -> bool:
+    known = record.newest[0] if record.newest else 0
+    later = [row for row in core.index.versions(record.uri) if row.version > known]
+    if not later:
+        return False
+    ledger = _ledger_of(core, record)
+    for row in later:
+        with core.open_reader(row.bundle_id) as reader:
+            if (reader.tokens() + tail_of(reader.manifest)).startswith(ledger):
+                return True
+    return False
+
+
+def _ledger_of(core: StoreCore, record: JournalRecord) -> bytes:
+    """All tokens of a record, uint32 as bytes."""
+    tail = tail_in(record.session)
+    if record.base is None:
+        return tail
+    with core.open_reader(record.base) as base:
+        return base.tokens()[: TOKEN_BYTES * record.held] + tail

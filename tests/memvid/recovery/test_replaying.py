@@ -1,0 +1,179 @@
+"""The journal of a store, and what an opening makes of it (promise 1: nothing acknowledged is lost)."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+from store_making import OTHER_URI, URI, bundle_path, sleep, token_ids, turn
+from torpor.memvid import SessionUri, Store
+from torpor.memvid.errors import JournalWaits, NoSpace
+from torpor.memvid.folder.retention import Retention
+from torpor.memvid.format.ledger_tail import tail_of
+
+
+def ledger(store: Store, uri: SessionUri = URI, version: int | None = None) -> bytes:
+    with store.open_session(uri, version) as reader:
+        return reader.tokens() + tail_of(reader.manifest)
+
+
+def journal_file(path: Path) -> Path:
+    return path / "journal" / "turns.mvj"
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    with Store.open(tmp_path / "store", writable=True) as store:
+        sleep(store, 300)
+    return tmp_path / "store"
+
+
+def test_acknowledged_turns_are_the_next_version_of_their_session_at_the_next_opening(path: Path) -> None:
+    with Store.open(path, writable=True) as store:
+        store.acknowledge([turn(store, 5)])
+        store.acknowledge([turn(store, 9)])
+    with Store.open(path, writable=True) as store:
+        assert store.opening.turns_replayed == 1
+        assert ledger(store) == token_ids(0, 309)
+        assert [row.version for row in store.versions(URI)] == [1, 2]
+        assert store.verify(deep=True).findings == ()
+    assert not journal_file(path).exists()
+
+
+def test_a_session_that_never_slept_is_there_after_its_first_turn(path: Path) -> None:
+    with Store.open(path, writable=True) as store:
+        store.acknowledge([turn(store, 20, uri=OTHER_URI, seed=4)])
+        assert store.find_session(OTHER_URI) is None
+    with Store.open(path, writable=True) as store:
+        assert ledger(store, OTHER_URI) == token_ids(0, 20, 4)
+
+
+def test_what_a_sleep_covers_is_not_replayed_even_if_the_journal_was_not_told(path: Path) -> None:
+    with Store.open(path, writable=True) as store:
+        store.acknowledge([turn(store, 5)])
+        shutil.copy(journal_file(path), path.parent / "before")
+        sleep(store, 310)
+    journal_file(path).parent.mkdir(exist_ok=True)
+    shutil.copy(path.parent / "before", journal_file(path))
+    with Store.open(path, writable=True) as store:
+        assert store.opening.turns_replayed == 0
+        assert [row.version for row in store.versions(URI)] == [1, 2]
+
+
+def test_turns_behind_a_version_that_a_later_one_does_not_begin_with_are_not_lost(path: Path) -> None:
+    with Store.open(path, writable=True) as store:
+        store.acknowledge([turn(store, 5)])
+        shutil.copy(journal_file(path), path.parent / "before")
+        sleep(store, 40, seed=8)  # as an import of another history would be
+    journal_file(path).parent.mkdir(exist_ok=True)
+    shutil.copy(path.parent / "before", journal_file(path))
+    with Store.open(path, writable=True) as store:
+        assert ledger(store) == token_ids(0, 305)
+        assert [row.version for row in store.versions(URI)] == [1, 2, 3]
+
+
+def test_a_deleted_session_does_not_come_back_out_of_the_journal(path: Path) -> None:
+    with Store.open(path, writable=True) as store:
+        store.acknowledge([turn(store, 5), turn(store, 9, uri=OTHER_URI)])
+        store.delete_session(URI)
+        store.delete_session(OTHER_URI)
+        assert not store.can_be_deleted(OTHER_URI)
+    with Store.open(path, writable=True) as store:
+        assert list(store.iter_sessions()) == []
+
+
+def test_a_delete_that_was_cut_off_before_it_told_the_journal_is_a_delete(path: Path) -> None:
+    with Store.open(path, writable=True) as store:
+        store.acknowledge([turn(store, 5)])
+        shutil.copy(journal_file(path), path.parent / "before")
+        store.delete_session(URI)
+    journal_file(path).parent.mkdir(exist_ok=True)
+    shutil.copy(path.parent / "before", journal_file(path))
+    with Store.open(path, writable=True) as store:
+        assert not store.can_be_deleted(URI)
+
+
+def test_a_forgotten_session_leaves_no_byte_in_the_journal(path: Path) -> None:
+    with Store.open(path, writable=True) as store:
+        store.acknowledge([turn(store, 5), turn(store, 40, uri=OTHER_URI, seed=4)])
+        store.acknowledge([turn(store, 50, uri=OTHER_URI, seed=4)])
+        report = store.forget(OTHER_URI)
+        assert report.problems == ()
+        assert token_ids(0, 40, 4) not in journal_file(path).read_bytes()
+        assert b"other" not in journal_file(path).read_bytes()
+    with Store.open(path, writable=True) as store:
+        assert store.opening.turns_replayed == 1
+        assert ledger(store) == token_ids(0, 305)
+
+
+def test_turns_that_find_no_room_for_their_version_wait_and_their_session_is_not_used(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Store.open(path, writable=True) as store:
+        store.acknowledge([turn(store, 5)])
+
+    def refuse(*_: object) -> None:
+        raise NoSpace("No room.")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("torpor.memvid.recovery.replaying.write_version", refuse)
+        with Store.open(path, writable=True) as store:
+            assert [finding.code for finding in store.opening.journal] == ["journal_waits"]
+            with pytest.raises(JournalWaits):
+                store.open_session(URI)
+            with pytest.raises(JournalWaits):
+                store.acknowledge([turn(store, 6)])
+            store.open_session(URI, 1).close()
+    with Store.open(path, writable=True) as store:
+        assert ledger(store) == token_ids(0, 305)
+
+
+def test_a_prune_keeps_the_version_that_acknowledged_turns_stand_behind(path: Path) -> None:
+    with Store.open(path, writable=True) as store:
+        first = store.find_session(URI)
+        assert first is not None
+        sleep(store, 40, seed=8)
+        record = turn(store, 5)
+        record = type(record)(URI, record.session, record.newest, first.bundle_id, 300, None)
+        store.acknowledge([record])
+        store.prune(Retention(keep_last=1), URI)
+        assert bundle_path(store, first.bundle_id).exists()
+
+
+@pytest.mark.parametrize("what", ["header", "first record", "last record"])
+def test_a_flipped_bit_in_the_journal_is_told_and_costs_what_it_lies_in(path: Path, what: str) -> None:
+    with Store.open(path, writable=True) as store:
+        store.acknowledge([turn(store, 5)])
+        end = journal_file(path).read_bytes().rstrip(b"\0").__len__()
+        store.acknowledge([turn(store, 9)])
+    data = bytearray(journal_file(path).read_bytes())
+    data[{"header": 30, "first record": 120, "last record": end + 60}[what]] ^= 4
+    journal_file(path).write_bytes(data)
+    with Store.open(path, writable=True) as store:
+        assert [finding.code for finding in store.opening.journal] == ["corrupt_journal"]
+        assert ledger(store) == token_ids(0, 305 if what == "last record" else 309)
+
+
+def test_the_journal_of_another_store_is_put_aside_and_told(path: Path, tmp_path: Path) -> None:
+    with Store.open(tmp_path / "other", writable=True) as other:
+        sleep(other, 300)
+        other.acknowledge([turn(other, 5)])
+    journal_file(path).parent.mkdir()
+    shutil.copy(journal_file(tmp_path / "other"), journal_file(path))
+    with Store.open(path, writable=True) as store:
+        assert [finding.code for finding in store.opening.journal] == ["corrupt_journal"]
+        assert [row.version for row in store.versions(URI)] == [1]
+        store.acknowledge([turn(store, 7)])
+    assert (path / "journal" / "turns.mvj.aside").exists()
+    with Store.open(path, writable=True) as store:
+        assert ledger(store) == token_ids(0, 307)
+
+
+def test_a_reader_beside_a_writer_leaves_the_journal_alone(path: Path) -> None:
+    with Store.open(path, writable=True) as store:
+        store.acknowledge([turn(store, 5)])
+        before = journal_file(path).read_bytes()
+        with Store.open(path, writable=False) as reader:
+            assert reader.acknowledged() == [URI]
+        assert journal_file(path).read_bytes() == before
