@@ -1,7 +1,6 @@
 """Bytes on disk: blocks, bundles, manifests, index. Knows nothing of mlx, sessions or sockets.
 
-A module is imported at the first use of one of its names here: an import of `errors` or `uri` by name does not wait for
-the store.
+A module is imported at the first use of one of its names here: an import of `errors` or `uri` does not wait for it.
 """
 
 from typing import TYPE_CHECKING, Any

@@ -1,7 +1,7 @@
 """Every way the store refuses, one class and one stable `code` each.
 
-The text is written where an error is raised, because only that place knows what is wrong and what helps.
-`Corruption` groups all that says "these bytes are not what was written"; nothing here is raised for a cache miss.
+The text is written where an error is raised: only that place knows what is wrong and what helps. `Corruption` groups
+the errors for bytes that are not as they were written. A cache miss raises none of these.
 """
 
 from __future__ import annotations
@@ -29,8 +29,7 @@ class InvalidUri(StoreError):
 
 
 class SessionNotFound(StoreError):
-    """No such session, or not in that version; `suggestions` lists close names, `set_aside` the numbers of versions
-    that repair has set aside, if that is why."""
+    """No such session or version. `suggestions` lists close names, `set_aside` versions that repair has set aside."""
 
 
 class AmbiguousVersion(StoreError):
@@ -42,7 +41,7 @@ class InvalidTag(StoreError):
 
 
 class TagTaken(StoreError):
-    """The tag names another version of the session, and it was not told to move; `bundle_id` is that version."""
+    """The tag names another version of the session, `bundle_id`, and was not told to move."""
 
 
 class MarkNotFound(StoreError):
@@ -98,7 +97,7 @@ class BudgetExceeded(StoreError):
 
 
 class StoreBusy(StoreError):
-    """Each try met another operation that had changed what it needed. The store is as it was. Try again."""
+    """Other operations changed what each try needed. The store is as it was. Try again."""
 
 
 class DurabilityLost(StoreError):
@@ -112,23 +111,23 @@ class StoreIoError(StoreError):
 
 
 class IndexFailed(StoreIoError):
-    """The index does not answer, or takes no change; `reason` says why. The bundles hold all that it is made anew
-    from, so nothing is lost with it."""
+    """The index does not answer, or takes no change; `reason` says why. Nothing is lost: it is made anew from
+    bundles."""
 
 
 # --- invalid input of callers
 
 
 class TargetExists(StoreError):
-    """An export was to be written where something is already; that was left as it is."""
+    """Something is already where an export was to be written; it was left as it is."""
 
 
 class NoTargetFolder(StoreError):
-    """An export was to be written into a folder that is not there; none is made."""
+    """The folder of an export is not there; none is made."""
 
 
 class NotTensors(StoreError):
-    """A version that was to be written as tensors has slots that cannot become tensors; `slot` is the first."""
+    """A version to be written as tensors has slots that cannot become tensors; `slot` is the first."""
 
 
 class NameTaken(StoreError):
@@ -192,7 +191,7 @@ class MarksLost(Corruption):
 
 
 class ReadBackFailed(Corruption):
-    """What was written did not read back as it was meant; it was not published."""
+    """What was written did not read back the same; it was not published."""
 
 
 class BundleMissing(Corruption):

@@ -1,7 +1,7 @@
 """Every bound on what is read from a file or accepted from a caller: name, unit, reason.
 
-A limit is checked before memory is allocated or a loop is entered for what it bounds. Raising one is a compatible
-change; lowering one needs a new format version, for a bundle that was valid must stay so.
+A limit is checked before memory is allocated or a loop begins. Raising one is a compatible change; lowering one needs a
+new format version, for a valid bundle must stay valid.
 """
 
 from __future__ import annotations
@@ -21,8 +21,7 @@ MAX_BLOCKS: Final = 128 * KIB
 """Lines of a block list: MAX_TOKENS in spans of 256, and as many whole-state records."""
 
 MAX_RECORDS_AT_ONE_POSITION: Final = 1
-"""State records between two spans. A position has one state, and a record that no span bounds would cost its writer
-it a few hundred bytes and its readers milliseconds."""
+"""State records between two spans. A position has one state; more would cost the reader milliseconds each."""
 
 MAX_MANIFEST_BYTES: Final = 16 * MIB
 """A manifest with MAX_BLOCKS lines of 56 bytes and the largest session map fits."""
@@ -50,8 +49,8 @@ MAX_VERSION: Final = (1 << 53) - 1
 """Versions are counted from 1; 2^53 - 1 survives JSON readers."""
 
 MAX_IMPORTED_VERSION: Final = 1 << 32
-"""The largest version number that an import keeps. A larger one is no count of sleeps, and taken over it would leave
-its session few numbers, or none, to sleep as: such a bundle becomes the next version by the store's own counting."""
+"""The largest version number that an import keeps. A larger one is no count of sleeps, and would leave its session few
+numbers to sleep as: such a bundle becomes the store's next version."""
 
 # --- blocks
 
@@ -59,9 +58,8 @@ MAX_BLOCK_HEADER_BYTES: Final = 512 * KIB
 """Canonical block header: 256 tokens and MAX_SLOTS slots of ordinary names fit."""
 
 MAX_REMEMBERED_HEAD_BYTES: Final = 8 * MIB
-"""Frame heads, as they lie in files, that one reader remembers once they are checked; taken apart they take three to
-six times as much. What is beyond is read and checked again each time: with the millions of tokens that this takes, a
-head is small beside its block."""
+"""Checked frame heads that one reader remembers, as they lie in files; unpacked they take three to six times as much.
+Others are read and checked again each time: it takes millions of tokens to get there."""
 
 MAX_SLOTS: Final = 4096
 """Slots of one block: K and V of a thousand layers, twice."""
@@ -95,12 +93,12 @@ MAX_IDENTITY_VALUE_BYTES: Final = 4 * KIB
 # --- names
 
 MAX_NAME_CHARS: Final = 128
-"""Namespace or name, each: leaves room in any listing, and in file names if ever one is made of it."""
+"""Of a namespace, and of a name: leaves room in a listing, and in a file name if ever one is made of it."""
 
 MAX_TAG_CHARS: Final = 64
 MIN_ID_DIGITS: Final = 8
-"""Hex digits that a bundle's id may be shortened to. 32 bits tell the versions of one session apart; where they do
-not, the reference is refused with those that match."""
+"""Fewest hex digits of a shortened bundle id. 32 bits tell a session's versions apart; else the reference is refused
+with those that match."""
 
 # --- tags, pins and retention
 
@@ -127,12 +125,12 @@ MAX_UNSCANNED_BYTES: Final = 64 * KIB
 takes 7 MiB at most."""
 
 MAX_CLAIMED_ELEMENTS: Final = 2 * MIB
-"""What the containers of a document that is unpacked at once may claim together: 8 bytes for each are set aside before
-it is known whether it is there. A document that could claim more is walked first."""
+"""Elements that the containers of a document may claim together. Unpacking sets 8 bytes aside for each before it knows
+whether it is there, so a document that could claim more is walked first."""
 
 MAX_NODES: Final = 128 * KIB
 """Values in one packed document above that size, counted before it is unpacked: 14 MiB once built. The largest block
-header has half as many; a manifest has a few dozen and what the layers above keep in the session map."""
+header has half as many, a manifest a few dozen and those of the session map."""
 
 # --- codecs
 
@@ -143,11 +141,11 @@ MAX_ZSTD_WINDOW_BYTES: Final = 8 * MIB
 """Memory that a decoder holds for one frame; level 19 needs 8 MiB."""
 
 MAX_EXPANSION: Final = 256
-"""Raw bytes that a writer puts into one stored byte of a slot; what would shrink further is stored raw. KV shrinks to
-two thirds, and only constants come near this. So a file from outside is known by its length to be a bomb."""
+"""Raw bytes in one stored byte of a slot; a writer stores raw what would shrink further. KV shrinks to two thirds, and
+only constants come near this. So the length of a file from outside shows whether it is a bomb."""
 
 MAX_SMALL_BUNDLE_BYTES: Final = 64 * MIB
-"""Raw bytes that a file from outside may hold whatever its size: they are read in a tenth of a second."""
+"""Raw bytes that even the smallest file from outside may hold: they are read in a tenth of a second."""
 
 MIN_PLANE_CHUNK_BYTES: Final = 64 * KIB
 """Fewest raw bytes that are split into byte planes at once; the most is CHUNK_BYTES. Bounds the table of planes: 2 MiB
@@ -156,8 +154,8 @@ for a slot of MAX_SLOT_BYTES in elements of 8 bytes."""
 # --- small files and input/output
 
 MAX_INDEX_BYTES: Final = 512 * MIB
-"""An index file, or its log, that is read when a store is opened; a larger one is made anew from the bundles. A version
-takes 290 to 670 bytes, so this is 0.8 million versions at least."""
+"""An index file, or its log, that an opening reads; a larger one is made anew from the bundles. A version takes 290 to
+670 bytes, so this is 0.8 million versions at least."""
 
 MAX_NOTE_BYTES: Final = 16 * MIB
 """The note of a version without a file: MAX_FRAMES take 4 MiB in it, and MAX_HOLDERS 8 MiB."""

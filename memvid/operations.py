@@ -1,7 +1,5 @@
-"""Operations and marks of a store by name with options, and the calls of `Store` for them.
-
-The daemon (from a request) and the command line (from arguments) both use it, so that the same words mean the same.
-Owns that translation only.
+"""Operations and marks of a store by name with options, and the calls of `Store` for them. The daemon (from a request)
+and the command line (from arguments) use it, so that the same words mean the same.
 """
 
 from __future__ import annotations
@@ -22,8 +20,7 @@ _DAY_SECONDS: Final = 24 * 3600
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """One operation on a store and its options: gc, empty_quarantine, compact, repair, rebuild_index, prune or
-    forget."""
+    """An operation and its options: gc, empty_quarantine, compact, repair, rebuild_index, prune or forget."""
 
     operation: str
     uri: SessionUri | None = None
@@ -35,7 +32,7 @@ class Order:
 
 @dataclass(frozen=True, slots=True)
 class MarkedVersion:
-    """The marks of one version, after one of them was changed. `version` is None for a version that is gone."""
+    """The marks of one version after a change. `version` is None for a version that is gone."""
 
     uri: SessionUri
     version: int | None
@@ -78,8 +75,8 @@ def set_mark(
     pinned: bool | None = None,
     move: bool = False,
 ) -> MarkedVersion:
-    """Change one mark of the version that `text` means; with `untag`, of the one that has the tag. `move` takes a tag
-    from the version that has it.
+    """Change one mark of the version that `text` means; with `untag`, of the one with the tag. `move` takes a tag from
+    another version.
 
     Raises:
         InvalidUri, AmbiguousVersion, SessionNotFound: which version is meant.

@@ -1,7 +1,6 @@
 """The store: puts versions of sessions to sleep, opens and deletes them. All access to the disk goes through it.
 
-Owns opening, closing, sleep, backup and delete. The other methods are in `access/`, and every operation has a module of
-its own. Knows nothing of models.
+Owns opening, closing, sleep, backup and delete. The other methods are in `access/`; every operation has its own module.
 
 Rules:
 - Sleep: temporary file → flush → read back → rename → flush folder → index row → receipt.
@@ -76,9 +75,9 @@ class Store(Exchanging, Upkeep, Tagging, Acknowledging):
     def open(cls, path: str | os.PathLike[str], *, writable: bool, budget: Budget = UNLIMITED) -> Store:
         """Open a store.
 
-        To write: creates it if it is missing, takes its lock, removes what unfinished sleeps and deletes left, and
+        To write: creates it if it is missing, takes its lock, removes leftovers of unfinished sleeps and deletes, and
         rebuilds an index that is missing, foreign, stale or damaged. To read: takes no lock, writes nothing, and sees
-        the sessions that existed when it was opened; works beside a live daemon.
+        the sessions of this moment; works beside a live daemon.
 
         `budget` limits writes from now on, and never a delete. A limit on the size of the store costs a look at each
         bundle file here.
@@ -152,9 +151,9 @@ class Store(Exchanging, Upkeep, Tagging, Acknowledging):
 
         `reused` come first in the chain and name the bundles that hold them; `blocks` continue it. The drafts' buffers
         are borrowed until this returns. `on_progress` is told (tokens written, tokens to write). `beyond` is for a
-        sleep that cannot be tried again: a state may exceed the budgets of the store and the day, and a ledger of a few
-        kilobytes may use the space that the disk must keep free. `doubted` are the reused blocks to read before the
-        version refers to them.
+        sleep that cannot be tried again: a state may exceed the budgets of the store and the day, a ledger of a few
+        kilobytes also uses the space to be kept free. `doubted` are reused blocks to read before the version refers to
+        them.
 
         Raises:
             InvalidDraft, LimitExceeded: the input is invalid; nothing was written.
@@ -185,8 +184,8 @@ class Store(Exchanging, Upkeep, Tagging, Acknowledging):
 
     def backup(self, target: str | os.PathLike[str], *, on_progress: Progress | None = None) -> MaintenanceReport:
         """Copy the versions, tags and pins that the folder `target` lacks; `target` is a store that can replace this
-        one. Works in a store opened for reading, beside a live daemon that sleeps and compacts: each version is copied
-        whole, or named in `problems`. A version deleted here stays there.
+        one. Works in a store opened for reading, beside a live daemon: each version is copied whole, or named in
+        `problems`. A version deleted here stays there.
 
         `on_progress` is told (bytes written, bytes in all).
 
@@ -207,11 +206,11 @@ class Store(Exchanging, Upkeep, Tagging, Acknowledging):
     # --- delete
 
     def delete_session(self, uri: SessionUri) -> DeleteReport:
-        """Delete all versions of a session, and what the journal has of it. Where it has only versions that repair has
-        set aside or that are missed, delete those. Needs no disk space.
+        """Delete all versions of a session, also where all were set aside by repair or are missing, and what the journal
+        has of it. Needs no disk space.
 
-        A crash leaves the session as it was, or without its oldest versions, or gone. Bundles that other sessions
-        refer to keep their files, but are never listed as this session's again.
+        A crash leaves the session as it was, or without its oldest versions, or gone. Bundles that others refer to keep
+        their files, but are never listed as this session's again.
 
         Raises:
             SessionNotFound, ReadOnlyStore, LockLost, DurabilityLost, StoreIoError
@@ -228,10 +227,8 @@ class Store(Exchanging, Upkeep, Tagging, Acknowledging):
 
 
 def _claim(root_fd: int, path: str) -> tuple[StoreLock, str]:
-    """Take the lock of a store that this program understands; make the store if the folder is empty.
-
-    Looks before it writes: a store of a later version, or a folder with other things in it, is left as it is.
-    """
+    """Take a store's lock; make the store if the folder is empty. A store of a later version, or a folder of other
+    things, is left as it is."""
     if has_store_file(root_fd, path):
         load_store_uuid(root_fd, path)
     else:

@@ -1,5 +1,4 @@
-"""How sizes and counts are written for people, here and in the command line's tables; and how a size or a duration that
-a person wrote is read. Pure functions."""
+"""Writes sizes and counts for people; reads sizes and durations that a person wrote. Pure functions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a session is called: torpor://NAMESPACE/NAME, and what a person may type for it and for one of its versions.
+"""A session's name, torpor://NAMESPACE/NAME, and the texts that a person may type for it and for its versions.
 
     NAME                NAMESPACE/NAME         torpor://NAMESPACE/NAME      the session, its newest version
                         (a bare NAME is one of the namespace `default`)
@@ -6,8 +6,8 @@
     NAME@before-refactor    the version that has this tag
     NAME@3f9c01ab       the version whose bundle id begins so: 8 hex digits at least
 
-Owns the syntax, and which names come close to one that is not there. Never turns a name into a path: sessions are found
-by the index, bundles by their ids, so no text that a client sends is ever joined to a folder.
+Owns the syntax, and the suggestions for a name that is not there. Never turns a name into a path: sessions are found by
+the index, bundles by their ids, so no text of a client is ever joined to a folder.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _ID_PREFIX: Final = re.compile(rf"[0-9A-Fa-f]{{{MIN_ID_DIGITS},{_ID_DIGITS}}}", 
 _LOOKS_LIKE_ID: Final = re.compile(rf"[0-9A-Fa-f]{{{MIN_ID_DIGITS},}}", re.ASCII)
 _TAG: Final = re.compile(rf"[A-Za-z][A-Za-z0-9._-]{{0,{MAX_TAG_CHARS - 1}}}", re.ASCII)
 _LIKENESS: Final = 0.75
-"""From 0 to 1: a name that is less like what was typed is another name, and no slip of the finger."""
+"""From 0 to 1: a name less like the typed one is another name, no slip of the finger."""
 _TAG_RULE: Final = (
     f"1 to {MAX_TAG_CHARS} ASCII letters, digits, '.', '_' or '-', beginning with a letter, and not {MIN_ID_DIGITS} or "
     "more hex digits only"
@@ -75,7 +75,7 @@ class SessionUri:
 
 
 def parse_reference(text: str) -> SessionUri:
-    """The session that a person may type, whether there is one or not. Raises InvalidUri."""
+    """Read a session as a person types it; it need not exist. Raises InvalidUri."""
     if isinstance(text, str) and ("/" in text or text.startswith("torpor:")):
         return SessionUri.parse(text if text.startswith("torpor:") else SCHEME + text)
     return SessionUri(DEFAULT_NAMESPACE, text)
@@ -95,9 +95,7 @@ class Selector:
 
 
 def parse_version_reference(text: str) -> tuple[str, Selector | None]:
-    """Take a reference apart: the text that names the session, and what selects a version (None: nothing does).
-
-    Both parts are checked against the syntax; whether there is such a session or version is not asked.
+    """Take a reference apart: the session's text, and the version's (None: there is none). Checks the syntax only.
 
     Raises:
         InvalidUri: not a reference; the message tells the grammar.
@@ -128,7 +126,7 @@ def is_tag(text: str) -> bool:
 
 
 def require_tag(text: str) -> str:
-    """Give a tag back once it is known to be one. Raises InvalidTag."""
+    """Check a tag, and return it. Raises InvalidTag."""
     if not isinstance(text, str) or not is_tag(text):
         raise InvalidTag(f"{_shown(text)} is not a valid tag: use {_TAG_RULE}.", value=_shown(text))
     return text
@@ -144,7 +142,7 @@ def _no_reference(value: object) -> InvalidUri:
 
 
 def not_found(wanted: SessionUri, known: Iterable[SessionUri]) -> SessionNotFound:
-    """The error for a session that is not there, with those that come close: of that name in other namespaces first."""
+    """The error for a session that is not there, with suggestions: the same name in other namespaces first."""
     names: dict[str, list[str]] = {}
     for uri in sorted(known):
         names.setdefault(uri.name, []).append(str(uri))

@@ -1,15 +1,14 @@
 """Budgets: how many bytes the store may hold, may write in a day, and must leave free on the disk.
 
-A pure decision over figures, and an account of running work; its meters are asked before each write. Knows nothing of
-the content. A delete needs no permission: freeing space is always allowed.
+A pure decision over figures, and an account of running work, whose meters are asked before each write. A delete needs
+no permission: freeing space is always allowed.
 
-Sleeps come first. A compaction replaces files, so its writes never count for the size of the store, not even while they
-run; and it leaves half of the day's writes to sleeps.
+Sleeps come first. A compaction replaces files, so its writes never count for the size of the store; and it leaves half
+of the day's writes to sleeps.
 
-A day is a day of UTC by the clock, and each day has a count of its own. A clock that is set back finds the count of
-that earlier day as it was left; one that runs ahead begins a new day early, and comes back to the old count when it is
-put right. So a wrong clock gives at most one day's budget for each day that it visits, and never locks beyond the day
-that it shows. What is begun before midnight counts for the day on which it was begun.
+A day is a UTC day by the clock, with its own count. A clock that is set back finds that day's count as it was left; one
+that runs ahead begins a new day early, and finds the old count again once it is put right. So a wrong clock gives at
+most one day's budget for each day that it visits. A write counts for the day on which it was begun.
 """
 
 from __future__ import annotations
@@ -35,10 +34,8 @@ _DAY_NS: Final = 24 * 60 * 60 * 10**9
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """What the user allows; None: no bound. Raises InvalidPolicy for what is no number of bytes, however it is built.
-
-    `max_bytes_per_day` spares a disk that wears; `min_free_bytes` leaves room for everybody else.
-    """
+    """The user's limits, in bytes; None: no bound. Raises InvalidPolicy for a value that is no number of bytes.
+    `max_bytes_per_day` spares a disk that wears; `min_free_bytes` leaves room for others."""
 
     max_store_bytes: int | None = None
     max_bytes_per_day: int | None = None
@@ -65,9 +62,8 @@ Beyond = Literal["budgets", "reserve"]
 class Standing:
     """The figures that a budget is held against, as of one moment.
 
-    `store_bytes` is what the store holds: None where what is written takes the place of what is there, as in a
-    compaction, which leaves half of a day to sleeps. `written_today` is what was written this UTC day, `free_bytes`
-    what the disk has left for us.
+    `store_bytes` is the size of the store, None for a compaction, which only replaces files. `written_today` counts
+    this UTC day; `free_bytes` is the room on the disk for us.
     """
 
     store_bytes: int | None
@@ -127,12 +123,9 @@ def _exceeded(which: str, *, limit: int, used: int, needed: int, standing: str, 
 
 
 class Account:
-    """What the work under way in one open store takes of its budgets. Safe from several threads.
-
-    Every figure is asked for at each write: `held_bytes` for what the store's files have, `written_on` for what was
-    written on a day by work that has ended, `free_bytes` for what the disk has left, in which all that was written is
-    already counted.
-    """
+    """The work under way in one open store, held against its budgets. Safe from several threads. Each write asks for
+    the figures anew: `held_bytes` of the store's files, `written_on` a day by work that has ended, and `free_bytes` of
+    the disk."""
 
     def __init__(
         self,
@@ -150,8 +143,8 @@ class Account:
         self._meters: list[Meter] = []
 
     def begin(self, day: int, *, replacing: bool = False, beyond: Beyond | None = None) -> Meter:
-        """A meter for a piece of work. `replacing`: what it writes takes the place of what is there. `beyond`: what is
-        not held against it, though all it writes is counted."""
+        """A meter for a piece of work. `replacing`: its output replaces files. `beyond`: the limits that it may exceed;
+        its writes are counted all the same."""
         budget = self.budget
         if beyond is not None:
             budget = UNLIMITED if beyond == "reserve" else Budget(min_free_bytes=budget.min_free_bytes)
@@ -161,7 +154,7 @@ class Account:
         return meter
 
     def end(self, meter: Meter, keep: Callable[[int, int], None]) -> None:
-        """The work is done or given up; `keep` takes its day and bytes over into what `written_on` tells."""
+        """The work is done or given up; `keep` adds its bytes to its day for `written_on`."""
         with self._lock:
             try:
                 if meter.written_bytes:
@@ -170,7 +163,7 @@ class Account:
                 self._meters.remove(meter)
 
     def settle(self, meter: Meter) -> None:
-        """The work's output is among the store's files now, and counts there."""
+        """Its output is among the store's files now, and counts there."""
         with self._lock:
             meter.reserved_bytes = 0
 
@@ -188,7 +181,7 @@ class Account:
             require_room(meter.budget, self._standing(meter), size_bytes)
 
     def _standing(self, meter: Meter) -> Standing:
-        """The figures that this work's budget is held against; those that it has no bound for are not looked at."""
+        """The figures for this work's budget; one that has no bound is not looked at."""
         budget = meter.budget
         store_bytes, written, free = 0, 0, 0
         if budget.max_store_bytes is not None and not meter.replacing:
@@ -218,7 +211,7 @@ class Meter:
 
     @property
     def is_bounded(self) -> bool:
-        """Whether there is any budget that it is held against."""
+        """Whether any budget limits it."""
         return self.budget != UNLIMITED
 
     def require(self, size_bytes: int) -> None:
@@ -226,7 +219,7 @@ class Meter:
         self._account.require(self, size_bytes)
 
     def settle(self) -> None:
-        """What was written has its place among the store's files."""
+        """Its output is among the store's files now."""
         self._account.settle(self)
 
 

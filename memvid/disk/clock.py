@@ -1,4 +1,4 @@
-"""The time of day as it is stored: a clock that shows a time before 1970 counts as one that shows 1970."""
+"""The time of day as it is stored."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ import time
 
 
 def now_ns() -> int:
-    """Nanoseconds since 1970, never below 0: a reader of a stored time refuses a negative one."""
+    """Nanoseconds since 1970. A clock before 1970 counts as 0: a reader of a stored time refuses a negative one."""
     return max(time.time_ns(), 0)

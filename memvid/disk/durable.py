@@ -2,8 +2,8 @@
 
 Owns temporary files and the order write → flush → rename → flush folder. Knows nothing of the content.
 
-Rules: a file once published is never changed. A failed write leaves nothing but a temporary file, which is removed.
-After a failed flush it is unknown what the disk holds, so it is never tried again: DurabilityLost.
+Rules: a file once published is never changed. A failed write leaves only a temporary file, which is removed. A failed
+flush is never tried again, for nothing tells what the disk holds: DurabilityLost.
 """
 
 from __future__ import annotations
@@ -45,11 +45,8 @@ _TEMP_FLAGS: Final = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_C
 def write_error(
     error: OSError, action: str, path: str, otherwise: str = "", *, fd: int | None = None, needed_bytes: int = 0
 ) -> StoreError:
-    """The typed error for a write that failed, without a flush being involved.
-
-    otherwise: another way out where the place may not be written. fd: the file that was being
-    written; needed_bytes: how long it was to be.
-    """
+    """The typed error for a failed write; a failed flush has its own. otherwise: another way out where writing is
+    forbidden. fd: the file being written. needed_bytes: its planned length."""
     if error.errno in NO_SPACE_ERRNOS:
         details = _room(error, fd, needed_bytes)
         return NoSpace(
@@ -65,8 +62,8 @@ def write_error(
 
 
 def _room(error: OSError, fd: int | None, needed_bytes: int) -> dict[str, int]:
-    """What a full disk has free once this file is gone, and what the file needs; of a quota or a limit the disk knows
-    nothing."""
+    """The free bytes of a full disk once this file is gone, and the bytes it needs; nothing for a quota or a file
+    limit."""
     if error.errno != errno.ENOSPC or fd is None:
         return {}
     try:
@@ -77,7 +74,7 @@ def _room(error: OSError, fd: int | None, needed_bytes: int) -> dict[str, int]:
 
 
 def describe_room(details: Mapping[str, Any]) -> str:
-    """What a `NoSpace` knows of the room, as a sentence with a space before it; nothing where it knows nothing."""
+    """The room that a `NoSpace` tells, as a sentence after a space; "" if it tells none."""
     if "free_bytes" not in details:
         return ""
     free, needed = format_bytes(details["free_bytes"]), format_bytes(details["needed_bytes"])
@@ -85,7 +82,7 @@ def describe_room(details: Mapping[str, Any]) -> str:
 
 
 def writable_advised(error: StoreIoError, otherwise: str = "") -> StoreIoError:
-    """The error with what makes a place writable, if that it may not be written is why. otherwise: another way out."""
+    """The error, with advice if writing is forbidden there. otherwise: another way out."""
     number = error.details.get("errno")
     if number == errno.EROFS:
         advice = "Mount its file system for writing"
@@ -152,7 +149,7 @@ class TempFile:
         self._published = False
 
     def append(self, buffers: Sequence[memoryview | bytes]) -> None:
-        """Write all buffers at the end, however often the system takes only a part. Raises NoSpace, StoreIoError."""
+        """Write all buffers at the end, with short writes continued. Raises NoSpace, StoreIoError."""
         waiting = [memoryview(buffer).cast("B") for buffer in buffers if memoryview(buffer).nbytes]
         done = 0  # buffers written in full; the one after them may have been cut
         while done < len(waiting):
@@ -178,7 +175,7 @@ class TempFile:
                 raise self._write_error(error, len(data)) from error
 
     def write_at(self, offset: int, buffers: Sequence[memoryview | bytes]) -> None:
-        """Write buffers one after the other from a place on, for a file whose layout is known before its content."""
+        """Write buffers one after the other from an offset on, for a file with a layout known before its content."""
         for buffer in buffers:
             left = memoryview(buffer).cast("B")
             while left.nbytes:
@@ -190,12 +187,12 @@ class TempFile:
         self.size_bytes = max(self.size_bytes, offset)
 
     def _write_error(self, error: OSError, end: int) -> StoreError:
-        """end: where in the file ends what was being written."""
+        """end: the offset at which the failed write would have ended."""
         if error.errno != errno.ENOSPC:
             return write_error(error, "write", self.path)
         try:
             needed = max(self.whole_bytes(), self.size_bytes, end)
-        except TorporError:  # the rest cannot even be read: then how long it is stays unsaid
+        except TorporError:  # the source cannot even be read: its length stays unsaid
             return write_error(error, "write", self.path)
         return write_error(error, "write", self.path, fd=self.fd, needed_bytes=needed)
 
@@ -205,12 +202,13 @@ class TempFile:
     def publish(
         self, folder_fd: int, name: str, folder_path: str, *, replacing: bool = False, flushing: bool = True
     ) -> None:
-        """Give the flushed file its name and flush both folders. After it returns the file survives power loss; without
-        `flushing`, once both folders were flushed.
+        """Give the flushed file its name and flush both folders: from then on it survives power loss. Without
+        `flushing` the caller flushes them.
 
         Raises:
-            DurabilityLost: a folder could not be flushed. The name is taken back as far as possible, but not where the
-                file took the place of another (`replacing`): that one is gone, and nothing would be left of either.
+            NoSpace, StoreIoError
+            DurabilityLost: a folder could not be flushed. The name is taken back as far as possible, but not with
+                `replacing`: the old file is gone, and nothing would be left of either.
         """
         try:
             os.rename(self._name, name, src_dir_fd=self._folder_fd, dst_dir_fd=folder_fd)
@@ -232,8 +230,8 @@ class TempFile:
     def publish_new(self, name: str) -> None:
         """Give the flushed file a name in its own folder that nothing has, and flush the folder.
 
-        A link fails where the name is taken, as no rename does. Where there are no links the name is taken by an empty
-        file first, which only a crash can leave behind.
+        A link fails if the name is taken, unlike a rename. Without hard links an empty file takes the name first; only
+        a crash can leave it behind.
 
         Raises:
             FileExistsError: the name is taken; nothing was changed.
@@ -252,7 +250,7 @@ class TempFile:
         except FileNotFoundError:
             self._published = True  # renamed
         except OSError:
-            pass  # the file has its name; that it has two is nothing to fail for, and `close` tries again
+            pass  # the file has its name; a second one is no reason to fail, and `close` tries again
         try:
             sync_folder(self._folder_fd, self._folder_path)
         except DurabilityLost:
@@ -297,8 +295,8 @@ def write_file(
 ) -> None:
     """Write a small file durably and atomically; its temporary file may lie in another folder.
 
-    With `replacing` a file of that name is replaced: whatever fails, either the old one or the new one is there.
-    Without `flushing` the folders are still to be flushed.
+    With `replacing` a file of that name is replaced: at any failure, the old or the new one is there. Without
+    `flushing` the caller flushes the folders.
     """
     temp = TempFile(folder_fd if temp_fd is None else temp_fd, folder_path)
     try:
@@ -310,7 +308,7 @@ def write_file(
 
 
 def make_folder(parent_fd: int, name: str, parent_path: str, mode: int) -> None:
-    """Create a folder durably; one that is there is left alone."""
+    """Create a folder durably, unless it exists."""
     try:
         os.mkdir(name, mode, dir_fd=parent_fd)
     except FileExistsError:

@@ -1,8 +1,8 @@
 """One writer for each store: a flock on STORE/lock, and the check that the lock file is still the one we locked.
 
-The kernel frees the lock when its owner dies, however it dies, so there is no stale lock; the pid in the file only
-helps a person. A file unlinked and made anew could be locked by a second owner: the inode is compared after locking
-and again before each write.
+The kernel frees the lock when its owner dies, so no lock is ever stale; the pid in the file only helps a person. A
+second owner could lock a file that was unlinked and made anew: so the inode is compared after locking and before each
+write.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class StoreLock:
         for _ in range(_ATTEMPTS):
             try:
                 fd = open_file(self._root_fd, LOCK_NAME, os.O_RDWR | os.O_CREAT, self._path)
-            except StoreIoError as error:  # the first thing that anybody does who writes
+            except StoreIoError as error:  # every writer begins here
                 raise writable_advised(error, _OTHERWISE) from error
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -60,7 +60,7 @@ class StoreLock:
             try:
                 current = self._is_current(fd)
             except BaseException:
-                os.close(fd)  # else this process would lock itself out
+                os.close(fd)  # or this process would lock itself out
                 raise
             if current:
                 return fd
@@ -96,21 +96,20 @@ class StoreLock:
             )
 
     def close(self) -> None:
-        """Let go. The file stays: unlinking a lock file is how two owners come about. A forked child gives up only what
-        it has inherited: the lock is its parent's."""
+        """Let go. The file stays: unlinking it would allow two owners. A forked child only closes its copy; the lock is
+        its parent's."""
         if self._fd >= 0:
             if os.getpid() == self._pid:
-                with contextlib.suppress(OSError):  # a child that is being forked has the file, and would have the lock
+                with contextlib.suppress(OSError):  # or a child that is being forked would keep the lock
                     fcntl.flock(self._fd, fcntl.LOCK_UN)
             os.close(self._fd)
             self._fd = -1
 
 
 def find_holder(root_fd: int, store_path: str) -> int | None:
-    """The pid of the process that has the store for writing; None if no process has, or if it could not write its pid.
+    """The pid of the process that has the store for writing; None if there is none, or it could not write its pid.
 
-    A lock is tried for only where that process is there: the trial would turn a writer away that opens the store in the
-    same instant.
+    The lock is tried only if that process exists: a trial turns away a writer that opens the store at that instant.
 
     Raises:
         UnsafePath, StoreIoError: the lock file cannot be looked at.

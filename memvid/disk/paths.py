@@ -1,9 +1,9 @@
 """Opens files in a store without leaving it: one component at a time, never through a link, never by a client's text.
 
-Owns the refusal of links, FIFOs, devices, second hard links and foreign owners. Knows nothing of what files hold.
+Owns the refusal of links, FIFOs, devices, second hard links and foreign owners.
 
-Rules: every open is relative to an open folder and carries O_NOFOLLOW and O_CLOEXEC; files also O_NONBLOCK, for a
-FIFO would block forever. The store's own path is the user's choice and is resolved once; inside it no link is followed.
+Rules: every open is relative to an open folder and carries O_NOFOLLOW and O_CLOEXEC; files also O_NONBLOCK, for a FIFO
+would block forever. The store's own path is the user's choice and is resolved once; inside it no link is followed.
 """
 
 from __future__ import annotations
@@ -34,10 +34,8 @@ _PUT_THE_FILE: Final = (
 
 
 def open_root(path: str, mark: str) -> int:
-    """Open the store's own folder. Raises FileNotFoundError if it is absent; links above it are the user's choice.
-
-    Of one that is refused and has no file `mark`, so is no store, the message does not say how to make it usable.
-    """
+    """Open the store's own folder; links above it are the user's choice. Raises FileNotFoundError, UnsafePath. A folder
+    without the file `mark` is no store: its refusal does not say how to make it usable."""
     fd = os.open(os.path.realpath(path), _FOLDER_FLAGS)
     try:
         is_marked = mark in os.listdir(fd)
@@ -90,7 +88,7 @@ def open_file(parent_fd: int, name: str, flags: int, path: str) -> int:
 
 
 def open_foreign_file(path: str) -> int:
-    """Open a file of the user's, anywhere, to read it: links and owners are the user's choice, but it must be a file.
+    """Open a file of the user's to read it, anywhere: links and owners are the user's choice.
 
     Raises:
         StoreIoError: it is not there, may not be read, or is a folder, a FIFO or a device.
@@ -126,11 +124,8 @@ def read_up_to(fd: int, max_bytes: int, path: str) -> bytes:
 
 
 def list_names(folder_fd: int, path: str) -> list[str]:
-    """The names in a folder, sorted. Raises StoreIoError.
-
-    By a descriptor of its own: copies of one share their place in the folder, so that of two threads which list it at
-    once one would miss names.
-    """
+    """The names in a folder, sorted. Raises StoreIoError. Copies of a descriptor share one position, and a thread that
+    lists beside another would miss names: so it opens its own."""
     try:
         with closing_fd(os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=folder_fd)) as own_fd:
             return sorted(os.listdir(own_fd))
@@ -157,7 +152,7 @@ def stat_open(fd: int, path: str) -> os.stat_result:
 
 
 def stamp_of(status: os.stat_result) -> Stamp:
-    """The stamp of a file: differs for another file of the same name, and after a write to this one."""
+    """The stamp of a file: another file of the same name has another, and so has this one after a write."""
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 

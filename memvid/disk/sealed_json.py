@@ -1,9 +1,9 @@
-"""JSON files with their own digest, which shows damage: store.json and marks.json.
+"""JSON files with their own digest, which shows damage, such as store.json and marks.json.
 
 Owns their form: canonical JSON (keys sorted, no spaces, ASCII, a newline at the end) with a format, a version, and a
-digest over all the rest. Knows nothing of what the other fields mean.
+digest over all the rest.
 
-Rule: the digest is taken in the same way in every later version, so that damage is not mistaken for a later version.
+Rule: every later version takes the digest in the same way, so that damage is not mistaken for a later version.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class SealedFormat:
 
         Raises:
             UnsupportedFormat: a later version, and undamaged.
-            ValueError, TypeError, RecursionError: anything else that was not written so; `reason_of` puts it in words.
+            ValueError, TypeError, RecursionError: anything else; `reason_of` puts it in words.
         """
         document = self._parse(data)
         if document.pop(_DIGEST, None) != _digest(document):
@@ -72,7 +72,7 @@ class SealedFormat:
 
 
 def reason_of(error: Exception) -> str:
-    """Why a file was not read, to stand within a sentence."""
+    """Why a file was not read, as part of a sentence."""
     return "it is nested too deep" if isinstance(error, RecursionError) else str(error).rstrip(".")[:300]
 
 

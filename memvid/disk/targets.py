@@ -1,6 +1,6 @@
 """A new file that a user names, outside the store: written under another name, flushed, and there whole or not at all.
 
-Owns where such a file may lie and what is said when it cannot be made. Knows nothing of what is in it.
+Owns where such a file may lie, and the errors if it cannot be made.
 """
 
 from __future__ import annotations
@@ -21,10 +21,9 @@ _MAX_PARENTS: Final = 1024
 
 @contextlib.contextmanager
 def new_file(root_fd: int, target: str | os.PathLike[str], *, replacing: bool = False) -> Iterator[TempFile]:
-    """A temporary file beside the target, which gets the target's name once the block has ended and has flushed it.
+    """A temporary file beside the target; the block flushes it, and then it gets the target's name.
 
-    root_fd: the store, which nothing of a user's is written into. replacing: a file of that name is replaced; otherwise
-        it is left as it is, and nothing is written.
+    root_fd: the store; the target may not lie in it. replacing: replace a file of that name; else it is left as it is.
 
     Raises:
         TargetExists, NoTargetFolder, UnsafePath: there is a file already, no such folder, or it lies in the store.
@@ -41,7 +40,7 @@ def new_file(root_fd: int, target: str | os.PathLike[str], *, replacing: bool = 
                 temp.publish_new(name)
         except FileExistsError as error:
             raise _taken(path, replaceable=True) from error
-        except NoSpace as error:  # the advice for the store's own disk, to delete sessions, would not help here
+        except NoSpace as error:  # deleting sessions, the advice for the store's disk, does not help here
             raise NoSpace(
                 f"No room for {path}: {os.strerror(error.details['errno'])}.{describe_room(error.details)} Free some "
                 "space there, or export to another disk. Nothing of the file is left, and the store is as it was.",
@@ -59,13 +58,13 @@ def new_file(root_fd: int, target: str | os.PathLike[str], *, replacing: bool = 
 
 
 def require_target(root_fd: int, target: str | os.PathLike[str], *, replacing: bool = False) -> None:
-    """Refuse, before anything is computed for it, a target that `new_file` would refuse; it is asked again there."""
+    """Refuse early a target that `new_file` would refuse; that one asks again."""
     with _usable_target(root_fd, target, replacing=replacing):
         pass
 
 
 def require_outside(root_fd: int, path: str) -> None:
-    """Refuse a folder that is the store, lies in it, or would if it were made. Raises UnsafePath, StoreIoError."""
+    """Refuse a folder that is the store or lies in it, or would once it is made. Raises UnsafePath, StoreIoError."""
     above = path
     while not os.path.isdir(above):
         above = os.path.dirname(above)
@@ -87,7 +86,7 @@ def _usable_target(root_fd: int, target: str | os.PathLike[str], *, replacing: b
 
 @contextlib.contextmanager
 def _target_folder(root_fd: int, folder_path: str, path: str) -> Iterator[int]:
-    """The folder that a file goes to: any that the user names, links and all, but the store and what is in it."""
+    """The folder of a file: any that the user names, also through links, but the store and the folders in it."""
     try:
         folder_fd = os.open(folder_path, _FOLDER_FLAGS)
     except (FileNotFoundError, NotADirectoryError) as error:
@@ -110,7 +109,7 @@ def _target_folder(root_fd: int, folder_path: str, path: str) -> Iterator[int]:
 
 
 def _is_within(folder_fd: int, path: str, root_fd: int) -> bool:
-    """Whether a folder is another one or lies in it, told by what they are and not by what they are called."""
+    """Whether a folder is another one or lies in it, by inodes and not by names."""
     try:
         root = os.fstat(root_fd)
         here, up = os.fstat(folder_fd), ".."
@@ -127,8 +126,7 @@ def _is_within(folder_fd: int, path: str, root_fd: int) -> bool:
 
 
 def _require_usable(folder_fd: int, name: str, path: str, *, replacing: bool) -> None:
-    """Say at once, and not after hours of copying, that the name is taken. What is no file is never
-    replaced."""
+    """Say before hours of copying that the name is taken. Only a file is ever replaced."""
     if name in ("", ".", ".."):
         raise _taken(path, replaceable=False)
     try:
