@@ -1,15 +1,14 @@
 """A bundle whose file is there with both endings: what its name leads to, and how two files become one.
 
-A version's file that is put back from a backup beside the retired one of the same bundle, or a crash between two steps,
-makes such twins. The live one says that the bundle is a version. Frames that others look for may be in either.
+Such twins come from a crash between two steps, or from a backup that is put back beside a retired file. The live file
+says that the bundle is a version. Either may hold frames that others look for.
 
-Owns the rule which of the two is read for a frame, and when one of them may go. Knows nothing of what a repair sets
-aside.
+Owns the choice of file for each frame, and when one of the two may go.
 
 Rules:
-- A frame is read from the live file, and from the retired one where the live file cannot be read, lacks it, or has it
-  damaged: twins are few, so what both hold is read once more than needed.
-- A retired file goes, or is renamed over, only where each of its frames is in the live one with every byte right.
+- A frame is read from the live file; from the retired one if the live file cannot be read, lacks it, or has it damaged.
+  Twins are few, so frames in both are read once more than needed.
+- A retired file goes, or is renamed over, only if the live one has each of its frames with every byte right.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from .folder import StoreFolder
 class TwinFrames(FrameFile):
     """The frames of both files of a bundle, as if they were in one. Owns both; `path` and identity are the live one's.
 
-    `directory` is the live file's: frames that only the retired one has are in `frames` alone.
+    `directory` is the live file's: a frame in the retired file only is in `frames` alone.
     """
 
     def __init__(self, live: FrameFile, retired: FrameFile) -> None:
@@ -123,7 +122,7 @@ def open_frames(folder: StoreFolder, bundle_id: bytes) -> FrameFile:
 
 
 def _open(folder: StoreFolder, bundle_id: bytes, suffix: str) -> FrameFile | None:
-    """One of a bundle's files; None where it is not there or of no use."""
+    """One of a bundle's files; None if it is not there or of no use."""
     with contextlib.suppress(StoreError):
         fd, path = folder.open_as(bundle_id, suffix)
         return FrameFile(fd, path, bundle_id)
@@ -134,8 +133,8 @@ def _open(folder: StoreFolder, bundle_id: bytes, suffix: str) -> FrameFile | Non
 
 
 def remove_redundant(folder: StoreFolder, bundle_ids: Iterable[bytes]) -> int:
-    """Remove the retired files that hold nothing which the live ones beside them lack; how many. Reads every byte of
-    what it compares, so it is for few. Raises StoreIoError, DurabilityLost."""
+    """Remove the retired files with nothing that the live ones beside them lack; how many. It reads every byte of both,
+    so it is for few. Raises StoreIoError, DurabilityLost."""
     count = 0
     for bundle_id in bundle_ids:
         if _is_redundant(folder, bundle_id):
@@ -175,11 +174,11 @@ def _is_sound(file: FrameFile, block_id: bytes) -> bool:
 
 
 def retire(folder: StoreFolder, bundle_id: bytes) -> None:
-    """Durably turn a version into a mere holder of blocks, as `StoreFolder.retire`, also where a retired file lies
-    beside the live one. Then every sound frame of the two becomes the retired file, and the live one goes; one that
-    cannot be read goes to quarantine, for repair may still find something in it.
+    """Durably turn a version into a mere holder of blocks, as `StoreFolder.retire`, also if a retired file lies beside
+    the live one. Then every sound frame of the two goes into the retired file, and the live one goes; to quarantine if
+    it cannot be read, for repair may still find something in it.
 
-    Needs disk space only where both can be read and the retired one holds what the live one lacks.
+    Needs disk space only if both can be read and the retired one holds what the live one lacks.
 
     Raises:
         NoSpace, StoreIoError, DurabilityLost: the version is still one.
@@ -207,7 +206,7 @@ def retire(folder: StoreFolder, bundle_id: bytes) -> None:
 
 
 def _write_sound(temp: TempFile, *files: FrameFile) -> None:
-    """A file that only holds blocks: each that one of the files has with every byte right, from the first that does."""
+    """A file that only holds blocks: each block from the first of the files that has it with every byte right."""
     writer = BundleWriter(temp)
     found = ((file, block_id) for file in files for block_id in file.frames)
     for file, block_id in writer.each(found, lambda one: one[0].frames[one[1]].frame_bytes):

@@ -63,7 +63,7 @@ class StoreFolder:
         self.temps = Temps(self.bundles_fd, f"{path}/{BUNDLES}")
 
     def close(self) -> None:
-        """Close the folders. A later use fails instead of meeting a descriptor that means something else by then."""
+        """Close the folders. A later use fails, and does not meet a descriptor that was given out again."""
         for fd in (self.bundles_fd, self.root_fd):
             with contextlib.suppress(OSError):
                 os.close(fd)
@@ -72,8 +72,8 @@ class StoreFolder:
     # --- store.json
 
     def require_store_file(self) -> StoreFile:
-        """What store.json says now. Raises CorruptStoreFile also where it is missing or another store's, which an open
-        store can tell; UnsupportedFormat, UnsafePath, StoreIoError."""
+        """What store.json says now. Raises CorruptStoreFile, also if it is missing or another store's, which only an
+        open store can tell; UnsupportedFormat, UnsafePath, StoreIoError."""
         try:
             file = load_store_file(self.root_fd, self.path)
         except (NoStore, NotAStore) as error:
@@ -126,7 +126,7 @@ class StoreFolder:
             raise BundleMissing(f"{path} is missing.", bundle_id=name, path=path) from error
 
     def has_bundle(self, bundle_id: bytes) -> bool:
-        """Whether a bundle's file is there by name, live or retired."""
+        """Whether a bundle has a file, live or retired, by its name."""
         name = bundle_id.hex()
         for _ in range(2):  # as in `open_bundle`
             for suffix in (LIVE_SUFFIX, RETIRED_SUFFIX):
@@ -153,11 +153,11 @@ class StoreFolder:
         return 0
 
     def is_emptied(self, bundle_id: bytes) -> bool:
-        """Whether a retired bundle has only its name left, as `empty_retired` leaves it: it holds no bytes."""
+        """Whether `empty_retired` has emptied a retired bundle: it holds no bytes."""
         return self.suffix_of(bundle_id) == RETIRED_SUFFIX and not self.size_of(bundle_id)
 
     def is_gone(self, bundle_id: bytes) -> bool:
-        """Whether there is no byte of a bundle any more: it was removed or emptied, by a delete or by somebody else."""
+        """Whether no byte of a bundle is left: a delete, or somebody else, removed or emptied it."""
         return self.suffix_of(bundle_id) is None or self.is_emptied(bundle_id)
 
     def is_current(self, bundle_id: bytes, stamp: Stamp) -> bool:
@@ -166,14 +166,14 @@ class StoreFolder:
         return found == stamp
 
     def stamp_of(self, bundle_id: bytes, suffix: str) -> Stamp | None:
-        """The stamp of a bundle's file of this ending: another file in its place has another; None without a file."""
+        """The stamp of a bundle's file of this ending; None without a file."""
         name = bundle_id.hex()
         with contextlib.suppress(FileNotFoundError), self.prefix_folder(name[:2]) as folder_fd:
             return stamp_of(stat_name(folder_fd, name + suffix, self.bundle_path(bundle_id, suffix)))
         return None
 
     def stamps_of(self, bundle_ids: Iterable[bytes]) -> dict[bytes, Stamp]:
-        """The stamps of the live files of those of the bundles that have one, each folder opened once."""
+        """The stamps of the live files among these bundles, each folder opened once."""
         found: dict[bytes, Stamp] = {}
         for first, some in itertools.groupby(sorted(bundle_ids), lambda bundle_id: bundle_id[:1]):
             with contextlib.suppress(FileNotFoundError), self.prefix_folder(first.hex()) as folder_fd:
@@ -238,8 +238,8 @@ class StoreFolder:
         self._count(temp.size_bytes - old_bytes)
 
     def put_beside(self, temp: durable.TempFile, bundle_id: bytes) -> None:
-        """Give a flushed temporary file the name of a retired bundle, durably. Beside a live file of the same bundle it
-        counts for nothing until that one is gone."""
+        """Give a flushed temporary file the name of a retired bundle, durably. It counts for nothing while a live file
+        of the same bundle is there."""
         name = bundle_id.hex()
         with self.prefix_folder(name[:2]) as folder_fd:
             path = f"{self.path}/{BUNDLES}/{name[:2]}"
@@ -247,7 +247,7 @@ class StoreFolder:
         self._held_bytes = self._file_count = None
 
     def retire(self, bundle_id: bytes) -> None:
-        """Durably turn a version of a session into a mere holder of blocks; a file that is gone needs no turning."""
+        """Durably turn a version of a session into a mere holder of blocks, unless its file is gone."""
         name = bundle_id.hex()
         path = f"{self.path}/{BUNDLES}/{name[:2]}"
         with contextlib.suppress(FileNotFoundError), self.prefix_folder(name[:2]) as folder_fd:
@@ -255,7 +255,7 @@ class StoreFolder:
             durable.sync_folder(folder_fd, path)
 
     def empty_retired(self, bundle_id: bytes) -> int:
-        """Give back a retired file's bytes but keep its name; the bytes that this frees, 0 if it was not there."""
+        """Free a retired file's bytes but keep its name. The bytes freed; 0 if it was not there."""
         name = bundle_id.hex()
         path = self.bundle_path(bundle_id, RETIRED_SUFFIX)
         with (
@@ -273,7 +273,7 @@ class StoreFolder:
         return 0
 
     def remove(self, bundle_id: bytes, suffix: str) -> int:
-        """Durably remove a bundle's file; the bytes that this frees, 0 if it was not there."""
+        """Durably remove a bundle's file. The bytes freed; 0 if it was not there."""
         name = bundle_id.hex()
         path = f"{self.path}/{BUNDLES}/{name[:2]}"
         with contextlib.suppress(FileNotFoundError), self.prefix_folder(name[:2]) as folder_fd:
@@ -287,11 +287,11 @@ class StoreFolder:
     # --- how many there are, and how much they take
 
     def file_count(self) -> int:
-        """How many bundle files there are: as they were listed last, and what this object has done since."""
+        """How many bundle files there are, by the last listing and this object's changes since."""
         return len(self.list_bundles()) if self._file_count is None else self._file_count
 
     def held_bytes(self) -> int:
-        """The bytes of all bundle files, live and retired: looked at once, then kept up with what this object does.
+        """The bytes of all bundle files, live and retired: counted once, then kept up with this object's changes.
 
         The first call costs a look at each file; code that moves files without this object calls `recount`.
         """
@@ -327,7 +327,7 @@ class StoreFolder:
 
 
 def list_strangers(folder: StoreFolder) -> list[str]:
-    """Paths of foreign entries under bundles/: for verify, which only reports them."""
+    """Paths of foreign entries under bundles/."""
     strangers = []
     for prefix in list_names(folder.bundles_fd, f"{folder.path}/{BUNDLES}"):
         path = f"{folder.path}/{BUNDLES}/{prefix}"

@@ -1,7 +1,7 @@
 """Tags and pins: the marks that people give to versions, in STORE/marks.json. Primary data: nothing can rebuild it.
 
-Owns the file and its strict reader. Knows nothing of bundles: a mark names a version by its bundle id and number, and
-the caller checks whether the version exists. Marks are values; a change gives new ones, `save` makes them durable.
+Owns the file and its strict reader. Knows no bundles: a mark names a version by bundle id and number, and the caller
+checks whether it exists. Marks are values; a change gives new ones, `save` makes them durable.
 
 Rules:
 - The file has a digest over all of it (`sealed_json`); a reader takes it whole or raises CorruptMarks.
@@ -42,11 +42,11 @@ _SHORT_ID_DIGITS: Final = 12
 
 @dataclass(frozen=True, slots=True)
 class SessionMarks:
-    """The marks of one session: its tags, each with the bundle id of the version it names, its pinned bundles, and the
-    version number of each bundle that has a mark: nothing else may be left that tells it.
+    """The marks of one session: the bundle id of each tag, the pinned bundles, and the version number of each marked
+    bundle, for a mark may be all that is left of a version.
 
     Raises:
-        ValueError: there are numbers of other bundles than have marks, or ones that no version has.
+        ValueError: there are numbers of other bundles than have marks, or impossible version numbers.
     """
 
     tags: Mapping[str, bytes] = field(default_factory=dict)
@@ -98,12 +98,12 @@ class Marks:
 
     @classmethod
     def load(cls, folder: StoreFolder) -> Marks:
-        """Read the marks of a store. Raises CorruptMarks, MarksLost, UnsupportedFormat (a later version), UnsafePath,
-        and where there is no file, what a store.json that cannot be read raises."""
+        """Read the marks of a store. Raises CorruptMarks, MarksLost, UnsupportedFormat (a later version), UnsafePath;
+        without a file, also the errors of store.json."""
         path = f"{folder.path}/{MARKS_FILE}"
         data = _read_file(folder.root_fd, path)
         if data is None and folder.says_marked():
-            data = _read_file(folder.root_fd, path)  # the first mark of all may have been set between the two looks
+            data = _read_file(folder.root_fd, path)  # the very first mark may have come between the two looks
             if data is None:
                 raise marks_lost(folder)
         return cls(folder.uuid) if data is None else decode_marks(data, folder.uuid, path)
@@ -112,8 +112,7 @@ class Marks:
         """Replace the store's marks, durably; the file's bytes. Raises NoSpace, StoreIoError, DurabilityLost."""
         data = encode_marks(self)
         if not folder.says_marked():
-            # At any cut, store.json never names a file that did not exist, and always names one with acknowledged
-            # marks.
+            # At any cut, store.json names no file that never was, and names the one with acknowledged marks.
             if MARKS_FILE not in list_names(folder.root_fd, folder.path):
                 _write(folder, encode_marks(Marks(self.store_uuid)))
             folder.say_marked()
@@ -131,7 +130,7 @@ class Marks:
         return self.sessions.get(uri, _NO_MARKS)
 
     def of(self, bundle_id: bytes) -> VersionMarks:
-        """The marks of the version that this bundle is."""
+        """The marks of the version in this bundle."""
         return self._by_bundle.get(bundle_id, _UNMARKED)
 
     def tagged(self, uri: SessionUri, tag: str) -> bytes | None:
@@ -139,7 +138,7 @@ class Marks:
         return self.session(uri).tags.get(tag)
 
     def owner_of(self, bundle_id: bytes) -> tuple[SessionUri, int] | None:
-        """Whose version a marked bundle is, and its number; None for one without marks."""
+        """The session and number of a marked bundle; None without marks."""
         if bundle_id not in self._by_bundle:
             return None
         return next((uri, of.numbers[bundle_id]) for uri, of in self.sessions.items() if bundle_id in of.numbers)
@@ -156,8 +155,8 @@ class Marks:
     # --- changing
 
     def tag(self, uri: SessionUri, bundle_id: bytes, number: int, tag: str, *, move: bool = False) -> Marks:
-        """Let a tag name a version, the one of this number. A tag names one version of a session; `move` takes it away
-        from another one.
+        """Let a tag name the version of this bundle and number. `move` takes the tag from another version of the
+        session.
 
         Raises:
             InvalidTag, TagTaken, LimitExceeded
@@ -186,7 +185,7 @@ class Marks:
         return self._with(uri, _marked(tags, marks.pins, marks.numbers))
 
     def pin(self, uri: SessionUri, bundle_id: bytes, number: int) -> Marks:
-        """Keep a version, the one of this number, whatever a retention says. One that is pinned stays so. Raises
+        """Keep a version, the one of this number, against any retention; a second pin changes nothing. Raises
         LimitExceeded."""
         marks = self.session(uri)
         pins = marks.pins | {_require_id(bundle_id)}
@@ -206,13 +205,13 @@ class Marks:
         return self._with(uri, _NO_MARKS)
 
     def without_bundles(self, bundle_ids: Iterable[bytes]) -> Marks:
-        """No marks of these versions, whosever they are: they are gone."""
+        """No marks of these versions, in any session: they are gone."""
         gone = frozenset(bundle_ids)
         return Marks(self.store_uuid, {uri: _left(marks, gone) for uri, marks in self.sessions.items()})
 
     def with_those_of(self, later: Marks) -> Marks:
-        """These marks and those of another value; a tag that both have names what it names there. Raises LimitExceeded:
-        together they are too many."""
+        """These marks and those of another value; where both have a tag, it names the version that it names there.
+        Raises LimitExceeded."""
         return Marks(
             self.store_uuid,
             {uri: _joined(self.session(uri), later.session(uri)) for uri in {**self.sessions, **later.sessions}},
@@ -232,7 +231,7 @@ def _joined(marks: SessionMarks, later: SessionMarks) -> SessionMarks:
 
 
 def _marked(tags: Mapping[str, bytes], pins: frozenset[bytes], numbers: Mapping[bytes, int]) -> SessionMarks:
-    """A session's marks, with those of the numbers that are of marked bundles."""
+    """A session's marks, with only the numbers of marked bundles."""
     return SessionMarks(tags, pins, {one: numbers[one] for one in pins.union(tags.values())})
 
 
@@ -299,8 +298,7 @@ def decode_marks(data: bytes, store_uuid: str, path: str) -> Marks:
 
 
 def uuid_in_marks(root_fd: int, path: str) -> str | None:
-    """The uuid of the store whose marks lie in a folder; None where there are none that can be read. Raises UnsafePath,
-    StoreIoError."""
+    """The uuid of the store whose marks lie in a folder; None if none can be read. Raises UnsafePath, StoreIoError."""
     file_path = f"{path}/{MARKS_FILE}"
     data = _read_file(root_fd, file_path)
     if data is None:
@@ -341,7 +339,7 @@ def _id(text: Any) -> bytes:
 
 
 def marks_lost(folder: StoreFolder, last_aside: str | None = None) -> MarksLost:
-    """The error for marks that are gone, with what to do; `last_aside` is where damaged ones are just being moved."""
+    """The error for lost marks, with advice; `last_aside`: where damaged ones are being moved now."""
     path = f"{folder.path}/{MARKS_FILE}"
     way_back = _way_back(folder, path, last_aside)
     return MarksLost(

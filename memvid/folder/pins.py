@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 
 class Pins:
-    """A count for each bundle, and the retired bundles that wait for theirs to fall to zero. Thread-safe."""
+    """A count for each open bundle, and the retired bundles that go once theirs is zero. Thread-safe."""
 
     def __init__(self) -> None:
         self._counts: Counter[bytes] = Counter()
@@ -25,12 +25,12 @@ class Pins:
             self._counts = +self._counts
 
     def count(self, bundle_id: bytes) -> int:
-        """How many have a bundle open or rely on it."""
+        """How many users have a bundle open or rely on it."""
         with self._lock:
             return self._counts[bundle_id]
 
     def wait_or_free(self, bundle_ids: Iterable[bytes]) -> list[bytes]:
-        """Those of `bundle_ids`, and of those that waited, that no reader has open; the others wait."""
+        """Those of `bundle_ids`, and of the earlier ones that waited, without a reader; the others wait."""
         with self._lock:
             asked = self._waiting.union(bundle_ids)
             self._waiting = {bundle_id for bundle_id in asked if self._counts[bundle_id] > 0}

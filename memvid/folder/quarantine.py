@@ -1,8 +1,7 @@
 """STORE/quarantine: repair puts files aside here unchanged, and a version may come back from here.
 
 Owns the names in it: the file's own, a dot, and a free number. The ending gives its kind: a version (.mvb), which comes
-back once all its blocks are there again; a version that a delete is removing (.mvd); or no version (.mvr). Knows
-nothing of the files' content.
+back once all its blocks are there again; a version that a delete is removing (.mvd); or no version (.mvr).
 """
 
 from __future__ import annotations
@@ -42,14 +41,14 @@ _JSON_NAME: Final = re.compile(r"(marks|store)\.json\.[1-9][0-9]{0,8}", re.ASCII
 _NAME: Final = re.compile(r"([0-9a-f]{64})(\.mvb|\.mvd|\.mvr)\.([1-9][0-9]{0,8})", re.ASCII)
 
 LEAVING_SUFFIX: Final = ".mvd"
-"""Of a version that was set aside and is being deleted: nothing but a delete gives this ending, and none keeps it."""
+"""Of a version set aside that is being deleted: only a delete gives this ending, and removes the file."""
 
 
 def move_bundle(
     folder: StoreFolder, bundle_id: bytes, suffix: str, *, as_suffix: str | None = None, as_version: bytes | None = None
 ) -> str | None:
-    """Durably move a bundle's file into quarantine, there with another ending if one is given, or as a version of the
-    bundle that it is by its content; its path there, None if there was no such file."""
+    """Durably move a bundle's file into quarantine; its path there, None if there was no such file. `as_suffix`: under
+    another ending. `as_version`: as a version of the bundle that its content says."""
     name = bundle_id.hex()
     stem = as_version.hex() + LIVE_SUFFIX if as_version is not None else name + (as_suffix or suffix)
     path = f"{folder.path}/{BUNDLES}/{name[:2]}"
@@ -62,16 +61,16 @@ def move_bundle(
 
 
 def move_back(folder: StoreFolder, name: str, bundle_id: bytes) -> None:
-    """Durably give a file in quarantine its place as a version's file under bundles/, which nothing must have."""
+    """Durably make a file in quarantine a version's file under bundles/; there may be none yet."""
     with _opened(folder) as fd:
         folder.take_in(fd, name, bundle_id, f"{_path(folder)}/{name}")
         durable.sync_folder(fd, _path(folder))
 
 
 def give_ending(folder: StoreFolder, names: Iterable[str], suffix: str) -> dict[str, StoreError]:
-    """Durably give files here another ending. Needs no space. Those that it could not be given, by path, and why: among
-    them files that are not ours alone (a second name, another owner), for they may be so later. Links, folders and what
-    else is no file no repair ever takes; they are left."""
+    """Durably give files here another ending; needs no space. The failures by path, among them files that are not ours
+    alone (a second name, another owner), for they may be so later. Links, folders and the like stay: no repair ever
+    takes them."""
     failed: dict[str, StoreError] = {}
     path = _path(folder)
     with contextlib.ExitStack() as stack:
@@ -92,15 +91,15 @@ def give_ending(folder: StoreFolder, names: Iterable[str], suffix: str) -> dict[
 
 
 def is_own(folder: StoreFolder, name: str) -> bool:
-    """Whether it is a plain file of our own; anything else no repair takes for a version."""
+    """Whether it is a plain file of our own; repair takes nothing else for a version."""
     with contextlib.suppress(BundleMissing, UnsafePath):
         return stamp_of_name(folder, name) is not None
     return False
 
 
 def _is_takeable(folder: StoreFolder, name: str) -> bool:
-    """Whether it is a plain file of our own; False where there is none, or something that never becomes one. Raises
-    UnsafePath, StoreIoError: it is a file that is not ours alone, or cannot be looked at."""
+    """Whether it is a plain file of our own; False if there is none, or never can be one. Raises UnsafePath,
+    StoreIoError: the file is not ours alone, or cannot be looked at."""
     try:
         return stamp_of_name(folder, name) is not None
     except UnsafePath:
@@ -111,21 +110,21 @@ def _is_takeable(folder: StoreFolder, name: str) -> bool:
 
 
 def list_bundles(folder: StoreFolder) -> list[tuple[bytes, str, str]]:
-    """What lies here under the name of a bundle: its id, the ending, and the whole name; the newest of each first.
-    Raises UnsafePath, StoreIoError."""
+    """The files named after a bundle: its id, the ending, and the whole name; the newest of each first. Raises
+    UnsafePath, StoreIoError."""
     matches = filter(None, map(_NAME.fullmatch, _list(folder)))
     found = [(match[1], match[2], int(match[3]), match[0]) for match in matches]
     return [(bytes.fromhex(one), suffix, name) for one, suffix, _, name in sorted(found, key=lambda one: -one[2])]
 
 
 def list_ours(folder: StoreFolder) -> list[tuple[str, str]]:
-    """The names here that we have given, each with its path. Raises UnsafePath, StoreIoError."""
+    """The files here with names of ours: name and path. Raises UnsafePath, StoreIoError."""
     ours = (name for name in _list(folder) if _NAME.fullmatch(name) or _JSON_NAME.fullmatch(name))
     return [(name, f"{_path(folder)}/{name}") for name in ours]
 
 
 def bundle_of(name: str) -> bytes | None:
-    """The bundle that a name here is of; None for marks."""
+    """The bundle that a name here tells; None for marks."""
     match = _NAME.fullmatch(name)
     return bytes.fromhex(match[1]) if match else None
 
@@ -155,7 +154,7 @@ def open_name(folder: StoreFolder, name: str) -> tuple[int, str]:
 
 
 def stamp_of_name(folder: StoreFolder, name: str) -> Stamp | None:
-    """The stamp of a file here: another file in its place has another; None without a file."""
+    """The stamp of a file here; None without a file."""
     try:
         fd, path = open_name(folder, name)
     except BundleMissing:
@@ -186,7 +185,7 @@ def places_of(folder: StoreFolder, name: str) -> list[str]:
 
 
 class QuarantineCopy:
-    """A copy of a bundle's file that is written and flushed, and has no name in quarantine yet. Close it when done."""
+    """A flushed copy of a bundle's file without a name in quarantine yet. Close it when done."""
 
     def __init__(self, folder: StoreFolder, bundle_id: bytes, suffix: str, as_suffix: str) -> None:
         self._folder = folder
@@ -211,7 +210,7 @@ class QuarantineCopy:
             raise
 
     def publish(self) -> str:
-        """Give it its name, durably; one with the same bytes that is there already will do. The path in quarantine."""
+        """Name it durably, unless one with the same bytes is there already. Returns the path in quarantine."""
         if self._same is not None:
             return self._same
         assert self._temp is not None
@@ -240,13 +239,13 @@ def _move(folder: StoreFolder, from_fd: int, from_path: str, name: str, stem: st
             return None
         except OSError as error:
             raise durable.write_error(error, "rename", f"{from_path}/{name}") from error
-        durable.sync_folder(fd, path)  # first where it is now: a power cut may leave two names, but not none
+        durable.sync_folder(fd, path)  # the new folder first: a power cut may leave two names, but not none
         durable.sync_folder(from_fd, from_path)
         return f"{path}/{new_name}"
 
 
 def _same_as(folder: StoreFolder, name: str, source: int) -> str | None:
-    """The path of a file in quarantine that has the bytes of this one: a repair that was cut off had copied it."""
+    """The path of a file in quarantine with the same bytes: a repair that was cut off had copied it."""
     size_bytes = stat_open(source, f"{folder.path}/{BUNDLES}/{name[:2]}/{name}").st_size
     with _opened(folder) as fd:
         for path in places_of(folder, name):
@@ -274,7 +273,7 @@ def _read_at(fd: int, offset: int, path: str) -> bytes:
 
 
 def _free_name(fd: int, path: str, name: str) -> str:
-    """The next number; the lowest that is free where somebody put a file with the highest here."""
+    """The number after the highest; the lowest free one if somebody put a file with the highest here."""
     taken = set(_numbers(fd, path, name))
     number = max(taken, default=0) + 1
     if number > _MAX_NUMBER:
@@ -283,7 +282,7 @@ def _free_name(fd: int, path: str, name: str) -> str:
 
 
 def _numbers(fd: int, path: str, name: str) -> list[int]:
-    """The numbers that we give; a name of another form is somebody's own."""
+    """The numbers that we gave; a name of another form is somebody's own."""
     found = (other.rpartition(".") for other in list_names(fd, path))
     return [int(number) for stem, _, number in found if stem == name and _NUMBER.fullmatch(number)]
 

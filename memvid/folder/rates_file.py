@@ -1,8 +1,7 @@
-"""How fast the daemon of a store has read, written and computed on its machine, in a small file, so that the next one
-need not measure before it can plan.
+"""How fast a store's daemon has read, written and computed on its machine, for the next one to plan with.
 
-Owns the form of the file and its limits. What a figure means is its owner's: here it is a name, an amount, the seconds
-that this took, and how many samples that rests on. The file has no name of a session and no token.
+Owns the form of the file and its limits, not the meaning of a figure: here it is a name, an amount, the seconds that
+this took, and the number of samples. The file has no name of a session and no token.
 """
 
 from __future__ import annotations
@@ -16,24 +15,24 @@ from .small_files import load_small, save_small
 
 RATES_FILE: Final = "rates.json"
 MAX_SUBJECTS: Final = 32
-"""Of how many models on how many machines figures are kept; those that were measured last."""
+"""Subjects (a model on a machine) with figures in the file: those measured last."""
 MAX_NAME_CHARS: Final = 32
 MAX_FIGURES: Final = 8
 """Figures of one subject."""
 _SMALLEST: Final = 1e-9
 _LARGEST: Final = 1e15
-"""An amount or a time beyond them was not measured; between them no quotient or product overflows."""
+"""Beyond these an amount or a time was not measured; between them no quotient or product overflows."""
 _SUBJECT_CHARS: Final = 32
 _FORMAT: Final = SealedFormat("torpor.rates", 1, 64 * 1024, 4096)
 
 Figure = tuple[float, float, int]
-"""An amount, the seconds that it took, and how many samples that rests on."""
+"""An amount, the seconds that it took, and the number of samples."""
 Figures = Mapping[str, Mapping[str, Figure]]
 """By subject (32 hex digits), then by name."""
 
 
 def load_rates(folder: StoreFolder) -> dict[str, dict[str, Figure]]:
-    """What was saved last; nothing where there is no file that can be used."""
+    """The figures saved last; none without a usable file."""
     fields = load_small(folder, RATES_FILE, _FORMAT)
     subjects = (fields or {}).get("subjects")
     if not isinstance(subjects, list) or len(subjects) > MAX_SUBJECTS:
@@ -52,7 +51,7 @@ def load_rates(folder: StoreFolder) -> dict[str, dict[str, Figure]]:
 
 
 def save_rates(folder: StoreFolder, figures: Figures) -> None:
-    """Save the last `MAX_SUBJECTS` in the place of what was there. Raises NoSpace, StoreIoError, DurabilityLost."""
+    """Save the last `MAX_SUBJECTS` in place of the old ones. Raises NoSpace, StoreIoError, DurabilityLost."""
     kept = list(figures.items())[-MAX_SUBJECTS:]
     subjects = [
         {"subject": subject, "figures": {name: list(one) for name, one in named.items()}} for subject, named in kept

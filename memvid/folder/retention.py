@@ -4,10 +4,10 @@ Rules:
 - The newest version, tagged ones, pinned ones and those that turns in the journal stand behind always stay. A retention
   without rules keeps everything.
 - A version stays if any rule keeps it. Version numbers define newer and older, never a clock.
-- A version that cannot be woken counts for nothing: the newest that can be woken stays, those that are newer stay
-  beside it, and `keep_last` and `keep_days` count from there. A session without one that can be woken loses nothing.
-- Days are counted back from the session's newest such version, not from now: time alone removes nothing, and neither
-  does a clock that is ahead today. `now_ns` only tells which dates lie in the future.
+- A version that cannot be woken counts for nothing. The newest one that can be woken stays, and all newer ones beside
+  it; `keep_last` and `keep_days` count from there. A session without one that can be woken loses nothing.
+- Days are counted back from that version, not from now: neither time alone nor a clock that is ahead removes anything.
+  `now_ns` only tells which dates lie in the future.
 - An impossible date (in the future, or before this program existed) keeps its version: a clock that was wrong for a
   while must not cost a version. A version never counts as older than the versions before it.
 - A gap remains: a newest version made under a clock that is still ahead makes the others look old. With `keep_last`
@@ -28,17 +28,14 @@ from ..uri import SessionUri
 from .marks import Marks
 
 EARLIEST_NS: Final = 1_735_689_600 * 10**9
-"""2025-01-01 UTC. No bundle is older than the program; a date before it is a clock that was never set."""
+"""2025-01-01 UTC. No bundle is older than the program; an earlier date is a clock that was never set."""
 
 _DAY_NS: Final = 24 * 60 * 60 * 10**9
 
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """The rules for each session. None: no such rule; no rule at all keeps everything.
-
-    Raises InvalidPolicy for numbers that mean nothing, however it is built.
-    """
+    """The rules for each session. None: no such rule; no rule at all keeps everything. Raises InvalidPolicy."""
 
     keep_last: int | None = None
     keep_days: float | None = None
@@ -63,7 +60,7 @@ class Retention:
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """A version that stays, and every reason why."""
+    """A version that stays, with all reasons."""
 
     row: IndexRow
     reasons: tuple[str, ...]
@@ -71,7 +68,7 @@ class Kept:
 
 @dataclass(frozen=True, slots=True)
 class RetentionPlan:
-    """By session, oldest version first: that is the order in which to drop."""
+    """By session, oldest version first: the order in which to drop."""
 
     keep: tuple[Kept, ...]
     drop: tuple[IndexRow, ...]
@@ -85,8 +82,8 @@ def plan_retention(
     unsound: Collection[bytes] = (),
     bases: Collection[bytes] = (),
 ) -> RetentionPlan:
-    """Decide for every version in `rows`: all versions of one or more sessions, in any order. `unsound` are bundles
-    that cannot be woken; the more of them, the more stays. Turns in the journal stand behind the `bases`."""
+    """Decide for every version in `rows`: all versions of one or more sessions, in any order. `unsound` bundles cannot
+    be woken; the more of them, the more stays. Turns in the journal stand behind the `bases`."""
     sessions: defaultdict[SessionUri, list[IndexRow]] = defaultdict(list)
     for row in rows:
         sessions[row.uri].append(row)
@@ -113,7 +110,7 @@ def _newest(row: IndexRow, last: IndexRow) -> list[str]:
 
 
 def _reasons(row: IndexRow, newer: int, marks: Marks, retention: Retention) -> list[str]:
-    """Why a version stays, but for its date or for being the newest; `newer` counts the versions after it that can be
+    """Why a version stays, apart from its date and from being the newest; `newer` counts the later versions that can be
     woken."""
     marked = marks.of(row.bundle_id)
     reasons = ["pinned"] if marked.pinned else []
@@ -145,7 +142,7 @@ def _within_days(
 
 
 def _dates(versions: Sequence[IndexRow], now_ns: int) -> list[int | None]:
-    """When each version was made as far as it can be believed: not before the versions that it follows."""
+    """The dates of versions as far as they can be believed: none before the versions that it follows."""
     dates: list[int | None] = []
     latest_ns = 0
     for row in versions:

@@ -1,8 +1,8 @@
 """How far the scrub of a store has come, in a small file, so that the next daemon goes on where the last one stopped.
 
-Sessions are read in the order of a digest of their names, round and round: whose turn is next is the one whose last
-reading is longest ago. The file has only the first bytes of that digest, so that it tells no name of a session
-that is gone. It is a convenience: one that is lost, or damaged, costs a round that begins anew.
+Sessions are read in the order of a digest of their names, round and round: the next is the one read longest ago. The
+file has only the first bytes of that digest, so it tells no name of a deleted session. Without it, or if it is damaged,
+a round begins anew.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def place_of(uri: SessionUri) -> bytes:
 
 
 def read_ns(mark: ScrubMark, uri: SessionUri) -> int:
-    """Since when, at least, a session has been read in the round that is under way; 0 if it has not."""
+    """Since when, at least, a session has been read in the current round; 0 if it has not."""
     return mark.begun_ns if place_of(uri) <= mark.after else 0
 
 
@@ -57,7 +57,7 @@ def left_of(pages: Iterable[Sequence[SessionUri]], after: bytes) -> Generator[No
 
 
 def load_mark(folder: StoreFolder) -> ScrubMark:
-    """The mark that was saved last; that of a store that was never read where there is none that can be used."""
+    """The mark that was saved last; the mark of a store that was never read if none can be used."""
     fields = load_small(folder, SCRUB_FILE, _FORMAT)
     try:
         if fields is None or {name: type(value) for name, value in fields.items()} != _FIELDS:
@@ -68,7 +68,7 @@ def load_mark(folder: StoreFolder) -> ScrubMark:
 
 
 def save_mark(folder: StoreFolder, mark: ScrubMark) -> None:
-    """Save it durably in the place of the last one. Raises NoSpace, StoreIoError, DurabilityLost."""
+    """Save it durably in place of the last one. Raises NoSpace, StoreIoError, DurabilityLost."""
     fields = {
         "after": mark.after[:_PLACE_BYTES].hex(),
         "begun_ns": mark.begun_ns,

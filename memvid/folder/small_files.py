@@ -1,7 +1,4 @@
-"""Small files of a store that are a convenience: one that is lost, or damaged, costs what its owner can find again.
-
-Owns how they are read and kept. Knows nothing of what their fields mean.
-"""
+"""Small files of a store that are a convenience: their owner can find the content again."""
 
 from __future__ import annotations
 
@@ -16,7 +13,7 @@ from .folder import StoreFolder
 
 
 def load_small(folder: StoreFolder, name: str, form: SealedFormat) -> dict[str, Any] | None:
-    """The fields of the file of that name; None where there is none, or none that is what was written."""
+    """The fields of the file of that name; None if it is missing or damaged."""
     path = f"{folder.path}/{name}"
     try:
         return form.decode(read_small(folder.root_fd, name, form.max_bytes, path), path)
@@ -25,6 +22,6 @@ def load_small(folder: StoreFolder, name: str, form: SealedFormat) -> dict[str, 
 
 
 def save_small(folder: StoreFolder, name: str, form: SealedFormat, fields: Mapping[str, Any]) -> None:
-    """Keep the fields durably in the place of the last ones. Raises NoSpace, StoreIoError, DurabilityLost."""
+    """Keep the fields durably in place of the last ones. Raises NoSpace, StoreIoError, DurabilityLost."""
     data = form.encode(fields)
     durable.write_file(folder.root_fd, name, data, folder.path, temp_fd=folder.bundles_fd, replacing=True)

@@ -1,4 +1,4 @@
-"""store.json: what makes a folder a store, and which store it is. And how a folder becomes one."""
+"""store.json: it makes a folder a store, and tells which one. And how a folder becomes a store."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _FORMAT: Final = SealedFormat("torpor.store", STORE_VERSION, MAX_STORE_JSON_BYTE
 
 @dataclass(frozen=True, slots=True)
 class StoreFile:
-    """What store.json says: which store this is, and whether there is a file of marks."""
+    """store.json: which store this is, and whether there is a file of marks."""
 
     uuid: str
     marked: bool
@@ -95,7 +95,7 @@ def _decode(data: bytes, file_path: str) -> StoreFile:
 
 
 def corrupt_store_file(path: str, reason: str) -> CorruptStoreFile:
-    """The error for a store.json that is not what was written, with what to do."""
+    """The error for a damaged store.json, with advice."""
     file_path = f"{path}/{STORE_FILE}"
     return CorruptStoreFile(
         f"{file_path} is damaged: {reason}. Put it back from a backup; without one `torpor repair --store {path}` "
@@ -107,7 +107,7 @@ def corrupt_store_file(path: str, reason: str) -> CorruptStoreFile:
 
 def create_store(root_fd: int, path: str, store_uuid: str | None = None) -> str:
     """Make an empty folder a store, under its lock; store.json comes last, so that a crash leaves no half store.
-    `store_uuid`: whose backup it is."""
+    `store_uuid`: that of the store it is a backup of."""
     for name in (BUNDLES, QUARANTINE):
         durable.make_folder(root_fd, name, path, FOLDER_MODE)
     store_uuid = store_uuid or str(uuid.uuid4())
@@ -145,14 +145,14 @@ def require_creatable(root_fd: int, path: str) -> None:
 
 
 def open_or_make_root(path: str) -> int:
-    """Open the store's folder for writing, creating it (0700) with what is missing above it; new names are flushed."""
+    """Open the store's folder for writing, or create it (0700) with missing folders above it; flushes the new names."""
     parents = [os.path.join(os.path.realpath(path), os.pardir)]
     above = os.path.dirname(path)
     while not os.path.lexists(above):
         above = os.path.dirname(above)
         parents.append(above)
     try:
-        with contextlib.suppress(FileExistsError):  # also where the system refuses to say that it is a folder
+        with contextlib.suppress(FileExistsError):  # also if the system refuses to say that it is a folder
             os.makedirs(path, FOLDER_MODE, exist_ok=True)
         fd = open_root(path, STORE_FILE)
     except (FileNotFoundError, NotADirectoryError) as error:
@@ -176,10 +176,10 @@ def _no_folder(path: str, error: OSError) -> str:
 
 
 def _flush_parent(path: str) -> None:
-    """Flush a folder above the store. One that may not be opened (another user's) is left out: we made no name in it.
+    """Flush a folder above the store, unless it may not be opened (another user's): we made no name in it.
 
     Raises:
-        DurabilityLost: it may hold the store's name no more after a power cut.
+        DurabilityLost: a power cut may take the store's name from it.
     """
     try:
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -199,8 +199,8 @@ def open_existing_root(path: str) -> int:
 
 
 def looks_like_store(root_fd: int, path: str) -> bool:
-    """Whether a folder has what only a store has: in `bundles` a file that has a bundle's name and begins like one of
-    the version that this program reads. Whether there is a store.json is not asked."""
+    """Whether a folder is recognisably a store, with or without a store.json: `bundles` has a file with a bundle's name
+    and the beginning of a bundle of this format version."""
     try:
         bundles_fd = open_folder(root_fd, BUNDLES, f"{path}/{BUNDLES}")
     except (FileNotFoundError, StoreError):

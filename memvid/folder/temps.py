@@ -11,8 +11,8 @@ from ..disk.paths import list_names
 
 
 class Temps:
-    """Makes temporary files in a folder (`folder_fd`, borrowed; `path` for messages), and knows those that are open.
-    Safe from several threads."""
+    """Makes temporary files in a folder (`folder_fd`, borrowed; `path` for messages), and knows the open ones. Safe
+    from several threads."""
 
     def __init__(self, folder_fd: int, path: str) -> None:
         self.folder_fd = folder_fd
@@ -22,23 +22,21 @@ class Temps:
 
     def new(self) -> durable.TempFile:
         """An empty one. Raises NoSpace, StoreIoError."""
-        with self._making:  # else it is taken for a leftover before it is known
+        with self._making:  # before the file exists, or it is taken for a leftover
             temp = durable.TempFile(self.folder_fd, self._path)
             self._open.add(temp)
             return temp
 
     def leftovers(self) -> list[str]:
-        """The names of those that no process is writing. Only under the store's lock.
-
-        Small files are written at one go under the store's writing lock: who holds that too meets none of them.
-        """
+        """The names of those that no process is writing. Only under the store's lock. A caller that has the writing
+        lock too sees no small file that is being written."""
         with self._making:
             written = {os.path.basename(temp.path) for temp in self._open.copy() if not temp.closed}
             return [name for name in self._plain_ones() if name not in written]
 
     def remove_all(self) -> int:
-        """Remove the leftovers of unfinished writes; returns their number. Only under the store's lock, and before any
-        temporary file is made.
+        """Remove the leftovers of unfinished writes, how many. Only under the store's lock, before any temporary file
+        is made.
 
         Only files with a name that `TempFile` gives: all others belong to a user.
         """

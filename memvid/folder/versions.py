@@ -24,8 +24,8 @@ def select_version(
     selector: Selector,
     waiting: Sequence[IndexRow] = (),
 ) -> IndexRow:
-    """The one of a session's versions (`rows`, all of them) that `selector` means. `waiting` are those of the session
-    that repair has set aside.
+    """The one version among a session's `rows` (all of them) that `selector` means; `waiting` are the session's
+    versions that repair has set aside.
 
     Raises:
         AmbiguousVersion: it means several; `candidates` lists a reference to each.
@@ -82,7 +82,7 @@ def _no_version(
 
 
 def set_aside(uri: SessionUri, numbers: Sequence[int]) -> SessionNotFound:
-    """The error for versions that repair has set aside, where no other one is meant."""
+    """The error for versions that repair has set aside, if the reference means no other."""
     them, are = ("them", "are") if len(numbers) > 1 else ("it", "is")
     return SessionNotFound(
         f"{describe_versions(numbers).capitalize()} of {uri} {are} set aside and cannot be woken: blocks of {them} are "
@@ -99,7 +99,7 @@ def _parts(run: Sequence[int]) -> list[str]:
 
 
 def describe_versions(numbers: Sequence[int]) -> str:
-    """Which versions there are, as text: whole runs of numbers, for some between may be gone."""
+    """The version numbers as text, in whole runs, for some between may be gone."""
     if not numbers:
         return "no versions"
     runs: list[list[int]] = []
