@@ -206,8 +206,8 @@ class Store(Exchanging, Upkeep, Tagging, Acknowledging):
     # --- delete
 
     def delete_session(self, uri: SessionUri) -> DeleteReport:
-        """Delete all versions of a session, also where all were set aside by repair or are missing, and what the journal
-        has of it. Needs no disk space.
+        """Delete all versions of a session, also where all were set aside by repair or are missing, and its part of the
+        journal. Needs no disk space.
 
         A crash leaves the session as it was, or without its oldest versions, or gone. Bundles that others refer to keep
         their files, but are never listed as this session's again.
