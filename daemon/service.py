@@ -46,11 +46,7 @@ class Service(Parts, Verbs, Awaiting):
     """The sessions of one store on the models of one process. Build it with `open`, end it with `close`."""
 
     async def ask(self, verb: Verb[Any, R], request: Request) -> R:
-        """Carry out a request.
-
-        Raises:
-            TorporError: what the verb's handler raises.
-        """
+        """Carry out a request. Raises TorporError: what the verb's handler raises."""
         handler = HANDLERS[type(request)]
         with contextlib.ExitStack() as around:
             if handler.told:
@@ -244,11 +240,8 @@ class Service(Parts, Verbs, Awaiting):
         self, *, names: Sequence[str] | None = None, session: str | None = None, namespace: str | None = None
     ) -> Subscription:
         """Events from now on: of these names, all if None; of one session (which need not exist yet) or one namespace
-        only. The stream ends when the daemon has put its last session to sleep.
-
-        Raises:
-            UnknownEvent, InvalidUri, TooManySubscribers.
-        """
+        only. The stream ends when the daemon has put its last session to sleep. Raises UnknownEvent, InvalidUri,
+        TooManySubscribers."""
         self.require_open()
         uri = None if session is None else parse_reference(session)
         return self.bus.subscribe(Wanted(None if names is None else frozenset(names), uri, namespace))

@@ -40,11 +40,8 @@ class Death:
 
 
 class DemoDaemon:
-    """One daemon process, ready once it is made. End it with `kill` or `stop`; `discard` ends it in any state.
-
-    Raises:
-        DemoDaemonFailed: it did not become ready; its last words are repeated.
-    """
+    """One daemon process, ready once it is made. End it with `kill` or `stop`; `discard` ends it in any state. Raises
+    DemoDaemonFailed: it did not become ready; its last words are repeated."""
 
     def __init__(self, *, store: Path, socket_path: Path, models: Mapping[str, str], log: Path) -> None:
         self.socket_path = socket_path
@@ -84,11 +81,8 @@ class DemoDaemon:
         return Death(self.pid, -status if status < 0 else None, refused)
 
     def stop(self) -> None:
-        """Ask the daemon to stop, and wait until it has.
-
-        Raises:
-            DemoDaemonFailed: it did not stop in time, or not with status 0.
-        """
+        """Ask the daemon to stop, and wait until it has. Raises DemoDaemonFailed: it did not stop in time, or not with
+        status 0."""
         os.kill(self.pid, signal.SIGTERM)
         try:
             self._process.communicate(timeout=STOP_TIMEOUT_S)

@@ -65,11 +65,7 @@ class ArtifactFile:
     """A small file for an artifact, anywhere but in the store."""
 
     def __init__(self, target: str, store: Path, *, replacing: bool) -> None:
-        """Refuse at once a target that could not be written later.
-
-        Raises:
-            TargetExists, NoTargetFolder, UnsafePath
-        """
+        """Refuse at once a target that could not be written later. Raises TargetExists, NoTargetFolder, UnsafePath."""
         self.path = os.path.abspath(target)
         self._store, self._replacing = store, replacing
         with self._root() as root_fd:

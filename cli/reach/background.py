@@ -55,11 +55,8 @@ def default_log_path() -> Path:
 
 
 def open_log(log: Path) -> int:
-    """Open a daemon's log to append to it, readable by its owner alone.
-
-    Raises:
-        DaemonStartFailed: it cannot be written, or is a link, a pipe, a device or another user's file.
-    """
+    """Open a daemon's log to append to it, readable by its owner alone. Raises DaemonStartFailed: it cannot be written,
+    or is a link, a pipe, a device or another user's file."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
         log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -80,11 +77,7 @@ def open_log(log: Path) -> int:
 
 def start(arguments: Sequence[str], log: Path) -> Started | Refused:
     """Start `torpor serve` in a session of its own, and wait until it answers or has ended. An interrupt ends the
-    child.
-
-    Raises:
-        DaemonStartFailed: the log cannot be written, or nothing happened within START_TIMEOUT_S.
-    """
+    child. Raises DaemonStartFailed: the log cannot be written, or nothing happened within START_TIMEOUT_S."""
     read_end, write_end = os.pipe()
     try:
         descriptor = open_log(log)
@@ -111,11 +104,8 @@ def start(arguments: Sequence[str], log: Path) -> Started | Refused:
 
 
 def wait_until_gone(pid: int, deadline: float, timeout_s: float) -> None:
-    """Wait until the process of an ending daemon is gone. Sends nothing to it.
-
-    Raises:
-        DaemonStillRunning: it is still there at the deadline (monotonic); it goes on ending.
-    """
+    """Wait until the process of an ending daemon is gone. Sends nothing to it. Raises DaemonStillRunning: it is still
+    there at the deadline (monotonic); it goes on ending."""
     while pid > 1 and is_running(pid):
         if time.monotonic() > deadline:
             raise still_running(pid, timeout_s)

@@ -14,11 +14,8 @@ YesOption = Annotated[bool, option("--yes -y", "Do not ask.")]
 
 
 def has_consent(question: str, verb: str, *, as_json: bool) -> bool:
-    """Ask on a terminal whether to go on.
-
-    Raises:
-        InvalidUsage: there is no terminal to ask on, and --yes was not given.
-    """
+    """Ask on a terminal whether to go on. Raises InvalidUsage: there is no terminal to ask on, and --yes was not
+    given."""
     if as_json or not sys.stdin.isatty():
         raise InvalidUsage(f"There is no terminal to ask on whether to {verb}. Add --yes if you mean it.")
     try:

@@ -46,11 +46,7 @@ SeedOption = Annotated[int | None, option("--seed N", "Start of the random numbe
 
 
 def sampling_of(**given: float | int | None) -> Sampling | None:
-    """Gather the given sampling options; None if there are none.
-
-    Raises:
-        InvalidUsage: a value that no sampler takes.
-    """
+    """Gather the given sampling options; None if there are none. Raises InvalidUsage: a value that no sampler takes."""
     chosen: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     if not chosen:
         return None

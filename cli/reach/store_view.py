@@ -54,11 +54,8 @@ def list_store(store: Store, namespace: str | None) -> list[dict[str, Any]]:
 
 def load_detail(store: Store, session: str) -> dict[str, Any]:
     """Read one session from the files, shaped like the daemon's SessionDetail: its newest version, or the one behind an
-    `@`, with the environment of its manifest, and all versions. The text is missing: it needs the model.
-
-    Raises:
-        SessionNotFound, AmbiguousVersion, and the errors of a damaged bundle.
-    """
+    `@`, with the environment of its manifest, and all versions. The text is missing: it needs the model. Raises
+    SessionNotFound, AmbiguousVersion, and the errors of a damaged bundle."""
     row = store.resolve_version(session)
     marks = _marks_to_show(store, row.uri)
     versions = sorted(store.versions(row.uri), key=lambda each: each.version)

@@ -60,11 +60,8 @@ def doctor(
 
 
 def examine_machine() -> dict[str, Any]:
-    """Run the examination in a process of its own, as it imports MLX, and give its report.
-
-    Raises:
-        DoctorFailed: it gave none.
-    """
+    """Run the examination in a process of its own, as it imports MLX, and give its report. Raises DoctorFailed: it gave
+    none."""
     command = [sys.executable, "-P", "-m", "torpor.daemon.doctor"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=EXAMINATION_TIMEOUT_S, check=False)

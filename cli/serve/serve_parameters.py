@@ -34,11 +34,8 @@ def takes(*names: str) -> Callable[[Command], Command]:
 
 
 def given_of(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The given options, as the daemon reads them: those of models by name.
-
-    Raises:
-        InvalidUsage: an option is given twice for a model, or options do not go together.
-    """
+    """The given options, as the daemon reads them: those of models by name. Raises InvalidUsage: an option is given
+    twice for a model, or options do not go together."""
     given: dict[str, Any] = {}
     for name, value in values.items():
         option = GIVEN_OPTIONS[name]

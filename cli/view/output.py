@@ -72,11 +72,8 @@ class Output:
         self.stdout.print(markup, highlight=False, soft_wrap=True)
 
     def stream(self, text: str) -> None:
-        """Write a piece of generated text, unchanged but for terminal control characters.
-
-        Raises:
-            ReaderGone: its reader is gone.
-        """
+        """Write a piece of generated text, unchanged but for terminal control characters. Raises ReaderGone: its reader
+        is gone."""
         sys.stdout.write(neutralise(text) if sys.stdout.isatty() else text)
         sys.stdout.flush()
         require_reader()

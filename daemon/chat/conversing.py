@@ -1,12 +1,11 @@
-"""Turns of a chat: what of them a session has to read, and going back where a transcript leaves what it has read.
+"""Turns of a chat: the tokens that a session has to read, and the way back where a transcript diverges.
 
-Owns the choice between one new message and a transcript that is sent in full; `transcripts.py` compares texts and
-`encoding.py` makes tokens. A transcript is matched by committed text first and by tokens second: what cannot be told
-by its text is rendered, tokenised and compared with the ledger. So an answer that would be tokenised otherwise than it
-was sampled, or a template that drops what the model thought, costs no token.
+`transcripts.py` compares texts and `encoding.py` makes tokens. A transcript is matched by committed text first. The
+rest is rendered, tokenised and compared with the ledger. So no token is read again for an answer that would be
+tokenised otherwise than it was sampled, or for a template that drops the model's thinking.
 
-Going back is time travel: the session is made durable as it stands, and woken at an earlier token. If what was to be
-read there is not read after all, it is left asleep, and the next use finds it as it was.
+To go back, the session is made durable as it stands, and woken at an earlier token. If nothing is read there after all,
+it is left asleep, and the next use finds it as it was.
 """
 
 from __future__ import annotations
@@ -38,11 +37,8 @@ ROLES: Final = frozenset({"system", "user", "assistant", "tool"})
 
 
 def require_transcript(messages: Sequence[Message]) -> None:
-    """Refuse messages that a chat cannot go on with.
-
-    Raises:
-        InvalidTranscript: there are none, too many, one of an unknown role, or the last is the assistant's own.
-    """
+    """Refuse messages that no chat can go on with. Raises InvalidTranscript: there are none, too many, one of an
+    unknown role, or the last is the assistant's own."""
     if not 0 < len(messages) <= MAX_TURNS:
         raise InvalidTranscript(
             f"A transcript has 1 to {MAX_TURNS} messages, and this has {len(messages)}.",
@@ -63,7 +59,7 @@ def require_transcript(messages: Sequence[Message]) -> None:
 
 
 class Conversing:
-    """Finds out what a chat has to read. Its callers hold the session alone."""
+    """Finds the tokens that a chat has to read. Its callers hold the session alone."""
 
     def __init__(self, encoder: Encoder, residency: Residency, engine: Engine, bus: Bus) -> None:
         self._encoder = encoder
@@ -72,11 +68,7 @@ class Conversing:
         self._bus = bus
 
     async def message(self, live: Session, message: Message) -> NewTurn:
-        """One new message, behind all that there is.
-
-        Raises:
-            TemplateUnusable, ContextOverflow.
-        """
+        """One new message at the session's end. Raises TemplateUnusable, ContextOverflow."""
         held, opens = len(live.state.tokens), not live.state.tokens or live.has_system_to_say
         messages = [message_of("system", live.system or ""), message] if live.has_system_to_say else [message]
         place = Place(held, None if opens else live.state.tokens[-1], live.turn_open)
@@ -93,11 +85,7 @@ class Conversing:
         return NewTurn(held, ids, text_map)
 
     async def transcript(self, live: Session, messages: Sequence[Message]) -> NewTurn:
-        """What is new in a transcript.
-
-        Raises:
-            TemplateUnusable, ContextOverflow.
-        """
+        """The new part of a transcript. Raises TemplateUnusable, ContextOverflow."""
         ledger, known = live.state.tokens, live.text_map
         whole = spoken(messages, live.system)
         found = standing(known, whole)
@@ -112,11 +100,8 @@ class Conversing:
         return NewTurn(found.at + read_already, ids[read_already:], text_map, common)
 
     def require_no_divergence(self, live: Session, turn: NewTurn, messages: Sequence[Message]) -> None:
-        """Refuse a transcript that is not what the ledger begins with.
-
-        Raises:
-            TranscriptDiverged: with where, and what can be done.
-        """
+        """Refuse a transcript that diverges from the ledger. Raises TranscriptDiverged: with the place and the
+        remedies."""
         held = len(live.state.tokens)
         if turn.at == held:
             return
@@ -141,11 +126,8 @@ class Conversing:
         )
 
     async def go_back(self, use: Use, live: Session, turn: NewTurn, emit: OnEvent) -> Session:
-        """The session at the token where the transcript leaves it; as it stands it is made durable first.
-
-        Raises:
-            What a sleep and a wake raise; the session is then as it was, awake or asleep.
-        """
+        """Make the session durable, and give it at the token where the transcript diverges. Raises as a sleep and a
+        wake; the session is then as it was, awake or asleep."""
         had = len(live.state.tokens)
         if not turn.at:
             async with self._residency.models.using(live.model.name, use) as model:
@@ -153,7 +135,7 @@ class Conversing:
                 back = await self._begin_anew(live, model)
         else:
             if live.is_mere_look:
-                self._residency.standing.row_of_awake(live)  # else there is nothing to go back in
+                self._residency.standing.row_of_awake(live)  # raises if there is nothing to go back in
             kept = await to_the_end(self._residency.putting_away.put_away(live, emit, "rewind"))
             await self._residency.bring_back(use, WakeOrder(kept.version, turn.at), emit)
             back = self._residency.awake[live.uri]
@@ -161,7 +143,7 @@ class Conversing:
         return back
 
     async def _begin_anew(self, live: Session, model: LoadedModel) -> Session:
-        """The session, looked at before its first token: its next version follows the one that was just put away."""
+        """The session before its first token, as a look: its next version follows the one just put away."""
         state = await self._engine.call(lambda: model.new_state(initial_key(live.sampling)))
         anew = replace(
             live,
@@ -184,15 +166,11 @@ class Conversing:
         return anew
 
     def leave_asleep(self, before: Session) -> None:
-        """Undo a going back behind which nothing was read or written: the next use finds the session as `before`."""
+        """Undo `go_back` if nothing was read or written after it: the next use finds the session as `before`."""
         live = self._residency.awake.get(before.uri)
         if live is not before and (live is None or live.is_mere_look):
             self._residency.awake.set_aside(before)
 
     def require_room(self, live: Session, turn: NewTurn, max_tokens: int) -> None:
-        """Refuse what does not fit behind the token at which it would be read.
-
-        Raises:
-            ContextOverflow: with both sizes.
-        """
+        """Refuse a turn that does not fit into the context. Raises ContextOverflow: with both sizes."""
         generation.require_room_behind(live.model, turn.at, len(turn.ids) + max_tokens)

@@ -1,10 +1,9 @@
-"""Makes folds, from the full session to the smaller one that goes on.
+"""Makes folds: a smaller session goes on in place of a full one.
 
-Owns the order of it: the full session is durable and out of memory before the new one takes any, and of a new one whose
-beginning is given up nothing stays. What the new one reads is made by functions of values:
-as if the assistant had been asked for a summary at the beginning of the conversation, and had given it, and what
-followed were the last turns. So it is a conversation of the model's own template, and its text map knows all of it. A
-session that is no chat begins with the summary's text instead.
+Order: the full session is durable and out of memory before the new one takes any. If the new one fails, nothing of it
+stays. The new session reads a conversation in the model's own template: the user asks for a summary, the assistant
+gives it, and the last turns follow. So its text map knows all of it. A session that is no chat begins with the
+summary's text instead.
 """
 
 from __future__ import annotations
@@ -49,13 +48,12 @@ from .conversing import Conversing
 from .prompt_io import Exchanges, require_same_model
 
 REQUEST: Final = "Summarise our conversation so far."
-"""What the assistant is asked for, in the session that is folded and at the beginning of the new one."""
+"""The request to the assistant, in the folded session and at the beginning of the new one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Exhausted:
-    """What is to be folded, as it stood: its ledger, and what tells of it. Not its model, which may have to be unloaded
-    for others meanwhile."""
+    """The session to fold, as it stood. It holds no model: that may be unloaded for others meanwhile."""
 
     tokens: array[int]
     text_map: TextMap
@@ -64,19 +62,19 @@ class Exhausted:
 
     @classmethod
     def of(cls, live: Session) -> Exhausted:
-        """A session now, whatever is read in it afterwards."""
+        """A copy of a session as it is now."""
         system = live.text_map.system if live.text_map.turns else live.system
         return cls(live.state.tokens[:], live.text_map, live.turn_open, system)
 
     @property
     def is_chat(self) -> bool:
-        """Whether it goes on with turns of a chat."""
+        """Whether it is a chat."""
         return self.turn_open or bool(self.text_map.turns)
 
 
 @dataclass(frozen=True, slots=True)
 class Fold:
-    """What the new session reads. tail_tokens: how many of `ids`, at their end, are the other session's last ones."""
+    """The tokens that the new session reads. tail_tokens: how many at the end are the other session's last ones."""
 
     ids: list[int]
     tail_tokens: int
@@ -86,8 +84,8 @@ class Fold:
 
 @dataclass(frozen=True, slots=True)
 class FirstTurn:
-    """Where the first turn of a chat begins, behind its system text. closing: what stands between the assistant's words
-    and such a turn where it is not the first, as far as it is no part of the ledger from there on; turns: all."""
+    """Where the first turn of a chat begins, behind its system text. closing: the tokens that the template puts between
+    an assistant's turn and such a turn. turns: all."""
 
     at: int
     closing: Sequence[int]
@@ -95,9 +93,8 @@ class FirstTurn:
 
 
 def tail_start(text_map: TextMap, count: int, tail: int, first: int | None = None) -> int:
-    """Where the last `tail` of `count` tokens begin: at the first turn among them, if it is known where one begins.
-
-    first: where the first turn of all does.
+    """Where the last `tail` of `count` tokens begin: at the first turn among them, if one is known. first: where the
+    first turn of all begins.
     """
     earliest = max(0, count - tail)
     if first is not None and earliest <= first:
@@ -106,12 +103,10 @@ def tail_start(text_map: TextMap, count: int, tail: int, first: int | None = Non
 
 
 def summarised_end(old: Exhausted, tail: int, wanted: int, context_tokens: int) -> int:
-    """Where a summary of an exhausted session is asked for, if so many tokens are wanted behind that: behind the last
-    turn that leaves room for them, or anywhere in what is no chat. The last `tail` tokens go along as they are.
+    """The position at which to ask for a summary, with room for `wanted` tokens behind it: after the last turn that
+    leaves that room, or anywhere if the session is no chat. The last `tail` tokens go along as they are.
 
-    Raises:
-        ContextOverflow: what follows would be neither in the summary nor in the tail.
-    """
+    Raises ContextOverflow: tokens behind it would be in neither the summary nor the tail."""
     count, room = len(old.tokens), context_tokens - wanted
     end = max((place for place in old.text_map.places if place <= room), default=0) if old.is_chat else max(0, room)
     if not end or tail_start(old.text_map, count, tail) > end:
@@ -127,11 +122,8 @@ def summarised_end(old: Exhausted, tail: int, wanted: int, context_tokens: int) 
 
 
 async def folded(encoder: Encoder, model: LoadedModel, old: Exhausted, summary: str, tail: int) -> Fold:
-    """What a session reads that goes on from a summary and the last `tail` tokens, or fewer, of another on the model.
-
-    Raises:
-        TemplateUnusable, ContextOverflow.
-    """
+    """The tokens of a session that goes on from a summary and at most the last `tail` tokens of another. Raises
+    TemplateUnusable, ContextOverflow."""
     if not old.is_chat:
         rest = list(old.tokens[tail_start(old.text_map, len(old.tokens), tail) :])
         words = await encoder.plain(model, f"{summary}\n\n", opening=True)
@@ -159,10 +151,10 @@ async def folded(encoder: Encoder, model: LoadedModel, old: Exhausted, summary: 
 
 
 async def _first_turn(encoder: Encoder, model: LoadedModel, old: Exhausted, opening: Sequence[int]) -> FirstTurn | None:
-    """None, if it cannot be told. It begins where what the two conversations open with is no longer what opens one, but
-    what continues one as well.
+    """Find the first turn; None if that cannot be told. It begins where the tokens that open a conversation end and
+    those that also continue one begin.
 
-    opening: of the new session, with the same system text and another first message.
+    opening: the new session's opening, with the same system text and another first message.
     """
     spoken_system = bool(old.text_map.turns) and old.text_map.turns[0].role == "system"
     turns = old.text_map.turns[spoken_system:]
@@ -184,20 +176,20 @@ async def _first_turn(encoder: Encoder, model: LoadedModel, old: Exhausted, open
 
 
 def _end_before(model: LoadedModel, old: Exhausted, at: int) -> Sequence[int]:
-    """The end token of the turn before the tail, which the summary takes the place of."""
+    """The end token of the turn before the tail; the summary takes that turn's place."""
     return old.tokens[at - 1 : at] if at and old.tokens[at - 1] in model.end_tokens else ()
 
 
 _LOG = logging.getLogger(__name__)
 
 _MORE_AT_ANOTHER_PLACE: Final = 16
-"""Tokens by which a template may need more to ask for a summary behind a turn than at the beginning of a chat."""
+"""How many more tokens a template may need to ask for a summary after a turn than at a chat's beginning."""
 
 
 @dataclass(frozen=True, slots=True)
 class FoldOrder:
-    """What is asked of a fold. summary: the text; None where the model writes one, of `summarise` tokens at most. tail:
-    how many of the full session's last tokens the new one has, at most; labels: those of the full one if None."""
+    """A request for a fold. summary: the text; None if the model writes one of at most `summarise` tokens. tail: how
+    many of the full session's last tokens the new one keeps, at most. labels: None for those of the full one."""
 
     summary: str | None
     summarise: int | None
@@ -205,16 +197,15 @@ class FoldOrder:
     labels: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
-        """Raises InvalidFold: there is not one way to a summary, and no more."""
+        """Raises InvalidFold unless exactly one of summary and summarise is given."""
         if (self.summary is None) == (self.summarise is None) or self.summary == "":
             raise InvalidFold("Give either a summary or how many tokens the model may write one in.")
 
 
 @dataclass(frozen=True, slots=True)
 class _Source:
-    """What stays to be known of the full session: neither its state nor its model, which may have to be unloaded.
-
-    look: where it stood, if it was only looked at.
+    """The facts of the full session, without its state and its model, which may be unloaded. look: its position, if it
+    was only looked at.
     """
 
     uri: SessionUri
@@ -229,11 +220,7 @@ class _Source:
     look: LeftLook | None
 
     def begun(self, uri: SessionUri, model: LoadedModel, state: LiveState) -> Session:
-        """The new session, before it has read anything.
-
-        Raises:
-            ModelChanged.
-        """
+        """The new session, before it reads anything. Raises ModelChanged."""
         require_same_model(self.identity, model, uri)
         return Session(
             uri,
@@ -249,7 +236,7 @@ class _Source:
 
 
 class Folds:
-    """forget: know no text of a session that is gone."""
+    """forget: called for a new session that is taken back."""
 
     def __init__(
         self,
@@ -272,12 +259,9 @@ class Folds:
         self._bus = bus
 
     async def make(self, source: SessionUri, wanted: SessionUri, order: FoldOrder, emit: OnEvent) -> FoldResult:
-        """Put the session `source` to sleep as it stands, and begin `wanted`, awake and durable, from its fold.
-
-        Raises:
-            InvalidFold, SessionExists, SessionNotFound, EmptyContext, TemplateUnusable, ContextOverflow,
-            GenerationFailed, ModelChanged, and what a sleep or a wake raises. Then there is no new session.
-        """
+        """Put `source` to sleep as it stands, and begin `wanted`, awake and durable, from its fold. Raises InvalidFold,
+        SessionExists, SessionNotFound, EmptyContext, TemplateUnusable, ContextOverflow, GenerationFailed, ModelChanged,
+        and the errors of a sleep or a wake. Then there is no new session."""
         started = time.monotonic()
         self._residency.standing.require_new(wanted)
         full, fold, summary = await self._end(source, order, emit)
@@ -302,7 +286,7 @@ class Folds:
         return result
 
     async def _end(self, source: SessionUri, order: FoldOrder, emit: OnEvent) -> tuple[_Source, Fold, str]:
-        """Make the full session durable and let its memory go; what stays known of it, and what the new one reads."""
+        """Make the full session durable and free its memory. Gives its facts, the fold, and the summary."""
         async with self._residency.woken(source, emit) as (use, live):
             require_read(live)
             old = Exhausted.of(live)
@@ -329,16 +313,13 @@ class Folds:
                 self._residency.awake.leave(source, full.look)
 
     def _end_look(self, full: _Source) -> None:
-        """The full session sleeps now, and a sleep ends its look, unless others have led that elsewhere meanwhile."""
+        """End the look of the full session, which sleeps now, unless another request has moved the look meanwhile."""
         if full.look is not None and self._residency.awake.looks.find(full.uri) is full.look:
             self._residency.awake.looks.end(full.uri)
 
     async def _smaller(self, live: Session, old: Exhausted, summary: str, tail: int) -> Fold:
-        """What the new session reads, with this summary; the least of it, with none.
-
-        Raises:
-            InvalidFold: it is no smaller than the session is. And what `folded` raises.
-        """
+        """The fold with this summary; with an empty one, the least it can be. Raises InvalidFold if it is not smaller
+        than the session, and as `folded`."""
         fold = await folded(self._encoder, live.model, old, summary, tail)
         if len(fold.ids) < len(old.tokens):
             return fold
@@ -354,14 +335,14 @@ class Folds:
         )
 
     async def _begin(self, use: Use, full: _Source, fold: Fold, emit: OnEvent) -> tuple[Receipt, int]:
-        """A session that has read what a fold begins with, awake and durable; and how much of that need not be read."""
+        """Make the new session, awake and durable. Gives its receipt, and how many tokens came from other sessions."""
         self._residency.standing.require_new(use.uri)
         async with self._residency.models.using(full.model, use) as model:
             state = await self._hibernation.waking.begin(model, lambda: initial_key(full.sampling))
             new = full.begun(use.uri, model, state)
             require_session_map(new.to_map())
             self._residency.awake.admit(new)
-        del model, state  # while this waits for memory, others may have it
+        del model, state  # others may have their memory while this waits
         try:
             new = await self._exchanges.room_for(use, new, len(fold.ids), emit)
             cached = await self._exchanges.read(new, fold.ids, emit, turn_open=fold.turn_open, text_map=fold.text_map)
@@ -371,7 +352,7 @@ class Folds:
             raise
 
     async def _take_back(self, uri: SessionUri) -> None:
-        """Leave nothing of a new session whose beginning was given up, maybe when it had just become durable."""
+        """Delete a new session that failed, even if it had just become durable."""
         try:
             if self._store.find_session(uri) is not None:
                 await self._hibernation.threads.on_writer(lambda: self._store.delete_session(uri))
@@ -382,8 +363,8 @@ class Folds:
             self._forget(uri)
 
     async def _summary(self, use: Use, live: Session, old: Exhausted, order: FoldOrder, emit: OnEvent) -> str:
-        """What the model says when it is asked for a summary, without its thinking. The session is not to be kept:
-        where its context has no room for that, it goes back to where it has, if the tail has what follows."""
+        """The model's summary, without its thinking. The session as used here is not kept. If its context has no room,
+        it first goes back to an earlier token, if the tail has all that follows."""
         request, count = message_of("user", REQUEST), order.summarise or 0
         turn = await self._asked(live, request, count)
         if turn is None:
@@ -402,7 +383,7 @@ class Folds:
         return words
 
     async def _asked(self, live: Session, request: Message, count: int) -> NewTurn | None:
-        """What asks for a summary of `count` tokens at a session's end; None if its context has no room for both."""
+        """The turn that asks for a summary of `count` tokens; None if the context has no room for both."""
         try:
             turn = await self._conversing.message(live, request)
             require_room(live.model, live.state, len(turn.ids) + count)
@@ -411,11 +392,8 @@ class Folds:
         return turn
 
     async def _go_back(self, use: Use, live: Session, old: Exhausted, order: FoldOrder, emit: OnEvent) -> Session:
-        """The session, which is durable, at an earlier token, behind which there is room for a summary.
-
-        Raises:
-            ContextOverflow: what follows would be neither in the summary nor in the tail.
-        """
+        """Take the durable session back to an earlier token with room for a summary. Raises ContextOverflow:
+        tokens behind it would be in neither the summary nor the tail."""
         opening = Place(0, None, turn_open=False)
         asking = await self._encoder.messages(live.model, [message_of("user", REQUEST)], opening)
         wanted = len(asking) + _MORE_AT_ANOTHER_PLACE + (order.summarise or 0)

@@ -1,7 +1,7 @@
-"""What a request reads into a session and what the model answers: on the engine, told as it goes on, all or nothing.
+"""Reads a request into a session and writes the answer: on the engine, with events, all or nothing.
 
-Owns what of a session changes with it: its ledger's end, its text map, its settings, whether it needs a sleep. Callers
-hold the session alone, awake.
+Owns these changes of a session: its ledger's end, its text map, its settings, whether it needs a sleep. Callers hold
+the session alone, awake.
 """
 
 from __future__ import annotations
@@ -57,9 +57,9 @@ class Exchanges:
         self._bus = bus
 
     async def room_for(self, use: Use, live: Session, count: int, emit: OnEvent) -> Session:
-        """The session, once it has room for so many tokens more, in its context and in memory."""
+        """Give the session, once it has room for `count` more tokens in its context and in memory."""
         generation.require_room(live.model, live.state, count)
-        identity = live.model.identity  # of a model that is unloaded meanwhile nothing else must stay
+        identity = live.model.identity  # holds nothing else of a model that may be unloaded meanwhile
         found = await self._residency.room_for(use, count, emit)
         require_same_model(identity, found.model, found.uri)
         return found
@@ -67,9 +67,8 @@ class Exchanges:
     async def read(
         self, live: Session, ids: Sequence[int], emit: OnEvent, *, turn_open: bool, text_map: TextMap | None = None
     ) -> int:
-        """Read tokens; how many of them need not be read, because another session had.
-
-        A cancellation that comes when all are read changes nothing here: they are in the ledger to stay.
+        """Read tokens. Gives how many of them came from another session. A cancellation after all are read changes
+        nothing: they stay in the ledger.
         """
         loop = asyncio.get_running_loop()
         before, begins = live.state, len(live.state.tokens)
@@ -100,7 +99,7 @@ class Exchanges:
         return adopted.cached_tokens if adopted else 0
 
     async def read_turn(self, live: Session, turn: NewTurn, emit: OnEvent) -> int:
-        """Read a turn of a chat, and know its messages; how many of its tokens need not be read."""
+        """Read a turn of a chat, and note its messages. Gives how many of its tokens came from another session."""
         cached, begins = 0, len(live.state.tokens)
         if turn.ids or not turn.at:
             cached = await self.read(live, turn.ids, emit, turn_open=True, text_map=turn.text_map)
@@ -119,12 +118,10 @@ class Exchanges:
         woken: WakeResult | None,
         look: Look | None = None,
     ) -> GenerateResult:
-        """Go on writing. read: how many tokens the request had to read, and how many of them another session had. look:
-        what the session was before the request, if only that.
+        """Go on writing. read: how many tokens the request had to read, and how many of them came from another session.
+        look: the look that the session was before the request, if it was one.
 
-        Raises:
-            GenerationFailed; what was committed before stays. LeftMidway: it was cancelled, and not all was undone.
-        """
+        Raises GenerationFailed: tokens committed before it stay. LeftMidway: it was cancelled, and not all undone."""
         loop = asyncio.get_running_loop()
         held = len(live.state.tokens)
         first_token_s: list[float] = []
@@ -147,8 +144,8 @@ class Exchanges:
                 await self._run(writing, lambda: written.ended, writes=True)
             final = await self._engine.call(lambda: _final_digest(live.state)) if order.prove else None
         except BaseException as error:
-            # Whatever fails after a token was committed (a tokenizer, a caller that went away), the token stays.
-            # Before that the session is as it was.
+            # After any failure (of a tokenizer, of a caller that went away) committed tokens stay. Without one the
+            # session is as it was.
             if len(live.state.tokens) > held:
                 live.dirty = True
                 _note_answer(live, order, written, held)
@@ -179,7 +176,7 @@ class Exchanges:
         )
 
     async def _run(self, steps: AnySteps[None], is_done: Callable[[], bool], *, writes: bool = False) -> None:
-        """Run steps. Whose cancellation comes when they are done has what they did."""
+        """Run steps. A cancellation after they are done is ignored."""
         try:
             await self._engine.run(steps, writes=writes)
         except asyncio.CancelledError:
@@ -187,7 +184,7 @@ class Exchanges:
                 raise
 
     async def change_sampling(self, live: Session, by: Sampling) -> None:
-        """Make the parameters that are named the session's. The random key starts anew only where a seed is."""
+        """Set the given parameters of the session. The random key starts anew only if a seed is given."""
         wanted, named = live.sampling.changed(by), by.named()
         if "seed" in named:
             live.state.random_key = await self._engine.call(lambda: initial_key(wanted))
@@ -196,11 +193,7 @@ class Exchanges:
 
 
 def require_same_model(before: Identity, now: LoadedModel, uri: SessionUri) -> None:
-    """Refuse a model that was loaded anew from other files while a session waited for memory.
-
-    Raises:
-        ModelChanged.
-    """
+    """Refuse a model that was loaded again from other files while a session waited for memory. Raises ModelChanged."""
     if now.identity != before:
         raise ModelChanged(
             f"The files of model {now.name!r} changed while {uri} waited for memory; send the request again.",
@@ -225,9 +218,9 @@ def _left_midway(live: Session, written: Written, *, was_read: bool, branched: L
 
 
 def _note_answer(live: Session, order: WriteOrder, written: Written, held: int) -> None:
-    """Know what a chat has written behind token `held` by the text that was shown of it (QX8)."""
+    """Note the text of an answer behind token `held`, as the client was shown it (QX8)."""
     if order.keep_end and len(live.state.tokens) > held:
-        # Whatever fails here must not cost the answer; the map then ends before it, and nothing matches by text (QC10).
+        # A failure here must not cost the answer; the map then ends before it, and nothing matches by text (QC10).
         with contextlib.suppress(Exception):
             answer = message_of("assistant", written.text)
             live.text_map = live.text_map.extended([answer], start=held, end=len(live.state.tokens))

@@ -95,11 +95,7 @@ class Queue:
 
     @contextmanager
     def admitted(self, priority: Priority) -> Iterator[None]:
-        """Around a request.
-
-        Raises:
-            EngineBusy: too many wait; nothing has happened.
-        """
+        """Around a request. Raises EngineBusy: too many wait; nothing has happened."""
         waiting = self.info().waiting
         limit = self.limit if priority == "normal" else max(1, self.limit // 2)
         if waiting >= limit:

@@ -70,11 +70,8 @@ class Decode:
 
 
 def logits_after(model: LoadedModel, state: LiveState, tokens: Sequence[int]) -> mx.array:
-    """Float32 logits `[vocabulary]` after reading the tokens, evaluated with all that the caches hold.
-
-    Raises:
-        GenerationFailed: no token can be drawn from them; an argmax over NaN would quietly give token 0.
-    """
+    """Float32 logits `[vocabulary]` after reading the tokens, evaluated with all that the caches hold. Raises
+    GenerationFailed: no token can be drawn from them; an argmax over NaN would quietly give token 0."""
     logits = model.extend(tokens, state)[0, -1].astype(mx.float32)
     is_sound = mx.isfinite(mx.logsumexp(logits))
     mx.eval(logits, is_sound, arrays_of(state.caches))
@@ -97,11 +94,8 @@ def raise_as_failure(error: BaseException, position: int) -> None:
 
 
 def decode_alone(asked: Decode) -> mx.array:
-    """The logits after the token, read in a call of its own.
-
-    Raises:
-        GenerationFailed: the model failed; the state is as it was.
-    """
+    """The logits after the token, read in a call of its own. Raises GenerationFailed: the model failed; the state is as
+    it was."""
     state = asked.state
     put_back = state.kept(one_token=True)
     try:
@@ -146,11 +140,8 @@ class _Batch:
         return len(lengths) <= most_rows and widest * len(lengths) <= (1 + MOST_PADDING) * sum(lengths)
 
     def join(self, states: Sequence[LiveState]) -> None:
-        """Take over the caches of states: in rows that are free, and the others behind all rows.
-
-        Raises:
-            What MLX raises where there is no memory. Those that are not in it have their caches, or are lost.
-        """
+        """Take over the caches of states: in rows that are free, and the others behind all rows. Raises what MLX raises
+        where there is no memory. Those that are not in it have their caches, or are lost."""
         self.rooms |= {id(state): batches.rooms_of(state.caches) for state in states}
         rest = [state for state in states if not self._placed(state)]
         if rest:

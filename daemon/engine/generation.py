@@ -49,11 +49,8 @@ OnToken = Callable[[int | None, str], None]
 
 
 def require_room(model: LoadedModel, state: LiveState, wanted_tokens: int) -> None:
-    """Refuse before anything is computed (QC1, QX15).
-
-    Raises:
-        ContextOverflow: with both sizes; the session is as it was.
-    """
+    """Refuse before anything is computed (QC1, QX15). Raises ContextOverflow: with both sizes; the session is as it
+    was."""
     require_room_behind(model, len(state.tokens), wanted_tokens)
 
 
@@ -81,11 +78,7 @@ def count_to_write(model: LoadedModel, held: int, asked: int | None) -> int:
 
 def require_valid(model: LoadedModel, tokens: Sequence[int]) -> Pieces[None]:
     """Refuse token ids that the model has no row for (threat 10), and reading nothing at all. In pieces, for there may
-    be a million.
-
-    Raises:
-        InvalidTokens: naming the first such id.
-    """
+    be a million. Raises InvalidTokens: naming the first such id."""
     if not tokens:
         raise InvalidTokens("There is nothing to read: the text has no tokens.")
     for start in range(0, len(tokens), _CHECKED_AT_ONCE):
@@ -106,9 +99,7 @@ def read(model: LoadedModel, state: LiveState, tokens: Sequence[int], on_tokens:
 
     on_tokens: told how many of how many have been read.
 
-    Raises:
-        GenerationFailed: the model failed.
-    """
+    Raises GenerationFailed: the model failed."""
     yield from require_valid(model, tokens)
     require_room(model, state, len(tokens))
     held, done = len(state.tokens), 0
@@ -193,11 +184,8 @@ class WriteOrder:
 def write(
     model: LoadedModel, state: LiveState, order: WriteOrder, written: Written, on_token: OnToken
 ) -> WritingSteps[None]:
-    """Draw and commit tokens until an end token, a stop string or the limit.
-
-    Raises:
-        GenerationFailed: the model failed; tokens committed before stay.
-    """
+    """Draw and commit tokens until an end token, a stop string or the limit. Raises GenerationFailed: the model failed;
+    tokens committed before stay."""
     require_room(model, state, order.max_tokens)
     text = TextStream(model.tokenizer, state.tokens)
     stops = StopStrings(order.stop)
@@ -239,9 +227,7 @@ def find_logits(model: LoadedModel, state: LiveState) -> None:
     The caches keep the token's old rows, bit for bit: a token read alone may differ from one read in a chunk, and the
     snapshot's blocks are still referred to.
 
-    Raises:
-        GenerationFailed: the model failed; the state is not to be used.
-    """
+    Raises GenerationFailed: the model failed; the state is not to be used."""
     held, passes = len(state.tokens), state.passes.copy()
     try:
         with without_last(state.caches, held):
@@ -286,9 +272,7 @@ def replay(model: LoadedModel, state: LiveState, tokens: Sequence[int], passes: 
 
     passes: the sizes, which add up to the tokens. Of the last call the last token is read alone, as `read` reads it.
 
-    Raises:
-        GenerationFailed: the model failed; the state is not to be used.
-    """
+    Raises GenerationFailed: the model failed; the state is not to be used."""
     done, last = 0, passes[-1]
     for size in (*passes[:-1], *((last - 1,) if last > 1 else ()), 1):
         chunk = tokens[done : done + size]

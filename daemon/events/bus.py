@@ -1,11 +1,11 @@
-"""Who is told of events: subscribers, each with a queue of its own that is bounded.
+"""Passes events to subscribers, each with a bounded queue of its own.
 
 Rules:
-- A publisher never waits for a subscriber. Whose queue is full loses the oldest, and is told how many.
-- Without a subscriber an event costs the making of its record.
-- A subscription that ends, however it does, leaves nothing behind.
+- A publisher never waits for a subscriber. A full queue loses its oldest events, and its subscriber is told how many.
+- Without a subscriber an event costs only its record.
+- A subscription leaves nothing behind when it ends.
 
-Everything here belongs to the event loop; what other threads have to tell goes through `Bus.from_any_thread`.
+Everything here belongs to the event loop; other threads publish through `Bus.from_any_thread`.
 """
 
 from __future__ import annotations
@@ -29,17 +29,15 @@ MAX_WAITING_EVENTS: Final = 1024
 """Events that wait for one subscriber: some 500 KiB. A generation makes a handful, however many tokens it has."""
 
 MAX_SUBSCRIBERS: Final = 32
-"""Each is served with every event; more would slow down those who do the work."""
+"""Each gets every event; more subscribers would slow down the work."""
 
 _request: contextvars.ContextVar[int | None] = contextvars.ContextVar("request", default=None)
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What a subscriber is told of: events of these names, all if None, and of this session or namespace only.
-
-    Raises:
-        UnknownEvent: there is no event of such a name.
+    """A subscriber's choice: events of these names (None: all), and of this session or namespace only. Raises
+    UnknownEvent for a name that no event has.
     """
 
     names: frozenset[str] | None = None
@@ -55,7 +53,7 @@ class Wanted:
             )
 
     def has(self, event: Event) -> bool:
-        """Whether the subscriber is told of it."""
+        """Whether the subscriber wants this event."""
         if self.names is not None and event.name not in self.names:
             return False
         if self.session is not None and event.session != self.session:
@@ -64,7 +62,7 @@ class Wanted:
 
 
 class Bus:
-    """Passes events on to those who want them."""
+    """Passes events to the subscriptions that want them."""
 
     def __init__(self) -> None:
         self._subscriptions: set[Subscription] = set()
@@ -80,11 +78,11 @@ class Bus:
 
     @property
     def is_watched(self) -> bool:
-        """Whether anybody is told of anything."""
+        """Whether there is a subscription."""
         return bool(self._subscriptions)
 
     def publish(self, event: Event) -> None:
-        """Tell everybody who wants to know."""
+        """Pass an event to all subscriptions that want it."""
         if self._subscriptions:
             self._number += 1
             notice = self._notice(event)
@@ -92,7 +90,7 @@ class Bus:
                 subscription.put(notice)
 
     def from_any_thread(self) -> Callable[[Event], None]:
-        """A function that publishes from whatever thread calls it, on behalf of the request that asks for it here."""
+        """A function that publishes from any thread, on behalf of the current request."""
         loop, context = asyncio.get_running_loop(), contextvars.copy_context()
 
         def publish(event: Event) -> None:
@@ -102,10 +100,8 @@ class Bus:
         return publish
 
     def subscribe(self, wanted: Wanted, *, most_waiting: int = MAX_WAITING_EVENTS) -> Subscription:
-        """The events from now on; `subscribed` is the first. most_waiting: how many are kept for a slow reader.
-
-        Raises:
-            TooManySubscribers.
+        """Subscribe to events from now on; the first is `subscribed`. most_waiting: how many are kept for a slow
+        reader. Raises TooManySubscribers.
         """
         if len(self._subscriptions) >= MAX_SUBSCRIBERS:
             raise TooManySubscribers(
@@ -121,7 +117,8 @@ class Bus:
 
     @contextmanager
     def request(self, verb: str, session: Callable[[], SessionUri | None]) -> Iterator[None]:
-        """Tell of a request, from its acceptance to its end. session: finds out which it is about, if anybody asks."""
+        """Publish the events of a request, from its acceptance to its end. session: gives its session; called only if
+        there is a subscriber."""
         about, begun = session() if self.is_watched else None, time.monotonic()
         token = _request.set(next(self._requests))
         self._under_way += 1
@@ -138,7 +135,7 @@ class Bus:
             _request.reset(token)
 
     def close(self) -> None:
-        """End every subscription, once its reader has taken what waits for it. Idempotent."""
+        """End every subscription, once its reader has taken the waiting events. Idempotent."""
         self._closed = True
         for subscription in tuple(self._subscriptions):
             subscription.end()
@@ -163,7 +160,7 @@ class Subscription:
         self.lost = 0
 
     def put(self, notice: Notice, *, always: bool = False) -> None:
-        """Keep an event for the reader, if it is one that was asked for. always: it is, whatever was asked for."""
+        """Keep an event for the reader, if it is wanted. always: keep it in any case."""
         if not always and (self._ended or not self._wanted.has(notice.event)):
             return
         if len(self._waiting) >= self._most_waiting:
@@ -173,7 +170,7 @@ class Subscription:
         self._news.set()
 
     def end(self) -> None:
-        """No more events come. What waits may still be taken."""
+        """Take no more events. Waiting ones may still be read."""
         self._ended = True
         self._on_end(self)
         self._news.set()
@@ -198,7 +195,7 @@ class Subscription:
         self._waiting.clear()
 
     def _tell_of_loss(self) -> Notice:
-        """What stands in the place of all that was dropped, at the time of the last of them."""
+        """The event in place of all dropped ones, at the time of the last of them."""
         assert self._dropped_at is not None
         count, last = self._dropped, self._dropped_at
         self._dropped, self._dropped_at = 0, None
@@ -207,7 +204,7 @@ class Subscription:
 
 
 def code_of(error: BaseException) -> str:
-    """How an event names an error: never by its message, which may say more."""
+    """An error's name in an event: never its message, which may hold more."""
     if isinstance(error, TorporError):
         return error.code
     return "cancelled" if isinstance(error, asyncio.CancelledError) else "internal_error"

@@ -1,10 +1,10 @@
-"""What happens in the daemon, as records: one class for each name that a subscriber can ask for.
+"""The daemon's events as records: one class for each name that a subscriber can ask for.
 
-Rules: an event tells that something happened, to which session, how large it was and how long it took. It holds no
-text, no token ids and no labels, nothing of what a session has read or written. Sizes are in the unit of the field's
-name, `_bytes` or `_tokens`; times are seconds. A stage that begins also ends, by an event that says how.
+Rules: an event tells that something happened, to which session, its size and its time. It holds no text, no token ids
+and no labels. Sizes are in the unit of the field's name, `_bytes` or `_tokens`; times are seconds. For each event that
+begins a stage, another ends it.
 
-Who publishes and who is told is `bus.py`'s.
+`bus.py` publishes them.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from ...memvid.uri import SessionUri
 
 SleepCause = Literal["asked", "idle", "pressure", "shutdown", "quantise", "fork", "rewind", "fold", "heal"]
 """Why a session goes to sleep: a client asked, it was not used, others need the memory, the daemon stops, it is kept in
-fewer bits, a fork of it needs a version, it goes back for a transcript and what it has is to stay, it is folded, or
-what was damaged of it has been computed again."""
+fewer bits, a fork of it needs a version, it goes back for a transcript, it is folded, or its damaged part has been
+computed again."""
 
 WakeCause = Literal["asked", "warm", "prefix", "fork", "quantise", "heal"]
-"""What a snapshot is read for: a request for the session, one that may come, another session that begins alike, a fork,
-fewer bits, or to compute again what was damaged behind it."""
+"""Why a snapshot is read: for a request, ahead of one, for another session that begins alike, for a fork, for fewer
+bits, or to compute a damaged part again."""
 
 UnloadCause = Literal["asked", "pressure", "unused", "changed"]
 
@@ -33,18 +33,18 @@ _MADE: Final[dict[str, type[Event]]] = {}
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Base of all. name: that of its class, in small letters, which is a word of the protocol. session: the one that it
-    is about, None where it is about none."""
+    """Base of all. name: a word of the protocol, made from the class's name. session: None if the event is about
+    none."""
 
     name: ClassVar[str] = ""
     session: SessionUri | None
 
     def __init_subclass__(cls) -> None:
         cls.name = re.sub(r"(?<!^)(?=[A-Z])", "_", cls.__name__).lower()
-        _MADE[cls.name] = cls  # the second time for the class with slots, which takes the place of the first
+        _MADE[cls.name] = cls  # a second time for the class with slots, which replaces the first
 
     def facts(self) -> dict[str, Fact]:
-        """All that the event tells beside the session, by the names of its fields."""
+        """The event's fields but for the session."""
         return {each.name: _plain(getattr(self, each.name)) for each in fields(self) if each.name != "session"}
 
 
@@ -70,7 +70,7 @@ class RequestAccepted(Event):
 
 @dataclass(frozen=True, slots=True)
 class RequestQueued(Event):
-    """A request has to wait for the session's turn. ahead: how many requests stand before it."""
+    """A request has to wait for the session's turn. ahead: how many requests wait before it."""
 
     ahead: int
 
@@ -145,7 +145,7 @@ class SessionDeleted(Event):
 
 @dataclass(frozen=True, slots=True)
 class PrefixHit(Event):
-    """A session that had read nothing took over what another had read. awake: it came from memory."""
+    """A session that had read nothing took over tokens of another. awake: they came from memory."""
 
     source: SessionUri
     wanted_tokens: int
@@ -156,7 +156,7 @@ class PrefixHit(Event):
 
 @dataclass(frozen=True, slots=True)
 class PrefillBegan(Event):
-    """So many tokens are to be read."""
+    """Tokens are about to be read."""
 
     tokens: int
 
@@ -171,7 +171,7 @@ class PrefillProgress(Event):
 
 @dataclass(frozen=True, slots=True)
 class PrefillEnded(Event):
-    """Reading has ended. tokens: how many were read into the ledger; 0 where reading failed or was given up."""
+    """Reading has ended. tokens: how many were read into the ledger; 0 if reading failed or was given up."""
 
     tokens: int
     seconds: float
@@ -186,7 +186,7 @@ class FirstToken(Event):
 
 @dataclass(frozen=True, slots=True)
 class DecodeEnded(Event):
-    """A generation has ended. tokens: how many it committed, also where it failed or was given up."""
+    """A generation has ended. tokens: how many it committed, even if it failed or was given up."""
 
     tokens: int
     seconds: float
@@ -212,7 +212,7 @@ class SleepBegan(Event):
 
 @dataclass(frozen=True, slots=True)
 class SleepEnded(Event):
-    """The state is durable. bytes_written and blocks_new are 0 where the last version has all of it."""
+    """The state is durable. bytes_written and blocks_new are 0 if the last version has all of it."""
 
     cause: SleepCause
     version: int
@@ -298,8 +298,8 @@ class WakeFailed(Event):
 
 @dataclass(frozen=True, slots=True)
 class EvictionPlanned(Event):
-    """Idle sessions are to sleep and models to be unloaded, so that the request for this session finds memory. Their
-    own events tell when they do."""
+    """Idle sessions go to sleep and models are unloaded, so that the request for this session finds memory. Each of
+    them has its own event."""
 
     wanted_bytes: int
     free_bytes: int
@@ -309,7 +309,7 @@ class EvictionPlanned(Event):
 
 @dataclass(frozen=True, slots=True)
 class EvictionRefused(Event):
-    """This session was to make room and could not be put to sleep. code: of the error."""
+    """This session could not be put to sleep to make room. code: of the error."""
 
     code: str
 
@@ -325,7 +325,7 @@ class MemoryAwaited(Event):
 
 @dataclass(frozen=True, slots=True)
 class MemoryGranted(Event):
-    """The request has its memory. granted: False where its session has to give way first; it then asks again."""
+    """The request has its memory. granted: False if its session has to give way first; it then asks again."""
 
     wanted_bytes: int
     granted: bool
@@ -343,7 +343,7 @@ class MemoryRefused(Event):
 
 @dataclass(frozen=True, slots=True)
 class ModelLoadBegan(Event):
-    """A model is being read into memory. wanted_bytes: what its files say that it takes."""
+    """A model is being read into memory. wanted_bytes: its size by its files."""
 
     model: str
     wanted_bytes: int
@@ -369,8 +369,8 @@ class ModelLoadFailed(Event):
 
 @dataclass(frozen=True, slots=True)
 class ModelUnloaded(Event):
-    """A model has left memory. cause: a client asked, others need the room, it was not used, or its
-    files have changed and it is to be loaded anew."""
+    """A model has left memory. cause: a client asked, others need the room, it was not used, or its files have
+    changed."""
 
     model: str
     weights_bytes: int
@@ -394,14 +394,14 @@ class ModelFilesRestored(Event):
 
 @dataclass(frozen=True, slots=True)
 class ConfigurationTakenOver(Event):
-    """From now on what the configuration file says holds. waiting: how much of it takes a restart to change."""
+    """The configuration file was taken over. waiting: how many of its settings wait for a restart."""
 
     waiting: int
 
 
 @dataclass(frozen=True, slots=True)
 class ConfigurationRefused(Event):
-    """The configuration file was read and is wrong; what it said before holds. code: of the error."""
+    """The configuration file is wrong, so the earlier settings hold. code: of the error."""
 
     code: str
 
@@ -461,11 +461,9 @@ EVENT_NAMES: Final = frozenset(event.name for event in EVENTS)
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """An event, with what a subscriber is told beside it.
-
-    number: counts the events that anybody could be told, so a gap between two is what was not asked for, or lost.
-    monotonic_s, time_ns: when it was published, by the monotonic and by the Unix clock. request: the number of the
-    request on whose behalf it happened; None where none asked.
+    """An event, with its number and times. number: counts all published events, so a gap means events that were not
+    wanted, or lost. monotonic_s, time_ns: when it was published, by the monotonic and by the Unix clock. request: the
+    number of the request that caused it, or None.
     """
 
     number: int

@@ -46,11 +46,7 @@ class Loader:
         self._aside = Aside("torpor-load")
 
     async def estimate(self, name: str, choice: ModelChoice) -> int:
-        """Bytes of memory that a model's weights will take.
-
-        Raises:
-            What `models.estimate_bytes` raises.
-        """
+        """Bytes of memory that a model's weights will take. Raises what `models.estimate_bytes` raises."""
         return await self._run(name, partial(estimate_bytes, name, choice.source, choice.adapter))
 
     async def load(self, name: str, choice: ModelChoice, expected: int) -> LoadedModel:
@@ -99,11 +95,7 @@ class Loading:
     @asynccontextmanager
     async def holding(self, name: str, claim: Claim) -> AsyncIterator[Place]:
         """Hold the place of a model that is in memory: it stays there unless the claim has to wait for memory itself.
-        Who does refers to the model by its place alone, so that it can go.
-
-        Raises:
-            As `using`.
-        """
+        Who does refers to the model by its place alone, so that it can go. Raises as `using`."""
         place = self._shelf.place(name)
         if place.changed:
             raise has_changed(place)
@@ -210,9 +202,7 @@ async def load_first(shelf: Shelf, loader: Loader, memory_budget: int | None) ->
 
     memory_budget: bytes that they must fit into; None where that is not known yet.
 
-    Raises:
-        What `Loader.load` raises. MemoryBudgetExceeded: they take more.
-    """
+    Raises What `Loader.load` raises. MemoryBudgetExceeded: they take more."""
     for place in shelf.places.values():
         choice = place.choice
         if not choice.at_start:

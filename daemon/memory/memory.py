@@ -61,11 +61,7 @@ def default_budget(weights_bytes: int) -> int:
 
 
 def require_models_fit(weights_bytes: int, budget: int) -> None:
-    """Refuse models that alone take more than the budget.
-
-    Raises:
-        MemoryBudgetExceeded: they do.
-    """
+    """Refuse models that alone take more than the budget. Raises MemoryBudgetExceeded: they do."""
     if weights_bytes > budget:
         raise MemoryBudgetExceeded(
             f"The models take {format_bytes(weights_bytes)} of memory, and the budget is {format_bytes(budget)}. Give "
@@ -87,9 +83,7 @@ class Memory:
     line: the requests that wait for memory. numbers: the places of requests, in the order in which they came.
     slept_by_pressure, slept_by_idling: how many sessions have gone to sleep without anybody's asking.
 
-    Raises:
-        MemoryBudgetExceeded: the models alone take more.
-    """
+    Raises MemoryBudgetExceeded: the models alone take more."""
 
     def __init__(
         self,
@@ -156,9 +150,7 @@ class Memory:
         False: the request's own session has to be put to sleep, so that others can go on, or itself if that is not to
         grow; then it may ask again, and keeps its place.
 
-        Raises:
-            MemoryBudgetExceeded: they can never be had. MemoryBusy: too many wait. Nothing is reserved then.
-        """
+        Raises MemoryBudgetExceeded: they can never be had. MemoryBusy: too many wait. Nothing is reserved then."""
         if wanted <= 0:
             return True
         use.grows = grows

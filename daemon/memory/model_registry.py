@@ -100,11 +100,8 @@ class Shelf:
         return name in self.places and not self.places[str(name)].leaving
 
     def place(self, name: str | None) -> Place:
-        """The place of a model, of the default one if no name is given.
-
-        Raises:
-            UnknownModel: no model of that name is served.
-        """
+        """The place of a model, of the default one if no name is given. Raises UnknownModel: no model of that name is
+        served."""
         served = [place.name for place in self.places.values() if not place.leaving]
         name = served[0] if name is None else name
         if name not in served:

@@ -26,11 +26,7 @@ class AdapterChoice:
 
 
 def folder_of(choice: AdapterChoice, model: str) -> Path:
-    """The adapter's folder.
-
-    Raises:
-        AdapterUnavailable: there is none.
-    """
+    """The adapter's folder. Raises AdapterUnavailable: there is none."""
     path = Path(choice.source).expanduser()
     if choice.source and path.exists() and not path.is_dir():
         raise AdapterUnavailable(

@@ -20,11 +20,8 @@ _ASSISTANT = "torporassistantplaceholder9c1d"
 
 
 def renderer(tokenizer: Any) -> Render:
-    """A function from messages to the template's text; its flag asks for the start of the assistant's turn.
-
-    Raises:
-        TemplateUnusable: (the function, not this one) the template is missing or refuses the messages.
-    """
+    """A function from messages to the template's text; its flag asks for the start of the assistant's turn. Raises
+    TemplateUnusable: (the function, not this one) the template is missing or refuses the messages."""
 
     def render(messages: Sequence[Message], open_turn: bool) -> str:
         if not getattr(tokenizer, "chat_template", None):

@@ -25,11 +25,7 @@ class LoadedFiles:
 
     @classmethod
     def of(cls, folder: Path, adapter: Path | None, digests: DigestCache) -> LoadedFiles:
-        """What the files say now.
-
-        Raises:
-            ModelFilesMissing, AdapterFilesMissing, ModelFilesChanging.
-        """
+        """What the files say now. Raises ModelFilesMissing, AdapterFilesMissing, ModelFilesChanging."""
         folders = (folder,) if adapter is None else (folder, adapter)
         return cls(folders, tuple(map(stamps_of, folders)), _parts(folders, digests))
 
@@ -57,11 +53,7 @@ class LoadedFiles:
 
 
 def stamps_of(folder: Path) -> Stamps:
-    """What tells whether a file of the folder has been touched.
-
-    Raises:
-        OSError: there is no such folder.
-    """
+    """What tells whether a file of the folder has been touched. Raises OSError: there is no such folder."""
     stamps: dict[str, tuple[int, ...]] = {}
     for file in sorted(folder.iterdir()):
         try:

@@ -224,11 +224,7 @@ def load_model(
 
 def look_at(name: str, source: str, adapter: AdapterChoice | None) -> None:
     """Look, without loading it, whether a model could be: at its folder and the adapter's. What is on the hub is not
-    looked at.
-
-    Raises:
-        ModelUnavailable, ModelFilesMissing, AdapterUnavailable, AdapterFilesMissing.
-    """
+    looked at. Raises ModelUnavailable, ModelFilesMissing, AdapterUnavailable, AdapterFilesMissing."""
     if _is_of_this_machine(source):
         require_model_files(_folder_of(source))
     if adapter is not None:
@@ -237,10 +233,7 @@ def look_at(name: str, source: str, adapter: AdapterChoice | None) -> None:
 
 def estimate_bytes(name: str, source: str, adapter: AdapterChoice | None = None) -> int:
     """Bytes of memory that the weights of a model will take, by the lists in its files; it is downloaded if need be.
-
-    Raises:
-        ModelUnavailable, ModelFilesMissing, AdapterUnavailable, AdapterFilesMissing.
-    """
+    Raises ModelUnavailable, ModelFilesMissing, AdapterUnavailable, AdapterFilesMissing."""
     folder = _folder_of(source)
     require_model_files(folder)
     files, _ = files_of(folder)

@@ -24,11 +24,7 @@ class Kind:
         return "text"
 
     def read(self, written: Any) -> Any:
-        """The value of what a file has.
-
-        Raises:
-            ValueError: a sentence without its full stop on what to write.
-        """
+        """The value of what a file has. Raises ValueError: a sentence without its full stop on what to write."""
         raise NotImplementedError
 
     def read_text(self, text: str) -> Any:

@@ -1,6 +1,6 @@
-"""What became of the prefix of each request: remembered for a while, to answer why something was read again.
+"""How much of each request's prefix was reused: remembered for a while, to tell why tokens were read again.
 
-Owns the memory of it, in the process alone and bounded; its texts go to who asks and to no log. `why.py` has the rules.
+Kept in the process only, and bounded; its texts go to clients that ask and to no log. `why.py` has the rules.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from .prefixes import tokens_in_common
 from .reuse import PrefixReuse
 
 MAX_REQUESTS: Final = 16
-"""Requests of one session that are remembered, the last ones."""
+"""Remembered requests of one session, the last ones."""
 
 MAX_SESSIONS: Final = 1024
-"""Sessions whose requests are remembered: those that were asked something last."""
+"""Sessions with remembered requests: those that were used last."""
 
 MIN_COMMON_TOKENS: Final = 16
-"""Fewer in common with another session are no prefix: every chat begins with the same control tokens."""
+"""Fewer common tokens are no prefix: every chat begins with the same control tokens."""
 
 
 class Reasons:
@@ -38,14 +38,14 @@ class Reasons:
         self._awake_of = awake_of
         self._of: OrderedDict[SessionUri, deque[Reuse]] = OrderedDict()
         self._under_way = 0
-        self._gone: set[str] = set()  # sessions that were forgotten while something was being found out
+        self._gone: set[str] = set()  # sessions forgotten while a request is examined
 
     def of(self, uri: SessionUri) -> tuple[Reuse, ...]:
-        """What is remembered of a session, the latest last."""
+        """The remembered requests of a session, the latest last."""
         return tuple(self._of.get(uri, ()))
 
     def forget(self, uri: SessionUri) -> None:
-        """Remember nothing of a session any more, nor what others were told that it had read."""
+        """Forget a session, and its text in the requests of others."""
         self._of.pop(uri, None)
         gone = str(uri)
         if self._under_way:
@@ -65,8 +65,8 @@ class Reasons:
         *,
         refusing: bool = False,
     ) -> None:
-        """Remember a request that is about to read `ids` behind the first `at` tokens, all of them if None. refusing:
-        it is refused if that are fewer than there are."""
+        """Remember a request that is about to read `ids` behind the first `at` tokens (None: all). refusing: it is
+        refused if it diverges."""
         self._under_way += 1
         try:
             reuse = await self._found(live, verb, ids, at, message_index, refusing=refusing)
@@ -100,13 +100,13 @@ class Reasons:
         return replace(reuse, became="refused") if refusing else reuse
 
     def took_over(self, uri: SessionUri, cached_tokens: int) -> None:
-        """The last request took over so many tokens of another session, and did not read them."""
+        """Note how many tokens the last request took over from another session."""
         requests = self._of.get(uri)
         if requests:
             requests[-1] = replace(requests[-1], cached_tokens=cached_tokens)
 
     def went_back(self, uri: SessionUri) -> None:
-        """The last request went back to where it diverged, and has been read from there."""
+        """Note that the last request went back to where it diverged, and was read from there."""
         requests = self._of.get(uri)
         if requests:
             requests[-1] = replace(requests[-1], became="rewound")
@@ -117,7 +117,7 @@ class Reasons:
             return Reuse(verb, now, "none")
         source, ledger = near
         common = tokens_in_common(ledger, ids)
-        # Of the last token the logits are wanted, so it is read in any case.
+        # The last token is always read, for its logits.
         if common == len(ledger) or common >= len(ids) - 1:
             return Reuse(verb, now, "hit", str(source), common, len(ledger))
         if common < MIN_COMMON_TOKENS:

@@ -1,11 +1,11 @@
-"""Which sessions begin with the same tokens: what a new session need not read again.
+"""Which sessions begin with the same tokens, so that a new session need not read them again.
 
-A tree of full blocks for each namespace and identity: the way from the root spells the tokens, block by block, so
-sessions that begin alike share their nodes, and the longest prefix of a new text is found by walking down. It is
-derived from ledgers and knows no state: a source that it names may be gone by the time it is asked.
+A tree of full blocks for each namespace and identity. The way from the root spells the tokens, block by block: sessions
+that begin alike share nodes, and a walk down finds the longest prefix of a new text. It is derived from ledgers and
+holds no state: a source that it names may be gone.
 
-Prefixes are never found across namespaces, nor across identities: model, adapter, tokenizer, template and precision are
-all part of the identity, tools and template arguments are tokens (MS1).
+Prefixes are never found across namespaces or identities. Model, adapter, tokenizer, template and precision are part of
+the identity; tools and template arguments are tokens (MS1).
 """
 
 from __future__ import annotations
@@ -42,14 +42,15 @@ class _Node:
             waiting += node.children.values()
 
     def sessions(self) -> Iterator[SessionUri]:
-        """The sessions that go through here; of those that end at one node the latest first."""
+        """The sessions that pass this node; at each end, the latest first."""
         for node in self.nodes():
             yield from reversed(node.sources)
 
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """Full blocks that a text and sessions have in common. sources: some of those sessions, lazily."""
+    """Full blocks that a text shares with sessions. tokens: how many tokens they have. sources: those sessions,
+    lazily."""
 
     tokens: int
     sources: Iterator[SessionUri]
@@ -63,7 +64,7 @@ class PrefixTree:
         self._ends: dict[SessionUri, tuple[Root, _Node, int]] = {}
 
     def __len__(self) -> int:
-        """Sessions that it knows."""
+        """The number of sessions."""
         return len(self._ends)
 
     def __contains__(self, uri: SessionUri) -> bool:
@@ -71,11 +72,11 @@ class PrefixTree:
 
     @property
     def node_count(self) -> int:
-        """Blocks that it knows; sessions that begin alike have theirs in common."""
+        """The number of blocks; sessions that begin alike share theirs."""
         return sum(sum(1 for _ in root.nodes()) - 1 for root in self._roots.values())
 
     def put(self, uri: SessionUri, identity: bytes, ledger: Sequence[int]) -> None:
-        """Know a session by its ledger, instead of what was known of it."""
+        """Add a session by its ledger, or replace it."""
         self.remove(uri)
         root = (uri.namespace, identity)
         node = self._roots.setdefault(root, _Node(None, b""))
@@ -85,7 +86,7 @@ class PrefixTree:
         self._ends[uri] = (root, node, len(ledger))
 
     def remove(self, uri: SessionUri) -> None:
-        """Forget a session; of its blocks nothing stays that no other one has."""
+        """Forget a session, with the blocks that no other has."""
         if uri not in self._ends:
             return
         root, node, _ = self._ends.pop(uri)
@@ -102,12 +103,12 @@ class PrefixTree:
         self._ends.clear()
 
     def sessions(self, namespace: str, identity: bytes) -> Iterator[SessionUri]:
-        """Sessions of that identity, lazily and in no order."""
+        """Sessions of a namespace and identity, lazily and in no order."""
         root = self._roots.get((namespace, identity))
         return iter(()) if root is None else root.sessions()
 
     def find(self, namespace: str, identity: bytes, tokens: Sequence[int]) -> Match | None:
-        """The longest run of full blocks at the beginning of `tokens` that some session has; None if none has one."""
+        """The longest run of full blocks at the beginning of `tokens` that a session has; None if there is none."""
         node, count = self._roots.get((namespace, identity)), 0
         if node is None:
             return None
@@ -135,7 +136,7 @@ def _packed(tokens: Sequence[int]) -> array[int]:
 
 
 def _keys(tokens: Sequence[int]) -> Iterator[bytes]:
-    """A key for each full block. 128 bits of BLAKE3: what is found by one is compared with the ledger all the same."""
+    """A key for each full block. 128 bits of BLAKE3 are enough: a match is compared with the ledger anyway."""
     packed = _packed(tokens)
     for start in range(0, len(packed) - BLOCK_TOKENS + 1, BLOCK_TOKENS):
         yield blake3(packed[start : start + BLOCK_TOKENS].tobytes()).digest(_KEY_BYTES)

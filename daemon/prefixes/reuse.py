@@ -1,11 +1,11 @@
-"""Prefix reuse: a session that has read nothing begins with what another one has read of the same tokens.
+"""Prefix reuse: a new session takes over the state of another one for the tokens that both begin with.
 
-Owns the choice of the source and the way its state comes over: copied from memory, or read from the store and proven
-like any wake. What it learns is lost with the process; at the start ledgers are read from the store in the background.
+Owns the choice of the source, and the copy of its state: from memory, or from the store and proven like any wake. Its
+tree is lost with the process; at the start it learns the stored ledgers in the background.
 
-`exact`, which is the default, takes as much as was read in the very model calls in which this session would read it, so
-that keys, values and logits are to the bit what they would have been; `longest` takes every token in common. Never used
-are states that are lossy, were computed by what may compute other bits, or lost how they were read.
+`exact`, the default, takes only tokens that were read in the same model calls as this session would make, so that keys,
+values and logits are the same to the bit. `longest` takes every token in common. Never used are states that are lossy,
+that something else computed with perhaps other bits, or that do not tell how they were read.
 """
 
 from __future__ import annotations
@@ -48,34 +48,34 @@ from .prefixes import PrefixTree, tokens_in_common
 
 
 class Hits:
-    """Counts since the daemon began. A session that is gone has none."""
+    """Counts hits of sessions since the daemon began. A session that is gone has none."""
 
     def __init__(self) -> None:
         self._counts: Counter[SessionUri] = Counter()
 
     def add(self, uri: SessionUri) -> int:
-        """Count one more; how many there are now."""
+        """Count one more, and give the new count."""
         self._counts[uri] += 1
         return self._counts[uri]
 
     def of(self, uri: SessionUri) -> int:
-        """How many there were."""
+        """The count."""
         return self._counts.get(uri, 0)
 
     def forget(self, uri: SessionUri) -> None:
-        """The session is gone."""
+        """Drop the count of a session that is gone."""
         self._counts.pop(uri, None)
 
 
 AwakeOf = Callable[[SessionUri], Session | None]
 
 _MOST_SOURCES: Final = 4
-"""How many sessions that begin alike are asked before the tokens are read after all."""
+"""How many sessions are tried before the tokens are read after all."""
 
 
 @dataclass(frozen=True, slots=True)
 class Adopted:
-    """A state that holds the first tokens of a text already, how many, and whose they were."""
+    """A state with the first tokens of a text, their number, and the session that had read them."""
 
     state: LiveState
     cached_tokens: int
@@ -83,7 +83,7 @@ class Adopted:
 
 
 class PrefixReuse:
-    """Finds and brings over what need not be read again. The event loop's."""
+    """Finds and copies states that need not be computed again. The event loop's."""
 
     def __init__(
         self,
@@ -105,7 +105,7 @@ class PrefixReuse:
         self._learning: asyncio.Task[None] | None = None
 
     def learn_stored(self) -> None:
-        """Begin to read the ledgers of the sessions that sleep, in the background."""
+        """Begin to read the ledgers of sleeping sessions in the background."""
         if self._policy != "off":
             self._learning = asyncio.ensure_future(self._learn_stored())
 
@@ -116,22 +116,22 @@ class PrefixReuse:
             await asyncio.wait({self._learning})
 
     async def learned(self) -> None:
-        """Wait until the ledgers of all that slept at the start are known."""
+        """Wait until the ledgers of all sessions that slept at the start are known."""
         if self._learning is not None:
             await asyncio.wait({self._learning})
 
     def note(self, session: Session) -> None:
-        """Know what a session has read by now."""
+        """Learn a session's ledger as it is now."""
         if self._policy != "off":
             self._tree.put(session.uri, session.model.identity.digest, session.state.tokens)
 
     def forget(self, uri: SessionUri) -> None:
-        """Know nothing of a session any more."""
+        """Forget a session."""
         self._tree.remove(uri)
 
     async def adopt(self, session: Session, ids: Sequence[int], awake_of: AwakeOf, emit: OnEvent) -> Adopted | None:
-        """A state for a session that has read nothing and is to read `ids`; None if all of them have to be read. Of the
-        last token the logits are wanted, so it is always read (QX6)."""
+        """A state for a new session that is to read `ids`; None if all of them have to be read. The last token is
+        always read, for its logits (QX6)."""
         if self._policy == "off" or len(ids) <= BLOCK_TOKENS:
             return None
         begun, wanted = time.monotonic(), token_array(b"")
@@ -148,7 +148,7 @@ class PrefixReuse:
             except NotEnoughMemory:
                 continue
             except TorporError:
-                self._tree.remove(uri)  # it is damaged, gone, or not what it was; others may do
+                self._tree.remove(uri)  # it is damaged, gone or changed; try others
                 continue
             if state is not None:
                 self.hits += 1
@@ -163,8 +163,8 @@ class PrefixReuse:
     async def nearest(
         self, session: Session, ids: Sequence[int], awake_of: AwakeOf
     ) -> tuple[SessionUri, Sequence[int]] | None:
-        """Another session, which of a few begins longest as `ids` do, and its tokens; None if there is none. Of those
-        that sleep one is read."""
+        """Of a few other sessions the one with the longest common beginning with `ids`, and its tokens; None if there
+        is none. At most one sleeping session is read."""
         if self._policy == "off":
             return None
         namespace, identity = session.uri.namespace, session.model.identity.digest
@@ -188,7 +188,7 @@ class PrefixReuse:
         try:
             return token_array(await self._hibernation.threads.on_io(partial(self._ledger_of, uri, row.version)))
         except TorporError:
-            return None  # damaged or gone: its next wake says so
+            return None  # damaged or gone: its next wake reports it
 
     async def _from_memory(
         self, session: Session, live: Session, wanted: Sequence[int], count: int
@@ -216,18 +216,16 @@ class PrefixReuse:
         version, usable = found
         order = WakeOrder(version, usable, cause="prefix")
         wake = self._hibernation.waking.wake(uri, order, session.model, emit)
-        woken = await to_the_end(wake)  # threads fill memory for it, from a file that must stay open
+        woken = await to_the_end(wake)  # threads fill its memory from a file that must stay open
         state = woken.session.state
         state.random_key, state.last_logits = session.state.random_key, None
         state.checkpoints.cut(0)  # they lie in the other session's bundle
         return state
 
     def _look(self, session: Session, uri: SessionUri, wanted: Sequence[int], count: int) -> tuple[int, int] | None:
-        """The version and position of a sleeping session that are of use, if any is; reads manifest and headers.
+        """The usable version and position of a sleeping session, or None; reads manifest and headers.
 
-        Raises:
-            SessionNotFound: it is gone. What else the store says of a bundle that cannot be read.
-        """
+        Raises SessionNotFound: it is gone. StoreError: its bundle cannot be read."""
         model = session.model
         with self._store.open_session(uri) as reader:
             kept = reader.manifest.session
@@ -256,11 +254,10 @@ class PrefixReuse:
             try:
                 await self._learn(uri)
             except TorporError:
-                continue  # damaged or gone: its next wake says so
+                continue  # damaged or gone: its next wake reports it
 
     async def _learn(self, uri: SessionUri) -> None:
-        """Know what a session that sleeps has read, as long as it is there: no request may find it once it was
-        deleted."""
+        """Learn the ledger of a sleeping session, unless it is deleted meanwhile: no request may find it then."""
         while uri not in self._tree and (row := self._store.find_session(uri)) is not None:
             tokens = await self._hibernation.threads.on_io(partial(self._ledger_of, uri, row.version))
             now = self._store.find_session(uri)
@@ -273,9 +270,8 @@ class PrefixReuse:
 
 
 def read_alike(passes: Passes, reading: Iterator[tuple[int, bool]], common: int) -> int:
-    """How many of the `common` first tokens were read in the calls in which `reading` would read them.
-
-    reading: sizes of the calls to come, from the first token on.
+    """How many of the first `common` tokens were read in the same calls as `reading` would make. reading: sizes of the
+    calls to come, from the first token on.
     """
     position = 0
     for done, (size, _) in zip(passes, reading, strict=False):

@@ -54,11 +54,7 @@ class LeftLook:
         return next((row for row in versions if row.bundle_id == self.bundle_id), None)
 
     def row_in(self, versions: Sequence[IndexRow]) -> IndexRow:
-        """As `find_in`.
-
-        Raises:
-            SessionNotFound: it is not stored any more.
-        """
+        """As `find_in`. Raises SessionNotFound: it is not stored any more."""
         row = self.find_in(versions)
         if row is None:
             raise SessionNotFound(
@@ -71,11 +67,8 @@ class LeftLook:
         return row
 
     def token_in(self, row: IndexRow) -> int | None:
-        """At which token of the version the look is to be found; None for all of it.
-
-        Raises:
-            NoSuchPosition: the version has the state of fewer tokens, because a heal has made a ledger of the rest.
-        """
+        """At which token of the version the look is to be found; None for all of it. Raises NoSuchPosition: the version
+        has the state of fewer tokens, because a heal has made a ledger of the rest."""
         if self.at_token is None or self.at_token <= row.token_count:
             return self.at_token
         raise NoSuchPosition(

@@ -282,11 +282,8 @@ def receipt_of_kept(
 
 
 def durable_of_asleep(store: Store, row: IndexRow) -> Durable:
-    """The last snapshot of a session that sleeps, from its manifest; reads the disk.
-
-    Raises:
-        StoreError: the bundle is missing, damaged, or not what the index says.
-    """
+    """The last snapshot of a session that sleeps, from its manifest; reads the disk. Raises StoreError: the bundle is
+    missing, damaged, or not what the index says."""
     with store.open_session(row.uri, row.version) as reader:
         return Durable(
             row.version,
@@ -389,11 +386,7 @@ def _stored_bytes(versions: Sequence[IndexRow]) -> int:
 
 
 def _layers(uri: SessionUri, reader: BundleReader) -> tuple[str, ...]:
-    """The caches that a bundle holds, in words.
-
-    Raises:
-        MalformedSnapshot: its slots are not those of caches.
-    """
+    """The caches that a bundle holds, in words. Raises MalformedSnapshot: its slots are not those of caches."""
     spans = [entry for entry in reader.entries if entry.kind == "span"]
     states = [entry for entry in reader.entries if entry.kind == "state"]
     slots = [

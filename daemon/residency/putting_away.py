@@ -53,12 +53,9 @@ class PuttingAway:
         return live
 
     async def put_away(self, live: Session, emit: OnEvent, cause: SleepCause) -> Receipt | Durable:
-        """Make a session durable and free its memory; one that is durable already is only let go, and its last
-        snapshot is what is returned. The caller holds its turn, and sees it to the end. cause: what for, as it is told.
-
-        Raises:
-            EmptyContext, and what `Hibernation.sleep` raises; the session then stays awake.
-        """
+        """Make a session durable and free its memory; one that is durable already is only let go, and its last snapshot
+        is what is returned. The caller holds its turn, and sees it to the end. cause: what for, as it is told. Raises
+        EmptyContext, and what `Hibernation.sleep` raises; the session then stays awake."""
         if live.durable is not None and await self._is_durable(live):
             with tell_sleep(self._bus, live, cause) as tell_end:
                 self._awake.drop(live.uri)
@@ -97,22 +94,15 @@ class PuttingAway:
             tell_end(live.durable)
 
     async def keep_changed(self, live: Session, emit: OnEvent, cause: SleepCause) -> IndexRow:
-        """As `keep`, if its newest version is not what it would be; the version that it stands in then.
-
-        Raises:
-            What `keep` and `Standing.row_of_awake` raise.
-        """
+        """As `keep`, if its newest version is not what it would be; the version that it stands in then. Raises what
+        `keep` and `Standing.row_of_awake` raise."""
         if not await self._is_durable(live):
             await self.keep(live, emit, cause)
         return self._standing.row_of_awake(live)
 
     async def keep(self, live: Session, emit: OnEvent, cause: SleepCause, *, last: LastSleep | None = None) -> Receipt:
         """Make a session durable; it stays in memory. The caller holds its turn. cause, last: as of
-        `Hibernation.sleep`.
-
-        Raises:
-            EmptyContext, and what `Hibernation.sleep` raises.
-        """
+        `Hibernation.sleep`. Raises EmptyContext, and what `Hibernation.sleep` raises."""
         require_read(live)
         return await self._hibernation.sleep(live, emit, cause=cause, last=last)
 

@@ -98,9 +98,7 @@ class Residency:
     async def turn(self, uri: SessionUri) -> AsyncIterator[Use]:
         """Hold the session alone.
 
-        Raises:
-            SessionBusy: too many requests wait for it. ServiceClosed: no more work is taken.
-        """
+        Raises SessionBusy: too many requests wait for it. ServiceClosed: no more work is taken."""
         self._require_working()
         try:
             if ahead := self.turns.users(uri):
@@ -123,9 +121,7 @@ class Residency:
         The name comes first: a request that has it and waits for the session has no memory that others could want. None
         waits in a circle, for a name that is held is no session that somebody else could wait for.
 
-        Raises:
-            SessionExists: a session has the name. SessionNotFound: there is no such session any more.
-        """
+        Raises SessionExists: a session has the name. SessionNotFound: there is no such session any more."""
         self.standing.require_new(name)
         async with self.turn(name) as named, AsyncExitStack() as stack:
             self.standing.require_new(name)
@@ -198,9 +194,7 @@ class Residency:
         """Hold the model of a version of a session, with memory to wake that beside all that is awake; `times` over.
         at_token: how many of its tokens, all if None.
 
-        Raises:
-            What `Loading.using` raises. MemoryBudgetExceeded, MemoryBusy: as `room_for`.
-        """
+        Raises What `Loading.using` raises. MemoryBudgetExceeded, MemoryBusy: as `room_for`."""
         while True:
             async with self.models.holding(row.model, use) as place:
                 wanted = times * _bytes_to_wake(place, row, at_token)
@@ -230,9 +224,7 @@ class Residency:
 
         started: since when the report counts the seconds, by the monotonic clock; from now on if None.
 
-        Raises:
-            SessionNotFound, and what `Hibernation.wake` raises. What `room_to_wake` raises.
-        """
+        Raises SessionNotFound, and what `Hibernation.wake` raises. What `room_to_wake` raises."""
         started = started or time.monotonic()
         order = self.standing.order_of(use.uri, order)
         row = self.standing.row_of(use.uri, order.version)
@@ -257,11 +249,8 @@ class Residency:
         return use.woken
 
     async def _read_on(self, uri: SessionUri, woken: WakeResult) -> WakeResult:
-        """Read the unread end of the ledger of a session just woken; there is memory for it.
-
-        Raises:
-            What `Ledgers.read` raises.
-        """
+        """Read the unread end of the ledger of a session just woken; there is memory for it. Raises what `Ledgers.read`
+        raises."""
         begun, live = time.monotonic(), self.awake[uri]
         if live.unread is None:
             return woken
@@ -275,12 +264,9 @@ class Residency:
         )
 
     async def warm(self, use: Use, emit: OnEvent) -> str | None:
-        """Wake a session that is asleep, in free memory: for one that no request has asked for yet, no other
-        goes to sleep and no model is loaded. None if it is awake now; else why not: `model_not_loaded` or `no_room`.
-
-        Raises:
-            SessionNotFound, and what `Hibernation.wake` raises.
-        """
+        """Wake a session that is asleep, in free memory: for one that no request has asked for yet, no other goes to
+        sleep and no model is loaded. None if it is awake now; else why not: `model_not_loaded` or `no_room`. Raises
+        SessionNotFound, and what `Hibernation.wake` raises."""
         order = self.standing.order_of(use.uri, WakeOrder(cause="warm"))
         row = self.standing.row_of(use.uri, order.version)
         place = self._shelf.place(row.model)

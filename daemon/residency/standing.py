@@ -40,9 +40,7 @@ class Standing:
     def order_of(self, uri: SessionUri, order: WakeOrder) -> WakeOrder:
         """An order to wake a session: without a version it is for the one that a look stood at, and for its tokens.
 
-        Raises:
-            SessionNotFound: the version that was looked at is not stored any more. NoSuchPosition: as of `of`.
-        """
+        Raises SessionNotFound: the version that was looked at is not stored any more. NoSuchPosition: as of `of`."""
         look = self._awake.looks.find(uri)
         if look is None or order.version is not None:
             return order
@@ -63,11 +61,8 @@ class Standing:
         return None if self._store.find_session(uri) is None else self.row_of(uri, version)
 
     def row_of_awake(self, live: Session) -> IndexRow:
-        """The version that an awake session is durable as, which of a look is not the newest.
-
-        Raises:
-            SessionNotFound: it is a look, and that version is not stored any more.
-        """
+        """The version that an awake session is durable as, which of a look is not the newest. Raises SessionNotFound:
+        it is a look, and that version is not stored any more."""
         durable, rows = live.durable, self._store.versions(live.uri)
         assert durable is not None, "it has slept"
         row = next((row for row in rows if row.bundle_id == durable.bundle_id), None)
@@ -82,12 +77,8 @@ class Standing:
         return row
 
     def require_new(self, uri: SessionUri) -> None:
-        """Refuse a name that a session has, awake or asleep, or that has versions which cannot be woken now:
-        a new one would stand before them when they are back.
-
-        Raises:
-            SessionExists.
-        """
+        """Refuse a name that a session has, awake or asleep, or that has versions which cannot be woken now: a new one
+        would stand before them when they are back. Raises SessionExists."""
         if uri in self._awake or self._store.find_session(uri) is not None:
             raise session_exists(uri)
         if self._store.can_be_deleted(uri):
@@ -98,11 +89,7 @@ class Standing:
             )
 
     def require_row(self, uri: SessionUri) -> IndexRow:
-        """The index row of the session's newest version.
-
-        Raises:
-            SessionNotFound: nothing.
-        """
+        """The index row of the session's newest version. Raises SessionNotFound: nothing."""
         row = self._store.find_session(uri)
         if row is None:
             raise not_found(uri, ())  # it went while this request waited for its turn

@@ -68,11 +68,8 @@ class Weights:
         return max([place.last_used, *(each.last_used for each in sessions if each.state.tokens)])
 
     def facts(self, name: str) -> LoadedModel | None:
-        """A model that is served, maybe without its weights; None if it has never been loaded.
-
-        Raises:
-            UnknownModel: it is not served.
-        """
+        """A model that is served, maybe without its weights; None if it has never been loaded. Raises UnknownModel: it
+        is not served."""
         place = self._shelf.place(name)
         return place.model or place.facts
 
@@ -81,11 +78,7 @@ class Weights:
         return len(self._awake.on(name))
 
     async def load(self, name: str) -> None:
-        """Load a model, if it is not.
-
-        Raises:
-            What `Loading.using` raises.
-        """
+        """Load a model, if it is not. Raises what `Loading.using` raises."""
         self._require_working()
         with self._memory.apart(next(self._memory.numbers)) as claim:
             async with self._loading.using(name, claim):
@@ -95,9 +88,7 @@ class Weights:
         """Put the sessions on a model to sleep, and free its memory. A model that is not loaded stays so. If its files
         have changed, the next load reads their content at that time.
 
-        Raises:
-            UnknownModel. ModelInUse: a request needs it. What a sleep raises.
-        """
+        Raises UnknownModel. ModelInUse: a request needs it. What a sleep raises."""
         self._require_working()
         place = self._shelf.place(name)
         while place.loading is not None:
@@ -119,11 +110,8 @@ class Weights:
         place.changed = ()  # an unload accepts the present files
 
     async def retire(self, name: str, cause: UnloadCause) -> bool:
-        """Put the sessions on a model to sleep and unload it, unless somebody uses it now.
-
-        Raises:
-            What the sleep of one of them raises; the others sleep all the same.
-        """
+        """Put the sessions on a model to sleep and unload it, unless somebody uses it now. Raises what the sleep of one
+        of them raises; the others sleep all the same."""
         place = self._shelf.places[name]
         unslept = None
         for session in self._awake.on(name):

@@ -58,11 +58,8 @@ class Encoder:
         self._most_bytes: dict[bytes, int | None] = {}  # by identity: a name may get another model
 
     async def text(self, live: Session, text: str) -> list[int]:
-        """The tokens of a text that continues the ledger.
-
-        Raises:
-            ContextOverflow: the text is too long to fit, however it is tokenised.
-        """
+        """The tokens of a text that continues the ledger. Raises ContextOverflow: the text is too long to fit, however
+        it is tokenised."""
         model, held = live.model, len(live.state.tokens)
 
         def encode() -> list[int]:
@@ -72,11 +69,7 @@ class Encoder:
         return await self._aside(encode)
 
     async def plain(self, model: LoadedModel, text: str, *, opening: bool) -> list[int]:
-        """The tokens of somebody's words.
-
-        Raises:
-            ContextOverflow: as of `text`.
-        """
+        """The tokens of somebody's words. Raises ContextOverflow: as of `text`."""
 
         def encode() -> list[int]:
             self._require_could_fit(model, text, held=0)

@@ -23,11 +23,8 @@ def origin_of(row: IndexRow, tokens: int) -> Origin:
 
 
 def origin_in(stored: object) -> Origin | None:
-    """Read what the session map keeps, `asdict` of an origin; None where there is none.
-
-    Raises:
-        ValueError: it is no such map.
-    """
+    """Read what the session map keeps, `asdict` of an origin; None where there is none. Raises ValueError: it is no
+    such map."""
     if stored is None:
         return None
     kinds = {"session": str, "version": int, "bundle_id": str, "tokens": int}
@@ -51,11 +48,8 @@ def map_of_recomputed(told: Recomputed) -> dict[str, Any]:
 
 
 def recomputed_in(stored: object) -> Recomputed | None:
-    """Read what `map_of_recomputed` made; None where nothing of the session was computed again.
-
-    Raises:
-        ValueError: it is no such map.
-    """
+    """Read what `map_of_recomputed` made; None where nothing of the session was computed again. Raises ValueError: it
+    is no such map."""
     if stored is None:
         return None
     kinds: dict[str, type] = {"version": int, "start": int, "tokens": int, "same_logits": bool}

@@ -213,10 +213,7 @@ class Session:
 
     def came_from(self, kept: Mapping[str, Any], restored_tokens: int) -> None:
         """Note a snapshot's backend, from its session map; `restored_tokens` first tokens were taken over unchanged.
-
-        Raises:
-            MalformedSnapshot: the map is not one that `to_map` makes.
-        """
+        Raises MalformedSnapshot: the map is not one that `to_map` makes."""
         self.slept_by = circumstances_in(kept.get("backend"))
         self.differs = compare(self.slept_by, self.model.backend).differing
         elsewhere = len(self.state.tokens) if decide_bits(self.differs) else tokens_from_elsewhere(kept)
@@ -365,11 +362,8 @@ class Turns:
 
     @asynccontextmanager
     async def take(self, uri: SessionUri, *, always: bool = False) -> AsyncIterator[None]:
-        """Hold the session alone. always: wait however many wait already.
-
-        Raises:
-            SessionBusy: too many requests wait for it already; nothing has happened.
-        """
+        """Hold the session alone. always: wait however many wait already. Raises SessionBusy: too many requests wait
+        for it already; nothing has happened."""
         if self.users(uri) > MAX_WAITING and not always:
             raise SessionBusy(
                 f"{MAX_WAITING} requests already wait for {uri}; send this one again later.", session=str(uri)

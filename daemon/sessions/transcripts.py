@@ -140,10 +140,7 @@ class TextMap:
     @classmethod
     def from_map(cls, stored: object) -> TextMap:
         """Read what `to_map` kept. A snapshot from before there were text maps has none: then nothing matches by text.
-
-        Raises:
-            ValueError: `to_map` does not make this.
-        """
+        Raises ValueError: `to_map` does not make this."""
         if stored is None:
             return cls()
         if type(stored) is not dict or stored.keys() - {_OWN_SYSTEM} != {"turns", "system"}:

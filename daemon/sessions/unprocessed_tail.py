@@ -35,11 +35,7 @@ _DAMAGED: Final = "damaged"
 
 
 def unread_in(kept: Mapping[str, Any], uri: SessionUri) -> Unread | None:
-    """The end of a ledger in a session map.
-
-    Raises:
-        MalformedSnapshot: `to_map` does not make this.
-    """
+    """The end of a ledger in a session map. Raises MalformedSnapshot: `to_map` does not make this."""
     try:
         return Unread.from_map(kept.get(UNREAD))
     except (KeyError, ValueError) as error:
@@ -85,11 +81,8 @@ class Unread:
 
     @classmethod
     def from_map(cls, stored: object) -> Unread | None:
-        """Read the map of `to_map`; None for a version that has its whole ledger in blocks.
-
-        Raises:
-            ValueError: `to_map` does not make this.
-        """
+        """Read the map of `to_map`; None for a version that has its whole ledger in blocks. Raises ValueError: `to_map`
+        does not make this."""
         if stored is None:
             return None
         if type(stored) is not dict:

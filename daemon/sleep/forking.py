@@ -60,11 +60,8 @@ class Forking:
         self._hibernation = hibernation
 
     async def refer_to_all(self, order: ForkOrder) -> Forked:
-        """The first version of a new session, with all of the other's tokens. The caller has the turns of both.
-
-        Raises:
-            StoreError: the other version is damaged or gone, or there is no room for the fork.
-        """
+        """The first version of a new session, with all of the other's tokens. The caller has the turns of both. Raises
+        StoreError: the other version is damaged or gone, or there is no room for the fork."""
         return Forked(await self._hibernation.threads.on_writer(lambda: self._refer_to_all(order)), 0)
 
     async def cut_off(self, order: ForkOrder, model: LoadedModel, emit: OnEvent) -> Forked:

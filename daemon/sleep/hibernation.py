@@ -132,11 +132,7 @@ class Hibernation:
         return True
 
     async def require_kept(self, session: Session) -> None:
-        """As `is_kept`, with why not.
-
-        Raises:
-            StoreError: it is not there, or not to be relied on.
-        """
+        """As `is_kept`, with why not. Raises StoreError: it is not there, or not to be relied on."""
         durable = session.durable
 
         def look() -> None:

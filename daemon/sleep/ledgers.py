@@ -65,9 +65,7 @@ class Ledgers:
         already, as after a stop that was refused, is not written again. The session is as it was, and still needs its
         sleep. why: the code of what keeps it from that.
 
-        Raises:
-            StoreError: not even that could be made durable.
-        """
+        Raises StoreError: not even that could be made durable."""
         key, digest = await self._engine.call(lambda: _end_of(session))
         make = partial(self._write, session, key, digest)
         try:
@@ -83,9 +81,7 @@ class Ledgers:
 
         records: positions of its sound state records.
 
-        Raises:
-            StoreError: it could not be made durable, or what is left of the version cannot be read.
-        """
+        Raises StoreError: it could not be made durable, or what is left of the version cannot be read."""
         make = partial(self._write_less, row, sound_tokens, records)
         receipt = await self._hibernation.threads.on_indexed_writer(make)
         self._tell_kept(receipt, CorruptBlock.code)
@@ -96,9 +92,7 @@ class Ledgers:
         it. Where this fails, or is given up, the session is not to be used. Only what came out otherwise than it was is
         told of the session from then on.
 
-        Raises:
-            GenerationFailed: the model failed. MalformedSnapshot, ContextTooShort: the ledger cannot be the model's.
-        """
+        Raises GenerationFailed: the model failed. MalformedSnapshot, ContextTooShort: the ledger is not the model's."""
         unread, start = session.unread, len(session.state.tokens)
         if unread is None:
             return None
@@ -135,11 +129,7 @@ class Ledgers:
 
     def _rest_of(self, session: Session) -> _Rest | None:
         """What is durable of the session; None where nothing is, or it cannot be read, whatever the reason: the ledger
-        has all of it.
-
-        Raises:
-            IndexFailed: nothing can be written either, until it is made anew.
-        """
+        has all of it. Raises IndexFailed: nothing can be written either, until it is made anew."""
         if (durable := session.durable) is None:
             return None
         try:

@@ -56,11 +56,8 @@ class Maintenance:
                 return _as_one(reports)
 
     async def run(self, work: Callable[[], Result]) -> Result:
-        """Do work on the store that may take long, after what came before it.
-
-        Raises:
-            ServiceClosed: the daemon stops, and has not begun it.
-        """
+        """Do work on the store that may take long, after what came before it. Raises ServiceClosed: the daemon stops,
+        and has not begun it."""
 
         def begin() -> Result:
             if self._stopping.is_set():

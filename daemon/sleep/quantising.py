@@ -66,11 +66,8 @@ class QuantiseOrder:
 
 
 def order_of(session: str | None, bits: int | None, after_days: float | None, *, dry_run: bool) -> QuantiseOrder:
-    """An order out of what was asked.
-
-    Raises:
-        InvalidPolicy: bits that nothing can be kept in, no number of days, or neither a session nor an age.
-    """
+    """An order out of what was asked. Raises InvalidPolicy: bits that nothing can be kept in, no number of days, or
+    neither a session nor an age."""
     if bits not in BITS:
         raise InvalidPolicy(f"Sessions can be kept in {' or '.join(map(str, BITS))} bits, not {bits}.", field="bits")
     if session is None and after_days is None:
@@ -182,11 +179,8 @@ class Quantising:
         self._hibernation = hibernation
 
     async def leave(self, row: IndexRow, order: QuantiseOrder, *, is_awake: bool) -> Plan | None:
-        """A plan to leave the session as it is, where its row or its marks say so already; None otherwise.
-
-        Raises:
-            StoreError: the marks cannot be read.
-        """
+        """A plan to leave the session as it is, where its row or its marks say so already; None otherwise. Raises
+        StoreError: the marks cannot be read."""
 
         def look() -> Plan | None:
             left = why_left(row, order, is_awake=is_awake) or _mark_on(row, self._store.marks(row.uri))
@@ -218,11 +212,8 @@ class Quantising:
             return plan_spans(row, spans, packed_bytes, _states(reader, model.layout))
 
     async def carry_out(self, plan: Plan, bits: int, model: LoadedModel) -> Receipt:
-        """Write the next version of a session, with the planned tokens in few bits.
-
-        Raises:
-            what a wake and a sleep raise; the session is then as it was.
-        """
+        """Write the next version of a session, with the planned tokens in few bits. Raises what a wake and a sleep
+        raise; the session is then as it was."""
         uri = plan.row.uri
         order = WakeOrder(version=plan.row.version, hashing=True, cause="quantise")
         woken = await self._hibernation.waking.wake(uri, order, model, ignore)

@@ -49,9 +49,7 @@ def read_again(model: LoadedModel, state: LiveState, tokens: Sequence[int], end:
     """Bring a state that holds the first of `tokens` to their end, in the calls in which they were read. Whether the
     logits behind them are to the bit those of `end`, the record that was kept there.
 
-    Raises:
-        GenerationFailed: the model failed; the state is not to be used.
-    """
+    Raises GenerationFailed: the model failed; the state is not to be used."""
     start = len(state.tokens)
     yield from replay(model, state, tokens[start:], list(end.passes.between(start, len(tokens))))
     state.random_key = end.random_key
@@ -168,11 +166,8 @@ def _obstacle(reader: BundleReader, plan: WakePlan, at_token: int | None) -> str
 
 
 def _verdict(model: LoadedModel, state: LiveState, end: Checkpoint) -> Verdict:
-    """What a canary would say: the logits behind the state are those that were stored, or near them.
-
-    Raises:
-        CanaryFailed: they are neither.
-    """
+    """What a canary would say: the logits behind the state are those that were stored, or near them. Raises
+    CanaryFailed: they are neither."""
     assert state.last_logits is not None
     expected = Expectation(bytes(readable(end.logits)), exact=False)
     return agree(expected, state.last_logits, compute_dtype=model.compute_dtype, position=len(state.tokens))

@@ -152,11 +152,7 @@ class Waking:
     async def look(self, uri: SessionUri, order: WakeOrder, model: LoadedModel) -> tuple[BundleReader, Prospect | None]:
         """What a wake would do, by the manifest and the headers of the blocks alone; None where there is nothing but a
         ledger to read. Nothing is taken, told or changed; the reader is to be closed. Of the model its weights are not
-        needed.
-
-        Raises:
-            What `wake` raises before it reads a block.
-        """
+        needed. Raises what `wake` raises before it reads a block."""
         reader = await self._threads.on_io(lambda: self._store.open_session(uri, order.version))
         try:
             if is_ledger_alone(reader, order):

@@ -1,7 +1,5 @@
-"""Analyses of what is stored, while sessions are served: one at a time, on a thread of its own.
-
-Owns that thread, and how an analysis is stopped when no client waits for it any more. Reads the store and changes
-nothing.
+"""Analyses of stored versions: one at a time, on a thread of its own, while sessions are served. Stops an analysis when
+no client waits for it any more. Changes nothing.
 """
 
 from __future__ import annotations
@@ -27,14 +25,14 @@ _GONE: Final = "its parent is not in the store any more"
 
 @dataclass(frozen=True, slots=True)
 class Analysed:
-    """The version that an artifact is of, and the artifact, as JSON."""
+    """The analysed version, and its artifact as JSON."""
 
     row: IndexRow
     artifact: str
 
 
 class Analyst:
-    """The one who analyses stored versions. `close` stops what has begun and waits for its end."""
+    """Analyses stored versions. `close` stops a running analysis and waits for its end."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -42,10 +40,10 @@ class Analyst:
         self._closing = threading.Event()
 
     async def analyse(self, version: str, *, kind: str | None, labels: Sequence[str] | None, emit: OnEvent) -> Analysed:
-        """The artifact of the version that `version` means. Cancelling the task stops the work at its next step.
+        """The artifact of a version. To cancel the task stops the work at its next step.
 
         Raises:
-            SessionNotFound, AmbiguousVersion: which version is meant cannot be told.
+            SessionNotFound, AmbiguousVersion: `version` names none, or several.
             StoreError: it is missing or damaged.
             MalformedSnapshot: it is sound, but not of the form that this version of Torpor writes.
             ServiceClosed: the daemon stops.
@@ -90,12 +88,12 @@ class Analyst:
         except BundleMissing:
             return None, _GONE
         row = self._store.find_session(parent.manifest.uri, parent.manifest.version)
-        if row is None or row.bundle_id != parent.bundle_id:  # deleted, and its file kept for what others need of it
+        if row is None or row.bundle_id != parent.bundle_id:  # deleted, and its file kept for other versions
             parent.close()
             return None, _GONE
         return parent, ""
 
     def close(self) -> None:
-        """Stop the analysis that has begun, and end the thread."""
+        """Stop a running analysis, and end the thread."""
         self._closing.set()
         self._thread.shutdown(cancel_futures=True)

@@ -1,22 +1,22 @@
-"""Healing: what damaged blocks have lost is computed again from the stored tokens, before a repair gives it up.
+"""Healing: damaged blocks are computed again from the stored tokens, before a repair gives them up.
 
-Of each session whose newest version has a damaged block: wake what stands before it, read the tokens behind it in the
-very calls in which they were read, and sleep. In the environment that computed them the same bits result, and with them
-the same block ids; then the repair that follows mends the damaged version itself, out of the new blocks. Elsewhere the
-new version is what there is, and says what was computed again.
+For a session with a damaged block in its newest version: wake the part before the block, read the later tokens in the
+same model calls as before, and sleep. In the same environment this gives the same bits, and so the same block ids; the
+repair that follows then mends the damaged version from the new blocks. In another environment the new version replaces
+the damaged one, and tells what was computed again.
 
-Of a session that is awake nothing need be computed: all of it is in memory, and sleeps anew, without damaged blocks.
+An awake session needs no computing: all of it is in memory, and it sleeps again without the damaged blocks.
 
-Of one that ends in a ledger alone (`ledgers.py`), what is damaged becomes part of that where nothing tells what its
-state was: it is computed at the next use.
+If a version ends in a ledger alone (`ledgers.py`), its damaged part may become part of that ledger. The next use then
+computes it.
 
-What cannot be computed again (the ledger itself is damaged, or the record at its end) is left to the repair: it saves
-the longest sound beginning, and puts the damaged file into quarantine. Where it is only not to be had now (no memory or
-room on the disk, a model that cannot be loaded, a daemon that stops), nothing is touched, for any caller. Where this
-daemon never can (a model that it does not serve), a repair that a user asks for goes on, and the daemon's own does not.
-A repair sees to the whole store, so all that is damaged in it comes first, whichever session it was found in.
+Three cases cannot be healed. If the ledger or the record at its end is damaged, the repair saves the longest sound
+beginning and sets the damaged file aside. If healing is impossible only now (no memory or disk space, a model that
+cannot be loaded, a daemon that stops), nothing is touched, for any caller. If this daemon never can (it does not serve
+the model), a repair that a user asks for goes on, and the daemon's own does not. A repair covers the whole store, so
+all damaged sessions are healed first.
 
-A stop waits for no more than a block that is read and a model call: what is not healed then is as it was.
+A stop waits for at most one block and one model call; a session that is not healed by then is as it was.
 """
 
 from __future__ import annotations
@@ -85,20 +85,20 @@ _NOT_HERE: Final = (
     ContextTooShort,
     CanaryFailed,
     UnsupportedFormat,
-    UnsafePath,  # which a repair leaves alone, with all that may need it
+    UnsafePath,  # a repair leaves it alone, with all that may need it
 )
 
 _MAX_TOLD: Final = 4
-"""Sessions that the sentence of a refusal names."""
+"""Sessions that the message of a refusal names."""
 _MOST_LISTED: Final = 1_000
 """Sessions that its details name."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """What is left of a version: its tokens, the first position that is in a damaged span (or its end), the positions
-    of the sound records before that, and the record at its end; None where a ledger goes on behind it, which tells what
-    is to come out of that: that takes what is damaged in, where there is no such record or the bits are fewer."""
+    """The sound part of a version. first_broken: the first position in a damaged span, or the last position. records:
+    positions of sound records up to there. end: the record at the version's end; None if a ledger goes on behind it and
+    has to take the damaged part in."""
 
     tokens: Sequence[int]
     first_broken: int
@@ -106,15 +106,15 @@ class _Found:
     end: BlockEntry | None
 
     def start(self, passes: Passes, *, by_token: bool) -> int:
-        """Where reading can go on in the very calls in which it was done: where one of them ended, and, for caches that
-        cannot be cut back, there is a record."""
+        """Where reading can go on in the same calls as before: at the end of a call, or at a record for caches that
+        cannot be cut by token."""
         return whole_calls(passes, self.first_broken) if by_token else max(self.records, default=0)
 
 
 @dataclass(frozen=True, slots=True)
 class _Outcome:
-    """What is left to a repair of a session that was damaged: `settled`: what it finds, for it is healed or cannot be;
-    `not_here`: what another daemon could heal; `not_now`: what this one can another time, and why it did not."""
+    """The result for a damaged session. `settled`: healed, or it cannot be; a repair may go on. `not_here`: another
+    daemon could heal it. `not_now`: this one can another time; `why` tells the reason."""
 
     left: Left = "settled"
     why: str = ""
@@ -124,7 +124,7 @@ _SETTLED: Final = _Outcome()
 
 
 class Healing:
-    """Heals sessions, each in its turn, and has the store repaired then."""
+    """Heals sessions, each in its turn, and then repairs the store."""
 
     def __init__(
         self,
@@ -144,12 +144,12 @@ class Healing:
         self.healed = self.failed = 0
 
     async def mend(self, uri: SessionUri) -> None:
-        """Heal this session and all others whose newest version is damaged, and repair the store; that is put
-        off where one of them could be healed, but not by this daemon now.
+        """Heal this session and all others with a damaged newest version, and repair the store. The repair is put off
+        if one of them could be healed, but not by this daemon now.
 
         Raises:
-            StoreError: the store cannot be repaired now. ServiceClosed: the daemon stops, and what is not healed yet is
-                as it was.
+            StoreError: the store cannot be repaired now. ServiceClosed: the daemon stops; sessions not healed yet are
+                as they were.
         """
         with standing_back():
             left = await self._heal([uri])
@@ -174,11 +174,11 @@ class Healing:
             )
 
     async def heal(self) -> None:
-        """Heal all sessions whose newest version is damaged, as far as this daemon can, before a repair that
-        somebody has asked for gives up what it does not find.
+        """Heal all sessions with a damaged newest version, as far as this daemon can, before a repair that a user asked
+        for.
 
         Raises:
-            RepairPutOff: some could be healed, only not now; no repair is to give them up. ServiceClosed: the daemon
+            RepairPutOff: some could be healed, only not now, and a repair would give them up. ServiceClosed: the daemon
                 stops.
         """
         left = await self._heal([])
@@ -187,8 +187,8 @@ class Healing:
         self._require_going_on()
 
     async def foresee(self) -> dict[SessionUri, tuple[int, str]]:
-        """What `heal` would begin with: the newest versions that are damaged, and what would be done to each, as a
-        sentence. Whether there is memory and room for it is not looked at."""
+        """The plan of `heal`: the damaged newest versions, and a sentence on each. Memory and disk space are not
+        checked."""
         damaged = await asyncio.to_thread(self._damaged, ())
         told = {uri: await self._foresee(uri) for uri in damaged}
         return {uri: each for uri, each in told.items() if each is not None}
@@ -219,18 +219,17 @@ class Healing:
         return row.version, f"{computed} or more that are damaged, or stand behind that, are computed again."
 
     async def _heal(self, suspects: Sequence[SessionUri]) -> dict[SessionUri, _Outcome]:
-        """Heal the suspects, and all sessions that are found damaged."""
-        damaged = await asyncio.to_thread(self._damaged, suspects)  # a wake needs the threads that read for it
+        """Heal the suspects, and all other damaged sessions."""
+        damaged = await asyncio.to_thread(self._damaged, suspects)  # not on the reading threads: a wake needs those
         return {each: await self._heal_in_turn(each) for each in damaged}
 
     def _require_going_on(self, _read_bytes: int = 0) -> None:
-        """Raises ServiceClosed once the daemon stops: what was to be healed is found again when it is back. On any
-        thread."""
+        """Raise ServiceClosed once the daemon stops: the damage is found again when it is back. On any thread."""
         if self._hibernation.stopping is not None:
             raise ServiceClosed("The daemon stops; what is damaged is healed when it is back.")
 
     def _unless_stopping(self, steps: Steps[Result]) -> Steps[Result]:
-        """Steps that end, for good, at the first that finds the daemon stopping."""
+        """Run steps until the daemon stops."""
         with contextlib.closing(steps):
             while True:
                 self._require_going_on()
@@ -281,7 +280,7 @@ class Healing:
         return _SETTLED
 
     async def _keep_awake(self, live: Session) -> _Outcome:
-        """Have a session that is awake in a version without damaged blocks."""
+        """Save an awake session as a version without damaged blocks."""
         newest = live.durable
         assert newest is not None
         sound = await asyncio.to_thread(self._sound_beginning, live.uri, newest.version)
@@ -293,12 +292,11 @@ class Healing:
         except TorporError as error:
             live.durable = newest
             self._tell_failure(live.uri, error)
-            return _Outcome("not_now", sentence_of(error))  # it is all in memory
+            return _Outcome("not_now", sentence_of(error))  # all of it is in memory
         return _SETTLED
 
     def _lead_on(self, uri: SessionUri, row: IndexRow, receipt: Receipt, recomputed_from: int) -> None:
-        """A session that was woken at an earlier token of a version goes on from that which takes its place: it would
-        else sleep in front of it, as soon as the damaged one is gone."""
+        """Move a session that was woken at an earlier token of the damaged version onto the new one."""
         self._residency.awake.looks.lead_on(uri, row.bundle_id, receipt)
         live = self._residency.awake.get(uri)
         if live is not None and live.durable is not None and live.durable.bundle_id == row.bundle_id:
@@ -311,12 +309,10 @@ class Healing:
         self._bus.publish(HealFailed(uri, code_of(error)))
 
     def _held_back(self) -> dict[SessionUri, list[int]]:
-        """Earlier versions that could be computed again, though nothing does so, and that a repair would give up now:
-        those that a mark holds, and those with tokens that no sound one begins with. Reads the whole store.
+        """Earlier versions that could be computed again, and that a repair would give up now: those with a mark, and
+        those with tokens that no sound version begins with. Nothing heals earlier versions. Reads the whole store.
 
-        Raises:
-            StoreError: something of the store could not be read.
-        """
+        Raises StoreError: a part of the store could not be read."""
         report = self._store.repair(dry_run=True)
         lost = {finding.path for finding in report.problems if finding.code == LOST}
         going: dict[SessionUri, set[int]] = {}
@@ -343,7 +339,7 @@ class Healing:
         return held
 
     def _marked(self, uri: SessionUri) -> Collection[bytes] | None:
-        """The bundles of a session that have a mark; None where that is unknown."""
+        """The bundles of a session with a mark; None if that is unknown."""
         try:
             return self._store.marks(uri).numbers.keys()
         except StoreError:
@@ -356,7 +352,7 @@ class Healing:
             return False
 
     def _ledger_of(self, row: IndexRow) -> bytes | None:
-        """All tokens of a version, uint32; None where they are damaged."""
+        """All tokens of a version, uint32; None if they are damaged."""
         try:
             with self._store.open_session(row.uri, row.version) as reader:
                 unread = unread_in(reader.manifest.session, row.uri)
@@ -365,7 +361,7 @@ class Healing:
             return None
 
     def _damaged(self, suspects: Sequence[SessionUri]) -> list[SessionUri]:
-        """The suspects, and all others whose newest versions are damaged. Reads the whole store."""
+        """The suspects, and all others with a damaged newest version. Reads the whole store."""
         known: dict[BlockEntry, bool] = {}
         rows = [row for row in self._store.iter_sessions() if row.uri not in suspects]
         return [*suspects, *(row.uri for row in rows if not self._is_whole(row, known))]
@@ -380,13 +376,11 @@ class Healing:
         except SessionNotFound:
             return True  # deleted meanwhile
         except StoreError:
-            return False  # it is looked at again in its turn, which tells what is damaged from what could not be read
+            return False  # the check in its turn tells damage from a failed read
 
     def _sound_beginning(self, uri: SessionUri, version: int) -> tuple[BlockEntry, ...]:
-        """The blocks of a version that a sleep may refer to: sound ones before the first tokens that are damaged.
-
-        Raises:
-            StoreError: something of it could not be read.
+        """The blocks of a version that a sleep may refer to: the sound ones before the first damaged span. Raises
+        StoreError: a block could not be read.
         """
         try:
             with self._store.open_session(uri, version) as reader:
@@ -406,7 +400,7 @@ class Healing:
             return _look(reader, self._require_going_on)
 
     async def _heal_ledger(self, row: IndexRow, found: _Found) -> None:
-        """What was damaged is read again with the ledger behind it, at the next use."""
+        """Move the damaged part into the ledger behind it; the next use computes it."""
         receipt = await self._residency.ledgers.keep_less(row, found.first_broken, found.records)
         self._lead_on(row.uri, row, receipt, receipt.token_count)
         self.healed += 1
@@ -415,7 +409,7 @@ class Healing:
     async def _compute(
         self, row: IndexRow, found: _Found, last: BlockEntry, model: LoadedModel
     ) -> tuple[Receipt, Recomputed]:
-        """A new version of a session that sleeps, with what was damaged computed again."""
+        """Write a new version of a sleeping session, with the damaged part computed again."""
         reader = await self._hibernation.threads.on_io(lambda: self._store.open_session(row.uri, row.version))
         try:
             require_same(reader.manifest.identity, model.identity, model=model.name)
@@ -434,7 +428,7 @@ class Healing:
         return receipt, session.recomputed
 
     async def _state_at(self, start: int, row: IndexRow, reader: BundleReader, model: LoadedModel) -> LiveState:
-        """What the session's state was after so many tokens."""
+        """The session's state after `start` tokens."""
         if start:
             order = WakeOrder(row.version, start, hashing=True, cause="heal")
             return (await self._hibernation.waking.wake(row.uri, order, model, ignore)).session.state
@@ -443,7 +437,8 @@ class Healing:
 
 
 def _outcome_of(error: TorporError) -> _Outcome:
-    """What an error leaves to a repair, which needs neither memory nor a model, and would give up what is put off."""
+    """The outcome of an error. A repair needs neither memory nor a model, and would give up a session that is put
+    off."""
     if isinstance(error, _CANNOT_BE) and not isinstance(error, ReadBackFailed):
         return _SETTLED
     return _Outcome("not_here" if isinstance(error, _NOT_HERE) else "not_now", sentence_of(error))
@@ -469,7 +464,7 @@ def _refusal(uri: SessionUri, versions: Sequence[int]) -> RepairPutOff:
 
 
 def whole_calls(passes: Passes, token_count: int) -> int:
-    """How many of the first tokens were read by calls that read no others: where reading can go on as it was done."""
+    """The tokens of the whole calls among the first `token_count` tokens: reading can go on behind them as before."""
     position = 0
     for size in passes:
         if position + tokens_of(size) > token_count:
@@ -479,11 +474,11 @@ def whole_calls(passes: Passes, token_count: int) -> int:
 
 
 def _look(reader: BundleReader, on_bytes: Callable[[int], None]) -> _Found | None:
-    """What is damaged of a version; None if nothing is. on_bytes: is told of what is read, and may raise.
+    """Find the damage of a version; None if there is none. on_bytes: called with the bytes read; may raise.
 
     Raises:
-        Corruption: its ledger is. StoreError: something of it could not be read. NotRecomputable: the record at its end
-            is damaged, or it is lossy.
+        Corruption: its ledger is damaged. StoreError: a part of it could not be read. NotRecomputable: the record at
+            its end is damaged, or it is lossy.
     """
     tokens = token_array(reader.tokens())
     broken = [entry for entry in reader.entries if not _is_sound(reader, entry, on_bytes)]
@@ -508,7 +503,7 @@ def _look(reader: BundleReader, on_bytes: Callable[[int], None]) -> _Found | Non
 
 
 def _is_sound(reader: BundleReader, entry: BlockEntry, on_bytes: Callable[[int], None]) -> bool:
-    """Whether a block is what was written. Raises StoreError: it could not be read, which proves nothing."""
+    """Whether a block is intact. Raises StoreError if it could not be read, which proves nothing."""
     try:
         with reader.holding(entry) as file:
             file.check_payloads(entry.id, on_bytes)

@@ -1,7 +1,5 @@
-"""The idle scrub: what sleeps is read again, slowly and while no request runs, so that rot is found and healed
-while there is something to heal it from.
-
-Owns when, how fast, and in which order. What damage is, the store says; what is done about it is `healing.py`'s.
+"""The idle scrub: sleeping sessions are read again, slowly and while no request runs, so that damage is found while it
+can still be healed. Owns the time, the rate and the order. The store decides on damage, and `healing.py` mends it.
 """
 
 from __future__ import annotations
@@ -37,8 +35,8 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True, slots=True)
 class ScrubPolicy:
-    """bytes_per_s: how fast; idle_s: after how long without a request; round_s: how often all is read at most; look_s:
-    how soon a request is seen, or that there is none any more."""
+    """bytes_per_s: the rate; idle_s: the time without a request before it starts; round_s: the shortest time between
+    two rounds; look_s: how often it looks for requests."""
 
     bytes_per_s: int = ServeOptions.scrub_rate
     idle_s: float = 5.0
@@ -47,7 +45,7 @@ class ScrubPolicy:
 
 
 def seconds_ahead(done_bytes: int, passed_s: float, bytes_per_s: int) -> float:
-    """How long to wait, so that what was read was not read faster than it should be."""
+    """Seconds to wait to keep the rate."""
     return max(0.0, done_bytes / bytes_per_s - passed_s)
 
 
@@ -56,7 +54,7 @@ class _GivenUp(Exception):  # the daemon stops; never leaves this module
 
 
 class Scrub:
-    """Reads one session after the other until it is closed. mend: is told of each that has damage, and sees to it."""
+    """Reads one session after the other until it is closed. mend: called with each damaged session."""
 
     def __init__(
         self, store: Store, policy: ScrubPolicy, bus: Bus, mend: Callable[[SessionUri], Awaitable[None]]
@@ -77,7 +75,7 @@ class Scrub:
         self._task = asyncio.ensure_future(self._run())
 
     def info(self, healed: int, unhealed: int) -> ScrubInfo:
-        """What came of it since the daemon began."""
+        """The figures since the daemon began."""
         return ScrubInfo(
             bytes_per_s=self._policy.bytes_per_s,
             sessions=self._sessions,
@@ -89,12 +87,12 @@ class Scrub:
         )
 
     def suspect(self, uri: SessionUri) -> None:
-        """A wake has found a session damaged: it is read, and seen to, as soon as no request runs."""
+        """Note a session that a wake found damaged: it is read, and mended, as soon as no request runs."""
         if uri not in self._suspects:
             self._suspects.append(uri)
 
     async def close(self) -> None:
-        """Stop at the next block, wait for a repair that has begun, and end the thread."""
+        """Stop at the next block, wait for a running repair, and end the thread."""
         self._closing.set()
         self._stop.set()
         await self._task
@@ -103,7 +101,7 @@ class Scrub:
     async def _run(self) -> None:
         while not self._closing.is_set():
             try:
-                if self._left is None:  # the round of the daemon before this one goes on
+                if self._left is None:  # go on with the round of the daemon before this one
                     self._left = await self._behind(self._mark.after) if self._mark.begun_ns else deque()
                 if self._suspects and self._is_idle():
                     await self._check(self._suspects.popleft(), in_round=False)
@@ -113,19 +111,19 @@ class Scrub:
                     continue
                 if not self._left and self._round_is_due():
                     await self._begin_round()
-            except Exception as error:  # noqa: BLE001 - whatever one session's reading ends with, the others are read
+            except Exception as error:  # noqa: BLE001 - after any error the other sessions are still read
                 _LOG.warning("the scrub: %s", error.message if isinstance(error, TorporError) else repr(error))
             await self._wait(self._policy.look_s)
 
     async def _begin_round(self) -> None:
-        """From the first session on, if there is any: a store that is empty still has all of its first round."""
+        """Begin with the first session, if there is any: an empty store has not had its first round."""
         begun_ns, everybody = time.time_ns(), await self._behind(b"")
         if everybody:
             self._mark = ScrubMark(b"", begun_ns, self._mark.checked_ns)
             self._left = everybody
 
     async def _check(self, uri: SessionUri, *, in_round: bool) -> None:
-        """Read one session, and see to it if it is damaged."""
+        """Read one session, and mend it if it is damaged."""
         try:
             report = await self._in_thread(partial(self._read, uri))
         except (_GivenUp, SessionNotFound):
@@ -144,17 +142,17 @@ class Scrub:
             await self._passed(uri)
 
     async def _behind(self, after: bytes) -> deque[SessionUri]:
-        """The sessions that a round has still to read behind that place."""
+        """The sessions left to read behind a place of the round."""
         return deque(await in_pieces(left_of(self._store.iter_uris(NAMES_AT_ONCE), after)))
 
     def _round_is_due(self) -> bool:
-        """Whether the last round began long enough ago; or in what is the future by a clock that was put back."""
+        """Whether the last round began long enough ago, or in the future of a clock that was put back."""
         begun_s, now_s = self._mark.begun_ns / 1e9, time.time()
         return not begun_s <= now_s < begun_s + self._policy.round_s
 
     async def _leave(self, uri: SessionUri) -> None:
-        """The daemon stops before a damaged session was seen to: the next one begins a round anew, and finds it; so
-        does this one, if it does not stop after all."""
+        """Note that the daemon stops before a damaged session was mended: the next daemon begins a new round and finds
+        it. So does this one, if it does not stop after all."""
         self._unmended.add(uri)
         self._mark = ScrubMark(b"", 0, self._mark.checked_ns)
         await self._save_mark()
@@ -168,7 +166,7 @@ class Scrub:
         await self._in_thread(lambda: self._store.save_scrub_mark(self._mark))
 
     def _read(self, uri: SessionUri) -> VerifyReport:
-        """Compare every byte that a session's versions need with its digest, on the scrub's thread."""
+        """Compare every byte of a session's versions with its digest, on the scrub's thread."""
         begun = time.monotonic()
         pace = _Pace(self._policy, self._stop, self._is_idle)
         report = self._store.verify(uri, deep=True, pace=pace)
@@ -193,7 +191,7 @@ class Scrub:
 
 
 class _Pace:
-    """Holds a thread that reads to a rate, and up while somebody wants something."""
+    """Keeps a reading thread to a rate, and pauses it during requests."""
 
     def __init__(self, policy: ScrubPolicy, stop: threading.Event, is_idle: Callable[[], bool]) -> None:
         self._policy = policy
@@ -203,7 +201,7 @@ class _Pace:
         self._done = 0
 
     def __call__(self, size_bytes: int) -> None:
-        """So many bytes were read. Raises _GivenUp where the daemon stops."""
+        """Count bytes that were read, and wait. Raises _GivenUp if the daemon stops."""
         self._done += size_bytes
         ahead = seconds_ahead(self._done, time.monotonic() - self._begun, self._policy.bytes_per_s)
         if self._stop.wait(ahead):
@@ -211,9 +209,9 @@ class _Pace:
         while not self._is_idle():
             if self._stop.wait(self._policy.look_s):
                 raise _GivenUp
-            self._begun, self._done = time.monotonic(), 0  # what was not read meanwhile is not made up for
+            self._begun, self._done = time.monotonic(), 0  # the pause is not made up for
 
 
 def damage_in(report: VerifyReport) -> list[Finding]:
-    """What a report has found that a repair has not yet been told of: what it has set aside is told again each time."""
+    """The findings of a report, without versions that a repair has set aside: those are reported every time."""
     return [finding for finding in report.findings if finding.code != LOST]

@@ -57,13 +57,9 @@ async def fork(parts: Parts, request: ForkRequest) -> ForkResult:
 
 @answers(FoldRequest, queued=True)
 async def fold(parts: Parts, request: FoldRequest) -> FoldResult:
-    """See `FoldRequest`.
-
-    Raises:
-        InvalidFold, SessionExists, SessionNotFound, EmptyContext, TemplateUnusable, ContextOverflow,
-        GenerationFailed, and what a sleep or a wake raises. Then there is no new session, and the other one has
-        lost nothing.
-    """
+    """See `FoldRequest`. Raises InvalidFold, SessionExists, SessionNotFound, EmptyContext, TemplateUnusable,
+    ContextOverflow, GenerationFailed, and what a sleep or a wake raises. Then there is no new session, and the other
+    one has lost nothing."""
     order = FoldOrder(
         request.summary, request.summarise, request.tail, None if request.labels is None else tuple(request.labels)
     )

@@ -43,11 +43,7 @@ async def status(parts: Parts, request: StatusRequest) -> StatusResult:
 
 @answers(LoadModelRequest, queued=True)
 async def load_model(parts: Parts, request: LoadModelRequest) -> ModelInfo:
-    """See `LoadModelRequest`.
-
-    Raises:
-        UnknownModel, MemoryBudgetExceeded, and what loading it raises.
-    """
+    """See `LoadModelRequest`. Raises UnknownModel, MemoryBudgetExceeded, and what loading it raises."""
     try:
         await parts.residency.weights.load(request.model)
     except asyncio.CancelledError:
@@ -60,9 +56,7 @@ async def load_model(parts: Parts, request: LoadModelRequest) -> ModelInfo:
 async def unload_model(parts: Parts, request: UnloadModelRequest) -> ModelInfo:
     """See `UnloadModelRequest`.
 
-    Raises:
-        UnknownModel. ModelInUse: a request needs it. What a sleep raises.
-    """
+    Raises UnknownModel. ModelInUse: a request needs it. What a sleep raises."""
     await parts.residency.weights.unload(request.model)
     return _info_of(parts, parts.shelf.place(request.model))
 

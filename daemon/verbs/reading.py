@@ -28,11 +28,7 @@ from .answering import answers
 
 @answers(AppendRequest, queued=True)
 async def append(parts: Parts, request: AppendRequest) -> AppendResult:
-    """See `AppendRequest`.
-
-    Raises:
-        InvalidTokens, ContextOverflow, GenerationFailed, and what a wake raises.
-    """
+    """See `AppendRequest`. Raises InvalidTokens, ContextOverflow, GenerationFailed, and what a wake raises."""
     if (request.text is None) == (request.tokens is None):
         raise InvalidTokens("Give either text or tokens to append.")
     started = time.monotonic()
@@ -57,11 +53,8 @@ async def append(parts: Parts, request: AppendRequest) -> AppendResult:
 
 @answers(GenerateRequest, queued=True)
 async def generate(parts: Parts, request: GenerateRequest) -> GenerateResult:
-    """See `GenerateRequest`.
-
-    Raises:
-        InvalidSampling, EmptyContext, ContextOverflow, GenerationFailed, and what a wake raises.
-    """
+    """See `GenerateRequest`. Raises InvalidSampling, EmptyContext, ContextOverflow, GenerationFailed, and what a wake
+    raises."""
     started = time.monotonic()
     async with parts.woken(request.session, request.emit, create=request.create) as (use, live):
         drawing, look = live.sampling.changed(request.sampling), _branch(parts, live)
@@ -83,12 +76,8 @@ async def generate(parts: Parts, request: GenerateRequest) -> GenerateResult:
 
 @answers(ChatRequest, queued=True)
 async def chat(parts: Parts, request: ChatRequest) -> GenerateResult:
-    """See `ChatRequest`.
-
-    Raises:
-        InvalidSampling, InvalidTranscript, TranscriptDiverged; TemplateUnusable, ContextOverflow, GenerationFailed,
-        and what a wake raises.
-    """
+    """See `ChatRequest`. Raises InvalidSampling, InvalidTranscript, TranscriptDiverged; TemplateUnusable,
+    ContextOverflow, GenerationFailed, and what a wake raises."""
     if (request.message is None) == (request.messages is None):
         raise InvalidTranscript("Give either a message or messages, the whole transcript.")
     if request.messages is not None:
@@ -141,11 +130,7 @@ async def chat(parts: Parts, request: ChatRequest) -> GenerateResult:
 
 @answers(WhyRequest)
 async def why(parts: Parts, request: WhyRequest) -> WhyResult:
-    """See `WhyRequest`.
-
-    Raises:
-        SessionNotFound.
-    """
+    """See `WhyRequest`. Raises SessionNotFound."""
     uri = parts.resolve(request.session)
     return WhyResult(str(uri), parts.reasons.of(uri))
 

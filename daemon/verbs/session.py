@@ -14,12 +14,8 @@ from .answering import answers
 
 @answers(CreateRequest, queued=True)
 async def create(parts: Parts, request: CreateRequest) -> SessionInfo:
-    """See `CreateRequest`.
-
-    Raises:
-        InvalidUri, SessionExists, UnknownModel; InvalidDraft, LimitExceeded for what could never be slept; what
-        loading the model raises.
-    """
+    """See `CreateRequest`. Raises InvalidUri, SessionExists, UnknownModel; InvalidDraft, LimitExceeded for what could
+    never be slept; what loading the model raises."""
     uri = parse_reference(request.session)
     name = parts.shelf.place(request.model).name
     settings = request.sampling or Sampling()
@@ -31,9 +27,7 @@ async def create(parts: Parts, request: CreateRequest) -> SessionInfo:
 async def set_sampling(parts: Parts, request: SetRequest) -> SessionInfo:
     """See `SetRequest`.
 
-    Raises:
-        InvalidSampling, and what a wake raises. SessionAwake: it is only looked at.
-    """
+    Raises InvalidSampling, and what a wake raises. SessionAwake: it is only looked at."""
     async with parts.residency.woken(parts.resolve(request.session), request.emit) as (_, live):
         if (look := parts.look(live)) is not None:
             raise SessionAwake(
@@ -57,11 +51,7 @@ async def list_sessions(parts: Parts, request: ListRequest) -> ListResult:
 
 @answers(ShowRequest, told=False)
 async def show(parts: Parts, request: ShowRequest) -> SessionDetail:
-    """See `ShowRequest`.
-
-    Raises:
-        SessionNotFound, and what a damaged bundle raises.
-    """
+    """See `ShowRequest`. Raises SessionNotFound, and what a damaged bundle raises."""
     uri = parts.resolve(request.session)
     async with parts.residency.turn(uri):
         versions = parts.store.versions(uri)

@@ -75,11 +75,7 @@ async def maintain(parts: Parts, request: MaintainRequest) -> MaintenanceResult:
 
 @answers(MarkRequest)
 async def mark(parts: Parts, request: MarkRequest) -> MarksResult:
-    """See `MarkRequest`.
-
-    Raises:
-        SessionNotFound, AmbiguousVersion, InvalidTag, TagTaken, MarkNotFound, CorruptMarks.
-    """
+    """See `MarkRequest`. Raises SessionNotFound, AmbiguousVersion, InvalidTag, TagTaken, MarkNotFound, CorruptMarks."""
     parts.require_open()
     marking = partial(
         set_mark,
@@ -159,11 +155,7 @@ async def stats(parts: Parts, request: StatsRequest) -> StatsResult:
 
 @answers(DeleteRequest)
 async def delete(parts: Parts, request: DeleteRequest) -> DeleteResult:
-    """See `DeleteRequest`.
-
-    Raises:
-        SessionNotFound.
-    """
+    """See `DeleteRequest`. Raises SessionNotFound."""
     uri = _resolve_to_delete(parts, request.session)
     async with parts.residency.turn(uri):
         return await to_the_end(parts.delete_session(uri))

@@ -30,11 +30,7 @@ from .answering import answers
 
 @answers(SleepRequest)
 async def sleep(parts: Parts, request: SleepRequest) -> SleepResult:
-    """See `SleepRequest`.
-
-    Raises:
-        EmptyContext, NoSpace and what else a store refuses; the session then stays awake.
-    """
+    """See `SleepRequest`. Raises EmptyContext, NoSpace and what else a store refuses; the session then stays awake."""
     started = time.monotonic()
     async with parts.residency.turn(parts.resolve(request.session)) as use:
         return await to_the_end(_sleep(parts, use.uri, request.emit, started))
@@ -69,9 +65,7 @@ async def wake(parts: Parts, request: WakeRequest) -> WakeResult:
 async def plan_wake(parts: Parts, request: PlanWakeRequest) -> WakePlanResult:
     """See `PlanWakeRequest`.
 
-    Raises:
-        What `wake` would raise before it reads a block. ModelNotLoaded: the model never was, so nothing tells.
-    """
+    Raises What `wake` would raise before it reads a block. ModelNotLoaded: the model never was, so nothing tells."""
     uri, version = await parts.version_of(request.session, request.version)
     async with parts.residency.turn(uri):
         return await parts.planning.plan(uri, WakeOrder(version, request.at_token, request.strict))
@@ -79,11 +73,7 @@ async def plan_wake(parts: Parts, request: PlanWakeRequest) -> WakePlanResult:
 
 @answers(WarmRequest, queued=True)
 async def warm(parts: Parts, request: WarmRequest) -> WarmResult:
-    """See `WarmRequest`.
-
-    Raises:
-        SessionNotFound: of one that is named; nothing is woken then.
-    """
+    """See `WarmRequest`. Raises SessionNotFound: of one that is named; nothing is woken then."""
     parts.require_open()
     uris = [parts.resolve(session) for session in request.sessions]
     return await parts.labels.warm(uris, request.label, request.namespace, request.emit)

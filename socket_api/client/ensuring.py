@@ -23,11 +23,8 @@ def ensure_daemon(
     store: str | os.PathLike[str] | None = None,
     config: str | os.PathLike[str] | None = None,
 ) -> Path:
-    """Start a daemon unless one answers on that socket; wait until it answers, and return the socket's path.
-
-    Raises:
-        DaemonNotStarted: with the message of `torpor ensure`; nothing is left running.
-    """
+    """Start a daemon unless one answers on that socket; wait until it answers, and return the socket's path. Raises
+    DaemonNotStarted: with the message of `torpor ensure`; nothing is left running."""
     socket = Path(default_socket_path() if socket_path is None else socket_path)
     given = {"--socket": socket, "--store": store, "--config": config}
     arguments = [part for option, path in given.items() if path is not None for part in (option, os.fspath(path))]

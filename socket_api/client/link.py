@@ -62,11 +62,8 @@ _READ_BYTES = 256 * 1024
 
 
 def require_timeout(timeout_s: float | None) -> None:
-    """Refuse a timeout of zero, less, NaN, or more than a system's timer takes.
-
-    Raises:
-        InvalidRequest: with the field `timeout_s`.
-    """
+    """Refuse a timeout of zero, less, NaN, or more than a system's timer takes. Raises InvalidRequest: with the field
+    `timeout_s`."""
     if timeout_s is not None and not 0 < timeout_s <= MAX_TIMEOUT_S:
         raise InvalidRequest(
             f"timeout_s is {timeout_s!r}. Give seconds above 0 up to {MAX_TIMEOUT_S:,}, or None to wait forever.",

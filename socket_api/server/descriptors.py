@@ -21,11 +21,8 @@ _ENOUGH: Final = 65_536
 
 
 def raise_limit() -> int:
-    """Raise the limit of open files as far as allowed, and return it.
-
-    Raises:
-        TooFewDescriptors: that is too few for a daemon.
-    """
+    """Raise the limit of open files as far as allowed, and return it. Raises TooFewDescriptors: that is too few for a
+    daemon."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _ENOUGH if hard == resource.RLIM_INFINITY else min(hard, _ENOUGH)
     while soft != resource.RLIM_INFINITY and soft < wanted:

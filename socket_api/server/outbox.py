@@ -34,11 +34,7 @@ class Outbox:
         self._room = asyncio.Event()
 
     def put_event(self, frame: bytes) -> None:
-        """Queue an event.
-
-        Raises:
-            ClientStalled: too much waits already; the frame is not queued.
-        """
+        """Queue an event. Raises ClientStalled: too much waits already; the frame is not queued."""
         if self._finished:
             return
         if self._event_bytes + len(frame) > self._limits.max_waiting_event_bytes:

@@ -68,11 +68,8 @@ class ApiServer:
         return len(self._tasks)
 
     async def start(self) -> None:
-        """Make the socket and accept; once for each server.
-
-        Raises:
-            SocketPathTooLong, UnsafeSocketPath, SocketInUse: see `listener.py`.
-        """
+        """Make the socket and accept; once for each server. Raises SocketPathTooLong, UnsafeSocketPath, SocketInUse:
+        see `listener.py`."""
         self._listener = await asyncio.to_thread(open_listener, self._socket_path)  # may wait for a lock
         self._watch(self._listener)
 

@@ -36,11 +36,8 @@ def max_socket_path_bytes(platform: str = sys.platform) -> int:
 
 
 def require_path_fits(path: str | os.PathLike[str]) -> str:
-    """Return the absolute path, checked against the kernel's limit.
-
-    Raises:
-        SocketPathTooLong: with `path_bytes` and `limit_bytes`.
-    """
+    """Return the absolute path, checked against the kernel's limit. Raises SocketPathTooLong: with `path_bytes` and
+    `limit_bytes`."""
     absolute = os.path.abspath(path)
     size, limit = len(os.fsencode(absolute)), max_socket_path_bytes()
     if size > limit:

@@ -50,11 +50,7 @@ def load_request_in_pieces(verb: Verb[Any, Any], raw: Mapping[str, Any]) -> Piec
 
 
 def load_result(verb: Verb[Any, R], raw: Mapping[str, Any]) -> R:
-    """Type the answer to a request.
-
-    Raises:
-        MalformedMessage: it is not the result of this verb.
-    """
+    """Type the answer to a request. Raises MalformedMessage: it is not the result of this verb."""
     try:
         found: R = _of_result(verb).validate_python(raw)
     except ValidationError as error:

@@ -74,9 +74,7 @@ class ClientConnection:
         Returns:
             Its id, and the bytes to send.
 
-        Raises:
-            LocalProtocolError: the connection is dead, or the request too large; nothing has changed.
-        """
+        Raises LocalProtocolError: the connection is dead, or the request too large; nothing has changed."""
         request_id = self._next_id
         data = self.send_again(request_id, method, params)
         self._next_id += 1
@@ -102,11 +100,8 @@ class ClientConnection:
         self._decoder.feed(data)
 
     def next_message(self) -> ServerMessage | None:
-        """Return the next message, or None until more bytes are fed.
-
-        Raises:
-            ProtocolError: the server broke the protocol; later calls raise it again.
-        """
+        """Return the next message, or None until more bytes are fed. Raises ProtocolError: the server broke the
+        protocol; later calls raise it again."""
         if self._breach is not None:
             raise self._breach
         try:
@@ -196,11 +191,8 @@ class ServerConnection:
         self._decoder.feed(data)
 
     def next_message(self) -> ServerInput | None:
-        """Return the client's next message, or None until more bytes are fed.
-
-        Raises:
-            ProtocolError: the client broke the protocol; the connection is dead.
-        """
+        """Return the client's next message, or None until more bytes are fed. Raises ProtocolError: the client broke
+        the protocol; the connection is dead."""
         return whole(self.next_message_in_pieces())
 
     def next_message_in_pieces(self) -> Pieces[ServerInput | None]:
@@ -235,11 +227,8 @@ class ServerConnection:
         return _reply_frame({"type": "event", "id": request_id, "event": event})
 
     def send_result(self, request_id: int, result: Mapping[str, Any]) -> Pieces[bytes]:
-        """Send a result; the request is over. A large one is encoded in pieces.
-
-        Raises:
-            LocalProtocolError: not in flight; or too large for a frame, and then still in flight.
-        """
+        """Send a result; the request is over. A large one is encoded in pieces. Raises LocalProtocolError: not in
+        flight; or too large for a frame, and then still in flight."""
         self._require_in_flight(request_id)
         message = {"type": "result", "id": request_id, "result": dict(result)}
         data = yield from encode_in_pieces(message, max_frame_bytes=limits.MAX_REPLY_FRAME_BYTES)

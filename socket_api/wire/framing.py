@@ -45,11 +45,8 @@ def whole(pieces: Pieces[Result]) -> Result:
 
 
 def encode_frame(message: Frame, *, max_frame_bytes: int) -> bytes:
-    """Return prefix and payload.
-
-    Raises:
-        LocalProtocolError: the message cannot be expressed, or is larger than the peer accepts (`size_bytes`).
-    """
+    """Return prefix and payload. Raises LocalProtocolError: the message cannot be expressed, or is larger than the peer
+    accepts (`size_bytes`)."""
     with _expressible():
         payload = msgpack.packb(message, use_bin_type=True)
     return _framed([payload], max_frame_bytes)
@@ -135,11 +132,8 @@ class FrameDecoder:
             self._buffer += data
 
     def next_frame(self) -> Frame | None:
-        """Return the next map, or None until more bytes are fed.
-
-        Raises:
-            FrameTooLarge, MalformedFrame: the stream is broken; so does every later call.
-        """
+        """Return the next map, or None until more bytes are fed. Raises FrameTooLarge, MalformedFrame: the stream is
+        broken; so does every later call."""
         with self._dead_if_broken():
             payload = self._cut()
             return None if payload is None else _decode(payload, self._limits.max_values)
@@ -151,11 +145,7 @@ class FrameDecoder:
             return None if payload is None else (yield from _decode_in_pieces(payload, self._limits.max_values))
 
     def require_empty(self) -> None:
-        """Check that the stream did not end inside a frame.
-
-        Raises:
-            TruncatedFrame: with `received_bytes`.
-        """
+        """Check that the stream did not end inside a frame. Raises TruncatedFrame: with `received_bytes`."""
         if self._buffer:
             raise TruncatedFrame(
                 f"The connection ended inside a frame, after {len(self._buffer)} bytes of it.",

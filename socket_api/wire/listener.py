@@ -52,11 +52,8 @@ class Listener:
 
 
 def open_listener(path: str | os.PathLike[str]) -> Listener:
-    """Bind and listen. May wait for another starting daemon, so not for the event loop's thread.
-
-    Raises:
-        SocketPathTooLong, UnsafeSocketPath, SocketInUse: nothing has changed, but the folder may have been made.
-    """
+    """Bind and listen. May wait for another starting daemon, so not for the event loop's thread. Raises
+    SocketPathTooLong, UnsafeSocketPath, SocketInUse: nothing has changed, but the folder may have been made."""
     absolute = require_path_fits(path)
     with _locked_folder(os.path.dirname(absolute)):
         _remove_stale(absolute)

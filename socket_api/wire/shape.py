@@ -38,11 +38,8 @@ _MAP_HEADERS = {0xDE: 2, 0xDF: 4}
 
 
 def require_bounded(payload: bytes, *, max_values: int) -> None:
-    """Refuse a payload that is incomplete, nested too deep, or has too many values or an extension type.
-
-    Raises:
-        MalformedFrame: with `offset`, the byte where the walk stopped.
-    """
+    """Refuse a payload that is incomplete, nested too deep, or has too many values or an extension type. Raises
+    MalformedFrame: with `offset`, the byte where the walk stopped."""
     for _ in require_bounded_in_pieces(payload, max_values=max_values):
         pass
 
