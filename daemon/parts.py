@@ -26,9 +26,7 @@ from .engine.admission import Queue
 from .engine.buffers import Buffers
 from .engine.engine import Engine
 from .engine.sampler import initial_key
-from .errors import (
-    ServiceClosed,
-)
+from .errors import ServiceClosed
 from .events.bus import Bus
 from .events.events import SessionCreated, SessionDeleted
 from .memory.line import Use
@@ -50,11 +48,7 @@ from .sleep.disk_space import Way
 from .sleep.forking import Forking
 from .sleep.hibernation import Hibernation
 from .sleep.ledgers import Ledgers
-from .sleep.maintenance import (
-    MAX_PROBLEMS_TOLD,
-    Maintenance,
-    problems_told,
-)
+from .sleep.maintenance import MAX_PROBLEMS_TOLD, Maintenance, problems_told
 from .sleep.orders import LastSleep
 from .sleep.quantising import Ageing, Quantising
 from .sleep.recomputing import Recomputing

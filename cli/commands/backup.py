@@ -18,10 +18,7 @@ FolderArgument = Annotated[Path, argument("DIR", "A new or empty folder, or an e
 
 
 def backup(
-    folder: FolderArgument,
-    socket: SocketOption = None,
-    store: StoreOption = None,
-    as_json: JsonOption = False,
+    folder: FolderArgument, socket: SocketOption = None, store: StoreOption = None, as_json: JsonOption = False
 ) -> int:
     """Works beside a running daemon, which may sleep and compact meanwhile. Files that the folder has already are not
     copied again, and deleted versions stay in it. Every copied byte is checked. What an awake session has read since it

@@ -29,8 +29,7 @@ from ..view.output import Output, report_error
 from .streaming import finish_generation, stream_to_end
 
 TranscriptOption = Annotated[
-    Path | None,
-    option("--transcript PATH", "The whole chat, a JSON list of messages; - is stdin."),
+    Path | None, option("--transcript PATH", "The whole chat, a JSON list of messages; - is stdin.")
 ]
 DivergenceOption = Annotated[
     Literal["refuse", "rewind"] | None,
@@ -95,13 +94,7 @@ class _Turn:
     """Asks one session, each time with the same options."""
 
     def __init__(
-        self,
-        output: Output,
-        client: Client,
-        session: str,
-        model: str | None,
-        labels: list[str] | None,
-        **asked: Any,
+        self, output: Output, client: Client, session: str, model: str | None, labels: list[str] | None, **asked: Any
     ) -> None:
         self._output = output
         self._client = client

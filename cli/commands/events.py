@@ -14,12 +14,10 @@ from ..view.output import Output, plain
 from ..view.streams import require_reader
 
 SessionOption = Annotated[
-    str | None,
-    option("--session SESSION", "Only what is about this session.", callback=require_sessions),
+    str | None, option("--session SESSION", "Only what is about this session.", callback=require_sessions)
 ]
 NameOption = Annotated[
-    list[str] | None,
-    option("--name EVENT", "Only events of this name, such as sleep_ended. Can be repeated."),
+    list[str] | None, option("--name EVENT", "Only events of this name, such as sleep_ended. Can be repeated.")
 ]
 
 

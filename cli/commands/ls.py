@@ -25,8 +25,7 @@ MIDDLE_COLUMNS = 80  # from this terminal width on, memory, version and model ar
 WIDE_COLUMNS = 110  # from this terminal width on, bundle ids, times and labels are shown too
 
 NamespaceArgument = Annotated[
-    str | None,
-    argument("NAMESPACE", "Only the sessions of this namespace.", callback=enter_namespace),
+    str | None, argument("NAMESPACE", "Only the sessions of this namespace.", callback=enter_namespace)
 ]
 MARKS = {  # by field of a session: the mark behind its state, its style and its meaning
     "dirty": ("*", "default", "changed since it last slept"),

@@ -15,8 +15,7 @@ from .maintenance_report import write_report
 from .upkeep import carry_out
 
 ColdAfterOption = Annotated[
-    float | None,
-    option("--cold-after-days D", "Pack what is older than D days tighter.", min=0),
+    float | None, option("--cold-after-days D", "Pack what is older than D days tighter.", min=0)
 ]
 
 
@@ -38,8 +37,7 @@ KeepDaysOption = Annotated[
 
 
 QuarantineOption = Annotated[
-    bool,
-    typer.Option("--quarantine", help="Remove what repair has set aside, too: it cannot come back then."),
+    bool, typer.Option("--quarantine", help="Remove what repair has set aside, too: it cannot come back then.")
 ]
 
 

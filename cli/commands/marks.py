@@ -21,8 +21,7 @@ from ..view.output import Output, plain
 from .upkeep import set_mark
 
 TagArgument = Annotated[
-    str,
-    argument("TAG", "1 to 64 letters, digits, '.', '_' or '-', beginning with a letter.", callback=require_tag),
+    str, argument("TAG", "1 to 64 letters, digits, '.', '_' or '-', beginning with a letter.", callback=require_tag)
 ]
 
 
@@ -62,10 +61,7 @@ def untag(
 
 
 def pin(
-    version: VersionArgument,
-    socket: SocketOption = None,
-    store: WrittenStoreOption = None,
-    as_json: JsonOption = False,
+    version: VersionArgument, socket: SocketOption = None, store: WrittenStoreOption = None, as_json: JsonOption = False
 ) -> None:
     """[bold]Examples[/]
 
@@ -76,10 +72,7 @@ def pin(
 
 
 def unpin(
-    version: VersionArgument,
-    socket: SocketOption = None,
-    store: WrittenStoreOption = None,
-    as_json: JsonOption = False,
+    version: VersionArgument, socket: SocketOption = None, store: WrittenStoreOption = None, as_json: JsonOption = False
 ) -> None:
     """[bold]Examples[/]
 

@@ -14,17 +14,13 @@ from ..view.formatting import format_seconds
 from ..view.output import Output, plain, rows_table
 
 ActionArgument = Annotated[
-    Literal["load", "unload"] | None,
-    argument("[load|unload]", "Load the model NAME, or unload it."),
+    Literal["load", "unload"] | None, argument("[load|unload]", "Load the model NAME, or unload it.")
 ]
 NameArgument = Annotated[str | None, argument("NAME", "Which model is to be loaded or unloaded.")]
 
 
 def models(
-    action: ActionArgument = None,
-    name: NameArgument = None,
-    socket: SocketOption = None,
-    as_json: JsonOption = False,
+    action: ActionArgument = None, name: NameArgument = None, socket: SocketOption = None, as_json: JsonOption = False
 ) -> None:
     """The first request that needs a model loads it. A model that no request uses gives its memory to others; options
     of [cyan]torpor serve[/] say which stay. Unloading puts a model's sessions to sleep first, and is refused while a

@@ -15,8 +15,7 @@ from ..view.output import Output, plain
 TopKOption = Annotated[int | None, option("--top-k N", "Draw from the N likeliest; 0: from all.", min=0)]
 MinPOption = Annotated[float | None, option("--min-p X", "Leave out what is X times rarer.", min=0, max=1)]
 PenaltyOption = Annotated[
-    float | None,
-    option("--repetition-penalty X", "Above 1, what was just said gets rarer.", min=0),
+    float | None, option("--repetition-penalty X", "Above 1, what was just said gets rarer.", min=0)
 ]
 
 
@@ -42,12 +41,7 @@ def set_(
     """
     output = Output(as_json=as_json)
     sampling = sampling_of(
-        temperature=temperature,
-        top_p=top_p,
-        top_k=top_k,
-        min_p=min_p,
-        repetition_penalty=repetition_penalty,
-        seed=seed,
+        temperature=temperature, top_p=top_p, top_k=top_k, min_p=min_p, repetition_penalty=repetition_penalty, seed=seed
     )
     if sampling is None:
         raise InvalidUsage("Name what is to change, such as --temperature 0.8.")

@@ -26,8 +26,7 @@ AtOption = Annotated[
     ),
 ]
 StrictOption = Annotated[
-    bool,
-    option("--strict", "Refuse it too if another device, BLAS or version of a library computed it."),
+    bool, option("--strict", "Refuse it too if another device, BLAS or version of a library computed it.")
 ]
 PlanOption = Annotated[
     bool,

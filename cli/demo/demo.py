@@ -34,10 +34,7 @@ KeepOption = Annotated[bool, option("--keep", "Keep the demo's folder: store and
 
 
 def demo(
-    document: DocumentOption = None,
-    max_tokens: CountOption = 64,
-    keep: KeepOption = False,
-    as_json: JsonOption = False,
+    document: DocumentOption = None, max_tokens: CountOption = 64, keep: KeepOption = False, as_json: JsonOption = False
 ) -> None:
     """A session reads a long document and writes, sleeps, and its daemon is killed with SIGKILL. A new daemon wakes it
     and it goes on, beside a control that never slept and a cold session that reads everything again. Everything is

@@ -256,12 +256,7 @@ class Demo:
                 f" ({format_bytes(woken.bytes_read)} read, {woken.tokens_prefilled} tokens prefilled) and wrote on:"
                 " [bold]first token[/] after"
             )
-        return {
-            "wake": woken,
-            "seconds_to_wake": seconds,
-            "woken_first_token_s": step.seconds,
-            "after_wake": written,
-        }
+        return {"wake": woken, "seconds_to_wake": seconds, "woken_first_token_s": step.seconds, "after_wake": written}
 
     def _run_cold(self, client: Client, history: list[dict[str, Any]]) -> dict[str, Any]:
         """Read all that the reader had at its sleep, then write one token."""

@@ -86,25 +86,20 @@ def _name_in(context: typer.Context, text: str) -> str:
 JsonOption = Annotated[bool, option("--json", "Write one JSON document (with schema_version) to stdout.")]
 SocketOption = Annotated[Path | None, option("--socket PATH", "The daemon's Unix socket, if not $TORPOR_SOCKET.")]
 StoreOption = Annotated[
-    Path | None,
-    option("--store PATH", "Read this store's files directly, whether or not a daemon runs."),
+    Path | None, option("--store PATH", "Read this store's files directly, whether or not a daemon runs.")
 ]
 WrittenStoreOption = Annotated[
-    Path | None,
-    option("--store PATH", "Work on this store's files directly; no daemon may have it."),
+    Path | None, option("--store PATH", "Work on this store's files directly; no daemon may have it.")
 ]
 DryRunOption = Annotated[bool, option("--dry-run", "Say what would be done, and change nothing.")]
 SessionArgument = Annotated[
-    str,
-    argument("SESSION", "NAME, NAMESPACE/NAME or torpor://NAMESPACE/NAME.", callback=require_sessions),
+    str, argument("SESSION", "NAME, NAMESPACE/NAME or torpor://NAMESPACE/NAME.", callback=require_sessions)
 ]
 OnlySessionArgument = Annotated[
-    str | None,
-    argument("SESSION", "Only this session; otherwise all.", callback=require_sessions),
+    str | None, argument("SESSION", "Only this session; otherwise all.", callback=require_sessions)
 ]
 SessionsArgument = Annotated[
-    list[str],
-    argument("SESSION...", "NAME, NAMESPACE/NAME or torpor://NAMESPACE/NAME.", callback=require_sessions),
+    list[str], argument("SESSION...", "NAME, NAMESPACE/NAME or torpor://NAMESPACE/NAME.", callback=require_sessions)
 ]
 VersionArgument = Annotated[
     str,
@@ -148,10 +143,8 @@ def takes_namespace(signature: inspect.Signature) -> bool:
 NewNameArgument = Annotated[str, argument("NAME", "What the new session is to be called.", callback=require_sessions)]
 ModelOption = Annotated[str | None, option("--model NAME", "The model of a session that does not exist yet.")]
 NewLabelOption = Annotated[
-    list[str] | None,
-    option("--label TEXT", "A label of a session that does not exist yet. Can be repeated."),
+    list[str] | None, option("--label TEXT", "A label of a session that does not exist yet. Can be repeated.")
 ]
 OwnLabelOption = Annotated[
-    list[str] | None,
-    option("--label TEXT", "A label of its own instead of the other's. Can be repeated."),
+    list[str] | None, option("--label TEXT", "A label of its own instead of the other's. Can be repeated.")
 ]

@@ -28,11 +28,7 @@ EXAMINATION_TIMEOUT_S = 120.0  # importing MLX and fifteen small products take s
 MAX_STDERR_CHARS = 600  # shown of a failed examination's last output
 
 
-def doctor(
-    socket: SocketOption = None,
-    store: StoreOption = None,
-    as_json: JsonOption = False,
-) -> None:
+def doctor(socket: SocketOption = None, store: StoreOption = None, as_json: JsonOption = False) -> None:
     """The BLAS matters on Linux without a GPU: the one that MLX ships there is many times slower than OpenBLAS.
     The examination runs in a process of its own and takes some seconds.
 

@@ -27,8 +27,7 @@ DetachOption = Annotated[bool, option("--detach -d", "Start it in the background
 
 
 LogOption = Annotated[
-    Path | None,
-    option("--log PATH", "Where a detached daemon writes. Default: what torpor doctor names."),
+    Path | None, option("--log PATH", "Where a detached daemon writes. Default: what torpor doctor names.")
 ]
 
 

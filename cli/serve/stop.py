@@ -30,10 +30,7 @@ ForceOption = Annotated[bool, typer.Option("--force", help="Stop also where a se
 
 
 def stop(
-    force: ForceOption = False,
-    timeout: TimeoutOption = 300.0,
-    socket: SocketOption = None,
-    as_json: JsonOption = False,
+    force: ForceOption = False, timeout: TimeoutOption = 300.0, socket: SocketOption = None, as_json: JsonOption = False
 ) -> int:
     """Returns when its process is gone. Sessions wake by themselves when they are used after the next [cyan]torpor
     serve[/]. Says which sessions had changed and were put to sleep, and which had read nothing and are gone. Where a

@@ -93,8 +93,7 @@ class Sampling(Record, _Naming):
         names = {each.name for each in fields(cls)}
         if set(stored) != names:
             raise InvalidSampling(
-                f"Sampling parameters must be exactly {sorted(names)}, found {sorted(stored)}.",
-                found=sorted(stored),
+                f"Sampling parameters must be exactly {sorted(names)}, found {sorted(stored)}.", found=sorted(stored)
             )
         return cls(**stored)
 

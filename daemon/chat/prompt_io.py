@@ -41,13 +41,7 @@ class Exchanges:
     """Reads and writes in sessions."""
 
     def __init__(
-        self,
-        engine: Engine,
-        residency: Residency,
-        reuse: PrefixReuse,
-        reasons: Reasons,
-        measured: Measured,
-        bus: Bus,
+        self, engine: Engine, residency: Residency, reuse: PrefixReuse, reasons: Reasons, measured: Measured, bus: Bus
     ) -> None:
         self._engine = engine
         self._residency = residency

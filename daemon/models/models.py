@@ -149,11 +149,7 @@ class LoadedModel:
 
 
 def load_model(
-    name: str,
-    source: str,
-    digests: DigestCache,
-    adapter: AdapterChoice | None = None,
-    kv: KvChoice | None = None,
+    name: str, source: str, digests: DigestCache, adapter: AdapterChoice | None = None, kv: KvChoice | None = None
 ) -> LoadedModel:
     """Load a model, evaluate every weight, and find out its identity. On any thread that ends with
     `mx.clear_streams()`: all that the model has is evaluated then, so that another thread may compute with it.

@@ -10,12 +10,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any, Protocol
 
 from ...daemon.api.events import OnEvent, Reporting, TokenEvent, WorkEvent
-from ...daemon.api.process import (
-    ShutdownRequest,
-    ShutdownResult,
-    SubscribeRequest,
-    SubscribeResult,
-)
+from ...daemon.api.process import ShutdownRequest, ShutdownResult, SubscribeRequest, SubscribeResult
 from ...daemon.api.records import Request
 from ...daemon.api.verb import R, Verb
 from ...daemon.engine.pieces import in_pieces

@@ -19,14 +19,7 @@ from ...daemon.api.verb import Verb
 from ...daemon.api.verbs import VERBS
 from ...errors import TorporError
 from .. import limits
-from ..errors import (
-    DuplicateId,
-    LocalProtocolError,
-    MalformedMessage,
-    ProtocolError,
-    TooManyRequests,
-    UnknownMethod,
-)
+from ..errors import DuplicateId, LocalProtocolError, MalformedMessage, ProtocolError, TooManyRequests, UnknownMethod
 from .checking import load_request_in_pieces
 from .framing import Frame, FrameDecoder, Pieces, encode_frame, encode_in_pieces, whole
 from .messages import (

@@ -83,10 +83,7 @@ def _locked_folder(folder: str) -> Iterator[None]:
 
 def _open_folder(folder: str) -> int:
     try:
-        with (
-            _umask(0o077),
-            contextlib.suppress(FileExistsError),
-        ):  # under any umask: 0277 would lock us out
+        with _umask(0o077), contextlib.suppress(FileExistsError):  # under any umask: 0277 would lock us out
             os.makedirs(folder, 0o700)
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError as error:
