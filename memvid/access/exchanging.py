@@ -1,4 +1,4 @@
-"""Sessions that leave the store and come into it, and its backup."""
+"""Export, import and backup."""
 
 from __future__ import annotations
 

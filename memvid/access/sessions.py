@@ -84,11 +84,12 @@ class Sessions:
         return self._core.open_reader(bundle_id)
 
     def resolve(self, text: str, also: Collection[SessionUri] = ()) -> SessionUri:
-        """The session that `text` (a URI, NAMESPACE/NAME, or a bare NAME of the default namespace) means, if it is
-        one of the store's or of `also`.
+        """The session of the store, or of `also`, that `text` means: a URI, NAMESPACE/NAME, or a bare NAME of the
+        default namespace.
 
         Raises:
-            InvalidUri. SessionNotFound: with those that come close, of any namespace.
+            InvalidUri
+            SessionNotFound: with suggestions from all namespaces.
         """
         self._core.require_open()
         wanted = parse_reference(text)
@@ -102,8 +103,7 @@ class Sessions:
         return self.index.find(uri, version)
 
     def can_be_deleted(self, uri: SessionUri) -> bool:
-        """Whether there is anything of a session to delete, also if only versions are left that are listed nowhere:
-        repair has set them aside, or they are missed."""
+        """Whether a delete finds anything of a session; versions that are set aside or missing count."""
         self._core.require_open()
         return bool(self.index.bundles_of(uri)) or self._core.journal.has(uri)
 
@@ -123,7 +123,7 @@ class Sessions:
         yield from self.index.iter_listed(namespace, page_rows)
 
     def iter_uris(self, page_rows: int) -> Iterator[list[SessionUri]]:
-        """All sessions, in order, in pages, each fetched when it is asked for; nothing but their names is read."""
+        """All sessions, in order, in pages, each fetched when it is asked for; reads only their names."""
         self._core.require_open()
         yield from self.index.iter_uris(page_rows)
 
@@ -141,12 +141,12 @@ class Sessions:
 
     def resolve_version(self, text: str, *, also_missed: bool = False) -> IndexRow:
         """The one version that `text` means: a session as `resolve` reads it, and after an `@` a version number, a tag,
-        or 8 or more hex digits of a bundle id; without it the latest version. `also_missed`: it may be one that is
-        missed, which can lose its marks and nothing else.
+        or 8 or more hex digits of a bundle id; without it the latest version. `also_missed`: it may be a missing one,
+        which has only marks to lose.
 
         Raises:
             InvalidUri, AmbiguousVersion, SessionNotFound
-            CorruptMarks: only where a tag is asked for.
+            CorruptMarks: only for a tag.
         """
         name, selector = parse_version_reference(text)
         uri = self.resolve_marked(name) if also_missed else self.resolve(name)
@@ -159,7 +159,7 @@ class Sessions:
         return select_version(uri, [*self.index.versions(uri), *missed], marks, selector, waiting)
 
     def resolve_marked(self, text: str) -> SessionUri:
-        """As `resolve`, also a session that has only missed versions."""
+        """As `resolve`, also for a session with missing versions only."""
         return self.resolve(text, {row.uri for row in self.index.missed().values()})
 
     def _require_session(self, uri: SessionUri, version: int | None) -> IndexRow:
@@ -169,9 +169,9 @@ class Sessions:
         return row
 
     def _promised(self, bundle_ids: Collection[bytes]) -> set[bytes]:
-        """Those of bundles that are not there, or not whole, which ought to be: by a fresh look, for a daemon beside us
-        may have deleted them. A row that the index file never had cannot have left it, so that is no delete; unless a
-        daemon has written there since, which has had rows of all that was there."""
+        """Those of the bundles that are missing or damaged but still promised, by a fresh look: a daemon beside us may
+        have deleted some. A row that the index file never had was not deleted from it, unless a daemon has written
+        there since: it had a row for each file."""
         asked = {one for one in bundle_ids if self._core.folder.suffix_of(one) != RETIRED_SUFFIX}
         if self._core.has_lock:
             return set(filter(self.index.knows, asked))
@@ -198,12 +198,12 @@ class Sessions:
             yield stack.enter_context(contextlib.closing(copy))
 
     def _require_none_waiting(self, uri: SessionUri) -> None:
-        """Raise SessionNotFound, and why, where repair has set aside all there was of the session that is meant."""
+        """Raise SessionNotFound, with the reason, if repair has set aside all versions of the session."""
         if waiting := [row.version for row in self.index.given_up().values() if row.uri == uri]:
             raise set_aside(uri, waiting)
 
     def _not_found(self, uri: SessionUri, version: int | None, but: IndexRow | None = None) -> SessionNotFound:
-        """The error for a session or version that is not there; `but` is its last row in an index that is too old."""
+        """The error for a session or version that is not there; `but`: its last row, from an index that is too old."""
         versions = [row.version for row in self.index.versions(uri) if not but]
         waiting = [row.version for row in self.index.given_up().values() if row.uri == uri]
         if waiting and (not versions or version in waiting):

@@ -15,7 +15,7 @@ class Tagging(Sessions):
     """An open store, asked for tags and pins."""
 
     def tag(self, uri: SessionUri, version: int | None, tag: str, *, move: bool = False) -> IndexRow:
-        """Let a tag name a version, the latest if none is named. `move` takes the tag away from another version.
+        """Let a tag name a version, the latest if none is named. `move` takes the tag from another version.
 
         Raises:
             BundleMissing: the version has no file.
@@ -26,7 +26,7 @@ class Tagging(Sessions):
         return marking.tag(self._core, uri, version, tag, move=move)
 
     def untag(self, uri: SessionUri, tag: str) -> None:
-        """Take a tag away, also one that names a version that is gone or missed.
+        """Take a tag away, also from a version that is deleted or missing.
 
         Raises:
             InvalidTag, MarkNotFound, CorruptMarks, NoSpace, StoreIoError, ReadOnlyStore, LockLost, DurabilityLost
@@ -34,12 +34,12 @@ class Tagging(Sessions):
         marking.untag(self._core, uri, tag)
 
     def pin(self, uri: SessionUri, version: int | None) -> IndexRow:
-        """Keep a version, the latest if none is named, in spite of any retention. Raises as `tag` does."""
+        """Keep a version, the latest if none is named, against any retention. Raises as `tag` does."""
         self._require_session(uri, version)
         return marking.pin(self._core, uri, version)
 
     def unpin(self, uri: SessionUri, version: int | None) -> IndexRow:
-        """Give a version back to the retention, also one that is missed. Raises MarkNotFound, and as `tag` does."""
+        """Give a version back to the retention, also a missing one. Raises MarkNotFound, and as `tag` does."""
         self._core.require_open()
         if marking.version_or_missed(self._core, uri, version) is None:
             raise self._not_found(uri, version)

@@ -118,8 +118,8 @@ class Upkeep(Sessions):
 
     def gc(self, *, dry_run: bool = False) -> MaintenanceReport:
         """Remove unneeded files: retired files without a user, leftovers of unfinished writes, marks of deleted
-        versions. While the needs of a bundle are unknown it removes nothing and says so in `problems`. Never touches
-        the quarantine. A dry run returns the plan, also in a store opened for reading.
+        versions. While the needs of a bundle are unknown it removes nothing, and `problems` says so. Never touches the
+        quarantine. A dry run returns the plan, also in a store opened for reading.
 
         Raises:
             ReadOnlyStore, LockLost, DurabilityLost, StoreIoError, NoSpace

@@ -1,1 +1,1 @@
-"""Reads files and rows and tells what is wrong with them; changes nothing but what a delete left half done."""
+"""Reads files and rows and reports faults. Changes nothing, but finishes what a delete left half done."""

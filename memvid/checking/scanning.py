@@ -1,11 +1,11 @@
-"""What bundle files and quarantine say of themselves, read for the index.
+"""Reads bundle files and quarantine for the index.
 
-Owns how a file becomes a row: by its manifest, by its name where that is damaged, by its content where it lies under
-another's name. Changes nothing, and decides nothing about what the index keeps.
+Owns how a file becomes a row: by its manifest; by its name if that is damaged; by its content if it lies under
+another's name. Changes nothing, and does not decide which rows the index keeps.
 
 Rules:
-- A bundle that cannot be read gives its number to no other: it is learnt from its manifest, wherever in the file that
-  stands, from a file that is it as a whole, from quarantine, or from its marks.
+- The number of an unreadable bundle goes to no other. It is learnt from its manifest, anywhere in the file; from
+  another file with all its content; from quarantine; or from its marks.
 - A failure of the system (too many open files, an input/output error) says nothing about a bundle: it is tried again,
   then raised.
 """
@@ -37,8 +37,8 @@ Readings = dict[bytes, IndexedBundle]
 
 @dataclass(slots=True)
 class Scan:
-    """Bundles read for the index, those that could not be read, and why. `misnamed`: what lies whole under the names of
-    those, by what it is."""
+    """Bundles read for the index, and the unreadable ones with the reason. `misnamed`: whole bundles under the names of
+    those, by their own ids."""
 
     bundles: list[IndexedBundle] = field(default_factory=list)
     misnamed: dict[bytes, IndexedBundle] = field(default_factory=dict)
@@ -59,8 +59,8 @@ def ids_of(bundles: Iterable[IndexedBundle]) -> set[bytes]:
 
 
 def read_ahead(folder: StoreFolder) -> Readings:
-    """Read every live bundle as it is now, before the store's lock is taken: what is the same file still when `rebuild`
-    asks for it need not be read again. What cannot be read is left to that one to say."""
+    """Read every live bundle, before the store's lock is taken: `rebuild` need not read a file again while its stamp is
+    the same. Says nothing of unreadable ones; `rebuild` does."""
     readings: Readings = {}
     for bundle_id in sorted(live_of(folder.list_bundles())):
         with contextlib.suppress(StoreError):
@@ -90,8 +90,8 @@ def read_bundles(folder: StoreFolder, bundle_ids: Iterable[bytes], ahead: Readin
 
 
 def read_again(folder: StoreFolder, bundle_ids: Iterable[bytes]) -> Scan:
-    """As `read_bundles`, of versions that have rows. What the system refuses to read is none of a loss: it is listed
-    still, and only what it needs is not known."""
+    """As `read_bundles`, for versions that have rows. If the system refuses to read one, nothing is lost: it stays
+    listed, and only its needs are unknown."""
     scan = Scan()
     for bundle_id in sorted(bundle_ids):
         try:
@@ -123,13 +123,12 @@ def _read_bundle(folder: StoreFolder, bundle_id: bytes) -> IndexedBundle:
 
 
 def by_content(open_file: Callable[[], tuple[int, str]]) -> IndexedBundle | None:
-    """The version that a file is as a whole, whatever its name says, as one that is set aside; None for any other
-    file."""
+    """The version that is whole in a file, whatever its name says, as a version set aside; None for any other file."""
     return look_into(open_file, lambda file: dataclasses.replace(indexed(file), status=ASIDE))
 
 
 def readable_marks(folder: StoreFolder) -> Marks | None:
-    """The store's marks; None where they cannot be read, which verify and repair tell of."""
+    """The store's marks; None if they cannot be read, which verify and repair report."""
     try:
         return Marks.load(folder)
     except StoreError:
@@ -137,13 +136,13 @@ def readable_marks(folder: StoreFolder) -> Marks | None:
 
 
 def row_in_marks(marks: Marks | None, bundle_id: bytes) -> IndexRow | None:
-    """What marks tell of a version: whose it is, and its number."""
+    """The session and number of a version, from its marks."""
     owner = marks.owner_of(bundle_id) if marks is not None else None
     return None if owner is None else IndexRow(*owner, bundle_id, None, bytes(32), 0, 0, 0, 0, "", ())
 
 
 def stored_in(index: Index, bundle_id: bytes) -> tuple[IndexedBundle | None, str]:
-    """What an index that may be damaged knows of a bundle, asked twice, or else why it cannot say."""
+    """The row of a bundle in an index that may be damaged, asked twice, or else the reason why there is none."""
     why = ""
     for _ in range(2):
         try:
@@ -154,8 +153,8 @@ def stored_in(index: Index, bundle_id: bytes) -> tuple[IndexedBundle | None, str
 
 
 def read_set_aside(folder: StoreFolder, but_for: Container[bytes]) -> list[IndexedBundle]:
-    """The versions in quarantine, as far as their files, or their marks, tell what they are: their numbers are given,
-    and what the files say that they need is needed."""
+    """The versions in quarantine, as far as their files or marks identify them: their numbers are taken, and their
+    files' needs count."""
     found: dict[bytes, IndexedBundle] = {}
     damaged: dict[bytes, IndexRow] = {}
     marks = readable_marks(folder)
@@ -176,9 +175,9 @@ def read_set_aside(folder: StoreFolder, but_for: Container[bytes]) -> list[Index
 
 
 def enter_unreadable(folder: StoreFolder, scan: Scan, index: Index | None = None) -> list[IndexedBundle]:
-    """The bundles that could not be read, with what tells of them: their files, what lies whole under another one's
-    name or in quarantine, their marks, or the index as it was. What those need in which nothing can be read now, no
-    other file tells: it may have been written anew since."""
+    """The unreadable bundles, with all that tells of them: their files, whole copies under other names or in
+    quarantine, their marks, or the old index. If nothing of one can be read now, its needs are unknown: its file may
+    have been written anew since the old index."""
     rows = {one: _row_in_file(one, functools.partial(folder.open_as, one, LIVE_SUFFIX)) for one in scan.unread}
     rows |= {one: scan.misnamed[one].row for one, row in rows.items() if row is None and one in scan.misnamed}
     rows |= _rows_in_quarantine(folder, [one for one, row in rows.items() if row is None])
@@ -194,7 +193,7 @@ def enter_unreadable(folder: StoreFolder, scan: Scan, index: Index | None = None
 
 
 def _rows_in_quarantine(folder: StoreFolder, bundle_ids: Collection[bytes]) -> dict[bytes, IndexRow]:
-    """What lies in quarantine of bundles, as far as it tells whose they are; nothing where it is closed to us."""
+    """The bundles in quarantine, as far as their owners are known; none if it cannot be opened."""
     found: dict[bytes, IndexRow] = {}
     with contextlib.suppress(UnsafePath):
         for bundle_id, suffix, name in list_waiting(folder) if bundle_ids else ():
@@ -205,7 +204,7 @@ def _rows_in_quarantine(folder: StoreFolder, bundle_ids: Collection[bytes]) -> d
 
 
 def _row_in_file(bundle_id: bytes, open_file: Callable[[], tuple[int, str]]) -> IndexRow | None:
-    """What a damaged file's own manifest tells of it, wherever that stands; None where nothing of it can be read."""
+    """The facts in a damaged file's own manifest, anywhere in it; None if nothing of it can be read."""
     with contextlib.suppress(StoreError):
         fd, path = open_file()
         with contextlib.closing(NamedFile(fd, path, bundle_id)) as file:
@@ -217,7 +216,7 @@ def _row_in_file(bundle_id: bytes, open_file: Callable[[], tuple[int, str]]) -> 
 def as_entered(
     folder: StoreFolder, scan: Scan, kept: Collection[IndexedBundle], index: Index | None = None
 ) -> list[IndexedBundle]:
-    """What a new index holds of the bundles that were read, and of those that only the old one knew."""
+    """The content of a new index: the bundles that were read, and those that only the old index knew."""
     waiting = [bundle for bundle in kept if bundle.status in (ASIDE, MISSED)]
     return [
         *without_rivals([*scan.bundles, *(bundle for bundle in kept if bundle.status not in (ASIDE, MISSED))]),
@@ -227,7 +226,7 @@ def as_entered(
 
 
 def without_rivals(bundles: Iterable[IndexedBundle]) -> list[IndexedBundle]:
-    """Where two bundles claim one version of one session (a backup put back), the younger one is it."""
+    """If two bundles claim one version of one session (a backup put back), the younger one is the version."""
     shadowed: list[IndexedBundle] = []
     best: dict[tuple[SessionUri, int], IndexedBundle] = {}
     for bundle in sorted(bundles, key=_age):

@@ -1,13 +1,12 @@
-"""Versions that repair has set aside and that are not back: which they are, what each lacks, and how that is told.
+"""Versions that repair has set aside and that are not back: the list, the files that each lacks, and the report.
 
-Owns the sentence about a lost version, and what in quarantine is which bundle: by its content where it is whole, for a
-file may have come under another one's name. Changes nothing but the endings that a delete has left there
-(`settle_leaving`).
+Owns the sentence about a lost version, and the match of files in quarantine to bundles: by the content of a whole file,
+for it may have another's name. Changes only the endings that a delete left there (`settle_leaving`).
 
-How it scales: nothing is read while no version is set aside. Otherwise the manifests of these and of their sessions'
-versions, the heads of blocks that differ, the directories of the files that they look into, and of what only quarantine
-holds every byte, for nothing else tells whether it is sound. For each file that is gone the directories of all retired
-files and of all in quarantine. Memory grows with the blocks of one session's versions that are set aside.
+How it scales: nothing is read while no version is set aside. Otherwise it reads the manifests of these and of their
+sessions' versions, the heads of blocks that differ, and the directories of the files that they need; and every byte of
+frames that only quarantine holds, for nothing else proves them. For each missing file it reads the directories of all
+retired files and of all in quarantine. Memory grows with the blocks of one session's versions that are set aside.
 """
 
 from __future__ import annotations
@@ -38,20 +37,19 @@ from ..uri import SessionUri
 _T = TypeVar("_T")
 
 LOST: Final = "version_lost"
-"""The code of a finding about a version that is lost, or set aside."""
+"""The code of a finding about a version that is lost or set aside."""
 
 _NAMED: Final = 3
-"""How many files a loss names that would make up for it."""
+"""How many missing files a loss names at most."""
 
 
 def loss_message(
     uri: SessionUri, version: int, token_count: int, missing: Collection[str], held: Common | None, where: str = ""
 ) -> str:
-    """What of a version is gone, and what would bring it back.
+    """A version's loss, and the files that would bring it back.
 
-    missing: the paths of the files whose blocks are nowhere; none where a repair finds all of them.
-    held: how many of its tokens another version begins with, `where`; None where that is unknown. Nor can anybody
-    tell the tokens of a version that only its marks tell of: 0.
+    missing: the paths of the files whose blocks are nowhere; none if a repair finds all of them. held: how many of its
+    tokens another version begins with, `where`; None if unknown. A version that only its marks tell of counts 0 tokens.
     """
     if held is None:
         tokens = f" with its {format_plural(token_count, 'token')}" if token_count else ""
@@ -73,7 +71,7 @@ def loss_message(
 
 
 def list_waiting(folder: StoreFolder) -> list[tuple[bytes, str, str]]:
-    """As `quarantine.list_bundles`, but a whole bundle that lies under another one's name by its own id. Raises
+    """As `quarantine.list_bundles`, but a whole bundle under another one's name counts by its own id. Raises
     UnsafePath, StoreIoError."""
     return [
         (_content_id(folder, bundle_id, name) if suffix != RETIRED_SUFFIX else bundle_id, suffix, name)
@@ -82,7 +80,7 @@ def list_waiting(folder: StoreFolder) -> list[tuple[bytes, str, str]]:
 
 
 def names_of_versions(folder: StoreFolder) -> dict[bytes, list[str]]:
-    """The names in quarantine of each bundle that lies there as a version. Raises UnsafePath, StoreIoError."""
+    """For each bundle that lies in quarantine as a version, its names there. Raises UnsafePath, StoreIoError."""
     found: dict[bytes, list[str]] = {}
     for bundle_id, suffix, name in list_waiting(folder):
         if suffix == LIVE_SUFFIX:
@@ -91,8 +89,8 @@ def names_of_versions(folder: StoreFolder) -> dict[bytes, list[str]]:
 
 
 def set_aside_among(folder: StoreFolder, bundle_ids: Iterable[bytes]) -> set[bytes]:
-    """Those of the bundles that lie in quarantine as versions: set aside, and not deleted, for a delete takes that
-    ending away before it retires a bundle's file. All of them where it cannot be looked into. Raises StoreIoError."""
+    """Those of the bundles that lie in quarantine as versions, so are set aside and not deleted: a delete changes that
+    ending first. All of them if quarantine cannot be opened. Raises StoreIoError."""
     asked = set(bundle_ids)
     try:
         found = names_of_versions(folder) if asked else {}
@@ -102,8 +100,8 @@ def set_aside_among(folder: StoreFolder, bundle_ids: Iterable[bytes]) -> set[byt
 
 
 def content_of_retired(folder: StoreFolder, bundle_id: bytes) -> bytes | None:
-    """The bundle that a retired file is as a whole, where its name says another, which is not sound under its own; None
-    for any other file. Raises StoreIoError."""
+    """The whole bundle in a retired file that is named after another bundle, and is not sound under that name; None for
+    any other file. Raises StoreIoError."""
     other = version_in(functools.partial(folder.open_as, bundle_id, RETIRED_SUFFIX))
     if other is None or other == bundle_id:
         return None
@@ -113,16 +111,16 @@ def content_of_retired(folder: StoreFolder, bundle_id: bytes) -> bytes | None:
 
 
 def list_leaving(folder: StoreFolder) -> set[bytes]:
-    """The bundles that a delete has taken out of what is set aside, with every file of theirs: where their rows stand
-    it was cut off. Raises UnsafePath, StoreIoError."""
+    """The bundles that a delete has marked in quarantine, with every file: if their rows are there, the delete was cut
+    off. Raises UnsafePath, StoreIoError."""
     found = list_waiting(folder)
     left = {one for one, suffix, _ in found if suffix == LIVE_SUFFIX}
     return {one for one, suffix, _ in found if suffix == quarantine.LEAVING_SUFFIX} - left
 
 
 def settle_leaving(folder: StoreFolder, index: Index) -> dict[str, StoreError]:
-    """End what a delete has begun with what was set aside: files of versions that are gone become retired, those of a
-    version that is set aside still are its own again. Those that could not be renamed, by path, and why.
+    """Finish a delete of versions set aside. Files of versions that are gone become retired; those of a version still
+    listed become its own again. Returns the files that could not be renamed, by path, with the error.
 
     Raises:
         UnsafePath, StoreIoError: the quarantine cannot be looked into.
@@ -134,20 +132,20 @@ def settle_leaving(folder: StoreFolder, index: Index) -> dict[str, StoreError]:
         return {}
     given_up = index.given_up().keys()
     back = [name for one, name in leaving if _content_id(folder, one, name) in given_up]
-    # Where the index's file is behind, it may have rows of versions that are gone, and nothing else says so.
+    # An index file that is behind may list versions that are gone, and only this ending tells.
     gone = [name for _, name in leaving if name not in back and not index.file_is_behind]
     failed = quarantine.give_ending(folder, back, LIVE_SUFFIX)
     return failed | quarantine.give_ending(folder, gone, RETIRED_SUFFIX)
 
 
 def version_in(open_file: Callable[[], tuple[int, str]]) -> bytes | None:
-    """The version that a file is as a whole, whatever its name says; None for any other file. Raises StoreIoError:
-    the system refused to read it, so that is unknown."""
+    """The version that is whole in a file, whatever its name says; None for any other file. Raises StoreIoError: the
+    system refused to read it, so that is unknown."""
     return look_into(open_file, lambda file: file.bundle_id if file.manifest is not None else None)
 
 
 def look_into(open_file: Callable[[], tuple[int, str]], look: Callable[[BundleFile], _T | None]) -> _T | None:
-    """What is seen in a bundle's file, whatever its name says; None where it is not whole. Raises StoreIoError."""
+    """The content of a bundle's file, whatever its name says; None if it is not whole. Raises StoreIoError."""
     try:
         with contextlib.closing(BundleFile(*open_file(), None)) as file:
             return look(file)
@@ -162,8 +160,9 @@ def _content_id(folder: StoreFolder, bundle_id: bytes, name: str) -> bytes:
 
 
 def find_losses(folder: StoreFolder, index: Index, uri: SessionUri | None = None) -> Iterator[Finding]:
-    """The versions, of one session or of all, that are set aside, and what would bring each back. One that gave way to
-    what it was saved from is none, nor one whose file is back. Where quarantine cannot be looked into, that alone."""
+    """The versions set aside, of one session or of all, and the files that would bring each back. Leaves out a version
+    that gave way to the one it was saved from, and one whose file is back. If quarantine cannot be opened, that is the
+    only finding."""
     rows = [
         row
         for row in index.given_up().values()
@@ -191,8 +190,8 @@ def _untold(folder: StoreFolder, count: int, error: StoreError) -> Finding:
 
 
 def gave_way_to(folder: StoreFolder, index: Index, bundle_ids: Collection[bytes]) -> dict[bytes, bytes]:
-    """The versions set aside that were saved from one of these bundles, with that one; none where it cannot be looked
-    into."""
+    """The versions set aside that were saved from one of these bundles, each with that bundle; none if quarantine
+    cannot be opened."""
     uris = {row.uri for row in index.rows_of(bundle_ids).values()}
     given_up = {one for one, row in index.given_up().items() if row.uri in uris}
     found: dict[bytes, bytes] = {}
@@ -209,7 +208,7 @@ def gave_way_to(folder: StoreFolder, index: Index, bundle_ids: Collection[bytes]
 
 
 class _Search:
-    """What the versions of one session lack that are set aside."""
+    """The blocks that one session's versions lack, of those set aside."""
 
     def __init__(self, folder: StoreFolder, index: Index, waiting: Mapping[bytes, Sequence[tuple[str, str]]]) -> None:
         self._folder = folder
@@ -233,8 +232,8 @@ class _Search:
         yield Finding(path, LOST, message)
 
     def _read(self, bundle_id: bytes) -> tuple[Manifest | None, Mapping[bytes, bytes]]:
-        """A version's manifest and where it looks for blocks, of the file in quarantine that tells most of it. As for
-        a repair: what lies there as retired is no version, and only has blocks."""
+        """A version's manifest and the places of its blocks, from the file in quarantine that tells most. As in a
+        repair, a retired file there is no version; it only has blocks."""
         found: Manifest | None = None
         for name in [name for suffix, name in self._waiting.get(bundle_id, ()) if suffix == LIVE_SUFFIX]:
             with contextlib.suppress(StoreError):
@@ -249,7 +248,7 @@ class _Search:
         return found, {}
 
     def _lacking(self, bundle_id: bytes, manifest: Manifest, places: Mapping[bytes, bytes]) -> list[bytes]:
-        """The bundles whose files a version needs, and whose blocks are nowhere; in the order of first use."""
+        """The bundles that a version needs and whose blocks are nowhere, in the order of first use."""
         wanted: dict[bytes, set[bytes]] = {}
         for entry in manifest.blocks:
             wanted.setdefault(places.get(entry.id, bundle_id), set()).add(entry.id)
@@ -274,8 +273,8 @@ class _Search:
         return not left
 
     def _no_versions(self, first: bytes) -> Iterator[Callable[[], FrameFile]]:
-        """The files that are no version of a session, where a repair finds blocks too: in quarantine, a bundle's own
-        first, and retired ones."""
+        """The other files that a repair searches for blocks: those in quarantine, a bundle's own first, and retired
+        ones."""
         for place, names in sorted(self._waiting.items(), key=lambda one: one[0] != first):
             yield from (functools.partial(self._open_waiting, name, place) for _, name in names)
         for place, suffix in self._folder.list_bundles().items():
@@ -283,7 +282,7 @@ class _Search:
                 yield functools.partial(duplicate_files.open_frames, self._folder, place)
 
     def _sound_in(self, open_file: Callable[[], FrameFile], blocks: set[bytes]) -> set[bytes]:
-        """Those of the blocks whose frames in a file are good."""
+        """Those of the blocks with good frames in a file."""
         found: set[bytes] = set()
         with contextlib.suppress(StoreError), contextlib.closing(open_file()) as file:
             for block in blocks & file.frames.keys():

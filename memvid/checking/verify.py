@@ -1,4 +1,4 @@
-"""Checking what is on disk without changing it: one session's promise, or a whole store.
+"""Checks the disk without changing it: one session, or a whole store.
 
 Owns the comparison of an index row with its bundle, and the report. Repairs nothing.
 """
@@ -40,14 +40,14 @@ from ..uri import SessionUri
 from .set_aside_versions import find_losses
 
 _LOOKS = 64
-"""How often a block is looked for anew that is not where its bundle said: each look follows one rewrite of the file."""
+"""How often a block is looked for again that was not in its place: each look follows one rewrite of the file."""
 
 _REMEDY = "Run `torpor rebuild-index`: it takes what the bundles say, and keeps what the index alone knows."
 
 
 def require_same_as_row(row: IndexRow, uri: SessionUri, manifest: Manifest, path: str) -> None:
-    """Raise unless the bundle says of itself what the index says of it: a bundle repointed to another session, of
-    the same model and length even, stops here (GM2, GM3; threat 7).
+    """Raise unless bundle and index row agree: a bundle repointed to another session, even of the same model and
+    length, stops here (GM2, GM3; threat 7).
 
     Raises:
         OwnerMismatch, VersionMismatch, ParentMismatch, IndexMismatch
@@ -57,7 +57,7 @@ def require_same_as_row(row: IndexRow, uri: SessionUri, manifest: Manifest, path
     _require_equal(ParentMismatch, path, "parent", _hex(row.parent), _hex(manifest.parent))
     _require_equal(IndexMismatch, path, "identity", _hex(row.identity_digest), _hex(manifest.identity.digest))
     _require_equal(IndexMismatch, path, "token_count", row.token_count, manifest.token_count)
-    if row != row_of(manifest, row.bundle_id, row.bundle_bytes):  # a file's length says nothing of its meaning
+    if row != row_of(manifest, row.bundle_id, row.bundle_bytes):  # a file's length is no part of its meaning
         raise IndexMismatch(
             f"{path}: the index tells other facts of it than it does itself. {_REMEDY}", path=path, field="facts"
         )
@@ -80,8 +80,8 @@ def _hex(value: bytes | None) -> str | None:
 
 @dataclass(slots=True)
 class _Tally:
-    """What was found so far. A finding that only counts while a bundle belongs to a session stands with its id. `held`:
-    what the versions' files need and hold, each with the file's stamp."""
+    """The findings so far. One that only counts while a bundle belongs to a session stands with its id. `held`: the
+    needs and frames of the versions' files, each with the file's stamp."""
 
     findings: list[tuple[Finding, bytes | None]] = field(default_factory=list)
     bundles: int = 0
@@ -109,15 +109,15 @@ class _Tally:
 
 
 Promised = Callable[[Collection[bytes]], set[bytes]]
-"""Of some bundles those that belong to a session, by a fresh look."""
+"""Those of the bundles that belong to a session, by a fresh look."""
 
 _Said = tuple[str, int, int, int, bytes | None, bytes]
-"""What is said of a block: kind, start, tokens, raw bytes, the span before it, digest of the identity."""
+"""A block as a manifest describes it: kind, start, tokens, raw bytes, the span before it, digest of the identity."""
 
 
 @dataclass(slots=True)
 class _User:
-    """A bundle that looks for blocks in another: what its file says of each, and which span it puts before it."""
+    """A bundle that needs blocks of another: for each block its description and the span before it."""
 
     bundle_id: bytes
     path: str
@@ -128,10 +128,8 @@ class _User:
 
 @dataclass(slots=True)
 class _Sought:
-    """What is looked for in one bundle by others: each block once, with what the first of them says of it.
-
-    `users` are all of them; `rivals` the blocks on which two files differ.
-    """
+    """The blocks that others need from one bundle: each once, as the first of them describes it. `users` are all of
+    them; `rivals` the blocks that two files describe differently."""
 
     blocks: dict[bytes, _Said] = field(default_factory=dict)
     users: list[tuple[bytes, str, Stamp]] = field(default_factory=list)
@@ -149,10 +147,10 @@ class _Sought:
 
 
 _Users = dict[bytes, dict[bytes, _User]]
-"""Who looks for blocks in a bundle, by that bundle's id and their own."""
+"""For each bundle's id, the bundles that need blocks of it, by their ids."""
 
 _Found = dict[bytes, dict[bytes, _Said]]
-"""The blocks that were found sound, by the bundle whose file holds them."""
+"""The sound blocks, by the bundle whose file holds them."""
 
 
 def verify_store(
@@ -170,13 +168,13 @@ def verify_store(
     """Check every bundle file, or only those that one session's versions need. Reports damage, never raises it; and
     each version that repair has set aside, until it is back or given up.
 
-    Each file is read once, and each block is compared once with what all say who look for it: a session's versions in
-    one another's files as they are read, what is in other sessions' files at the end. Time grows with the bytes read,
-    memory with the blocks of the largest session and those that lie in other sessions' files.
+    Each file is read once, and each block is compared once with all descriptions of it: within a session as its files
+    are read, across sessions at the end. Time grows with the bytes read, memory with the blocks of the largest session
+    and those in other sessions' files.
 
-    `promised` says, by a fresh look, which bundles still belong to a session: one that was deleted while we read is no
-    damage. `index_now` is what the index says in the end, held where no other process may change it; `all_known`: so
-    that a file which it knows nothing of is one that it lost, and not one that others have just published.
+    `promised` says, by a fresh look, which bundles still belong to a session: damage in one deleted meanwhile is none.
+    `index_now` gives the index's rows at the end, held while no other process may change it. `all_known`: the index has
+    a row for each published file, so one without a row is one that it lost.
     """
     tally = _Tally(pace=pace)
     rows = {row.bundle_id: row for row in (index.all_rows() if uri is None else index.versions(uri))}
@@ -219,7 +217,7 @@ def verify_store(
 
 
 def _leave_unproven(its: _Sought, found: Mapping[bytes, _Said]) -> bool:
-    """Leave of what is looked for in a bundle only what its file was not found to have; whether there is any."""
+    """Keep only the needed blocks that a bundle's file was not found to have; whether any are left."""
     its.blocks = {
         block_id: said for block_id, said in its.blocks.items() if block_id in its.rivals or found.get(block_id) != said
     }
@@ -227,7 +225,7 @@ def _leave_unproven(its: _Sought, found: Mapping[bytes, _Said]) -> bool:
 
 
 def _find_broken(folder: StoreFolder, bundle_id: bytes, its: _Sought, tally: _Tally, *, deep: bool) -> set[bytes]:
-    """Those of the blocks that a bundle's file does not have as somebody says; `deep`: their bytes are read too."""
+    """Those of the blocks that a bundle's file lacks, or has otherwise than described; `deep` reads their bytes too."""
     broken = set(its.rivals)
     with contextlib.ExitStack() as stack:
         holder = _Opened(folder, bundle_id, stack)
@@ -252,8 +250,8 @@ def _ask_again(
     rewritten: _Users,
     tally: _Tally,
 ) -> None:
-    """Read a user's file once more, and note what is to be reported of it: of one that is the same still the broken
-    blocks, of one that was written anew since whatever it looks for now."""
+    """Read a user's file once more, and note the findings: for an unchanged file its broken blocks, for a rewritten one
+    all its present needs."""
     bundle_id, path, stamp = user
     try:
         fd, path = folder.open_bundle(bundle_id)
@@ -285,7 +283,7 @@ def _said_of(header: BlockHeader) -> _Said:
 
 
 def _uses(file: BundleFile, manifest: Manifest) -> dict[bytes, _User]:
-    """What a bundle looks for in other bundles, by their ids; one walk along its block list."""
+    """A bundle's needs in other bundles, by their ids; one walk along its block list."""
     found: dict[bytes, _User] = {}
     parents = span_parents(manifest.blocks)
     stamp = file.stamp()
@@ -299,7 +297,7 @@ def _uses(file: BundleFile, manifest: Manifest) -> dict[bytes, _User]:
 def _seek(
     file: BundleFile, manifest: Manifest, parents: Mapping[bytes, bytes | None], sought: dict[bytes, _Sought]
 ) -> None:
-    """Note what a bundle looks for in others, and what it says of each block."""
+    """Note a bundle's needs in others, and its description of each block."""
     identity = manifest.identity.digest
     user = (file.bundle_id, file.path, file.stamp())
     its = [sought.setdefault(holder, _Sought()) for holder in file.directory.holders]
@@ -312,7 +310,7 @@ def _seek(
 
 
 def _report_store(folder: StoreFolder, index: Index, tally: _Tally) -> set[bytes]:
-    """Report what is wrong with the folder itself; the bundles that are in it."""
+    """Report faults of the folder itself; returns the bundles in it."""
     for bundle_id in index.with_status(SHADOWED):
         message = "Another, younger bundle is the same version of the same session; this one is not used."
         tally.add(folder.bundle_path(bundle_id), "rival_version", message)
@@ -343,7 +341,7 @@ def _report_marks(folder: StoreFolder, tally: _Tally) -> None:
     try:
         Marks.load(folder)
     except CorruptStoreFile:
-        pass  # said by `_report_store_file`
+        pass  # `_report_store_file` reports this
     except StoreError as error:
         tally.find(f"{folder.path}/{MARKS_FILE}", error)
 
@@ -363,8 +361,8 @@ def _report_losses(folder: StoreFolder, index: Index, uri: SessionUri | None, ta
 
 
 def _report_stale(folder: StoreFolder, now: Index | None, rows: Mapping[bytes, IndexRow], tally: _Tally) -> None:
-    """Report versions whose row in the index differs from their file: it is of another moment, and no one may
-    remove a file on its word. A file that was written anew since it was read is left out."""
+    """Report versions whose index row differs from their file: the index is of another moment, and must not decide
+    which files go. Leaves out a file that was rewritten since it was read."""
     said = now.storages() if now is not None else {}
     stale = {one for one, (_, storage) in tally.held.items() if said.get(one, storage) != storage}
     for bundle_id, stamp in folder.stamps_of(stale).items():
@@ -378,14 +376,14 @@ def _report_stale(folder: StoreFolder, now: Index | None, rows: Mapping[bytes, I
 
 
 def _report_rows(folder: StoreFolder, index: Index, tally: _Tally, *, all_known: bool) -> None:
-    """Report versions whose files are sound and that the index does not list: a wake would give an older one.
+    """Report versions with sound files that the index does not list: a wake would give an older one.
 
-    `all_known`: a file that the index knows nothing of is one that it lost. Reads only what is no version in the index.
+    `all_known`: the index has a row for each published file. Reads only files that are no version in the index.
     """
     try:
         files = folder.list_bundles()
     except StoreError:
-        return  # said by `_report_store`
+        return  # `_report_store` reports these
     try:
         known = index.bundle_ids()
         listed = index.rows_of(known).keys()
@@ -402,7 +400,7 @@ def _report_unlisted(folder: StoreFolder, index: Index, bundle_id: bytes, tally:
         with contextlib.closing(BundleFile(fd, path, bundle_id)) as file:
             manifest = file.manifest
     except StoreError:
-        return  # said where the file was checked
+        return  # reported where the file was checked
     if manifest is None or not path.endswith(LIVE_SUFFIX):
         return
     used = index.find(manifest.uri, manifest.version)
@@ -412,7 +410,7 @@ def _report_unlisted(folder: StoreFolder, index: Index, bundle_id: bytes, tally:
 
 
 def _by_session(bundle_ids: Iterable[bytes], rows: Mapping[bytes, IndexRow]) -> Iterator[list[bytes]]:
-    """The versions of each session, by its URI and their number, then one by one the bundles that belong to none."""
+    """For each session the versions, by its URI and their number; then one by one the bundles of no session."""
     listed = sorted((row.uri, row.version, bundle_id) for bundle_id, row in rows.items())
     for _, versions in itertools.groupby(listed, operator.itemgetter(0)):
         yield [bundle_id for *_, bundle_id in versions]
@@ -428,7 +426,7 @@ def _verify_bundle(
     tally: _Tally,
     deep: bool,
 ) -> dict[bytes, _Said]:
-    """Check one bundle's file, and its row; the sound blocks in it. What it looks for in others is told to `sought`."""
+    """Check one bundle's file, and its row; its sound blocks. Adds its needs in others to `sought`."""
     path = folder.bundle_path(bundle_id)
     tally.bundles += 1
     try:
@@ -458,7 +456,7 @@ def _verify_bundle(
             if header is not None:
                 found[block_id] = _said_of(header)
         if manifest is not None and file.path.endswith(LIVE_SUFFIX):
-            # a bundle that is no version any more needs nothing: others may have lost what it looked for
+            # a bundle that is no version any more needs nothing: others may have lost its blocks
             _seek(file, manifest, parents, sought)
         return found
 
@@ -472,7 +470,7 @@ def _verify_block(
     *,
     deep: bool,
 ) -> BlockHeader | None:
-    """Check one frame, and that it is what the file's own manifest says, if that lists it; None if it is not."""
+    """Check one frame, also against the file's own manifest if that lists it; None if it fails."""
     tally.blocks += 1
     try:
         frame = file.frame_of(block_id)
@@ -496,11 +494,11 @@ def _verify_refs(
     moved_too: bool,
     looks: int = _LOOKS,
 ) -> None:
-    """Check that a bundle holds every block that others look for in it; their bytes too, if they were not read yet.
+    """Check that a bundle holds every block that others need from it; also their bytes, if not read yet.
 
-    A block that is not there may have been moved since the user's file was read, by another thread or a daemon beside
-    us. Unless that file is the same still, the user is asked again where it looks, at most `looks` times; the bytes of
-    such a block are read if `moved_too`.
+    A missing block may have moved since the user's file was read, through another thread or a daemon beside us. Unless
+    that file is unchanged, the user is asked again for the place, at most `looks` times; `moved_too` reads the bytes of
+    such a block.
     """
     moved: dict[bytes, dict[bytes, _User]] = {}
     checked: set[bytes] = set()
@@ -526,14 +524,14 @@ def _verify_refs(
                     missing = isinstance(error, BundleMissing | BlockMissing) or holder.is_gone()
                     tally.find(user.path, error, if_promised=user.bundle_id if missing else None)
                     if not holder.sound:
-                        break  # nothing else that this user looks for there will be found
+                        break  # this user's other blocks will not be found there either
     for place, its_users in moved.items():
         users = list(its_users.values())
         _verify_refs(folder, place, users, tally, bytes_too=moved_too, moved_too=moved_too, looks=looks - 1)
 
 
 class _Opened:
-    """A bundle's file, or why it cannot be had: asked for again and again, opened once."""
+    """A bundle's file, or the error: asked for again and again, opened once."""
 
     def __init__(self, folder: StoreFolder, bundle_id: bytes, stack: contextlib.ExitStack) -> None:
         self._folder = folder
@@ -550,7 +548,7 @@ class _Opened:
         return self._opened is not None
 
     def is_gone(self) -> bool:
-        """Whether its bytes were taken away, by a delete or by somebody else."""
+        """Whether a delete, or somebody else, took its bytes away."""
         return self._folder.is_gone(self._bundle_id) if self._opened is None else self._opened.was_emptied()
 
     def file(self) -> FrameFile:
@@ -561,7 +559,7 @@ class _Opened:
 
 
 class _Now:
-    """A user's file, read anew after a block was not where it had said; empty if it cannot be read."""
+    """A user's file, read anew after a block was not in its place; empty if it cannot be read."""
 
     def __init__(self, folder: StoreFolder, user: _User) -> None:
         self.stamp = user.stamp

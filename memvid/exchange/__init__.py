@@ -1,1 +1,1 @@
-"""What leaves a store and comes into it: export, import, backup, tensors for other programs."""
+"""Export, import, backup, and tensors for other programs."""

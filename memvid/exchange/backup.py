@@ -1,18 +1,16 @@
 """A backup: the versions of a store in a folder that is a store itself, of the same uuid, and can take its place.
 
-Owns where a backup may lie, which versions are copied into it, and in what steps. Works beside a daemon that writes.
+Owns the backup's place, the choice of versions, and the steps. Works beside a daemon that writes.
 
-How it works: a version never changes, only the files in which its blocks lie. So no file is copied as it is, which a
-compaction would have to stand still for: each version that the backup lacks is written there as a sleep would write it,
-with the blocks of which the backup has no sound copy, and read back. Each is there whole or not at all, and a backup
-that was cut off goes on where it was.
+How it works: a version never changes, only the files with its blocks. Copying those files would hold up compactions, so
+each missing version is written there as by a sleep, with the blocks that the backup lacks, and read back. Each is there
+whole or not at all, and a backup that was cut off goes on where it was.
 
 Rules:
 - Nothing in the store is written, and no request waits for it.
-- Nothing goes from the backup, with its marks: what was deleted in the store stays there. Where it has
-  versions of a session that would stand in the place of those that are to come, or before them, that session is told
-  and left as it is.
-- What cannot be read is told, and the rest is copied. A version of the backup is never replaced by a damaged one.
+- Nothing goes from the backup, marks included: a version deleted in the store stays there. If the backup's own versions
+  of a session would collide with new ones, or come after them, that session is reported and left as it is.
+- Unreadable versions are reported, and the rest is copied. A damaged version never replaces one of the backup.
 """
 
 from __future__ import annotations
@@ -50,11 +48,11 @@ from ..writing.core import StoreCore
 from ..writing.sleeping import Holdings, publish
 
 _TRIES: Final = 8
-"""How often a version is read whose blocks a compaction moves meanwhile; each time that one has to move them again."""
+"""How often a version is read again because a compaction moved its blocks meanwhile."""
 
 
 def claim(folder: StoreFolder, target: str | os.PathLike[str]) -> str:
-    """Make a new or empty folder a backup of this store, or see that it is one; its path.
+    """Make a new or empty folder a backup of this store, or check that it is one; its path.
 
     Raises:
         UnsafePath: it lies in the store. NotAStore: it holds other things. TargetExists: it is another store.
@@ -114,7 +112,8 @@ def copy_versions(
 
 
 def _require_room(core: StoreCore, into: StoreCore, missing: Sequence[IndexRow]) -> int:
-    """The bytes that all of these versions need in the backup, and that its disk has them: said before the first."""
+    """The bytes that all these versions need in the backup. Raises NoSpace, before the first copy, if its disk has
+    less."""
     needed: dict[bytes, int] = {}
     total = 0
     for row in missing:
@@ -138,8 +137,8 @@ def _require_room(core: StoreCore, into: StoreCore, missing: Sequence[IndexRow])
 
 
 def _others(core: StoreCore, into: StoreCore, missing: Sequence[IndexRow]) -> dict[SessionUri, Finding]:
-    """The sessions that cannot be copied, with the reason: beside what the backup has of that name alone, nothing
-    could tell which of both it is."""
+    """The sessions that cannot be copied, with the reason: nothing could tell them from versions of that name in the
+    backup alone."""
     of_session: dict[SessionUri, list[IndexRow]] = {}
     for row in missing:
         of_session.setdefault(row.uri, []).append(row)
@@ -147,8 +146,8 @@ def _others(core: StoreCore, into: StoreCore, missing: Sequence[IndexRow]) -> di
 
 
 def _has_another(core: StoreCore, into: StoreCore, uri: SessionUri, missing: Sequence[IndexRow]) -> bool:
-    """Whether only the backup knows of a version with one of these numbers, or of a newest one with a higher number
-    than the store's, which is older all the same."""
+    """Whether the backup alone has a version with one of these numbers, or has a higher number than the store's newest
+    version."""
     numbered = (one for row in missing for one in into.index.bundles_numbered(uri, row.version))
     if any(not core.index.knows(bundle_id) for bundle_id in numbered):
         return True
@@ -170,8 +169,8 @@ def _refusal(into: StoreCore, uri: SessionUri) -> Finding:
 def _copy(
     core: StoreCore, into: StoreCore, row: IndexRow, sound: dict[bytes, bytes], is_there: Callable[[IndexRow], bool]
 ) -> int:
-    """Write one version into the backup; the bytes of its file, 0 where it was deleted meanwhile. sound: which files of
-    the backup hold which blocks, of those that were read in this run; it gets what is read or written here."""
+    """Write one version into the backup; the bytes of its file, 0 if it was deleted meanwhile. sound: for each file of
+    the backup, the blocks read or written in this run; this adds to it."""
     if into.index.knows(row.bundle_id) and row.bundle_id not in {*into.index.missed(), *into.index.given_up()}:
         path = into.folder.bundle_path(row.bundle_id)
         raise CorruptBundle(
@@ -218,8 +217,7 @@ def _write(into: StoreCore, reader: BundleReader, sound: dict[bytes, bytes]) -> 
 
 
 def _copy_marks(core: StoreCore, into: StoreCore, problems: list[Finding]) -> int:
-    """Tags and pins, of the versions that the backup has, beside those of what it alone has; the bytes that this
-    wrote."""
+    """Tags and pins of the versions in the backup, beside those that it alone has; the bytes written."""
     try:
         marks = Marks.load(core.folder)
         present = Marks.load(into.folder)

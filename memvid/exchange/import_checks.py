@@ -1,11 +1,9 @@
-"""A file from outside the store: what must be true of it before anything of it is believed or copied.
-
-Owns that list. Who brings the file, and what becomes of it, others decide.
+"""The checks on a file from outside the store, before anything of it is believed or copied.
 
 Rules:
-- Nothing is decompressed before all that the file claims to hold was added up, nor a block that is not what the
-  manifest claims of it: the work that a stranger's file may cause is bounded by the file's length (`MAX_EXPANSION`),
-  which the sender had to send.
+- Before anything is decompressed, the sizes that the file claims are added up, and each block is compared with the
+  manifest's claim. So the work for a hostile file is bounded by its length (`MAX_EXPANSION`), which the sender had to
+  send.
 - Every byte of every block is then read and compared.
 """
 
@@ -24,11 +22,11 @@ from ..format.manifest import Manifest
 from ..format.records import Progress
 from ..limits import MAX_EXPANSION, MAX_SMALL_BUNDLE_BYTES
 
-_TENSORS_HEADER: Final = struct.Struct("<Q1s")  # of a safetensors file: how long its list is, and how that begins
+_TENSORS_HEADER: Final = struct.Struct("<Q1s")  # a safetensors file: the length of its list, and the list's first byte
 
 
 def open_exported(path: str) -> int:
-    """Open a file that is to be imported, and look at its first bytes: before a copy is made of what is no bundle.
+    """Open a file that is to be imported, and look at its first bytes: this refuses a wrong file before any copy.
 
     Raises:
         StoreIoError: it is not there, may not be read, or is a folder, a FIFO or a device.
@@ -64,7 +62,7 @@ def _begins_as_tensors(begin: bytes, file_bytes: int) -> bool:
 
 
 def require_whole(file: BundleFile, on_progress: Progress | None = None) -> Manifest:
-    """Check every byte of a file, and that it needs no other one. `on_progress` is told (raw bytes done, in all).
+    """Check every byte of a file, and that it needs no other file. `on_progress` is told (raw bytes done, in all).
 
     Raises:
         CorruptBundle: it holds no session of its own, or blocks that are not those of its manifest.
@@ -95,7 +93,7 @@ def require_whole(file: BundleFile, on_progress: Progress | None = None) -> Mani
 
 
 def require_manifest(file: BundleFile) -> Manifest:
-    """A file's manifest. Raises CorruptBundle where it only holds blocks for others."""
+    """A file's manifest. Raises CorruptBundle if it only holds blocks for others."""
     if file.manifest is None:
         raise CorruptBundle(
             f"{file.path} holds blocks for other bundles and no session of its own; there is nothing to import.",
@@ -106,7 +104,7 @@ def require_manifest(file: BundleFile) -> Manifest:
 
 
 def _require_in_proportion(file: BundleFile, manifest: Manifest) -> None:
-    """Refuse a file whose manifest claims more raw bytes than its length explains."""
+    """Refuse a manifest that claims more raw bytes than the file's length allows."""
     most = max(MAX_EXPANSION * file.file_bytes, MAX_SMALL_BUNDLE_BYTES)
     if manifest.logical_bytes > most:
         raise LimitExceeded(

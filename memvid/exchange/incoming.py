@@ -1,8 +1,8 @@
-"""STORE/incoming: where a client of a running daemon puts a bundle for the daemon to take.
+"""STORE/incoming: a client of a running daemon puts a bundle here, and the daemon takes it.
 
-Owns the folder's name and the putting in. A client hands over an id and never a path, so nothing that it says is ever
-joined to a folder. Needs no lock: a file gets its name only once it is complete, flushed and checked, and the store
-checks it again when it takes it.
+Owns the folder's name and the putting in. A client hands over an id and never a path, so no text of a client is joined
+to a folder. Needs no lock: a file gets its name once it is complete, flushed and checked, and the store checks it
+again.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from .import_checks import open_exported, require_manifest, require_whole
 
 
 def hand_over(store_path: str, source_path: str) -> bytes:
-    """Put a checked copy of an exported bundle into a store's folder `incoming`, durably; gives its bundle id.
+    """Put a checked copy of an exported bundle into a store's folder `incoming`, durably; its bundle id.
 
     Raises:
-        StoreIoError, NoSpace: it cannot be read, or not be written.
-        Corruption, LimitExceeded: it is no bundle, or a damaged one, lacks blocks of its own, or would unfold to far
-            more than a session; nothing is left behind.
+        StoreIoError, NoSpace: it cannot be read or written.
+        Corruption, LimitExceeded: it is no whole bundle with all its blocks, or would unfold to far more than a
+            session; nothing is left behind.
     """
     with _folder_of(store_path, make=True) as (folder_fd, path):
         temp = durable.TempFile(folder_fd, path)
@@ -44,13 +44,13 @@ def hand_over(store_path: str, source_path: str) -> bytes:
 
 
 def take_back(store_path: str, bundle_id: bytes) -> None:
-    """Remove what was handed over and not taken; what is gone needs no removing."""
+    """Remove a handed-over file, if it is there still."""
     with contextlib.suppress(FileNotFoundError), _folder_of(store_path) as (folder_fd, path):
         durable.remove(folder_fd, bundle_id.hex() + LIVE_SUFFIX, path)
 
 
 def open_waiting(folder: StoreFolder, bundle_id: bytes) -> tuple[int, str]:
-    """Open what was handed over to an open store: (descriptor, path for messages). Raises BundleMissing, UnsafePath."""
+    """Open a file handed over to an open store: (descriptor, path for messages). Raises BundleMissing, UnsafePath."""
     name = bundle_id.hex() + LIVE_SUFFIX
     path = f"{folder.path}/{INCOMING}/{name}"
     try:
@@ -61,7 +61,7 @@ def open_waiting(folder: StoreFolder, bundle_id: bytes) -> tuple[int, str]:
 
 
 def remove_taken(folder: StoreFolder, bundle_id: bytes) -> None:
-    """Durably remove what an open store has taken. Raises StoreIoError, DurabilityLost."""
+    """Durably remove a file that an open store has taken. Raises StoreIoError, DurabilityLost."""
     path = f"{folder.path}/{INCOMING}"
     with contextlib.suppress(FileNotFoundError), opened_folder(folder.root_fd, INCOMING, path) as folder_fd:
         if durable.remove(folder_fd, bundle_id.hex() + LIVE_SUFFIX, path):
@@ -69,7 +69,7 @@ def remove_taken(folder: StoreFolder, bundle_id: bytes) -> None:
 
 
 def owner_of(store_path: str, bundle_id: bytes) -> SessionUri:
-    """Whose snapshot a handed-over bundle is. Raises BundleMissing, and what damage raises."""
+    """The session of a handed-over bundle. Raises BundleMissing, Corruption."""
     name = bundle_id.hex() + LIVE_SUFFIX
     place = f"{store_path}/{INCOMING}/{name}"
     try:
@@ -92,7 +92,7 @@ def _copy(source_path: str, temp: durable.TempFile) -> None:
 
 
 def _check(temp: durable.TempFile, source_path: str) -> bytes:
-    """Check every byte of the copy, as an import will; gives its bundle id."""
+    """Check every byte of the copy, as an import will; its bundle id."""
     try:
         fd = os.dup(temp.fd)
     except OSError as error:

@@ -1,7 +1,7 @@
-"""Whether a version that is to be imported belongs to the session that would get it, and may become its newest.
+"""Whether an imported version belongs to the session that would get it, and may become its newest.
 
-Owns these questions and their refusals: the versions that both were made from, as far as the store knows them, and
-where those do not meet, the tokens. What an import is, `transfer` says.
+Owns these questions and their refusals. Two versions are kin if they come from a common version that the store knows,
+or if the tokens of one begin with all tokens of the other.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from ..writing.core import StoreCore
 
 
 def require_kin(core: StoreCore, file: BundleFile, imported: Manifest, uri: SessionUri) -> None:
-    """Refuse to put a version among those of another session: it and the newest one there have to come from the same
-    version, or one of them has to go on from all that the other has read."""
+    """Refuse to put a version among those of another session. It and the newest one there must come from a common
+    version, or one must go on from all tokens of the other."""
     newest = core.index.find(uri) or _newest_unlisted(core, uri)
     if newest is None:
         return
@@ -37,8 +37,8 @@ def require_kin(core: StoreCore, file: BundleFile, imported: Manifest, uri: Sess
 
 
 def require_successor(core: StoreCore, file: BundleFile, imported: Manifest, uri: SessionUri) -> None:
-    """Refuse to put a version on top of a session's newest one that does not begin with all tokens of that one: what it
-    lacks would be gone from the next wake, and with the next prune from the store."""
+    """Refuse to put a version on top of a newest one unless it begins with all tokens of that one: the rest would be
+    missing from the next wake, and the next prune would drop it."""
     newest = core.index.find(uri)
     if newest is None or _tokens_in_common(core, file, imported, newest) == newest.ledger_tokens:
         return
@@ -51,15 +51,15 @@ def require_successor(core: StoreCore, file: BundleFile, imported: Manifest, uri
 
 
 def _newest_unlisted(core: StoreCore, uri: SessionUri) -> IndexRow | None:
-    """The newest version of a session that has none but such as are set aside, missed or unreadable: they may be back
-    any day."""
+    """The newest version of a session whose versions are all set aside, missing or unreadable: they may come back any
+    day."""
     stored = map(core.index.stored, reversed(core.index.bundles_of(uri)))
     return next((one.row for one in stored if one is not None and one.row is not None), None)
 
 
 def _line(core: StoreCore, bundle_id: bytes, parent: bytes | None, names: set[SessionUri]) -> set[bytes]:
-    """A bundle and what it was made from, back to the first that the store does not know, or that is of a session of
-    another name: whose forks have no more in common than what they began with."""
+    """A bundle and its ancestors, back to the first that the store does not know or that has another session's name:
+    forks of that one share only their beginning."""
     line = {bundle_id}
     while parent is not None and parent not in line:
         stored = core.index.stored(parent)
@@ -72,14 +72,14 @@ def _line(core: StoreCore, bundle_id: bytes, parent: bytes | None, names: set[Se
 
 
 def _goes_on(core: StoreCore, file: BundleFile, imported: Manifest, newest: IndexRow) -> bool:
-    """Whether one of both begins with all tokens of the other: a session that went on elsewhere, or an earlier version
-    whose successors are gone."""
+    """Whether one begins with all tokens of the other: the session went on elsewhere, or this is an earlier version and
+    its successors are gone."""
     shorter = min(ledger_tokens(imported), newest.ledger_tokens)
     return _tokens_in_common(core, file, imported, newest) == shorter
 
 
 def _tokens_in_common(core: StoreCore, file: BundleFile, imported: Manifest, newest: IndexRow) -> int | None:
-    """How many tokens both begin with; None where the newest version cannot be read."""
+    """How many tokens both begin with; None if the newest version cannot be read."""
     with contextlib.suppress(Corruption, BundleMissing), core.open_reader(newest.bundle_id) as reader:
         return in_common(
             imported,

@@ -1,13 +1,12 @@
 """A version's arrays as one `.safetensors` file, for other tools: its slots joined over the whole session.
 
-Owns the names, shapes and order of the tensors. Nothing is converted: the bytes of a slot are its tensor's. The format
-is simple enough to be written here: the header's length (8 bytes, little-endian), the header (JSON), the data without
-gaps.
+Owns the names, shapes and order of the tensors. Nothing is converted: the bytes of a slot are its tensor's. The format:
+the header's length (8 bytes, little-endian), the header (JSON), the data without gaps.
 
 Names: a cache's slot `3.k` is the tensor `layers.3.k`, any other slot (`logits`) is `state.logits`, and `tokens` is the
-ledger. A slot of span blocks becomes `[heads, tokens, dim]` over all tokens. Where blocks keep it in several forms
-(some with a loss), each run of tokens of one form is a tensor of its own, `layers.3.k@0-512`. Of state records the one
-at the version's end is taken, as it lies.
+ledger. A slot of span blocks becomes `[heads, tokens, dim]` over all tokens. If blocks keep it in several forms (some
+with a loss), each run of tokens in one form is a tensor of its own, `layers.3.k@0-512`. Of the state records only the
+one at the version's end is written, as it lies.
 
 Memory: one slot of one block, `MAX_TENSOR_SLOT_BYTES` at most. Each is verified before it is written.
 """
@@ -44,8 +43,8 @@ _ALIGNMENT: Final = 8
 
 @dataclass(slots=True)
 class _Tensor:
-    """One tensor of the file. outer, dim: its shape around the tokens; start, end: its tokens; dim None: its shape is
-    `outer` alone, and it has no tokens. offset: of its first byte in the data."""
+    """One tensor of the file. outer, dim: its shape around the tokens; start, end: its tokens. dim None: its shape is
+    `outer` alone, without tokens. offset: its first byte in the data."""
 
     slot: str
     kind: str
@@ -67,7 +66,7 @@ class _Tensor:
         return self.element_bytes * math.prod(self.shape)
 
     def continues(self, other: _Tensor) -> bool:
-        """Whether these are the tokens behind those of another tensor, in the same form."""
+        """Whether these tokens follow another tensor's, in the same form."""
         mine, others = (
             (each.slot, each.kind, each.dtype, each.element_bytes, each.outer, each.dim) for each in (self, other)
         )
@@ -76,7 +75,7 @@ class _Tensor:
 
 @dataclass(slots=True)
 class _Plan:
-    """All tensors, and for each block the tensor of each of its slots."""
+    """All tensors, and for each block the tensor of each slot."""
 
     tokens: _Tensor
     tensors: list[_Tensor] = field(default_factory=list)
@@ -133,7 +132,7 @@ def _planned(reader: BundleReader) -> _Plan:
                 earlier.append(tensor)
             found.append(earlier[-1])
     tensors = [plan.tokens, *(tensor for name in runs for tensor in _named(name, runs[name], reader))]
-    # The largest elements first: so each tensor lies where its elements are aligned, and there is no gap.
+    # The largest elements first: so each tensor is aligned, without a gap.
     plan.tensors = sorted(tensors, key=lambda tensor: -tensor.element_bytes)
     offset = 0
     for tensor in plan.tensors:
@@ -229,7 +228,7 @@ def _write_all(temp: TempFile, reader: BundleReader, plan: _Plan, on_progress: P
 
 
 def _runs(tensor: _Tensor, entry: BlockEntry, data: memoryview) -> Iterator[tuple[int, memoryview]]:
-    """Where in the data of the file the parts of a block's slot belong: one a head."""
+    """The places in the data for the parts of a block's slot, one for each head."""
     if tensor.dim is None:
         yield tensor.offset, data
         return

@@ -1,20 +1,18 @@
 """Versions leave a store as one file each, and come into one.
 
-Owns the exported file (a bundle of the same id whose directory looks for no block elsewhere), where it may be put, and
-what version it becomes. What must be true of a file before that, `import_checks` says.
+Owns the exported file (a bundle of the same id that needs no other file), its place, and the version that it becomes.
+`import_checks` checks a file first.
 
 Rules:
-- An export is flushed and read back before it gets its name, and never takes the place of a file that is there. It
-  works in a store that was opened for reading: nothing in the store is written.
+- An export is flushed and read back before it gets its name, and replaces no file. Nothing in the store is written.
 - Nothing of a file is believed before every byte of it was checked: bundle id, directory, each block's id and bytes,
-  its place in the chain, the identity. What is wrong with it is an error, and nothing was written.
-- A name that is the file's own is none: the import is what it is without it.
-- An import overwrites nothing. It keeps its bundle id, version and all, where that version number is free, no bundle
-  that cannot be read may have it, and it is not beyond what a store counts to; anything else becomes the next version,
-  with the imported bundle as parent.
-- The same file again is what is there already, under its own id or as such a next version: an import that was cut off
-  after it had finished is not done twice.
-- Blocks that the store holds already, every byte compared, are referred to and not written.
+  its place in the chain, the identity. Any fault is an error, and nothing was written.
+- Importing a file under its own name is the same as importing it without a name.
+- An import overwrites nothing. It keeps its bundle id and version if the version number is free, a store counts that
+  far, and no unreadable bundle may have it; else it becomes the next version, with the imported bundle as parent.
+- A second import of the same file finds the first one's version, under its own id or as that next version, and does
+  nothing.
+- Blocks in the store are referred to and not written, once every byte is compared.
 """
 
 from __future__ import annotations
@@ -57,8 +55,8 @@ from .incoming import open_waiting, remove_taken
 from .kinship import require_kin, require_successor
 
 _TRIES: Final = 8
-"""How often an import writes its file: again each time what it led to went elsewhere meanwhile. The last time it leads
-nowhere and copies every block, so only the file whose place it takes can still stop it."""
+"""How often an import writes its file: again each time its references moved meanwhile. The last time it refers to
+nothing and copies every block, so only the file that it replaces can still stop it."""
 
 
 # --- export
@@ -139,7 +137,7 @@ def adopt_incoming(
     *,
     only_kin: bool = False,
 ) -> Receipt:
-    """Let a bundle that was put into STORE/incoming become a version. See `Store.adopt_incoming`."""
+    """Let a bundle in STORE/incoming become a version. See `Store.adopt_incoming`."""
     core.require_writable()
     core.mend_index_file()
     fd, path = open_waiting(core.folder, bundle_id)
@@ -156,7 +154,7 @@ def _import(
     manifest = require_whole(file, on_progress)
     uri = as_uri or manifest.uri
     keeps_name = uri == manifest.uri
-    with core.importing:  # the same bundle twice at once is once
+    with core.importing:  # two imports of one bundle at once make one version
         if keeps_name:
             present = core.index.find(manifest.uri, manifest.version)
             if present is not None and present.bundle_id == file.bundle_id:
@@ -175,7 +173,7 @@ def _import(
 
 
 def _receipt_of_present(core: StoreCore, row: IndexRow) -> Receipt:
-    """The receipt of a version that is there already; only if it is as sound as what was about to be imported."""
+    """The receipt of a version that is there already, if it is as sound as the import would be."""
     try:
         file, release = core.open_pinned(row.bundle_id)
         with contextlib.ExitStack() as stack:
@@ -184,7 +182,7 @@ def _receipt_of_present(core: StoreCore, row: IndexRow) -> Receipt:
             pool = stack.enter_context(contextlib.closing(FilePool(core.open_frames)))
             entries = file.entries
             for entry in entries:
-                assert entry.bundle_id is not None  # a file says of each block where it is
+                assert entry.bundle_id is not None  # a file tells the place of each block
                 with pool.holding(entry.bundle_id) as holder:
                     holder.check_block(entry.id)
     except Corruption as error:
@@ -209,7 +207,7 @@ def _receipt_of_present(core: StoreCore, row: IndexRow) -> Receipt:
 
 
 def _earlier_import(core: StoreCore, bundle_id: bytes, imported: Manifest, uri: SessionUri) -> Receipt | None:
-    """The receipt of the version that an earlier import of the same bundle under this name has made, if it is sound."""
+    """The receipt of an earlier import of the same bundle under this name, if its version is sound."""
     for row in reversed(core.index.versions(uri)):
         if (row.parent, row.token_count, row.logical_bytes) != (
             bundle_id,
@@ -228,8 +226,8 @@ def _same_state(one: Manifest, other: Manifest) -> bool:
 
 
 def _require_unknown(core: StoreCore, bundle_id: bytes) -> None:
-    """Refuse a bundle that the index has, but not as the version that it is: one that cannot be read at present, or
-    that another bundle has taken the number of. One that is missed, or that repair has set aside, comes back so."""
+    """Refuse a bundle in the index that is not its own version there: it cannot be read at present, or another bundle
+    has its number. One that is missing, or that repair has set aside, comes back by the import."""
     if core.index.knows(bundle_id) and bundle_id not in {*core.index.missed(), *core.index.given_up()}:
         raise _unusable(core, bundle_id)
 
@@ -245,7 +243,7 @@ def _unusable(core: StoreCore, bundle_id: bytes) -> CorruptBundle:
 
 
 class _Intake:
-    """One import under way: the blocks of an imported file on their way into a file of the store."""
+    """An import under way: the blocks of an imported file on their way into a file of the store."""
 
     def __init__(self, core: StoreCore, source: BundleFile, holdings: Holdings, temp: TempFile, room: Meter) -> None:
         self._core = core
@@ -257,7 +255,7 @@ class _Intake:
         self._places: dict[bytes, bytes] = {}
 
     def take(self, manifest: Manifest, also: FrameFile | None = None, *, alone: bool = False) -> None:
-        """Copy the blocks that the store does not hold elsewhere (`alone`: every one), and all that `also` holds.
+        """Copy the blocks that the store holds nowhere else (`alone`: every block), and those that `also` holds.
 
         Raises:
             BudgetExceeded: there is no room for them; nothing was written.
@@ -275,7 +273,7 @@ class _Intake:
             self._writer.add_copy(file, block_id)
 
     def is_led_right(self) -> bool:
-        """Whether every block that is not copied is still where it was found. To be asked while committing."""
+        """Whether every block that was not copied is still in its place. Call it while committing."""
         return not moved_blocks(self._core, self._places)
 
     def publish(self, bundle: IndexedBundle) -> None:
@@ -304,7 +302,7 @@ def _intake(core: StoreCore, source: BundleFile) -> Iterator[tuple[_Intake, Call
         pin = stack.enter_context(core.pinning())
         holdings = stack.enter_context(contextlib.closing(Holdings(core, pin)))
         room = stack.enter_context(core.metering())
-        room(0)  # where nothing may be written any more, not even a temporary file is made
+        room(0)  # before any temporary file, in case nothing may be written any more
         stack.enter_context(core.poisoning())
         temp = stack.enter_context(contextlib.closing(core.new_temp()))
         yield _Intake(core, source, holdings, temp, room), pin
@@ -337,14 +335,12 @@ def _import_as_next(core: StoreCore, source: BundleFile, imported: Manifest, uri
 
 
 def _import_as_it_is(core: StoreCore, source: BundleFile, manifest: Manifest) -> Receipt:
-    """The imported bundle itself becomes a version.
-
-    Where its session was deleted and its file still holds blocks for others, the new file holds those too: it takes the
-    place of the retired one, under the name that the others look for.
+    """The imported bundle itself becomes a version. If a retired file holds its blocks for others, the new file has
+    those blocks too and takes its place under the same name.
 
     Raises:
         IndexMismatch: a live file of the bundle lies in the store, and the index does not know it.
-        CorruptBundle: one does of a version that was set aside, or missed.
+        CorruptBundle: the same, for a version that was set aside or is missing.
         StoreBusy: the retired file was written anew each time.
     """
     for attempt in range(1, _TRIES + 1):
@@ -367,7 +363,7 @@ def _import_as_it_is(core: StoreCore, source: BundleFile, manifest: Manifest) ->
 
 
 def _require_no_stranger(core: StoreCore, bundle_id: bytes) -> None:
-    """Refuse to take the place of a live file that the index does not know, or knows as gone: somebody put it there."""
+    """Refuse to replace a live file that somebody put there: the index does not know it, or knows it as gone."""
     if core.folder.suffix_of(bundle_id) == LIVE_SUFFIX:
         if core.index.knows(bundle_id):  # back, and perhaps damaged: a repair sees to either
             raise _unusable(core, bundle_id)
@@ -381,7 +377,7 @@ def _require_no_stranger(core: StoreCore, bundle_id: bytes) -> None:
 
 
 def _open_retired(core: StoreCore, bundle_id: bytes) -> FrameFile | None:
-    """The retired file of a bundle; None where there is none, or nothing of it but the name."""
+    """The retired file of a bundle; None if there is none, or only its name."""
     try:
         return core.open_frames(bundle_id)
     except BundleMissing:
@@ -393,7 +389,7 @@ def _open_retired(core: StoreCore, bundle_id: bytes) -> FrameFile | None:
 
 
 def _is_same(core: StoreCore, bundle_id: bytes, retired: FrameFile | None) -> bool:
-    """Whether a bundle's retired file, or that there is nothing in one, is still what it was."""
+    """Whether a bundle's retired file is unchanged, or still absent or empty."""
     if retired is None:
         return core.folder.is_gone(bundle_id)
     return core.folder.suffix_of(bundle_id) == RETIRED_SUFFIX and core.folder.is_current(bundle_id, retired.stamp())
