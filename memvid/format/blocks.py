@@ -28,7 +28,7 @@ from ..limits import (
 from .packing import unpack
 
 BLOCK_TOKENS: Final = 256
-"""Tokens of a full span. The step in which mlx-lm's KVCache grows, so a block never straddles a reallocation."""
+"""Tokens of a full span. mlx-lm's KVCache grows in this step, so a block never straddles a reallocation."""
 
 TOKEN_BYTES: Final = 4
 """A token id is a little-endian uint32."""
@@ -62,7 +62,7 @@ _DOMAIN: Final = "torpor.block/1"
 
 @dataclass(frozen=True, slots=True)
 class SlotSpec:
-    """A slot: its name within the block, the kind that says how to use it, and its array's dtype and shape."""
+    """A slot: its name within the block, its kind (how to use it), and its array's dtype and shape."""
 
     name: str
     kind: str
@@ -113,7 +113,7 @@ def _stored_spec(name: str, kind: str, dtype: str, shape: tuple[int, ...]) -> Sl
 
 @dataclass(frozen=True, slots=True)
 class SlotDraft:
-    """A slot to be written. The buffers, in order and concatenated, are its raw bytes; they are only borrowed."""
+    """A slot to be written. The buffers, in order, are its raw bytes; they are only borrowed."""
 
     spec: SlotSpec
     buffers: Sequence[memoryview]
@@ -135,7 +135,7 @@ class BlockDraft:
 
 @dataclass(frozen=True, slots=True)
 class BlockHeader:
-    """The canonical header, which the block id is the digest of: all facts of the block, and the digests of its bytes.
+    """The canonical header: all facts of the block, and the digests of its bytes. The block id is its digest.
 
     `parent` is the id of the span block that ends where this block starts; None at the start of a session.
     """
@@ -179,7 +179,7 @@ class BlockHeader:
         return header
 
     def require_valid(self) -> None:
-        """Raise CorruptBundle unless the parts fit each other."""
+        """Raise CorruptBundle unless the parts fit together."""
         if self.kind not in BLOCK_KINDS:
             _refuse(f"its kind is {str(self.kind)[:40]!r}")
         if not _is_id(self.identity_digest) or not (self.parent is None or _is_id(self.parent)):
@@ -202,7 +202,7 @@ def _decode_slot(item: Any) -> tuple[SlotSpec, bytes]:
     name, kind, dtype, shape, digest = item
     if not isinstance(shape, list) or not _is_id(digest):
         _refuse("a slot in it is malformed")
-    if not {int}.issuperset(map(type, shape)):  # True and 4.0 would find the checked spec of 1 and 4
+    if not {int}.issuperset(map(type, shape)):  # True and 4.0 would hit the cached spec of 1 and 4
         _refuse("a size of a shape in it is no integer")
     try:
         return _stored_spec(name, kind, dtype, tuple(shape)), digest
@@ -221,7 +221,7 @@ def _refuse(why: str) -> NoReturn:
 
 
 def block_id(encoded_header: bytes | memoryview) -> bytes:
-    """The id of the block that this canonical header describes."""
+    """The id of the block with this canonical header."""
     return blake3(encoded_header).digest()
 
 
@@ -229,8 +229,8 @@ def block_id(encoded_header: bytes | memoryview) -> bytes:
 class BlockEntry:
     """A block as a manifest lists it. `raw_bytes` is the sum of its raw slots.
 
-    `bundle_id` names a bundle whose file holds the frame. It is None in a manifest, because a frame may be moved; a
-    reader and a receipt give it as of that moment.
+    `bundle_id` names a bundle whose file holds the frame. A manifest has None, because a frame may be moved; a reader
+    and a receipt give the holder of that moment.
     """
 
     id: bytes
@@ -252,7 +252,7 @@ class BlockEntry:
 
 
 def most_blocks(token_count: int) -> int:
-    """How many blocks a session of so many tokens can have: its spans, and records at the ends of each."""
+    """How many blocks a session of so many tokens can have: its spans, and a record at the end of each."""
     spans = -(-token_count // BLOCK_TOKENS)
     return spans + (spans + 1) * MAX_RECORDS_AT_ONE_POSITION
 
@@ -283,7 +283,7 @@ def require_chain(entries: Sequence[BlockEntry], token_count: int) -> str | None
 
 
 def span_parents(entries: Sequence[BlockEntry]) -> dict[bytes, bytes | None]:
-    """For each block of a chain, the id of the span before it: the parent that its header must name."""
+    """For each block of a chain, the id of the span before it: the parent in its header."""
     parents: dict[bytes, bytes | None] = {}
     span: bytes | None = None
     for entry in entries:

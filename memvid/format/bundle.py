@@ -1,12 +1,13 @@
 """Reading one bundle file: as a holder of frames (`FrameFile`), and with its manifest (`BundleFile`).
 
-Owns every check between a file descriptor and a slot's raw bytes. Knows nothing of the index or of who owns a session.
+Owns every check between a file descriptor and a slot's raw bytes. Knows no index, and no owner of a session.
 
-Rules: a length is compared with its limit before memory is taken for it. A bundle id is recomputed before a field of
-the manifest is used, the directory's digest before a place in it, a block id before a field of its header, a slot's
-digest after its bytes were filled in: the caller gets an error or the right bytes, but its buffers may hold the wrong
-ones when an error is raised.
-Reads are positioned, so all methods may be called from several threads.
+Rules:
+- A length is compared with its limit before memory is taken for it.
+- Each digest is compared before its content is used: the bundle id before a field of the manifest, the directory's
+  digest before a place in it, a block id before a field of its header. A slot's digest is compared after its bytes were
+  read into the caller's buffers: on an error they may hold wrong bytes.
+- Reads are positioned, so all methods may be called from several threads.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ from .manifest import Manifest, bundle_id_of, decode_manifest
 _MAX_HEAD_BYTES: Final = head_bytes_for(MAX_BLOCK_HEADER_BYTES, MAX_SLOTS)
 
 Head = tuple[BlockHeader, FrameHead]
-"""A frame's head, taken apart, and the block header in it."""
+"""An unpacked frame head, and its block header."""
 
 READ_BYTES: Final = 1 << 20
 """Bytes of slots read in one call: still in the processor's cache when they are hashed."""
@@ -66,7 +67,7 @@ READ_BYTES: Final = 1 << 20
 class FrameFile:
     """A bundle file as a holder of frames: header, trailer and directory have been checked. Owns its descriptor.
 
-    Its manifest is not read: the block id proves a frame, whichever manifest asks for it. The user of this object fills
+    Its manifest is not read: the block id proves a frame to any manifest. The user of this object fills
     `checked_heads`: the heads that matched a manifest.
     """
 
@@ -120,15 +121,15 @@ class FrameFile:
             self._fd = -1
 
     def stamp(self) -> Stamp:
-        """The stamp of the open file: it changes when another file takes its name or a write changes it."""
+        """The stamp of the open file."""
         return stamp_of(stat_open(self._fd, self.path))
 
     def was_emptied(self) -> bool:
-        """Whether the file was cut short since it was opened: a delete on a full disk does so."""
+        """Whether the file was cut short since it was opened, as a delete on a full disk does."""
         return stat_open(self._fd, self.path).st_size < self.file_bytes
 
     def frame_of(self, block_id: bytes) -> Frame:
-        """Where a block's frame is. Raises BlockMissing unless this file holds it."""
+        """A block's frame. Raises BlockMissing unless this file holds it."""
         frame = self.frames.get(block_id)
         if frame is None:
             raise BlockMissing(
@@ -232,8 +233,8 @@ class FrameFile:
     def check_block(
         self, block_id: bytes, on_bytes: Callable[[int], None] | None = None, *, known: Head | None = None
     ) -> BlockHeader:
-        """Read every byte of a block's frame and check it, in memory of CHUNK_BYTES and one compressed slot. known: its
-        head, where that has just been read."""
+        """Read and check every byte of a block's frame, in memory of CHUNK_BYTES and one compressed slot. known: its
+        head, if it was just read."""
         header, head = self.check_payloads(block_id, on_bytes, known=known)
         start = self.frame_of(block_id).offset
         for (spec, _), stored, offset in zip(header.slots, head.stored, head.payload_offsets, strict=True):
@@ -260,10 +261,10 @@ class FrameFile:
         return header, head
 
     def frame_chunks(self, block_id: bytes) -> Iterator[memoryview]:
-        """A frame's head and payloads as they lie in the file, in chunks that are valid until the next, to be copied.
+        """A frame's head and payloads as they lie in the file, for a copy; each chunk is valid until the next.
 
         The head is checked before the first chunk. The payloads are not: the copier reads its copy back. Padding comes
-        out as zeros whatever the file holds: it means nothing, and a copy must not keep damage in it.
+        out as zeros: it means nothing, and a copy must not keep damage in it.
         """
         _, head = self.read_head(block_id)
         frame = self.frame_of(block_id)
@@ -343,10 +344,10 @@ class FrameFile:
 
 
 class BundleFile(FrameFile):
-    """A bundle file whose manifest, and with it the bundle id, has been checked too.
+    """A bundle file with a checked manifest, and so with a checked bundle id.
 
-    `manifest` is None in a file that only holds blocks for others, under the name of a bundle that is gone; no live
-    bundle's file is such a one.
+    `manifest` is None in a file that only holds blocks for others, under the name of a deleted bundle. A live bundle's
+    file always has one.
     """
 
     manifest: Manifest | None
@@ -375,7 +376,7 @@ class BundleFile(FrameFile):
         return decode_manifest(encoded, self.path)
 
     def encoded_manifest(self) -> bytes:
-        """The manifest as it lies in the file; empty where there is none."""
+        """The manifest as it lies in the file; empty if there is none."""
         return self._read(self.trailer.manifest_offset, self.trailer.manifest_bytes)
 
     @property

@@ -1,22 +1,21 @@
 """How a slot's raw bytes become stored bytes and back: raw, one zstd frame, or zstd on byte planes.
 
-Owns what each codec number means, which of them a slot's dtype calls for, and every check on compressed input. Knows
-nothing of blocks or files; the digest of the stored bytes is compared by the reader before they come here.
+Owns the codec numbers, the choice by dtype, and every check on compressed input. Knows nothing of blocks or files. The
+reader compares the digest of the stored bytes first.
 
 A zstd slot is exactly one frame with its content size and checksum, without a dictionary, within the window limit,
-filling its stored bytes to the last one. All that is checked before a byte is decompressed, because the library
-trusts a declared size over a caller's cap and accepts what follows a frame.
+filling its stored bytes to the last one. All that is checked before a byte is decompressed, because the library trusts
+a declared size over a caller's cap and accepts bytes after a frame.
 
 A slot on byte planes is cut into chunks, and each chunk into as many planes as an element has bytes: all first bytes,
 all second bytes, and so on. The planes with sign and exponent shrink, those with the low bits of the mantissa mostly do
-not; each is one zstd frame, or stays raw where it would not shrink. The planes are made with extended slices of
+not; each is one zstd frame, or stays raw if it would not shrink. The planes are made with extended slices of
 bytearrays: a strided slice of a memoryview is ten times slower, and numpy has no other use here.
 
-blosc2 (its shuffle filter and zstd) was measured beside this by `bench/compression.py`. It stores the same bytes within
-one part in a hundred, compresses them about a quarter faster, and gives them back up to twice as fast. But it would put
-a container format of its own and its parser, in C, between the store and input that may be hostile, and bring numpy,
-numexpr and others into a package that needs none of them; and a wake does not wait for decompression, since hot blocks
-are stored raw. So it is not used.
+blosc2 (its shuffle filter and zstd) is not used; `bench/compression.py` measures it. Its sizes are the same within one
+part in a hundred; it compresses a quarter faster and decompresses up to twice as fast. But its parser, in C, would
+stand between the store and hostile input, and it needs numpy, numexpr and others. And a wake does not wait for
+decompression: hot blocks are stored raw.
 """
 
 from __future__ import annotations
@@ -39,10 +38,10 @@ CODEC_NAMES: Final = {RAW_CODE: "raw", ZSTD_CODE: "zstd", PLANES_CODE: "planes"}
 
 PLANE_CHUNK_BYTES: Final = 256 * 1024
 """Raw bytes that are split into planes at once when writing. Smaller chunks follow the data more closely but cost a
-frame each; larger ones fall out of the processor's cache. Both ratio and speed are best near here."""
+frame each; larger ones fall out of the processor's cache. Ratio and speed are best near here."""
 
 _PLANE_DTYPES: Final = frozenset({"float16", "bfloat16", "float32", "float64", "complex64"})
-"""Numbers with an exponent: their high bytes are alike. The meaning of integers is unknown here: they are not split."""
+"""Numbers with an exponent: their high bytes are alike. Integers have no known pattern, and are not split."""
 
 _PLANES_HEADER: Final = struct.Struct("<II")  # planes, raw bytes of a chunk
 _PLANE_LENGTH: Final = struct.Struct("<I")
@@ -58,7 +57,7 @@ Buffer = bytes | bytearray | memoryview
 
 @dataclass(frozen=True, slots=True)
 class Codec:
-    """A choice for writing. Readers need none: each slot says how it is stored."""
+    """A choice for writing. A reader needs none: each slot names its codec."""
 
     code: int
     level: int = 0
@@ -87,8 +86,8 @@ def zstd(level: int = 1) -> Codec:
 def planes(level: int = 1) -> Codec:
     """Compress the byte planes of floating-point slots, other slots as `zstd`.
 
-    A plane of KV has few matches, so level 1 is best: higher levels save a few parts in a thousand at most, often lose
-    as much, and take several times as long.
+    A plane of KV has few matches, so level 1 is best: higher levels take several times as long and save a few parts in
+    a thousand, or nothing.
     """
     return Codec(PLANES_CODE, level)
 
@@ -96,7 +95,7 @@ def planes(level: int = 1) -> Codec:
 def encode_slot(
     views: Sequence[memoryview], spec: SlotSpec, codec: Codec
 ) -> tuple[int, list[memoryview | bytes], int] | None:
-    """The codec number, the payload in parts, and the stored bytes; None where the slot is to be stored raw.
+    """The codec number, the payload in parts, and the stored bytes; None for a slot to be stored raw.
 
     `views` are contiguous bytes ("B") that add up to `spec.size_bytes`. A payload is smaller than the raw bytes, but by
     no more than `MAX_EXPANSION`: a reader takes a file beyond that for an attack.
@@ -119,7 +118,7 @@ def decode_chunks(
 ) -> Iterator[memoryview]:
     """Yield a compressed slot's raw bytes in chunks of at most CHUNK_BYTES; each is valid until the next.
 
-    Takes the memory of one chunk or two beside `stored`, whatever `stored` declares. A raw slot needs no decoding.
+    Takes the memory of one or two chunks beside `stored`. A raw slot needs no decoding.
 
     Raises:
         CorruptBlock: `encode_slot` cannot have made this of that many bytes. `where` names the slot.
@@ -275,7 +274,7 @@ def _decode_planes(stored: bytes | bytearray, raw_bytes: int, element_bytes: int
     decompressor = zstandard.ZstdDecompressor(max_window_size=MAX_ZSTD_WINDOW_BYTES)
     chunk = bytearray(min(slot.chunk_bytes, raw_bytes))
     for number, (size_bytes, plane) in enumerate(slot.planes()):
-        if size_bytes * element_bytes != len(chunk):  # the last chunk; a view of the one before may still be held
+        if size_bytes * element_bytes != len(chunk):  # the last chunk; a view of the one before may still be in use
             chunk = bytearray(size_bytes * element_bytes)
         chunk[number % element_bytes :: element_bytes] = (
             plane if len(plane) == size_bytes else _decompress_plane(decompressor, plane, where)
@@ -285,7 +284,8 @@ def _decode_planes(stored: bytes | bytearray, raw_bytes: int, element_bytes: int
 
 
 def _decompress_plane(decompressor: zstandard.ZstdDecompressor, plane: memoryview, where: str) -> bytes:
-    """Decompress a frame whose declared size was checked: the library allocates that size, and refuses any other."""
+    """Decompress a frame after its declared size was checked: the library allocates that size, and refuses any
+    other."""
     try:
         return decompressor.decompress(plane)
     except zstandard.ZstdError as error:
@@ -307,7 +307,7 @@ class _PlaneSlot:
         return _PLANES_HEADER.size + chunks * self.element_bytes * _PLANE_LENGTH.size
 
     def sizes(self) -> Iterator[tuple[int, int]]:
-        """For each plane its bytes before compression, and after it as the table has them."""
+        """For each plane its raw bytes, and its stored bytes as in the table."""
         table = memoryview(self.stored)[_PLANES_HEADER.size : self.first_plane_at]
         for number, (plane_bytes,) in enumerate(_PLANE_LENGTH.iter_unpack(table)):
             done = number // self.element_bytes * self.chunk_bytes

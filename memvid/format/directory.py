@@ -1,4 +1,4 @@
-"""Where blocks lie: the frames in one file, and for a manifest's other blocks the bundles that hold them.
+"""The places of blocks: the frames in one file, and the holders of a manifest's other blocks.
 
 Owns the directory's encoding and its agreement with file and manifest. The bundle id does not cover it: a file may be
 rewritten with other frames, and its bundle stays the same. Knows nothing of the content of blocks.
@@ -61,7 +61,7 @@ class Directory:
         return cls(here, tuple(numbers), tuple(places))
 
     def holder_of(self, position: int) -> bytes | None:
-        """Which bundle holds the manifest's block at `position`; None for this file."""
+        """The bundle that holds the manifest's block at `position`; None for this file."""
         place = self.places[position]
         return None if place == 0 else self.holders[place - 1]
 

@@ -1,4 +1,4 @@
-"""Versions whose ledger goes on behind their blocks: how many tokens are there without any state.
+"""Versions whose ledger goes on behind their blocks: the number of tokens without any state.
 
 The layers above write and read them; the store counts them, so that no reader takes the ledger to be shorter.
 """
@@ -16,7 +16,7 @@ UNREAD: Final = "unread"
 
 
 def unread_of(manifest: Manifest) -> int:
-    """How many tokens follow the tokens in blocks; 0 where another program wrote something else there."""
+    """How many tokens follow the tokens in blocks; 0 if another program wrote something else there."""
     return len(tail_of(manifest)) // TOKEN_BYTES
 
 

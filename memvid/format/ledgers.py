@@ -17,21 +17,21 @@ from .manifest import Manifest
 from .reader import FilePool
 
 ReadTokens = Callable[[BlockEntry], bytes | None]
-"""The tokens of a span; None where they cannot be read."""
+"""The tokens of a span; None if they cannot be read."""
 
 
 @dataclass(frozen=True, slots=True)
 class Common:
-    """The length of a common prefix in tokens: at least `least`, and at most `most` where blocks cannot be read."""
+    """The length of a common prefix in tokens: `least` to `most`, which differ if blocks cannot be read."""
 
     least: int
     most: int
 
 
 def reading(pool: FilePool, places: Mapping[bytes, bytes], files_of: Callable[[bytes], Iterable[bytes]]) -> ReadTokens:
-    """Reads the tokens of a span from its head, which may be good where the rest of the block is damaged.
+    """Reads the tokens of a span from its head, which may be good even if the rest of the block is damaged.
 
-    places: the bundle of each block; files_of: the pool's names for the files of a bundle, the best first.
+    places: the bundle of each block. files_of: the pool's names for the files of a bundle, the best first.
     """
 
     def read(span: BlockEntry) -> bytes | None:

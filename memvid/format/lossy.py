@@ -10,20 +10,20 @@ from ..limits import MAX_TOKENS
 from .manifest import Manifest
 
 LOSSY: Final = "lossy"
-"""The entry of the session map that has it, in a lossy version and in all that follow it."""
+"""Its entry in the session map of a lossy version, and of all later versions."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lossy:
-    """The loss of a session: the keys and values of its first `tokens` tokens were once kept in `bits` bits, and all
-    later tokens were computed from those."""
+    """The loss of a session: the KV of its first `tokens` tokens was once kept in `bits` bits, and all later tokens
+    were computed from that."""
 
     bits: int
     tokens: int
 
 
 def lossy_of(manifest: Manifest) -> Lossy | None:
-    """The loss of a version, at most its tokens; None where another program wrote something else there."""
+    """The loss of a version, at most its tokens; None if another program wrote something else there."""
     told = manifest.session.get(LOSSY)
     if not isinstance(told, Mapping) or told.keys() != {"bits", "tokens"} or not manifest.token_count:
         return None

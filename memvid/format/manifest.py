@@ -1,8 +1,8 @@
 """The manifest of a bundle as a value, and its canonical encoding. The digest of that encoding is the bundle id.
 
-Owns the manifest's fields and their checks. A manifest lists a snapshot's blocks. The directory says where their bytes
-are, so frames can be moved and recompressed while the bundle stays the same. Knows nothing of files, nor of the meaning
-of the session map.
+Owns the manifest's fields and their checks. A manifest lists a snapshot's blocks, and the directory their places: so
+frames can be moved and recompressed while the bundle stays the same. Knows nothing of files, or of the meaning of the
+session map.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class Manifest:
         return False
 
     def encode(self) -> bytes:
-        """The canonical bytes. Raises InvalidDraft or LimitExceeded for what may not be written."""
+        """The canonical bytes. Raises InvalidDraft, LimitExceeded: it may not be written."""
         require_session_map(self.session)
         document = {
             "uri": str(self.uri),
@@ -113,7 +113,7 @@ class Manifest:
 
 
 def require_session_map(session: Mapping[str, Any]) -> None:
-    """Refuse a session map that a manifest may not hold; nothing has been written when this raises."""
+    """Refuse a session map that a manifest may not hold, before anything is written."""
     size_bytes = len(pack(dict(session), "the session map"))
     if size_bytes > MAX_SESSION_MAP_BYTES:
         raise LimitExceeded(

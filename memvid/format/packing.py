@@ -1,6 +1,4 @@
-"""Canonical msgpack, and a strict reader of it.
-
-Owns how a value becomes bytes and back. Knows nothing of what the values mean.
+"""Canonical msgpack, and a strict reader of it. Knows nothing of the meaning of values.
 
 Rules: null, booleans, 64-bit integers, float64, UTF-8 text, bytes, lists, and maps with text keys in code-point order,
 each in its shortest form. No extension types. A document has exactly one encoding. The reader packs each document again
@@ -59,7 +57,7 @@ def _canonical(value: Any, depth: int) -> Any:
 
 
 _SCALARS: Final = frozenset({type(None), bool, int, float, str, bytes})
-"""What msgpack builds for a value without elements; never a subclass of one of them."""
+"""The types that msgpack builds for a value without elements; never a subclass of one of them."""
 
 
 def _require_canonical(value: Any, depth: int) -> None:
@@ -77,7 +75,7 @@ def _require_canonical(value: Any, depth: int) -> None:
     else:
         raise _Refused(f"values of type {type(value).__name__} are not part of the format")
     for item in items:
-        # a call for each scalar would take a third of the time to read a block header
+        # a call for each scalar would take a third of the time for a block header
         if type(item) not in _SCALARS or depth == MAX_DEPTH:
             _require_canonical(item, depth + 1)
 
@@ -142,8 +140,8 @@ def _map_without_duplicates(pairs: list[tuple[Any, Any]]) -> dict[str, Any]:
     return result
 
 
-# What follows a first byte: (bytes of a length field, is it a container, values for each counted element) or a
-# fixed number of payload bytes. Needed because msgpack builds every value before anyone can count them.
+# Each first byte says what follows: (bytes of a length field, whether it is a container, values for each counted
+# element) or a fixed number of payload bytes. Needed because msgpack builds every value before anything can count them.
 _FIXED: Final = {0xC0: 0, 0xC2: 0, 0xC3: 0, 0xCA: 4, 0xCB: 8} | {first: 1 << (first & 3) for first in range(0xCC, 0xD4)}
 _SIZED: Final = {0xC4: ">B", 0xC5: ">H", 0xC6: ">I", 0xD9: ">B", 0xDA: ">H", 0xDB: ">I"}
 _LARGE_CONTAINERS: Final = (b"\xdc", b"\xdd", b"\xde", b"\xdf")
@@ -151,7 +149,7 @@ _COUNTED: Final = {0xDC: (">H", 1), 0xDD: (">I", 1), 0xDE: (">H", 2), 0xDF: (">I
 
 
 def length_of_first(data: bytes | memoryview, what: str) -> int:
-    """The length in bytes of the document at the beginning of `data`; other bytes may follow it.
+    """The length in bytes of the document at the start of `data`; other bytes may follow it.
 
     Raises:
         CorruptBundle, LimitExceeded: there is none.
@@ -163,10 +161,8 @@ def length_of_first(data: bytes | memoryview, what: str) -> int:
 
 
 def _require_few_nodes(data: memoryview, what: str) -> int:
-    """Walk the document without building it; a hostile 32 MiB of empty lists would take gigabytes once built.
-
-    Returns where it ends, which may be past the end of `data`.
-    """
+    """Walk the document without building it; a hostile 32 MiB of empty lists would take gigabytes once built. Returns
+    its end, which may be past the end of `data`."""
     position, nodes, open_values = 0, 0, 1
     end = len(data)
     while open_values:
@@ -183,7 +179,7 @@ def _require_few_nodes(data: memoryview, what: str) -> int:
 
 
 def _node(data: memoryview, position: int) -> tuple[int, int]:
-    """(bytes that this value takes without its elements, elements that follow it)."""
+    """(this value's bytes without its elements, the number of elements after it)."""
     first = data[position]
     if first < 0x80 or first >= 0xE0:
         return 1, 0

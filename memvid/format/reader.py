@@ -71,10 +71,10 @@ class BundleReader:
         self._on_close()
 
     def read_header(self, entry: BlockEntry) -> BlockHeader:
-        """The block's header, its id recomputed; read once, then remembered, up to MAX_REMEMBERED_HEAD_BYTES.
+        """The block's header, with its id recomputed; read once, then remembered, up to MAX_REMEMBERED_HEAD_BYTES.
 
         Raises:
-            CorruptBundle, BlockMissing, BundleMissing, and what opening another bundle's file raises.
+            CorruptBundle, BlockMissing, BundleMissing, and the errors of opening another bundle's file.
         """
         known = None if self._closed else self._checked.get(entry.id)
         if known is None:
@@ -92,10 +92,9 @@ class BundleReader:
         self, entry: BlockEntry, targets: Iterable[tuple[int, Sequence[memoryview]]], *, trusting: bool = False
     ) -> None:
         """Fill writable byte buffers with slots of one block: for each (index of the slot, buffers), in order, its raw
-        bytes, which are then hashed while the processor still has them. The sizes must add up to each slot's.
+        bytes, hashed while the processor still has them. The sizes must add up to each slot's.
 
-        `trusting`: heads and sizes are checked as always, but raw bytes are not hashed: damage on the disk is not
-        noticed here.
+        `trusting` skips the hash of raw bytes, and so misses damage on the disk; heads and sizes are checked as always.
 
         Raises:
             CorruptBlock: the bytes differ from those written; the content of the buffers is then undefined.
@@ -176,7 +175,7 @@ class BundleReader:
             if self._closed or self._places.get(block_id) != place:
                 return self._places.get(block_id)
             file = self._open_again()
-            self._files.append(file)  # the earlier ones stay open: another thread may be reading from them
+            self._files.append(file)  # the earlier ones stay open: another thread may be reading them
             self._places = {entry.id: entry.bundle_id for entry in file.entries}
             return self._places.get(block_id)
 

@@ -1,4 +1,4 @@
-"""What the store answers with: plain values, no behaviour, safe to keep."""
+"""The answers of the store: plain values, no behaviour, safe to keep."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ Progress = Callable[[int, int], None]
 @dataclass(frozen=True, slots=True)
 class IndexRow:
     """One version of one session, from the index. `bundle_bytes` is the size of its file, `logical_bytes` of its raw
-    state. `salvaged` is None unless a repair saved its beginning from another. `unread_tokens`: tokens of its ledger
-    behind its state. `lossy` is None for an exact one."""
+    state. `salvaged` is None unless a repair saved its beginning from another version. `unread_tokens`: tokens of its
+    ledger without state. `lossy` is None for an exact one."""
 
     uri: SessionUri
     version: int
@@ -37,7 +37,7 @@ class IndexRow:
 
     @property
     def ledger_tokens(self) -> int:
-        """All tokens of its ledger: those that a wake gives back."""
+        """All tokens of its ledger: a wake gives these back."""
         return self.token_count + self.unread_tokens
 
 
@@ -60,13 +60,13 @@ class Receipt:
 
     @property
     def ledger_tokens(self) -> int:
-        """All tokens of its ledger: those that a wake gives back."""
+        """All tokens of its ledger: a wake gives these back."""
         return self.token_count + self.unread_tokens
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A fault that was found: where, its error code, and a sentence."""
+    """A fault: where, its error code, and a sentence."""
 
     path: str
     code: str
@@ -77,9 +77,9 @@ class Finding:
 class DeleteReport:
     """The result of a delete. `bundles_kept` are bundles that other sessions need or that are open.
 
-    `unreadable` are the paths of bundles of unknown owner: a version of this session may be in one. `problems` name the
-    files in quarantine that could not be marked as deleted and so may come back, the files kept because they belong to
-    another session than their names say, and the bundles of unknown needs, because of which no file was removed.
+    `unreadable` are the paths of bundles of unknown owner: a version of this session may be in one. `problems` name
+    files in quarantine that could not be marked as deleted and so may come back; files kept because they belong to
+    another session than their names say; and bundles of unknown needs: because of these no file was removed.
     """
 
     uri: SessionUri
@@ -93,7 +93,7 @@ class DeleteReport:
 
 @dataclass(frozen=True, slots=True)
 class VerifyReport:
-    """`deep`: every byte was read. No findings means that everything read is as it was written."""
+    """`deep`: every byte was read. Without findings, everything read is as it was written."""
 
     deep: bool
     findings: tuple[Finding, ...]
@@ -108,13 +108,13 @@ class VerifyReport:
 
 @dataclass(frozen=True, slots=True)
 class OpenReport:
-    """What an opening repaired, to be reported.
+    """The repairs of an opening, to be reported.
 
     `index_rebuilt`: why the whole index was rebuilt; None: it was not. `rows_added` counts bundles new to the index;
     `rows_dropped` rows without a session's version whose bundles are gone; `rows_corrected` rows that differed from
     their files, because index and files were of different moments. `unreadable` lists all bundles with an unreadable
     manifest and all versions with a missing file (`bundle_missing`), at each opening. `turns_replayed` counts the
-    sessions whose turns came out of the journal; `journal` says what of it cannot be read, or not be made a version.
+    sessions with turns from the journal; `journal` says which turns cannot be read or become no version.
     """
 
     index_rebuilt: str | None

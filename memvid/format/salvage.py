@@ -35,8 +35,8 @@ _END_BYTES: Final = MAX_MANIFEST_BYTES + MAX_DIRECTORY_BYTES + TRAILER_BYTES
 class DamagedFile(FrameFile):
     """A damaged bundle file as a holder of the frames found in it, and its manifest if that is whole.
 
-    `frames` are sound in every byte that is used. They do not nest: a frame-like part of a sound frame is its payload.
-    Reads that find nothing are bounded by the file's size, so the work is linear in it, even for a hostile file.
+    `frames` are sound in every byte in use. They do not nest: a frame-like part of a sound frame is its payload. Reads
+    that find nothing are bounded by the file's size, so the work is linear in it, even for a hostile file.
     """
 
     manifest: Manifest | None
@@ -44,7 +44,7 @@ class DamagedFile(FrameFile):
 
     def _load(self, expected_id: bytes | None) -> None:
         self._begin(expected_id)
-        # What looks like a beginning and is none costs time; a file made of such is not read to its end.
+        # False starts cost time; a file full of them is not read to its end.
         waste = self.file_bytes + _WASTE_BYTES
         taken_to = 0
         for offset, is_frame in self._beginnings():
@@ -57,7 +57,7 @@ class DamagedFile(FrameFile):
                 break
 
     def _begin(self, expected_id: bytes | None) -> None:
-        assert expected_id is not None  # the name is all that is certain
+        assert expected_id is not None  # only the name is certain
         self.bundle_id = expected_id
         self.manifest, self.encoded, self.frames = None, b"", {}
 
@@ -70,8 +70,7 @@ class DamagedFile(FrameFile):
                     yield start + match.start(), match[0] == FRAME_MAGIC
 
     def _take_frame(self, offset: int) -> tuple[int, int]:
-        """Remember the frame that begins here, if it is sound. Returns its end, and the bytes read without finding
-        one."""
+        """Remember the frame that begins here, if it is sound. Returns its end, and the bytes read in vain."""
         left = self.file_bytes - offset
         head_bytes = head_bytes_told(self._read(offset, min(PREFIX_BYTES, left)))
         if head_bytes is None or head_bytes > left:
@@ -96,7 +95,7 @@ class DamagedFile(FrameFile):
         return end, 0
 
     def _take_manifest(self, offset: int) -> tuple[int, int]:
-        """Remember the manifest that begins here, if it is the bundle's, as `_take_frame`."""
+        """Remember the manifest that begins here, if it is the bundle's. Returns as `_take_frame`."""
         data = self._read(offset, min(MAX_MANIFEST_BYTES, self.file_bytes - offset))
         try:
             encoded = data[: length_of_first(data, "manifest")]
@@ -104,7 +103,7 @@ class DamagedFile(FrameFile):
                 self.manifest, self.encoded = decode_manifest(encoded, self.path), encoded
                 return offset + len(encoded), 0
         except StoreError:
-            pass  # something else that begins like one
+            pass  # a false start
         return 0, len(data)
 
 

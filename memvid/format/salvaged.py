@@ -1,7 +1,7 @@
 """The entries of a version that a repair saved: from which bundle, and how much of it.
 
 Owns an entry of the environment and one of the session map. The first is only in versions that a repair wrote; they
-give way to the bundle that it names. The second is in all later versions too, because they begin with the saved part.
+give way to the bundle that it names. The second is in all later versions too: they begin with the saved part.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ SALVAGED_FROM: Final = "salvaged_from"
 """The entry of a salvaged version's environment that names the bundle it was saved from."""
 
 SALVAGED: Final = "salvaged"
-"""The entry of the session map that tells how much was saved, in a salvaged version and in all that follow it."""
+"""The entry of the session map with the saved amount, in a salvaged version and in all later ones."""
 
 
 @dataclass(frozen=True, slots=True)
 class Salvaged:
-    """The first `tokens` of `of` tokens were saved; `of` is None where it is no longer known."""
+    """The first `tokens` of `of` tokens were saved; `of` is None if it is no longer known."""
 
     tokens: int
     of: int | None
@@ -34,7 +34,7 @@ class Salvaged:
         return {"tokens": self.tokens} | ({} if self.of is None else {"of": self.of})
 
     def within(self, token_count: int) -> Salvaged | None:
-        """The entry for a session that goes on from its first tokens: None where only tokens behind those were lost."""
+        """The entry for a session that goes on from its first tokens: None if only tokens behind those were lost."""
         return self if token_count >= self.tokens else None
 
 
@@ -51,18 +51,17 @@ def salvaged_of(manifest: Manifest) -> Salvaged | None:
     told = _decoded(manifest.session.get(SALVAGED))
     if salvaged_from(manifest) is None or (told is not None and told.tokens == manifest.token_count):
         return told
-    return Salvaged(manifest.token_count, None)  # an earlier version of this program had not told more
+    return Salvaged(manifest.token_count, None)  # as from an earlier version of this program
 
 
 def keeps_unread(lost: Manifest, token_count: int) -> bool:
-    """Whether the unread tokens of a lost version come directly after its saved first tokens, with none lost
-    between."""
+    """Whether the unread tokens of a lost version follow its saved first tokens with no gap."""
     told = lost.session.get(UNREAD)
     return token_count == lost.token_count and isinstance(told, Mapping) and told.get("start") == token_count
 
 
 def session_map_of_salvaged(lost: Manifest, token_count: int) -> Mapping[str, Any]:
-    """The session map for the saved part of a lost version; unchanged where the entry does not fit."""
+    """The session map for the saved part of a lost version; unchanged if the entry does not fit."""
     had = salvaged_of(lost) if salvaged_from(lost) is not None else None
     keeps = keeps_unread(lost, token_count)
     whole = lost.token_count if keeps else lost.token_count + unread_of(lost)
@@ -77,7 +76,7 @@ def session_map_of_salvaged(lost: Manifest, token_count: int) -> Mapping[str, An
 
 
 def _decoded(told: object) -> Salvaged | None:
-    """From a session map; None for a value that `to_map` does not make: another program wrote it."""
+    """From a session map; None if another program wrote something else there."""
     if not isinstance(told, Mapping) or not {"tokens"} <= told.keys() <= {"tokens", "of"}:
         return None
     tokens, of = told["tokens"], told.get("of")

@@ -1,4 +1,4 @@
-"""Writing one bundle file into a temporary file, and reading it back before anyone is told.
+"""Writing one bundle file into a temporary file, and reading it back before anything relies on it.
 
 Owns the order frames → manifest → directory → trailer → header → flush → read back. Does not publish, and knows no
 index or lock.
@@ -34,7 +34,7 @@ from .layout import (
 T = TypeVar("T")
 Buffers = list[memoryview | bytes]
 Room = Callable[[int], None]
-"""Told how many bytes are about to be written; raises where there is no room for them."""
+"""Told the number of bytes before each write; raises if there is no room for them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,10 +91,10 @@ class BundleWriter:
         return last.offset + last.frame_bytes if last else HEADER_BYTES
 
     def add(self, block: PreparedBlock, codec: Codec) -> None:
-        """Append a block's frame; one that is there already is not written again.
+        """Append a block's frame, unless it is there already.
 
         Raises:
-            LimitExceeded, NoSpace, StoreIoError, and what `room` raises.
+            LimitExceeded, NoSpace, StoreIoError, and the errors of `room`.
         """
         if block.id in self.frames:
             return
@@ -105,12 +105,12 @@ class BundleWriter:
         self._add_frame(block.id, block.encoded_header, payloads)
 
     def add_copy(self, source: FrameFile, block_id: bytes, codec: Codec | None = None) -> None:
-        """Append a frame of another file: as it lies there, or its slots encoded anew where a codec is given.
+        """Append a frame of another file: as it lies there, or its slots encoded anew if a codec is given.
 
         Damage in the source is found here or when the file is read back.
 
         Raises:
-            BlockMissing, CorruptBundle, CorruptBlock, LimitExceeded, NoSpace, StoreIoError, and what `room` raises.
+            BlockMissing, CorruptBundle, CorruptBlock, LimitExceeded, NoSpace, StoreIoError, and the errors of `room`.
         """
         if block_id in self.frames:
             return
@@ -158,7 +158,7 @@ class BundleWriter:
 
         Raises:
             ReadBackFailed: the file differs from what was written.
-            DurabilityLost, NoSpace, StoreIoError, LimitExceeded, and what `room` raises.
+            DurabilityLost, NoSpace, StoreIoError, LimitExceeded, and the errors of `room`.
         """
         directory = Directory.of(self.frames.values(), blocks, holders)
         encoded = directory.encode()
@@ -170,7 +170,7 @@ class BundleWriter:
         return directory
 
     def _read_back(self, bundle_id: bytes) -> None:
-        """Decode what was encoded, with the code that a wake will use, before anyone relies on it."""
+        """Decode what was encoded, with the same code as a wake, before anything relies on it."""
         try:
             fd = os.dup(self._temp.fd)
         except OSError as error:
@@ -192,7 +192,7 @@ class BundleWriter:
 
 
 def _stored(spec: SlotSpec, views: Sequence[memoryview], digest: bytes, codec: Codec) -> tuple[StoredSlot, Buffers]:
-    """A slot as it will lie in the file: encoded where that makes it smaller, else raw."""
+    """A slot as it will lie in the file: encoded if that makes it smaller, else raw."""
     encoded = encode_slot(views, spec, codec)
     if encoded is None:
         return StoredSlot(RAW_CODE, spec.size_bytes, digest), list(views)
