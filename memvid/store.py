@@ -206,7 +206,7 @@ class Store(Exchanging, Upkeep, Tagging, Acknowledging):
     # --- delete
 
     def delete_session(self, uri: SessionUri) -> DeleteReport:
-        """Delete all versions of a session, also where all were set aside by repair or are missing, and its part of the
+        """Delete all versions of a session, also where all were set aside by repair or are missed, and its part of the
         journal. Needs no disk space.
 
         A crash leaves the session as it was, or without its oldest versions, or gone. Bundles that others refer to keep

@@ -103,7 +103,7 @@ class Sessions:
         return self.index.find(uri, version)
 
     def can_be_deleted(self, uri: SessionUri) -> bool:
-        """Whether a delete finds anything of a session; versions that are set aside or missing count."""
+        """Whether a delete finds anything of a session; versions that are set aside or missed count."""
         self._core.require_open()
         return bool(self.index.bundles_of(uri)) or self._core.journal.has(uri)
 
@@ -141,8 +141,7 @@ class Sessions:
 
     def resolve_version(self, text: str, *, also_missed: bool = False) -> IndexRow:
         """The one version that `text` means: a session as `resolve` reads it, and after an `@` a version number, a tag,
-        or 8 or more hex digits of a bundle id; without it the latest version. `also_missed`: it may be a missing one,
-        which has only marks to lose.
+        or 8 or more hex digits of a bundle id; without it the latest version. `also_missed`: it may be a missed one, which has only marks to lose.
 
         Raises:
             InvalidUri, AmbiguousVersion, SessionNotFound
@@ -159,7 +158,7 @@ class Sessions:
         return select_version(uri, [*self.index.versions(uri), *missed], marks, selector, waiting)
 
     def resolve_marked(self, text: str) -> SessionUri:
-        """As `resolve`, also for a session with missing versions only."""
+        """As `resolve`, also for a session with missed versions only."""
         return self.resolve(text, {row.uri for row in self.index.missed().values()})
 
     def _require_session(self, uri: SessionUri, version: int | None) -> IndexRow:

@@ -26,7 +26,7 @@ class Tagging(Sessions):
         return marking.tag(self._core, uri, version, tag, move=move)
 
     def untag(self, uri: SessionUri, tag: str) -> None:
-        """Take a tag away, also from a version that is deleted or missing.
+        """Take a tag away, also from a version that is deleted or missed.
 
         Raises:
             InvalidTag, MarkNotFound, CorruptMarks, NoSpace, StoreIoError, ReadOnlyStore, LockLost, DurabilityLost
@@ -39,7 +39,7 @@ class Tagging(Sessions):
         return marking.pin(self._core, uri, version)
 
     def unpin(self, uri: SessionUri, version: int | None) -> IndexRow:
-        """Give a version back to the retention, also a missing one. Raises MarkNotFound, and as `tag` does."""
+        """Give a version back to the retention, also a missed one. Raises MarkNotFound, and as `tag` does."""
         self._core.require_open()
         if marking.version_or_missed(self._core, uri, version) is None:
             raise self._not_found(uri, version)

@@ -51,7 +51,7 @@ def require_successor(core: StoreCore, file: BundleFile, imported: Manifest, uri
 
 
 def _newest_unlisted(core: StoreCore, uri: SessionUri) -> IndexRow | None:
-    """The newest version of a session whose versions are all set aside, missing or unreadable: they may come back any
+    """The newest version of a session whose versions are all set aside, missed or unreadable: they may come back any
     day."""
     stored = map(core.index.stored, reversed(core.index.bundles_of(uri)))
     return next((one.row for one in stored if one is not None and one.row is not None), None)

@@ -227,7 +227,7 @@ def _same_state(one: Manifest, other: Manifest) -> bool:
 
 def _require_unknown(core: StoreCore, bundle_id: bytes) -> None:
     """Refuse a bundle in the index that is not its own version there: it cannot be read at present, or another bundle
-    has its number. One that is missing, or that repair has set aside, comes back by the import."""
+    has its number. One that is missed, or that repair has set aside, comes back by the import."""
     if core.index.knows(bundle_id) and bundle_id not in {*core.index.missed(), *core.index.given_up()}:
         raise _unusable(core, bundle_id)
 
@@ -340,7 +340,7 @@ def _import_as_it_is(core: StoreCore, source: BundleFile, manifest: Manifest) ->
 
     Raises:
         IndexMismatch: a live file of the bundle lies in the store, and the index does not know it.
-        CorruptBundle: the same, for a version that was set aside or is missing.
+        CorruptBundle: the same, for a version that was set aside or is missed.
         StoreBusy: the retired file was written anew each time.
     """
     for attempt in range(1, _TRIES + 1):

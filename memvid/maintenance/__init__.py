@@ -1,1 +1,1 @@
-"""Keeping a store small: compaction, pruning, garbage collection, forgetting, and how much it takes."""
+"""Keeping a store small: compaction, pruning, garbage collection, forgetting, and disk usage."""

@@ -1,16 +1,15 @@
 """Compaction: writes the files of sessions anew so that a wake opens few of them, and no file is kept for dead frames.
 
-Owns looking at a session's files and taking the steps that `compaction_plan` decides on. Its order and its rules are
-told there.
+Looks at a session's files and takes the steps of a plan; `compaction_plan` decides on the steps and their order.
 
 Rules:
-- Nothing waits for a compaction: files are written outside `committing`, and one that somebody uses, or that was
-  written anew since it was looked at, stays as it is until the next compaction.
-- Just before a file loses frames everyone who needs some of it is asked again, under the lock.
-- Files are looked at one after the other while others write. What does not fit together is damage only if no other
-  operation has written anew, meanwhile, the file that says so.
-- One damaged bundle is reported and left; what does not depend on it goes on. So is what the system refuses, whatever
-  wrote meanwhile. A full disk ends the compaction, and what was done until then stays done.
+- Nothing waits for a compaction: files are written outside `committing`. A file that is in use, or was written anew
+  since the look, stays as it is until the next compaction.
+- Just before a file loses frames, everyone who needs some of it is asked again, under the lock.
+- Files are looked at one after the other while others write. A contradiction is damage only if no other operation has
+  written the file anew meanwhile.
+- A damaged bundle, or one that the system refuses to read, is reported and left; the rest goes on. A full disk ends the
+  compaction; its finished steps stay.
 """
 
 from __future__ import annotations
@@ -122,7 +121,7 @@ class _Compaction:
         )
 
     def session(self, uri: SessionUri) -> None:
-        """Look, plan, and take the steps; again without a holder that turned out to be damaged."""
+        """Look, plan, and take the steps; if a holder turns out to be damaged, once more without it."""
         avoided: set[bytes] = set()
         for _ in range(_TRIES):
             look = _Look(self._core, uri, self._policy, self._now_ns, avoided, self.report)
@@ -137,8 +136,8 @@ class _Compaction:
             avoided.add(damaged)
 
     def _take(self, steps: Iterable[Step]) -> bytes | None:
-        """Take the steps until somebody wants this to stop. Returns a holder that is damaged, where a file was to adopt
-        its blocks: the steps after that one need another plan."""
+        """Take the steps until told to stop. Returns a damaged holder if a file was to adopt its blocks: the steps
+        after that need another plan."""
         for number, step in enumerate(steps):
             if self.stopped:
                 return None
@@ -151,7 +150,7 @@ class _Compaction:
         return None
 
     def _write(self, step: Step) -> bool:
-        """Write one file anew. False where it must stay as it is at present, or was found damaged."""
+        """Write one file anew. False if it must stay as it is for now, or was found damaged."""
         try:
             return self._rewrite(step)
         except _FATAL:
@@ -168,15 +167,15 @@ class _Compaction:
         return False
 
     def _seen(self, bundle_id: bytes) -> None:
-        """Our own new file is as we know it."""
+        """Note our own new file, so that it counts as unchanged."""
         folder = self._core.folder
         stamp = folder.stamp_of(bundle_id, LIVE_SUFFIX) or folder.stamp_of(bundle_id, RETIRED_SUFFIX)
         if stamp is not None:
             self._stamps[bundle_id] = stamp
 
     def _is_as_seen(self, step: Step) -> bool:
-        """Whether no other operation has deleted what a step is about, or written anew one of the files that the plan
-        rests on: the newest version's, and those that frames are taken from."""
+        """Whether the files of a step are as they were: the newest version's, and the sources of frames; and no delete
+        came."""
         core, file = self._core, step.file
         sources = {file.bundle_id, self._newest, *(source for _, source in step.frames)}
         same = all(core.folder.is_current(one, self._stamps[one]) for one in sources)
@@ -203,12 +202,12 @@ class _Compaction:
                 try:
                     return fresh.commit()
                 finally:
-                    if fresh.is_in_place:  # also where the index could not be told so, which its marks then say
+                    if fresh.is_in_place:  # also if the index could not note that; its marks say so then
                         self._seen(bundle_id)
                         self._done(step, fresh.bytes_before, fresh.bytes_after)
 
     def _damaged_source(self, step: Step) -> bytes | None:
-        """The holder whose frames cannot be copied; None if it is not another holder's fault."""
+        """The holder whose frames cannot be copied; None if no other holder is at fault."""
         if not self._is_as_seen(step):
             return None
         for block, source in step.frames:
@@ -239,7 +238,7 @@ class _Compaction:
     # --- retired files
 
     def remove_unneeded(self, *, everywhere: bool) -> None:
-        """Remove the retired files that nothing needs any more: of the whole store, or those that were looked at."""
+        """Remove the retired files that nothing needs any more: of the whole store, or of the files looked at."""
         retired = set(self._retired)
         if everywhere:
             listed = self._core.folder.list_bundles()
@@ -272,18 +271,18 @@ class _Compaction:
 
 
 def _is_missed(core: StoreCore, error: BundleMissing) -> bool:
-    """Whether a bundle that is not there ought to be; else it was deleted meanwhile, which is no loss."""
+    """Whether a missing bundle is a loss; else it was deleted meanwhile."""
     bundle_id = bytes.fromhex(str(error.details.get("bundle_id", "")))
     return not bundle_id or core.index.knows(bundle_id) or bool(core.index.users_of(bundle_id))
 
 
 def _users_without_need(core: StoreCore, holder: bytes, blocks: Iterable[bytes]) -> dict[bytes, Stamp] | None:
-    """The bundles that use a holder, each with the stamp of its file, if none of them needs any of these blocks in it;
-    None otherwise. Raises what damage raises: then it is unknown."""
+    """The bundles that use a holder, each with its file's stamp, if none of them needs any of these blocks in it; else
+    None. Raises Corruption, StoreIoError: then it is unknown."""
     asked = frozenset(blocks)
     users = {}
     if not core.index.given_up().keys().isdisjoint(core.index.users_of(holder)):
-        return None  # what was set aside may come back, and need them
+        return None  # a version set aside may come back, and need them
     for user in core.index.users_of(holder):
         with contextlib.closing(core.open_bundle(user)) as file:
             if any(entry.bundle_id == holder and entry.id in asked for entry in file.entries):
@@ -293,15 +292,15 @@ def _users_without_need(core: StoreCore, holder: bytes, blocks: Iterable[bytes])
 
 
 def _still(core: StoreCore, holder: bytes, users: dict[bytes, Stamp]) -> bool:
-    """Whether the bundles that use a holder are those that were asked, their files the same. Under the lock: a sleep
-    that has ended since is among them, and one that has not has the holder pinned."""
+    """Whether the users of a holder are those that were asked, with the same files. Under the lock: this counts a sleep
+    that has ended since; one that has not has the holder pinned."""
     if core.index.needs_unknown():
         return False
     return all(user in users and core.folder.is_current(user, users[user]) for user in core.index.users_of(holder))
 
 
 class _Look:
-    """The files that the compaction of one session concerns, as values."""
+    """The files of one session's compaction, as values."""
 
     def __init__(
         self,
@@ -325,7 +324,7 @@ class _Look:
         self._rows = {row.bundle_id: row for row in core.index.versions(uri)}
 
     def all(self) -> FileView | None:
-        """Fill `files`; returns the view of the newest version, None if there is none that can be read."""
+        """Fill `files`; returns the view of the newest version, None if no version can be read."""
         newest_id = next(reversed(self._rows), None)
         newest = self._load(newest_id) if newest_id is not None else None
         if newest_id is None or newest is None:
@@ -344,11 +343,11 @@ class _Look:
             unsure = [one for one in targets.adopted if not self.files[one].users_known]
             if not unsure:
                 return newest
-            for one in unsure:  # a file that cannot be read may need what is in it
+            for one in unsure:  # an unreadable user may need any frame in it
                 self.files[one] = dataclasses.replace(self.files[one], exclusive=False)
 
     def _load_holders(self, newest: FileView) -> None:
-        """The holders that only this session uses, and what else of the session holds a block that lies in them."""
+        """Adds the holders that only this session uses, and the session's other files with a block of theirs."""
         for holder in dict.fromkeys(newest.places.values()):
             if self._is_exclusive(holder):
                 self._load(holder)
@@ -362,7 +361,7 @@ class _Look:
                     self._load(holder)
 
     def _report_missing(self, block: bytes, user: FileView, path: str) -> None:
-        """The user's file was read before the holder's: unless it is the same still, the block has only moved."""
+        """The user's file was read before the holder's: unless it is unchanged, the block has only moved."""
         core = self._core
         if core.folder.is_current(user.bundle_id, self.stamps[user.bundle_id]) and core.index.knows(user.bundle_id):
             self._report(path, BlockMissing.code, f"{path} does not hold the block {block.hex()} of {user.path}.")
@@ -374,7 +373,7 @@ class _Look:
                 self._load(ref)
 
     def _load_with_surplus(self) -> set[bytes]:
-        """The versions whose files hold frames that their own manifests do not look for in them."""
+        """The versions whose files hold frames that their own manifests do not look for there."""
         found = set()
         for bundle_id in self._rows:
             with self._reporting(bundle_id), contextlib.closing(self._core.open_frames(bundle_id)) as file:
@@ -437,9 +436,10 @@ class _Look:
         return all(user in self._rows for user in self._core.index.users_of(bundle_id))
 
     def _compressible(self, file: BundleFile, row: IndexRow | None) -> frozenset[bytes]:
-        """The frames of a cold file in which nothing is compressed yet, if that makes the largest of them smaller.
+        """The frames of a cold file without any compressed frame, if compression makes the largest of them smaller.
 
-        A file is as old as the youngest version that needs it: what is woken often must not wait for a decoder.
+        A file is as old as the youngest version that needs it: a version that is woken often must not wait for a
+        decoder.
         """
         if self._policy.cold_after_seconds is None:
             return frozenset()
@@ -464,7 +464,7 @@ class _Look:
 
     @contextlib.contextmanager
     def _reporting(self, bundle_id: bytes) -> Iterator[None]:
-        """Damage is told; what was deleted meanwhile is no loss."""
+        """Report damage; a bundle deleted meanwhile is no loss."""
         try:
             yield
         except _FATAL:

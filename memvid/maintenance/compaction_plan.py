@@ -1,19 +1,19 @@
-"""What a compaction is to do with the files of one session: a pure plan.
+"""The plan of a compaction for the files of one session: a pure function.
 
-Owns which holders are folded together, who is led where, which frames may go, and in which order. Knows files only as
-values: nothing here reads or writes.
+Decides which holders are folded together, which files versions look into, which frames go, and the order. Files are
+values here: nothing reads or writes.
 
-What a compaction is for: a session that sleeps often has its blocks in the files of many of its versions, and a wake
-opens each. The newest version's file takes over (adopts) the frames of the newest of them, and all versions that need
-those are led to it, so that no byte lies twice.
+Purpose: a session that sleeps often has its blocks in the files of many versions, and a wake opens each. The newest
+version's file takes over (adopts) the frames of its newest holders, and all versions that need those look there from
+then on, so that no byte lies twice.
 
 Rules:
-- A holder is adopted while it is not larger than what was adopted before it: a frame that is copied lies in a file at
-  least twice as large afterwards, so it is copied O(log n) times however often the session sleeps.
+- A holder is adopted while it is not larger than all adopted before it: a copied frame then lies in a file at least
+  twice as large, so it is copied O(log n) times however often the session sleeps.
 - Files that other sessions use stay where they are: a hundred forks, each compacted, still cost one base.
-- A frame is copied first, then everyone who needs it is led to the copy, then the frame goes. Each step alone leaves a
-  sound store; a plan made anew after a crash finishes what is left.
-- Where a bundle cannot be read its needs are unknown: files that it may use lose nothing.
+- A frame is copied first, then all users are led to the copy, then the frame goes. Each step alone leaves a sound
+  store; after a crash a new plan finishes the rest.
+- The needs of an unreadable bundle are unknown: files that it may use lose nothing.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ _SECOND_NS: Final = 10**9
 
 @dataclass(frozen=True, slots=True)
 class CompactionPolicy:
-    """When a session's files are written anew. Raises InvalidPolicy for numbers that mean nothing.
+    """When to write a session's files anew. Raises InvalidPolicy.
 
     max_holders: other files of its own that the newest version may need. Those that other sessions use do not count.
-    min_dead_ratio: the part of a file that nothing needs, from which on the file is written anew without it.
-    cold_after_seconds: files that were slept longer ago, and that no younger version needs, are compressed with
-        `cold_codec`; None: none are. A clock that is wrong makes it happen early or late, which costs time only.
+    min_dead_ratio: the unneeded part of a file at which the file is written anew without it.
+    cold_after_seconds: files slept longer ago, and needed by no younger version, are compressed with `cold_codec`;
+        None: none are. A wrong clock makes it early or late, which costs only time.
     """
 
     max_holders: int = 24
@@ -57,22 +57,22 @@ class CompactionPolicy:
             raise InvalidPolicy("cold_after_seconds is a number of seconds, 0 or more.", field="cold_after_seconds")
 
     def is_cold(self, slept_ns: int, now_ns: int) -> bool:
-        """Whether what was slept at that instant is to be compressed."""
+        """Whether a file slept at that instant is to be compressed."""
         seconds = self.cold_after_seconds
         return seconds is not None and now_ns - slept_ns > seconds * _SECOND_NS
 
 
 @dataclass(frozen=True, slots=True)
 class FileView:
-    """One bundle's file. `row` is None where it is no version of a session.
+    """One bundle's file. `row` is None if it is no version of a session.
 
     frames: the blocks in it, in file order, with the bytes of each frame.
-    places: for each block of its manifest the bundle that holds it, itself included; empty where it is retired, for
-        its manifest needs nothing any more.
-    other_bytes: what is in the file beside frames.
+    places: for each block of its manifest the bundle that holds it, itself included; empty for a retired file, whose
+        manifest needs nothing any more.
+    other_bytes: the bytes of the file beside frames.
     exclusive: it belongs to the session, or to none, and only versions of the session use it.
-    users_known: every user of it is in the plan's files, so that what it need not hold is known.
-    raw: frames that may be compressed and are not, looked for where the file is cold.
+    users_known: every user of it is in the plan's files, so its unneeded frames are known.
+    raw: frames that may be compressed and are not; only looked up for a cold file.
     """
 
     bundle_id: bytes
@@ -96,7 +96,7 @@ class FileView:
 class Step:
     """One file to be written anew, or (`remove`) to go. `after_bytes` is the file's size then, as far as it is known.
 
-    frames: in file order, each block with the bundle whose file has its frame when the step is taken.
+    frames: in file order, each block with the bundle whose file has its frame at that moment.
     holders: for each other block of the manifest the bundle that holds it.
     recompress: those of the frames that are encoded anew.
     """
@@ -121,21 +121,21 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Targets:
-    """Where each block of the newest version is to lie, and which holders' frames its file is to take over."""
+    """The future places of the newest version's blocks, and the holders whose frames its file takes over."""
 
     places: Mapping[bytes, bytes]
     adopted: tuple[bytes, ...]
 
     def moved(self, file: FileView) -> list[bytes]:
-        """The blocks in a file that are to be looked for in another one."""
+        """The blocks in a file that will have their place in another one."""
         return [block for block in file.frames if self.places.get(block, file.bundle_id) != file.bundle_id]
 
 
 def choose_targets(newest: FileView, files: Mapping[bytes, FileView], policy: CompactionPolicy) -> Targets:
-    """Decide where the newest version's blocks are to lie. Only `exclusive` files give frames away or are led to.
+    """Decide the places of the newest version's blocks. Only `exclusive` files give frames away or get users.
 
-    A block that several files of the session hold (a compaction was cut off, or a sleep came between) is looked for in
-    the youngest of them: it is the one that was to adopt it.
+    If several files of the session hold a block (a compaction was cut off, or a sleep came between), the youngest
+    counts: it was to adopt the block.
     """
     places = _without_duplicates(newest, files)
     held: dict[bytes, int] = {}
@@ -158,8 +158,8 @@ def choose_targets(newest: FileView, files: Mapping[bytes, FileView], policy: Co
 
 
 def choose_holders(own_bytes: int, held: Sequence[tuple[bytes, int]], max_holders: int) -> tuple[bytes, ...]:
-    """Which holders a file that needs `held` (oldest first, with the bytes needed of each) adopts: none while they are
-    few enough, else as many of the newest as are too many, and on while the next is not larger than all so far."""
+    """The holders that a file adopts. `held`: holders, oldest first, with the bytes it needs of each. None if they are
+    few enough; else the newest ones beyond that number, and on while the next is not larger than all so far."""
     too_many = len(held) - max_holders
     adopted: list[bytes] = []
     if too_many > 0:
@@ -184,17 +184,17 @@ def _without_duplicates(newest: FileView, files: Mapping[bytes, FileView]) -> di
 
 
 def plan_compaction(newest: FileView, files: Mapping[bytes, FileView], policy: CompactionPolicy) -> tuple[Step, ...]:
-    """All steps for one session in the order in which they are to be taken.
+    """All steps for one session, in order.
 
-    `newest` is the file of its newest version; `files` are all that this concerns, by bundle id: what of the session
-    may be written anew, what uses it, and the retired files that it uses.
+    `newest` is the file of its newest version. `files`, by bundle id, are all that matter: the session's files that may
+    be written anew, their users, and the retired files that it uses.
     """
     targets = choose_targets(newest, files, policy)
     return _Plan(newest, files, targets, policy).steps()
 
 
 class _Plan:
-    """One plan being made: what each file is to be in the end, then an order in which it can become so."""
+    """A plan in the making: first the end state of each file, then an order that leads there."""
 
     def __init__(
         self, newest: FileView, files: Mapping[bytes, FileView], targets: Targets, policy: CompactionPolicy
@@ -225,8 +225,8 @@ class _Plan:
         return {**file.places, **moved} if moved else file.places
 
     def _will_hold(self, place: bytes, block: bytes) -> bool:
-        """Whether a block is where the newest version looks for it, or will be: its file was read before the others,
-        and a block may have moved between."""
+        """Whether the newest version looks for a block there, now or in the end: its file was read before the others,
+        so a block may have moved between."""
         return place == self._newest.bundle_id or place not in self._files or block in self._files[place].frames
 
     def _may_leave(self, place: bytes) -> bool:
@@ -236,7 +236,7 @@ class _Plan:
         return file.row is not None and self._newest.row is not None and file.row.uri == self._newest.row.uri
 
     def _kept(self, file: FileView) -> tuple[bytes, ...]:
-        """A file's frames in the end, of those that it has now."""
+        """A file's frames in the end, of its present ones."""
         if not file.users_known or not (file.retired or self._is_own(file)):
             return tuple(file.frames)
         needed = self._needed.get(file.bundle_id, set())
@@ -255,7 +255,7 @@ class _Plan:
         return dead_bytes > self._policy.min_dead_ratio * file.file_bytes or bool(file.raw.intersection(kept))
 
     def _fold(self) -> Step:
-        """The newest file takes over the adopted frames and loses nothing: the order of the chain, then the others."""
+        """The newest file takes over the adopted frames and loses nothing: in chain order, then the others."""
         newest = self._newest
         sources = dict.fromkeys(newest.frames, newest.bundle_id)
         for block, place in newest.places.items():
@@ -276,8 +276,8 @@ class _Plan:
         )
 
     def _in_order(self, changing: Iterable[FileView]) -> list[Step]:
-        """A file loses its frames after all who need them have been led elsewhere. Where files wait for each other in
-        a circle, one is led first and loses its frames later."""
+        """A file loses its frames after all its users have been led elsewhere. If files wait for each other in a
+        circle, one is led first and loses its frames later."""
         waiting = {file.bundle_id: file for file in sorted(changing, key=_version, reverse=True)}
         blockers = self._blockers(waiting)
         frees: defaultdict[bytes, list[bytes]] = defaultdict(list)
@@ -304,7 +304,7 @@ class _Plan:
         return steps
 
     def _blockers(self, waiting: Mapping[bytes, FileView]) -> dict[bytes, set[bytes]]:
-        """For each file that loses frames the others that need some of them as they are now."""
+        """For each file that loses frames, the other files that need some of them now."""
         lost = {one: set(file.frames).difference(self._frames[one]) for one, file in waiting.items()}
         blockers: dict[bytes, set[bytes]] = {one: set() for one in waiting}
         for file in self._files.values():

@@ -1,24 +1,24 @@
-"""Forget: deletes a session and proves that nothing of it is left in the store but what is other sessions' too.
+"""Forget: deletes a session and proves that nothing of it is left in the store, except bytes that other sessions share.
 
-Owns where a session's bytes can be, the order in which they go, and the proof. What is said of disks, backups and the
-like stands in docs/reference/format.md: this module only knows the store's own files.
+Owns the places of a session's bytes, the order of their removal, and the proof. This module knows only the store's own
+files; docs/reference/format.md tells the limits (disks, backups).
 
 Order: retire the versions, oldest first → drop their rows → marks → remove files that nothing needs → leftovers,
 `incoming` and quarantine → strip the files that others need → write the index anew → look again.
 A crash leaves the session there, or deleted with bytes of it remaining; forgetting it again finishes.
 
-Why that is a proof: afterwards no file's manifest is the session's, those of other sessions that name it as what they
-were made from stand in the report (a manifest's digest is its bundle's id, so it cannot be changed), and every frame in
-the store is one that some remaining version needs and names in its own manifest: it is that session's byte as well.
-Whatever else lies in the store's folder was looked into, or stands in the report. Because it asks for any frame that
-nothing needs, and not for those of this session, it needs no memory of a forget that was cut off.
+The proof: afterwards no file's manifest is the session's, and every frame in the store is one that some remaining
+version needs and names in its own manifest, so it is that session's byte as well. Manifests of other sessions that name
+this one as their origin cannot change, because their digest is the bundle id; the report lists them. All else in the
+store's folder was looked into, or stands in the report. The search is for any frame that nothing needs, not for this
+session's frames, so it also finds the leftovers of a forget that was cut off.
 
 Rules:
 - A frame goes only once a look at every user of its file, with no one changed since, says that nothing needs it.
 - While a bundle cannot be read, or its file is missing, nothing that it may need is touched, and the report says so.
-- What somebody has open stays until it is closed, and the report says so.
-- A version of the session that is being written is let be, because its writer may not lose it: at the very end,
-  under the lock, it is asked for, and the report says so. So are versions that came since the last look.
+- A file in use stays until it is closed, and the report says so.
+- A version of the session that is being written is let be, because its writer may not lose it: the last step, under the
+  lock, reports it, and versions that came since the last look.
 """
 
 from __future__ import annotations
@@ -65,15 +65,15 @@ NOT_FORGOTTEN: Final = "not_forgotten"
 CANNOT_BE_TOLD: Final = "cannot_be_told"
 
 _ROUNDS: Final = 4
-"""How often the store is looked over: to find what to strip, to prove, and twice more for what changed meanwhile."""
+"""Looks over the store: to find the frames to strip, to prove, and two more for changes meanwhile."""
 _TRIES: Final = 3
 _AGAIN: Final = "forget the session again"
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A bundle file that goes, or is written anew without what nothing needs: `size_bytes` fewer on the disk, with
-    `bytes_after` left of it."""
+    """A bundle file that goes, or is written anew without the frames that nothing needs: `size_bytes` fewer on the
+    disk, `bytes_after` left of it."""
 
     kind: str
     bundle_id: bytes
@@ -90,8 +90,8 @@ class Step:
 
 @dataclass(slots=True)
 class Look:
-    """The store looked over once: what is to be done, what it shares with others, which versions of others name it, and
-    what is wrong."""
+    """One look over the store: the steps, the blocks shared with others, the versions of others that name the session,
+    and the problems."""
 
     steps: list[Step] = field(default_factory=list)
     shared: dict[SessionUri, set[bytes]] = field(default_factory=dict)
@@ -100,13 +100,13 @@ class Look:
 
 
 def forget(core: StoreCore, uri: SessionUri, promised: Promised, *, dry_run: bool) -> MaintenanceReport:
-    """See `Store.forget`. A session without rows may have files of an earlier delete or forget left. `promised` says,
+    """See `Store.forget`. A session without rows may have files left by an earlier delete or forget. `promised` says,
     by a fresh look, which bundles still belong to a session."""
     if dry_run:
         core.require_open()
     else:
         core.require_writable()
-        core.mend_index_file()  # one that is behind also keeps names
+        core.mend_index_file()  # an index file that is behind also keeps names
     bundle_ids = core.index.bundles_of(uri)
     blocks = _blocks_of(core, uri, bundle_ids)
     run = _Forget(core, uri, blocks, promised, dry_run=dry_run)
@@ -129,7 +129,7 @@ def forget(core: StoreCore, uri: SessionUri, promised: Promised, *, dry_run: boo
 
 
 def _blocks_of(core: StoreCore, uri: SessionUri, bundle_ids: Iterable[bytes]) -> set[bytes]:
-    """The blocks of a session as far as manifests still tell them: to say what of it others share."""
+    """The blocks of a session as far as manifests still tell them, to report those that others share."""
     retired = [one for one, suffix in core.folder.list_bundles().items() if suffix == RETIRED_SUFFIX]
     blocks: set[bytes] = set()
     for bundle_id in {*bundle_ids, *retired}:
@@ -184,8 +184,7 @@ def _look(
 def _missing_users(
     core: StoreCore, uri: SessionUri, step: Step, promised: Promised, but_for: Iterable[bytes]
 ) -> list[Finding]:
-    """Why a file must stay as it is: versions that look for blocks in it, as the index has it, are not there to be
-    asked for which."""
+    """Why a file must stay as it is: by the index, missing versions look for blocks in it, and cannot say which."""
     others = set(core.index.users_of(step.bundle_id)).difference(but_for)
     missing = sorted(promised([user for user in others if not core.folder.has_bundle(user)]))
     rows = core.index.rows_of(missing)
@@ -203,7 +202,7 @@ def _missing_users(
 
 
 def _step(file: BundleFile, uri: SessionUri, needed: set[bytes], *, retired: bool) -> Step | None:
-    """What is to be done with a file in which some frames are `needed` from outside."""
+    """The step for a file with some frames `needed` from outside."""
     manifest = file.manifest
     listed = {entry.id for entry in manifest.blocks} if manifest is not None and not retired else set()
     idle = [frame for frame in file.directory.frames if frame.id not in needed and frame.id not in listed]
@@ -220,7 +219,7 @@ def _step(file: BundleFile, uri: SessionUri, needed: set[bytes], *, retired: boo
 
 
 def _contents(file: BundleFile, needed: set[bytes], *, live: bool) -> Contents:
-    """What stays in a file: what is `needed` from outside, and where it is `live` what its own version needs."""
+    """The frames that stay in a file: those `needed` from outside, and in a `live` file those of its own version."""
     entries = file.entries if live else ()
     kept = needed | {entry.id for entry in entries}
     return Contents(
@@ -265,7 +264,7 @@ class _Forget:
         rows = core.index.rows_of(bundle_ids)
         with core.committing():
             unfiled, marked = self._unfiled(bundle_ids), self._marked()
-            # What this could not do in quarantine is told, or put right, where that is looked through.
+            # The look through quarantine reports, or repairs, what failed here.
             room = deletion.retire(core.folder, core.index, core.pins, bundle_ids).freed if bundle_ids else 0
             removed = deletion.remove_unneeded(core.folder, core.index, core.pins)
             deletion.unmark(core.folder, self._uri)
@@ -295,7 +294,7 @@ class _Forget:
             self._problems.append(Finding(journal.path, NOT_FORGOTTEN, message))
 
     def strip(self) -> Look:
-        """Look the store over and do what is to be done, until a look finds nothing more: that one is the proof."""
+        """Look the store over and take the steps, until a look finds nothing more: that one is the proof."""
         failed: dict[bytes, Finding] = {}
         for _ in range(_ROUNDS):
             look = _look(self._core, self._uri, self._blocks, self._promised)
@@ -312,13 +311,13 @@ class _Forget:
         return look
 
     def _unfiled(self, bundle_ids: Iterable[bytes]) -> list[IndexRow]:
-        """The versions that leave no file behind under bundles/: they are missing, or set aside."""
+        """The versions without a file under bundles/: they are missing, or set aside."""
         core = self._core
         absent = [one for one in bundle_ids if not core.folder.has_bundle(one)]
         return [stored.row for stored in map(core.index.stored, absent) if stored is not None and stored.row]
 
     def _marked(self) -> bool:
-        """Whether the session has marks; not where they cannot be read, which is told at the end."""
+        """Whether the session has marks; False if they cannot be read, which the end reports."""
         with contextlib.suppress(StoreError):
             return bool(Marks.load(self._core.folder).session(self._uri))
         return False
@@ -335,7 +334,7 @@ class _Forget:
         self._tell_rows(self._unfiled(bundle_ids), marked=self._marked())
         for step in look.steps:
             self._did(step.action(step.size_bytes))
-            self._freed += step.bytes_after  # all of the old file leaves the disk, and that much comes back
+            self._freed += step.bytes_after  # the whole old file leaves the disk, and that much comes back
             self._written += step.bytes_after
 
     def _do(self, step: Step) -> Finding | None:
@@ -372,10 +371,10 @@ class _Forget:
             return removed[step.bundle_id]
         if core.pins.count(step.bundle_id) or core.index.needs_unknown():
             return None
-        return self._strip(step)  # the index is not sure that nothing needs it; its frames are, each of them
+        return self._strip(step)  # the index is not sure that nothing needs the file; each of its frames can be proven
 
     def _strip(self, step: Step) -> int | None:
-        """Write a file anew without what nothing needs; None if a user of it came or changed meanwhile."""
+        """Write a file anew without the frames that nothing needs; None if a user of it came or changed meanwhile."""
         core = self._core
         users: dict[bytes, Stamp] = {}
         needed: set[bytes] = set()
@@ -383,7 +382,7 @@ class _Forget:
             try:
                 file = core.open_bundle(user)
             except BundleMissing:
-                return None  # since the look: it was deleted, or the next look says so
+                return None  # deleted since the look, or else the next look says so
             with contextlib.closing(file):
                 users[user] = file.stamp()
                 needed.update(entry.id for entry in file.entries if entry.bundle_id == step.bundle_id)
@@ -397,11 +396,11 @@ class _Forget:
             self._count(fresh.bytes_after)
             if not current or core.index.needs_unknown() or not fresh.commit():
                 return None
-            self._freed += fresh.bytes_after  # all of the old file left the disk; that much came back
+            self._freed += fresh.bytes_after  # the whole old file left the disk; that much came back
             return fresh.bytes_before - fresh.bytes_after
 
     def _count(self, size_bytes: int) -> None:
-        """What a forget writes counts for the day, but no budget refuses it."""
+        """The writes of a forget count for the day, but no budget refuses them."""
         self._written += size_bytes
         with contextlib.suppress(StoreError):
             self._core.index.add_written(utc_day(now_ns()), size_bytes)
@@ -413,8 +412,8 @@ class _Forget:
     # --- places beside bundles/
 
     def clear_other_places(self) -> None:
-        """Leftovers of unfinished writes, what was handed over and not taken, and what repair moved away; whatever else
-        lies in the store's folder, and what cannot be looked into, is told and left."""
+        """Clear leftovers of unfinished writes, handed-over files that were not taken, and files that repair moved
+        away. Anything else in the store's folder, and anything unreadable, is reported and left."""
         self._clear_temps()
         for remain in find_remains(self._core, self._uri):
             if remain.why is not None:
@@ -450,7 +449,7 @@ class _Forget:
 
     def _is_needed_by_aside(self, name: str) -> bool:
         """Whether a version of another session that repair has set aside may need a block of a file in quarantine: by
-        its own file, or where that does not say, by what the index has of it. Raises what reading the file raises."""
+        its own file, or else by the index. Raises the errors of reading the file."""
         core = self._core
         others = {one for one, row in core.index.given_up().items() if row.uri != self._uri}
         if quarantine.bundle_of(name) is None or not others:
@@ -471,7 +470,7 @@ class _Forget:
         core = self._core
         folder_path = f"{core.path}/{BUNDLES}"
         if self._dry_run and not core.has_lock:
-            return  # those of a daemon beside us cannot be told from leftovers
+            return  # a daemon beside us may be writing some
         with core.committing() if not self._dry_run else contextlib.nullcontext():
             for name in core.folder.temps.leftovers():
                 size_bytes = _size_in(core.folder.bundles_fd, name)
@@ -479,7 +478,7 @@ class _Forget:
                     durable.remove(core.folder.bundles_fd, name, folder_path)
                 path = f"{folder_path}/{name}"
                 self._did(Action("remove", path, None, None, size_bytes, "an unfinished write left it"))
-            if not self._dry_run:  # also what the opening removed, or an unfinished write itself, without a flush
+            if not self._dry_run:  # also for removals without a flush: by the opening, or by an unfinished write
                 durable.sync_folder(core.folder.bundles_fd, folder_path)
 
     def _unlink(self, remain: Remain) -> None:
@@ -506,11 +505,11 @@ class _Forget:
         path = f"{core.path}/{MARKS_FILE}"
         try:
             if Marks.load(core.folder).session(self._uri):
-                core.folder.require_store_file()  # without it no marks are written
+                core.folder.require_store_file()  # without store.json no marks are written
                 message = f"{path} still has tags or pins of {self._uri}. Forget it again."
                 self._problems.append(Finding(path, NOT_FORGOTTEN, message))
         except MarksLost:
-            pass  # nor are those of this session there
+            pass  # so there are none of this session
         except CorruptStoreFile as error:
             message = f"Tags and pins of {self._uri} may be left: {error.message} Then {_AGAIN}."
             self._problems.append(Finding(f"{core.path}/{STORE_FILE}", error.code, message))
@@ -518,8 +517,8 @@ class _Forget:
             self._problems.append(Finding(path, error.code, error.message))
 
     def find_newcomers(self, look: Look) -> None:
-        """Versions of the session that came after the last look, or may still come: the bytes of one that is being
-        written lie in a temporary file, which is its writer's."""
+        """Versions of the session that came after the last look, or may still come: a version being written has its
+        bytes in its writer's temporary file."""
         core = self._core
         with core.committing() if not self._dry_run else contextlib.nullcontext():
             arrived = [] if self._dry_run else core.index.bundles_of(self._uri)
@@ -545,7 +544,7 @@ class _Forget:
 
 
 def _blocks_in_quarantine(core: StoreCore, bundle_id: bytes, name: str) -> frozenset[bytes]:
-    """The blocks that a version in quarantine is made of, as far as its file tells."""
+    """The blocks of a version in quarantine, as far as its file tells."""
     with contextlib.suppress(StoreError):
         fd, path = quarantine.open_name(core.folder, name)
         with contextlib.closing(BundleFile(fd, path, bundle_id)) as file:

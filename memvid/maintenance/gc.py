@@ -1,16 +1,16 @@
-"""Gc: removes what nothing needs. Owns which leftovers there are, and that nothing goes that might be needed.
+"""Gc: removes leftovers, and nothing that might be needed.
 
-What goes: retired files that no version needs and no reader has open; temporary files without a writer; what was put
-into `incoming` and not taken for INCOMING_HOURS; tags and pins of versions that were deleted: the index had them once,
-and has them no more. Those of a version that it was made anew without stay. What repair has set aside stays, with what
-it needs and its marks, until the user has the quarantine emptied: that gives it up for good.
+It removes: retired files that no version needs and no reader has open; temporary files without a writer; files in
+`incoming` that were not taken for INCOMING_HOURS; tags and pins of deleted versions, which the index once had and has
+no more. Marks of a version stay if the index was made anew without it. Files that repair has set aside stay, with
+their needs and marks, until the user empties the quarantine and so gives them up for good.
 
 Rules:
-- While a bundle cannot be read, is missed, or is set aside with unknown needs, nothing is removed: what it needs is
+- While a bundle is unreadable or missed, or is set aside with unknown needs, nothing is removed: its needs are
   unknown, and so are the versions that marks mean. Emptying the quarantine gives the last kind up.
-- What lies in quarantine stays while a listed version needs blocks that are sound nowhere else.
-- A version is given up only while it is set aside: not one that is back, or whose file is under bundles/ again.
-- What is to go is asked again under the lock right before it goes, in steps of BATCH, so that no sleep waits long.
+- A file in quarantine stays while a listed version needs blocks that are sound nowhere else.
+- A version is given up only while it is set aside: not if it is back, or has its file under bundles/ again.
+- Each removal is checked again under the lock, in steps of BATCH, so that no sleep waits long.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ BATCH: Final = 32
 """Files that are removed under the lock at a time."""
 
 INCOMING_HOURS: Final = 24
-"""How long what a client handed over may lie in `incoming`. A client that asks takes seconds; one that died never
-comes back. By the files' times, so it is long enough for no clock's small errors to matter."""
+"""How long a handed-over file may lie in `incoming`, by its time. A living client asks within seconds; a dead one never
+does. Long enough for small errors of a clock."""
 
 
 @dataclass(frozen=True, slots=True)
 class Garbage:
-    """What can go: retired bundles, names of temporary files, names in `incoming`, marked bundles that are no more.
+    """The leftovers: retired bundles, names of temporary files, names in `incoming`, marked bundles that were deleted.
 
     `kept` are retired bundles that are not needed, but open.
     """
@@ -62,7 +62,7 @@ class Garbage:
 
 
 def gc(core: StoreCore, *, dry_run: bool = False) -> MaintenanceReport:
-    """Remove what nothing needs, or say what that would be.
+    """Remove what nothing needs, or with `dry_run` plan it.
 
     Raises:
         StoreIoError, DurabilityLost, LockLost, ReadOnlyStore, StoreClosed
@@ -89,8 +89,8 @@ def gc(core: StoreCore, *, dry_run: bool = False) -> MaintenanceReport:
 
 
 def _unasked_marks(core: StoreCore) -> list[Finding]:
-    """That marks name versions which an index that was made without them may lack: it is unknown whether those were
-    deleted, or are missed and need files."""
+    """The problem that marks name versions which the index lacks because it was made without marks: these may have been
+    deleted, or be missed and need files."""
     if not core.index.marks_unseen():
         return []
     try:
@@ -106,11 +106,11 @@ def _unasked_marks(core: StoreCore) -> list[Finding]:
 
 
 def empty_quarantine(core: StoreCore, *, dry_run: bool = False) -> MaintenanceReport:
-    """Remove what repair has set aside, and let go of what was kept for it; or say what that would be.
+    """Remove the files that repair has set aside, and free all that was kept for them; or with `dry_run` plan it.
 
-    What somebody else has put into quarantine stays, and so does what is set aside while this works, has its file under
-    bundles/ again, or has blocks that a listed version needs and that are sound nowhere else. A crash leaves some of
-    it; asking again finishes.
+    Stays: files that somebody else put there; versions set aside during this call; versions with a file under bundles/
+    again; blocks that a listed version needs and that are sound nowhere else. A crash leaves some files; another call
+    finishes.
 
     Raises:
         NoSpace, StoreIoError, DurabilityLost, LockLost, ReadOnlyStore, StoreClosed, UnsafePath
@@ -142,7 +142,7 @@ def _told_again(core: StoreCore) -> Finding:
 
 
 class _Emptying:
-    """The quarantine being emptied, or only thought through."""
+    """An emptying of the quarantine, carried out or only planned."""
 
     def __init__(self, core: StoreCore, dry_run: bool) -> None:
         self._core = core
@@ -166,7 +166,7 @@ class _Emptying:
                 self._give_up(wanted[at : at + BATCH])
 
     def _may_need_what_goes(self) -> bool:
-        """Whether there is a bundle whose needs are unknown, and which is not given up here."""
+        """Whether a bundle with unknown needs remains that is not given up here."""
         rows, suffix_of = self._core.index.given_up(), self._core.folder.suffix_of
         return any(
             one not in self._asked or one not in rows or suffix_of(one) == LIVE_SUFFIX
@@ -180,7 +180,7 @@ class _Emptying:
         for bundle_id in bundle_ids:
             row = rows.get(bundle_id) if bundle_id is not None else None
             if row is not None and row.bundle_id not in self._asked:
-                continue  # set aside since this was looked at
+                continue  # set aside since the look
             if row is not None and core.folder.suffix_of(row.bundle_id) == LIVE_SUFFIX:
                 path = core.folder.bundle_path(row.bundle_id)
                 self.actions.append(Action("keep", path, row.uri, row.version, 0, _PUT_BACK))
@@ -277,7 +277,7 @@ def _dangling(core: StoreCore, problems: list[Finding]) -> list[tuple[SessionUri
 
 
 class _Collection:
-    """A gc under way, or only thought through."""
+    """A gc, carried out or only planned."""
 
     def __init__(self, core: StoreCore, dry_run: bool) -> None:
         self._core = core

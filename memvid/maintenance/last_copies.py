@@ -1,10 +1,9 @@
-"""Files in quarantine that must not go: listed versions need blocks which are sound nowhere else.
+"""Files in quarantine that must not go: listed versions need blocks that are sound nowhere else.
 
-Owns that one question, which only a repair answers for good: it puts those blocks back where they are looked for.
-Changes nothing.
+Only a repair settles that for good, by putting those blocks back in their places. Changes nothing.
 
 How it scales: nothing is read while the quarantine is empty. Otherwise the directory of every listed version, and under
-bundles/ every byte of those blocks of theirs that lie in quarantine too. Memory grows with the blocks there.
+bundles/ every byte of those blocks that lie in quarantine too. Memory grows with the blocks there.
 """
 
 from __future__ import annotations
@@ -22,10 +21,10 @@ from ..writing.core import StoreCore
 
 
 def find_last_copies(core: StoreCore) -> dict[str, IndexRow]:
-    """The names of the files in quarantine without which a listed version would lose something, each with a version.
+    """The names of the files in quarantine that a listed version would miss, each with such a version.
 
-    Of a version whose file is missing or cannot be read it is unknown which blocks it needs: every file counts that is
-    of its bundle, or of one that it looks into.
+    The needs of a version with a missing or unreadable file are unknown: each file of its bundle, or of its holders,
+    counts.
 
     Raises:
         UnsafePath, StoreIoError: the quarantine cannot be looked into, or the index cannot be read.
@@ -39,7 +38,7 @@ def find_last_copies(core: StoreCore) -> dict[str, IndexRow]:
 
 
 class _Search:
-    """Which blocks lie in quarantine, and which of them were found under bundles/."""
+    """The blocks in quarantine, and those of them found under bundles/."""
 
     def __init__(self, core: StoreCore) -> None:
         self._core = core
@@ -74,7 +73,7 @@ class _Search:
                 yield from self._holders[block_id]
 
     def _is_sound(self, block_id: bytes, place: bytes) -> bool:
-        """Where it is looked for, or else anywhere under bundles/, from where a repair can lead to it."""
+        """In its place, or else anywhere under bundles/, where a repair can find it."""
         holders = (one for one in self._core.index.holders_of(block_id) if one != place)
         return self._is_sound_in(place, block_id) or any(self._is_sound_in(one, block_id) for one in holders)
 

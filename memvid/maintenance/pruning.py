@@ -1,20 +1,19 @@
 """Prune: drops the versions that a retention does not keep.
 
-Owns the plan of a prune, its report, and in how large steps it commits. What a retention keeps is in retention.py, how
-a version leaves in deletion.py.
+Owns the plan of a prune, its report, and the size of its commits. retention.py has the rules, deletion.py the removal.
 
 Rules:
-- Versions that are to stay are opened, and the head of each of their blocks is read, also where nothing goes: one that
-  fails is told and does not count, so an earlier one stays for it. Damage inside a block's bytes is left to a deep
-  verify: to read them all would take hours.
-- Only what was planned is dropped, and only if a second look inside the commit, with the marks as they are then, says
-  the same: a version that is tagged meanwhile stays.
+- Each version to keep is opened, and the head of each of its blocks is read, even if nothing goes: a bad one is
+  reported and does not count, so an earlier one stays for it. Damage inside a block's bytes is left to a deep verify,
+  which takes hours.
+- Only planned versions are dropped, and only if a second look inside the commit, with the marks of that moment, agrees:
+  a version that is tagged meanwhile stays.
 - A step retires the versions of some sessions, oldest first, and drops their rows at once. A crash leaves each version
-  there or gone; what is gone is only what the retention did not keep. A second prune does the rest.
-- What a repair had saved from a version, and set aside once that was whole again, goes with it, and before it: else the
-  next repair would take it for lost, and bring back what the rule takes away. Not where it has a mark, nor of a version
-  that cannot be woken.
-- Files go last, all at once, for one listing of the folder serves them all.
+  there or gone; only unkept ones can be gone. A second prune does the rest.
+- A saved part that repair set aside because its original is whole again goes just before that original: else the next
+  repair would take it for lost, and bring back what the rule removes. It stays if it has a mark, or if the original
+  cannot be woken.
+- Files go last, all at once, with one listing of the folder.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ from ..writing import deletion
 from ..writing.core import StoreCore
 
 _STEP_VERSIONS: Final = 256
-"""Versions dropped in one commit, or those of one session: a sleep waits no longer than for so many renames."""
+"""Versions dropped in one commit, or those of one session: a sleep waits for no more renames than these."""
 
 
 def prune(
@@ -74,7 +73,7 @@ def _plan_soundly(
     now_ns: int,
     unsound: dict[bytes, Finding],
 ) -> RetentionPlan:
-    """A plan in which no session rests on versions that cannot be woken; those are added to `unsound`, and why."""
+    """A plan without sessions that rest on versions that cannot be woken; adds those to `unsound`, with the reason."""
     plan = _plan(core, uris, retention, now_ns, unsound)
     by_session: dict[SessionUri, RetentionPlan] = {}
     kept = _by_session(plan)
@@ -107,7 +106,8 @@ def _session_plan(
     now_ns: int,
     unsound: dict[bytes, Finding],
 ) -> RetentionPlan | None:
-    """Look at what is to stay of a session, and at what stays instead, until all of it was; None if all is sound."""
+    """Look at the kept versions of a session, and at their substitutes, until all were looked at; None if all are
+    sound."""
     plan: RetentionPlan | None = None
     looked: set[bytes] = set()
     while True:
@@ -122,7 +122,7 @@ def _session_plan(
 
 
 def _problem(core: StoreCore, row: IndexRow) -> Finding | None:
-    """Why a version cannot be woken, as far as a look at its files tells that reads no block's bytes.
+    """Why a version cannot be woken, by a look that reads no block's bytes.
 
     Raises:
         StoreIoError: the system failed, which says nothing about the version; StoreClosed
@@ -173,7 +173,7 @@ def _drop(
     unsound: Collection[bytes],
     freed: dict[bytes, int],
 ) -> tuple[list[IndexRow], tuple[Finding, ...]]:
-    """The versions that went, and what of them could not be marked as gone in quarantine."""
+    """The dropped versions, and those that could not be marked as gone in quarantine."""
     with core.committing():
         planned = {row.bundle_id for row in step}
         again = _plan(core, dict.fromkeys(row.uri for row in step), retention, now_ns, unsound)
@@ -199,8 +199,8 @@ def _replaced(core: StoreCore, rows: Iterable[IndexRow]) -> list[bytes]:
 
 
 def _with_rivals(core: StoreCore, rows: Sequence[IndexRow]) -> list[bytes]:
-    """The bundles of these versions, before each those that lost it to the one that counts: without that one, the next
-    index made anew would put one of them in its place."""
+    """The bundles of these versions, each after the ones that lost the same version to it: if it went alone, the next
+    index made anew would list one of those."""
     marks = Marks.load(core.folder)
     rivals: dict[tuple[SessionUri, int], list[bytes]] = {}
     for bundle_id in core.index.with_status(SHADOWED):
@@ -214,7 +214,7 @@ def _with_rivals(core: StoreCore, rows: Sequence[IndexRow]) -> list[bytes]:
 
 
 def _expected(core: StoreCore, plan: RetentionPlan, problems: Sequence[Finding]) -> MaintenanceReport:
-    """What a prune would do now."""
+    """The plan for a dry run."""
     leaving = {row.bundle_id: row.bundle_bytes for row in plan.drop}
     freed: dict[bytes, int] = {}
     if leaving and not core.index.needs_unknown():
@@ -268,7 +268,7 @@ def _kept(core: StoreCore, kept: Kept) -> Action:
 def _unread(core: StoreCore, bundle_id: bytes) -> Finding:
     try:
         core.open_bundle(bundle_id).close()
-        code = "unreadable"  # it was, when the store was opened; the next opening will take it
+        code = "unreadable"  # counted so when the store was opened; the next opening will remove it
     except StoreError as error:
         code = error.code
     path = core.folder.bundle_path(bundle_id)

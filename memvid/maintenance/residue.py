@@ -1,11 +1,11 @@
-"""What lies in a store's folder that is none of its bundles' files, and whether it holds bytes of a session.
+"""The files in a store's folder that are no bundle files, and whether they hold bytes of a session.
 
-Owns the list of the names that a store gives, and the verdict on each file beside the bundles. Changes nothing.
+Owns the list of the store's names, and the verdict on each file beside the bundles. Changes nothing.
 
 Rules:
-- What is no plain file of ours, cannot be read, or is nothing that a store writes may hold anything: it is told.
-- Innocent is only what is empty, a store's own file that others answer for (index, marks), or a whole bundle of
-  another session with no frames but its own.
+- A thing that is no plain file of ours, cannot be read, or is not of the store may hold anything: it is reported.
+- Innocent are only: an empty file; a store's own file that others answer for (index, marks); a whole bundle of another
+  session with no frames but its own.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ _CHUNK_BYTES: Final = 1 << 20
 class Remain:
     """A file or folder that holds bytes of a session, or may hold some.
 
-    `folder` is the store's own folder that it lies in, "" for any other place; `why` is a sentence without its end that
-    says why it cannot be told, None where the session's bytes are in it.
+    `folder` is the store's own folder around it, "" for any other place. `why` says why the content is unknown, as a
+    sentence without its end; None if the session's bytes are in it.
     """
 
     path: str
@@ -76,7 +76,7 @@ def find_remains(core: StoreCore, uri: SessionUri) -> list[Remain]:
         found += _stranger(core, path, uri)
     bundles_fd, bundles = core.folder.bundles_fd, f"{root}/{BUNDLES}"
     for name in filter(durable.TEMP_NAME.fullmatch, list_names(bundles_fd, bundles)):
-        if not durable.is_plain(bundles_fd, name):  # one that is plain is being written, or goes as a leftover
+        if not durable.is_plain(bundles_fd, name):  # a plain one is being written, or goes as a leftover
             found += _judged(bundles_fd, name, f"{bundles}/{name}", "", uri)
     return found
 
@@ -96,8 +96,8 @@ def _in_folder(parent_fd: int, folder: str, root: str, uri: SessionUri) -> Itera
 
 
 def _notes(core: StoreCore, uri: SessionUri) -> Iterator[Remain]:
-    """What of the notes is this session's and told by no row any more, and what cannot be told to be others': a delete
-    takes a session's away, but could not while others could write in the folder."""
+    """The notes of this session without a row, and those whose session is unknown: a delete removes a session's notes,
+    but not while others can write in the folder."""
     root = core.path
     try:
         noted, _ = AbsentNotes(core.folder.root_fd, root).load()
@@ -114,15 +114,15 @@ def _notes(core: StoreCore, uri: SessionUri) -> Iterator[Remain]:
 
 
 def _hidden_behind_live_ones(core: StoreCore, uri: SessionUri) -> Iterator[str]:
-    """Retired files of other sessions' bundles whose live files are there too: no other check looks into these."""
-    own = frozenset(core.index.bundles_of(uri))  # which take their retired files away with them
+    """Retired files of other sessions' bundles beside their live files: no other check looks into these."""
+    own = frozenset(core.index.bundles_of(uri))  # which take their retired files with them
     for bundle_id, suffix in core.folder.list_bundles().items():
         if suffix == LIVE_SUFFIX and bundle_id not in own and core.folder.stamp_of(bundle_id, RETIRED_SUFFIX):
             yield core.folder.bundle_path(bundle_id, RETIRED_SUFFIX)
 
 
 def _stranger(core: StoreCore, path: str, uri: SessionUri) -> Iterator[Remain]:
-    """What no version is read from under bundles/, there or in one of its folders."""
+    """A file under bundles/ that no version is read from."""
     inside = os.path.relpath(path, f"{core.path}/{BUNDLES}")
     prefix, name = os.path.split(inside)
     if not prefix:
@@ -156,7 +156,7 @@ def _judged(folder_fd: int, name: str, path: str, folder: str, uri: SessionUri) 
 
 
 def _verdict(fd: int, path: str, uri: SessionUri) -> tuple[bool, str]:
-    """Whether a file holds a version of a session, and if not, why that cannot be told; "" if it can. Closes `fd`."""
+    """Whether a file holds a version of a session; if not, why that is unknown, or "". Closes `fd`."""
     try:
         with contextlib.closing(BundleFile(fd, path, None)) as file:
             if file.manifest is None:
@@ -172,8 +172,8 @@ def _verdict(fd: int, path: str, uri: SessionUri) -> tuple[bool, str]:
 
 
 def _mentions(fd: int, uri: SessionUri) -> tuple[bool, str]:
-    """As `_verdict`, of marks, or a store.json, that were set aside: text that may name sessions, and that cannot be
-    taken apart."""
+    """As `_verdict`, for marks or a store.json that were set aside: text that may name sessions, and cannot be
+    parsed."""
     name, tail = uri.name.encode(), b""
     with closing_fd(fd):
         try:
@@ -187,7 +187,7 @@ def _mentions(fd: int, uri: SessionUri) -> tuple[bool, str]:
 
 
 def _reason(error: StoreError) -> str:
-    """What refused, without the path and the advice that stand around it in the message."""
+    """The reason alone, without the message's path and advice."""
     return str(error.details.get("reason") or error.message.rstrip("."))
 
 

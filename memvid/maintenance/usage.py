@@ -1,13 +1,13 @@
-"""Usage: what the store takes, by place and by need, and each session's part of it.
+"""Usage: the disk space of the store, by place and by need, and each session's part of it.
 
-Owns the sums, and that they come out even. Which frames which sessions need is asked in block_references.py. How many
-versions a session has, with how many tokens, the index says, as it does for a list of sessions: one that cannot be
-read, or whose file is missing, is a version too. Changes nothing.
+Owns the sums, and that they come out even. block_references.py finds the frames that each session needs. The index
+gives the number of versions and tokens, as in a list of sessions: an unreadable or missing version counts too. Changes
+nothing.
 
-How it scales: each version's manifest and directory are read once, and once more those of files with blocks that
-others look for; no payload is read. So the time grows with the number of versions times their blocks, the memory with
-the frames that several sessions share. Beside a live daemon the figures may be of more than one moment; what goes away
-meanwhile is left out.
+How it scales: each version's manifest and directory are read once, and once more for files with blocks that others
+need; no payload is read. So the time grows with the number of versions times their blocks, the memory with the frames
+that several sessions share. Beside a live daemon the figures may be of more than one moment; a file that goes meanwhile
+is left out.
 """
 
 from __future__ import annotations
@@ -55,9 +55,8 @@ class _Session:
 
 @dataclass(slots=True)
 class _Tally:
-    """The store's sums so far. Every byte of a readable file is in `live` or `retired` once, and once in what a session
-    needs alone, what several share, or what nothing needs. `listed` are the bundles of which the index tells the
-    facts, or that they are no versions."""
+    """The store's sums so far. Every byte of a readable file counts once as `live` or `retired`, and once as needed by
+    one session, by several, or by none. `listed` are the bundles that the index knows, as versions or not."""
 
     listed: Collection[bytes] = ()
     sessions: dict[SessionUri, _Session] = field(default_factory=dict)
@@ -73,7 +72,7 @@ class _Tally:
         session = self.sessions.setdefault(manifest.uri, _Session())
         listed = {entry.id for entry in manifest.blocks}
         surplus = sum(frame.frame_bytes for frame in file.directory.frames if frame.id not in listed)
-        if file.bundle_id not in self.listed:  # it was put to sleep since the index was read
+        if file.bundle_id not in self.listed:  # slept since the index was read
             self.add_version(row_of(manifest, file.bundle_id, file.file_bytes))
         session.stored_bytes += file.file_bytes
         session.exclusive_bytes += file.file_bytes - surplus
@@ -92,13 +91,13 @@ class _Tally:
         self.unneeded_bytes += file.file_bytes
 
     def move_needed(self, file: BundleFile, needed: dict[bytes, set[SessionUri]], *, retired: bool) -> None:
-        """Give the frames that are looked for from outside to those who need them."""
+        """Give frames that are needed from outside to those who need them."""
         manifest = None if retired else file.manifest
         listed = {entry.id for entry in manifest.blocks} if manifest else set()
         for block_id, users in needed.items():
             frame = file.frames.get(block_id)
             if frame is None:
-                continue  # it was led elsewhere meanwhile
+                continue  # its place changed meanwhile
             if manifest is not None and block_id in listed:
                 self.sessions[manifest.uri].exclusive_bytes -= frame.frame_bytes
                 users = users | {manifest.uri}
@@ -178,7 +177,7 @@ def _add_needed(core: StoreCore, needs: Needs, tally: _Tally) -> None:
                     tally.add_retired(file)
                 tally.move_needed(file, needs.of(bundle_id), retired=bundle_id in retired)
         except BundleMissing:
-            continue  # removed meanwhile, or missing: versions that need it cannot be woken, which verify tells
+            continue  # removed meanwhile, or missing: verify reports versions that need it
         except StoreError as error:
             if bundle_id in retired:
                 path = core.folder.bundle_path(bundle_id, RETIRED_SUFFIX)
@@ -195,7 +194,7 @@ def _add_unread(core: StoreCore, needs: Needs, tally: _Tally) -> None:
 
 
 def _places(core: StoreCore) -> Counter[str]:
-    """The bytes of everything that is no bundle file, by where or what it is; "" for the rest."""
+    """The bytes of everything that is no bundle file, by place or kind; "" for the rest."""
     found: Counter[str] = Counter()
     bundles_fd = core.folder.bundles_fd
     for name in list_names(core.folder.root_fd, core.path):
@@ -225,7 +224,7 @@ def _bytes_in(core: StoreCore, name: str) -> int:
 
 
 def _file_bytes(folder_fd: int, name: str) -> int:
-    """A plain file's bytes; 0 for what is none, or gone."""
+    """A plain file's bytes; 0 for anything else."""
     with contextlib.suppress(OSError):
         status = os.stat(name, dir_fd=folder_fd, follow_symlinks=False)
         return status.st_size if stat.S_ISREG(status.st_mode) else 0

@@ -1,11 +1,11 @@
-"""The frames that each session needs: one pass over all live versions and the places of their blocks.
+"""The frames that each session needs: one pass over the manifests and directories of all live versions.
 
-Owns the pass over all versions' manifests and directories, from which `usage` and `forget` count. Changes nothing.
+`usage` and `forget` count from it. Changes nothing.
 
-How it works: a version needs a frame where its directory looks for a block of its manifest. Nearly all such places are
-in files of the version's own session that list the block themselves. Only the exceptions are kept: frames that another
-session looks for, and frames in files that do not list their block (retired files, and frames that a compaction has put
-into a file for others). Memory so grows with the exceptions and with the frames of the largest session, not with the
+How it works: a version needs a frame where its directory places a block of its manifest. Nearly all such places are in
+files of the version's own session that list the block themselves. Only the exceptions are kept: frames that another
+session needs, and frames in files that do not list their block (retired files, and frames that a compaction has put
+into a file for others). So memory grows with the exceptions and with the frames of the largest session, not with the
 store; time with the number of versions times their blocks.
 """
 
@@ -31,10 +31,10 @@ from .core import StoreCore
 class Needs:
     """The result of one pass.
 
-    needed: of the exceptional frames, by the bundle whose file has them and by block, the sessions that need each.
+    needed: for each exceptional frame, by the bundle whose file has it and by block, the sessions that need it.
     surplus: live bundles whose files have frames that their own manifests do not list.
     retired: bundles whose files are retired.
-    unread: bundles whose needs are unknown, and why.
+    unread: bundles with unknown needs, and the reason.
     """
 
     needed: dict[bytes, dict[bytes, set[SessionUri]]] = field(default_factory=dict)
@@ -43,7 +43,7 @@ class Needs:
     unread: dict[bytes, Finding] = field(default_factory=dict)
 
     def of(self, bundle_id: bytes) -> dict[bytes, set[SessionUri]]:
-        """The exceptional frames of a bundle's file that somebody needs, each with who does."""
+        """The exceptional frames of a bundle's file that are needed, each with its users."""
         return self.needed.get(bundle_id, {})
 
 
@@ -51,10 +51,8 @@ LiveFile = Callable[[BundleFile, Manifest], None]
 
 
 def read_needs(core: StoreCore, on_file: LiveFile, but_for: Iterable[bytes] = ()) -> Needs:
-    """Visit every version but those of `but_for`; `on_file` gets each live file that could be read.
-
-    Works beside a daemon: versions that go meanwhile are left out.
-    """
+    """Visit every version but those of `but_for`; `on_file` gets each live file that could be read. Works beside a
+    daemon: leaves out versions that go meanwhile."""
     needs = Needs()
     leaving = frozenset(but_for)
     listed = core.folder.list_bundles()
@@ -79,7 +77,7 @@ def read_needs(core: StoreCore, on_file: LiveFile, but_for: Iterable[bytes] = ()
 
 
 def _sessions(core: StoreCore, live: set[bytes]) -> Iterator[list[bytes]]:
-    """The live bundles, those of one session together; those that the index gives to none, one by one."""
+    """The live bundles, those of one session together; bundles without a session one by one."""
     known: set[bytes] = set()
     for _, rows in itertools.groupby(core.index.all_rows(), lambda row: row.uri):
         bundle_ids = [row.bundle_id for row in rows if row.bundle_id in live]

@@ -1,7 +1,6 @@
 """The parts that all operations of an open store share: folder, index, pins and lock; and the rules for writing.
 
-Owns the rule that a commit happens under the store's lock, by one thread, and never after a failed flush. Does not know
-the content of a commit.
+Owns one rule: a commit happens under the store's lock, by one thread, and never after a failed flush.
 
 Rules:
 - Long work (writing a temporary file, reading, hashing) happens outside `committing`, and pins the bundles it uses.
@@ -142,7 +141,7 @@ class StoreCore:
 
     @contextlib.contextmanager
     def poisoning(self) -> Iterator[None]:
-        """Remember a failure after which this object must not write again."""
+        """Note a failure: after it this object writes nothing more."""
         try:
             yield
         except (DurabilityLost, LockLost) as error:
@@ -150,9 +149,9 @@ class StoreCore:
             raise
 
     def mend_index_file(self) -> None:
-        """Write an index that went on in memory to its file again, if the disk takes it now: while the file is behind,
-        no bundle file may be removed, and the next opening knows less. Called before each piece of work. Each trial
-        writes the whole index, so after a failure the next trial comes a while later, or at the end."""
+        """Write an index in memory to its file again, if the disk takes it now: while the file is behind, no bundle
+        file may be removed, and the next opening knows less. Called before each piece of work. Each trial writes the
+        whole index, so after a failure the next one comes a while later, or at the end."""
         if time.monotonic() >= self._next_mending:
             self._try_to_mend_index_file()
 
@@ -169,7 +168,7 @@ class StoreCore:
     @contextlib.contextmanager
     def next_version(self, uri: SessionUri) -> Iterator[int]:
         """Reserve a version number for a version being written: one more than the largest in use, plus the number of
-        bundles of unknown owner. In use are also versions that are set aside, missed, unreadable or being written.
+        bundles of unknown owner. Versions that are set aside, missed, unreadable or being written are in use too.
 
         Raises:
             LimitExceeded: the last version has the largest possible number. Only a file put into the store by hand can
@@ -190,11 +189,8 @@ class StoreCore:
 
     @contextlib.contextmanager
     def this_version(self, uri: SessionUri, version: int, bundle_id: bytes) -> Iterator[bool]:
-        """Reserve this version number for a version being written. False where another bundle has it.
-
-        While there is a bundle of unknown owner, no number is free: that bundle may have any. A missed version keeps
-        its own.
-        """
+        """Reserve this version number for a version being written. False if another bundle has it, or a bundle of
+        unknown owner may have it. A missed version keeps its own number."""
         with self._writing:
             taken = self._reserved.setdefault(uri, [])
             is_open = bundle_id in self.index.missed() or not self.index.unnumbered()
@@ -224,8 +220,8 @@ class StoreCore:
         """The room that the budget leaves for a piece of work: checked before each write, and counted for the day.
 
         `replacing`: the write replaces a file, so the limit on the store's size does not apply. `beyond`: the limits
-        that a sleep which cannot be tried again may exceed. Writes of other operations count too. A write stays counted
-        when the work fails: it has worn the disk.
+        that a sleep may exceed if it cannot be tried again. Writes of other operations count too. The writes of failed
+        work stay counted: they have worn the disk.
         """
         meter = self._account.begin(utc_day(now_ns()), replacing=replacing, beyond=beyond)
         try:
@@ -244,27 +240,27 @@ class StoreCore:
         return self.folder.temps.new()
 
     def open_bundle(self, bundle_id: bytes) -> BundleFile:
-        """Open a bundle's file, live or retired, with its manifest. Raises BundleMissing and what damage raises."""
+        """Open a bundle's file, live or retired, with its manifest. Raises BundleMissing, StoreIoError, Corruption."""
         fd, path = self.folder.open_bundle(bundle_id)
         return BundleFile(fd, path, bundle_id)
 
     def in_place(self, bundle: IndexedBundle) -> IndexedBundle:
-        """A bundle's index row, made once its file has its name; its stamp tells this file from another."""
+        """A bundle's index row, made once its file has its name, with the file's stamp."""
         try:
             stamp = self.folder.stamp_of(bundle.bundle_id, LIVE_SUFFIX)
-        except StoreIoError:  # the file has its name: a row without a stamp makes the next open read it
+        except StoreIoError:  # a row without a stamp makes the next open read the file
             stamp = None
         return dataclasses.replace(bundle, stamp=stamp)
 
     def open_frames(self, bundle_id: bytes) -> FrameFile:
-        """Open a bundle's file, or its files, for the frames in them. Raises as `open_bundle`."""
+        """Open a bundle's file, or files, for their frames. Raises as `open_bundle`."""
         return duplicate_files.open_frames(self.folder, bundle_id)
 
     def open_pinned(self, bundle_id: bytes) -> tuple[BundleFile, Callable[[], None]]:
         """Pin a bundle and all holders of its blocks, and open its file; the second value releases the pins.
 
-        If the file is rewritten between the opening and the pinning, it is opened again: the holders that the earlier
-        file named may be gone.
+        If the file is rewritten between the two, it is opened again: the holders that the earlier file named may be
+        gone.
         """
         while True:
             held = [bundle_id]
@@ -287,7 +283,7 @@ class StoreCore:
             self.unpin(held)
 
     def open_reader(self, bundle_id: bytes) -> BundleReader:
-        """Open a bundle as a version of a session. Raises as `open_bundle` does, and where its session was erased."""
+        """Open a bundle as a version of a session. Raises as `open_bundle` does, and if its session was deleted."""
         file, release = self.open_pinned(bundle_id)
         try:
             if file.manifest is None:

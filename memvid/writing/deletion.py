@@ -1,7 +1,7 @@
 """Removing versions: the order of steps in a delete, a prune or a forget, and which files may go.
 
-Owns the steps that remove a version, and the check which bundles still need a retired file. Takes no lock: the caller
-holds it. The caller decides which versions go.
+Owns the steps that remove a version, and the check whether any bundle still needs a retired file. Takes no lock: the
+caller holds it. The caller chooses the versions.
 
 Rules:
 - A file is retired (renamed) before its row goes, and removed after: no crash leaves a row that looks like a loss.
@@ -53,7 +53,7 @@ from ..index.unknown_references import find_unknown_needs
 from ..uri import SessionUri
 
 _MARKS_STAY: Final = (NoSpace, CorruptMarks, CorruptStoreFile, MarksLost, UnsupportedFormat, UnsafePath, StoreIoError)
-"""The errors that keep marks from being changed; they stop no delete."""
+"""Marks cannot be changed: a delete goes on all the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ def delete_session(folder: StoreFolder, index: Index, pins: Pins, uri: SessionUr
     unmark(folder, uri)  # while the retired files still say that the versions were deleted, and none is missing
     asked = {bundle_id: folder.suffix_of(bundle_id) or LIVE_SUFFIX for bundle_id in {*bundle_ids, *holders}}
     freed = retirement.freed + sum(remove_unneeded(folder, index, pins, asked).values())
-    stays = unmark(folder, uri)  # again, for now there may be room
+    stays = unmark(folder, uri)  # again: there may be room now
     kept = sum(folder.has_bundle(bundle_id) for bundle_id in bundle_ids)
     unreadable = tuple(
         folder.bundle_path(bundle_id) for bundle_id in index.with_status(UNREADABLE) if folder.has_bundle(bundle_id)
@@ -96,7 +96,7 @@ def delete_session(folder: StoreFolder, index: Index, pins: Pins, uri: SessionUr
 def _still_marked(
     folder: StoreFolder, uri: SessionUri, bundle_ids: Iterable[bytes], why: StoreError
 ) -> Iterator[Finding]:
-    """The problem for marks that stay without a file that shows that their version was deleted."""
+    """The problem for marks that stay without a file to show that their version was deleted."""
     if any(folder.suffix_of(one) is None for one in bundle_ids):
         path = f"{folder.path}/{MARKS_FILE}"
         message = (
@@ -113,7 +113,7 @@ def _only_in_memory(
     leaving: set[bytes] = set()
     with contextlib.suppress(UnsafePath, StoreIoError):
         leaving = set_aside_versions.list_leaving(folder)
-    is_told = folder.suffix_of(bundle_ids[-1]) == RETIRED_SUFFIX  # of the newest: all others are deleted with it
+    is_told = folder.suffix_of(bundle_ids[-1]) == RETIRED_SUFFIX  # for the newest: all others are deleted with it
     if not is_told and any(folder.suffix_of(one) is None and one not in leaving for one in bundle_ids):
         message = (
             f"{index.path} takes no change, and no file of {uri} is there to say that it was deleted: it is listed "
@@ -124,14 +124,14 @@ def _only_in_memory(
 
 
 def _waits(folder: StoreFolder, index: Index, bundle_ids: Iterable[bytes]) -> bool:
-    """Whether one of the bundles is a file that only stays because somebody unknown may need it."""
+    """Whether one of the bundles has a file that only stays because a bundle of unknown needs may need it."""
     if not index.needs_unknown():
         return False
     return any(folder.suffix_of(one) == RETIRED_SUFFIX for one in unneeded(index, bundle_ids))
 
 
 def _misnamed(folder: StoreFolder, bundle_id: bytes, other: bytes) -> Finding:
-    """The problem for a retired (and maybe removed) file that holds another version than its name says."""
+    """The problem for a retired (and maybe removed) file with another version than its name says."""
     path = folder.bundle_path(bundle_id, RETIRED_SUFFIX)
     if folder.suffix_of(bundle_id) == RETIRED_SUFFIX:
         kept = "it is kept, under that name. `torpor repair`, run twice, brings that one back."
@@ -145,14 +145,14 @@ def _misnamed(folder: StoreFolder, bundle_id: bytes, other: bytes) -> Finding:
 
 
 def _version_in(folder: StoreFolder, index: Index, bundle_id: bytes) -> bytes | None:
-    """The version that only a retired file of another one's name holds (two files were swapped); None for any other.
-    Raises StoreIoError."""
+    """The version whose only copy is a retired file named after another one (two files were swapped); None for any
+    other. Raises StoreIoError."""
     other = set_aside_versions.content_of_retired(folder, bundle_id)
     return other if other is not None and index.knows(other) else None
 
 
 def _other_versions(folder: StoreFolder, index: Index, bundle_ids: Iterable[bytes]) -> dict[bytes, bytes]:
-    """The result of `_version_in` for each file, by its name; an unreadable file stays, and has None."""
+    """For each file, by its name, the result of `_version_in`; an unreadable file stays, and has None."""
     found: dict[bytes, bytes] = {}
     for bundle_id in bundle_ids:
         with contextlib.suppress(StoreIoError):
@@ -213,8 +213,8 @@ def _end_leaving(folder: StoreFolder, index: Index) -> None:
 
 
 def begin_to_let_go(folder: StoreFolder, bundle_ids: Iterable[bytes]) -> list[Finding]:
-    """Mark set-aside versions as leaving, so that the next opening finishes their delete, before `retire` removes them
-    or, after a failure, gives them back; returns the files that could not be marked. Raises DurabilityLost."""
+    """Mark set-aside versions as leaving; returns the files that could not be marked. `retire` then removes them, or
+    gives them back after a failure; if it is cut off, the next opening finishes. Raises DurabilityLost."""
     return _give_ending(folder, bundle_ids, quarantine.LEAVING_SUFFIX)
 
 
@@ -255,11 +255,11 @@ def _not_let_go(folder: StoreFolder, path: str, error: StoreError) -> Finding:
 
 
 def _drop(folder: StoreFolder, index: Index, pins: Pins, retired: Sequence[bytes]) -> int:
-    """Take away the rows of retired files; the bytes that this had to free.
+    """Drop the rows of retired files; the bytes that this had to free.
 
-    The names of the files say already that these versions are gone, and the next opening believes them. So an index
-    file that takes no change, for want of room or for any other reason, is left behind, and not the rows in memory: a
-    version must not be listed and woken that the next opening has not.
+    The files' names already say that these versions are gone, and the next opening believes them. So if the index file
+    takes no change, for want of room or otherwise, only the file stays behind, and the rows in memory go: no version
+    may be woken here that the next opening does not have.
     """
     freed = 0
     unmark_without_files(folder, retired)
@@ -290,8 +290,8 @@ def remove_unneeded(
 ) -> dict[bytes, int]:
     """Remove all retired files that no other bundle needs; those that are open wait for their last reader.
 
-    Returns the bytes that each frees. `files` is the folder's listing, if there is one already, or those files that may
-    have lost their last user.
+    Returns the bytes that each frees. `files`: the folder's listing, if there is one already, or only the files that
+    may have lost their last user.
     """
     if index.needs_unknown():
         return {}
@@ -310,7 +310,7 @@ def remove_retired(folder: StoreFolder, index: Index, pins: Pins, retired: Itera
 def remove_waiting(folder: StoreFolder, index: Index, pins: Pins) -> dict[bytes, int]:
     """Remove the retired files whose last reader has closed; a file needed after all goes with a later delete.
 
-    None goes beside an unreadable or missed bundle: it may have been found since they began to wait.
+    Removes none beside an unreadable or missed bundle: that may have been found since they began to wait.
     """
     if index.needs_unknown():
         return {}
@@ -318,14 +318,14 @@ def remove_waiting(folder: StoreFolder, index: Index, pins: Pins) -> dict[bytes,
 
 
 def unneeded(index: Index, bundle_ids: Iterable[bytes], but_for: Iterable[bytes] = ()) -> list[bytes]:
-    """Those of the bundles that no other one needs, the needs of `but_for` not counted."""
+    """Those of the bundles that no other one needs; the needs of `but_for` do not count."""
     others = frozenset(but_for)
     return [bundle_id for bundle_id in bundle_ids if others.issuperset(index.users_of(bundle_id))]
 
 
 def _remove(folder: StoreFolder, index: Index, bundle_ids: Sequence[bytes]) -> dict[bytes, int]:
-    """Where the index's file could not be changed the files are only emptied, as in `_make_room`: their rows stand. So
-    are those that still have marks."""
+    """If the index file could not be changed, the files are only emptied, as in `_make_room`: their rows stand. The
+    same for files that still have marks."""
     if not bundle_ids:
         return {}
     named = set(bundle_ids) if index.file_is_behind else unmark_deleted(folder, index, bundle_ids)
@@ -333,8 +333,8 @@ def _remove(folder: StoreFolder, index: Index, bundle_ids: Sequence[bytes]) -> d
 
 
 def _freed(folder: StoreFolder, index: Index, bundle_id: bytes, is_named: bool) -> int | None:
-    """The bytes that taking a retired file away frees, or emptying one that is to keep its name; None where it is empty
-    already, where it holds another version (that goes to quarantine, or stays), and where that is unknown now."""
+    """The bytes that removing a retired file frees, or emptying one that keeps its name. None if it is empty already,
+    holds another version (it goes to quarantine, or stays), or cannot be read now."""
     try:
         other = _version_in(folder, index, bundle_id)
     except StoreIoError:
@@ -349,10 +349,8 @@ def _freed(folder: StoreFolder, index: Index, bundle_id: bytes, is_named: bool) 
 
 
 def unmark_deleted(folder: StoreFolder, index: Index, bundle_ids: Iterable[bytes]) -> set[bytes]:
-    """Take the marks of deleted versions away before their files go, and say which keep theirs, for want of room.
-
-    Once no file of a version is there, an index that is made anew takes its marks for those of a loss.
-    """
+    """Remove the marks of deleted versions before their files go; returns the versions that keep theirs, for want of
+    room. Marks without a file look like a loss to an index made anew."""
     try:
         marks = Marks.load(folder)
     except StoreIoError:
@@ -369,8 +367,8 @@ def unmark_deleted(folder: StoreFolder, index: Index, bundle_ids: Iterable[bytes
 
 
 def _make_room(folder: StoreFolder, index: Index, pins: Pins, bundle_ids: Sequence[bytes]) -> int:
-    """Free versions' bytes while their rows still stand. The files are only emptied: as long as a retired file's name
-    is there, a row beside it means a delete that was cut off, not a loss."""
+    """Free versions' bytes while their rows still stand. The files are only emptied: a row beside a retired file's name
+    means a delete that was cut off, not a loss."""
     if index.needs_unknown():
         return 0
     leaving = set(bundle_ids)
@@ -379,8 +377,8 @@ def _make_room(folder: StoreFolder, index: Index, pins: Pins, bundle_ids: Sequen
 
 
 def unmark(folder: StoreFolder, uri: SessionUri) -> StoreError | None:
-    """Remove the marks of a deleted session; returns why they stay, if they do. Neither a full disk nor damaged marks
-    may stop a delete: if marks stay, so do the names of the retired files (`unmark_deleted`)."""
+    """Remove the marks of a deleted session; returns why they stay, if they do. A full disk or damaged marks must not
+    stop a delete: if marks stay, so do the names of the retired files (`unmark_deleted`)."""
     try:
         marks = Marks.load(folder)
         if marks.session(uri):
@@ -391,8 +389,8 @@ def unmark(folder: StoreFolder, uri: SessionUri) -> StoreError | None:
 
 
 def unmark_without_files(folder: StoreFolder, bundle_ids: Iterable[bytes]) -> tuple[list[bytes], int]:
-    """Remove the marks of these versions that have no file, before their rows go: without rows nothing says that they
-    were deleted, and an opening takes their marks for a loss. So it does if marks cannot be changed.
+    """Remove the marks of those of the versions without a file, before their rows go: marks without a row look like a
+    loss to an opening, also if they cannot be changed now.
 
     Returns the versions whose marks went, and the bytes that this wrote. Raises DurabilityLost.
     """

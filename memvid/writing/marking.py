@@ -1,9 +1,9 @@
 """Tagging and pinning versions: changes of the store's marks, one at a time.
 
-Owns two rules: a mark needs a version that is in the index at that moment and has a file, and a change is on disk
-before it is reported. marks.py defines marks.
+Owns two rules: a mark needs a version with a row and a file at that moment, and a change is on disk before it is
+reported. marks.py defines marks.
 
-A mark can also be removed from a missed version. Once its last mark is gone, it is no longer missed.
+A mark can also be removed from a missed version. Once its last mark is gone, the version is missed no more.
 """
 
 from __future__ import annotations
@@ -52,14 +52,14 @@ def unpin(core: StoreCore, uri: SessionUri, version: int | None) -> IndexRow:
 
 
 def version_or_missed(core: StoreCore, uri: SessionUri, version: int | None) -> IndexRow | None:
-    """A version of a session, the latest if none is named, or the one that is missed of this number."""
+    """A version of a session, the latest if none is named, or a missed one with this number."""
     missed = (row for row in core.index.missed().values() if (row.uri, row.version) == (uri, version))
     return core.index.find(uri, version) or next(missed, None)
 
 
 def _end_missing(core: StoreCore, marks: Marks) -> None:
-    """Let versions be missed no more that no mark tells of; where the index takes no change the next opening does. The
-    marks are on disk by now, so nothing here may say that the change was refused."""
+    """Drop missed versions without a mark; if the index takes no change, the next opening does it. The marks are on
+    disk by now, so no error here may say that the change was refused."""
     with contextlib.suppress(NoSpace, StoreIoError):
         ended = [bundle_id for bundle_id in core.index.missed() if not marks.of(bundle_id)]
         if ended:
@@ -67,8 +67,7 @@ def _end_missing(core: StoreCore, marks: Marks) -> None:
 
 
 def _marks_to_change(core: StoreCore, *, lost_is_none: bool) -> Marks:
-    """The marks; none where they are lost and that is said to be all right: the tag is taken from the version that
-    had it."""
+    """The marks; none if they are lost and `move` accepts that: the tag is taken from the version that had it."""
     try:
         return Marks.load(core.folder)
     except MarksLost:
@@ -78,7 +77,7 @@ def _marks_to_change(core: StoreCore, *, lost_is_none: bool) -> Marks:
 
 
 def _require_version_with_file(core: StoreCore, uri: SessionUri, version: int | None) -> IndexRow:
-    """Refuse a mark on a version without a file: it keeps nothing, and if the index loses the row too, the mark alone
+    """Refuse a mark on a version without a file: it keeps nothing. And if the index loses the row too, the mark alone
     names the version but not its needs: then no file can be removed any more."""
     row = _require_version(core, uri, version)
     if core.folder.suffix_of(row.bundle_id) != LIVE_SUFFIX:
@@ -93,6 +92,6 @@ def _require_version_with_file(core: StoreCore, uri: SessionUri, version: int | 
 
 def _require_version(core: StoreCore, uri: SessionUri, version: int | None) -> IndexRow:
     row = core.index.find(uri, version)
-    if row is None:  # the caller has looked before: it went in between
+    if row is None:  # it went since the caller looked
         raise SessionNotFound(f"{uri} has no such version any more.", session=str(uri), version=version, suggestions=[])
     return row

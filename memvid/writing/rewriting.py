@@ -1,7 +1,7 @@
 """Rewriting a bundle's file under the same name: with other frames, another codec, or without its manifest.
 
-Owns the order of changes to file and index: at every moment the version's own directory, or the index, leads to a file
-with each block that a version needs. Callers decide the content of the file.
+Owns the order of changes to file and index: at every moment the version's directory, or the index, names a file for
+each block that a version needs. Callers decide the content of the file.
 
 Order: temporary file with the same manifest and a new directory → flush → read back → index: the refs of old and new
 file together, marked unsettled, durable → rename over the old file → flush the folder → index: the new facts.
@@ -39,7 +39,7 @@ class Contents:
     frames: in file order, each block with the bundle whose file has its frame now (the bundle itself included).
     holders: for each other block of the manifest the bundle that holds it.
     with_manifest: False makes a file that only holds blocks for others; only a retired bundle can become one.
-    codec: how a block's frame is to be encoded anew; None copies it as it lies.
+    codec: the new encoding of a block's frame; None copies it as it lies.
     """
 
     frames: Sequence[tuple[bytes, bytes]]
@@ -51,8 +51,8 @@ class Contents:
 class Prepared:
     """A new file for a bundle, written, flushed and read back, that has not taken the old one's place.
 
-    `is_in_place`: it has since. That is so even if `commit` then fails to update the index: the index then covers both
-    files, and the next opening reads the new one.
+    `is_in_place`: it has since, even if `commit` then failed to update the index: the index covers both files, and the
+    next opening reads the new one.
     """
 
     def __init__(
@@ -109,8 +109,8 @@ class Prepared:
         return self._holders_hold()
 
     def _holders_hold(self) -> bool:
-        """Whether every block that the new directory looks for elsewhere is there at this moment. Where the system
-        refuses the look that is not said, but raised."""
+        """Whether every block that the new directory places elsewhere is there at this moment. Raises StoreIoError if
+        the system refuses the look."""
         blocks = self._old.manifest.blocks if self._old.manifest and self._keep_manifest else ()
         with contextlib.closing(FilePool(self._core.open_frames)) as pool:
             for position, entry in enumerate(blocks):
@@ -127,11 +127,11 @@ class Prepared:
 
 @contextlib.contextmanager
 def prepared(core: StoreCore, bundle_id: bytes, contents: Contents, room: Meter | None = None) -> Iterator[Prepared]:
-    """Write a new file for a bundle, ready to be committed; removed again at the end if it was not.
+    """Write a new file for a bundle, ready to be committed; without a commit it is removed at the end.
 
     Raises:
         Corruption: a frame to copy is damaged or missing.
-        NoSpace, StoreIoError, LimitExceeded, and what `room` raises.
+        NoSpace, StoreIoError, LimitExceeded, and the errors of `room`.
     """
     core.require_writable()
     with core.pinning() as pin, contextlib.ExitStack() as stack:
@@ -173,14 +173,14 @@ def _write(temp: TempFile, old: BundleFile, pool: FilePool, contents: Contents, 
 
 
 def _raise_source_damage(pool: FilePool, contents: Contents) -> None:
-    """A copy that does not read back is a damaged original, unless the disk or the memory is at fault."""
+    """A copy that does not read back comes from a damaged original, unless the disk or the memory is at fault."""
     for block_id, source in contents.frames:
         with pool.holding(source) as file:
             file.check_block(block_id)
 
 
 def blocks_needed_of(core: StoreCore, holder: bytes) -> dict[bytes, list[bytes]]:
-    """Which frames of a bundle's file other bundles need, each with the bundles that do.
+    """The frames of a bundle's file that other bundles need, each with those bundles.
 
     Raises:
         Corruption: a bundle that may need some cannot be read, so that is unknown.

@@ -1,11 +1,11 @@
 """Sleep: makes a session's state durable as its next version.
 
-Decides which blocks are written and which are only referred to. Owns the order file → index row → receipt.
+Owns the choice of blocks to write and blocks to refer to, and the order file → index row → receipt.
 
 Rules:
-- Reused blocks are the beginning of the block list in the parent's manifest; state records of it may be left out. Their
-  ids bind their content, so they are not read again, and a sleep costs only its new blocks.
-- A new block that a live bundle holds already, by its id, is referred to and not written. Its bytes on disk are read
+- Reused blocks are the beginning of the block list in the parent's manifest, maybe without some of its state records.
+  Their ids bind their content, so they are not read again, and a sleep costs only its new blocks.
+- A new block that a live bundle already holds, by its id, is referred to and not written. Its bytes on disk are read
   and compared first: a sleep acknowledges only blocks found good on disk.
 - Bundles referred to are pinned until the new version's row is in the index, and looked up once more under the lock: a
   pin is too late for a delete or a compaction that has already checked the pins.
@@ -111,7 +111,7 @@ def write_version(core: StoreCore, request: VersionDraft) -> Receipt:
         for entry in request.doubted:
             holdings.require_sound(places[entry.id], entry.id)
         room = stack.enter_context(core.metering(beyond=request.beyond))
-        room(0)  # where nothing may be written any more, not even a temporary file is made
+        room(0)  # before any temporary file, in case nothing may be written any more
         with core.poisoning():
             receipt = _Sleep(core, request, version, holdings, places, stack, room).run()
     core.journal.cover(request.uri)
@@ -139,7 +139,7 @@ class _Sleep:
         self._reused = frozenset(places)
         self._stack = stack
         self._room = room
-        self._spares: dict[bytes, PreparedBlock] = {}  # new blocks that are referred to and not written
+        self._spares: dict[bytes, PreparedBlock] = {}  # new blocks to refer to, not to write
         self._spare_bytes = 0
         self._temp: TempFile
         self._writer: BundleWriter
@@ -176,8 +176,8 @@ class _Sleep:
         raise _block_missing(moved[0], bundle_id)
 
     def _lead_elsewhere(self, moved: Sequence[bytes], bundle_id: bytes) -> None:
-        """Write the file again, for blocks that went from where they were found before the commit: a delete or a
-        compaction was about to take them when they were looked for."""
+        """Write the file again with blocks that left their places before the commit: a delete or a compaction was about
+        to take them when they were found."""
         self._holdings.look_again()
         try:
             fd = os.dup(self._temp.fd)
@@ -201,8 +201,8 @@ class _Sleep:
                 raise _block_missing(block_id, bundle_id)
 
     def _require_room(self, drafts: Sequence[BlockDraft]) -> None:
-        """Raise BudgetExceeded for a state that cannot fit, before any of it is written and counted. Block ids tell
-        which blocks the store has, so they are computed where all blocks together would not fit."""
+        """Raise BudgetExceeded for a state that cannot fit, before any of it is written and counted. If all blocks
+        together would not fit, block ids are computed to find those that the store has."""
         try:
             self._room.require(sum(slot.spec.size_bytes for draft in drafts for slot in draft.slots))
         except BudgetExceeded:
@@ -213,7 +213,7 @@ class _Sleep:
         return 0 if is_there else len(block.encoded_header) + block.header.raw_bytes
 
     def _prepared(self, drafts: Iterable[BlockDraft]) -> Iterator[PreparedBlock]:
-        """The blocks of the chain behind those that are referred to."""
+        """The blocks of the chain after the referred ones."""
         reused = self._request.reused
         parent = next((entry.id for entry in reversed(reused) if entry.kind == "span"), None)
         for count, draft in enumerate(drafts, start=len(reused) + 1):
@@ -264,16 +264,16 @@ class _Sleep:
 
 
 def with_name_of_its_own(core: StoreCore, manifest: Manifest) -> Manifest:
-    """The manifest of a new version, its time moved where a file has its bundle id: a deleted version of the very same
-    state and time (a clock that stands still) may still hold blocks for others under it."""
+    """The manifest of a new version. Its time is moved if a file has its bundle id: under a clock that stands still, a
+    deleted version of the same state and time may hold blocks for others under that id."""
     while core.folder.has_bundle(bundle_id_of(manifest.encode())):
         manifest = dataclasses.replace(manifest, created_ns=manifest.created_ns + 1)
     return manifest
 
 
 def moved_blocks(core: StoreCore, places: Mapping[bytes, bytes]) -> list[bytes]:
-    """The blocks that are no longer readable at their `places`. Call it while committing: a pinned block that is there
-    then stays until the row that refers to it is in the index."""
+    """The blocks no longer readable at their `places`. Call it while committing: a pinned block that is there then
+    stays until the new row is in the index."""
     moved: list[bytes] = []
     by_holder: dict[bytes, list[bytes]] = {}
     for block_id, holder in places.items():
@@ -282,20 +282,18 @@ def moved_blocks(core: StoreCore, places: Mapping[bytes, bytes]) -> list[bytes]:
         try:
             with contextlib.closing(core.open_frames(holder)) as file:
                 moved += [block_id for block_id in block_ids if block_id not in file.frames]
-        except StoreError:  # damaged, gone, or one that the system refuses to read
+        except StoreError:  # damaged, gone, or refused by the system
             moved += block_ids
     return moved
 
 
 def publish(core: StoreCore, temp: TempFile, bundle: IndexedBundle, meter: Meter | None = None) -> None:
     """Give the flushed and checked file its name, then enter it in the index; undo the first if the second fails.
-
-    `meter` is the one that its bytes were asked of, if any was.
-    """
+    `meter`: the one that counted its bytes, if any."""
     with core.committing():
         core.folder.publish(temp, bundle.bundle_id)
         if meter is not None:
-            meter.settle()  # after the file counts: in between its bytes do twice, which is never past the budget
+            meter.settle()  # after the file counts: for a moment its bytes count twice, which never exceeds the budget
         try:
             core.index.add(core.in_place(bundle))
         except BaseException as failure:  # after any error: a version that was not acknowledged must not stay
@@ -313,7 +311,7 @@ def publish(core: StoreCore, temp: TempFile, bundle: IndexedBundle, meter: Meter
 
 
 class Holdings:
-    """Other bundles' files, opened and pinned as a sleep asks for them."""
+    """Other bundles' files, opened and pinned on demand for a sleep."""
 
     def __init__(self, core: StoreCore, pin: Callable[[bytes], None]) -> None:
         self._core = core
@@ -331,10 +329,10 @@ class Holdings:
         self._frames.clear()
 
     def has(self, holder: bytes, block_id: bytes) -> bool:
-        """Whether a bundle's file holds a frame of this block; False too where the file cannot be read or is gone."""
+        """Whether a bundle's file holds a frame of this block; False if the file is gone or cannot be read."""
         known = self._frames.get(holder)
         if known is None:
-            self._pin(holder)  # first pinned, then looked at
+            self._pin(holder)  # pin first, then look
             known = self._frames[holder] = self._read(holder)
         return block_id in known
 
@@ -350,7 +348,7 @@ class Holdings:
         return next((holder for holder in self._core.index.holders_of(block_id) if self.has(holder, block_id)), None)
 
     def find_sound(self, block_id: bytes) -> bytes | None:
-        """Some live bundle that holds this block with every byte as it should be."""
+        """A live bundle that holds this block with every byte right."""
         for holder in self._core.index.holders_of(block_id):
             if self.has(holder, block_id):
                 with contextlib.suppress(StoreError), self._pool.holding(holder) as file:
@@ -359,7 +357,7 @@ class Holdings:
         return None
 
     def require_sound(self, holder: bytes, block_id: bytes) -> None:
-        """Read all of a block that a wake would read. Raises Corruption; BlockMissing where the system refuses to."""
+        """Read all of a block that a wake would read. Raises Corruption; BlockMissing if the system refuses to."""
         with _missing_if_refused(holder), self._pool.holding(holder) as file:
             file.check_payloads(block_id)
 
@@ -367,7 +365,7 @@ class Holdings:
 def _places_of_reused(
     core: StoreCore, pin: Callable[[bytes], None], holdings: Holdings, request: VersionDraft
 ) -> dict[bytes, bytes]:
-    """The present bundle of each reused block; proves that they are the beginning of the parent's chain.
+    """The present bundle of each reused block; checks that they are the beginning of the parent's chain.
 
     Raises:
         InvalidDraft: they are not.
@@ -405,7 +403,7 @@ def _places_of_reused(
 @contextlib.contextmanager
 def _missing_if_refused(bundle_id: bytes) -> Iterator[None]:
     """For blocks only referred to. A read error must not stop the sleep of a state that does not need them: a caller
-    that has all blocks writes them."""
+    with all blocks writes them."""
     try:
         yield
     except Corruption:
@@ -429,7 +427,7 @@ def _is_beginning(reused: Iterable[BlockEntry], chain: Iterable[BlockEntry]) -> 
 
 
 def _holder_now(holdings: Holdings, block_id: bytes, place: bytes | None, parent: bytes) -> bytes:
-    """The bundle that holds a block at present: as its bundle says, or else as the index says."""
+    """The present bundle of a block: by its entry, or else by the index."""
     holder = place if place is not None and holdings.has(place, block_id) else holdings.find(block_id)
     if holder is None:
         raise _block_missing(block_id, parent)
@@ -445,7 +443,7 @@ def _block_missing(block_id: bytes, bundle_id: bytes) -> BlockMissing:
 
 
 def environment() -> dict[str, str]:
-    """The program that wrote a bundle, for people who look into it later. No reader acts on it."""
+    """The program that wrote a bundle, for people. No reader acts on it."""
     return {
         "torpor": __version__,
         "python": platform.python_version(),
