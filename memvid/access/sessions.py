@@ -141,7 +141,8 @@ class Sessions:
 
     def resolve_version(self, text: str, *, also_missed: bool = False) -> IndexRow:
         """The one version that `text` means: a session as `resolve` reads it, and after an `@` a version number, a tag,
-        or 8 or more hex digits of a bundle id; without it the latest version. `also_missed`: it may be a missed one, which has only marks to lose.
+        or 8 or more hex digits of a bundle id; without it the latest version. `also_missed`: it may be a missed one,
+        which has only marks to lose.
 
         Raises:
             InvalidUri, AmbiguousVersion, SessionNotFound

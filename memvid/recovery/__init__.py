@@ -1,1 +1,1 @@
-"""Opening a store after any end, making its index anew, and repairing what is damaged or missing."""
+"""Opening a store after any end, making its index anew, and repairing damaged or missing files."""

@@ -1,11 +1,11 @@
 """Versions that have no file under `bundles/`: which are missing, missed, set aside or deleted.
 
 Rules:
-- A row whose file is missing stays: a wake then says so, instead of quietly giving the version before, and its version
-  number is not given again. Only a row whose file is retired goes: its session was deleted. But where the file lies in
-  quarantine as a version, repair has set that aside, and what is retired is what others need of it.
-- Of a session whose newest version is retired all others without a file were deleted too. An index that is behind lacks
-  versions, so newest is meant of all that anything tells of.
+- The row of a missing file stays: a wake then says so, and does not quietly give the version before; and its version
+  number is not given again. If the file is retired, its session was deleted, and the row goes; unless the file also
+  lies in quarantine as a version: then repair has set it aside, and retired the blocks that others need.
+- If the newest version of a session is retired, all others without a file were deleted too. An index that is behind may
+  lack versions, so the newest is the newest by any source.
 - A version that only marks name is missed until its file is back, its session is deleted, or no mark names it any more.
 """
 
@@ -29,8 +29,8 @@ from ..uri import SessionUri
 
 
 class Noted:
-    """What the notes of a store tell. They are read once, when that is first asked for: no note is removed that could
-    not be read when it was decided which versions there are."""
+    """The notes of a store, read once, at the first question: a note that could not be read at that time is never
+    removed."""
 
     def __init__(self, folder: StoreFolder) -> None:
         self._notes = AbsentNotes(folder.root_fd, folder.path)
@@ -51,17 +51,16 @@ class Noted:
 
 
 def read_notes(folder: StoreFolder, noted: Noted, told: Container[bytes]) -> list[IndexedBundle]:
-    """The versions without a file that notes tell of, but for those that are told of already. One that a cut off delete
-    has taken out of quarantine, and that has no mark, is gone. Raises UnsafePath, StoreIoError."""
+    """The versions without a file that only notes tell of. Leaves out one without a mark that a cut-off delete has
+    taken out of quarantine: it is gone. Raises UnsafePath, StoreIoError."""
     found = [one for bundle_id, one in noted.load()[0].items() if bundle_id not in told]
     leaving = list_leaving(folder) - ids_marked(folder) if found else set()
     return [one for one in found if one.bundle_id not in leaving]
 
 
 def settle_notes(index: Index, files: Mapping[bytes, str], notes: Noted) -> list[Finding]:
-    """Let the notes say what the rows of versions without a file say, where the disk takes it: else the next opening
-    tries again. What is to be told of those that cannot be read, and of which no row tells either. A private copy of an
-    index changes nothing.
+    """Write the notes of versions without a file as their rows are, if the disk takes it; else the next opening tries
+    again. Returns findings for unreadable notes of versions without a row. A private copy of an index changes nothing.
 
     Raises:
         DurabilityLost
@@ -86,8 +85,8 @@ def ids_marked(folder: StoreFolder) -> frozenset[bytes]:
 
 
 def find_missed(folder: StoreFolder, files: Mapping[bytes, str], entered: Iterable[bytes]) -> list[IndexedBundle]:
-    """The versions that marks name and that are nowhere, neither as a file nor among what is entered already. A retired
-    file says that its version was deleted."""
+    """The versions that marks name and that have no file and no entry yet. A retired file says that its version was
+    deleted."""
     marks = readable_marks(folder)
     found = marks.dangling({*files, *entered}) if marks is not None else ()
     return [
@@ -98,15 +97,15 @@ def find_missed(folder: StoreFolder, files: Mapping[bytes, str], entered: Iterab
 
 
 def no_more_missed(folder: StoreFolder, missed: Mapping[bytes, IndexRow], files: Mapping[bytes, str]) -> set[bytes]:
-    """Those of the missed versions that have a file again, even a retired one, or that no mark names any more."""
+    """Those of the missed versions that have a file again, even a retired one, or have no mark any more."""
     marks = readable_marks(folder) if missed else None
     marked = set(missed) if marks is None else {bundle_id for _, bundle_id in marks.dangling(())}
     return {bundle_id for bundle_id in missed if bundle_id in files or bundle_id not in marked}
 
 
 def named_by_marks(folder: StoreFolder, files: Mapping[bytes, str], known: set[bytes]) -> list[IndexedBundle]:
-    """The versions that marks name and that are not known: set aside, or missed. What was deleted while the marks could
-    not be read is among them, for nothing else tells of it any more."""
+    """The unknown versions that marks name: set aside, or missed. They include those deleted while the marks could not
+    be read, for nothing else tells of these any more."""
     marks = readable_marks(folder)
     waiting = [
         one for one in read_set_aside(folder, known | live_of(files)) if marks is not None and marks.of(one.bundle_id)
@@ -115,8 +114,8 @@ def named_by_marks(folder: StoreFolder, files: Mapping[bytes, str], known: set[b
 
 
 def without_files(folder: StoreFolder, unreadable: Sequence[IndexedBundle]) -> list[IndexedBundle]:
-    """What becomes of bundles that could not be read and have no file any more: one that has a mark is missed, any
-    other is set aside. What they need stays unknown."""
+    """The new status of unreadable bundles without a file: missed with a mark, else set aside. Their needs stay
+    unknown."""
     marks = readable_marks(folder) if unreadable else None
     return [
         dataclasses.replace(one, status=MISSED if marks is not None and marks.of(one.bundle_id) else ASIDE)
@@ -125,12 +124,12 @@ def without_files(folder: StoreFolder, unreadable: Sequence[IndexedBundle]) -> l
 
 
 def find_missing(folder: StoreFolder, rows: Iterable[IndexRow]) -> list[Finding]:
-    """Versions whose file is not there, by a second look: one may have been published since the folder was listed."""
+    """Versions without a file, by a second look: one may have been published since the folder was listed."""
     return [missing_finding(folder, row) for row in rows if not folder.has_bundle(row.bundle_id)]
 
 
 def missing_finding(folder: StoreFolder, row: IndexRow) -> Finding:
-    """What to tell of a version whose file is not there."""
+    """The finding for a version without its file."""
     path = folder.bundle_path(row.bundle_id)
     message = f"{path} is missing: version {row.version} of {row.uri} cannot be woken. {PUT_BACK}"
     return Finding(path, BundleMissing.code, message)
@@ -143,10 +142,10 @@ def deleted_sessions(
     files: Mapping[bytes, str],
     found: Iterable[IndexedBundle],
 ) -> set[SessionUri]:
-    """The sessions whose newest version is retired, so that a delete of all of it was cut off, if it was.
+    """The sessions whose newest version is retired: if a delete was cut off, it was of all versions.
 
-    The index may be behind. So what it has no row for counts too: `found`, files under bundles/, also those that cannot
-    be read, and what only quarantine or marks tell of. Beside a file that may be of any session it is unknown.
+    The index may be behind, so versions without a row count too: `found` files under bundles/, even unreadable ones,
+    and those that only quarantine or marks tell of. Beside a file of unknown session the answer is unknown.
     """
     newest: dict[SessionUri, int] = {}
     for row in retired:

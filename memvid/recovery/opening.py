@@ -1,15 +1,15 @@
 """Brings index and bundle files into agreement when a store is opened. Bundles are the truth.
 
-Owns the decision whether an index can be used, mended or must be made anew, and the removal of leftovers.
+Owns the choice to use an index, mend it or make it anew, and the removal of leftovers.
 
 Rules:
-- A bundle that cannot be read is read again at each opening, and reported at each. Where its file is gone it is set
-  aside or missed; it is reported, and what it needs stays unknown, until it is back or given up.
-- A row is believed of the very file that it was made from, by that file's stamp. Any other file is read again (a backup
-  was put back, or the store copied while it was written), and until that succeeds its needs are unknown.
-- A bundle whose file was being rewritten, or was missing, is read again: where its blocks lie may have changed.
+- An unreadable bundle is read again, and reported, at each opening. If its file is gone, it is set aside or missed,
+  with unknown needs, and reported until it is back or given up.
+- A row is believed for the file with the stamp in it. Any other file is read again (a backup was put back, or the store
+  copied while it was written), and until that succeeds its needs are unknown.
+- A bundle is read again if its file was being rewritten, or was missing: its blocks may have moved.
 - Each opening asks the marks, for an index may be behind.
-- What is asked of every bundle at an opening is asked of bare ids; a row is read for those that need a look.
+- The checks of all bundles use bare ids; a row is read only for those that need a look.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def load_index(folder: StoreFolder, *, writable: bool) -> tuple[Index, OpenRepor
     """
     leftovers = folder.temps.remove_all() if writable else 0
     files, both = folder.list_with_twins()
-    if writable:  # of an import or a repair that was cut off
+    if writable:  # leftovers of an import or a repair that was cut off
         leftovers += duplicate_files.remove_redundant(folder, both)
     noted = Noted(folder)
     try:
@@ -104,9 +104,9 @@ def _open_and_reconcile(
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """What the index says, beside what there is of files. live: the bundles with a live file; known: those that the
-    index has a row for, but for what is set aside or missed. unread: those that could not be read. absent: the rows of
-    versions without a file; retired: those of versions with a retired file alone."""
+    """The index beside the files. live: the bundles with a live file. known: the bundles with a row, except those set
+    aside or missed. unread: unreadable bundles. absent: rows of versions without a file. retired: rows of versions with
+    only a retired file."""
 
     live: set[bytes]
     entered: set[bytes]
@@ -134,7 +134,7 @@ class _Seen:
 
 @dataclass(frozen=True, slots=True)
 class _Deleted:
-    """The versions without a file that were deleted, by what the index has them for."""
+    """The deleted versions without a file, by the index."""
 
     absent: set[bytes]
     aside: set[bytes]
@@ -147,7 +147,7 @@ def _reconcile(
     seen = _Seen.of(index, files)
     live, known, aside = seen.live, seen.known, set(seen.given_up)
     set_aside = set_aside_among(folder, seen.rows_of_retired)
-    scan = read_bundles(folder, (live - known) | (live & seen.unread))  # with what was set aside and is put back
+    scan = read_bundles(folder, (live - known) | (live & seen.unread))  # with versions that were set aside and are back
     noted = _noted(folder, index, scan, notes, seen.entered - seen.missed.keys())  # it tells more than a mark
     scan.unread = [bundle_id for bundle_id in scan.unread if bundle_id not in aside | ids_of(noted)]
     unreadable = enter_unreadable(folder, scan, index)
@@ -191,8 +191,8 @@ def _reconcile(
 
 
 def _noted(folder: StoreFolder, index: Index, scan: Scan, notes: Noted, entered: set[bytes]) -> list[IndexedBundle]:
-    """What only notes tell of, because the index is behind; set aside, where another version has its number by now.
-    Nothing where they cannot be looked into: then the index is believed alone."""
+    """The versions that only notes tell of, because the index is behind; set aside if another version has their number
+    by now. None if the notes cannot be read: then the index alone is believed."""
     try:
         found = read_notes(folder, notes, entered | ids_of(scan.bundles))
     except (UnsafePath, StoreIoError):
@@ -210,7 +210,7 @@ def _claims(bundle: IndexedBundle) -> tuple[SessionUri, int] | None:
 
 
 def _forget_notes(index: Index, bundle_ids: set[bytes]) -> None:
-    """What cannot be removed now tells of them again at the next opening, and is told."""
+    """A note that cannot be removed now counts again at the next opening, and is reported."""
     with contextlib.suppress(UnsafePath, StoreIoError):
         if index.notes is not None and bundle_ids:
             index.notes.drop(sorted(bundle_ids))
@@ -251,7 +251,7 @@ def _bring_in_line(index: Index, changes: _Changes, *, marks_seen: bool) -> None
 
 
 def _with_unknown(folder: StoreFolder, index: Index, findings: list[Finding]) -> list[Finding]:
-    """With the bundles whose needs are unknown, unless they are told of already."""
+    """With the bundles of unknown needs, unless they are reported already."""
     with _believed():
         unknown = find_told(folder, index)
     paths = {finding.path for finding in findings}
@@ -259,14 +259,14 @@ def _with_unknown(folder: StoreFolder, index: Index, findings: list[Finding]) ->
 
 
 def _is_told_otherwise(index: Index, bundle: IndexedBundle) -> bool:
-    """Whether the index has other references or blocks for a bundle than its file."""
+    """Whether the index and a bundle's file differ in references or blocks."""
     stored = index.stored(bundle.bundle_id)
     return stored is None or stored.storage != bundle.storage
 
 
 @contextlib.contextmanager
 def _believed() -> Iterator[None]:
-    """Questions to an index that has been believed so far: one that it cannot answer ends that."""
+    """Questions to an index that was believed so far; one without an answer ends that."""
     try:
         yield
     except StoreError as error:
@@ -275,7 +275,7 @@ def _believed() -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class _Changes:
-    """What `Index.reconcile` is asked for."""
+    """The arguments for `Index.reconcile`."""
 
     added: list[IndexedBundle]
     dropped: set[bytes]
@@ -300,8 +300,8 @@ def _changes(
     unsettled: set[bytes],
     unproven: set[bytes],
 ) -> _Changes:
-    """`rivals` have rows already; of those that lose their version to a bundle just read, only the status changes.
-    `others` are entered as they are."""
+    """`rivals` have rows already: those that lose their version to a bundle just read only change status. `others` are
+    entered as they are."""
     present = {rival.bundle_id for rival in rivals}
     added, shadowed = [], set()
     for bundle in without_rivals({one.bundle_id: one for one in (*rivals, *scan.bundles)}.values()):
@@ -314,16 +314,16 @@ def _changes(
 
 
 def _vanished(folder: StoreFolder, index: Index, bundle_ids: Sequence[bytes]) -> list[IndexedBundle]:
-    """What becomes of bundles that could not be read and have no file any more, where it is known whose versions they
-    are, for their numbers stay their own: one that has a mark is missed, any other is set aside."""
+    """The new status of unreadable bundles without a file but with a known owner: missed with a mark, else set aside.
+    Their numbers stay taken."""
     with _believed():
         known = [one for one in map(index.stored, bundle_ids) if one is not None and one.row is not None]
     return without_files(folder, known)
 
 
 def _told_by_marks(folder: StoreFolder, files: Mapping[bytes, str], entered: set[bytes]) -> list[IndexedBundle] | None:
-    """What marks tell of and neither the index nor a file: it was made without them, or is behind. None where they
-    cannot be read."""
+    """The versions that only marks tell of: the index was made without them, or is behind. None if the marks cannot be
+    read."""
     marks = readable_marks(folder)
     if marks is None:
         return None
@@ -332,6 +332,6 @@ def _told_by_marks(folder: StoreFolder, files: Mapping[bytes, str], entered: set
 
 
 def _rival(index: Index, bundle: IndexedBundle) -> IndexedBundle | None:
-    """The bundle that the index has for the version that another bundle claims."""
+    """The bundle in the index for the version that another bundle claims."""
     row = index.find(bundle.row.uri, bundle.row.version) if bundle.row else None
     return None if row is None or row.bundle_id == bundle.bundle_id else IndexedBundle(row.bundle_id, LIVE, row, (), ())

@@ -1,4 +1,4 @@
-"""What a repair does to the store's own files: store.json, the marks, and the index."""
+"""Repairs the store's own files: store.json, the marks, and the index."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from .repair_run import RepairRun
 
 
 class OwnFiles:
-    """Mends them, or tells what that would do."""
+    """Mends them, or plans it."""
 
     def __init__(self, run: RepairRun) -> None:
         self._run = run
 
     def mend_store_file(self) -> None:
-        """See to a store.json that was lost or damaged since the store was opened: without it none opens again."""
+        """Repair a store.json that was lost or damaged since the store was opened: without it none opens again."""
         core = self._run.core
         path = f"{core.path}/{STORE_FILE}"
         try:
@@ -47,12 +47,12 @@ class OwnFiles:
         try:
             Marks.load(core.folder)
         except CorruptMarks as error:
-            # As a dry run tells it.
+            # as a dry run tells it
             lost = marks_lost(core.folder, quarantine.next_place_of(core.folder, MARKS_FILE)).message
             self._run.do(path, [Action("quarantine", path, None, None, 0, error.message)], self._set_marks_aside)
             self._run.tell(path, MarksLost.code, lost)
         except CorruptStoreFile:
-            pass  # only thought of mending it; without it, it is unknown whether there were marks
+            pass  # a dry run has not mended it; without it, nothing says whether there were marks
         except StoreError as error:
             self._run.tell(path, error.code, error.message)
 
@@ -62,11 +62,11 @@ class OwnFiles:
                 Marks.load(self._run.core.folder)
             except CorruptMarks:
                 if not self._run.core.folder.says_marked():
-                    self._run.core.folder.say_marked()  # else they would look as if there had never been any
+                    self._run.core.folder.say_marked()  # or it would look as if there had never been marks
                 quarantine.move_file(self._run.core.folder, MARKS_FILE)
 
     def mend_index(self, done: set[bytes]) -> None:
-        """Make the index anew where it says something else than the bundles; `done` were seen to one by one."""
+        """Make the index anew if it differs from the bundles; `done` were repaired one by one."""
         core = self._run.core
         ahead = scanning.read_ahead(core.folder)
         actions, _ = reindexing.plan_rebuild(core.folder, core.index, ahead)
@@ -79,7 +79,7 @@ class OwnFiles:
             self._run.actions += [action for action in actions if action.path not in paths]
 
     def _rebuild_index(self, ahead: scanning.Readings) -> None:
-        """Under the lock folder and index are of one moment: what others slept and deleted meanwhile is no fault."""
+        """Under the lock, folder and index are of one moment: sleeps and deletes of others meanwhile are no fault."""
         with self._run.committing():
             actions, _ = reindexing.plan_rebuild(self._run.core.folder, self._run.core.index, ahead)
             if actions:

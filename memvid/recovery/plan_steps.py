@@ -1,4 +1,4 @@
-"""The steps that a repair is made of, as values: what each is about, and what it is to write."""
+"""The steps of a repair as values: the subject of each, and the file it will write."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ Role = Literal["rival", "damaged", "unneeded", "twin", "lost", "superseded"]
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """What a new file is to hold: frames in order, each with the key of the file it is copied from; which bundles hold
-    the rest; and how many bytes the whole file is about to have."""
+    """The content of a new file: frames in order, each with the key of its source file; the bundles that hold the rest;
+    and the estimated bytes of the whole file."""
 
     frames: tuple[tuple[bytes, bytes], ...]
     holders: Mapping[bytes, bytes]
@@ -30,7 +30,7 @@ class Layout:
 
 @dataclass(frozen=True, slots=True)
 class Mend:
-    """A new file for a version that is whole but for its file, or for where its file looks for blocks."""
+    """A new file for a version that lacks only its file, or only right places for its blocks."""
 
     file: FileState
     layout: Layout
@@ -38,29 +38,29 @@ class Mend:
 
 @dataclass(frozen=True, slots=True)
 class Restore:
-    """A version in quarantine all of whose blocks are sound somewhere again. `layout` is None where its file goes back
-    as it is."""
+    """A version in quarantine with all blocks sound somewhere again. `layout` is None if its file goes back as it
+    is."""
 
     row: IndexRow
     file: FileState
     layout: Layout | None
 
     def holders(self) -> set[bytes]:
-        """The bundles that it looks into once it is back."""
+        """The bundles that it needs once it is back."""
         places = self.layout.holders if self.layout is not None else self.file.places or {}
         return set(places.values()) - {self.file.bundle_id}
 
 
 @dataclass(frozen=True, slots=True)
 class Return:
-    """A version whose file somebody has put back in its place, whole, while the index says that it is none."""
+    """A version whose whole file somebody has put back, while the index says that it is no version."""
 
     file: FileState
 
 
 @dataclass(frozen=True, slots=True)
 class Salvage:
-    """A new version of a session out of the beginning of a lost one."""
+    """A new version of a session from the beginning of a lost one."""
 
     file: FileState
     blocks: tuple[BlockEntry, ...]
@@ -72,12 +72,12 @@ class Salvage:
 
     @property
     def ledger_tokens(self) -> int:
-        """All tokens that it saves, those without blocks too."""
+        """All tokens that it saves, with those without blocks."""
         assert self.file.manifest is not None
         return ledger_saved(self.file.manifest, self.token_count)
 
     def manifest(self, version: int) -> Manifest:
-        """What the new version says of itself."""
+        """The environment of the new version."""
         lost = self.file.manifest
         assert lost is not None
         return dataclasses.replace(
@@ -93,7 +93,8 @@ class Salvage:
 
 @dataclass(frozen=True, slots=True)
 class Shelve:
-    """The sound frames of a file that is to leave, which others look for: as a retired file of the same bundle."""
+    """The sound frames of a file that is to leave and that others need: they become a retired file of the same
+    bundle."""
 
     file: FileState
     layout: Layout
@@ -101,7 +102,7 @@ class Shelve:
 
 @dataclass(frozen=True, slots=True)
 class SetAside:
-    """A file that leaves bundles/ for the quarantine. `kept` says that what others need of it stays."""
+    """A file that leaves bundles/ for the quarantine. `kept`: the blocks that others need stay."""
 
     file: FileState
     role: Role
@@ -132,7 +133,7 @@ class RepairPlan:
 
     @property
     def bundle_ids(self) -> set[bytes]:
-        """The bundles that it is about."""
+        """The bundles that it concerns."""
         steps: Iterable[Shelve | Mend | Restore | Return | SetAside] = (
             *self.shelves,
             *self.mends,

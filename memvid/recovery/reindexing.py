@@ -1,16 +1,15 @@
-"""Makes the index anew: when one cannot be used, and when it is asked for.
+"""Makes the index anew: if it cannot be used, and on request.
 
-Owns what a new index holds. The old file stays until the new one is whole.
+Owns the content of a new index. The old file stays until the new one is whole.
 
 Rules:
-- There is one way (`_contents`): what bundles, notes, quarantine and marks tell. An old index that can be asked adds
-  the versions that have vanished since an opening last looked.
-- One that has seen each rewrite begin also knows what was deleted: what it has no row of. From one that is older, what
-  it adds is taken over with all that it may need by now.
-- Without such a one a mark that names a bundle which is nowhere tells of a missed version. Where the marks cannot be
-  read, the index says so until an opening could. And a whole bundle that lies under another one's name and nowhere else
-  (files were swapped, or came back under wrong names) is entered as set aside: a repair takes what no row knows for
-  deleted.
+- One function, `_contents`, gathers it from bundles, notes, quarantine and marks. A readable old index adds the
+  versions that have vanished since the last opening.
+- An old index that has noted each rewrite also knows the deletes: all without a row. From any other, the added versions
+  keep every need that they may have by now.
+- Without such an index, a mark for a bundle that is nowhere means a missed version. If the marks cannot be read, the
+  index says so until an opening could. And a whole bundle that lies only under another one's name (files were swapped,
+  or came back under wrong names) is entered as set aside: a repair takes a bundle without a row for deleted.
 """
 
 from __future__ import annotations
@@ -66,8 +65,8 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class _Contents:
-    """What an index that is made anew holds. `kept` are those of the bundles that only the old one told of: they are
-    read again at the next opening. `marks_unseen`: what marks tell is not among them, for they could not be read."""
+    """The content of a new index. `kept`: bundles that only the old index told of; the next opening reads them again.
+    `marks_unseen`: the marks could not be read, so their versions are not among them."""
 
     bundles: list[IndexedBundle]
     kept: list[IndexedBundle]
@@ -82,12 +81,12 @@ class _Contents:
 def rebuild(folder: StoreFolder, index: Index, ahead: Readings | None = None) -> OpenReport:
     """Make the index of an open store anew from its bundles. The same object goes on with the new file.
 
-    The versions whose files are missing or cannot be read are taken over from the old rows, as far as those can be
-    read, and so are the bytes written each day: no bundle tells them. Everything is read before the old file goes; a
-    crash after that leaves a file that is not ours, so the next open makes it again.
+    Versions with missing or unreadable files come from the old rows, as far as those can be read, and so do the bytes
+    written each day: no bundle tells them. Everything is read before the old file goes; a crash after that leaves a
+    file that is not ours, so the next open makes it again.
 
     Raises:
-        StoreIoError, DurabilityLost: nothing has changed where a bundle could not be read for a failure of the system.
+        StoreIoError, DurabilityLost: if a failure of the system kept a bundle from being read, nothing has changed.
     """
     files = folder.list_bundles()
     scan = read_bundles(folder, live_of(files), ahead)
@@ -112,7 +111,7 @@ def rebuild(folder: StoreFolder, index: Index, ahead: Readings | None = None) ->
 def plan_rebuild(
     folder: StoreFolder, index: Index, ahead: Readings | None = None
 ) -> tuple[list[Action], list[Finding]]:
-    """What `rebuild` would change, and what it could not read. Changes nothing."""
+    """The changes that `rebuild` would make, and the unreadable files. Changes nothing."""
     files = folder.list_bundles()
     scan = read_bundles(folder, live_of(files), ahead)
     contents = _contents(folder, index, files, scan, Noted(folder), is_current=True)
@@ -139,8 +138,8 @@ def plan_rebuild(
 def make_anew(
     folder: StoreFolder, files: Mapping[bytes, str], noted: Noted, writable: bool, why: IndexUnusable
 ) -> tuple[Index, OpenReport]:
-    """An index from the bundles, and from what the one that could not be used says for all that: the system may have
-    refused a call, and no bundle tells of versions without a file."""
+    """An index from the bundles, and from the answers of the unusable one: the system may have refused one call only,
+    and no bundle tells of versions without a file."""
     live = live_of(files)
     scan = read_bundles(folder, live)
     copy = Index.copy_before_replacing(folder.path, folder.root_fd, folder.uuid)
@@ -164,9 +163,9 @@ def make_anew(
 def _contents(
     folder: StoreFolder, old: Index | None, files: Mapping[bytes, str], scan: Scan, noted: Noted, *, is_current: bool
 ) -> _Contents:
-    """What a new index holds: what bundles, notes, quarantine and marks tell, and of versions without a file what the
-    old one tells. `is_current`: it has seen each rewrite begin, so what has no row in it was deleted, and no version
-    needs anything else than its row says."""
+    """The content of a new index: from bundles, notes, quarantine and marks, and for versions without a file also from
+    the old index. `is_current`: that one has noted each rewrite, so a bundle without a row was deleted, and no version
+    needs more than its row says."""
     knows = old is not None and is_current and _answer(lambda: old.with_status(ASIDE)) is not None
     missed = _answer(old.missed) if old is not None else None
     unseen = _answer(old.marks_unseen) if old is not None else None
@@ -186,7 +185,7 @@ def _contents(
 
 
 def _written_by(bundles: Iterable[IndexedBundle]) -> dict[int, int]:
-    """The bytes of the files that were made on each day: at least so many were written then."""
+    """The bytes of the files made on each day: at least so many were written then."""
     found: Counter[int] = Counter()
     for row in (one.row for one in bundles):
         if row is not None and row.created_ns > 0:
@@ -197,8 +196,8 @@ def _written_by(bundles: Iterable[IndexedBundle]) -> dict[int, int]:
 def _waiting(
     folder: StoreFolder, files: Mapping[bytes, str], scan: Scan, noted: Noted, *, notes_alone: bool
 ) -> list[IndexedBundle]:
-    """What notes and quarantine tell of: a note, unless it does not say what its version needs and the file there does;
-    and what lies under another one's name. `notes_alone`: what else lies about was deleted, if no row tells of it."""
+    """The versions from notes and quarantine: a note, unless it lacks the needs and the file there has them; and files
+    under other ones' names. `notes_alone`: other files without a row were deleted."""
     found: dict[bytes, IndexedBundle] = {}
     if not notes_alone:
         found = {one.bundle_id: one for one in read_set_aside(folder, live_of(files))}
@@ -221,12 +220,11 @@ def _with_old(
     *,
     is_current: bool,
 ) -> list[IndexedBundle]:
-    """What waits, with what an old index tells of: versions whose files are missing, with no delete cut off behind
-    them, or that were set aside, or missed; of a current one also those that cannot be read.
+    """`waiting`, and the versions that an old index adds: missing ones without a cut-off delete behind them, and those
+    set aside or missed; a current index also adds unreadable ones.
 
-    One that is not current tells nothing of what a file, a note or the quarantine tells of, and of the others what they
-    may need by now. One that was deleted since is among them where nothing is left that says so: rather that than one
-    that was lost and is forgotten.
+    A file, a note or the quarantine counts before an index that is not current; its other versions keep every need that
+    they may have by now. Some may have been deleted since without a trace: better listed than a lost version forgotten.
     """
     known = _answer(old.bundle_ids) or set()
     aside = set(_answer(lambda: old.with_status(ASIDE)) or ()) - ids_of(scan.bundles)
@@ -259,13 +257,13 @@ def _with_old(
 
 
 def _lacking(folder: StoreFolder, files: Mapping[bytes, str], scan: Scan, contents: _Contents) -> list[Finding]:
-    """The versions without a file, and those whose needs are unknown."""
+    """The versions without a file, and those with unknown needs."""
     missing = find_missing(folder, _rows_without_files(contents.kept, files))
     return [*missing, *_told(folder, contents.bundles, scan)]
 
 
 def _told(folder: StoreFolder, bundles: Iterable[IndexedBundle], scan: Scan) -> list[Finding]:
-    """As `find_told`, of an index that holds these bundles; what the scan could not read has been told."""
+    """As `find_told`, for an index with these bundles; the scan has reported its unreadable files."""
     read = {finding.path for finding in scan.findings}
     found = []
     for bundle in bundles:
@@ -280,8 +278,8 @@ def _told(folder: StoreFolder, bundles: Iterable[IndexedBundle], scan: Scan) -> 
 def _with_all_needs(
     bundle: IndexedBundle, files: Mapping[bytes, str], bundles: Iterable[IndexedBundle]
 ) -> IndexedBundle:
-    """A version with what it may need since compactions moved its blocks: to files of its session, be they missing for
-    now, or retired ones. Of one whose needs were unknown they stay so."""
+    """A version with every need that it may have since compactions moved its blocks: files of its session, even missing
+    ones, and retired ones. Unknown needs stay unknown."""
     if bundle.row is None or not (bundle.refs or bundle.blocks):
         return bundle
     uri = bundle.row.uri
@@ -293,8 +291,8 @@ def _with_all_needs(
 def _misnamed(
     folder: StoreFolder, files: Mapping[bytes, str], scan: Scan, entered: Collection[bytes]
 ) -> list[IndexedBundle]:
-    """What lies whole under other ones' names, and under its own neither in its place nor, which says that it was
-    deleted, as a retired file: set aside, until a repair gives it its own."""
+    """The whole bundles under other ones' names that have no file under their own: not in place, and not retired, which
+    would mean deleted. They are set aside, until a repair gives them their names."""
     _look_into_retired(folder, files, scan)
     found = scan.misnamed.keys() - files.keys() - set(entered)
     found -= list_leaving(folder) if found else set()
@@ -302,7 +300,7 @@ def _misnamed(
 
 
 def _look_into_retired(folder: StoreFolder, files: Mapping[bytes, str], scan: Scan) -> None:
-    """Note what lies whole under the names of deleted versions: what no row knows is removed with those."""
+    """Note the whole bundles under the names of deleted versions: files without a row are removed with those."""
     for bundle_id in sorted(files.keys() - live_of(files)):
         other = by_content(functools.partial(folder.open_as, bundle_id, RETIRED_SUFFIX))
         if other is not None and other.bundle_id != bundle_id:
@@ -318,7 +316,7 @@ def _rows_without_files(bundles: Iterable[IndexedBundle], files: Mapping[bytes, 
 
 
 def _difference(present: IndexedBundle | None, wanted: IndexedBundle | None) -> str:
-    """What the index says otherwise than a bundle's file; "" if nothing."""
+    """The difference between the index and a bundle's file; "" if none."""
     if present is None or wanted is None:
         return "the index lacks it" if present is None else "the index has a row for it, and no version has such a file"
     blocks = {block[:8] for block in wanted.blocks}
@@ -336,7 +334,7 @@ def _difference(present: IndexedBundle | None, wanted: IndexedBundle | None) -> 
 
 
 def _answer(ask: Callable[[], _T]) -> _T | None:
-    """The answer of an index that may be damaged: what it cannot say, asked twice, is not taken over."""
+    """The answer of an index that may be damaged; None if it fails twice."""
     for _ in range(2):
         with contextlib.suppress(StoreError):
             return ask()
@@ -344,8 +342,8 @@ def _answer(ask: Callable[[], _T]) -> _T | None:
 
 
 def _made(folder: StoreFolder, contents: _Contents) -> tuple[Index, str]:
-    """A new index file; on a full disk one in memory, and why: a store must still open, for a delete is the way out.
-    The old file stays until there is a new one."""
+    """A new index file; on a full disk one in memory, and the reason: a store must still open, for a delete is the way
+    out. The old file stays until there is a new one."""
     index = _in_memory(folder, contents)
     try:
         index.return_to_file()

@@ -1,28 +1,28 @@
-"""Repair: from whatever is left of a store to a sound one, throwing nothing away.
+"""Repair: makes a sound store from the remains of one, and throws nothing away.
 
-Owns the order of a repair's steps, and what each asks again before it counts. What is to be done, repair_plan.py says.
+Owns the order of a repair's steps, and the checks before each. repair_plan.py decides on the steps.
 
-What is done, in this order; each step is durable before the next begins, and each may be the last:
-1. shelve: of a file that is to leave, the sound frames that others look for become a retired file of the same bundle.
-2. bring back: a version whose whole file was put back in its place is entered as one again, and one in quarantine all
-   of whose blocks are sound somewhere again gets its place again, those that others look into first.
-3. mend: a version all of whose blocks are sound somewhere gets a new file under its own bundle id.
-4. salvage: of the newest version that is lost, the longest beginning that is sound becomes a new version.
-5. set aside: damaged retired files, those that only lost versions need, retired files beside live ones that have all
-   that is in them, what was saved from a version that is back, and last the lost versions' files go to quarantine.
+The steps, in this order; each is durable before the next begins, and each may be the last:
+1. shelve: the sound frames that others need from a file that is to leave become a retired file of the same bundle.
+2. bring back: a version whose whole file was put back is entered again. One in quarantine with all blocks sound
+somewhere again gets its place again, after the versions that it needs.
+3. mend: a version with all blocks sound somewhere gets a new file under its own bundle id.
+4. salvage: the longest sound beginning of the newest lost version becomes a new version.
+5. set aside, into quarantine: damaged retired files, those that only lost versions need, retired files with nothing
+that the live ones beside them lack, saved parts of versions that are back, and last the lost versions' files.
 6. versions whose files are nowhere are given up.
-7. marks that cannot be read go to quarantine; an index that says something else than the bundles is made anew.
+7. marks that cannot be read go to quarantine; an index that differs from the bundles is made anew.
 
 Rules:
-- What takes a damaged file's place is written, flushed and read back before the damaged one leaves its name, and the
+- The replacement of a damaged file is written, flushed and read back before the damaged one leaves its name, and the
   damaged bytes are in quarantine before anything takes their name.
-- A sound version is never written to, and keeps every block that it looks for elsewhere.
-- A version that is set aside or given up keeps its number, its marks and what it needs: the index goes on saying so, in
-  its file, before the version's file moves. An index that cannot have its file again stops a repair.
-- Each step asks again, under the lock, for what its plan rests on: the file as it was looked at, the version's row, the
-  version that it yields to, the blocks that were nowhere, and who needs what leaves. Somebody may have deleted, slept,
-  imported or compacted meanwhile.
-- No budget refuses what a repair writes, for it is what keeps sessions from being lost; it counts for the day.
+- A sound version is never written to, and keeps every block that it needs elsewhere.
+- A version that is set aside or given up keeps its number, its marks and its needs: the index's file says so before the
+  version's file moves. An index that cannot have its file again stops a repair.
+- Under the lock, each step checks the facts of its plan again: the file, the version's row, the version that it yields
+  to, the blocks that were nowhere, and the users of frames that leave. Somebody may have deleted, slept, imported or
+  compacted meanwhile.
+- No budget refuses a repair's writes, for they keep sessions from being lost; they count for the day.
 - A second run finishes what was begun; after that there is nothing to do.
 """
 
@@ -55,11 +55,11 @@ STRANGER: Final = "unknown_file"
 
 
 def repair(core: StoreCore, *, dry_run: bool = False) -> MaintenanceReport:
-    """Make a store sound again from what is left of it, or say what that would do.
+    """Make a store sound again, or with `dry_run` plan it.
 
     Raises:
-        NoSpace, StoreIoError: what was done so far is whole; run it again. Nothing was, where the index went on in
-            memory and cannot have its file again.
+        NoSpace, StoreIoError: the finished steps are whole; run it again. None was taken if the index went on in memory
+            and cannot have its file again.
         DurabilityLost, LockLost, ReadOnlyStore, StoreClosed
     """
     if dry_run:
@@ -73,7 +73,7 @@ def repair(core: StoreCore, *, dry_run: bool = False) -> MaintenanceReport:
     own.mend_store_file()
     if not _is_readable(core.index):
         own.mend_index(set())
-        if dry_run:  # whose the bundles are is not known before that
+        if dry_run:  # before that the owners of the bundles are unknown
             return run.report()
     run.settle_leaving()
     run.survey = take_survey(core)
@@ -99,7 +99,7 @@ def _is_readable(index: Index) -> bool:
 
 
 def _missed(index: Index) -> list[tuple[bytes, IndexRow]]:
-    """The versions that only their marks tell of; none of an index that a failure has left unreadable."""
+    """The versions that only their marks tell of; none if a failure has left the index unreadable."""
     try:
         return sorted(index.missed().items())
     except StoreError:
@@ -115,7 +115,7 @@ def _strangers(core: StoreCore) -> list[Finding]:
 
 
 def rebuild_index(core: StoreCore, *, dry_run: bool = False) -> MaintenanceReport:
-    """Make the index anew from the bundles, or say in what it differs from them.
+    """Make the index anew from the bundles, or with `dry_run` tell its differences.
 
     Raises:
         StoreIoError, DurabilityLost, LockLost, ReadOnlyStore, StoreClosed

@@ -29,7 +29,7 @@ class RepairFiles:
     def written(
         self, layout: Layout, encoded: bytes, manifest: Manifest | None, bundle_id: bytes, *, pinning: bool = True
     ) -> Iterator[tuple[TempFile, IndexedBundle]]:
-        """A new file with these frames, flushed and read back, and what the index is to be told of it."""
+        """A new file with these frames, flushed and read back, and its row for the index."""
         core = self._run.core
         with core.pinning() as pin, contextlib.ExitStack() as stack:
             sources = {self._run.survey.by_key[key].bundle_id for _, key in layout.frames}
@@ -48,7 +48,7 @@ class RepairFiles:
             yield temp, IndexedBundle(bundle_id, LIVE, row, directory.holders, tuple(writer.frames))
 
     def _copy_frames(self, writer: BundleWriter, pool: FilePool, layout: Layout, manifest: Manifest | None) -> None:
-        """Copy frames, each proven to be what the manifest says, if it lists it."""
+        """Copy frames; each that the manifest lists is checked against it."""
         listed = {entry.id: entry for entry in manifest.blocks} if manifest else {}
         parents = span_parents(manifest.blocks) if manifest else {}
 
@@ -84,7 +84,7 @@ class RepairFiles:
             yield copy
 
     def ending(self, file: FileState) -> str:
-        """With which ending it is to lie in quarantine: a version that no row tells of, under another one's name, was
-        deleted, and must not come back."""
+        """The ending of its copy in quarantine: a version without a row, under another one's name, was deleted, and
+        must not come back."""
         is_gone = file.content is not None and not self._run.core.index.knows(file.content)
         return RETIRED_SUFFIX if is_gone else file.suffix

@@ -1,6 +1,6 @@
-"""What each step of a repair asks again, under the lock, before it counts: all that its plan rests on.
+"""The checks of each repair step, under the lock: all facts of its plan.
 
-A delete, a sleep, an import or a compaction may have come between. Each guard raises `Changed` where one has.
+A delete, a sleep, an import or a compaction may have come between. Each guard then raises `Changed`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .survey import FileState
 
 
 class Guards:
-    """The questions of one repair."""
+    """The checks of one repair."""
 
     def __init__(self, run: RepairRun) -> None:
         self._run = run
@@ -33,29 +33,28 @@ class Guards:
             raise Changed
 
     def require_standing(self, file: FileState) -> None:
-        """Raise unless a version is as it was looked at: its session may have been deleted or forgotten since."""
+        """Raise unless a version is as it was at the look: its session may have been deleted or forgotten since."""
         if self._run.is_changed(file.bundle_id):
             raise Changed
         self.require_row(file.bundle_id)
 
     def require_number(self, manifest: Manifest, file: FileState) -> None:
-        """Raise where another bundle has become the version that this file is."""
+        """Raise if another bundle has become this file's version."""
         row = self._run.core.index.find(manifest.uri, manifest.version)
         if row is not None and row.bundle_id != file.bundle_id:
             raise Changed
 
     def require_newest(self, uri: SessionUri, version: int) -> None:
-        """Raise where a session has slept since it was looked at, or is about to: what is left of an old version would
-        be newer than what was just put to sleep."""
+        """Raise if a session has slept since the look, or is about to: the rest of an old version would be newer than
+        the state just put to sleep."""
         latest = self._run.core.index.find(uri)
         known = max((row.version for row in self._run.survey.rows.values() if row.uri == uri), default=0)
         if (latest.version if latest else 0) > known or any(one < version for one in self._run.core.being_written(uri)):
             raise Changed
 
     def require_still_so(self, step: SetAside) -> None:
-        """Raise unless what a file is set aside for is still so: the other bundle that is used as its version, the live
-        file that has all that is in it, or that nothing holds the blocks which it lacks. A sleep or an import may have
-        written them since."""
+        """Raise unless the reason to set a file aside still holds: the other bundle of its version, the live file with
+        all its frames, or the lack of its blocks. A sleep or an import may have written these since."""
         file, manifest, index = step.file, step.file.manifest, self._run.core.index
         if step.role == "twin":
             with contextlib.closing(self._run.core.open_bundle(file.bundle_id)) as live:
@@ -80,8 +79,8 @@ class Guards:
             raise Changed
 
     def _is_still_lost(self, file: FileState) -> bool:
-        """Whether the blocks that a version lacks are still nowhere: no file that may hold one of them, by its own
-        directory or by the index, has come or was written anew since it was looked at."""
+        """Whether the blocks that a version lacks are still nowhere: no file that may hold one, by its directory or by
+        the index, has come or changed since the look."""
         if file.manifest is None:
             return True
         missing = [entry.id for entry in file.manifest.blocks if not self._run.survey.is_sound(entry.id)]
@@ -93,22 +92,22 @@ class Guards:
         return not any(map(self._run.is_changed, holders))
 
     def require_free(self, file: FileState) -> None:
-        """Raise unless the file is as it was, and no reader has it open: no sleep is about to refer to what is in
-        it."""
+        """Raise unless the file is as it was, and no reader has it open: no sleep is about to refer to its frames."""
         self.require_standing(file)
         if self._run.core.pins.count(file.bundle_id):
             raise Changed
 
     def require_unneeded(self, file: FileState, stays: frozenset[bytes]) -> None:
-        """Raise where a version looks into a file for a block that leaves with it: a sleep may have ended since what
-        is needed of it was counted."""
+        """Raise if a version needs a block in a file that leaves with it: a sleep may have ended since the needs were
+        counted."""
         leaving = set(file.sound) - stays
         users = self._run.core.index.users_of(file.bundle_id) if leaving else []
         if any(self._looks_for(user, file.bundle_id, leaving) for user in users):
             raise Changed
 
     def _looks_for(self, user: bytes, holder: bytes, blocks: Container[bytes]) -> bool:
-        """Whether a version that is to stay needs one of these blocks there; what a lost one needs is lost with it."""
+        """Whether a version that is to stay needs one of these blocks there; the needs of a lost one are lost with
+        it."""
         known = self._run.survey.files.get(user)
         is_lost = known is not None and self._run.survey.judge(known) == "lost"
         if known is not None and is_lost and not self._run.is_changed(user) and self._is_still_lost(known):
@@ -133,8 +132,8 @@ class Guards:
 def require_held(
     core: StoreCore, manifest: Manifest, bundle: IndexedBundle, but_for: Container[bytes] = frozenset()
 ) -> None:
-    """Raise unless every block that has no frame in the new file is where it says, at this moment. Of one that looks
-    into `but_for`, whose turn comes, that is not asked."""
+    """Raise unless every block without a frame in the new file is in its place, at this moment. Leaves out `but_for`,
+    whose turn comes."""
     here = set(bundle.blocks)
     elsewhere = {entry.id for entry in manifest.blocks} - here
     if any(holder in but_for for holder in bundle.refs):

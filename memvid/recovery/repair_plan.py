@@ -1,13 +1,13 @@
-"""What a repair is to do: a pure function of a survey.
+"""The plan of a repair: a pure function of a survey.
 
-Owns which version is mended, brought back, saved from or set aside, and where each new file gets its frames. Does
-nothing itself: files are opened only to tell how many tokens of a lost version another one has.
+Decides which version is mended, brought back, saved from or set aside, and the source of each frame of a new file.
+Opens files only to count the tokens that a lost version shares with another one.
 
 Rules:
-- A block is led to where a file under bundles/ holds it, and copied only out of the quarantine, or within the bundle.
-- A file that leaves bundles/ leaves the sound frames that anybody looks for there, as a retired file of the same
-  bundle, before anything else is done: so it can be referred to from then on.
-- What is set aside can come back: a version whose every block is sound somewhere again is one again.
+- A block's place is a file under bundles/ that holds it; it is copied only out of quarantine, or within the bundle.
+- A file that leaves bundles/ first leaves its needed sound frames in a retired file of the same bundle, before any
+  other step: from then on others can refer to it.
+- A version that was set aside is one again once each of its blocks is sound somewhere.
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ _WHOSE = "Whose {} was cannot be told: its manifest is damaged."
 def plan_repair(
     survey: Survey, path_of: Callable[[bytes], str], open_frames: Callable[[FileState], FrameFile]
 ) -> RepairPlan:
-    """What is to be done for what a survey found. `path_of` says where a bundle's file belongs, and `open_frames` opens
-    a file for the heads in it, whose tokens alone are told."""
+    """The steps for a survey. `path_of` gives the place of a bundle's file; `open_frames` opens a file for its heads,
+    to read tokens."""
     return _Plan(survey).made(_Losses(survey, path_of, open_frames))
 
 
 class _Plan:
-    """A plan in the making: what stands, what leaves, and who will look for what in whose file."""
+    """A plan in the making: the files that stay, the files that leave, and the future places of blocks."""
 
     def __init__(self, survey: Survey) -> None:
         self.survey = survey
@@ -139,7 +139,7 @@ class _Plan:
     # --- where blocks are to come from
 
     def _place(self, block_id: bytes, preferred: bytes | None, but_for: bytes) -> bytes | None:
-        """Another bundle whose file under bundles/ has a sound frame of a block, and can be read once all is done."""
+        """Another bundle with a sound frame of a block in its file under bundles/, readable once all is done."""
         found = [
             holder
             for holder in self.survey.holders.get(block_id, ())
@@ -163,7 +163,7 @@ class _Plan:
         places: Mapping[bytes, bytes] | None = None,
         blocks: Sequence[BlockEntry] | None = None,
     ) -> Layout:
-        """A file with every sound frame of `own`, which looks for the rest of the manifest where it is."""
+        """A file with every sound frame of `own`; the rest of the manifest keeps its places."""
         frames = {block_id: file.key for file in reversed(list(own)) for block_id in file.sound}
         holders: dict[bytes, bytes] = {}
         for entry in manifest.blocks:
@@ -190,7 +190,7 @@ class _Plan:
     def _needed(
         self, standing: Iterable[FileState], written: set[bytes], layouts: Iterable[Layout]
     ) -> dict[bytes, set[bytes]]:
-        """For each bundle the blocks that versions look for in its file once all steps are done."""
+        """For each bundle the blocks that versions need from its file once all steps are done."""
         needed: dict[bytes, set[bytes]] = {}
         looked_for = [file.places for file in standing if file.places is not None and file.bundle_id not in written]
         for holders in (*looked_for, *(layout.holders for layout in layouts)):
@@ -199,18 +199,19 @@ class _Plan:
         return needed
 
     def _shelved(self, file: FileState, needed: Mapping[bytes, set[bytes]]) -> Shelve | None:
-        """What stays of a file that leaves; None where nothing is to stay, or a sound retired file beside it has it."""
+        """The frames that stay of a file that leaves; None if none are to stay, or a sound retired file beside it has
+        them."""
         own = self.survey.of(file.bundle_id)
         sound = {block_id: one.key for one in reversed(own) for block_id in one.sound}
         wanted = set(needed.get(file.bundle_id, ()))
-        if self.survey.unjudged:  # what is needed by a file that cannot be read is unknown
+        if self.survey.unjudged:  # the needs of an unreadable file are unknown
             wanted |= sound.keys()
         wanted &= sound.keys()
         twin = self.survey.twins.get(file.bundle_id)
         if not wanted or (twin is not None and not twin.damage and wanted.issubset(twin.sound)):
             return None
         if twin is not None:
-            wanted = set(sound)  # the file that is replaced may hold what was not asked for yet
+            wanted = set(sound)  # the replaced file may hold a block that nobody needed yet
         frames = tuple((block_id, key) for block_id, key in sound.items() if block_id in wanted)
         return Shelve(file, self._sized(frames, {}, None))
 
@@ -239,8 +240,8 @@ class _Plan:
         )
 
     def _returns(self, superseded: Iterable[FileState]) -> Iterator[Return]:
-        """Those that were versions by the index, and what others were saved from that give way now. Any other file of
-        which it knows nothing may be about to get its row from a sleep."""
+        """Those that were versions by the index, and the originals of saved parts that give way now. A sleep may be
+        about to give any other file its row."""
         survey, sources = self.survey, {salvaged_from(file.manifest) for file in superseded}
         for file in self.standing:
             is_told = survey.row_of(file.bundle_id) is not None or file.bundle_id in sources
@@ -279,8 +280,8 @@ class _Plan:
     def _still_aside(
         self, standing: Sequence[FileState], salvages: Sequence[Salvage], losses: _Losses
     ) -> Iterator[Finding]:
-        """The versions that an earlier repair has set aside and that do not come back now, but for those that gave way
-        to what they were saved from."""
+        """The versions that an earlier repair has set aside and that do not come back now; without those that gave way
+        to the version they were saved from."""
         whole = {file.bundle_id for file in standing}
         for row in sorted(self.survey.given_up.values(), key=lambda row: (row.uri, row.version)):
             file = self.survey.best_aside(row.bundle_id)
@@ -290,8 +291,8 @@ class _Plan:
                 yield Finding(losses.path_of(row.bundle_id), LOST, message)
 
     def _salvages(self, standing: Sequence[FileState]) -> list[Salvage]:
-        """At most one for each session: the longest beginning of a lost version that is newer than every one that
-        stands, unless one that stands begins with it too."""
+        """At most one for each session: the longest beginning of a lost version that is newer than every standing one,
+        unless a standing one begins with it too."""
         survey = self.survey
         newest: dict[SessionUri, int] = {}
         for file in standing:
@@ -320,11 +321,11 @@ class _Plan:
         return dataclasses.replace(step, layout=layout)
 
     def _left_alone(self, needed: Mapping[bytes, set[bytes]]) -> list[FileState]:
-        """The sound retired files that only versions needed whose own files cannot tell it: they go with them. What the
-        others need the index knows, and an index made anew reads it in quarantine."""
+        """The sound retired files that only versions with unreadable files needed: they go with these. The index keeps
+        the needs of all others, and an index made anew reads them in quarantine."""
         gone = [file for file in self.lost if file.places is None]
         if any(file.bundle_id not in self.survey.refs for file in gone):
-            wanted = set(self.survey.files)  # what those needed is unknown
+            wanted = set(self.survey.files)  # their needs are unknown
         else:
             wanted = {holder for file in gone for holder in self.survey.refs[file.bundle_id]}
         return [
@@ -334,7 +335,7 @@ class _Plan:
         ]
 
     def _twins(self, kept: set[bytes]) -> Iterator[SetAside]:
-        """The retired files beside live ones that hold no frame which is not elsewhere then."""
+        """The retired files beside live ones whose frames will all be elsewhere."""
         for twin in self.survey.twins.values():
             file = self.survey.files[twin.bundle_id]
             if twin.bundle_id in self.survey.unjudged or self.judged.get(file.bundle_id) == "unjudged":
@@ -346,7 +347,7 @@ class _Plan:
 
 
 def _in_order(mends: list[Mend]) -> list[Mend]:
-    """Files that cannot be read as they are come before those that will look for blocks in them."""
+    """Files that cannot be read come before the files that will look for blocks in them."""
     ordered: list[Mend] = []
     waiting = {step.file.bundle_id: step for step in mends}
     unreadable = {step.file.bundle_id for step in mends if step.file.places is None}
@@ -363,7 +364,7 @@ def _is_live(file: FileState | None) -> bool:
 
 
 def _has_rival(survey: Survey, file: FileState) -> bool:
-    """Whether another bundle is the version that this one says it is."""
+    """Whether another bundle has the same session and version."""
     if file.bundle_id in survey.shadowed:
         return True
     if file.manifest is None or file.bundle_id in survey.rows:
@@ -373,8 +374,8 @@ def _has_rival(survey: Survey, file: FileState) -> bool:
 
 
 def _beginning(survey: Survey, file: FileState) -> tuple[BlockEntry, ...]:
-    """The spans of a version, in order, up to the first that is nowhere, with the state records between them that are
-    somewhere: at the last of them nothing has to be computed again."""
+    """A version's leading spans up to the first that is nowhere, with the state records between them that are
+    somewhere: from the last of these nothing must be computed again."""
     found = []
     for entry in file.manifest.blocks if file.manifest else ():
         if survey.is_sound(entry.id):
@@ -385,7 +386,7 @@ def _beginning(survey: Survey, file: FileState) -> tuple[BlockEntry, ...]:
 
 
 def _in_blocks(one: Manifest, other: Manifest) -> int:
-    """How many first tokens two ledgers share for which both have the same blocks, or none."""
+    """How many first tokens two ledgers share by equal blocks, or by no blocks in both."""
     return in_common(one, lambda _: None, other, lambda _: None).least
 
 
@@ -404,7 +405,7 @@ def _why_lost(survey: Survey, file: FileState) -> str:
 
 
 class _Losses:
-    """What to tell of the versions that are lost: what of each is gone, and what would bring it back."""
+    """The findings for lost versions: each one's loss, and the files that would bring it back."""
 
     def __init__(
         self, survey: Survey, path_of: Callable[[bytes], str], open_frames: Callable[[FileState], FrameFile]
@@ -436,12 +437,12 @@ class _Losses:
         return loss_message(manifest.uri, manifest.version, ledger_tokens(manifest), paths, held, where)
 
     def aside(self, row: IndexRow, standing: Sequence[FileState], salvages: Sequence[Salvage]) -> str:
-        """Of a version that has no file under bundles/."""
+        """For a version without a file under bundles/."""
         file = self._survey.best_aside(row.bundle_id)
         return self._of_row(row) if file is None else self.of(file, standing, salvages)
 
     def _of_row(self, row: IndexRow) -> str:
-        """For a version that no file tells more of than that it is lost."""
+        """For a version of which every file tells only that it is lost."""
         missing = [] if row.bundle_id in self._survey.misnamed else [self.path_of(row.bundle_id)]
         return loss_message(row.uri, row.version, row.ledger_tokens, missing, None)
 
@@ -458,7 +459,7 @@ class _Losses:
 
 
 def _loss_of_nobody(survey: Survey, file: FileState) -> str:
-    """What to tell of a file where nothing tells of the version that its name stands for."""
+    """The finding for a file if nothing tells of the version in its name."""
     if file.content is None:
         return _WHOSE.format(file.path)
     row = survey.row_of(file.content)
@@ -470,8 +471,8 @@ def _loss_of_nobody(survey: Survey, file: FileState) -> str:
 
 
 def _holders_first(restores: Iterable[Restore]) -> list[Restore]:
-    """Each after those that it looks into, where they do not look into each other: what stays away, because the system
-    refuses it or the repair is cut off, then keeps the others from coming back without it."""
+    """Each after those that it needs, if they form no circle: a version that stays away, because the system refuses it
+    or the repair is cut off, then keeps its users from coming back without it."""
     steps = {step.file.bundle_id: step for step in restores}
     sorter = TopologicalSorter({one: step.holders() & steps.keys() for one, step in steps.items()})
     with contextlib.suppress(CycleError):

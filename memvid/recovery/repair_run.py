@@ -1,4 +1,4 @@
-"""A repair under way: what it has found, done and written so far, and how each of its steps is done or told."""
+"""A repair under way: its survey, its report, and how each step is taken or planned."""
 
 from __future__ import annotations
 
@@ -24,15 +24,14 @@ CHANGED: Final = "changed_meanwhile"
 
 
 class Changed(Exception):
-    """The store is not any more as the survey found it. Never leaves a repair."""
+    """The store differs from the survey. Never leaves a repair."""
 
 
 @dataclass(slots=True)
 class RepairRun:
-    """A repair under way, or only thought through.
+    """A repair, carried out or only planned.
 
-    held: the bundles that a step which failed still needs. `_stamps`: what the files of those that were changed by a
-    step are since.
+    held: the bundles that a failed step still needs. `_stamps`: the new stamps of files that steps have changed.
     """
 
     core: StoreCore
@@ -68,9 +67,8 @@ class RepairRun:
         of: bytes | None = None,
         loss: str = "",
     ) -> bool:
-        """Do a step, or note what it would do: that it writes a file of this layout, and a copy of a damaged one. One
-        that fails stops none but those that would take away what it needs. A bundle `of` which it is, and which is no
-        more, has no problem.
+        """Take a step; or plan it: it writes a file of this layout, and a copy of a damaged one. A failed step only
+        stops those that would remove what it needs. `of`: its bundle; if that is gone, there is no problem.
 
         Raises:
             NoSpace, StoreIoError, DurabilityLost, LockLost, ReadOnlyStore, StoreClosed
@@ -103,7 +101,7 @@ class RepairRun:
         return False
 
     def went(self, bundle_id: bytes) -> bool:
-        """Whether a version was deleted since, or a file that was none is gone."""
+        """Whether a version was deleted since, or a file without a version is gone."""
         core = self.core
         was_version = bundle_id in self.survey.rows or bundle_id in self.survey.given_up
         return not core.index.knows(bundle_id) and (was_version or core.folder.is_gone(bundle_id))
@@ -112,8 +110,8 @@ class RepairRun:
         self.problems.append(Finding(path, code, message))
 
     def require_index_file(self) -> None:
-        """Give an index that went on in memory its file again: what a repair sets aside, and what it moves away under
-        the eyes of rows that still stand in the file, must not depend on the store being closed in peace.
+        """Write an index in memory to its file again: a repair's moves must not depend on a clean close of the store,
+        while old rows still stand in the file.
 
         Raises:
             NoSpace, StoreIoError, DurabilityLost: it cannot be written.
@@ -122,10 +120,10 @@ class RepairRun:
             pass
 
     def settle_leaving(self) -> None:
-        """End what a delete has begun in quarantine: a version that is set aside after it would look deleted.
+        """Finish the deletes begun in quarantine: a version set aside after that would look deleted.
 
         Raises:
-            UnsafePath, NoSpace, StoreIoError, DurabilityLost: it cannot be ended.
+            UnsafePath, NoSpace, StoreIoError, DurabilityLost: one cannot be finished.
         """
         if self.dry_run:
             return
@@ -135,20 +133,20 @@ class RepairRun:
 
     @contextlib.contextmanager
     def committing(self) -> Iterator[None]:
-        """As the core's, with an index that is in its file: a delete beside this repair may have left that behind."""
+        """As the core's, with the index in its file: a delete beside this repair may have left that behind."""
         with self.core.committing():
             self.core.index.return_to_file()
             yield
 
     def is_changed(self, bundle_id: bytes) -> bool:
-        """Whether a bundle's files are others than they were when they were looked at, but for what steps have done."""
+        """Whether a bundle's files differ from the survey, apart from this repair's own steps."""
         stamp_of = self.core.folder.stamp_of
         return any(
             stamp_of(bundle_id, suffix) != self.stamp(bundle_id, suffix) for suffix in (LIVE_SUFFIX, RETIRED_SUFFIX)
         )
 
     def stamp(self, bundle_id: bytes, suffix: str) -> Stamp | None:
-        """What a bundle's file of this ending was when it was looked at, or became by a step; None for no file."""
+        """The stamp of a bundle's file of this ending, from the survey or a later step; None for no file."""
         if (bundle_id, suffix) in self._stamps:
             return self._stamps[bundle_id, suffix]
         return next((file.stamp for file in self.survey.of(bundle_id) if file.suffix == suffix), None)

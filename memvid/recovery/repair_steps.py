@@ -23,8 +23,8 @@ from .survey import FileState
 class RepairSteps:
     """Carries a plan out.
 
-    `_later` are bundles whose files are put right after others are led to them. `_shelved`: the blocks that the retired
-    files hold which a step has written.
+    `_later`: bundles whose files are repaired after others refer to them. `_shelved`: the blocks in the retired files
+    that steps have written.
     """
 
     def __init__(self, run: RepairRun) -> None:
@@ -35,7 +35,7 @@ class RepairSteps:
         self._shelved: dict[bytes, frozenset[bytes]] = {}
 
     def carry_out(self, plan: RepairPlan) -> None:
-        """All that a plan says, in its order."""
+        """All steps of a plan, in order."""
         for shelf in plan.shelves:
             self.shelve(shelf)
         self._later = {step.file.bundle_id for step in plan.restores} | {step.file.bundle_id for step in plan.mends}
@@ -136,7 +136,7 @@ class RepairSteps:
             of=row.bundle_id,
         )
         if not is_back:
-            self._later.discard(row.bundle_id)  # no other version may come back to look into it
+            self._later.discard(row.bundle_id)  # no version may come back and need it
 
     def _restore(self, step: Restore) -> None:
         file, manifest, core = step.file, step.file.manifest, self._run.core
@@ -165,7 +165,7 @@ class RepairSteps:
             self._drop_twin(file.bundle_id)
 
     def _drop_twin(self, bundle_id: bytes) -> None:
-        """A retired file beside the one that came back is not needed any more."""
+        """The retired file beside the one that came back is not needed any more."""
         duplicate_files.remove_redundant(self._run.core.folder, [bundle_id])
         self._run.note(bundle_id)
 
@@ -240,7 +240,7 @@ class RepairSteps:
             self._unshelve(file.bundle_id)
 
     def _unshelve(self, bundle_id: bytes) -> None:
-        """What was written beside a file that stays after all is not needed."""
+        """A file written beside one that stays after all is not needed."""
         if bundle_id in self._shelved:
             with self._run.committing():
                 duplicate_files.remove_redundant(self._run.core.folder, [bundle_id])
@@ -262,8 +262,8 @@ class RepairSteps:
                 self._guards.require_free(file)
                 self._guards.require_unneeded(file, self._stays_of(file))
                 self._guards.require_still_so(step)
-            # What others need lies in the retired file beside it, which is found from the moment that this one leaves.
-            # Until then a row that was given up is read again with its file, if this ends here.
+            # Others' blocks lie in the retired file beside it, which counts from the moment that this one leaves. Until
+            # then, if this ends here, a row that was given up is read again with its file.
             rival = step.role == "rival"
             if rival:
                 core.index.drop([file.bundle_id])
@@ -277,7 +277,7 @@ class RepairSteps:
             self._run.note(file.bundle_id)
 
     def _give_up(self, bundle_id: bytes, manifest: Manifest | None) -> None:
-        """No version at present: its number stays its own, and what it needs stays needed."""
+        """No version at present: its number and its needs stay."""
         index = self._run.core.index
         stored = index.stored(bundle_id)
         if bundle_id in self._run.survey.rows or (stored and stored.status == UNREADABLE and stored.row):
@@ -320,7 +320,7 @@ class RepairSteps:
 
 
 def _as_it_lies(file: FileState, manifest: Manifest) -> IndexedBundle:
-    """What the index is told of a file that is moved as it is."""
+    """The row of a file that is moved as it is."""
     places = file.places or {}
     refs = tuple(dict.fromkeys(place for place in places.values() if place != file.bundle_id))
     return IndexedBundle(file.bundle_id, LIVE, row_of(manifest, file.bundle_id, file.file_bytes), refs, file.sound)

@@ -1,8 +1,7 @@
-"""A store whose store.json is missing or damaged: recognised by what else is there, and the file made again.
+"""A store whose store.json is missing or damaged: how it is recognised, and how the file is made again.
 
-Owns what a folder must hold to be recognised, and where the facts are taken from. The uuid comes from the marks, for
-they are truth and name it, else from the index, else it is a new one, with which the index is made anew. That there
-were marks is told by marks that are there, in quarantine too, and by any store.json that was set aside.
+The uuid comes from the marks, which are truth and name it; else from the index; else it is new, and the index is made
+anew with it. Marks, also in quarantine, and any store.json that was set aside, tell that there were marks.
 """
 
 from __future__ import annotations
@@ -43,11 +42,11 @@ def lacks_store_file(path: str | os.PathLike[str]) -> bool:
 
 
 def restore_store_file(path: str | os.PathLike[str], *, dry_run: bool = False) -> tuple[Action, ...]:
-    """Make the store.json of a store that lacks it, under the store's lock, or say that this would be done. A damaged
-    one goes to quarantine. Nothing is done where there is a sound one by then.
+    """Make the missing store.json of a store, under the store's lock, or with `dry_run` plan it. A damaged one goes to
+    quarantine; a sound one stays.
 
     Raises:
-        NoStore: nothing tells that the folder is a store.
+        NoStore: nothing shows that the folder is a store.
         NotAStore, UnsupportedFormat, UnsafePath, StoreLocked, NoSpace, StoreIoError, DurabilityLost
     """
     store_path = os.path.abspath(os.fspath(path))
@@ -71,7 +70,7 @@ def restore_store_file(path: str | os.PathLike[str], *, dry_run: bool = False) -
 
 
 def actions_for(root_fd: int, store_path: str, wrong: str) -> tuple[Action, ...]:
-    """What `make_store_file` does to a store.json with this fault."""
+    """The actions of `make_store_file` on a store.json with this fault."""
     path = f"{store_path}/{STORE_FILE}"
     rewrite = Action("rewrite", path, None, None, 0, f"{wrong} It is made again from what else the store holds.")
     if not has_store_file(root_fd, store_path):
@@ -80,8 +79,8 @@ def actions_for(root_fd: int, store_path: str, wrong: str) -> tuple[Action, ...]
 
 
 def make_store_file(folder: StoreFolder) -> None:
-    """Make store.json anew with the folder's uuid, under the store's lock; one that is there goes to quarantine first.
-    Cut off between the two it is a store without store.json.
+    """Make store.json anew with the folder's uuid, under the store's lock; an old one goes to quarantine first. A crash
+    between the two leaves a store without store.json.
 
     Raises:
         NoSpace, StoreIoError, DurabilityLost, UnsafePath
@@ -91,7 +90,8 @@ def make_store_file(folder: StoreFolder) -> None:
 
 
 def _what_is_wrong(root_fd: int, store_path: str) -> str | None:
-    """A sentence; None for a sound store.json. Raises NotAStore, UnsupportedFormat, UnsafePath, StoreIoError."""
+    """The fault of store.json as a sentence; None for a sound one. Raises NotAStore, UnsupportedFormat, UnsafePath,
+    StoreIoError."""
     if not has_store_file(root_fd, store_path):
         return "It is missing."
     try:
@@ -106,7 +106,7 @@ def _is_a_store(root_fd: int, store_path: str) -> bool:
 
 
 def _uuid_of(root_fd: int, store_path: str) -> str:
-    """Where marks and index are of two stores, the one whose uuid a damaged store.json still has."""
+    """If marks and index are of two stores: the one with the uuid that a damaged store.json still shows."""
     told = list(_told(root_fd, store_path))
     text = _text_of_file(root_fd, store_path)
     return next((one for one in told if one.encode() in text), told[0] if told else str(uuid.uuid4()))
@@ -117,7 +117,7 @@ def _told(root_fd: int, store_path: str) -> Iterator[str]:
         try:
             found = ask(root_fd, store_path)
         except StoreError:
-            continue  # what cannot be read tells nothing; repair sees to it once there is a store again
+            continue  # an unreadable file tells nothing; repair handles it once there is a store again
         if found is not None:
             yield found
 
@@ -130,7 +130,7 @@ def _text_of_file(root_fd: int, store_path: str) -> bytes:
 
 
 def _were_marks(folder: StoreFolder) -> bool:
-    """Whether there ever was a file of marks: a store.json that is wrong of this lets a prune take what was marked."""
+    """Whether there ever was a file of marks: a wrong store.json would let a prune remove marked versions."""
     if MARKS_FILE in list_names(folder.root_fd, folder.path) or quarantine.places_of(folder, MARKS_FILE):
         return True
     return any(_SAYS_MARKED in text for text in _files_set_aside(folder))

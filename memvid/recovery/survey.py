@@ -1,17 +1,17 @@
-"""Reading all that a store holds, to tell what can be woken and what is damaged. Changes nothing.
+"""Reads a whole store, to tell which versions can be woken and which files are damaged. Changes nothing.
 
-Owns the examination of each file by itself, and the judgement of each version by the files that hold its blocks.
-Decides nothing about what is to be done.
+Owns the examination of each file by itself, and the judgement of each version by the files that hold its blocks. The
+plan decides on the steps.
 
 Rules:
-- Every byte is read. A block counts as sound where its frame was found good, for every version that looks for it
-  there. Padding that is not zero damages the file and not the block, which a wake reads as ever.
-- What the system refuses to read, what is of a later version, or is no plain file of ours, is not judged, and no
-  version that may need it is taken for lost.
-- All files are judged as of one moment: what was written anew while others were read, and so may have got or lost what
-  those were read for, is read again, and so on until nothing has changed; after LOOKS times once more under the lock.
-  Who acts on it asks again all the same, for it may change right after.
-- What a delete has emptied for want of room, and no version needs, is no file at all.
+- Every byte is read. A block is sound if its frame was found good, for every version that looks for it there. Padding
+  other than zeros damages the file and not the block, which a wake reads as ever.
+- A file that the system refuses to read, that is of a later version, or that is no plain file of ours, is not judged;
+  no version that may need it counts as lost.
+- All files are judged as of one moment: a file written anew while others were read, which may have gained or lost their
+  blocks, is read again, until nothing changes; after LOOKS times once more under the lock. A change may follow at once,
+  so each step checks again.
+- A file that a delete has emptied for want of room, and that no version needs, counts as absent.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ from ..writing.core import StoreCore
 Judgement = Literal["intact", "mendable", "unjudged", "lost"]
 
 LOOKS: Final = 4
-"""How often the files are looked at, each time at those that changed during the time before, until the few that still
-change are read under the lock."""
+"""Looks at the files, each at those that changed during the one before; the few that still change are then read under
+the lock."""
 
 _NOT_DAMAGE: Final = (StoreIoError, UnsafePath, UnsupportedFormat)
 
@@ -51,13 +51,13 @@ _NOT_DAMAGE: Final = (StoreIoError, UnsafePath, UnsupportedFormat)
 class FileState:
     """One bundle's file as it was found.
 
-    places: for each block of the manifest the bundle that is said to hold it; None where no directory could be read.
-    stamp: what tells it from a file that took its place, or was written over it, since.
+    places: for each block of the manifest its holder; None if no directory could be read.
+    stamp: another file in its place, or a write to it, has another.
     is_aside: whether it lies in quarantine.
     sound: the blocks whose frames in this file are good, in file order.
     frame_bytes: the sizes of the sound frames.
-    damage: the first thing that is wrong with the file itself, as a sentence; "" for none.
-    content: the bundle that it is as a whole, where its name says another; else None.
+    damage: the first fault of the file itself, as a sentence; "" for none.
+    content: the whole bundle in it, if its name says another; else None.
     """
 
     bundle_id: bytes
@@ -79,7 +79,7 @@ class FileState:
 
     @property
     def key(self) -> bytes:
-        """What names the file among all that were looked at."""
+        """The file's key among all files of the survey."""
         return os.fsencode(self.path)
 
 
@@ -87,13 +87,13 @@ class FileState:
 class Survey:
     """All files, the rows of versions, and for each block the files that hold a sound frame of it.
 
-    files: those that count, one for each bundle, the live one where there are two; twins: the retired ones beside live
-    ones; aside: what lies in quarantine under the name of a version, the newest of each first.
-    unjudged: the files about which nothing is known, each with what refused to be read.
-    refs: what the index says that those versions need whose own files do not say it any more.
-    misnamed: the bundles that lie whole under the names of others, where they are of no use until they are set aside.
+    files: one for each bundle, the live one of two; twins: the retired ones beside live ones; aside: the files in
+        quarantine under the name of a version, the newest of each first.
+    unjudged: the files about which nothing is known, each with the error.
+    refs: the needs, by the index, of versions whose own files do not tell them any more.
+    misnamed: the bundles that lie whole under the names of others, of no use until they are set aside.
     given_up: the rows of versions that repair has set aside; unread: of bundles that could not be read when the store
-    was opened, and whose owner something else tells.
+        was opened, with a known owner.
     marked: the bundles with tags or pins; None if the marks cannot be read.
     """
 
@@ -112,7 +112,7 @@ class Survey:
     marked: Container[bytes] | None = None
 
     def take(self, file: FileState) -> None:
-        """Note a file, and what is sound in it."""
+        """Note a file, and its sound blocks."""
         if file.is_aside:
             if file.is_live:
                 self.aside.setdefault(file.bundle_id, []).append(file)
@@ -139,7 +139,7 @@ class Survey:
         return min(found, key=lambda file: bool(file.damage), default=None)
 
     def row_of(self, bundle_id: bytes) -> IndexRow | None:
-        """What the index tells of a bundle that is, or was, a version, whatever became of it; None for nothing."""
+        """The row of a bundle that is, or was, a version, in any status; None without one."""
         found = (rows.get(bundle_id) for rows in (self.rows, self.given_up, self.unread))
         return next((row for row in found if row is not None), None)
 
@@ -148,11 +148,11 @@ class Survey:
         return bool(self.holders.get(block_id))
 
     def judge(self, file: FileState) -> Judgement:
-        """What can be done for the version that a file is.
+        """The prospects of a file's version.
 
         intact: nothing is wrong. mendable: every block is sound somewhere. unjudged: some block may be in a file that
-        could not be read. Of a bundle with two files the live one is judged: it is mendable also where it lacks what
-        the retired one holds. lost: the manifest, or a block, is nowhere.
+        could not be read. lost: the manifest, or a block, is nowhere. For a bundle with two files the live one is
+        judged: it is mendable also if only the retired one holds a block.
         """
         if file.manifest is None:
             return "unjudged" if file.bundle_id in self.unjudged else "lost"
@@ -181,12 +181,12 @@ def take_survey(core: StoreCore) -> Survey:
     for target, file in seen.items():
         if isinstance(file, FileState):
             survey.take(file)
-        elif target.name is None and file.code != BundleMissing.code:  # one that is missing was deleted meanwhile
+        elif target.name is None and file.code != BundleMissing.code:  # a missing one was deleted meanwhile
             survey.unjudged[target.bundle_id] = file
     rows = survey.rows
     for bundle_id in rows.keys() & survey.files.keys():
         file = survey.files[bundle_id]
-        if file.manifest is None:  # then any other file of the bundle may tell what the version is
+        if file.manifest is None:  # then any other file of the bundle may tell the version
             others = (survey.twins.get(bundle_id), survey.best_aside(bundle_id))
             manifest = next((other.manifest for other in others if other is not None and other.manifest), None)
             survey.files[bundle_id] = dataclasses.replace(file, manifest=manifest)
@@ -213,7 +213,7 @@ class Target:
         return f"{core.path}/{QUARANTINE}/{self.name}"
 
     def stamp(self, core: StoreCore) -> Stamp | None:
-        """What tells it from a file that takes its place, now; None for no file."""
+        """Its present stamp; None for no file."""
         if self.name is None:
             return core.folder.stamp_of(self.bundle_id, self.suffix)
         return quarantine.stamp_of_name(core.folder, self.name)
@@ -225,7 +225,7 @@ class Target:
 
 
 def _looked_at(core: StoreCore) -> tuple[Survey, dict[Target, FileState | Finding]]:
-    """What the index says, and what each file is, as of one moment."""
+    """The rows of the index, and the state of each file, as of one moment."""
     seen: dict[Target, FileState | Finding] = {}
     before: tuple[Survey, list[Target]] | None = None
     for _ in range(LOOKS):
@@ -240,7 +240,7 @@ def _looked_at(core: StoreCore) -> tuple[Survey, dict[Target, FileState | Findin
 
 
 def _known(core: StoreCore) -> Survey:
-    """What the index says."""
+    """The rows of the index."""
     rows = {row.bundle_id: row for row in core.index.all_rows()}
     index = core.index
     shadowed = frozenset(index.with_status(SHADOWED))
@@ -262,7 +262,7 @@ def _is_leftover(core: StoreCore, bundle_id: bytes) -> bool:
 
 
 def _seen(core: StoreCore, target: Target, before: FileState | Finding | None) -> FileState | Finding:
-    """What a file is, which is not read again if it is still the one that it was; or why that cannot be told."""
+    """The state of a file, read again only if it changed; or the error."""
     if before is not None and _is_as_seen(core, target, before):
         return before
     try:
@@ -282,21 +282,21 @@ def _is_as_seen(core: StoreCore, target: Target, seen: FileState | Finding) -> b
 
 
 def open_source(core: StoreCore, file: FileState) -> FrameFile:
-    """Open a surveyed file for the sound frames in it, also where its frame of reference is damaged."""
+    """Open a surveyed file for its sound frames, also if its frame of reference is damaged."""
     name = os.path.basename(file.path) if file.is_aside else None
     fd, path = Target(file.bundle_id, file.suffix, name).open(core)
     return (FrameFile if file.places is not None else DamagedFile)(fd, path, file.bundle_id)
 
 
 def open_frames_of(core: StoreCore, file: FileState) -> FrameFile:
-    """Open a surveyed file for the heads in it, also of damaged frames. Raises StoreError."""
+    """Open a surveyed file for its heads, also of damaged frames. Raises StoreError."""
     name = os.path.basename(file.path) if file.is_aside else None
     fd, path = Target(file.bundle_id, file.suffix, name).open(core)
     return FrameFile(fd, path, None)
 
 
 def _examine(core: StoreCore, target: Target) -> FileState:
-    """Raises what is no damage: BundleMissing, UnsafePath, StoreIoError, UnsupportedFormat."""
+    """Raises errors that are no damage: BundleMissing, UnsafePath, StoreIoError, UnsupportedFormat."""
     fd, path = target.open(core)
     try:
         with contextlib.closing(BundleFile(fd, path, target.bundle_id)) as file:
