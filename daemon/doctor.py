@@ -1,4 +1,4 @@
-"""`python -m torpor.daemon.doctor`: what this machine gives MLX, as one JSON object on standard output.
+"""`python -m torpor.daemon.doctor`: a report on MLX on this machine, as one JSON object on standard output.
 
 A process of its own, so that the command line, which shows the answer, never imports MLX.
 """
@@ -15,7 +15,7 @@ import sys
 import time
 from typing import Any
 
-# Before mlx.core is imported: the snapshot folder chooses the BLAS that it will use.
+# Before mlx.core is imported: the snapshot folder chooses its BLAS.
 from ..snapshot import blas  # isort: skip
 
 import mlx.core as mx
@@ -24,13 +24,13 @@ from .. import __version__
 
 PRODUCT_SIZE = 512
 _PRODUCTS = 15
-# The reference BLAS reaches about 2 GFLOP/s on any machine, every tuned one far more than this.
+# The reference BLAS reaches about 2 GFLOP/s on any machine, a tuned one far more than this.
 FAST_GFLOPS = 20.0
 _PACKAGES = ("mlx", "mlx-lm", "numpy", "blake3", "msgpack", "zstandard", "pydantic")
 
 
 def examine() -> dict[str, Any]:
-    """The facts: versions, device, BLAS with its measured speed, and how to get a faster one where that helps."""
+    """The report: versions, device, BLAS with its measured speed, and advice on a faster one where that helps."""
     choice = blas.load_fast_blas()
     device, rates = _measure()
     gflops = statistics.median(rates)
@@ -59,7 +59,7 @@ def examine() -> dict[str, Any]:
 
 
 def main() -> None:
-    """Print the facts."""
+    """Print the report."""
     print(json.dumps(examine(), indent=2))
 
 

@@ -1,4 +1,4 @@
-"""Why the daemon refuses: one root, a stable code each. Texts are written where the error is raised."""
+"""The daemon's errors: one root, a stable code each. Messages are written where an error is raised."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from ..errors import TorporError
 
 
 class DaemonError(TorporError):
-    """Root of what models, sessions and the engine refuse."""
+    """Root of the errors of models, sessions and the engine."""
 
 
 class InvalidSampling(DaemonError):
@@ -34,19 +34,19 @@ class InvalidConfiguration(DaemonError):
 
 
 class ModelInUse(DaemonError):
-    """A model is to be unloaded while a request or a session that must stay in memory needs it."""
+    """A model cannot be unloaded: a request, or a session that must stay in memory, needs it."""
 
 
 class ModelChanged(DaemonError):
-    """A model's files are not those that it was loaded from."""
+    """A model's files have changed since it was loaded."""
 
 
 class ModelUnavailable(DaemonError):
-    """A model cannot be loaded from where it is said to be."""
+    """A model cannot be loaded from its source."""
 
 
 class AdapterUnavailable(DaemonError):
-    """An adapter is not where it is said to be."""
+    """There is no adapter at its path."""
 
 
 class AdapterMismatch(DaemonError):
@@ -70,15 +70,15 @@ class TemplateUnusable(DaemonError):
 
 
 class InvalidTranscript(DaemonError):
-    """Messages that are no transcript of a chat which the assistant is to go on with."""
+    """Messages that are not a transcript for the assistant to answer."""
 
 
 class TranscriptDiverged(DaemonError):
-    """A transcript is not what the session has read and written. The session is as it was."""
+    """A transcript differs from the session's ledger. The session is as it was."""
 
 
 class InvalidFold(DaemonError):
-    """A session cannot be folded so: there is no summary, or two ways to one, or the new one would not be smaller."""
+    """A fold without a summary, with two ways to one, or with a new session that would not be smaller."""
 
 
 class GenerationFailed(DaemonError):
@@ -86,7 +86,7 @@ class GenerationFailed(DaemonError):
 
 
 class MemoryBudgetExceeded(DaemonError):
-    """More memory is needed than the budget can ever give. What was asked for has not begun."""
+    """The request needs more memory than the budget can ever give. It has not begun."""
 
 
 class MemoryBusy(DaemonError):
@@ -94,11 +94,11 @@ class MemoryBusy(DaemonError):
 
 
 class EngineBusy(DaemonError):
-    """Too many requests wait for a turn, for memory or the engine. Nothing of this one has begun."""
+    """Too many requests wait for a turn, for memory or the engine. This one has not begun."""
 
 
 class ModelNotLoaded(DaemonError):
-    """A model has not been loaded since the daemon began, and what is asked is not worth a load."""
+    """A model has not been loaded since the daemon began, and this request does not load it."""
 
 
 class NotRecomputable(DaemonError):
@@ -115,7 +115,7 @@ class UnknownEvent(DaemonError):
 
 
 class TooManySubscribers(DaemonError):
-    """As many as the daemon serves are told of events already."""
+    """The daemon serves as many subscribers as it may."""
 
 
 class ServiceClosed(DaemonError):
@@ -123,9 +123,9 @@ class ServiceClosed(DaemonError):
 
 
 class SessionAwake(DaemonError):
-    """An earlier version was asked for while the session is awake with another, or the session is awake for a look."""
+    """The session is awake with another version than the requested one, or only for a look."""
 
 
 def sentence_of(error: BaseException) -> str:
-    """An error as it is told where it is no answer: its code, or its kind if it is none of ours, and its message."""
+    """An error as text: its code, or its kind if it is not ours, and its message."""
     return f"{error.code}: {error.message}" if isinstance(error, TorporError) else f"{type(error).__name__}: {error}"

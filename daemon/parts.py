@@ -1,6 +1,6 @@
-"""The parts of a service, put together, and the functions that all its verbs share: names, turns, new sessions.
+"""The parts of a service, and the functions that its verbs share: names, turns, new sessions.
 
-Owns the wiring alone. The verbs are in `verbs/`, start and stop in `service.py`.
+Owns only the wiring. The verbs are in `verbs/`, start and stop in `service.py`.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ class Parts:
 
     @property
     def options(self) -> ServeOptions:
-        """Those that hold now."""
+        """The options that hold now."""
         return self._options if self.config is None else self.config.options
 
     async def begin(
@@ -144,7 +144,7 @@ class Parts:
         labels: tuple[str, ...] = (),
         system: str | None = None,
     ) -> Session:
-        """A new session; the caller holds its turn."""
+        """Make a new session; the caller holds its turn."""
         self.residency.standing.require_new(uri)
         async with self.residency.models.using(model, use) as chosen:
             state = await self.hibernation.waking.begin(chosen, lambda: initial_key(settings))
@@ -157,7 +157,7 @@ class Parts:
     def woken(
         self, session: str, emit: OnEvent, *, create: bool
     ) -> contextlib.AbstractAsyncContextManager[tuple[Use, Session]]:
-        """Hold a session alone, awake; a new one on the default model where there is none and `create` says so."""
+        """Hold a session alone, awake. create: if there is none, make one on the default model."""
         if not create:
             return self.residency.woken(self.resolve(session), emit)
         self.require_open()
@@ -165,7 +165,7 @@ class Parts:
         return self.residency.woken(uri, emit, lambda use: self.begin(use, uri, model, Sampling()))
 
     def look(self, live: Session) -> Look | None:
-        """Where a session stands that is only looked at."""
+        """The position of a session that is only looked at."""
         return listing.look_of(live, self.store.find_session(live.uri))
 
     def resolve(self, name: str) -> SessionUri:
@@ -173,7 +173,7 @@ class Parts:
         return self.store.resolve(name, also=self.residency.awake)
 
     async def version_of(self, session: str, version: int | None) -> tuple[SessionUri, int | None]:
-        """The session, and which version of it is meant: that behind an `@` of its name, or `version`."""
+        """The session, and its version: the one behind the `@` of its name, or `version`."""
         if VERSION_MARK not in session:
             return self.resolve(session), version
         self.require_open()

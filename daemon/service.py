@@ -1,6 +1,6 @@
 """The daemon's service: open it, send it requests, close it.
 
-Owns its life cycle. The verbs are in `verbs/`, its parts in `parts.py`.
+The verbs are in `verbs/`, its parts in `parts.py`.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ from .verbs import store as store_verbs
 
 
 class Service(Parts, Verbs, Awaiting):
-    """The sessions of one store on the models of one process. Build it with `open`, end it with `close`."""
+    """The sessions of one store on the models of one process. Made by `open`, ended by `close`."""
 
     async def ask(self, verb: Verb[Any, R], request: Request) -> R:
-        """Carry out a request. Raises TorporError: what the verb's handler raises."""
+        """Carry out a request. Raises TorporError as the verb's handler."""
         handler = HANDLERS[type(request)]
         with contextlib.ExitStack() as around:
             if handler.told:
@@ -66,12 +66,11 @@ class Service(Parts, Verbs, Awaiting):
         scrub: ScrubPolicy | None = None,
         quantise: AgePolicy | None = None,
     ) -> Service:
-        """Take the store (by default the user's), start the engine, and load the models to have from the start: a name
-        and how it is served, or its folder or hub name alone; the first is the default. Without models, the bundled
-        demo model is served as "demo". The files of models that load later are checked.
+        """Take the store (by default the user's), start the engine, and load the first models. models: by name, how
+        each is served, or only its folder or hub name; the first is the default. Without models, the bundled demo model
+        is served as "demo". The files of models that load later are checked.
 
-        options: declared in `options/serve_options.py`; None means the defaults. With `check_models`, `warnings` names
-        the model files that had changed unseen.
+        options: None means the defaults. With `check_models`, `warnings` names the model files that had changed unseen.
         scrub, quantise: replace those of the options.
 
         A sleep that exceeds a budget is refused, and its session stays awake. Only `keep_free` refuses a sleep of
@@ -116,8 +115,7 @@ class Service(Parts, Verbs, Awaiting):
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """Faults found by opening the store or checking the models, a sentence each; show them to a person now, before
-        the faulty data is needed."""
+        """Faults found at the opening, a sentence each; show them to a person before the faulty data is needed."""
         opening = self.store.opening
         found = [finding.message for finding in opening.unreadable]
         if opening.index_rebuilt is not None and opening.rows_added:
@@ -143,9 +141,9 @@ class Service(Parts, Verbs, Awaiting):
         """Put every changed session to sleep, by the rules of `close`; all of them stay in memory.
 
         If all sessions sleep, the service takes no more work, so the `close` that follows loses nothing. If not, the
-        report says which and why, and the service goes on. Meanwhile it refuses requests for sessions and waits for
-        running ones: callers cancel those first. Runs to its end, as `close`. After a refused stop the next one has its
-        whole time again.
+        report names the others with the reasons, and the service goes on. Meanwhile it refuses requests for sessions
+        and waits for running ones: callers cancel those first. Runs to its end, as `close`. After a refused stop the
+        next one has its whole time again.
         """
         if self.closing is not None:
             return await self.close()
@@ -171,8 +169,7 @@ class Service(Parts, Verbs, Awaiting):
 
     async def begin_close(self) -> None:
         """The first half of `close`, for callers that wait for requests before the second half. The time of the stop
-        begins, and no new work. Running work ends, or stops where it may; meanwhile every changed session is put to
-        sleep."""
+        begins, no new work is taken, and every changed session is put to sleep while running work ends."""
         if self.keeping is None:
             self.keeping = asyncio.ensure_future(self._begin_close(self._last_sleeps()))
         await to_the_end(self.keeping)
@@ -220,18 +217,18 @@ class Service(Parts, Verbs, Awaiting):
         return keeping.report()
 
     def follow(self, file: ConfigFile, settings: Settings) -> None:
-        """Use a configuration file from now on: `reload_config` applies its changes. settings: its content at the
-        start."""
+        """Follow a configuration file: `reload_config` applies its changes. settings: its content at the start."""
         self.config = Configuring(file, settings, self.shelf, self.residency, self.queue, self.bus)
 
     async def reload_config(self) -> None:
-        """Read the configuration file again, if there is one. A faulty file changes nothing, and `status` says why."""
+        """Read the configuration file again, if there is one. A faulty file changes nothing; `status` gives the
+        fault."""
         self.require_open()
         if self.config is not None:
             await self.config.reload()
 
     def about(self, name: object) -> SessionUri | None:
-        """The session that a client names, existing or not; None where the text is no valid name."""
+        """The session that a client names, existing or not; None if the text is no valid name."""
         with contextlib.suppress(TorporError):
             return parse_reference(name.partition(VERSION_MARK)[0]) if isinstance(name, str) else None
         return None
@@ -239,9 +236,9 @@ class Service(Parts, Verbs, Awaiting):
     def subscribe(
         self, *, names: Sequence[str] | None = None, session: str | None = None, namespace: str | None = None
     ) -> Subscription:
-        """Events from now on: of these names, all if None; of one session (which need not exist yet) or one namespace
-        only. The stream ends when the daemon has put its last session to sleep. Raises UnknownEvent, InvalidUri,
-        TooManySubscribers."""
+        """Events from now on, of these names (None: all), and of one session (which need not exist yet) or one
+        namespace only. The stream ends when the daemon has put its last session to sleep. Raises UnknownEvent,
+        InvalidUri, TooManySubscribers."""
         self.require_open()
         uri = None if session is None else parse_reference(session)
         return self.bus.subscribe(Wanted(None if names is None else frozenset(names), uri, namespace))

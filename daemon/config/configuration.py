@@ -1,5 +1,4 @@
-"""The configuration file of a daemon: how it is read, and what is said of one that is wrong. TOML, with the keys of
-`daemon/options`; whatever is not known is refused.
+"""The configuration file of a daemon: TOML, with the keys of `daemon/options`. Unknown keys are refused.
 
 memory_budget = "12GiB"
 idle_sleep = "15min"
@@ -32,14 +31,14 @@ _OF_FILE: Final = {key: each for key, each in SERVE_OPTIONS.items() if each.opti
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
-    """What a file says: options by their keys, as far as they stand in it, and models by their names."""
+    """The content of a file: the options in it by their keys, and models by their names."""
 
     options: Mapping[str, Any] = field(default_factory=dict)
     models: Mapping[str, ModelOptions] = field(default_factory=dict)
 
 
 class _Wrong(ValueError):
-    """What is wrong at a key, a sentence without its full stop."""
+    """The fault at a key, as a sentence without its full stop."""
 
     def __init__(self, key: str, problem: str) -> None:
         super().__init__(problem)
@@ -47,11 +46,9 @@ class _Wrong(ValueError):
 
 
 def read_configuration(path: Path) -> Configuration:
-    """Read a configuration; folders in it are meant from where the file lies.
+    """Read a configuration; folders in it are relative to the file.
 
-    Raises:
-        InvalidConfiguration: it is not there, too long, not TOML, or says what is not known. The field is named.
-    """
+    Raises InvalidConfiguration: it is missing, too long, not TOML, or has an unknown key or value. Names the field."""
     try:
         with path.open("rb") as file:
             raw = file.read(MAX_CONFIG_BYTES + 1)
@@ -97,7 +94,7 @@ def _table(place: str, found: object) -> dict[str, Any]:
 def _values(
     prefix: str, table: Mapping[str, Any], known: Mapping[str, Declared], tables: tuple[str, ...] = ()
 ) -> dict[str, Any]:
-    """What the keys of a table say. tables: what else may stand there."""
+    """The values of a table. tables: the names of tables that may stand in it."""
     values = {}
     for key, written in table.items():
         if key not in known:
@@ -110,7 +107,7 @@ def _values(
 
 
 def _unknown(key: str, known: list[str]) -> str:
-    """The closest one, and all that there are."""
+    """The message for an unknown key: where it belongs, or the closest key and all keys."""
     if key in _OF_FILE:
         return "it is for the whole daemon: it belongs at the top of the file, above the first table"
     if key in MODEL_OPTIONS and key not in known:

@@ -1,7 +1,7 @@
-"""A running daemon takes over what its configuration file says, all of it or nothing.
+"""A running daemon takes over its configuration file, all of it or nothing.
 
-The file is read anew when somebody asks, as SIGHUP does. One that is wrong changes nothing, and is told until a right
-one comes. What a running daemon cannot change is told, too, and waits for the next start.
+The file is read again on request (SIGHUP). A faulty file changes nothing, and its fault is reported until a sound one
+comes. Options that a running daemon cannot change are reported too, and wait for the next start.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ from .settings import Settings
 _LOG = logging.getLogger(__name__)
 
 AT_NEXT_START: Final = tuple(name for name, each in SERVE_OPTIONS.items() if each.option.changes == "at the next start")
-"""The options of a file that a running daemon does not change; all others hold at once."""
+"""The options that a running daemon does not change; all others hold at once."""
 
 
 @dataclass(frozen=True, slots=True)
 class ConfigFile:
-    """Where the configuration lies, and how it is read, with what the command line says over it. Its reader may
-    raise a TorporError."""
+    """The path of the configuration, and its reader, which puts the command line over it and may raise a
+    TorporError."""
 
     path: Path
     read: Callable[[], Settings]
 
 
 class Configuring:
-    """Keeps a daemon to its file until it is closed. settings: those that it was started with."""
+    """Applies the file to a daemon until it is closed. settings: those of the start."""
 
     def __init__(
         self, file: ConfigFile, settings: Settings, shelf: Shelf, residency: Residency, requests: Queue, bus: Bus
@@ -60,30 +60,30 @@ class Configuring:
         self._loads: set[asyncio.Task[None]] = set()
 
     def info(self) -> ConfigInfo:
-        """What the daemon has of the file."""
+        """The state of the configuration."""
         said = self._settings.options
         waits = [name for name in AT_NEXT_START if getattr(said, name) != getattr(self._begun_with, name)]
         if self._budget is not None and said.memory_budget is None:
-            waits.append("memory_budget")  # the share of what is available was never taken, and would be another by now
+            waits.append("memory_budget")  # the default is a share of the memory at the start
         return ConfigInfo(
             str(self._file.path), self._reloads, self._problem, tuple(sorted(waits)), tuple(self._shelf.to_go())
         )
 
     @property
     def options(self) -> ServeOptions:
-        """Those that hold now: of the file, and of the start where they take a start to change."""
+        """The options that hold now: those of the file, and of the start where only a start changes them."""
         begun_with = {name: getattr(self._begun_with, name) for name in AT_NEXT_START}
         return replace(self._settings.options, **begun_with)
 
     async def close(self) -> None:
-        """Begin no more loads, and wait for the end of those that have begun."""
+        """Cancel running loads, and wait for their end."""
         for load in self._loads:
             load.cancel()
         if self._loads:
             await asyncio.wait(self._loads)
 
     async def reload(self) -> None:
-        """Read the file and take over what it says, or tell what is wrong with it."""
+        """Read the file and apply it, or report its fault."""
         async with self._turn:
             try:
                 settings = await asyncio.to_thread(self._file.read)
@@ -92,7 +92,7 @@ class Configuring:
                     self._needed_bytes(settings), settings.options.memory_budget or self._residency.memory.budget
                 )
                 await self._apply(settings)
-            except Exception as error:  # noqa: BLE001 - the daemon goes on with what it has
+            except Exception as error:  # noqa: BLE001 - the daemon goes on with its settings
                 expected = isinstance(error, TorporError)
                 _LOG.warning("The configuration stays what it was: %s", error, exc_info=not expected)
                 self._problem = f"{code_of(error)}: {error}"
@@ -114,14 +114,13 @@ class Configuring:
                 look_at(name, choice.source, choice.adapter)
 
     def _needed_bytes(self, settings: Settings) -> int:
-        """What all pinned models take together, or the largest of the others, as far as they are loaded."""
+        """The bytes of all loaded pinned models together, or of the largest loaded model if that is more."""
         loaded = {model.name: model.weights_bytes for model in self._shelf.loaded() if model.name in settings.models}
         pinned = sum(taken for name, taken in loaded.items() if settings.models[name].pinned)
         return max(pinned, *loaded.values(), 0)
 
     async def _apply(self, settings: Settings) -> None:
-        """From now on all that the settings say holds, whatever is in memory still: no sleep is waited for, as one may
-        fail."""
+        """Apply the settings at once. Waits for no sleep, as one may fail."""
         before, self._settings, self._problem = self._settings, settings, None
         self._shelf.take_over(settings.models)
         options = settings.options
@@ -141,7 +140,7 @@ class Configuring:
         async def load() -> None:
             try:
                 await self._residency.weights.load(name)
-            except TorporError as error:  # its place tells of it
+            except TorporError as error:  # `status` reports it
                 _LOG.warning("Model %r of the configuration is not loaded: %s", name, error.message)
 
         task = asyncio.ensure_future(load())

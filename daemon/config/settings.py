@@ -1,4 +1,4 @@
-"""What a daemon serves and how: what its configuration file says, and over it what its command line does."""
+"""The settings of a daemon: those of its configuration file, and over them those of its command line."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from .configuration import Configuration, read_configuration
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """How each model is served, by its name, and the options of the whole daemon."""
+    """How each model is served, by name, and the options of the whole daemon."""
 
     models: Mapping[str, ModelChoice]
     options: ServeOptions = field(default_factory=ServeOptions)
 
 
 def settings_of(given: Mapping[str, Any]) -> Settings:
-    """Read the file, if there is one. given: what the command line says, by the names of its options; of models by
-    their names, with an empty name for the only one.
+    """Read the file, if there is one. given: the command line, by the names of its options; options of models by the
+    models' names, with an empty name for the only one.
 
     Raises:
         InvalidConfiguration: the file is wrong, or options do not go together.
@@ -52,7 +52,7 @@ def settings_of(given: Mapping[str, Any]) -> Settings:
 
 
 def _models_of(given: Mapping[str, Any], file: Configuration) -> dict[str, ModelOptions]:
-    """The models of the command line stand in the place of those of the file; what it says of one outdoes its table."""
+    """The models of the command line replace those of the file; its options of a model win over the model's table."""
     named = {name: ModelOptions(path=path) for name, path in given.get("model", {}).items()} or dict(file.models)
     models = named or {DEMO_MODEL_NAME: ModelOptions(path=str(DEMO_MODEL_FOLDER))}
     over: dict[str, dict[str, Any]] = {name: {} for name in models}
@@ -64,7 +64,7 @@ def _models_of(given: Mapping[str, Any], file: Configuration) -> dict[str, Model
 
 
 def _with(name: str, model: ModelOptions, over: dict[str, Any], given: Mapping[str, Any]) -> ModelOptions:
-    """A model with what the command line says of it: an adapter brings its own fuse, and bits their own group."""
+    """A model with its options of the command line: an adapter brings its own fuse, and bits their own group."""
     if "adapter" in over:
         over["fuse"] = given.get("fuse", False)
     if "kv_bits" in over:
@@ -78,7 +78,7 @@ def _with(name: str, model: ModelOptions, over: dict[str, Any], given: Mapping[s
 
 
 def _require_served(flag: str | None, name: str, value: object, models: Mapping[str, ModelOptions]) -> str:
-    """The model that is meant; without a name the only one."""
+    """The name of a served model; an empty name means the only one."""
     told = ", ".join(map(repr, models))
     if not name and len(models) == 1:
         return next(iter(models))

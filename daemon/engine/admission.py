@@ -47,11 +47,11 @@ class Request:
         self.waits = True
 
     def stands_back(self, more_s: float = 0.0) -> bool:
-        """Whether normal requests go before it. more_s: seconds that it has stood back beyond the counted ones."""
+        """Whether normal requests go before it. more_s: seconds beyond the counted ones."""
         return self._is_background and self.stood_back_s + more_s < MOST_STOOD_BACK_S
 
     def lift(self) -> None:
-        """Let it count as normal until it ends: somebody who does waits for it."""
+        """Count it as normal until it ends: a normal request waits for it."""
         self._is_background = False
 
 
@@ -59,13 +59,13 @@ _request: contextvars.ContextVar[Request | None] = contextvars.ContextVar("admit
 
 
 def current() -> Request:
-    """The request that this runs for; a new one for the daemon's own work."""
+    """The current request; a new one for the daemon's own work."""
     return _request.get() or Request()
 
 
 @contextmanager
 def standing_back() -> Iterator[None]:
-    """Around work of the daemon's own that no request waits for: it goes as a background request does."""
+    """Run the daemon's own work, which no request waits for, as a background request."""
     token = _request.set(Request("background"))
     try:
         yield
@@ -74,15 +74,14 @@ def standing_back() -> Iterator[None]:
 
 
 def apart(work: Coroutine[Any, Any, Result]) -> asyncio.Task[Result]:
-    """Work on behalf of no request, begun now: others wait for it, however little of a hurry the request has that made
-    it necessary."""
+    """Begin work on behalf of no request: others wait for it, even if a background request has caused it."""
     context = contextvars.copy_context()
     context.run(_request.set, None)
     return asyncio.get_running_loop().create_task(work, context=context)
 
 
 class Queue:
-    """The requests under way that want the engine or memory. limit: how many of them may wait."""
+    """The running requests for the engine or memory. limit: how many of them may wait."""
 
     def __init__(self, limit: int = ServeOptions.max_waiting) -> None:
         self.limit = limit
@@ -95,7 +94,7 @@ class Queue:
 
     @contextmanager
     def admitted(self, priority: Priority) -> Iterator[None]:
-        """Around a request. Raises EngineBusy: too many wait; nothing has happened."""
+        """Count a request while it runs. Raises EngineBusy: too many wait; nothing has happened."""
         waiting = self.info().waiting
         limit = self.limit if priority == "normal" else max(1, self.limit // 2)
         if waiting >= limit:

@@ -1,7 +1,7 @@
-"""Threads that compute with MLX beside the engine, for work that takes seconds. Who calls waits on the event loop.
+"""Threads that compute with MLX beside the engine, for work that takes seconds. Callers wait on the event loop.
 
-MLX gives each thread that computes a stream, with a thread of the system's own behind it, which stays until the process
-ends. So a thread that has done its work waits for more: there are never more of them than there was work at once.
+MLX gives each computing thread a stream, with a system thread that stays until the process ends. So a thread waits for
+more work: there are never more threads than there was work at once.
 """
 
 from __future__ import annotations

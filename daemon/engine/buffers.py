@@ -3,8 +3,8 @@
 MLX keeps the memory of freed arrays for reuse; other programs cannot use it. So this cache is bounded, and the memory
 of sessions that sleep to make room is given back.
 
-Only the engine thread may do either: MLX then waits for its streams and lets no other thread run Python, and the stream
-of a wake may wait for Python.
+Only the engine thread may do either: meanwhile MLX waits for its streams and lets no other thread run Python, and the
+stream of a wake may wait for Python.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import mlx.core as mx
 from .engine import Engine
 
 CACHED_SHARE: Final = 16
-"""Freed buffers are kept up to this part, one sixteenth, of the budget without the models. They take memory beyond the
-counted bytes, because they belong to no session."""
+"""Freed buffers take at most one sixteenth of the budget without the models. They belong to no session, so they come on
+top of the counted bytes."""
 
 
 class Buffers:
@@ -28,13 +28,13 @@ class Buffers:
         self._before: int | None = None
 
     async def bound(self, for_sessions: int) -> None:
-        """Let MLX keep no more than its share, nor more than it would have kept by itself, until `close`.
+        """Limit MLX's cache to its share, or to MLX's own limit if that is less, until `close`.
 
         for_sessions: the budget without the models, in bytes.
         """
 
         def limit() -> int:
-            before = int(mx.set_cache_limit(0))  # MLX tells it to those who change it alone
+            before = int(mx.set_cache_limit(0))  # MLX tells the old limit only at a change
             before = before if self._before is None else self._before
             mx.set_cache_limit(min(before, for_sessions // CACHED_SHARE))
             return before
@@ -42,7 +42,7 @@ class Buffers:
         self._before = await self._engine.call(limit)
 
     async def hand_back(self) -> None:
-        """Give all of it back to the system."""
+        """Give the whole cache back to the system."""
         await self._engine.call(mx.clear_cache)
 
     async def close(self) -> None:

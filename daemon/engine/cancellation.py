@@ -32,25 +32,25 @@ class LeftMidway(asyncio.CancelledError):
 
 
 def require_wanted() -> None:
-    """Raise the cancellation that came when a step of this task was done already, before it begins another."""
+    """Raise a cancellation that came after a step was done, before the task begins another."""
     task = asyncio.current_task()
     if task is not None and task.cancelling():
         raise asyncio.CancelledError
 
 
 async def settled(future: asyncio.Future[Any]) -> None:
-    """Wait until the future is done, however often the waiting task is cancelled meanwhile; its error is dropped."""
+    """Wait until the future is done, even if the waiting task is cancelled; its error is dropped."""
     while not future.done():
         try:
             await asyncio.wait([future])
         except asyncio.CancelledError:
             continue
     if not future.cancelled():
-        future.exception()  # seen, so that asyncio does not report it as never retrieved
+        future.exception()  # taken, so that asyncio does not log it
 
 
 async def to_the_end(work: Awaitable[Result]) -> Result:
-    """The result of work that runs to its end even when the caller is cancelled, which is then told afterwards.
+    """The result of work that runs to its end even if the caller is cancelled; the cancellation is raised afterwards.
 
     Several callers may wait for one task. Steps that may be cancelled (waiting for a turn) do not belong in the work.
     """

@@ -45,11 +45,12 @@ _ROUNDS_TO_COPY: Final = 2
 """Copying a row takes about the time of decoding it this many times, with some thousands of tokens."""
 
 _MOST_FAILURES: Final = 3
-"""Batches of a model that may fail where each of their sessions alone does not, before it decodes in none any more."""
+"""Batches of a model that may fail, without a failing session in them, before the model decodes in no batch any
+more."""
 
 MOST_PADDING: Final = 0.25
-"""The padding that may make the rows of a batch equally long, as a part of their content, and the part of the rows that
-may be empty. A session much shorter or longer than a batch decodes in another one, or alone."""
+"""The most padding of a batch, as a part of its content, and the most empty rows, as a part of all rows. A session much
+shorter or longer than a batch decodes in another one, or alone."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -85,7 +86,7 @@ def logits_after(model: LoadedModel, state: LiveState, tokens: Sequence[int]) ->
 
 
 def raise_as_failure(error: BaseException, position: int) -> None:
-    """Give an error of a model a name and a code; let our own errors and a closing of the steps pass."""
+    """Turn an error of a model into GenerationFailed; our own errors and a closing of the steps pass."""
     if isinstance(error, Exception) and not isinstance(error, TorporError):
         raise GenerationFailed(
             f"The model failed after token {position}: {type(error).__name__}: {error}. The session is as it was.",
@@ -94,8 +95,8 @@ def raise_as_failure(error: BaseException, position: int) -> None:
 
 
 def decode_alone(asked: Decode) -> mx.array:
-    """The logits after the token, read in a call of its own. Raises GenerationFailed: the model failed; the state is as
-    it was."""
+    """The logits after the token, in a call of its own. Raises GenerationFailed: the model failed; the state is as it
+    was."""
     state = asked.state
     put_back = state.kept(one_token=True)
     try:
@@ -111,11 +112,11 @@ def decode_alone(asked: Decode) -> mx.array:
 
 @dataclass(slots=True, eq=False)
 class _Batch:
-    """States that decode together, one a row; None in the place of one that has left, whose row computes on for nothing
-    until another state takes it, or until that has cost as much as to copy all others.
+    """States that decode together, one in each row. A state that leaves makes its row None: it computes for nothing
+    until another state takes it, or until that has cost as much as a copy of all others.
 
-    like: empty caches of the model. tell: publishes an event, from the engine thread. rooms: what `batches.rooms_of`
-    says of each state, by its id. width: tokens of the longest row. idle_rows: rows that were computed for nothing.
+    like: empty caches of the model. tell: publishes an event, from the engine thread. rooms: `batches.rooms_of` of each
+    state, by its id. width: tokens of the longest row. idle_rows: rows that were computed for nothing.
     """
 
     model: LoadedModel
@@ -129,19 +130,19 @@ class _Batch:
 
     @property
     def states(self) -> list[LiveState]:
-        """Those that are in it now."""
+        """The states in it now."""
         return [state for state in self.rows if state is not None]
 
     def has_room(self, more: Sequence[LiveState], most_rows: int, *, without: LiveState | None = None) -> bool:
-        """Whether so many rows, of these lengths, are not too many, and waste no more than they may. without: as if
-        that one had left."""
+        """Whether the batch stays within its rows and its padding with these states. without: as if that one had
+        left."""
         lengths = [len(state.tokens) for state in (*self.states, *more) if state is not without]
         widest = max(self.width, *lengths)
         return len(lengths) <= most_rows and widest * len(lengths) <= (1 + MOST_PADDING) * sum(lengths)
 
     def join(self, states: Sequence[LiveState]) -> None:
-        """Take over the caches of states: in rows that are free, and the others behind all rows. Raises what MLX raises
-        where there is no memory. Those that are not in it have their caches, or are lost."""
+        """Take over the caches of states, in free rows or new ones. Raises MLX's error if there is no memory; states
+        that are not in it then have their caches, or are lost."""
         self.rooms |= {id(state): batches.rooms_of(state.caches) for state in states}
         rest = [state for state in states if not self._placed(state)]
         if rest:
@@ -154,8 +155,8 @@ class _Batch:
         self.width = max(self.width, *(len(state.tokens) for state in states))
 
     def leave(self, states: Sequence[LiveState]) -> None:
-        """Give states their caches back; to whom there is no memory to do so is lost. A batch that all leave lets go of
-        its layers one by one."""
+        """Give states their caches back; a state without memory for that is lost. If all leave, the layers are freed
+        one by one."""
         gone = {id(state) for state in states}
         leaving = [row for row, state in enumerate(self.rows) if state is not None and id(state) in gone]
         if len(leaving) == len(self.states):
@@ -169,7 +170,7 @@ class _Batch:
             self.close_ranks()
 
     def close_ranks(self) -> None:
-        """Copy the rows that are in use, so that no other is computed."""
+        """Copy the rows in use, so that no other is computed."""
         held = [row for row, state in enumerate(self.rows) if state is not None]
         try:
             batches.retain(self.caches, held)
@@ -182,13 +183,13 @@ class _Batch:
 
     @property
     def wastes(self) -> bool:
-        """Whether the free rows have cost as much by now as to copy the others, or take too much memory."""
+        """Whether the free rows have cost as much as a copy of the others, or take too much memory."""
         too_many = self.rows.count(None) > MOST_PADDING * len(self.rows)
         return too_many or self.idle_rows >= _ROUNDS_TO_COPY * len(self.rows)
 
     def decode(self, asked: Mapping[int, Decode]) -> list[mx.array] | None:
-        """The logits of each state, in their order, after the token that it asks for by its id; None if the call failed
-        for any: then the batch is as it was."""
+        """The logits of each state, in order, after its token. asked: by the state's id. None if the call failed for
+        any state: then the batch is as it was."""
         put_back = None
         held = [row for row, state in enumerate(self.rows) if state is not None]
         try:
@@ -207,7 +208,7 @@ class _Batch:
                 self.idle_rows += len(tokens) - len(held)
                 return found
             self._tell_failed(GenerationFailed.code)
-        except BaseException as error:  # noqa: BLE001 - whichever state it comes of raises it again, alone
+        except BaseException as error:  # noqa: BLE001 - the failing state raises it again, alone
             _LOG.warning("A batch of %d sessions of model %r failed: %s", len(held), self.model.name, error)
             self._tell_failed(code_of(error))
         if put_back is not None:
@@ -248,7 +249,7 @@ class _Batch:
             raise
 
     def _dissolve(self, merged: batches.Batch | None = None, joining: Sequence[LiveState] = ()) -> None:
-        """Give all states their caches back, also those that were about to join, in a batch of their own."""
+        """Give all states their caches back, also those about to join, in a batch of their own."""
         held = [row for row, state in enumerate(self.rows) if state is not None]
         states = [*self.states, *joining]
         rooms = [self.rooms.pop(id(state)) for state in states]
@@ -265,8 +266,8 @@ class _Batch:
     def _give_back(self, state: LiveState, caches: Callable[[], list[Any]]) -> None:
         try:
             state.caches = caches()
-            if state.last_logits is not None:  # a row of what all have in common
-                state.last_logits = _copied(state.last_logits)
+            if state.last_logits is not None:  # a row of a shared array
+                state.last_logits = mx.array(np.array(state.last_logits))
         except BaseException as error:  # noqa: BLE001 - there is no memory to give them back to
             _LOG.error("The state of a session is lost: %s: %s", type(error).__name__, error)
             state.caches, state.is_lost = [], True
@@ -278,13 +279,13 @@ class _Batch:
 
 
 def _given_up(state: LiveState) -> list[Any]:
-    """A state's caches, which it has no more."""
+    """Take a state's caches from it."""
     caches, state.caches = list(state.caches), []
     return caches
 
 
 def _take_back(state: LiveState, caches: list[Any]) -> None:
-    """The caches that were given up, if all of them are there."""
+    """Give a state its caches back; it is lost if one is missing."""
     state.is_lost = any(cache is None for cache in caches)
     state.caches = [] if state.is_lost else caches
 
@@ -302,7 +303,7 @@ _Joining = dict[int, tuple[_Batch, list[LiveState]]]
 
 
 def _to_nobody(event: Event) -> None:
-    """The listener of a decoder without one."""
+    """The default listener."""
 
 
 class Decoder:
@@ -323,7 +324,7 @@ class Decoder:
         by_state = {id(each.state): each for each in everybody}
         try:
             self._settle(asked, along)
-        except BaseException as error:  # noqa: BLE001 - a state without a batch decodes alone, in the memory there is
+        except BaseException as error:  # noqa: BLE001 - a state without a batch decodes alone
             _LOG.warning("Batches could not be settled: %s: %s", type(error).__name__, error)
         found: dict[int, mx.array | BaseException] = {}
         found.update((id(each.state), lost(each.state)) for each in everybody if each.state.is_lost)
@@ -338,11 +339,11 @@ class Decoder:
         for each in asked:
             if id(each.state) not in found:
                 found[id(each.state)] = _tried(each)
-        # An error has this frame, as the one that led to where it was raised: it must not have the error.
+        # An error's traceback refers to this frame, so the frame must not keep the error.
         return [found.pop(id(each.state), None) for each in everybody]
 
     def release(self, states: Sequence[LiveState]) -> None:
-        """Give those of the states that are in a batch their caches back. A batch of one is none."""
+        """Give states that are in a batch their caches back. A batch of one is dissolved."""
         wanted = {id(state) for state in states}
         for batch in list(self._batches):
             leaving = [state for state in batch.states if id(state) in wanted]
@@ -350,17 +351,17 @@ class Decoder:
                 staying = len(batch.states) - len(leaving)
                 try:
                     batch.leave(leaving if staying > 1 else batch.states)
-                except BaseException as error:  # noqa: BLE001 - who could not be given their caches back are lost
+                except BaseException as error:  # noqa: BLE001 - states without their caches are lost
                     _LOG.error("A batch was lost: %s: %s", type(error).__name__, error)
         self._batches = [batch for batch in self._batches if batch.states]
 
     def _batches_with(self, asked: Sequence[Decode]) -> list[_Batch]:
-        """Those that one of them is in."""
+        """The batches with one of these states."""
         wanted = {id(each.state) for each in asked}
         return [batch for batch in self._batches if any(id(state) in wanted for state in batch.states)]
 
     def _settle(self, asked: Sequence[Decode], along: Sequence[Decode]) -> None:
-        """Who decodes with whom: those who did go on so, the others join them or each other."""
+        """Decide which states decode together: batches go on, and the others join them or each other."""
         going_on = {id(each.state) for each in (*asked, *along) if not each.alone}
         self.release([state for batch in self._batches for state in batch.states if id(state) not in going_on])
         for model in {id(each.model): each.model for each in asked}.values():
@@ -370,7 +371,7 @@ class Decoder:
                 batch.close_ranks()
 
     def _waiting(self, model: LoadedModel, asked: Sequence[Decode]) -> list[LiveState]:
-        """Who could be in a batch of the model and is in none, the shortest first."""
+        """The states that could be in a batch of the model and are in none, the shortest first."""
         if self._most_rows < 2:
             return []
         batched = {id(state) for batch in self._batches for state in batch.states}
@@ -397,7 +398,7 @@ class Decoder:
         for batch in unread:
             if not joining[id(batch)][1]:
                 del joining[id(batch)]
-                self.release(batch.states)  # so that they can go where somebody is read
+                self.release(batch.states)  # so that they can join a batch that decodes
         for state in beside:
             if (place := self._place_in(joining, state)) is not None:
                 place.append(state)
@@ -412,11 +413,11 @@ class Decoder:
         return self._place_given_up(joining, state, yielding) if place is None else place
 
     def _place_in(self, joining: _Joining, state: LiveState) -> list[LiveState] | None:
-        """Those that are about to join a batch that has room for the state, too."""
+        """The joining states of a batch that has room for this state, too."""
         return next((more for batch, more in joining.values() if batch.has_room([*more, state], self._most_rows)), None)
 
     def _place_given_up(self, joining: _Joining, state: LiveState, yielding: Collection[int]) -> list[LiveState] | None:
-        """As `_place_in`, once one of those has left that are only read along."""
+        """As `_place_in`, after a state that is only decoded along has left."""
         for batch, more in joining.values():
             for other in batch.states:
                 if id(other) in yielding and batch.has_room([*more, state], self._most_rows, without=other):
@@ -425,7 +426,7 @@ class Decoder:
         return None
 
     def _is_fit(self, model: LoadedModel) -> bool:
-        """Whether the model computes the same in a batch as alone; tested once."""
+        """Whether the model computes the same in a batch as alone; tested once for each model."""
         digest = model.identity.digest
         if digest not in self._fit:
             self._fit[digest] = is_fit_for_batches(model)
@@ -436,7 +437,7 @@ class Decoder:
     def _take_apart(
         self, batch: _Batch, by_state: dict[int, Decode], found: dict[int, mx.array | BaseException]
     ) -> None:
-        """Decode each state of a batch that failed alone; where none fails, it is the batch that does not work."""
+        """Decode each state of a failed batch alone; if none fails, the batch is at fault."""
         states = list(batch.states)
         self.release(states)
         for state in states:
@@ -448,33 +449,28 @@ class Decoder:
 
 
 def is_fit_for_batches(model: LoadedModel) -> bool:
-    """Whether two sessions of different lengths, decoded as rows of one batch and taken out of it, go on as they do
-    alone, but for the last bits."""
+    """Whether two sessions of different lengths give the same logits in a batch, and after it, as alone, but for the
+    last bits."""
     most = model.layout.vocabulary - 1
     prompts, steps = [[min(token, most) for token in each] for each in ([1, 2, 3], [4])], ([0, 1], [1, 0])
     tolerance = min(TOLERANCE.get(name, 0.0) for name in model.compute_dtype.split("+"))
     try:
-        alone = [_decoded_alone(model, prompt, step) for prompt, step in zip(prompts, steps, strict=True)]
+        alone = [_decoded(model, _read(model, prompt), step) for prompt, step in zip(prompts, steps, strict=True)]
         together = _decoded_together(model, prompts, steps)
         return all(
             _difference(one, other) <= tolerance
             for mine, its in zip(alone, together, strict=True)
             for one, other in zip(mine, its, strict=True)
         )
-    except Exception as error:  # noqa: BLE001 - models are code of many authors, and may raise anything in a batch
+    except Exception as error:  # noqa: BLE001 - models are code of many authors, and may raise any error
         _LOG.warning("Model %r cannot decode a batch: %s: %s", model.name, type(error).__name__, error)
         return False
-
-
-def _decoded_alone(model: LoadedModel, prompt: Sequence[int], steps: Sequence[int]) -> list[mx.array]:
-    """The logits after each step."""
-    return _decoded(model, _read(model, prompt), steps)
 
 
 def _decoded_together(
     model: LoadedModel, prompts: Sequence[Sequence[int]], steps: Sequence[Sequence[int]]
 ) -> list[list[mx.array]]:
-    """As alone, but the first token of each is decoded in one batch, and the others after it has been taken apart."""
+    """As `_decoded` for each, but with the first tokens in one batch."""
     rows = [_read(model, prompt) for prompt in prompts]
     if not all(batches.can_batch(caches) for caches in rows):
         raise ValueError("its caches cannot be batched")
@@ -485,6 +481,7 @@ def _decoded_together(
 
 
 def _decoded(model: LoadedModel, caches: list[Any], steps: Sequence[int]) -> list[mx.array]:
+    """The logits after each step."""
     found = []
     for token in steps:
         found.append(model.run([token], caches)[0, -1])
@@ -510,9 +507,5 @@ def _difference(one: mx.array, other: mx.array) -> float:
 def _tried(asked: Decode) -> mx.array | BaseException:
     try:
         return decode_alone(asked)
-    except BaseException as error:  # noqa: BLE001 - it belongs to the session that asked, also a model's SystemExit
+    except BaseException as error:  # noqa: BLE001 - it belongs to the asking session, even a SystemExit
         return error
-
-
-def _copied(logits: mx.array) -> mx.array:
-    return mx.array(np.array(logits))

@@ -51,8 +51,7 @@ MOST_PIECES_TO_TOKENS: Final = 3.0
 """The most seconds that pieces get for each second of tokens, however many jobs wait."""
 
 _MOST_LEAD_S: Final = 10.0
-"""The lead of pieces is limited: after a piece of an hour, as where the process was stopped in it, other pieces do not
-wait for an hour."""
+"""The most lead of pieces: after a piece of an hour, in a stopped process, other pieces do not wait for an hour."""
 
 _MOST_OWED_S: Final = 0.05
 """The most time owed to pieces after a round of tokens. The longest gap of a stream is this and the last piece begun in
@@ -100,7 +99,7 @@ class _Job:
     def advance(self) -> None:
         """Do one piece with the outcome of the awaited token; go on to the end after the last token."""
         try:
-            if self.cancelled and self.outcome is None:  # a token that has been read is committed before
+            if self.cancelled and self.outcome is None:  # a token that was read is committed first
                 self.steps.close()
                 self.settlement = None, None
             elif isinstance(self.outcome, BaseException):
@@ -168,7 +167,7 @@ class Engine:
         self._thread.start()
 
     async def run(self, steps: AnySteps[Result], *, writes: bool = False) -> Result:
-        """The result of the steps, which run on the engine thread, taking turns with those of others.
+        """Run steps on the engine thread, in turns with others, and give their result.
 
         writes: the steps ask for a token at once, so they join the next round of tokens, before waiting pieces.
 

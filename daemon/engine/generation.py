@@ -3,8 +3,8 @@
 Rules:
 - The ledger and the caches always have one length between two steps. A token enters the ledger when its KV is in
   every layer's cache and its logits are evaluated, not before (QC9).
-- `read` is all or nothing; `write` commits token by token. Whatever raises, or closes the steps, leaves the state
-  at its last committed token.
+- `read` is all or nothing; `write` commits token by token. An error or a closing of the steps leaves the state at its
+  last committed token.
 - The logits of the last position are kept: the next token can be drawn at any time, after a wake too, with no
   model call before it.
 """
@@ -49,13 +49,13 @@ OnToken = Callable[[int | None, str], None]
 
 
 def require_room(model: LoadedModel, state: LiveState, wanted_tokens: int) -> None:
-    """Refuse before anything is computed (QC1, QX15). Raises ContextOverflow: with both sizes; the session is as it
-    was."""
+    """Refuse tokens that do not fit the context, before anything is computed (QC1, QX15). Raises ContextOverflow: with
+    both sizes; the session is as it was."""
     require_room_behind(model, len(state.tokens), wanted_tokens)
 
 
 def require_room_behind(model: LoadedModel, held: int, wanted_tokens: int) -> None:
-    """As `require_room`, behind so many tokens."""
+    """As `require_room`, behind `held` tokens."""
     if held + wanted_tokens > model.context_tokens:
         left = max(0, model.context_tokens - held)
         fitting = f"At most {format_count(left)} more fit" if left else "No more fit"
@@ -72,13 +72,13 @@ def require_room_behind(model: LoadedModel, held: int, wanted_tokens: int) -> No
 
 
 def count_to_write(model: LoadedModel, held: int, asked: int | None) -> int:
-    """How many tokens are written at most behind so many: those that are asked for, else some, as far as they fit."""
+    """The most tokens to write behind `held`: as asked, else the default as far as it fits."""
     return max(1, min(DEFAULT_MAX_TOKENS, model.context_tokens - held)) if asked is None else asked
 
 
 def require_valid(model: LoadedModel, tokens: Sequence[int]) -> Pieces[None]:
-    """Refuse token ids that the model has no row for (threat 10), and reading nothing at all. In pieces, for there may
-    be a million. Raises InvalidTokens: naming the first such id."""
+    """Refuse token ids outside the vocabulary (threat 10), and an empty list. In pieces, as there may be a million.
+    Raises InvalidTokens: with the first such id."""
     if not tokens:
         raise InvalidTokens("There is nothing to read: the text has no tokens.")
     for start in range(0, len(tokens), _CHECKED_AT_ONCE):
@@ -95,9 +95,8 @@ def require_valid(model: LoadedModel, tokens: Sequence[int]) -> Pieces[None]:
 
 
 def read(model: LoadedModel, state: LiveState, tokens: Sequence[int], on_tokens: OnTokens) -> Steps[None]:
-    """Read tokens to the end of the ledger: all of them, or none when it fails or is given up.
-
-    on_tokens: told how many of how many have been read.
+    """Read tokens to the end of the ledger: all of them, or none if it fails or is given up. on_tokens: called with the
+    tokens read, and all.
 
     Raises GenerationFailed: the model failed."""
     yield from require_valid(model, tokens)
@@ -128,7 +127,7 @@ def read(model: LoadedModel, state: LiveState, tokens: Sequence[int], on_tokens:
 
 
 def reading(model: LoadedModel, state: LiveState, count: int) -> Iterator[tuple[int, bool]]:
-    """The model calls that read so many tokens behind a state: the size of each, and whether its logits are needed.
+    """The model calls that read `count` tokens behind a state: the size of each, and whether its logits are needed.
 
     The last token is read alone: only its logits are needed, and the others' are never computed. So is the last one
     before each checkpoint.
@@ -146,7 +145,7 @@ def reading(model: LoadedModel, state: LiveState, count: int) -> Iterator[tuple[
 
 
 def _take_checkpoint(model: LoadedModel, state: LiveState, position: int, last: int, logits: mx.array) -> None:
-    """Keep the whole state as it is now, behind the token `last`, if it is time to and the model's caches need it."""
+    """Keep the whole state behind the token `last`, if a checkpoint is due and the model's caches need it."""
     if not model.layout.by_token and state.checkpoints.is_due(position):
         probe = canary.take(model, state, last)
         state.checkpoints.add(checkpoint_of(state.caches, position, logits, state.random_key, state.passes, probe))
@@ -154,9 +153,9 @@ def _take_checkpoint(model: LoadedModel, state: LiveState, position: int, last: 
 
 @dataclass(slots=True)
 class Written:
-    """The output of a generation so far; correct at every moment, also when it is cancelled.
+    """The output of a generation so far; correct at every moment, even when cancelled.
 
-    proofs: per token the BLAKE3-256 of the float32 logits it was drawn from, when asked for. ended: all is written.
+    proofs: for each token the BLAKE3-256 of the float32 logits before it, if asked for. ended: all is written.
     """
 
     text: str = ""
@@ -168,9 +167,9 @@ class Written:
 
 @dataclass(frozen=True, slots=True)
 class WriteOrder:
-    """The order of a generation. keep_end: whether the end token goes into the ledger, as in a chat, whose template
-    closes each turn with it. alone: never in one model call with other sessions. seeded: whether it draws by its own
-    random numbers, and leaves the session's as they are."""
+    """The order of a generation. keep_end: whether the end token goes into the ledger, as in a chat. alone: never in
+    one model call with other sessions. seeded: whether it draws by its own random numbers, and leaves the session's as
+    they are."""
 
     max_tokens: int
     sampling: Sampling
@@ -224,8 +223,8 @@ def logits_digest(logits: mx.array) -> str:
 def find_logits(model: LoadedModel, state: LiveState) -> None:
     """Read the last token once more, for the logits of a state restored without them; computes one token.
 
-    The caches keep the token's old rows, bit for bit: a token read alone may differ from one read in a chunk, and the
-    snapshot's blocks are still referred to.
+    The caches keep the token's old rows, bit for bit: a token read alone may differ from one read in a chunk, and later
+    sleeps refer to the snapshot's blocks.
 
     Raises GenerationFailed: the model failed; the state is not to be used."""
     held, passes = len(state.tokens), state.passes.copy()
@@ -241,7 +240,7 @@ def find_logits(model: LoadedModel, state: LiveState) -> None:
 
 
 def _draw_and_commit(model: LoadedModel, state: LiveState, order: WriteOrder) -> WritingSteps[tuple[str, int]]:
-    """Draw one token, and commit it unless it is an end token that is not to be kept."""
+    """Draw one token, and commit it unless it is an end token that is not kept."""
     assert state.last_logits is not None
     held = len(state.tokens)
     proof = logits_digest(state.last_logits) if order.prove else ""
@@ -268,9 +267,8 @@ def _draw_and_commit(model: LoadedModel, state: LiveState, order: WriteOrder) ->
 
 
 def replay(model: LoadedModel, state: LiveState, tokens: Sequence[int], passes: Sequence[int]) -> Steps[None]:
-    """Read tokens again that a session had read before, in model calls of the same sizes, so that the same bits result.
-
-    passes: the sizes, which add up to the tokens. Of the last call the last token is read alone, as `read` reads it.
+    """Read a session's tokens again, in model calls of the same sizes, so that the same bits result. passes: the sizes;
+    they add up to the tokens. The last token is read alone, as in `read`.
 
     Raises GenerationFailed: the model failed; the state is not to be used."""
     done, last = 0, passes[-1]

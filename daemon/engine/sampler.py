@@ -1,8 +1,6 @@
-"""Draws the next token from logits with a random key of the session's own.
-
-The filters are mlx-lm's. The draw is not: mlx-lm's samplers take their randomness from the global `mx.random`
-state, which every session of a process shares, and a seeded session must give the same tokens whatever runs
-beside it and however often it has slept.
+"""Draws the next token from logits with the session's own random key. The filters are mlx-lm's. The draw is not:
+mlx-lm's samplers use the global `mx.random` state, which all sessions share. A seeded session must give the same tokens
+beside any others, and after any number of sleeps.
 """
 
 from __future__ import annotations
@@ -17,7 +15,7 @@ from mlx_lm.sample_utils import apply_min_p, apply_top_k, apply_top_p, make_logi
 
 from ..api.sampling import Sampling
 
-# How many of the last tokens the repetition penalty looks at.
+# The last tokens that the repetition penalty looks at.
 PENALTY_WINDOW_TOKENS = 64
 
 Filter = Callable[[mx.array], mx.array]
@@ -25,21 +23,21 @@ Filter = Callable[[mx.array], mx.array]
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """A drawn token, and the key that the draw after it takes."""
+    """A drawn token, and the key for the next draw."""
 
     token: int
     next_key: mx.array
 
 
 def initial_key(sampling: Sampling) -> mx.array:
-    """The random key, uint32 `[2]`, that a session starts from."""
+    """The first random key of a session, uint32 `[2]`."""
     key: mx.array = mx.random.key(sampling.seed)
     mx.eval(key)
     return key
 
 
 def draw(sampling: Sampling, logits: mx.array, ledger: array[int], key: mx.array) -> Draw:
-    """Draw from float32 logits `[vocabulary]` without NaN or positive infinity, which stay as they are (QX9)."""
+    """Draw from float32 logits `[vocabulary]` without NaN or positive infinity; the logits do not change (QX9)."""
     adjusted = _penalised(sampling, logits, ledger)
     if sampling.temperature == 0:
         choice, next_key = mx.argmax(adjusted), key
@@ -61,7 +59,7 @@ def _penalised(sampling: Sampling, logits: mx.array, ledger: array[int]) -> mx.a
     (penalise,) = make_logits_processors(
         repetition_penalty=sampling.repetition_penalty, repetition_context_size=PENALTY_WINDOW_TOKENS
     )
-    # mlx-lm's processor assigns into the array that it is given, so it gets one of its own.
+    # mlx-lm's processor writes into its input, so it gets a copy.
     penalised: mx.array = penalise(recent, mx.array(logits)[None])
     return penalised[0]
 

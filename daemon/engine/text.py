@@ -26,15 +26,15 @@ class Decodes(Protocol):
 class TextStream:
     """The text that each committed token adds.
 
-    Decodes with the tokens before it as context, so that a leading space or a character made of several tokens
-    comes out as it would when all is decoded at once. Replacement characters at the end are held back, because the
-    next token may complete the character; longer runs of them are the text itself.
+    Decodes with the tokens before it as context, so that a leading space or a character of several tokens comes out
+    right. Replacement characters at the end are held back, because the next token may complete the character; longer
+    runs of them are the text itself.
     """
 
     def __init__(self, tokenizer: Decodes, context: Sequence[int]) -> None:
         self._tokenizer = tokenizer
         self._window = list(context[-CONTEXT_TOKENS:])
-        for _ in range(MAX_INCOMPLETE):  # a window that begins inside a character could spoil those after it
+        for _ in range(MAX_INCOMPLETE):  # a window must not begin inside a character
             if len(context) > CONTEXT_TOKENS and self._decoded().startswith(_REPLACEMENT):
                 del self._window[0]
         self._shown = self._decoded()
@@ -50,7 +50,7 @@ class TextStream:
         certain = text[: len(text) - incomplete]
         waited = len(self._window) - max(self._boundaries, default=0)
         if not certain.startswith(self._shown) and 0 < waited <= MAX_INCOMPLETE:
-            return ""  # some tokenizers show whole characters as broken, too, until the one after them is complete
+            return ""  # some tokenizers break whole characters, too, until the next one is complete
         piece = self._not_yet_shown(certain)
         if len(self._window) > 2 * CONTEXT_TOKENS:
             self._move_window(max(0, len(text) - len(self._shown)))
@@ -64,14 +64,14 @@ class TextStream:
         return self._tokenizer.decode(self._window, skip_special_tokens=True)
 
     def _not_yet_shown(self, text: str) -> str:
-        """From where the text differs: a half character that was shown as such may have been completed since."""
-        piece = text[len(commonprefix([self._shown, text])) :]  # noqa: RUF071 - it is characters that are meant
+        """The text from its first difference: a half character that was shown may be complete now."""
+        piece = text[len(commonprefix([self._shown, text])) :]  # noqa: RUF071 - compares characters
         if piece:
             self._shown = text
         return piece
 
     def _move_window(self, held_characters: int) -> None:
-        """Let tokens go that are not needed as context any more."""
+        """Drop tokens that are no longer needed as context."""
         latest = len(self._window) - CONTEXT_TOKENS
         start = max((position for position in self._boundaries if position <= latest), default=0)
         if not start and len(self._window) >= 4 * CONTEXT_TOKENS:

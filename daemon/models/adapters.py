@@ -12,14 +12,14 @@ from mlx_lm.utils import load_adapters
 from ...snapshot.adapter_files import AdapterSettings, load_settings, tensor_names
 from ..errors import AdapterMismatch, AdapterUnavailable
 
-# Of mlx-lm's report of what does not fit: its first line says what it is about, the next name tensors.
+# Of mlx-lm's report of a mismatch: the first line tells the fault, the next ones name tensors.
 _REPORT_LINES = 3
 _FACTORS = ("lora_a", "lora_b", "m")
 
 
 @dataclass(frozen=True, slots=True)
 class AdapterChoice:
-    """Which adapter a model is to be served with. fused: added to its weights once, instead of at each step."""
+    """The adapter of a model. fused: added to its weights once, instead of at each step."""
 
     source: str
     fused: bool = False
@@ -46,9 +46,8 @@ def folder_of(choice: AdapterChoice, model: str) -> Path:
 
 
 def attach(network: Any, folder: Path, *, model: str, fused: bool) -> AdapterSettings:
-    """Give a network the adapter in `folder`; its weights are not evaluated. Runs on the engine thread.
-
-    Fused, the weights are those of a checkpoint that `mlx_lm.fuse` makes, in the type that they are stored in.
+    """Give a network the adapter in `folder`, without evaluating its weights. Runs on the engine thread. Fused weights
+    are those that `mlx_lm.fuse` makes, in their stored type.
 
     Raises:
         AdapterFilesMissing: the folder is not complete, or not in mlx-lm's form.
@@ -58,7 +57,7 @@ def attach(network: Any, folder: Path, *, model: str, fused: bool) -> AdapterSet
     names = tensor_names(folder)
     try:
         load_adapters(network, str(folder))
-    except Exception as error:  # mlx-lm raises whatever a foreign configuration or weights lead to
+    except Exception as error:  # mlx-lm raises any error for a foreign configuration or weights
         lines = [line.strip() for line in str(error).splitlines()[:_REPORT_LINES]]
         raise AdapterMismatch(
             f"The adapter in {folder} does not fit model {model!r}: {' '.join(lines) or type(error).__name__}. "
@@ -78,7 +77,7 @@ def attach(network: Any, folder: Path, *, model: str, fused: bool) -> AdapterSet
 
 
 def _require_whole(network: Any, names: frozenset[str], folder: Path, model: str) -> None:
-    """mlx-lm leaves factors that the file does not have at random numbers, which could not be had again."""
+    """Refuse an adapter with missing factors: mlx-lm would leave those at random numbers, lost after a restart."""
     wanted = {
         f"{name}.{factor}"
         for name, module in network.named_modules()

@@ -1,7 +1,6 @@
-"""The backend: device, BLAS and versions. Kept with every snapshot, and compared when it wakes.
-
-KV woken on another backend is the same to the bit, but results computed from it may differ in the last bits. So these
-are the parts of the identity that may differ (`snapshot/identity.py`).
+"""The backend: device, BLAS and versions. Kept with every snapshot, and compared when it wakes. KV woken on another
+backend is the same to the bit, but results computed from it may differ in the last bits. So these parts of the identity
+may differ (`snapshot/identity.py`).
 """
 
 from __future__ import annotations
@@ -18,14 +17,14 @@ from ... import __version__
 from ...snapshot.blas import library_in_use
 from ...snapshot.identity import MAX_CIRCUMSTANCE_CHARS
 
-# Wheels of CUDA 12 have names that end in -cu12; those of CUDA 13 have, or have not, another end.
+# Names of CUDA 12 wheels end in -cu12; those of CUDA 13 may have another end, or none.
 _NVIDIA_LIBRARY = re.compile(r"nvidia-(?:cuda-)?(cublas|cudnn|nvrtc)(?:-cu\d+)?")
-# MLX's settings by which a GPU computes other bits; without effect on a CPU.
+# Settings of MLX that change the bits a GPU computes; without effect on a CPU.
 _GPU_SETTINGS = ("MLX_ENABLE_TF32", "MLX_CUDA_USE_CUDNN_SDPA")
 
 
 def describe(adapter: Path | None = None) -> dict[str, str]:
-    """The facts, as text, under the names of their parts. adapter: the folder of the model's, if it has one."""
+    """The facts as text, by the names of their parts. adapter: the folder of the model's adapter, if it has one."""
     device = _device()
     on_cuda = device == "cuda"
     libraries = _nvidia_libraries() if on_cuda else library_in_use()
@@ -51,13 +50,13 @@ def _device() -> str:
 
 
 def _gpu() -> str:
-    """The GPU as its driver names it, and its architecture: kernels are chosen by it, as on a CPU by the processor."""
+    """The GPU's name and architecture: MLX chooses kernels by it."""
     info = mx.device_info()
     return ", ".join(str(info[key]) for key in ("device_name", "architecture") if key in info) or "not named"
 
 
 def _nvidia_libraries() -> str:
-    """Those that compute for MLX on CUDA, with their versions; empty where they are in no Python package."""
+    """The libraries that compute for MLX on CUDA, with versions; empty if no Python package has them."""
     versions = {}
     for package in importlib.metadata.distributions():
         name = str(package.metadata["Name"]).lower().replace("_", "-")
@@ -67,7 +66,7 @@ def _nvidia_libraries() -> str:
 
 
 def _processor() -> str:
-    """The processor as the system names it, and how many of its cores this process may use."""
+    """The processor's name, and how many of its cores this process may use."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:

@@ -14,12 +14,12 @@ __all__ = ("Policy", "check", "take")
 
 
 def take(model: LoadedModel, state: LiveState, last: int | None = None, *, is_lossy: bool = False) -> mx.array | None:
-    """The logits `[vocabulary]` of the last token run once more behind itself; the state is as it was. None where the
+    """The logits `[vocabulary]` of the last token, run once more behind itself; the state is as it was. None if the
     last logits serve as the canary.
 
-    last: the last token that the caches hold, where the ledger does not have it yet.
-    is_lossy: whether the caches may hold other values than those from which the last logits were computed. Where the
-        last logits would serve, it is then the last token run again on the state before it.
+    last: the last token in the caches, if the ledger does not have it yet.
+    is_lossy: whether the caches may hold other values than at the time of the last logits. Then the last token is run
+    again on the state before it, instead of None.
     """
     if model.layout.by_token:
         return _logits_of_last(model, state) if is_lossy else None
@@ -31,7 +31,7 @@ def take(model: LoadedModel, state: LiveState, last: int | None = None, *, is_lo
 
 
 def check(model: LoadedModel, state: LiveState, expected: Expectation) -> Verdict:
-    """Run the canary on a state that was put back, which is then as it was, and compare.
+    """Run the canary on a restored state, and compare. The state is as it was.
 
     Raises:
         CanaryFailed: it does not agree.
@@ -44,7 +44,7 @@ def check(model: LoadedModel, state: LiveState, expected: Expectation) -> Verdic
 
 
 def _logits_of_last(model: LoadedModel, state: LiveState) -> mx.array:
-    """The logits of the last token, run again on the state before it."""
+    """The last token's logits, run again on the state before it."""
     with without_last(state.caches, len(state.tokens)):
         return _logits(model, state, state.tokens[-1])
 
@@ -53,7 +53,7 @@ def _logits(model: LoadedModel, state: LiveState, token: int) -> mx.array:
     try:
         logits = model.run([token], state.caches)[0, -1].astype(mx.float32)
         mx.eval(logits, arrays_of(state.caches))
-    except Exception as error:  # a model's code raises whatever a state of a wrong shape leads to
+    except Exception as error:  # a model's code may raise any error for a state of a wrong shape
         raise GenerationFailed(
             f"The model failed on the canary at token {len(state.tokens)}: {type(error).__name__}: {error}.",
             position=len(state.tokens),

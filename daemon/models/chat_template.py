@@ -1,7 +1,7 @@
-"""Chat messages to tokens, only ever the new part.
+"""Chat messages to text, only ever the new part.
 
-The daemon owns the ledger: it keeps the sampled tokens, so earlier turns are never rendered again. A template renders
-only a new turn: it is rendered behind a placeholder exchange, and the text after the placeholder is kept.
+The daemon keeps the sampled tokens in the ledger, so earlier turns are never rendered again. A new turn is rendered
+behind a placeholder exchange, and the text after the placeholder is kept.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from ..errors import TemplateUnusable
 Message = Mapping[str, str]
 Render = Callable[[Sequence[Message], bool], str]
 
-# No template strips, quotes or moves these: letters and digits only, and not a word of any language.
+# No template strips, quotes or moves these: only letters and digits, and no word of any language.
 _USER = "torporuserplaceholder7f3a"
 _ASSISTANT = "torporassistantplaceholder9c1d"
 
 
 def renderer(tokenizer: Any) -> Render:
-    """A function from messages to the template's text; its flag asks for the start of the assistant's turn. Raises
-    TemplateUnusable: (the function, not this one) the template is missing or refuses the messages."""
+    """A function from messages to the template's text; its flag asks for the start of the assistant's turn. It raises
+    TemplateUnusable: the template is missing or refuses the messages."""
 
     def render(messages: Sequence[Message], open_turn: bool) -> str:
         if not getattr(tokenizer, "chat_template", None):
@@ -36,18 +36,19 @@ def renderer(tokenizer: Any) -> Render:
 
 
 def opening(render: Render, messages: Sequence[Message]) -> str:
-    """The text of a conversation from its beginning, up to where the assistant is to speak."""
+    """The text of a conversation from its beginning to the start of the assistant's turn."""
     return render(messages, True)
 
 
 def continuation(render: Render, messages: Sequence[Message], *, turn_open: bool, end_text: str) -> str:
-    """The text of messages behind the end of the ledger, up to where the assistant is to speak again.
+    """The text of messages behind the ledger's end, to the start of the assistant's turn.
 
-    turn_open: whether the ledger ends inside an assistant's turn, which then has to be closed first.
-    end_text: the text of the end token that already stands at the ledger's end; empty when none does.
+    turn_open: whether the ledger ends inside an assistant's turn, which has to be closed first. end_text: the text of
+    the end token at the ledger's end; empty if there is none.
     """
-    closing = _after_placeholder(render([_user(_USER), _assistant(_ASSISTANT)], False))
-    whole = _after_placeholder(render([_user(_USER), _assistant(_ASSISTANT), *messages], True))
+    exchange = [{"role": "user", "content": _USER}, {"role": "assistant", "content": _ASSISTANT}]
+    closing = _after_placeholder(render(exchange, False))
+    whole = _after_placeholder(render([*exchange, *messages], True))
     if not whole.startswith(closing):
         raise TemplateUnusable(
             "The model's chat template renders an earlier turn differently once another follows, so a "
@@ -65,11 +66,3 @@ def _after_placeholder(text: str) -> str:
             "The model's chat template does not show the assistant's words; use append and generate."
         )
     return rest
-
-
-def _user(content: str) -> dict[str, str]:
-    return {"role": "user", "content": content}
-
-
-def _assistant(content: str) -> dict[str, str]:
-    return {"role": "assistant", "content": content}

@@ -16,8 +16,8 @@ Stamps = Mapping[str, tuple[int, ...]]
 
 @dataclass(frozen=True, slots=True)
 class LoadedFiles:
-    """The folder of a model, and that of its adapter if it has one. stamps: of each, its files; parts: what they decide
-    of the identity, with digests."""
+    """The folders of a model and its adapter. stamps: of each folder's files. parts: the files' parts of the identity,
+    with digests."""
 
     folders: tuple[Path, ...]
     stamps: tuple[Stamps, ...]
@@ -25,21 +25,20 @@ class LoadedFiles:
 
     @classmethod
     def of(cls, folder: Path, adapter: Path | None, digests: DigestCache) -> LoadedFiles:
-        """What the files say now. Raises ModelFilesMissing, AdapterFilesMissing, ModelFilesChanging."""
+        """The files as they are now. Raises ModelFilesMissing, AdapterFilesMissing, ModelFilesChanging."""
         folders = (folder,) if adapter is None else (folder, adapter)
         return cls(folders, tuple(map(stamps_of, folders)), _parts(folders, digests))
 
     def are_untouched(self) -> bool:
-        """Whether they lie there as they did then; one that was touched may say the same all the same."""
+        """Whether no file was touched; a touched file may still have the same content."""
         try:
             return tuple(map(stamps_of, self.folders)) == self.stamps
         except OSError:
             return False
 
     def differences(self, digests: DigestCache) -> tuple[str, ...]:
-        """The parts that the files say otherwise now, by name; or why they cannot be read, as a sentence.
-
-        Files that are touched and still say the same are no difference.
+        """The names of the parts that have changed, or why the files cannot be read, as a sentence. A touched file with
+        the same content is no difference.
         """
         try:
             if tuple(map(stamps_of, self.folders)) == self.stamps:
@@ -53,13 +52,13 @@ class LoadedFiles:
 
 
 def stamps_of(folder: Path) -> Stamps:
-    """What tells whether a file of the folder has been touched. Raises OSError: there is no such folder."""
+    """The stamps of a folder's files: they change when a file is touched. Raises OSError: there is no such folder."""
     stamps: dict[str, tuple[int, ...]] = {}
     for file in sorted(folder.iterdir()):
         try:
-            status = file.stat()  # of what a link leads to: a hub's cache is made of links
+            status = file.stat()  # follows links: a hub's cache is made of them
         except OSError:
-            continue  # a link that leads nowhere; the load that needs the file says so
+            continue  # a broken link; a load that needs the file reports it
         stamps[file.name] = (status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
     return stamps
 

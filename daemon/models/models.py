@@ -1,7 +1,5 @@
-"""Resident models: loaded by mlx-lm, identified by us, with the facts that sessions need.
-
-A model is the bundled demo model, a folder, or a name on a model hub, which mlx-lm downloads. Code that ships with
-a model is never run (threat 57).
+"""Resident models: loaded by mlx-lm, identified by us, with the facts that sessions need. A model is the bundled demo
+model, a folder, or a name on a hub, which mlx-lm downloads. Code that ships with a model is never run (threat 57).
 """
 
 from __future__ import annotations
@@ -41,21 +39,21 @@ __all__ = ("DEFAULT_KV_GROUP", "KV_BITS", "KV_GROUPS", "KvChoice", "LoadedModel"
 
 DEMO_MODEL_NAME = "demo"
 DEMO_MODEL_FOLDER = Path(__file__).parent.parent / "demo_model"
-# Where configurations keep the longest sequence that the model was made for.
+# The keys of a configuration for the longest sequence of the model.
 _CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length", "n_ctx")
-# For a configuration that names none: a limit all the same, so that a session cannot grow without bound.
+# For a configuration without one: a session must not grow without bound.
 DEFAULT_CONTEXT_TOKENS = 8192
-# The tokenizer would warn of texts longer than this; what does not fit is refused by us, with both sizes.
+# The tokenizer would warn of longer texts; we refuse them, with both sizes.
 _TOKENIZER_SETTINGS = {"model_max_length": 10**9}
-# What the hub's client raises, by the names of its classes: the client is mlx-lm's choice.
+# Errors of the hub's client by the names of their classes: mlx-lm chooses the client.
 _UNREACHABLE = {"ConnectionError", "LocalEntryNotFoundError", "TimeoutError", "TransportError"}
 _NOT_THERE = {"RepositoryNotFoundError"}
 _HALF = (mx.float16, mx.bfloat16)
-# Types of weights as their files call them, and how much larger they are in float32.
+# Half-precision types by their names in files.
 _HALF_IN_FILES = frozenset({"F16", "BF16"})
 
 PIECE_BYTES: Final = 256 * 1024 * 1024
-"""Weights that are evaluated at once. What is widened is in memory twice until its piece is done, and a caller that
+"""Weights that are evaluated at once. Widened weights are in memory twice until their piece is done, and a caller that
 gives MLX's buffers back meanwhile waits for one piece."""
 
 
@@ -64,8 +62,8 @@ class LoadedModel:
     """A model that is ready to compute.
 
     parameters: number of weights; weights_bytes: the memory they take; context_tokens: the longest ledger; end_tokens:
-    ids that end a generation; control_texts: what the tokenizer reads as one token wherever it stands; backend: what
-    computes, by the parts of the identity that may differ; files: what it was loaded from.
+    ids that end a generation; control_texts: texts that the tokenizer always reads as one token; backend: the parts of
+    the identity that may differ; files: those that it was loaded from.
     """
 
     name: str
@@ -86,16 +84,16 @@ class LoadedModel:
     kv: KvChoice | None = None
 
     def without_weights(self) -> LoadedModel:
-        """What is known of the model, when it is unloaded: it computes nothing, and has no tokenizer."""
+        """The facts of the model for after its unload: it computes nothing, and has no tokenizer."""
         return replace(self, network=None, tokenizer=None, render=_render_nothing)
 
     @property
     def is_loaded(self) -> bool:
-        """Whether it has its weights."""
+        """Whether the weights are in memory."""
         return self.network is not None
 
     def new_caches(self) -> list[Any]:
-        """Empty caches, one a layer."""
+        """Empty caches, one for each layer."""
         return _new_caches(self.network, self.kv)
 
     def new_state(self, random_key: mx.array) -> LiveState:
@@ -106,16 +104,16 @@ class LoadedModel:
     def extend(self, tokens: Sequence[int], state: LiveState) -> mx.array:
         """Read tokens into the state's caches; the unevaluated logits `[1, len(tokens), vocabulary]`.
 
-        The only way in which a state's caches grow, so it is here that computed tokens and passes are counted.
+        A state's caches grow only here, so computed tokens and passes are counted here.
         """
         state.computed_tokens += len(tokens)
         state.passes.add(len(tokens))
         return self.run(tokens, state.caches)
 
     def run(self, tokens: Sequence[int], caches: list[Any]) -> mx.array:
-        """One model call: unevaluated logits `[1, len(tokens), vocabulary]`. Counts nothing; who calls it puts the
-        caches back."""
-        if len(tokens) > 1:  # one token fits, or what is behind the tokens is full
+        """One model call: unevaluated logits `[1, len(tokens), vocabulary]`. Counts nothing; its caller puts the caches
+        back."""
+        if len(tokens) > 1:  # one token fits, or the cache grows by itself
             make_room(caches, len(tokens))
         logits: mx.array = self.network(mx.array(list(tokens))[None], cache=caches)
         return logits
@@ -126,16 +124,16 @@ class LoadedModel:
         return logits
 
     def encode(self, text: str, *, opening: bool) -> list[int]:
-        """Tokens of a text in which control tokens may be written out, as a template's are.
+        """Tokens of a text that may have control tokens written out, as a template's text.
 
-        opening: whether it begins a ledger, where a tokenizer may put its first token.
+        opening: whether it begins a ledger; a tokenizer may put a first token there.
         """
         ids: list[int] = self.tokenizer.encode(text, add_special_tokens=opening)
         return ids
 
     def encode_plain(self, text: str, *, opening: bool) -> list[int]:
-        """Tokens of somebody's words: what looks like a control token is text like any other, so that a document or
-        a message cannot end a turn or speak for the system."""
+        """Tokens of plain text: control tokens in it are text like any other, so that a document or a message cannot
+        end a turn or speak for the system."""
         ids: list[int] = self.tokenizer.encode(text, add_special_tokens=opening, split_special_tokens=True)
         return ids
 
@@ -151,20 +149,20 @@ class LoadedModel:
 def load_model(
     name: str, source: str, digests: DigestCache, adapter: AdapterChoice | None = None, kv: KvChoice | None = None
 ) -> LoadedModel:
-    """Load a model, evaluate every weight, and find out its identity. On any thread that ends with
-    `mx.clear_streams()`: all that the model has is evaluated then, so that another thread may compute with it.
+    """Load a model, evaluate every weight, and compute its identity. On any thread that ends with `mx.clear_streams()`:
+    all is evaluated, so that another thread may compute with it.
 
-    source: a folder, or a name on the hub. adapter: what to load on top of it. kv: how to quantise its keys and values
-        as they are computed; they are kept as numbers of the computing type if None.
+    source: a folder, or a name on the hub. adapter: loaded on top of it. kv: how to quantise keys and values as they
+    are computed; None keeps them in the computing type.
 
     Raises:
         ModelUnavailable: there is no such model, mlx-lm cannot load it, or it cannot keep its KV quantised so.
         ModelFilesMissing: the folder has not all that a model needs.
         ModelFilesChanging: the files were written to while they were being loaded.
-        AdapterUnavailable, AdapterFilesMissing, AdapterMismatch: the adapter is not there, not whole, or of another
+        AdapterUnavailable, AdapterFilesMissing, AdapterMismatch: the adapter is missing, not whole, or of another
             model.
         UnsupportedCache: it keeps its context in a kind of cache that cannot be slept.
-        InvalidConfiguration: the folder for temporary files, which MLX needs, is not there.
+        InvalidConfiguration: there is no folder for temporary files, which MLX needs.
     """
     _require_temporary_folder()
     folder = _folder_of(source)
@@ -219,8 +217,8 @@ def load_model(
 
 
 def look_at(name: str, source: str, adapter: AdapterChoice | None) -> None:
-    """Look, without loading it, whether a model could be: at its folder and the adapter's. What is on the hub is not
-    looked at. Raises ModelUnavailable, ModelFilesMissing, AdapterUnavailable, AdapterFilesMissing."""
+    """Check the folders of a model and its adapter without loading them. A model on the hub is not checked. Raises
+    ModelUnavailable, ModelFilesMissing, AdapterUnavailable, AdapterFilesMissing."""
     if _is_of_this_machine(source):
         require_model_files(_folder_of(source))
     if adapter is not None:
@@ -228,8 +226,8 @@ def look_at(name: str, source: str, adapter: AdapterChoice | None) -> None:
 
 
 def estimate_bytes(name: str, source: str, adapter: AdapterChoice | None = None) -> int:
-    """Bytes of memory that the weights of a model will take, by the lists in its files; it is downloaded if need be.
-    Raises ModelUnavailable, ModelFilesMissing, AdapterUnavailable, AdapterFilesMissing."""
+    """The memory that a model's weights will take, in bytes, by its files; it is downloaded if needed. Raises
+    ModelUnavailable, ModelFilesMissing, AdapterUnavailable, AdapterFilesMissing."""
     folder = _folder_of(source)
     require_model_files(folder)
     files, _ = files_of(folder)
@@ -250,10 +248,8 @@ def estimate_bytes(name: str, source: str, adapter: AdapterChoice | None = None)
 
 
 def _evaluate(network: Any) -> None:
-    """Compute every array that a network has, its parameters and what else it keeps, piece by piece.
-
-    And the random key of this thread: each layer draws its first weights with it, and as long as it is not computed it
-    holds what all loads of the thread have drawn.
+    """Evaluate every array of a network, parameters and others, piece by piece. And the random key of this thread: each
+    layer draws its first weights with it, and unevaluated it would keep all of those in memory.
     """
     mx.eval(mx.random.state)
     piece: list[mx.array] = []
@@ -266,7 +262,7 @@ def _evaluate(network: Any) -> None:
 
 
 def _arrays_in(network: Any) -> Iterator[mx.array]:
-    """All arrays of a network; `parameters` leaves out those whose names begin with an underscore."""
+    """All arrays of a network; `parameters` leaves out names that begin with an underscore."""
     for _, leaf in tree_flatten(network):
         if isinstance(leaf, mx.array):
             yield leaf
@@ -323,7 +319,8 @@ def _folder_of(source: str) -> Path:
 
 
 def _require_temporary_folder() -> None:
-    """MLX asks for it by these names, in this order, and its own words for what is wrong do not name it."""
+    """Refuse a missing folder for temporary files. MLX looks at these variables in this order, and its own error does
+    not name them."""
     variable = next((name for name in ("TMPDIR", "TMP", "TEMP", "TEMPDIR") if os.environ.get(name)), None)
     if variable is not None and not Path(os.environ[variable]).is_dir():
         raise InvalidConfiguration(
@@ -344,7 +341,7 @@ def _require_no_gguf(path: Path, source: str) -> None:
 
 
 def _download(repository: str) -> Path:
-    # mlx-lm downloads what is missing while loading lazily; then the folder is known locally.
+    # A lazy load downloads missing files; then the folder is known.
     mlx_lm.load(repository, lazy=True)
     return Path(hf_repo_to_path(repository))
 
@@ -354,7 +351,7 @@ def _load(name: str, source: str, folder: Path) -> tuple[Any, Any, dict[str, Any
         network, tokenizer, config = mlx_lm.load(
             str(folder), tokenizer_config=_TOKENIZER_SETTINGS, lazy=True, return_config=True, trust_remote_code=False
         )
-    except Exception as error:  # mlx-lm and its tokenizer raise whatever a malformed folder leads to
+    except Exception as error:  # mlx-lm and its tokenizer raise any error for a malformed folder
         missing = lacks(folder)
         why = _first_line(error) if missing is None else f"{folder} lacks {missing}"
         raise ModelUnavailable(
@@ -364,8 +361,8 @@ def _load(name: str, source: str, folder: Path) -> tuple[Any, Any, dict[str, Any
 
 
 def _settle_dtype(network: Any) -> str:
-    """Compute in float32 on a CPU when the weights are half precision: MLX's half-precision products there run at
-    1 to 3 GFLOP/s, float32 ones at a hundred. The name of the type is part of the identity."""
+    """Compute half-precision weights in float32 on a CPU: MLX's half-precision products there run at 1 to 3 GFLOP/s,
+    float32 ones at a hundred. Gives the name of the type, a part of the identity."""
     dtypes = {
         weight.dtype for _, weight in tree_flatten(network.parameters()) if mx.issubdtype(weight.dtype, mx.floating)
     }
@@ -376,7 +373,7 @@ def _settle_dtype(network: Any) -> str:
 
 
 def _template_of(tokenizer: Any) -> object:
-    """The chat template that turns are written with: a text that comes with the model, or else code of mlx-lm's."""
+    """The chat template: a text that comes with the model, or code of mlx-lm."""
     text = getattr(tokenizer, "chat_template", None)
     code = getattr(tokenizer, "_chat_template", None)
     module = inspect.getmodule(code) if code is not None else None
@@ -391,12 +388,12 @@ def _new_caches(network: Any, kv: KvChoice | None) -> list[Any]:
 
 
 def _probe_layout(network: Any, name: str, kv: KvChoice | None) -> CacheLayout:
-    """Read one token, and look at what that made the caches hold; it also warms the model up."""
+    """Read one token, and take the layout from the caches; this also warms the model up."""
     caches = _new_caches(network, kv)
     try:
         logits = network(mx.array([[0]]), cache=caches)
         mx.eval(logits, arrays_of(caches))
-    except Exception as error:  # a model's code raises whatever a cache that it does not expect leads to
+    except Exception as error:  # a model's code may raise any error for an unexpected cache
         if kv is None:
             raise
         raise ModelUnavailable(
@@ -410,7 +407,7 @@ def _probe_layout(network: Any, name: str, kv: KvChoice | None) -> CacheLayout:
 
 
 def _why_not_in_groups(network: Any, group_size: int) -> str | None:
-    """Which of its heads groups of that size do not divide, and which do; None if they divide all of them."""
+    """The sizes of heads that groups of this size do not divide, and sizes that do; None if they divide all."""
     caches = make_prompt_cache(network)
     mx.eval(network(mx.array([[0]]), cache=caches))
     chosen = [one for one in caches if quantised(one, bits=KV_BITS[0], group_size=group_size) is not one]

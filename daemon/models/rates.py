@@ -1,10 +1,9 @@
-"""How fast this daemon reads its store and computes, for each model: measured in the work it does anyway.
+"""How fast this daemon reads its store and computes, for each model: measured in its ordinary work.
 
-Owns the samples and what is concluded from them, and the file that keeps it for the next daemon. Does not know what is
-decided by it (`choosing.py`).
+Owns the samples, the rates, and the file that keeps them for the next daemon. `choosing.py` decides by them.
 
-A rate is of one model as it is computed here: its identity, and the device, processor, BLAS and versions that compute
-it. What another machine, or another version of a library, has measured is not its rate. No sample, no rate.
+A rate belongs to one model on one backend: its identity, and the device, processor, BLAS and versions. A rate of
+another machine or library version is not used. No sample, no rate.
 """
 
 from __future__ import annotations
@@ -27,19 +26,18 @@ _LOG = logging.getLogger(__name__)
 
 RateName = Literal["prefill", "decode", "restore_verified", "restore_trusting", "fixed"]
 RATE_NAMES: Final[tuple[RateName, ...]] = ("prefill", "decode", "restore_verified", "restore_trusting", "fixed")
-"""What is measured: tokens that were read in chunks, the last one of them alone; tokens that were read one by one, as
-those are that a session writes; bytes of a wake that were read, hashed and placed; the same without hashing; and all
-else of a wake, once each."""
+"""The rates: tokens read in chunks, the last one alone; tokens read one by one, as a session writes them; bytes of a
+wake read, hashed and placed; the same without hashing; and the rest of a wake, once each."""
 
 WINDOW: Final = 16
-"""Samples that a rate rests on: the last ones."""
+"""The last samples of a rate that count."""
 _SHORTEST_S: Final = 1e-9
 _SUBJECT_BYTES: Final = 16
 
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """A measured rate: seconds for one token, one byte, or one wake. samples: how many of them it rests on."""
+    """A measured rate: seconds for one token, one byte, or one wake. samples: how many it rests on."""
 
     seconds: float
     samples: int
@@ -51,7 +49,7 @@ class Rate:
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """What has been measured of a model; None what has not."""
+    """The rates of a model; None where nothing was measured."""
 
     prefill: Rate | None = None
     decode: Rate | None = None
@@ -62,7 +60,7 @@ class Rates:
 
 @dataclass(slots=True)
 class _Window:
-    """The last samples of one rate: amounts, and the seconds that they took. seen: how many there were in all."""
+    """The last samples of one rate: amounts and their seconds. seen: how many there were in all."""
 
     samples: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=WINDOW))
     seen: int = 0
@@ -72,8 +70,8 @@ class _Window:
         self.seen += 1
 
     def rate(self) -> Rate:
-        """The median of the samples; each counts by its amount. One that was held up says nothing, and a small
-        one, mostly overhead, says little of what a large one takes."""
+        """The median of the samples, weighted by their amounts: a sample that was held up does not count, and a small
+        one, mostly overhead, counts little."""
         ordered = sorted((seconds / amount, amount) for amount, seconds in self.samples)
         half, passed = sum(amount for _, amount in ordered) / 2, 0.0
         for each, amount in ordered:
@@ -83,7 +81,7 @@ class _Window:
         raise AssertionError("unreachable")
 
     def figure(self) -> Figure:
-        """As the next daemon begins with: one sample of a usual size."""
+        """The first sample of the next daemon, of a usual size."""
         amount = statistics.fmean(amount for amount, _ in self.samples)
         return amount, amount * self.rate().seconds, min(self.seen, WINDOW)
 
@@ -102,23 +100,23 @@ class Measured:
             }
 
     def add(self, model: LoadedModel, name: RateName, amount: float, seconds: float) -> None:
-        """So much was done in so many seconds. Nothing that was done tells nothing."""
+        """Add a sample. An amount of 0 is ignored."""
         if amount <= 0 or not math.isfinite(seconds):
             return
         subject = _subject_of(model)
         windows = self._of.pop(subject, {})
-        self._of[subject] = windows  # the one that was measured last is the last to be forgotten
+        self._of[subject] = windows  # the latest one is forgotten last
         windows.setdefault(name, _Window()).add(amount, seconds)
         while len(self._of) > MAX_SUBJECTS:
             del self._of[next(iter(self._of))]
 
     def of(self, model: LoadedModel) -> Rates:
-        """What has been measured of a model; its weights need not be in memory."""
+        """The rates of a model, loaded or not."""
         windows = self._of.get(_subject_of(model), {})
         return Rates(**{name: window.rate() for name, window in windows.items()})
 
     def save(self) -> None:
-        """Keep it for the next daemon. What cannot be kept is measured anew: it costs nothing."""
+        """Keep the rates for the next daemon. A failure costs nothing: they are measured again."""
         figures: dict[str, dict[str, Figure]] = {
             subject: {str(name): window.figure() for name, window in windows.items()}
             for subject, windows in self._of.items()

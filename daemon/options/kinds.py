@@ -1,4 +1,4 @@
-"""How the value of an option is written, on a command line and in a file, and what is said of one that is none."""
+"""How the value of an option is written, on a command line and in a file, and the refusals of wrong ones."""
 
 from __future__ import annotations
 
@@ -14,31 +14,31 @@ from ...memvid.units import format_bytes, parse_bytes, parse_seconds
 
 @dataclass(frozen=True, kw_only=True)
 class Kind:
-    """Reads values. metavar: what stands for one in a usage."""
+    """Reads values. metavar: stands for a value in a usage line."""
 
     metavar: str = ""
 
     @property
     def in_file(self) -> str:
-        """How one is written in a file, in Markdown."""
+        """How a value is written in a file, in Markdown."""
         return "text"
 
     def read(self, written: Any) -> Any:
-        """The value of what a file has. Raises ValueError: a sentence without its full stop on what to write."""
+        """The value of an entry of a file. Raises ValueError: a sentence, without its full stop, on the form to use."""
         raise NotImplementedError
 
     def read_text(self, text: str) -> Any:
-        """The same, of what a command line has."""
+        """As `read`, for an argument of a command line."""
         return self.read(text)
 
     def told(self, value: Any) -> str:
-        """A value as it may be written."""
+        """A value as text."""
         return str(value)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Flag(Kind):
-    """True or false; on a command line there or not."""
+    """True or false; on a command line given or not."""
 
     @property
     def in_file(self) -> str:
@@ -52,7 +52,7 @@ class Flag(Kind):
 
 @dataclass(frozen=True, kw_only=True)
 class Source(Kind):
-    """A folder, or what is named on the hub. A shell leaves `~` as it is where it stands behind `=`."""
+    """A folder, or a name on the hub. Expands `~`, as a shell does not behind `=`."""
 
     metavar: str = "PATH"
 
@@ -67,7 +67,7 @@ class Source(Kind):
 
 @dataclass(frozen=True, kw_only=True)
 class Place(Kind):
-    """A path of this machine, for the command line alone."""
+    """A path of this machine, for the command line only."""
 
     metavar: str = "PATH"
 
@@ -138,8 +138,8 @@ class Days(Kind):
 
 @dataclass(frozen=True, kw_only=True)
 class Size(Kind):
-    """Bytes, or a number with a unit. not_0: why 0 is refused, with what to do; None where it is a value. off: whether
-    that word stands for 0."""
+    """Bytes, or a number with a unit. not_0: why 0 is refused, and the remedy; None if 0 is a value. off: whether that
+    word stands for 0."""
 
     metavar: str = "SIZE"
     not_0: str | None = None
@@ -188,6 +188,6 @@ class Duration(Kind):
 
 
 def one_of(told: Sequence[str]) -> str:
-    """Several, as a choice in a sentence."""
+    """Several words as a choice in a sentence."""
     *others, last = told
     return f"{', '.join(others)} or {last}" if others else last

@@ -1,8 +1,8 @@
 """How a daemon serves: every option, declared once.
 
-All else is made from these declarations: the options of `torpor serve` with their help, what is handed to a daemon in
-the background, the keys of a configuration file, what a running daemon takes over from one, and the tables of
-docs/reference/settings.md. So a new option costs one declaration, and the code that uses it.
+From these declarations come the options of `torpor serve` with their help, the arguments of a daemon in the background,
+the keys of a configuration file, the changes that a running daemon takes over, and the tables of
+docs/reference/settings.md. A new option costs one declaration, and the code that uses it.
 `tests/daemon/options/test_an_option_once.py` adds one.
 """
 
@@ -25,19 +25,19 @@ Change = Literal["at once", "at the next start", "at the next load of the model"
 Group = Literal["Models", "Memory and turns", "Sleep and wake", "The store", "Options"]
 
 MAX_WAITING_EVER: Final = 65_536
-"""Requests that may be let wait: each holds what its client has sent."""
+"""The greatest limit of waiting requests: each holds its client's bytes."""
 
 MAX_BATCH_EVER: Final = 256
-"""Sessions that may be let decode in one model call."""
+"""The greatest limit of sessions in one model call."""
 
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """What is declared of an option beside its type and its value where it is left out.
+    """The declaration of an option beside its type and default.
 
-    help: a sentence or two. changes: when a daemon takes it over from a changed file; None where it cannot stand in
-    one. flag: on a command line, made of the field's name if empty; None where it stands in a file alone. unless: what
-    holds where it is left out, if that is no value. alone: whether a command line may leave the name of the model out.
+    help: a sentence or two. changes: when a daemon takes it over from a changed file; None if it cannot stand in a
+    file. flag: on a command line; empty: made of the field's name; None: only in a file. unless: the default in words,
+    if it is no value. alone: whether a command line may leave out the name of the model.
     """
 
     help: str
@@ -50,9 +50,9 @@ class Option:
 
 @dataclass(frozen=True, slots=True)
 class Declared:
-    """An option with its key in a file, how a value of it is written, and the value where it is left out.
+    """An option with its key in a file, the kind of its values, and its default.
 
-    of_model: whether it is said of a model by its name.
+    of_model: whether it is an option of a model.
     """
 
     key: str
@@ -63,7 +63,7 @@ class Declared:
 
     @property
     def flag(self) -> str | None:
-        """As of a command line; None where it stands in a file alone."""
+        """Its flag on a command line; None if it stands only in a file."""
         return f"--{self.key.replace('_', '-')}" if self.option.flag == "" else self.option.flag
 
     @property
@@ -73,26 +73,25 @@ class Declared:
 
     @property
     def is_named(self) -> bool:
-        """Whether a command line gives it with the name of a model, once for each; a flag without one is for all."""
+        """Whether a command line gives it as NAME=VALUE, once for each model; a flag without a name is for all."""
         return self.of_model and self.flag is not None and not (self.option.alone and isinstance(self.kind, Flag))
 
     @property
     def left_out(self) -> str:
-        """What holds where it is left out; empty for nothing."""
+        """The default as text; empty if there is none."""
         if self.option.unless is not None or self.default in (None, False, 0, MISSING):
             return self.option.unless or ""
         return self.kind.told(self.default)
 
     @property
     def meaning(self) -> str:
-        """The help, with what holds else."""
+        """The help, with the default."""
         return f"{self.option.help} Default: {self.left_out}." if self.left_out else self.option.help
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelOptions:
-    """How one model is served: the table `[models.NAME]` of a file. On a command line the name stands before the
-    value."""
+    """How one model is served: the table `[models.NAME]` of a file."""
 
     path: Annotated[
         str,
@@ -265,7 +264,7 @@ class ServeOptions:
             "Memory and turns",
         ),
     ] = "exact"
-    # What starts a daemon, an operating system that shuts down say, waits 90 s in the usual case before it kills.
+    # An operating system that shuts down usually waits 90 s before it kills.
     stop_within: Annotated[
         float,
         Duration(),
@@ -340,7 +339,7 @@ def _declared(record: type[Any], *, of_model: bool) -> dict[str, Declared]:
 
 
 def _kind_of(declared: Any) -> Kind:
-    """That of a bool, or a Literal that may be None as well."""
+    """The kind of a bool or a Literal, which may also be None."""
     if declared is bool:
         return Flag()
     choice = next(each for each in (declared, *get_args(declared)) if get_origin(each) is Literal)
@@ -352,4 +351,4 @@ MODEL_OPTIONS: Final[Mapping[str, Declared]] = MappingProxyType(_declared(ModelO
 GIVEN_OPTIONS: Final[Mapping[str, Declared]] = MappingProxyType(
     {each.name: each for each in (*MODEL_OPTIONS.values(), *SERVE_OPTIONS.values()) if each.flag is not None}
 )
-"""Those of a command line, by the names of their parameters."""
+"""The options of a command line, by the names of their parameters."""

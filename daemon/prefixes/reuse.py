@@ -22,7 +22,6 @@ from typing import Final
 from ...errors import TorporError
 from ...memvid.format.blocks import BLOCK_TOKENS
 from ...memvid.format.lossy import LOSSY
-from ...memvid.format.reader import BundleReader
 from ...memvid.format.salvaged import SALVAGED
 from ...memvid.store import Store
 from ...memvid.uri import SessionUri
@@ -39,7 +38,6 @@ from ..engine.generation import reading
 from ..engine.pieces import NAMES_AT_ONCE
 from ..events.bus import Bus
 from ..events.events import PrefixHit
-from ..models.models import LoadedModel
 from ..options.serve_options import ReusePolicy
 from ..sessions.sessions import Session
 from ..sleep.hibernation import Hibernation
@@ -233,12 +231,19 @@ class PrefixReuse:
             is_from_elsewhere = decide_bits(differs) or tokens_from_elsewhere(kept) > 0
             if kept.get(LOSSY) is not None or is_from_elsewhere or kept.get(SALVAGED) is not None:
                 return None
-            plan_at = _planner(reader, model)
-            whole = plan_at(None)
+            plan_at = partial(
+                restore.plan_wake,
+                reader,
+                model.identity,
+                model.layout,
+                model=model.name,
+                context_tokens=model.context_tokens,
+            )
+            whole = plan_at(at=None)
             usable = self._usable(session, token_array(whole.tokens), whole.held_passes, wanted, count)
             if usable < BLOCK_TOKENS or whole.loss is not None:
                 return None
-            resumed = plan_at(usable).resumed_tokens
+            resumed = plan_at(at=usable).resumed_tokens
         return (reader.manifest.version, resumed) if resumed >= BLOCK_TOKENS else None
 
     def _usable(
@@ -279,12 +284,3 @@ def read_alike(passes: Passes, reading: Iterator[tuple[int, bool]], common: int)
             break
         position += size
     return position
-
-
-def _planner(reader: BundleReader, model: LoadedModel) -> Callable[[int | None], restore.WakePlan]:
-    def plan_at(at: int | None) -> restore.WakePlan:
-        return restore.plan_wake(
-            reader, model.identity, model.layout, model=model.name, context_tokens=model.context_tokens, at=at
-        )
-
-    return plan_at
