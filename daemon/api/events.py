@@ -27,8 +27,8 @@ class ProgressEvent(Result):
 class TokenEvent(Result):
     """One token that has been committed to the ledger; `text` is the text that it adds, and may be empty.
 
-    `token` is None at most once, at the end, when there is text left that had been held back: a beginning of a stop
-    string, or half a character. So the pieces make up the whole.
+    `token` is None at most once, at the end, with text that was held back: a beginning of a stop string, or half a
+    character. So the pieces make up the whole text.
     """
 
     token: TokenId | None
@@ -66,7 +66,7 @@ OnEvent = Callable[[WorkEvent], None]
 
 
 def ignore(_event: object) -> None:
-    """Take an event that no caller asked to be told of."""
+    """Drop an event."""
 
 
 def _refuse(_value: Any) -> NoReturn:
@@ -74,24 +74,24 @@ def _refuse(_value: Any) -> NoReturn:
 
 
 Listener = Annotated[OnEvent | None, PlainValidator(_refuse)]
-"""Who is told of the events of a request. It is the caller's own, and never crosses the wire."""
+"""The caller's function for the events of a request. It never crosses the wire."""
 
 NEVER_SENT: Final = frozenset({"on_event"})
-"""The fields of that kind."""
+"""The fields of requests that never cross the wire."""
 
 
 class Reporting(Request):
-    """A request that tells how far it is. Each declares `on_event` itself, as the last of its fields."""
+    """A request that reports its progress. Each declares `on_event` itself, as its last field."""
 
     __slots__ = ()
     on_event: Listener
 
     @property
     def emit(self) -> OnEvent:
-        """Who carries the request out calls this with its events."""
+        """The function to call with the request's events."""
         return self.on_event or ignore
 
     def told_to(self, listener: OnEvent) -> Self:
-        """The same, with another listener."""
-        changed: dict[str, Any] = {"on_event": listener}  # a field of those that are built on this
+        """The same request with another listener."""
+        changed: dict[str, Any] = {"on_event": listener}  # a field of the classes built on this one
         return replace(self, **changed)

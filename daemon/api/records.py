@@ -30,9 +30,8 @@ IGNORING: Final = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False)
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """Marks a list of any kind: once it has crossed the wire it is a tuple. or_one: a single text stands for a list of
-    it. at_once: how many items are checked in about a millisecond, of a list that may be too long to be checked whole
-    while others wait."""
+    """Marks a list of any kind; behind the wire it is a tuple. or_one: a single text stands for a list of it. at_once:
+    items of a long list that are checked in one piece, about a millisecond."""
 
     or_one: bool = False
     at_once: int | None = None
@@ -46,7 +45,7 @@ Count = Annotated[int, Field(ge=0)]
 Seconds = Annotated[float, Field(ge=0)]
 TokenId = Annotated[int, Field(ge=0, le=MAX_TOKEN_ID)]
 ProcessId = Annotated[int, Field(gt=1, lt=2**31)]
-"""Something may be done to the process of that id, so it is never 0, 1 or a group."""
+"""Never 0, 1 or a group: a client may act on the process."""
 
 SessionText = Annotated[str, Field(min_length=1, max_length=MAX_SESSION_CHARS)]
 ModelName = Annotated[str, Field(min_length=1, max_length=MAX_MODEL_CHARS)]
@@ -56,7 +55,7 @@ Labels = Annotated[Sequence[Label], Listed(), Field(max_length=MAX_LABELS)]
 Version = Annotated[int, Field(ge=0, le=MAX_NUMBER)]
 Position = Annotated[int, Field(ge=1, le=MAX_NUMBER)]
 Priority = Literal["normal", "background"]
-"""`background` gives way to what is `normal`."""
+"""`background` gives way to `normal`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +66,7 @@ class Record:
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> Any:
-        """Fields are strict, and yet a record is read from a map, where pydantic would take nothing but a record."""
+        """Read a record from a map: with strict fields pydantic would take only a record."""
         schema = handler(source)
         itself: Any = handler.resolve_ref_schema(schema)
         itself["strict"] = False
@@ -76,14 +75,14 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class Result(Record):
-    """Base of everything that comes from the daemon."""
+    """Base of every answer of the daemon."""
 
     __pydantic_config__: ClassVar[ConfigDict] = IGNORING
 
 
 @dataclass(frozen=True, slots=True)
 class Request(Record):
-    """Base of everything that a client asks."""
+    """Base of every request of a client."""
 
     def require(self) -> None:
         """Refuse fields that do not go together.

@@ -1,4 +1,4 @@
-"""How tokens are drawn, as a value. How that is applied to logits is `sampler.py`'s affair."""
+"""How tokens are drawn, as a value. `sampler.py` applies it to logits."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from ..errors import InvalidSampling
 from .limits import MAX_SEED
 from .records import Record
 
-# Below it, log-probabilities divided by the temperature leave the range of float32, and the draw is garbage.
+# Below it, log-probabilities divided by the temperature leave the range of float32.
 LOWEST_TEMPERATURE = 1e-6
 
 
 class _LeftFraction(float):
-    """A default that was not named when the record was made."""
+    """A default that was not given to the constructor."""
 
 
 class _LeftWhole(int):
-    """As `_LeftFraction`, of a whole number."""
+    """As `_LeftFraction`, for a whole number."""
 
 
 class _Naming:
-    """Holds the names of the given fields. Not a field itself: two that draw alike are equal."""
+    """Holds the names of the given fields. Not a field itself: two that draw the same are equal."""
 
     __slots__ = ("_named",)
     _named: frozenset[str]
@@ -61,7 +61,7 @@ class Sampling(Record, _Naming):
         for name, (kind, lowest, highest) in _ranges().items():
             value = getattr(self, name)
             if name not in given:
-                object.__setattr__(self, name, kind(value))  # a default that is handed on counts as given
+                object.__setattr__(self, name, kind(value))  # a default in another record counts as given
                 continue
             if name != "temperature":
                 _require(name, value, lowest, highest, kind=kind)
@@ -73,11 +73,11 @@ class Sampling(Record, _Naming):
         return {name: value for name, value in self._values() if name in self._named}
 
     def changed(self, by: Sampling | None) -> Sampling:
-        """These parameters, but for those that another names."""
+        """These parameters, changed by those that another names."""
         return self if by is None else replace(self, **by.named())  # type: ignore[arg-type]
 
     def to_map(self) -> dict[str, float | int]:
-        """The parameters as plain data, in the form that a snapshot keeps."""
+        """The parameters as plain data, as a snapshot keeps them."""
         return dict(self._values())
 
     def _values(self) -> list[tuple[str, float | int]]:
@@ -108,7 +108,7 @@ NamedSampling = Annotated[Sampling, BeforeValidator(_without_nulls)]
 
 @cache
 def _ranges() -> Mapping[str, tuple[type, float, float]]:
-    """Of each field its kind, the lowest and the highest value, as it is declared."""
+    """The kind, lowest and highest value of each field, as declared."""
     declared, found = get_type_hints(Sampling, include_extras=True), {}
     for each in fields(Sampling):
         kind, bounds = get_args(declared[each.name])

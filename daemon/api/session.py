@@ -46,8 +46,8 @@ class Recomputed(Result):
 
 @dataclass(frozen=True, slots=True)
 class Origin(Result):
-    """Where a fork or a fold comes from: the version of the other session, and how many of its tokens it began with, or
-    with a summary of."""
+    """Where a fork or a fold comes from: a version of another session, and how many of its tokens the new one took over
+    or summarised."""
 
     session: str
     version: int
@@ -71,7 +71,7 @@ class SessionInfo(Result):
     """A session as a listing shows it; `session` is its URI.
 
     stored_bytes: the bundle files of all its versions together. slept_ns: when its last version became durable, None if
-        none has. sampling: None for a session that sleeps and whose bundle was not read for it.
+    it has none. sampling: None for a sleeping session, unless its bundle was read.
     salvaged: None unless a repair saved its beginning out of a damaged version. unread_tokens: how many of its tokens
         have no state in its last version, and are computed again at the next use. lossy: None for one that is exact.
     look: None unless woken at an earlier token, with nothing read or written there; it may have left memory since.

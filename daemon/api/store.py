@@ -18,8 +18,8 @@ from .records import Count, Label, Labels, Request, Result, Seconds, SessionText
 class LabelFigures(Result):
     """All sessions of a label together; `label` is None for all sessions that were looked at, with or without labels.
 
-    stored_bytes: the bundle files of all their versions. hits: how often one of them was awake when it was to be
-        warmed, or another session took over what it had read, since the daemon began.
+    stored_bytes: the bundle files of all their versions. hits: since the daemon began, how often a warm found one of
+    them awake, or another session took over its tokens.
     """
 
     label: str | None
@@ -128,7 +128,7 @@ class MaintenanceResult(Result):
 
     @classmethod
     def of(cls, report: Any, *, most_actions: int | None = None, most_problems: int | None = None) -> MaintenanceResult:
-        """A report of the store as plain data, with its lists cut where they are too long."""
+        """A report of the store as plain data, with long lists cut."""
         actions = [
             MaintenanceAction(
                 each.kind,
@@ -155,7 +155,7 @@ class MaintenanceResult(Result):
 
 @dataclass(frozen=True, slots=True)
 class MarksResult(Result):
-    """The marks of one version: it stays whatever a prune keeps while it has any."""
+    """The marks of one version. A version with a mark is never pruned."""
 
     session: str
     version: int | None
@@ -228,8 +228,7 @@ class MaintainRequest(Request):
 class MarkRequest(Request):
     """Put one mark on a version (`NAME@3`; the latest of a bare name), or take one off: `tag`, `untag` or `pinned`.
 
-    move: take the tag from the version that has it. With `untag`, `session` names a session only: which version has the
-    tag, the tag says.
+    move: take the tag from the version that has it. With `untag`, `session` names a session without a version.
     """
 
     session: SessionText

@@ -1,10 +1,10 @@
 """A verb: one row of the table `Verbs`, and a method of each class that asks.
 
-A row names the records of the request and of the answer; the fields of the request are the parameters of the method.
-The method of a class blocks or is awaited, as its `ask`; type checkers infer both from the same row, and `help` shows
-the parameters.
+A row names the records of the request and the answer; the fields of the request are the parameters of the method. The
+method blocks or is awaited, as the `ask` of its class. Type checkers infer both from the same row, and `help` shows the
+parameters.
 
-Does not know which verbs there are, nor how one is asked or answered.
+Does not know the verbs, or how they are sent and answered.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Blocking(ABC):
 
     @abstractmethod
     def ask(self, verb: Verb[Any, R], request: Request) -> R:
-        """Ask what a row says."""
+        """Send the request of a row."""
 
 
 class Awaiting(ABC):
@@ -35,17 +35,17 @@ class Awaiting(ABC):
 
     @abstractmethod
     async def ask(self, verb: Verb[Any, R], request: Request) -> R:
-        """Ask what a row says."""
+        """Send the request of a row."""
 
 
 class Verb(Generic[P, R]):
     """One row. As an attribute of a class it is the method of that name.
 
     name: on the wire, if it is not that of the attribute.
-    leaves: a sentence on the work that stays after a cancel message or the end of the connection. None: these stop
-        nothing; the work is short or must not be left half done, and runs to its end.
-    always: also accepted while the daemon stops, and on reserve connections: an administrator must get through.
-    watches: it goes on until it is cancelled or the service has ended, so a stop neither cancels it nor waits for it.
+    leaves: a sentence on the work that stays after a cancel. None: it cannot be cancelled; the work is short or must
+    not be left half done.
+    always: accepted even while the daemon stops, and on reserve connections: an administrator must get through.
+    watches: it goes on until it is cancelled or the service has ended, so a stop does not cancel it or wait for it.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class Verb(Generic[P, R]):
     def __get__(self, caller: Awaiting, owner: type) -> Callable[P, Coroutine[Any, Any, R]]: ...
 
     def __get__(self, caller: Any, owner: type) -> Any:
-        """A bound method; of the class, a documented function that takes the caller first."""
+        """A bound method; for the class, a documented function that takes the caller first."""
         return self._method if caller is None else self._method.__get__(caller)
 
     @cached_property
@@ -99,7 +99,7 @@ class Verb(Generic[P, R]):
 
 
 class Opened(Generic[P, T]):
-    """A second method for a verb: with the fields of its request, it returns an answer in pieces.
+    """A second method for a verb: it takes the fields of its request, and returns the answer in pieces.
 
     opens: makes that answer, for a caller and its request. said: the method's docstring; if empty, the request's.
     """
@@ -130,7 +130,7 @@ class Opened(Generic[P, T]):
 
 
 def documented(ask: Callable[..., Any], name: str, request: type[Request], result: object) -> Callable[..., Any]:
-    """The function, with the name, parameters and docstring for `help`."""
+    """Give a function its name, parameters and docstring for `help`."""
     plain, own = get_type_hints(request), inspect.signature(request)
     caller = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
     taken = [each.replace(annotation=plain[each.name]) for each in own.parameters.values()]

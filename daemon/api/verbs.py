@@ -1,6 +1,6 @@
 """The table of verbs: one row for each request that the daemon accepts.
 
-Both clients, the service and its double have their methods from here; the server and the documents read the rows.
+Both clients, the service and its double take their methods from here; the server and the documents read the rows.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from .verb import Verb
 
 
 class Verbs:
-    """What a service answers."""
+    """The verbs of a service."""
 
     status = Verb(process.StatusRequest, process.StatusResult, always=True)
     create = Verb(session.CreateRequest, session.SessionInfo)
@@ -51,9 +51,9 @@ class DaemonVerbs(Verbs):
 SUBSCRIBE = Verb(
     process.SubscribeRequest, process.SubscribeResult, name="subscribe", leaves="No more is told.", watches=True
 )
-"""No method, for its answer is the end of the daemon: clients open it and read what comes before."""
+"""No method, as its answer is the end of the daemon: clients open it and read the events before that."""
 
 VERBS: Mapping[str, Verb[Any, Any]] = MappingProxyType(
     {row.name: row for row in [*vars(Verbs).values(), *vars(DaemonVerbs).values(), SUBSCRIBE] if isinstance(row, Verb)}
 )
-"""By their names on the wire, in the order in which they are declared."""
+"""By their names on the wire, in the order of their declaration."""

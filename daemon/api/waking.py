@@ -40,7 +40,7 @@ class SleepResult(Result):
 
     @classmethod
     def of(cls, receipt: Any, *, seconds: float) -> SleepResult:
-        """The receipt of the store for a version that was written."""
+        """The store's receipt of a written version, as plain data."""
         return cls(
             session=str(receipt.uri),
             version=receipt.version,
@@ -57,7 +57,7 @@ class SleepResult(Result):
 
 @dataclass(frozen=True, slots=True)
 class PartDiffers(Result):
-    """A part of the identity that may differ, and does; None where the snapshot, or what serves it, has none."""
+    """A part of the identity that differs; None where the snapshot or this daemon has none."""
 
     field: str
     stored: str | None
@@ -67,8 +67,8 @@ class PartDiffers(Result):
 @dataclass(frozen=True, slots=True)
 class WakeResult(Result):
     """The report of a wake. tokens_prefilled: tokens that the model computed; zero, unless an earlier token was asked
-    for, the snapshot had been salvaged, or the daemon computes what is faster to compute. differs: the parts of the
-    backend that differ from those that computed the snapshot.
+    for, the snapshot was salvaged, or the daemon recomputes because that is faster. differs: the parts of the backend
+    that differ from those that computed the snapshot.
 
     verified: whether every byte was hashed; always, unless the daemon was told to trust its store.
     canary: the proof that the state computes the same as the slept one, and its seconds.
@@ -170,8 +170,8 @@ class WarmResult(Result):
 
 @dataclass(frozen=True, slots=True)
 class SleepRequest(Reporting):
-    """Put the session to sleep: when this returns, its state is durable, and its memory free. Asking again tells the
-    same, with nothing written."""
+    """Put the session to sleep: when this returns, its state is durable, and its memory free. A second request gives
+    the same receipt and writes nothing."""
 
     session: SessionText
     _: KW_ONLY
@@ -197,10 +197,10 @@ class WakingRequest(Request):
 class WakeRequest(WakingRequest, Reporting):
     """Wake the session at its last version, or at an earlier one; nothing is prefilled again.
 
-    version: which one, if it does not stand behind an `@` of `session`: by number, tag, or digits of its bundle id.
-    at_token: with only so many of its tokens, all if None. Where its caches can be cut back to them, one token is
-        computed for their logits; else all tokens behind the nearest record are.
-    strict: refuse it too if another device, library or version computed it, which may differ in the last bits.
+    version: which one, unless an `@` of `session` names it: by number, tag, or digits of its bundle id.
+    at_token: with only so many of its tokens; None: all. If its caches can be cut back, one token is computed for its
+    logits; else all tokens behind the nearest record are.
+    strict: also refuse it if another device, library or version computed it, as the last bits may then differ.
     """
 
     _: KW_ONLY
@@ -214,8 +214,8 @@ class PlanWakeRequest(WakingRequest):
 
 @dataclass(frozen=True, slots=True)
 class WarmRequest(Reporting):
-    """Wake sessions ahead of need, by name, by label (in one `namespace`, or all) or both, as far as memory is free:
-    none other goes to sleep for it, and no model is loaded. One that is awake already counts as a hit."""
+    """Wake sessions ahead of need, by name, by label (in one `namespace`, or all) or both, as far as memory is free: no
+    other session goes to sleep for it, and no model is loaded. A session that is awake already counts as a hit."""
 
     sessions: Annotated[Sequence[SessionText], Listed(or_one=True), Field(max_length=MAX_NAMED_SESSIONS)] = ()
     _: KW_ONLY

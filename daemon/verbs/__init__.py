@@ -1,8 +1,7 @@
 """The verbs, carried out: one handler for each record of `daemon/api` that a client may send.
 
-All run on the event loop, and none knows of wires. Every request for a session takes its turn, so none sees it half
-changed. A request that needs a sleeping session wakes it. A change of durable state that has begun runs to its end even
-if the client leaves.
+All run on the event loop. Requests for a session take turns, so none sees it half changed. A request that needs a
+sleeping session wakes it. A change of durable state that has begun runs to its end, even if the client leaves.
 """
 
 from . import forking, process, reading, session, store, waking

@@ -1,7 +1,6 @@
 """The table of handlers, by the record that each takes.
 
-Owns the table and the code around each handler. A handler is in it once its module is imported; the `__init__` of this
-folder does that.
+A handler is in the table once its module is imported; the `__init__` of this folder imports all.
 """
 
 from __future__ import annotations
@@ -20,8 +19,8 @@ R = TypeVar("R", bound=Result)
 
 @dataclass(frozen=True, slots=True)
 class Handler:
-    """One that answers. told: whether the bus is told that it was asked for, and how it ended. queued: whether it wants
-    the engine or memory, and so is taken in only where there is room, with the `priority` that it is given."""
+    """A handler. told: whether events tell of the request and its end. queued: whether it needs the engine or memory,
+    and so waits in the queue at its `priority`."""
 
     carry_out: Callable[[Parts, Any], Awaitable[Result]]
     told: bool
@@ -35,7 +34,7 @@ HANDLERS: Mapping[type[Request], Handler] = MappingProxyType(_HANDLERS)
 def answers(
     request: type[Q], *, told: bool = True, queued: bool = False
 ) -> Callable[[Callable[[Parts, Q], Awaitable[R]]], Callable[[Parts, Q], Awaitable[R]]]:
-    """Make a function the handler of a request; it stays what it is. told, queued: as of `Handler`."""
+    """Make a function the handler of a request. told, queued: as of `Handler`."""
 
     def enter(carry_out: Callable[[Parts, Q], Awaitable[R]]) -> Callable[[Parts, Q], Awaitable[R]]:
         assert request not in _HANDLERS, f"{request.__name__} has a handler"

@@ -1,4 +1,4 @@
-"""New sessions that begin as another stands, or with a summary of it."""
+"""Handlers for forks and folds."""
 
 from __future__ import annotations
 
@@ -19,12 +19,10 @@ from .answering import answers
 
 @answers(ForkRequest, queued=True)
 async def fork(parts: Parts, request: ForkRequest) -> ForkResult:
-    """See `ForkRequest`.
-
-    Raises:
-        SessionExists: there is a session of that name.
-        SessionNotFound, AmbiguousVersion, EmptyContext, NoSuchPosition, what a sleep raises, and, at
-        an earlier token, what a wake raises; then there is no fork, and the other session is as it was.
+    """Raises:
+    SessionExists: there is a session of that name.
+    SessionNotFound, AmbiguousVersion, EmptyContext, NoSuchPosition, the errors of a sleep and, at an earlier token,
+        of a wake; then there is no fork, and the other session is as it was.
     """
     started = time.monotonic()
     parts.require_open()
@@ -57,9 +55,9 @@ async def fork(parts: Parts, request: ForkRequest) -> ForkResult:
 
 @answers(FoldRequest, queued=True)
 async def fold(parts: Parts, request: FoldRequest) -> FoldResult:
-    """See `FoldRequest`. Raises InvalidFold, SessionExists, SessionNotFound, EmptyContext, TemplateUnusable,
-    ContextOverflow, GenerationFailed, and what a sleep or a wake raises. Then there is no new session, and the other
-    one has lost nothing."""
+    """Raises InvalidFold, SessionExists, SessionNotFound, EmptyContext, TemplateUnusable, ContextOverflow,
+    GenerationFailed, and the errors of a sleep or a wake. Then there is no new session, and the other one has lost
+    nothing."""
     order = FoldOrder(
         request.summary, request.summarise, request.tail, None if request.labels is None else tuple(request.labels)
     )
@@ -76,7 +74,7 @@ async def _order_of_fork(
     labels: tuple[str, ...] | None,
     emit: OnEvent,
 ) -> ForkOrder:
-    """Which version is to be forked: what an awake session has not slept is put to sleep for it."""
+    """The version to fork; a changed awake session is saved as one first."""
     if row is None:
         live = parts.residency.putting_away.live(source)
         if live is None:

@@ -18,7 +18,6 @@ from .answering import answers
 
 @answers(StatusRequest, told=False)
 async def status(parts: Parts, request: StatusRequest) -> StatusResult:
-    """See `StatusRequest`."""
     parts.require_open()
     asleep = await in_pieces(parts.roll.count_asleep())
     return StatusResult(
@@ -43,20 +42,18 @@ async def status(parts: Parts, request: StatusRequest) -> StatusResult:
 
 @answers(LoadModelRequest, queued=True)
 async def load_model(parts: Parts, request: LoadModelRequest) -> ModelInfo:
-    """See `LoadModelRequest`. Raises UnknownModel, MemoryBudgetExceeded, and what loading it raises."""
+    """Raises UnknownModel, MemoryBudgetExceeded, and the errors of a load."""
     try:
         await parts.residency.weights.load(request.model)
     except asyncio.CancelledError:
         if parts.shelf.place(request.model).model is None:
-            raise  # else what had begun ran to its end
+            raise  # else the load ran to its end
     return _info_of(parts, parts.shelf.place(request.model))
 
 
 @answers(UnloadModelRequest)
 async def unload_model(parts: Parts, request: UnloadModelRequest) -> ModelInfo:
-    """See `UnloadModelRequest`.
-
-    Raises UnknownModel. ModelInUse: a request needs it. What a sleep raises."""
+    """Raises UnknownModel, and the errors of a sleep. ModelInUse: a request needs it."""
     await parts.residency.weights.unload(request.model)
     return _info_of(parts, parts.shelf.place(request.model))
 

@@ -1,4 +1,4 @@
-"""Handlers by which a session reads and writes: append, generate, chat; and why it had to read."""
+"""Handlers for append, generate, chat and why."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from .answering import answers
 
 @answers(AppendRequest, queued=True)
 async def append(parts: Parts, request: AppendRequest) -> AppendResult:
-    """See `AppendRequest`. Raises InvalidTokens, ContextOverflow, GenerationFailed, and what a wake raises."""
+    """Raises InvalidTokens, ContextOverflow, GenerationFailed, and the errors of a wake."""
     if (request.text is None) == (request.tokens is None):
         raise InvalidTokens("Give either text or tokens to append.")
     started = time.monotonic()
@@ -53,8 +53,7 @@ async def append(parts: Parts, request: AppendRequest) -> AppendResult:
 
 @answers(GenerateRequest, queued=True)
 async def generate(parts: Parts, request: GenerateRequest) -> GenerateResult:
-    """See `GenerateRequest`. Raises InvalidSampling, EmptyContext, ContextOverflow, GenerationFailed, and what a wake
-    raises."""
+    """Raises InvalidSampling, EmptyContext, ContextOverflow, GenerationFailed, and the errors of a wake."""
     started = time.monotonic()
     async with parts.woken(request.session, request.emit, create=request.create) as (use, live):
         drawing, look = live.sampling.changed(request.sampling), _branch(parts, live)
@@ -76,8 +75,8 @@ async def generate(parts: Parts, request: GenerateRequest) -> GenerateResult:
 
 @answers(ChatRequest, queued=True)
 async def chat(parts: Parts, request: ChatRequest) -> GenerateResult:
-    """See `ChatRequest`. Raises InvalidSampling, InvalidTranscript, TranscriptDiverged; TemplateUnusable,
-    ContextOverflow, GenerationFailed, and what a wake raises."""
+    """Raises InvalidSampling, InvalidTranscript, TranscriptDiverged, TemplateUnusable, ContextOverflow,
+    GenerationFailed, and the errors of a wake."""
     if (request.message is None) == (request.messages is None):
         raise InvalidTranscript("Give either a message or messages, the whole transcript.")
     if request.messages is not None:
@@ -130,14 +129,14 @@ async def chat(parts: Parts, request: ChatRequest) -> GenerateResult:
 
 @answers(WhyRequest)
 async def why(parts: Parts, request: WhyRequest) -> WhyResult:
-    """See `WhyRequest`. Raises SessionNotFound."""
+    """Raises SessionNotFound."""
     uri = parts.resolve(request.session)
     return WhyResult(str(uri), parts.reasons.of(uri))
 
 
 def _branch(parts: Parts, live: Session) -> Look | None:
-    """What a session leaves behind that goes on from a look; or that has gone on, and behind whose version a newer
-    one has come back since: that is told until a sleep has made the branch a version."""
+    """The look that a request ends by going on from it. After that too, if a newer version has come back meanwhile:
+    reported until a sleep has made the branch a version."""
     newest = parts.store.find_session(live.uri)
     if newest is None or live.durable is None or not live.dirty or live.rewound:
         return parts.look(live)

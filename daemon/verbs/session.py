@@ -1,4 +1,4 @@
-"""Sessions as such: made, listed, shown, and how they draw."""
+"""Handlers for create, set, list and show."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from .answering import answers
 
 @answers(CreateRequest, queued=True)
 async def create(parts: Parts, request: CreateRequest) -> SessionInfo:
-    """See `CreateRequest`. Raises InvalidUri, SessionExists, UnknownModel; InvalidDraft, LimitExceeded for what could
-    never be slept; what loading the model raises."""
+    """Raises InvalidUri, SessionExists, UnknownModel; InvalidDraft, LimitExceeded for a session that could never sleep;
+    the errors of the model's load."""
     uri = parse_reference(request.session)
     name = parts.shelf.place(request.model).name
     settings = request.sampling or Sampling()
@@ -25,9 +25,7 @@ async def create(parts: Parts, request: CreateRequest) -> SessionInfo:
 
 @answers(SetRequest, queued=True)
 async def set_sampling(parts: Parts, request: SetRequest) -> SessionInfo:
-    """See `SetRequest`.
-
-    Raises InvalidSampling, and what a wake raises. SessionAwake: it is only looked at."""
+    """Raises InvalidSampling, and the errors of a wake. SessionAwake: it is only looked at."""
     async with parts.residency.woken(parts.resolve(request.session), request.emit) as (_, live):
         if (look := parts.look(live)) is not None:
             raise SessionAwake(
@@ -44,14 +42,13 @@ async def set_sampling(parts: Parts, request: SetRequest) -> SessionInfo:
 
 @answers(ListRequest, told=False)
 async def list_sessions(parts: Parts, request: ListRequest) -> ListResult:
-    """See `ListRequest`."""
     parts.require_open()
     return ListResult(tuple(await in_pieces(parts.roll.infos(request.namespace))))
 
 
 @answers(ShowRequest, told=False)
 async def show(parts: Parts, request: ShowRequest) -> SessionDetail:
-    """See `ShowRequest`. Raises SessionNotFound, and what a damaged bundle raises."""
+    """Raises SessionNotFound, and the errors of a damaged bundle."""
     uri = parts.resolve(request.session)
     async with parts.residency.turn(uri):
         versions = parts.store.versions(uri)

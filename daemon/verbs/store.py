@@ -1,4 +1,4 @@
-"""The store and what is in it: operations, marks, imports, analyses, figures, and what is removed."""
+"""Handlers for the store: operations, marks, imports, analyses, figures and deletes."""
 
 from __future__ import annotations
 
@@ -41,12 +41,10 @@ from .answering import answers
 
 @answers(MaintainRequest)
 async def maintain(parts: Parts, request: MaintainRequest) -> MaintenanceResult:
-    """See `MaintainRequest`.
-
-    Raises:
-        SessionNotFound, InvalidPolicy, CorruptMarks, and what else the store refuses.
-        SessionAwake: the session is to be quantised, and is awake.
-        RepairPutOff: what is damaged can be computed again, only not now; nothing was changed.
+    """Raises:
+    SessionNotFound, InvalidPolicy, CorruptMarks, and the store's other refusals.
+    SessionAwake: the session is to be quantised, and is awake.
+    RepairPutOff: damaged sessions can be computed again, only not now; nothing was changed.
     """
     parts.require_open()
     if request.operation == "quantise":
@@ -54,9 +52,7 @@ async def maintain(parts: Parts, request: MaintainRequest) -> MaintenanceResult:
             parts, request.session, order_of(request.session, request.bits, request.after_days, dry_run=request.dry_run)
         )
     if request.operation == "forget" and request.session is not None:
-        uri = parse_reference(
-            request.session
-        )  # one that is gone may have left bytes, which a cut off forget still owes
+        uri = parse_reference(request.session)  # one that is gone may have left bytes to erase
         async with parts.residency.turn(uri):
             return await to_the_end(_forget(parts, uri, dry_run=request.dry_run))
     uri_or_all = None if request.session is None else parts.store.resolve(request.session)
@@ -75,7 +71,7 @@ async def maintain(parts: Parts, request: MaintainRequest) -> MaintenanceResult:
 
 @answers(MarkRequest)
 async def mark(parts: Parts, request: MarkRequest) -> MarksResult:
-    """See `MarkRequest`. Raises SessionNotFound, AmbiguousVersion, InvalidTag, TagTaken, MarkNotFound, CorruptMarks."""
+    """Raises SessionNotFound, AmbiguousVersion, InvalidTag, TagTaken, MarkNotFound, CorruptMarks."""
     parts.require_open()
     marking = partial(
         set_mark,
@@ -91,12 +87,10 @@ async def mark(parts: Parts, request: MarkRequest) -> MarksResult:
 
 @answers(ImportRequest)
 async def import_bundle(parts: Parts, request: ImportRequest) -> SleepResult:
-    """See `ImportRequest`.
-
-    Raises:
-        SessionExists: a session of that name is awake.
-        NameTaken: another session has that name, which has nothing to do with it.
-        Corruption, and what else the store refuses; the store is then as it was.
+    """Raises:
+    SessionExists: a session of that name is awake.
+    NameTaken: an unrelated session has that name.
+    Corruption, and the store's other refusals; the store is then as it was.
     """
     started = time.monotonic()
     parts.require_open()
@@ -119,11 +113,9 @@ async def import_bundle(parts: Parts, request: ImportRequest) -> SleepResult:
 
 @answers(AnalyseRequest)
 async def analyse(parts: Parts, request: AnalyseRequest) -> AnalysisResult:
-    """See `AnalyseRequest`.
-
-    Raises:
-        SessionNotFound: also of a session that is awake and has never slept. AmbiguousVersion.
-        MalformedSnapshot, and what a damaged bundle raises.
+    """Raises:
+    SessionNotFound: also if the session is awake and has never slept. AmbiguousVersion.
+    MalformedSnapshot, and the errors of a damaged bundle.
     """
     started = time.monotonic()
     name, _, _ = request.session.partition(VERSION_MARK)
@@ -148,14 +140,13 @@ async def analyse(parts: Parts, request: AnalyseRequest) -> AnalysisResult:
 
 @answers(StatsRequest, told=False)
 async def stats(parts: Parts, request: StatsRequest) -> StatsResult:
-    """See `StatsRequest`."""
     parts.require_open()
     return await parts.labels.stats(request.label, request.namespace)
 
 
 @answers(DeleteRequest)
 async def delete(parts: Parts, request: DeleteRequest) -> DeleteResult:
-    """See `DeleteRequest`. Raises SessionNotFound."""
+    """Raises SessionNotFound."""
     uri = _resolve_to_delete(parts, request.session)
     async with parts.residency.turn(uri):
         return await to_the_end(parts.delete_session(uri))
@@ -163,7 +154,6 @@ async def delete(parts: Parts, request: DeleteRequest) -> DeleteResult:
 
 @answers(ClearRequest)
 async def clear(parts: Parts, request: ClearRequest) -> ClearResult:
-    """See `ClearRequest`."""
     parts.require_open()
     return await parts.labels.clear(request.label, request.namespace, dry_run=request.dry_run)
 
@@ -174,7 +164,7 @@ async def _forget(parts: Parts, uri: SessionUri, *, dry_run: bool) -> Maintenanc
     except SessionNotFound:
         if uri not in parts.residency.awake:
             raise
-        result = nothing_done("forget", dry_run=dry_run)  # it has never slept
+        result = nothing_done("forget", dry_run=dry_run)  # the session has never slept
     live = parts.residency.awake.get(uri)
     if not dry_run:
         parts.residency.awake.drop(uri)  # only now, as in `delete_session`
@@ -185,8 +175,7 @@ async def _forget(parts: Parts, uri: SessionUri, *, dry_run: bool) -> Maintenanc
 
 
 async def quantise(parts: Parts, session: str | None, order: QuantiseOrder) -> MaintenanceResult:
-    """Keep one session in fewer bits, or all that are old enough, one after the other, each in its turn; those that
-    are in use at first come last."""
+    """Keep one session in fewer bits, or all that are old enough, each in its turn; sessions in use come last."""
     tally = Tally(order)
     if session is not None:
         uri = parts.resolve(session)
@@ -198,7 +187,7 @@ async def quantise(parts: Parts, session: str | None, order: QuantiseOrder) -> M
     in_use = []
     for uri in itertools.chain.from_iterable(parts.store.iter_uris(NAMES_AT_ONCE)):
         if parts.residency.turns.users(uri):
-            in_use.append(uri)  # so that the others need not wait for its turn
+            in_use.append(uri)  # so that the others need not wait for it
         else:
             await _quantise_in_turn(parts, uri, order, tally)
     for uri in in_use:
@@ -230,7 +219,7 @@ async def _quantise_one(parts: Parts, use: Use, row: IndexRow, order: QuantiseOr
 
 
 async def _facts(parts: Parts, name: str, use: Use) -> LoadedModel | None:
-    """What is known of a model, which is loaded for that if it never was; None if it is not served."""
+    """The facts of a model, loaded if it never was; None if it is not served."""
     if name not in parts.shelf:
         return None
     known = parts.shelf.facts(name)
@@ -241,7 +230,7 @@ async def _facts(parts: Parts, name: str, use: Use) -> LoadedModel | None:
 
 
 def _resolve_to_delete(parts: Parts, name: str) -> SessionUri:
-    """As `_resolve`; but a session of which nothing is listed may have versions that repair has set aside."""
+    """As `Parts.resolve`; but an unlisted session may have versions that a repair has set aside."""
     parts.require_open()
     uri = parse_reference(name)
     return uri if parts.store.can_be_deleted(uri) else parts.resolve(name)

@@ -1,4 +1,4 @@
-"""Sleep and wake, one session or many."""
+"""Handlers for sleep, wake, its plan, and warm."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from .answering import answers
 
 @answers(SleepRequest)
 async def sleep(parts: Parts, request: SleepRequest) -> SleepResult:
-    """See `SleepRequest`. Raises EmptyContext, NoSpace and what else a store refuses; the session then stays awake."""
+    """Raises EmptyContext, NoSpace and the store's other refusals; the session then stays awake."""
     started = time.monotonic()
     async with parts.residency.turn(parts.resolve(request.session)) as use:
         return await to_the_end(_sleep(parts, use.uri, request.emit, started))
@@ -38,14 +38,12 @@ async def sleep(parts: Parts, request: SleepRequest) -> SleepResult:
 
 @answers(WakeRequest, queued=True)
 async def wake(parts: Parts, request: WakeRequest) -> WakeResult:
-    """See `WakeRequest`.
-
-    Raises:
-        AmbiguousVersion: several versions fit what is behind the `@`.
-        SessionAwake: another version or position was asked for while the session is awake.
-        NoSuchPosition: the version has fewer tokens than are wanted.
-        CanaryFailed: the state does not compute what it did when it slept.
-        IdentityMismatch, OwnerMismatch, CorruptBlock, ...: why it was refused; nothing live has changed.
+    """Raises:
+    AmbiguousVersion: several versions fit the text behind the `@`.
+    SessionAwake: the session is awake with another version or position.
+    NoSuchPosition: the version has fewer tokens.
+    CanaryFailed: the state does not compute the same as when it slept.
+    IdentityMismatch, OwnerMismatch, CorruptBlock, ...: refused; nothing live has changed.
     """
     started = time.monotonic()
     uri, version = await parts.version_of(request.session, request.version)
@@ -63,9 +61,7 @@ async def wake(parts: Parts, request: WakeRequest) -> WakeResult:
 
 @answers(PlanWakeRequest, told=False)
 async def plan_wake(parts: Parts, request: PlanWakeRequest) -> WakePlanResult:
-    """See `PlanWakeRequest`.
-
-    Raises What `wake` would raise before it reads a block. ModelNotLoaded: the model never was, so nothing tells."""
+    """Raises the errors of `wake` before it reads a block. ModelNotLoaded: the model was never loaded."""
     uri, version = await parts.version_of(request.session, request.version)
     async with parts.residency.turn(uri):
         return await parts.planning.plan(uri, WakeOrder(version, request.at_token, request.strict))
@@ -73,7 +69,7 @@ async def plan_wake(parts: Parts, request: PlanWakeRequest) -> WakePlanResult:
 
 @answers(WarmRequest, queued=True)
 async def warm(parts: Parts, request: WarmRequest) -> WarmResult:
-    """See `WarmRequest`. Raises SessionNotFound: of one that is named; nothing is woken then."""
+    """Raises SessionNotFound: a named session is missing; then none is woken."""
     parts.require_open()
     uris = [parts.resolve(session) for session in request.sessions]
     return await parts.labels.warm(uris, request.label, request.namespace, request.emit)
@@ -85,7 +81,7 @@ async def _wake(parts: Parts, use: Use, order: WakeOrder, emit: OnEvent, started
     except asyncio.CancelledError:
         if use.woken is None or use.uri not in parts.residency.awake:
             raise
-        return use.woken  # what had begun ran to its end
+        return use.woken  # the wake ran to its end
 
 
 async def _sleep(parts: Parts, uri: SessionUri, emit: OnEvent, started: float) -> SleepResult:
