@@ -1,7 +1,7 @@
-"""A LoRA or DoRA adapter as its folder holds it, in the form that mlx-lm trains and loads: what it is, by its files.
+"""A LoRA or DoRA adapter in the form that mlx-lm trains and loads, read from its folder.
 
-`adapter_config.json` has everything that the training was told; of that only what changes a computation counts here:
-kind, rank, scale, and which layers. Dropout does not (nothing is dropped when a model serves), nor does the path.
+Only those settings of `adapter_config.json` count that change a computation: kind, rank, scale, and the layers. Dropout
+does not (a served model drops nothing), and the path does not.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from .model_files import digest_of, load_object
 CONFIG_FILE: Final = "adapter_config.json"
 WEIGHTS_FILE: Final = "adapters.safetensors"
 KINDS: Final = ("lora", "dora", "full")
-"""What mlx-lm trains. `full` has whole weights instead of factors; there is nothing to fuse in it."""
+"""The kinds that mlx-lm trains. `full` has whole weights instead of factors: it cannot be fused."""
 
 Kind = Literal["lora", "dora", "full"]
-# Of a value that is not what it should be.
+# for a value of a wrong type or range
 _SHOWN_CHARS = 60
 
 
 @dataclass(frozen=True, slots=True)
 class AdapterSettings:
-    """rank and scale: None for a `full` one. layers: how many, counted from the last. keys: modules, None for all."""
+    """rank and scale: None for `full`. layers: how many, counted from the last. keys: modules, None for all."""
 
     kind: Kind
     rank: int | None
@@ -38,10 +38,10 @@ class AdapterSettings:
 
 
 def load_settings(folder: Path) -> AdapterSettings:
-    """Read what an adapter is.
+    """Read an adapter's settings.
 
     Raises:
-        AdapterFilesMissing: the folder or a file of it is not there, or does not say what it has to.
+        AdapterFilesMissing: the folder or a file of it is missing, or lacks a setting.
     """
     for name in (CONFIG_FILE, WEIGHTS_FILE):
         if not (folder / name).is_file():
@@ -76,7 +76,7 @@ def load_settings(folder: Path) -> AdapterSettings:
 
 def identify_adapter(settings: AdapterSettings, folder: Path, *, fused: bool, digests: DigestCache) -> str:
     """The adapter as a part of an identity: kind, rank, scale, `fused` or `unfused`, and a digest of its weights and
-    of its settings. `full HEX` for whole weights, where nothing can be fused.
+    settings. `full HEX` for whole weights.
 
     Raises:
         ModelFilesChanging: the weights are being written to.
@@ -95,7 +95,7 @@ def tensor_names(folder: Path) -> frozenset[str]:
     """The names of the adapter's tensors, from the list at the beginning of its weights.
 
     Raises:
-        AdapterFilesMissing: it is not such a file, or not all of it.
+        AdapterFilesMissing: it is no such file, or is cut off.
     """
     file = folder / WEIGHTS_FILE
     try:

@@ -1,19 +1,18 @@
-"""What an inspector shows of a stored version: a document of figures, made from its blocks alone.
+"""A document of figures about a stored version, for an inspector, made from its blocks alone.
 
-Needs no model: what the caches are is told by the version's own slots and identity. The document is plain data for
-JSON; `encode` gives the same bytes for the same bundle, with the same version of Torpor and of numpy's linear algebra:
-there is no clock in it, keys are sorted, and figures have 6 digits. The formulas are in `figures.py`.
+Needs no model: the version's slots and identity tell its caches. The document is plain data for JSON; `encode` gives
+the same bytes for the same bundle, with the same version of Torpor and of numpy's linear algebra: there is no clock in
+it, keys are sorted, and figures have 6 digits. The formulas are in `figures.py`.
 
-Drift is how far a version has gone from its parent: which blocks are the same ones, and what differs in the others.
-Only tokens that both have are compared: the longest common beginning of the two ledgers. A block that has the same id
-in both is the same to the last bit and is not read. Where blocks differ (one of the parent that was not full and has
-been filled since, a state that was computed anew), `max_abs` and `relative_l2` are those of `figures.Difference` over
-the common tokens of the differing blocks, array by array; 0.0 where no block differs. Arrays of the state records at
-the two ends are compared as they lie, whatever tokens they hold.
+Drift compares a version with its parent, over the longest common beginning of the two ledgers. A block with the same id
+in both is the same to the last bit and is not read. If blocks differ (a partial block of the parent was filled, or a
+state was computed anew), `max_abs` and `relative_l2` are those of `figures.Difference` over the common tokens of the
+differing blocks, array by array; else 0.0. Arrays of the state records at the two ends are compared as they lie, even
+for different tokens.
 
 Memory: one array at a time, and of it one slot of one block, the sums of its heads (`figures.HeadSums`), and numbers
-for 256 tokens: some 10 MiB for 8 heads of 128. Nothing grows with the session but what an open bundle holds, its block
-list and headers. Each array is read twice, for an outlier is told by the deviation of all.
+for 256 tokens: some 10 MiB for 8 heads of 128. Beside that only an open bundle's block list and headers grow with the
+session. Each array is read twice: an outlier depends on the deviation of all elements.
 """
 
 from __future__ import annotations
@@ -63,12 +62,12 @@ def drift_from(version: StoredVersion, parent: StoredVersion) -> dict[str, Any]:
 
 
 def no_drift(why: str) -> dict[str, Any]:
-    """What stands in the place of a drift that cannot be told."""
+    """In place of a drift, if there is none."""
     return {"why": why, "parent": None, "common_tokens": None, "blocks": None, "arrays": [], "logits": None}
 
 
 def common_tokens(one: BundleReader, other: BundleReader) -> int:
-    """How many tokens two ledgers begin with alike; read block by block, as far as they are."""
+    """How many first tokens two ledgers share, by reading common blocks."""
     common = 0
     spans = ([entry for entry in reader.entries if entry.kind == "span"] for reader in (one, other))
     for mine, others in zip(*spans, strict=False):
@@ -152,13 +151,13 @@ def analyse(
 ) -> dict[str, Any]:
     """The document of one version.
 
-    parent: that of its parent version; None if there is none, or none that can be opened, and then `why_no_parent`.
-    labels: those that the document gets; by default the session's, the model's name, and the version (`v3`).
-    on_progress: told how many bytes of how many have been read, on this thread; what it raises ends the analysis.
+    parent: its parent version; None if there is none, or it cannot be opened: then `why_no_parent`.
+    labels: by default the session's labels, the model's name, and the version (`v3`).
+    on_progress: told (bytes read, bytes in all), on this thread; its error ends the analysis.
 
     Raises:
-        StoreError: a byte is not what was written.
-        MalformedSnapshot: it has slots that are of no cache.
+        StoreError: a byte is not as it was written.
+        MalformedSnapshot: it has slots of no cache.
     """
     manifest = reader.manifest
     progress = _Progress(2 * manifest.logical_bytes, on_progress) if on_progress else None
@@ -192,7 +191,7 @@ def encode(document: dict[str, Any]) -> bytes:
 
 
 class _Progress:
-    """Tells how far it is, a hundred times at most."""
+    """Reports progress, a hundred times at most."""
 
     def __init__(self, total: int, told: OnProgress) -> None:
         self._total, self._told, self._done, self._percent = total, told, 0, -1

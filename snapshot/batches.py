@@ -1,7 +1,7 @@
-"""The caches of several states as one, in mlx-lm's batch caches: what decodes in one model call.
+"""The caches of several states as one, in mlx-lm's batch caches: one model call decodes them all.
 
-A state's caches go in and come out again with the same keys, values and arrays, bit for bit; which memory holds them,
-and how much room there is behind them, may differ. A batch has the caches' form: one a layer, lists of caches included.
+A state's caches come out with the same keys, values and arrays that went in, bit for bit; only their memory and the
+room behind them may differ. A batch has the caches' form: one a layer, lists of caches included.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from .kinds import kind_of, leaves
 Batch = list[Any]
 
 Rooms = Sequence[Sequence[int]]
-"""Of a state's caches, one a layer: how many rows the arrays of each have, those behind its tokens included. As mlx-lm
-gives them back, they would grow from where they end, in memory that was not reserved."""
+"""For each layer of a state's caches, the rows of its arrays, with those behind its tokens. Without them mlx-lm gives
+arrays back that end at their tokens, and grow in memory that was not reserved."""
 
 
 def can_batch(caches: Sequence[Any]) -> bool:
@@ -28,12 +28,12 @@ def can_batch(caches: Sequence[Any]) -> bool:
 
 
 def merge(rows: list[list[Any]]) -> Batch:
-    """One batch of the caches of several states, `rows[state][layer]`, which are let go of layer by layer: no more than
-    one layer is there twice.
+    """One batch of the caches of several states, `rows[state][layer]`; the states let go of them layer by layer, so
+    only one layer is there twice.
 
     Raises:
-        What MLX raises where there is no memory; the rows have their caches then, but for those (None) that could not
-        be given back.
+        MLX's error if there is no memory; the rows have their caches again, but None for those that could not be given
+        back.
     """
     batch: Batch = []
     rooms = [rooms_of(caches) for caches in rows]
@@ -52,8 +52,8 @@ def merge(rows: list[list[Any]]) -> Batch:
 
 
 def extend(batch: Batch, more: Batch) -> None:
-    """Put the rows of another batch behind those of a batch, layer by layer; of the other one None is left of each
-    layer that was put there, also where MLX raises on the way."""
+    """Put the rows of another batch behind those of a batch, layer by layer. The other one has None for each moved
+    layer, even if MLX raises on the way."""
     for layer, cache in enumerate(batch):
         cache.extend(more[layer])
         mx.eval(_arrays(cache))
@@ -64,10 +64,10 @@ def take_apart(
     batch: Batch, rows: Sequence[int], rooms: Sequence[Rooms], more: Batch | None = None, more_rows: Sequence[int] = ()
 ) -> list[list[Any]]:
     """The caches of these rows, each in memory of its own, with the rooms that they had; the batch is let go of layer
-    by layer, so that no more than one layer is there twice.
+    by layer, so only one layer is there twice.
 
-    more, more_rows: another batch, some of whose layers `extend` has put behind this one's, which is taken apart too.
-    rooms: of the states of both.
+    more, more_rows: another batch to be taken apart too; `extend` has put some of its layers behind this one's. rooms:
+    of the states of both.
     """
     found: list[list[Any]] = [[] for _ in (*rows, *more_rows)]
     for layer in range(len(batch)):
@@ -89,7 +89,7 @@ def take_apart(
 
 
 def has_places(like: Sequence[Any]) -> bool:
-    """Whether a row of a batch of such caches can be given to another state where it lies."""
+    """Whether another state can take over a row of a batch of such caches where it lies."""
     return all(kind_of(cache).has_places for _, cache in leaves(like))
 
 
@@ -102,8 +102,8 @@ def fits_place(batch: Batch, caches: Sequence[Any]) -> bool:
 
 
 def place(batch: Batch, row: int, caches: list[Any]) -> None:
-    """Write a state's caches over a row that no session has any more, where the batch lies: the others are not copied.
-    They are let go of layer by layer.
+    """Write a state's caches over a free row of the batch; the other rows are not copied. The state lets go of them
+    layer by layer.
 
     Raises:
         As `merge`; the row is still free.
@@ -124,7 +124,8 @@ def place(batch: Batch, row: int, caches: list[Any]) -> None:
 
 
 def extract(batch: Batch, row: int, rooms: Rooms | None = None) -> list[Any]:
-    """The caches of one row, in memory of their own, with the rooms they had, evaluated; the batch still has it."""
+    """The caches of one row, in memory of their own, with the rooms they had, evaluated; the batch still has the
+    row."""
     of_layers = repeat(repeat(0)) if rooms is None else rooms
     caches = [_extracted(cache, row, room) for cache, room in zip(batch, of_layers, strict=False)]
     mx.eval(arrays_of(caches))
@@ -132,7 +133,7 @@ def extract(batch: Batch, row: int, rooms: Rooms | None = None) -> list[Any]:
 
 
 def rooms_of(caches: Sequence[Any]) -> Rooms:
-    """What `extract` and `take_apart` are to leave of room."""
+    """The rooms that `extract` and `take_apart` need for a state."""
     return [[kind_of(part).room(part) for _, part in leaves([cache])] for cache in caches]
 
 
@@ -144,10 +145,8 @@ def retain(batch: Batch, rows: Sequence[int]) -> None:
 
 
 def keep(batch: Batch, like: Sequence[Any]) -> Callable[[], None]:
-    """Remember what the batch holds now; what is returned puts it back to it, if no more than one token was read since.
-
-    like: empty caches of the same model, which tell the kinds.
-    """
+    """Remember the batch's content. The result restores it, if no more than one token was read since. like: empty
+    caches of the same model, which tell the kinds."""
     undos, needed = [], []
     for (_, part), (_, cache) in zip(leaves(batch), leaves(like), strict=True):
         undo, arrays = kind_of(cache).keep_batch(part)

@@ -1,9 +1,9 @@
 """Gives MLX on Linux a fast BLAS, and says which one it has.
 
-The CPU wheel of MLX links netlib's reference BLAS. It calls plain `cblas_sgemm`, so a library that is in the
-global symbol scope first takes over: about 60 times the speed for float32 products. That has to happen before
-the first import of `mlx.core`, so this module imports nothing of MLX, and the packages that use MLX call
-`load_fast_blas` from their `__init__`. On macOS (Accelerate, Metal) and with MLX's CUDA build nothing is done.
+The CPU wheel of MLX links netlib's reference BLAS. It calls plain `cblas_sgemm`, so a library that is in the global
+symbol scope first takes over: about 60 times the speed for float32 products. That has to happen before the first import
+of `mlx.core`, so this module imports nothing of MLX, and the packages that use MLX call `load_fast_blas` from their
+`__init__`. On macOS (Accelerate, Metal) and with MLX's CUDA build nothing is done.
 """
 
 from __future__ import annotations
@@ -33,17 +33,16 @@ HOW_TO_GET_IT = {
 
 @dataclass(frozen=True, slots=True)
 class BlasChoice:
-    """What was done about BLAS: `library` is the soname or path that was loaded, None when nothing was."""
+    """The result: `library` is the soname or path that was loaded, None if none was."""
 
     library: str | None
     reason: str
 
 
 def load_fast_blas() -> BlasChoice:
-    """Put a full CBLAS into the global symbol scope unless this platform has no need of it. Idempotent.
+    """Put a full CBLAS into the global symbol scope if this platform needs one. Idempotent.
 
-    `TORPOR_BLAS` names a library to use instead of the ones that are looked for; `TORPOR_BLAS=reference`
-    keeps the one that MLX ships.
+    `TORPOR_BLAS` names the library to use; `TORPOR_BLAS=reference` keeps the one of MLX.
     """
     global _choice
     if _choice is None:
@@ -52,8 +51,8 @@ def load_fast_blas() -> BlasChoice:
 
 
 def library_in_use() -> str | None:
-    """The path of the library that `cblas_sgemm` resolves to in the global scope; None when none is there,
-    which on Linux means MLX's own reference BLAS."""
+    """The path of the library with `cblas_sgemm` in the global scope; None if there is none, which on Linux means MLX's
+    own reference BLAS."""
     try:
         symbol = ctypes.CDLL(None).cblas_sgemm
     except (AttributeError, OSError):
@@ -95,14 +94,14 @@ def _choose() -> BlasChoice:
 
 def _candidates() -> Iterator[str]:
     yield from _CANDIDATES
-    # Last, because it starts processes.
+    # last, because it starts processes
     found = ctypes.util.find_library("openblas")
     if found is not None and found not in _CANDIDATES:
         yield found
 
 
 def _provides_cblas(library: str) -> bool:
-    # Loaded privately first: a library without CBLAS must not reach the global scope.
+    # privately first: a library without CBLAS must not reach the global scope
     try:
         return hasattr(ctypes.CDLL(library, mode=ctypes.RTLD_LOCAL), "cblas_sgemm")
     except OSError:
@@ -121,8 +120,8 @@ def replaced_cuda_wheel() -> str | None:
 
 
 def _cuda_wheels() -> Iterator[tuple[str, bool]]:
-    """Each installed CUDA wheel, and whether its library is in place. That of the CPU wheel has the same path, so of
-    two wheels the one that was installed last computes."""
+    """Each installed CUDA wheel, and whether its library is in place. The CPU wheel's library has the same path, so the
+    wheel that was installed last computes."""
     for name in _CUDA_WHEELS:
         try:
             files = importlib.metadata.files(name) or ()
@@ -132,7 +131,7 @@ def _cuda_wheels() -> Iterator[tuple[str, bool]]:
 
 
 def _is_in_place(file: importlib.metadata.PackagePath) -> bool:
-    """Whether a wheel's file has the size that it was installed with; one that tells none is believed."""
+    """Whether a wheel's file has the size in its list; without a size there, yes."""
     try:
         return file.size is None or Path(str(file.locate())).stat().st_size == file.size
     except OSError:

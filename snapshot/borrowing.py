@@ -1,4 +1,4 @@
-"""The beginning of a state in memory, as a state of its own: what another session that begins alike starts from.
+"""The beginning of a state in memory, as a state of its own, for another session that begins alike.
 
 Everything is copied: two caches over one array would see each other's writes, and a source may go at any time.
 """
@@ -19,10 +19,10 @@ from .state import LiveState
 def borrow(
     source: LiveState, caches: Sequence[Any], random_key: mx.array, token_count: int
 ) -> Generator[None, None, LiveState | None]:
-    """As much of the first `token_count` tokens of a state as can be had without computing: all of them where its
-    caches are cut by token, else those up to the last checkpoint in memory; None if that is nothing.
+    """As much of the first `token_count` tokens of a state as can be had without computing: all if its caches are cut
+    by token, else up to the last checkpoint in memory; None if that is nothing.
 
-    Steps for the engine thread, a cache each. In between the source may go on: what it has read stays where it is.
+    Steps for the engine thread, a cache each. In between the source may go on: the rows of its tokens stay.
 
     caches: empty ones of the same model, which become the new state's. random_key: the new state's own. The new state
     has no logits: the borrower reads on.

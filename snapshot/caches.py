@@ -1,6 +1,6 @@
-"""A model's caches as one: how long they are, how to cut them back, what memory they take.
+"""A model's caches as one: their length, their cut, their memory.
 
-Owns nothing of a single kind (`kinds.py`) and nothing of how states are stored (`layout.py`).
+Knows no single kind (`kinds.py`), and not how states are stored (`layout.py`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Rows = list[dict[str, mx.array]]
 
 
 def length(caches: Sequence[Any]) -> int | None:
-    """Tokens that the caches hold; None where none of those that are in use counts them.
+    """Tokens that the caches hold; None if no cache in use counts them.
 
     Raises:
         UnsupportedCache: a cache is of a kind without adapter.
@@ -54,7 +54,7 @@ def arrays_of(caches: Sequence[Any]) -> list[mx.array]:
 
 
 def make_room(caches: Sequence[Any], count: int) -> None:
-    """Before that many tokens are read in one model call: have the caches grow by no more than is said of them."""
+    """Before a model call that reads that many tokens: the caches then grow by no more than the layout says."""
     for _, cache in leaves(caches):
         kind_of(cache).make_room(cache, count)
 
@@ -65,8 +65,8 @@ def resident_bytes(caches: Sequence[Any]) -> int:
 
 
 def growth_bytes(caches: Sequence[Any], layout: CacheLayout, token_count: int, at_once: int) -> int:
-    """Memory that the caches take at most beyond what they do, to hold that many tokens and while these are read;
-    none for those that have the rows already. at_once: tokens of one model call, at most."""
+    """Memory that the caches need at most beyond the present, to read and hold that many tokens; none for rows that
+    exist. at_once: tokens of one model call, at most."""
     growth = 0
     for entry, (_, cache) in zip(layout.entries, leaves(caches), strict=True):
         kind = kind_of(cache)
@@ -104,12 +104,10 @@ def truncate(caches: Sequence[Any], token_count: int) -> None:
 
 
 def keep(caches: Sequence[Any], *, one_token: bool = False) -> Callable[[], None]:
-    """Remember what the caches hold now; what is returned puts them back to it, whatever was read since.
+    """Remember the caches' content. The result restores it, after any number of tokens. It also mends a model call that
+    failed half-way, when only some layers had grown. It holds on only to arrays that the next tokens overwrite.
 
-    It also mends a model call that failed half-way, when only some layers had grown. What it holds on to is what the
-    next tokens write over, and no more.
-
-    one_token: that at most one token will be read in between, which for windows is far cheaper.
+    one_token: at most one token will be read in between, which is far cheaper for windows.
     """
     undos, needed = [], []
     for _, cache in leaves(caches):
@@ -126,7 +124,7 @@ def keep(caches: Sequence[Any], *, one_token: bool = False) -> Callable[[], None
 
 
 def last_rows(caches: Sequence[Any]) -> Rows:
-    """What each span array holds of the last token, evaluated, as arrays of their own."""
+    """The last token's row of each span array, evaluated, as arrays of their own."""
     rows = []
     for _, cache in leaves(caches):
         kind = kind_of(cache)
@@ -138,7 +136,7 @@ def last_rows(caches: Sequence[Any]) -> Rows:
 
 
 def put_last_rows(caches: Sequence[Any], rows: Rows) -> None:
-    """Put back what `last_rows` gave, over what the caches hold of the last token now."""
+    """Put back the rows from `last_rows` as those of the last token."""
     for (_, cache), kept in zip(leaves(caches), rows, strict=True):
         kind = kind_of(cache)
         if not kept:
@@ -151,8 +149,8 @@ def put_last_rows(caches: Sequence[Any], rows: Rows) -> None:
 
 @contextlib.contextmanager
 def without_last(caches: Sequence[Any], token_count: int) -> Iterator[None]:
-    """The caches as they were before the last of their `token_count` tokens, for the block; then as they are, bit for
-    bit: a token read alone may differ from one read in a chunk.
+    """For the block, the caches as they were before the last of their `token_count` tokens; afterwards as they are, bit
+    for bit: a token read alone may differ from one read in a chunk.
 
     Raises:
         InconsistentState: they cannot go back.

@@ -1,8 +1,8 @@
-"""Whether a state that was put back computes what the slept one did.
+"""Whether a state that was put back computes the same as the slept one.
 
-The canary is the logits of one token run on the state. Where all of the state is cut by token it is the last token,
-run again on the state before it: its logits are kept as the last logits anyway. Elsewhere it is the last token run
-once more, behind itself, on a state that is then put back; those logits are kept beside the last ones.
+The canary is the logits of one token run on the state. If the whole state is cut by token, it is the last token, run
+again on the state before it: its logits are kept anyway. Else the last token is run once more, behind itself, on a
+state that is then put back; those logits are kept beside the last ones.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Policy = Literal["always", "changed", "never"]
 Verdict = Literal["same_bits", "within_tolerance", "not_run"]
 
 COMPARED_TOKENS: Final = 256
-"""Tokens whose log-probabilities are compared where bits may differ: the most probable ones of what was kept."""
+"""Tokens whose log-probabilities are compared if bits may differ: the most probable ones of the kept logits."""
 
 TOLERANCE: Final = {"float32": 0.01, "float16": 0.25, "bfloat16": 0.25}
 """The largest difference of a log-probability that another device, library or processor may make, by compute dtype.
@@ -30,8 +30,8 @@ Half precision keeps 8 or 11 bits of a logit of some tens. A state that is wrong
 
 @dataclass(frozen=True, slots=True)
 class Expectation:
-    """What was kept. logits: float32 `[vocabulary]`; exact: whether the very bits must come again, because the same
-    environment reads the token in a call of the same size; hashed: whether all that it is to prove was hashed."""
+    """The kept canary. logits: float32 `[vocabulary]`; exact: whether the same bits must come again, because the same
+    environment reads the token in a call of the same size; hashed: whether the whole state was hashed."""
 
     logits: bytes
     exact: bool
@@ -39,7 +39,7 @@ class Expectation:
 
 
 def agree(expected: Expectation, found: mx.array, *, compute_dtype: str, position: int) -> Verdict:
-    """Compare the canary's logits, float32 `[vocabulary]` and evaluated, with those that were kept.
+    """Compare the canary's logits, float32 `[vocabulary]` and evaluated, with the kept ones.
 
     Raises:
         CanaryFailed: they do not agree; the state is not to be used.
@@ -49,7 +49,7 @@ def agree(expected: Expectation, found: mx.array, *, compute_dtype: str, positio
         return "same_bits"
     difference = _difference(then, now)
     tolerance = 0.0 if expected.exact else min(TOLERANCE.get(name, 0.0) for name in compute_dtype.split("+"))
-    if not difference <= tolerance:  # also where it is no number
+    if not difference <= tolerance:  # also for NaN
         what_to_do = (
             "Wake an earlier version; `torpor verify --deep` reads all stored bytes, `torpor doctor` looks at the "
             "machine."

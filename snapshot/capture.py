@@ -1,7 +1,7 @@
 """Cuts live state into blocks. Span arrays are not copied: drafts hold views of the cache's own memory.
 
-`cut` runs on the engine thread, because it evaluates. What it returns is evaluated memory, which any thread may
-read, hash and write; the store does that while the engine serves others.
+`cut` runs on the engine thread, because it evaluates. Its result is evaluated memory, which any thread may read, hash
+and write; the store does that while the engine serves others.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _LOWEST_NOT_FINITE: Final[dict[str, tuple[np.signedinteger, np.unsignedinteger]]
 
 
 def is_finite(runs: Iterable[memoryview], dtype: str) -> bool:
-    """Whether all values in these bytes are numbers. Each run holds whole elements; integers always are.
+    """Whether all values in these bytes are finite. Each run holds whole elements; integers always are.
 
     Read as signed integers, non-finite values without a sign bit are the largest; read as unsigned, those with one are.
     So two searches for a maximum find both, at the speed of the processor's cache.
@@ -85,9 +85,9 @@ class StateSource:
 class Cut:
     """A snapshot to be written: the blocks that are durable already, then the new ones.
 
-    tokens: the ledger's bytes at the moment of the cut; spans: the memory of each span array, in stored order;
-    checkpoints: the state records in between that are not durable yet, by position; state: the record at the end;
-    lossy: the first tokens in the few bits to keep, None where all are kept exact.
+    tokens: the ledger's bytes at the moment of the cut. spans: the memory of each span array, in stored order.
+    checkpoints: the state records in between that are not durable yet, by position; state: the record at the end.
+    lossy: the first tokens in few bits, None if all are kept exact.
     """
 
     reused: tuple[BlockEntry, ...]
@@ -139,11 +139,11 @@ class Cut:
 def plan_reuse(
     durable: Sequence[BlockEntry], unchanged_tokens: int, checkpoints: Sequence[int] = ()
 ) -> tuple[BlockEntry, ...]:
-    """The leading blocks of the last snapshot that still match the cache, in however many files: a sleep writes only
+    """The leading blocks of the last snapshot, in any number of files, that still match the cache: a sleep writes only
     new blocks.
 
-    unchanged_tokens: how many leading tokens have neither been dropped nor rewritten since. A last block that was not
-    full is written again, so that blocks always stand back to back.
+    unchanged_tokens: how many leading tokens were neither dropped nor rewritten since. A partial last block is written
+        again, so that blocks always stand back to back.
     checkpoints: the positions of the state records to keep; others are left out.
     """
     reused: list[BlockEntry] = []
@@ -170,9 +170,9 @@ def cut(
 ) -> Cut:
     """A consistent snapshot of the state as it is now.
 
-    canary: float32 `[vocabulary]`, its canary's logits, where the state has records or is lossy.
-    is_lossy: whether keys and values of the session have ever been kept in few bits.
-    lossy: the first tokens in the form in which they are to be kept, where that is in few bits.
+    canary: float32 `[vocabulary]`, the canary's logits, if the state has records or is lossy.
+    is_lossy: whether keys and values of the session were ever kept in few bits.
+    lossy: the first tokens in the form to be kept, if that is in few bits.
 
     Raises:
         InconsistentState: ledger and caches do not describe one span, or nothing has been read yet.
@@ -185,7 +185,7 @@ def cut(
         )
     used = _used(state, layout)
     sources = [span_source(whole) for cache in used for whole in kind_of(cache).spans(cache).values()]
-    # The record of the end is at the end itself, and a position has room for one.
+    # the end's record is at the end itself, and a position has room for one
     before_end = [position for position in state.checkpoints.positions if position < len(state.tokens)]
     reused = plan_reuse(durable, unchanged_tokens, before_end)
     kept = {entry.start for entry in reused if entry.kind == "state"}
@@ -207,8 +207,7 @@ def _used(state: LiveState, layout: CacheLayout) -> list[Any]:
     """The caches that the model uses.
 
     Raises:
-        InconsistentState: a cache is of another kind than the model's, is empty though the model fills it, or holds
-            something though the model does not use it.
+        InconsistentState: a cache is of another kind than the model's, or is empty or filled against the model's use.
     """
     found = []
     for entry, (path, cache) in zip(layout.entries, leaves(state.caches), strict=True):

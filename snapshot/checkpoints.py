@@ -1,8 +1,8 @@
 """Whole state at earlier positions, for caches that cannot go back by themselves.
 
-A window or a recurrence forgets what it was. So of sessions that have such caches a record is kept now and then, at
-the ends of full blocks, and a wake at an earlier token computes only what lies behind the nearest one. How many there
-are is a matter of a byte budget: where one more would not fit, every second is let go, and the distance doubles.
+A window or a recurrence forgets its past. So sessions with such caches keep a record now and then, at the ends of full
+blocks, and a wake at an earlier token computes only the tokens behind the nearest one. A byte budget limits them: when
+one more would not fit, every second goes, and the distance doubles.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ DEFAULT_BUDGET_BYTES: Final = 256 * 1024 * 1024
 class Checkpoint:
     """The content of a state record, in evaluated memory of its own.
 
-    records: by the path of the cache; logits, random_key and passes are those of that position; canary: the logits of
-        its canary, None where none was taken.
+    records: by the path of the cache. logits, random_key, passes: those of that position. canary: its canary's logits,
+    None if none was taken.
     """
 
     position: int
@@ -71,10 +71,10 @@ def checkpoint_of(
 
 @dataclass(slots=True)
 class Checkpoints:
-    """The checkpoints of one session, by position; None for one that lies in its last snapshot and not in memory.
+    """The checkpoints of one session, by position; None for one in its last snapshot and not in memory.
 
-    record_bytes: what one takes at most (`CacheLayout.record_bytes`). Where they are taken follows from it and from the
-        position alone, so that a session that has slept reads its tokens in the same calls as one that has not.
+    record_bytes: the most bytes of one (`CacheLayout.record_bytes`). It and the position alone decide where they are
+    taken, so that a session that has slept reads its tokens in the same calls as one that has not.
     """
 
     record_bytes: int = 0
@@ -88,7 +88,7 @@ class Checkpoints:
 
     @property
     def resident_bytes(self) -> int:
-        """Memory that those take which are not durable yet."""
+        """Memory of those that are not durable yet."""
         return sum(each.size_bytes for each in self._held.values() if each is not None)
 
     def __iter__(self) -> Iterator[Checkpoint]:
@@ -99,7 +99,7 @@ class Checkpoints:
                 yield held
 
     def next_due(self, position: int) -> int:
-        """The first position after this one at which a checkpoint is to be taken; behind every session if none is."""
+        """The next position for a checkpoint after this one; behind every session if there is none."""
         due = position + 1
         if not self._fits:
             return MAX_TOKENS + due
@@ -114,14 +114,14 @@ class Checkpoints:
         return self._fits and position > 0 and position % self._distance(position) == 0
 
     def growth_bytes(self, position: int, end: int) -> int:
-        """Memory that checkpoints take at most beyond what they do, once the tokens `[position, end)` are read."""
+        """Memory that checkpoints need at most beyond the present, once the tokens `[position, end)` are read."""
         count = 0
         while (position := self.next_due(position)) <= end:
             count += 1
         return max(0, min(count * self.record_bytes, self.budget_bytes - self.resident_bytes))
 
     def add(self, checkpoint: Checkpoint) -> None:
-        """Add a checkpoint, and drop those for which the budget has no room any more."""
+        """Add a checkpoint, and drop those beyond the budget."""
         self._held[checkpoint.position] = checkpoint
         distance = self._distance(checkpoint.position)
         for position in self.positions:
@@ -129,13 +129,13 @@ class Checkpoints:
                 del self._held[position]
 
     def cut(self, token_count: int) -> None:
-        """Forget those behind the first `token_count` tokens, which are no longer the session's."""
+        """Forget those behind the first `token_count` tokens."""
         for position in self.positions:
             if position > token_count:
                 del self._held[position]
 
     def became_durable(self, positions: Iterable[int]) -> None:
-        """A snapshot holds exactly the checkpoints at these positions: none needs to be kept in memory."""
+        """A snapshot holds exactly the checkpoints at these positions: memory need keep none of them."""
         self._held = dict.fromkeys(positions)
 
     @property
@@ -143,7 +143,7 @@ class Checkpoints:
         return self.record_bytes <= self.budget_bytes
 
     def _distance(self, position: int) -> int:
-        """How far checkpoints are apart in a session of that length: doubled until they fit the budget."""
+        """The distance of checkpoints in a session of that length: doubled until they fit the budget."""
         most = max(1, self.budget_bytes // max(1, self.record_bytes))
         distance = CHECKPOINT_TOKENS
         while position // distance > most:

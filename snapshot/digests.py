@@ -1,9 +1,9 @@
 """Digests of model files, remembered by inode, size and times, so that gigabytes of weights are read once.
 
-The memory is a cache and nothing more: one that is missing, damaged or foreign is as good as empty. The change
-time is part of the key, because an editor can set a modification time back, a change time cannot by
-ordinary means. A failing disk, a clock that was set back or a restored image changes bytes behind all of them: a full
-check reads every file again, whatever is remembered, and says which of them had changed unseen.
+The memory is only a cache: a missing, damaged or foreign one counts as empty. The change time is part of the key: an
+editor can set a modification time back, but not a change time by ordinary means. A failing disk, a clock that was set
+back or a restored image changes bytes behind all of them: a full check reads every file again, and says which of them
+had changed unseen.
 """
 
 from __future__ import annotations
@@ -38,8 +38,7 @@ def default_cache_path() -> Path:
 class DigestCache:
     """File digests as BLAKE3-256 hex, kept in one JSON file at `path`.
 
-    full: read every file, whatever is remembered of it; `changed_unseen` then lists those whose bytes are others than
-    remembered although nothing else tells it.
+    full: read every file anyway; `changed_unseen` then lists those with other bytes under the same stamp.
     """
 
     path: Path
@@ -77,7 +76,7 @@ class DigestCache:
         return digest
 
     def _remember(self, path: str, entry: list[str | int]) -> None:
-        # What another process has put right meanwhile stays so; without a file that can be read, ours is all there is.
+        # Keep repairs of other processes; without a readable file there, ours is all there is.
         self._known = _read(self.path) or self._known
         self._known.pop(path, None)
         self._known[path] = entry
@@ -93,7 +92,7 @@ def _stamp(path: str) -> list[str | int]:
 
 def _is_settled(stamp: list[str | int]) -> bool:
     """Whether a later write must show in the times: a file system's clock may stand still for some milliseconds, so a
-    file that was written a moment ago could be written again without its stamp changing."""
+    second write at once could leave the same stamp."""
     return time.time_ns() - int(stamp[-1]) > _CLOCK_GRAIN_NS
 
 
@@ -126,7 +125,7 @@ def _is_entry(entry: object) -> bool:
 
 
 def _write(path: Path, known: dict[str, list[str | int]]) -> None:
-    # Failing to remember costs a second reading, never an answer, so errors end here.
+    # A failure to remember costs a second reading, never an answer, so errors end here.
     with suppress(OSError):
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         descriptor, temporary = tempfile.mkstemp(prefix=".digests-", dir=path.parent)

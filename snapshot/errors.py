@@ -22,7 +22,7 @@ class LayoutMismatch(SnapshotError):
 
 
 class InconsistentState(SnapshotError):
-    """Ledger and cache do not describe one span; taking a snapshot of them would keep a lie."""
+    """Ledger and cache do not describe one span; a snapshot of them would keep a lie."""
 
 
 class NonFiniteState(SnapshotError):

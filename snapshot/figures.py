@@ -25,9 +25,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 OUTLIER_SIGMAS: Final = 6.0
-# Figures are told to so many digits: the last bits depend on the order in which a library adds up.
+# Digits of a figure: the last bits depend on the order in which a library adds up.
 DIGITS: Final = 6
-# A variance below this share of the mean square is what rounding leaves of none.
+# A variance below this share of the mean square is only rounding.
 _NO_VARIANCE: Final = 1e-13
 # OpenBLAS computes a product of 64 x 64 x 64 on the calling thread.
 _TILE: Final = 64
@@ -56,7 +56,7 @@ class Undefined:
 
 
 def rounded(value: float) -> float:
-    """A figure as it is told."""
+    """A figure, rounded for the document."""
     return float(f"{value:.{DIGITS}g}")
 
 
@@ -66,7 +66,7 @@ def sums_bytes(heads: int, dim: int) -> int:
 
 
 class HeadSums:
-    """First pass: all that is added up. Pieces come in the order of their positions.
+    """First pass: all sums. Pieces come in the order of their positions.
 
     Memory: for each head D * D + 4 * D numbers; nothing grows with the tokens.
     """
@@ -149,8 +149,8 @@ class HeadSums:
 def _add_outer_products(products: Numbers, vectors: Numbers) -> None:
     """Add sum(x_t x_t^T) of vectors `[heads, tokens, dim]` to the upper triangle, tile by tile, of `[heads, dim, dim]`.
 
-    numpy's BLAS takes all processors for larger products, and where others work beside it (an engine that generates)
-    its threads wait for each other: 60 times slower on two cores than these tiles, which it computes on this thread.
+    numpy's BLAS takes all processors for larger products. Beside other work (an engine that generates) its threads wait
+    for each other: 60 times slower on two cores than these tiles, which it computes on this thread.
     """
     _, count, dim = vectors.shape
     for start in range(0, count, _TILE):
@@ -163,7 +163,7 @@ def _add_outer_products(products: Numbers, vectors: Numbers) -> None:
 
 
 class HeadOutliers:
-    """Second pass: what can only be counted once the whole is known. Memory: D numbers a head."""
+    """Second pass: the counts that need the whole. Memory: D numbers a head."""
 
     def __init__(self, sums: HeadSums) -> None:
         self.sigma = sums.sigma
@@ -268,7 +268,7 @@ def _outliers(sums: HeadSums, outliers: HeadOutliers, head: int, undefined: Unde
 
 
 class ElementFigures:
-    """What is told of an array without tokens: two passes over its elements, in pieces of any size.
+    """The figures of an array without tokens: two passes over its elements, in pieces of any size.
 
     `rms` is sqrt(sum(x^2) / N) of its N elements, `max_abs` the largest |x|, `max_at` the first index of it in
     row-major order; sigma and outliers are as those of a head.

@@ -1,16 +1,15 @@
 """The parts of a model's identity: the name, the side and the policy of each.
 
-Every part is named, so that a refusal can say which one differs. A part is of the *meaning* (what the tokens and the
-numbers in the cache mean) or of the *representation* (how they are held, and what computed them). Its policy decides:
+Every part is named, so that a refusal can say which one differs. A part is of the *meaning* (of tokens and of the
+numbers in the cache) or of the *representation* (how they are held, and what computed them). Its policy decides:
 
 - `must_match`: a snapshot with another value is refused.
-- `convertible`: refused too, unless the caller says that it converts this part: the same numbers can be had in the
-  other form, exactly or with a loss that is known. Until then they are the wrong bytes.
-- `may_differ`: the KV is as good as before; reported at wake, and refused only if asked to be strict.
+- `convertible`: refused too, unless the caller converts this part to the other form, exactly or with a known loss.
+- `may_differ`: the KV is as good as before; reported at wake, and refused only by a strict caller.
 
-The digest that names blocks and bundles covers the parts of the first two policies (`Identity`). Those of the third
-are kept beside it, in the session map: a new version of a library must neither make blocks unshareable nor strand what
-sleeps. Policies are not stored, so a later version may loosen one.
+The digest that names blocks and bundles covers the parts of the first two policies (`Identity`). Those of the third are
+kept beside it, in the session map: a new version of a library must not make blocks unshareable or sleepers unwakeable.
+Policies are not stored, so a later version may loosen one.
 """
 
 from __future__ import annotations
@@ -27,14 +26,14 @@ from .layout import PLAIN, serving
 Side = Literal["meaning", "representation"]
 Policy = Literal["must_match", "convertible", "may_differ"]
 
-# How this version arranges slots in blocks and in the state record; raised when that changes for a cache that could
-# be slept before. What a slot holds has a version of its own, in its kind.
+# The arrangement of slots in blocks and in the state record. Raise it if that changes for a cache that could be slept
+# before. The kind has the version of a slot's content.
 STATE_LAYOUT: Final = "1"
-# Characters of a value shown in a sentence; the error's details have all of it.
+# characters of a value in a sentence; the error's details have all of it
 _SHOWN_CHARS = 80
 _DIGEST_CHARS = 64
 _DIGEST_CHARS_SHOWN = 12
-# Characters of a backend part in a snapshot; we write no longer text.
+# characters of a backend part in a snapshot; we write no longer text
 MAX_CIRCUMSTANCE_CHARS: Final = 1024
 
 
@@ -143,7 +142,7 @@ PARTS: Final = (
 )  # fmt: skip
 _PARTS: Final = {part.name: part for part in PARTS}
 CIRCUMSTANCES: Final = frozenset(part.name for part in PARTS if part.policy == "may_differ")
-"""The parts that are kept in the session map, as `backend`, and not in the identity."""
+"""The parts in the session map, as `backend`, and not in the identity."""
 
 ELSEWHERE: Final = "elsewhere"
 """The key of a session map for `tokens_from_elsewhere`."""
@@ -151,7 +150,7 @@ ELSEWHERE: Final = "elsewhere"
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """One part of a snapshot that the live model does not have so; None where one of the two has no such part."""
+    """One part that differs between a snapshot and the live model; None where one of the two has no such part."""
 
     field: str
     stored: str | None
@@ -163,8 +162,7 @@ class Difference:
 class Comparison:
     """The parts that differ between a snapshot and a live model, in the order of `PARTS`, unknown parts last.
 
-    A part that only one of them has differs like any other: its policy decides, and of an unknown part it is unknown
-    that it may differ (GM9).
+    A part that only one of them has differs like any other, by its policy; an unknown part must match (GM9).
     """
 
     differing: tuple[Difference, ...]
@@ -174,9 +172,9 @@ class Comparison:
         return not self.differing
 
     def refused(self, *, conversions: Collection[str] = (), strict: bool = False) -> tuple[Difference, ...]:
-        """Those that stand in the way of a wake that converts the parts in `conversions`.
+        """Those that prevent a wake that converts the parts in `conversions`.
 
-        strict: refuse even what may differ, if it decides bits.
+        strict: refuse even a `may_differ` part, if it decides bits.
         """
         return tuple(
             found
@@ -201,7 +199,7 @@ def compare(stored: Mapping[str, str], live: Mapping[str, str]) -> Comparison:
 
 
 def policy_of(name: str) -> Policy:
-    """The policy of a part; a part that this version does not know must match."""
+    """The policy of a part; an unknown part must match."""
     part = _PARTS.get(name)
     return part.policy if part else "must_match"
 
@@ -209,7 +207,8 @@ def policy_of(name: str) -> Policy:
 def require_same(
     stored: Identity, live: Identity, *, model: str, conversions: Collection[str] = ()
 ) -> tuple[Difference, ...]:
-    """Refuse a snapshot of another identity than the resident model's; give what the caller is to convert.
+    """Refuse a snapshot of another identity than the resident model's; return the differences that the caller is to
+    convert.
 
     conversions: names of convertible parts that the caller can convert.
 
@@ -254,7 +253,7 @@ def decide_bits(differing: tuple[Difference, ...]) -> bool:
 
 
 def circumstances_in(stored: object) -> dict[str, str]:
-    """Those parts of a stored map that we know and that are short text; anybody may have written the others."""
+    """The known parts of a stored map with short text; anybody may have written the others."""
     if not isinstance(stored, Mapping):
         return {}
     return {
@@ -266,7 +265,7 @@ def circumstances_in(stored: object) -> dict[str, str]:
 
 def tokens_from_elsewhere(session: Mapping[str, Any]) -> int:
     """How many of a snapshot's first tokens another backend computed than the one in its session map (`backend`), maybe
-    to other bits: the session was woken there and went on. 0 if one backend computed all.
+    with other bits: the session was woken there and went on. 0 if one backend computed all.
 
     Raises:
         MalformedSnapshot: the value in the map is no such number.

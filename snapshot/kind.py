@@ -1,7 +1,5 @@
-"""The interface of a kind of cache: all that a sleep and a wake need of a cache object.
-
-And the stored names of the types of its arrays.
-"""
+"""The interface of a kind of cache: all that a sleep and a wake need of a cache object. And the stored names of element
+types."""
 
 from __future__ import annotations
 
@@ -50,7 +48,7 @@ def name_of_dtype(array: mx.array) -> str:
     """The stored name of an array's element type.
 
     Raises:
-        UnsupportedCache: it is none that can be stored.
+        UnsupportedCache: it has none.
     """
     name = _DTYPE_NAMES.get(array.dtype)
     if name is None:
@@ -82,15 +80,15 @@ class Kind:
 
     name: ClassVar[str]
     by_token: ClassVar[bool]
-    """Whether all that the cache holds is cut by token."""
+    """Whether its whole state is cut by token."""
     row_axes: ClassVar[tuple[int, ...]] = ()
     """The axes of its record's arrays that count rows, and so differ from position to position."""
     late_axes: ClassVar[tuple[int, ...]] = ()
-    """Those that may: where there is one element after one token, there may be `MOST_LATE_ROWS` later."""
+    """The axes that may count rows: one element after one token may become `MOST_LATE_ROWS` later."""
     has_places: ClassVar[bool] = False
-    """Whether a row of a batch of them can be given to another cache where it lies."""
+    """Whether another cache can take over a row of a batch of them where it lies."""
     late_arrays: ClassVar[bool] = False
-    """Whether its record may have arrays that are not there after one token."""
+    """Whether its record may have arrays that are missing after one token."""
 
     def is_empty(self, cache: Any) -> bool:
         """Whether it has never been filled; a model may have caches that it does not use."""
@@ -101,7 +99,7 @@ class Kind:
         return int(cache.offset)
 
     def settings(self, cache: Any) -> dict[str, int]:
-        """The parameters that it was made with, and those that decide how its arrays are read."""
+        """Its parameters, and the numbers that decide how its arrays are read."""
         return {}
 
     def spans(self, cache: Any) -> dict[str, mx.array]:
@@ -109,31 +107,31 @@ class Kind:
         return {}
 
     def capacity(self, token_count: int) -> int:
-        """Rows of a span array that is made for that many tokens."""
+        """Rows of a span array made for that many tokens."""
         return token_count
 
     def most_capacity(self, settings: Mapping[str, int], token_count: int, at_once: int) -> int:
-        """Rows that its arrays have at most after that many tokens, padding included, if never more than `at_once` are
-        read in one call; of a cache without rows how often it holds what it does after one token."""
+        """The most rows of its arrays after that many tokens, padding included, with at most `at_once` read in one
+        call. A cache without rows: how many times the content after one token."""
         return 1
 
     def make_room(self, cache: Any, count: int) -> None:
-        """Before so many tokens are read in one call: let go of rows behind the tokens that would not do for them.
+        """Before a call with so many tokens: drop rows behind the tokens that are too few for them.
 
-        mlx-lm does so, but not where the tokens end with a step. There it keeps those rows for good and adds as many
-        as the call needs, so that an array may have more than `most_capacity`.
+        mlx-lm does so, but not if the tokens end with a step. It then keeps those rows for good and adds as many as the
+        call needs, so that an array may have more than `most_capacity`.
         """
 
     def record(self, cache: Any) -> Record | None:
-        """Its whole state, None where all of it is in span arrays."""
+        """Its whole state, None if all of it is in span arrays."""
         return None
 
     def most_rows(self, settings: Mapping[str, int]) -> int:
-        """How many rows the arrays of its record have at most, but for what is read at once."""
+        """The most rows of its record's arrays, apart from those read at once."""
         return 1
 
     def number_count(self, settings: Mapping[str, int]) -> int:
-        """How many numbers its record has."""
+        """The count of numbers in its record."""
         return 0
 
     def problem(self, settings: Mapping[str, int], position: int, stored: RecordShape) -> str | None:
@@ -145,7 +143,7 @@ class Kind:
         raise NotImplementedError
 
     def reaches_back(self, settings: Mapping[str, int], numbers: Sequence[int]) -> bool:
-        """Whether a record with these numbers still has every row that any earlier state had."""
+        """Whether a record with these numbers still has every row of any earlier state."""
         return False
 
     def can_truncate(self, cache: Any, token_count: int) -> bool:
@@ -156,14 +154,14 @@ class Kind:
         return record is not None and self.reaches_back(self.settings(cache), record.numbers)
 
     def truncate(self, cache: Any, token_count: int) -> None:
-        """Drop what was appended after the first `token_count` tokens, where `can_truncate`."""
+        """Drop all after the first `token_count` tokens, if `can_truncate`."""
         if token_count < cache.offset:
             cache.offset = token_count
 
     def keep(self, cache: Any, *, one_token: bool) -> tuple[Undo, list[mx.array]]:
-        """How to put the cache back to what it is now, and the arrays that must be evaluated before it goes on.
+        """A function that restores the cache as it is now, and the arrays to evaluate before it goes on.
 
-        one_token: that no more than one token will be read before.
+        one_token: no more than one token will be read before.
         """
         raise NotImplementedError
 
@@ -172,28 +170,27 @@ class Kind:
         return False
 
     def keep_batch(self, batch: Any) -> tuple[Undo, list[mx.array]]:
-        """As `keep` with `one_token`, of the batch that mlx-lm has made of caches that it `batches`."""
+        """As `keep` with `one_token`, for mlx-lm's batch of caches that it `batches`."""
         raise NotImplementedError
 
     def room(self, cache: Any) -> int:
-        """Rows of its span arrays, those behind its tokens included, where a batch gives it back without these."""
+        """Rows of its span arrays, those behind its tokens included, if a batch gives it back without these."""
         return 0
 
     def own_row(self, cache: Any, batch: Any, row: int, room: int) -> None:
-        """Have a cache that mlx-lm extracted from that row of a batch hold it in memory of its own, not evaluated: with
-        `room` rows at least, where it has rows behind its tokens. A slice that is all of a row would go on holding all
-        rows of the batch."""
+        """Move a cache that mlx-lm extracted from that row of a batch into memory of its own, not evaluated, with at
+        least `room` rows if it has rows behind its tokens. A mere slice would keep all rows of the batch alive."""
         if hasattr(cache, "cache"):
             cache.cache = [copied(array) for array in cache.cache]
         elif batch.keys.shape[2:] == cache.keys.shape[2:]:
             cache.keys, cache.values = copied(cache.keys), copied(cache.values)
 
     def fits_place(self, batch: Any, cache: Any) -> bool:
-        """Whether the cache is no longer than the rows of the batch, where it `has_places`."""
+        """Whether the cache is no longer than the rows of the batch, if it `has_places`."""
         return True
 
     def place(self, batch: Any, row: int, cache: Any) -> None:
-        """Give a row of the batch to a cache that fits; what the row held is gone."""
+        """Give a row of the batch to a cache that fits; the row's old content is gone."""
         raise NotImplementedError
 
 

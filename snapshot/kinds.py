@@ -1,8 +1,8 @@
 """The kinds of cache that can be slept and woken, each with its adapter: the one file that names mlx-lm's classes.
 
 A stored kind is a short string of ours with a version ("kv/1"), never a class name. An adapter translates between a
-cache object and its stored arrays. It reads and sets the object's attributes, never mlx-lm's state tuples: their shape
-changes between releases. A cache of any other class is refused by name.
+cache object and its stored arrays, by the object's attributes, never by mlx-lm's state tuples: their shape changes
+between releases. A cache of any other class is refused by name.
 
 A cache holds two sorts of state. *Span arrays* `[1, …, capacity, dim]` have a row for each token: they are cut by
 token, and the rows of a token never change once it has been read. A *record* is whole state at one position: numbers
@@ -34,10 +34,10 @@ class _OfKeysAndValues(Kind):
 
     by_token = True
     step: ClassVar[int] = 1
-    """The least number of rows by which its arrays grow."""
+    """The step in rows by which its arrays grow."""
 
     def most_capacity(self, settings: Mapping[str, int], token_count: int, at_once: int) -> int:
-        # They grow behind their last row by whole steps.
+        # they grow behind their last row by whole steps
         return token_count + self.step - 1
 
     def capacity(self, token_count: int) -> int:
@@ -84,7 +84,7 @@ class _Plain(_OfKeysAndValues):
         if room <= held:
             super().own_row(cache, batch, row, room)
             return
-        # Read in place: an extract by mlx-lm would be copied twice.
+        # read in place: an extract by mlx-lm would be copied twice
         mine = (array[row : row + 1, :, end - held : end, :] for array in (batch.keys, batch.values))
         cache.keys, cache.values = (with_room(array, held, room) for array in mine)
 
@@ -173,8 +173,8 @@ class _OfLastRows(Kind):
 
 
 class _Rotating(_OfLastRows):
-    """A window over the last tokens; the first `keep` tokens stay. Rotation leaves its rows in another order, and
-    attention sums them in that order: so they are stored in it."""
+    """A window over the last tokens; the first `keep` tokens stay. Rotation changes the order of rows, and attention
+    sums in that order: so they are stored in it."""
 
     name = "ring/1"
 
@@ -189,7 +189,7 @@ class _Rotating(_OfLastRows):
         return min(token_count + step - 1, settings["max_size"] + at_once)
 
     def _live(self, cache: Any) -> int:
-        return int(min(cache.offset, cache.keys.shape[-2]))  # behind it are rows that no token has been written to
+        return int(min(cache.offset, cache.keys.shape[-2]))  # behind it are rows without a token
 
     def _numbers(self, cache: Any) -> tuple[int, int]:
         return int(cache.offset), int(cache._idx)
@@ -454,7 +454,7 @@ def kind_named(name: str) -> Kind:
     """The adapter of a stored kind.
 
     Raises:
-        UnsupportedCache: this version of Torpor has none of that name.
+        UnsupportedCache: this version of Torpor has no such kind.
     """
     kind = _KINDS.get(name)
     if kind is None:
@@ -470,7 +470,7 @@ def kind_of(cache: Any) -> Kind:
     """The adapter of a cache.
 
     Raises:
-        UnsupportedCache: there is none for its class.
+        UnsupportedCache: its class has none.
     """
     known = type(cache)
     kind = _KIND_OF_CLASS.get(known) or _KIND_OF_MODEL_CLASS.get(f"{known.__module__}.{known.__qualname__}")

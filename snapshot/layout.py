@@ -1,4 +1,4 @@
-"""The slots that a model's caches are cut into, and their names, found once when the model is loaded."""
+"""The slots of a model's caches, and their names, found once when the model is loaded."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .kind import Kind, Record, name_of_dtype
 from .kinds import kind_named, kind_of, leaves
 from .lossy_kinds import Quantisation, exact_of, is_beside
 
-# The slots of a state record that are not a cache's: what the next token is drawn from, and how tokens were read.
+# the slots of a state record that are no cache's: the source of the next token, and how tokens were read
 LOGITS_KIND: Final = "state.logits/1"
 RANDOM_KEY_KIND: Final = "state.random_key/1"
 PASSES_KIND: Final = "state.passes/1"
@@ -26,15 +26,15 @@ NUMBERS: Final = "n"
 """Name of the slot with the numbers of a cache's record."""
 
 _NOT_USED: Final = "not used"
-# One description in the text of a layout, and its places; what a description holds has no `@`.
+# one description in the text of a layout, and its places; no description has an `@`
 _TOLD: Final = re.compile(r"([a-z_]+/\d+ [^@]+) @ (\d+(?:[-.,]\d+)*)(?:; |$)")
 _TOLD_SETTING: Final = re.compile(r"\b([a-z_]+)=(\d{1,18})\b")
 
 
 @dataclass(frozen=True, slots=True)
 class ArrayLayout:
-    """One array of a cache. shape: its sizes, None where tokens or rows of them are counted; without the batch axis
-    where it is cut by token."""
+    """One array of a cache. shape: None for a size that counts tokens or rows; without the batch axis if it is cut by
+    token."""
 
     name: str
     dtype: str
@@ -49,7 +49,7 @@ class ArrayLayout:
         return f"{'x'.join('n' if size is None else str(size) for size in self.shape)} {self.dtype}"
 
     def admits(self, slot: SlotSpec) -> bool:
-        """Whether a stored slot is one of this array, of however many tokens."""
+        """Whether a stored slot is one of this array, for any number of tokens."""
         sizes = zip(slot.shape, self.shape, strict=False)
         return (
             slot.dtype == self.dtype
@@ -62,8 +62,8 @@ class ArrayLayout:
 class CacheEntry:
     """How one cache of a model is kept. path: its place in the model's list, `3` or `3.1`.
 
-    spans: its arrays that are cut by token, `[heads, tokens, dim]`; none for a cache that a model leaves empty.
-    record: those of its whole state; record_bytes: what they take at most. row_bytes: what it holds of one token.
+    spans: its arrays that are cut by token, `[heads, tokens, dim]`; none for a cache that a model leaves empty. record:
+    the arrays of its whole state; record_bytes: their most bytes. row_bytes: the bytes of one token.
     """
 
     path: str
@@ -76,8 +76,8 @@ class CacheEntry:
     row_bytes: int = field(default=0, compare=False)
 
     def most_bytes(self, token_count: int, at_once: int) -> int:
-        """Memory that it takes at most once it has read so many tokens, padding included, and while it reads them: of
-        whole state a copy is kept, which puts it back where that fails. at_once: tokens of one call, at most."""
+        """The most memory for so many tokens, padding included, also while they are read: a copy of the whole state is
+        kept to restore it after a failure. at_once: tokens of one call, at most."""
         if not self.in_use:
             return 0
         kind = kind_named(self.kind)
@@ -86,7 +86,7 @@ class CacheEntry:
 
     @property
     def has_record(self) -> bool:
-        """Whether it has whole state, which is kept at one position."""
+        """Whether it has whole state, kept at one position."""
         return self.in_use and not kind_named(self.kind).by_token
 
     def slot(self, array: str, dtype: str, shape: tuple[int, ...]) -> SlotSpec:
@@ -106,19 +106,19 @@ class CacheEntry:
         return f"{self.kind} {held if self.in_use else _NOT_USED}"
 
     def __str__(self) -> str:
-        """What it is, without its place."""
+        """Its description, without its place."""
         return " ".join([self.described, *(f"{name}={value}" for name, value in self.settings)])
 
 
 @dataclass(frozen=True, slots=True)
 class CacheLayout:
-    """How a model's caches are laid out, one by one, and how many logits it gives."""
+    """The layout of a model's caches, one by one, and the number of its logits."""
 
     entries: tuple[CacheEntry, ...]
     vocabulary: int
 
     def __str__(self) -> str:
-        """All caches of one description together, with their places."""
+        """All caches, those of one description together, with their places."""
         places: dict[str, list[str]] = {}
         for entry in self.entries:
             places.setdefault(str(entry), []).append(entry.path)
@@ -126,7 +126,7 @@ class CacheLayout:
 
     @property
     def by_token(self) -> bool:
-        """Whether the whole state is cut by token, so that it can be had at any position without computing."""
+        """Whether the whole state is cut by token: then any position can be had without computing."""
         return not any(entry.has_record for entry in self.entries)
 
     @property
@@ -136,17 +136,17 @@ class CacheLayout:
 
     @property
     def logits_bytes(self) -> int:
-        """Bytes of the logits that the next token is drawn from."""
+        """Bytes of the logits for the next token."""
         return 4 * self.vocabulary
 
     def most_bytes(self, token_count: int, at_once: int) -> int:
-        """Memory that a state of so many tokens takes at most, while it is read or woken too, checkpoints apart.
-        at_once: tokens of one model call, at most."""
+        """The most memory of a state of so many tokens, also while it is read or woken, checkpoints apart. at_once:
+        tokens of one model call, at most."""
         return self.logits_bytes + sum(entry.most_bytes(token_count, at_once) for entry in self.entries)
 
     def tokens_to_wake(self, held: int, at: int | None) -> int:
-        """Of how many tokens a wake takes the memory, of a version that holds so many. at: how many are wanted, all if
-        None. Blocks are read whole; where not all is cut by token, a record of a later position may be read."""
+        """The number of tokens for which a wake takes memory, of a version that holds so many. at: how many are wanted,
+        all if None. Blocks are read whole; if not all is cut by token, a record of a later position may be read."""
         if at is None or not self.by_token:
             return held
         return min(held, -(-at // BLOCK_TOKENS) * BLOCK_TOKENS)
@@ -171,12 +171,12 @@ class CacheLayout:
         return 4 * self.vocabulary
 
     def state_slots(self, pass_count: int, *, canary: bool = False, is_lossy: bool = False) -> tuple[SlotSpec, ...]:
-        """The first slots of each state record: the logits `[vocabulary]` that the next token is drawn from, the random
-        key `[2]` that draws it, and how many tokens were read at once (`passes.py`), how often in a row, `[passes, 2]`.
+        """The first slots of each state record: the logits `[vocabulary]` and the random key `[2]` for the next token,
+        and how many tokens were read at once (`passes.py`), how often in a row, `[passes, 2]`.
 
-        Where not all of the state is cut by token, or keys and values are lossy, so that the logits above may have been
-        computed from others, the logits `[vocabulary]` of the canary follow, or `[0]` where none was taken (canary:
-        whether one was). Else the canary is the last token itself, and its logits are those above.
+        If the state has records, or a loss that the logits above may not have, the canary's logits `[vocabulary]`
+        follow, or `[0]` without one (canary: whether one was taken). Else the canary is the last token itself, with the
+        logits above.
         """
         slots = (
             SlotSpec("logits", LOGITS_KIND, "float32", (self.vocabulary,)),
@@ -196,7 +196,7 @@ def record_slots(entry: CacheEntry, record: Record) -> Iterator[SlotSpec]:
 
 
 def _ranges(paths: Sequence[str]) -> str:
-    """Places as text, neighbours drawn together: `0-3,5`."""
+    """Places as text, neighbours joined: `0-3,5`."""
     if not all(path.isdigit() for path in paths):
         return ",".join(paths)
     found = []
@@ -216,10 +216,10 @@ class ToldCache:
 
 
 def told_caches(text: str) -> dict[str, ToldCache]:
-    """The caches that the text of a `CacheLayout` tells of, by their places, for those who have a bundle and not its
-    model; none where it is another text, as of a layout whose digest alone is in the identity.
+    """The caches in the text of a `CacheLayout`, by their places, for readers with a bundle and no model; none if it is
+    another text, as for a layout with only its digest in the identity.
 
-    No more than MAX_SLOTS of them: no block has slots of more.
+    At most MAX_SLOTS of them: no block has slots of more.
     """
     return dict(islice(_told(text), MAX_SLOTS))
 
@@ -246,13 +246,13 @@ def layout_of(caches: Sequence[Any], vocabulary: int) -> CacheLayout:
     """The layout of caches that hold at least one token.
 
     Raises:
-        UnsupportedCache: a cache is of a kind without adapter, or its arrays are not such that can be stored.
+        UnsupportedCache: a cache is of a kind without adapter, or its arrays cannot be stored.
     """
     return CacheLayout(tuple(entry_of(path, cache) for path, cache in leaves(caches)), vocabulary)
 
 
 def entry_of(path: str, cache: Any) -> CacheEntry:
-    """How one cache that holds at least one token is kept; one that is empty is one that its model does not use."""
+    """The layout of one cache of a model that has read a token; an empty cache is one that the model does not use."""
     kind = kind_of(cache)
     settings = tuple(sorted(kind.settings(cache).items()))
     if kind.is_empty(cache):
@@ -277,7 +277,7 @@ def _record_layout(name: str, array: mx.array, kind: Kind) -> ArrayLayout:
 
 
 def _counted(shape: Sequence[int], kind: Kind) -> tuple[int | None, ...]:
-    """A shape with None where rows are counted, or may be."""
+    """A shape with None for each size that counts rows, or may."""
     return tuple(
         None if axis in kind.row_axes or (axis in kind.late_axes and size <= 1) else size
         for axis, size in enumerate(shape)
@@ -285,10 +285,10 @@ def _counted(shape: Sequence[int], kind: Kind) -> tuple[int | None, ...]:
 
 
 def described(span_slots: Sequence[SlotSpec], state_slots: Sequence[SlotSpec]) -> tuple[str, ...]:
-    """The caches that stored slots are of, in words, for those who look at a bundle without its model.
+    """The caches of stored slots, in words, for readers of a bundle without its model.
 
     Raises:
-        ValueError: a slot's name is none that a cache's has.
+        ValueError: a slot's name is none of a cache.
         UnsupportedCache: it is of a kind that this version does not know.
     """
     places: dict[str, list[tuple[SlotSpec, bool]]] = {}
@@ -321,7 +321,7 @@ def _described(path: str, slots: Sequence[tuple[SlotSpec, bool]]) -> str:
 
 
 def _exact(slots: Sequence[tuple[SlotSpec, bool]]) -> Iterator[tuple[SlotSpec, bool, str]]:
-    """The slots as they would be without a loss, each with the loss in words."""
+    """The slots as without a loss, each with the loss in words."""
     for at, (slot, by_token) in enumerate(slots):
         quantisation = Quantisation.of_kind(slot.kind)
         if quantisation is None:
@@ -348,20 +348,19 @@ _QUANTISED: Final = re.compile(r"q([0-9]+)g([0-9]+)", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class KvChoice:
-    """How keys and values are quantised as they are computed: bits a number, and how many numbers share a scale."""
+    """The quantisation of keys and values as they are computed: bits a number, and how many numbers share a scale."""
 
     bits: int
     group_size: int = DEFAULT_KV_GROUP
 
 
 def kv_format_of(layout: CacheLayout) -> str:
-    """`float`, or bits and group size as in `q8g64`; several, joined by `+`, where the caches differ."""
+    """`float`, or bits and group size as in `q8g64`; several, joined by `+`, if the caches differ."""
     return "+".join(sorted({_format_of(entry) for entry in layout.entries if entry.in_use})) or PLAIN
 
 
 def serving(kv_format: str, model: str) -> str | None:
-    """The options of a daemon in which this model keeps its KV so: a part of a sentence. None where no option gives
-    that."""
+    """The daemon's options for this form of KV, as part of a sentence. None if no option gives it."""
     quantised = [part for part in kv_format.split("+") if part != PLAIN]
     if not quantised:
         return f"without --kv-bits for {model}"

@@ -1,13 +1,13 @@
 """Lossy blocks: keys and values of plain caches in 8 or 4 bits, under slot kinds of their own.
 
-An array of a span block is exact, or three slots in its place: words, scales and biases, as `mx.quantize` makes them
-of rows that are cut into groups. Their kind names bits and group (`kv8g64.k/1`), so a reader of a slot knows that it
-is lossy, and a version that does not know those bits refuses it by name.
+An array of a span block is exact, or three slots in its place: words, scales and biases, as `mx.quantize` makes them of
+rows in groups. Their kind names bits and group (`kv8g64.k/1`), so a reader knows that the slot is lossy, and a version
+that does not know those bits refuses it by name.
 
 A value is `scale * level + bias` in float32, product and sum each rounded, then rounded to the array's own type.
-That is what `mx.dequantize` gives of float32 where operations are not fused. Of half types it computes in their own
-arithmetic, which loses more, and fused operations give other last bits. So the arithmetic here is ours, of operations
-that are rounded in the same way everywhere: a lossy block holds the same numbers on every machine.
+`mx.dequantize` of float32 gives the same if operations are not fused. It computes half types in their own arithmetic,
+which loses more, and fused operations give other last bits. So the arithmetic here is ours, and each operation is
+rounded in the same way everywhere: a lossy block holds the same numbers on every machine.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ _ROWS_AT_ONCE: Final = 512
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """What a session has lost: the keys and values of its first `tokens` tokens were kept in `bits` bits once, and
-    whatever was read behind them was computed from those."""
+    """The loss of a session: keys and values of its first `tokens` tokens were once kept in `bits` bits, and later ones
+    were computed from those."""
 
     bits: int
     tokens: int
 
     def within(self, token_count: int) -> Loss | None:
-        """What is left of it in a session that is cut back to its first tokens."""
+        """The loss of a session that is cut back to its first tokens."""
         return Loss(self.bits, min(self.tokens, token_count)) if token_count else None
 
     def to_map(self) -> dict[str, int]:
@@ -50,10 +50,10 @@ class Loss:
 
     @classmethod
     def from_map(cls, stored: object) -> Loss | None:
-        """Out of a session map; None where it has none.
+        """From a session map; None if it has none.
 
         Raises:
-            ValueError: it is not what `to_map` makes.
+            ValueError: `to_map` does not make this.
         """
         if stored is None:
             return None
@@ -74,8 +74,8 @@ def worst(first: Loss | None, second: Loss | None) -> Loss | None:
 
 @dataclass(frozen=True, slots=True)
 class StoredArray:
-    """How a block keeps one span array. exact: its slot as it would be without a loss; first_slot: where in the block
-    it begins; quantisation: None where it is exact."""
+    """How a block keeps one span array. exact: its slot as without a loss. first_slot: its first slot in the block.
+    quantisation: None if it is exact."""
 
     exact: SlotSpec
     first_slot: int
@@ -88,7 +88,7 @@ class StoredArray:
 
 
 def arranged(found: Sequence[SlotSpec], expected: Sequence[SlotSpec]) -> tuple[StoredArray, ...] | None:
-    """The arrays that a block's slots hold; None unless they are the expected ones in order, each exact or lossy."""
+    """The arrays in a block's slots; None unless they are the expected ones in order, each exact or lossy."""
     arrays, at = [], 0
     for exact in expected:
         quantisation = None
@@ -105,8 +105,8 @@ def arranged(found: Sequence[SlotSpec], expected: Sequence[SlotSpec]) -> tuple[S
 
 
 def expand(stored: StoredArray, parts: Sequence[Buffer]) -> np.ndarray:
-    """The values that words, scales and biases stand for: integers of the array's own width, bit for bit its numbers,
-    of the shape of the exact slot.
+    """The values of words, scales and biases: integers of the array's own width, bit for bit its numbers, in the shape
+    of the exact slot.
 
     Raises:
         MalformedSnapshot: a scale or a bias is no number.
@@ -122,7 +122,7 @@ def expand(stored: StoredArray, parts: Sequence[Buffer]) -> np.ndarray:
     found = np.empty((*outer, dim), dtype=f"<u{stored.exact.element_bytes}")
     rows, octets = found.reshape(-1, dim), np.frombuffer(parts[0], dtype=np.uint8).reshape(scales.size, -1)
     with np.errstate(over="ignore"):
-        # Few rows at a time: what is made on the way stays in the cache, and in memory that was used before.
+        # Few rows at a time: intermediate values stay in the processor's cache, and in memory already in use.
         groups = _ROWS_AT_ONCE * dim // group
         for at in range(0, scales.size, groups):
             some = slice(at, at + groups)
@@ -145,8 +145,8 @@ def _widened(part: Buffer, dtype: str) -> np.ndarray:
 
 
 def _narrowed(values: np.ndarray, dtype: str) -> np.ndarray:
-    """Rounded to the nearest number of a type, to the even one of two; as integers of its width. Takes the values'
-    memory for it."""
+    """Rounded to the nearest number of a type, to the even one of two; as integers of its width. Overwrites the
+    values."""
     if dtype == "float32":
         return values.view(np.uint32)
     if dtype == "float16":
@@ -161,10 +161,10 @@ def _narrowed(values: np.ndarray, dtype: str) -> np.ndarray:
 
 @dataclass(frozen=True, slots=True)
 class LossyTokens:
-    """Tokens `[start, end)` of a session in the form in which lossy blocks keep them, whole blocks of them.
+    """Tokens `[start, end)` of a session in the form of lossy blocks, whole blocks of them.
 
-    arrays: for each span array in stored order how it is kept and where its words, scales and biases lie; None for one
-        that stays exact.
+    arrays: for each span array in stored order its form and the memory of its words, scales and biases; None for one
+    that stays exact.
     """
 
     bits: int
@@ -175,7 +175,7 @@ class LossyTokens:
     def slots(
         self, index: int, exact: SlotSpec, start: int, count: int
     ) -> list[tuple[SlotSpec, list[memoryview]]] | None:
-        """What a block of these tokens keeps of one array; None where it keeps the array itself."""
+        """The bytes of one array in a block of these tokens; None if the block keeps the array itself."""
         kept = self.arrays[index]
         if kept is None or start < self.start or start + count > self.end:
             return None
@@ -187,7 +187,7 @@ class LossyTokens:
 
 
 def stored_bytes(layout: CacheLayout, bits: int) -> int:
-    """Raw bytes of a full span block whose arrays are kept in that many bits, where they can be."""
+    """Raw bytes of a full span block with its arrays in that many bits, where they can be."""
     total = 0
     for exact in layout.span_slots(BLOCK_TOKENS):
         quantisation = choose(exact, bits)
@@ -199,16 +199,16 @@ def stored_bytes(layout: CacheLayout, bits: int) -> int:
 def quantise(
     caches: Sequence[Any], layout: CacheLayout, bits: int, start: int, end: int
 ) -> Generator[None, None, LossyTokens]:
-    """Quantise the tokens `[start, end)` of caches, array by array, and put into them what a wake will give back: the
-    caches are then those of the session that sleeps. Runs on the engine thread.
+    """Quantise the tokens `[start, end)` of caches, array by array, and put in their place the values that a wake will
+    give: the caches are then those of the slept session. Runs on the engine thread.
 
-    start, end: at the ends of full blocks. Beside the caches it takes the bytes that will be stored, and one array
-    three times.
+    start, end: at the ends of full blocks. Beside the caches it takes the bytes to be stored, and one array three
+    times.
 
     Raises:
         NonFiniteState: a group spans more than its type can hold. Caches before it are quantised then: the state is not
             to be used any more.
-        NotEnoughMemory: the system has none for what is to be stored.
+        NotEnoughMemory: the system has too little for the bytes to be stored.
     """
     assert start % BLOCK_TOKENS == 0
     assert end % BLOCK_TOKENS == 0
@@ -237,7 +237,7 @@ def quantise(
 
 
 def _values(stored: StoredArray, sources: Sequence[SpanSource], start: int, end: int) -> np.ndarray:
-    """What a wake gives back of an array's tokens `[start, end)`, which the sources begin with, block by block."""
+    """A wake's values of an array's tokens `[start, end)`, at the start of the sources, block by block."""
     *outer, _, dim = stored.exact.shape
     values = np.empty((*outer, end - start, dim), dtype=f"<u{stored.exact.element_bytes}")
     for at in range(0, end - start, BLOCK_TOKENS):

@@ -1,4 +1,4 @@
-"""The stored kinds of arrays that are kept with a loss: what each is called, and which arrays can be of it."""
+"""The stored kinds of lossy arrays: their names, and the arrays that can have them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Final
 from ..memvid.format.blocks import SlotSpec
 
 BITS: Final = (8, 4)
-"""In how many bits a value can be kept."""
+"""The possible bits of a value."""
 
 _GROUP_SIZES: Final = (64, 32)
 _FLOATS: Final = frozenset({"float16", "bfloat16", "float32"})
@@ -30,12 +30,12 @@ class Quantisation:
 
     @property
     def kind(self) -> str:
-        """Its stored kind, as those of caches are called: `kv8g64/1`."""
+        """Its stored kind, in the form of the caches' kinds: `kv8g64/1`."""
         return f"{self.family}/{_VERSION}"
 
     @classmethod
     def of_kind(cls, slot_kind: str) -> Quantisation | None:
-        """That of a slot of this kind; None for the kind of an exact slot, and for what this version does not know."""
+        """The quantisation of a slot of this kind; None for an exact slot, and for an unknown kind."""
         family, version = slot_kind.partition(".")[0], slot_kind.partition("/")[2]
         return _KNOWN.get(f"{family}/{version}")
 
@@ -46,7 +46,7 @@ class Quantisation:
         return plain and len(exact.shape) > 1 and exact.shape[-1] > 0 and exact.shape[-1] % self.group_size == 0
 
     def slots(self, exact: SlotSpec) -> tuple[SlotSpec, SlotSpec, SlotSpec]:
-        """The slots of its words, scales and biases, in the place of the exact one that `fits`."""
+        """The slots of its words, scales and biases, in place of the exact one that `fits`."""
         *outer, dim = exact.shape
         array = exact.kind.partition(".")[2].partition("/")[0]
         groups = dim // self.group_size
@@ -63,22 +63,22 @@ class Quantisation:
 
 _KNOWN: Final = {each.kind: each for bits in BITS for size in _GROUP_SIZES for each in [Quantisation(bits, size)]}
 KINDS: Final = frozenset(_KNOWN)
-"""The stored kinds that this version can read, as those of caches are called."""
+"""The stored kinds that this version can read, in the form of the caches' kinds."""
 
 
 def choose(exact: SlotSpec, bits: int) -> Quantisation | None:
-    """How to keep an array in that many bits: in the largest groups that divide its rows. None where it stays exact."""
+    """Its quantisation to that many bits, in the largest groups that divide its rows. None if it stays exact."""
     kept = (Quantisation(bits, size) for size in _GROUP_SIZES)
     return next((each for each in kept if each.fits(exact)), None)
 
 
 def is_beside(slot: SlotSpec) -> bool:
-    """Whether a slot holds scales or biases, which are told with the words that they belong to."""
+    """Whether a slot holds scales or biases: they are described with their words."""
     return Quantisation.of_kind(slot.kind) is not None and slot.name.endswith((_SCALES, _BIASES))
 
 
 def exact_of(words: SlotSpec, scales: SlotSpec) -> SlotSpec:
-    """The exact slot that words and their scales stand for.
+    """The exact slot of words and their scales.
 
     Raises:
         ValueError: they are not of one array.

@@ -1,8 +1,8 @@
 """Views of MLX memory as bytes, without a copy.
 
-An array must be evaluated before its memory is looked at: raw access to an unevaluated one is undefined. A view
-holds on to its array, and MLX never writes into memory that something else refers to, so what a view shows stays
-as it was even when the cache goes on growing.
+An array must be evaluated before its memory is looked at: raw access to an unevaluated one is undefined. A view holds
+on to its array, and MLX never writes into memory that something else refers to. So the view's bytes stay the same even
+while the cache grows.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from ..memvid.units import format_bytes
 from . import memory
 from .errors import NotEnoughMemory
 
-# Python's buffer protocol has no bfloat16, so memory is looked at through integers of the same width.
+# Python's buffer protocol has no bfloat16, so a view has integers of the same width.
 _INTEGER_OF_WIDTH = {1: mx.uint8, 2: mx.uint16, 4: mx.uint32, 8: mx.uint64}
 
 
 def contiguous(array: mx.array) -> mx.array:
-    """The array as integers of its own width and in row-major order: itself where it is so already."""
+    """The array as integers of its own width in row-major order; itself if it is that already."""
     return mx.contiguous(array).view(_INTEGER_OF_WIDTH[array.dtype.size])
 
 
 def readable(array: mx.array) -> memoryview:
     """The bytes of an evaluated array from `contiguous`."""
-    # Python cannot look at a view without elements as bytes; some caches have arrays of none.
+    # Python cannot view a buffer without elements as bytes, and some caches have empty arrays.
     return memoryview(cast(Any, array)).cast("B") if array.size else memoryview(b"")
 
 
@@ -46,20 +46,20 @@ def allocate(shape: tuple[int, ...], dtype: mx.Dtype) -> mx.array:
 
 
 def unfilled(shape: tuple[int, ...], dtype: mx.Dtype) -> mx.array:
-    """As `allocate`, but holding whatever the memory held before: for who fills all of it.
+    """As `allocate`, but with undefined content, for a caller that fills all of it.
 
-    Nothing is written, so a page of fresh memory is first touched by the thread that fills it, and once. All of MLX's
-    own ways to make an array write it.
+    Nothing is written, so the filling thread is the first and only one to touch a page. All of MLX's own ways to make
+    an array write it.
     """
     if 0 in shape:
         return allocate(shape, dtype)
-    # The one call of `mx.load` in this package, and no byte of a file is in it: the header is made below.
+    # The one call of `mx.load` in this package; it loads no file: the header is made below.
     return cast(mx.array, mx.load(cast(Any, _Unfilled(shape, dtype.size)), format="npy"))
 
 
 class _Unfilled:
-    """A file in numpy's format that only ever gives its header. MLX takes memory for the elements and asks for
-    them to be read into it; it is told that this is done."""
+    """A file in numpy's format that gives only its header. MLX takes memory for the elements and asks to read them into
+    it; it is told that this is done."""
 
     name = "unfilled.npy"
     closed = False
@@ -87,26 +87,26 @@ class _Unfilled:
 
 
 class Grant:
-    """Memory that was granted and is not all filled: until it is, the system calls the rest of it available. The rest
-    is counted until it is filled, or the filler is `done`, or nothing holds this any more."""
+    """Granted memory that is not all filled. The system still calls the unfilled rest available; so it is counted here
+    until it is filled, or the filler is `done`, or this object is gone."""
 
     def __init__(self, size_bytes: int) -> None:
         self.unfilled_bytes = size_bytes
 
     def filled(self, size_bytes: int) -> None:
-        """So much more of it has been written; from any thread."""
+        """Count so many more bytes as written; from any thread."""
         with _granting:
             self.unfilled_bytes -= size_bytes
 
     def done(self) -> None:
-        """Nothing more of it will be filled: the filler has ended, or failed and lets the memory go."""
+        """No more will be filled: the filler has ended, or failed and frees the memory."""
         with _granting:
             self.unfilled_bytes = 0
 
 
 _ADVICE = "Put other sessions to sleep"
 _granting = threading.Lock()
-# Weakly: a wake may end in many ways, and each of them lets go of its memory.
+# Weakly: a wake may end in many ways, and each of them frees its memory.
 _grants: weakref.WeakSet[Grant] = weakref.WeakSet()
 
 
@@ -121,12 +121,11 @@ def _granted_bytes() -> int:
 
 
 def grant(size_bytes: int) -> Grant:
-    """Refuse what the system cannot give, beside what was granted before and is still to be filled. MLX does not
-    survive an allocation that fails, so it must not try one; and it does not survive either if several are granted
-    which fit one by one, and are then filled all at once.
+    """Refuse memory that the system cannot give, beside earlier grants that are still to be filled. A failed allocation
+    ends MLX's process, and so would several grants that fit one by one and are then filled together.
 
     Raises:
-        NotEnoughMemory: with the sizes, where the system tells them.
+        NotEnoughMemory: with the sizes, if the system tells them.
     """
     with _granting:
         _require_available(size_bytes, _granted_bytes())
@@ -136,11 +135,11 @@ def grant(size_bytes: int) -> Grant:
 
 
 def require_available(size_bytes: int, what: str = "The state", advice: str = _ADVICE) -> None:
-    """Refuse what the system cannot give now, beside what MLX keeps of what was freed: MLX ends the process where an
-    allocation fails. The memory is not reserved. what takes it, and the advice, are for the message.
+    """Refuse memory that the system cannot give now, beside MLX's own store of freed memory: a failed allocation ends
+    MLX's process. The memory is not reserved. The message has its user and the advice.
 
     Raises:
-        NotEnoughMemory: with the sizes, where the system tells them.
+        NotEnoughMemory: with the sizes, if the system tells them.
     """
     with _granting:
         _require_available(max(0, size_bytes - mx.get_cache_memory()), _granted_bytes(), what, advice)
@@ -169,14 +168,14 @@ def _require_available(size_bytes: int, promised_bytes: int, what: str = "The st
 
 
 def available_bytes() -> int:
-    """Bytes available without swapping, where the system tells; else all the memory of the machine."""
+    """Bytes available without swapping, if the system tells; else all the memory of the machine."""
     told = _told_available()
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if told is None else told
 
 
 def _told_available() -> int | None:
-    """What could be taken without swapping; None where nobody says. On a GPU with memory of its own the lesser of both:
-    there MLX moves an array to the system's memory when its bytes are looked at, and back when it is computed with."""
+    """Bytes available without swapping; None if unknown. On a GPU with memory of its own the lesser of both: there MLX
+    moves an array to the system's memory when its bytes are looked at, and back for a computation."""
     told = [each for each in (_told_by_kernel(), _told_by_gpu()) if each is not None]
     return min(told, default=None)
 
@@ -190,7 +189,7 @@ def _told_by_gpu() -> int | None:
 
 
 def _told_by_kernel() -> int | None:
-    """Bytes of the system's memory; None where it does not tell."""
+    """Bytes of the system's memory; None if it does not tell."""
     try:
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
     except OSError:
@@ -200,7 +199,7 @@ def _told_by_kernel() -> int | None:
 
 
 def writable(array: mx.array) -> memoryview:
-    """The bytes of an evaluated array from `allocate` or `unfilled`; what is written is seen by MLX."""
+    """The bytes of an evaluated array from `allocate` or `unfilled`; MLX sees all writes."""
     return memoryview(cast(Any, np.asarray(array).reshape(-1))).cast("B") if array.size else memoryview(bytearray())
 
 
@@ -223,7 +222,7 @@ def head_runs(whole: memoryview, heads: int, capacity: int, row_bytes: int, star
 
 @dataclass(frozen=True, slots=True)
 class SpanSource:
-    """The memory of one span array: `heads` times `capacity` rows of `row_bytes`. Only the tokens' are looked at."""
+    """The memory of one span array: `heads` times `capacity` rows of `row_bytes`. Only tokens' rows are read."""
 
     view: memoryview
     heads: int
@@ -236,7 +235,7 @@ class SpanSource:
 
 
 def span_source(whole: mx.array) -> SpanSource:
-    """Where a span array `[1, …, capacity, dim]` lies; evaluated."""
+    """The memory of a span array `[1, …, capacity, dim]`; evaluated."""
     words = memory.contiguous(whole)
     mx.eval(words)
     *outer, capacity, dim = whole.shape

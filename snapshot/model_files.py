@@ -1,4 +1,4 @@
-"""The identity of a loaded model, found out from its files and from what loading gave."""
+"""The identity of a loaded model, from its files and from the result of loading."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from .errors import ModelFilesMissing
 from .identity import STATE_LAYOUT
 from .tensor_list import NotWhole, tensor_names
 
-# What mlx-lm loads, and nothing else: an adapter or a second form of the weights may lie in the same folder. The
-# index of sharded weights is not read by it.
+# All that mlx-lm loads: an adapter or a second form of the weights may lie in the same folder. It does not read the
+# index of sharded weights.
 WEIGHT_PATTERN = "model*.safetensors"
-# Everything that the tokenizers of transformers read, whatever their kind calls it.
+# All files that the tokenizers of transformers read, by any of their names.
 TOKENIZER_PATTERNS = (
     "*.bpe",
     "*.codes",
@@ -34,9 +34,9 @@ TOKENIZER_PATTERNS = (
     "tokenizer*.json",
     "vocab*",
 )
-# Where the chat template is, unless among the settings of the tokenizer.
+# the chat template's file, unless the tokenizer's settings have it
 TEMPLATE_PATTERN = "chat_template*"
-# How a quantised checkpoint of another make is to be read; mlx-lm takes it for a section of config.json.
+# The settings of a quantised checkpoint of another make; mlx-lm takes it for a section of config.json.
 QUANTISATION_FILE = "hf_quant_config.json"
 CONFIG_FILE = "config.json"
 SHARDS_FILE = "model.safetensors.index.json"
@@ -44,16 +44,16 @@ A_MODEL_FOLDER = (
     f"A model folder has {CONFIG_FILE}, weights ({WEIGHT_PATTERN}) and tokenizer files (tokenizer.json, or what its "
     "kind has instead), in the form that mlx-lm reads; `mlx_lm.convert` makes one of a model in another form."
 )
-# Of the files of a tokenizer those that hold settings only.
+# The tokenizer's files with settings only.
 _WITHOUT_WORDS = ("added_tokens*.json", "special_tokens*.json", "tokenizer_config.json")
 NO_ADAPTER = "none"
 NO_ROPE = "none"
 # Keys of a configuration that decide how positions become keys. Lengths count: scaled bases are derived from them.
 _ROPE_WORDS = ("rope", "rotary", "yarn")
 _LENGTH_KEYS = ("max_position_embeddings", "original_max_position_embeddings")
-# A longer value is kept as its digest: some models list a factor for each frequency, or lay every layer out otherwise.
+# A longer value is kept as its digest: some models list a factor for each frequency, or each layer's layout.
 _MAX_PLAIN_CHARS = 2048
-# Of a file's name that another file tells.
+# for a file's name that another file tells
 _MAX_NAME_CHARS = 100
 
 
@@ -91,8 +91,8 @@ def identify(
 
 
 def parts_of_files(folder: Path, digests: DigestCache) -> dict[str, str]:
-    """What the files in a model's folder decide of its identity, part by part, with nothing loaded: to compare with
-    what they decided before. The template is here what its files hold.
+    """The parts of a model's identity that its files decide, with nothing loaded, to compare with earlier ones. The
+    template here is the one in the files.
 
     Raises:
         ModelFilesMissing, ModelFilesChanging: as `identify`.
@@ -111,10 +111,10 @@ def parts_of_files(folder: Path, digests: DigestCache) -> dict[str, str]:
 
 
 def require_model_files(folder: Path) -> None:
-    """Look, before anything is loaded, whether a folder has what a model needs. Reads no weights.
+    """Check before loading that a folder has all files of a model. Reads no weights.
 
     Raises:
-        ModelFilesMissing: it has no weights, no config or no tokenizer, weights that are not all there, or a config of
+        ModelFilesMissing: it lacks weights, a config or a tokenizer, some weights are missing, or the config is of
             something else.
     """
     weights, _ = files_of(folder)
@@ -149,8 +149,8 @@ def files_of(folder: Path) -> tuple[list[Path], list[Path]]:
 
 
 def lacks(folder: Path) -> str | None:
-    """What a model that could not be loaded lacks: shards that its list of them names, or what its tokenizer reads.
-    None where neither is so: these files alone prove nothing, for some models need none of them."""
+    """The missing files of a model that could not be loaded: shards in its list, or the tokenizer's files. None if none
+    is missing: that alone proves nothing, for some models need none of them."""
     try:
         named = load_object(folder / SHARDS_FILE).get("weight_map")
     except (OSError, ModelFilesMissing):
@@ -166,16 +166,15 @@ def lacks(folder: Path) -> str | None:
 
 
 def rope_of(settings: Mapping[str, Any]) -> str:
-    """The settings of the rotary embedding, of the model and of its sections, as canonical JSON, or as a digest of it
-    where that is long. They stay in the digest of the whole configuration too: what is not known here to be about
-    positions must not fall out of the identity, and so a refusal can name them and show both values.
-    """
+    """The settings of the rotary embedding, of the model and of its sections, as canonical JSON, or as its digest if
+    that is long. They stay in the digest of the whole configuration too, so that an unknown key about positions still
+    counts. As a part of their own, a refusal can name them and show both values."""
     found = {name: value for name, value in _settings_in(settings) if _is_of_rope(name.rpartition(".")[2])}
     return _plain_or_digest(canonical(found).decode()) if found else NO_ROPE
 
 
 def load_object(file: Path) -> dict[str, Any]:
-    """The JSON object that a file holds.
+    """The JSON object in a file.
 
     Raises:
         ModelFilesMissing: it holds something else.
@@ -224,7 +223,7 @@ def _digest_of_config(settings: Mapping[str, Any], folder: Path) -> str:
 
 
 def _digest_of_tokenizer(files: Iterable[Path], digests: DigestCache) -> str:
-    # The chat template is a part of its own, wherever it is kept.
+    # the chat template is a part of its own, in any file
     listed = []
     for file in files:
         if file.name == "tokenizer_config.json":

@@ -1,4 +1,4 @@
-"""Keeps the limit of open files as the process has it."""
+"""Keeps the process's limit of open files."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def limit_kept() -> Iterator[None]:
-    """Meanwhile nothing changes the limit of open files.
+    """During the block nothing changes the limit of open files.
 
-    As `mlx_lm` is imported, it sets that to 2,048 of 4,096: where fewer are allowed the import fails, and where more
-    are, they are gone for good. The daemon sees to that limit itself.
+    The import of `mlx_lm` sets it to 2,048 of 4,096: if fewer are allowed the import fails, and if more are, they are
+    lost for good. The daemon sets that limit itself.
     """
     set_limit = resource.setrlimit
 

@@ -1,10 +1,9 @@
-"""Memory that is about to be filled, in large pages where the system has them at hand.
+"""Large pages for memory that is about to be filled, if the system has them at hand.
 
-Fresh memory is given page by page as it is first touched, and for a wake of hundreds of megabytes that is most of the
-work: a hundred thousand faults of a microsecond and more. Linux gives 2 MiB at once where it is asked to (`madvise`),
-in a tenth of the time. But not always: where free memory has to be brought together first, or a virtual machine's host
-has taken it back, one large page takes longer than all the small ones it stands for. So each is timed, and the first
-slow one ends it for that wake.
+The system gives fresh memory page by page, at the first touch, and for a wake of hundreds of megabytes that is most of
+the work: a hundred thousand faults of a microsecond and more. Linux gives 2 MiB at once on request (`madvise`), in a
+tenth of the time. But if free memory must be brought together first, or a virtual machine's host has taken it back, one
+large page takes longer than the small ones. So each is timed, and the first slow one ends it for that wake.
 """
 
 from __future__ import annotations
@@ -21,18 +20,16 @@ import numpy as np
 
 _SIZE_FILE: Final = Path("/sys/kernel/mm/transparent_hugepage/hpage_pmd_size")
 _MADV_HUGEPAGE: Final = 14
-_MADV_POPULATE_WRITE: Final = (
-    23  # since Linux 5.14; an earlier one refuses it, and gives its pages when they are filled
-)
+_MADV_POPULATE_WRITE: Final = 23  # since Linux 5.14; an earlier one refuses it, and gives pages as they are filled
 _MOST_BYTES: Final = 32 << 20
-"""A large page of more than this (on systems whose small pages are large) is more than an array has room for."""
+"""A larger page (on systems whose small pages are large) has no room in an array."""
 
 SLOW_SECONDS: Final = 1e-3
 """Of the processor, for one large page. Zeroing 2 MiB takes a tenth of it, 512 faults about as long as this."""
 
 
 class LargePages:
-    """What one wake asks for; several threads may ask at once. Whatever fails changes nothing but the time."""
+    """The requests of one wake; several threads may ask at once. A failure changes only the time."""
 
     def __init__(self) -> None:
         self._size = _page_bytes()
@@ -40,7 +37,7 @@ class LargePages:
         self.is_slow = self._size is None or self._system is None
 
     def back(self, array: mx.array) -> None:
-        """Have each large page that lies in the array whole given now. What is in it stays as it is."""
+        """Ask now for each large page that lies whole in the array. Its content stays."""
         if self.is_slow or self._size is None or self._system is None:
             return
         start = np.asarray(cast(Any, array)).ctypes.data
@@ -63,7 +60,7 @@ def _page_bytes() -> int | None:
 
 
 class _System:
-    """The calls of Linux that are needed, through the C library."""
+    """The needed calls of Linux, through the C library."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self._madvise, self._mincore = library.madvise, library.mincore
@@ -76,7 +73,7 @@ class _System:
         return bool(self._mincore(address, 1, answer) == 0 and answer.raw[0] & 1)
 
     def give(self, address: int, size: int) -> bool:
-        """Have a large page given at this address; False where the system refuses."""
+        """Ask for a large page at this address; False if the system refuses."""
         return all(self._madvise(address, size, advice) == 0 for advice in (_MADV_HUGEPAGE, _MADV_POPULATE_WRITE))
 
 

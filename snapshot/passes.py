@@ -1,7 +1,7 @@
 """How a ledger was read: the number of tokens in each model call, run by run.
 
-Numbers can differ in the last bits when tokens are read in other chunks. So code that has to compute a state again,
-from an earlier one or from nothing, reads its tokens as they were read before, and gets the same bits.
+Numbers can differ in the last bits if tokens are read in other chunks. So to compute a state again, from an earlier one
+or from nothing, its tokens are read as they were before, and the bits are the same.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from typing import Final
 from ..memvid.format.blocks import BLOCK_TOKENS
 
 MAX_PASS_TOKENS: Final = 2048
-"""The most that one model call reads. What it computes on the way may grow with the square of that, so a stored number
-that asked for more could take all memory when tokens are computed again."""
+"""The most that one model call reads. Its temporary memory may grow with the square of that, so a larger stored number
+could take all memory when tokens are computed again."""
 
 UNREPEATABLE: Final = 0
-"""Stands in the place of a size for a call that cannot be made again, one token of this ledger each: it read it beside
-those of other sessions, or it read on from there and was cut back, or what it was is unknown. Alone the same token
-may get other bits."""
+"""In place of a size, for a call that cannot be made again, one token of this ledger each: it read the token beside
+other sessions' tokens, or read on from there and was cut back, or is unknown. Alone the same token may get other
+bits."""
 
 
 def tokens_of(size: int) -> int:
@@ -73,7 +73,7 @@ class Passes:
         self.token_count += tokens_of(size)
 
     def runs(self) -> Iterator[tuple[int, int]]:
-        """The size of the calls of each run, or `UNREPEATABLE`, and how many calls they are."""
+        """For each run the size of its calls, or `UNREPEATABLE`, and the number of calls."""
         for at in range(0, len(self._runs), 2):
             yield self._runs[at], self._runs[at + 1]
 
@@ -83,8 +83,8 @@ class Passes:
             yield from repeat(size, count)
 
     def between(self, start: int, end: int) -> Iterator[int]:
-        """How many tokens the calls read that read the tokens `[start, end)`; one that began before or ended after them
-        is cut there."""
+        """How many of the tokens `[start, end)` each call read; a call that began before or ended after them is cut
+        there."""
         return map(tokens_of, self._between(start, end))
 
     def _between(self, start: int, end: int) -> Iterator[int]:
@@ -98,7 +98,7 @@ class Passes:
                 return
 
     def after(self, token_count: int) -> Passes:
-        """The passes behind the first tokens; a call that read on from there is cut."""
+        """The passes behind the first tokens; a call across that point is cut."""
         behind = Passes()
         for size in self._between(token_count, self.token_count):
             behind.add(size)
@@ -106,12 +106,12 @@ class Passes:
 
     @property
     def ends_alone(self) -> bool:
-        """Whether the last call read one token and nothing else, so that reading it again gives the same bits."""
+        """Whether the last call read one token alone, so that reading it again gives the same bits."""
         return len(self._runs) > 0 and self._runs[-2] == 1
 
     def cut(self, token_count: int) -> Passes:
-        """The passes of the first tokens alone, to read them by; in calls of one block each where it is not known how
-        they were read."""
+        """The passes to read the first tokens by: as they were read, or in calls of one block each if that is
+        unknown."""
         first = Passes()
         for size in self._between(0, token_count):
             first.add(size)
@@ -120,8 +120,8 @@ class Passes:
         return first
 
     def cut_back(self, token_count: int) -> Passes:
-        """The passes by which caches hold the first tokens. What is left of a call that read on, and what is not known,
-        is `UNREPEATABLE`, so that it is not taken for a call that was made."""
+        """The passes by which caches hold the first tokens. The rest of a call that read on, and unknown calls, are
+        `UNREPEATABLE`, so that they do not count as calls that were made."""
         whole = Passes()
         for size in self:
             if whole.token_count + tokens_of(size) > token_count:

@@ -1,7 +1,7 @@
-"""Whether a state that was computed again is, bit for bit, the one that is stored: without reading what is stored.
+"""Whether a recomputed state is, bit for bit, the stored one, without reading the stored bytes.
 
-A block's header has the digest of each of its slots, and is proven by the block's id. So what was computed is cut into
-blocks as a sleep would cut it, hashed, and compared with the headers. Runs on an I/O thread: it computes nothing.
+A block's header has the digest of each of its slots, and the block's id proves it. So the computed state is cut into
+blocks as for a sleep, hashed, and compared with the headers. Runs on an I/O thread: it computes nothing.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from .restore import WakePlan
 
 @dataclass(frozen=True, slots=True)
 class Sameness:
-    """What of a state is, bit for bit, what is stored. tokens: so many leading tokens, in whole blocks. end: all of it,
-    with logits, random key, how the tokens were read, and what of the caches is whole state."""
+    """The part of a state that equals the stored one bit for bit. tokens: so many leading tokens, in whole blocks. end:
+    all of it, with logits, random key, passes, and whole state."""
 
     tokens: int
     end: bool
 
 
 def compare(computed: Cut, reader: BundleReader, plan: WakePlan) -> Sameness:
-    """Compare a whole version with its state computed again, cut with nothing reused. plan: of the whole version.
+    """Compare a whole version with its recomputed state, cut with nothing reused. plan: of the whole version.
 
-    The canary of a record is not compared: it is what a token would give behind the state, and not of it.
+    The canary of a record is not compared: it is the logits of a token behind the state.
 
     Raises:
-        NonFiniteState: what was computed holds NaN or infinity.
+        NonFiniteState: the computed state holds NaN or infinity.
         StoreError: a header is damaged.
     """
     same, stored = 0, {entry.start: entry for entry in plan.spans}

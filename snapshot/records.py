@@ -21,13 +21,13 @@ from .passes import Passes
 MAX_ARRAY_SIZE: Final = 2**31 - 1
 """One size of an MLX array's shape."""
 
-# Where in a state record they are.
+# their places in a state record
 LOGITS_SLOT, RANDOM_KEY_SLOT, PASSES_SLOT, CANARY_SLOT = range(4)
 
 
 @dataclass(frozen=True, slots=True)
 class StoredRecord:
-    """One cache's part of a state record. slots: of its arrays, in order; first_slot: where in the block they begin."""
+    """One cache's part of a state record. slots: of its arrays, in order; first_slot: its place in the block."""
 
     entry: CacheEntry
     numbers: tuple[int, ...]
@@ -36,7 +36,7 @@ class StoredRecord:
 
     @property
     def reaches_back(self) -> bool:
-        """Whether it holds all that the cache had at any earlier position."""
+        """Whether it still has all of the cache's content at any earlier position."""
         return kind_named(self.entry.kind).reaches_back(dict(self.entry.settings), self.numbers)
 
     def array_names(self) -> Iterator[str]:
@@ -55,8 +55,7 @@ class StoredState:
 
 
 def require_spans(reader: BundleReader, entry: BlockEntry, expected: tuple[SlotSpec, ...]) -> tuple[StoredArray, ...]:
-    """Where a span block has the arrays that the model's caches are cut into: exactly the expected ones, each as it is
-    or with a loss.
+    """For each span block the places of the caches' span arrays: exactly the expected ones, each exact or lossy.
 
     Raises:
         LayoutMismatch, UnsupportedCache
@@ -69,15 +68,15 @@ def require_spans(reader: BundleReader, entry: BlockEntry, expected: tuple[SlotS
     return arrays
 
 
-# All blocks of a session but the last mostly have the very same slots.
+# most blocks of a session have the very same slots
 _arranged = functools.lru_cache(maxsize=64)(arranged)
 
 
 def stored_state(reader: BundleReader, entry: BlockEntry, layout: CacheLayout) -> StoredState:
-    """A state record's parts, each of them one that the model's caches can have at that position.
+    """A state record's parts; the model's caches must be able to have each at that position.
 
     Raises:
-        LayoutMismatch, UnsupportedCache, MalformedSnapshot; StoreError where it is damaged.
+        LayoutMismatch, UnsupportedCache, MalformedSnapshot; StoreError if it is damaged.
     """
     slots = [spec for spec, _ in reader.read_header(entry).slots]
     _require_known([slot for slot in slots if slot.kind not in STATE_KINDS])
@@ -127,7 +126,7 @@ def _stored_record(
 
 
 def _require_admitted(entry: BlockEntry, cache: CacheEntry, arrays: dict[str, SlotSpec]) -> None:
-    """Refuse arrays that the cache cannot have: of another type or shape, of more rows than tokens, or too many."""
+    """Refuse arrays that the cache cannot have: another type or shape, more rows than tokens, or too many."""
     kind, known = kind_named(cache.kind), {each.name: each for each in cache.record}
     for name, slot in arrays.items():
         if name not in known:
@@ -143,7 +142,7 @@ def _require_admitted(entry: BlockEntry, cache: CacheEntry, arrays: dict[str, Sl
 
 
 def _may_come_late(cache: CacheEntry, slot: SlotSpec) -> bool:
-    """Whether an array that was not there after one token is one that the cache can have made since."""
+    """Whether the cache can have made this array after its first token."""
     alike = {len(each.shape) for each in cache.record}
     return (
         kind_named(cache.kind).late_arrays

@@ -1,4 +1,4 @@
-"""Puts a bundle's state back, aside: nothing that is live is touched until all of it has been verified.
+"""Puts a bundle's state back, aside: nothing live is touched until all of it has been verified.
 
 Three steps, because MLX belongs to the engine thread and reading does not: `allocate` (engine) makes the caches'
 memory, `Filling.run` (I/O threads) reads each slot straight into it and hashes it in place, cache by cache, and
@@ -49,14 +49,13 @@ ReadSlots = Callable[[BlockEntry, Sequence[tuple[int, Sequence[memoryview]]]], N
 class WakePlan:
     """The plan of a wake, made from the manifest and the block headers before any memory is taken.
 
-    spans: the blocks to read, in order; arrays: where each of them has the span arrays; filled_tokens: how many tokens
+    spans: the blocks to read, in order. arrays: the places of the span arrays in each. filled_tokens: how many tokens
         are in them.
-    state: the record to read, None where there is none at or before the position that could be used.
-    records: its content, cache by cache.
-    resumed_tokens: tokens that the caches hold once they are filled and cut back.
+    state: the record to read, None if none at or before the position can be used. records: its content, cache by cache.
+    resumed_tokens: tokens in the caches once they are filled and cut back.
     target_tokens: tokens wanted; those in between have to be computed.
-    tokens: the ledger's bytes up to the target; passes: how it was read, as far as it is known; held_passes: how that
-        was read with which the caches are filled.
+    tokens: the ledger's bytes up to the target. passes: how it was read, as far as it is known. held_passes: the same
+        for the caches' content.
     checkpoints: positions of the records in between that stay usable.
     has_canary: whether the record has a slot for the canary's logits.
     """
@@ -77,19 +76,19 @@ class WakePlan:
 
     @property
     def has_logits(self) -> bool:
-        """Whether the record is of the position at which the caches resume."""
+        """Whether the record's position is the one at which the caches resume."""
         return self.state is not None and self.state.start == self.resumed_tokens
 
     @property
     def is_cut_back(self) -> bool:
-        """Whether the blocks to read go on behind the position at which the caches resume."""
+        """Whether the blocks to read go on past the position at which the caches resume."""
         return self.filled_tokens > self.resumed_tokens or (
             self.state is not None and self.state.start > self.resumed_tokens
         )
 
     @property
     def replayed_tokens(self) -> int:
-        """Tokens that have to be computed to come to the target; one more where only its logits are missing."""
+        """Tokens to compute for the target; at least one if its logits are missing."""
         behind = self.target_tokens - self.resumed_tokens
         return behind or int(not self.has_logits)
 
@@ -119,7 +118,7 @@ class WakePlan:
         return sum(dtype_named(dtype).size * math.prod(shape) for dtype, shape in shapes)
 
     def span_shapes(self) -> Iterator[tuple[ArrayLayout, tuple[int, ...]]]:
-        """The span arrays to fill, each with the shape that mlx-lm would have given it."""
+        """The span arrays to fill, in the shape that mlx-lm would have given them."""
         for entry, each in self.layout.spans() if self.filled_tokens else ():
             yield each, (1, *each.sized(kind_named(entry.kind).capacity(self.filled_tokens)))
 
@@ -133,18 +132,18 @@ def plan_wake(
     context_tokens: int,
     at: int | None = None,
 ) -> WakePlan:
-    """Check that the bundle is of this very model and has the slots that its caches have (GM3: before any use), and
-    decide what to read of it.
+    """Check that the bundle is of this very model and has the slots of its caches (GM3: before any use), and plan the
+    read.
 
-    at: how many of the session's tokens are wanted, all if None. Where the caches can be cut back to it they are; else
-        the nearest state record before it is read, and what is behind it is left to be computed.
+    at: how many of the session's tokens are wanted, all if None. Caches that can be cut back to it are cut; else the
+    nearest state record before it is read, and the rest is computed.
 
     Raises:
         IdentityMismatch: listing every part that differs.
         ContextTooShort: the snapshot is longer than the model's context.
         LayoutMismatch: a block's slots are not those of the model's caches.
         MalformedSnapshot: the chain is not spans with state records between them, or a token is not in the vocabulary.
-        NoSuchPosition: the session has not as many tokens as are wanted.
+        NoSuchPosition: the session has fewer tokens than are wanted.
         UnsupportedCache: a block holds a kind of cache that this version does not know.
         StoreError: a header is damaged.
     """
@@ -180,7 +179,7 @@ def _planned(
     target: int,
     tokens: bytes,
 ) -> WakePlan:
-    """Which blocks to read for the first `target` tokens: those that leave the least to compute."""
+    """The blocks to read for the first `target` tokens: those that leave the least to compute."""
     state: BlockEntry | None = None
     records: tuple[StoredRecord, ...] = ()
     has_canary = False
@@ -228,7 +227,7 @@ def _target(reader: BundleReader, at: int | None) -> int:
 
 
 def no_such_position(held: int, at: int, unread: int = 0) -> NoSuchPosition:
-    """The error for a position that a version of `held` tokens lacks. unread: tokens of its ledger behind those."""
+    """The error for a position beyond a version's `held` tokens. unread: tokens of its ledger behind those."""
     if unread:
         return NoSuchPosition(
             f"This version has the state of {format_plural(held, 'token')}, and {format_plural(unread, 'token')} more "
@@ -246,7 +245,7 @@ def no_such_position(held: int, at: int, unread: int = 0) -> NoSuchPosition:
 
 
 def _chain_of(reader: BundleReader) -> tuple[list[BlockEntry], list[BlockEntry]]:
-    """A bundle's spans and its state records, each in order. That they stand back to back is the store's promise."""
+    """A bundle's spans and its state records, each in order. The store promises that they stand back to back."""
     spans = [entry for entry in reader.entries if entry.kind == "span"]
     states = [entry for entry in reader.entries if entry.kind == "state"]
     if len({entry.start for entry in states} - {0}) != len(states):
@@ -260,9 +259,9 @@ def _chain_of(reader: BundleReader) -> tuple[list[BlockEntry], list[BlockEntry]]
 class Filling:
     """Memory that is being filled.
 
-    spans: for each span array in stored order integers `[1, heads, capacity, dim]`; records: for each record its
-        arrays; granted: what of it is still to be filled; expected: what the canary of the state is to give, once it
-        has been read, None where none was kept of the position at which the caches resume.
+    spans: for each span array in stored order integers `[1, heads, capacity, dim]`. records: for each record its
+    arrays. granted: the part that is still to be filled. expected: the canary's logits, once read; None if none was
+    kept for the position at which the caches resume.
     """
 
     plan: WakePlan
@@ -285,8 +284,7 @@ class Filling:
         """Read and verify every slot, first caches first, on the threads of the pool.
 
         on_filled: told the path of each cache, in order, once all of its memory is filled and verified: from then on it
-            may be looked at, while later ones are still being read. Whether the state as a whole is good is known at
-            the end.
+            may be looked at, while later ones are still being read. Only the end proves the state as a whole.
         trusting: raw bytes are not hashed (`BundleReader.read_slots_into`).
 
         Raises:
@@ -304,7 +302,7 @@ class Filling:
                 if on_filled is not None and (done == len(jobs) or planned[done][0] != path):
                     on_filled(path)
         finally:
-            # After a failure the rest is not worth reading, but none may go on writing into memory that is let go.
+            # After a failure the rest is not worth reading, but no thread may go on writing into freed memory.
             for job in jobs:
                 job.cancel()
             for job in jobs:
@@ -319,12 +317,12 @@ class Filling:
     def _expect(self, reader: BundleReader, state: BlockEntry, *, hashed: bool) -> None:
         if not self.plan.has_logits:
             return
-        # What computed a record is told of the end alone; and not even there of one that was the end of a snapshot
-        # before it went on elsewhere, and is so again.
+        # The session map tells only the environment that computed the end. A record that was the end of a snapshot
+        # before it went on elsewhere, and is so again, may come from another.
         manifest = reader.manifest
         is_told = state.start == manifest.token_count and state.start > tokens_from_elsewhere(manifest.session)
         if not self.plan.has_canary:
-            # The last token is run again alone: the same bits only if it was read alone.
+            # the last token is run again alone: the same bits only if it was read alone
             is_exact = is_told and self.plan.passes.cut(state.start).ends_alone
             self.expected = Expectation(bytes(self._logits), is_exact, hashed)
         elif logits := reader.read_slot(state, CANARY_SLOT):
@@ -334,8 +332,8 @@ class Filling:
         """The caches, over the filled memory, cut back to where they resume, with ledger, logits and random key.
 
         caches: empty ones of the model's own making; the state becomes their owner.
-        random_key: for a state that has none of its own because no record is of its position; its logits are then
-            missing too (None).
+        random_key: for a state without its own, because no record is of its position; its logits are then missing too
+            (None).
 
         Raises:
             NonFiniteState: no token can be drawn from the logits (threat 11).
@@ -431,11 +429,11 @@ class Filling:
 
 
 def read_checkpoint(reader: BundleReader, entry: BlockEntry, layout: CacheLayout) -> Checkpoint:
-    """A state record as a checkpoint in memory, verified, without the logits of its canary: for a chain whose blocks
-    before it become others, from which the canary would compute something else. Runs on the engine thread.
+    """A state record as a checkpoint in memory, verified. Leaves out its canary's logits: it is for a chain with other
+    blocks before it, from which the canary would compute something else. Runs on the engine thread.
 
     Raises:
-        LayoutMismatch, UnsupportedCache, MalformedSnapshot; StoreError where it is damaged.
+        LayoutMismatch, UnsupportedCache, MalformedSnapshot; StoreError if it is damaged.
     """
     stored = stored_state(reader, entry, layout)
     records = {}

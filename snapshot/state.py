@@ -25,14 +25,13 @@ def token_array(tokens: bytes = b"") -> array[int]:
 class LiveState:
     """The state of one session on its model.
 
-    tokens: the ledger, one id for every position that the caches hold.
+    tokens: the ledger, one id for every position in the caches.
     caches: one cache per layer, all of the length of the ledger; none while they are rows of a batch (`batches.py`).
-    last_logits: float32 `[vocabulary]`, those that the next token is drawn from; None before the first token.
-    random_key: uint32 `[2]`, the key that draws it.
-    passes: in how many model calls the ledger has been read, and how many tokens each.
+    last_logits: float32 `[vocabulary]`, for the next token; None before the first token.
+    random_key: uint32 `[2]`, draws that token.
+    passes: the model calls that read the ledger, and the tokens of each.
     checkpoints: whole state at earlier positions, of caches that cannot go back.
-    computed_tokens: how many tokens the model has computed for this state since it came into memory; a state that
-        was put back from a snapshot starts at 0.
+    computed_tokens: how many tokens the model has computed for this state since it came into memory; 0 after a wake.
     is_lost: whether its caches are gone, because there was no memory to take them out of a batch.
     """
 

@@ -1,8 +1,8 @@
-"""A stored version's arrays as numbers, piece by piece, without its model: what the caches are is told by the slots of
-its blocks and by the identity.
+"""A stored version's arrays as numbers, piece by piece, without its model: the slots of its blocks and the identity
+tell its caches.
 
-Every byte comes through a `BundleReader`, so it is verified. No more than one slot of one block is held at a time, and
-none above `MAX_READ_SLOT_BYTES`. Nothing is computed by MLX, so any thread may do this.
+Every byte comes through a `BundleReader`, so it is verified. At most one slot of one block is held at a time, and none
+above `MAX_READ_SLOT_BYTES`. Nothing is computed by MLX, so any thread may do this.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from .lossy import StoredArray, arranged, expand
 from .lossy_kinds import Quantisation, exact_of, is_beside
 
 MAX_READ_SLOT_BYTES: Final = 256 << 20
-"""Of one slot that is held in memory to be looked at: a window of 32,768 tokens has half of it."""
+"""Of one slot held in memory: a window of 32,768 tokens has half of it."""
 
 MAX_PIECE_ELEMENTS: Final = 16 << 20
-"""Of vectors that are numbers at once: those of 256 tokens in 128 heads of 512. As float64 they have 128 MiB."""
+"""Of vectors held as numbers: those of 256 tokens in 128 heads of 512. As float64 they have 128 MiB."""
 
 MAX_SUMS_BYTES: Final = 256 << 20
-"""Of what is added up for one array."""
+"""Of the sums of one array."""
 
 MAX_HEADS: Final = 1 << 10
 """Of one array: each has figures of its own, however short its vectors are."""
@@ -41,7 +41,7 @@ MAX_HEADS: Final = 1 << 10
 _MAX_NUMBERS_BYTES: Final = 4096
 
 _PIECE_ELEMENTS: Final = 1 << 20
-"""Of an array without tokens, how many elements are turned into numbers at once."""
+"""Elements of an array without tokens that become numbers at once."""
 
 OnBytes = Callable[[int], None]
 
@@ -51,7 +51,7 @@ _NUMPY: Final = {
 }  # fmt: skip
 _FLOATS: Final = frozenset({"float16", "bfloat16", "float32", "float64"})
 _QUANTISED: Final = "kvq/1"
-# The kinds whose record has rows of tokens, and how their numbers tell which.
+# The kinds with a record of token rows, and the order of rows by their numbers.
 _RING: Final = "ring/1"
 _CHUNK: Final = "chunk/1"
 
@@ -66,8 +66,8 @@ TOO_MANY: Final = "it has too many heads or too long vectors"
 class CacheArray:
     """One array of a cache.
 
-    slots: the exact slots that it is made of: one; three in a quantised cache (integers, scales, biases).
-    heads, dim: of its vectors, where it has tokens; both 0 where it has none.
+    slots: its exact slots: one, or three in a quantised cache (integers, scales, biases).
+    heads, dim: of its vectors, if it has tokens; else both 0.
     why_not: why it cannot be read as numbers; None if it can.
     """
 
@@ -84,7 +84,7 @@ class CacheArray:
 
     @property
     def has_tokens(self) -> bool:
-        """Whether it is read as vectors of tokens, and not as mere elements."""
+        """Whether it is read as vectors of tokens, not as mere elements."""
         return self.in_spans or self.heads > 0
 
 
@@ -108,20 +108,20 @@ class Piece:
 class StoredVersion:
     """The arrays of one open version.
 
-    Raises, from every method: StoreError where bytes are damaged, MalformedSnapshot where its blocks are none that this
-    version of Torpor writes.
+    Raises, from every method: StoreError for damaged bytes, MalformedSnapshot for blocks that this version of Torpor
+    does not write.
     """
 
     def __init__(self, reader: BundleReader, on_bytes: OnBytes | None = None) -> None:
-        """on_bytes: told how many bytes have been read, after each slot; what it raises ends the reading."""
+        """on_bytes: told how many bytes have been read, after each slot; its error ends the reading."""
         self.reader = reader
         self._on_bytes = on_bytes
         self.spans = [entry for entry in reader.entries if entry.kind == "span"]
         states = [entry for entry in reader.entries if entry.kind == "state"]
         self.token_count = reader.manifest.token_count
-        # What was salvaged may end behind its last record: that one is of another position then, and left out.
+        # A salvaged version may end behind its last record: that one is of another position, and is left out.
         self.state = states[-1] if states and states[-1].start == self.token_count else None
-        # As they would be without a loss: which blocks keep them with one differs from block to block.
+        # as without a loss: blocks differ in it
         self._span_slots = _exact_slots(_slots_of(reader, self.spans[0])) if self.spans else ()
         self._expected: dict[int, tuple[SlotSpec, ...]] = {}
         self._state_slots = _slots_of(reader, self.state) if self.state else ()
@@ -183,7 +183,7 @@ class StoredVersion:
             yield as_numbers(data[start : start + step], spec.dtype)
 
     def state_array(self, name: str) -> CacheArray | None:
-        """One of the arrays of the record that are no cache's, such as the logits."""
+        """One of the record's arrays that are no cache's, such as the logits."""
         for index, spec in enumerate(self._state_slots):
             if spec.name == name and spec.kind in STATE_KINDS:
                 return CacheArray("", spec.kind, name, spec.dtype, spec.shape, (index,), in_spans=False)
@@ -289,7 +289,7 @@ class StoredVersion:
             yield Piece(values, positions[start : start + BLOCK_TOKENS])
 
     def _order(self, array: CacheArray, rows: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Which row has which token, in the order of the tokens."""
+        """The row of each token, in the order of the tokens."""
         offset, second = self._numbers(array.path)
         as_they_lie = np.arange(rows, dtype=np.int64)
         if array.kind == _CHUNK:
@@ -327,12 +327,12 @@ def _slots_of(reader: BundleReader, entry: BlockEntry) -> tuple[SlotSpec, ...]:
     return tuple(spec for spec, _ in reader.read_header(entry).slots)
 
 
-# All blocks of a session but the last mostly have the very same slots.
+# most blocks of a session have the very same slots
 _arranged = functools.lru_cache(maxsize=64)(arranged)
 
 
 def _exact_slots(slots: Sequence[SlotSpec]) -> tuple[SlotSpec, ...]:
-    """The slots as they would be without a loss."""
+    """The slots as without a loss."""
     exact = []
     for at, slot in enumerate(slots):
         if Quantisation.of_kind(slot.kind) is None:
@@ -347,7 +347,7 @@ def _exact_slots(slots: Sequence[SlotSpec]) -> tuple[SlotSpec, ...]:
 
 def _with_tokens(spec: SlotSpec, token_count: int) -> SlotSpec:
     if len(spec.shape) < 2:
-        return spec  # no such array of keys or values is read
+        return spec  # no array of keys or values like this is read
     return SlotSpec(spec.name, spec.kind, spec.dtype, (*spec.shape[:-2], token_count, spec.shape[-1]))
 
 
@@ -361,7 +361,7 @@ def _place_of(spec: SlotSpec) -> tuple[str, str]:
 
 
 def _sized(array: CacheArray, heads: int, dim: int) -> CacheArray:
-    """The array as vectors of tokens, where there is memory for them."""
+    """The array as vectors of tokens, if there is memory for them."""
     too_large = heads * BLOCK_TOKENS * dim > MAX_PIECE_ELEMENTS or sums_bytes(heads, dim) > MAX_SUMS_BYTES
     if too_large or heads > MAX_HEADS:
         return replace(array, why_not=TOO_MANY)

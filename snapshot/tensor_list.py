@@ -1,6 +1,6 @@
-"""The list at the beginning of a safetensors file: what is in it, and whether the file is all there.
+"""The list at the beginning of a safetensors file: its tensors, and whether the file has all their bytes.
 
-Read before anything is loaded from such a file, so that a download that broke off is told as that, by its path.
+Read before anything is loaded from such a file, so that a broken download is reported as that, by its path.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ def tensor_names(file: Path) -> frozenset[str]:
 
 
 def tensor_bytes(file: Path) -> dict[str, int]:
-    """How many bytes the tensors of each type take, by the type's name in the file (as in `BF16`). Reads and raises
-    what `tensor_names` does."""
+    """The bytes of all tensors of each type, by the type's name in the file (as in `BF16`). Raises as
+    `tensor_names`."""
     sizes: dict[str, int] = {}
     for entry in _tensors(file).values():
         begin, end = entry["data_offsets"]
