@@ -10,8 +10,8 @@ from ...memvid.uri import SessionUri
 
 @dataclass(frozen=True, slots=True)
 class Resident:
-    """A session in memory. last_used: when a request last let go of it, by any clock; in_use: whether it may not go.
-    model: the name of the one that it is on."""
+    """A session in memory. last_used: when a request last released it, by any clock. in_use: whether it must stay.
+    model: its model's name."""
 
     uri: SessionUri
     bytes: int
@@ -22,7 +22,7 @@ class Resident:
 
 @dataclass(frozen=True, slots=True)
 class ResidentModel:
-    """The weights of a model in memory. last_used: as of `Resident`; in_use: whether they stay in any case."""
+    """The weights of a model in memory. last_used, in_use: as of `Resident`."""
 
     name: str
     bytes: int
@@ -32,8 +32,8 @@ class ResidentModel:
 
 @dataclass(frozen=True, slots=True)
 class Eviction:
-    """leaving: sessions that must go to sleep and models that must be unloaded, by uri and by name, in that order;
-    short_bytes: bytes still missing then."""
+    """leaving: sessions (URIs) to put to sleep and models (names) to unload, in this order. short_bytes: bytes still
+    missing then."""
 
     leaving: tuple[SessionUri | str, ...]
     short_bytes: int
@@ -48,13 +48,13 @@ def plan_eviction(
 ) -> Eviction:
     """Choose sessions and models to evict, the least recently used first, so that `wanted_bytes` fit.
 
-    A model is used whenever one of its sessions is, and goes only after all of them: so a model that no request has
-    used for long goes before the sessions of another, and a session before its own model.
+    The use of a session is a use of its model, and a model goes only after all its sessions. So a model unused for long
+    goes before the sessions of another, and a session before its own model.
 
-    held_bytes: all that counts against the budget now, the bytes of residents and models included.
+    held_bytes: all bytes that count against the budget now, with those of residents and models.
     """
     residents = sorted(residents, key=lambda each: (each.last_used, each.uri))
-    # A session without memory stays, for its sleep would free nothing; but then its model stays, too.
+    # A session without memory stays, as its sleep would free nothing; but then its model stays, too.
     needed = {each.model for each in residents if each.in_use or not each.bytes}
     used = {each.model: each.last_used for each in residents}
     candidates: list[tuple[float, bool, SessionUri | str, int]] = [

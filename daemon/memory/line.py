@@ -1,5 +1,4 @@
-"""Requests in the memory's accounts, the order of those that wait, and whether running work may free memory for
-them."""
+"""Requests in the memory's accounts, the order of waiting ones, and whether running work may free memory for them."""
 
 from __future__ import annotations
 
@@ -19,13 +18,13 @@ from ..sessions.sessions import Turns
 class Claim:
     """One request that may take memory.
 
-    uri: the session whose turn it holds; None of one that is for a model alone. number: its place among all, by when it
-        came. woken: the report of the last wake that it needed.
-    reserved: bytes that it may take; wanted: those that it waits for, with the answer that it then awaits: whether they
-        are reserved, or else its session has to give way first. grows: whether they are for its session, which then
-        stays if it can; what: what they are for, if that is something else.
-    unslept: why sessions could not make room for it. also: another session whose turn it holds.
-    request: whose it is. passed_at: since when others go before it that came later, by the monotonic clock.
+    uri: the session that it holds the turn of; None if it needs only a model. number: its place in the order of
+    arrival. woken: the report of the last wake that it needed.
+    reserved: bytes that it may take. wanted: bytes that it waits for. answer: whether they are reserved; if not, its
+    session has to give way first. grows: whether they are for its session, which then stays if it can. what: their
+    purpose, if that is something else.
+    unslept: why sessions could not make room for it. also: another session that it holds the turn of.
+    request: its request. passed_at: since when later requests go before it, by the monotonic clock.
     """
 
     uri: SessionUri | None
@@ -42,7 +41,7 @@ class Claim:
     passed_at: float | None = None
 
     def stands_back(self, now: float) -> bool:
-        """Whether those that are in more of a hurry get memory before it."""
+        """Whether other requests get memory before it."""
         return self.request.stands_back(0.0 if self.passed_at is None else now - self.passed_at)
 
 
@@ -54,10 +53,10 @@ class Use(Claim):
 
 
 class Line:
-    """Those that wait, the first in front.
+    """The waiting requests, in order.
 
-    stalled: requests that wait for another one, each with whether it does still. apart: those that hold no session's
-        turn.
+    stalled: requests that wait for another one, each with a function that tells whether it still does. apart: requests
+    without a session's turn.
     """
 
     def __init__(self, turns: Turns) -> None:
@@ -67,7 +66,7 @@ class Line:
         self.apart: set[Claim] = set()
 
     def order(self) -> None:
-        """Put those that stand back behind the others, and all in the order of their coming."""
+        """Sort by arrival, with requests that stand back behind the others."""
         now = time.monotonic()
         self.waiting.sort(key=lambda each: (each.stands_back(now), each.number))
         last = -1
@@ -77,19 +76,19 @@ class Line:
                 each.passed_at = now
 
     def refuse(self, use: Claim, error: TorporError) -> None:
-        """Take a request out of the line, and tell it why."""
+        """Take a request out of the line, with an error."""
         self.waiting.remove(use)
         if use.answer is not None and not use.answer.done():
             use.answer.set_exception(error)
 
     def refuse_all(self, error: Callable[[], TorporError]) -> None:
-        """Tell all that wait that they do so in vain."""
+        """Refuse all waiting requests."""
         for use in tuple(self.waiting):
             self.refuse(use, error())
 
     def others_at_work(self, first: Claim) -> bool:
-        """Whether a request goes on that waits for no other: at its end at the latest it lets go of what it has. So it
-        is in as much of a hurry as the first that waits."""
+        """Whether a request runs that waits for no other: at its end it frees its memory. The first waiting request
+        lifts such requests to its own priority."""
         still = {*self.waiting, *(claim for claim, waits in self.stalled.items() if waits())}
         turns = {uri for claim in still for uri in (claim.uri, claim.also)}
         working, apart_from_all = self._turns.in_use() - turns, self.apart - still

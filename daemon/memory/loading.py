@@ -1,8 +1,8 @@
-"""Loads models on threads of their own, once there is room, for the request that needs them first.
+"""Loads models on threads of their own, once there is room.
 
-A model's memory is reserved before the load, estimated from its files at that moment (`models.estimate_bytes`), and
-corrected to the real size after. One load of a model runs at a time; other requests wait for it. A failed load is the
-error of all of them, and the next request for the model tries again.
+A model's memory is estimated from its files (`models.estimate_bytes`) and reserved before the load; the real size
+counts after it. One load of a model runs at a time, and other requests wait for it. If it fails, all of them get its
+error, and the next request tries again.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ _ADVICE = "Serve a smaller model, end other programs on this machine, or put ses
 
 
 class Loader:
-    """Reads models from their files until `close`. The event loop's; the work is done aside, several at once.
+    """Reads models from their files until `close`. The event loop's; several loads may run at once.
 
-    Not on the engine's thread: a load takes seconds, and tokens of other models are drawn meanwhile. All that it makes
-    is evaluated when it comes to another thread, as MLX demands.
+    Not on the engine's thread: a load takes seconds, and tokens of other models are drawn meanwhile. MLX demands that a
+    loaded model is evaluated before another thread uses it.
     """
 
     def __init__(self, digests: DigestCache) -> None:
@@ -46,15 +46,15 @@ class Loader:
         self._aside = Aside("torpor-load")
 
     async def estimate(self, name: str, choice: ModelChoice) -> int:
-        """Bytes of memory that a model's weights will take. Raises what `models.estimate_bytes` raises."""
+        """The memory of a model's weights, in bytes. Raises as `models.estimate_bytes`."""
         return await self._run(name, partial(estimate_bytes, name, choice.source, choice.adapter))
 
     async def load(self, name: str, choice: ModelChoice, expected: int) -> LoadedModel:
-        """The model, ready to compute. expected: bytes of memory that it will take.
+        """Load a model. expected: its memory in bytes.
 
         Raises:
-            What `models.load_model` raises; NotEnoughMemory before it is read: the system has less than it will take;
-            ModelUnavailable for whatever else went wrong.
+            As `models.load_model`. NotEnoughMemory, before it is read: the system has less memory. ModelUnavailable:
+            any other error.
         """
         return await self._run(name, partial(self._load, name, choice, expected))
 
@@ -71,7 +71,7 @@ class Loader:
 
 
 class Loading:
-    """Gives requests the models that they need. reserve: memory for a claim, or an error."""
+    """Gives requests their models. reserve: reserves memory for a claim, or raises."""
 
     def __init__(self, shelf: Shelf, memory: Memory, loader: Loader, reserve: Reserve, bus: Bus) -> None:
         self._bus = bus
@@ -82,11 +82,11 @@ class Loading:
 
     @asynccontextmanager
     async def using(self, name: str, claim: Claim) -> AsyncIterator[LoadedModel]:
-        """Hold a model that is in memory. The claim does not wait for memory meanwhile.
+        """Hold a loaded model. The claim must not wait for memory meanwhile.
 
         Raises:
-            UnknownModel. ModelChanged: its files are others than those that it was loaded from. What `Loader.load`
-            raises. MemoryBudgetExceeded, MemoryBusy: there is no room for it.
+            UnknownModel. ModelChanged: its files have changed since its load. MemoryBudgetExceeded, MemoryBusy: there
+            is no room for it. And the errors of `Loader.load`.
         """
         async with self.holding(name, claim) as place:
             assert place.model is not None
@@ -94,8 +94,8 @@ class Loading:
 
     @asynccontextmanager
     async def holding(self, name: str, claim: Claim) -> AsyncIterator[Place]:
-        """Hold the place of a model that is in memory: it stays there unless the claim has to wait for memory itself.
-        Who does refers to the model by its place alone, so that it can go. Raises as `using`."""
+        """Hold the place of a loaded model. It stays loaded unless the claim itself waits for memory: then refer to the
+        model only by its place, so that it can go. Raises as `using`."""
         place = self._shelf.place(name)
         if place.changed:
             raise has_changed(place)
@@ -115,17 +115,17 @@ class Loading:
                 await self._load(place, claim)
                 continue
             if not claim.request.stands_back():
-                for holder in place.holders:  # whichever of them loads it is waited for
+                for holder in place.holders:  # one of them loads it
                     holder.request.lift()
             error = await self._end_of(under_way, claim)
             if error is not None:
-                # Each its own: a traceback holds the frames that it went through.
+                # Each waiter gets its own error: a traceback holds its frames.
                 raise type(error)(error.message, **error.details)
 
     async def _end_of(self, under_way: asyncio.Future[TorporError | None], claim: Claim) -> TorporError | None:
         with self._memory.waiting_for_another(claim, lambda: not under_way.done()):
             await asyncio.wait([under_way])
-        # One that was given up is begun anew by the first of those that waited for it.
+        # After a cancelled load the first waiter begins a new one.
         return None if under_way.cancelled() else under_way.result()
 
     async def _load(self, place: Place, claim: Claim) -> None:
@@ -161,16 +161,15 @@ class Loading:
             self._memory.release(claim, claim.reserved - before)
 
     async def _expected_bytes(self, place: Place) -> int:
-        """What a model took when it was last loaded, of files that were not touched since; else what they say now."""
+        """A model's size at its last load if its files were not touched since, else an estimate."""
         last = place.facts
         if last is not None and await asyncio.to_thread(last.files.are_untouched):
             return last.weights_bytes
         return await self._loader.estimate(place.name, place.choice)
 
     async def _load_reserved(self, place: Place, claim: Claim, reserved: int) -> int:
-        """Load a model and put it in its place; 0. If it takes more than is reserved, for its files said less, and the
-        rest is not free, it is given back, and the rest is the answer: what waits for memory must not lie in it
-        uncounted."""
+        """Load a model and put it in its place; returns 0. If it takes more than was reserved and the rest is not free,
+        drop it and return the missing bytes: a waiting request must not hold uncounted memory."""
         with self._shelf.coming(place) as choice:
             with tell_load(self._bus, place.name, reserved) as tell_end:
                 model = await self._loader.load(place.name, choice, reserved)
@@ -183,7 +182,7 @@ class Loading:
                 self._bus.publish(ModelUnloaded(None, place.name, taken, "pressure"))
                 return missing
             self._shelf.put(place, model)
-            self._memory.release(claim, reserved + missing)  # at once: it is counted as loaded from now on
+            self._memory.release(claim, reserved + missing)  # at once: from now on it counts as loaded
             return 0
 
 
@@ -198,11 +197,11 @@ def has_changed(place: Place) -> ModelChanged:
 
 
 async def load_first(shelf: Shelf, loader: Loader, memory_budget: int | None) -> None:
-    """Load the models to have from the start, and check the files of the others.
+    """Load the models of the start, and check the files of the others.
 
-    memory_budget: bytes that they must fit into; None where that is not known yet.
+    memory_budget: in bytes; None if not known yet.
 
-    Raises What `Loader.load` raises. MemoryBudgetExceeded: they take more."""
+    Raises as `Loader.load`. MemoryBudgetExceeded: they take more."""
     for place in shelf.places.values():
         choice = place.choice
         if not choice.at_start:
@@ -216,7 +215,7 @@ async def load_first(shelf: Shelf, loader: Loader, memory_budget: int | None) ->
 
 
 def _told(name: str, error: BaseException) -> TorporError:
-    """As the requests are told it, without the frames that it went through: they hold what had been loaded."""
+    """The error for the requests, without its frames: they hold the loaded arrays."""
     if isinstance(error, TorporError):
         return error.with_traceback(None)
     return ModelUnavailable(

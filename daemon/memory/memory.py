@@ -1,17 +1,17 @@
 """The memory that models and sessions share: one budget, its use, and the requests that wait for free memory.
 
 Rules:
-- A request reserves the most memory that it may take before it takes any: no allocation is a gamble.
-- Requests that wait are served in the order in which they came, those that stand back (`admission.py`) after others.
-  The first makes room: idle sessions go to sleep and idle models are unloaded, the least recently used first, none that
-  is in use. Running requests that it has to wait for no longer stand back.
-- A request that waits holds the turn of its session, and may hold the session's memory, or a model. It never waits for
-  the memory of another waiting request: if all holders of a turn wait, the latest gives its session's memory up, and so
-  on to the first, unless that one wants to grow its session. Then the models that they hold are unloaded. They get it
-  all back when their time comes. So the first always goes on, or is refused because it could never fit.
-- Not in the budget is the working memory of one model call, because the engine makes one call at a time: its
-  activations, and one layer's keys and values twice while they grow; and, during a load, some weights twice while they
-  are widened (`models.PIECE_BYTES`).
+- A request reserves the most memory that it may take before it takes any.
+- Waiting requests are served in the order of arrival, those that stand back (`admission.py`) after the others. The
+  first makes room: idle sessions go to sleep and idle models are unloaded, the least recently used first. Running
+  requests that it waits for no longer stand back.
+- A waiting request holds the turn of its session, and may hold the session's memory, or a model. It never waits for the
+  memory of another waiting request: if all holders of a turn wait, the latest gives up its session's memory, and so on
+  to the first, unless that one wants to grow its session. Then the models that they hold are unloaded. They get all of
+  it back in their turn. So the first always goes on, or is refused because it could never fit.
+- The budget does not cover the working memory of one model call: its activations, and one layer's keys and values twice
+  while they grow (the engine makes one call at a time). Nor some weights that are in memory twice during a load
+  (`models.PIECE_BYTES`).
 
 Everything here runs on the event loop.
 """
@@ -42,26 +42,25 @@ from .model_registry import Shelf
 _LOG = logging.getLogger(__name__)
 
 MAX_WAITING_FOR_MEMORY: Final = 256
-"""Requests that may wait for memory. The next is told so, and nothing has happened (QX18)."""
+"""Requests that may wait for memory. The next is refused, and nothing has happened (QX18)."""
 
 MOST_LINGERING_S: Final = 10.0
-"""For how long a holder may still have weights that were let go of, before requests stop waiting for them."""
+"""How long requests wait for dropped weights that other code still holds."""
 
 MAX_REASONS_TOLD: Final = 4
-"""Sessions in a refusal that says why they could not be put to sleep."""
+"""Sessions that a refusal names because they could not be put to sleep."""
 
 DEFAULT_SHARE: Final = 0.7
-"""The default share of available memory for sessions. The rest is for the working memory of one model call, and for
-other programs on the machine."""
+"""The default share of available memory for sessions. The rest is for one model call, and for other programs."""
 
 
 def default_budget(weights_bytes: int) -> int:
-    """The models, which are there already, and a share of what is available beside them."""
+    """The loaded models, and a share of the memory that is available beside them."""
     return weights_bytes + int(DEFAULT_SHARE * available_bytes())
 
 
 def require_models_fit(weights_bytes: int, budget: int) -> None:
-    """Refuse models that alone take more than the budget. Raises MemoryBudgetExceeded: they do."""
+    """Raise MemoryBudgetExceeded if the models alone take more than the budget."""
     if weights_bytes > budget:
         raise MemoryBudgetExceeded(
             f"The models take {format_bytes(weights_bytes)} of memory, and the budget is {format_bytes(budget)}. Give "
@@ -77,11 +76,10 @@ def require_models_fit(weights_bytes: int, budget: int) -> None:
 class Memory:
     """The accounts. budget: bytes for all; shelf: the models.
 
-    awake, turns: the sessions in memory, and who uses them; put_away: frees the memory of one whose turn is held.
-    unload: frees that of a model that none of those needs whose sessions stay in memory. bus: who is told of what waits
-        and what is refused.
-    line: the requests that wait for memory. numbers: the places of requests, in the order in which they came.
-    slept_by_pressure, slept_by_idling: how many sessions have gone to sleep without anybody's asking.
+    awake, turns: the sessions in memory, and their users. put_away: frees the memory of a session in its turn. unload:
+    frees the memory of a model that no session needs. bus: gets events of waits and refusals.
+    line: the requests that wait for memory. numbers: the places of requests, in the order of arrival.
+    slept_by_pressure, slept_by_idling: how many sessions have gone to sleep without a request for it.
 
     Raises MemoryBudgetExceeded: the models alone take more."""
 
@@ -134,23 +132,23 @@ class Memory:
         return self._budget
 
     def resize(self, budget: int) -> None:
-        """Set another budget. If more is in use, idle sessions and models leave, as far as they can."""
+        """Set another budget. If more is in use, idle sessions and models leave."""
         self._budget = budget
         self._keep_to_budget()
         self.look_again()
 
     def _keep_to_budget(self) -> None:
-        """Evict idle sessions and models if more is in use than the budget; after a running eviction, if any."""
+        """Evict idle sessions and models if more is in use than the budget, unless an eviction is running."""
         if self._free < 0 and self._evicting is None:
             self._evicting = apart(self._shrink())
 
     async def reserve(self, use: Claim, wanted: int, *, grows: bool = False) -> bool:
-        """Reserve that many bytes for a request, waiting for them if need be. grows: its own session is to take them.
+        """Reserve bytes for a request, and wait for them if needed. grows: they are for its own session.
 
-        False: the request's own session has to be put to sleep, so that others can go on, or itself if that is not to
-        grow; then it may ask again, and keeps its place.
+        False: the request must put its own session to sleep, so that others can go on, or itself if its session is not
+            to grow. Then it may ask again, and keeps its place.
 
-        Raises MemoryBudgetExceeded: they can never be had. MemoryBusy: too many wait. Nothing is reserved then."""
+        Raises MemoryBudgetExceeded: they can never fit. MemoryBusy: too many wait. Nothing is reserved then."""
         if wanted <= 0:
             return True
         use.grows = grows
@@ -176,7 +174,7 @@ class Memory:
             self.look_again()
 
     def take_free(self, use: Claim, wanted: int) -> bool:
-        """Reserve that many bytes if they are free now and no request waits for any: no session has to go for them."""
+        """Reserve bytes if they are free now and no request waits for memory: no session has to go for them."""
         if self.line.waiting or wanted > self._free:
             return False
         use.reserved += wanted
@@ -200,14 +198,14 @@ class Memory:
             session.held_bytes, session.last_used = session.resident_bytes, time.monotonic()
 
     def release(self, use: Claim, reserved: int) -> None:
-        """Of what a request has reserved, that much is free, or counted elsewhere by now."""
+        """Give back a part of a reservation that is free, or counted elsewhere by now."""
         use.reserved -= reserved
         self._reserved -= reserved
         self.look_again()
 
     @contextmanager
     def apart(self, number: int) -> Iterator[Claim]:
-        """A request that holds no session's turn, of that place among all."""
+        """A claim without a session's turn. number: its place."""
         claim = Claim(None, number)
         self.line.apart.add(claim)
         try:
@@ -219,8 +217,8 @@ class Memory:
 
     @contextmanager
     def waiting_for_another(self, use: Claim, waits: Callable[[], bool]) -> Iterator[None]:
-        """A request waits for another one, which has a turn or loads a model: before that it frees nothing itself.
-        waits: whether it does still; it may hear of the end only in a moment, and is at work from then on."""
+        """Note that a request waits for another one with a turn or a load, and frees nothing before its end. waits:
+        whether it still does; it may hear of the end a moment later."""
         self.line.stalled[use] = waits
         self.look_again()
         try:
@@ -229,8 +227,8 @@ class Memory:
             del self.line.stalled[use]
 
     def could_not_sleep(self, uri: SessionUri, error: Exception, use: Claim | None = None) -> None:
-        """A session that was to make room is still in memory; the first that waits looks for others. use: the claim
-        whose own session it is, if it was to make room for that one too, which does not wait at the moment."""
+        """Note that a session could not make room; the first waiting request looks for others. use: the claim of that
+        session, if it needs the room too but does not wait now."""
         why = sentence_of(error)
         _LOG.warning("%s could not be put to sleep to make room: %s", uri, why)
         self._bus.publish(EvictionRefused(uri, code_of(error)))
@@ -238,12 +236,12 @@ class Memory:
             claim.unslept[uri] = why
 
     def look_again(self) -> None:
-        """See to the first that waits. To be called whenever memory or a turn has become free."""
+        """Serve the first waiting request. To be called whenever memory or a turn has become free."""
         self.line.order()
         while self.line.waiting:
             first = self.line.waiting[0]
             assert first.answer is not None
-            if first.answer.done():  # given up in this very moment
+            if first.answer.done():  # cancelled just now
                 self.line.waiting.pop(0)
             elif first.wanted <= self._free:
                 self._grant(first)
@@ -253,7 +251,7 @@ class Memory:
                 return
 
     async def close(self) -> None:
-        """Wait for the sleeps under way."""
+        """Wait for running sleeps."""
         while self._evicting is not None:
             await self._evicting
 
@@ -273,7 +271,7 @@ class Memory:
         use.answer.set_result(True)
 
     def _can_wait(self, first: Claim) -> bool:
-        """Whether something is under way that may free memory; if nothing was, it is begun."""
+        """Whether running work may free memory; begins an eviction if none does."""
         if self._evicting is not None:
             return True
         if plan := self._plan(first):
@@ -296,8 +294,8 @@ class Memory:
         return self._lingers()
 
     def _lingers(self) -> bool:
-        """Whether weights are on their way out, which a holder has for a moment still: the waiting request is told
-        when they are gone. What stays for longer than a moment is no reason to wait."""
+        """Whether dropped weights are about to be freed: other code holds them for a moment. Looks again when they
+        should be gone."""
         now, until = time.monotonic(), self._shelf.let_go_last() + MOST_LINGERING_S
         if now < until and self._looks_again_at < until:
             self._looks_again_at = until
@@ -313,7 +311,7 @@ class Memory:
         return None if use.uri is None else self._awake.get(use.uri)
 
     def _plan(self, first: Claim, yielding: Collection[Claim] = ()) -> tuple[SessionUri | str, ...]:
-        """What is to leave. yielding: requests that wait, and may lose the models that they hold."""
+        """The sessions and models to evict. yielding: waiting requests that may lose the models they hold."""
         held = self._budget - self._free
         residents, models = self._residents(first, yielding), self._shelf.residents(yielding)
         return plan_eviction(residents, held, first.wanted, self._budget, models).leaving
@@ -323,12 +321,12 @@ class Memory:
         in_use = with_turn - {claim.uri for claim in yielding}
         for uri, session in self._awake.items():
             if not session.state.tokens and uri not in in_use:
-                continue  # it takes nothing, and does not keep its model: it gets it back when it is used
+                continue  # it takes no memory, and gets its model back at its next use
             stays = uri in with_turn or uri in first.unslept
             yield Resident(uri, session.held_bytes, session.last_used, stays, session.model.name)
 
     async def _evict(self) -> None:
-        """Evict idle sessions and models, one after the other, as long as the first waiting request needs it."""
+        """Evict idle sessions and models one by one, while the first waiting request needs it."""
         try:
             while (
                 self.line.waiting
@@ -355,7 +353,7 @@ class Memory:
             self.look_again()
 
     async def _unload_held(self) -> None:
-        """Unload a model that only those hold who wait behind the first."""
+        """Unload a model that only requests behind the first one hold."""
         try:
             first = self.line.waiting[0] if self.line.waiting else None
             chosen = self._plan(first, self.line.waiting[1:]) if first and first.wanted > self._free else ()
@@ -381,7 +379,8 @@ class Memory:
             self.could_not_sleep(uri, error)
 
     def _require_possible(self, use: Claim, wanted: int) -> None:
-        """Refuse a request that would not fit even if all sessions slept that can; nothing is put to sleep for it."""
+        """Refuse a request that would not fit even with all sessions asleep that can be; none is put to sleep for
+        it."""
         grown = self._session_of(use) if use.grows else None
         needed, held = ({grown.model.name}, grown.held_bytes) if grown is not None else (set(), 0)
         if held + self._shelf.staying_bytes(needed, use) + wanted > self._budget:

@@ -31,9 +31,8 @@ class ModelChoice:
     """How a model is served.
 
     source: a folder, or a name on the hub; adapter: what is loaded on top of it; kv: how it quantises keys and values.
-    at_start: whether it is loaded when the daemon starts, and not when it is first used.
-    pinned: whether it stays in memory once it is there. ttl_s: after how many unused seconds it is
-        unloaded; never if None, but for want of memory.
+    at_start: whether it is loaded at the daemon's start, not at its first use. pinned: whether it stays in memory once
+    loaded. ttl_s: after how many unused seconds it is unloaded; None: only to free memory.
     """
 
     source: str
@@ -44,7 +43,7 @@ class ModelChoice:
     ttl_s: float | None = None
 
     def is_same_model(self, other: ModelChoice) -> bool:
-        """Whether another choice would load the same."""
+        """Whether another choice loads the same model."""
         return (self.source, self.adapter, self.kv) == (other.source, other.adapter, other.kv)
 
 
@@ -52,13 +51,12 @@ class ModelChoice:
 class Place:
     """One name, and the model in memory under it.
 
-    model: what is loaded; facts: the same without its weights, of the last load, for what can be told without them.
-    loading: ends when the load that is under way does, with the error if it failed; None while there is none.
-    holders: those that need it now. last_used: when one last let go of it, by the monotonic clock.
-    problem: why the last load failed, as a sentence. changed: what the files say otherwise than when they were loaded,
-        part by part; nothing is begun on the model then. leaving: it is served no more, and goes with its last use.
-    loaded_as: by which choice it was loaded that is in memory, or comes into it. stays_for: what kept it there when it
-        was last to go, as a sentence; None if somebody used it.
+    model: the loaded model. facts: the last loaded model without its weights.
+    loading: ends with the running load, with its error if it failed; None without one. holders: the claims that need it
+    now. last_used: when one last released it, by the monotonic clock. problem: why the last load failed, as a sentence.
+    changed: the parts of its files that have changed since the load; no new work begins on it then. leaving: it is
+    served no more, and goes with its last use. loaded_as: the choice of the loaded model, or of the running load.
+    stays_for: why it stayed when it was last to go, as a sentence; None if it was in use.
     """
 
     name: str
@@ -77,31 +75,30 @@ class Place:
 
     @property
     def is_outdated(self) -> bool:
-        """Whether what is in memory, or comes into it, is another model than the one that is to be served."""
+        """Whether the model in memory, or in the running load, is another one than its choice."""
         loaded_as = self.loaded_as
         return loaded_as is not None and not loaded_as.is_same_model(self.choice)
 
     @property
     def is_to_go(self) -> bool:
-        """Whether it is to leave memory as soon as no request uses it: it is served no more, or otherwise."""
+        """Whether it leaves memory once no request uses it: it is served no more, or its choice has changed."""
         return self.leaving or self.is_outdated
 
 
 class Shelf:
-    """The places, by name; the first is the default's. on_drop: told when a model has left its place."""
+    """The places, by name; the first is the default. on_drop: called when a model has left its place."""
 
     def __init__(self, choices: Mapping[str, ModelChoice]) -> None:
         self.places = {name: Place(name, choice) for name, choice in choices.items()}
         self.on_drop: Callable[[], None] = _ignore
-        # By the id of the reference: a network is a dict, so neither it nor what refers to it can be a key.
+        # By the id of the reference: a network is a dict, so it and its references cannot be keys.
         self._lingering: dict[int, tuple[weakref.ref[object], int, float]] = {}
 
     def __contains__(self, name: object) -> bool:
         return name in self.places and not self.places[str(name)].leaving
 
     def place(self, name: str | None) -> Place:
-        """The place of a model, of the default one if no name is given. Raises UnknownModel: no model of that name is
-        served."""
+        """The place of a model; None means the default. Raises UnknownModel: no model of that name is served."""
         served = [place.name for place in self.places.values() if not place.leaving]
         name = served[0] if name is None else name
         if name not in served:
@@ -114,8 +111,8 @@ class Shelf:
         return self.places[name]
 
     def take_over(self, choices: Mapping[str, ModelChoice]) -> None:
-        """Serve these from now on, in this order. What is in memory and is served no more, or is to be loaded from
-        elsewhere, stays until it is dropped."""
+        """Serve these models from now on, in this order. A loaded model with another choice, or with none, stays until
+        it is dropped."""
         kept = dict(self.places)
         self.places.clear()
         for name, choice in choices.items():
@@ -129,16 +126,16 @@ class Shelf:
             self.places[name] = place
 
     def to_go(self) -> list[str]:
-        """The names of those that are to leave memory as soon as no request uses them."""
+        """The names of models that leave memory once no request uses them."""
         return [place.name for place in self.places.values() if place.is_to_go]
 
     def forget(self, place: Place) -> None:
-        """A model that is served no more has gone."""
+        """Remove the place of a model that is served no more."""
         if self.places.get(place.name) is place:
             del self.places[place.name]
 
     def loaded(self) -> Iterator[LoadedModel]:
-        """The models that are in memory."""
+        """The models in memory."""
         return (place.model for place in self.places.values() if place.model is not None)
 
     def facts(self, name: str) -> LoadedModel | None:
@@ -148,7 +145,7 @@ class Shelf:
 
     @contextmanager
     def coming(self, place: Place) -> Iterator[ModelChoice]:
-        """Around a load: the choice by which the model is loaded, whatever is chosen meanwhile."""
+        """Run a load: gives the choice for it, even if another is made meanwhile."""
         place.loaded_as = place.choice
         try:
             yield place.choice
@@ -157,16 +154,14 @@ class Shelf:
                 place.loaded_as = None
 
     def put(self, place: Place, model: LoadedModel) -> None:
-        """A model has been loaded, as it was to come."""
+        """Put a loaded model in its place."""
         place.model, place.facts, place.problem, place.changed = model, None, None, ()
         place.loads += 1
         place.last_used = time.monotonic()
 
     def drop(self, place: Place, facts: LoadedModel, freed: Callable[[], None]) -> None:
-        """Let go of a model's weights; `facts` is what is left of it.
-
-        Somebody else may have them still, for a moment: they count until they are gone, and then `freed` is called, on
-        any thread.
+        """Drop a model's weights. facts: stay in its place. Other code may hold the weights for a moment: they count
+        until they are gone, and then `freed` is called, on any thread.
         """
         model = place.model
         assert model is not None
@@ -190,17 +185,16 @@ class Shelf:
         return self.lingering_bytes() + sum(model.weights_bytes for model in self.loaded())
 
     def lingering_bytes(self) -> int:
-        """Bytes of the weights that were released, and that other code still holds."""
+        """Bytes of dropped weights that other code still holds."""
         return sum(size for network, size, _ in list(self._lingering.values()) if network() is not None)
 
     def let_go_last(self) -> float:
-        """When the last of those was let go of, by the monotonic clock; long ago if there is none."""
+        """When such weights were last dropped, by the monotonic clock; minus infinity if there are none."""
         there = (at for network, _, at in list(self._lingering.values()) if network() is not None)
         return max(there, default=-math.inf)
 
     def staying_bytes(self, needed: Container[str], claim: Claim) -> int:
-        """What the weights take that a claim could not have: of those that are pinned, that it holds itself, or that
-        are `needed`."""
+        """Bytes of weights that cannot make room for a claim: pinned ones, those it holds itself, and `needed` ones."""
         return sum(
             place.model.weights_bytes
             for place in self.places.values()
@@ -208,7 +202,7 @@ class Shelf:
         )
 
     def residents(self, yielding: Container[Claim] = ()) -> Iterator[ResidentModel]:
-        """The models in memory. yielding: claims that may lose what they hold."""
+        """The models in memory. yielding: claims that may lose the models they hold."""
         for place in self.places.values():
             if place.model is not None:
                 held = any(claim not in yielding for claim in place.holders)
@@ -224,4 +218,4 @@ class Shelf:
 
 
 def _ignore() -> None:
-    """Nobody is told."""
+    """The default of `on_drop`."""

@@ -1,5 +1,4 @@
-"""Models that were not used for a while are unloaded by themselves, and those that are served no more, or are to be
-loaded from elsewhere."""
+"""Unloads models that were not used for a while, and those that are served no more or have another choice."""
 
 from __future__ import annotations
 
@@ -15,19 +14,18 @@ from .model_registry import Place, Shelf
 _LOG = logging.getLogger(__name__)
 
 LEAVING_S: Final = 1.0
-"""After how long it is tried again to unload a model that is served no more, or otherwise, and that somebody used."""
+"""The pause before another attempt to unload a model that is to go."""
 
 _MOST_DOUBLINGS: Final = 6
-"""How often that time is doubled at most where it is something else that fails."""
+"""How often failures double that pause at most."""
 
 Clock = Callable[[], float]
 
 
 class Disuse:
-    """Looks at the loaded models whenever one of them may be due, until it is closed.
-
-    last_use: when a model was last used; unload: frees its memory unless somebody uses it, and tells whether it did.
-    What cannot be unloaded is tried again after the same time; what is to go in any case, ever less often.
+    """Unloads models when they are due, until it is closed. last_use: when a model was last used. unload: frees its
+    memory unless it is in use, and tells whether it did. A failed unload is tried again after the same time; for a
+    model that is to go, after ever longer pauses.
     """
 
     def __init__(
@@ -48,11 +46,11 @@ class Disuse:
         self._task = asyncio.ensure_future(self._run())
 
     def look_again(self) -> None:
-        """See which models there are now, and after what time they are due."""
+        """Look at the models and their times again."""
         self._changed.set()
 
     async def unload(self, name: str) -> None:
-        """Free a model's memory, if no request uses it and it can be done; else it is tried again."""
+        """Free a model's memory, if no request uses it; else try again later."""
         self._tried[name] = self._clock()
         try:
             await self._unload(name)
@@ -62,7 +60,7 @@ class Disuse:
             _LOG.warning("Model %r could not be unloaded: %s", name, error)
 
     async def close(self) -> None:
-        """Wait for the models that are being unloaded, and end."""
+        """Wait for running unloads, and end."""
         self._closed = True
         self._changed.set()
         await self._task
@@ -83,7 +81,7 @@ class Disuse:
         return [name for deadline, name in found if deadline <= now]
 
     def _next(self) -> float | None:
-        """In how many seconds one may be due: one that is not loaded yet is not before a whole time has passed."""
+        """Seconds until a model may be due; one that is not loaded yet is due after its whole time at the earliest."""
         now = self._clock()
         times = [ttl_s for place in self._shelf.places.values() if (ttl_s := _ttl_of(place)) is not None]
         deadlines = [deadline - now for deadline in self._deadlines().values()]

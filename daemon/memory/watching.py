@@ -1,7 +1,7 @@
-"""Notices model files that change under a running daemon: a loaded model stays the same, and is not confused with its
-changed files.
+"""Notices model files that change under a running daemon, so that a loaded model is not confused with its changed
+files.
 
-The system's notifications watch the folders; a look every few seconds finds changes that these miss (a file behind a
+The system's notifications watch the folders; a look every few seconds finds the changes that they miss (a file behind a
 link, a network file system). Touched files are compared by stamps first, then by digests.
 """
 
@@ -27,11 +27,9 @@ _LOG = logging.getLogger(__name__)
 
 
 class Watching:
-    """Compares the files of the models that were loaded with what they were, until it is closed.
-
-    retire: unloads a model unless somebody uses it, and tells whether it did. policy: what becomes of a model whose
-    files have changed: it serves what is awake, and nothing else is begun on it (`refuse`); or it is unloaded as soon
-    as no request uses it, and the next one loads what the files are by then (`reload`).
+    """Compares the files of loaded models with their state at the load, until it is closed. retire: unloads a model
+    unless it is in use, and tells whether it did. policy: for a model with changed files: it serves only awake sessions
+    (`refuse`); or it is unloaded once no request uses it, and the next one loads the files of that time (`reload`).
     """
 
     def __init__(
@@ -74,7 +72,7 @@ class Watching:
             return
         found = await asyncio.to_thread(files.differences, self._digests)
         if _files_of(place) is not files:
-            return  # it was loaded anew meanwhile
+            return  # it was loaded again meanwhile
         self._tell(place, found)
         place.changed = found
         if found and self.policy == "reload" and (place.model is None or await self._retire(place.name)):
@@ -89,20 +87,20 @@ class Watching:
 
 
 def _files_of(place: Place) -> LoadedFiles | None:
-    """What is to be compared: of a model that is loaded, or was when its files changed."""
+    """The files to compare: of a model that is loaded, or was when its files changed."""
     model = place.model or (place.facts if place.changed else None)
     return model.files if model is not None else None
 
 
 CHECK_EVERY_S: Final = 5.0
-"""After how long it is time to look, whether or not anything was told: the system tells of no change over a network, of
-none that a link leads to, and of none where it has no more watches to give."""
+"""How often to look without a notification: the system gives none for network changes, for files behind links, or
+without free watches."""
 
 _DEBOUNCE_MS: Final = 400
 
 
 async def change_in(folders: Collection[Path], closing: asyncio.Event) -> None:
-    """Return when something may have happened right in one of the folders, or it is time to look, or it is closing."""
+    """Return after a possible change in one of the folders, at the time to look, or when closing."""
     try:
         if folders:
             await _told(folders, closing)

@@ -1,6 +1,6 @@
-"""The sessions that are awake, by their URIs, and where the looks stood that have left memory.
+"""The awake sessions by their URIs, and the looks that have left memory.
 
-Owns how a session leaves memory: objects that still refer to it refer to it without its state.
+Owns how a session leaves memory: other objects may still refer to it, but without its state.
 
 A look is a session that was woken at an earlier version or token, and in which nothing has happened since
 (`Session.is_mere_look`). All of it is the beginning of a stored version. So if others need its memory, nothing is
@@ -28,10 +28,10 @@ from ..sessions.sessions import Session
 
 @dataclass(frozen=True, slots=True)
 class LeftLook:
-    """Where a look stood that has left memory.
+    """The position of a look that has left memory.
 
-    version, bundle_id: the version; token_count: how many tokens it had. at_token: the same, None where that was all of
-        the version.
+    version, bundle_id: the version; token_count: how many tokens it had. at_token: the same, but None for the whole
+    version.
     """
 
     uri: SessionUri
@@ -42,7 +42,7 @@ class LeftLook:
 
     @classmethod
     def of(cls, live: Session) -> LeftLook | None:
-        """Where a look stands; None for a session that is no look."""
+        """The position of a look; None for a session that is no look."""
         if not live.is_mere_look:
             return None
         assert live.durable is not None, "what is looked at has slept"
@@ -50,7 +50,7 @@ class LeftLook:
         return cls(live.uri, live.durable.version, live.durable.bundle_id, count, count if live.is_cut_short else None)
 
     def find_in(self, versions: Sequence[IndexRow]) -> IndexRow | None:
-        """The version, among all that its session has; None if it is not stored any more."""
+        """The row of its version; None if that is not stored any more."""
         return next((row for row in versions if row.bundle_id == self.bundle_id), None)
 
     def row_in(self, versions: Sequence[IndexRow]) -> IndexRow:
@@ -67,8 +67,8 @@ class LeftLook:
         return row
 
     def token_in(self, row: IndexRow) -> int | None:
-        """At which token of the version the look is to be found; None for all of it. Raises NoSuchPosition: the version
-        has the state of fewer tokens, because a heal has made a ledger of the rest."""
+        """The look's token in the version; None for all of it. Raises NoSuchPosition: the version has state for fewer
+        tokens, because a heal has moved the rest into a ledger."""
         if self.at_token is None or self.at_token <= row.token_count:
             return self.at_token
         raise NoSuchPosition(
@@ -90,19 +90,19 @@ class Looks:
         self._left: dict[SessionUri, LeftLook] = {}
 
     def find(self, uri: SessionUri) -> LeftLook | None:
-        """Where the next use of a session finds it, if that is not the end of its newest version."""
+        """The look at which the next use finds a session; None for the end of its newest version."""
         return self._left.get(uri)
 
     def remember(self, look: LeftLook) -> None:
-        """A look leaves memory."""
+        """Keep a look that leaves memory."""
         self._left[look.uri] = look
 
     def end(self, uri: SessionUri) -> LeftLook | None:
-        """From now on the session is what its newest version has. What is given back is the look that has ended."""
+        """End a look, and return it: the next use finds the newest version."""
         return self._left.pop(uri, None)
 
     def lead_on(self, uri: SessionUri, bundle_id: bytes, healed: Receipt) -> None:
-        """A look at a damaged version is one at the version that takes its place."""
+        """Move a look at a damaged version to the version that replaces it."""
         look = self._left.get(uri)
         if look is not None and look.bundle_id == bundle_id:
             self._left[uri] = replace(look, version=healed.version, bundle_id=healed.bundle_id)
@@ -116,37 +116,36 @@ class AwakeSessions(dict[SessionUri, Session]):
         self.looks = Looks()
 
     def admit(self, session: Session) -> None:
-        """A new session is awake from now on."""
+        """Add an awake session."""
         self[session.uri] = session
 
     def drop(self, uri: SessionUri) -> None:
-        """Let a session's memory go, if it is awake, and end its look: its next use finds its newest version."""
+        """Free a session's memory, if it is awake, and end its look: its next use finds its newest version."""
         self.free(uri)
         self.looks.end(uri)
 
     def set_aside(self, live: Session) -> None:
-        """As `drop`; but the next use of a look finds it where it stood."""
+        """As `drop`, but the next use finds a look at its position."""
         self.leave(live.uri, LeftLook.of(live))
 
     def leave(self, uri: SessionUri, look: LeftLook | None) -> None:
-        """Let a session's memory go, if it is awake: its next use finds it where that look stood, at its newest version
-        if None."""
+        """Free a session's memory, if it is awake: its next use finds that look; None: its newest version."""
         self.drop(uri)
         if look is not None:
             self.looks.remember(look)
 
     def free(self, uri: SessionUri) -> None:
-        """Let a session's memory go. Code that knows the session still knows it without its state."""
+        """Free a session's memory. Other objects keep the session without its state."""
         session = self.pop(uri, None)
         if session is not None:
             session.let_go()
 
     def drop_if_lost(self, uri: SessionUri) -> None:
-        """Let a session go that there was no memory to keep; the next request finds its last sleep."""
+        """Drop a session that lost its state for lack of memory; the next request finds its last sleep."""
         live = self.get(uri)
         if live is not None and live.state.is_lost:
             self.set_aside(live)
 
     def on(self, model: str) -> list[Session]:
-        """Those on a model."""
+        """The sessions on a model."""
         return [session for session in self.values() if session.model.name == model]

@@ -26,7 +26,7 @@ from .residency import Residency
 
 
 class Labels:
-    """Does it. delete: one whose turn is held, with all that is known."""
+    """Carries these operations out. delete: deletes a session in its turn."""
 
     def __init__(
         self,
@@ -48,8 +48,7 @@ class Labels:
     async def warm(
         self, uris: Sequence[SessionUri], label: str | None, namespace: str | None, emit: OnEvent
     ) -> WarmResult:
-        """Wake sessions as far as there is free memory: those that are named, and those of a label, the
-        last used first."""
+        """Wake sessions as far as memory is free: the named ones, and those of a label, the last used first."""
         if label is not None:
             latest = sorted(
                 await self._of(label, namespace), key=lambda info: (info.state != "awake", -(info.slept_ns or 0))
@@ -58,7 +57,7 @@ class Labels:
         warmed = []
         for uri in dict.fromkeys(uris):
             warmed.append(await self._warm_one(uri, emit))
-            await asyncio.sleep(0)  # for one that is awake already nothing is waited for
+            await asyncio.sleep(0)  # an awake session waits for nothing
         infos = await in_pieces(self._roll.of(uri for uri, _, _ in warmed))
         return WarmResult(
             tuple(
@@ -79,7 +78,7 @@ class Labels:
             return uri, False, error.code
 
     async def clear(self, label: str, namespace: str | None, *, dry_run: bool) -> ClearResult:
-        """Delete every session of a label; also those that come to have it while this goes on."""
+        """Delete every session of a label, even one that gets it meanwhile."""
         taken: dict[str, SessionInfo] = {}
         reports: list[DeleteResult] = []
         failed: dict[str, str] = {}
@@ -121,7 +120,7 @@ class Labels:
         return [info for info in await in_pieces(self._roll.infos(namespace)) if label in info.labels]
 
     def _stats(self, infos: Sequence[SessionInfo], label: str | None) -> Pieces[StatsResult]:
-        """Of all of them, or of those of a label, and for each label that they have, or for that one."""
+        """Figures of all sessions by label; or only of one label."""
         total = LabelFigures(None, 0, 0, 0, 0, 0, 0)
         by_label = {} if label is None else {label: replace(total, label=label)}
         for looked_at, info in enumerate(infos, 1):

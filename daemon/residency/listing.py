@@ -1,7 +1,7 @@
 """Records of sessions and models for answers, made from live objects and from index rows.
 
-All sessions together may be very many: they are looked over in pieces (`pieces.py`), and what happens meanwhile is seen
-or not; but no session that is there all the time is missed or told twice.
+There may be very many sessions, so they are listed in pieces (`pieces.py`). A listing may or may not show changes made
+meanwhile. But a session that is there all the time is listed exactly once.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ from ..sleep.forking import Forked, ForkOrder
 from . import listing
 from .awake import LeftLook, Looks
 
-# How much of a session's end is shown: enough to recognise it by.
+# The end of a session to show: enough to recognise it.
 TAIL_TOKENS = 160
 TAIL_CHARACTERS = 400
 
 
 def model_info(place: Place, last_used: float, sessions_awake: int) -> ModelInfo:
-    """A model that is served. last_used: by the monotonic clock."""
+    """A served model. last_used: by the monotonic clock."""
     model = place.model or place.facts
     return ModelInfo(
         name=place.name,
@@ -80,7 +80,7 @@ def _problem_of(place: Place) -> str | None:
 
 
 def info_of_awake(live: Session, newest: IndexRow | None = None, stored_bytes: int = 0) -> SessionInfo:
-    """A session in memory; `newest` is its last durable version, and all of them together take `stored_bytes`."""
+    """A session in memory. newest: its last durable version; stored_bytes: of all versions."""
     return SessionInfo(
         session=str(live.uri),
         namespace=live.uri.namespace,
@@ -103,8 +103,8 @@ def info_of_awake(live: Session, newest: IndexRow | None = None, stored_bytes: i
 
 
 def info_of_asleep(row: IndexRow, stored_bytes: int, sampling: Sampling | None = None) -> SessionInfo:
-    """A session on disk, as the index knows it, by its last version and the bytes that all of them take; its sampling
-    parameters are in the bundle, and are given only by those who have read it."""
+    """A session on disk, by the row of its last version. stored_bytes: of all versions. sampling: from its bundle, if
+    that was read."""
     return SessionInfo(
         session=str(row.uri),
         namespace=row.uri.namespace,
@@ -127,7 +127,7 @@ def info_of_asleep(row: IndexRow, stored_bytes: int, sampling: Sampling | None =
 
 
 def info_of_left(versions: Sequence[IndexRow], look: LeftLook | None, sampling: Sampling | None = None) -> SessionInfo:
-    """A session on disk, by its versions, oldest first: as its newest has it, or where a look at it stood."""
+    """A session on disk, by its versions, oldest first: its newest version, or its look."""
     newest, stored_bytes = versions[-1], _stored_bytes(versions)
     if look is None:
         return info_of_asleep(newest, stored_bytes, sampling)
@@ -149,7 +149,7 @@ def info_of_left(versions: Sequence[IndexRow], look: LeftLook | None, sampling: 
 
 
 def detail_of_awake(live: Session, versions: Sequence[IndexRow], marks: SessionMarks) -> SessionDetail:
-    """A session in memory, in full. versions: oldest first; its own is an earlier one where it is looked at there."""
+    """A session in memory, in full. versions: oldest first; of a look, its own version is an earlier one."""
     own = next((row for row in versions if live.durable and row.version == live.durable.version), None)
     return SessionDetail(
         info=info_of_awake(live, versions[-1] if versions else None, _stored_bytes(versions)),
@@ -172,15 +172,15 @@ def detail_of_asleep(
     models: Collection[LoadedModel],
     look: LeftLook | None,
 ) -> SessionDetail:
-    """A session on disk, in full, by its versions, oldest first, as `info_of_left` has it.
+    """A session on disk, in full, as in `info_of_left`.
 
-    models: those that are resident. Its text is told only if the very model is among them, under whatever name: to
-    another tokenizer the tokens mean another text, or none.
+    models: the resident ones. The text is given only if the session's own model is among them, under any name: another
+    tokenizer would give another text.
 
     Raises:
-        SessionNotFound: the version that was looked at is not stored any more.
+        SessionNotFound: the version of its look is not stored any more.
         StoreError: the bundle is missing, damaged, or not what the index says.
-        MalformedSnapshot: it is sound, but not of the form that this version writes.
+        MalformedSnapshot: it is sound, but not of this program's form.
         InvalidSampling: its sampling parameters are out of range.
     """
     row = versions[-1] if look is None else look.row_in(versions)
@@ -217,7 +217,7 @@ def detail_of_asleep(
 
 
 def marks_to_show(store: Store, uri: SessionUri) -> SessionMarks:
-    """A session's tags and pins; none if they cannot be read, which must not keep anybody from looking."""
+    """A session's tags and pins; none if they cannot be read: the rest is shown all the same."""
     try:
         return store.marks(uri)
     except (CorruptMarks, MarksLost, UnsafePath, UnsupportedFormat):
@@ -260,10 +260,10 @@ def result_of_fork(order: ForkOrder, forked: Forked, *, seconds: float) -> ForkR
 def receipt_of_kept(
     durable: Durable, uri: SessionUri, *, already_asleep: bool = False, looked_at: int | None = None
 ) -> SleepResult:
-    """The receipt of a sleep for which nothing had to be written: the state is in its last bundle already, whether
-    the session was awake and unchanged or asleep (threat 46: asking again is safe).
+    """The receipt of a sleep that wrote nothing: the session was asleep, or awake and unchanged (threat 46: a second
+    request is safe).
 
-    blocks_reused: the spans of the chain; its state record is of the last bundle alone.
+    blocks_reused: the spans of the chain, without the state record.
     """
     return SleepResult(
         session=str(uri),
@@ -282,7 +282,7 @@ def receipt_of_kept(
 
 
 def durable_of_asleep(store: Store, row: IndexRow) -> Durable:
-    """The last snapshot of a session that sleeps, from its manifest; reads the disk. Raises StoreError: the bundle is
+    """The last snapshot of a sleeping session, from its manifest; reads the disk. Raises StoreError: the bundle is
     missing, damaged, or not what the index says."""
     with store.open_session(row.uri, row.version) as reader:
         return Durable(
@@ -297,7 +297,7 @@ def durable_of_asleep(store: Store, row: IndexRow) -> Durable:
 
 
 def look_of(live: Session, newest: IndexRow | None) -> Look | None:
-    """The look of a session: an earlier token or version than the end of its newest version."""
+    """The look of a session, or None if it is at the end of its newest version."""
     if not live.is_mere_look or live.durable is None or newest is None:
         return None
     return Look(live.durable.version, len(live.state.tokens), newest.version, newest.ledger_tokens)
@@ -315,8 +315,7 @@ def wake_result(
     canary: Verdict = "not_run",
     canary_seconds: float = 0.0,
 ) -> WakeResult:
-    """The report of a wake; `tokens_prefilled` are the tokens that the model computed, `newest` the session's newest
-    version."""
+    """The report of a wake. tokens_prefilled: tokens that the model computed. newest: the session's newest version."""
     return WakeResult(
         session=str(live.uri),
         version=live.durable.version if live.durable else None,
@@ -351,8 +350,7 @@ def _salvaged(told: StoredSalvaged | None) -> Salvaged | None:
 
 
 def _loss_in(row: IndexRow, stored: object, token_count: int) -> Loss | None:
-    """What a version's map says of the loss of its first tokens; what was salvaged of a version has fewer than the map
-    tells of."""
+    """The loss in a version's map, cut to its tokens: a salvaged version has fewer than the map tells."""
     try:
         found = Loss.from_map(stored)
     except ValueError as error:
@@ -373,7 +371,7 @@ def _origin_in(row: IndexRow, stored: object) -> Origin | None:
 
 def _tail(model: LoadedModel, tokens: Sequence[int]) -> str:
     if not tokens:
-        return ""  # of such a session the model may have been unloaded
+        return ""  # its model may have been unloaded
     text = model.decode(tokens[-TAIL_TOKENS:])
     if len(tokens) > TAIL_TOKENS:
         text = text.lstrip("\N{REPLACEMENT CHARACTER}")  # the cut may go through a character of several tokens
@@ -381,12 +379,12 @@ def _tail(model: LoadedModel, tokens: Sequence[int]) -> str:
 
 
 def _stored_bytes(versions: Sequence[IndexRow]) -> int:
-    """A version's file holds what is new in it, so a session takes what all of them take."""
+    """The bytes of all versions: each file holds only the new part of its version."""
     return sum(row.bundle_bytes for row in versions)
 
 
 def _layers(uri: SessionUri, reader: BundleReader) -> tuple[str, ...]:
-    """The caches that a bundle holds, in words. Raises MalformedSnapshot: its slots are not those of caches."""
+    """The caches of a bundle, in words. Raises MalformedSnapshot: its slots are not those of caches."""
     spans = [entry for entry in reader.entries if entry.kind == "span"]
     states = [entry for entry in reader.entries if entry.kind == "state"]
     slots = [
@@ -402,7 +400,7 @@ def _layers(uri: SessionUri, reader: BundleReader) -> tuple[str, ...]:
 
 
 class Roll:
-    """Lists sessions. awake: the sessions in memory; looks: those that have left it."""
+    """Lists sessions. awake: those in memory. looks: those that have left it."""
 
     def __init__(self, store: Store, awake: Mapping[SessionUri, Session], looks: Looks) -> None:
         self._store = store
@@ -417,7 +415,7 @@ class Roll:
             for row, stored_bytes in page:
                 live = self._awake.get(row.uri)
                 if live is None and self._looks.find(row.uri) is not None:
-                    unlisted.append(row.uri)  # by a version that the page has not
+                    unlisted.append(row.uri)  # it may be at a version outside the page
                 elif live is None or live.gave_way_to(row, self._store.versions):
                     found[row.uri] = listing.info_of_asleep(row, stored_bytes)
                 else:
@@ -428,7 +426,7 @@ class Roll:
         return [found[uri] for uri in sorted(found, key=lambda uri: (uri.namespace, uri.name))]
 
     def of(self, uris: Iterable[SessionUri]) -> Pieces[dict[SessionUri, SessionInfo]]:
-        """Those of these sessions that are there."""
+        """The existing ones of these sessions."""
         found = {}
         for looked_at, uri in enumerate(uris, 1):
             if (info := self.find(uri)) is not None:
@@ -447,7 +445,7 @@ class Roll:
         return listing.info_of_left(versions, self._looks.find(uri)) if versions else None
 
     def count_asleep(self) -> Pieces[int]:
-        """How many sessions are on disk alone."""
+        """The number of sessions that are only on disk."""
         asleep = 0
         for page in self._store.iter_uris(NAMES_AT_ONCE):
             asleep += sum(uri not in self._awake for uri in page)

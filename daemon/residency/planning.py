@@ -1,4 +1,4 @@
-"""Plans a wake without doing any of it, and checks whether an awake session could be woken so.
+"""Plans a wake without doing it, and checks whether an awake session agrees with an order to wake it.
 
 Reads manifest and block headers, and no state. Nothing is loaded, woken, put to sleep, reserved or told to subscribers.
 """
@@ -31,11 +31,11 @@ from . import listing
 from .residency import Residency
 
 MAX_FILES_TOLD: Final = 32
-"""Bundles that a plan names; those that it reads most of."""
+"""Bundles that a plan names: those with most bytes to read."""
 
 
 class Planning:
-    """Plans wakes, with the measured rates in each plan. Belongs to the event loop."""
+    """Plans wakes. Belongs to the event loop."""
 
     def __init__(self, hibernation: Hibernation, residency: Residency, shelf: Shelf) -> None:
         self._hibernation = hibernation
@@ -43,11 +43,10 @@ class Planning:
         self._shelf = shelf
 
     async def plan(self, uri: SessionUri, order: WakeOrder) -> WakePlanResult:
-        """What `Residency.bring_back` would do. The caller holds the session's turn.
+        """The plan of `Residency.bring_back`. The caller holds the session's turn.
 
         Raises:
-            What the wake would raise before it reads a block. ModelNotLoaded: it is not known yet what the model's
-            caches are like.
+            As the wake before it reads a block. ModelNotLoaded: the model's caches are not known yet.
         """
         live = self._residency.awake.get(uri)
         if live is not None and not self._hibernation.is_superseded(live):
@@ -76,7 +75,7 @@ class Planning:
     def _told(
         self, reader: BundleReader, prospect: Prospect, model: LoadedModel, unread: int, *, is_loaded: bool
     ) -> WakePlanResult:
-        """unread: tokens behind all blocks, which the wake reads in either way."""
+        """unread: tokens behind all blocks; the wake computes them in any case."""
         at_token = None if prospect.plan.target_tokens == reader.manifest.token_count else prospect.plan.target_tokens
         plan, choice, manifest = prospect.plan, prospect.choice, reader.manifest
         files = _files_of([*plan.spans, *([plan.state] if plan.state else [])])
@@ -143,10 +142,10 @@ class Planning:
 
 
 def require_as_ordered(live: Session, order: WakeOrder, stored: IndexRow | None) -> None:
-    """Refuse to wake a session at another version or position than the one at which it is awake; at a position that
-    there would not be if it slept; and, if the order is strict, where something else had computed it.
+    """Refuse an order for another version or position than that of the awake session, for a position that it does not
+    have, and, if strict, for a session that something else computed.
 
-    stored: the version that the order names, the newest where it names none; None where the index has none.
+    stored: the version of the order, by default the newest; None if the index has none.
 
     Raises:
         SessionAwake, NoSuchPosition, IdentityMismatch

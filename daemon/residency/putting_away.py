@@ -26,7 +26,7 @@ def require_read(live: Session) -> None:
 
 
 class PuttingAway:
-    """Puts sessions to sleep, whole."""
+    """Puts sessions to sleep."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class PuttingAway:
         self._bus = bus
 
     def live(self, uri: SessionUri) -> Session | None:
-        """The session if it is awake; one that is superseded is so no more, for its sleep would hide a fuller one."""
+        """The session if it is awake. A superseded one is dropped: its sleep would hide a fuller version."""
         live = self._awake.get(uri)
         if live is not None and self._hibernation.is_superseded(live):
             self._awake.drop(uri)
@@ -53,9 +53,9 @@ class PuttingAway:
         return live
 
     async def put_away(self, live: Session, emit: OnEvent, cause: SleepCause) -> Receipt | Durable:
-        """Make a session durable and free its memory; one that is durable already is only let go, and its last snapshot
-        is what is returned. The caller holds its turn, and sees it to the end. cause: what for, as it is told. Raises
-        EmptyContext, and what `Hibernation.sleep` raises; the session then stays awake."""
+        """Make a session durable and free its memory. If it is durable already, only free its memory and return its
+        last snapshot. The caller runs this to its end. cause: for the events. Raises EmptyContext, and as
+        `Hibernation.sleep`; the session then stays awake."""
         if live.durable is not None and await self._is_durable(live):
             with tell_sleep(self._bus, live, cause) as tell_end:
                 self._awake.drop(live.uri)
@@ -66,7 +66,7 @@ class PuttingAway:
         return receipt
 
     async def put_away_idle(self, uri: SessionUri, cause: SleepCause) -> bool:
-        """Free the memory of a session; the caller holds its turn. False if it is no longer in memory."""
+        """Free the memory of a session. False if it is no longer in memory."""
         live = self.live(uri)
         if live is None or not live.state.tokens:
             return False
@@ -81,8 +81,8 @@ class PuttingAway:
         """Free the memory of a look and write nothing: its version has all of it.
 
         Raises:
-            StoreError: that version cannot be read, or is not stored any more. So what is in memory may be nowhere
-                else, and stays. NoSuchPosition: that version has a ledger alone of it; it stays, too.
+            StoreError: that version cannot be read, or is not stored any more. The look then stays in memory, as it may
+                be the only copy. NoSuchPosition: that version has only its ledger; it stays, too.
         """
         look = LeftLook.of(live)
         assert look is not None
@@ -94,15 +94,15 @@ class PuttingAway:
             tell_end(live.durable)
 
     async def keep_changed(self, live: Session, emit: OnEvent, cause: SleepCause) -> IndexRow:
-        """As `keep`, if its newest version is not what it would be; the version that it stands in then. Raises what
-        `keep` and `Standing.row_of_awake` raise."""
+        """As `keep`, unless its newest version is up to date. Gives the version. Raises as `keep` and
+        `Standing.row_of_awake`."""
         if not await self._is_durable(live):
             await self.keep(live, emit, cause)
         return self._standing.row_of_awake(live)
 
     async def keep(self, live: Session, emit: OnEvent, cause: SleepCause, *, last: LastSleep | None = None) -> Receipt:
-        """Make a session durable; it stays in memory. The caller holds its turn. cause, last: as of
-        `Hibernation.sleep`. Raises EmptyContext, and what `Hibernation.sleep` raises."""
+        """Make a session durable; it stays in memory. cause, last: as of `Hibernation.sleep`. Raises EmptyContext, and
+        as `Hibernation.sleep`."""
         require_read(live)
         return await self._hibernation.sleep(live, emit, cause=cause, last=last)
 
@@ -110,9 +110,9 @@ class PuttingAway:
         return not (self._hibernation.is_superseded(live) or await self._is_durable(live))
 
     async def _is_durable(self, live: Session) -> bool:
-        """Whether the next wake gives back what the session is without a sleep. Of a mere look that is the whole
-        session as its newest version has it, in whatever state that is: one of the few tokens would stand before it,
-        and hide what can be read, healed or saved of it. So a look is kept only where no version is left but it."""
+        """Whether the next wake gives the session back without a sleep now. A mere look is durable by the newest
+        version, in any state: a new version with the look's fewer tokens would hide that one from reads, heals and
+        repairs. So a look is written only if no other version is left."""
         if live.dirty or live.durable is None:
             return False
         if not live.is_mere_look:

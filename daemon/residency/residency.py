@@ -1,8 +1,7 @@
-"""The awake sessions and the loaded models: requests bring them back in turns, and each awake session goes to sleep in
-its own turn.
+"""The awake sessions and the loaded models: requests bring them back, and sessions go to sleep, each in its turn.
 
-Everything here runs on the event loop. A request that looks at a session or changes it holds its turn; other requests
-for it wait meanwhile. All memory is reserved before use (`memory.py`).
+Everything here runs on the event loop. A request that reads or changes a session holds its turn; other requests for it
+wait. All memory is reserved before use (`memory.py`).
 """
 
 from __future__ import annotations
@@ -46,9 +45,9 @@ from .weights import Weights
 
 
 class Residency:
-    """The sessions that are awake, and the turns of all; the models that they are on.
+    """The awake sessions, the turns of all sessions, and the models.
 
-    require_working: raises where the daemon takes no more work.
+    require_working: raises if the daemon takes no more work.
     """
 
     def __init__(
@@ -118,8 +117,8 @@ class Residency:
     async def turn_with_name(self, uri: SessionUri, name: SessionUri) -> AsyncIterator[Use]:
         """Hold a session alone, and a name that no session has.
 
-        The name comes first: a request that has it and waits for the session has no memory that others could want. None
-        waits in a circle, for a name that is held is no session that somebody else could wait for.
+        The name comes first: a request that holds it and waits for the session has no memory that others could need. No
+        requests wait in a circle, as no other request can wait for a free name.
 
         Raises SessionExists: a session has the name. SessionNotFound: there is no such session any more."""
         self.standing.require_new(name)
@@ -136,7 +135,7 @@ class Residency:
     async def woken(
         self, uri: SessionUri, emit: OnEvent, begin: Callable[[Use], Awaitable[object]] | None = None
     ) -> AsyncIterator[tuple[Use, Session]]:
-        """Hold the session alone, awake. begin: makes it if there is none; it is removed again if the request fails
+        """Hold the session alone, awake. begin: makes it if there is none. It is removed again if the request fails
         before anything was read."""
         async with self.turn(uri) as use:
             live = self.putting_away.live(uri)
@@ -163,13 +162,12 @@ class Residency:
             raise
 
     async def room_for(self, use: Use, count: int, emit: OnEvent) -> Session:
-        """The session, awake, once there is memory for that many tokens more in it. While the request waits for some,
-        the session may have been put to sleep and woken, so that others could go on: then it is another object; and
-        the model may have been unloaded and loaded.
+        """Give the session, awake, once there is memory for `count` more tokens. During the wait the session may sleep
+        and wake, so that others can go on: then it is another object. The model may be unloaded and loaded, too.
 
         Raises:
-            MemoryBudgetExceeded: there can never be so much. MemoryBusy: too many requests wait. NotEnoughMemory: the
-            budget has it, the system has not. What a wake raises.
+            MemoryBudgetExceeded: it can never fit. MemoryBusy: too many requests wait. NotEnoughMemory: the budget has
+                it, the system has not. And the errors of a wake.
         """
         while True:
             live = self.awake.get(use.uri)
@@ -191,10 +189,10 @@ class Residency:
     async def room_to_wake(
         self, use: Use, row: IndexRow, at_token: int | None = None, *, times: int = 1
     ) -> AsyncIterator[LoadedModel]:
-        """Hold the model of a version of a session, with memory to wake that beside all that is awake; `times` over.
-        at_token: how many of its tokens, all if None.
+        """Hold the model of a version, with memory to wake it beside all awake sessions, `times` over. at_token: how
+        many of its tokens; None: all.
 
-        Raises What `Loading.using` raises. MemoryBudgetExceeded, MemoryBusy: as `room_for`."""
+        Raises as `Loading.using`. MemoryBudgetExceeded, MemoryBusy: as `room_for`."""
         while True:
             async with self.models.holding(row.model, use) as place:
                 wanted = times * _bytes_to_wake(place, row, at_token)
@@ -202,29 +200,28 @@ class Residency:
                 if place.model is not None:
                     yield place.model
                     return
-            self.memory.release(use, wanted)  # it was unloaded meanwhile, so that others could go on
+            self.memory.release(use, wanted)  # the model was unloaded meanwhile for others
 
     async def _reserve(self, claim: Claim, wanted: int) -> None:
-        """Memory for a claim. Its session, if it is awake, gives way where others must go on first."""
+        """Reserve memory for a claim. If others must go on first, its awake session gives way."""
         while not await self.memory.reserve(claim, wanted):
             live = None if claim.uri is None else self.awake.get(claim.uri)
             if live is not None:
                 await to_the_end(apart(self._give_way(live, claim)))
 
     async def _begin_anew(self, use: Use, live: Session) -> None:
-        """Give a session that has read nothing its model back, which was unloaded meanwhile."""
+        """Load the model of a session that has read nothing, after the model was unloaded."""
         async with self.models.using(live.model.name, use) as model:
             key = live.state.random_key
             live.state = await to_the_end(self._hibernation.waking.begin(model, lambda: key))
             live.model = model
 
     async def bring_back(self, use: Use, order: WakeOrder, emit: OnEvent, started: float | None = None) -> WakeResult:
-        """Wake a session that is asleep; one that was looked at, where nothing else is asked, where it stood. What has
-        begun runs to its end even when the caller is cancelled.
+        """Wake a sleeping session; without a version in the order, at its look, if it has one. A begun wake runs to its
+        end even if the caller is cancelled. started: when the report's seconds begin, by the monotonic clock; None:
+        now.
 
-        started: since when the report counts the seconds, by the monotonic clock; from now on if None.
-
-        Raises SessionNotFound, and what `Hibernation.wake` raises. What `room_to_wake` raises."""
+        Raises SessionNotFound, and as `Hibernation.wake` and `room_to_wake`."""
         started = started or time.monotonic()
         order = self.standing.order_of(use.uri, order)
         row = self.standing.row_of(use.uri, order.version)
@@ -236,8 +233,8 @@ class Residency:
     async def _bring_back(
         self, use: Use, order: WakeOrder, model: LoadedModel, emit: OnEvent, started: float
     ) -> WakeResult:
-        """Wake a session that there is memory for, with all of its ledger. It goes back to sleep where not all of that
-        is read; otherwise it stays awake even when the caller is cancelled, and `woken` of its use has the report."""
+        """Wake a session with its whole ledger, in reserved memory. It goes back to sleep if not all of its ledger is
+        read. Otherwise it stays awake even if the caller is cancelled, and `use.woken` has the report."""
         try:
             woken = await to_the_end(self._wake(use, order, model, emit, started))
             use.woken = await self._read_on(use.uri, woken)
@@ -249,8 +246,7 @@ class Residency:
         return use.woken
 
     async def _read_on(self, uri: SessionUri, woken: WakeResult) -> WakeResult:
-        """Read the unread end of the ledger of a session just woken; there is memory for it. Raises what `Ledgers.read`
-        raises."""
+        """Read the unread end of a just woken session's ledger, in reserved memory. Raises as `Ledgers.read`."""
         begun, live = time.monotonic(), self.awake[uri]
         if live.unread is None:
             return woken
@@ -264,9 +260,9 @@ class Residency:
         )
 
     async def warm(self, use: Use, emit: OnEvent) -> str | None:
-        """Wake a session that is asleep, in free memory: for one that no request has asked for yet, no other goes to
-        sleep and no model is loaded. None if it is awake now; else why not: `model_not_loaded` or `no_room`. Raises
-        SessionNotFound, and what `Hibernation.wake` raises."""
+        """Wake a sleeping session ahead of a request, in free memory only: no other session goes to sleep, and no model
+        is loaded. Gives None if it is awake now, else the reason: `model_not_loaded` or `no_room`. Raises
+        SessionNotFound, and as `Hibernation.wake`."""
         order = self.standing.order_of(use.uri, WakeOrder(cause="warm"))
         row = self.standing.row_of(use.uri, order.version)
         place = self._shelf.place(row.model)
@@ -301,20 +297,19 @@ class Residency:
         return await self.putting_away.put_away_idle(uri, "pressure")
 
     async def _give_way(self, live: Session, use: Claim | None = None) -> None:
-        """Put the session of a request that waits for memory to sleep, in its turn. use: that request, if it wants the
-        memory for something else."""
+        """Put the session of a waiting request to sleep, in its turn. use: that request, if it needs the memory for
+        something else."""
         try:
             if await self._make_room(live.uri):
                 self.memory.slept_by_pressure += 1
-        except Exception as error:  # noqa: BLE001 - it stays awake, and those that want its memory are told why
+        except Exception as error:  # noqa: BLE001 - it stays awake, and waiting requests are told why
             self.memory.could_not_sleep(live.uri, error, use)
 
     async def _unload_for_others(self, name: str) -> None:
         await self.weights.unload_now(name, "pressure")
 
     async def _idled(self, uri: SessionUri) -> None:
-        """Put a session to sleep that was not used for long, unless it is used now, or the daemon stops: that has
-        an order of its own."""
+        """Put an idle session to sleep, unless it is used now or the daemon stops: a stop has an order of its own."""
         if uri in self.turns.in_use() or not self._is_working():
             return
         if await self._put_away_unasked(uri, "idle"):
@@ -333,7 +328,7 @@ class Residency:
         await self._buffers.bound(max(0, self.memory.for_sessions))
 
     async def set_idle(self, idle_s: float | None) -> None:
-        """From now on put sessions to sleep that are not used for so long; none if None."""
+        """Put sessions to sleep after so many unused seconds; None: never."""
         before, self._idling = self._idling, None
         if before is not None:
             await before.close()
@@ -347,7 +342,7 @@ class Residency:
             self.memory.look_again()
 
     async def close(self) -> None:
-        """Put no more sessions to sleep; those that are awake are forgotten."""
+        """Put no more sessions to sleep, and forget the awake ones."""
         await self.watching.close()
         await self.weights.close()
         if self._idling is not None:

@@ -1,4 +1,4 @@
-"""The position of a session: the version and token at which its next use finds it. And which names are free.
+"""The position of a session: the version and token at which its next use finds it. And the check that a name is free.
 
 Reads the index and the remembered looks; changes nothing.
 """
@@ -17,19 +17,18 @@ from .awake import AwakeSessions
 
 
 class Standing:
-    """Where each session stands."""
+    """The positions of sessions."""
 
     def __init__(self, store: Store, awake: AwakeSessions) -> None:
         self._store = store
         self._awake = awake
 
     def of(self, uri: SessionUri) -> tuple[IndexRow, int | None]:
-        """The position at which the next use finds a session that is not awake: a version, and a number of its tokens,
-        all if None.
+        """The position of a session that is not awake: a version, and a number of its tokens (None: all).
 
         Raises:
-            SessionNotFound: there is no version, or not any more the one that was looked at. NoSuchPosition: what was
-            looked at is a ledger alone now.
+            SessionNotFound: there is no version, or that of its look is gone. NoSuchPosition: the look's tokens have
+                only a ledger now.
         """
         newest, look = self.require_row(uri), self._awake.looks.find(uri)
         if look is None:
@@ -38,9 +37,9 @@ class Standing:
         return row, look.token_in(row)
 
     def order_of(self, uri: SessionUri, order: WakeOrder) -> WakeOrder:
-        """An order to wake a session: without a version it is for the one that a look stood at, and for its tokens.
+        """Complete an order to wake a session: without a version, it is for its look.
 
-        Raises SessionNotFound: the version that was looked at is not stored any more. NoSuchPosition: as of `of`."""
+        Raises SessionNotFound: the look's version is not stored any more. NoSuchPosition: as `of`."""
         look = self._awake.looks.find(uri)
         if look is None or order.version is not None:
             return order
@@ -50,7 +49,7 @@ class Standing:
         )
 
     def row_of(self, uri: SessionUri, version: int | None) -> IndexRow:
-        """A version as the index has it; the newest for one that it has not, as the wake will say."""
+        """The row of a version; of the newest if the index does not have it (the wake then refuses it)."""
         newest = self.require_row(uri)
         if version in (None, newest.version):
             return newest
@@ -61,7 +60,7 @@ class Standing:
         return None if self._store.find_session(uri) is None else self.row_of(uri, version)
 
     def row_of_awake(self, live: Session) -> IndexRow:
-        """The version that an awake session is durable as, which of a look is not the newest. Raises SessionNotFound:
+        """The version that an awake session is durable as; for a look this is not the newest. Raises SessionNotFound:
         it is a look, and that version is not stored any more."""
         durable, rows = live.durable, self._store.versions(live.uri)
         assert durable is not None, "it has slept"
@@ -77,8 +76,8 @@ class Standing:
         return row
 
     def require_new(self, uri: SessionUri) -> None:
-        """Refuse a name that a session has, awake or asleep, or that has versions which cannot be woken now: a new one
-        would stand before them when they are back. Raises SessionExists."""
+        """Refuse a name of a session, awake or asleep, or of versions that cannot be woken now: a new session would
+        hide them when they are back. Raises SessionExists."""
         if uri in self._awake or self._store.find_session(uri) is not None:
             raise session_exists(uri)
         if self._store.can_be_deleted(uri):
@@ -89,10 +88,10 @@ class Standing:
             )
 
     def require_row(self, uri: SessionUri) -> IndexRow:
-        """The index row of the session's newest version. Raises SessionNotFound: nothing."""
+        """The row of the session's newest version. Raises SessionNotFound: there is none."""
         row = self._store.find_session(uri)
         if row is None:
-            raise not_found(uri, ())  # it went while this request waited for its turn
+            raise not_found(uri, ())  # deleted while this request waited for its turn
         return row
 
 

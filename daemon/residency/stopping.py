@@ -20,14 +20,13 @@ from .awake import AwakeSessions
 from .putting_away import PuttingAway
 
 PATIENCE_S: Final = 1.0
-"""For how long a stop waits, at most, for sessions whose requests have just been cancelled, while it could put others
-to sleep whose loss would cost less: most model calls are over by then."""
+"""The longest wait for a session with just cancelled requests, before others with less to lose go first: most model
+calls are over by then."""
 
 
 @dataclass(slots=True)
 class Keeping:
-    """What has become of the sessions of a daemon that stops, so far; see `ShutdownResult`. seen: those that were seen
-    to."""
+    """The results of a stop so far; see `ShutdownResult`. seen: the sessions that are done."""
 
     slept: list[str] = field(default_factory=list)
     failed: dict[str, str] = field(default_factory=dict)
@@ -42,12 +41,11 @@ class Keeping:
         return cls(slept=list(report.slept), ledgers=dict(report.ledgers), seen=kept)
 
     def report(self) -> ShutdownResult:
-        """As it is told."""
         return ShutdownResult(tuple(self.slept), dict(self.failed), tuple(self.empty), dict(self.ledgers))
 
 
 class LastSleeps:
-    """Keeps all that is awake, in an order of its own."""
+    """Keeps all awake sessions, in an order of its own."""
 
     def __init__(
         self, putting_away: PuttingAway, ledgers: Ledgers, awake: AwakeSessions, turns: Turns, memory: Memory
@@ -59,19 +57,19 @@ class LastSleeps:
         self._memory = memory
 
     async def keep_all(self, order: LastSleep, keeping: Keeping, *, give_up: bool) -> None:
-        """Put every changed session to sleep while no new work is taken; none of them leaves memory. First the sessions
-        that cost most to compute again, then those used last. A session that is held for longer than a moment does not
-        delay the others.
+        """Put every changed session to sleep while no new work is taken; they all stay in memory. First the sessions
+        that cost most to compute again, then those used last. A session that is held for long does not delay the
+        others.
 
-        A session without time for its sleep is kept as a ledger. give_up: so is one that cannot be kept whole for
-        another reason. keeping: gets the result of each; sessions that it has seen are skipped.
+        A session without time for its sleep is kept as a ledger. give_up: so is a session that cannot sleep for another
+        reason. keeping: gets the results; its seen sessions are skipped.
         """
         self._memory.line.refuse_all(
             lambda: ServiceClosed("The daemon was told to stop, and has no memory to wait for; try again in a moment.")
         )
         patient_until = time.monotonic() + order.share(PATIENCE_S)
-        # Requests that had begun may wake sessions meanwhile: go on until every session that is awake, or whose turn
-        # somebody had, has been seen. Those that still wait for a turn behind this one are refused when they get it.
+        # Running requests may wake sessions meanwhile: go on until every awake or held session has been seen. Requests
+        # that still wait for a turn are refused when they get it.
         while uris := (self._awake.keys() | self._turns.in_use()) - keeping.seen:
             patience_s = patient_until - time.monotonic()
             uri = self._next_to_keep(uris, patient=patience_s > 0)
@@ -88,15 +86,15 @@ class LastSleeps:
                 self._memory.look_again()
 
     def _next_to_keep(self, uris: Collection[SessionUri], *, patient: bool) -> SessionUri | None:
-        """The first of them by stake that no request holds; None if there is none, or, as long as there is patience, if
-        somebody holds the first of all."""
+        """The first session by stake that no request holds; None if there is none. patient: also None if the very first
+        one is held."""
         line, held = sorted(uris, key=self._stake), self._turns.in_use()
         if patient:
             line = line[:1]
         return next((uri for uri in line if uri not in held), None)
 
     def _stake(self, uri: SessionUri) -> tuple[int, float, SessionUri]:
-        """The order of a stop: the session with most tokens that are not durable first, then the one used last."""
+        """The order of a stop: most tokens that are not durable first, then the last used."""
         live = self._awake.get(uri)
         if live is None:
             return 0, 0.0, uri
@@ -104,8 +102,7 @@ class LastSleeps:
         return durable - len(live.state.tokens), -live.last_used, uri
 
     async def _keep_last(self, live: Session, order: LastSleep, keeping: Keeping, *, give_up: bool) -> None:
-        """Make a session, or at least its ledger, durable for the last time, unless its newest version is up to
-        date."""
+        """Make a session, or at least its ledger, durable, unless its newest version is up to date."""
         uri = str(live.uri)
         if not live.state.tokens:
             keeping.empty.append(uri)
@@ -114,7 +111,7 @@ class LastSleeps:
             if await self._putting_away.needs_last_sleep(live):
                 await self._putting_away.keep(live, ignore, "shutdown", last=order)
                 keeping.slept.append(uri)
-        except Exception as error:  # noqa: BLE001 - one session's failure must not cost the others theirs
+        except Exception as error:  # noqa: BLE001 - one session's failure must not cost the others
             if give_up or isinstance(error, StopDeadline):
                 await self._keep_ledger(live, error, keeping)
             else:

@@ -1,5 +1,5 @@
-"""The weights in memory: models are loaded when somebody asks, and unloaded when somebody asks, when they are not used,
-when their files have changed, and when others need the memory."""
+"""The weights in memory: models are loaded on request, and unloaded on request, when unused, when their files have
+changed, and when others need the memory."""
 
 from __future__ import annotations
 
@@ -28,10 +28,8 @@ _MAX_TOLD: Final = 4
 
 
 class Weights:
-    """Which models are loaded.
-
-    require_working: raises where the daemon takes no more work. put_away: puts a session to sleep that is not in use,
-    because a caller wants its model to go; idled: because the daemon itself does, as long as it takes work.
+    """Loads and unloads models. require_working: raises if the daemon takes no more work. put_away: puts an unused
+    session to sleep for a request to unload its model; idled: for an unload by the daemon itself, while it takes work.
     """
 
     def __init__(
@@ -60,7 +58,7 @@ class Weights:
         self._disuse = Disuse(shelf, self.last_use, partial(self.retire, cause="unused"))
 
     def last_use(self, name: str) -> float:
-        """When somebody last used a model, by the monotonic clock: it, or a session on it."""
+        """The last use of a model or of a session on it, by the monotonic clock."""
         place = self._shelf.places[name]
         sessions, in_use = self._awake.on(name), self._turns.in_use()
         if place.holders or any(each.uri in in_use for each in sessions):
@@ -68,33 +66,31 @@ class Weights:
         return max([place.last_used, *(each.last_used for each in sessions if each.state.tokens)])
 
     def facts(self, name: str) -> LoadedModel | None:
-        """A model that is served, maybe without its weights; None if it has never been loaded. Raises UnknownModel: it
-        is not served."""
+        """A served model, maybe without its weights; None if it was never loaded. Raises UnknownModel: it is not
+        served."""
         place = self._shelf.place(name)
         return place.model or place.facts
 
     def sessions_on(self, name: str) -> int:
-        """How many sessions are awake on a model."""
+        """The number of awake sessions on a model."""
         return len(self._awake.on(name))
 
     async def load(self, name: str) -> None:
-        """Load a model, if it is not. Raises what `Loading.using` raises."""
+        """Load a model, if it is not loaded. Raises as `Loading.using`."""
         self._require_working()
         with self._memory.apart(next(self._memory.numbers)) as claim:
             async with self._loading.using(name, claim):
                 return
 
     async def unload(self, name: str) -> None:
-        """Put the sessions on a model to sleep, and free its memory. A model that is not loaded stays so. If its files
-        have changed, the next load reads their content at that time.
-
-        Raises UnknownModel. ModelInUse: a request needs it. What a sleep raises."""
+        """Put the sessions on a model to sleep, and free its memory. If its files have changed, the next load takes
+        them. Raises UnknownModel, and the errors of a sleep. ModelInUse: a request needs it."""
         self._require_working()
         place = self._shelf.place(name)
         while place.loading is not None:
             await asyncio.wait([place.loading])
         for session in self._awake.on(name) if place.model is not None else ():
-            self._require_working()  # a daemon that stops has an order of its own
+            self._require_working()  # a stop has an order of its own
             if session.uri not in self._turns.in_use():
                 await to_the_end(self._put_away(session.uri))
         if place.model is not None and self._is_needed(name):
@@ -110,15 +106,15 @@ class Weights:
         place.changed = ()  # an unload accepts the present files
 
     async def retire(self, name: str, cause: UnloadCause) -> bool:
-        """Put the sessions on a model to sleep and unload it, unless somebody uses it now. Raises what the sleep of one
-        of them raises; the others sleep all the same."""
+        """Put the sessions on a model to sleep and unload it, unless it is used now. Raises the error of a failed
+        sleep; the other sessions sleep all the same."""
         place = self._shelf.places[name]
         unslept = None
         for session in self._awake.on(name):
             if session.state.tokens:
                 try:
                     await self._idled(session.uri)
-                except Exception as error:  # noqa: BLE001 - the others need not stay awake for it
+                except Exception as error:  # noqa: BLE001 - the others sleep all the same
                     unslept = unslept or error
                     place.stays_for = f"{session.uri} cannot be put to sleep ({sentence_of(error)})"
         if unslept is not None:
@@ -133,8 +129,7 @@ class Weights:
         return True
 
     async def let_go(self) -> None:
-        """Unload the models that are served no more, or are to be loaded from elsewhere: now, or when no request uses
-        them any more, and all that is awake on them could be put to sleep."""
+        """Unload the models that are to go: now, or once no request uses them and their sessions sleep."""
         for name in self._shelf.to_go():
             await self._disuse.unload(name)
         self._disuse.look_again()
@@ -146,9 +141,8 @@ class Weights:
         return bool(self._shelf.places[name].holders) or any(self._stays(each) for each in self._awake.on(name))
 
     async def unload_now(self, name: str, cause: UnloadCause) -> None:
-        """Free the memory of a model. Sessions on it that have read nothing stay, and get it back when they are used.
-
-        No request can come to need it meanwhile: it is let go of before anything is waited for.
+        """Free the memory of a model. Sessions on it that have read nothing stay, and get it back at their next use. It
+        is dropped before anything is waited for, so no request can begin to need it.
         """
         place = self._shelf.places[name]
         assert place.model is not None
@@ -171,5 +165,5 @@ class Weights:
         return look_again
 
     async def close(self) -> None:
-        """Unload no more models by themselves."""
+        """End the unloading of unused models."""
         await self._disuse.close()
