@@ -54,16 +54,7 @@ from .uri import SessionUri
 from .writing import deletion
 from .writing.sleeping import VersionDraft, environment, write_version
 
-__all__ = [
-    "DeleteReport",
-    "IndexRow",
-    "OpenReport",
-    "Progress",
-    "Receipt",
-    "Store",
-    "StoreStatistics",
-    "VerifyReport",
-]
+__all__ = ["DeleteReport", "IndexRow", "OpenReport", "Progress", "Receipt", "Store", "StoreStatistics", "VerifyReport"]
 
 
 class Store(Exchanging, Upkeep, Tagging, Acknowledging):

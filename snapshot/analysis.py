@@ -51,11 +51,7 @@ def drift_from(version: StoredVersion, parent: StoredVersion) -> dict[str, Any]:
             "token_count": manifest.token_count,
         },
         "common_tokens": common,
-        "blocks": {
-            "common": len(shared),
-            "same": same,
-            "same_share": rounded(same / len(shared)) if shared else None,
-        },
+        "blocks": {"common": len(shared), "same": same, "same_share": rounded(same / len(shared)) if shared else None},
         "arrays": [_drift_of(version, parent, array, pairs, common) for array in version.arrays.values()],
         "logits": _logits(version, parent),
     }

@@ -13,11 +13,7 @@ from ..folder.marks import Marks
 from ..folder.versions import describe_versions, select_version, set_aside
 from ..format.layout import RETIRED_SUFFIX
 from ..format.reader import BundleReader
-from ..format.records import (
-    IndexRow,
-    OpenReport,
-    StoreStatistics,
-)
+from ..format.records import IndexRow, OpenReport, StoreStatistics
 from ..index.index import Index
 from ..index.schema import IndexUnusable
 from ..uri import SessionUri, not_found, parse_reference, parse_version_reference

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from ..folder.marks import Marks, SessionMarks
-from ..format.records import (
-    IndexRow,
-)
+from ..format.records import IndexRow
 from ..uri import SessionUri
 from ..writing import marking
 from .sessions import Sessions

@@ -7,12 +7,7 @@ from collections.abc import Callable
 from ..folder.rates_file import Figure, Figures, load_rates, save_rates
 from ..folder.retention import Retention
 from ..folder.scrub_mark import ScrubMark, load_mark, save_mark
-from ..format.records import (
-    MaintenanceReport,
-    Progress,
-    UsageReport,
-    VerifyReport,
-)
+from ..format.records import MaintenanceReport, Progress, UsageReport, VerifyReport
 from ..maintenance.compaction_plan import CompactionPolicy
 from ..uri import SessionUri
 from .sessions import Sessions

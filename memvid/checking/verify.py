@@ -272,14 +272,7 @@ def _ask_again(
 
 
 def _said_of(header: BlockHeader) -> _Said:
-    return (
-        header.kind,
-        header.start,
-        header.token_count,
-        header.raw_bytes,
-        header.parent,
-        header.identity_digest,
-    )
+    return (header.kind, header.start, header.token_count, header.raw_bytes, header.parent, header.identity_digest)
 
 
 def _uses(file: BundleFile, manifest: Manifest) -> dict[bytes, _User]:
@@ -419,12 +412,7 @@ def _by_session(bundle_ids: Iterable[bytes], rows: Mapping[bytes, IndexRow]) -> 
 
 
 def _verify_bundle(
-    folder: StoreFolder,
-    bundle_id: bytes,
-    row: IndexRow | None,
-    sought: dict[bytes, _Sought],
-    tally: _Tally,
-    deep: bool,
+    folder: StoreFolder, bundle_id: bytes, row: IndexRow | None, sought: dict[bytes, _Sought], tally: _Tally, deep: bool
 ) -> dict[bytes, _Said]:
     """Check one bundle's file, and its row; its sound blocks. Adds its needs in others to `sought`."""
     path = folder.bundle_path(bundle_id)

@@ -69,9 +69,5 @@ def load_mark(folder: StoreFolder) -> ScrubMark:
 
 def save_mark(folder: StoreFolder, mark: ScrubMark) -> None:
     """Save it durably in place of the last one. Raises NoSpace, StoreIoError, DurabilityLost."""
-    fields = {
-        "after": mark.after[:_PLACE_BYTES].hex(),
-        "begun_ns": mark.begun_ns,
-        "checked_ns": mark.checked_ns,
-    }
+    fields = {"after": mark.after[:_PLACE_BYTES].hex(), "begun_ns": mark.begun_ns, "checked_ns": mark.checked_ns}
     save_small(folder, SCRUB_FILE, _FORMAT, fields)

@@ -18,11 +18,7 @@ _MAX_LISTED: Final = 8
 
 
 def select_version(
-    uri: SessionUri,
-    rows: Sequence[IndexRow],
-    marks: Marks,
-    selector: Selector,
-    waiting: Sequence[IndexRow] = (),
+    uri: SessionUri, rows: Sequence[IndexRow], marks: Marks, selector: Selector, waiting: Sequence[IndexRow] = ()
 ) -> IndexRow:
     """The one version among a session's `rows` (all of them) that `selector` means; `waiting` are the session's
     versions that repair has set aside.

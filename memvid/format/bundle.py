@@ -30,12 +30,7 @@ from ..errors import (
     StoreClosed,
     Truncated,
 )
-from ..limits import (
-    CHUNK_BYTES,
-    MAX_BLOCK_HEADER_BYTES,
-    MAX_IOVECS,
-    MAX_SLOTS,
-)
+from ..limits import CHUNK_BYTES, MAX_BLOCK_HEADER_BYTES, MAX_IOVECS, MAX_SLOTS
 from .blocks import BlockEntry, BlockHeader, SlotSpec
 from .blocks import block_id as block_id_of
 from .codecs import CODEC_NAMES, RAW_CODE, decode_chunks, decode_into

@@ -8,16 +8,8 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Self
 
-from ..errors import (
-    BlockMissing,
-    BundleMissing,
-    CorruptBundle,
-    StoreClosed,
-)
-from ..limits import (
-    MAX_OPEN_ANCESTORS,
-    MAX_REMEMBERED_HEAD_BYTES,
-)
+from ..errors import BlockMissing, BundleMissing, CorruptBundle, StoreClosed
+from ..limits import MAX_OPEN_ANCESTORS, MAX_REMEMBERED_HEAD_BYTES
 from .blocks import BlockEntry, BlockHeader, span_parents
 from .bundle import BundleFile, FrameFile, Head, require_promised
 from .manifest import Manifest

@@ -15,13 +15,7 @@ from ..limits import CHUNK_BYTES, MAX_DIRECTORY_BYTES, MAX_MANIFEST_BYTES
 from .blocks import block_id as block_id_of
 from .bundle import FrameFile
 from .directory import Frame
-from .layout import (
-    FRAME_MAGIC,
-    PREFIX_BYTES,
-    TRAILER_BYTES,
-    decode_frame_head,
-    head_bytes_told,
-)
+from .layout import FRAME_MAGIC, PREFIX_BYTES, TRAILER_BYTES, decode_frame_head, head_bytes_told
 from .manifest import Manifest, bundle_id_of, decode_manifest
 from .packing import length_of_first
 

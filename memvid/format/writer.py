@@ -21,15 +21,7 @@ from .blocks import BLOCK_KINDS, BlockDraft, BlockEntry, BlockHeader, SlotDraft,
 from .bundle import BundleFile, FrameFile
 from .codecs import RAW_CODE, Codec, encode_slot
 from .directory import Directory, Frame, digest_of
-from .layout import (
-    HEADER_BYTES,
-    StoredSlot,
-    Trailer,
-    aligned,
-    encode_frame_head,
-    encode_header,
-    frame_bytes_for,
-)
+from .layout import HEADER_BYTES, StoredSlot, Trailer, aligned, encode_frame_head, encode_header, frame_bytes_for
 
 T = TypeVar("T")
 Buffers = list[memoryview | bytes]

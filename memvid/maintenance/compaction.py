@@ -82,11 +82,7 @@ class _Compaction:
     """One compaction under way."""
 
     def __init__(
-        self,
-        core: StoreCore,
-        policy: CompactionPolicy,
-        dry_run: bool,
-        should_stop: Callable[[], bool],
+        self, core: StoreCore, policy: CompactionPolicy, dry_run: bool, should_stop: Callable[[], bool]
     ) -> None:
         self._core = core
         self._policy = policy

@@ -67,11 +67,7 @@ def prune(
 
 
 def _plan_soundly(
-    core: StoreCore,
-    uris: Iterable[SessionUri] | None,
-    retention: Retention,
-    now_ns: int,
-    unsound: dict[bytes, Finding],
+    core: StoreCore, uris: Iterable[SessionUri] | None, retention: Retention, now_ns: int, unsound: dict[bytes, Finding]
 ) -> RetentionPlan:
     """A plan without sessions that rest on versions that cannot be woken; adds those to `unsound`, with the reason."""
     plan = _plan(core, uris, retention, now_ns, unsound)
@@ -141,11 +137,7 @@ def _problem(core: StoreCore, row: IndexRow) -> Finding | None:
 
 
 def _plan(
-    core: StoreCore,
-    uris: Iterable[SessionUri] | None,
-    retention: Retention,
-    now_ns: int,
-    unsound: Collection[bytes],
+    core: StoreCore, uris: Iterable[SessionUri] | None, retention: Retention, now_ns: int, unsound: Collection[bytes]
 ) -> RetentionPlan:
     marks = Marks.load(core.folder)
     index = core.index

@@ -28,19 +28,7 @@ from ..format.reader import FilePool
 from ..format.records import Finding, IndexRow
 from ..format.salvaged import salvaged_from
 from ..uri import SessionUri
-from .plan_steps import (
-    GiveUp,
-    Layout,
-    Mend,
-    RepairPlan,
-    Restore,
-    Return,
-    Role,
-    Salvage,
-    SetAside,
-    Shelve,
-    ledger_saved,
-)
+from .plan_steps import GiveUp, Layout, Mend, RepairPlan, Restore, Return, Role, Salvage, SetAside, Shelve, ledger_saved
 from .survey import FileState, Judgement, Survey
 
 _WHOSE = "Whose {} was cannot be told: its manifest is damaged."
