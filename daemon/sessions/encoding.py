@@ -1,8 +1,6 @@
-"""Texts and turns of a chat to tokens, on a thread of their own: neither the event loop nor the engine waits for a
-tokenizer or a template.
+"""Texts and turns of a chat to tokens, on a thread of its own, so that the event loop and the engine do not wait.
 
-Owns what is turned into text and when; `chat_template.py` has the words of a turn. A text that cannot fit, however well
-it is tokenised, is refused before that work is done.
+`chat_template.py` renders turns. A text that cannot fit in any tokenisation is refused before that work.
 """
 
 from __future__ import annotations
@@ -27,11 +25,11 @@ from .why import Words
 # NFC makes a text at most 3.5 times shorter in UTF-8 (iota with dialytika and tonos; Hangul: 3 times).
 _NFC_SHRINKS_AT_MOST = 4
 
-# Stands for somebody's words while a template is rendered, with a number of fixed width: nothing that one strips or
-# moves.
+# Stands for a message's text while a template is rendered, with a number of fixed width: no template strips or moves
+# it.
 _MARK = "torporwordsplaceholder2b6e"
 _MARKS = re.compile(f"({_MARK}[0-9]{{8}})")
-# What sets an assistant's thinking apart. Templates look for it, and it ends no turn, so it is left where it stands.
+# The tags around an assistant's thinking. Templates look for them, and they end no turn, so they stay in the text.
 _THINKING = re.compile("(</?think>)")
 
 Result = TypeVar("Result")
@@ -39,8 +37,8 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where in a ledger messages are to be read. held: tokens before them; last: the one just before, None where a
-    conversation begins with them; turn_open: whether they are inside an assistant's turn, which has to be closed."""
+    """Where in a ledger messages are read. held: tokens before them. last: the token just before; None at the beginning
+    of a conversation. turn_open: whether an assistant's turn has to be closed first."""
 
     held: int
     last: int | None
@@ -48,9 +46,8 @@ class Place:
 
 
 class Encoder:
-    """Turns text into the tokens of a session's model. Its callers hold the session alone (`sessions.Turns`).
-
-    The event loop's, but for `close`.
+    """Turns text into the tokens of a session's model. Callers hold the session alone (`sessions.Turns`). The event
+    loop's, but for `close`.
     """
 
     def __init__(self) -> None:
@@ -58,8 +55,7 @@ class Encoder:
         self._most_bytes: dict[bytes, int | None] = {}  # by identity: a name may get another model
 
     async def text(self, live: Session, text: str) -> list[int]:
-        """The tokens of a text that continues the ledger. Raises ContextOverflow: the text is too long to fit, however
-        it is tokenised."""
+        """The tokens of a text that continues the ledger. Raises ContextOverflow: it cannot fit in any tokenisation."""
         model, held = live.model, len(live.state.tokens)
 
         def encode() -> list[int]:
@@ -69,7 +65,7 @@ class Encoder:
         return await self._aside(encode)
 
     async def plain(self, model: LoadedModel, text: str, *, opening: bool) -> list[int]:
-        """The tokens of somebody's words. Raises ContextOverflow: as of `text`."""
+        """The tokens of a plain text. Raises ContextOverflow as `text`."""
 
         def encode() -> list[int]:
             self._require_could_fit(model, text, held=0)
@@ -78,12 +74,11 @@ class Encoder:
         return await self._aside(encode)
 
     async def messages(self, model: LoadedModel, messages: Sequence[Message], place: Place) -> list[int]:
-        """The tokens of messages alone, up to where the assistant is to speak; those of earlier turns are in the ledger
-        as they were read and sampled.
+        """The tokens of new messages, up to the start of the assistant's turn. Earlier turns are in the ledger already.
 
         Raises:
             TemplateUnusable: the model has no template, or one that refuses the messages.
-            ContextOverflow: they are too long to fit, however they are tokenised.
+            ContextOverflow: they cannot fit in any tokenisation.
         """
 
         def render_and_encode() -> list[int]:
@@ -95,15 +90,15 @@ class Encoder:
     async def lengths(
         self, model: LoadedModel, messages: Sequence[Message], place: Place, ids: Sequence[int]
     ) -> Sequence[int]:
-        """How many of the tokens of messages, `ids`, there are at the end of each: of an assistant's words up to their
-        end token, of another message up to the end of the next such words, or all. Nothing, where that cannot be told,
-        or the conversation could not be continued there token by token."""
+        """The lengths within `ids`, the tokens of messages, at the end of each message: an assistant's text ends at its
+        end token, another message at the end of the next such text, or of all. Empty if that cannot be told, or if the
+        conversation could not be continued there token by token."""
         if not any(message["role"] == "assistant" for message in messages[:-1]):
             return ()
         return await self._aside(lambda: _lengths(model, messages, place, ids))
 
     async def with_words(self, model: LoadedModel, work: Callable[[Words], Result]) -> Result:
-        """What some work makes of a model's words; no other work is at its tokenizer meanwhile."""
+        """Do work that needs a model's tokenizer; no other work uses it meanwhile."""
 
         def with_tokenizer() -> Result:
             vocabulary = model.tokenizer.get_vocab()
@@ -113,17 +108,15 @@ class Encoder:
         return await self._aside(with_tokenizer)
 
     def let_go(self) -> None:
-        """A model has left memory: end the thread, when what it has to do is done, and begin another.
-
-        A tokenizer keeps the words that it has met, for each thread that asked, half a megabyte and more. The library
-        frees that when the thread ends, and not with the tokenizer.
+        """A model has left memory: end the thread after its work, and begin another. A tokenizer caches words for each
+        calling thread, half a megabyte and more, and the library frees that only when the thread ends.
         """
         before, self._thread = self._thread, _new_thread()
         before.shutdown(wait=False)
-        self._thread.submit(before.shutdown)  # first of all, so that still no two calls are at one tokenizer
+        self._thread.submit(before.shutdown)  # first of all, so that still no two calls use one tokenizer
 
     def close(self) -> None:
-        """End the thread, when what it is at is done."""
+        """End the thread after its running work."""
         self._thread.shutdown(cancel_futures=True)
 
     async def _aside(self, work: Callable[[], Result]) -> Result:
@@ -141,7 +134,7 @@ class Encoder:
                 f"{model.context_tokens}. Give a shorter text{fold}.",
                 token_count=held,
                 wanted_tokens=least,
-                at_least=True,  # of the text alone; how many were to be written behind it does not matter any more
+                at_least=True,  # of the text alone, without the tokens to write behind it
                 context_tokens=model.context_tokens,
             )
 
@@ -155,7 +148,7 @@ class Encoder:
 
 
 def _new_thread() -> ThreadPoolExecutor:
-    # One: a tokenizer has settings that a call may change, so no two calls may be at one tokenizer.
+    # One: a call may change a tokenizer's settings, so no two calls may use one tokenizer.
     return ThreadPoolExecutor(1, thread_name_prefix="torpor-text")
 
 
@@ -167,7 +160,7 @@ def _rendered(model: LoadedModel, messages: Sequence[Message], place: Place) -> 
 
 
 def _encoded(model: LoadedModel, messages: Sequence[Message], place: Place) -> list[int]:
-    # Where somebody's words spell a control token, only the template's own are obeyed.
+    # If a text spells a control token, only the template's own control tokens count.
     marked, words = _marked(messages, model.holds_control)
     # A template writes the first token itself, so none is added.
     text = _rendered(model, marked, place)
@@ -175,7 +168,7 @@ def _encoded(model: LoadedModel, messages: Sequence[Message], place: Place) -> l
 
 
 def _lengths(model: LoadedModel, messages: Sequence[Message], place: Place, ids: Sequence[int]) -> Sequence[int]:
-    """`Encoder.lengths`: the end tokens that a template sets behind each message are counted, and found in `ids`."""
+    """`Encoder.lengths`: count the template's end tokens behind each message, and find them in `ids`."""
     names = [f"{_MARK}{at:08}" for at in range(len(messages))]
     named: list[Message] = [{**message, "content": name} for message, name in zip(messages, names, strict=True)]
     pieces = _MARKS.split(_rendered(model, named, place))
@@ -204,7 +197,7 @@ def _end_tokens_in(model: LoadedModel, text: str) -> int:
 
 
 def _goes_on_at(model: LoadedModel, messages: Sequence[Message], place: Place, ids: Sequence[int], length: int) -> bool:
-    """Whether a conversation that is continued there with these messages has the same tokens."""
+    """Whether a conversation continued there with these messages has the same tokens."""
     try:
         return _encoded(model, messages, Place(place.held + length, ids[length - 1], turn_open=True)) == ids[length:]
     except TemplateUnusable:
@@ -212,7 +205,7 @@ def _goes_on_at(model: LoadedModel, messages: Sequence[Message], place: Place, i
 
 
 def _encode_around(model: LoadedModel, marked: str, words: Mapping[str, str]) -> list[int]:
-    """The tokens of a template's text, and of the words that stand in it where their marks are, which are plain."""
+    """The tokens of a template's text, with the plain tokens of `words` in place of their marks."""
     tokens: list[int] = []
     for piece in _MARKS.split(marked):
         if piece in words:
@@ -223,7 +216,7 @@ def _encode_around(model: LoadedModel, marked: str, words: Mapping[str, str]) ->
 
 
 def _marked(messages: Sequence[Message], holds_control: Callable[[str], bool]) -> tuple[list[Message], dict[str, str]]:
-    """The messages with marks in the place of words that spell control tokens (or marks), and those words by mark."""
+    """The messages with marks in place of texts that spell control tokens (or marks), and those texts by mark."""
     words: dict[str, str] = {}
 
     def mark(text: str) -> str:
@@ -245,10 +238,9 @@ def _marked(messages: Sequence[Message], holds_control: Callable[[str], bool]) -
 
 
 def most_bytes_per_token(tokenizer: Mapping[str, Any]) -> int | None:
-    """How many bytes of a text one token can stand for at most; None when that is not certain.
-
-    tokenizer: as a tokenizer.json describes it. It is certain of byte-level BPE, which keeps every byte: there is no
-    unknown token that swallows a word, nothing that is stripped, replaced or cut off.
+    """The most bytes of a text that one token can stand for; None if that is not certain. tokenizer: the content of a
+    tokenizer.json. Certain only for byte-level BPE that keeps every byte: no unknown token swallows a word, and no step
+    strips, replaces or cuts text.
     """
     model = tokenizer.get("model") or {}
     normalizer = tokenizer.get("normalizer") or {}
@@ -264,7 +256,7 @@ def most_bytes_per_token(tokenizer: Mapping[str, Any]) -> int | None:
         or not _byte_symbols().issubset(vocabulary)
     ):
         return None
-    # A byte is one character of a byte-level token; an added token is written as it is.
+    # A byte is one character of a byte-level token; an added token is plain text.
     longest = max([len(token) for token in vocabulary] + [len(token["content"].encode()) for token in added])
     return longest * (_NFC_SHRINKS_AT_MOST if normalizer else 1)
 
@@ -282,6 +274,6 @@ def _keeps_every_byte(step: Mapping[str, Any]) -> bool:
 
 
 def _byte_symbols() -> set[str]:
-    """The 256 characters that byte-level tokenizers write bytes as: printable ones as they are, others from U+0100."""
+    """The 256 characters for bytes in byte-level tokenizers: printable ones as they are, others from U+0100."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     return {chr(code) for code in [*printable, *range(0x100, 0x100 + 256 - len(printable))]}

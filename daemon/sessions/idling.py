@@ -1,4 +1,4 @@
-"""Sessions that were not used for a while go to sleep by themselves."""
+"""Puts sessions to sleep that were not used for a while."""
 
 from __future__ import annotations
 
@@ -16,10 +16,8 @@ Clock = Callable[[], float]
 
 
 class Idling:
-    """Looks at the sessions that are awake whenever one of them may be due, until it is closed.
-
-    put_away: frees a session's memory unless it is in use. A session that cannot be put to sleep is logged, and tried
-    again after the same time.
+    """Puts awake sessions to sleep when they are due, until it is closed. put_away: frees a session's memory unless it
+    is in use. A failed sleep is logged, and tried again after the same time.
     """
 
     def __init__(
@@ -38,7 +36,7 @@ class Idling:
         self._task = asyncio.ensure_future(self._run())
 
     async def close(self) -> None:
-        """Wait for the session that is being put to sleep, and end."""
+        """Wait for a running sleep, and end."""
         self._closing.set()
         await self._task
 
@@ -65,7 +63,7 @@ class Idling:
         return [uri for deadline, uri in sorted(found) if deadline <= now]
 
     def _next(self) -> float:
-        """When the next one may be due: one that is not awake yet is not before a whole time has passed."""
+        """When the next session may be due; one that is not awake yet is due after the whole time at the earliest."""
         deadlines = [self._deadline(session) for session in self._awake.values() if session.state.tokens]
         return min(deadlines, default=self._clock() + self._idle_s)
 

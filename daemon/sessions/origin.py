@@ -1,5 +1,4 @@
-"""The entries of a session map for the origin of a forked or folded session, and for the part of a session that was
-computed again instead of being read from its blocks."""
+"""The entries of a session map for the origin of a forked or folded session, and for its recomputed part."""
 
 from __future__ import annotations
 
@@ -11,20 +10,19 @@ from ...memvid.store import IndexRow
 from ..api.session import Origin, Recomputed
 
 FORKED_FROM = "forked_from"
-"""Under which the session map of a fork tells the origin."""
+"""The key of a fork's origin in its session map."""
 
 FOLDED_FROM = "folded_from"
-"""Under which that of a session which began with a summary of another does."""
+"""The key of a fold's origin."""
 
 
 def origin_of(row: IndexRow, tokens: int) -> Origin:
-    """At so many tokens of the version of an index row."""
+    """The origin at a token of a stored version."""
     return Origin(str(row.uri), row.version, row.bundle_id.hex(), tokens)
 
 
 def origin_in(stored: object) -> Origin | None:
-    """Read what the session map keeps, `asdict` of an origin; None where there is none. Raises ValueError: it is no
-    such map."""
+    """Read an origin from a session map (`asdict` of it), or None. Raises ValueError: it is no such map."""
     if stored is None:
         return None
     kinds = {"session": str, "version": int, "bundle_id": str, "tokens": int}
@@ -36,10 +34,10 @@ def origin_in(stored: object) -> Origin | None:
 
 
 RECOMPUTED = "recomputed"
-"""Under which the session map tells it, in the version that was made so and in all that go on from it."""
+"""The key of the recomputed part, in its version and all that go on from it."""
 
 _DAMAGED = "damaged"
-"""The entry that is there only where it is false."""
+"""An entry that is written only if it is false."""
 
 
 def map_of_recomputed(told: Recomputed) -> dict[str, Any]:
@@ -48,8 +46,7 @@ def map_of_recomputed(told: Recomputed) -> dict[str, Any]:
 
 
 def recomputed_in(stored: object) -> Recomputed | None:
-    """Read what `map_of_recomputed` made; None where nothing of the session was computed again. Raises ValueError: it
-    is no such map."""
+    """Read the map of `map_of_recomputed`, or None. Raises ValueError: it is no such map."""
     if stored is None:
         return None
     kinds: dict[str, type] = {"version": int, "start": int, "tokens": int, "same_logits": bool}

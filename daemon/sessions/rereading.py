@@ -1,8 +1,8 @@
-"""Which stored blocks a sleep reads again before it refers to them.
+"""Chooses the stored blocks that a sleep reads again before it refers to them.
 
-A block was sound when it was written, woken or scrubbed, and may have been damaged on the disk since. While its session
-is awake, the state is in memory too; later a version that refers to a damaged block never wakes. So a sleep first reads
-blocks unread for long, as many as takes a moment, and writes damaged ones again from memory.
+A block was sound when it was written, woken or scrubbed, and may be damaged on the disk since. While its session is
+awake, the state is in memory too; later, a version that refers to a damaged block never wakes. So a sleep first reads
+blocks unread for long, for a moment, and writes damaged ones again from memory.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ goes on with the blocks unread for longest."""
 
 
 class LastRead:
-    """When each stored block of a session was last read whole and found good, by the clock that tells the date."""
+    """When each stored block of a session was last found sound, in seconds of the Unix clock."""
 
     def __init__(self) -> None:
         self._at: dict[bytes, float] = {}
 
     def note(self, blocks: Iterable[BlockEntry]) -> None:
-        """They have just been read."""
+        """Note blocks that have just been read."""
         now = time.time()
         self._at.update((block.id, now) for block in blocks)
 
     def keep(self, blocks: Iterable[BlockEntry], unread: Collection[bytes]) -> None:
-        """These are the session's blocks from now on; all but the `unread` ones have just been read, or written."""
+        """Set the session's blocks; all but the `unread` ones have just been read or written."""
         now = time.time()
         self._at = {block.id: self._at.get(block.id, 0.0) if block.id in unread else now for block in blocks}
 
     def doubted(self, blocks: Sequence[BlockEntry], scrubbed_s: float) -> tuple[BlockEntry, ...]:
-        """Those to read again, unread for longest first. scrubbed_s: when all of them were last read by the scrub."""
+        """The blocks to read again, unread for longest first. scrubbed_s: when the scrub last read all of them."""
         now = time.time()
         read_at = {block.id: max(self._at.get(block.id, 0.0), scrubbed_s) for block in blocks}
         stale = [block for block in blocks if not 0 <= now - read_at[block.id] < REREAD_AFTER_S]

@@ -33,11 +33,11 @@ from .rereading import LastRead
 from .transcripts import MAX_SYSTEM_CHARS, TEXT_MAP, TextMap, own_system_of
 from .unprocessed_tail import Unread
 
-# Requests that may wait for one session. The next is told that it is busy, and nothing has happened (QX18).
+# Requests that may wait for one session. The next is refused, and nothing has happened (QX18).
 MAX_WAITING = 16
-# The last time, in nanoseconds of the Unix clock, that 64 bits hold: in the year 2262.
+# The last time in 64 bits, in nanoseconds of the Unix clock: in the year 2262.
 MAX_TIME_NS = 2**63 - 1
-# Under which the session map tells where a chat has begun.
+# The key in the session map for the token at which a chat has begun.
 OPENED = "chat_opened_at"
 
 Kind = TypeVar("Kind")
@@ -60,12 +60,12 @@ class Durable:
 
     @property
     def ledger_tokens(self) -> int:
-        """All tokens of its ledger: those that a wake gives back."""
+        """All tokens of its ledger, as a wake gives them back."""
         return self.token_count + self.unread_tokens
 
     @classmethod
     def of(cls, receipt: Receipt) -> Durable:
-        """The snapshot that a sleep has made."""
+        """The snapshot of a sleep."""
         return cls(
             receipt.version,
             receipt.bundle_id,
@@ -82,26 +82,26 @@ class Session:
     """A session with its state in memory.
 
     unchanged_tokens: leading tokens whose KV still equals that of the durable snapshot.
-    system: the text that opens its chat, unless a transcript brings one; None if there is none. opened_at: the token at
-        which a chat has begun, behind which it is not said any more; None where none has.
+    system: the text that opens its chat, unless a transcript brings one; None without one. opened_at: the token at
+    which a chat has begun, so the system text is said already; None before that.
     turn_open: whether the ledger ends inside an assistant's turn of a chat.
-    text_map: the messages that were committed, as far as a chat alone has made the ledger.
+    text_map: the committed messages, as far as only a chat has made the ledger.
     dirty: whether anything has changed since the durable snapshot.
-    saved_from: the version (its bundle id) that the durable snapshot was salvaged from; None else.
+    saved_from: the bundle id of the version that the durable snapshot was salvaged from; None else.
     salvaged: how much a repair saved of this snapshot or of an ancestor; None without a repair.
-    slept_by: the backend of the snapshot that it was woken from; None where it was not woken.
+    slept_by: the backend of the snapshot that it was woken from; None if it was not woken.
     rewound: whether it was woken at an earlier version than the last. It is a look at that one until something is read
         or written; only then does the session go on from there, and sleep as a new version.
     differs: the parts of the backend that differ between the snapshot that it was woken from and here.
-    elsewhere_tokens: how many first tokens another backend computed, maybe to other bits.
+    elsewhere_tokens: how many first tokens another backend computed, perhaps with other bits.
     loss: the tokens that were ever kept in few bits; None for an exact session.
-    lossy: tokens in the few bits that the next sleep keeps; None where it keeps new tokens exact.
+    lossy: tokens that the next sleep keeps in few bits; None to keep all exact.
     recomputed: the part that was computed again after damage; None without one.
     forked_from: its origin; None unless it was forked. folded_from: the version whose summary it began with; None else.
-    unread: the end of its ledger, to be read before any use; None without one.
-    last_read: when the blocks of its last snapshot were last found good.
-    held_bytes: memory that its state took when a request last let go of it, and last_used: when that was, by the
-        monotonic clock. Meanwhile the engine changes it.
+    unread: the unread end of its ledger, to be read before any use; None without one.
+    last_read: when the blocks of its last snapshot were last found sound.
+    held_bytes: the memory of its state when a request last released it; the engine changes it during a request.
+    last_used: when that was, by the monotonic clock.
     """
 
     uri: SessionUri
@@ -135,11 +135,11 @@ class Session:
 
     @property
     def has_system_to_say(self) -> bool:
-        """Whether the next message comes behind its system text."""
+        """Whether its system text comes before the next message."""
         return bool(self.system) and self.opened_at is None
 
     def open_chat(self, at: int) -> None:
-        """A chat goes on at a token, or begins there. Its system text stays known, unless it is too long for that."""
+        """Note that a chat goes on at a token, or begins there. A system text that is too long to keep is dropped."""
         if self.opened_at is None:
             self.opened_at = at
         if len(self.system or "") > MAX_SYSTEM_CHARS:
@@ -151,26 +151,25 @@ class Session:
         return self.durable is not None and len(self.state.tokens) < self.durable.ledger_tokens
 
     def holds_all_of(self, version: bytes) -> bool:
-        """Whether all of a stored version, a bundle id, is in memory as it was written."""
+        """Whether all of a stored version is in memory as it was written. version: its bundle id."""
         if self.durable is None or self.durable.bundle_id != version or self.is_cut_short:
             return False
         return not self.dirty or self.unchanged_tokens >= self.durable.token_count
 
     @property
     def is_mere_look(self) -> bool:
-        """Whether it was woken at an earlier token or version and nothing has happened since. Asleep it would be the
-        whole session again, as its newest version has it, or a new version that no user asked for; so it leaves memory
-        in a way of its own (`awake.py`)."""
+        """Whether it was woken at an earlier token or version, with no change since. An ordinary sleep would lose that
+        position, or write a version that no user asked for; so it leaves memory in a way of its own (`awake.py`)."""
         return (self.is_cut_short or self.rewound) and not self.dirty
 
     @property
     def is_untouched(self) -> bool:
-        """Whether it is all that the last wake found in the newest version, and nothing has happened in it since."""
+        """Whether it is the whole of its version as last woken, with no change since."""
         return self.durable is not None and not self.dirty and not self.is_mere_look
 
     def stands_behind(self, newest: IndexRow | None, versions: Callable[[SessionUri], Sequence[IndexRow]]) -> bool:
-        """Whether a version has come back since, by a repair or an import, that is fuller or newer than its own: the
-        one that this was saved from, or one behind its own, which is still stored. versions: of a session, all."""
+        """Whether a repair or an import has brought back a fuller or newer version: the one that this was salvaged
+        from, or one after its own, which is still stored. versions: gives all versions of a session."""
         if newest is None or self.durable is None or newest.bundle_id == self.durable.bundle_id:
             return False
         if newest.bundle_id == self.saved_from:
@@ -178,20 +177,20 @@ class Session:
         return any(row.bundle_id == self.durable.bundle_id for row in versions(self.uri))
 
     def gave_way_to(self, newest: IndexRow | None, versions: Callable[[SessionUri], Sequence[IndexRow]]) -> bool:
-        """Whether the next use of the session finds such a version instead: this has nothing of its own."""
+        """Whether the next use finds such a version instead, as this session has no changes of its own."""
         return self.is_untouched and self.stands_behind(newest, versions)
 
     @property
     def resident_bytes(self) -> int:
-        """Memory that the state takes; while it decodes in a batch, what it took when a request last let go of it."""
+        """The memory of the state; while it decodes in a batch, its memory when a request last released it."""
         if self.state.tokens and not self.state.caches:
             return self.held_bytes
         logits = self.state.last_logits.nbytes if self.state.last_logits is not None else 0
         return resident_bytes(self.state.caches) + self.state.checkpoints.resident_bytes + logits
 
     def growth_bytes(self, token_count: int, at_once: int) -> int:
-        """The most additional memory of the state while it grows to that many tokens, with at most `at_once` tokens in
-        one model call, in bytes."""
+        """The most additional bytes of the state while it grows to `token_count` tokens, at most `at_once` in a
+        call."""
         state, layout = self.state, self.model.layout
         growth = growth_bytes(state.caches, layout, token_count, at_once)
         if not layout.by_token:
@@ -199,21 +198,21 @@ class Session:
         return growth + (layout.logits_bytes if state.last_logits is None else 0)
 
     def let_go(self) -> None:
-        """Keep only the ledger of the state, and the model without its weights: a request that waits for memory still
-        refers to the session, and would hold its memory."""
+        """Keep only the ledger of the state, and the model without its weights: a waiting request still refers to the
+        session, and would hold its memory."""
         self.state = replace(self.state, caches=[], last_logits=None, checkpoints=Checkpoints())
         self.model = self.model.without_weights()
 
     def computed_by(self) -> dict[str, str]:
-        """The backend of the logits that a canary will be compared with: if nothing was computed since the wake, the
-        snapshot's, but for a canary that each sleep takes anew."""
+        """The backend of the logits for the next canary: the snapshot's if nothing was computed since the wake and the
+        canary is not taken anew at each sleep."""
         if self.slept_by is None or self.state.computed_tokens or not self.model.layout.by_token:
             return dict(self.model.backend)
         return dict(self.slept_by)
 
     def came_from(self, kept: Mapping[str, Any], restored_tokens: int) -> None:
-        """Note a snapshot's backend, from its session map; `restored_tokens` first tokens were taken over unchanged.
-        Raises MalformedSnapshot: the map is not one that `to_map` makes."""
+        """Note a snapshot's backend, from its session map. restored_tokens: how many first tokens were restored
+        unchanged. Raises MalformedSnapshot: `to_map` does not make this map."""
         self.slept_by = circumstances_in(kept.get("backend"))
         self.differs = compare(self.slept_by, self.model.backend).differing
         elsewhere = len(self.state.tokens) if decide_bits(self.differs) else tokens_from_elsewhere(kept)
@@ -246,14 +245,14 @@ class Session:
         """A session from its restored state and the map of `to_map`.
 
         Raises:
-            MalformedSnapshot: the map is not one that `to_map` makes.
+            MalformedSnapshot: `to_map` does not make this map.
             InvalidSampling: its sampling parameters are out of range.
         """
         try:
             unread = _unread_behind(len(state.tokens), kept)
             end = len(state.tokens) + (len(unread.tokens) if unread else 0)
             text_map = TextMap.from_map(kept.get(TEXT_MAP)).cut(len(state.tokens))
-            # Before sessions kept it, a text that had been said was in the text map alone.
+            # In older snapshots, a system text that had been said is only in the text map.
             system = kept["system"] if OPENED in kept else kept["system"] or own_system_of(kept.get(TEXT_MAP))
             return cls(
                 uri=uri,
@@ -263,7 +262,7 @@ class Session:
                 labels=tuple(_label(label) for label in _typed(kept, "labels", list)),
                 system=None if system is None else _typed({"system": system}, "system", str),
                 opened_at=_opened_before(end, kept),
-                # Wherever a chat's reading or writing ended, it is the assistant's turn.
+                # At the end of a chat it is the assistant's turn.
                 turn_open=_typed(kept, "turn_open", bool) or text_map.end == len(state.tokens),
                 text_map=text_map,
                 created_ns=_time_ns(kept, "created_ns"),
@@ -283,14 +282,15 @@ class Session:
 
 
 def _unread_behind(count: int, kept: Mapping[str, Any]) -> Unread | None:
-    """The end of the ledger, where it stands behind the tokens that were restored: not of what a repair has cut short,
-    nor at an earlier token."""
+    """The unread end of the ledger, if it follows the restored tokens: not after a repair's cut or at an earlier
+    token."""
     unread = Unread.from_map(kept.get(UNREAD))
     return unread if unread is not None and unread.start == count else None
 
 
 def _opened_before(end: int, kept: Mapping[str, Any]) -> int | None:
-    """Where a chat has begun, unless the ledger ends before it. Older snapshots have a system text until it is said."""
+    """Where a chat has begun, unless the ledger ends before it. Older snapshots drop the system text once it is
+    said."""
     if OPENED not in kept:
         return 0 if kept["system"] is None else None
     at = None if kept[OPENED] is None else _typed(kept, OPENED, int)
@@ -314,7 +314,7 @@ def sampling_of(kept: Mapping[str, Any]) -> Sampling:
 
 def _typed(kept: Mapping[str, Any], name: str, kind: type[Kind]) -> Kind:
     value = kept[name]
-    # Exactly: a bool is an int to isinstance, and another program wrote any value that `to_map` does not write.
+    # The exact type: to isinstance a bool is an int, and `to_map` writes exact types.
     if type(value) is not kind:
         raise TypeError(f"{name} is of type {type(value).__name__}, not {kind.__name__}")
     return value
@@ -334,36 +334,36 @@ def _time_ns(kept: Mapping[str, Any], name: str) -> int:
 
 
 class Turns:
-    """Lets requests for one session through one after the other, in order of arrival. Requests before an urgent one
-    become urgent too."""
+    """Lets requests for one session take turns, in order of arrival. A normal request lifts background ones before
+    it."""
 
     def __init__(self) -> None:
         self._lines: dict[SessionUri, tuple[asyncio.Lock, list[Request]]] = {}
         self._released = asyncio.Event()
 
     def in_use(self) -> set[SessionUri]:
-        """The sessions that somebody holds or waits for."""
+        """The sessions that a request holds or waits for."""
         return set(self._lines)
 
     async def released(self, within_s: float | None) -> None:
-        """Wait until somebody lets go of a session, for so many seconds at most."""
+        """Wait until a request releases a session, for at most `within_s` seconds."""
         self._released.clear()
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._released.wait(), within_s)
 
     def users(self, uri: SessionUri) -> int:
-        """How many hold the session or wait for it."""
+        """How many requests hold the session or wait for it."""
         return len(self._lines[uri][1]) if uri in self._lines else 0
 
     def lift(self, uri: SessionUri) -> None:
-        """Let those that hold a session or wait for it stand back no more."""
+        """Let requests that hold a session or wait for it stand back no more."""
         for request in self._lines[uri][1]:
             request.lift()
 
     @asynccontextmanager
     async def take(self, uri: SessionUri, *, always: bool = False) -> AsyncIterator[None]:
-        """Hold the session alone. always: wait however many wait already. Raises SessionBusy: too many requests wait
-        for it already; nothing has happened."""
+        """Hold the session alone. always: wait behind any number of requests. Raises SessionBusy: too many wait;
+        nothing has happened."""
         if self.users(uri) > MAX_WAITING and not always:
             raise SessionBusy(
                 f"{MAX_WAITING} requests already wait for {uri}; send this one again later.", session=str(uri)

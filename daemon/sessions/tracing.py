@@ -1,7 +1,4 @@
-"""Requests and their stages, told on the bus as they pass: what begins is told, and how it ended.
-
-Owns the clocks of the stages. Does not know what a stage does.
-"""
+"""Publishes the beginning and the end of each stage of a request. Owns the clocks of the stages."""
 
 from __future__ import annotations
 
@@ -36,7 +33,7 @@ from .sessions import Durable, Session
 
 @contextmanager
 def tell_prefill(bus: Bus, measured: Measured, live: Session, count: int) -> Iterator[Callable[[int, int], None]]:
-    """Around the reading of tokens. Gives what is to be called, from any thread, when some of so many are read."""
+    """Around the reading of tokens. Gives a function to call, from any thread, with the tokens read and all."""
     begun, held, tell = time.monotonic(), len(live.state.tokens), bus.from_any_thread()
     bus.publish(PrefillBegan(live.uri, count))
     try:
@@ -49,8 +46,7 @@ def tell_prefill(bus: Bus, measured: Measured, live: Session, count: int) -> Ite
 
 @contextmanager
 def tell_decode(bus: Bus, measured: Measured, live: Session) -> Iterator[Callable[[float], None]]:
-    """Around the writing of tokens. Gives what is to be called, from any thread, when the first is there: after so
-    many seconds."""
+    """Around the writing of tokens. Gives a function to call, from any thread, with the seconds to the first token."""
     begun, held, tell = time.monotonic(), len(live.state.tokens), bus.from_any_thread()
     try:
         yield lambda seconds: tell(FirstToken(live.uri, seconds))
@@ -62,7 +58,7 @@ def tell_decode(bus: Bus, measured: Measured, live: Session) -> Iterator[Callabl
 
 @contextmanager
 def tell_sleep(bus: Bus, live: Session, cause: SleepCause) -> Iterator[Callable[[Receipt | Durable], None]]:
-    """Around a sleep. Gives what is to be called with what it came to: a version that is new, or one that there was."""
+    """Around a sleep. Gives a function to call with its result: a new version, or the one there was."""
     begun, count = time.monotonic(), len(live.state.tokens)
     bus.publish(SleepBegan(live.uri, cause, count))
     ended: list[Receipt | Durable] = []
@@ -93,7 +89,7 @@ def tell_sleep(bus: Bus, live: Session, cause: SleepCause) -> Iterator[Callable[
 def tell_wake(
     bus: Bus, uri: SessionUri, cause: WakeCause, version: int | None
 ) -> Iterator[Callable[[Callable[[float], WakeEnded]], None]]:
-    """Around a wake. Gives what is to be called with a function that makes its end out of the seconds that it took."""
+    """Around a wake. Gives a function to call with the maker of its end event, which takes the wake's seconds."""
     begun = time.monotonic()
     bus.publish(WakeBegan(uri, cause, version))
     ended: list[Callable[[float], WakeEnded]] = []
@@ -107,8 +103,7 @@ def tell_wake(
 
 @contextmanager
 def tell_load(bus: Bus, model: str, wanted: int) -> Iterator[Callable[[int], None]]:
-    """Around the load of a model, for which so many bytes are reserved. Gives what is to be called with those that it
-    takes."""
+    """Around the load of a model. wanted: the reserved bytes. Gives a function to call with the bytes that it takes."""
     begun = time.monotonic()
     bus.publish(ModelLoadBegan(None, model, wanted))
     taken: list[int] = []

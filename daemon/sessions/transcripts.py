@@ -1,14 +1,14 @@
-"""Transcripts: finds by text which messages of a full chat a session has read already.
+"""Transcripts: finds by their text the messages of a full chat that a session has read already.
 
-Owns the text map of a session (QX8): for each committed message a digest of its role and text, and where in the ledger
-the reading or writing ended that it was part of. Values only; nothing here renders, tokenises or reads.
+Owns the text map of a session (QX8): for each committed message a digest of its role and text, and the ledger position
+at the end of its read or write. Values only; nothing here renders, tokenises or reads.
 
-An assistant's text is the text shown of the committed tokens. It is also recognised without its thinking, and with
-other blanks around it: clients and templates strip both from earlier turns. Any other change by a client (the JSON of a
-tool call rewritten, say) makes it another message.
+An assistant's text is the shown text of the committed tokens. It also matches without its thinking, and with other
+blanks around it: clients and templates strip both from earlier turns. Any other change by a client (for example a
+rewritten JSON of a tool call) makes it another message.
 
-A text map ends where the ledger continues with text or tokens that did not come by a chat (QC7): nothing is added to it
-after that, so that it stays shorter than the ledger and nothing there matches by text.
+A text map ends where the ledger continues with text or tokens from outside a chat (QC7). Nothing is added after that,
+so nothing there matches by text.
 """
 
 from __future__ import annotations
@@ -25,14 +25,13 @@ from ...memvid.limits import MAX_TOKENS
 from ..models.chat_template import Message
 
 TEXT_MAP: Final = "text_map"
-"""Under which the session map keeps it."""
+"""The key of a text map in the session map."""
 
 MAX_TURNS: Final = 16_384
-"""Messages of one text map, which then has 600 KiB in each version; also those of one transcript, which could not match
-a longer one. Behind that many nothing is added."""
+"""Messages of one text map (600 KiB in each version) and of one transcript. A full text map takes no more."""
 
 MAX_SYSTEM_CHARS: Final = 256 * 1024
-"""Of the system text that is kept to render a conversation from its beginning again, at most 1 MiB of UTF-8."""
+"""The longest system text that is kept for rendering a conversation from its beginning: at most 1 MiB of UTF-8."""
 
 _ROLES: Final = ("system", "user", "assistant", "tool")
 _OWN_SYSTEM: Final = "own_system"
@@ -45,9 +44,9 @@ _THINK, _END_OF_THOUGHT = "<think>", "</think>"
 class Turn:
     """A committed message.
 
-    whole, bare: what it is recognised by; the second is that of an assistant's words without the thinking.
-    end: tokens of the ledger at the end of what it was read or written together with: an assistant's words at their
-        end token, if the template sets that behind them; others at the end of the next such words, or of the request.
+    whole, bare: digests; `bare` is that of an assistant's text without its thinking. end: tokens of the ledger at its
+    end: for an assistant's text its end token, if the template sets one; for others the end of the next such text, or
+    of the request.
     """
 
     role: str
@@ -57,21 +56,20 @@ class Turn:
 
     @classmethod
     def of(cls, message: Message, end: int) -> Turn:
-        """The mark of a message."""
+        """The turn of a message."""
         role, text = message["role"], message["content"]
         bare = without_thinking(text) if role == "assistant" else text
         return cls(role, _digest(role, text), _digest(role, bare), end)
 
     def is_mark_of(self, message: Message) -> bool:
-        """Whether this message was committed, or it without its thinking."""
+        """Whether this is the message, with or without its thinking."""
         return _digest(message["role"], message["content"]) in (self.whole, self.bare)
 
 
 @dataclass(frozen=True, slots=True)
 class TextMap:
-    """The committed messages of a session from the beginning of its ledger on.
-
-    system: the text that opened its chat, unless that is too long to be kept.
+    """The committed messages of a session, from the beginning of its ledger. system: the text that opened its chat,
+    unless it is too long to keep.
     """
 
     turns: tuple[Turn, ...] = ()
@@ -79,13 +77,12 @@ class TextMap:
 
     @property
     def end(self) -> int:
-        """Tokens that it tells of."""
+        """The tokens that it covers."""
         return self.turns[-1].end if self.turns else 0
 
     @property
     def places(self) -> tuple[int, ...]:
-        """Where another turn follows on an assistant's words. Words whose end is that of the turn behind them have none
-        that is known."""
+        """The known positions between an assistant's text and the next turn."""
         ends = [*(turn.end for turn in self.turns[1:]), None]
         known = zip(self.turns, ends, strict=False)
         return tuple(turn.end for turn, following in known if turn.role == "assistant" and following != turn.end)
@@ -98,10 +95,10 @@ class TextMap:
         end: int,
         lengths: Sequence[int] = (),
     ) -> TextMap:
-        """With messages that were read or written together, from one position of the ledger to another. As it is, if it
-        does not tell all that is before them, or would become too long.
+        """Add messages that were read or written together, from `start` to `end`. Unchanged if it does not cover the
+        ledger up to `start`, or would become too long.
 
-        lengths: tokens behind `start` at the end of each message; all of them end together if there are none.
+        lengths: tokens behind `start` at the end of each message; if empty, all end together.
         """
         if start != self.end or len(self.turns) + len(messages) > MAX_TURNS:
             return self
@@ -113,21 +110,21 @@ class TextMap:
         return TextMap(turns, system if len(system or "") <= MAX_SYSTEM_CHARS else None)
 
     def answered(self, end: int) -> TextMap:
-        """With an answer behind its messages: one without words, if the turn was given up before its first token. As it
-        is, if it does not tell all that is before `end`."""
+        """Close the last turn: with an empty answer, if it was given up before its first token. Unchanged if it does
+        not cover the ledger up to `end`."""
         if self.end != end or not self.turns or self.turns[-1].role == "assistant":
             return self
         return self.extended([message_of("assistant", "")], start=end, end=end)
 
     def cut(self, tokens: int) -> TextMap:
-        """That of a ledger which is cut to so many tokens."""
+        """The text map of a ledger that is cut to `tokens`."""
         if self.end <= tokens:
             return self
         return replace(self, turns=tuple(turn for turn in self.turns if turn.end <= tokens))
 
     def followed_by(self, turns: Sequence[Turn], moved: int) -> TextMap:
-        """With turns of another map, which here end so many tokens later, or earlier if `moved` is negative. As it is,
-        if it would become too long."""
+        """Add turns of another map; here they end `moved` tokens later (earlier if negative). Unchanged if it would
+        become too long."""
         if len(self.turns) + len(turns) > MAX_TURNS:
             return self
         return replace(self, turns=(*self.turns, *(replace(turn, end=turn.end + moved) for turn in turns)))
@@ -139,8 +136,8 @@ class TextMap:
 
     @classmethod
     def from_map(cls, stored: object) -> TextMap:
-        """Read what `to_map` kept. A snapshot from before there were text maps has none: then nothing matches by text.
-        Raises ValueError: `to_map` does not make this."""
+        """Read the map of `to_map`; None, in an older snapshot, gives an empty one. Raises ValueError: `to_map` does
+        not make this."""
         if stored is None:
             return cls()
         if type(stored) is not dict or stored.keys() - {_OWN_SYSTEM} != {"turns", "system"}:
@@ -157,14 +154,14 @@ class TextMap:
 
 
 def own_system_of(text_map: object) -> str | None:
-    """The session's own system text, out of a text map of before the session itself kept that; None if it has none."""
+    """The session's own system text from an older text map; None without one."""
     return text_map["system"] if type(text_map) is dict and text_map.get(_OWN_SYSTEM) is True else None
 
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """How a transcript stands to a text map. common: leading messages that are committed; kept: of them, those that end
-    where a conversation can go on; at: tokens of the ledger up to there."""
+    """A transcript compared with a text map. common: committed leading messages. kept: how many of them end where the
+    conversation can go on. at: the tokens of the ledger up to there."""
 
     common: int
     kept: int
@@ -173,10 +170,11 @@ class Standing:
 
 @dataclass(frozen=True, slots=True)
 class NewTurn:
-    """What a chat has to read, `ids` behind the first `at` tokens of the ledger, and the text map when it has been.
+    """The tokens that a chat has to read, `ids` behind the first `at` tokens of the ledger, and the text map
+    afterwards.
 
-    common: leading messages of a transcript that are committed by their text. Where the ledger has more than `at`
-    tokens, the transcript has diverged from it there.
+    common: leading messages of a transcript that are committed, by their text. If the ledger has more than `at` tokens,
+    the transcript diverges there.
     """
 
     at: int
@@ -197,10 +195,9 @@ def spoken(messages: Sequence[Message], system: str | None) -> list[Message]:
 
 
 def standing(text_map: TextMap, messages: Sequence[Message]) -> Standing:
-    """How many messages of a transcript are committed.
-
-    A conversation goes on behind an assistant's words, or, if the transcript ends there, where the assistant is to
-    speak. What was read together has no place in between where it could: its tokens have to be compared.
+    """Compare a transcript with the committed messages. A conversation can go on behind an assistant's text, or, at the
+    transcript's end, at the assistant's turn. It cannot go on between messages that were read together: their tokens
+    have to be compared.
     """
     turns = text_map.turns
     pairs = enumerate(zip(turns, messages, strict=False))

@@ -1,7 +1,7 @@
-"""The end of a ledger without keys and values in a version: a stop had no time, or no room, to write these.
+"""The end of a ledger without keys and values in a version: a stop had no time or room to write them.
 
-Owns its entry in the session map, and its bounds. The version holds the tokens before it in full; the tokens of the
-tail are read again at the next use of the session.
+Owns its entry in the session map. The version holds the tokens before it in full; the next use of the session reads the
+tail again.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ _FIELDS: Final = {
     TEXT_MAP: dict,
 }
 _DAMAGED: Final = "damaged"
-"""The field that is there only where it is true."""
+"""A field that is written only if it is true."""
 
 
 def unread_in(kept: Mapping[str, Any], uri: SessionUri) -> Unread | None:
-    """The end of a ledger in a session map. Raises MalformedSnapshot: `to_map` does not make this."""
+    """Read the unread end of a ledger from a session map. Raises MalformedSnapshot: `to_map` does not make this."""
     try:
         return Unread.from_map(kept.get(UNREAD))
     except (KeyError, ValueError) as error:
@@ -45,17 +45,15 @@ def unread_in(kept: Mapping[str, Any], uri: SessionUri) -> Unread | None:
 
 
 def without_unread(kept: Mapping[str, Any]) -> dict[str, Any]:
-    """A session map that has no end of a ledger: of a session at an earlier token."""
+    """A session map without the unread end of a ledger, for a session at an earlier token."""
     return {name: value for name, value in kept.items() if name != UNREAD}
 
 
 @dataclass(frozen=True, slots=True)
 class Unread:
-    """start: how many tokens stand before it; it is of no ledger of another length. tokens: uint32, behind those, maybe
-    none where only what follows has changed. passes: how they were read. random_key: what the next token would
-    have been drawn with, uint32 `[2]` as bytes. logits_digest: of the float32 logits behind
-    them, as hex. text_map, turn_open: of the whole ledger. damaged: whether there were blocks of some of it, which
-    damage took."""
+    """start: the number of tokens before it. tokens: uint32; none if only the other fields have changed. passes: how
+    they were read. random_key: for the next token, uint32 `[2]` as bytes. logits_digest: of the float32 logits behind
+    the tokens, as hex. text_map, turn_open: of the whole ledger. damaged: whether it replaces damaged blocks."""
 
     start: int
     tokens: array[int]
@@ -81,7 +79,7 @@ class Unread:
 
     @classmethod
     def from_map(cls, stored: object) -> Unread | None:
-        """Read the map of `to_map`; None for a version that has its whole ledger in blocks. Raises ValueError: `to_map`
+        """Read the map of `to_map`; None for a version with its whole ledger in blocks. Raises ValueError: `to_map`
         does not make this."""
         if stored is None:
             return None

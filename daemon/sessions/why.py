@@ -1,8 +1,7 @@
-"""Why tokens had to be read again: the first difference between request and ledger, in words, with a class of cause.
+"""Explains why tokens were read again: the first difference between request and ledger, and its class of cause.
 
-Rules on values; nothing here reads, remembers or tokenises. A cause is found by comparing the two texts around the
-place where they part, up to the control tokens that enclose it: the message in which it happened. The rules are tried
-from the surest to the vaguest, and one of them holds only if the whole difference in that message is of its kind.
+Pure rules on values. They compare the two texts of the differing message, between the control tokens that enclose it.
+The rules are tried from the surest to the vaguest, and a rule holds only if it explains the whole difference.
 """
 
 from __future__ import annotations
@@ -17,10 +16,10 @@ from ..api.reading import Cause
 
 BEFORE_TOKENS: Final = 8
 BEHIND_TOKENS: Final = 16
-"""Tokens of each side that are shown around the place."""
+"""Tokens of each side to show before and behind the difference."""
 
 MESSAGE_TOKENS: Final = 2048
-"""Tokens to either side within which the message is looked for."""
+"""Tokens to either side that may belong to the message."""
 
 REMEDIES: Final[dict[Cause, str]] = {
     "goes_on": "The transcript ends where the session goes on. For another answer, rewind or fork the session there.",
@@ -92,7 +91,7 @@ def _cause_of(expected: Sequence[int], found: Sequence[int], at: int, words: Wor
 
 
 def _cause_of_texts(old: str, new: str) -> Cause | None:
-    """The only kind of difference between two texts of a message; None if there are several kinds."""
+    """The one kind of difference between two texts; None if there are several."""
     if _THOUGHT.sub(" ", old).split() == _THOUGHT.sub(" ", new).split():
         return "thinking"
     if _DATES.sub("0", old).strip() == _DATES.sub("0", new).strip():
@@ -101,7 +100,7 @@ def _cause_of_texts(old: str, new: str) -> Cause | None:
 
 
 def _differ_in_controls(expected: Sequence[int], found: Sequence[int], at: int, words: Words) -> bool:
-    """Whether the words behind the place are the same once the control tokens are taken out."""
+    """Whether the texts from `at` on are the same without control tokens."""
     if expected[at] not in words.controls and found[at] not in words.controls:
         return False
     plain = [
@@ -113,12 +112,12 @@ def _differ_in_controls(expected: Sequence[int], found: Sequence[int], at: int, 
 
 
 def _start_of_message(tokens: Sequence[int], at: int, controls: frozenset[int]) -> int:
-    """Behind the last control token before the place, or as far as is looked."""
+    """The position behind the last control token before `at`, within MESSAGE_TOKENS."""
     lowest = max(0, at - MESSAGE_TOKENS)
     return next((place + 1 for place in range(at - 1, lowest - 1, -1) if tokens[place] in controls), lowest)
 
 
 def _end_of_message(tokens: Sequence[int], at: int, controls: frozenset[int]) -> int:
-    """The first control token from the place on, or as far as is looked."""
+    """The position of the first control token from `at` on, within MESSAGE_TOKENS."""
     end = min(len(tokens), at + MESSAGE_TOKENS)
     return next((place for place in range(at, end) if tokens[place] in controls), end)

@@ -1,11 +1,10 @@
 """Chooses whether a wake restores or recomputes, from rates measured here.
 
-Owns the decision, a function of values, and the sentence that says why. Does not read, compute or measure anything.
+A function of values, with a sentence that gives the reason.
 
-Restoring gives back the very bits that slept, computes nothing, and keeps the engine free for others: it is the
-default. `exact` lets a wake compute the tokens again if that is measured to be faster and all of them were read in
-calls that can be repeated; the result is kept only if it equals the stored state bit for bit. `fastest` keeps it also
-if it differs, and the session says so.
+To restore gives back the same bits, computes nothing, and keeps the engine free: it is the default. `exact` lets a wake
+compute the tokens again if that is measured to be faster and all their calls can be repeated; the result is kept only
+if it equals the stored state bit for bit. `fastest` also keeps a result that differs, and the session says so.
 """
 
 from __future__ import annotations
@@ -21,15 +20,15 @@ from ..models.rates import Rates
 
 @dataclass(frozen=True, slots=True)
 class Calls:
-    """Model calls by what they cost: tokens that are read in chunks, each reading's last one alone behind them, as the
-    prefill rate has it; and calls of one token alone."""
+    """Model calls by cost. in_chunks: tokens read in chunks, with the single last token of each read, as in the prefill
+    rate. alone: other calls of one token."""
 
     in_chunks: int = 0
     alone: int = 0
 
     @classmethod
     def of(cls, runs: Iterable[tuple[int, int]]) -> Calls:
-        """Calls that read so many tokens each, and how many of them, run by run."""
+        """Count runs of calls. runs: the tokens of each call, and the number of such calls in a row."""
         in_chunks = alone = 0
         behind_chunk = False
         for size, count in runs:
@@ -50,9 +49,9 @@ class Calls:
 class Work:
     """The work of each of the two ways.
 
-    read_bytes, hashed: bytes that restoring reads, and whether it hashes them; behind: model calls behind the record.
-    again: model calls of recomputing all. obstacle: why recomputing is impossible; inexact: why other bits may result.
-    Both are parts of a sentence, None without one.
+    read_bytes, hashed: bytes that a restore reads, and whether it hashes them. behind: model calls behind the record.
+    again: model calls to recompute all. obstacle: why recomputing is impossible. inexact: why other bits may result.
+    Both are parts of a sentence, or None.
     """
 
     read_bytes: int
@@ -65,7 +64,7 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The choice, its reason, and the seconds of each way; None where a rate is not measured."""
+    """The choice, its reason, and the seconds of each way (None: a rate is not measured)."""
 
     way: WakeWay
     reason: str
@@ -74,7 +73,7 @@ class Choice:
 
 
 def choose(work: Work, rates: Rates, policy: RecomputePolicy) -> Choice:
-    """Decide."""
+    """Choose the way of a wake."""
     restore_s, recompute_s = _restoring(work, rates), _computing(work.again, rates)
     if recompute_s is not None and rates.fixed is not None:
         recompute_s += rates.fixed.seconds
@@ -136,7 +135,7 @@ def _missing(work: Work, rates: Rates) -> list[str]:
 
 
 def unrepeatable_calls(count: int) -> str:
-    """Why tokens may come out otherwise whose calls cannot be made again (`passes.UNREPEATABLE`)."""
+    """The reason why tokens with unrepeatable calls may get other bits (`passes.UNREPEATABLE`)."""
     were = "was" if count == 1 else "were"
     tokens = format_plural(count, "token")
     return f"{tokens} of it {were} computed beside other sessions, or in cut calls; these cannot be made again"

@@ -1,8 +1,7 @@
 """Compaction in the background: after sleeps, one session at a time, while no sleep is being written.
 
-Owns its time and its thread. The store does the work: a compaction blocks no sleep or wake, and may stop between any
-two steps. An error here fails no request: it is logged, and the compaction is tried again after the session's next
-sleep.
+The store does the work: a compaction blocks no sleep or wake, and may stop between any two steps. An error fails no
+request: it is logged, and the compaction is tried again after the session's next sleep.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ class Compactor:
         self._store = store
         self._way = way
         self._policy = policy
-        # A thread of its own: the writer's is for sleeps, which must not wait until a large file has been copied.
+        # A thread of its own: sleeps, on the writer's thread, must not wait for the copy of a large file.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="torpor-compact")
         self._lock = threading.Lock()
         self._due: dict[SessionUri, None] = {}
@@ -38,18 +37,18 @@ class Compactor:
 
     @contextlib.contextmanager
     def giving_way(self) -> Iterator[None]:
-        """A sleep is being written: what is under way here stops at its next step, and goes on afterwards."""
+        """While a sleep is written, the running compaction stops at its next step; it goes on afterwards."""
         try:
             with self._way.sleeping():
                 yield
         finally:
-            with self._lock:  # what stopped for it is due before it looks whether the sleep has ended
+            with self._lock:  # a stopped compaction is due before it checks whether the sleep has ended
                 if self._due and not self._must_stop():
                     self._thread.submit(self._work)
 
     def consider(self, receipt: Receipt) -> None:
-        """Compact the session of a sleep, if its newest version has become spread over many files. Within the sleep's
-        `giving_way`: it begins when that ends."""
+        """Compact the session of a sleep, if its newest version is spread over many files. Called within the sleep's
+        `giving_way`; it begins when that ends."""
         holders = {entry.bundle_id for entry in receipt.entries} - {receipt.bundle_id}
         if len(holders) > self._policy.max_holders:
             with self._lock:

@@ -1,7 +1,7 @@
-"""Room on the disk for sleeps: who is writing one, which compactions are under way, and which of them stop for whom.
+"""Room on the disk for sleeps: counts sleeps and compactions, and makes compactions stop for sleeps.
 
-A compaction has a temporary file beside the one that it is to replace, for as long as it writes. A sleep that finds no
-room waits for that file to go, for every compaction: its session's state is nowhere else.
+While it writes, a compaction has a temporary file beside the file that it replaces. A sleep without room waits for all
+such files to go: its session's state is nowhere else.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 
 
 class Way:
-    """Shared by the sleeps and compactions of one store, which share its disk space. Safe from several threads."""
+    """Shared by the sleeps and compactions of one store. Safe from several threads."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -25,7 +25,7 @@ class Way:
 
     @contextlib.contextmanager
     def sleeping(self) -> Iterator[None]:
-        """A sleep is being written."""
+        """Count a sleep while it is written."""
         self._count(sleeps=1)
         try:
             yield
@@ -33,13 +33,13 @@ class Way:
             self._count(sleeps=-1)
 
     def ended(self) -> int:
-        """How many compactions have come to their end so far."""
+        """The number of compactions that have ended."""
         with self._changed:
             return self._ended
 
     @contextlib.contextmanager
     def claimed(self) -> Iterator[None]:
-        """A sleep has found no room: every compaction stops at its next step, and none begins."""
+        """While a sleep has no room, every compaction stops at its next step, and none begins."""
         self._count(claims=1)
         try:
             yield
@@ -47,8 +47,8 @@ class Way:
             self._count(claims=-1)
 
     def wait_for_room(self, ended_before: int) -> bool:
-        """Wait until what is under way has stopped and given its temporary file back, within a claim. False if nothing
-        was under way since `ended` was `ended_before`: then there is no more room than there was."""
+        """Within a claim, wait until running compactions have stopped and removed their temporary files. False if none
+        has run since `ended` was `ended_before`: then there is no more room than before."""
         with self._changed:
             had_one = self._compactions > 0 or self._ended != ended_before
             self._changed.wait_for(lambda: not self._compactions or not self._claims)
@@ -58,7 +58,7 @@ class Way:
 
     @contextlib.contextmanager
     def compacting(self) -> Iterator[None]:
-        """A compaction is under way. It begins when no sleep claims room."""
+        """Count a compaction while it runs. It begins when no sleep claims room."""
         with self._changed:
             self._changed.wait_for(lambda: not self._claims)
             self._compactions += 1
@@ -86,7 +86,7 @@ class Way:
 
 
 class Stop:
-    """One compaction calls this between its steps; it remembers whether it was told to stop."""
+    """A compaction calls this between its steps; it remembers an order to stop."""
 
     def __init__(self, *reasons: Callable[[], bool]) -> None:
         self._reasons = reasons

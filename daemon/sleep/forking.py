@@ -1,9 +1,8 @@
 """Forks: a fork begins with the state of another session at some token, and has its own history from there.
 
-Owns the making of a fork. A fork has its own version from the start, durable before any request sees it. Its chain
-refers to the blocks of the other session: nothing is copied, however long the context is, and neither can change the
-other, for blocks never change. At an earlier token, the tokens behind the last full block are computed and written
-anew, as by a wake at that token.
+A fork has its own version from the start, durable before any request sees it. Its chain refers to the blocks of the
+other session. No block is copied, and blocks never change, so neither session can change the other. At an earlier
+token, the tokens behind the last full block are computed and written anew, as by a wake at that token.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from .orders import WakeOrder
 
 @dataclass(frozen=True, slots=True)
 class ForkOrder:
-    """The order of a fork. at_token: all of the version's tokens if None; labels: the version's own if None."""
+    """The order of a fork. at_token: None for all of the version's tokens. labels: None for those of the version."""
 
     row: IndexRow
     uri: SessionUri
@@ -35,7 +34,7 @@ class ForkOrder:
 
     @property
     def tokens(self) -> int:
-        """How many tokens the fork has."""
+        """The number of tokens of the fork."""
         return self.row.ledger_tokens if self.at_token is None else self.at_token
 
     @property
@@ -46,31 +45,31 @@ class ForkOrder:
 
 @dataclass(frozen=True, slots=True)
 class Forked:
-    """The result of a fork: its first version, and how many tokens the model computed for it."""
+    """A fork's first version, and how many tokens the model computed for it."""
 
     receipt: Receipt
     computed_tokens: int
 
 
 class Forking:
-    """Makes forks, in the store alone where it can be done there."""
+    """Makes forks; in the store alone, if possible."""
 
     def __init__(self, store: Store, hibernation: Hibernation) -> None:
         self._store = store
         self._hibernation = hibernation
 
     async def refer_to_all(self, order: ForkOrder) -> Forked:
-        """The first version of a new session, with all of the other's tokens. The caller has the turns of both. Raises
+        """Write the first version of a new session, with all of the other's tokens. The caller holds both turns. Raises
         StoreError: the other version is damaged or gone, or there is no room for the fork."""
         return Forked(await self._hibernation.threads.on_writer(lambda: self._refer_to_all(order)), 0)
 
     async def cut_off(self, order: ForkOrder, model: LoadedModel, emit: OnEvent) -> Forked:
-        """The first version of a new session, at an earlier token. The caller has the turns of both, and memory
-        for the other's state.
+        """Write the first version of a new session, at an earlier token. The caller holds both turns, and memory for
+        the other's state.
 
         Raises:
             StoreError: the other version is damaged or gone, or there is no room for the fork.
-            NoSuchPosition: the version has fewer tokens. What else a wake raises, where one is needed.
+            NoSuchPosition: the version has fewer tokens. And the errors of a wake.
         """
         wake = WakeOrder(order.row.version, order.at_token, hashing=True, cause="fork")
         woken = await self._hibernation.waking.wake(order.row.uri, wake, model, emit)
@@ -82,7 +81,7 @@ class Forking:
         return Forked(await self._hibernation.sleep(session, emit, cause="fork", may_wait=True), computed)
 
     def _refer_to_all(self, order: ForkOrder) -> Receipt:
-        """A version with the very chain of the other, by its manifest; no block is read or written."""
+        """Write a version with the other's chain; no block is read or written."""
         with self._store.open_session(order.row.uri, order.row.version) as reader:
             manifest = reader.manifest
             return self._store.write_bundle(

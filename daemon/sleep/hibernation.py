@@ -1,7 +1,7 @@
-"""Sleep of one session: which thread does what, in the order that `design.md` gives.
+"""The sleep of one session: its steps and their threads, in the order of `design.md`.
 
-The engine thread cuts, because that is MLX; everything that waits for the disk or hashes runs on
-threads of its own, so that other sessions go on. Callers hold the session alone (`sessions.Turns`).
+The engine thread cuts, because that is MLX; disk work and hashing run on other threads, so that other sessions go on.
+Callers hold the session alone (`sessions.Turns`).
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from .waking import Waking
 
 @dataclass(frozen=True, slots=True)
 class _Terms:
-    """On what terms a state is written; see `Hibernation.sleep`."""
+    """The terms of a sleep; see `Hibernation.sleep`."""
 
     last: LastSleep | None
     may_wait: bool
@@ -58,8 +58,8 @@ class _Terms:
 class Hibernation:
     """Puts sessions to sleep in a store. waking: wakes them from it.
 
-    stopping: the last sleeps of a daemon that has begun to stop; those that had begun before have no longer either.
-    recomputing: says whether a wake restores or recomputes. canary, trusting: as of `Waking`.
+    stopping: the limits of all sleeps once the daemon stops, even of those that had begun. recomputing: decides whether
+    a wake restores or recomputes. canary, trusting: as of `Waking`.
     """
 
     def __init__(
@@ -102,14 +102,14 @@ class Hibernation:
     ) -> Receipt:
         """Make the session's state durable; it stays in memory, clean. On failure it is as it was.
 
-        cause: what for, as it is told. last: the daemon stops, so what is refused now is lost. Then the store may
-        become larger than its budget, and more may be written than in a day; only what the disk must keep free is kept.
-        may_wait: nothing is lost without it, so a daemon that begins to stop has its time for others.
+        cause: for the events. last: the daemon stops, so a refused sleep is lost. Then the store's size and the day's
+        writes may exceed their budgets; only `keep_free` still holds. may_wait: nothing is lost without this sleep, so
+        a stopping daemon gives it up.
 
         Raises:
             SnapshotError: the state cannot be kept.
-            StoreError: it could not be made durable, for example for want of room.
-            StopDeadline: the daemon stops, and there was no time for it. ServiceClosed: it stops, and this may wait.
+            StoreError: it could not be made durable, for example without room on the disk.
+            StopDeadline: the daemon stops, and its time is over. ServiceClosed: it stops, and this may wait.
         """
         with tell_sleep(self._bus, session, cause) as tell_end, self._compactor.giving_way():
             receipt = await self._keep_with_remedies(session, emit, _Terms(last, may_wait))
@@ -123,8 +123,8 @@ class Hibernation:
         return receipt
 
     async def is_kept(self, session: Session) -> bool:
-        """Whether the session's last snapshot is still there, with blocks that have the right ids: what a session that
-        has not changed relies on when its memory is freed. Their bytes are not read again."""
+        """Whether the session's last snapshot is still there, with blocks of the right ids. An unchanged session relies
+        on it when its memory is freed. The bytes are not read again."""
         try:
             await self.require_kept(session)
         except StoreError:
@@ -132,7 +132,7 @@ class Hibernation:
         return True
 
     async def require_kept(self, session: Session) -> None:
-        """As `is_kept`, with why not. Raises StoreError: it is not there, or not to be relied on."""
+        """Raise StoreError unless the last snapshot is there and reliable (`is_kept`)."""
         durable = session.durable
 
         def look() -> None:
@@ -145,7 +145,7 @@ class Hibernation:
         await self.threads.on_io(look)
 
     async def is_gone(self, session: Session) -> bool:
-        """Whether the session's last snapshot is not there any more: neither damaged nor out of reach."""
+        """Whether the session's last snapshot is gone, not only damaged or out of reach."""
         durable = session.durable
         if durable is None:
             return True
@@ -162,7 +162,7 @@ class Hibernation:
         return await self.threads.on_io(look)
 
     def is_superseded(self, session: Session) -> bool:
-        """Whether nothing has happened in the session since its wake, and a fuller or newer version has come back."""
+        """Whether the session is unchanged since its wake, and a fuller or newer version has come back."""
         if not session.is_untouched:
             return False
         try:
@@ -171,13 +171,13 @@ class Hibernation:
             return False
 
     async def _keep_with_remedies(self, session: Session, emit: OnEvent, terms: _Terms) -> Receipt:
-        """Cut and write a snapshot. For each thing that may go wrong there is one remedy, and then one more try. After
-        one that stands below another in this list, what stands above it may be tried again:
+        """Cut and write a snapshot. Each fault has one remedy and then one more try. After a remedy further down this
+        list, those above it may be tried again:
 
-        - The index fails. It is made anew from the bundles, for what is awake is nowhere else.
-        - Blocks of the last snapshot are damaged, gone or cannot be read. All of them are in memory, so none is
-          referred to.
-        - The disk has no room beside a file that a compaction is writing. That comes to its end first.
+        - The index fails. It is rebuilt from the bundles.
+        - Blocks of the last snapshot are damaged, gone or unreadable. All of them are in memory, so all are written
+          anew.
+        - The disk has no room beside the file of a compaction. The sleep waits for the compaction to end.
         """
         durable = session.durable.entries if session.durable else ()
         entries, ended_before = durable, self._way.ended()
@@ -205,7 +205,7 @@ class Hibernation:
                     entries, is_whole, rebuilt = durable, False, False
 
     async def _keep(self, session: Session, durable: tuple[BlockEntry, ...], emit: OnEvent, terms: _Terms) -> Receipt:
-        """Cut and write a snapshot that refers to what it can of `durable`."""
+        """Cut and write a snapshot that refers to blocks of `durable` where possible."""
         self._require_time(terms)
         snapshot = await self._engine.call(lambda: self._cut(session, durable))
         report = reporter("sleep", emit)
@@ -265,7 +265,7 @@ class Hibernation:
         )
 
     def close(self) -> None:
-        """Wait for what is being written, and end the threads."""
+        """Wait for running writes, and end the threads."""
         self.threads.end_writing()
         self._compactor.close()
         self.threads.close()

@@ -1,8 +1,8 @@
-"""Ledgers without state: keeps the tokens of a session whose keys and values a stop cannot write, and reads them again.
+"""Ledgers without state: a stop that cannot write a session's keys and values keeps its tokens, to be read again.
 
-Owns both. Such a version refers to all blocks of the session's last version that still match its caches, and lists the
-tokens behind them (`unprocessed_tail.py`): a few bytes per token, in one small file. No token is lost with the keys and
-values; the next request for the session computes these again, in the same model calls as before.
+Such a version refers to all blocks of the session's last version that still match its caches, and lists the tokens
+behind them (`unprocessed_tail.py`): a few bytes per token, in one small file. The next request for the session computes
+the missing keys and values, in the same model calls as before.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class _Rest:
-    """What a ledger stands behind: blocks of a durable version, and by what they were computed."""
+    """The durable blocks before a ledger's end, their version and their backend."""
 
     bundle_id: bytes | None
     blocks: Sequence[BlockEntry]
@@ -61,36 +61,36 @@ class Ledgers:
         self._bus = bus
 
     async def keep(self, session: Session, why: str) -> None:
-        """Have a version with all of the session's ledger and what was durable of its state; one that says all of it
-        already, as after a stop that was refused, is not written again. The session is as it was, and still needs its
-        sleep. why: the code of what keeps it from that.
+        """Write a version with the session's whole ledger and the durable part of its state, unless the newest version
+        is the same already (after a refused stop). The session is as it was, and still needs its sleep. why: the code
+        of the error that keeps it from that.
 
-        Raises StoreError: not even that could be made durable."""
+        Raises StoreError: not even the ledger could be made durable."""
         key, digest = await self._engine.call(lambda: _end_of(session))
         make = partial(self._write, session, key, digest)
         try:
             receipt = await self._hibernation.threads.on_indexed_writer(partial(make, relying=True))
-        except Corruption:  # a block to refer to went, or was damaged, since it was checked
+        except Corruption:  # a referred block was deleted or damaged since its check
             receipt = await self._hibernation.threads.on_indexed_writer(partial(make, relying=False))
         if receipt is not None:
             self._tell_kept(receipt, why)
 
     async def keep_less(self, row: IndexRow, sound_tokens: int, records: Sequence[int]) -> Receipt:
-        """A version in the place of one that ends in a ledger, and whose blocks are damaged behind its first tokens:
-        all that follows these is a ledger now. The caller holds the session, which sleeps or is a mere look.
+        """Replace a version that ends in a ledger and has damaged blocks: all behind its first `sound_tokens` becomes a
+        ledger. The session sleeps, or is a mere look.
 
         records: positions of its sound state records.
 
-        Raises StoreError: it could not be made durable, or what is left of the version cannot be read."""
+        Raises StoreError: it could not be made durable, or the rest of the version cannot be read."""
         make = partial(self._write_less, row, sound_tokens, records)
         receipt = await self._hibernation.threads.on_indexed_writer(make)
         self._tell_kept(receipt, CorruptBlock.code)
         return receipt
 
     async def read(self, session: Session) -> Recomputed | None:
-        """Read what the session has not read of its ledger; what that was, None if it was no token. There is memory for
-        it. Where this fails, or is given up, the session is not to be used. Only what came out otherwise than it was is
-        told of the session from then on.
+        """Read the unread end of the session's ledger, in reserved memory. Gives its report; None if it had no token.
+        After a failure or a cancel the session must not be used. The session keeps the report only if other bits came
+        out.
 
         Raises GenerationFailed: the model failed. MalformedSnapshot, ContextTooShort: the ledger is not the model's."""
         unread, start = session.unread, len(session.state.tokens)
@@ -114,8 +114,8 @@ class Ledgers:
         self._bus.publish(LedgerKept(receipt.uri, version, tokens, unread, receipt.bytes_written, why))
 
     def _write(self, session: Session, key: bytes, digest: str, *, relying: bool) -> Receipt | None:
-        """None where the newest version is just what would be written. relying: refer to what is durable, where that
-        can be read."""
+        """Write the version; None if the newest one is the same. relying: refer to durable blocks, if they can be
+        read."""
         state, rest = session.state, self._rest_of(session) if relying else None
         rest = rest or _Rest(None, (), dict(session.model.backend))
         held = _tokens_in(rest.blocks)
@@ -128,8 +128,8 @@ class Ledgers:
         return self._put(session.uri, session.model.identity, rest.bundle_id, rest.blocks, kept, unread)
 
     def _rest_of(self, session: Session) -> _Rest | None:
-        """What is durable of the session; None where nothing is, or it cannot be read, whatever the reason: the ledger
-        has all of it. Raises IndexFailed: nothing can be written either, until it is made anew."""
+        """The durable part of the session; None if there is none, or it cannot be read: the ledger has all tokens.
+        Raises IndexFailed: nothing can be written either, until the index is rebuilt."""
         if (durable := session.durable) is None:
             return None
         try:
@@ -143,7 +143,7 @@ class Ledgers:
             return None
 
     def _is_newest(self, uri: SessionUri, rest: _Rest, kept: Mapping[str, Any]) -> bool:
-        """Whether the newest version is one of these blocks that says so."""
+        """Whether the newest version has these blocks and this session map."""
         try:
             with self._store.open_session(uri) as reader:
                 manifest = reader.manifest
@@ -180,7 +180,7 @@ class Ledgers:
         kept: Mapping[str, Any],
         unread: Unread,
     ) -> Receipt:
-        """Write a version of blocks that are durable, with the end of its ledger behind them."""
+        """Write a version of durable blocks, with the end of its ledger behind them."""
         return self._store.write_bundle(
             uri=uri,
             identity=identity,
@@ -202,7 +202,7 @@ def _tokens_in(entries: Sequence[BlockEntry]) -> int:
 
 
 def _still_held(session: Session, entries: Sequence[BlockEntry]) -> Sequence[BlockEntry]:
-    """The blocks of the session's last version whose tokens are the first of its ledger, as it computed them."""
+    """The blocks of the session's last version that still match its caches."""
     assert session.durable is not None
     if session.unchanged_tokens >= session.durable.token_count:
         return entries

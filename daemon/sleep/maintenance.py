@@ -1,7 +1,7 @@
 """Maintenance of the store while sessions are served: one operation at a time, on a thread of its own.
 
-Owns that thread and the form of an operation's report. The store takes its own locks, and only for its commits, so
-sleeps and wakes go on meanwhile; for the same reason this is not the thread that writes snapshots.
+Owns that thread and the form of an operation's report. The store locks only for its commits, so sleeps and wakes go on
+meanwhile; for that, this is not the thread that writes snapshots.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ..api.store import MaintenanceAction, MaintenanceProblem, MaintenanceResult
 from ..errors import ServiceClosed
 from .disk_space import Stop, Way
 
-# What a report tells one by one. A store may have millions of files; an answer has to fit into a frame.
+# The most entries of a report. A store may have millions of files; an answer has to fit into a frame.
 MAX_ACTIONS_TOLD = 10_000
 MAX_PROBLEMS_TOLD = 1_000
 
@@ -41,14 +41,14 @@ class Maintenance:
         self._stopping = threading.Event()
 
     async def carry_out(self, order: Order) -> MaintenanceResult:
-        """Carry an order out after those that came before it. Raises what the store's operation raises."""
+        """Carry out an order after earlier ones. Raises as the store's operation."""
         return result_of(await self.run(lambda: self._carry_out(order)))
 
     def _carry_out(self, order: Order) -> MaintenanceReport:
         if order.operation != "compact" or order.dry_run:
             return operations.carry_out(self._store, order)
         reports = []
-        while True:  # what stopped to give way to a sleep without room goes on after it
+        while True:  # a compaction that stopped for a sleep without room goes on after it
             stop = Stop(self._stopping.is_set, lambda: self._way.is_claimed)
             with self._way.compacting():
                 reports.append(operations.carry_out(self._store, order, stop))
@@ -56,8 +56,8 @@ class Maintenance:
                 return _as_one(reports)
 
     async def run(self, work: Callable[[], Result]) -> Result:
-        """Do work on the store that may take long, after what came before it. Raises ServiceClosed: the daemon stops,
-        and has not begun it."""
+        """Do long work on the store, after earlier work. Raises ServiceClosed: the daemon stops, and has not begun
+        it."""
 
         def begin() -> Result:
             if self._stopping.is_set():
@@ -67,17 +67,17 @@ class Maintenance:
         return await asyncio.get_running_loop().run_in_executor(self._thread, begin)
 
     def stop(self) -> None:
-        """Begin nothing more; a compaction stops at its next step, and all else that has begun goes on to its end."""
+        """Begin no more work; a compaction stops at its next step, and other running work goes on to its end."""
         self._stopping.set()
 
     def close(self) -> None:
-        """`stop`, wait for the operation that has begun, and end the thread."""
+        """`stop`, wait for the running operation, and end the thread."""
         self.stop()
         self._thread.shutdown()
 
 
 def _as_one(reports: Sequence[MaintenanceReport]) -> MaintenanceReport:
-    """The report of an operation that was carried out in several goes: what several found wrong is told once."""
+    """The report of an operation in several runs; a problem of several runs is listed once."""
     return dataclasses.replace(
         reports[-1],
         actions=tuple(action for report in reports for action in report.actions),
@@ -88,37 +88,35 @@ def _as_one(reports: Sequence[MaintenanceReport]) -> MaintenanceReport:
 
 
 def problems_told(problems: Sequence[Finding]) -> tuple[MaintenanceProblem, ...]:
-    """Problems as plain data, as many as a reply takes."""
+    """Problems as plain data, as many as an answer takes."""
     return tuple(MaintenanceProblem(one.path, one.code, one.message) for one in problems[:MAX_PROBLEMS_TOLD])
 
 
 def result_of(report: MaintenanceReport) -> MaintenanceResult:
-    """A report as plain data, as much of it as a reply takes."""
+    """A report as plain data, as much as an answer takes."""
     return MaintenanceResult.of(report, most_actions=MAX_ACTIONS_TOLD, most_problems=MAX_PROBLEMS_TOLD)
 
 
 def nothing_done(operation: str, *, dry_run: bool) -> MaintenanceResult:
-    """The report of an operation that found nothing on the disk to do."""
+    """The report of an operation with nothing to do on the disk."""
     return MaintenanceResult(operation, dry_run, (), 0, 0, 0, (), 0)
 
 
 def with_awake(result: MaintenanceResult, session: str, token_count: int) -> MaintenanceResult:
-    """The report of a forget whose session is awake: what memory alone holds goes too, and stands first."""
+    """The report of a forget of an awake session: its memory goes too, as the first action."""
     tokens = f"{token_count:,} token{'' if token_count == 1 else 's'}"
     awake = MaintenanceAction("remove", "", session, None, 0, f"the awake session, {tokens}, leaves memory")
     return dataclasses.replace(result, actions=(awake, *result.actions))
 
 
 HEAL = "heal"
-"""The kind of action that stands for a healing."""
+"""The kind of a healing in a report."""
 
 
 def healed_first(report: MaintenanceReport, foreseen: Mapping[SessionUri, tuple[int, str]]) -> MaintenanceReport:
-    """A dry run of a repair before which sessions are healed. foreseen: their newest versions, and what would be done
-    to them, as a sentence.
-
-    What the store would take of such a version stands in its healing's reason, as what is done if that fails; earlier
-    versions may come back with the blocks that are computed.
+    """The plan of a repair with the sessions to heal before it. foreseen: their newest versions, and a sentence on the
+    healing. The store's actions on such a version move into the healing's reason, for the case that it fails. Earlier
+    versions may come back with the computed blocks.
     """
     lost = {problem.path for problem in report.problems if problem.code == LOST}
     instead: dict[SessionUri, list[Action]] = {uri: [] for uri in foreseen}

@@ -1,4 +1,4 @@
-"""The orders of a wake, and of the sleeps of a daemon that stops."""
+"""The orders of wakes, and of the last sleeps of a daemon."""
 
 from __future__ import annotations
 
@@ -11,11 +11,9 @@ from ..events.events import WakeCause
 
 @dataclass(frozen=True, slots=True)
 class WakeOrder:
-    """The order of a wake. version: the last one if None; at_token: how many of its tokens, all if None.
-
-    strict: refuse what was computed by another device, library or version too. hashing: hash all that is read, whatever
-        the daemon trusts: what is written anew from it would seal a flipped bit with a digest of its own. cause: what
-        for, as it is told.
+    """The order of a wake. version: None is the last one. at_token: how many of its tokens; None: all. strict: also
+    refuse a session that another device, library or version computed. hashing: hash all bytes even if the daemon trusts
+    the store: they are written anew, and a flipped bit would get a valid digest. cause: for the events.
     """
 
     version: int | None = None
@@ -26,7 +24,7 @@ class WakeOrder:
 
     @property
     def may_recompute(self) -> bool:
-        """Whether it is to be a session that somebody uses; for what else is read of it, what is stored is wanted."""
+        """Whether the wake is for a request of a user; any other needs the stored bits."""
         return self.cause in ("asked", "warm") and not self.hashing
 
 
@@ -37,11 +35,11 @@ class LastSleep:
     until: float | None = None
 
     def share(self, seconds: float) -> float:
-        """So many seconds, or a quarter of those that are left, if that is less."""
+        """`seconds`, or a quarter of the time that is left if that is less."""
         return seconds if self.until is None else min(seconds, max(0.0, self.until - time.monotonic()) / 4)
 
     def require_time(self) -> None:
-        """Raises StopDeadline once the time is over."""
+        """Raise StopDeadline once the time is over."""
         if self.until is not None and time.monotonic() >= self.until:
             raise StopDeadline(
                 "The daemon stops, and the time that it has for that is over. Give it more with torpor serve "

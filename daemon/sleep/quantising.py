@@ -1,13 +1,13 @@
-"""Keeps sessions that sleep in fewer bits: a plan of values first, then for each session a new version.
+"""Keeps sleeping sessions in fewer bits: first a plan, then a new version of each session.
 
 Rules:
-- Only a session that sleeps, and only its last version, and not if that is pinned or has a tag. The version is read and
-  proven like any wake, its full blocks are quantised, and it is put to sleep as the next one: so a crash leaves what a
-  crash in a sleep leaves, and the exact version stays until a prune removes it.
-- What is kept in as few bits already is referred to. What is kept in fewer is never written in more.
-- The canary of the new version is computed from what a wake of it gives back. The ledger, the last logits, the random
-  key and all whole state stay exact.
-- A version that a repair has saved from a damaged one is left: a newer one would hide the whole one when it comes back.
+- Only the last version of a sleeping session, unless it is pinned or has a tag. The version is woken and proven, its
+  full blocks are quantised, and it sleeps as the next version. So a crash is as harmless as in any sleep, and the exact
+  version stays until a prune removes it.
+- Blocks in as few bits already are referred to. Blocks in fewer bits are never written in more.
+- The canary of the new version is computed from its quantised state. The ledger, the last logits, the random key and
+  all whole state stay exact.
+- A salvaged version is left: a newer version would hide the whole one when it comes back.
 """
 
 from __future__ import annotations
@@ -51,13 +51,13 @@ _DAY_NS: Final = 24 * 3600 * 10**9
 
 QUANTISE_BITS: Final = BITS
 PASS_SECONDS: Final = 3600.0
-"""How often a policy of age looks at the store."""
+"""Seconds between two looks of an age policy at the store."""
 
 
 @dataclass(frozen=True, slots=True)
 class QuantiseOrder:
-    """In how many bits to keep sessions that have slept for so many days, or, if None, however long. clock: tells what
-    time it is, in nanoseconds of the Unix clock."""
+    """The bits to keep sessions in, and the days that they must have slept (None: any time). clock: gives nanoseconds
+    of the Unix clock."""
 
     bits: int
     after_days: float | None = None
@@ -66,8 +66,7 @@ class QuantiseOrder:
 
 
 def order_of(session: str | None, bits: int | None, after_days: float | None, *, dry_run: bool) -> QuantiseOrder:
-    """An order out of what was asked. Raises InvalidPolicy: bits that nothing can be kept in, no number of days, or
-    neither a session nor an age."""
+    """Make an order. Raises InvalidPolicy: an impossible number of bits or days, or no session and no age."""
     if bits not in BITS:
         raise InvalidPolicy(f"Sessions can be kept in {' or '.join(map(str, BITS))} bits, not {bits}.", field="bits")
     if session is None and after_days is None:
@@ -79,9 +78,9 @@ def order_of(session: str | None, bits: int | None, after_days: float | None, *,
 
 @dataclass(frozen=True, slots=True)
 class AgePolicy:
-    """Keep in so many bits what has slept for so many days; looked at when the daemon starts, and then every so often.
+    """Quantise sessions that have slept for `after_days`, at the daemon's start and then every `every_s` seconds.
 
-    Raises InvalidPolicy for numbers that mean nothing.
+    Raises InvalidPolicy for impossible numbers.
     """
 
     after_days: float
@@ -94,13 +93,13 @@ class AgePolicy:
 
     @property
     def order(self) -> QuantiseOrder:
-        """What it asks for each time."""
+        """The order of each look."""
         return QuantiseOrder(self.bits, self.after_days, clock=self.clock)
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A span block as far as the plan needs it. is_done: whether it is kept in as few bits as is asked already."""
+    """The facts of a span block for a plan. is_done: whether it is in as few bits already."""
 
     token_count: int
     raw_bytes: int
@@ -109,9 +108,9 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What would be done to one version. left: why nothing, None where the tokens `[start, end)` would be quantised,
-    which takes raw bytes from `before` to `after`. again: raw bytes of what is written again as it is, since it lies
-    behind what changes: the last, not full block, and records of state.
+    """The plan for one version. left: why it is left as it is; None if the tokens `[start, end)` are quantised, from
+    `before` to `after` raw bytes. again: raw bytes of unchanged blocks behind them, which are written again: the last,
+    partial block, and records of state.
     """
 
     row: IndexRow
@@ -124,14 +123,13 @@ class Plan:
 
     @property
     def raw_bytes(self) -> int:
-        """What the new version has of its own; the heads of its blocks and of its file come on top."""
+        """The new version's own raw bytes, without the headers of its blocks and its file."""
         return self.after + self.again
 
 
 def why_left(row: IndexRow, order: QuantiseOrder, *, is_awake: bool) -> str | None:
-    """Why a session is left as it is, by what is known before anything is read; None if it may be quantised.
-
-    A date in the future, or before there was this program, makes nothing old.
+    """Why a session is left as it is, without a read; None if it may be quantised. A date in the future, or before this
+    program existed, does not count as old.
     """
     if is_awake:
         return "the session is awake"
@@ -146,9 +144,9 @@ def why_left(row: IndexRow, order: QuantiseOrder, *, is_awake: bool) -> str | No
 
 
 def plan_spans(row: IndexRow, spans: Sequence[Span], packed_bytes: int, states: Sequence[tuple[int, int]] = ()) -> Plan:
-    """Which of a version's full blocks to quantise: those from the first one on that is not done, for a block names
-    the one before it. packed_bytes: raw bytes of a full block afterwards; states: of each record of state where it
-    is, and its raw bytes afterwards."""
+    """Plan the full blocks to quantise: from the first one that is not done, as each block names the one before it.
+    packed_bytes: raw bytes of a full block afterwards. states: the position and later raw bytes of each record of
+    state."""
     full = [span for span in spans if span.token_count == BLOCK_TOKENS]
     if not full:
         return Plan(row, left=f"it has no full block: only whole ones, of {BLOCK_TOKENS} tokens, are quantised")
@@ -163,7 +161,7 @@ def plan_spans(row: IndexRow, spans: Sequence[Span], packed_bytes: int, states: 
 
 
 def is_done(arrays: Collection[StoredArray], bits: int) -> bool:
-    """Whether all arrays of a block that can be kept in so few bits are."""
+    """Whether all quantisable arrays of a block are in as few bits."""
     return all(
         choose(array.exact, bits) is None or (array.quantisation is not None and array.quantisation.bits <= bits)
         for array in arrays
@@ -171,7 +169,7 @@ def is_done(arrays: Collection[StoredArray], bits: int) -> bool:
 
 
 class Quantising:
-    """Plans and carries out; the caller holds the session alone."""
+    """Plans and carries out orders; the caller holds the session alone."""
 
     def __init__(self, store: Store, engine: Engine, hibernation: Hibernation) -> None:
         self._store = store
@@ -179,8 +177,8 @@ class Quantising:
         self._hibernation = hibernation
 
     async def leave(self, row: IndexRow, order: QuantiseOrder, *, is_awake: bool) -> Plan | None:
-        """A plan to leave the session as it is, where its row or its marks say so already; None otherwise. Raises
-        StoreError: the marks cannot be read."""
+        """A plan to leave the session as it is, if its row or marks say so; else None. Raises StoreError: the marks
+        cannot be read."""
 
         def look() -> Plan | None:
             left = why_left(row, order, is_awake=is_awake) or _mark_on(row, self._store.marks(row.uri))
@@ -189,10 +187,8 @@ class Quantising:
         return await self._hibernation.threads.on_io(look)
 
     async def plan(self, row: IndexRow, order: QuantiseOrder, model: LoadedModel | None) -> Plan:
-        """What an order means for one session that it does not leave, by its last version. Reads the heads of its
-        blocks where need be.
-
-        model: that of its name, maybe without its weights; None if there is none.
+        """Plan an order for one session, by its last version; reads block headers if needed. model: maybe without its
+        weights; None if it is not served.
 
         Raises:
             StoreError: blocks cannot be read.
@@ -212,8 +208,8 @@ class Quantising:
             return plan_spans(row, spans, packed_bytes, _states(reader, model.layout))
 
     async def carry_out(self, plan: Plan, bits: int, model: LoadedModel) -> Receipt:
-        """Write the next version of a session, with the planned tokens in few bits. Raises what a wake and a sleep
-        raise; the session is then as it was."""
+        """Write the next version of a session, with the planned tokens in few bits. Raises as a wake and a sleep; the
+        session is then as it was."""
         uri = plan.row.uri
         order = WakeOrder(version=plan.row.version, hashing=True, cause="quantise")
         woken = await self._hibernation.waking.wake(uri, order, model, ignore)
@@ -224,7 +220,7 @@ class Quantising:
 
 
 def _mark_on(row: IndexRow, marks: SessionMarks) -> str | None:
-    """What is said of a version that has a mark, with the command that takes the mark away."""
+    """Why a marked version is left, with the command that takes the mark away; None without a mark."""
     name = f"{row.uri.namespace}/{row.uri.name}"
     if row.bundle_id in marks.pins:
         return f"version {row.version} is pinned: `torpor unpin {name}@{row.version}`, then quantise again"
@@ -245,8 +241,8 @@ def _spans(reader: BundleReader, layout: CacheLayout, bits: int) -> list[Span]:
 
 
 def _states(reader: BundleReader, layout: CacheLayout) -> list[tuple[int, int]]:
-    """Of each record of state its position, and the raw bytes that it takes behind what was quantised: the last one
-    has a canary then, computed anew, and those before it have none."""
+    """The position and later raw bytes of each record of state: the last one then has a new canary, and the others have
+    none."""
     found = []
     for entry in reader.entries:
         if entry.kind == "state":
@@ -258,9 +254,8 @@ def _states(reader: BundleReader, layout: CacheLayout) -> list[tuple[int, int]]:
 
 
 def _quantise(session: Session, reader: BundleReader, plan: Plan, bits: int) -> Steps[None]:
-    """Make a woken session what its next version holds, on the engine thread.
-
-    The checkpoints behind the first block that changes are taken into memory, to be written again behind others.
+    """Turn a woken session into its next version, on the engine thread. Checkpoints behind the first changed block are
+    read into memory, to be written again.
     """
     state, layout = session.state, session.model.layout
     for entry in _checkpoints_behind(reader.entries, plan.start, state.checkpoints.positions):
@@ -277,7 +272,7 @@ def _checkpoints_behind(entries: Sequence[BlockEntry], start: int, positions: Co
 
 
 class Tally:
-    """What becomes of an order, session by session, as a report."""
+    """Collects the report of an order, session by session."""
 
     def __init__(self, order: QuantiseOrder) -> None:
         self._order = order
@@ -286,7 +281,7 @@ class Tally:
         self._written = 0
 
     def add(self, plan: Plan, receipt: Receipt | None) -> None:
-        """One session: left, planned (no receipt), or done."""
+        """Add a session: left, planned (no receipt), or done."""
         row = plan.row
         if plan.left is not None:
             self._actions.append(MaintenanceAction("keep", "", str(row.uri), row.version, 0, plan.left))
@@ -299,12 +294,12 @@ class Tally:
         self._actions.append(MaintenanceAction("quantise", "", str(row.uri), version, size, f"{what}; {stays}"))
 
     def fail(self, uri: SessionUri, error: TorporError) -> None:
-        """One session that could not be quantised, and is as it was."""
+        """Add a session that could not be quantised."""
         self._problems.append(MaintenanceProblem(str(uri), error.code, error.message))
 
     def report(self) -> MaintenanceResult:
-        """The report, what was done first, as long as a reply takes. Of a plan what would be written is told by its raw
-        bytes, to which the heads of blocks and files come."""
+        """The report, with done work first, as long as an answer takes. A plan's bytes_written are raw bytes, without
+        headers."""
         written, actions = self._written, sorted(self._actions, key=lambda action: action.kind == "keep")
         if self._order.dry_run:
             written = sum(action.size_bytes for action in self._actions)
@@ -321,7 +316,8 @@ class Tally:
 
 
 class Ageing:
-    """Carries a policy of age out again and again, until it is closed. What goes wrong is logged, and tried again."""
+    """Carries an age policy out again and again, until it is closed. Errors are logged, and the next round tries
+    again."""
 
     def __init__(self, carry_out: Callable[[], Awaitable[MaintenanceResult]], every_s: float) -> None:
         self._carry_out = carry_out
@@ -330,7 +326,7 @@ class Ageing:
         self._task = asyncio.ensure_future(self._run())
 
     async def close(self) -> None:
-        """Wait for the session that is being written, and end."""
+        """Wait for a running write, and end."""
         self._closing.set()
         await self._task
 
@@ -341,7 +337,7 @@ class Ageing:
                 for problem in (await self._carry_out()).problems:
                     _LOG.warning("quantising %s: %s: %s", problem.path, problem.code, problem.message)
             except ServiceClosed:
-                pass  # in the midst of a stop, which may yet be refused
+                pass  # during a stop, which may still be refused
             except TorporError as error:
                 _LOG.warning("quantising: %s: %s", error.code, error.message)
             except Exception:  # noqa: BLE001 - a bug here must not end the policy

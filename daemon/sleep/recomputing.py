@@ -1,4 +1,4 @@
-"""Computing a state again from the stored tokens, in the model calls in which they were once read.
+"""Computes a state again from the stored tokens, in the same model calls as before.
 
 Healing does so behind damage; a wake does so if it is faster and allowed (`choosing.py`). A wake compares the result
 with the stored digests before any session uses it.
@@ -46,8 +46,8 @@ _MOST_REFUTED: Final = 1024
 
 
 def read_again(model: LoadedModel, state: LiveState, tokens: Sequence[int], end: Checkpoint) -> Steps[bool]:
-    """Bring a state that holds the first of `tokens` to their end, in the calls in which they were read. Whether the
-    logits behind them are to the bit those of `end`, the record that was kept there.
+    """Bring a state with the first of `tokens` to their end, in the same calls as before. Gives whether the last logits
+    equal those of `end`, the record there, to the bit.
 
     Raises GenerationFailed: the model failed; the state is not to be used."""
     start = len(state.tokens)
@@ -59,8 +59,8 @@ def read_again(model: LoadedModel, state: LiveState, tokens: Sequence[int], end:
 
 @dataclass(frozen=True, slots=True)
 class Again:
-    """A state that was computed again. unchanged_tokens: how many of its tokens are in blocks that are stored just so;
-    recomputed: what it says of itself where it is not all of it."""
+    """A state that was computed again. unchanged_tokens: how many of its tokens equal the stored blocks. recomputed:
+    its report if not all do."""
 
     state: LiveState
     verdict: Verdict
@@ -70,10 +70,7 @@ class Again:
 
 
 class Recomputing:
-    """Says which way a wake goes, and goes it where that is the longer way round: by the model.
-
-    measured: what this daemon has measured. on_io: runs what reads the store, off the event loop.
-    """
+    """Chooses the way of a wake, and recomputes. measured: the rates of this daemon."""
 
     def __init__(self, engine: Engine, measured: Measured, policy: RecomputePolicy) -> None:
         self.policy = policy
@@ -91,7 +88,7 @@ class Recomputing:
         hashed: bool,
         at_token: int | None,
     ) -> Choice:
-        """Decide for one wake. at_token: where not all of the version is wanted."""
+        """Choose for one wake. at_token: None for the whole version."""
         known, unread = plan.passes, unread_in(reader.manifest.session, reader.manifest.uri)
         after = list(unread.passes.runs()) if unread and at_token is None else []
         behind = ((size, 1) for size in known.between(plan.resumed_tokens, plan.target_tokens))
@@ -122,7 +119,8 @@ class Recomputing:
         begin: Callable[[], Awaitable[LiveState]],
         on_io: Callable[[Callable[[], Any]], Awaitable[Any]],
     ) -> Again | None:
-        """The state of a whole version, computed again; None where that fails, or is not what the policy lets pass."""
+        """Compute the state of a whole version again; None if that fails, or the policy refuses the result. on_io:
+        reads the store off the event loop."""
         assert plan.state is not None
         try:
             end = await self._engine.call(partial(read_checkpoint, reader, plan.state, model.layout))
@@ -143,7 +141,7 @@ class Recomputing:
         return Again(state, verdict, plan.state.raw_bytes, same.tokens, _told(reader, plan, same, same_logits))
 
     def forget(self, uri: SessionUri) -> None:
-        """Know nothing of a session any more."""
+        """Forget a session."""
         self._refuted.pop(uri, None)
 
     def _refute(self, uri: SessionUri) -> None:
@@ -166,8 +164,7 @@ def _obstacle(reader: BundleReader, plan: WakePlan, at_token: int | None) -> str
 
 
 def _verdict(model: LoadedModel, state: LiveState, end: Checkpoint) -> Verdict:
-    """What a canary would say: the logits behind the state are those that were stored, or near them. Raises
-    CanaryFailed: they are neither."""
+    """The canary's verdict: the last logits equal the stored ones, or nearly. Raises CanaryFailed: they differ."""
     assert state.last_logits is not None
     expected = Expectation(bytes(readable(end.logits)), exact=False)
     return agree(expected, state.last_logits, compute_dtype=model.compute_dtype, position=len(state.tokens))

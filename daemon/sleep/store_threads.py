@@ -1,5 +1,4 @@
-"""The threads that wait for the disk or hash, so that the event loop and the engine go on; and how they tell on the
-loop how far they are."""
+"""The threads for disk work and hashing, so that the event loop and the engine go on; and their progress reports."""
 
 from __future__ import annotations
 
@@ -13,8 +12,8 @@ from ...memvid.store import Store
 from ..api.events import OnEvent, ProgressEvent, Stage
 
 READ_THREADS: Final = 2
-"""Threads that look into the store and read snapshots. Writing has one of its own: the store takes one writer at a
-time, and those that wait for it must not keep a wake from its thread."""
+"""Threads that read the store. Writes have one of their own: the store takes one writer at a time, and waiting writers
+must not keep a wake from a thread."""
 
 FILL_THREADS: Final = 2
 """Threads that fill and hash slots during wakes. Hashing and reading release the GIL; two keep two cores busy."""
@@ -40,7 +39,7 @@ class StoreThreads:
         return await asyncio.get_running_loop().run_in_executor(self._write, work)
 
     async def on_indexed_writer(self, work: Callable[[], Result]) -> Result:
-        """As `on_writer`; an index that fails is made anew from the bundles, and the work done once more."""
+        """As `on_writer`; if the index fails, it is rebuilt from the bundles, and the work done once more."""
         try:
             return await self.on_writer(work)
         except IndexFailed:
@@ -48,18 +47,18 @@ class StoreThreads:
             return await self.on_writer(work)
 
     def end_writing(self) -> None:
-        """Wait for what is being written; nothing more is."""
+        """Wait for running writes; take no more."""
         self._write.shutdown()
 
     def close(self) -> None:
-        """Wait for what is being written and read, and end the threads."""
+        """Wait for running reads and writes, and end the threads."""
         self.end_writing()
         self._read.shutdown()
         self.fill.shutdown()
 
 
 def reporter(stage: Stage, emit: OnEvent) -> Callable[[int, int], None]:
-    """Progress from any thread, delivered on the event loop."""
+    """A function that reports progress from any thread to the event loop."""
     loop = asyncio.get_running_loop()
 
     def report(done: int, total: int) -> None:

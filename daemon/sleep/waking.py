@@ -1,7 +1,7 @@
-"""Wake of one session: which thread does what, in the order that `design.md` gives.
+"""The wake of one session: its steps and their threads, in the order of `design.md`.
 
-The engine thread assembles, because that is MLX; everything that waits for the disk or hashes runs on threads of its
-own, so that other sessions go on. Callers hold the session alone (`sessions.Turns`).
+The engine thread assembles, because that is MLX; disk work and hashing run on other threads, so that other sessions go
+on. Callers hold the session alone (`sessions.Turns`).
 """
 
 from __future__ import annotations
@@ -46,8 +46,7 @@ from .store_threads import StoreThreads, reporter
 
 @dataclass(frozen=True, slots=True)
 class Woken:
-    """A session that was read back, how many bytes of state that took, whether all of them were hashed, and what the
-    canary said."""
+    """A woken session, the bytes read for it, whether all of them were hashed, and the canary's verdict."""
 
     session: Session
     bytes_read: int
@@ -58,8 +57,8 @@ class Woken:
 
 @dataclass(frozen=True, slots=True)
 class Prospect:
-    """What a wake will do: what it would read and compute to restore the session, whether it takes what it reads for
-    what was written, what computed it otherwise than what computes here, and whether it is restored or recomputed."""
+    """The prospect of a wake: the plan of a restore, whether its bytes are trusted unhashed, the differences of the
+    backend, and the choice to restore or recompute."""
 
     plan: restore.WakePlan
     trusting: bool
@@ -69,7 +68,7 @@ class Prospect:
 
 @dataclass(frozen=True, slots=True)
 class _Brought:
-    """A state that was restored or recomputed, as `Woken` tells of it. unchanged_tokens: as of `Session`."""
+    """A restored or recomputed state; fields as of `Woken`. unchanged_tokens: as of `Session`."""
 
     state: LiveState
     bytes_read: int
@@ -83,9 +82,8 @@ class _Brought:
 class Waking:
     """Wakes sessions from a store.
 
-    recomputing: says whether a wake restores or recomputes. canary: whether each is proven by a token that is computed
-        again. trusting: take bytes that have a canary for what was written.
-    on_damage: told of a session when a wake has found that its bytes are not those that were written.
+    recomputing: decides whether a wake restores or recomputes. canary: when a wake computes a token to prove its state.
+    trusting: do not hash bytes that a canary covers. on_damage: called with a session that a wake has found damaged.
     """
 
     def __init__(
@@ -110,32 +108,31 @@ class Waking:
 
     @property
     def recompute_policy(self) -> RecomputePolicy:
-        """When wakes compute the tokens again instead of restoring them."""
+        """The policy for wakes that compute the tokens again."""
         return self._recomputing.policy
 
     def forget(self, uri: SessionUri) -> None:
-        """Know nothing of a session that is gone."""
+        """Forget a session that is gone."""
         self._recomputing.forget(uri)
 
     def rates_of(self, model: LoadedModel) -> Rates:
-        """The rates that this daemon has measured of a model."""
+        """The measured rates of a model."""
         return self._recomputing.measured.of(model)
 
     async def begin(self, model: LoadedModel, random_key: Callable[[], mx.array]) -> LiveState:
-        """The state of a session that has read nothing, with the key that is made of it on the engine thread."""
+        """The state of a new session; its random key is made on the engine thread."""
         return await self._engine.call(lambda: model.new_state(random_key()))
 
     async def wake(self, uri: SessionUri, order: WakeOrder, model: LoadedModel, emit: OnEvent) -> Woken:
-        """Read a session back, onto the model of its name. All of it is verified before a session exists; nothing live
-        is touched.
+        """Wake a session on its model. All of it is verified before a session exists; no live session is touched.
 
-        Where no record is of the position that is wanted, what is missing is computed: of a state that is cut by token
-        its logits, of another what lies behind the nearest record. That alone makes no version: of what a repair saved,
-        it would be a newer one than the version that may come back.
+        Without a record at the position, the missing part is computed: the logits for caches that can be cut by token,
+        else all tokens behind the nearest record. This alone makes no new version: after a repair, that would be newer
+        than the version that may come back.
 
         Raises:
-            StoreError: it is not in the store, or not what the index says, or damaged.
-            SnapshotError: it belongs to another model, or to none that this version can restore.
+            StoreError: it is not in the store, not what the index says, or damaged.
+            SnapshotError: it belongs to another model, or cannot be restored by this version of Torpor.
             GenerationFailed: the model failed on it.
         """
         with tell_wake(self._bus, uri, order.cause, order.version) as tell_end:
@@ -150,9 +147,8 @@ class Waking:
         return woken
 
     async def look(self, uri: SessionUri, order: WakeOrder, model: LoadedModel) -> tuple[BundleReader, Prospect | None]:
-        """What a wake would do, by the manifest and the headers of the blocks alone; None where there is nothing but a
-        ledger to read. Nothing is taken, told or changed; the reader is to be closed. Of the model its weights are not
-        needed. Raises what `wake` raises before it reads a block."""
+        """The prospect of a wake, from the manifest and block headers alone; None for a version with only a ledger.
+        Changes nothing; the caller closes the reader. Needs no weights. Raises as `wake` before it reads a block."""
         reader = await self._threads.on_io(lambda: self._store.open_session(uri, order.version))
         try:
             if is_ledger_alone(reader, order):
@@ -176,8 +172,7 @@ class Waking:
         )
         backend = reader.manifest.session.get("backend")
         differs = require_circumstances(backend, model.backend, model=model.name, strict=order.strict)
-        # An earlier token may have no canary, nor may the end of a state behind which a ledger goes on: then the hashes
-        # are all that proves it.
+        # An earlier token, or a state before a ledger's unread end, may have no canary: then only the hashes prove it.
         trusting = self._trusting and not order.hashing and order.at_token is None and plan.has_logits
         choice = self._recomputing.choose(reader, plan, model, differs, hashed=not trusting, at_token=order.at_token)
         return Prospect(plan, trusting, differs, choice)
@@ -221,7 +216,7 @@ class Waking:
         measured.add(model, "restore_trusting" if trusting else "restore_verified", plan.read_bytes, filled - looked)
         if not state.computed_tokens:
             measured.add(model, "fixed", 1, looked - begun + time.monotonic() - filled)
-        # What lies behind was computed again, in other calls where one was cut: maybe not the bits of the blocks.
+        # Later tokens were computed again, perhaps in other calls: their bits may differ from the blocks.
         unchanged = plan.resumed_tokens
         return _Brought(state, plan.read_bytes, not trusting, assembly.verdict, assembly.canary_seconds, unchanged)
 
@@ -236,7 +231,7 @@ class Waking:
         )
 
     async def _begin_kept(self, reader: BundleReader, model: LoadedModel) -> Woken:
-        """A session of which only the ledger was kept, before it is read."""
+        """A session with only its ledger, before that is read."""
         manifest = reader.manifest
         require_same(manifest.identity, model.identity, model=model.name)
         state = await self.begin(model, lambda: initial_key(sampling_of(manifest.session)))
@@ -249,7 +244,7 @@ class Waking:
 class _Assembly:
     """The steps that turn filled memory into a proven state, on the engine thread.
 
-    foreign: whether what computed the state may have computed other bits than what computes here.
+    foreign: whether the backend that computed the state may give other bits than this one.
     """
 
     model: LoadedModel
@@ -260,10 +255,10 @@ class _Assembly:
     canary_seconds: float = 0.0
 
     def steps(self, random_key: mx.array) -> Steps[LiveState]:
-        """The state that was read, its canary run, brought to the position that is wanted: what lies behind the record
-        is computed as it was before, and logits that no record has are found by reading the last token once more.
+        """Assemble the state, run its canary, and bring it to its position: tokens behind the record are computed in
+        the same calls as before, and missing logits by reading the last token once more.
 
-        random_key: that of a new session, for a state that no record has one for.
+        random_key: for a state without one in a record.
         """
         state, plan = self.filling.assemble(self.model.new_caches(), random_key), self.filling.plan
         if plan.resumed_tokens:
@@ -304,26 +299,25 @@ def _end_of_wake(woken: Woken, cause: WakeCause, seconds: float) -> WakeEnded:
 
 
 def _loss_of(session: Session, plan: restore.WakePlan) -> Loss | None:
-    """What a woken session has lost, by what its map says and by what its blocks are. What was computed again is not
-    among it, and where that is all of it, nothing is lost."""
+    """The loss of a woken session, from its map and its blocks. Recomputed tokens are not lossy."""
     found = worst(session.loss, plan.loss)
     return found and found.within(plan.resumed_tokens)
 
 
 def _salvaged_in(session: Session, restored_tokens: int, reader: BundleReader) -> Salvaged | None:
-    """What a woken session has to tell of a repair; the ledger behind what was restored goes on from it, too."""
+    """The part of a woken session that a repair saved, with the unread ledger behind the restored tokens."""
     told, behind = salvaged_of(reader.manifest), len(session.unread.tokens) if session.unread else 0
     return told and told.within(restored_tokens + behind)
 
 
 def is_ledger_alone(reader: BundleReader, order: WakeOrder) -> bool:
-    """Whether a version has nothing but a ledger, all of which has to be read again."""
+    """Whether a version has only a ledger, to be read again as a whole."""
     manifest = reader.manifest
     return not manifest.token_count and UNREAD in manifest.session and order.at_token is None
 
 
 def durable_of(reader: BundleReader, logical_bytes: int) -> Durable:
-    """The snapshot that a reader reads, as the last one of a session."""
+    """The snapshot of a reader, as the last one of a session."""
     manifest = reader.manifest
     return Durable(
         manifest.version, reader.bundle_id, manifest.parent, manifest.token_count, logical_bytes, reader.entries,
@@ -332,4 +326,4 @@ def durable_of(reader: BundleReader, logical_bytes: int) -> Durable:
 
 
 def _ignore(_uri: SessionUri) -> None:
-    """For damage that nothing sees to."""
+    """The default of `on_damage`."""
