@@ -19,6 +19,7 @@ from ..view.formatting import format_id
 from ..view.output import Output, plain, render_problem, rows_table
 
 ROWS_SHOWN = 40  # actions on the screen; JSON has them all
+# In a reason, shortened as in the table: whole ones fill line after line of a narrow column.
 _FILE_OR_ID = re.compile(r"(?:/\S*/)?\b([0-9a-f]{64})\b")
 KEEP = "keep"  # no action, but the reason why there is none
 
@@ -73,7 +74,7 @@ def render_actions(report: MaintenanceResult) -> Any:
             format_bytes(action.size_bytes) if action.size_bytes else "–",
             plain(_short_file(action.path) or "–"),
             plain(_owner(action)),
-            plain(_short_ids(action.reason)),
+            plain(_FILE_OR_ID.sub(lambda found: format_id(found[1]), action.reason)),
         )
     return table
 
@@ -83,11 +84,6 @@ def _owner(action: MaintenanceAction) -> str:
         return "–"
     name = action.session.removeprefix("torpor://")
     return name if action.version is None else f"{name}@{action.version}"
-
-
-def _short_ids(reason: str) -> str:
-    """Shorten files and ids as in the table: whole ones fill line after line of a narrow column."""
-    return _FILE_OR_ID.sub(lambda found: format_id(found[1]), reason)
 
 
 def _short_file(path: str) -> str:

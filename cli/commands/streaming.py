@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict
-from types import TracebackType
 from typing import Self
 
 from ...daemon.api.events import ProgressEvent, TokenEvent
@@ -77,9 +76,7 @@ class _Screen:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exc: object) -> None:
         self._bar.close()
         if self._line_is_open:
             self._output.stream("\n")

@@ -137,7 +137,8 @@ async def folded(encoder: Encoder, model: LoadedModel, old: Exhausted, summary: 
     if first and at == first.at:
         closing, turns = first.closing, first.turns
     else:
-        closing = _end_before(model, old, at)
+        # The summary takes the place of the turn before the tail, up to its end token.
+        closing = old.tokens[at - 1 : at] if at and old.tokens[at - 1] in model.end_tokens else ()
         if at in old.text_map.places:
             turns = [turn for turn in old.text_map.turns if turn.end > at]
     rest = list(old.tokens[at:])
@@ -173,11 +174,6 @@ async def _first_turn(encoder: Encoder, model: LoadedModel, old: Exhausted, open
     if list(old.tokens[:at]) != list(opening[:at]):
         return None
     return FirstTurn(at, continuing[: len(continuing) - alike], turns)
-
-
-def _end_before(model: LoadedModel, old: Exhausted, at: int) -> Sequence[int]:
-    """The end token of the turn before the tail; the summary takes that turn's place."""
-    return old.tokens[at - 1 : at] if at and old.tokens[at - 1] in model.end_tokens else ()
 
 
 _LOG = logging.getLogger(__name__)

@@ -61,14 +61,11 @@ def read_configuration(path: Path) -> Configuration:
     except (ValueError, RecursionError) as error:  # of TOML, of UTF-8
         raise _invalid(path, f"is not TOML: {error}") from error
     try:
-        models = _models(said.pop(_MODELS, {}), _beside(path.absolute().parent))
+        tables, beside = _table(_MODELS, said.pop(_MODELS, {})), _beside(path.absolute().parent)
+        models = {name: _model(f"{_MODELS}.{name}", name, table, beside) for name, table in tables.items()}
         return Configuration(_values("", said, _OF_FILE, tables=(_MODELS,)), models)
     except _Wrong as wrong:
         raise _invalid(path, f"is wrong at {wrong.key}: {wrong}", field=wrong.key) from None
-
-
-def _models(tables: object, beside: Callable[[str], str]) -> dict[str, ModelOptions]:
-    return {name: _model(f"{_MODELS}.{name}", name, table, beside) for name, table in _table(_MODELS, tables).items()}
 
 
 def _model(place: str, name: str, table: object, beside: Callable[[str], str]) -> ModelOptions:

@@ -389,7 +389,8 @@ class Decoder:
             return
         joining: _Joining = {id(batch): (batch, []) for batch in running}
         for state in states:
-            place = self._place_for(joining, state, yielding)
+            place = self._place_in(joining, state)
+            place = self._place_given_up(joining, state, yielding) if place is None else place
             if place is not None:
                 place.append(state)
             else:
@@ -407,10 +408,6 @@ class Decoder:
                 if not batch.rows:
                     self._batches.append(batch)
                 batch.join(more)
-
-    def _place_for(self, joining: _Joining, state: LiveState, yielding: Collection[int]) -> list[LiveState] | None:
-        place = self._place_in(joining, state)
-        return self._place_given_up(joining, state, yielding) if place is None else place
 
     def _place_in(self, joining: _Joining, state: LiveState) -> list[LiveState] | None:
         """The joining states of a batch that has room for this state, too."""

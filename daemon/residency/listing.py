@@ -37,7 +37,7 @@ from ..sessions.origin import FOLDED_FROM, FORKED_FROM, origin_in
 from ..sessions.sessions import Durable, Session
 from ..sessions.unprocessed_tail import unread_in
 from ..sleep.forking import Forked, ForkOrder
-from . import listing
+from ..sleep.waking import durable_of
 from .awake import LeftLook, Looks
 
 # The end of a session to show: enough to recognise it.
@@ -285,15 +285,7 @@ def durable_of_asleep(store: Store, row: IndexRow) -> Durable:
     """The last snapshot of a sleeping session, from its manifest; reads the disk. Raises StoreError: the bundle is
     missing, damaged, or not what the index says."""
     with store.open_session(row.uri, row.version) as reader:
-        return Durable(
-            row.version,
-            row.bundle_id,
-            row.parent,
-            row.token_count,
-            row.logical_bytes,
-            reader.entries,
-            row.unread_tokens,
-        )
+        return durable_of(reader, row.logical_bytes)
 
 
 def look_of(live: Session, newest: IndexRow | None) -> Look | None:
@@ -417,9 +409,9 @@ class Roll:
                 if live is None and self._looks.find(row.uri) is not None:
                     unlisted.append(row.uri)  # it may be at a version outside the page
                 elif live is None or live.gave_way_to(row, self._store.versions):
-                    found[row.uri] = listing.info_of_asleep(row, stored_bytes)
+                    found[row.uri] = info_of_asleep(row, stored_bytes)
                 else:
-                    found[row.uri] = listing.info_of_awake(live, row, stored_bytes)
+                    found[row.uri] = info_of_awake(live, row, stored_bytes)
             yield
         unlisted = [uri for uri in unlisted if uri not in found and namespace in (None, uri.namespace)]
         found.update((yield from self.of(unlisted)))
@@ -439,10 +431,10 @@ class Roll:
         """One session; None if there is none of that name."""
         versions, live = self._store.versions(uri), self._awake.get(uri)
         newest = versions[-1] if versions else None
-        stored_bytes = sum(row.bundle_bytes for row in versions)
+        stored_bytes = _stored_bytes(versions)
         if live is not None and not live.gave_way_to(newest, lambda _: versions):
-            return listing.info_of_awake(live, newest, stored_bytes)
-        return listing.info_of_left(versions, self._looks.find(uri)) if versions else None
+            return info_of_awake(live, newest, stored_bytes)
+        return info_of_left(versions, self._looks.find(uri)) if versions else None
 
     def count_asleep(self) -> Pieces[int]:
         """The number of sessions that are only on disk."""

@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import os
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from ...daemon.api.events import Reporting, ignore
@@ -133,9 +132,7 @@ class AsyncClient(DaemonVerbs, Awaiting):
     async def __aenter__(self) -> Self:
         return await self.connect()
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *exc: object) -> None:
         await self.close()
 
 
@@ -173,9 +170,7 @@ class AsyncTextStream(Generation):
         self._begin()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *exc: object) -> None:
         await self.close()
 
     def _begin(self) -> int:

@@ -5,7 +5,6 @@ Owns the two iterators, blocking and asynchronous; the clients make them.
 
 from __future__ import annotations
 
-from types import TracebackType
 from typing import Self
 
 from ...daemon.api.events import NoticeEvent
@@ -77,9 +76,7 @@ class Subscription(_Ending):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exc: object) -> None:
         self.close()
 
     def __del__(self) -> None:
@@ -118,9 +115,7 @@ class AsyncSubscription(_Ending):
         await self._begin()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *exc: object) -> None:
         await self.close()
 
     def __del__(self) -> None:

@@ -16,6 +16,7 @@ from pydantic import TypeAdapter
 from ...daemon.api.records import IGNORING
 from ...daemon.api.verb import R, Verb
 from ...daemon.engine.pieces import SESSIONS_AT_ONCE, Pieces
+from ..wire.checking import reader_of_result
 
 _PLAIN_ITEMS_AT_ONCE: Final = 4096
 """Numbers and texts take less time than records."""
@@ -26,7 +27,7 @@ def wire_map(verb: Verb[Any, R], result: R) -> Pieces[dict[str, Any]]:
     given = _fields_of(result)
     long = {name: items for name, items in given.items() if _is_sequence(items) and len(items) > _at_once(items)}
     short = {name: _plain(() if name in long else value) for name, value in given.items()}
-    _whole(verb).validate_python(short)
+    reader_of_result(verb).validate_python(short)
     for name, items in long.items():
         short[name] = yield from _checked(_of_field(verb, name), items)
     return short
@@ -41,11 +42,6 @@ def _checked(of_items: TypeAdapter[Any], items: Sequence[Any]) -> Pieces[tuple[A
         found += piece
         yield
     return tuple(found)
-
-
-@cache
-def _whole(verb: Verb[Any, Any]) -> TypeAdapter[Any]:
-    return TypeAdapter(verb.result)
 
 
 @cache

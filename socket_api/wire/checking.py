@@ -52,7 +52,7 @@ def load_request_in_pieces(verb: Verb[Any, Any], raw: Mapping[str, Any]) -> Piec
 def load_result(verb: Verb[Any, R], raw: Mapping[str, Any]) -> R:
     """Type the answer to a request. Raises MalformedMessage: it is not the result of this verb."""
     try:
-        found: R = _of_result(verb).validate_python(raw)
+        found: R = reader_of_result(verb).validate_python(raw)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False, include_context=False)[0]
         field = ".".join(str(part) for part in first["loc"])
@@ -111,7 +111,8 @@ def _of_request(verb: Verb[Any, Any]) -> TypeAdapter[Any]:
 
 
 @cache
-def _of_result(verb: Verb[Any, Any]) -> TypeAdapter[Any]:
+def reader_of_result(verb: Verb[Any, Any]) -> TypeAdapter[Any]:
+    """Checks a map as the result of a verb."""
     return TypeAdapter(verb.result)
 
 
