@@ -106,9 +106,8 @@ def read_again(folder: StoreFolder, bundle_ids: Iterable[bytes]) -> Scan:
 def _read_bundle(folder: StoreFolder, bundle_id: bytes) -> IndexedBundle:
     for last in (False, True):
         try:
-            fd, path = folder.open_bundle(bundle_id)
-            with contextlib.closing(BundleFile(fd, path, bundle_id)) as file:
-                bundle = indexed(file)
+            with contextlib.closing(BundleFile(*folder.open_bundle(bundle_id), bundle_id)) as file:
+                bundle, path = indexed(file), file.path
             if path.endswith(RETIRED_SUFFIX):  # it was live when the folder was listed
                 raise BundleMissing(f"The session of {path} was deleted.", bundle_id=bundle_id.hex(), path=path)
             return bundle
@@ -205,11 +204,9 @@ def _rows_in_quarantine(folder: StoreFolder, bundle_ids: Collection[bytes]) -> d
 
 def _row_in_file(bundle_id: bytes, open_file: Callable[[], tuple[int, str]]) -> IndexRow | None:
     """The facts in a damaged file's own manifest, anywhere in it; None if nothing of it can be read."""
-    with contextlib.suppress(StoreError):
-        fd, path = open_file()
-        with contextlib.closing(NamedFile(fd, path, bundle_id)) as file:
-            if file.manifest is not None:
-                return row_of(file.manifest, bundle_id, file.file_bytes)
+    with contextlib.suppress(StoreError), contextlib.closing(NamedFile(*open_file(), bundle_id)) as file:
+        if file.manifest is not None:
+            return row_of(file.manifest, bundle_id, file.file_bytes)
     return None
 
 

@@ -10,7 +10,7 @@ import itertools
 import operator
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from ..disk.paths import Stamp
 from ..errors import (
@@ -42,6 +42,7 @@ from .set_aside_versions import find_losses
 _LOOKS = 64
 """How often a block is looked for again that was not in its place: each look follows one rewrite of the file."""
 
+STRANGER: Final = "unknown_file"
 _REMEDY = "Run `torpor rebuild-index`: it takes what the bundles say, and keeps what the index alone knows."
 
 
@@ -98,8 +99,8 @@ class _Tally:
     def find(self, path: str, error: StoreError, if_promised: bytes | None = None) -> None:
         self.findings.append((Finding(path, error.code, error.message), if_promised))
 
-    def add(self, path: str, code: str, message: str) -> None:
-        self.findings.append((Finding(path, code, message), None))
+    def add(self, *findings: Finding) -> None:
+        self.findings += ((finding, None) for finding in findings)
 
     def settled(self, promised: Promised) -> tuple[Finding, ...]:
         """The findings, without those of bundles that were deleted meanwhile."""
@@ -186,7 +187,7 @@ def verify_store(
     _report_store_file(folder, tally)
     _report_marks(folder, tally)
     _report_journal(folder, tally)
-    _report_losses(folder, index, uri, tally)
+    tally.add(*find_losses(folder, index, uri))
     left: dict[bytes, _Sought] = {}
     for bundle_ids in _by_session(wanted, rows):
         found: _Found = {}
@@ -306,21 +307,24 @@ def _report_store(folder: StoreFolder, index: Index, tally: _Tally) -> set[bytes
     """Report faults of the folder itself; returns the bundles in it."""
     for bundle_id in index.with_status(SHADOWED):
         message = "Another, younger bundle is the same version of the same session; this one is not used."
-        tally.add(folder.bundle_path(bundle_id), "rival_version", message)
+        tally.add(Finding(folder.bundle_path(bundle_id), "rival_version", message))
     missed = [missed_finding(folder.bundle_path(bundle_id), row) for bundle_id, row in index.missed().items()]
-    for finding in (*missed, *find_lost_notes(folder, index)):
-        tally.add(finding.path, finding.code, finding.message)
+    tally.add(*missed, *find_lost_notes(folder, index))
     try:
-        for path in list_strangers(folder):
-            tally.add(path, "unknown_file", "This does not belong in a store; move it away.")
+        tally.add(*find_strangers(folder))
         files, both = folder.list_with_twins()
         for bundle_id in both:
             message = "A live and a retired file of this bundle are both there; `torpor repair` makes one of them."
-            tally.add(folder.bundle_path(bundle_id, RETIRED_SUFFIX), "twin_file", message)
+            tally.add(Finding(folder.bundle_path(bundle_id, RETIRED_SUFFIX), "twin_file", message))
         return set(files)
     except StoreError as error:
         tally.find(folder.path, error)
     return set()
+
+
+def find_strangers(folder: StoreFolder) -> list[Finding]:
+    message = "This does not belong in a store; move it away."
+    return [Finding(path, STRANGER, message) for path in list_strangers(folder)]
 
 
 def _report_store_file(folder: StoreFolder, tally: _Tally) -> None:
@@ -342,15 +346,9 @@ def _report_marks(folder: StoreFolder, tally: _Tally) -> None:
 def _report_journal(folder: StoreFolder, tally: _Tally) -> None:
     try:
         with contextlib.closing(Journal.load(folder, writable=False)) as journal:
-            for finding in journal.findings:
-                tally.add(finding.path, finding.code, finding.message)
+            tally.add(*journal.findings)
     except StoreError as error:
         tally.find(f"{folder.path}/{JOURNAL}", error)
-
-
-def _report_losses(folder: StoreFolder, index: Index, uri: SessionUri | None, tally: _Tally) -> None:
-    for finding in find_losses(folder, index, uri):
-        tally.add(finding.path, finding.code, finding.message)
 
 
 def _report_stale(folder: StoreFolder, now: Index | None, rows: Mapping[bytes, IndexRow], tally: _Tally) -> None:
@@ -365,7 +363,7 @@ def _report_stale(folder: StoreFolder, now: Index | None, rows: Mapping[bytes, I
                 f"{path}: version {row.version} of {row.uri} needs other files, or holds other blocks, than the index "
                 f"says: the two are of different moments. {_REMEDY}"
             )
-            tally.add(path, IndexMismatch.code, message)
+            tally.add(Finding(path, IndexMismatch.code, message))
 
 
 def _report_rows(folder: StoreFolder, index: Index, tally: _Tally, *, all_known: bool) -> None:
@@ -389,9 +387,8 @@ def _report_rows(folder: StoreFolder, index: Index, tally: _Tally, *, all_known:
 
 def _report_unlisted(folder: StoreFolder, index: Index, bundle_id: bytes, tally: _Tally) -> None:
     try:
-        fd, path = folder.open_bundle(bundle_id)
-        with contextlib.closing(BundleFile(fd, path, bundle_id)) as file:
-            manifest = file.manifest
+        with contextlib.closing(BundleFile(*folder.open_bundle(bundle_id), bundle_id)) as file:
+            manifest, path = file.manifest, file.path
     except StoreError:
         return  # reported where the file was checked
     if manifest is None or not path.endswith(LIVE_SUFFIX):
@@ -399,7 +396,7 @@ def _report_unlisted(folder: StoreFolder, index: Index, bundle_id: bytes, tally:
     used = index.find(manifest.uri, manifest.version)
     if used is None or (used.created_ns, used.bundle_id) < (manifest.created_ns, bundle_id):
         message = f"The index does not list version {manifest.version} of {manifest.uri}, which is here. {_REMEDY}"
-        tally.add(path, IndexMismatch.code, message)
+        tally.add(Finding(path, IndexMismatch.code, message))
 
 
 def _by_session(bundle_ids: Iterable[bytes], rows: Mapping[bytes, IndexRow]) -> Iterator[list[bytes]]:
@@ -553,8 +550,7 @@ class _Now:
         self.stamp = user.stamp
         self.places: dict[bytes, bytes | None] = {}
         try:
-            fd, path = folder.open_bundle(user.bundle_id)
-            with contextlib.closing(BundleFile(fd, path, user.bundle_id)) as file:
+            with contextlib.closing(BundleFile(*folder.open_bundle(user.bundle_id), user.bundle_id)) as file:
                 self.stamp = file.stamp()
                 self.places = {entry.id: entry.bundle_id for entry in file.entries}
         except StoreError:

@@ -56,11 +56,7 @@ def compact(
     should_stop: Callable[[], bool] = lambda: False,
 ) -> MaintenanceReport:
     """Compact one session, or all of them. See `Store.compact`."""
-    if dry_run:
-        core.require_open()
-    else:
-        core.require_writable()
-        core.mend_index_file()
+    core.begin_upkeep(dry_run=dry_run)
     run = _Compaction(core, policy, dry_run, should_stop)
     for bundle_id in core.index.unreadable_now():
         path = core.folder.bundle_path(bundle_id)

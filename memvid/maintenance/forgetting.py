@@ -102,11 +102,7 @@ class Look:
 def forget(core: StoreCore, uri: SessionUri, promised: Promised, *, dry_run: bool) -> MaintenanceReport:
     """See `Store.forget`. A session without rows may have files left by an earlier delete or forget. `promised` says,
     by a fresh look, which bundles still belong to a session."""
-    if dry_run:
-        core.require_open()
-    else:
-        core.require_writable()
-        core.mend_index_file()  # an index file that is behind also keeps names
+    core.begin_upkeep(dry_run=dry_run)  # an index file that is behind also keeps names
     bundle_ids = core.index.bundles_of(uri)
     blocks = _blocks_of(core, uri, bundle_ids)
     run = _Forget(core, uri, blocks, promised, dry_run=dry_run)
@@ -454,8 +450,7 @@ class _Forget:
         others = {one for one, row in core.index.given_up().items() if row.uri != self._uri}
         if quarantine.bundle_of(name) is None or not others:
             return False
-        fd, path = quarantine.open_name(core.folder, name)
-        with contextlib.closing(FrameFile(fd, path, None)) as file:
+        with contextlib.closing(FrameFile(*quarantine.open_name(core.folder, name), None)) as file:
             bundle_id, frames = file.bundle_id, frozenset(file.frames)
         if not others.isdisjoint(core.index.users_of(bundle_id)):
             return True

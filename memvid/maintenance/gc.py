@@ -67,11 +67,7 @@ def gc(core: StoreCore, *, dry_run: bool = False) -> MaintenanceReport:
     Raises:
         StoreIoError, DurabilityLost, LockLost, ReadOnlyStore, StoreClosed
     """
-    if dry_run:
-        core.require_open()
-    else:
-        core.require_writable()
-        core.mend_index_file()
+    core.begin_upkeep(dry_run=dry_run)
     problems = [*find_unknown_needs(core.folder, core.index), *_unasked_marks(core)]
     if problems:
         return MaintenanceReport("gc", dry_run, (), 0, 0, tuple(problems))

@@ -19,7 +19,7 @@ Rules:
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 from ..checking.set_aside_versions import gave_way_to
@@ -38,26 +38,31 @@ from ..writing.core import StoreCore
 _STEP_VERSIONS: Final = 256
 """Versions dropped in one commit, or those of one session: a sleep waits for no more renames than these."""
 
+_Planned = Callable[[Iterable[SessionUri] | None], RetentionPlan]
+"""Plans anew, for some sessions or all, by the marks and the unsound versions of the moment."""
+
 
 def prune(
     core: StoreCore, retention: Retention, uri: SessionUri | None, promised: Promised, *, dry_run: bool
 ) -> MaintenanceReport:
     """See `Store.prune`. `promised` says, by a fresh look, which bundles still belong to a session."""
-    if dry_run:
-        core.require_open()
-    else:
-        core.require_writable()
-        core.mend_index_file()
+    core.begin_upkeep(dry_run=dry_run)
     now_ns = time.time_ns()
     unsound: dict[bytes, Finding] = {}
-    plan = _plan_soundly(core, None if uri is None else [uri], retention, now_ns, unsound)
+
+    def planned(uris: Iterable[SessionUri] | None) -> RetentionPlan:
+        marks, index = Marks.load(core.folder), core.index
+        rows = index.all_rows() if uris is None else [row for one in uris for row in index.versions(one)]
+        return plan_retention(rows, marks, retention, now_ns, unsound, core.journal.bases())
+
+    plan = _plan_soundly(core, None if uri is None else [uri], planned, unsound)
     problems = [unsound[one] for one in sorted(promised(unsound))] if unsound else []
     if dry_run:
         return _expected(core, plan, problems)
     dropped: list[IndexRow] = []
     freed: dict[bytes, int] = {}
     for step in _steps(plan.drop):
-        rows, left = _drop(core, step, retention, now_ns, unsound, freed)
+        rows, left = _drop(core, step, planned, freed)
         dropped += rows
         problems += left
     with core.committing():
@@ -67,14 +72,16 @@ def prune(
 
 
 def _plan_soundly(
-    core: StoreCore, uris: Iterable[SessionUri] | None, retention: Retention, now_ns: int, unsound: dict[bytes, Finding]
+    core: StoreCore, uris: Iterable[SessionUri] | None, planned: _Planned, unsound: dict[bytes, Finding]
 ) -> RetentionPlan:
     """A plan without sessions that rest on versions that cannot be woken; adds those to `unsound`, with the reason."""
-    plan = _plan(core, uris, retention, now_ns, unsound)
+    plan = planned(uris)
     by_session: dict[SessionUri, RetentionPlan] = {}
-    kept = _by_session(plan)
-    for uri in kept:
-        its_plan = _session_plan(core, uri, kept[uri], retention, now_ns, unsound)
+    kept: dict[SessionUri, list[IndexRow]] = {}
+    for one in plan.keep:
+        kept.setdefault(one.row.uri, []).append(one.row)
+    for uri, rows in kept.items():
+        its_plan = _session_plan(core, uri, rows, planned, unsound)
         if its_plan is not None:
             by_session[uri] = its_plan
     keep = [one for one in plan.keep if one.row.uri not in by_session]
@@ -87,20 +94,8 @@ def _plan_soundly(
     return RetentionPlan(tuple(keep), tuple(drop))
 
 
-def _by_session(plan: RetentionPlan) -> dict[SessionUri, list[IndexRow]]:
-    kept: dict[SessionUri, list[IndexRow]] = {}
-    for one in plan.keep:
-        kept.setdefault(one.row.uri, []).append(one.row)
-    return kept
-
-
 def _session_plan(
-    core: StoreCore,
-    uri: SessionUri,
-    kept: Sequence[IndexRow],
-    retention: Retention,
-    now_ns: int,
-    unsound: dict[bytes, Finding],
+    core: StoreCore, uri: SessionUri, kept: Sequence[IndexRow], planned: _Planned, unsound: dict[bytes, Finding]
 ) -> RetentionPlan | None:
     """Look at the kept versions of a session, and at their substitutes, until all were looked at; None if all are
     sound."""
@@ -113,7 +108,7 @@ def _session_plan(
         if not found:
             return plan
         unsound.update(found)
-        plan = _plan(core, [uri], retention, now_ns, unsound)
+        plan = planned([uri])
         kept = [one.row for one in plan.keep]
 
 
@@ -136,15 +131,6 @@ def _problem(core: StoreCore, row: IndexRow) -> Finding | None:
     return None
 
 
-def _plan(
-    core: StoreCore, uris: Iterable[SessionUri] | None, retention: Retention, now_ns: int, unsound: Collection[bytes]
-) -> RetentionPlan:
-    marks = Marks.load(core.folder)
-    index = core.index
-    rows = index.all_rows() if uris is None else [row for uri in uris for row in index.versions(uri)]
-    return plan_retention(rows, marks, retention, now_ns, unsound, core.journal.bases())
-
-
 def _steps(drop: Sequence[IndexRow]) -> Iterator[list[IndexRow]]:
     """The versions in runs that never split a session."""
     step: list[IndexRow] = []
@@ -158,18 +144,13 @@ def _steps(drop: Sequence[IndexRow]) -> Iterator[list[IndexRow]]:
 
 
 def _drop(
-    core: StoreCore,
-    step: Sequence[IndexRow],
-    retention: Retention,
-    now_ns: int,
-    unsound: Collection[bytes],
-    freed: dict[bytes, int],
+    core: StoreCore, step: Sequence[IndexRow], planned: _Planned, freed: dict[bytes, int]
 ) -> tuple[list[IndexRow], tuple[Finding, ...]]:
     """The dropped versions, and those that could not be marked as gone in quarantine."""
     with core.committing():
-        planned = {row.bundle_id for row in step}
-        again = _plan(core, dict.fromkeys(row.uri for row in step), retention, now_ns, unsound)
-        rows = [row for row in again.drop if row.bundle_id in planned]
+        wanted = {row.bundle_id for row in step}
+        again = planned(dict.fromkeys(row.uri for row in step))
+        rows = [row for row in again.drop if row.bundle_id in wanted]
         replaced = _replaced(core, rows)
         left = deletion.begin_to_let_go(core.folder, replaced) if replaced else []
         retirement = deletion.retire(core.folder, core.index, core.pins, [*replaced, *_with_rivals(core, rows)])

@@ -173,21 +173,26 @@ def _reconcile(
     missing = seen.absent.keys() - retired
     told_missing = {one.bundle_id: one.row for one in noted if one.status == LIVE and one.row is not None}
     found = no_more_missed(folder, seen.missed, files) | deleted.missed | seen.missed.keys() & ids_of(noted)
-    changes = _changes(
-        scan,
-        [rival for rival in rivals if rival.bundle_id not in retired | set_aside],
-        [*unreadable, *vanished, *noted, *(told or ())],
-        dropped=retired | gone | seen.unread | back | found | deleted.aside,
-        aside=set_aside,
-        settled=again.bundles,
-        unsettled=missing - seen.unsettled | told_missing.keys(),
-        unproven=others.intersection(again.unread),
-    )
-    _bring_in_line(index, changes, marks_seen=told is not None and index.marks_unseen())
+    added, shadowed = _added(scan, [rival for rival in rivals if rival.bundle_id not in retired | set_aside])
+    added += [*unreadable, *vanished, *noted, *(told or ())]
+    dropped = retired | gone | seen.unread | back | found | deleted.aside
+    unsettled, unproven = missing - seen.unsettled | told_missing.keys(), others.intersection(again.unread)
+    marks_seen = told is not None and index.marks_unseen()
+    if any((added, dropped, shadowed, set_aside, again.bundles, unsettled, unproven, marks_seen)):
+        index.reconcile(
+            added,
+            dropped,
+            shadowed=shadowed,
+            aside=set_aside,
+            settled=again.bundles,
+            unsettled=unsettled,
+            unproven=unproven,
+            marks_seen=marks_seen,
+        )
     lacking = find_missing(folder, [*(seen.absent[one] for one in sorted(missing)), *told_missing.values()])
     findings = _with_unknown(folder, index, [*left, *scan.findings, *again.findings, *lacking])
-    added = len(live - known - aside) + len(back)
-    return OpenReport(None, added, len(gone), 0, tuple(findings), rows_corrected=corrected)
+    rows_added = len(live - known - aside) + len(back)
+    return OpenReport(None, rows_added, len(gone), 0, tuple(findings), rows_corrected=corrected)
 
 
 def _noted(folder: StoreFolder, index: Index, scan: Scan, notes: Noted, entered: set[bytes]) -> list[IndexedBundle]:
@@ -236,20 +241,6 @@ def _deleted(
     return deleted
 
 
-def _bring_in_line(index: Index, changes: _Changes, *, marks_seen: bool) -> None:
-    if changes or marks_seen:
-        index.reconcile(
-            changes.added,
-            changes.dropped,
-            shadowed=changes.shadowed,
-            aside=changes.aside,
-            settled=changes.settled,
-            unsettled=changes.unsettled,
-            unproven=changes.unproven,
-            marks_seen=marks_seen,
-        )
-
-
 def _with_unknown(folder: StoreFolder, index: Index, findings: list[Finding]) -> list[Finding]:
     """With the bundles of unknown needs, unless they are reported already."""
     with _believed():
@@ -273,35 +264,9 @@ def _believed() -> Iterator[None]:
         raise IndexUnusable(error.message) from error
 
 
-@dataclass(frozen=True, slots=True)
-class _Changes:
-    """The arguments for `Index.reconcile`."""
-
-    added: list[IndexedBundle]
-    dropped: set[bytes]
-    shadowed: set[bytes]
-    aside: set[bytes]
-    settled: list[IndexedBundle]
-    unsettled: set[bytes]
-    unproven: set[bytes]
-
-    def __bool__(self) -> bool:
-        return any(getattr(self, one.name) for one in dataclasses.fields(self))
-
-
-def _changes(
-    scan: Scan,
-    rivals: Iterable[IndexedBundle],
-    others: Iterable[IndexedBundle],
-    *,
-    dropped: set[bytes],
-    aside: set[bytes],
-    settled: list[IndexedBundle],
-    unsettled: set[bytes],
-    unproven: set[bytes],
-) -> _Changes:
-    """`rivals` have rows already: those that lose their version to a bundle just read only change status. `others` are
-    entered as they are."""
+def _added(scan: Scan, rivals: Sequence[IndexedBundle]) -> tuple[list[IndexedBundle], set[bytes]]:
+    """The rows for bundles just read. `rivals` have rows already: those that lose their version to one of these only
+    change status, and are the second value."""
     present = {rival.bundle_id for rival in rivals}
     added, shadowed = [], set()
     for bundle in without_rivals({one.bundle_id: one for one in (*rivals, *scan.bundles)}.values()):
@@ -309,8 +274,7 @@ def _changes(
             added.append(bundle)
         elif bundle.status == SHADOWED:
             shadowed.add(bundle.bundle_id)
-    added += others
-    return _Changes(added, dropped, shadowed, aside, settled, unsettled, unproven)
+    return added, shadowed
 
 
 def _vanished(folder: StoreFolder, index: Index, bundle_ids: Sequence[bytes]) -> list[IndexedBundle]:

@@ -5,11 +5,11 @@ Owns the order of a repair's steps, and the checks before each. repair_plan.py d
 The steps, in this order; each is durable before the next begins, and each may be the last:
 1. shelve: the sound frames that others need from a file that is to leave become a retired file of the same bundle.
 2. bring back: a version whose whole file was put back is entered again. One in quarantine with all blocks sound
-somewhere again gets its place again, after the versions that it needs.
+   somewhere again gets its place again, after the versions that it needs.
 3. mend: a version with all blocks sound somewhere gets a new file under its own bundle id.
 4. salvage: the longest sound beginning of the newest lost version becomes a new version.
 5. set aside, into quarantine: damaged retired files, those that only lost versions need, retired files with nothing
-that the live ones beside them lack, saved parts of versions that are back, and last the lost versions' files.
+   that the live ones beside them lack, saved parts of versions that are back, and last the lost versions' files.
 6. versions whose files are nowhere are given up.
 7. marks that cannot be read go to quarantine; an index that differs from the bundles is made anew.
 
@@ -29,12 +29,11 @@ Rules:
 from __future__ import annotations
 
 import functools
-from typing import Final
 
 from ..checking import scanning
 from ..checking.set_aside_versions import LOST
+from ..checking.verify import STRANGER, find_strangers
 from ..errors import IndexFailed, StoreError
-from ..folder.folder import list_strangers
 from ..format.records import Finding, IndexRow, MaintenanceReport
 from ..index.index import Index
 from ..index.unknown_references import find_lost_notes, missed_finding
@@ -47,9 +46,6 @@ from .repair_steps import RepairSteps
 from .survey import open_frames_of, take_survey
 
 __all__ = ["CHANGED", "LOST", "STRANGER", "rebuild_index", "repair"]
-
-STRANGER: Final = "unknown_file"
-
 
 # --- the run
 
@@ -83,7 +79,7 @@ def repair(core: StoreCore, *, dry_run: bool = False) -> MaintenanceReport:
     own.mend_marks()
     own.mend_index(plan.bundle_ids)
     run.problems += [missed_finding(core.folder.bundle_path(one), row) for one, row in _missed(core.index)]
-    run.problems += [*find_lost_notes(core.folder, core.index), *_strangers(core)]
+    run.problems += [*find_lost_notes(core.folder, core.index), *find_strangers(core.folder)]
     if not dry_run:
         core.folder.recount()  # files have moved past it
         run.count()
@@ -104,11 +100,6 @@ def _missed(index: Index) -> list[tuple[bytes, IndexRow]]:
         return sorted(index.missed().items())
     except StoreError:
         return []
-
-
-def _strangers(core: StoreCore) -> list[Finding]:
-    message = "This does not belong in a store; move it away."
-    return [Finding(path, STRANGER, message) for path in list_strangers(core.folder)]
 
 
 # --- the index alone

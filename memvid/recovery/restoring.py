@@ -108,7 +108,9 @@ def _is_a_store(root_fd: int, store_path: str) -> bool:
 def _uuid_of(root_fd: int, store_path: str) -> str:
     """If marks and index are of two stores: the one with the uuid that a damaged store.json still shows."""
     told = list(_told(root_fd, store_path))
-    text = _text_of_file(root_fd, store_path)
+    text = b""
+    with contextlib.suppress(FileNotFoundError):
+        text = read_store_file(root_fd, store_path)
     return next((one for one in told if one.encode() in text), told[0] if told else str(uuid.uuid4()))
 
 
@@ -120,13 +122,6 @@ def _told(root_fd: int, store_path: str) -> Iterator[str]:
             continue  # an unreadable file tells nothing; repair handles it once there is a store again
         if found is not None:
             yield found
-
-
-def _text_of_file(root_fd: int, store_path: str) -> bytes:
-    try:
-        return read_store_file(root_fd, store_path)
-    except FileNotFoundError:
-        return b""
 
 
 def _were_marks(folder: StoreFolder) -> bool:

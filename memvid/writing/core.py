@@ -128,6 +128,14 @@ class StoreCore:
             )
         self.require_lock()
 
+    def begin_upkeep(self, *, dry_run: bool) -> None:
+        """Before an operation that a dry run only plans. Raises as `require_writable`; a dry run only StoreClosed."""
+        if dry_run:
+            self.require_open()
+        else:
+            self.require_writable()
+            self.mend_index_file()
+
     def require_lock(self) -> None:
         if self._lock is not None:
             self._lock.require_held()
@@ -241,8 +249,7 @@ class StoreCore:
 
     def open_bundle(self, bundle_id: bytes) -> BundleFile:
         """Open a bundle's file, live or retired, with its manifest. Raises BundleMissing, StoreIoError, Corruption."""
-        fd, path = self.folder.open_bundle(bundle_id)
-        return BundleFile(fd, path, bundle_id)
+        return BundleFile(*self.folder.open_bundle(bundle_id), bundle_id)
 
     def in_place(self, bundle: IndexedBundle) -> IndexedBundle:
         """A bundle's index row, made once its file has its name, with the file's stamp."""
