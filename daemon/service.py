@@ -120,7 +120,7 @@ class Service(Parts, Verbs, Awaiting):
         found = [finding.message for finding in opening.unreadable]
         if opening.index_rebuilt is not None and opening.rows_added:
             bundles = format_plural(opening.rows_added, "bundle")
-            found.append(f"The index was made anew from {bundles}: {opening.index_rebuilt}.")
+            found.append(f"The index was rebuilt from {bundles}: {opening.index_rebuilt}.")
         if opening.rows_corrected:
             files = format_plural(opening.rows_corrected, "file")
             found.append(
@@ -129,10 +129,10 @@ class Service(Parts, Verbs, Awaiting):
             )
         if opening.rows_dropped:
             gone = format_plural(opening.rows_dropped, "bundle")
-            found.append(f"{gone} that the index knew can be found no more, nor woken.")
+            found.append(f"{gone} of the index cannot be found any more, so their versions cannot be woken.")
         found += [
-            f"{each} has other bytes than when it was last read, and the same size and times. The model is "
-            "identified by what it has now; what slept before is refused unless the file is put back."
+            f"{each} has other bytes than when it was last read, but the same size and times. Its present bytes now "
+            "identify the model; sessions that slept before are refused unless the file is put back."
             for each in self.changed_unseen
         ]
         return tuple(found)

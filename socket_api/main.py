@@ -71,7 +71,7 @@ def describe_stop(report: ShutdownResult) -> str:
     slept, empty = len(report.slept), len(report.empty)
     sentence = f"torpor stopped; {slept} {'session was' if slept == 1 else 'sessions were'} put to sleep"
     if ledgers := len(report.ledgers):
-        sentence += f"; of {ledgers} the ledger is kept, and read again at the next use"
+        sentence += f"; {ledgers} kept only as ledgers, to be read again at the next use"
     if empty:
         sentence += f"; {empty} had read nothing and {'is' if empty == 1 else 'are'} gone"
     return "\n".join([sentence, *(f"  {session}: {reason}" for session, reason in report.ledgers.items())])

@@ -35,7 +35,7 @@ DivergenceOption = Annotated[
     Literal["refuse", "rewind"] | None,
     option(
         "--on-divergence",
-        "What becomes of a transcript that is not what the session has: refused, or the session goes back.",
+        "What to do if a transcript differs from the session: refuse it, or take the session back.",
     ),
 ]
 PROMPT = "[bold cyan]you ›[/] "

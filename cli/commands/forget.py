@@ -13,8 +13,6 @@ from ..view.output import Output, plain
 from .maintenance_report import write_report
 from .upkeep import carry_out
 
-_NEXT = "see to these and forget it again"
-
 
 def forget(
     session: SessionArgument,
@@ -48,5 +46,5 @@ def forget(
     nothing = f"nothing of {plain(session)} is in the store"
     status = write_report(output, "forget", report, nothing=nothing)
     if report.problems and not dry_run:
-        output.remark(f"not proven: bytes of {session} may be left where the problems say; {_NEXT}")
+        output.remark(f"not proven: the problems name places with bytes of {session}; solve them and forget it again")
     return status

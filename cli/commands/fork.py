@@ -16,7 +16,9 @@ from ..view.output import Output, plain
 AtOption = Annotated[
     int | None,
     option(
-        "--at TOKEN", "Begin with only so many of its tokens. What it takes to get there is computed, and told.", min=1
+        "--at TOKEN",
+        "Begin with only its first TOKEN tokens. The fork reports the tokens that it computes for that.",
+        min=1,
     ),
 ]
 

@@ -35,7 +35,7 @@ MARKS = {  # by field of a session: the mark behind its state, its style and its
     "file_missing": (
         "!",
         "red",
-        "its newest version has no file: put what is awake to sleep, and it has one; of others ask torpor verify",
+        "its newest version has no file: if awake, put it to sleep, and it has one; if not, ask torpor verify",
     ),
 }
 STATE_STYLES = {"awake": "green", "asleep": "blue", "stored": "blue"}

@@ -32,7 +32,9 @@ def _require_days(days: float | None) -> float | None:
 KeepLastOption = Annotated[int | None, option("--keep-last N", "Keep the N newest of each session.", min=1)]
 KeepDaysOption = Annotated[
     float | None,
-    option("--keep-days D", "Keep what slept in the D days before the newest of its session.", callback=_require_days),
+    option(
+        "--keep-days D", "Keep versions that slept in the D days before their session's newest.", callback=_require_days
+    ),
 ]
 
 
@@ -142,6 +144,6 @@ def rebuild_index(
     """
     output = Output(as_json=as_json)
     report = carry_out(output, MaintainRequest("rebuild_index", dry_run=dry_run), socket, store)
-    made = "[green]done[/]  the index was made anew, and says what it said before"
+    made = "[green]done[/]  the index was rebuilt, and is the same as before"
     nothing = "nothing would change" if dry_run else made
     return write_report(output, "rebuild-index", report, nothing=nothing)

@@ -30,7 +30,9 @@ BitsOption = Annotated[Literal["8", "4"], typer.Option("--bits", help="In how ma
 AfterOption = Annotated[
     float | None,
     option(
-        "--after DAYS", "Only what has slept for so many days; with no SESSION, all that has.", callback=_require_days
+        "--after DAYS",
+        "Only sessions that have slept for so many days; without SESSION, all of them.",
+        callback=_require_days,
     ),
 ]
 
@@ -55,7 +57,7 @@ def quantise(
     [cyan]torpor prune notes --keep-last 1[/]
     """
     if session is None and after is None:
-        raise InvalidUsage("Name a session, or say with --after DAYS how long those have slept that are meant.")
+        raise InvalidUsage("Name a SESSION, or give --after DAYS for all that have slept so long.")
     output = Output(as_json=as_json)
     with connect(socket, timeout_s=PATIENCE_S) as daemon:
         with output.progress("quantise"):

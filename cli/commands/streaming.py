@@ -51,8 +51,8 @@ def finish_generation(output: Output, command: str, result: GenerateResult) -> i
     remark_on_branch(output, result.session, result.branched)
     if result.rewound_to is not None:
         output.remark(
-            f"[dim]the transcript had diverged: the session went back to token {format_count(result.rewound_to)}, and "
-            f"what it had is an earlier version[/]"
+            f"[dim]the transcript had diverged: the session went back to token {format_count(result.rewound_to)}; its"
+            " former state is an earlier version[/]"
         )
     written = len(result.tokens)
     output.remark(

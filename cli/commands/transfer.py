@@ -108,8 +108,7 @@ def import_(
             receipt, newest = import_bundle(source, as_name, socket, store, on_progress)
     except KeyboardInterrupt:
         raise Interrupted(
-            "Interrupted. The import may have come to its end all the same: import the file again, and what is there "
-            "already is told and not taken twice."
+            "Interrupted. The import may have ended all the same. Import the file again: nothing is taken twice."
         ) from None
     ignore_interrupts()
     if as_json:
@@ -128,7 +127,7 @@ def import_(
         )
     if newest is not None and newest > receipt.version:
         output.remark(
-            f"version {newest} is newer, and what the next wake gives; if a repair has saved it from this one,"
+            f"version {newest} is newer, so the next wake gives that one; if a repair has saved it from this version,"
             " torpor repair lets it give way"
         )
 

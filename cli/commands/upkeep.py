@@ -52,7 +52,7 @@ def carry_out(output: Output, order: MaintainRequest, socket: Path | None, store
 def _carry_out(order: MaintainRequest, socket: Path | None, store: Path | None) -> MaintenanceResult:
     daemon = find_keeper(socket, store)
     if daemon is not None:
-        with daemon, _telling(order, "The daemon brings what it has begun to its end; ask again for what is left."):
+        with daemon, _telling(order, "The daemon ends the work that it has begun; ask again for the rest."):
             answer: MaintenanceResult = daemon.ask(VERBS["maintain"], order)
             return answer
     path = store or default_store_path()
@@ -62,7 +62,7 @@ def _carry_out(order: MaintainRequest, socket: Path | None, store: Path | None) 
         if order.dry_run:  # the rest cannot be told before that
             return MaintenanceResult.of(MaintenanceReport("repair", True, restored, 0, 0, ()))
     with (
-        _telling(order, "The store is sound, and what was done stays done; the same command does the rest."),
+        _telling(order, "The store is sound, and the work done so far stays; the same command does the rest."),
         open_store(path) if order.dry_run else open_to_maintain(path) as opened,
     ):
         report = operations.carry_out(

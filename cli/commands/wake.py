@@ -16,12 +16,12 @@ from ..view.formatting import format_seconds
 from ..view.output import Output, plain
 from ..view.wake_remarks import remark_on_look, remark_on_wake, write_plan
 
-VersionOption = Annotated[str | None, option("--version VERSION", "As behind the @: an earlier sleep.")]
+VersionOption = Annotated[str | None, option("--version VERSION", "An earlier sleep, named as behind the @.")]
 AtOption = Annotated[
     int | None,
     option(
         "--at TOKEN",
-        "With only so many of its tokens: as it was then. What it takes to get there is computed, and told.",
+        "With only its first TOKEN tokens, as it was then. The wake reports the tokens that it computes for that.",
         min=1,
     ),
 ]
@@ -30,9 +30,7 @@ StrictOption = Annotated[
 ]
 PlanOption = Annotated[
     bool,
-    option(
-        "--plan", "Say what the wake would do and how long it would take here, by what was measured, and do nothing."
-    ),
+    option("--plan", "Say what the wake would do, and how long it would take by the measured rates; do nothing."),
 ]
 _CANARY = {
     "same_bits": ", and it computes what it did when it slept, to the bit",

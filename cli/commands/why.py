@@ -29,7 +29,7 @@ def why(session: SessionArgument, socket: SocketOption = None, as_json: JsonOpti
         output.document("why", asdict(result))
         return
     if not result.requests:
-        output.line(f"{plain(result.session)}  nothing was asked of it since the daemon began")
+        output.line(f"{plain(result.session)}  no request since the daemon began")
     for reuse in reversed(result.requests):
         output.line(_headline(reuse, result.session))
         if reuse.outcome == "diverged":

@@ -32,7 +32,7 @@ def _require_labels(value: list[str] | None) -> list[str] | None:
     return value
 
 
-KindOption = Annotated[str | None, option("--kind KIND", "What it is called, to be found by.", callback=_require_kind)]
+KindOption = Annotated[str | None, option("--kind KIND", "A name to find it by.", callback=_require_kind)]
 LabelOption = Annotated[
     list[str] | None,
     option(
@@ -48,8 +48,8 @@ def require_file(target: str, command: str) -> str:
     """Refuse standard output: a file gets its name only once it is whole."""
     if target == "-":
         raise InvalidUsage(
-            f"{command} writes a file that gets its name once it is whole, not to standard output. Name a file; ./- is "
-            "one of that name."
+            f"{command} cannot write to standard output: the file gets its name once it is whole. Name a file (./- for"
+            " one named -)."
         )
     return target
 

@@ -19,7 +19,7 @@ def remark_on_wake(output: Output, woken: WakeResult) -> None:
         output.remark(f"[yellow]saved by a repair[/]: {told}")
     if woken.recomputed:
         again = woken.recomputed
-        bits = "to the bit what it was" if again.same_logits else "not to the bit what it was"
+        bits = "the same to the bit" if again.same_logits else "not the same to the bit"
         what, why = ("healed", "damaged on the disk and ") if again.damaged else ("recomputed", "")
         output.remark(
             f"[yellow]{what}[/]: {format_plural(again.tokens, 'token')} from token {format_count(again.start)} of"
@@ -73,7 +73,7 @@ def remark_on_wake_in_passing(output: Output, woken: WakeResult | None) -> None:
         were = "was" if woken.tokens_prefilled == 1 else "were"
         output.remark(f"[yellow]read again[/]: {tokens} that {were} not restored, to wake {plain(woken.session)}")
     if not woken.verified:
-        output.remark("[yellow]trusted[/]: what was read was not hashed, as the daemon was told (serve --trusting)")
+        output.remark("[yellow]trusted[/]: the bytes were not hashed, as the daemon was told (serve --trusting)")
     remark_on_wake(output, woken)
 
 
@@ -81,13 +81,13 @@ def describe_salvaged(tokens: int, of: int | None) -> str:
     """Say what a repair saved of a session, and where to find the file that brings back the rest."""
     first = f"the first {format_plural(tokens, 'token')}"
     saved = f"{format_count(tokens)} of {format_plural(of, 'token')}" if of else first
-    return f"{saved}; which file would bring back the rest, [cyan]torpor verify[/] says"
+    return f"{saved}; [cyan]torpor verify[/] names the file that would bring back the rest"
 
 
 def describe_loss(lossy: Lossy) -> str:
     """Say what a session has lost."""
     tokens = format_plural(lossy.tokens, "token")
-    return f"keys and values of the first {tokens} were kept in {lossy.bits} bits; what was read since rests on those"
+    return f"keys and values of the first {tokens} were kept in {lossy.bits} bits; later tokens rest on those"
 
 
 def describe_differing(differs: Sequence[PartDiffers]) -> str:

@@ -106,7 +106,7 @@ class Conversing:
         if turn.at == held:
             return
         where = (
-            f"Message {turn.common} of the transcript is not what {live.uri} has there"
+            f"Message {turn.common} of the transcript differs from the one of {live.uri}"
             if turn.common < len(messages)
             else f"{live.uri} goes on behind the last message of the transcript"
         )
@@ -118,7 +118,7 @@ class Conversing:
         raise TranscriptDiverged(
             f"{where}: of its {format_plural(held, 'token')} the first {turn.at} are the transcript's. {way}; or send "
             'it with on_divergence "rewind" (torpor chat: `--on-divergence rewind`), which puts the session back there '
-            "and keeps what it has now as an earlier version. Nothing has changed.",
+            "and keeps its present state as an earlier version. Nothing has changed.",
             session=str(live.uri),
             message_index=turn.common,
             position=turn.at,

@@ -98,10 +98,10 @@ class Queue:
         waiting = self.info().waiting
         limit = self.limit if priority == "normal" else max(1, self.limit // 2)
         if waiting >= limit:
-            what = "" if priority == "normal" else " for one in the background to join them"
+            what = "" if priority == "normal" else " before one in the background is taken"
             raise EngineBusy(
-                f"Of requests that wait for a turn, for memory or the engine there are {waiting}, and no more than "
-                f"{limit} may be{what}; send this one again later, or start the daemon with a larger --max-waiting.",
+                f"{waiting} requests wait for a turn, for memory or the engine, and at most {limit} may{what}. Send "
+                "this one again later, or start the daemon with a larger --max-waiting.",
                 waiting=waiting,
                 limit=limit,
             )

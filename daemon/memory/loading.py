@@ -190,7 +190,7 @@ def has_changed(place: Place) -> ModelChanged:
     return ModelChanged(
         f"The files of model {place.name!r} have changed since they were loaded: {', '.join(place.changed)}. Sessions "
         "that are awake go on; nothing else is begun on it. Put the files back as they were, or take the new ones with "
-        f"`torpor models unload {place.name}`: then what slept with the old ones is refused.",
+        f"`torpor models unload {place.name}`: then sessions that slept with the old ones are refused.",
         model=place.name,
         changed=list(place.changed),
     )

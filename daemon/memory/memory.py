@@ -394,7 +394,7 @@ class Memory:
         why = f" {'; '.join(reasons)}." if reasons else ""
         slept = ", put sessions to sleep" if self._sessions() else ""
         return MemoryBudgetExceeded(
-            f"{use.what or use.uri} needs {format_bytes(wanted)} of memory more. The budget is "
+            f"{use.what or use.uri} needs {format_bytes(wanted)} more memory. The budget is "
             f"{format_bytes(self._budget)}; {format_bytes(held)} of it is taken, {format_bytes(weights)} by the "
             f"models.{why} Ask for fewer tokens{slept}, or give the daemon a larger memory budget.",
             session=None if use.uri is None else str(use.uri),

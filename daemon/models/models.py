@@ -311,8 +311,8 @@ def _folder_of(source: str) -> Path:
         else:
             why = f"and it could not be had from the model hub: {_first_line(error)}"
         raise ModelUnavailable(
-            f"There is no folder {source!r} here, {why}. Give the folder of a model that lies on this machine, as in "
-            "--model NAME=./FOLDER, or what names one on the hub.",
+            f"There is no folder {source!r} here, {why}. Give the folder of a model on this machine, as in "
+            "--model NAME=./FOLDER, or the name of one on the hub.",
             source=source,
             reason=_first_line(error),
         ) from error

@@ -59,8 +59,7 @@ class LeftLook:
         if row is None:
             raise SessionNotFound(
                 f"{self.uri} was awake for a look at version {self.version}, token {self.token_count}, which is not "
-                "stored any more. Put the session to sleep: that ends the look, and its newest version is what you "
-                "find then.",
+                "stored any more. Put the session to sleep: that ends the look, and you find its newest version.",
                 session=str(self.uri),
                 version=self.version,
             )

@@ -75,7 +75,7 @@ def _problem_of(place: Place) -> str | None:
     if place.leaving:
         waits = "it is served no more, and goes with its last use"
     else:
-        waits = "it is what it was before the configuration changed, and is loaded anew once it is not in use"
+        waits = "it is still the model of the earlier configuration, and is loaded anew once it is not in use"
     return waits if place.stays_for is None else f"{waits}; {place.stays_for}"
 
 

@@ -60,8 +60,8 @@ class Planning:
         model = self._shelf.facts(row.model)
         if model is None:
             raise ModelNotLoaded(
-                f"Model {row.model!r} has not been loaded since the daemon began, so it is not known what a wake on "
-                f"it would take. Load it: torpor models load {row.model}",
+                f"Model {row.model!r} has not been loaded since the daemon began, so a wake on it cannot be planned. "
+                f"Load it: torpor models load {row.model}",
                 model=row.model,
             )
         reader, prospect = await self._hibernation.waking.look(uri, order, model)

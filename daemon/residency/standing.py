@@ -68,8 +68,8 @@ class Standing:
         if row is None:
             raise SessionNotFound(
                 f"{live.uri} is awake for a look at version {durable.version}, which is not stored any more. Append to "
-                "it and put it to sleep to keep what is in memory; or put it to sleep as it is, and the newest version "
-                "is what you find.",
+                "it and put it to sleep to keep its state; or put it to sleep as it is, and you find the newest "
+                "version.",
                 session=str(live.uri),
                 version=durable.version,
             )
@@ -82,7 +82,7 @@ class Standing:
             raise session_exists(uri)
         if self._store.can_be_deleted(uri):
             raise SessionExists(
-                f"{uri} has versions that cannot be woken now, for something of them is missing or damaged. `torpor "
+                f"{uri} has versions that cannot be woken now: a file of theirs is missing or damaged. `torpor "
                 "verify` says which file to put back; choose another name, or give them up with `torpor rm`.",
                 session=str(uri),
             )

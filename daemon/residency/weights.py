@@ -96,8 +96,8 @@ class Weights:
         if place.model is not None and self._is_needed(name):
             needed = [str(each.uri) for each in self._awake.on(name) if self._stays(each)]
             raise ModelInUse(
-                f"Model {name!r} is in use{' by ' + ', '.join(needed[:_MAX_TOLD]) if needed else ''}; wait for what "
-                "goes on, put such sessions to sleep, and try again.",
+                f"Model {name!r} is in use{' by ' + ', '.join(needed[:_MAX_TOLD]) if needed else ''}; wait for "
+                "running requests, put such sessions to sleep, and try again.",
                 model=name,
                 sessions=needed,
             )

@@ -448,8 +448,8 @@ def _put_off(put_off: Mapping[SessionUri, str]) -> RepairPutOff:
     told = "; ".join(f"{uri} ({why.rstrip('.')})" for uri, why in list(put_off.items())[:_MAX_TOLD])
     more = f"; and {len(put_off) - _MAX_TOLD} others" if len(put_off) > _MAX_TOLD else ""
     return RepairPutOff(
-        f"Nothing was repaired, for that would cut short what can be computed again, only not now: {told}{more}. See "
-        "to that and repair again; or stop the daemon and repair without it, which cuts them to what is sound.",
+        f"Nothing was repaired: that would cut sessions short that can be computed again, only not now: {told}{more}. "
+        "Solve that and repair again; or stop the daemon and repair without it, which cuts them to their sound part.",
         sessions={str(uri): why for uri, why in list(put_off.items())[:_MOST_LISTED]},
     )
 
@@ -457,7 +457,7 @@ def _put_off(put_off: Mapping[SessionUri, str]) -> RepairPutOff:
 def _refusal(uri: SessionUri, versions: Sequence[int]) -> RepairPutOff:
     told = ", ".join(map(str, versions[:_MAX_TOLD])) + (", ..." if len(versions) > _MAX_TOLD else "")
     return RepairPutOff(
-        f"Nothing is repaired unasked: that would give up earlier versions of {uri} ({told}), which are damaged, and "
+        f"Nothing is repaired unasked: that would give up earlier versions of {uri} ({told}), which are damaged but "
         "have all their tokens. Put back their files from a backup, prune them, or ask for a repair.",
         session=str(uri),
     )

@@ -29,9 +29,9 @@ async def set_sampling(parts: Parts, request: SetRequest) -> SessionInfo:
     async with parts.residency.woken(parts.resolve(request.session), request.emit) as (_, live):
         if (look := parts.look(live)) is not None:
             raise SessionAwake(
-                f"{live.uri} is awake for a look at version {look.version}, token {look.token_count}, which a look "
-                "leaves as it is. Put it to sleep and set again, for the session as its newest version has it; or "
-                "fork it, and set the fork.",
+                f"{live.uri} is awake for a look at version {look.version}, token {look.token_count}, and a look "
+                "changes nothing. Put it to sleep and set again, to change its newest version; or fork it, and set "
+                "the fork.",
                 session=str(live.uri),
                 version=look.version,
             )

@@ -122,7 +122,7 @@ async def analyse(parts: Parts, request: AnalyseRequest) -> AnalysisResult:
     uri = parts.resolve(name)
     if uri in parts.residency.awake and parts.store.find_session(uri) is None:
         raise SessionNotFound(
-            f"{uri} is awake and has never slept, and what is analysed is what is stored; put it to sleep first.",
+            f"{uri} is awake and has never slept, and only stored versions are analysed; put it to sleep first.",
             session=str(uri),
         )
     found = await parts.analyst.analyse(request.session, kind=request.kind, labels=request.labels, emit=request.emit)

@@ -371,8 +371,8 @@ class ServedConnection:
             )
         if request.id in self._gave_way:
             return ShuttingDown(
-                f"The daemon was told to stop, so {request.verb.name} was cancelled. {left} Ask what is left again:"
-                " if the daemon could not stop, it goes on; if it could, when it is back.",
+                f"The daemon was told to stop, so {request.verb.name} was cancelled. {left} Ask for the rest again:"
+                " soon if the daemon could not stop, else when it is back.",
                 **facts,
             )
         return RequestCancelled(f"{request.verb.name} was cancelled. {left}", **facts)
@@ -454,8 +454,8 @@ def _left_of(request: AcceptedRequest, work: asyncio.Task[dict[str, object]]) ->
     try:
         work.result()
     except LeftMidway as left:
-        read = "What it was given was read. " if left.was_read else ""
-        written = f"Of the answer {len(left.tokens)} tokens stay." if left.tokens else "No answer began."
+        read = "Its input was read. " if left.was_read else ""
+        written = f"{len(left.tokens)} tokens of the answer stay." if left.tokens else "No answer began."
         branches = f" History branches here: version {left.branched.newest_version} stays." if left.branched else ""
         facts = {
             "was_read": left.was_read,

@@ -247,8 +247,7 @@ def _stop_refused(report: ShutdownResult) -> StopRefused:
         told.append(f"and {more} more")
     count = len(report.failed)
     return StopRefused(
-        f"{count} session{'' if count == 1 else 's'} cannot be put to sleep, so the daemon goes on. Do what is said"
-        " of each and stop it again, or keep of them what can be kept, their ledgers at least: torpor stop --force. "
-        + "; ".join(told),
+        f"{count} session{'' if count == 1 else 's'} cannot be put to sleep, so the daemon goes on. Solve the problem"
+        " of each and stop it again; or keep only their ledgers, with torpor stop --force. " + "; ".join(told),
         failed=report.failed,
     )

@@ -89,7 +89,7 @@ def test_ls_marks_a_session_whose_newest_version_has_no_file(
     assert remedy in problem["message"]
     listed = torpor("ls", *where)
     assert [line.split()[0] for line in listed.out.splitlines() if "!\t" in line] == ["default/agent"]
-    assert "! its newest version has no file: put what is awake to sleep" in listed.err
+    assert "! its newest version has no file: if awake, put it to sleep" in listed.err
 
 
 def test_ls_of_another_namespace_is_empty(torpor: Torpor, made_store: MadeStore) -> None:
@@ -560,7 +560,7 @@ def test_ls_and_show_of_a_store_tell_what_a_repair_saved(torpor: Torpor, made_st
     assert listed["agent"]["salvaged"] == {"tokens": last.start, "of": row.token_count}
     assert {info["salvaged"] is None for name, info in listed.items() if name != "agent"} <= {True}
     assert "~ the beginning of a damaged version" in torpor("ls", *where).err
-    told = f"{last.start} of {row.token_count} tokens; which file would bring back the rest, torpor verify says"
+    told = f"{last.start} of {row.token_count} tokens; torpor verify names the file that would bring back the rest"
     assert told in torpor("show", "agent", *where).out
 
 

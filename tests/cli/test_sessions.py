@@ -289,9 +289,9 @@ def test_wake_tells_in_one_line_what_was_healed(torpor: Torpor, daemon: FakeDaem
     daemon.service.recomputed = Recomputed(3, 1024, 1276, True)
     told = torpor("wake", "a").err
     assert "healed: 1,276 tokens from token 1,024 of version 3 were damaged on the disk and computed again" in told
-    assert "is to the bit what it was" in told
+    assert "is the same to the bit" in told
     daemon.service.recomputed = Recomputed(3, 1024, 1276, False)
-    assert "is not to the bit what it was" in torpor("wake", "a").err
+    assert "is not the same to the bit" in torpor("wake", "a").err
 
 
 def test_wake_and_show_tell_in_one_line_what_a_session_has_lost(torpor: Torpor, daemon: FakeDaemon) -> None:
@@ -311,7 +311,7 @@ def test_wake_show_and_ls_tell_what_a_repair_saved_of_a_session(torpor: Torpor, 
     assert "saved" not in torpor("wake", "a").err + torpor("show", "a").out + torpor("ls").out
     fake = daemon.service.sessions["a"]
     fake.info = dataclasses.replace(fake.info, salvaged=Salvaged(1024, 2113))
-    told = "1,024 of 2,113 tokens; which file would bring back the rest, torpor verify says"
+    told = "1,024 of 2,113 tokens; torpor verify names the file that would bring back the rest"
     assert f"saved by a repair: {told}\n" in torpor("wake", "a").err
     assert torpor("wake", "a", "--json").document["salvaged"] == {"tokens": 1024, "of": 2113}
     assert f"saved\t{told}" in torpor("show", "a").out
@@ -323,7 +323,7 @@ def test_wake_show_and_ls_tell_what_a_repair_saved_of_a_session(torpor: Torpor, 
         None,
     ]
     fake.info = dataclasses.replace(fake.info, salvaged=Salvaged(1024, None))
-    assert "saved by a repair: the first 1,024 tokens; which file" in torpor("wake", "a").err
+    assert "saved by a repair: the first 1,024 tokens; torpor verify names" in torpor("wake", "a").err
 
 
 @pytest.mark.parametrize(
@@ -361,11 +361,11 @@ def test_a_command_that_wakes_a_session_tells_in_what_it_is_not_as_it_was(
     fake = daemon.service.sessions["a"]
     fake.info = dataclasses.replace(fake.info, salvaged=Salvaged(256, 600))
     told = [
-        "saved by a repair: 256 of 600 tokens; which file would bring back the rest, torpor verify says\n",
+        "saved by a repair: 256 of 600 tokens; torpor verify names the file that would bring back the rest\n",
         "read again: 44 tokens that were not restored, to wake torpor://default/a\n",
         "lossy: keys and values of the first 256 tokens were kept in 4 bits; ",
         "differs since it slept: device metal → cpu\n",
-        "trusted: what was read was not hashed",
+        "trusted: the bytes were not hashed",
     ]
     waking, awake = torpor(command, "a", "two").err, torpor(command, "a", "three").err
     assert [each in waking for each in told] == [True] * 5
@@ -385,7 +385,7 @@ def test_a_command_gives_scripts_the_report_of_the_wake_that_it_made(
 
 def test_why_shows_where_requests_left_what_was_there(torpor: Torpor, daemon: FakeDaemon) -> None:
     torpor("append", "a", "x")
-    assert "nothing was asked of it" in torpor("why", "a").out
+    assert "no request since the daemon began" in torpor("why", "a").out
     uri, texts = "torpor://default/a", ("it is [red]6:30", "it is \x1b[31m7:45\n")
     daemon.service.reuses = (
         Reuse("append", 1, "none"),
