@@ -49,7 +49,7 @@ _CODES: tuple[tuple[ExitStatus, tuple[str, ...]], ...] = (
             "duplicate_id", "durability_lost",
             "frame_timeout", "frame_too_large", "generation_failed", "hello_timeout", "inconsistent_state",
             "index_failed",
-            "internal_error", "invalid_draft", "limit_exceeded", "local_protocol_error", "lock_lost",
+            "internal_error", "invalid_draft", "journal_waits", "limit_exceeded", "local_protocol_error", "lock_lost",
             "malformed_frame", "malformed_message", "not_enough_memory", "output_failed", "peer_refused",
             "protocol_error", "remote_error", "reply_too_large", "store_closed", "store_io", "store_read_only",
             "system_error", "truncated_frame",
@@ -80,7 +80,7 @@ _CODES: tuple[tuple[ExitStatus, tuple[str, ...]], ...] = (
         INTEGRITY,
         (
             "block_missing", "bundle_mismatch", "bundle_missing", "canary_failed", "corrupt_block", "corrupt_bundle",
-            "corrupt_marks", "corrupt_store_file", "corruption", "demo_disproved", "index_mismatch",
+            "corrupt_journal", "corrupt_marks", "corrupt_store_file", "corruption", "demo_disproved", "index_mismatch",
             "malformed_snapshot", "marks_lost", "non_finite_state", "not_recomputable",
             "owner_mismatch", "parent_mismatch",
             "read_back_failed", "trailing_data", "truncated", "version_mismatch",
