@@ -185,7 +185,7 @@ def find_losses(folder: StoreFolder, index: Index, uri: SessionUri | None = None
 
 
 def _untold(folder: StoreFolder, count: int, error: StoreError) -> Finding:
-    message = f"What is lost of the versions that repair has set aside ({count}) cannot be told. {error.message}"
+    message = f"Repair has set {format_plural(count, 'version')} aside, and the loss is unknown. {error.message}"
     return Finding(f"{folder.path}/{QUARANTINE}", error.code, message)
 
 

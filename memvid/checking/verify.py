@@ -59,9 +59,7 @@ def require_same_as_row(row: IndexRow, uri: SessionUri, manifest: Manifest, path
     _require_equal(IndexMismatch, path, "identity", _hex(row.identity_digest), _hex(manifest.identity.digest))
     _require_equal(IndexMismatch, path, "token_count", row.token_count, manifest.token_count)
     if row != row_of(manifest, row.bundle_id, row.bundle_bytes):  # a file's length is no part of its meaning
-        raise IndexMismatch(
-            f"{path}: the index tells other facts of it than it does itself. {_REMEDY}", path=path, field="facts"
-        )
+        raise IndexMismatch(f"{path}: its facts differ from those in the index. {_REMEDY}", path=path, field="facts")
 
 
 def _require_equal(kind: type[StoreError], path: str, field_name: str, promised: Any, found: Any) -> None:

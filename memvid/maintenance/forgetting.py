@@ -190,8 +190,8 @@ def _missing_users(
         row = rows.get(user)
         version = f"version {row.version} of {row.uri}" if row is not None else "another version"
         message = (
-            f"{step.path} stays as it is: {version} looks for blocks in it, unknown which, because its file "
-            f"{path} is missing. Put that file back from a backup, or delete that session, and {_AGAIN}."
+            f"{step.path} stays as it is: {version} needs blocks of it, and its own file {path} is missing, "
+            f"so it is unknown which. Put that file back from a backup, or delete that session, and {_AGAIN}."
         )
         found.append(Finding(step.path, CANNOT_BE_TOLD, message))
     return found

@@ -131,8 +131,8 @@ def empty_quarantine(core: StoreCore, *, dry_run: bool = False) -> MaintenanceRe
 
 def _told_again(core: StoreCore) -> Finding:
     message = (
-        f"{core.index.path} takes no change: the versions that were given up are told of again, as set aside, where it "
-        "cannot be written before this store is closed. Free some space, and empty the quarantine again then."
+        f"{core.index.path} takes no change. If that lasts until this store is closed, the versions that were given up "
+        "are listed as set aside again: free some space then, and empty the quarantine again."
     )
     return Finding(core.index.path, IndexFailed.code, message)
 

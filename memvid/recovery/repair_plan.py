@@ -31,7 +31,7 @@ from ..uri import SessionUri
 from .plan_steps import GiveUp, Layout, Mend, RepairPlan, Restore, Return, Role, Salvage, SetAside, Shelve, ledger_saved
 from .survey import FileState, Judgement, Survey
 
-_WHOSE = "Whose {} was cannot be told: its manifest is damaged."
+_WHOSE = "The session of {} is unknown: its manifest is damaged."
 
 
 def plan_repair(

@@ -581,5 +581,5 @@ def test_a_quarantine_that_cannot_be_looked_into_is_reported(
     quarantine.chmod(0o770)
     report = store.verify(uri, deep=True)
     assert [(finding.path, finding.code) for finding in report.findings] == [(str(quarantine), "unsafe_path")]
-    assert "set aside (1)" in report.findings[0].message
+    assert "set 1 version aside" in report.findings[0].message
     assert store.verify(OTHER_URI, deep=True).ok
