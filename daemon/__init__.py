@@ -1,5 +1,5 @@
 """Models, sessions and the engine. Knows nothing of wire formats or argv.
 
-What computes with MLX stands in folders whose `__init__` imports the snapshot folder first: it chooses the BLAS that
-mlx.core will use. `api` does not, so that clients can import it.
+The `__init__` of each folder that uses MLX imports the snapshot folder first: it chooses the BLAS of mlx.core. `api`
+does not, so that clients can import it.
 """

@@ -109,7 +109,7 @@ def find_keeper(socket: Path | None, store: Path | None) -> Client | None:
 
 def open_to_maintain(path: Path) -> Store:
     """Open an existing store for writing; `Store.open` alone would make one. Raises NoStore, NotAStore,
-    UnsupportedFormat, StoreLocked, and what else memvid refuses."""
+    UnsupportedFormat, StoreLocked, and memvid's other refusals."""
     root_fd = open_existing_root(os.path.abspath(path))
     try:
         load_store_uuid(root_fd, str(path))

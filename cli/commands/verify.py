@@ -35,7 +35,7 @@ def verify(
     as_json: JsonOption = False,
 ) -> int:
     """Reads the files of --store, of the running daemon's store, or of the default one. Changes nothing, repairs
-    nothing, needs no daemon and disturbs none. Exit status 6 if anything is not what it was promised to be.
+    nothing, needs no daemon and disturbs none. Exit status 6 if anything is damaged or missing.
 
     [bold]Examples[/]
 

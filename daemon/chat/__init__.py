@@ -1,1 +1,1 @@
-"""Conversations: what a message reads and writes, folding of a full context."""
+"""Conversations: messages, transcripts, and the folding of a full context."""

@@ -1,1 +1,1 @@
-"""The configuration file: its records, and how a change of it is taken over."""
+"""The configuration file: its records, and the reload of a changed one."""

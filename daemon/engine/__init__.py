@@ -1,4 +1,4 @@
 """The engine thread, which alone calls MLX: generation, batches, sampling, admission, cancellation."""
 
-# Before any module of this folder imports mlx.core: the snapshot folder chooses the BLAS that it will use.
+# Before any module of this folder imports mlx.core: the snapshot folder chooses its BLAS.
 from ... import snapshot as _snapshot  # noqa: F401

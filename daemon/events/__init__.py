@@ -1,1 +1,1 @@
-"""What the daemon tells of itself: the records of events and the bus that hands them on."""
+"""The daemon's events: their records, and the bus that passes them on."""

@@ -1,1 +1,1 @@
-"""Blocks that one session has and another can start from, and why they were or were not used."""
+"""Prefix reuse between sessions, and why a request did or did not profit from it."""

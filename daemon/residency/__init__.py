@@ -1,1 +1,1 @@
-"""Which sessions are in memory, which sleep, and how they are listed and planned for."""
+"""The sessions in memory and asleep: turns, wakes, sleeps, listings and plans."""

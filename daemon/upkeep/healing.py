@@ -437,8 +437,7 @@ class Healing:
 
 
 def _outcome_of(error: TorporError) -> _Outcome:
-    """The outcome of an error. A repair needs neither memory nor a model, and would give up a session that is put
-    off."""
+    """The outcome of an error. A repair needs no memory or model, and would give up a session that is put off."""
     if isinstance(error, _CANNOT_BE) and not isinstance(error, ReadBackFailed):
         return _SETTLED
     return _Outcome("not_here" if isinstance(error, _NOT_HERE) else "not_now", sentence_of(error))
