@@ -107,8 +107,12 @@ class Store(Exchanging, Upkeep, Tagging, Acknowledging):
                 lock.close()
             folder.close()
             raise
-        if writable:
-            store.opening = replay(store._core, opening)
+        try:
+            if writable:
+                store.opening = replay(store._core, opening)
+        except BaseException:
+            store.close()
+            raise
         return store
 
     def close(self) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import operator
+import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -38,6 +39,9 @@ from ..index.rows import SHADOWED, indexed, row_of
 from ..index.unknown_references import find_lost_notes, missed_finding
 from ..uri import SessionUri
 from .set_aside_versions import find_losses
+
+_SECOND_LOOK_S: Final = 0.1
+"""After so long a write of the journal that was under way has arrived."""
 
 _LOOKS = 64
 """How often a block is looked for again that was not in its place: each look follows one rewrite of the file."""
@@ -342,11 +346,20 @@ def _report_marks(folder: StoreFolder, tally: _Tally) -> None:
 
 
 def _report_journal(folder: StoreFolder, tally: _Tally) -> None:
+    """What two looks find: what only the first one does a daemon was just writing."""
     try:
-        with contextlib.closing(Journal.load(folder, writable=False)) as journal:
-            tally.add(*journal.findings)
+        if not (found := _findings_of_journal(folder)):
+            return
+        time.sleep(_SECOND_LOOK_S)
+        again = _findings_of_journal(folder)
+        tally.add(*(finding for finding in found if finding in again))
     except StoreError as error:
         tally.find(f"{folder.path}/{JOURNAL}", error)
+
+
+def _findings_of_journal(folder: StoreFolder) -> list[Finding]:
+    with contextlib.closing(Journal.load(folder, writable=False)) as journal:
+        return journal.findings
 
 
 def _report_stale(folder: StoreFolder, now: Index | None, rows: Mapping[bytes, IndexRow], tally: _Tally) -> None:

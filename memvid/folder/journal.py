@@ -6,11 +6,14 @@ Owns the file: its room on the disk, its flushes, and which record of it counts.
 of what it finds there when a store is opened.
 
 Rules:
-- A record says all that is not in the session's newest version, so the last one of a session counts alone. Once a
-  version covers it, it is void: in memory at once, and in the file with the next flush.
+- A record says all that is not in the session's newest version, so the last one of a session counts alone. The next
+  version takes its place: it is void then, in memory and in the file. Where the file takes no change, the next flush
+  tries again, and an opening finds by the version's tokens that it covers the record.
 - Records that wait together are written together and flushed once. They count as acknowledged when `append` returns.
-- The file ends in zeros. Room for a turn is taken before the turn begins, so that a full disk refuses it in time.
-- When most of the file is void, the rest of it is written into a new file, which takes its place by one rename.
+- The file ends in zeros. Room for a turn is taken before the turn begins, so that a full disk refuses it in time; what
+  was taken for one session is not used up by others.
+- When most of the file is void, the rest of it is written into a new file, which takes its place by one rename. So is
+  it before the next record, if some of the file is damaged.
 """
 
 from __future__ import annotations
@@ -18,13 +21,13 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from ..disk import durable
-from ..disk.paths import FOLDER_MODE, io_error, open_file, open_folder, stat_open
-from ..errors import CorruptJournal, JournalWaits, LimitExceeded, StoreError
+from ..disk.paths import FOLDER_MODE, io_error, list_names, open_file, open_folder, stat_open
+from ..errors import CorruptJournal, DurabilityLost, JournalWaits, LimitExceeded, NoSpace, StoreError, StoreIoError
 from ..format.journal import HEADER_BYTES, VOID, JournalRecord, Key, scan, size_of
 from ..format.records import Finding
 from ..limits import KIB, MAX_JOURNAL_BYTES, MAX_JOURNAL_RECORD_BYTES, MIB
@@ -42,6 +45,9 @@ _SMALL_BYTES: Final = 1 * MIB
 
 _VOID_SHARE: Final = 4
 """A file is written anew when it is so many times as long as what counts in it."""
+
+_MOST_FINDINGS: Final = 100
+"""What is told of one damaged file, before the rest is only counted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +77,7 @@ class Journal:
         self._end = self._size = self._batch = 0
         self._live: dict[SessionUri, _Place] = {}
         self._void: list[_Place] = []
+        self._is_spoilt = False
         self._reserved: dict[SessionUri, int] = {}
 
     # --- opening and closing
@@ -81,31 +88,34 @@ class Journal:
         cannot be this store's journal is put aside, under another name in its folder.
 
         Raises:
-            UnsafePath, StoreIoError
+            UnsafePath, StoreIoError; NoSpace, DurabilityLost: it could not be put aside.
         """
         journal = cls(folder)
         try:
             journal._folder_fd = open_folder(folder.root_fd, JOURNAL, journal.folder_path)
             flags = os.O_RDWR if writable else os.O_RDONLY
             journal._fd = open_file(journal._folder_fd, TURNS_FILE, flags, journal.path)
-            journal._scan(writable=writable)
+            try:
+                journal._scan()
+            except (CorruptJournal, LimitExceeded) as error:
+                journal._find(f"{journal.path} is not read: {error.message}")
+                if writable:
+                    journal._put_aside()
         except FileNotFoundError:
             pass
-        except (CorruptJournal, LimitExceeded) as error:
-            journal._find(f"{journal.path} is not read: {error.message}")
-            if writable:
-                journal._put_aside()
         except BaseException:
             journal._close_files()
             raise
         return journal
 
     def close(self, *, tidying: bool = False) -> None:
-        """Close the file. tidying: remove one that says nothing any more. Idempotent."""
+        """Close the file. tidying: write what it was not told yet, or remove one that says nothing any more.
+        Idempotent."""
         with self._lock:
-            if tidying and self._fd >= 0 and not self._live:
+            self._reserved.clear()
+            if tidying:
                 with contextlib.suppress(StoreError):
-                    self._remove()
+                    self.settle()
             self._close_files()
 
     def _close_files(self) -> None:
@@ -115,12 +125,16 @@ class Journal:
         self._fd = self._folder_fd = -1
 
     def _put_aside(self) -> None:
-        durable.rename(self._folder_fd, TURNS_FILE, f"{TURNS_FILE}.aside", self.folder_path)
+        name, number = f"{TURNS_FILE}.aside", 1
+        while name in list_names(self._folder_fd, self.folder_path):
+            number += 1
+            name = f"{TURNS_FILE}.aside.{number}"
+        durable.rename(self._folder_fd, TURNS_FILE, name, self.folder_path)
         durable.sync_folder(self._folder_fd, self.folder_path)
         os.close(self._fd)
-        self._fd = -1
+        self._fd, self._end, self._size = -1, 0, 0
 
-    def _scan(self, *, writable: bool) -> None:
+    def _scan(self) -> None:
         self._size = stat_open(self._fd, self.path).st_size
         _require_short(self.path, self._size)
         header = self._read(0, HEADER_BYTES)
@@ -129,8 +143,6 @@ class Journal:
             self._find(f"{self.path}: its header is damaged. What stands behind it is used.")
         for found in scan(self._read, self._size, self._key):
             if found.payload is None:
-                if not writable and found.end >= self._size:
-                    break  # it may be on its way there, by a daemon
                 self._find(
                     f"{self.path}: the {found.end - found.place} bytes from byte {found.place} on hold no record. "
                     "Either a write was cut off there before it was acknowledged, or they are damaged, and the last "
@@ -144,12 +156,18 @@ class Journal:
             except CorruptJournal as error:
                 self._find(f"{self.path}: at byte {found.place} {error.message}")
                 continue
+            if found.is_spoilt:
+                self._find(f"{self.path}: the first bytes of the record at byte {found.place} are damaged. It is used.")
             self._live.pop(record.uri, None)
             if not found.is_void:
                 self._live[record.uri] = _Place(found.place, len(found.payload), record.base)
 
     def _find(self, message: str) -> None:
-        self.findings.append(Finding(self.path, CorruptJournal.code, message))
+        self._is_spoilt = True
+        if len(self.findings) == _MOST_FINDINGS:
+            message = f"{self.path}: there is more damage than is told here."
+        if len(self.findings) <= _MOST_FINDINGS:
+            self.findings.append(Finding(self.path, CorruptJournal.code, message))
 
     def _read(self, start: int, count: int) -> bytes:
         try:
@@ -213,15 +231,14 @@ class Journal:
         _require_small(uri, payload_bytes)
         with self._lock:
             self.require_settled(uri)
-            others = sum(size_of(count) for other, count in self._reserved.items() if other != uri)
-            self._have_room(size_of(payload_bytes) + others)
+            self._have_room(size_of(payload_bytes), [uri])
             self._reserved[uri] = payload_bytes
 
     def append(self, records: Sequence[JournalRecord]) -> None:
         """Write records and flush them: when this returns, they survive.
 
         Raises:
-            NoSpace, StoreIoError, LimitExceeded, JournalWaits: none of them counts.
+            NoSpace, StoreIoError, LimitExceeded, JournalWaits, InvalidDraft: none of them counts.
             DurabilityLost: whether they survive is unknown.
         """
         payloads = [record.encode() for record in records]
@@ -230,7 +247,7 @@ class Journal:
         with self._lock:
             for record in records:
                 self.require_settled(record.uri)
-            self._have_room(sum(map(size_of, map(len, payloads))))
+            self._have_room(sum(map(size_of, map(len, payloads))), [record.uri for record in records])
             places, parts, end = {}, [], self._end
             for record, payload in zip(records, payloads, strict=True):
                 places[record.uri] = _Place(end, len(payload), record.base)
@@ -243,32 +260,46 @@ class Journal:
                 self._reserved.pop(uri, None)
 
     def cover(self, uri: SessionUri) -> None:
-        """A version holds all that was acknowledged of a session: its record counts no more."""
+        """A version takes the place of what was acknowledged of a session: its record counts no more. What the file
+        does not take now it takes with the next flush. Raises DurabilityLost."""
         with self._lock:
-            self._reserved.pop(uri, None)
-            self.waiting.pop(uri, None)
-            if (place := self._live.pop(uri, None)) is not None:
-                self._void.append(place)
+            if self._let_go(uri) is not None:
+                with contextlib.suppress(NoSpace, StoreIoError):
+                    self._write(b"")
 
     def drop(self, uri: SessionUri) -> None:
-        """As `cover`, durable when this returns: the session is deleted. Needs no room on the disk.
+        """The session is deleted: its record counts no more, durably. Needs no room on the disk.
 
         Raises:
-            StoreIoError, DurabilityLost
+            StoreIoError: the record still counts.
+            DurabilityLost
         """
         with self._lock:
-            self.cover(uri)
-            self.settle()
+            place = self._let_go(uri)
+            try:
+                self.settle()
+            except BaseException:
+                if place is not None:
+                    self._void.remove(place)
+                    self._live[uri] = place
+                raise
+
+    def _let_go(self, uri: SessionUri) -> _Place | None:
+        """In memory: its record counts no more, and needs no room."""
+        self._reserved.pop(uri, None)
+        self.waiting.pop(uri, None)
+        if (place := self._live.pop(uri, None)) is not None:
+            self._void.append(place)
+        return place
 
     def settle(self) -> None:
-        """Make durable what `cover` was told. Raises StoreIoError, DurabilityLost."""
+        """Make durable that records count no more; a file in which none counts goes. Raises StoreIoError, NoSpace,
+        DurabilityLost."""
         with self._lock:
-            if not self._void:
-                return
-            if self._live:
-                self._write(b"")
-            else:
+            if self._fd >= 0 and not self._live and not self._reserved:
                 self._remove()
+            elif self._void:
+                self._write(b"")
 
     def erase(self, uri: SessionUri) -> None:
         """Leave no byte of a session in the file, of records that count no more either.
@@ -277,26 +308,41 @@ class Journal:
             NoSpace, StoreIoError, DurabilityLost
         """
         with self._lock:
-            self.cover(uri)
+            self._let_go(uri)
             if self._fd >= 0:
-                if self._live:
-                    self._write_anew(0)
+                if self._live or self._reserved:
+                    self._write_anew(self._reserved_but([]))
                 else:
                     self._remove()
 
-    def _have_room(self, needed: int) -> None:
-        """Room for so many bytes behind the last record; in a new file, where most of the old one is void."""
+    def _reserved_but(self, uris: Collection[SessionUri]) -> int:
+        """The bytes that are reserved for other sessions than these."""
+        return sum(size_of(count) for uri, count in self._reserved.items() if uri not in uris)
+
+    def _have_room(self, needed: int, uris: Collection[SessionUri]) -> None:
+        """Room for so many bytes of these sessions behind the last record, and for what is reserved; if it has to be
+        taken, in a new file where most of the old one is void."""
+        needed += self._reserved_but(uris)
+        is_sound = self._fd >= 0 and not self._is_spoilt
+        if is_sound and self._end + needed <= self._size:
+            return
         counting = sum(size_of(place.payload_bytes) for place in self._live.values())
-        most = max(_SMALL_BYTES, _VOID_SHARE * (counting + needed))
-        if self._fd < 0 or self._key.nonce is None or self._end + needed > most:
+        _require_short(self.path, HEADER_BYTES + counting + needed)
+        most = min(MAX_JOURNAL_BYTES, max(_SMALL_BYTES, _VOID_SHARE * (counting + needed)))
+        if not is_sound or self._end + needed > most:
             self._write_anew(needed)
-        wanted = self._end + needed
-        _require_short(self.path, wanted)
-        if wanted > self._size:
-            size = _in_steps(wanted)
-            durable.write_at(self._fd, self._size, bytes(size - self._size), self.path)
-            durable.sync_file(self._fd, self.path)
-            self._size = size
+        else:
+            self._lengthen(_in_steps(self._end + needed))
+
+    def _lengthen(self, size_bytes: int) -> None:
+        try:
+            durable.write_at(self._fd, self._size, bytes(size_bytes - self._size), self.path)
+        except StoreError:
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._fd, self._size)
+            raise
+        durable.sync_file(self._fd, self.path)
+        self._size = size_bytes
 
     def _write(self, data: bytes) -> None:
         """Write behind the last record, where there is room, and make void what counts no more; flush both."""
@@ -304,12 +350,29 @@ class Journal:
             durable.write_at(self._fd, self._end, data, self.path)
             for place in self._void:
                 durable.write_at(self._fd, place.start, VOID, self.path)
-            durable.sync_file(self._fd, self.path)
-        except StoreError:
-            with contextlib.suppress(StoreError):  # a refused turn must not be found by the next opening
-                durable.write_at(self._fd, self._end, bytes(len(data)), self.path)
+        except StoreError as error:
+            self._take_back(len(data), error)
             raise
+        durable.sync_file(self._fd, self.path)
         self._void.clear()
+
+    def _take_back(self, written: int, failure: StoreError) -> None:
+        """Zeros again where a write failed: a turn that is refused must not be found by the next opening. Records are
+        written in order, so if the first one is not whole, none is."""
+        is_whole = True
+        try:
+            is_whole = self._key.record_at(self._read, self._end, self._end + written) is not None
+            durable.write_at(self._fd, self._end, bytes(written), self.path)
+            if is_whole:
+                durable.sync_file(self._fd, self.path)
+        except StoreError as error:
+            if is_whole and written:
+                raise DurabilityLost(
+                    f"Writing {self.path} failed ({failure.message}), and what was written of it could not be taken "
+                    f"back ({error.message}). Nothing more is written until the store is opened again.",
+                    path=self.path,
+                ) from error
+            self._is_spoilt = True
 
     def _write_anew(self, needed: int) -> None:
         """Put a new file in the place of the old one, with the records that count and room for so many bytes more."""
@@ -317,25 +380,40 @@ class Journal:
             durable.make_folder(self._folder.root_fd, JOURNAL, self._folder.path, FOLDER_MODE)
             self._folder_fd = open_folder(self._folder.root_fd, JOURNAL, self.folder_path)
         key, end, places = Key.new(self._folder.uuid), HEADER_BYTES, {}
-        parts = [key.header()]
-        for uri, old in self._live.items():
-            parts.append(key.record(self._payload(old), end, 1))
-            places[uri] = _Place(end, old.payload_bytes, old.base)
-            end += len(parts[-1])
-        size = _in_steps(end + needed)
         temp = self._folder.temps.new()
         try:
-            temp.append([*parts, bytes(size - end)])
+            temp.append([key.header()])
+            for uri, old in self._live.items():
+                record = key.record(self._payload(old), end, 1)
+                temp.append([record])
+                places[uri] = _Place(end, old.payload_bytes, old.base)
+                end += len(record)
+            size = _in_steps(end + needed)
+            temp.append([bytes(size - end)])
             temp.sync()
-            temp.publish(self._folder_fd, TURNS_FILE, self.folder_path, replacing=self._fd >= 0)
+            fd = self._publish(temp)
         finally:
             temp.close()
-        fd = open_file(self._folder_fd, TURNS_FILE, os.O_RDWR, self.path)
         if self._fd >= 0:
             os.close(self._fd)
         self._fd, self._key, self._live = fd, key, places
         self._end, self._size, self._batch = end, size, 1
         self._void.clear()
+        self._is_spoilt = False
+
+    def _publish(self, temp: durable.TempFile) -> int:
+        """Give the new file its name; returns a descriptor of it. It is made before: once the file has its name, what
+        is written into the old one would be lost."""
+        try:
+            fd = os.dup(temp.fd)
+        except OSError as error:
+            raise io_error(error, "open", temp.path) from error
+        try:
+            temp.publish(self._folder_fd, TURNS_FILE, self.folder_path, replacing=self._fd >= 0)
+        except BaseException:
+            os.close(fd)
+            raise
+        return fd
 
     def _remove(self) -> None:
         durable.remove(self._folder_fd, TURNS_FILE, self.folder_path)
@@ -343,6 +421,7 @@ class Journal:
         os.close(self._fd)
         self._fd, self._end, self._size = -1, 0, 0
         self._void.clear()
+        self._is_spoilt = False
 
 
 def _in_steps(size_bytes: int) -> int:

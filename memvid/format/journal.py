@@ -13,7 +13,8 @@ that is taken before it is needed.
 
 from __future__ import annotations
 
-import os
+import re
+import secrets
 import struct
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -22,7 +23,14 @@ from typing import Any, Final, Self
 from blake3 import blake3
 
 from ..errors import CorruptJournal, StoreError
-from ..limits import CHUNK_BYTES, MAX_IDENTITY_PARTS, MAX_JOURNAL_RECORD_BYTES, MAX_TOKENS, MAX_VERSION
+from ..limits import (
+    CHUNK_BYTES,
+    MAX_IDENTITY_PARTS,
+    MAX_JOURNAL_BYTES,
+    MAX_JOURNAL_RECORD_BYTES,
+    MAX_TOKENS,
+    MAX_VERSION,
+)
 from ..uri import SessionUri
 from .identity import Identity
 from .packing import pack, unpack
@@ -37,9 +45,11 @@ _NONCE_BYTES: Final = 8
 _DIGEST_BYTES: Final = 16
 _ALIGNED: Final = 8
 _ID_BYTES: Final = 32
-_MOST_TRIES: Final = 64
-"""Places behind a damaged record that look like the next one and are none, before the rest of the file is given up:
-each may cost the digest of MAX_JOURNAL_RECORD_BYTES."""
+_MARK: Final = re.compile(b"TURN|VOID")
+_MOST_TRIES: Final = 64 * 1024
+"""Places behind damaged records that look like the next one and are none, before the rest of the file is given up."""
+_MOST_BYTES_IN_VAIN: Final = MAX_JOURNAL_BYTES
+"""What is read and digested of such places, before the rest of the file is given up."""
 
 HEADER_BYTES: Final = _HEADER.size
 
@@ -149,7 +159,7 @@ class Key:
 
     @classmethod
     def new(cls, store_uuid: str) -> Self:
-        return cls(_mark_of(store_uuid), os.urandom(_NONCE_BYTES))
+        return cls(_mark_of(store_uuid), bytes.fromhex(secrets.token_hex(_NONCE_BYTES)))
 
     @classmethod
     def read(cls, header: bytes, store_uuid: str) -> Self:
@@ -178,20 +188,35 @@ class Key:
         head = _HEAD.pack(_TURN, len(payload), batch, self.nonce, digest)
         return (head + payload).ljust(size_of(len(payload)), b"\0")
 
-    def record_at(self, read: Read, place: int, size_bytes: int) -> Found | None:
-        """The record at a place; None where none is."""
+    def payload_bytes_at(self, read: Read, place: int, size_bytes: int) -> int | None:
+        """The length of what may be a record of this journal; None for bytes that cannot be one."""
         head = read(place, _HEAD.size)
         if len(head) < _HEAD.size:
             return None
-        mark, length, batch, nonce, digest = _HEAD.unpack(head)
-        if mark not in (_TURN, VOID) or length > MAX_JOURNAL_RECORD_BYTES or self.nonce not in (None, nonce):
+        _, length, _, nonce, _ = _HEAD.unpack(head)
+        if length > MAX_JOURNAL_RECORD_BYTES or self.nonce not in (None, nonce):
             return None
-        if place + _HEAD.size + length > size_bytes:
+        return length if place + size_of(length) <= size_bytes else None
+
+    def record_at(self, read: Read, place: int, size_bytes: int) -> Found | None:
+        """The record at a place; None where none is."""
+        length = self.payload_bytes_at(read, place, size_bytes)
+        if length is None:
             return None
-        payload = read(place + _HEAD.size, length)
-        if len(payload) != length or digest != _digest(self.store, nonce, struct.pack("<QQ", place, batch), payload):
+        whole = read(place, _HEAD.size + length)
+        if len(whole) != _HEAD.size + length:
             return None
-        return Found(place, place + size_of(length), batch, payload, nonce, is_void=mark == VOID)
+        mark, _, batch, nonce, digest = _HEAD.unpack_from(whole)
+        payload = whole[_HEAD.size :]
+        if digest != _digest(self.store, nonce, struct.pack("<QQ", place, batch), payload):
+            return None
+        is_void = _distance(mark, VOID) < _distance(mark, _TURN)
+        return Found(place, place + size_of(length), batch, payload, nonce, is_void, mark not in (_TURN, VOID))
+
+
+def _distance(one: bytes, other: bytes) -> int:
+    """How many bits part two words of one length."""
+    return (int.from_bytes(one) ^ int.from_bytes(other)).bit_count()
 
 
 def _mark_of(store_uuid: str) -> bytes:
@@ -209,7 +234,8 @@ def size_of(payload_bytes: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A record at its place in the file; without a payload, bytes that hold none, up to the next record or the end."""
+    """A record at its place in the file; without a payload, bytes that hold none, up to the next record or the end.
+    is_spoilt: its first four bytes are damaged."""
 
     place: int
     end: int
@@ -217,6 +243,7 @@ class Found:
     payload: bytes | None = None
     nonce: bytes | None = None
     is_void: bool = False
+    is_spoilt: bool = False
 
 
 Read = Callable[[int, int], bytes]
@@ -224,12 +251,13 @@ Read = Callable[[int, int], bytes]
 
 
 def scan(read: Read, size_bytes: int, key: Key) -> Iterator[Found]:
-    """All records of a file, and what lies between them. Holds one record in memory, or CHUNK_BYTES."""
-    place = HEADER_BYTES
+    """All records of a file, and what lies between them. Holds two records in memory, or CHUNK_BYTES. Reads and digests
+    MAX_JOURNAL_BYTES at most beyond the records."""
+    place, search = HEADER_BYTES, _Search(read, size_bytes)
     while place < size_bytes:
         found = key.record_at(read, place, size_bytes)
         if found is None:
-            found = Found(place, _next_record(read, place + _ALIGNED, size_bytes, key))
+            found = Found(place, search.next_record(place + _ALIGNED, key))
             if found.end >= size_bytes and _is_zero(read, place, size_bytes):
                 return
         elif key.nonce is None:
@@ -238,20 +266,30 @@ def scan(read: Read, size_bytes: int, key: Key) -> Iterator[Found]:
         place = found.end
 
 
-def _next_record(read: Read, start: int, size_bytes: int, key: Key) -> int:
-    """Where the next record begins, from a place on; the end of the file if there is none."""
-    tries = 0
-    for begun in range(start, size_bytes, CHUNK_BYTES):
-        chunk = read(begun, CHUNK_BYTES)
-        for at in range(0, len(chunk), _ALIGNED):
-            if chunk[at : at + len(VOID)] not in (_TURN, VOID):
-                continue
-            if key.record_at(read, begun + at, size_bytes) is not None:
-                return begun + at
-            tries += 1
-            if tries > _MOST_TRIES:
-                return size_bytes
-    return size_bytes
+class _Search:
+    """Looks for records behind damaged ones, with a bound on its effort for the whole file."""
+
+    def __init__(self, read: Read, size_bytes: int) -> None:
+        self._read = read
+        self._size_bytes = size_bytes
+        self._tries = 0
+        self._bytes_in_vain = 0
+
+    def next_record(self, start: int, key: Key) -> int:
+        """Where the next record begins, from a place on; the end of the file if there is none, or none is found."""
+        size = self._size_bytes
+        for begun in range(start, size, CHUNK_BYTES):
+            for match in _MARK.finditer(self._read(begun, CHUNK_BYTES)):
+                if match.start() % _ALIGNED:
+                    continue
+                if self._tries >= _MOST_TRIES or self._bytes_in_vain >= _MOST_BYTES_IN_VAIN:
+                    return size
+                place = begun + match.start()
+                if key.record_at(self._read, place, size) is not None:
+                    return place
+                self._tries += 1
+                self._bytes_in_vain += key.payload_bytes_at(self._read, place, size) or 0
+        return size
 
 
 def _is_zero(read: Read, start: int, size_bytes: int) -> bool:

@@ -5,8 +5,9 @@ the blocks of the version behind which the turns stood, and has their tokens und
 computes these again. Knows nothing of models.
 
 Rules:
-- A record is covered if a later version of the session begins with its ledger: a sleep was cut off between its last
-  step and the next flush of the journal.
+- A record is covered if a later version of the session begins with its ledger: a sleep was cut off before its last
+  step, which tells the journal. A later version that is damaged or gone covers nothing: the turns would be lost with
+  it.
 - If the session has no version left and had one, it was deleted.
 - Otherwise the record becomes the session's next version, whatever came back or was imported meanwhile: nothing is lost
   by a version too many.
@@ -19,7 +20,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 
-from ..errors import StoreError, StoreIoError
+from ..errors import Corruption, DurabilityLost, LockLost, NoSpace, StoreError, StoreIoError
 from ..format.blocks import TOKEN_BYTES, BlockEntry
 from ..format.codecs import RAW
 from ..format.journal import JournalRecord
@@ -36,15 +37,17 @@ def replay(core: StoreCore, opening: OpenReport) -> OpenReport:
     next opening tries again.
 
     Raises:
-        DurabilityLost
+        DurabilityLost, LockLost
     """
     journal, replayed = core.journal, 0
     for uri in journal.uris():
         try:
             replayed += _replay(core, uri)
+        except (DurabilityLost, LockLost):
+            raise
         except StoreError as error:
             journal.waiting[uri] = error.message
-    with contextlib.suppress(StoreIoError), core.poisoning():
+    with contextlib.suppress(NoSpace, StoreIoError), core.poisoning():
         journal.settle()
     findings = [*journal.findings, *(_waits(core, uri, reason) for uri, reason in journal.waiting.items())]
     return dataclasses.replace(opening, turns_replayed=replayed, journal=tuple(findings))
@@ -59,7 +62,8 @@ def _replay(core: StoreCore, uri: SessionUri) -> bool:
     """Whether a version was made."""
     record = core.journal.find(uri)
     if record is None or _is_covered(core, record) or _is_deleted(core, record):
-        core.journal.cover(uri)
+        with core.poisoning():
+            core.journal.cover(uri)
         return False
     if record.base is None:
         assert record.identity is not None
@@ -104,7 +108,7 @@ def _is_covered(core: StoreCore, record: JournalRecord) -> bool:
         return False
     ledger = _ledger_of(core, record)
     for row in later:
-        with core.open_reader(row.bundle_id) as reader:
+        with contextlib.suppress(Corruption), core.open_reader(row.bundle_id) as reader:
             if (reader.tokens() + tail_of(reader.manifest)).startswith(ledger):
                 return True
     return False

@@ -114,7 +114,7 @@ def write_version(core: StoreCore, request: VersionDraft) -> Receipt:
         room(0)  # before any temporary file, in case nothing may be written any more
         with core.poisoning():
             receipt = _Sleep(core, request, version, holdings, places, stack, room).run()
-    core.journal.cover(request.uri)
+            core.journal.cover(request.uri)
     return receipt
 
 

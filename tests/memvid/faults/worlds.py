@@ -16,8 +16,9 @@ from typing import Any, Final
 
 import store_making as making
 from faults.states import Seen, state_of
-from torpor.memvid import SessionUri, Store
+from torpor.memvid import IndexRow, SessionUri, Store
 from torpor.memvid.errors import NoSpace
+from torpor.memvid.format.ledger_tail import tail_of
 from torpor.memvid.recovery.repair import LOST
 
 SIZES: Final = {"layers": 1, "heads": 1, "dim": 1}
@@ -36,6 +37,8 @@ class Version:
     seed: int = 0
     is_salvaged: bool = False  # full spans only, without the state at the end
     period: int = 0  # the KV's bytes repeat after so many, and so they can be compressed; 0: they cannot
+    tail: int = 0  # tokens behind those in blocks
+    is_optional: bool = False  # it may be there, for a while: what it holds other facts promise
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,46 +170,60 @@ def sleep(store: Store, version: Version, before: Any = None) -> Any:
 
 @functools.cache
 def _expected(fact: Version) -> list[list[bytes]]:
+    if not fact.token_count:
+        return []
     blocks = making.expected(fact.token_count, seed=fact.seed, period=fact.period, **SIZES)
     return blocks[:-1] if fact.is_salvaged else blocks
 
 
 def observe(store: Store, candidates: World, sees: Sees) -> World:
     """The facts that a store shows: every version that it lists, woken and compared byte by byte."""
-    known = {(fact.uri, fact.number): fact for fact in candidates if isinstance(fact, Version)}
+    known = [fact for fact in candidates if isinstance(fact, Version)]
     found: set[Version | Mark] = set(sees.marks(store)) if sees.marks else set()
     if sees.is_whole and not sees.loses_index:
         sees.is_whole(store)
     for latest in store.iter_sessions():
         for row in store.versions(latest.uri):
-            fact = known.get((row.uri, row.version)) or known.get((row.uri, 0))
-            if fact is None or fact in found or fact.token_count != row.token_count:
-                raise Broken(f"version {row.version} of {row.uri} with {row.token_count} tokens was never promised")
+            fact = next((one for one in known if _may_be(one, row) and one not in found), None)
+            if fact is None:
+                tokens = f"{row.token_count} and {row.unread_tokens} tokens"
+                raise Broken(f"version {row.version} of {row.uri} with {tokens} was never promised")
             require_bit_exact(store, fact, row.version)
             found.add(fact)
     return frozenset(found)
+
+
+def _may_be(fact: Version, row: IndexRow) -> bool:
+    is_it = fact.uri == row.uri and fact.number in (0, row.version)
+    return is_it and (fact.token_count, fact.tail) == (row.token_count, row.unread_tokens)
 
 
 def require_bit_exact(store: Store, fact: Version, number: int | None = None) -> None:
     with store.open_session(fact.uri, number or fact.number) as reader:
         if reader.tokens() != making.token_ids(0, fact.token_count, fact.seed):
             raise Broken(f"the tokens of {fact} are not those that were put to sleep")
+        if tail_of(reader.manifest) != making.token_ids(fact.token_count, fact.tail, fact.seed):
+            raise Broken(f"the tokens behind the blocks of {fact} are not those that were acknowledged")
         if making.contents(reader) != _expected(fact):
             raise Broken(f"the state of {fact} is not the one that was put to sleep")
 
 
 def require_allowed(found: World, allowed: Allowed) -> None:
-    lost = (allowed.before & allowed.after) - found
+    lost = _required(allowed.before & allowed.after) - found
     if lost:
         raise Broken(f"lost what was promised: {sorted(map(str, lost))}", lost=True)
     extra = found - (allowed.before | allowed.after)
     if extra:
         raise Broken(f"came back, or was never promised: {sorted(map(str, extra))}", lost=True)
-    leaving = {fact for fact in allowed.before - allowed.after if isinstance(fact, Version)}
+    leaving = {fact for fact in _required(allowed.before - allowed.after) if isinstance(fact, Version)}
     for gone in leaving - found:
         older = [fact for fact in leaving & found if fact.uri == gone.uri and fact.number < gone.number]
         if older:
             raise Broken(f"{gone} left before {older[0]}")
+
+
+def _required(world: World) -> World:
+    return frozenset(fact for fact in world if not (isinstance(fact, Version) and fact.is_optional))
 
 
 _SEEN: Final = Seen[World]()
