@@ -8,12 +8,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 
 from ..memvid.format.manifest import require_session_map
 from ..memvid.store import Store
 from ..memvid.uri import VERSION_MARK, SessionUri, parse_reference
-from .api.events import OnEvent
+from .api.events import OnEvent, ignore
 from .api.process import ShutdownResult
 from .api.sampling import Sampling
 from .api.session import Look
@@ -24,6 +24,7 @@ from .chat.prompt_io import Exchanges
 from .config.configuring import Configuring
 from .engine.admission import Queue
 from .engine.buffers import Buffers
+from .engine.cancellation import LeftMidway
 from .engine.engine import Engine
 from .engine.sampler import initial_key
 from .errors import ServiceClosed
@@ -52,6 +53,7 @@ from .sleep.maintenance import MAX_PROBLEMS_TOLD, Maintenance, problems_told
 from .sleep.orders import LastSleep
 from .sleep.quantising import Ageing, Quantising
 from .sleep.recomputing import Recomputing
+from .sleep.turn_journal import TurnJournal
 from .upkeep.analyst import Analyst
 from .upkeep.healing import Healing
 from .upkeep.scrubbing import Scrub
@@ -96,10 +98,13 @@ class Parts:
         self.encoder = Encoder()
         shelf.on_drop = self.encoder.let_go
         self.buffers = Buffers(engine)
+        threads, ledgers = self.hibernation.threads, Ledgers(store, self.hibernation, engine, bus)
+        self.journal = TurnJournal(store, engine, threads, lambda: self.options.durability, self._keep_whole)
         self.residency = Residency(
             store,
             self.hibernation,
-            Ledgers(store, self.hibernation, engine, bus),
+            ledgers,
+            self.journal,
             shelf,
             loader,
             self.require_working,
@@ -110,16 +115,10 @@ class Parts:
         self.planning = Planning(self.hibernation, self.residency, shelf)
         self.reasons = Reasons(self.encoder, self.reuse, self.residency.awake.get)
         self.conversing = Conversing(self.encoder, self.residency, engine, bus)
-        self.exchanges = Exchanges(engine, self.residency, self.reuse, self.reasons, self.measured, bus)
+        self.exchanges = Exchanges(engine, self.residency, self.reuse, self.reasons, self.measured, bus, self.journal)
+        hibernation, residency, encoder = self.hibernation, self.residency, self.encoder
         self.folds = Folds(
-            store,
-            self.hibernation,
-            self.residency,
-            self.encoder,
-            self.conversing,
-            self.exchanges,
-            self.forget_words,
-            bus,
+            store, hibernation, residency, encoder, self.conversing, self.exchanges, self.forget_words, bus
         )
         self.healing = Healing(store, engine, self.hibernation, self.maintenance, self.residency, self.bus)
         self.roll = Roll(store, self.residency.awake, self.residency.awake.looks)
@@ -154,15 +153,35 @@ class Parts:
             self.bus.publish(SessionCreated(uri, chosen.name))
             return created
 
-    def woken(
-        self, session: str, emit: OnEvent, *, create: bool
-    ) -> contextlib.AbstractAsyncContextManager[tuple[Use, Session]]:
-        """Hold a session alone, awake. create: if there is none, make one on the default model."""
-        if not create:
-            return self.residency.woken(self.resolve(session), emit)
-        self.require_open()
-        uri, model = parse_reference(session), self.shelf.place(None).name
-        return self.residency.woken(uri, emit, lambda use: self.begin(use, uri, model, Sampling()))
+    @contextlib.asynccontextmanager
+    async def woken(self, session: str, emit: OnEvent, *, create: bool) -> AsyncIterator[tuple[Use, Session]]:
+        """Hold a session alone, awake; a new one on the default model where there is none and `create` says so. What
+        has changed in it is durable at the end.
+
+        Raises:
+            StoreError: it is not durable, though the session has it in memory.
+        """
+        if create:
+            self.require_open()
+            uri, model = parse_reference(session), self.shelf.place(None).name
+            held = self.residency.woken(uri, emit, lambda use: self.begin(use, uri, model, Sampling()))
+        else:
+            held = self.residency.woken(uri := self.resolve(session), emit)
+        async with held as (use, live):
+            try:
+                yield use, live
+            except LeftMidway:
+                await self._acknowledge(uri)
+                raise
+            await self._acknowledge(uri)
+
+    async def _acknowledge(self, uri: SessionUri) -> None:
+        live = self.residency.awake.get(uri)
+        if live is not None:
+            await self.journal.acknowledge(live)
+
+    async def _keep_whole(self, live: Session) -> None:
+        await self.residency.putting_away.keep(live, ignore, "journal")
 
     def look(self, live: Session) -> Look | None:
         """The position of a session that is only looked at."""

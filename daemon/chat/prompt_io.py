@@ -35,14 +35,23 @@ from ..residency.residency import Residency
 from ..sessions.sessions import Session
 from ..sessions.tracing import tell_decode, tell_prefill
 from ..sessions.transcripts import NewTurn, TextMap, message_of
+from ..sleep.turn_journal import TurnJournal
 
 
 class Exchanges:
     """Reads and writes in sessions."""
 
     def __init__(
-        self, engine: Engine, residency: Residency, reuse: PrefixReuse, reasons: Reasons, measured: Measured, bus: Bus
+        self,
+        engine: Engine,
+        residency: Residency,
+        reuse: PrefixReuse,
+        reasons: Reasons,
+        measured: Measured,
+        bus: Bus,
+        journal: TurnJournal,
     ) -> None:
+        self._journal = journal
         self._engine = engine
         self._residency = residency
         self._reuse = reuse
@@ -51,11 +60,12 @@ class Exchanges:
         self._bus = bus
 
     async def room_for(self, use: Use, live: Session, count: int, emit: OnEvent) -> Session:
-        """Give the session, once it has room for `count` more tokens in its context and in memory."""
+        """Give the session, once it has room for `count` more tokens in its context, in memory and in the journal."""
         generation.require_room(live.model, live.state, count)
         identity = live.model.identity  # holds nothing else of a model that may be unloaded meanwhile
         found = await self._residency.room_for(use, count, emit)
         require_same_model(identity, found.model, found.uri)
+        await self._journal.make_room(found, count)
         return found
 
     async def read(

@@ -20,6 +20,7 @@ from .kinds import Choice, Days, Duration, Flag, Kind, Number, Place, Size, Sour
 LoadPolicy = Literal["first", "start", "use"]
 ChangePolicy = Literal["refuse", "reload"]
 CanaryPolicy = Literal["always", "changed", "never"]
+Durability = Literal["turn", "sleep"]
 ReusePolicy = Literal["exact", "longest", "off"]
 Change = Literal["at once", "at the next start", "at the next load of the model"]
 Group = Literal["Models", "Memory and turns", "Sleep and wake", "The store", "Options"]
@@ -264,6 +265,15 @@ class ServeOptions:
             "Memory and turns",
         ),
     ] = "exact"
+    durability: Annotated[
+        Durability,
+        Option(
+            "When an answer is durable. turn: before it is given, in a journal of the store; sleep: once the session "
+            "sleeps, so a crash loses what was said since.",
+            "Sleep and wake",
+            changes="at once",
+        ),
+    ] = "sleep"
     # An operating system that shuts down usually waits 90 s before it kills.
     stop_within: Annotated[
         float,

@@ -36,6 +36,7 @@ from ..sessions.sessions import Session, Turns
 from ..sleep.hibernation import Hibernation
 from ..sleep.ledgers import Ledgers
 from ..sleep.orders import WakeOrder
+from ..sleep.turn_journal import TurnJournal
 from . import listing
 from .awake import AwakeSessions
 from .putting_away import PuttingAway
@@ -55,6 +56,7 @@ class Residency:
         store: Store,
         hibernation: Hibernation,
         ledgers: Ledgers,
+        journal: TurnJournal,
         shelf: Shelf,
         loader: Loader,
         require_working: Callable[[], None],
@@ -70,6 +72,7 @@ class Residency:
         self._buffers = buffers
         self._bus = bus
         self.ledgers = ledgers
+        self.journal = journal
         self.turns = Turns()
         self.awake = AwakeSessions()
         self.standing = Standing(store, self.awake)
@@ -139,6 +142,8 @@ class Residency:
         before anything was read."""
         async with self.turn(uri) as use:
             live = self.putting_away.live(uri)
+            if live is None:
+                await self.journal.replay(uri)
             if live is None and begin is not None and self._store.find_session(uri) is None:
                 await begin(use)
                 async with self._gone_if_empty(uri):
@@ -223,6 +228,7 @@ class Residency:
 
         Raises SessionNotFound, and as `Hibernation.wake` and `room_to_wake`."""
         started = started or time.monotonic()
+        await self.journal.replay(use.uri)
         order = self.standing.order_of(use.uri, order)
         row = self.standing.row_of(use.uri, order.version)
         async with self.room_to_wake(use, row, order.at_token) as model:
@@ -263,6 +269,7 @@ class Residency:
         """Wake a sleeping session ahead of a request, in free memory only: no other session goes to sleep, and no model
         is loaded. Gives None if it is awake now, else the reason: `model_not_loaded` or `no_room`. Raises
         SessionNotFound, and as `Hibernation.wake`."""
+        await self.journal.replay(use.uri)
         order = self.standing.order_of(use.uri, WakeOrder(cause="warm"))
         row = self.standing.row_of(use.uri, order.version)
         place = self._shelf.place(row.model)

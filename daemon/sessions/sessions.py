@@ -48,6 +48,7 @@ class Durable:
     """The last snapshot of a session: made by a sleep, or read by a wake.
 
     entries: its chain of blocks, for the next sleep to refer to. unread_tokens: tokens of its ledger behind them.
+    backend: of what computed them.
     """
 
     version: int
@@ -57,6 +58,7 @@ class Durable:
     logical_bytes: int
     entries: tuple[BlockEntry, ...]
     unread_tokens: int = 0
+    backend: object = None
 
     @property
     def ledger_tokens(self) -> int:
@@ -64,7 +66,7 @@ class Durable:
         return self.token_count + self.unread_tokens
 
     @classmethod
-    def of(cls, receipt: Receipt) -> Durable:
+    def of(cls, receipt: Receipt, backend: object) -> Durable:
         """The snapshot of a sleep."""
         return cls(
             receipt.version,
@@ -74,6 +76,7 @@ class Durable:
             receipt.logical_bytes,
             receipt.entries,
             receipt.unread_tokens,
+            backend,
         )
 
 

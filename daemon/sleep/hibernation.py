@@ -115,7 +115,7 @@ class Hibernation:
             receipt = await self._keep_with_remedies(session, emit, _Terms(last, may_wait))
             tell_end(receipt)
             self._compactor.consider(receipt)
-        session.durable = Durable.of(receipt)
+        session.durable = Durable.of(receipt, session.computed_by())
         session.unchanged_tokens = receipt.token_count
         session.dirty = session.rewound = False
         session.state.checkpoints.became_durable(_checkpoints_in(receipt.entries, receipt.token_count))

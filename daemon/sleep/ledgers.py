@@ -51,6 +51,30 @@ class _Rest:
     backend: Any
 
 
+@dataclass(frozen=True, slots=True)
+class Behind:
+    """What a session has behind blocks of its last version that still match its caches. held: the tokens in those;
+    backend: what computed them."""
+
+    held: int
+    backend: Any
+
+    @classmethod
+    def of(cls, session: Session) -> Behind:
+        """By what is known of the last version, without a look at it."""
+        durable = session.durable
+        if durable is None:
+            return cls(0, dict(session.model.backend))
+        return cls(_tokens_in(_still_held(session, durable.entries)), durable.backend)
+
+    def session_map(self, session: Session, key: bytes, digest: str) -> dict[str, Any]:
+        """The session map of a version with these blocks. key, digest: as of `end_of`."""
+        state = session.state
+        passes = state.passes.after(self.held)
+        unread = Unread(self.held, state.tokens[self.held :], passes, key, digest, session.text_map, session.turn_open)
+        return _with_end(session.to_map() | {"backend": self.backend, "turn_open": False}, unread)
+
+
 class Ledgers:
     """Keeps the ledgers of sessions that cannot be kept whole. Callers hold the session alone."""
 
@@ -66,7 +90,7 @@ class Ledgers:
         of the error that keeps it from that.
 
         Raises StoreError: not even the ledger could be made durable."""
-        key, digest = await self._engine.call(lambda: _end_of(session))
+        key, digest = await self._engine.call(lambda: end_of(session))
         make = partial(self._write, session, key, digest)
         try:
             receipt = await self._hibernation.threads.on_indexed_writer(partial(make, relying=True))
@@ -116,16 +140,13 @@ class Ledgers:
     def _write(self, session: Session, key: bytes, digest: str, *, relying: bool) -> Receipt | None:
         """Write the version; None if the newest one is the same. relying: refer to durable blocks, if they can be
         read."""
-        state, rest = session.state, self._rest_of(session) if relying else None
+        rest = self._rest_of(session) if relying else None
         rest = rest or _Rest(None, (), dict(session.model.backend))
         held = _tokens_in(rest.blocks)
-        kept = session.to_map() | {"backend": rest.backend}
-        behind, passes = state.tokens[held:], state.passes.after(held)
-        unread = Unread(held, behind, passes, key, digest, session.text_map, session.turn_open)
-        kept["turn_open"] = False
-        if self._is_newest(session.uri, rest, _with_end(kept, unread)):
+        kept = Behind(held, rest.backend).session_map(session, key, digest)
+        if self._is_newest(session.uri, rest, kept):
             return None
-        return self._put(session.uri, session.model.identity, rest.bundle_id, rest.blocks, kept, unread)
+        return self._put(session.uri, session.model.identity, rest.bundle_id, rest.blocks, kept, held)
 
     def _rest_of(self, session: Session) -> _Rest | None:
         """The durable part of the session; None if there is none, or it cannot be read: the ledger has all tokens.
@@ -169,7 +190,8 @@ class Ledgers:
         for size in unread.passes:
             passes.add(size)
         less = replace(unread, start=held, tokens=tokens[held:] + unread.tokens, passes=passes, damaged=True)
-        return self._put(row.uri, manifest.identity, reader.bundle_id, reused, manifest.session, less)
+        kept = _with_end(manifest.session, less)
+        return self._put(row.uri, manifest.identity, reader.bundle_id, reused, kept, held)
 
     def _put(
         self,
@@ -178,7 +200,7 @@ class Ledgers:
         parent: bytes | None,
         reused: Sequence[BlockEntry],
         kept: Mapping[str, Any],
-        unread: Unread,
+        held: int,
     ) -> Receipt:
         """Write a version of durable blocks, with the end of its ledger behind them."""
         return self._store.write_bundle(
@@ -187,8 +209,8 @@ class Ledgers:
             parent=parent,
             reused=reused,
             blocks=(),
-            session=_with_end(kept, unread),
-            token_count=unread.start,
+            session=kept,
+            token_count=held,
             beyond="reserve",
         )
 
@@ -210,7 +232,7 @@ def _still_held(session: Session, entries: Sequence[BlockEntry]) -> Sequence[Blo
     return plan_reuse(entries, session.unchanged_tokens, records)
 
 
-def _end_of(session: Session) -> tuple[bytes, str]:
+def end_of(session: Session) -> tuple[bytes, str]:
     """The random key of a session and the digest of its logits; on the engine thread."""
     key = memory.contiguous(session.state.random_key)
     mx.eval(key)

@@ -28,6 +28,7 @@ class StoreThreads:
         self._store = store
         self._read = ThreadPoolExecutor(READ_THREADS, thread_name_prefix="torpor-read")
         self._write = ThreadPoolExecutor(1, thread_name_prefix="torpor-write")
+        self._journal = ThreadPoolExecutor(1, thread_name_prefix="torpor-journal")
         self.fill = ThreadPoolExecutor(FILL_THREADS, thread_name_prefix="torpor-fill")
 
     async def on_io(self, work: Callable[[], Result]) -> Result:
@@ -37,6 +38,10 @@ class StoreThreads:
     async def on_writer(self, work: Callable[[], Result]) -> Result:
         """Run store work that writes, one after the other, off the event loop."""
         return await asyncio.get_running_loop().run_in_executor(self._write, work)
+
+    async def on_journal(self, work: Callable[[], Result]) -> Result:
+        """Run work on the journal, off the event loop: no turn waits for a sleep to be written."""
+        return await asyncio.get_running_loop().run_in_executor(self._journal, work)
 
     async def on_indexed_writer(self, work: Callable[[], Result]) -> Result:
         """As `on_writer`; if the index fails, it is rebuilt from the bundles, and the work done once more."""
@@ -48,6 +53,7 @@ class StoreThreads:
 
     def end_writing(self) -> None:
         """Wait for running writes; take no more."""
+        self._journal.shutdown()
         self._write.shutdown()
 
     def close(self) -> None:

@@ -321,7 +321,7 @@ def durable_of(reader: BundleReader, logical_bytes: int) -> Durable:
     manifest = reader.manifest
     return Durable(
         manifest.version, reader.bundle_id, manifest.parent, manifest.token_count, logical_bytes, reader.entries,
-        unread_of(manifest),
+        unread_of(manifest), manifest.session.get("backend"),
     )  # fmt: skip
 
 

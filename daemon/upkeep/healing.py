@@ -300,7 +300,7 @@ class Healing:
         self._residency.awake.looks.lead_on(uri, row.bundle_id, receipt)
         live = self._residency.awake.get(uri)
         if live is not None and live.durable is not None and live.durable.bundle_id == row.bundle_id:
-            live.durable = Durable.of(receipt)
+            live.durable = Durable.of(receipt, dict(live.model.backend))
             live.unchanged_tokens = min(live.unchanged_tokens, recomputed_from)
 
     def _tell_failure(self, uri: SessionUri, error: TorporError) -> None:

@@ -78,6 +78,7 @@ async def _order_of_fork(
     if row is None:
         live = parts.residency.putting_away.live(source)
         if live is None:
+            await parts.journal.replay(source)
             row, held = parts.residency.standing.of(source)
         else:
             row = await parts.residency.putting_away.keep_changed(live, emit, "fork")

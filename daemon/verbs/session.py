@@ -26,7 +26,7 @@ async def create(parts: Parts, request: CreateRequest) -> SessionInfo:
 @answers(SetRequest, queued=True)
 async def set_sampling(parts: Parts, request: SetRequest) -> SessionInfo:
     """Raises InvalidSampling, and the errors of a wake. SessionAwake: it is only looked at."""
-    async with parts.residency.woken(parts.resolve(request.session), request.emit) as (_, live):
+    async with parts.woken(request.session, request.emit, create=False) as (_, live):
         if (look := parts.look(live)) is not None:
             raise SessionAwake(
                 f"{live.uri} is awake for a look at version {look.version}, token {look.token_count}, and a look "

@@ -36,6 +36,24 @@ class Acknowledging(Sessions):
         with self._core.poisoning():
             self._core.journal.reserve(uri, record_bytes)
 
+    def has_turns(self, uri: SessionUri) -> bool:
+        """Whether the journal has turns of a session which no version has."""
+        self._core.require_open()
+        return self._core.journal.has(uri)
+
+    def replay_turns(self, uri: SessionUri) -> None:
+        """Make a version of what the journal has of a session, as an opening does: its state has left memory without a
+        sleep, or there was no room for the version before.
+
+        Raises:
+            What `write_bundle` raises, and CorruptJournal; the journal keeps it.
+        """
+        from ..recovery.replaying import replay_session
+
+        self._core.require_writable()
+        with self._core.poisoning():
+            replay_session(self._core, uri)
+
     def acknowledged(self) -> list[SessionUri]:
         """The sessions that have turns in the journal which no version has."""
         self._core.require_open()

@@ -81,7 +81,7 @@ class Sessions:
 
     def resolve(self, text: str, also: Collection[SessionUri] = ()) -> SessionUri:
         """The session of the store, or of `also`, that `text` means: a URI, NAMESPACE/NAME, or a bare NAME of the
-        default namespace.
+        default namespace. One that has only turns in the journal counts.
 
         Raises:
             InvalidUri
@@ -89,7 +89,7 @@ class Sessions:
         """
         self._core.require_open()
         wanted = parse_reference(text)
-        if wanted in also or self.index.find(wanted) is not None:
+        if wanted in also or self.index.find(wanted) is not None or self._core.journal.has(wanted):
             return wanted
         self._require_none_waiting(wanted)
         raise not_found(wanted, {*also, *self.index.near(wanted.name)})

@@ -42,7 +42,7 @@ def replay(core: StoreCore, opening: OpenReport) -> OpenReport:
     journal, replayed = core.journal, 0
     for uri in journal.uris():
         try:
-            replayed += _replay(core, uri)
+            replayed += replay_session(core, uri)
         except (DurabilityLost, LockLost):
             raise
         except StoreError as error:
@@ -58,8 +58,12 @@ def _waits(core: StoreCore, uri: SessionUri, reason: str) -> Finding:
     return Finding(core.journal.path, "journal_waits", message)
 
 
-def _replay(core: StoreCore, uri: SessionUri) -> bool:
-    """Whether a version was made."""
+def replay_session(core: StoreCore, uri: SessionUri) -> bool:
+    """Make a version of what the journal has of a session; whether it had to be.
+
+    Raises:
+        StoreError: it could not be made, and the journal keeps its record.
+    """
     record = core.journal.find(uri)
     if record is None or _is_covered(core, record) or _is_deleted(core, record):
         with core.poisoning():

@@ -134,7 +134,10 @@ def test_a_key_of_the_whole_daemon_in_the_table_of_a_model_is_told_where_it_belo
     [
         ("memory_budgets = 1", "wrong at memory_budgets: this key is not known; memory_budget is, if that was meant"),
         ("[models.a]\npath = 'x'\nkvbits = 8", "models.a.kvbits: this key is not known; kv_bits is, if that was meant"),
-        ("zzz = 1", "zzz: this key is not known. The keys here are batch, canary, daily_write_budget, idle_sleep"),
+        (
+            "zzz = 1",
+            "zzz: this key is not known. The keys here are batch, canary, daily_write_budget, durability, idle_sleep",
+        ),
         ("zzz = 1", "keep_free, load, max_waiting, memory_budget, model_ttl, models, on_model_change, prefix_reuse"),
         ("zzz = 1", "prefix_reuse, quantise_after, quantise_bits, recompute, scrub_rate, stop_within, store_budget"),
     ],

@@ -375,11 +375,7 @@ def flip(store: Path, share: float) -> None:
 
 
 def _only_bundle(store: Path) -> Path:
-    (found,) = (
-        path
-        for path in store.rglob("*")
-        if path.is_file() and path.stat().st_size > 20_000 and "sqlite" not in path.name
-    )
+    (found,) = store.rglob("*.mvb")
     return found
 
 

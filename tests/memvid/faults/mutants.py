@@ -125,10 +125,6 @@ SWAPS: Final = (
         "a record that counts no more is void in memory only",
         (Edit("folder.journal", "Journal._write", take_out="VOID, self.path"),),
     ),
-    Mutant(
-        "a journal that is written anew leaves out what was said before",
-        (Edit("folder.journal", "Journal._write_anew", take_out="temp.append([record])"),),
-    ),
     Mutant(EARLY),
 )
 
@@ -138,7 +134,7 @@ EQUIVALENT: Final[dict[str, str]] = {
         "late say at once that there is none"
     ),
     "folder.journal.Journal._take_back without `durable.sync_file(self._fd, self.path)`": (
-        "runs only where a write has failed, which no recorded scenario has; a test of the journal needs it"
+        "runs only where a write has failed, which no recorded scenario has; no test has it yet"
     ),
     "durable._sync without `fcntl.fcntl(fd, fcntl.F_FULLFSYNC)`": "runs on macOS only; the line beside it is the same",
     "durable.TempFile.publish without `sync_folder(self._folder_fd, self._folder_path)`": (

@@ -1,0 +1,142 @@
+"""Turns that count before a sleep: when a request is answered, its tokens are durable.
+
+Owns what of a session goes into the journal of the store, and when it is flushed. A record has what a ledger without
+state has (`ledgers.py`): the tokens behind the blocks of the last version, the model calls that read them, the random
+key, the texts' digests. So what an opening makes of it after a crash wakes as such a ledger does, in the same calls.
+
+Records that come while one flush is under way wait for the next, which serves all of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from typing import Final
+
+from ...memvid.errors import LimitExceeded, StoreError
+from ...memvid.format.journal import JournalRecord
+from ...memvid.store import Store
+from ...memvid.uri import SessionUri
+from ..engine.cancellation import to_the_end
+from ..engine.engine import Engine
+from ..options.serve_options import Durability
+from ..sessions.sessions import Session
+from .ledgers import Behind, end_of
+from .store_threads import StoreThreads
+
+_BYTES_A_TOKEN: Final = 12
+"""Of a record, at most: the token's id, and the size of a model call."""
+
+_BYTES_A_MESSAGE: Final = 256
+"""Of a text map, at most, with what stands around a message."""
+
+_BYTES_ELSE: Final = 16 * 1024
+"""Of what stands in each record: identity, sampling, names, origins."""
+
+_Waiting = tuple[JournalRecord, "asyncio.Future[None]"]
+
+
+class TurnJournal:
+    """Keeps the turns of awake sessions. Callers hold the session alone.
+
+    durability: what holds now. sleep: makes a session durable as a version.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        engine: Engine,
+        threads: StoreThreads,
+        durability: Callable[[], Durability],
+        sleep: Callable[[Session], Awaitable[object]],
+    ) -> None:
+        self._store = store
+        self._engine = engine
+        self._threads = threads
+        self._durability = durability
+        self._sleep = sleep
+        self._waiting: list[_Waiting] = []
+        self._flushing: asyncio.Task[None] | None = None
+
+    async def make_room(self, session: Session, more_tokens: int) -> None:
+        """Take the disk space for the record of a session that grows by so many tokens.
+
+        Raises:
+            StoreError: there is none. Nothing has changed.
+        """
+        if self._durability() != "turn":
+            return
+        behind = len(session.state.tokens) + more_tokens - (session.durable.token_count if session.durable else 0)
+        texts = 4 * len(session.system or "") + _BYTES_A_MESSAGE * (len(session.text_map.turns) + 2)
+        wanted = _BYTES_A_TOKEN * max(0, behind) + texts + _BYTES_ELSE
+        with contextlib.suppress(LimitExceeded):  # then it is made a version
+            await self._threads.on_journal(partial(self._store.make_room_to_acknowledge, session.uri, wanted))
+
+    async def acknowledge(self, session: Session) -> None:
+        """Make durable what the session has beyond its last version. Runs to its end even if the caller is cancelled.
+
+        Raises:
+            StoreError: it is not durable. The session has it in memory.
+        """
+        if self._durability() == "turn" and session.dirty and session.state.tokens:
+            await to_the_end(self._acknowledge(session))
+
+    async def _acknowledge(self, session: Session) -> None:
+        key, digest = await self._engine.call(lambda: end_of(session))
+        try:
+            await self._append(self._record_of(session, key, digest))
+        except LimitExceeded:
+            await self._sleep(session)
+
+    def _record_of(self, session: Session, key: bytes, digest: str) -> JournalRecord:
+        durable, newest = session.durable, self._store.find_session(session.uri)
+        behind = Behind.of(session)
+        return JournalRecord(
+            uri=session.uri,
+            session=behind.session_map(session, key, digest),
+            newest=None if newest is None else (newest.version, newest.bundle_id),
+            base=None if durable is None else durable.bundle_id,
+            held=behind.held,
+            identity=None if durable is not None else session.model.identity,
+        )
+
+    async def _append(self, record: JournalRecord) -> None:
+        written: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append((record, written))
+        if self._flushing is None:
+            self._flushing = asyncio.ensure_future(self._flush())
+        await written
+
+    async def _flush(self) -> None:
+        try:
+            while self._waiting:
+                batch, self._waiting = self._waiting, []
+                await self._write(batch)
+        finally:
+            self._flushing = None
+
+    async def _write(self, batch: Sequence[_Waiting]) -> None:
+        """Write records with one flush; where that is refused, each alone, so that one refuses no other."""
+        try:
+            await self._threads.on_journal(partial(self._store.acknowledge, [record for record, _ in batch]))
+        except Exception as error:  # noqa: BLE001 - told to those that wait for it
+            if len(batch) > 1 and isinstance(error, StoreError):
+                for one in batch:
+                    await self._write([one])
+                return
+            for _, written in batch:
+                written.set_exception(error)
+        else:
+            for _, written in batch:
+                written.set_result(None)
+
+    async def replay(self, uri: SessionUri) -> None:
+        """Make a version of turns whose session has left memory without a sleep.
+
+        Raises:
+            StoreError: it cannot be made now. Until it can, the session is not to be used.
+        """
+        if self._store.has_turns(uri):
+            await self._threads.on_indexed_writer(partial(self._store.replay_turns, uri))

@@ -1,0 +1,156 @@
+"""What was answered is there after any end of the process, though no sleep was asked for."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from session_rig import DEADLINE_S, SAMPLED, ignore, tokens_of
+from torpor.daemon.api.sampling import Sampling
+from torpor.memvid.errors import NoSpace
+from torpor.memvid.folder.journal import Journal
+from torpor.memvid.store import Store
+
+KINDS = ("qwen3", "gemma3_text", "falcon_h1", "quantised")
+
+
+def await_in_thread(is_so: Callable[[], bool]) -> None:
+    until = time.monotonic() + DEADLINE_S
+    while not is_so():
+        assert time.monotonic() < until
+        time.sleep(0.001)
+
+
+def as_killed(store: Path) -> Path:
+    """The store as a SIGKILL leaves it now: what the process has in memory is gone."""
+    return Path(shutil.copytree(store, store.parent / "killed", ignore=shutil.ignore_patterns("lock")))
+
+
+@pytest.mark.one_in(2)
+@pytest.mark.parametrize("kind", KINDS)
+async def test_each_answered_turn_is_there_bit_for_bit_after_a_kill(open_kind: Any, store: Path, kind: str) -> None:
+    async with open_kind(kind, durability="turn") as rig:
+        await rig.read("new", tokens_of(1, 530), sampling=SAMPLED)
+        await rig.read("slept", tokens_of(2, 300), sampling=SAMPLED)
+        await rig.sleep("slept")
+        await rig.service.append(session="slept", tokens=tokens_of(3, 90), on_event=ignore)
+        for name in ("new", "slept"):
+            await rig.write(name, 7)
+        killed = as_killed(store)
+        had = {name: await rig.fingerprint(name) for name in ("new", "slept")}
+        went_on = {name: await rig.write(name, 9) for name in had}
+    async with open_kind(kind, store=killed, durability="turn") as rig:
+        assert rig.service.store.opening.turns_replayed == 2
+        for name, was in had.items():
+            woken = await rig.wake(name)
+            assert woken.token_count == len(was.tokens)
+            assert woken.recomputed is not None
+            assert woken.recomputed.same_logits
+            assert await rig.fingerprint(name) == was
+            assert await rig.write(name, 9) == went_on[name], "the sampler goes on where it stood"
+
+
+async def test_a_chat_goes_on_with_its_messages_and_sampling_after_a_kill(open_rig: Any, store: Path) -> None:
+    async with open_rig(durability="turn") as rig:
+        await rig.service.create(session="talk", system="Be brief.", sampling=SAMPLED)
+        await rig.service.chat(session="talk", message="Who are you?", max_tokens=6)
+        await rig.service.set(session="talk", sampling=Sampling(temperature=0.3))
+        killed = as_killed(store)
+        before = rig.live("talk")
+        went_on = await rig.service.chat(session="talk", message="And I?", max_tokens=6)
+    async with open_rig(store=killed, durability="turn") as rig:
+        await rig.wake("talk")
+        after = rig.live("talk")
+        assert (after.sampling.temperature, after.system, after.opened_at) == (0.3, before.system, before.opened_at)
+        assert (await rig.service.chat(session="talk", message="And I?", max_tokens=6)).tokens == went_on.tokens
+
+
+async def test_without_the_journal_a_kill_costs_what_was_said_since_the_last_sleep(open_rig: Any, store: Path) -> None:
+    async with open_rig(durability="sleep") as rig:
+        await rig.read("one", tokens_of(1, 40))
+        assert not (store / "journal").exists()
+
+
+async def test_a_full_disk_refuses_a_turn_before_it_changes_the_session(
+    open_rig: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with open_rig(durability="turn") as rig:
+        await rig.read("one", tokens_of(1, 40))
+        before = await rig.fingerprint("one")
+
+        def refuse(*_: Any) -> None:
+            raise NoSpace("No room.")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Journal, "reserve", refuse)
+            for asked in (
+                rig.service.append(session="one", tokens=[1, 2], on_event=ignore),
+                rig.service.generate(session="one", max_tokens=3, on_event=ignore),
+            ):
+                with pytest.raises(NoSpace):
+                    await asked
+        assert await rig.fingerprint("one") == before
+        await rig.write("one", 2)
+
+
+async def test_turns_that_wait_together_are_flushed_once(open_rig: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    batches: list[int] = []
+    acknowledge = Store.acknowledge
+    async with open_rig(durability="turn") as rig:
+        for number in range(8):
+            await rig.read(f"s{number}", tokens_of(number, 40))
+
+        def counted(store: Store, records: Any) -> None:
+            batches.append(len(records))
+            if len(batches) == 1:
+                await_in_thread(lambda: len(rig.service.journal._waiting) + batches[0] == 8)
+            acknowledge(store, records)
+
+        monkeypatch.setattr(Store, "acknowledge", counted)
+        await asyncio.gather(*(rig.write(f"s{number}", 6) for number in range(8)))
+        assert sum(batches) == 8
+        assert len(batches) <= 2
+
+
+async def test_a_turn_that_cannot_be_written_refuses_no_other(open_rig: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    acknowledge = Store.acknowledge
+
+    def refuse_one(store: Store, records: Any) -> None:
+        if any(record.uri.name == "s1" for record in records):
+            raise NoSpace("No room.")
+        acknowledge(store, records)
+
+    async with open_rig(durability="turn") as rig:
+        for number in range(3):
+            await rig.read(f"s{number}", tokens_of(number, 40))
+        monkeypatch.setattr(Store, "acknowledge", refuse_one)
+        told = await asyncio.gather(*(rig.write(f"s{number}", 3) for number in range(3)), return_exceptions=True)
+        assert [type(one) is NoSpace for one in told] == [False, True, False]
+        monkeypatch.undo()
+        assert len(rig.live("s1").state.tokens) == 43, "it is in memory, and the next answer makes it durable"
+        await rig.write("s1", 1)
+
+
+async def test_a_session_whose_state_left_memory_without_a_sleep_has_its_turns(open_rig: Any) -> None:
+    async with open_rig(durability="turn") as rig:
+        await rig.read("one", tokens_of(1, 40))
+        was = await rig.fingerprint("one")
+        live = rig.live("one")
+        rig.service.residency.awake.drop(live.uri)
+        woken = await rig.service.append(session="one", tokens=[5], on_event=ignore)
+        assert woken.token_count == 41
+        assert (await rig.fingerprint("one")).tokens[:40] == was.tokens
+
+
+async def test_a_deleted_session_that_never_slept_stays_deleted(open_rig: Any, store: Path) -> None:
+    async with open_rig(durability="turn") as rig:
+        await rig.read("one", tokens_of(1, 40))
+        await rig.service.delete(session="one")
+        killed = as_killed(store)
+    async with open_rig(store=killed, durability="turn") as rig:
+        assert list(await rig.service.list_sessions()) == []
