@@ -63,11 +63,11 @@ def test_t1_threat_27_a_process_killed_at_any_step_loses_nothing_that_was_acknow
 
 
 def test_t2_threat_29_no_power_cut_loses_what_was_acknowledged(tmp_path: Path) -> None:
-    hold(sweep("power", tmp_path), states=1430)
+    hold(sweep("power", tmp_path), states=1300)
 
 
 def test_t1_t2_an_index_that_is_removed_after_any_fault_is_no_loss(tmp_path: Path) -> None:
-    hold(sweep("lost_index", tmp_path), points=33, states=211)
+    hold(sweep("lost_index", tmp_path), points=38, states=190)
 
 
 def test_t3_a_store_that_leaves_out_or_swaps_a_flush_is_caught(tmp_path: Path) -> None:
@@ -159,7 +159,7 @@ def test_t4_threats_30_to_33_every_refusal_of_the_system_is_a_typed_error_and_le
 
 
 def test_no_removal_loses_what_woke_beside_an_index_of_another_moment(tmp_path: Path) -> None:
-    hold(sweep("moments", tmp_path), mixed=146, awake=357)
+    hold(sweep("moments", tmp_path), mixed=130, awake=320)
 
 
 def test_no_copy_of_a_live_store_opens_and_then_loses_by_a_removal(tmp_path: Path) -> None:
