@@ -68,6 +68,7 @@ COMMANDS = (
             "Show how much of its prefix each of a session's last requests reused, and why not all; latest first."),
     Command(_AT_REST, "sleep", "commands.sleep.sleep",
             "Put sessions to sleep: their state goes to disk and their memory is freed."),
+    Command(_AT_REST, "save", "commands.sleep.save", "Save sessions: their state goes to disk, and they stay awake."),
     Command(_AT_REST, "wake", "commands.wake.wake",
             "Wake a session: its state comes back from disk, proven to be the one that slept, and no token is read "
             "again."),

@@ -1,6 +1,9 @@
-"""`torpor sleep`: put sessions to sleep and show the receipts."""
+"""`torpor sleep` and `torpor save`: make sessions durable and show the receipts."""
 
 from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
 
 from ...daemon.api.waking import SleepResult
 from ...memvid.units import format_bytes, format_count, format_plural
@@ -20,28 +23,45 @@ def sleep(sessions: SessionsArgument, socket: SocketOption = None, as_json: Json
     [cyan]torpor sleep notes[/]
     [cyan]torpor sleep notes review --json | jq -r '.results[].bundle_id'[/]
     """
+    return _keep("sleep", sessions, socket, as_json=as_json)
+
+
+def save(sessions: SessionsArgument, socket: SocketOption = None, as_json: JsonOption = False) -> int:
+    """Writes the version that [cyan]torpor sleep[/] would write, with the same receipt. The next sleep writes only what
+    is new since then. A session that sleeps stays asleep, and nothing is written.
+
+    [bold]Examples[/]
+
+    [cyan]torpor save notes[/]
+    """
+    return _keep("save", sessions, socket, as_json=as_json)
+
+
+def _keep(verb: str, sessions: list[str], socket: Path | None, *, as_json: bool) -> int:
     output = Output(as_json=as_json)
     with connect(socket) as client:
+        ask = {"sleep": client.sleep, "save": client.save}[verb]
 
         def act(session: str) -> SleepResult:
             with progress_of(output, "sleep") as on_event:
-                return client.sleep(session, on_event=on_event)
+                return ask(session, on_event=on_event)
 
-        return run_batch(output, "sleep", sessions, act, _line)
+        return run_batch(output, verb, sessions, act, partial(_line, saved=verb == "save"))
 
 
-def _line(receipt: SleepResult) -> str:
-    held = format_plural(receipt.token_count, "token")
-    if not receipt.blocks_new and not receipt.bytes_written:
-        bundle = plain(format_id(receipt.bundle_id))
-        how = "was asleep already" if receipt.already_asleep else "asleep again"
-        line = f"{plain(receipt.session)}  {how} as version {receipt.version}, bundle {bundle}: {held}"
-        line += "" if receipt.already_asleep else ", nothing new to write"
-        looked_at = receipt.looked_at
-        return line + (f"; the look at token {format_count(looked_at)} is dropped" if looked_at is not None else "")
-    return (
-        f"{plain(receipt.session)}  asleep as version {receipt.version}, bundle {plain(format_id(receipt.bundle_id))}:"
-        f" {held}, {format_bytes(receipt.bytes_written)} written"
-        f" ({format_plural(receipt.blocks_new, 'block')} new, {receipt.blocks_reused} reused)"
-        f" in {format_seconds(receipt.seconds)}"
-    )
+def _line(receipt: SleepResult, *, saved: bool) -> str:
+    bundle, held = plain(format_id(receipt.bundle_id)), format_plural(receipt.token_count, "token")
+    name, version = plain(receipt.session), f"version {receipt.version}, bundle {bundle}: {held}"
+    if receipt.blocks_new or receipt.bytes_written:
+        return (
+            f"{name}  {'saved' if saved else 'asleep'} as {version}, {format_bytes(receipt.bytes_written)} written"
+            f" ({format_plural(receipt.blocks_new, 'block')} new, {receipt.blocks_reused} reused)"
+            f" in {format_seconds(receipt.seconds)}"
+        )
+    if receipt.already_asleep:
+        line = f"{name}  was asleep already as {version}"
+    else:
+        line = f"{name}  {'saved already' if saved else 'asleep again'} as {version}, nothing new to write"
+    if receipt.looked_at is None:
+        return line
+    return f"{line}; the look at token {format_count(receipt.looked_at)} {'stays' if saved else 'is dropped'}"

@@ -23,6 +23,7 @@ class Verbs:
     chat = Verb(reading.ChatRequest, reading.GenerateResult, leaves="Nothing of it was read or written.")
     set = Verb(session.SetRequest, session.SessionInfo)
     sleep = Verb(waking.SleepRequest, waking.SleepResult)
+    save = Verb(waking.SaveRequest, waking.SleepResult)
     wake = Verb(waking.WakeRequest, waking.WakeResult, leaves="Nothing was woken.")
     plan_wake = Verb(waking.PlanWakeRequest, waking.WakePlanResult)
     fork = Verb(forking.ForkRequest, forking.ForkResult)

@@ -19,10 +19,10 @@ CanaryVerdict = Literal["same_bits", "within_tolerance", "not_run"]
 
 @dataclass(frozen=True, slots=True)
 class SleepResult(Result):
-    """The receipt of a sleep: it exists only once the state is durable, and tells what the next wake gives.
+    """The receipt of a sleep or a save: it exists only once the state is durable, and tells what the next wake gives.
 
-    already_asleep: it slept already. looked_at: the token at which the session was only looked at; it sleeps as its
-        longer version. None else.
+    already_asleep: it slept already. looked_at: the token at which the session was only looked at; its receipt is that
+        of its longer version. None else.
     """
 
     session: str
@@ -176,6 +176,12 @@ class SleepRequest(Reporting):
     session: SessionText
     _: KW_ONLY
     on_event: Listener = None
+
+
+@dataclass(frozen=True, slots=True)
+class SaveRequest(SleepRequest):
+    """Make the session durable as `sleep` does, and leave it in memory. A session that sleeps stays asleep: the receipt
+    is that of its last version. So it is where nothing is new."""
 
 
 @dataclass(frozen=True, slots=True)

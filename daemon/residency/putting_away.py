@@ -52,18 +52,21 @@ class PuttingAway:
             return None
         return live
 
-    async def put_away(self, live: Session, emit: OnEvent, cause: SleepCause) -> Receipt | Durable:
-        """Make a session durable and free its memory. If it is durable already, only free its memory and return its
-        last snapshot. The caller runs this to its end. cause: for the events. Raises EmptyContext, and as
+    async def put_away(
+        self, live: Session, emit: OnEvent, cause: SleepCause, *, stays: bool = False
+    ) -> Receipt | Durable:
+        """Make a session durable and free its memory, unless it `stays`. If it is durable already, write nothing and
+        return its last snapshot. The caller runs this to its end. cause: for the events. Raises EmptyContext, and as
         `Hibernation.sleep`; the session then stays awake."""
+        kept: Receipt | Durable
         if live.durable is not None and await self._is_durable(live):
             with tell_sleep(self._bus, live, cause) as tell_end:
-                self._awake.drop(live.uri)
-                tell_end(live.durable)
-            return live.durable
-        receipt = await self.keep(live, emit, cause)
-        self._awake.drop(live.uri)
-        return receipt
+                tell_end(kept := live.durable)
+        else:
+            kept = await self.keep(live, emit, cause)
+        if not stays:
+            self._awake.drop(live.uri)
+        return kept
 
     async def put_away_idle(self, uri: SessionUri, cause: SleepCause) -> bool:
         """Free the memory of a session. False if it is no longer in memory."""

@@ -1,15 +1,15 @@
-"""Handlers for sleep, wake, its plan, and warm."""
+"""Handlers for sleep, save, wake, its plan, and warm."""
 
 from __future__ import annotations
 
 import asyncio
 import time
 
-from ...memvid.store import Receipt
 from ...memvid.uri import SessionUri
 from ..api.events import OnEvent
 from ..api.waking import (
     PlanWakeRequest,
+    SaveRequest,
     SleepRequest,
     SleepResult,
     WakePlanResult,
@@ -19,6 +19,7 @@ from ..api.waking import (
     WarmResult,
 )
 from ..engine.cancellation import to_the_end
+from ..events.events import SleepCause
 from ..memory.line import Use
 from ..parts import Parts
 from ..residency import listing
@@ -31,9 +32,13 @@ from .answering import answers
 @answers(SleepRequest)
 async def sleep(parts: Parts, request: SleepRequest) -> SleepResult:
     """Raises EmptyContext, NoSpace and the store's other refusals; the session then stays awake."""
-    started = time.monotonic()
-    async with parts.residency.turn(parts.resolve(request.session)) as use:
-        return await to_the_end(_sleep(parts, use.uri, request.emit, started))
+    return await _keep(parts, request, stays=False)
+
+
+@answers(SaveRequest)
+async def save(parts: Parts, request: SaveRequest) -> SleepResult:
+    """Raises as `sleep`; the session then is as it was."""
+    return await _keep(parts, request, stays=True)
 
 
 @answers(WakeRequest, queued=True)
@@ -84,18 +89,28 @@ async def _wake(parts: Parts, use: Use, order: WakeOrder, emit: OnEvent, started
         return use.woken  # the wake ran to its end
 
 
-async def _sleep(parts: Parts, uri: SessionUri, emit: OnEvent, started: float) -> SleepResult:
-    live = parts.residency.putting_away.live(uri)
+async def _keep(parts: Parts, request: SleepRequest, *, stays: bool) -> SleepResult:
+    """Make a session durable. stays: leave it where it is, in memory or not."""
+    started = time.monotonic()
+    async with parts.residency.turn(parts.resolve(request.session)) as use:
+        return await to_the_end(_keep_in_turn(parts, use.uri, request.emit, started, stays=stays))
+
+
+async def _keep_in_turn(parts: Parts, uri: SessionUri, emit: OnEvent, started: float, *, stays: bool) -> SleepResult:
+    residency = parts.residency
+    live, looks = residency.putting_away.live(uri), residency.awake.looks
     if live is None:
-        row, look = parts.residency.standing.require_row(uri), parts.residency.awake.looks.end(uri)
+        await parts.journal.replay(uri)
+        row, look = residency.standing.require_row(uri), looks.find(uri) if stays else looks.end(uri)
         durable = await parts.hibernation.threads.on_io(lambda: listing.durable_of_asleep(parts.store, row))
         return listing.receipt_of_kept(
-            durable, uri, already_asleep=look is None, looked_at=look.token_count if look else None
+            durable, uri, already_asleep=stays or look is None, looked_at=look.token_count if look else None
         )
     looked_at = len(live.state.tokens) if live.is_mere_look else None
-    kept: Receipt | Durable = await parts.residency.putting_away.put_away(live, emit, "asked")
+    cause: SleepCause = "save" if stays else "asked"
+    kept = await residency.putting_away.put_away(live, emit, cause, stays=stays)
     if isinstance(kept, Durable):
-        row = parts.residency.standing.require_row(uri)
+        row = residency.standing.require_row(uri)
         if row.bundle_id != kept.bundle_id:
             kept = await parts.hibernation.threads.on_io(lambda: listing.durable_of_asleep(parts.store, row))
         return listing.receipt_of_kept(kept, uri, looked_at=looked_at)

@@ -18,7 +18,7 @@ from torpor.daemon.api.reading import Reuse
 from torpor.daemon.api.session import Look, Lossy, Origin, Recomputed, Salvaged
 from torpor.daemon.api.store import DeleteRequest, MaintenanceProblem
 from torpor.daemon.api.verbs import VERBS
-from torpor.daemon.api.waking import PartDiffers, SleepRequest
+from torpor.daemon.api.waking import PartDiffers, SaveRequest, SleepRequest
 from torpor.daemon.engine.generation import DEFAULT_MAX_TOKENS
 from torpor.errors import TorporError
 
@@ -207,6 +207,15 @@ def test_sleep_shows_receipts_and_goes_on_after_a_failure(torpor: Torpor, daemon
     assert ran.status == 3
     assert ran.out.count("asleep as version 1") == 2
     assert "session_not_found" in ran.err
+
+
+def test_save_shows_receipts_and_leaves_the_sessions_awake(torpor: Torpor, daemon: FakeDaemon) -> None:
+    torpor("append", "a", "one")
+    ran = torpor("save", "a", "nobody")
+    assert ran.status == 3
+    assert "  saved as version 1, bundle 000000000000: 1 token, 4 B written (1 block new, 0 reused) in" in ran.out
+    assert torpor("save", "a", "--json").document["results"][0]["version"] == 2
+    assert daemon.service.sessions["a"].info.state == "awake"
 
 
 def test_sleep_of_nothing_but_unknown_sessions_has_their_own_status(torpor: Torpor, daemon: FakeDaemon) -> None:
@@ -595,26 +604,28 @@ def test_a_look_and_the_branch_that_ends_it_are_said_with_the_way_back(
 
 
 @pytest.mark.parametrize(
-    ("kept", "said"),
+    ("verb", "kept", "said"),
     [
-        ({"already_asleep": True}, "was asleep already as version 1"),
-        ({}, "nothing new to write\n"),
-        ({"looked_at": 1500}, "nothing new to write; the look at token 1,500 is dropped\n"),
+        ("sleep", {"already_asleep": True}, "  was asleep already as version 1, bundle {}: 1 token\n"),
+        ("sleep", {}, "  asleep again as version 1, bundle {}: 1 token, nothing new to write\n"),
+        ("sleep", {"looked_at": 1500}, "nothing new to write; the look at token 1,500 is dropped\n"),
+        ("save", {"already_asleep": True}, "  was asleep already as version 1, bundle {}: 1 token\n"),
+        ("save", {}, "  saved already as version 1, bundle {}: 1 token, nothing new to write\n"),
+        ("save", {"looked_at": 1500}, "nothing new to write; the look at token 1,500 stays\n"),
     ],
 )
-def test_of_a_sleep_that_writes_nothing_it_is_said_why(
-    torpor: Torpor, daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch, kept: dict[str, Any], said: str
+def test_of_a_sleep_or_save_that_writes_nothing_it_is_said_why(
+    torpor: Torpor, daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch, verb: str, kept: dict[str, Any], said: str
 ) -> None:
     torpor("append", "notes", "one")
-    sleep = daemon.service.answers[SleepRequest]
+    request = {"sleep": SleepRequest, "save": SaveRequest}[verb]
+    keep = daemon.service.answers[request]
 
     async def again(request: SleepRequest) -> Any:
-        return dataclasses.replace(await sleep(request), bytes_written=0, blocks_new=0, **kept)
+        return dataclasses.replace(await keep(request), bytes_written=0, blocks_new=0, **kept)
 
-    monkeypatch.setitem(daemon.service.answers, SleepRequest, again)
-    line = torpor("sleep", "notes").out
-    assert said in line
-    assert ("asleep again as version 1" in line) == ("already_asleep" not in kept)
+    monkeypatch.setitem(daemon.service.answers, request, again)
+    assert torpor(verb, "notes").out.endswith(said.format("0" * 12))
 
 
 @pytest.mark.one_in(2)

@@ -74,6 +74,7 @@ from torpor.daemon.api.waking import (
     PartDiffers,
     PlannedFile,
     PlanWakeRequest,
+    SaveRequest,
     SleepRequest,
     SleepResult,
     WakePlanResult,
@@ -148,6 +149,7 @@ class FakeService(Verbs, Awaiting):
             ChatRequest: self._chat,
             SetRequest: self._set,
             SleepRequest: self._sleep,
+            SaveRequest: self._save,
             WakeRequest: self._wake,
             PlanWakeRequest: self._plan_wake,
             ListRequest: self._list_sessions,
@@ -237,6 +239,12 @@ class FakeService(Verbs, Awaiting):
         return found.info
 
     async def _sleep(self, request: SleepRequest) -> SleepResult:
+        slept = await self._save(SaveRequest(request.session, on_event=request.on_event))
+        found = self._find(request.session)
+        found.info = replace(found.info, state="asleep")
+        return slept
+
+    async def _save(self, request: SaveRequest) -> SleepResult:
         found = self._find(request.session)
         await self._step()
         size = 4 * len(found.tokens)
@@ -245,7 +253,7 @@ class FakeService(Verbs, Awaiting):
         parent = found.versions[-1].bundle_id if found.versions else None
         made = VersionInfo(version, f"{version:064x}", parent, len(found.tokens), size, size, version)
         found.versions.append(made)
-        found.info = replace(found.info, state="asleep", version=version, bundle_id=made.bundle_id, dirty=False)
+        found.info = replace(found.info, version=version, bundle_id=made.bundle_id, dirty=False)
         return SleepResult(
             found.info.session, version, made.bundle_id, parent, len(found.tokens), size, size, 1, version - 1, 0.25
         )

@@ -108,12 +108,17 @@ async def sleep(rig: Rigged) -> Any:
     return receipt(await rig.sleep("s")), receipt(await rig.sleep("s")), (await rig.wake("s")).token_count
 
 
+async def save(rig: Rigged) -> Any:
+    saved = await rig.service.save(session="s", on_event=ignore)
+    return receipt(saved)[:-1], (await rig.wake("s")).look
+
+
 async def end(rig: Rigged) -> Any:
     return (await rig.service.close()).slept
 
 
 USES = [
-    *(append, generate, chat, fork, fork_at_an_earlier_token, fold, wake, plan, warm, settings, told, sleep, end),
+    *(append, generate, chat, fork, fork_at_an_earlier_token, fold, wake, plan, warm, settings, told, sleep, save, end),
 ]
 STANDS = [(None, 280), (1, None), (1, 280)]
 
