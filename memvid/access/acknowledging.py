@@ -26,15 +26,16 @@ class Acknowledging(Sessions):
             self._core.journal.append(records)
 
     def make_room_to_acknowledge(self, uri: SessionUri, record_bytes: int) -> None:
-        """Take the disk space of a session's next record now, so that a full disk refuses a turn before it begins.
+        """Take the disk space of a session's next record now, so that a full disk refuses a turn before it begins. Of
+        the budgets only the room to be kept free counts.
 
         Raises:
-            NoSpace, StoreIoError, LimitExceeded, JournalWaits: nothing has changed.
+            NoSpace, BudgetExceeded, StoreIoError, LimitExceeded, JournalWaits: nothing has changed.
             DurabilityLost, LockLost, ReadOnlyStore, StoreClosed
         """
         self._core.require_writable()
-        with self._core.poisoning():
-            self._core.journal.reserve(uri, record_bytes)
+        with self._core.poisoning(), self._core.metering(beyond="budgets") as room:
+            self._core.journal.reserve(uri, record_bytes, room.require)
 
     def has_turns(self, uri: SessionUri) -> bool:
         """Whether the journal has turns of a session which no version has."""

@@ -7,28 +7,41 @@ of what it finds there when a store is opened.
 
 Rules:
 - A record says all that is not in the session's newest version, so the last one of a session counts alone. The next
-  version takes its place: it is void then, in memory and in the file. Where the file takes no change, the next flush
-  tries again, and an opening finds by the version's tokens that it covers the record.
+  version takes its place: it is void then, in memory and in the file, and so are the session's earlier ones. Where the
+  file takes no change, the next flush tries again, and an opening finds that the version names the record.
 - Records that wait together are written together and flushed once. They count as acknowledged when `append` returns.
 - The file ends in zeros. Room for a turn is taken before the turn begins, so that a full disk refuses it in time; what
   was taken for one session is not used up by others.
 - When most of the file is void, the rest of it is written into a new file, which takes its place by one rename. So is
-  it before the next record, if some of the file is damaged.
+  it before the next record, if some of the file is damaged, or if it is no longer in its place. A record that was
+  damaged meanwhile is copied as it is: the session's next one takes its place, or the next opening tells of it.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import itertools
 import os
 import threading
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from ..disk import durable
-from ..disk.paths import FOLDER_MODE, io_error, list_names, open_file, open_folder, stat_open
+from ..disk.paths import FOLDER_MODE, io_error, list_names, open_file, open_folder, stat_name, stat_open
 from ..errors import CorruptJournal, DurabilityLost, JournalWaits, LimitExceeded, NoSpace, StoreError, StoreIoError
-from ..format.journal import HEADER_BYTES, VOID, JournalRecord, Key, scan, size_of
+from ..format.journal import (
+    END_BYTES,
+    HEADER_BYTES,
+    VOID,
+    Found,
+    JournalRecord,
+    Key,
+    digest_of,
+    scan,
+    size_of,
+)
 from ..format.records import Finding
 from ..limits import KIB, MAX_JOURNAL_BYTES, MAX_JOURNAL_RECORD_BYTES, MIB
 from ..uri import SessionUri
@@ -46,17 +59,32 @@ _SMALL_BYTES: Final = 1 * MIB
 _VOID_SHARE: Final = 4
 """A file is written anew when it is so many times as long as what counts in it."""
 
+_UNREADABLE: Final = (
+    "Put the disk right. If that cannot be done, copy what can be read of the file (`dd conv=noerror,sync bs=4096`), "
+    "and put the copy in its place."
+)
+
 _MOST_FINDINGS: Final = 100
 """What is told of one damaged file, before the rest is only counted."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class _Place:
-    """Where the record of a session that counts stands in the file."""
+    """Where the record of a session that counts stands in the file. older: the session's record before it, which would
+    count if this one were damaged."""
 
     start: int
     payload_bytes: int
+    digest: bytes
     base: bytes | None
+    older: _Place | None = None
+
+    def starts(self) -> Iterator[int]:
+        """Where this record and the older ones begin."""
+        place: _Place | None = self
+        while place is not None:
+            yield place.start
+            place = place.older
 
 
 class Journal:
@@ -88,19 +116,25 @@ class Journal:
         cannot be this store's journal is put aside, under another name in its folder.
 
         Raises:
-            UnsafePath, StoreIoError; NoSpace, DurabilityLost: it could not be put aside.
+            UnsafePath; StoreIoError: it cannot be read, and a writer would sleep over what is in it. A reader is told.
+            NoSpace, DurabilityLost: it could not be put aside.
         """
         journal = cls(folder)
         try:
             journal._folder_fd = open_folder(folder.root_fd, JOURNAL, journal.folder_path)
-            flags = os.O_RDWR if writable else os.O_RDONLY
-            journal._fd = open_file(journal._folder_fd, TURNS_FILE, flags, journal.path)
             try:
+                flags = os.O_RDWR if writable else os.O_RDONLY
+                journal._fd = open_file(journal._folder_fd, TURNS_FILE, flags, journal.path)
                 journal._scan()
             except (CorruptJournal, LimitExceeded) as error:
                 journal._find(f"{journal.path} is not read: {error.message}")
                 if writable:
                     journal._put_aside()
+            except StoreIoError as error:
+                message = f"{error.message} Turns in it may not be in any version yet. {_UNREADABLE}"
+                if writable:
+                    raise StoreIoError(message, **error.details) from error
+                journal.findings.append(Finding(journal.path, StoreIoError.code, message))
         except FileNotFoundError:
             pass
         except BaseException:
@@ -143,11 +177,7 @@ class Journal:
             self._find(f"{self.path}: its header is damaged. What stands behind it is used.")
         for found in scan(self._read, self._size, self._key):
             if found.payload is None:
-                self._find(
-                    f"{self.path}: the {found.end - found.place} bytes from byte {found.place} on hold no record. "
-                    "Either a write was cut off there before it was acknowledged, or they are damaged, and the last "
-                    "turns of a session are lost with them."
-                )
+                self._find_hole(found)
                 continue
             self._end, self._batch = found.end, found.batch
             self._key = Key(self._key.store, found.nonce)
@@ -157,10 +187,27 @@ class Journal:
                 self._find(f"{self.path}: at byte {found.place} {error.message}")
                 continue
             if found.is_spoilt:
-                self._find(f"{self.path}: the first bytes of the record at byte {found.place} are damaged. It is used.")
-            self._live.pop(record.uri, None)
+                self._find(f"{self.path}: bytes around the record at byte {found.place} are damaged. It is used.")
+            older = self._live.pop(record.uri, None)
             if not found.is_void:
-                self._live[record.uri] = _Place(found.place, len(found.payload), record.base)
+                self._live[record.uri] = _Place(
+                    found.place, len(found.payload), digest_of(found.payload), record.base, older
+                )
+            elif older is not None:
+                self._void.append(older)
+
+    def _find_hole(self, hole: Found) -> None:
+        if size_bytes := hole.end - hole.place:
+            message = (
+                f"the {size_bytes} bytes from byte {hole.place} on hold no record. Either a write was cut off there "
+                "before it was acknowledged, or they are damaged, and the last turns of a session are lost with them."
+            )
+        else:
+            message = (
+                f"it ends at byte {hole.place} without the zeros that belong there: it was cut off. The last turns of "
+                "a session may be lost with its end."
+            )
+        self._find(f"{self.path}: {message}")
 
     def _find(self, message: str) -> None:
         self._is_spoilt = True
@@ -183,8 +230,8 @@ class Journal:
             return list(self._live)
 
     def has(self, uri: SessionUri) -> bool:
-        with self._lock:
-            return uri in self._live
+        """Waits for no flush."""
+        return uri in self._live
 
     def bases(self) -> set[bytes]:
         """The bundles that the turns in it stand behind."""
@@ -196,6 +243,11 @@ class Journal:
         with self._lock:
             place = self._live.get(uri)
             return None if place is None else JournalRecord.decode(self._payload(place))
+
+    def digest_of(self, uri: SessionUri) -> bytes | None:
+        """By which the next version of a session names the record in whose place it comes; None if there is none."""
+        place = self._live.get(uri)
+        return None if place is None else place.digest
 
     def _payload(self, place: _Place) -> bytes:
         found = self._key.record_at(self._read, place.start, self._size)
@@ -221,17 +273,19 @@ class Journal:
 
     # --- writing
 
-    def reserve(self, uri: SessionUri, payload_bytes: int) -> None:
-        """Take room on the disk for the next record of a session, so that its `append` needs none.
+    def reserve(self, uri: SessionUri, payload_bytes: int, ask: Callable[[int], None]) -> None:
+        """Take room on the disk for the next record of a session, so that its `append` needs none. ask: raises if no
+        more than so many bytes of the disk may be taken.
 
         Raises:
+            What `ask` raises.
             NoSpace, StoreIoError, DurabilityLost; LimitExceeded: no record may be so large.
             JournalWaits: turns of the session that were acknowledged earlier are not in a version yet.
         """
         _require_small(uri, payload_bytes)
         with self._lock:
             self.require_settled(uri)
-            self._have_room(size_of(payload_bytes), [uri])
+            self._have_room(size_of(payload_bytes), [uri], ask)
             self._reserved[uri] = payload_bytes
 
     def append(self, records: Sequence[JournalRecord]) -> None:
@@ -248,9 +302,10 @@ class Journal:
             for record in records:
                 self.require_settled(record.uri)
             self._have_room(sum(map(size_of, map(len, payloads))), [record.uri for record in records])
-            places, parts, end = {}, [], self._end
+            places, parts, end = dict[SessionUri, _Place](), [], self._end
             for record, payload in zip(records, payloads, strict=True):
-                places[record.uri] = _Place(end, len(payload), record.base)
+                older = places.get(record.uri) or self._live.get(record.uri)
+                places[record.uri] = _Place(end, len(payload), digest_of(payload), record.base, older)
                 parts.append(self._key.record(payload, end, self._batch + 1))
                 end += len(parts[-1])
             self._write(b"".join(parts))
@@ -275,6 +330,7 @@ class Journal:
             DurabilityLost
         """
         with self._lock:
+            reserved, reason = self._reserved.get(uri), self.waiting.get(uri)
             place = self._let_go(uri)
             try:
                 self.settle()
@@ -282,6 +338,10 @@ class Journal:
                 if place is not None:
                     self._void.remove(place)
                     self._live[uri] = place
+                if reserved is not None:
+                    self._reserved[uri] = reserved
+                if reason is not None:
+                    self.waiting[uri] = reason
                 raise
 
     def _let_go(self, uri: SessionUri) -> _Place | None:
@@ -319,20 +379,32 @@ class Journal:
         """The bytes that are reserved for other sessions than these."""
         return sum(size_of(count) for uri, count in self._reserved.items() if uri not in uris)
 
-    def _have_room(self, needed: int, uris: Collection[SessionUri]) -> None:
+    def _have_room(
+        self, needed: int, uris: Collection[SessionUri], ask: Callable[[int], None] = lambda _: None
+    ) -> None:
         """Room for so many bytes of these sessions behind the last record, and for what is reserved; if it has to be
         taken, in a new file where most of the old one is void."""
         needed += self._reserved_but(uris)
-        is_sound = self._fd >= 0 and not self._is_spoilt
-        if is_sound and self._end + needed <= self._size:
+        is_sound = self._fd >= 0 and not self._is_spoilt and self._is_in_place()
+        if is_sound and self._end + needed + END_BYTES <= self._size:
             return
         counting = sum(size_of(place.payload_bytes) for place in self._live.values())
-        _require_short(self.path, HEADER_BYTES + counting + needed)
-        most = min(MAX_JOURNAL_BYTES, max(_SMALL_BYTES, _VOID_SHARE * (counting + needed)))
-        if not is_sound or self._end + needed > most:
+        anew_bytes, longer_bytes = _in_steps(HEADER_BYTES + counting + needed), _in_steps(self._end + needed)
+        _require_short(self.path, anew_bytes)
+        if not is_sound or longer_bytes > min(MAX_JOURNAL_BYTES, max(_SMALL_BYTES, _VOID_SHARE * anew_bytes)):
+            ask(anew_bytes)
             self._write_anew(needed)
         else:
-            self._lengthen(_in_steps(self._end + needed))
+            ask(longer_bytes - self._size)
+            self._lengthen(longer_bytes)
+
+    def _is_in_place(self) -> bool:
+        """Whether the open file still has its name: what is written into another one is lost."""
+        try:
+            named = stat_name(self._folder_fd, TURNS_FILE, self.path)
+        except FileNotFoundError:
+            return False
+        return os.path.samestat(named, stat_open(self._fd, self.path))
 
     def _lengthen(self, size_bytes: int) -> None:
         try:
@@ -348,8 +420,8 @@ class Journal:
         """Write behind the last record, where there is room, and make void what counts no more; flush both."""
         try:
             durable.write_at(self._fd, self._end, data, self.path)
-            for place in self._void:
-                durable.write_at(self._fd, place.start, VOID, self.path)
+            for start in itertools.chain.from_iterable(place.starts() for place in self._void):
+                durable.write_at(self._fd, start, VOID, self.path)
         except StoreError as error:
             self._take_back(len(data), error)
             raise
@@ -384,9 +456,13 @@ class Journal:
         try:
             temp.append([key.header()])
             for uri, old in self._live.items():
-                record = key.record(self._payload(old), end, 1)
+                try:
+                    record = key.record(self._payload(old), end, 1)
+                except CorruptJournal:  # with a mark, for zeros would be no damage
+                    damaged = VOID + self._read(old.start, size_of(old.payload_bytes))[len(VOID) :]
+                    record = damaged.ljust(size_of(old.payload_bytes), b"\0")
                 temp.append([record])
-                places[uri] = _Place(end, old.payload_bytes, old.base)
+                places[uri] = dataclasses.replace(old, start=end, older=None)
                 end += len(record)
             size = _in_steps(end + needed)
             temp.append([bytes(size - end)])
@@ -425,7 +501,8 @@ class Journal:
 
 
 def _in_steps(size_bytes: int) -> int:
-    return -(-size_bytes // _STEP_BYTES) * _STEP_BYTES
+    """The length of a file with so many bytes in it, and zeros behind them."""
+    return -(-(size_bytes + END_BYTES) // _STEP_BYTES) * _STEP_BYTES
 
 
 def _require_small(uri: SessionUri, payload_bytes: int) -> None:

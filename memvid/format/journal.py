@@ -7,8 +7,8 @@
 A record's digest covers the store, the random bytes, the place in the file, the batch and the payload. So a record of
 another store, of an earlier journal or of another place in this one does not count. The digest leaves out the first
 four bytes: they are overwritten when the record counts no more, which takes no room. One batch is what one flush makes
-durable. Integers are little-endian; a payload is canonical msgpack. Zeros may follow the last record: room on the disk
-that is taken before it is needed.
+durable. Integers are little-endian; a payload is canonical msgpack. Zeros follow the last record, END_BYTES at least:
+room on the disk that is taken before it is needed. A file that was cut behind a record lacks them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ from blake3 import blake3
 from ..errors import CorruptJournal, StoreError
 from ..limits import (
     CHUNK_BYTES,
-    MAX_IDENTITY_PARTS,
     MAX_JOURNAL_BYTES,
     MAX_JOURNAL_RECORD_BYTES,
     MAX_TOKENS,
@@ -33,6 +32,7 @@ from ..limits import (
 )
 from ..uri import SessionUri
 from .identity import Identity
+from .manifest import require_session_map
 from .packing import pack, unpack
 
 _MAGIC: Final = b"TORPJNL1"
@@ -51,7 +51,11 @@ _MOST_TRIES: Final = 64 * 1024
 _MOST_BYTES_IN_VAIN: Final = MAX_JOURNAL_BYTES
 """What is read and digested of such places, before the rest of the file is given up."""
 
+COVERS: Final = "covers"
+"""The entry of a version's session map that names the record in whose place it came, by `digest_of`."""
+
 HEADER_BYTES: Final = _HEADER.size
+END_BYTES: Final = _ALIGNED
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +76,8 @@ class JournalRecord:
     identity: Identity | None
 
     def encode(self) -> bytes:
-        """Raises InvalidDraft, LimitExceeded."""
+        """Raises InvalidDraft, LimitExceeded: no version could have this session map."""
+        require_session_map({**self.session, COVERS: bytes(_DIGEST_BYTES)})
         return pack(
             {
                 "uri": str(self.uri),
@@ -140,10 +145,7 @@ def _newest_in(value: object) -> tuple[int, bytes] | None:
 def _identity_in(value: object) -> Identity | None:
     if value is None:
         return None
-    parts = _require(value, list)
-    if len(parts) > MAX_IDENTITY_PARTS:
-        raise ValueError("an identity of too many parts")
-    return Identity(tuple((_require(name, str), _require(text, str)) for name, text in parts))
+    return Identity(tuple((_require(name, str), _require(text, str)) for name, text in _require(value, list)))
 
 
 # --- the file
@@ -166,13 +168,14 @@ class Key:
         """The key of a journal that begins so.
 
         Raises:
-            CorruptJournal: it is another store's.
+            CorruptJournal: it is another store's, or of another version of Torpor.
         """
         ours = _mark_of(store_uuid)
-        is_whole = len(header) == HEADER_BYTES and header[-_DIGEST_BYTES:] == _digest(header[:-_DIGEST_BYTES])
-        if not is_whole or header[: len(_MAGIC)] != _MAGIC:
+        if len(header) < HEADER_BYTES or header[-_DIGEST_BYTES:] != _digest(header[:-_DIGEST_BYTES]):
             return cls(ours, None)
-        _, store, nonce, _ = _HEADER.unpack(header)
+        magic, store, nonce, _ = _HEADER.unpack(header)
+        if magic != _MAGIC:
+            raise CorruptJournal("another version of Torpor wrote it.")
         if store != ours:
             raise CorruptJournal("it belongs to another store.")
         return cls(ours, nonce)
@@ -203,15 +206,14 @@ class Key:
         length = self.payload_bytes_at(read, place, size_bytes)
         if length is None:
             return None
-        whole = read(place, _HEAD.size + length)
-        if len(whole) != _HEAD.size + length:
-            return None
+        whole = read(place, size_of(length))
         mark, _, batch, nonce, digest = _HEAD.unpack_from(whole)
-        payload = whole[_HEAD.size :]
+        payload, padding = whole[_HEAD.size : _HEAD.size + length], whole[_HEAD.size + length :]
         if digest != _digest(self.store, nonce, struct.pack("<QQ", place, batch), payload):
             return None
         is_void = _distance(mark, VOID) < _distance(mark, _TURN)
-        return Found(place, place + size_of(length), batch, payload, nonce, is_void, mark not in (_TURN, VOID))
+        is_spoilt = mark not in (_TURN, VOID) or any(padding)
+        return Found(place, place + len(whole), batch, payload, nonce, is_void, is_spoilt)
 
 
 def _distance(one: bytes, other: bytes) -> int:
@@ -221,6 +223,11 @@ def _distance(one: bytes, other: bytes) -> int:
 
 def _mark_of(store_uuid: str) -> bytes:
     return _digest(store_uuid.encode())
+
+
+def digest_of(payload: bytes) -> bytes:
+    """By which a version tells the record in whose place it came."""
+    return _digest(payload)
 
 
 def _digest(*parts: bytes) -> bytes:
@@ -235,7 +242,7 @@ def size_of(payload_bytes: int) -> int:
 @dataclass(frozen=True, slots=True)
 class Found:
     """A record at its place in the file; without a payload, bytes that hold none, up to the next record or the end.
-    is_spoilt: its first four bytes are damaged."""
+    is_spoilt: it is whole, but its mark or the zeros behind it are damaged."""
 
     place: int
     end: int
@@ -251,9 +258,10 @@ Read = Callable[[int, int], bytes]
 
 
 def scan(read: Read, size_bytes: int, key: Key) -> Iterator[Found]:
-    """All records of a file, and what lies between them. Holds two records in memory, or CHUNK_BYTES. Reads and digests
-    MAX_JOURNAL_BYTES at most beyond the records."""
-    place, search = HEADER_BYTES, _Search(read, size_bytes)
+    """All records of a file, and the bytes between them that hold none: 0 bytes at the end of a file that was cut
+    there. Holds two records in memory, or CHUNK_BYTES. Reads and digests MAX_JOURNAL_BYTES at most beyond the records.
+    """
+    place, search, was_record = HEADER_BYTES, _Search(read, size_bytes), True
     while place < size_bytes:
         found = key.record_at(read, place, size_bytes)
         if found is None:
@@ -263,7 +271,9 @@ def scan(read: Read, size_bytes: int, key: Key) -> Iterator[Found]:
         elif key.nonce is None:
             key = Key(key.store, found.nonce)
         yield found
-        place = found.end
+        place, was_record = found.end, found.payload is not None
+    if was_record:
+        yield Found(place, place)
 
 
 class _Search:

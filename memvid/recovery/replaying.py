@@ -5,9 +5,9 @@ the blocks of the version behind which the turns stood, and has their tokens und
 computes these again. Knows nothing of models.
 
 Rules:
-- A record is covered if a later version of the session begins with its ledger: a sleep was cut off before its last
-  step, which tells the journal. A later version that is damaged or gone covers nothing: the turns would be lost with
-  it.
+- A record is covered if a later version of the session names it, or begins with its ledger: a sleep was cut off before
+  its last step, which tells the journal, or journal and bundles are of different moments. A later version that is
+  damaged or gone covers nothing: the turns would be lost with it.
 - If the session has no version left and had one, it was deleted.
 - Otherwise the record becomes the session's next version, whatever came back or was imported meanwhile: nothing is lost
   by a version too many.
@@ -19,11 +19,12 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+from collections.abc import Callable
 
 from ..errors import Corruption, DurabilityLost, LockLost, NoSpace, StoreError, StoreIoError
 from ..format.blocks import TOKEN_BYTES, BlockEntry
 from ..format.codecs import RAW
-from ..format.journal import JournalRecord
+from ..format.journal import COVERS, JournalRecord
 from ..format.ledger_tail import tail_in, tail_of
 from ..format.reader import BundleReader
 from ..format.records import Finding, OpenReport
@@ -107,15 +108,23 @@ def _is_deleted(core: StoreCore, record: JournalRecord) -> bool:
 
 def _is_covered(core: StoreCore, record: JournalRecord) -> bool:
     known = record.newest[0] if record.newest else 0
-    later = [row for row in core.index.versions(record.uri) if row.version > known]
-    if not later:
-        return False
-    ledger = _ledger_of(core, record)
-    for row in later:
-        with contextlib.suppress(Corruption), core.open_reader(row.bundle_id) as reader:
-            if (reader.tokens() + tail_of(reader.manifest)).startswith(ledger):
-                return True
+    later = [row.bundle_id for row in core.index.versions(record.uri) if row.version > known]
+    digest = core.journal.digest_of(record.uri)
+    if any(_is(core, one, lambda reader: reader.manifest.session.get(COVERS) == digest) for one in later):
+        return True
+    ledger = _ledger_of(core, record) if later else b""
+    return any(_is(core, one, lambda reader: _all_tokens(reader).startswith(ledger)) for one in later)
+
+
+def _is(core: StoreCore, bundle_id: bytes, holds: Callable[[BundleReader], bool]) -> bool:
+    """Whether something holds for a version; it does not if that is damaged or gone."""
+    with contextlib.suppress(Corruption), core.open_reader(bundle_id) as reader:
+        return holds(reader)
     return False
+
+
+def _all_tokens(reader: BundleReader) -> bytes:
+    return reader.tokens() + tail_of(reader.manifest)
 
 
 def _ledger_of(core: StoreCore, record: JournalRecord) -> bytes:

@@ -40,6 +40,7 @@ from ..format.blocks import BlockDraft, BlockEntry, require_chain
 from ..format.bundle import FrameFile
 from ..format.codecs import RAW, Codec
 from ..format.identity import Identity
+from ..format.journal import COVERS
 from ..format.layout import LIVE_SUFFIX
 from ..format.ledger_tail import unread_of
 from ..format.manifest import Manifest, bundle_id_of, require_session_map
@@ -249,7 +250,7 @@ class _Sleep:
                 self._spare_bytes += block.header.raw_bytes
 
     def _manifest(self, entries: Sequence[BlockEntry]) -> Manifest:
-        request = self._request
+        request, covered = self._request, self._core.journal.digest_of(self._request.uri)
         return Manifest(
             uri=request.uri,
             version=self._version,
@@ -258,7 +259,7 @@ class _Sleep:
             token_count=request.token_count,
             created_ns=now_ns(),
             blocks=tuple(entry.held_by(None) for entry in entries),
-            session=request.session,
+            session=request.session if covered is None else {**request.session, COVERS: covered},
             environment=request.environment,
         )
 

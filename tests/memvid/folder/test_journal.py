@@ -1,0 +1,702 @@
+"""The journal's file: what is acknowledged counts through every failure, and what is refused never does."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import shutil
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from store_making import IDENTITY, token_ids
+from torpor.memvid import SessionUri
+from torpor.memvid.disk import durable
+from torpor.memvid.errors import (
+    BudgetExceeded,
+    CorruptJournal,
+    DurabilityLost,
+    JournalWaits,
+    LimitExceeded,
+    NoSpace,
+    StoreIoError,
+    UnsafePath,
+)
+from torpor.memvid.folder import journal as module
+from torpor.memvid.folder.folder import StoreFolder
+from torpor.memvid.folder.journal import TURNS_FILE, Journal
+from torpor.memvid.folder.store_file import create_store, open_or_make_root
+from torpor.memvid.format.journal import HEADER_BYTES, VOID, JournalRecord, size_of
+from torpor.memvid.format.ledger_tail import UNREAD
+
+ONE, TWO, THREE = (SessionUri("work", name) for name in ("first", "other", "third"))
+SEEDS = {ONE: 1, TWO: 2, THREE: 3}
+BASE = bytes(range(32))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[StoreFolder]:
+    path = str(tmp_path / "store")
+    root_fd = open_or_make_root(path)
+    opened = StoreFolder(path, root_fd, create_store(root_fd, path))
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def journal(folder: StoreFolder) -> Iterator[Journal]:
+    opened = Journal.load(folder, writable=True)
+    yield opened
+    opened.close()
+
+
+def turn(uri: SessionUri, count: int, base: bytes | None = None) -> JournalRecord:
+    session = {UNREAD: {"tokens": token_ids(0, count, SEEDS[uri])}}
+    return JournalRecord(uri, session, None, base, 0, IDENTITY if base is None else None)
+
+
+def file_of(folder: StoreFolder) -> Path:
+    return Path(folder.path) / "journal" / TURNS_FILE
+
+
+def reserve(journal: Journal, record: JournalRecord) -> None:
+    journal.reserve(record.uri, len(record.encode()), lambda _: None)
+
+
+def look(folder: StoreFolder) -> tuple[dict[SessionUri, JournalRecord | None], list[str]]:
+    """What counts by the file alone, and what of it is told."""
+    with contextlib.closing(Journal.load(folder, writable=False)) as again:
+        return {uri: again.find(uri) for uri in again.uris()}, [finding.message for finding in again.findings]
+
+
+def read_again(folder: StoreFolder) -> dict[SessionUri, JournalRecord | None]:
+    return look(folder)[0]
+
+
+def findings(folder: StoreFolder) -> list[str]:
+    return look(folder)[1]
+
+
+class Faults:
+    """Lets calls of `durable` fail. fails: the number of a call of this kind and the error, from which on it does."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.calls: list[str] = []
+        self.fails: dict[str, tuple[int, Exception]] = {}
+        self.torn = 0
+        for name in ("write_at", "sync_file", "sync_folder", "remove", "rename"):
+            self._watch(monkeypatch, name, getattr(durable, name))
+
+    def _watch(self, monkeypatch: pytest.MonkeyPatch, name: str, real: Callable[..., Any]) -> None:
+        def call(*arguments: Any) -> Any:
+            if name == "write_at" and not arguments[2]:
+                return None  # nothing to write is no call of the system
+            self.calls.append(name)
+            number, error = self.fails.get(name, (0, None))
+            if error is not None and self.calls.count(name) > number:
+                if name == "write_at" and self.torn:
+                    fd, offset, data, path = arguments
+                    real(fd, offset, data[: self.torn], path)
+                raise error
+            return real(*arguments)
+
+        monkeypatch.setattr(durable, name, call)
+
+    def fail(self, name: str, error: Exception, after: int = 0) -> None:
+        self.calls.clear()
+        self.fails = {name: (after, error)}
+
+
+@pytest.fixture
+def faults(monkeypatch: pytest.MonkeyPatch) -> Faults:
+    return Faults(monkeypatch)
+
+
+# --- what counts
+
+
+def test_the_last_record_of_a_session_counts(folder: StoreFolder, journal: Journal) -> None:
+    journal.append([turn(ONE, 3), turn(TWO, 4, BASE)])
+    journal.append([turn(ONE, 5)])
+    assert read_again(folder) == {ONE: turn(ONE, 5), TWO: turn(TWO, 4, BASE)}
+    assert journal.bases() == {BASE}
+    assert journal.find(THREE) is None
+    assert findings(folder) == []
+
+
+def test_of_two_records_of_a_session_that_wait_together_the_later_one_counts(
+    folder: StoreFolder, journal: Journal
+) -> None:
+    journal.append([turn(ONE, 5), turn(ONE, 3)])
+    assert read_again(folder) == {ONE: turn(ONE, 3)}
+
+
+def test_records_that_wait_together_are_flushed_once(journal: Journal, faults: Faults) -> None:
+    journal.append([turn(ONE, 1)])
+    faults.calls.clear()
+    journal.append([turn(uri, 4) for uri in (ONE, TWO, THREE)])
+    assert faults.calls == ["write_at", "sync_file"]
+
+
+def test_nothing_is_asked_of_a_session_while_records_are_flushed(
+    journal: Journal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal.append([turn(ONE, 1)])
+    flushing, may_end, real = threading.Event(), threading.Event(), durable.sync_file
+
+    def slow(fd: int, path: str) -> None:
+        flushing.set()
+        may_end.wait()
+        real(fd, path)
+
+    monkeypatch.setattr(durable, "sync_file", slow)
+    writer = threading.Thread(target=journal.append, args=([turn(TWO, 1)],))
+    asker = threading.Thread(target=journal.has, args=(ONE,))
+    writer.start()
+    flushing.wait()
+    asker.start()
+    asker.join(20)
+    was_answered = not asker.is_alive()
+    may_end.set()
+    writer.join()
+    asker.join()
+    assert was_answered
+
+
+# --- covered, deleted, forgotten
+
+
+def test_what_a_version_covers_is_void_in_the_file_and_so_is_what_came_before(
+    folder: StoreFolder, journal: Journal
+) -> None:
+    journal.append([turn(ONE, 3), turn(TWO, 4)])
+    journal.append([turn(ONE, 5)])
+    journal.cover(ONE)
+    assert read_again(folder) == {TWO: turn(TWO, 4)}
+    data = bytearray(file_of(folder).read_bytes())
+    last = HEADER_BYTES + sum(size_of(len(one.encode())) for one in (turn(ONE, 3), turn(TWO, 4)))
+    data[last + 60] ^= 1
+    file_of(folder).write_bytes(data)
+    assert read_again(folder) == {TWO: turn(TWO, 4)}  # an earlier turn does not come back in its place
+
+
+@pytest.mark.parametrize("read_again", [False, True])
+def test_each_record_of_a_session_is_void_once_it_is_covered(folder: StoreFolder, read_again: bool) -> None:
+    journal = Journal.load(folder, writable=True)
+    journal.append([turn(ONE, 3), turn(ONE, 4), turn(TWO, 2)])
+    journal.append([turn(ONE, 5)])
+    if read_again:
+        journal.close()
+        journal = Journal.load(folder, writable=True)
+    journal.cover(ONE)
+    journal.close()
+    assert file_of(folder).read_bytes().count(VOID) == 3
+
+
+def test_earlier_records_that_a_crash_left_are_void_after_the_next_opening(folder: StoreFolder) -> None:
+    journal = Journal.load(folder, writable=True)
+    journal.append([turn(ONE, 3), turn(TWO, 4)])
+    journal.append([turn(ONE, 5)])
+    journal.cover(ONE)
+    journal.close()
+    data = bytearray(file_of(folder).read_bytes())
+    data[HEADER_BYTES : HEADER_BYTES + 4] = b"TURN"
+    file_of(folder).write_bytes(data)
+    journal = Journal.load(folder, writable=True)
+    journal.settle()
+    journal.close()
+    assert file_of(folder).read_bytes()[HEADER_BYTES : HEADER_BYTES + 4] == VOID
+
+
+@pytest.mark.parametrize("error", [NoSpace("full"), StoreIoError("broken")])
+def test_what_the_file_does_not_take_it_takes_with_the_next_flush(
+    folder: StoreFolder, journal: Journal, faults: Faults, error: Exception
+) -> None:
+    journal.append([turn(ONE, 3)])
+    faults.fail("write_at", error)
+    journal.cover(ONE)
+    assert not journal.has(ONE)
+    assert read_again(folder) == {ONE: turn(ONE, 3)}
+    faults.fails.clear()
+    journal.append([turn(TWO, 4)])
+    assert read_again(folder) == {TWO: turn(TWO, 4)}
+
+
+def test_a_deleted_session_is_void_durably(folder: StoreFolder, journal: Journal, faults: Faults) -> None:
+    journal.append([turn(ONE, 3), turn(TWO, 4)])
+    faults.calls.clear()
+    journal.drop(ONE)
+    assert faults.calls[-1] == "sync_file"
+    assert read_again(folder) == {TWO: turn(TWO, 4)}
+    journal.drop(TWO)
+    assert faults.calls[-2:] == ["remove", "sync_folder"]
+    assert not file_of(folder).exists()
+    journal.drop(TWO)
+
+
+@pytest.mark.parametrize(("others", "call"), [([TWO], "write_at"), ([], "remove")])
+def test_a_delete_that_fails_has_changed_nothing(
+    folder: StoreFolder, journal: Journal, faults: Faults, others: list[SessionUri], call: str
+) -> None:
+    journal.append([turn(uri, 3) for uri in (ONE, *others)])
+    journal.waiting[ONE] = "No room."
+    faults.fail(call, StoreIoError("broken"))
+    with pytest.raises(StoreIoError):
+        journal.drop(ONE)
+    assert journal.find(ONE) == turn(ONE, 3)
+    assert set(read_again(folder)) == {ONE, *others}
+    with pytest.raises(JournalWaits):
+        journal.require_settled(ONE)
+
+
+def test_a_failed_delete_leaves_what_was_reserved(journal: Journal, faults: Faults) -> None:
+    journal.append([turn(ONE, 3), turn(TWO, 3)])
+    reserve(journal, turn(ONE, 20_000))
+    faults.fail("write_at", StoreIoError("broken"))
+    with pytest.raises(StoreIoError):
+        journal.drop(ONE)
+    faults.fails.clear()
+    before = journal.size_bytes
+    journal.append([turn(TWO, 15_000)])
+    journal.append([turn(ONE, 20_000)])
+    assert journal.size_bytes > before
+
+
+def test_a_file_in_which_nothing_counts_goes_unless_room_is_reserved(folder: StoreFolder, journal: Journal) -> None:
+    journal.append([turn(ONE, 3)])
+    reserve(journal, turn(TWO, 4))
+    journal.drop(ONE)
+    assert file_of(folder).exists()
+    journal.cover(TWO)
+    journal.close(tidying=True)
+    assert not file_of(folder).exists()
+
+
+def test_a_forgotten_session_leaves_no_byte(folder: StoreFolder, journal: Journal) -> None:
+    journal.append([turn(ONE, 300), turn(TWO, 40)])
+    journal.append([turn(ONE, 500)])
+    journal.cover(ONE)
+    reserve(journal, turn(THREE, 4))
+    journal.erase(ONE)
+    data = file_of(folder).read_bytes()
+    assert b"first" not in data
+    assert token_ids(100, 4, 1) not in data
+    assert read_again(folder) == {TWO: turn(TWO, 40)}
+    journal.erase(TWO)
+    assert b"other" not in file_of(folder).read_bytes()  # it stays, with the room for the third
+    journal.append([turn(THREE, 4)])
+    journal.erase(THREE)
+    assert not file_of(folder).exists()
+    journal.erase(THREE)
+
+
+# --- room
+
+
+def full_disk(monkeypatch: pytest.MonkeyPatch, folder: StoreFolder) -> None:
+    """No file gets longer, and no new one gets a byte."""
+    write_at = durable.write_at
+
+    def write(fd: int, offset: int, data: bytes, path: str) -> None:
+        if offset + len(data) > os.fstat(fd).st_size:
+            write_at(fd, offset, data[: len(data) // 2], path)
+            raise NoSpace("The disk is full.")
+        write_at(fd, offset, data, path)
+
+    def append(*_: object) -> None:
+        raise NoSpace("The disk is full.")
+
+    monkeypatch.setattr(durable, "write_at", write)
+    monkeypatch.setattr(durable.TempFile, "append", append)
+
+
+@pytest.mark.parametrize("is_begun", [False, True])
+def test_a_full_disk_refuses_the_room_and_not_the_record(
+    folder: StoreFolder, journal: Journal, monkeypatch: pytest.MonkeyPatch, is_begun: bool
+) -> None:
+    large = turn(TWO, 30_000)
+    if is_begun:
+        journal.append([turn(ONE, 3)])
+        reserve(journal, turn(ONE, 9_000))
+    else:
+        reserve(journal, turn(ONE, 9_000))
+    before = file_of(folder).stat().st_size
+    full_disk(monkeypatch, folder)
+    with pytest.raises(NoSpace):
+        reserve(journal, large)
+    assert file_of(folder).stat().st_size == before
+    journal.append([turn(ONE, 9_000)])
+    assert read_again(folder) == {ONE: turn(ONE, 9_000)}
+    assert findings(folder) == []
+    with pytest.raises(NoSpace):
+        journal.append([large])
+    assert read_again(folder) == {ONE: turn(ONE, 9_000)}
+
+
+def test_what_is_reserved_for_a_session_is_not_used_up_by_others(
+    journal: Journal, folder: StoreFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reserve(journal, turn(ONE, 15_000))
+    journal.append([turn(TWO, 10_000)])
+    full_disk(monkeypatch, folder)
+    journal.append([turn(ONE, 15_000)])
+    assert set(read_again(folder)) == {ONE, TWO}
+
+
+def test_room_is_asked_for_before_it_is_taken_and_only_then(journal: Journal, folder: StoreFolder) -> None:
+    asked: list[int] = []
+    payload = len(turn(ONE, 3).encode())
+    journal.reserve(ONE, payload, asked.append)
+    assert asked == [file_of(folder).stat().st_size]
+    journal.reserve(ONE, payload, asked.append)
+    assert len(asked) == 1
+    before = file_of(folder).stat().st_size
+    journal.reserve(ONE, 4 * before, asked.append)
+    assert before + asked[1] == file_of(folder).stat().st_size
+
+    def refuse(_: int) -> None:
+        raise BudgetExceeded("The disk must keep some free.")
+
+    size = file_of(folder).stat().st_size
+    with pytest.raises(BudgetExceeded):
+        journal.reserve(TWO, 9 * size, refuse)
+    journal.reserve(TWO, payload, refuse)
+    assert file_of(folder).stat().st_size == size
+
+
+def test_a_record_above_its_limit_is_refused_before_anything_is_taken(journal: Journal, folder: StoreFolder) -> None:
+    with pytest.raises(LimitExceeded, match="Put it to sleep"):
+        journal.reserve(ONE, module.MAX_JOURNAL_RECORD_BYTES + 1, lambda _: None)
+    assert not file_of(folder).exists()
+
+
+def test_a_journal_above_its_limit_is_refused(
+    journal: Journal, folder: StoreFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "MAX_JOURNAL_BYTES", 1 << 18)
+    for _ in range(4):  # what is void does not count
+        journal.append([turn(ONE, 7_000), turn(TWO, 7_000)])
+    with pytest.raises(LimitExceeded, match="Put sessions to sleep"):
+        journal.append([turn(THREE, 60_000)])
+    assert file_of(folder).stat().st_size <= 1 << 18
+    assert set(read_again(folder)) == {ONE, TWO}
+
+
+# --- a write that fails
+
+
+@pytest.mark.parametrize("torn", [0, 3, 100])
+def test_a_record_that_is_refused_does_not_count(
+    folder: StoreFolder, journal: Journal, faults: Faults, torn: int
+) -> None:
+    journal.append([turn(ONE, 3)])
+    faults.torn = torn
+    faults.fail("write_at", NoSpace("full"))
+    with pytest.raises(NoSpace):
+        journal.append([turn(ONE, 50), turn(TWO, 4)])
+    faults.fails.clear()
+    assert read_again(folder) == {ONE: turn(ONE, 3)}
+    assert not journal.has(TWO)
+    journal.append([turn(TWO, 5)])
+    assert read_again(folder) == {ONE: turn(ONE, 3), TWO: turn(TWO, 5)}
+    assert findings(folder) == []
+
+
+def test_a_whole_record_that_is_refused_is_taken_back_durably(
+    folder: StoreFolder, journal: Journal, faults: Faults
+) -> None:
+    """The record is written, and the mark of another one is not: the turn is refused."""
+    journal.append([turn(ONE, 3), turn(TWO, 3)])
+    faults.fail("write_at", NoSpace("full"))
+    journal.cover(ONE)
+
+    def fail_for_marks(
+        fd: int, offset: int, data: bytes, path: str, real: Callable[..., None] = durable.write_at
+    ) -> None:
+        if data == VOID:
+            raise NoSpace("full")
+        real(fd, offset, data, path)
+
+    faults.fails.clear()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(durable, "write_at", fail_for_marks)
+        faults.calls.clear()
+        with pytest.raises(NoSpace):
+            journal.append([turn(TWO, 9)])
+    assert faults.calls == ["write_at", "write_at", "sync_file"]  # the record, zeros, their flush
+    assert read_again(folder)[TWO] == turn(TWO, 3)
+    journal.append([turn(TWO, 10)])
+    assert read_again(folder) == {TWO: turn(TWO, 10)}
+
+
+@pytest.mark.parametrize("call", ["write_at", "sync_file"])
+def test_a_record_that_is_refused_and_cannot_be_taken_back_ends_writing(
+    journal: Journal, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    journal.append([turn(ONE, 3), turn(TWO, 3)])
+    journal._void.append(journal._live.pop(ONE))
+    real = durable.write_at
+
+    def write(fd: int, offset: int, data: bytes, path: str) -> None:
+        if data == VOID or (call == "write_at" and not any(data)):
+            raise NoSpace("full")
+        real(fd, offset, data, path)
+
+    def refuse(fd: int, path: str) -> None:
+        raise DurabilityLost("flush")
+
+    monkeypatch.setattr(durable, "write_at", write)
+    if call == "sync_file":
+        monkeypatch.setattr(durable, "sync_file", refuse)
+    with pytest.raises(DurabilityLost, match="could not be taken back"):
+        journal.append([turn(TWO, 9)])
+
+
+def test_after_a_torn_record_that_cannot_be_taken_back_a_new_file_is_written(
+    folder: StoreFolder, journal: Journal, faults: Faults
+) -> None:
+    journal.append([turn(ONE, 3)])
+    faults.torn = 60
+    faults.fail("write_at", StoreIoError("broken"))  # the zeros too
+    with pytest.raises(StoreIoError):
+        journal.append([turn(TWO, 50)])
+    faults.fails.clear()
+    faults.calls.clear()
+    journal.append([turn(TWO, 5)])
+    assert "write_at" in faults.calls
+    assert "sync_folder" in faults.calls
+    assert read_again(folder) == {ONE: turn(ONE, 3), TWO: turn(TWO, 5)}
+    assert findings(folder) == []
+
+
+def test_a_flush_that_fails_ends_writing(journal: Journal, faults: Faults) -> None:
+    journal.append([turn(ONE, 3)])
+    for end in (lambda: journal.append([turn(ONE, 4)]), lambda: journal.cover(ONE), lambda: journal.drop(ONE)):
+        faults.fail("sync_file", DurabilityLost("flush"))
+        faults.fails["sync_folder"] = faults.fails["sync_file"]
+        with pytest.raises(DurabilityLost):
+            end()
+
+
+# --- a new file
+
+
+def test_a_file_that_is_mostly_void_is_written_anew(folder: StoreFolder, journal: Journal) -> None:
+    for count in range(200):
+        journal.append([turn(ONE, 3_000 + count), turn(TWO, 3)])
+    assert file_of(folder).stat().st_size <= module._SMALL_BYTES
+    assert read_again(folder) == {ONE: turn(ONE, 3_199), TWO: turn(TWO, 3)}
+    assert findings(folder) == []
+
+
+@pytest.mark.parametrize("fails", ["temporary file", "descriptor", "rename", "flush of the folder"])
+def test_while_the_new_file_has_no_name_the_old_one_counts(
+    folder: StoreFolder, journal: Journal, monkeypatch: pytest.MonkeyPatch, fails: str
+) -> None:
+    journal.append([turn(ONE, 3), turn(TWO, 3)])
+
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.EMFILE, "too many")
+
+    def full(*_: object) -> None:
+        raise NoSpace("full")
+
+    def lost(*_: object) -> None:
+        raise DurabilityLost("flush")
+
+    with monkeypatch.context() as patch:
+        if fails == "temporary file":
+            patch.setattr(durable.TempFile, "append", full)
+        elif fails == "flush of the folder":
+            patch.setattr(durable, "sync_folder", lost)
+        else:
+            patch.setattr(os, "dup" if fails == "descriptor" else "rename", refuse)
+        with pytest.raises((StoreIoError, NoSpace, DurabilityLost)):
+            journal.erase(ONE)
+    assert TWO in read_again(folder)
+    assert not list(Path(folder.path, "bundles").glob("*.tmp"))
+    if fails != "flush of the folder":  # after which nothing more is written
+        journal.append([turn(TWO, 9)])
+        assert read_again(folder)[TWO] == turn(TWO, 9)
+
+
+@pytest.mark.parametrize("what", ["removed", "moved", "another in its place"])
+def test_a_file_that_has_left_its_place_is_written_anew_before_the_next_record(
+    folder: StoreFolder, journal: Journal, what: str
+) -> None:
+    journal.append([turn(ONE, 3)])
+    before = file_of(folder).read_bytes()
+    journal.append([turn(ONE, 5)])
+    if what == "removed":
+        file_of(folder).unlink()
+    else:
+        file_of(folder).rename(file_of(folder).with_name("elsewhere"))
+        if what == "another in its place":
+            file_of(folder).write_bytes(before)
+    journal.append([turn(TWO, 4)])
+    assert read_again(folder) == {ONE: turn(ONE, 5), TWO: turn(TWO, 4)}
+
+
+@pytest.mark.parametrize("zeroed", [False, True])
+def test_a_record_that_rots_in_an_open_store_costs_no_other_and_is_told_at_the_next_opening(
+    folder: StoreFolder, journal: Journal, zeroed: bool
+) -> None:
+    journal.append([turn(TWO, 4), turn(ONE, 3)])
+    start = HEADER_BYTES + size_of(len(turn(TWO, 4).encode()))
+    end = start + size_of(len(turn(ONE, 3).encode()))
+    data = bytearray(file_of(folder).read_bytes())
+    data[start:end] = bytes(end - start) if zeroed else data[start : end - 9] + b"\xff" * 9
+    with file_of(folder).open("r+b") as file:
+        file.write(data)
+    with pytest.raises(CorruptJournal):
+        journal.find(ONE)
+    journal.erase(THREE)  # which writes it anew
+    assert journal.has(ONE)
+    with pytest.raises(CorruptJournal):
+        journal.find(ONE)
+    assert read_again(folder) == {TWO: turn(TWO, 4)}
+    assert len(findings(folder)) == 1
+    journal.append([turn(ONE, 5)])
+    assert read_again(folder) == {TWO: turn(TWO, 4), ONE: turn(ONE, 5)}
+
+
+# --- damage
+
+
+HISTORY = (turn(ONE, 3), turn(TWO, 4, BASE), turn(ONE, 5), turn(THREE, 2), turn(TWO, 6, BASE))
+
+
+def history(folder: StoreFolder) -> tuple[bytes, list[int]]:
+    """A journal with this history, without most of its room, and where its records begin and end."""
+    journal = Journal.load(folder, writable=True)
+    for record in HISTORY:
+        journal.append([record])
+    journal.close()
+    ends = [HEADER_BYTES]
+    for record in HISTORY:
+        ends.append(ends[-1] + size_of(len(record.encode())))
+    return file_of(folder).read_bytes()[: ends[-1] + 24], ends
+
+
+def last_of(numbers: list[int]) -> dict[SessionUri, JournalRecord]:
+    return {HISTORY[number].uri: HISTORY[number] for number in numbers}
+
+
+def test_every_flipped_bit_of_a_journal_costs_one_record_at_most_and_is_told(folder: StoreFolder) -> None:
+    """QX, T5: what is found are turns that were acknowledged, and nothing is damaged unnoticed."""
+    data, ends = history(folder)
+    for bit in range(8 * len(data)):
+        flipped = bytearray(data)
+        flipped[bit // 8] ^= 1 << bit % 8
+        file_of(folder).write_bytes(flipped)
+        found, told = look(folder)
+        whole = list(range(len(HISTORY)))
+        hit = [number for number in whole if ends[number] <= bit // 8 < ends[number + 1]]
+        assert found in (last_of(whole), last_of([one for one in whole if one not in hit])), bit
+        assert told, bit
+
+
+def test_every_cut_of_a_journal_costs_what_stood_behind_it_and_is_told(folder: StoreFolder) -> None:
+    data, ends = history(folder)
+    for size_bytes in range(len(data)):
+        file_of(folder).write_bytes(data[:size_bytes])
+        whole = [number for number in range(len(HISTORY)) if ends[number + 1] <= size_bytes]
+        found, told = look(folder)
+        assert found == last_of(whole), size_bytes
+        assert told or size_bytes > ends[-1], size_bytes
+
+
+def test_after_damage_the_next_record_is_written_into_a_new_file(folder: StoreFolder) -> None:
+    data, ends = history(folder)
+    file_of(folder).write_bytes(data[: ends[1] + 9] + b"\xff" + data[ends[1] + 10 :])
+    journal = Journal.load(folder, writable=True)
+    assert len(journal.findings) == 1
+    journal.append([turn(THREE, 9)])
+    journal.close()
+    assert findings(folder) == []
+    assert read_again(folder) == last_of(list(range(len(HISTORY)))) | {THREE: turn(THREE, 9)}
+
+
+def test_of_much_damage_a_bounded_number_of_places_is_told(folder: StoreFolder) -> None:
+    journal = Journal.load(folder, writable=True)
+    journal.append([turn(ONE, 3) for _ in range(400)])
+    journal.close()
+    data = bytearray(file_of(folder).read_bytes())
+    for number in range(0, 400, 2):
+        data[HEADER_BYTES + number * size_of(len(turn(ONE, 3).encode())) + 50] ^= 1
+    file_of(folder).write_bytes(data)
+    assert len(findings(folder)) == 101
+    assert "more damage" in findings(folder)[-1]
+
+
+# --- files that are not this store's
+
+
+def foreign(tmp_path: Path) -> bytes:
+    path = str(tmp_path / "elsewhere")
+    root_fd = open_or_make_root(path)
+    folder = StoreFolder(path, root_fd, create_store(root_fd, path))
+    journal = Journal.load(folder, writable=True)
+    journal.append([turn(ONE, 3)])
+    journal.close()
+    data = file_of(folder).read_bytes()
+    folder.close()
+    shutil.rmtree(path)
+    return data
+
+
+def test_a_foreign_file_is_put_aside_and_never_in_the_place_of_an_earlier_one(
+    folder: StoreFolder, tmp_path: Path
+) -> None:
+    file_of(folder).parent.mkdir(mode=0o700)
+    kept = []
+    for number in range(3):
+        kept.append(foreign(tmp_path) + bytes([number]))
+        file_of(folder).write_bytes(kept[-1])
+        file_of(folder).chmod(0o600)
+        assert "another store" in findings(folder)[0]
+        assert file_of(folder).read_bytes() == kept[-1]  # a reader leaves it
+        journal = Journal.load(folder, writable=True)
+        assert len(journal.findings) == 1
+        journal.append([turn(TWO, 4)])
+        journal.close(tidying=True)
+        assert read_again(folder) == {TWO: turn(TWO, 4)}
+        file_of(folder).unlink()
+    assert {path.read_bytes() for path in file_of(folder).parent.iterdir()} == set(kept)
+
+
+def test_a_file_above_its_limit_is_put_aside(folder: StoreFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    history(folder)
+    monkeypatch.setattr(module, "MAX_JOURNAL_BYTES", 1000)
+    journal = Journal.load(folder, writable=True)
+    assert "the limit is 1000" in journal.findings[0].message
+    assert journal.uris() == []
+    journal.close()
+    assert file_of(folder).with_name(f"{TURNS_FILE}.aside").exists()
+
+
+def test_a_link_in_its_place_is_refused(folder: StoreFolder, tmp_path: Path) -> None:
+    file_of(folder).parent.mkdir(mode=0o700)
+    file_of(folder).symlink_to(tmp_path / "elsewhere")
+    for writable in (False, True):
+        with pytest.raises(UnsafePath):
+            Journal.load(folder, writable=writable)
+
+
+def test_a_file_that_cannot_be_read_shuts_the_store_to_writers_alone(
+    folder: StoreFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    history(folder)
+
+    def broken(*_: object) -> bytes:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(os, "pread", broken)
+    with pytest.raises(StoreIoError, match="Put the disk right"):
+        Journal.load(folder, writable=True)
+    journal = Journal.load(folder, writable=False)
+    assert [finding.code for finding in journal.findings] == [StoreIoError.code]
+    journal.close()
