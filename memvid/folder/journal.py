@@ -102,7 +102,7 @@ class Journal:
         self._lock = threading.RLock()
         self._fd = self._folder_fd = -1
         self._key = Key.new(folder.uuid)
-        self._end = self._size = self._batch = 0
+        self._end = self._size = 0
         self._live: dict[SessionUri, _Place] = {}
         self._void: list[_Place] = []
         self._is_spoilt = False
@@ -177,10 +177,9 @@ class Journal:
             self._find(f"{self.path}: its header is damaged. What stands behind it is used.")
         for found in scan(self._read, self._size, self._key):
             if found.payload is None:
-                self._find_hole(found)
+                self._find(f"{self.path}: {_describe_hole(found)}")
                 continue
-            self._end, self._batch = found.end, found.batch
-            self._key = Key(self._key.store, found.nonce)
+            self._end, self._key = found.end, Key(self._key.store, found.nonce)
             try:
                 record = JournalRecord.decode(found.payload)
             except CorruptJournal as error:
@@ -195,19 +194,6 @@ class Journal:
                 )
             elif older is not None:
                 self._void.append(older)
-
-    def _find_hole(self, hole: Found) -> None:
-        if size_bytes := hole.end - hole.place:
-            message = (
-                f"the {size_bytes} bytes from byte {hole.place} on hold no record. Either a write was cut off there "
-                "before it was acknowledged, or they are damaged, and the last turns of a session are lost with them."
-            )
-        else:
-            message = (
-                f"it ends at byte {hole.place} without the zeros that belong there: it was cut off. The last turns of "
-                "a session may be lost with its end."
-            )
-        self._find(f"{self.path}: {message}")
 
     def _find(self, message: str) -> None:
         self._is_spoilt = True
@@ -306,10 +292,10 @@ class Journal:
             for record, payload in zip(records, payloads, strict=True):
                 older = places.get(record.uri) or self._live.get(record.uri)
                 places[record.uri] = _Place(end, len(payload), digest_of(payload), record.base, older)
-                parts.append(self._key.record(payload, end, self._batch + 1))
+                parts.append(self._key.record(payload, end))
                 end += len(parts[-1])
             self._write(b"".join(parts))
-            self._end, self._batch = end, self._batch + 1
+            self._end = end
             self._live.update(places)
             for uri in places:
                 self._reserved.pop(uri, None)
@@ -457,7 +443,7 @@ class Journal:
             temp.append([key.header()])
             for uri, old in self._live.items():
                 try:
-                    record = key.record(self._payload(old), end, 1)
+                    record = key.record(self._payload(old), end)
                 except CorruptJournal:  # with a mark, for zeros would be no damage
                     damaged = VOID + self._read(old.start, size_of(old.payload_bytes))[len(VOID) :]
                     record = damaged.ljust(size_of(old.payload_bytes), b"\0")
@@ -473,7 +459,7 @@ class Journal:
         if self._fd >= 0:
             os.close(self._fd)
         self._fd, self._key, self._live = fd, key, places
-        self._end, self._size, self._batch = end, size, 1
+        self._end, self._size = end, size
         self._void.clear()
         self._is_spoilt = False
 
@@ -498,6 +484,18 @@ class Journal:
         self._fd, self._end, self._size = -1, 0, 0
         self._void.clear()
         self._is_spoilt = False
+
+
+def _describe_hole(hole: Found) -> str:
+    if size_bytes := hole.end - hole.place:
+        return (
+            f"the {size_bytes} bytes from byte {hole.place} on hold no record. Either a write was cut off there before "
+            "it was acknowledged, or they are damaged, and the last turns of a session are lost with them."
+        )
+    return (
+        f"it ends at byte {hole.place} without the zeros that belong there: it was cut off. The last turns of a "
+        "session may be lost with its end."
+    )
 
 
 def _in_steps(size_bytes: int) -> int:

@@ -1,14 +1,13 @@
 """The bytes of the journal: a header, then records. Pure: bytes in, values out.
 
     header    8 bytes TORPJNL1, 16 a mark of the store, 8 random, 16 digest of these
-    record    4 bytes TURN or VOID, 4 length of the payload, 8 number of the batch, 8 as in the header, 16 digest;
-              payload; zeros up to 8 bytes
+    record    4 bytes TURN or VOID, 4 length of the payload, 8 as in the header, 16 digest; payload; zeros up to 8 bytes
 
-A record's digest covers the store, the random bytes, the place in the file, the batch and the payload. So a record of
-another store, of an earlier journal or of another place in this one does not count. The digest leaves out the first
-four bytes: they are overwritten when the record counts no more, which takes no room. One batch is what one flush makes
-durable. Integers are little-endian; a payload is canonical msgpack. Zeros follow the last record, END_BYTES at least:
-room on the disk that is taken before it is needed. A file that was cut behind a record lacks them.
+A record's digest covers the store, the random bytes, the place in the file and the payload. So a record of another
+store, of an earlier journal or of another place in this one does not count. The digest leaves out the first four bytes:
+they are overwritten when the record counts no more, which takes no room. Integers are little-endian; a payload is
+canonical msgpack. Zeros follow the last record, END_BYTES at least: room on the disk that is taken before it is needed.
+A file that was cut behind a record lacks them.
 """
 
 from __future__ import annotations
@@ -40,7 +39,8 @@ _TURN: Final = b"TURN"
 VOID: Final = b"VOID"
 """Stands in the place of `TURN` once a record counts no more. The session's earlier records do not count either."""
 _HEADER: Final = struct.Struct("<8s16s8s16s")
-_HEAD: Final = struct.Struct("<4sIQ8s16s")
+_HEAD: Final = struct.Struct("<4sI8s16s")
+_PLACE: Final = struct.Struct("<Q")
 _NONCE_BYTES: Final = 8
 _DIGEST_BYTES: Final = 16
 _ALIGNED: Final = 8
@@ -184,11 +184,11 @@ class Key:
         begun = _MAGIC + self.store + (self.nonce or b"")
         return begun + _digest(begun)
 
-    def record(self, payload: bytes, place: int, batch: int) -> bytes:
+    def record(self, payload: bytes, place: int) -> bytes:
         """A record as it stands in the file at `place`."""
         assert self.nonce is not None
-        digest = _digest(self.store, self.nonce, struct.pack("<QQ", place, batch), payload)
-        head = _HEAD.pack(_TURN, len(payload), batch, self.nonce, digest)
+        digest = _digest(self.store, self.nonce, _PLACE.pack(place), payload)
+        head = _HEAD.pack(_TURN, len(payload), self.nonce, digest)
         return (head + payload).ljust(size_of(len(payload)), b"\0")
 
     def payload_bytes_at(self, read: Read, place: int, size_bytes: int) -> int | None:
@@ -196,7 +196,7 @@ class Key:
         head = read(place, _HEAD.size)
         if len(head) < _HEAD.size:
             return None
-        _, length, _, nonce, _ = _HEAD.unpack(head)
+        _, length, nonce, _ = _HEAD.unpack(head)
         if length > MAX_JOURNAL_RECORD_BYTES or self.nonce not in (None, nonce):
             return None
         return length if place + size_of(length) <= size_bytes else None
@@ -207,13 +207,13 @@ class Key:
         if length is None:
             return None
         whole = read(place, size_of(length))
-        mark, _, batch, nonce, digest = _HEAD.unpack_from(whole)
+        mark, _, nonce, digest = _HEAD.unpack_from(whole)
         payload, padding = whole[_HEAD.size : _HEAD.size + length], whole[_HEAD.size + length :]
-        if digest != _digest(self.store, nonce, struct.pack("<QQ", place, batch), payload):
+        if digest != _digest(self.store, nonce, _PLACE.pack(place), payload):
             return None
         is_void = _distance(mark, VOID) < _distance(mark, _TURN)
         is_spoilt = mark not in (_TURN, VOID) or any(padding)
-        return Found(place, place + len(whole), batch, payload, nonce, is_void, is_spoilt)
+        return Found(place, place + len(whole), payload, nonce, is_void, is_spoilt)
 
 
 def _distance(one: bytes, other: bytes) -> int:
@@ -246,7 +246,6 @@ class Found:
 
     place: int
     end: int
-    batch: int = 0
     payload: bytes | None = None
     nonce: bytes | None = None
     is_void: bool = False

@@ -252,19 +252,6 @@ def test_a_delete_that_fails_has_changed_nothing(
         journal.require_settled(ONE)
 
 
-def test_a_failed_delete_leaves_what_was_reserved(journal: Journal, faults: Faults) -> None:
-    journal.append([turn(ONE, 3), turn(TWO, 3)])
-    reserve(journal, turn(ONE, 20_000))
-    faults.fail("write_at", StoreIoError("broken"))
-    with pytest.raises(StoreIoError):
-        journal.drop(ONE)
-    faults.fails.clear()
-    before = journal.size_bytes
-    journal.append([turn(TWO, 15_000)])
-    journal.append([turn(ONE, 20_000)])
-    assert journal.size_bytes > before
-
-
 def test_a_file_in_which_nothing_counts_goes_unless_room_is_reserved(folder: StoreFolder, journal: Journal) -> None:
     journal.append([turn(ONE, 3)])
     reserve(journal, turn(TWO, 4))
@@ -383,6 +370,46 @@ def test_a_journal_above_its_limit_is_refused(
         journal.append([turn(THREE, 60_000)])
     assert file_of(folder).stat().st_size <= 1 << 18
     assert set(read_again(folder)) == {ONE, TWO}
+
+
+def test_a_delete_that_fails_leaves_what_was_reserved(
+    folder: StoreFolder, journal: Journal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal.append([turn(ONE, 3), turn(TWO, 3)])
+    reserve(journal, turn(ONE, 20_000))
+    with monkeypatch.context() as patch:
+        Faults(patch).fail("write_at", StoreIoError("broken"))
+        with pytest.raises(StoreIoError):
+            journal.drop(ONE)
+    full_disk(monkeypatch, folder)
+    with pytest.raises(NoSpace):
+        journal.append([turn(TWO, 15_000)])
+    journal.append([turn(ONE, 20_000)])
+    assert read_again(folder) == {ONE: turn(ONE, 20_000), TWO: turn(TWO, 3)}
+
+
+def test_a_forget_leaves_what_was_reserved(
+    folder: StoreFolder, journal: Journal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal.append([turn(ONE, 3), turn(TWO, 3)])
+    reserve(journal, turn(THREE, 40_000))
+    journal.erase(ONE)
+    full_disk(monkeypatch, folder)
+    journal.append([turn(THREE, 40_000)])
+    assert set(read_again(folder)) == {TWO, THREE}
+
+
+@pytest.mark.parametrize("spare", [0, 8, 16])
+def test_zeros_stand_behind_the_last_record_however_little_room_there_is(
+    folder: StoreFolder, journal: Journal, monkeypatch: pytest.MonkeyPatch, spare: int
+) -> None:
+    monkeypatch.setattr(module, "_STEP_BYTES", 8)
+    record = turn(ONE, 4)
+    journal.reserve(ONE, len(record.encode()) - spare, lambda _: None)
+    journal.append([record])
+    assert file_of(folder).read_bytes().endswith(bytes(8))
+    journal.append([turn(TWO, 4)])
+    assert findings(folder) == []
 
 
 # --- a write that fails

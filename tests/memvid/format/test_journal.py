@@ -37,11 +37,11 @@ def key_of(uuid: str = UUID, nonce: bytes = b"12345678") -> Key:
 
 
 def file_of(records: Iterable[JournalRecord], key: Key) -> tuple[bytes, list[int]]:
-    """A journal with these records, each in a batch of its own, and where they begin."""
+    """A journal with these records, and where they begin."""
     data, places = key.header(), []
-    for number, record in enumerate(records, start=1):
+    for record in records:
         places.append(len(data))
-        data += key.record(record.encode(), len(data), number)
+        data += key.record(record.encode(), len(data))
     return data + bytes(FREE_BYTES), places
 
 
@@ -77,7 +77,6 @@ def test_a_journal_reads_back_as_it_was_written() -> None:
     assert payloads(found) == PAYLOADS
     assert [JournalRecord.decode(payload) for payload in PAYLOADS] == list(RECORDS)
     assert [one.place for one in found] == PLACES
-    assert [one.batch for one in found] == [1, 2, 3, 4]
     assert not any(one.is_void or one.is_spoilt for one in found)
 
 
@@ -159,7 +158,7 @@ def test_a_record_that_is_played_again_does_not_count() -> None:
 
 @pytest.mark.parametrize("other", [key_of(nonce=b"87654321"), key_of(OTHER_UUID), key_of(OTHER_UUID, b"87654321")])
 def test_a_record_of_an_earlier_journal_or_of_another_store_does_not_count(other: Key) -> None:
-    foreign = other.record(PAYLOADS[0], END, 5)
+    foreign = other.record(PAYLOADS[0], END)
     assert payloads(found_in(FILE[:END] + foreign + bytes(FREE_BYTES))) == [*PAYLOADS, None]
 
 
@@ -170,7 +169,7 @@ def test_a_torn_record_before_whole_ones_costs_them_nothing() -> None:
 
 
 def test_behind_a_damaged_header_the_records_of_one_journal_count() -> None:
-    mixed = b"\1" + FILE[1:END] + key_of(nonce=b"87654321").record(PAYLOADS[0], END, 5) + bytes(FREE_BYTES)
+    mixed = b"\1" + FILE[1:END] + key_of(nonce=b"87654321").record(PAYLOADS[0], END) + bytes(FREE_BYTES)
     assert payloads(found_in(mixed)) == [*PAYLOADS, None]
 
 
@@ -189,10 +188,10 @@ def test_a_whole_journal_of_another_store_or_version_is_not_read(uuid: str, magi
 
 def test_bytes_that_look_like_records_are_given_up_after_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(journal, "_MOST_TRIES", 3)
-    decoy = (b"TURN" + struct.pack("<IQ", 8, 1) + key_of().header()[24:32] + bytes(16) + bytes(8)).ljust(48, b"\0")
-    last = key_of().record(PAYLOADS[0], HEADER_BYTES + 2 * len(decoy), 1)
+    decoy = (b"TURN" + struct.pack("<I", 8) + key_of().header()[24:32] + bytes(16) + bytes(8)).ljust(48, b"\0")
+    last = key_of().record(PAYLOADS[0], HEADER_BYTES + 2 * len(decoy))
     assert payloads(found_in(key_of().header() + 2 * decoy + last + bytes(8))) == [None, PAYLOADS[0]]
-    last = key_of().record(PAYLOADS[0], HEADER_BYTES + 5 * len(decoy), 1)
+    last = key_of().record(PAYLOADS[0], HEADER_BYTES + 5 * len(decoy))
     found = found_in(key_of().header() + 5 * decoy + last + bytes(8))
     assert payloads(found) == [None]  # told, to the end
     assert found[0].end == HEADER_BYTES + 5 * len(decoy) + len(last) + 8
@@ -202,7 +201,7 @@ def test_what_is_digested_in_vain_has_a_bound(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(journal, "_MOST_BYTES_IN_VAIN", 1 << 22)
     monkeypatch.setattr(journal, "_digest", lambda *parts: digested.append(sum(map(len, parts))) or bytes(15))
     digested: list[int] = []
-    decoy = b"TURN" + struct.pack("<IQ", 1 << 20, 1) + b"12345678" + bytes(16)
+    decoy = b"TURN" + struct.pack("<I", 1 << 20) + b"12345678" + bytes(16)
     found = list(scan(reading(decoy * 100_000), len(decoy) * 100_000, key_of()))
     assert payloads(found) == [None]
     assert sum(digested) < 10 << 20
@@ -223,7 +222,7 @@ def test_a_scan_of_a_large_file_takes_little_memory() -> None:
 
 
 def test_a_length_above_its_limit_is_no_record() -> None:
-    head = b"TURN" + struct.pack("<IQ", MAX_JOURNAL_RECORD_BYTES + 1, 1) + b"12345678" + bytes(16)
+    head = b"TURN" + struct.pack("<I", MAX_JOURNAL_RECORD_BYTES + 1) + b"12345678" + bytes(16)
     most = HEADER_BYTES + size_of(MAX_JOURNAL_RECORD_BYTES) + 4096
     read: list[int] = []
 
