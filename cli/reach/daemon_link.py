@@ -137,8 +137,8 @@ def find_ended_daemon(socket: Path | None = None, *, restarting: bool = False) -
     from ...socket_api.client.link import start_command
 
     message = (
-        "The daemon that listened here ended without a stop. What slept is safe; what was read or written after that is"
-        " lost."
+        "The daemon that listened here ended without a stop. The next start brings each session back as it was at its"
+        " last answer, or at its last sleep if the daemon ran with --durability sleep."
     )
     message += "" if restarting else f" Start it again with `{start_command(socket)}`."
     message += f" Why it ended may stand in {log}, or in the file that --log named." if log.exists() else ""

@@ -148,7 +148,7 @@ class ListResult(Result):
 
 @dataclass(frozen=True, slots=True)
 class CreateRequest(Request):
-    """Make a session, which is empty and in memory only until its first sleep.
+    """Make a session. It is empty, and in memory only until its first turn or sleep.
 
     system: opens its chat. model: the daemon's first if None.
     """

@@ -62,3 +62,13 @@ async def to_the_end(work: Awaitable[Result]) -> Result:
         raise
     finally:
         del task  # its error, whose frames have this one, would hold itself
+
+
+async def in_any_case(work: Awaitable[Result]) -> Result:
+    """As `to_the_end`, but a cancellation is ignored: it comes too late to undo what the caller has done."""
+    task = asyncio.ensure_future(work)
+    try:
+        await settled(task)
+        return task.result()
+    finally:
+        del task

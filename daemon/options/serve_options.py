@@ -273,7 +273,7 @@ class ServeOptions:
             "Sleep and wake",
             changes="at once",
         ),
-    ] = "sleep"
+    ] = "turn"
     # An operating system that shuts down usually waits 90 s before it kills.
     stop_within: Annotated[
         float,

@@ -19,7 +19,7 @@ from ...memvid.errors import LimitExceeded, StoreError
 from ...memvid.format.journal import JournalRecord
 from ...memvid.store import Store
 from ...memvid.uri import SessionUri
-from ..engine.cancellation import to_the_end
+from ..engine.cancellation import in_any_case
 from ..engine.engine import Engine
 from ..options.serve_options import Durability
 from ..sessions.sessions import Session
@@ -75,13 +75,14 @@ class TurnJournal:
             await self._threads.on_journal(partial(self._store.make_room_to_acknowledge, session.uri, wanted))
 
     async def acknowledge(self, session: Session) -> None:
-        """Make durable what the session has beyond its last version. Runs to its end even if the caller is cancelled.
+        """Make durable what the session has beyond its last version. A cancellation is ignored: the turn is done, and
+        its answer says so.
 
         Raises:
             StoreError: it is not durable. The session has it in memory.
         """
         if self._durability() == "turn" and session.dirty and session.state.tokens:
-            await to_the_end(self._acknowledge(session))
+            await in_any_case(self._acknowledge(session))
 
     async def _acknowledge(self, session: Session) -> None:
         key, digest = await self._engine.call(lambda: end_of(session))

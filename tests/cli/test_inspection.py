@@ -55,7 +55,7 @@ def test_looking_tells_of_a_daemon_that_ended_without_a_stop(
         ran = torpor(*command)
         assert (ran.status, "default/agent" in ran.out) == (0, True)
         assert f"daemon_unreachable  {path}" in ran.err
-        assert "ended without a stop. What slept is safe" in ran.err
+        assert "ended without a stop. The next start brings each session back" in ran.err
         assert "Start it again with `torpor ensure`." in ran.err
         assert "daemon.log" not in ran.err, "it has none"
     (short_path / "torpor").mkdir()

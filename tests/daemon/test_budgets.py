@@ -38,10 +38,12 @@ async def test_a_sleep_past_a_budget_leaves_the_session_awake_and_as_it_was(
         assert await rig.fingerprint("a") == before
         assert await rig.write("a", 20) == await rig.write("control", 20)
         assert [path for path in (store / "bundles").rglob("*") if path.is_file()] == []
+        before = await rig.fingerprint("a")
         rig.service.store.close()
     async with open_rig() as rig:  # without the budget there is room
-        await rig.read("a", tokens_of(4, 300))
-        assert (await rig.sleep("a")).version == 1
+        await rig.wake("a")
+        assert await rig.fingerprint("a") == before, "its turns came out of the journal"
+        assert (await rig.sleep("a")).token_count == 320
 
 
 @pytest.mark.one_in(2)

@@ -25,7 +25,7 @@ from torpor.daemon.options.serve_options import ServeOptions
 from torpor.daemon.service import Service
 from torpor.errors import TorporError
 from torpor.memvid import BlockDraft, Identity, IndexRow, SessionUri, SlotDraft, Store
-from torpor.memvid.errors import CorruptBlock, NoSpace, SessionNotFound, StoreLocked
+from torpor.memvid.errors import CorruptBlock, DurabilityLost, NoSpace, SessionNotFound, StoreLocked
 from torpor.memvid.format.blocks import SlotSpec
 from torpor.memvid.index.index import Index
 from torpor.snapshot.errors import CanaryFailed, IdentityMismatch, MalformedSnapshot
@@ -703,10 +703,11 @@ async def test_a_session_can_be_deleted_when_the_disk_is_full(open_rig: Any, sto
         assert bundles(store) == []
 
 
+@pytest.mark.parametrize("durability", ["turn", "sleep"])
 async def test_a_failed_flush_is_never_acknowledged_and_the_session_lives_on_threat_31(
-    open_rig: Any, store: Path, disk: Disk
+    open_rig: Any, store: Path, disk: Disk, durability: str
 ) -> None:
-    async with open_rig() as rig:
+    async with open_rig(durability=durability) as rig:
         for name in ("a", "control"):
             await rig.read(name, tokens_of(4, 300))
         disk.broken = True
@@ -718,11 +719,20 @@ async def test_a_failed_flush_is_never_acknowledged_and_the_session_lives_on_thr
             await rig.sleep("a")
         assert again.value.code == "durability_lost", "what the kernel kept is unknown until the store is opened again"
         assert bundles(store) == []
-        assert await rig.write("a", 20) == await rig.write("control", 20)
+        if durability == "sleep":
+            assert await rig.write("a", 20) == await rig.write("control", 20)
+        else:
+            with pytest.raises(DurabilityLost):
+                await rig.write("a", 20)
+            assert rig.live("a").state.is_consistent
+            assert len(rig.live("a").state.tokens) == 300, "no turn begins that could not be acknowledged"
         report = await rig.service.close()
         assert set(report.failed) == {"torpor://default/a", "torpor://default/control"}
-    async with open_rig() as rig:
-        await sleeping(rig)
+    async with open_rig(durability=durability) as rig:
+        if durability == "sleep":
+            await sleeping(rig)
+        else:
+            assert (await rig.wake("a")).token_count == 300
 
 
 @pytest.mark.one_in(5)

@@ -78,7 +78,7 @@ def test_a_daemon_that_cannot_start_is_told_and_leaves_no_process(torpor: Torpor
     with socket.socket(socket.AF_UNIX) as killed:  # a daemon that is killed leaves its socket
         killed.bind(str(default_socket_path()))
     told = " ".join(torpor("ensure", "--config", config).err.split())
-    assert "ended without a stop. What slept is safe" in told
+    assert "ended without a stop. The next start brings each session back" in told
     assert "Start it again" not in told, "that is what this command does"
     with pytest.raises(DaemonNotStarted, match=r"none was started: .*memory_budget"):
         Client.ensure(config=config)

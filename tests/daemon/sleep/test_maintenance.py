@@ -213,7 +213,9 @@ async def test_a_report_is_plain_data_and_its_lists_are_bounded() -> None:
 # --- forget
 
 
-async def test_forgetting_a_session_that_never_slept_drops_it_from_memory(open_rig: Any) -> None:
+async def test_forgetting_a_session_that_never_slept_drops_it_from_memory_and_journal(
+    open_rig: Any, store: Path
+) -> None:
     async with open_rig() as rig:
         await rig.read("a", [1, 2])
         plan = await rig.service.maintain(operation="forget", session="a", dry_run=True)
@@ -222,7 +224,12 @@ async def test_forgetting_a_session_that_never_slept_drops_it_from_memory(open_r
         assert (plan.dry_run, done.dry_run) == (True, False)
         assert plan.actions == done.actions
         told = [(one.kind, one.path, one.session, one.reason) for one in done.actions]
-        assert told == [("remove", "", "torpor://default/a", "the awake session, 2 tokens, leaves memory")]
+        journal, gone = store / "journal" / "turns.mvj", "torpor://default/a"
+        assert told == [
+            ("remove", "", gone, "the awake session, 2 tokens, leaves memory"),
+            ("remove", str(journal), gone, "it holds turns that no version has"),
+        ]
+        assert not journal.exists()
         with pytest.raises(SessionNotFound):
             await rig.sleep("a")
 

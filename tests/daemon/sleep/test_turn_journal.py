@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from session_rig import DEADLINE_S, SAMPLED, ignore, tokens_of
+from session_rig import DEADLINE_S, SAMPLED, Gate, ignore, tokens_of
 from torpor.daemon.api.sampling import Sampling
 from torpor.memvid.errors import NoSpace
 from torpor.memvid.folder.journal import Journal
@@ -34,7 +34,7 @@ def as_killed(store: Path) -> Path:
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("kind", KINDS)
 async def test_each_answered_turn_is_there_bit_for_bit_after_a_kill(open_kind: Any, store: Path, kind: str) -> None:
-    async with open_kind(kind, durability="turn") as rig:
+    async with open_kind(kind) as rig:
         await rig.read("new", tokens_of(1, 530), sampling=SAMPLED)
         await rig.read("slept", tokens_of(2, 300), sampling=SAMPLED)
         await rig.sleep("slept")
@@ -44,7 +44,7 @@ async def test_each_answered_turn_is_there_bit_for_bit_after_a_kill(open_kind: A
         killed = as_killed(store)
         had = {name: await rig.fingerprint(name) for name in ("new", "slept")}
         went_on = {name: await rig.write(name, 9) for name in had}
-    async with open_kind(kind, store=killed, durability="turn") as rig:
+    async with open_kind(kind, store=killed) as rig:
         assert rig.service.store.opening.turns_replayed == 2
         for name, was in had.items():
             woken = await rig.wake(name)
@@ -56,14 +56,14 @@ async def test_each_answered_turn_is_there_bit_for_bit_after_a_kill(open_kind: A
 
 
 async def test_a_chat_goes_on_with_its_messages_and_sampling_after_a_kill(open_rig: Any, store: Path) -> None:
-    async with open_rig(durability="turn") as rig:
+    async with open_rig() as rig:
         await rig.service.create(session="talk", system="Be brief.", sampling=SAMPLED)
         await rig.service.chat(session="talk", message="Who are you?", max_tokens=6)
         await rig.service.set(session="talk", sampling=Sampling(temperature=0.3))
         killed = as_killed(store)
         before = rig.live("talk")
         went_on = await rig.service.chat(session="talk", message="And I?", max_tokens=6)
-    async with open_rig(store=killed, durability="turn") as rig:
+    async with open_rig(store=killed) as rig:
         await rig.wake("talk")
         after = rig.live("talk")
         assert (after.sampling.temperature, after.system, after.opened_at) == (0.3, before.system, before.opened_at)
@@ -72,14 +72,51 @@ async def test_a_chat_goes_on_with_its_messages_and_sampling_after_a_kill(open_r
 
 async def test_without_the_journal_a_kill_costs_what_was_said_since_the_last_sleep(open_rig: Any, store: Path) -> None:
     async with open_rig(durability="sleep") as rig:
-        await rig.read("one", tokens_of(1, 40))
+        await rig.read("one", tokens_of(1, 300))
+        await rig.sleep("one")
+        await rig.write("one", 5)
+        killed = as_killed(store)
+    async with open_rig(store=killed) as rig:
+        assert (await rig.wake("one")).token_count == 300
+
+
+async def test_a_store_of_before_gets_a_journal_with_its_first_turn(open_rig: Any, store: Path) -> None:
+    async with open_rig(durability="sleep") as rig:
+        await rig.read("one", tokens_of(1, 300))
+        await rig.sleep("one")
         assert not (store / "journal").exists()
+    async with open_rig() as rig:
+        await rig.write("one", 5)
+        killed, had = as_killed(store), await rig.fingerprint("one")
+    async with open_rig(store=killed) as rig:
+        await rig.wake("one")
+        assert await rig.fingerprint("one") == had
+
+
+async def test_a_turn_that_is_cancelled_while_it_is_flushed_is_answered(
+    open_rig: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    acknowledge, flushing = Store.acknowledge, Gate()
+
+    def held(store: Store, records: Any) -> None:
+        flushing.pass_through()
+        acknowledge(store, records)
+
+    async with open_rig() as rig:
+        await rig.read("one", tokens_of(1, 40))
+        monkeypatch.setattr(Store, "acknowledge", held)
+        asked = asyncio.ensure_future(rig.service.append(session="one", tokens=[1, 2], on_event=ignore))
+        await flushing.reached()
+        asked.cancel()
+        await asyncio.sleep(0)
+        flushing.open()
+        assert (await asked).token_count == 42
 
 
 async def test_a_full_disk_refuses_a_turn_before_it_changes_the_session(
     open_rig: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with open_rig(durability="turn") as rig:
+    async with open_rig() as rig:
         await rig.read("one", tokens_of(1, 40))
         before = await rig.fingerprint("one")
 
@@ -101,7 +138,7 @@ async def test_a_full_disk_refuses_a_turn_before_it_changes_the_session(
 async def test_turns_that_wait_together_are_flushed_once(open_rig: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     batches: list[int] = []
     acknowledge = Store.acknowledge
-    async with open_rig(durability="turn") as rig:
+    async with open_rig() as rig:
         for number in range(8):
             await rig.read(f"s{number}", tokens_of(number, 40))
 
@@ -125,7 +162,7 @@ async def test_a_turn_that_cannot_be_written_refuses_no_other(open_rig: Any, mon
             raise NoSpace("No room.")
         acknowledge(store, records)
 
-    async with open_rig(durability="turn") as rig:
+    async with open_rig() as rig:
         for number in range(3):
             await rig.read(f"s{number}", tokens_of(number, 40))
         monkeypatch.setattr(Store, "acknowledge", refuse_one)
@@ -137,7 +174,7 @@ async def test_a_turn_that_cannot_be_written_refuses_no_other(open_rig: Any, mon
 
 
 async def test_a_session_whose_state_left_memory_without_a_sleep_has_its_turns(open_rig: Any) -> None:
-    async with open_rig(durability="turn") as rig:
+    async with open_rig() as rig:
         await rig.read("one", tokens_of(1, 40))
         was = await rig.fingerprint("one")
         live = rig.live("one")
@@ -148,9 +185,9 @@ async def test_a_session_whose_state_left_memory_without_a_sleep_has_its_turns(o
 
 
 async def test_a_deleted_session_that_never_slept_stays_deleted(open_rig: Any, store: Path) -> None:
-    async with open_rig(durability="turn") as rig:
+    async with open_rig() as rig:
         await rig.read("one", tokens_of(1, 40))
         await rig.service.delete(session="one")
         killed = as_killed(store)
-    async with open_rig(store=killed, durability="turn") as rig:
+    async with open_rig(store=killed) as rig:
         assert list(await rig.service.list_sessions()) == []
