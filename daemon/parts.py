@@ -33,6 +33,7 @@ from .events.events import SessionCreated, SessionDeleted
 from .memory.line import Use
 from .memory.loading import Loader
 from .memory.model_registry import Shelf
+from .models.chat_template import NO_ROOT, Root
 from .models.rates import Measured
 from .options.serve_options import ServeOptions
 from .prefixes.prefix_history import Reasons
@@ -142,12 +143,13 @@ class Parts:
         settings: Sampling,
         labels: tuple[str, ...] = (),
         system: str | None = None,
+        root: Root = NO_ROOT,
     ) -> Session:
         """Make a new session; the caller holds its turn."""
         self.residency.standing.require_new(uri)
         async with self.residency.models.using(model, use) as chosen:
             state = await self.hibernation.waking.begin(chosen, lambda: initial_key(settings))
-            created = Session(uri, chosen, state, settings, labels=labels, system=system)
+            created = Session(uri, chosen, state, settings, labels=labels, system=system, root=root)
             require_session_map(created.to_map())
             self.residency.awake.admit(created)
             self.bus.publish(SessionCreated(uri, chosen.name))

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Literal
 
+from .dialogue import JsonObject, Tools, require_root
 from .events import Listener, Reporting
 from .records import Count, Labels, ModelName, Request, Result, SessionText, Text
 from .sampling import NamedSampling, Sampling
@@ -150,7 +151,7 @@ class ListResult(Result):
 class CreateRequest(Request):
     """Make a session. It is empty, and in memory only until its first turn or sleep.
 
-    system: opens its chat. model: the daemon's first if None.
+    system, tools, template_arguments: open its chat. model: the daemon's first if None.
     """
 
     session: SessionText
@@ -159,6 +160,11 @@ class CreateRequest(Request):
     labels: Labels = ()
     sampling: NamedSampling | None = None
     system: Text | None = None
+    tools: Tools = ()
+    template_arguments: JsonObject | None = None
+
+    def require(self) -> None:
+        require_root(self.tools, self.template_arguments)
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,6 +27,7 @@ from ..api.sampling import Sampling
 from ..api.session import Origin, Recomputed
 from ..engine.admission import Request, current
 from ..errors import SessionBusy
+from ..models.chat_template import NO_ROOT, Root
 from ..models.models import LoadedModel
 from .origin import FOLDED_FROM, FORKED_FROM, RECOMPUTED, map_of_recomputed, origin_in, recomputed_in
 from .rereading import LastRead
@@ -39,6 +40,8 @@ MAX_WAITING = 16
 MAX_TIME_NS = 2**63 - 1
 # The key in the session map for the token at which a chat has begun.
 OPENED = "chat_opened_at"
+# And for the root of its chat.
+ROOT = "chat_root"
 
 Kind = TypeVar("Kind")
 
@@ -85,7 +88,8 @@ class Session:
     """A session with its state in memory.
 
     unchanged_tokens: leading tokens whose KV still equals that of the durable snapshot.
-    system: the text that opens its chat, unless a transcript brings one; None without one. opened_at: the token at
+    system: the text that opens its chat, unless a transcript brings one; None without one. root: the tools and template
+    arguments of its chat. opened_at: the token at
     which a chat has begun, so the system text is said already; None before that.
     turn_open: whether the ledger ends inside an assistant's turn of a chat.
     text_map: the committed messages, as far as only a chat has made the ledger.
@@ -113,6 +117,7 @@ class Session:
     sampling: Sampling
     labels: tuple[str, ...] = ()
     system: str | None = None
+    root: Root = NO_ROOT
     opened_at: int | None = None
     turn_open: bool = False
     text_map: TextMap = field(default_factory=TextMap)
@@ -232,6 +237,7 @@ class Session:
             "turn_open": self.turn_open,
             "created_ns": self.created_ns,
             **({TEXT_MAP: self.text_map.to_map()} if self.text_map.turns else {}),
+            **({ROOT: self.root.to_text()} if self.root else {}),
             **({ELSEWHERE: self.elsewhere_tokens} if self.elsewhere_tokens else {}),
             **({LOSSY: self.loss.to_map()} if self.loss else {}),
             **({FORKED_FROM: asdict(self.forked_from)} if self.forked_from else {}),
@@ -264,6 +270,7 @@ class Session:
                 sampling=sampling_of(kept),
                 labels=tuple(_label(label) for label in _typed(kept, "labels", list)),
                 system=None if system is None else _typed({"system": system}, "system", str),
+                root=Root.from_text(kept.get(ROOT)),
                 opened_at=_opened_before(end, kept),
                 # At the end of a chat it is the assistant's turn.
                 turn_open=_typed(kept, "turn_open", bool) or text_map.end == len(state.tokens),

@@ -69,7 +69,9 @@ class TurnJournal:
         if self._durability() != "turn":
             return
         behind = len(session.state.tokens) + more_tokens - (session.durable.token_count if session.durable else 0)
-        texts = 4 * len(session.system or "") + _BYTES_A_MESSAGE * (len(session.text_map.turns) + 2)
+        texts = 4 * (len(session.system or "") + len(session.root.to_text())) + _BYTES_A_MESSAGE * (
+            len(session.text_map.turns) + 2
+        )
         wanted = _BYTES_A_TOKEN * max(0, behind) + texts + _BYTES_ELSE
         with contextlib.suppress(LimitExceeded):  # then it is made a version
             await self._threads.on_journal(partial(self._store.make_room_to_acknowledge, session.uri, wanted))

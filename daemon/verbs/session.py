@@ -7,6 +7,7 @@ from ..api.sampling import Sampling
 from ..api.session import CreateRequest, ListRequest, ListResult, SessionDetail, SessionInfo, SetRequest, ShowRequest
 from ..engine.pieces import in_pieces
 from ..errors import SessionAwake
+from ..models.chat_template import Root
 from ..parts import Parts
 from ..residency import listing
 from .answering import answers
@@ -18,9 +19,10 @@ async def create(parts: Parts, request: CreateRequest) -> SessionInfo:
     the errors of the model's load."""
     uri = parse_reference(request.session)
     name = parts.shelf.place(request.model).name
-    settings = request.sampling or Sampling()
+    settings, labels = request.sampling or Sampling(), tuple(request.labels)
+    root = Root(tuple(request.tools), request.template_arguments or {})
     async with parts.residency.turn(uri) as use:
-        return listing.info_of_awake(await parts.begin(use, uri, name, settings, tuple(request.labels), request.system))
+        return listing.info_of_awake(await parts.begin(use, uri, name, settings, labels, request.system, root))
 
 
 @answers(SetRequest, queued=True)
