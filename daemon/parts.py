@@ -10,6 +10,7 @@ import contextlib
 import time
 from collections.abc import AsyncIterator, Sequence
 
+from ..memvid.folder.retention import Retention
 from ..memvid.format.manifest import require_session_map
 from ..memvid.store import Store
 from ..memvid.uri import VERSION_MARK, SessionUri, parse_reference
@@ -57,6 +58,7 @@ from .sleep.recomputing import Recomputing
 from .sleep.turn_journal import TurnJournal
 from .upkeep.analyst import Analyst
 from .upkeep.healing import Healing
+from .upkeep.retaining import Retaining
 from .upkeep.scrubbing import Scrub
 
 
@@ -89,6 +91,8 @@ class Parts:
             store, engine, way, self.bus, recomputing, canary=options.canary, trusting=options.trusting
         )
         self.maintenance = Maintenance(store, way)
+        self.retaining = Retaining(store, self.maintenance, bus, self._retention)
+        self.hibernation.on_version = self.retaining.note
         self.analyst = Analyst(store)
         self.forking = Forking(store, self.hibernation)
         self.quantising = Quantising(store, engine, self.hibernation)
@@ -129,6 +133,9 @@ class Parts:
         self.preparing: asyncio.Task[ShutdownResult] | None = None
         self.keeping: asyncio.Task[Keeping] | None = None
         self.closing: asyncio.Task[ShutdownResult] | None = None
+
+    def _retention(self) -> Retention:
+        return Retention(self.options.keep_last, self.options.keep_days)
 
     @property
     def options(self) -> ServeOptions:

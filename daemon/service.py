@@ -204,6 +204,7 @@ class Service(Parts, Verbs, Awaiting):
             await self.scrub.close()
         if self.ageing is not None:
             await self.ageing.close()
+        await self.retaining.close()
         await self.reuse.close()
         self.loader.close()
         await asyncio.to_thread(self.encoder.close)
@@ -226,6 +227,7 @@ class Service(Parts, Verbs, Awaiting):
         self.require_open()
         if self.config is not None:
             await self.config.reload()
+            self.retaining.look_again()
 
     def about(self, name: object) -> SessionUri | None:
         """The session that a client names, existing or not; None if the text is no valid name."""
