@@ -17,7 +17,7 @@ from ..memvid.uri import VERSION_MARK, SessionUri, parse_reference
 from .api.events import OnEvent, ignore
 from .api.process import ShutdownResult
 from .api.sampling import Sampling
-from .api.session import Look
+from .api.session import CreateRequest, Look
 from .api.store import DeleteResult
 from .chat.conversing import Conversing
 from .chat.folds import Folds
@@ -34,7 +34,7 @@ from .events.events import SessionCreated, SessionDeleted
 from .memory.line import Use
 from .memory.loading import Loader
 from .memory.model_registry import Shelf
-from .models.chat_template import NO_ROOT, Root
+from .models.chat_template import Root
 from .models.rates import Measured
 from .options.serve_options import ServeOptions
 from .prefixes.prefix_history import Reasons
@@ -142,21 +142,23 @@ class Parts:
         """The options that hold now."""
         return self._options if self.config is None else self.config.options
 
-    async def begin(
-        self,
-        use: Use,
-        uri: SessionUri,
-        model: str,
-        settings: Sampling,
-        labels: tuple[str, ...] = (),
-        system: str | None = None,
-        root: Root = NO_ROOT,
-    ) -> Session:
+    async def begin(self, use: Use, uri: SessionUri, wanted: CreateRequest) -> Session:
         """Make a new session; the caller holds its turn."""
+        model, settings = self.shelf.place(wanted.model).name, wanted.sampling or Sampling()
         self.residency.standing.require_new(uri)
         async with self.residency.models.using(model, use) as chosen:
             state = await self.hibernation.waking.begin(chosen, lambda: initial_key(settings))
-            created = Session(uri, chosen, state, settings, labels=labels, system=system, root=root)
+            root = Root(tuple(wanted.tools), wanted.template_arguments or {})
+            created = Session(
+                uri,
+                chosen,
+                state,
+                settings,
+                labels=tuple(wanted.labels),
+                system=wanted.system,
+                root=root,
+                durability=wanted.durability,
+            )
             require_session_map(created.to_map())
             self.residency.awake.admit(created)
             self.bus.publish(SessionCreated(uri, chosen.name))
@@ -172,8 +174,8 @@ class Parts:
         """
         if create:
             self.require_open()
-            uri, model = parse_reference(session), self.shelf.place(None).name
-            held = self.residency.woken(uri, emit, lambda use: self.begin(use, uri, model, Sampling()))
+            uri = parse_reference(session)
+            held = self.residency.woken(uri, emit, lambda use: self.begin(use, uri, CreateRequest(session)))
         else:
             held = self.residency.woken(uri := self.resolve(session), emit)
         async with held as (use, live):

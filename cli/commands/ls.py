@@ -32,6 +32,7 @@ MARKS = {  # by field of a session: the mark behind its state, its style and its
     "salvaged": ("~", "yellow", "the beginning of a damaged version, which a repair saved: torpor show says how much"),
     "lossy": ("≈", "yellow", "keys and values were kept in few bits: torpor show says of how many tokens"),
     "look": ("<", "cyan", "woken before its end, to look at: its newest version stays until it reads or writes"),
+    "durability": ("-", "yellow", "made to be thrown away: a crash loses what it did since it last slept"),
     "file_missing": (
         "!",
         "red",

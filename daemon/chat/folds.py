@@ -25,7 +25,7 @@ from ...snapshot.state import LiveState
 from ..api.events import OnEvent
 from ..api.forking import FoldResult
 from ..api.sampling import Sampling
-from ..api.session import Origin
+from ..api.session import Origin, OwnDurability
 from ..engine.cancellation import to_the_end
 from ..engine.generation import WriteOrder, require_room
 from ..engine.sampler import initial_key
@@ -213,6 +213,7 @@ class _Source:
     system: str | None
     root: Root
     opened: bool
+    durability: OwnDurability | None
     origin: Origin
     parent: Durable
     look: LeftLook | None
@@ -229,6 +230,7 @@ class _Source:
             system=self.system,
             root=self.root,
             opened_at=0 if self.opened else None,
+            durability=self.durability,
             durable=self.parent,
             folded_from=self.origin,
         )
@@ -300,6 +302,7 @@ class Folds:
                 system=live.system,
                 root=live.root,
                 opened=live.opened_at is not None,
+                durability=live.durability,
                 origin=origin_of(row, len(old.tokens)),
                 parent=Durable(row.version, row.bundle_id, None, 0, 0, ()),
                 look=LeftLook.of(live),

@@ -24,7 +24,7 @@ from ...snapshot.identity import ELSEWHERE, Difference, circumstances_in, compar
 from ...snapshot.lossy import Loss, LossyTokens
 from ...snapshot.state import LiveState
 from ..api.sampling import Sampling
-from ..api.session import Origin, Recomputed
+from ..api.session import Origin, OwnDurability, Recomputed
 from ..engine.admission import Request, current
 from ..errors import SessionBusy
 from ..models.chat_template import NO_ROOT, Root
@@ -42,6 +42,8 @@ MAX_TIME_NS = 2**63 - 1
 OPENED = "chat_opened_at"
 # And for the root of its chat.
 ROOT = "chat_root"
+# And for the choice of a session to throw away.
+DURABILITY = "durability"
 
 Kind = TypeVar("Kind")
 
@@ -92,6 +94,7 @@ class Session:
     arguments of its chat. opened_at: the token at
     which a chat has begun, so the system text is said already; None before that.
     turn_open: whether the ledger ends inside an assistant's turn of a chat.
+    durability: as of `create`.
     text_map: the committed messages, as far as only a chat has made the ledger.
     dirty: whether anything has changed since the durable snapshot.
     saved_from: the bundle id of the version that the durable snapshot was salvaged from; None else.
@@ -120,6 +123,7 @@ class Session:
     root: Root = NO_ROOT
     opened_at: int | None = None
     turn_open: bool = False
+    durability: OwnDurability | None = None
     text_map: TextMap = field(default_factory=TextMap)
     created_ns: int = field(default_factory=now_ns)
     durable: Durable | None = None
@@ -236,6 +240,7 @@ class Session:
             OPENED: self.opened_at,
             "turn_open": self.turn_open,
             "created_ns": self.created_ns,
+            **({DURABILITY: self.durability} if self.durability else {}),
             **({TEXT_MAP: self.text_map.to_map()} if self.text_map.turns else {}),
             **({ROOT: self.root.to_text()} if self.root else {}),
             **({ELSEWHERE: self.elsewhere_tokens} if self.elsewhere_tokens else {}),
@@ -274,6 +279,7 @@ class Session:
                 opened_at=_opened_before(end, kept),
                 # At the end of a chat it is the assistant's turn.
                 turn_open=_typed(kept, "turn_open", bool) or text_map.end == len(state.tokens),
+                durability="none" if kept.get(DURABILITY) == "none" else None,
                 text_map=text_map,
                 created_ns=_time_ns(kept, "created_ns"),
                 durable=durable,
