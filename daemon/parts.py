@@ -10,13 +10,14 @@ import contextlib
 import time
 from collections.abc import AsyncIterator, Sequence
 
+from ..memvid.folder.retention import Retention
 from ..memvid.format.manifest import require_session_map
 from ..memvid.store import Store
 from ..memvid.uri import VERSION_MARK, SessionUri, parse_reference
 from .api.events import OnEvent, ignore
 from .api.process import ShutdownResult
 from .api.sampling import Sampling
-from .api.session import Look
+from .api.session import CreateRequest, Look
 from .api.store import DeleteResult
 from .chat.conversing import Conversing
 from .chat.folds import Folds
@@ -33,6 +34,7 @@ from .events.events import SessionCreated, SessionDeleted
 from .memory.line import Use
 from .memory.loading import Loader
 from .memory.model_registry import Shelf
+from .models.chat_template import Root
 from .models.rates import Measured
 from .options.serve_options import ServeOptions
 from .prefixes.prefix_history import Reasons
@@ -56,6 +58,7 @@ from .sleep.recomputing import Recomputing
 from .sleep.turn_journal import TurnJournal
 from .upkeep.analyst import Analyst
 from .upkeep.healing import Healing
+from .upkeep.retaining import Retaining
 from .upkeep.scrubbing import Scrub
 
 
@@ -88,6 +91,8 @@ class Parts:
             store, engine, way, self.bus, recomputing, canary=options.canary, trusting=options.trusting
         )
         self.maintenance = Maintenance(store, way)
+        self.retaining = Retaining(store, self.maintenance, bus, self._retention)
+        self.hibernation.on_version = self.retaining.note
         self.analyst = Analyst(store)
         self.forking = Forking(store, self.hibernation)
         self.quantising = Quantising(store, engine, self.hibernation)
@@ -129,25 +134,31 @@ class Parts:
         self.keeping: asyncio.Task[Keeping] | None = None
         self.closing: asyncio.Task[ShutdownResult] | None = None
 
+    def _retention(self) -> Retention:
+        return Retention(self.options.keep_last, self.options.keep_days)
+
     @property
     def options(self) -> ServeOptions:
         """The options that hold now."""
         return self._options if self.config is None else self.config.options
 
-    async def begin(
-        self,
-        use: Use,
-        uri: SessionUri,
-        model: str,
-        settings: Sampling,
-        labels: tuple[str, ...] = (),
-        system: str | None = None,
-    ) -> Session:
+    async def begin(self, use: Use, uri: SessionUri, wanted: CreateRequest) -> Session:
         """Make a new session; the caller holds its turn."""
+        model, settings = self.shelf.place(wanted.model).name, wanted.sampling or Sampling()
         self.residency.standing.require_new(uri)
         async with self.residency.models.using(model, use) as chosen:
             state = await self.hibernation.waking.begin(chosen, lambda: initial_key(settings))
-            created = Session(uri, chosen, state, settings, labels=labels, system=system)
+            root = Root(tuple(wanted.tools), wanted.template_arguments or {})
+            created = Session(
+                uri,
+                chosen,
+                state,
+                settings,
+                labels=tuple(wanted.labels),
+                system=wanted.system,
+                root=root,
+                durability=wanted.durability,
+            )
             require_session_map(created.to_map())
             self.residency.awake.admit(created)
             self.bus.publish(SessionCreated(uri, chosen.name))
@@ -163,8 +174,8 @@ class Parts:
         """
         if create:
             self.require_open()
-            uri, model = parse_reference(session), self.shelf.place(None).name
-            held = self.residency.woken(uri, emit, lambda use: self.begin(use, uri, model, Sampling()))
+            uri = parse_reference(session)
+            held = self.residency.woken(uri, emit, lambda use: self.begin(use, uri, CreateRequest(session)))
         else:
             held = self.residency.woken(uri := self.resolve(session), emit)
         async with held as (use, live):

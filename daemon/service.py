@@ -117,7 +117,7 @@ class Service(Parts, Verbs, Awaiting):
     def warnings(self) -> tuple[str, ...]:
         """Faults found at the opening, a sentence each; show them to a person before the faulty data is needed."""
         opening = self.store.opening
-        found = [finding.message for finding in (*opening.unreadable, *opening.journal)]
+        found = [finding.message for finding in opening.unreadable]
         if opening.index_rebuilt is not None and opening.rows_added:
             bundles = format_plural(opening.rows_added, "bundle")
             found.append(f"The index was rebuilt from {bundles}: {opening.index_rebuilt}.")
@@ -204,6 +204,7 @@ class Service(Parts, Verbs, Awaiting):
             await self.scrub.close()
         if self.ageing is not None:
             await self.ageing.close()
+        await self.retaining.close()
         await self.reuse.close()
         self.loader.close()
         await asyncio.to_thread(self.encoder.close)
@@ -226,6 +227,7 @@ class Service(Parts, Verbs, Awaiting):
         self.require_open()
         if self.config is not None:
             await self.config.reload()
+            self.retaining.look_again()
 
     def about(self, name: object) -> SessionUri | None:
         """The session that a client names, existing or not; None if the text is no valid name."""

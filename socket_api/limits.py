@@ -23,8 +23,8 @@ MAX_FRAME_BYTES_AT_ONCE = 16 * 1024
 """A larger request is decoded and checked in pieces, so that no stream waits: this size takes some milliseconds at
 most."""
 
-MAX_DEPTH = 16
-"""Levels of maps and arrays in a frame. The deepest message has six; the rest is room for error details."""
+MAX_DEPTH = 48
+"""Levels of maps and arrays in a frame: a schema or an argument of a tool may have 32."""
 
 MAX_ARRAY_ITEMS = MAX_APPENDED_TOKENS
 """Items of one array, and integers of one frame: one token list of the longest context in use."""

@@ -126,8 +126,9 @@ def _facts(detail: dict[str, Any]) -> RenderableType:
     info, lossy = detail["info"], detail.get("lossy")
     facts = facts_table()
     changed = ", changed since it last slept" if info["dirty"] else ""
+    kept = ", to be thrown away: a crash loses what it did since its last sleep" if info["durability"] else ""
     looked = f", a look at token {format_count(info['token_count'])}" if info["look"] else ""
-    facts.add_row("  state", plain(info["state"]) + changed + looked)
+    facts.add_row("  state", plain(info["state"]) + changed + looked + kept)
     facts.add_row("  version", _version(detail))
     facts.add_row("  model", plain(info["model"]))
     facts.add_row("  tokens", format_count(info["token_count"]))

@@ -215,6 +215,7 @@ def info_of_versions(versions: Sequence[IndexRow], row: IndexRow | None = None) 
         "unread_tokens": row.unread_tokens,
         "lossy": _map_of(row.lossy),
         "look": None,
+        "durability": None,
     }
 
 

@@ -41,6 +41,21 @@ MAX_DAYS: Final = 36_500
 MAX_MESSAGES: Final = 16_384
 """Messages of one transcript: some ten thousand turns of an agent with its tools."""
 
+MAX_TOOLS: Final = 512
+MAX_TOOL_NAME_CHARS: Final = 256
+MAX_CALLS: Final = 128
+"""Of one message."""
+
+MAX_CALL_ID_CHARS: Final = 512
+MAX_ARGUMENTS_CHARS: Final = 1024 * 1024
+"""As JSON: the arguments of one call, the schema of one tool."""
+
+MAX_ROOT_CHARS: Final = 512 * 1024
+"""As JSON: the tools and template arguments of a conversation, which each version keeps. A coding agent has 100,000."""
+
+MAX_JSON_DEPTH: Final = 32
+"""Of arguments and schemas."""
+
 MAX_STOPS: Final = 16
 MAX_STOP_CHARS: Final = 256
 

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field, GetCoreSchemaHandler
+from pydantic import Field
 
+from .dialogue import JsonObject, Messages, ToolCall, Tools, require_root
 from .events import Listener, Reporting
-from .limits import MAX_APPENDED_TOKENS, MAX_GENERATED_TOKENS, MAX_MESSAGES, MAX_STOP_CHARS, MAX_STOPS, MAX_TEXT_CHARS
-from .records import Count, Listed, Priority, Record, Request, Result, Seconds, SessionText, Text, TokenId
+from .limits import MAX_APPENDED_TOKENS, MAX_GENERATED_TOKENS, MAX_STOP_CHARS, MAX_STOPS
+from .records import Count, Listed, Priority, Request, Result, Seconds, SessionText, Text, TokenId
 from .sampling import NamedSampling
 from .session import Look
 from .waking import WakeResult
 
-FinishReason = Literal["stop", "length"]
+FinishReason = Literal["stop", "length", "tool_calls"]
 ReadingVerb = Literal["append", "generate", "chat"]
 PrefixOutcome = Literal["hit", "diverged", "none"]
 Cause = Literal[
@@ -50,6 +51,7 @@ class GenerateResult(Result):
     rewound_to: the token from which the session went on, after it went back for such a transcript; None else.
     woken: the report of the wake that this request caused, None where the session was awake.
     branched: the look that this request ended by going on from there; None else.
+    reasoning: an assistant's thinking, tool_calls: its calls; `text` has neither.
     """
 
     session: str
@@ -66,6 +68,8 @@ class GenerateResult(Result):
     cached_tokens: Count = 0
     rewound_to: Count | None = None
     branched: Look | None = None
+    reasoning: str = ""
+    tool_calls: tuple[ToolCall, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,26 +115,6 @@ Stop = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]
 Stops = Annotated[Sequence[Stop], Listed(or_one=True), Field(max_length=MAX_STOPS)]
 Role = Literal["user", "system", "tool"]
 OnDivergence = Literal["refuse", "rewind"]
-
-
-@dataclass(frozen=True, slots=True)
-class Message(Record):
-    """The fields of a message of a transcript, which is given and handled as a map of them."""
-
-    role: Literal["system", "user", "assistant", "tool"]
-    content: Annotated[str, Field(max_length=MAX_TEXT_CHARS)]
-
-
-class _AsMessage:
-    """A map that is checked as a `Message`, and stays a map."""
-
-    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> Any:
-        return handler.generate_schema(Annotated[Message, AfterValidator(_map_of)])
-
-
-def _map_of(message: Message) -> dict[str, str]:
-    # There may be thousands, and `asdict` of each would take the loop several times as long.
-    return {"role": message.role, "content": message.content}
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,8 +170,11 @@ class GenerateRequest(WritingRequest, Reporting):
 
 @dataclass(frozen=True, slots=True)
 class ChatRequest(WritingRequest, Reporting):
-    """One turn of a chat: a new message, or `messages`, the whole transcript up to the message to answer (maps of role
-    and content). The daemon renders the template, and reads the new part.
+    """One turn of a chat: a new message, or `messages`, the whole transcript up to the message to answer: maps of role
+    and content; an assistant's may have reasoning and tool_calls, a tool's its tool_call_id. The daemon renders the
+    template, and reads the new part.
+
+    tools, template_arguments: of the conversation, with the transcript; None: the session's.
 
     on_divergence: for a transcript that differs from the session: refuse it, or rewind the session to the first
         difference; its present state stays as an earlier version. role: the role of `message`. max_tokens, sampling,
@@ -197,20 +184,18 @@ class ChatRequest(WritingRequest, Reporting):
     message: Text | None = None
     _: KW_ONLY
     role: Role = "user"
-    messages: (
-        Annotated[
-            Sequence[Annotated[Mapping[str, str], _AsMessage()]],
-            Listed(at_once=128),
-            Field(min_length=1, max_length=MAX_MESSAGES),
-        ]
-        | None
-    ) = None
+    messages: Messages | None = None
+    tools: Tools | None = None
+    template_arguments: JsonObject | None = None
     on_divergence: OnDivergence = "refuse"
     on_event: Listener = None
 
     def require(self) -> None:
         if (self.message is None) == (self.messages is None):
             raise ValueError("give either message or messages")
+        if self.messages is None and (self.tools is not None or self.template_arguments is not None):
+            raise ValueError("tools and template_arguments go with messages; otherwise give them to create")
+        require_root(self.tools, self.template_arguments)
         if self.messages is None and self.on_divergence != "refuse":
             raise ValueError("on_divergence is for messages; one new message cannot diverge")
         if self.messages is not None and self.role != "user":

@@ -6,11 +6,14 @@ from collections.abc import Iterator
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Literal
 
+from .dialogue import JsonObject, Tools, require_root
 from .events import Listener, Reporting
 from .records import Count, Labels, ModelName, Request, Result, SessionText, Text
 from .sampling import NamedSampling, Sampling
 
 SessionState = Literal["awake", "asleep"]
+OwnDurability = Literal["none"]
+"""`none`: the session is to be thrown away; its turns do not wait for the journal, and a crash loses them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +78,7 @@ class SessionInfo(Result):
     salvaged: None unless a repair saved its beginning out of a damaged version. unread_tokens: how many of its tokens
         have no state in its last version, and are computed again at the next use. lossy: None for one that is exact.
     look: None unless woken at an earlier token, with nothing read or written there; it may have left memory since.
+    durability: of `create`; None for one asleep, which is on the disk.
     """
 
     session: str
@@ -95,6 +99,7 @@ class SessionInfo(Result):
     unread_tokens: Count = 0
     lossy: Lossy | None = None
     look: Look | None = None
+    durability: OwnDurability | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +155,9 @@ class ListResult(Result):
 class CreateRequest(Request):
     """Make a session. It is empty, and in memory only until its first turn or sleep.
 
-    system: opens its chat. model: the daemon's first if None.
+    system, tools, template_arguments: open its chat. model: the daemon's first if None.
+    durability: `none` for a session to throw away: a crash loses what it did since its last sleep, and so it is for its
+    forks and folds; as the daemon's option if None.
     """
 
     session: SessionText
@@ -159,6 +166,12 @@ class CreateRequest(Request):
     labels: Labels = ()
     sampling: NamedSampling | None = None
     system: Text | None = None
+    tools: Tools = ()
+    template_arguments: JsonObject | None = None
+    durability: OwnDurability | None = None
+
+    def require(self) -> None:
+        require_root(self.tools, self.template_arguments)
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ from ..errors import InvalidTranscript, TemplateUnusable, TranscriptDiverged
 from ..events.bus import Bus
 from ..events.events import SessionRewound
 from ..memory.line import Use
-from ..models.chat_template import Message
+from ..models.chat_template import Message, Root
 from ..models.models import LoadedModel
 from ..prefixes.prefixes import tokens_in_common
 from ..residency.residency import Residency
@@ -69,11 +69,11 @@ class Conversing:
 
     async def message(self, live: Session, message: Message) -> NewTurn:
         """One new message at the session's end. Raises TemplateUnusable, ContextOverflow."""
-        held, opens = len(live.state.tokens), not live.state.tokens or live.has_system_to_say
+        held, root, opens = len(live.state.tokens), live.root, not live.state.tokens or live.has_system_to_say
         messages = [message_of("system", live.system or ""), message] if live.has_system_to_say else [message]
         place = Place(held, None if opens else live.state.tokens[-1], live.turn_open)
         try:
-            ids = await self._encoder.messages(live.model, messages, place)
+            ids = await self._encoder.messages(live.model, messages, place, root)
         except TemplateUnusable as error:
             if live.has_system_to_say and message["role"] == "system":
                 raise TemplateUnusable(
@@ -81,23 +81,23 @@ class Conversing:
                     "template takes two. Send a message of the user first, or create a session with both texts in one."
                 ) from error
             raise
-        text_map = live.text_map.answered(held).extended(messages, start=held, end=held + len(ids))
-        return NewTurn(held, ids, text_map)
+        text_map = live.text_map.begun(root).answered(held).extended(messages, start=held, end=held + len(ids))
+        return NewTurn(held, ids, text_map, root)
 
-    async def transcript(self, live: Session, messages: Sequence[Message]) -> NewTurn:
+    async def transcript(self, live: Session, messages: Sequence[Message], root: Root) -> NewTurn:
         """The new part of a transcript. Raises TemplateUnusable, ContextOverflow."""
         ledger, known = live.state.tokens, live.text_map
         whole = spoken(messages, live.system)
-        found = standing(known, whole)
+        found = standing(known, whole, root)
         new = whole[found.kept :]
         place = Place(found.at, ledger[found.at - 1] if found.at else None, turn_open=True)
-        ids = await self._encoder.messages(live.model, new, place) if new else []
+        ids = await self._encoder.messages(live.model, new, place, root) if new else []
         read_already = tokens_in_common(ledger[found.at :], ids)
-        lengths = await self._encoder.lengths(live.model, new, place, ids)
+        lengths = await self._encoder.lengths(live.model, new, place, ids, root)
         end = found.at + len(ids)
-        text_map = known.cut(found.at).extended(new, start=found.at, end=end, lengths=lengths)
+        text_map = known.cut(found.at).begun(root).extended(new, start=found.at, end=end, lengths=lengths)
         common = max(0, found.common - (len(whole) - len(messages)))
-        return NewTurn(found.at + read_already, ids[read_already:], text_map, common)
+        return NewTurn(found.at + read_already, ids[read_already:], text_map, root, common)
 
     def require_no_divergence(self, live: Session, turn: NewTurn, messages: Sequence[Message]) -> None:
         """Refuse a transcript that diverges from the ledger. Raises TranscriptDiverged: with the place and the

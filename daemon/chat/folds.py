@@ -25,7 +25,7 @@ from ...snapshot.state import LiveState
 from ..api.events import OnEvent
 from ..api.forking import FoldResult
 from ..api.sampling import Sampling
-from ..api.session import Origin
+from ..api.session import Origin, OwnDurability
 from ..engine.cancellation import to_the_end
 from ..engine.generation import WriteOrder, require_room
 from ..engine.sampler import initial_key
@@ -33,7 +33,7 @@ from ..errors import ContextOverflow, InvalidFold, TemplateUnusable
 from ..events.bus import Bus
 from ..events.events import SessionCreated, SessionFolded
 from ..memory.line import Use
-from ..models.chat_template import Message
+from ..models.chat_template import Message, Root
 from ..models.models import LoadedModel
 from ..residency.awake import LeftLook
 from ..residency.putting_away import require_read
@@ -59,12 +59,13 @@ class Exhausted:
     text_map: TextMap
     turn_open: bool
     system: str | None
+    root: Root
 
     @classmethod
     def of(cls, live: Session) -> Exhausted:
         """A copy of a session as it is now."""
         system = live.text_map.system if live.text_map.turns else live.system
-        return cls(live.state.tokens[:], live.text_map, live.turn_open, system)
+        return cls(live.state.tokens[:], live.text_map, live.turn_open, system, live.root)
 
     @property
     def is_chat(self) -> bool:
@@ -129,7 +130,7 @@ async def folded(encoder: Encoder, model: LoadedModel, old: Exhausted, summary: 
         words = await encoder.plain(model, f"{summary}\n\n", opening=True)
         return Fold(words + rest, len(rest), TextMap(), turn_open=False)
     asked = spoken([message_of("user", REQUEST)], old.system)
-    opening = await encoder.messages(model, asked, Place(0, None, turn_open=False))
+    opening = await encoder.messages(model, asked, Place(0, None, turn_open=False), old.root)
     answer = await encoder.plain(model, summary, opening=False)
     first = await _first_turn(encoder, model, old, opening)
     at = tail_start(old.text_map, len(old.tokens), tail, first.at if first else None)
@@ -145,7 +146,7 @@ async def folded(encoder: Encoder, model: LoadedModel, old: Exhausted, summary: 
     ids = [*opening, *answer, *closing, *rest]
     said = len(opening) + len(answer)
     said += said < len(ids) and ids[said] in model.end_tokens
-    known = TextMap().extended(asked, start=0, end=len(opening))
+    known = TextMap().begun(old.root).extended(asked, start=0, end=len(opening))
     known = known.extended([message_of("assistant", summary)], start=len(opening), end=said)
     known = known.followed_by(turns, len(ids) - len(old.tokens))
     return Fold(ids, len(rest), known, turn_open=old.turn_open if rest else True)
@@ -163,7 +164,7 @@ async def _first_turn(encoder: Encoder, model: LoadedModel, old: Exhausted, open
         return None
     try:
         place = Place(len(opening), opening[-1], turn_open=True)
-        continuing = await encoder.messages(model, [message_of("user", REQUEST)], place)
+        continuing = await encoder.messages(model, [message_of("user", REQUEST)], place, old.root)
     except TemplateUnusable:
         return None
     pairs = zip(reversed(opening), reversed(continuing), strict=False)
@@ -210,7 +211,9 @@ class _Source:
     sampling: Sampling
     labels: tuple[str, ...]
     system: str | None
+    root: Root
     opened: bool
+    durability: OwnDurability | None
     origin: Origin
     parent: Durable
     look: LeftLook | None
@@ -225,7 +228,9 @@ class _Source:
             self.sampling,
             self.labels,
             system=self.system,
+            root=self.root,
             opened_at=0 if self.opened else None,
+            durability=self.durability,
             durable=self.parent,
             folded_from=self.origin,
         )
@@ -295,7 +300,9 @@ class Folds:
                 sampling=live.sampling,
                 labels=live.labels if order.labels is None else order.labels,
                 system=live.system,
+                root=live.root,
                 opened=live.opened_at is not None,
+                durability=live.durability,
                 origin=origin_of(row, len(old.tokens)),
                 parent=Durable(row.version, row.bundle_id, None, 0, 0, ()),
                 look=LeftLook.of(live),
@@ -391,7 +398,7 @@ class Folds:
         """Take the durable session back to an earlier token with room for a summary. Raises ContextOverflow:
         tokens behind it would be in neither the summary nor the tail."""
         opening = Place(0, None, turn_open=False)
-        asking = await self._encoder.messages(live.model, [message_of("user", REQUEST)], opening)
+        asking = await self._encoder.messages(live.model, [message_of("user", REQUEST)], opening, live.root)
         wanted = len(asking) + _MORE_AT_ANOTHER_PLACE + (order.summarise or 0)
         at = summarised_end(old, order.tail, wanted, live.model.context_tokens)
         kept = await to_the_end(self._residency.putting_away.put_away(live, emit, "fold"))

@@ -107,7 +107,7 @@ class Exchanges:
         cached, begins = 0, len(live.state.tokens)
         if turn.ids or not turn.at:
             cached = await self.read(live, turn.ids, emit, turn_open=True, text_map=turn.text_map)
-        live.turn_open, live.text_map = True, turn.text_map
+        live.turn_open, live.text_map, live.root = True, turn.text_map, turn.root
         live.open_chat(begins)
         return cached
 

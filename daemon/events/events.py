@@ -236,6 +236,15 @@ class SleepFailed(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class VersionsPruned(Event):
+    """The daemon has removed versions that no rule keeps (`serve --keep-last`, `--keep-days`). bytes_freed: less than
+    their size where other versions need their blocks."""
+
+    versions: int
+    bytes_freed: int
+
+
+@dataclass(frozen=True, slots=True)
 class LedgerKept(Event):
     """A stop could not write all of a session, and kept its ledger with the durable part of its state. Or the scrub
     found damage in the blocks below such a ledger. tokens: of the ledger; unread_tokens: those that the next request

@@ -275,7 +275,7 @@ def _widens() -> bool:
     return bool(mx.default_device() == mx.Device(mx.cpu))
 
 
-def _render_nothing(_messages: object, _opens_turn: bool) -> str:
+def _render_nothing(messages: object, open_turn: bool, root: object = None) -> str:
     raise AssertionError("a model that is not loaded renders nothing")
 
 

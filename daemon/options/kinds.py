@@ -114,17 +114,20 @@ class Number(Kind):
 
 @dataclass(frozen=True, kw_only=True)
 class Days(Kind):
-    """A number of days."""
+    """A number of days. not_0: why 0 is refused, and the remedy; None if 0 is a value."""
 
     metavar: str = "DAYS"
     most: int
+    not_0: str | None = None
 
     @property
     def in_file(self) -> str:
-        return f"days, 0 to {self.most:,}"
+        return f"days, {'0' if self.not_0 is None else 'above 0'} to {self.most:,}"
 
     def read(self, written: Any) -> float:
         if type(written) in (int, float) and 0 <= written <= self.most:
+            if not written and self.not_0 is not None:
+                raise ValueError(f"0 {self.not_0}")
             return float(written)
         raise ValueError(f"it must be a number of days from 0 to {self.most:,}")
 

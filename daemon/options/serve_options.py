@@ -31,6 +31,9 @@ MAX_WAITING_EVER: Final = 65_536
 MAX_BATCH_EVER: Final = 256
 """The greatest limit of sessions in one model call."""
 
+MAX_KEPT_EVER: Final = 1_000_000
+"""The greatest number of versions to keep: more than a session ever has."""
+
 
 @dataclass(frozen=True, slots=True)
 class Option:
@@ -325,6 +328,26 @@ class ServeOptions:
     keep_free: Annotated[
         int, Size(), Option("Refuse a sleep after which the disk would have less than this left.", "The store")
     ] = 0
+    keep_last: Annotated[
+        int | None,
+        Number(metavar="VERSIONS", least=1, most=MAX_KEPT_EVER),
+        Option(
+            "Prune each session to so many of its newest versions, at the start and behind each new one. Those with a "
+            "tag or a pin stay.",
+            "The store",
+            changes="at once",
+        ),
+    ] = None
+    keep_days: Annotated[
+        float | None,
+        Days(most=MAX_DAYS, not_0="would keep the newest version alone: --keep-last 1 does"),
+        Option(
+            "The same for versions older than so many days before the newest one. With --keep-last, a version that "
+            "either keeps stays.",
+            "The store",
+            changes="at once",
+        ),
+    ] = None
     # A tenth of what a slow disk reads, or a hundredth of a fast one: a store of 100 GiB in three and a half hours.
     scrub_rate: Annotated[
         int,

@@ -99,6 +99,7 @@ def info_of_awake(live: Session, newest: IndexRow | None = None, stored_bytes: i
         salvaged=_salvaged(live.salvaged),
         lossy=_lossy(live.loss),
         look=look_of(live, newest),
+        durability=live.durability,
     )
 
 

@@ -11,13 +11,14 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate
 from typing import Any, TypeVar
 
 from ...memvid.units import format_plural
 from ..errors import ContextOverflow, TemplateUnusable
 from ..models import chat_template
-from ..models.chat_template import Message
+from ..models.chat_template import NO_ROOT, Message, Root
 from ..models.models import LoadedModel
 from .sessions import Session
 from .why import Words
@@ -73,7 +74,9 @@ class Encoder:
 
         return await self._aside(encode)
 
-    async def messages(self, model: LoadedModel, messages: Sequence[Message], place: Place) -> list[int]:
+    async def messages(
+        self, model: LoadedModel, messages: Sequence[Message], place: Place, root: Root = NO_ROOT
+    ) -> list[int]:
         """The tokens of new messages, up to the start of the assistant's turn. Earlier turns are in the ledger already.
 
         Raises:
@@ -82,20 +85,25 @@ class Encoder:
         """
 
         def render_and_encode() -> list[int]:
-            self._require_could_fit(model, _rendered(model, messages, place), held=place.held)
-            return _encoded(model, messages, place)
+            self._require_could_fit(model, _rendered(model, messages, place, root), held=place.held)
+            return _encoded(model, messages, place, root)
 
         return await self._aside(render_and_encode)
 
     async def lengths(
-        self, model: LoadedModel, messages: Sequence[Message], place: Place, ids: Sequence[int]
+        self,
+        model: LoadedModel,
+        messages: Sequence[Message],
+        place: Place,
+        ids: Sequence[int],
+        root: Root = NO_ROOT,
     ) -> Sequence[int]:
         """The lengths within `ids`, the tokens of messages, at the end of each message: an assistant's text ends at its
         end token, another message at the end of the next such text, or of all. Empty if that cannot be told, or if the
         conversation could not be continued there token by token."""
         if not any(message["role"] == "assistant" for message in messages[:-1]):
             return ()
-        return await self._aside(lambda: _lengths(model, messages, place, ids))
+        return await self._aside(lambda: _lengths(model, messages, place, ids, root))
 
     async def with_words(self, model: LoadedModel, work: Callable[[Words], Result]) -> Result:
         """Do work that needs a model's tokenizer; no other work uses it meanwhile."""
@@ -152,26 +160,29 @@ def _new_thread() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(1, thread_name_prefix="torpor-text")
 
 
-def _rendered(model: LoadedModel, messages: Sequence[Message], place: Place) -> str:
+def _rendered(model: LoadedModel, messages: Sequence[Message], place: Place, root: Root) -> str:
     if place.last is None:
-        return chat_template.opening(model.render, messages)
+        return chat_template.opening(model.render, messages, root)
     end_text = str(model.tokenizer.decode([place.last])) if place.last in model.end_tokens else ""
-    return chat_template.continuation(model.render, messages, turn_open=place.turn_open, end_text=end_text)
+    return chat_template.continuation(model.render, messages, root, turn_open=place.turn_open, end_text=end_text)
 
 
-def _encoded(model: LoadedModel, messages: Sequence[Message], place: Place) -> list[int]:
+def _encoded(model: LoadedModel, messages: Sequence[Message], place: Place, root: Root) -> list[int]:
     # If a text spells a control token, only the template's own control tokens count.
-    marked, words = _marked(messages, model.holds_control)
+    marks = _Marks(model)
+    marked, plain_root = [marks.of_message(message) for message in messages], marks.of_root(root)
     # A template writes the first token itself, so none is added.
-    text = _rendered(model, marked, place)
-    return _encode_around(model, text, words) if words else model.encode(text, opening=False)
+    text = _rendered(model, marked, place, plain_root)
+    return _encode_around(model, text, marks.words) if marks.words else model.encode(text, opening=False)
 
 
-def _lengths(model: LoadedModel, messages: Sequence[Message], place: Place, ids: Sequence[int]) -> Sequence[int]:
+def _lengths(
+    model: LoadedModel, messages: Sequence[Message], place: Place, ids: Sequence[int], root: Root
+) -> Sequence[int]:
     """`Encoder.lengths`: count the template's end tokens behind each message, and find them in `ids`."""
     names = [f"{_MARK}{at:08}" for at in range(len(messages))]
     named: list[Message] = [{**message, "content": name} for message, name in zip(messages, names, strict=True)]
-    pieces = _MARKS.split(_rendered(model, named, place))
+    pieces = _MARKS.split(_rendered(model, named, place, root))
     if pieces[1::2] != names:
         return ()
     behind = [_end_tokens_in(model, piece) for piece in pieces[::2]]
@@ -184,7 +195,7 @@ def _lengths(model: LoadedModel, messages: Sequence[Message], place: Place, ids:
         for at, message in enumerate(messages)
     ]
     last = max((at for at, end in enumerate(own[:-1]) if end is not None), default=None)
-    if last is None or not _goes_on_at(model, messages[last + 1 :], place, ids, own[last] or 0):
+    if last is None or not _goes_on_at(model, messages[last + 1 :], place, root, ids, own[last] or 0):
         return ()
     lengths = [len(ids)]
     for end in reversed(own[:-1]):
@@ -196,10 +207,13 @@ def _end_tokens_in(model: LoadedModel, text: str) -> int:
     return sum(token in model.end_tokens for token in model.encode(text, opening=False)) if text else 0
 
 
-def _goes_on_at(model: LoadedModel, messages: Sequence[Message], place: Place, ids: Sequence[int], length: int) -> bool:
+def _goes_on_at(
+    model: LoadedModel, messages: Sequence[Message], place: Place, root: Root, ids: Sequence[int], length: int
+) -> bool:
     """Whether a conversation continued there with these messages has the same tokens."""
+    behind = Place(place.held + length, ids[length - 1], turn_open=True)
     try:
-        return _encoded(model, messages, Place(place.held + length, ids[length - 1], turn_open=True)) == ids[length:]
+        return _encoded(model, messages, behind, root) == ids[length:]
     except TemplateUnusable:
         return False
 
@@ -215,26 +229,56 @@ def _encode_around(model: LoadedModel, marked: str, words: Mapping[str, str]) ->
     return tokens
 
 
-def _marked(messages: Sequence[Message], holds_control: Callable[[str], bool]) -> tuple[list[Message], dict[str, str]]:
-    """The messages with marks in place of texts that spell control tokens (or marks), and those texts by mark."""
-    words: dict[str, str] = {}
+class _Marks:
+    """Puts marks in place of texts that spell control tokens (or marks). words: those texts, by their marks."""
 
-    def mark(text: str) -> str:
-        core = text.strip()
-        if not holds_control(core) and _MARK not in core:
-            return text
-        name = f"{_MARK}{len(words):08}"
-        words[name] = core
-        return text.replace(core, name)
+    def __init__(self, model: LoadedModel) -> None:
+        self.words: dict[str, str] = {}
+        self._model = model
 
-    def marked(message: Message) -> Message:
-        text = message["content"]
+    def of_message(self, message: Message) -> Message:
+        """The message with marks."""
+        found: dict[str, Any] = {**message, "content": self._of_content(message)}
+        for name in ("reasoning", "tool_calls", "tool_call_id"):
+            if name in message:
+                found[name] = self._of_value(message[name])
+        return found
+
+    def of_root(self, root: Root) -> Root:
+        """The root with marks."""
+        return Root(tuple(map(self._of_value, root.tools)), self._of_value(root.arguments))
+
+    def _of_content(self, message: Message) -> str:
+        text: str = message["content"]
         if message["role"] != "assistant":
-            return {**message, "content": mark(text)}
-        parts = _THINKING.split(text)
-        return {**message, "content": "".join(part if _THINKING.fullmatch(part) else mark(part) for part in parts)}
+            return self._of_text(text)
+        return "".join(part if _THINKING.fullmatch(part) else self._of_text(part) for part in _THINKING.split(text))
 
-    return [marked(message) for message in messages], words
+    def _of_text(self, text: str) -> str:
+        """A text of its own: one mark for all of it, so that its tokens are those that it has alone."""
+        core = text.strip()
+        return text.replace(core, self._mark(core)) if self._needs_mark(core) else text
+
+    def _of_value(self, value: Any) -> Any:
+        """A JSON value: marks for the control tokens alone, as a template writes the text around them in its way."""
+        if isinstance(value, str):
+            return self._spelled.sub(lambda found: self._mark(found[0]), value) if self._needs_mark(value) else value
+        if isinstance(value, Mapping):
+            return {self._of_value(key): self._of_value(item) for key, item in value.items()}
+        return [self._of_value(item) for item in value] if isinstance(value, list | tuple) else value
+
+    def _needs_mark(self, text: str) -> bool:
+        return self._model.holds_control(text) or _MARK in text
+
+    @cached_property
+    def _spelled(self) -> re.Pattern[str]:
+        longest_first = sorted([*self._model.control_texts, _MARK], key=len, reverse=True)
+        return re.compile("|".join(map(re.escape, longest_first)))
+
+    def _mark(self, text: str) -> str:
+        name = f"{_MARK}{len(self.words):08}"
+        self.words[name] = text
+        return name
 
 
 def most_bytes_per_token(tokenizer: Mapping[str, Any]) -> int | None:

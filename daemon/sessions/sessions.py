@@ -24,9 +24,10 @@ from ...snapshot.identity import ELSEWHERE, Difference, circumstances_in, compar
 from ...snapshot.lossy import Loss, LossyTokens
 from ...snapshot.state import LiveState
 from ..api.sampling import Sampling
-from ..api.session import Origin, Recomputed
+from ..api.session import Origin, OwnDurability, Recomputed
 from ..engine.admission import Request, current
 from ..errors import SessionBusy
+from ..models.chat_template import NO_ROOT, Root
 from ..models.models import LoadedModel
 from .origin import FOLDED_FROM, FORKED_FROM, RECOMPUTED, map_of_recomputed, origin_in, recomputed_in
 from .rereading import LastRead
@@ -39,6 +40,10 @@ MAX_WAITING = 16
 MAX_TIME_NS = 2**63 - 1
 # The key in the session map for the token at which a chat has begun.
 OPENED = "chat_opened_at"
+# And for the root of its chat.
+ROOT = "chat_root"
+# And for the choice of a session to throw away.
+DURABILITY = "durability"
 
 Kind = TypeVar("Kind")
 
@@ -85,9 +90,11 @@ class Session:
     """A session with its state in memory.
 
     unchanged_tokens: leading tokens whose KV still equals that of the durable snapshot.
-    system: the text that opens its chat, unless a transcript brings one; None without one. opened_at: the token at
+    system: the text that opens its chat, unless a transcript brings one; None without one. root: the tools and template
+    arguments of its chat. opened_at: the token at
     which a chat has begun, so the system text is said already; None before that.
     turn_open: whether the ledger ends inside an assistant's turn of a chat.
+    durability: as of `create`.
     text_map: the committed messages, as far as only a chat has made the ledger.
     dirty: whether anything has changed since the durable snapshot.
     saved_from: the bundle id of the version that the durable snapshot was salvaged from; None else.
@@ -113,8 +120,10 @@ class Session:
     sampling: Sampling
     labels: tuple[str, ...] = ()
     system: str | None = None
+    root: Root = NO_ROOT
     opened_at: int | None = None
     turn_open: bool = False
+    durability: OwnDurability | None = None
     text_map: TextMap = field(default_factory=TextMap)
     created_ns: int = field(default_factory=now_ns)
     durable: Durable | None = None
@@ -231,7 +240,9 @@ class Session:
             OPENED: self.opened_at,
             "turn_open": self.turn_open,
             "created_ns": self.created_ns,
+            **({DURABILITY: self.durability} if self.durability else {}),
             **({TEXT_MAP: self.text_map.to_map()} if self.text_map.turns else {}),
+            **({ROOT: self.root.to_text()} if self.root else {}),
             **({ELSEWHERE: self.elsewhere_tokens} if self.elsewhere_tokens else {}),
             **({LOSSY: self.loss.to_map()} if self.loss else {}),
             **({FORKED_FROM: asdict(self.forked_from)} if self.forked_from else {}),
@@ -264,9 +275,11 @@ class Session:
                 sampling=sampling_of(kept),
                 labels=tuple(_label(label) for label in _typed(kept, "labels", list)),
                 system=None if system is None else _typed({"system": system}, "system", str),
+                root=Root.from_text(kept.get(ROOT)),
                 opened_at=_opened_before(end, kept),
                 # At the end of a chat it is the assistant's turn.
                 turn_open=_typed(kept, "turn_open", bool) or text_map.end == len(state.tokens),
+                durability="none" if kept.get(DURABILITY) == "none" else None,
                 text_map=text_map,
                 created_ns=_time_ns(kept, "created_ns"),
                 durable=durable,

@@ -1,11 +1,12 @@
 """Transcripts: finds by their text the messages of a full chat that a session has read already.
 
-Owns the text map of a session (QX8): for each committed message a digest of its role and text, and the ledger position
-at the end of its read or write. Values only; nothing here renders, tokenises or reads.
+Owns the text map of a session (QX8): for each committed message a digest of its role, text and calls, and the ledger
+position at the end of its read or write; and a digest of the conversation's root. Values only; nothing here renders,
+tokenises or reads.
 
-An assistant's text is the shown text of the committed tokens. It also matches without its thinking, and with other
-blanks around it: clients and templates strip both from earlier turns. Any other change by a client (for example a
-rewritten JSON of a tool call) makes it another message.
+An assistant's text is the shown text of the committed tokens. Its thinking does not count, nor do blanks around it:
+clients and templates strip both from earlier turns. A call counts by its name and the values of its arguments: clients
+write the same JSON in other ways. The ids of calls do not count. Any other change makes it another message.
 
 A text map ends where the ledger continues with text or tokens from outside a chat (QC7). Nothing is added after that,
 so nothing there matches by text.
@@ -14,7 +15,7 @@ so nothing there matches by text.
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, Final
@@ -22,13 +23,14 @@ from typing import Any, Final
 from blake3 import blake3
 
 from ...memvid.limits import MAX_TOKENS
-from ..models.chat_template import Message
+from ..api.dialogue import canonical
+from ..models.chat_template import NO_ROOT, Message, Root
 
 TEXT_MAP: Final = "text_map"
 """The key of a text map in the session map."""
 
 MAX_TURNS: Final = 16_384
-"""Messages of one text map (600 KiB in each version) and of one transcript. A full text map takes no more."""
+"""Messages of one text map (336 KiB in each version) and of one transcript. A full text map takes no more."""
 
 MAX_SYSTEM_CHARS: Final = 256 * 1024
 """The longest system text that is kept for rendering a conversation from its beginning: at most 1 MiB of UTF-8."""
@@ -36,44 +38,42 @@ MAX_SYSTEM_CHARS: Final = 256 * 1024
 _ROLES: Final = ("system", "user", "assistant", "tool")
 _OWN_SYSTEM: Final = "own_system"
 _DIGEST_BYTES: Final = 16
-_LINE: Final = struct.Struct(f"<BI{_DIGEST_BYTES}s{_DIGEST_BYTES}s")
+_LINE: Final = struct.Struct(f"<BI{_DIGEST_BYTES}s")
+_VERSION: Final = 2
+# The first version also had a digest with the thinking, which came first.
+_LINE_1: Final = struct.Struct(f"<BI{_DIGEST_BYTES}x{_DIGEST_BYTES}s")
 _THINK, _END_OF_THOUGHT = "<think>", "</think>"
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """A committed message.
-
-    whole, bare: digests; `bare` is that of an assistant's text without its thinking. end: tokens of the ledger at its
-    end: for an assistant's text its end token, if the template sets one; for others the end of the next such text, or
-    of the request.
+    """A committed message, by its digest. end: tokens of the ledger at its end: for an assistant's text its end token,
+    if the template sets one; for others the end of the next such text, or of the request.
     """
 
     role: str
-    whole: bytes
-    bare: bytes
+    digest: bytes
     end: int
 
     @classmethod
     def of(cls, message: Message, end: int) -> Turn:
         """The turn of a message."""
-        role, text = message["role"], message["content"]
-        bare = without_thinking(text) if role == "assistant" else text
-        return cls(role, _digest(role, text), _digest(role, bare), end)
+        return cls(message["role"], _digest(message), end)
 
     def is_mark_of(self, message: Message) -> bool:
-        """Whether this is the message, with or without its thinking."""
-        return _digest(message["role"], message["content"]) in (self.whole, self.bare)
+        """Whether this is the message."""
+        return _digest(message) == self.digest
 
 
 @dataclass(frozen=True, slots=True)
 class TextMap:
     """The committed messages of a session, from the beginning of its ledger. system: the text that opened its chat,
-    unless it is too long to keep.
+    unless it is too long to keep. root: the digest of what stands before it; empty for nothing.
     """
 
     turns: tuple[Turn, ...] = ()
     system: str | None = None
+    root: bytes = b""
 
     @property
     def end(self) -> int:
@@ -107,7 +107,11 @@ class TextMap:
         if self.turns or not messages:
             return replace(self, turns=turns)
         system = messages[0]["content"] if messages[0]["role"] == "system" else None
-        return TextMap(turns, system if len(system or "") <= MAX_SYSTEM_CHARS else None)
+        return replace(self, turns=turns, system=system if len(system or "") <= MAX_SYSTEM_CHARS else None)
+
+    def begun(self, root: Root) -> TextMap:
+        """The map with this root, if it tells of no message yet. Unchanged if it does."""
+        return self if self.turns else TextMap(root=digest_of_root(root))
 
     def answered(self, end: int) -> TextMap:
         """Close the last turn: with an empty answer, if it was given up before its first token. Unchanged if it does
@@ -131,8 +135,8 @@ class TextMap:
 
     def to_map(self) -> dict[str, Any]:
         """The entry of the session map."""
-        lines = (_LINE.pack(_ROLES.index(turn.role), turn.end, turn.whole, turn.bare) for turn in self.turns)
-        return {"turns": b"".join(lines), "system": self.system}
+        lines = (_LINE.pack(_ROLES.index(turn.role), turn.end, turn.digest) for turn in self.turns)
+        return {"version": _VERSION, "turns": b"".join(lines), "system": self.system, "root": self.root}
 
     @classmethod
     def from_map(cls, stored: object) -> TextMap:
@@ -140,17 +144,24 @@ class TextMap:
         not make this."""
         if stored is None:
             return cls()
-        if type(stored) is not dict or stored.keys() - {_OWN_SYSTEM} != {"turns", "system"}:
+        if type(stored) is not dict:
+            raise ValueError(f"{TEXT_MAP} is no map")
+        is_new = stored.get("version") == _VERSION
+        fields = {"version", "turns", "system", "root"} if is_new else {"turns", "system"}
+        if stored.keys() - (set() if is_new else {_OWN_SYSTEM}) != fields:
             raise ValueError(f"{TEXT_MAP} has other fields than a text map")
-        packed, system = stored["turns"], stored["system"]
-        if type(packed) is not bytes or len(packed) % _LINE.size or len(packed) > MAX_TURNS * _LINE.size:
+        packed, system, root = stored["turns"], stored["system"], stored.get("root", b"")
+        line = _LINE if is_new else _LINE_1
+        if type(packed) is not bytes or len(packed) % line.size or len(packed) > MAX_TURNS * line.size:
             raise ValueError(f"{TEXT_MAP} has turns of a wrong length")
         if not (system is None or type(system) is str):
             raise ValueError(f"{TEXT_MAP} has a system text that is none")
-        turns = tuple(_turn_of(*line) for line in _LINE.iter_unpack(packed))
+        if type(root) is not bytes or len(root) not in (0, _DIGEST_BYTES):
+            raise ValueError(f"{TEXT_MAP} has a root that is no digest")
+        turns = tuple(_turn_of(*each) for each in line.iter_unpack(packed))
         if any(one.end > other.end for one, other in pairwise(turns)):
             raise ValueError(f"{TEXT_MAP} has turns that end before those ahead of them")
-        return cls(turns, system)
+        return cls(turns, system, root)
 
 
 def own_system_of(text_map: object) -> str | None:
@@ -174,18 +185,19 @@ class NewTurn:
     afterwards.
 
     common: leading messages of a transcript that are committed, by their text. If the ledger has more than `at` tokens,
-    the transcript diverges there.
+    the transcript diverges there. root: of the conversation.
     """
 
     at: int
     ids: Sequence[int]
     text_map: TextMap
+    root: Root
     common: int = 0
 
 
-def message_of(role: str, content: str) -> Message:
-    """A message as templates take it."""
-    return {"role": role, "content": content}
+def message_of(role: str, content: str, calls: Sequence[Mapping[str, Any]] = ()) -> Message:
+    """A message with nothing else."""
+    return {"role": role, "content": content, **({"tool_calls": list(calls)} if calls else {})}
 
 
 def spoken(messages: Sequence[Message], system: str | None) -> list[Message]:
@@ -194,12 +206,12 @@ def spoken(messages: Sequence[Message], system: str | None) -> list[Message]:
     return [*opening, *messages]
 
 
-def standing(text_map: TextMap, messages: Sequence[Message]) -> Standing:
+def standing(text_map: TextMap, messages: Sequence[Message], root: Root = NO_ROOT) -> Standing:
     """Compare a transcript with the committed messages. A conversation can go on behind an assistant's text, or, at the
     transcript's end, at the assistant's turn. It cannot go on between messages that were read together: their tokens
-    have to be compared.
+    have to be compared. With another root it cannot go on at all.
     """
-    turns = text_map.turns
+    turns = text_map.turns if text_map.root == digest_of_root(root) else ()
     pairs = enumerate(zip(turns, messages, strict=False))
     common = next((at for at, (turn, message) in pairs if not turn.is_mark_of(message)), min(len(turns), len(messages)))
     for kept in range(common, 0, -1):
@@ -209,9 +221,20 @@ def standing(text_map: TextMap, messages: Sequence[Message]) -> Standing:
     return Standing(common, 0, 0)
 
 
-def _digest(role: str, text: str) -> bytes:
-    words = text.strip().removeprefix(_THINK).strip() if role == "assistant" else text
-    return blake3(f"{role}\0{words}".encode("utf-8", "surrogatepass")).digest(_DIGEST_BYTES)
+def digest_of_root(root: Root) -> bytes:
+    """The digest of a root; empty if there is nothing in it."""
+    return _hashed(canonical([list(root.tools), root.arguments])) if root else b""
+
+
+def _digest(message: Message) -> bytes:
+    role, text, calls = message["role"], message["content"], message.get("tool_calls")
+    words = without_thinking(text).strip() if role == "assistant" else text
+    called = canonical([[call["name"], call["arguments"]] for call in calls]) if calls else ""
+    return _hashed(f"{role}\0{words}\0{called}" if called else f"{role}\0{words}")
+
+
+def _hashed(text: str) -> bytes:
+    return blake3(text.encode("utf-8", "surrogatepass")).digest(_DIGEST_BYTES)
 
 
 def without_thinking(text: str) -> str:
@@ -221,7 +244,7 @@ def without_thinking(text: str) -> str:
     return "" if text.lstrip().startswith(_THINK) else text
 
 
-def _turn_of(role: int, end: int, whole: bytes, bare: bytes) -> Turn:
+def _turn_of(role: int, end: int, digest: bytes) -> Turn:
     if role >= len(_ROLES) or not 1 <= end <= MAX_TOKENS:
         raise ValueError(f"{TEXT_MAP} has a role or a position that cannot be")
-    return Turn(_ROLES[role], whole, bare, end)
+    return Turn(_ROLES[role], digest, end)

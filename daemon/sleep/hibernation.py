@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 
@@ -27,10 +27,10 @@ from ...memvid.folder.scrub_mark import read_ns
 from ...memvid.format.blocks import BlockEntry
 from ...memvid.maintenance.compaction_plan import CompactionPolicy
 from ...memvid.store import Receipt, Store
-from ...memvid.uri import not_found
+from ...memvid.uri import SessionUri, not_found
 from ...snapshot.canary import Policy
 from ...snapshot.capture import Cut, cut
-from ..api.events import OnEvent
+from ..api.events import OnEvent, ignore
 from ..engine.engine import Engine
 from ..errors import ServiceClosed
 from ..events.bus import Bus
@@ -58,7 +58,8 @@ class _Terms:
 class Hibernation:
     """Puts sessions to sleep in a store. waking: wakes them from it.
 
-    stopping: the limits of all sleeps once the daemon stops, even of those that had begun. recomputing: decides whether
+    stopping: the limits of all sleeps once the daemon stops, even of those that had begun. on_version: called with a
+    session that has a new version. recomputing: decides whether
     a wake restores or recomputes. canary, trusting: as of `Waking`.
     """
 
@@ -84,6 +85,7 @@ class Hibernation:
             trusting=trusting,
         )
         self.stopping: LastSleep | None = None
+        self.on_version: Callable[[SessionUri], None] = ignore
         self._store = store
         self._engine = engine
         self._bus = bus
@@ -120,6 +122,7 @@ class Hibernation:
         session.dirty = session.rewound = False
         session.state.checkpoints.became_durable(_checkpoints_in(receipt.entries, receipt.token_count))
         session.saved_from = session.lossy = None
+        self.on_version(session.uri)
         return receipt
 
     async def is_kept(self, session: Session) -> bool:

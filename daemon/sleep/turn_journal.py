@@ -66,10 +66,12 @@ class TurnJournal:
         Raises:
             StoreError: there is none. Nothing has changed.
         """
-        if self._durability() != "turn":
+        if not self._keeps(session):
             return
         behind = len(session.state.tokens) + more_tokens - (session.durable.token_count if session.durable else 0)
-        texts = 4 * len(session.system or "") + _BYTES_A_MESSAGE * (len(session.text_map.turns) + 2)
+        texts = 4 * (len(session.system or "") + len(session.root.to_text())) + _BYTES_A_MESSAGE * (
+            len(session.text_map.turns) + 2
+        )
         wanted = _BYTES_A_TOKEN * max(0, behind) + texts + _BYTES_ELSE
         with contextlib.suppress(LimitExceeded):  # then it is made a version
             await self._threads.on_journal(partial(self._store.make_room_to_acknowledge, session.uri, wanted))
@@ -81,8 +83,11 @@ class TurnJournal:
         Raises:
             StoreError: it is not durable. The session has it in memory.
         """
-        if self._durability() == "turn" and session.dirty and session.state.tokens:
+        if self._keeps(session) and session.dirty and session.state.tokens:
             await in_any_case(self._acknowledge(session))
+
+    def _keeps(self, session: Session) -> bool:
+        return self._durability() == "turn" and session.durability is None
 
     async def _acknowledge(self, session: Session) -> None:
         key, digest = await self._engine.call(lambda: end_of(session))

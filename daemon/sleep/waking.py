@@ -24,7 +24,7 @@ from ...snapshot.canary import Policy, Verdict
 from ...snapshot.identity import Difference, decide_bits, require_circumstances, require_same
 from ...snapshot.lossy import Loss, worst
 from ...snapshot.state import LiveState, token_array
-from ..api.events import OnEvent
+from ..api.events import OnEvent, ignore
 from ..api.limits import RecomputePolicy
 from ..api.session import Recomputed
 from ..engine.engine import Engine, Steps
@@ -104,7 +104,7 @@ class Waking:
         self._recomputing = recomputing
         self._canary = canary
         self._trusting = trusting
-        self.on_damage: Callable[[SessionUri], None] = _ignore
+        self.on_damage: Callable[[SessionUri], None] = ignore
 
     @property
     def recompute_policy(self) -> RecomputePolicy:
@@ -323,7 +323,3 @@ def durable_of(reader: BundleReader, logical_bytes: int) -> Durable:
         manifest.version, reader.bundle_id, manifest.parent, manifest.token_count, logical_bytes, reader.entries,
         unread_of(manifest), manifest.session.get("backend"),
     )  # fmt: skip
-
-
-def _ignore(_uri: SessionUri) -> None:
-    """The default of `on_damage`."""

@@ -20,6 +20,7 @@ from ..engine import generation
 from ..engine.generation import WriteOrder
 from ..engine.pieces import in_pieces
 from ..errors import EmptyContext, InvalidTokens, InvalidTranscript
+from ..models.chat_template import Root
 from ..parts import Parts
 from ..sessions.sessions import Session
 from ..sessions.transcripts import message_of
@@ -87,7 +88,7 @@ async def chat(parts: Parts, request: ChatRequest) -> GenerateResult:
         if request.messages is None:
             turn = await parts.conversing.message(live, message_of(request.role, request.message or ""))
         else:
-            turn = await parts.conversing.transcript(live, request.messages)
+            turn = await parts.conversing.transcript(live, request.messages, _root_of(request, live))
         refusing = request.messages is not None and request.on_divergence == "refuse"
         await parts.reasons.note(live, "chat", turn.ids, turn.at, turn.common, refusing=refusing)
         if request.messages is not None and refusing:
@@ -143,6 +144,14 @@ def _branch(parts: Parts, live: Session) -> Look | None:
     if not live.stands_behind(newest, parts.store.versions):
         return None
     return Look(live.durable.version, live.unchanged_tokens, newest.version, newest.ledger_tokens)
+
+
+def _root_of(request: ChatRequest, live: Session) -> Root:
+    """The root of a transcript: as it says, else the session's."""
+    root = live.root
+    if request.tools is not None:
+        root = replace(root, tools=tuple(request.tools))
+    return root if request.template_arguments is None else replace(root, arguments=request.template_arguments)
 
 
 def _names_seed(request: GenerateRequest | ChatRequest) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from ...memvid.uri import parse_reference
-from ..api.sampling import Sampling
 from ..api.session import CreateRequest, ListRequest, ListResult, SessionDetail, SessionInfo, SetRequest, ShowRequest
 from ..engine.pieces import in_pieces
 from ..errors import SessionAwake
@@ -17,10 +16,8 @@ async def create(parts: Parts, request: CreateRequest) -> SessionInfo:
     """Raises InvalidUri, SessionExists, UnknownModel; InvalidDraft, LimitExceeded for a session that could never sleep;
     the errors of the model's load."""
     uri = parse_reference(request.session)
-    name = parts.shelf.place(request.model).name
-    settings = request.sampling or Sampling()
     async with parts.residency.turn(uri) as use:
-        return listing.info_of_awake(await parts.begin(use, uri, name, settings, tuple(request.labels), request.system))
+        return listing.info_of_awake(await parts.begin(use, uri, request))
 
 
 @answers(SetRequest, queued=True)

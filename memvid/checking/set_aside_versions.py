@@ -120,22 +120,28 @@ def list_leaving(folder: StoreFolder) -> set[bytes]:
 
 def settle_leaving(folder: StoreFolder, index: Index) -> dict[str, StoreError]:
     """Finish a delete of versions set aside. Files of versions that are gone become retired; those of a version still
-    listed become its own again. Returns the files that could not be renamed, by path, with the error.
+    listed become its own again. While a note or an index file that is behind tells of a version, only its ending tells
+    that it is gone. Returns the files that could not be renamed, by path, with the error.
 
     Raises:
         UnsafePath, StoreIoError: the quarantine cannot be looked into.
         DurabilityLost
     """
-    found = quarantine.list_bundles(folder)
-    leaving = [(one, name) for one, suffix, name in found if suffix == quarantine.LEAVING_SUFFIX]
+    found = [
+        (one, name) for one, suffix, name in quarantine.list_bundles(folder) if suffix == quarantine.LEAVING_SUFFIX
+    ]
+    leaving = {name: _content_id(folder, one, name) for one, name in found}
     if not leaving:
         return {}
     given_up = index.given_up().keys()
-    back = [name for one, name in leaving if _content_id(folder, one, name) in given_up]
-    # An index file that is behind may list versions that are gone, and only this ending tells.
-    gone = [name for _, name in leaving if name not in back and not index.file_is_behind]
+    back = [name for name, one in leaving.items() if one in given_up]
+    gone = [name for name, one in leaving.items() if one not in given_up and not _may_be_told(index, one)]
     failed = quarantine.give_ending(folder, back, LIVE_SUFFIX)
     return failed | quarantine.give_ending(folder, gone, RETIRED_SUFFIX)
+
+
+def _may_be_told(index: Index, bundle_id: bytes) -> bool:
+    return index.file_is_behind or (index.notes is not None and index.notes.may_tell_of(bundle_id))
 
 
 def version_in(open_file: Callable[[], tuple[int, str]]) -> bytes | None:

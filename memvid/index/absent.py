@@ -70,13 +70,35 @@ class AbsentNotes:
                 durable.write_file(fd, name, data, self.path, temp_fd=temps, replacing=True, flushing=False)
 
     def drop(self, bundle_ids: Iterable[bytes]) -> None:
-        """Durably remove the notes of those of the versions that have one. What lies in a folder that is open to others
-        is not read either, nor what is a folder itself, and stops no delete; an opening tells of it. Raises
-        StoreIoError, DurabilityLost."""
-        with contextlib.suppress(FileNotFoundError, UnsafePath), self._opened() as fd:
-            removed = [_remove(fd, _name_of(one), self.path) for one in bundle_ids]
+        """Durably remove the notes of those of the versions that have one. A folder in the place of a note stays, for
+        it is not read either; an opening tells of it.
+
+        Raises:
+            UnsafePath
+            StoreIoError: one could not be removed; all others are gone.
+            DurabilityLost
+        """
+        failed: list[StoreIoError] = []
+        with contextlib.ExitStack() as stack:
+            try:
+                fd = stack.enter_context(self._opened())
+            except FileNotFoundError:
+                return
+            removed = [_removed(fd, _name_of(one), self.path, failed) for one in bundle_ids]
             if any(removed):
                 durable.sync_folder(fd, self.path)
+        for error in failed:
+            raise error
+
+    def may_tell_of(self, bundle_id: bytes) -> bool:
+        """Whether a version has a note; True where that cannot be looked up."""
+        try:
+            with self._opened() as fd:
+                return _may_be_there(fd, _name_of(bundle_id), self.path)
+        except FileNotFoundError:
+            return False
+        except (UnsafePath, StoreIoError):
+            return True
 
     def load(self) -> tuple[dict[bytes, IndexedBundle], dict[bytes, str]]:
         """What is noted, and why notes cannot be read, in words, by bundle.
@@ -163,13 +185,23 @@ def _name_of(bundle_id: bytes) -> str:
     return f"{bundle_id.hex()}.json"
 
 
-def _remove(folder_fd: int, name: str, folder_path: str) -> bool:
+def _removed(folder_fd: int, name: str, folder_path: str, failed: list[StoreIoError]) -> bool:
+    """Remove a note, if it is there. Where it stays, the error goes to `failed`."""
     try:
         return durable.remove(folder_fd, name, folder_path)
+    except StoreIoError as error:
+        if _may_be_there(folder_fd, name, folder_path):  # a read-only system refuses before it looks for the name
+            failed.append(error)
+        return False
+
+
+def _may_be_there(folder_fd: int, name: str, folder_path: str) -> bool:
+    try:
+        return not stat.S_ISDIR(stat_name(folder_fd, name, f"{folder_path}/{name}").st_mode)
+    except FileNotFoundError:
+        return False
     except StoreIoError:
-        if stat.S_ISDIR(stat_name(folder_fd, name, folder_path).st_mode):
-            return False
-        raise
+        return True
 
 
 def _read(folder_fd: int, name: str, path: str) -> bytes:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from ..disk.paths import Stamp
-from ..errors import StoreIoError
+from ..errors import StoreError, StoreIoError
 from .absent import AbsentNotes
 from .index_file import FAILURES, translated
 from .index_seals import ALL_SEALS_KEY, FILE_KEY, decode_seals, encode_seals, with_seals
@@ -42,6 +42,8 @@ class IndexConnection:
         """In a private copy: the stamps of the index's files just before they were copied."""
         self.file_is_behind = False
         """Whether the file still has rows of what was dropped since, because it takes no change."""
+        self.notes_left: dict[bytes, StoreError] = {}
+        """Of versions that are gone: why their notes could not be removed."""
 
     @property
     def has_file(self) -> bool:

@@ -45,7 +45,7 @@ from typing import Final
 
 from ..disk.durable import rename, sync_folder, write_error
 from ..disk.paths import list_names
-from ..errors import StoreIoError
+from ..errors import StoreIoError, UnsafePath
 from .bundle_queries import BundleQueries
 from .index_file import (
     FAILURES,
@@ -273,7 +273,7 @@ class Index(SessionQueries, BundleQueries):
 
             def go_on_with(fresh: Index) -> None:
                 self._connection, self._sums = fresh._connection, fresh._sums
-                self.file_is_behind = fresh.file_is_behind
+                self.file_is_behind, self.notes_left = fresh.file_is_behind, fresh.notes_left
 
             yield go_on_with
 
@@ -293,7 +293,8 @@ class Index(SessionQueries, BundleQueries):
             self._connection, self._sums, self.file_is_behind = memory, None, True
 
     def return_to_file(self) -> None:
-        """Make the file anew from an index that went on in memory; one that has its file is left as it is.
+        """Make the file anew from an index that went on in memory; one that has its file is left as it is. First the
+        notes go that could not be removed: the file that is behind may be all that tells of their versions' end.
 
         Raises:
             NoSpace, StoreIoError, UnsafePath: the index stays in memory.
@@ -302,6 +303,9 @@ class Index(SessionQueries, BundleQueries):
         with self._lock:
             if self._sums is not None or self._root_fd is None:
                 return
+            if self.notes is not None and self.notes_left:
+                self.notes.drop(sorted(self.notes_left.keys() - self.bundle_ids()))
+                self.notes_left.clear()
             store_path = os.path.dirname(self.path)
             with new_file(self._root_fd, store_path) as temp:
                 with translated(self.path):
@@ -373,12 +377,32 @@ class Index(SessionQueries, BundleQueries):
     def drop(self, bundle_ids: Iterable[bytes]) -> None:
         """Durably remove rows, references and blocks of these bundles, all or none, and their notes."""
         gone = list(bundle_ids)
-        if self.notes is not None:
-            self.notes.drop(gone)
+        self.drop_notes(gone)
         with self._transaction():
             for bundle_id in gone:
                 self._delete(bundle_id)
         self._settle()
+
+    def drop_notes(self, bundle_ids: Iterable[bytes]) -> None:
+        """Durably remove the notes of versions that are gone. `notes_left` has those that stay: in a folder that is
+        open to others, and while the index is in memory, until it returns to its file.
+
+        Raises:
+            StoreIoError: one could not be removed, and the index has its file: the row must stay too.
+            DurabilityLost
+        """
+        gone = sorted(bundle_ids)
+        if self.notes is None or not gone:
+            return
+        try:
+            self.notes.drop(gone)
+        except (UnsafePath, StoreIoError) as error:
+            if self.has_file and isinstance(error, StoreIoError):
+                raise
+            self.notes_left.update(dict.fromkeys(gone, error))
+        else:
+            for bundle_id in gone:
+                self.notes_left.pop(bundle_id, None)
 
     def set_aside(self, bundle_ids: Iterable[bytes]) -> None:
         """Durably let versions be none at present: see ASIDE. Raises NoSpace, StoreIoError, DurabilityLost: no file of

@@ -125,7 +125,7 @@ def empty_quarantine(core: StoreCore, *, dry_run: bool = False) -> MaintenanceRe
         actions=(*emptying.actions, *rest.actions),
         bytes_freed=rest.bytes_freed + sum(action.size_bytes for action in emptying.actions),
         bytes_written=rest.bytes_written + emptying.bytes_written,
-        problems=(*rest.problems, *behind),
+        problems=(*rest.problems, *deletion.still_noted(core.index, emptying.gave_up), *behind),
     )
 
 
@@ -151,7 +151,7 @@ class _Emptying:
             self._names.setdefault(content.get(name, quarantine.bundle_of(name)), []).append(name)
         self.actions: list[Action] = []
         self.bytes_written = 0
-        self.gave_up = False
+        self.gave_up: list[bytes] = []
 
     def run(self) -> None:
         wanted = [*self._names, *sorted(self._asked - self._names.keys())]
@@ -190,7 +190,7 @@ class _Emptying:
         if gone and not self._dry_run:
             self._unmark(gone, rows)
             core.index.drop(gone)
-            self.gave_up = True
+            self.gave_up += gone
 
     def _unmark(self, bundle_ids: Sequence[bytes], rows: Mapping[bytes, IndexRow]) -> None:
         unmarked, written = deletion.unmark_without_files(self._core.folder, bundle_ids)

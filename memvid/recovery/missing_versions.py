@@ -30,9 +30,10 @@ from ..uri import SessionUri
 
 class Noted:
     """The notes of a store, read once, at the first question: a note that could not be read at that time is never
-    removed."""
+    removed. `left`: versions that are gone, though their notes may be there."""
 
-    def __init__(self, folder: StoreFolder) -> None:
+    def __init__(self, folder: StoreFolder, left: Container[bytes] = ()) -> None:
+        self.left = left
         self._notes = AbsentNotes(folder.root_fd, folder.path)
         self.path, self.path_of = self._notes.path, self._notes.path_of
 
@@ -53,7 +54,7 @@ class Noted:
 def read_notes(folder: StoreFolder, noted: Noted, told: Container[bytes]) -> list[IndexedBundle]:
     """The versions without a file that only notes tell of. Leaves out one without a mark that a cut-off delete has
     taken out of quarantine: it is gone. Raises UnsafePath, StoreIoError."""
-    found = [one for bundle_id, one in noted.load()[0].items() if bundle_id not in told]
+    found = [one for each, one in noted.load()[0].items() if each not in told and each not in noted.left]
     leaving = list_leaving(folder) - ids_marked(folder) if found else set()
     return [one for one in found if one.bundle_id not in leaving]
 
@@ -75,8 +76,20 @@ def settle_notes(index: Index, files: Mapping[bytes, str], notes: Noted) -> list
         rows = [one for one in map(index.stored, sorted(wanted)) if one is not None and one.row is not None]
         with contextlib.suppress(NoSpace, StoreIoError):
             index.notes.keep(one for one in rows if noted.get(one.bundle_id) != one)
-            index.notes.drop(sorted({*noted, *unread} - wanted - lost))
+        with contextlib.suppress(StoreIoError):
+            drop_notes(index, {*noted, *unread} - wanted - lost)
     return [lost_note_finding(notes.path_of(one), unread[one]) for one in sorted(lost)]
+
+
+def drop_notes(index: Index, bundle_ids: Iterable[bytes]) -> None:
+    """Remove the notes of versions that are gone. If one stays, the index goes on in memory: its file may be all that
+    tells the next opening of their end. Raises StoreIoError, DurabilityLost."""
+    gone = set(bundle_ids)
+    try:
+        index.drop_notes(gone)
+    except StoreIoError:
+        index.go_on_in_memory()
+        index.drop_notes(gone)
 
 
 def ids_marked(folder: StoreFolder) -> frozenset[bytes]:

@@ -46,6 +46,7 @@ from .missing_versions import (
     Noted,
     but_for,
     deleted_sessions,
+    drop_notes,
     find_missing,
     ids_marked,
     named_by_marks,
@@ -75,11 +76,10 @@ def load_index(folder: StoreFolder, *, writable: bool) -> tuple[Index, OpenRepor
         index, report = make_anew(folder, files, noted, writable, reason)
     findings = list(report.unreadable)
     try:
+        findings += settle_notes(index, files, noted)
         if writable:
             with contextlib.suppress(UnsafePath, StoreIoError):  # the next opening, or a repair, tries again
                 settle_leaving(folder, index)
-        findings += settle_notes(index, files, noted)
-        if writable:
             remove_unneeded(folder, index, Pins(), files)
     except BaseException:
         index.close()
@@ -156,7 +156,7 @@ def _reconcile(
     retired = seen.retired - set_aside | deleted.absent
     if writable:
         unmark_without_files(folder, deleted.absent | deleted.aside | deleted.missed)
-        _forget_notes(index, deleted.absent | deleted.aside)
+        drop_notes(index, deleted.absent | deleted.aside)
     left = let_go(folder, deleted.aside) if writable and deleted.aside else []
     gone = known - files.keys() - seen.absent.keys()
     vanished = _vanished(folder, index, sorted(gone & seen.unread))
@@ -212,13 +212,6 @@ def _noted(folder: StoreFolder, index: Index, scan: Scan, notes: Noted, entered:
 
 def _claims(bundle: IndexedBundle) -> tuple[SessionUri, int] | None:
     return (bundle.row.uri, bundle.row.version) if bundle.row is not None else None
-
-
-def _forget_notes(index: Index, bundle_ids: set[bytes]) -> None:
-    """A note that cannot be removed now counts again at the next opening, and is reported."""
-    with contextlib.suppress(UnsafePath, StoreIoError):
-        if index.notes is not None and bundle_ids:
-            index.notes.drop(sorted(bundle_ids))
 
 
 def _deleted(

@@ -90,12 +90,12 @@ def rebuild(folder: StoreFolder, index: Index, ahead: Readings | None = None) ->
     """
     files = folder.list_bundles()
     scan = read_bundles(folder, live_of(files), ahead)
-    noted = Noted(folder)
+    noted = Noted(folder, index.notes_left)
     contents = _contents(folder, index, files, scan, noted, is_current=True)
     missed = set(_answer(index.missed) or ())
     with index.replaced() as go_on_with:
         try:
-            fresh, why = _made(folder, contents)
+            fresh, why = _made(folder, contents, noted)
         except BaseException:  # a flush failed: nothing more is written, but reads go on
             go_on_with(_in_memory(folder, contents))
             raise
@@ -114,7 +114,7 @@ def plan_rebuild(
     """The changes that `rebuild` would make, and the unreadable files. Changes nothing."""
     files = folder.list_bundles()
     scan = read_bundles(folder, live_of(files), ahead)
-    contents = _contents(folder, index, files, scan, Noted(folder), is_current=True)
+    contents = _contents(folder, index, files, scan, Noted(folder, index.notes_left), is_current=True)
     wanted = {bundle.bundle_id: bundle for bundle in contents.bundles}
     actions = []
     for bundle_id in sorted(wanted.keys() | (_answer(index.bundle_ids) or set())):
@@ -152,7 +152,7 @@ def make_anew(
             contents = _contents(folder, old, files, scan, noted, is_current=is_current)
     reason = str(why)
     if writable:
-        index, where = _made(folder, contents)
+        index, where = _made(folder, contents, noted)
         reason += where
     else:
         index = Index.create_in_memory(folder.path, folder.uuid, contents.bundles)
@@ -341,11 +341,12 @@ def _answer(ask: Callable[[], _T]) -> _T | None:
     return None
 
 
-def _made(folder: StoreFolder, contents: _Contents) -> tuple[Index, str]:
+def _made(folder: StoreFolder, contents: _Contents, noted: Noted) -> tuple[Index, str]:
     """A new index file; on a full disk one in memory, and the reason: a store must still open, for a delete is the way
-    out. The old file stays until there is a new one."""
+    out. The old file stays until there is a new one, and until no note tells of a version that this one leaves out."""
     index = _in_memory(folder, contents)
     try:
+        index.drop_notes(noted.load()[0].keys() - ids_of(contents.bundles))
         index.return_to_file()
     except (NoSpace, StoreIoError) as error:
         why = error.details.get("reason", error.message) if isinstance(error, IndexFailed) else error.message

@@ -61,7 +61,7 @@ class Retirement:
     """The result of a step that removed versions.
 
     freed: bytes freed early: a full disk has no room to drop rows, and must not stop a delete.
-    problems: files in quarantine that it could not mark as deleted.
+    problems: files in quarantine that it could not mark as deleted, and notes that it could not remove.
     """
 
     freed: int
@@ -199,7 +199,8 @@ def retire(folder: StoreFolder, index: Index, pins: Pins, bundle_ids: Sequence[b
     freed = _drop(folder, index, pins, [*retired, *set_aside])
     if aside:
         _end_leaving(folder, index)
-    return Retirement(freed, tuple(_not_let_go(folder, path, error) for path, error in failed.items()))
+    problems = (_not_let_go(folder, path, error) for path, error in failed.items())
+    return Retirement(freed, (*problems, *still_noted(index, bundle_ids)))
 
 
 def _names(copies: Mapping[bytes, Sequence[str]], bundle_ids: Iterable[bytes]) -> list[str]:
@@ -252,6 +253,16 @@ def _not_let_go(folder: StoreFolder, path: str, error: StoreError) -> Finding:
             f"so. {error.message}"
         )
     return Finding(path, error.code, message)
+
+
+def still_noted(index: Index, bundle_ids: Iterable[bytes]) -> Iterator[Finding]:
+    """The problem for notes of deleted versions that could not be removed."""
+    for error in [index.notes_left[one] for one in bundle_ids if one in index.notes_left][:1]:
+        message = (
+            f"The note of a version that was deleted may be left. {error.message} While it is there, an opening may "
+            "list that version again, as missing or set aside: put that right, and let `torpor forget` take it away."
+        )
+        yield Finding(str(error.details.get("path", index.path)), error.code, message)
 
 
 def _drop(folder: StoreFolder, index: Index, pins: Pins, retired: Sequence[bytes]) -> int:

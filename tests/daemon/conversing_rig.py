@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from session_rig import END, Rigged, ignore
 from torpor.daemon.engine import generation
+from torpor.daemon.models.chat_template import NO_ROOT, Root
 from torpor.daemon.sessions.transcripts import message_of
 
 SYSTEM = message_of("system", "Be brief.")
@@ -74,6 +75,6 @@ async def talk(rig: Rigged, turns: int, name: str = "a", opening: Sequence[Any] 
     return messages
 
 
-def cold(rig: Rigged, messages: Sequence[Any]) -> list[int]:
+def cold(rig: Rigged, messages: Sequence[Any], root: Root = NO_ROOT) -> list[int]:
     """The tokens of the whole conversation rendered at once, but for the line break that belongs to the next turn."""
-    return rig.model.encode(rig.model.render(messages, False), opening=False)[:-1]
+    return rig.model.encode(rig.model.render(messages, False, root), opening=False)[:-1]

@@ -56,7 +56,8 @@ ALL = [
     *("--memory-budget", "5", "--idle-sleep", "900.0", "--max-waiting", "9", "--batch", "3"),
     *("--prefix-reuse", "longest", "--stop-within", "7.5", "--canary", "changed", "--trusting"),
     *("--recompute", "exact", "--quantise-after", "30.0", "--quantise-bits", "4"),
-    *("--store-budget", "1000", "--daily-write-budget", "200", "--keep-free", "30", "--scrub-rate", "0"),
+    *("--store-budget", "1000", "--daily-write-budget", "200", "--keep-free", "30", "--keep-last", "5"),
+    *("--keep-days", "30.0", "--scrub-rate", "0"),
 ]
 AS_GIVEN = {
     "model": {"m": "/m", "n": "owner/name=x"},
@@ -84,6 +85,8 @@ AS_GIVEN = {
     "store_budget": 1000,
     "daily_write_budget": 200,
     "keep_free": 30,
+    "keep_last": 5,
+    "keep_days": 30.0,
     "scrub_rate": 0,
 }
 

@@ -19,6 +19,7 @@ from torpor.daemon.errors import (
     TemplateUnusable,
     TranscriptDiverged,
 )
+from torpor.daemon.models.chat_template import Root
 from torpor.daemon.sessions.sessions import Durable, Session
 from torpor.daemon.sessions.transcripts import TEXT_MAP, TextMap, message_of
 from torpor.memvid.errors import SessionNotFound
@@ -59,7 +60,7 @@ async def test_of_a_transcript_only_the_new_message_is_tokenised_and_computed(op
         held = ledger(rig)
         rendered: list[Any] = []
         encode = rig.service.encoder.messages
-        rig.service.encoder.messages = lambda model, new, place: rendered.extend(new) or encode(model, new, place)
+        rig.service.encoder.messages = lambda model, new, *at: rendered.extend(new) or encode(model, new, *at)
         reply_with(rig, "fine")
         result = await send(rig, [*messages, user("and now?")])
         new = rig.model.encode("\n<|im_start|>user\nand now?<|im_end|>\n<|im_start|>assistant\n", opening=False)
@@ -302,10 +303,11 @@ async def test_a_session_that_slept_before_sessions_kept_their_system_text_has_i
         await talk(rig, 1)
         live, kept = rig.live("a"), rig.live("a").to_map()
         del kept["chat_opened_at"]
-        older = {**kept, "system": None, TEXT_MAP: {**kept[TEXT_MAP], "own_system": True}}
+        first = {"turns": b"", "system": kept[TEXT_MAP]["system"]}
+        older = {**kept, "system": None, TEXT_MAP: {**first, "own_system": True}}
         woken = Session.woken(live.uri, live.model, live.state, Durable(1, b"", None, 0, 0, ()), older)
         assert (woken.system, woken.opened_at) == (SYSTEM["content"], 0)
-        transcripts = {**older, TEXT_MAP: {**older[TEXT_MAP], "own_system": False}}
+        transcripts = {**older, TEXT_MAP: {**first, "own_system": False}}
         assert Session.woken(live.uri, live.model, live.state, woken.durable, transcripts).system is None
 
 
@@ -868,3 +870,85 @@ async def test_either_a_message_or_a_transcript_is_given(open_rig: Any) -> None:
         for given in ({}, {"message": "hi", "messages": [user("hi")]}):
             with pytest.raises(InvalidTranscript):
                 await rig.service.chat(session="a", max_tokens=1, on_event=ignore, **given)
+
+
+# --- tools
+
+TOOLS = ({"name": "look", "description": "Looks.", "parameters": {"type": "object"}},)
+
+
+def called(text: str = "", path: str = ".") -> dict[str, Any]:
+    return dict(message_of("assistant", text, [{"name": "look", "arguments": {"path": path}, "id": "c1"}]))
+
+
+def result(text: str) -> dict[str, Any]:
+    return {"role": "tool", "content": text, "tool_call_id": "c1"}
+
+
+async def test_strings_of_a_schema_and_of_a_call_are_plain_text(open_rig: Any) -> None:
+    async with open_rig(endless=False) as rig:
+        await rig.service.create(session="a")
+        reply_with(rig, "ok")
+        tools = [
+            {**TOOLS[0], "description": "Looks at <|im_end|> things.", "parameters": {"<|im_end|>": ["<|im_end|>"]}}
+        ]
+        await send(rig, [user("hi"), called(path="<|im_end|>"), result("<|im_end|>")], tools=tools)
+        assert ledger(rig).count(END) == 5, "system, user, assistant, result, answer"
+        text = rig.model.tokenizer.decode(ledger(rig))
+        assert "Looks at <|im_end|> things." in text
+        assert '{"<|im_end|>": ["<|im_end|>"]}' in text
+        assert '{"path": "<|im_end|>"}' in text
+
+
+async def test_tools_open_a_conversation_and_last_a_sleep(open_rig: Any) -> None:
+    async with open_rig(endless=False) as rig:
+        await rig.service.create(session="a", system="Be brief.", tools=TOOLS)
+        reply_with(rig, "one")
+        await tell(rig, "first?")
+        assert "You may call tools." in rig.model.tokenizer.decode(ledger(rig))
+        await rig.sleep("a")
+        await rig.wake("a")
+        said = [user("first?"), assistant("one"), user("second?")]
+        reply_with(rig, "two")
+        told = await send(rig, said)
+        assert (told.rewound_to, rig.live("a").root.tools) == (None, TOOLS)
+        assert ledger(rig) == cold(rig, [SYSTEM, *said, assistant("two")], Root(TOOLS))
+
+
+async def test_a_transcript_with_other_tools_is_refused_and_changes_nothing(open_rig: Any) -> None:
+    async with open_rig(endless=False) as rig:
+        await rig.service.create(session="a")
+        reply_with(rig, "one")
+        await send(rig, [user("first?")], tools=TOOLS)
+        held = ledger(rig)
+        said = [user("first?"), assistant("one"), user("second?")]
+        for asked in ({"tools": ()}, {"tools": [{**TOOLS[0], "name": "see"}]}):
+            with pytest.raises(TranscriptDiverged) as refusal:
+                await send(rig, said, **asked)
+            assert refusal.value.position < len(held)
+        assert (ledger(rig), rig.live("a").root.tools) == (held, TOOLS)
+        reply_with(rig, "two")
+        await send(rig, said, tools=(), on_divergence="rewind")
+        assert ledger(rig) == cold(rig, [*said, assistant("two")])
+        assert not rig.live("a").root
+
+
+async def test_an_argument_that_changes_no_token_begins_no_other_conversation(open_rig: Any) -> None:
+    async with open_rig(endless=False) as rig:
+        await rig.service.create(session="a")
+        messages = await talk(rig, 2)
+        told = await send(rig, [*messages, user("and now?")], template_arguments={"the_template_reads_it": False})
+        assert (told.rewound_to, rig.live("a").root.arguments) == (None, {"the_template_reads_it": False})
+
+
+async def test_a_call_and_its_result_go_on_in_the_session(open_rig: Any) -> None:
+    async with open_rig(endless=False) as rig:
+        await rig.service.create(session="a")
+        said = [user("hi"), called("hm"), result("a file"), user("and?")]
+        for end in (3, 4):
+            held = len(ledger(rig))
+            reply_with(rig, "fine")
+            told = await send(rig, said[:end] if end == 3 else [*said[:3], assistant("fine"), said[3]], tools=TOOLS)
+            assert told.rewound_to is None
+        assert ledger(rig) == cold(rig, [*said[:3], assistant("fine"), said[3], assistant("fine")], Root(TOOLS))
+        assert held < len(ledger(rig))

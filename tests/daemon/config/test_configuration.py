@@ -70,6 +70,9 @@ def test_models_stand_in_the_order_of_the_file_and_folders_are_meant_from_it(fil
         ("trusting = 1", "trusting: it must be true or false"),
         ("quantise_after = -1", "quantise_after: it must be a number of days from 0"),
         ("quantise_after = nan", "quantise_after"),
+        ("keep_last = 0", "keep_last: it must be a whole number from 1"),
+        ("keep_days = 0", "keep_days: 0 would keep the newest version alone: --keep-last 1 does"),
+        ("keep_days = 'long'", "keep_days: it must be a number of days"),
         ("quantise_bits = 5", "quantise_bits: it must be 8 or 4"),
         ("scrub_rate = 'fast'", "scrub_rate: 'fast' is no size"),
         ("[models.\"\"]\npath = 'x'", "a model's name has 1 to 256 characters"),
@@ -138,8 +141,9 @@ def test_a_key_of_the_whole_daemon_in_the_table_of_a_model_is_told_where_it_belo
             "zzz = 1",
             "zzz: this key is not known. The keys here are batch, canary, daily_write_budget, durability, idle_sleep",
         ),
-        ("zzz = 1", "keep_free, load, max_waiting, memory_budget, model_ttl, models, on_model_change, prefix_reuse"),
-        ("zzz = 1", "prefix_reuse, quantise_after, quantise_bits, recompute, scrub_rate, stop_within, store_budget"),
+        ("zzz = 1", "idle_sleep, keep_days, keep_free, keep_last, load, max_waiting, memory_budget, model_ttl, models"),
+        ("zzz = 1", "models, on_model_change, prefix_reuse, quantise_after, quantise_bits, recompute, scrub_rate"),
+        ("zzz = 1", "scrub_rate, stop_within, store_budget"),
     ],
 )
 def test_a_key_that_is_not_known_is_told_with_the_closest_one(file: Path, text: str, told: str) -> None:

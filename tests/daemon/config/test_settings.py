@@ -61,6 +61,7 @@ def test_what_nothing_says_is_as_it_is_declared() -> None:
     assert list(settings_of({}).models) == ["demo"]
     plain = ServeOptions()
     assert (plain.store_budget, plain.daily_write_budget, plain.keep_free) == (None, None, 0)
+    assert (plain.keep_last, plain.keep_days) == (None, None), "what a client made stays"
     assert (plain.memory_budget, plain.idle_sleep, plain.max_waiting, plain.batch) == (None, None, 512, 16)
     assert (plain.scrub_rate, plain.stop_within, plain.quantise_after, plain.quantise_bits) == (8 << 20, 60, None, 8)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -9,10 +10,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from jinja2.sandbox import ImmutableSandboxedEnvironment
 from session_rig import END, MODEL, Rigged, ignore, reply_with
 from torpor.daemon.errors import TemplateUnusable
 from torpor.daemon.models import chat_template
-from torpor.daemon.models.chat_template import continuation, opening, renderer
+from torpor.daemon.models.chat_template import NO_ROOT, Message, Root, continuation, opening, renderer
 from torpor.daemon.sessions.transcripts import spoken
 
 
@@ -172,7 +174,7 @@ async def test_a_message_that_leads_past_the_context_is_refused_before_it_is_rea
 # --- the functions
 
 
-def chatml(messages: Sequence[Mapping[str, str]], open_turn: bool) -> str:
+def chatml(messages: Sequence[Message], open_turn: bool, root: Root = NO_ROOT) -> str:
     text = "".join(f"<{each['role']}>{each['content']}</s>\n" for each in messages)
     return text + ("<assistant>" if open_turn else "")
 
@@ -204,7 +206,7 @@ def test_a_message_that_quotes_a_placeholder_is_just_text(placeholder: str) -> N
 
 
 def test_a_template_that_renders_old_turns_differently_is_refused() -> None:
-    def forgetful(messages: Sequence[Mapping[str, str]], open_turn: bool) -> str:
+    def forgetful(messages: Sequence[Message], open_turn: bool, root: Root = NO_ROOT) -> str:
         # Like templates that drop the thinking of all turns but the last.
         shown = [
             each["content"] + ("[last]" if index == len(messages) - 1 else "") for index, each in enumerate(messages)
@@ -217,7 +219,7 @@ def test_a_template_that_renders_old_turns_differently_is_refused() -> None:
 
 def test_a_template_that_does_not_show_the_assistants_words_is_refused() -> None:
     with pytest.raises(TemplateUnusable, match="does not show"):
-        continuation(lambda messages, _: "constant", [message("user", "hi")], turn_open=False, end_text="")
+        continuation(lambda *_messages, **_root: "constant", [message("user", "hi")], turn_open=False, end_text="")
 
 
 def test_what_a_template_raises_is_told_in_one_sentence() -> None:
@@ -227,3 +229,101 @@ def test_what_a_template_raises_is_told_in_one_sentence() -> None:
     render = renderer(SimpleNamespace(chat_template="x", apply_chat_template=refuse))
     with pytest.raises(TemplateUnusable, match="roles must alternate"):
         render([message("user", "hi")], True)
+
+
+# --- tools
+
+TOOL = {"name": "look", "description": "Looks.", "parameters": {"type": "object", "properties": {}}}
+CALLED = {**message("assistant", ""), "tool_calls": [{"name": "look", "arguments": {"path": "."}, "id": "c00000001"}]}
+RESULT = {**message("tool", "a file"), "tool_call_id": "c00000001"}
+KNOWS_TOOLS = (
+    "{% for tool in tools or [] %}[{{ tool.function | tojson }}]{% endfor %}"
+    "{% for m in messages %}"
+    "<{{ m.role }}>{{ m.content }}"
+    "{% for call in m.tool_calls or [] %}"
+    "(call {{ call.function.name }} {{ call.function.arguments | tojson }})"
+    "{% endfor %}"
+    "</s>\n{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% if think is defined and not think %}no thoughts:{% endif %}{% endif %}"
+)
+
+
+def by(template: str) -> chat_template.Render:
+    """A rendering by a template, as a tokenizer does it."""
+    return renderer(SimpleNamespace(chat_template=template, apply_chat_template=functools.partial(apply, template)))
+
+
+def apply(template: str, messages: Any, *, tokenize: bool, add_generation_prompt: bool, **given: Any) -> str:
+    assert not tokenize
+    compiled = ImmutableSandboxedEnvironment().from_string(template)
+    return str(compiled.render(messages=messages, add_generation_prompt=add_generation_prompt, **given))
+
+
+def test_a_template_that_knows_tools_writes_them() -> None:
+    render = by(KNOWS_TOOLS)
+    asked = [message("user", "hi")]
+    assert opening(render, asked, Root((TOOL,))).startswith('[{"description": "Looks.", "name": "look"')
+    rest = continuation(render, [RESULT], Root((TOOL,)), turn_open=True, end_text="")
+    assert rest == "</s>\n<tool>a file</s>\n<assistant>"
+    assert render([*asked, CALLED], False, Root((TOOL,))).endswith('<assistant>(call look {"path": "."})</s>\n')
+
+
+@pytest.mark.parametrize("turn_open", [True, False])
+def test_a_result_continues_a_conversation_as_a_cold_rendering_has_it_br28(turn_open: bool) -> None:
+    for template in (KNOWS_TOOLS, CHATML):
+        render, root, asked = by(template), Root((TOOL,)), [message("user", "hi")]
+        before, after = render([*asked, CALLED], False, root), render([*asked, CALLED, RESULT], True, root)
+        end = "</s>\n" if template == KNOWS_TOOLS else "<|im_end|>\n"
+        ledger = before.removesuffix(end) if turn_open else before
+        assert ledger + continuation(render, [RESULT], root, turn_open=turn_open, end_text="") == after
+
+
+CHATML = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+@pytest.mark.parametrize("system", [True, False])
+def test_a_template_that_knows_no_tools_gets_them_as_texts(system: bool) -> None:
+    render = by(CHATML)
+    said = [message("system", "S")] * system + [message("user", "hi"), CALLED, RESULT]
+    text = render(said, True, Root((TOOL,)))
+    assert text.startswith("<|im_start|>system\nS\n\nYou may call" if system else "<|im_start|>system\nYou may call")
+    assert '{"type": "function", "function": {"name": "look", "description": "Looks."' in text
+    assert (
+        '<|im_start|>assistant\n<tool_call>\n{"name": "look", "arguments": {"path": "."}}\n</tool_call><|im_end|>'
+        in text
+    )
+    assert "<|im_start|>user\n<tool_response>\na file\n</tool_response><|im_end|>" in text
+
+
+def test_the_arguments_of_a_conversation_reach_its_template() -> None:
+    render, asked = by(KNOWS_TOOLS), [message("user", "hi")]
+    plain, quiet = opening(render, asked), opening(render, asked, Root(arguments={"think": False}))
+    assert (plain[-11:], quiet[-12:]) == ("<assistant>", "no thoughts:")
+    assert continuation(render, asked, Root(arguments={"think": False}), turn_open=False, end_text="").endswith(":")
+
+
+@pytest.mark.parametrize("name", ["messages", "tokenize", "add_generation_prompt", "eos_token"])
+def test_no_argument_replaces_what_the_daemon_sets(name: str) -> None:
+    with pytest.raises(TemplateUnusable, match=name):
+        opening(by(KNOWS_TOOLS), [message("user", "hi")], Root(arguments={name: "x"}))
+
+
+async def test_the_template_itself_is_no_argument(open_rig: Any) -> None:
+    async with open_rig(endless=False) as rig:
+        with pytest.raises(TemplateUnusable, match="chat_template"):
+            rig.model.render([message("user", "hi")], True, Root(arguments={"chat_template": "{{ 7 * 7 }}"}))
+
+
+def test_a_root_comes_back_as_it_was_kept() -> None:
+    root = Root((TOOL, {**TOOL, "name": "see"}), {"think": False, "x": [1, {"y": None}]})
+    assert Root.from_text(root.to_text()) == root
+    assert Root.from_text(None) is NO_ROOT
+
+
+@pytest.mark.parametrize("stored", [1, "", "[]", "{}", '{"tools": [1], "arguments": {}}', "[" * 100_000])
+def test_what_is_no_root_is_refused(stored: object) -> None:
+    with pytest.raises(ValueError, match=r"root|Expecting"):
+        Root.from_text(stored)

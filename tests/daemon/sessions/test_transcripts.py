@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import struct
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from torpor.daemon.models.chat_template import NO_ROOT, Root
 from torpor.daemon.sessions import transcripts
 from torpor.daemon.sessions.transcripts import (
     MAX_SYSTEM_CHARS,
@@ -21,6 +23,7 @@ from torpor.daemon.sessions.transcripts import (
 SYSTEM, USER, USER_2 = message_of("system", "S"), message_of("user", "u1"), message_of("user", "u2")
 ANSWER, ANSWER_2 = message_of("assistant", "a1"), message_of("assistant", "a2")
 TALK = TextMap().extended([SYSTEM, USER], start=0, end=10).extended([ANSWER], start=10, end=15)
+FIRST: dict[str, Any] = {"turns": b"", "system": None}
 LONG = TALK.extended([USER_2], start=15, end=20).extended([ANSWER_2], start=20, end=25)
 
 
@@ -37,6 +40,8 @@ LONG = TALK.extended([USER_2], start=15, end=20).extended([ANSWER_2], start=20, 
         ("why</think>hello", "<think>\nwhy</think>hello"),
         ("why</think>hello", "hello"),
         ("<think></think>hello", "hello"),
+        ("hello", "<think>why</think>hello"),
+        ("<think>why</think>hello", "<think>who</think>hello"),
         ("<think>cut off", ""),
         ("", ""),
         ("\ud800", "\ud800"),
@@ -51,8 +56,6 @@ def test_an_answer_is_recognised_as_it_was_shown_and_without_its_thinking(shown:
     ("shown", "given_back"),
     [
         ("hello", "Hello"),
-        ("hello", "<think>why</think>hello"),
-        ("<think>why</think>hello", "<think>who</think>hello"),
         ("<think>why</think>hello", "<think>why</think>"),
         ("a  b", "a b"),
         ('{"a": 1}', '{"a":1}'),
@@ -61,6 +64,71 @@ def test_an_answer_is_recognised_as_it_was_shown_and_without_its_thinking(shown:
 def test_another_answer_is_not_recognised(shown: str, given_back: str) -> None:
     known = TextMap().extended([message_of("assistant", shown)], start=0, end=1)
     assert not known.turns[0].is_mark_of(message_of("assistant", given_back))
+
+
+CALL = {"name": "look", "arguments": {"path": "a", "deep": {"x": 1, "y": [1.5, None]}}}
+
+
+@pytest.mark.parametrize(
+    "given_back",
+    [
+        {**CALL, "id": "another"},
+        {"name": "look", "arguments": {"deep": {"y": [1.5, None], "x": 1.0}, "path": "a"}},
+    ],
+    ids=["another id", "keys in another order, and 1.0 for 1"],
+)
+def test_a_call_is_recognised_by_its_name_and_values(given_back: dict[str, Any]) -> None:
+    known = TextMap().extended([message_of("assistant", "hm", [{**CALL, "id": "c1"}])], start=0, end=1)
+    thoughtful = {**message_of("assistant", "hm", [given_back]), "reasoning": "why"}
+    assert known.turns[0].is_mark_of(thoughtful)
+
+
+@pytest.mark.parametrize(
+    "calls",
+    [
+        [],
+        [CALL, CALL],
+        [{**CALL, "name": "see"}],
+        [{**CALL, "arguments": {**CALL["arguments"], "path": "b"}}],  # type: ignore[dict-item]
+        [{**CALL, "arguments": {**CALL["arguments"], "deep": {"x": True, "y": [1.5, None]}}}],  # type: ignore[dict-item]
+    ],
+    ids=["none", "twice", "another name", "another text", "true for 1"],
+)
+def test_another_call_is_not_recognised(calls: list[Any]) -> None:
+    known = TextMap().extended([message_of("assistant", "hm", [CALL])], start=0, end=1)
+    assert not known.turns[0].is_mark_of(message_of("assistant", "hm", calls))
+
+
+TOOL = {"name": "look", "description": "", "parameters": {"b": 1, "a": 2}}
+
+
+@pytest.mark.parametrize(
+    ("root", "goes_on"),
+    [
+        (Root((TOOL,)), True),
+        (Root(({"parameters": {"a": 2, "b": 1}, "description": "", "name": "look"},)), True),
+        (NO_ROOT, False),
+        (Root((TOOL,), {"enable_thinking": False}), False),
+        (Root((TOOL, {**TOOL, "name": "see"})), False),
+        (Root(({**TOOL, "description": "x"},)), False),
+    ],
+)
+def test_a_transcript_with_another_root_is_another_conversation(root: Root, goes_on: bool) -> None:
+    known = TextMap().begun(Root((TOOL,))).extended([USER], start=0, end=10)
+    known = known.extended([ANSWER], start=10, end=15)
+    found = standing(TextMap.from_map(known.to_map()), [USER, ANSWER, USER_2], root)
+    assert found == (Standing(2, 2, 15) if goes_on else Standing(0, 0, 0))
+
+
+def test_the_map_of_an_older_snapshot_tells_the_same_turns() -> None:
+    """The first version had two digests a turn; the second of them is the one that counts."""
+    lines = b"".join(
+        struct.pack("<BI16s16s", 1 + (turn.role == "assistant"), turn.end, bytes(16), turn.digest)
+        for turn in LONG.turns[1:]
+    )
+    older = TextMap.from_map({"turns": lines, "system": "S"})
+    assert older == TextMap(LONG.turns[1:], "S")
+    assert standing(older, [USER, ANSWER, USER_2, ANSWER_2, USER]).at == LONG.end
 
 
 @pytest.mark.parametrize("role", ["user", "system", "tool"])
@@ -145,10 +213,15 @@ def test_an_older_snapshot_has_none() -> None:
         {**LONG.to_map(), "more": 1},
         {**LONG.to_map(), "turns": LONG.to_map()["turns"][:-1]},
         {**LONG.to_map(), "turns": "x"},
-        {**LONG.to_map(), "turns": bytes(37) * (MAX_TURNS + 1)},
+        {**LONG.to_map(), "turns": bytes(21) * (MAX_TURNS + 1)},
+        {**LONG.to_map(), "root": bytes(15)},
+        {**LONG.to_map(), "root": ""},
+        {**LONG.to_map(), "version": 3},
+        {**FIRST, "turns": bytes(21)},
+        {**FIRST, "more": 1},
         {**LONG.to_map(), "turns": b"\x04" + LONG.to_map()["turns"][1:]},
         {**LONG.to_map(), "turns": b"\x01\0\0\0\0" + LONG.to_map()["turns"][5:]},
-        {**LONG.to_map(), "turns": LONG.to_map()["turns"][37 * 2 :] + LONG.to_map()["turns"][: 37 * 2]},
+        {**LONG.to_map(), "turns": LONG.to_map()["turns"][21 * 2 :] + LONG.to_map()["turns"][: 21 * 2]},
         {**LONG.to_map(), "system": 1},
         {**LONG.to_map(), "other": None},
     ],

@@ -80,6 +80,25 @@ async def test_without_the_journal_a_kill_costs_what_was_said_since_the_last_sle
         assert (await rig.wake("one")).token_count == 300
 
 
+async def test_a_session_to_throw_away_has_no_turn_in_the_journal_and_sleeps_when_asked_to(
+    open_rig: Any, store: Path
+) -> None:
+    async with open_rig() as rig:
+        await rig.read("scrap", tokens_of(1, 300), durability="none")
+        await rig.write("scrap", 5)
+        assert not (store / "journal").exists()
+        assert (await rig.service.show(session="scrap")).info.durability == "none"
+        assert (await rig.sleep("scrap")).token_count == 305
+        await rig.service.fork(session="scrap", name="copy")
+        for name in ("scrap", "copy"):
+            await rig.write(name, 2)
+            assert rig.live(name).durability == "none", "the sleep and the fork keep it"
+        killed = as_killed(store)
+    async with open_rig(store=killed) as rig:
+        for name in ("scrap", "copy"):
+            assert (await rig.wake(name)).token_count == 305
+
+
 async def test_a_store_of_before_gets_a_journal_with_its_first_turn(open_rig: Any, store: Path) -> None:
     async with open_rig(durability="sleep") as rig:
         await rig.read("one", tokens_of(1, 300))

@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import errno
+import fnmatch
 import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from store_making import OTHER_URI, URI, bundle_path, contents, expected, sleep
+from store_making import OTHER_URI, URI, bundle_path, contents, expected, sleep, spoil
 from torpor.memvid import Store
 from torpor.memvid.disk import durable
 from torpor.memvid.errors import BundleMissing, NoSpace, StoreError, StoreIoError, UnsafePath
@@ -361,6 +362,144 @@ def test_a_folder_in_the_place_of_a_note_stops_no_delete(store: Store, store_pat
     with Store.open(store_path, writable=True) as again:
         again.delete_session(URI)
         assert sleep(again, 20).version == 1
+
+
+@contextlib.contextmanager
+def stuck(monkeypatch: pytest.MonkeyPatch, which: str = "*.json", number: int = errno.EACCES) -> Iterator[None]:
+    """The system refuses to remove notes of this name, be they there or not."""
+    unlink = os.unlink
+
+    def refuse(name: str, **where: int) -> None:
+        if fnmatch.fnmatch(str(name), which):
+            raise OSError(number, os.strerror(number))
+        unlink(name, **where)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "unlink", refuse)
+        yield
+
+
+def aside(store: Store, *, stands: bool) -> Path:
+    """A session with a version that repair has set aside, and one that stands or none; the note of the first."""
+    receipt = sleep(store, 300)
+    spoil(store, receipt, 0)
+    if stands:
+        sleep(store, 40, seed=3)
+    store.repair()
+    return Path(store.path, "absent", f"{receipt.bundle_id.hex()}.json")
+
+
+def require_gone(path: Path) -> None:
+    """Of the session there is nothing to wake, to bring back or to give up; its numbers begin again."""
+    with Store.open(path, writable=True) as store:
+        assert (store.opening.unreadable, store.index.given_up(), store.versions(URI)) == ((), {}, [])
+        assert sleep(store, 20).version == 1
+
+
+def test_a_refusal_at_a_name_without_a_note_does_not_keep_the_others(
+    store: Store, store_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A read-only system refuses before it looks for the name."""
+    note = aside(store, stands=True)
+    (standing,) = (row.bundle_id.hex() for row in store.versions(URI))
+    with stuck(monkeypatch, f"{standing}.json", errno.EROFS):
+        assert store.delete_session(URI).problems == ()
+    assert not note.exists()
+    assert store.index.has_file
+    store.close()
+    lose_index(store_path)
+    require_gone(store_path)
+
+
+@pytest.mark.parametrize("stands", [True, False])
+def test_a_note_that_cannot_be_removed_is_told_by_a_delete_and_brings_nothing_back(
+    store: Store, store_path: Path, monkeypatch: pytest.MonkeyPatch, stands: bool
+) -> None:
+    note = aside(store, stands=stands)
+    with stuck(monkeypatch):
+        (problem,) = store.delete_session(URI).problems
+        assert (problem.path, problem.code) == (str(note), "store_io")
+        assert "torpor forget" in problem.message
+        assert (store.versions(URI), store.index.given_up()) == ([], {})
+        store.close()
+        for _ in range(2):  # the opening after the one that finished the delete must not forget it either
+            with Store.open(store_path, writable=True) as again:
+                assert (again.versions(URI), again.index.given_up()) == ([], {})
+    assert note.exists()
+    require_gone(store_path)
+    assert notes_in(store_path) == {}
+
+
+def test_a_note_that_could_not_be_removed_goes_once_it_can_while_the_store_is_open(
+    store: Store, store_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    note = aside(store, stands=True)
+    with stuck(monkeypatch):
+        store.delete_session(URI)
+        assert store.index.file_is_behind
+    assert note.exists()
+    sleep(store, 20, uri=OTHER_URI)
+    assert (note.exists(), store.index.has_file) == (False, True)
+    store.close()
+    lose_index(store_path)
+    require_gone(store_path)
+
+
+def test_a_rebuild_leaves_out_what_was_deleted_though_its_note_cannot_be_removed(
+    store: Store, store_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given_up(store, store_path)
+    with stuck(monkeypatch):
+        with Store.open(store_path, writable=True) as again:
+            assert again.delete_session(URI).problems
+            assert again.rebuild_index(dry_run=True).actions == ()
+            assert [one.path for one in again.rebuild_index().problems] == [again.index.path]
+            assert again.index.given_up() == {}
+        with Store.open(store_path, writable=True) as again:
+            assert again.index.given_up() == {}
+    require_gone(store_path)
+    assert notes_in(store_path) == {}
+
+
+def test_what_a_delete_has_marked_in_quarantine_stays_so_until_its_note_is_gone(
+    store: Store, store_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without an index nothing else tells the two apart: a version that was deleted, and one that was set aside."""
+    aside(store, stands=False)
+    with stuck(monkeypatch):
+        store.delete_session(URI)
+        store.close()
+        for _ in range(2):
+            lose_index(store_path)
+            with Store.open(store_path, writable=True) as again:
+                assert again.index.given_up() == {}
+            assert [file.suffixes[0] for file in (store_path / "quarantine").iterdir()] == [".mvd"]
+    lose_index(store_path)
+    require_gone(store_path)
+    assert [file.suffixes[0] for file in (store_path / "quarantine").iterdir()] == [".mvr"]
+
+
+def test_a_delete_beside_notes_that_are_open_to_others_tells_what_may_stay_and_what_it_marked_does_not_come_back(
+    store: Store, store_path: Path
+) -> None:
+    note = aside(store, stands=True)
+    note.parent.chmod(0o770)
+    (problem,) = store.delete_session(URI).problems
+    assert (problem.path, problem.code) == (str(note.parent), "unsafe_path")
+    store.close()
+    Store.open(store_path, writable=True).close()
+    note.parent.chmod(0o700)
+    require_gone(store_path)
+    assert notes_in(store_path) == {}
+
+
+def test_an_emptying_beside_notes_that_are_open_to_others_tells_what_may_stay(store: Store) -> None:
+    note = aside(store, stands=True)
+    note.parent.chmod(0o770)
+    assert [(one.path, one.code) for one in store.empty_quarantine().problems] == [(str(note.parent), "unsafe_path")]
+    note.parent.chmod(0o700)
+    assert store.forget(URI).ok
+    assert not note.exists()
 
 
 def test_a_forget_removes_the_note_that_a_delete_could_not(store: Store, store_path: Path) -> None:

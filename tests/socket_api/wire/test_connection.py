@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -177,6 +178,11 @@ def test_more_requests_than_allowed_are_refused_until_one_is_answered() -> None:
 NAN, INFINITY = float("nan"), float("inf")
 GENERATE = {"session": "s", "max_tokens": 1}
 SAID, ANSWERED = {"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}
+CHAT: dict[str, Any] = {"session": "s", "max_tokens": 1}
+CALL: dict[str, Any] = {"name": "look", "arguments": {"path": "."}}
+CALLED: dict[str, Any] = ANSWERED | {"tool_calls": (CALL,)}
+TOOL: dict[str, Any] = {"name": "look"}
+DEEP: dict[str, Any] = functools.reduce(lambda inner, _: {"x": inner}, range(33), {})
 
 
 @pytest.mark.parametrize(
@@ -232,7 +238,21 @@ SAID, ANSWERED = {"role": "user", "content": "x"}, {"role": "assistant", "conten
         ("chat", {"session": "s", "max_tokens": 1, "messages": (SAID, "x")}, "messages.1"),
         ("chat", {"session": "s", "max_tokens": 1, "messages": ({**SAID, "role": "emperor"},)}, "messages.0.role"),
         ("chat", {"session": "s", "max_tokens": 1, "messages": ({**SAID, "content": None},)}, "messages.0.content"),
-        ("chat", {"session": "s", "max_tokens": 1, "messages": ({**SAID, "tool_calls": ()},)}, "messages.0.tool_calls"),
+        ("chat", CHAT | {"messages": ({**SAID, "tool_calls": (CALL,)},)}, "messages.0"),
+        ("chat", CHAT | {"messages": ({**SAID, "tool_call_id": "x"},)}, "messages.0"),
+        (
+            "chat",
+            CHAT | {"messages": (CALLED | {"tool_calls": ({"name": "x"},)}, SAID)},
+            "messages.0.tool_calls.0.arguments",
+        ),
+        ("chat", CHAT | {"messages": (CALLED | {"tool_calls": (CALL,) * 129}, SAID)}, "messages.0.tool_calls"),
+        ("chat", CHAT | {"messages": (SAID,), "tools": ({"name": ""},)}, "tools.0.name"),
+        ("chat", CHAT | {"messages": (SAID,), "tools": (TOOL, TOOL)}, "params"),
+        ("chat", CHAT | {"messages": (SAID,), "tools": (TOOL | {"parameters": DEEP},)}, "tools.0.parameters"),
+        ("chat", CHAT | {"messages": (SAID,), "template_arguments": {"x": NAN}}, "template_arguments"),
+        ("chat", CHAT | {"messages": (SAID,), "template_arguments": {"x": "y" * 600_000}}, "params"),
+        ("chat", CHAT | {"message": "x", "tools": ()}, "params"),
+        ("create", {"session": "s", "tools": (TOOL, TOOL)}, "params"),
         ("chat", {"session": "s", "max_tokens": 1, "messages": (SAID,), "on_divergence": "x"}, "on_divergence"),
         ("wake", {"session": "s", "version": -1}, "version"),
         ("wake", {"session": "s", "version": 2**63}, "version"),

@@ -1,0 +1,45 @@
+"""Tools, their calls and results as texts, for chat templates that do not know them.
+
+The form is the one that most models with tools have seen: a list of schemas in the system's text, and a call as JSON
+between two tags.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+CALL_START: Final = "<tool_call>"
+CALL_END: Final = "</tool_call>"
+
+_OFFER: Final = (
+    "You may call tools. Their schemas are:\n<tools>\n{schemas}\n</tools>\n"
+    'To call one, write: {start}{{"name": "NAME", "arguments": {{...}}}}{end}'
+)
+
+
+def written(messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The messages with tools as texts: only roles that every template knows."""
+    found = [_plain(message) for message in messages]
+    if not tools:
+        return found
+    schemas = "\n".join(_json({"type": "function", "function": dict(tool)}) for tool in tools)
+    offer = _OFFER.format(schemas=schemas, start=CALL_START, end=CALL_END)
+    if found and found[0]["role"] == "system":
+        found[0]["content"] = f"{found[0]['content']}\n\n{offer}"
+        return found
+    return [{"role": "system", "content": offer}, *found]
+
+
+def _plain(message: Mapping[str, Any]) -> dict[str, Any]:
+    role, content = message["role"], message["content"]
+    if role == "tool":
+        return {"role": "user", "content": f"<tool_response>\n{content}\n</tool_response>"}
+    calls = [_json({"name": call["name"], "arguments": call["arguments"]}) for call in message.get("tool_calls", ())]
+    texts = [content] * bool(content) + [f"{CALL_START}\n{call}\n{CALL_END}" for call in calls]
+    return {"role": role, "content": "\n".join(texts)}
+
+
+def _json(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False)

@@ -1,0 +1,105 @@
+"""Retention while serving: versions that no rule keeps go, as by `torpor prune`.
+
+A session is looked at behind each of its new versions, and all sessions when the rule is a new one, as at the start.
+Nothing else makes a version superfluous: days are counted back from the newest version, so time alone removes none.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Final
+
+from ...memvid.errors import SessionNotFound, StoreError
+from ...memvid.folder.marks import Marks
+from ...memvid.folder.retention import Retention, plan_retention
+from ...memvid.format.records import MaintenanceReport
+from ...memvid.store import Store
+from ...memvid.uri import SessionUri
+from ..engine.pieces import NAMES_AT_ONCE
+from ..errors import ServiceClosed
+from ..events.bus import Bus
+from ..events.events import VersionsPruned
+from ..sleep.maintenance import Maintenance
+
+_LOG = logging.getLogger(__name__)
+
+_REST: Final = 9
+"""The rest behind a prune, by its own time: pruning takes at most a tenth of a processor from others."""
+
+
+class Retaining:
+    """Prunes one session after the other until it is closed. rule: gives the rule that holds now.
+
+    An error fails no request: it is logged, and the session is looked at again behind its next version.
+    """
+
+    def __init__(self, store: Store, maintenance: Maintenance, bus: Bus, rule: Callable[[], Retention]) -> None:
+        self._store = store
+        self._maintenance = maintenance
+        self._bus = bus
+        self._rule = rule
+        self._due: dict[SessionUri, None] = {}
+        self._wanted = asyncio.Event()
+        self._closing = asyncio.Event()
+        self._task = asyncio.ensure_future(self._run())
+
+    def note(self, uri: SessionUri) -> None:
+        """Look at a session that has a new version."""
+        self._due[uri] = None
+        self._wanted.set()
+
+    def look_again(self) -> None:
+        """Look at all sessions if the rule is another one than before."""
+        self._wanted.set()
+
+    async def close(self) -> None:
+        """Wait for a running prune, and end."""
+        self._closing.set()
+        self._wanted.set()
+        await self._task
+
+    async def _run(self) -> None:
+        applied = Retention()
+        while not self._closing.is_set():
+            self._wanted.clear()
+            before, applied = applied, self._rule()
+            if applied != before:
+                for uris in self._store.iter_uris(NAMES_AT_ONCE):
+                    self._due.update(dict.fromkeys(uris))
+                    await asyncio.sleep(0)
+            while self._due and not self._closing.is_set():
+                uri, begun = next(iter(self._due)), time.monotonic()
+                del self._due[uri]
+                await self._look_at(uri)
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._closing.wait(), _REST * (time.monotonic() - begun))
+            if not self._closing.is_set():
+                await self._wanted.wait()
+
+    async def _look_at(self, uri: SessionUri) -> None:
+        try:
+            report = await self._maintenance.run(partial(self._prune, uri, self._rule()))
+        except (SessionNotFound, ServiceClosed):
+            return  # deleted meanwhile; or the daemon stops, and the next one looks at all
+        except StoreError as error:
+            _LOG.warning("pruning %s: %s: %s", uri, error.code, error.message)
+            return
+        except Exception:  # noqa: BLE001 - a bug here must not end the retention of all sessions
+            _LOG.exception("pruning %s", uri)
+            return
+        if report is None:
+            return
+        for problem in report.problems:
+            _LOG.warning("pruning %s: %s: %s", uri, problem.code, problem.message)
+        if gone := sum(action.kind != "keep" and action.version is not None for action in report.actions):
+            self._bus.publish(VersionsPruned(uri, gone, report.bytes_freed))
+
+    def _prune(self, uri: SessionUri, rule: Retention) -> MaintenanceReport | None:
+        """Prune a session; None where the rows alone say that all of it stays: a prune opens each version."""
+        planned = plan_retention(self._store.versions(uri), Marks(self._store.uuid), rule, time.time_ns())
+        return self._store.prune(rule, uri) if planned.drop else None

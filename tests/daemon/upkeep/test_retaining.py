@@ -1,0 +1,141 @@
+"""`--keep-last` and `--keep-days` of a daemon: what no rule keeps goes by itself, and nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from session_rig import Rigged, listening, tokens_of, until
+from torpor.daemon.api.sampling import Sampling
+from torpor.daemon.config.configuring import ConfigFile
+from torpor.daemon.config.settings import Settings, settings_of
+from torpor.memvid.disk.clock import now_ns
+from torpor.memvid.errors import StoreIoError
+from torpor.memvid.store import Store
+from torpor.memvid.writing import sleeping
+
+
+async def save(rig: Rigged, name: str, times: int) -> None:
+    """So many new versions of a session."""
+    for _ in range(times):
+        await rig.service.append(session=name, tokens=[1])
+        await rig.service.save(session=name)
+
+
+def versions(rig: Rigged, name: str = "a") -> list[int]:
+    return [row.version for row in rig.service.store.versions(rig.service.resolve(name))]
+
+
+async def at_rest(rig: Rigged) -> None:
+    """Wait until no session is left to look at."""
+    retaining = rig.service.retaining
+    await until(lambda: not retaining._due and not retaining._wanted.is_set())
+    await rig.service.maintenance.run(lambda: None)
+    await asyncio.sleep(0)
+
+
+async def saved(rig: Rigged, names: Sequence[str], times: int) -> None:
+    for name in names:
+        await rig.read(name, tokens_of(len(name), 300))
+        await save(rig, name, times)
+
+
+async def test_each_session_keeps_its_newest_versions_and_those_with_a_mark(open_rig: Any) -> None:
+    async with open_rig(keep_last=2) as rig, listening(rig) as heard:
+        await saved(rig, ["a", "b"], 1)
+        await rig.service.mark(session="a", tag="first")
+        await save(rig, "a", 1)
+        await rig.service.mark(session="a", pinned=True)
+        await save(rig, "a", 4)
+        await until(lambda: versions(rig) == [1, 2, 5, 6])
+        assert versions(rig, "b") == [1]
+        await at_rest(rig)
+    told = heard.of("versions_pruned", "a")
+    assert sum(each["versions"] for each in told) == 2
+    assert all(each["bytes_freed"] >= 0 for each in told)
+    assert not heard.of("versions_pruned", "b")
+
+
+async def test_without_a_rule_every_version_stays(open_rig: Any) -> None:
+    async with open_rig() as rig, listening(rig) as heard:
+        await saved(rig, ["a"], 7)
+        await at_rest(rig)
+        assert versions(rig) == [1, 2, 3, 4, 5, 6, 7]
+    assert not heard.of("versions_pruned")
+
+
+async def test_at_the_start_the_rule_holds_for_sessions_that_sleep(open_rig: Any) -> None:
+    async with open_rig() as rig:
+        await saved(rig, ["a", "bb"], 4)
+    async with open_rig(keep_last=3) as rig:
+        await until(lambda: versions(rig) == versions(rig, "bb") == [2, 3, 4])
+        await rig.wake("a")
+
+
+async def test_days_are_counted_back_from_the_newest_version(open_rig: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with open_rig(keep_days=2.5) as rig:
+        await rig.read("a", tokens_of(1, 300))
+        for days_ago in (5, 4, 3, 2):
+            monkeypatch.setattr(sleeping, "now_ns", lambda ago=days_ago: now_ns() - ago * 24 * 3600 * 10**9)
+            await save(rig, "a", 1)
+        await until(lambda: versions(rig) == [2, 3, 4])
+
+
+async def test_a_rule_of_the_file_holds_at_once(open_rig: Any, tmp_path: Path) -> None:
+    file = tmp_path / "torpor.toml"
+    file.write_text("")
+    async with open_rig() as rig:
+        await saved(rig, ["a"], 4)
+        models = {name: place.choice for name, place in rig.service.shelf.places.items()}
+
+        def read() -> Settings:
+            return Settings(models, settings_of({"config": file}).options)
+
+        rig.service.follow(ConfigFile(file, read), read())
+        file.write_text("keep_last = 2")
+        await rig.service.reload_config()
+        await until(lambda: versions(rig) == [3, 4])
+        file.write_text("")
+        await rig.service.reload_config()
+        await save(rig, "a", 2)
+        await at_rest(rig)
+        assert versions(rig) == [3, 4, 5, 6]
+
+
+async def test_a_prune_that_fails_is_logged_and_done_behind_the_next_version(
+    open_rig: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    failed = threading.Event()
+
+    def fail(*_: Any, **__: Any) -> None:
+        failed.set()
+        raise StoreIoError("No.")
+
+    async with open_rig(keep_last=1) as rig:
+        with monkeypatch.context() as patch, caplog.at_level(logging.WARNING):
+            patch.setattr(Store, "prune", fail)
+            await saved(rig, ["a"], 2)
+            await until(failed.is_set)
+            await at_rest(rig)
+        assert "pruning torpor://default/a: store_io: No." in caplog.text
+        assert versions(rig) == [1, 2]
+        await save(rig, "a", 1)
+        await until(lambda: versions(rig) == [3])
+
+
+async def test_a_session_goes_on_bit_for_bit_whatever_was_pruned_behind_it(open_rig: Any, tmp_path: Path) -> None:
+    went_on = []
+    for rule in (None, 1):
+        async with open_rig(store=tmp_path / f"keep-{rule}", keep_last=rule) as rig:
+            await rig.read("a", tokens_of(5, 600), sampling=Sampling(temperature=0.9, seed=3))
+            await save(rig, "a", 4)
+            await at_rest(rig)
+            await rig.sleep("a")
+            assert (await rig.wake("a")).tokens_prefilled == 0
+            went_on.append((await rig.fingerprint("a"), await rig.write("a", 8)))
+    assert went_on[0] == went_on[1]
