@@ -117,7 +117,7 @@ class Service(Parts, Verbs, Awaiting):
     def warnings(self) -> tuple[str, ...]:
         """Faults found at the opening, a sentence each; show them to a person before the faulty data is needed."""
         opening = self.store.opening
-        found = [finding.message for finding in opening.unreadable]
+        found = [finding.message for finding in (*opening.unreadable, *opening.journal)]
         if opening.index_rebuilt is not None and opening.rows_added:
             bundles = format_plural(opening.rows_added, "bundle")
             found.append(f"The index was rebuilt from {bundles}: {opening.index_rebuilt}.")

@@ -49,7 +49,7 @@ from .format.records import (
     VerifyReport,
 )
 from .recovery.opening import load_index
-from .recovery.replaying import replay
+from .recovery.replaying import keep_turns_behind, replay
 from .uri import SessionUri
 from .writing import deletion
 from .writing.sleeping import VersionDraft, environment, write_version
@@ -215,7 +215,8 @@ class Store(Exchanging, Upkeep, Tagging, Acknowledging):
             if not self.can_be_deleted(uri):
                 raise self._not_found(uri, None)
             report = DeleteReport(uri, 0, 0, 0, 0)
-            if self.index.bundles_of(uri):
+            if bundle_ids := self.index.bundles_of(uri):
+                keep_turns_behind(self._core, uri, bundle_ids)
                 report = deletion.delete_session(self._core.folder, self.index, self._core.pins, uri)
             self._core.journal.drop(uri)
             return report

@@ -11,7 +11,7 @@ from ..errors import Interrupted
 from ..reach.daemon_link import find_daemon
 from ..reach.options import JsonOption, SocketOption, StoreOption, argument
 from ..reach.store_view import choose_store, open_store
-from ..view.output import Output, plain
+from ..view.output import Output, describe_turns, plain
 from .maintenance_report import write_report
 
 FolderArgument = Annotated[Path, argument("DIR", "A new or empty folder, or an earlier backup of this store.")]
@@ -33,6 +33,7 @@ def backup(
     place = choose_store(store, socket)
     unslept = _find_unslept(socket, store)
     with open_store(place) as opened:
+        journalled = [] if unslept else opened.acknowledged()
         try:
             with output.progress("copying", unit="bytes") as on_progress:
                 report = opened.backup(folder, on_progress=on_progress)
@@ -46,6 +47,8 @@ def backup(
             f"[yellow]not in it[/]  what {format_plural(len(unslept), 'awake session')} read and wrote since the last"
             f" sleep. Put these to sleep, then run it again: [cyan]torpor sleep {plain(' '.join(unslept))}[/]"
         )
+    if journalled:
+        output.remark(describe_turns(journalled))
     return status
 
 

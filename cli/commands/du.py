@@ -23,6 +23,7 @@ _PLACES = (
     ("incoming_bytes", "waiting to be imported"),
     ("index_bytes", "index"),
     ("temp_bytes", "unfinished"),
+    ("journal_bytes", "journal of turns"),
     ("other_bytes", "marks and everything else"),
 )
 

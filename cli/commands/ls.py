@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 from ...memvid.disk.location import default_store_path
 from ...memvid.units import format_bytes, format_count
+from ...memvid.uri import SessionUri
 from ..reach.daemon_link import find_daemon, find_ended_daemon
 from ..reach.options import JsonOption, SocketOption, StoreOption, argument, enter_namespace
 from ..reach.store_view import (
@@ -19,7 +20,7 @@ from ..reach.store_view import (
     open_store,
 )
 from ..view.formatting import format_id, format_time
-from ..view.output import Output, plain, render_problem, rows_table
+from ..view.output import Output, describe_turns, plain, render_problem, rows_table
 
 MIDDLE_COLUMNS = 80  # from this terminal width on, memory, version and model are shown too
 WIDE_COLUMNS = 110  # from this terminal width on, bundle ids, times and labels are shown too
@@ -58,7 +59,7 @@ def ls(
     [cyan]torpor ls --store /backup/store[/]
     """
     output = Output(as_json=as_json)
-    source, place, sessions = _load_sessions(namespace, socket, store)
+    source, place, sessions, journalled = _load_sessions(namespace, socket, store)
     unserved = source == "store" and store is None
     holder = find_holder(Path(place)) if unserved else None
     ended = find_ended_daemon() if unserved and holder is None else None
@@ -67,7 +68,7 @@ def ls(
     if as_json:
         problems += missing
         body = {"source": source, "store": place, "sessions": sessions, "problems": problems, "locked_by": holder}
-        output.document("ls", body)
+        output.document("ls", body | {"journalled": [str(uri) for uri in journalled]})
         return
     for problem in problems:
         output.remark(render_problem(problem))
@@ -75,10 +76,14 @@ def ls(
         output.remark(f"[dim]no daemon asked: these are the files of[/] {plain(place)}")
     if holder is not None:
         output.remark(f"[yellow]no daemon answers, but {plain(describe_holder(holder, Path(place)))}[/]")
+    if journalled:
+        output.remark(describe_turns(journalled))
     if sessions:
         output.show(render_sessions(sessions, width=output.stdout.width))
         for legend in legends_of(sessions):
             output.remark(f"[dim]{legend}[/]")
+    elif journalled:
+        output.remark("No session has a version yet.")
     elif namespace is not None:
         output.remark(
             f"No sessions in namespace {plain(namespace)}. All sessions: [cyan]torpor ls[/]. One session:"
@@ -90,16 +95,18 @@ def ls(
 
 def _load_sessions(
     namespace: str | None, socket: Path | None, store: Path | None
-) -> tuple[str, str, list[dict[str, Any]]]:
-    """Give the listing's source (daemon or store), the store's path, and the sessions."""
+) -> tuple[str, str, list[dict[str, Any]], list[SessionUri]]:
+    """Give the listing's source (daemon or store), the store's path, the sessions, and those with turns that the
+    journal of a store alone has."""
     daemon = find_daemon(socket, store)
     if daemon is not None:
         with daemon:
             listed = daemon.list_sessions(namespace)
-            return "daemon", daemon.status().store, [asdict(info) for info in listed]
+            return "daemon", daemon.status().store, [asdict(info) for info in listed], []
     path = store or default_store_path()
     with open_store(path) as opened:
-        return "store", str(path), list_store(opened, namespace)
+        journalled = [uri for uri in opened.acknowledged() if namespace in (None, uri.namespace)]
+        return "store", str(path), list_store(opened, namespace), journalled
 
 
 def render_sessions(sessions: list[dict[str, Any]], *, width: int) -> Any:

@@ -27,7 +27,7 @@ from ..reach.options import (
 from ..reach.store_view import choose_store, open_store
 from ..view.damage import naming_the_intact_in
 from ..view.formatting import format_id
-from ..view.output import Output, plain
+from ..view.output import Output, describe_turns, plain
 from .upkeep import import_bundle
 
 
@@ -77,6 +77,8 @@ def export(
         except KeyboardInterrupt:
             raise Interrupted(f"Interrupted. {target} is there whole or not at all.") from None
         ignore_interrupts()
+        if opened.has_turns(row.uri):
+            output.remark(describe_turns([row.uri]))
     if as_json:
         output.document("export", document_of(report))
         return

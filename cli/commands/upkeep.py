@@ -30,7 +30,7 @@ from ...socket_api.errors import RemoteError
 from ..errors import Interrupted
 from ..reach.daemon_link import find_daemon
 from ..reach.store_view import open_store
-from ..view.output import OnProgress, Output
+from ..view.output import OnProgress, Output, render_problem
 
 # To read every byte of a large store takes long, and no progress is reported meanwhile.
 PATIENCE_S = 24 * 3600.0
@@ -108,14 +108,18 @@ def find_keeper(socket: Path | None, store: Path | None) -> Client | None:
 
 
 def open_to_maintain(path: Path) -> Store:
-    """Open an existing store for writing; `Store.open` alone would make one. Raises NoStore, NotAStore,
-    UnsupportedFormat, StoreLocked, and memvid's other refusals."""
+    """Open an existing store for writing; `Store.open` alone would make one. Damage to its journal is told here, on
+    stderr: no later opening finds it again. Raises NoStore, NotAStore, UnsupportedFormat, StoreLocked, and memvid's
+    other refusals."""
     root_fd = open_existing_root(os.path.abspath(path))
     try:
         load_store_uuid(root_fd, str(path))
     finally:
         os.close(root_fd)
-    return Store.open(path, writable=True)
+    store = Store.open(path, writable=True)
+    for finding in store.opening.journal:
+        Output(as_json=False).remark(render_problem(dataclasses.asdict(finding)))
+    return store
 
 
 def import_bundle(

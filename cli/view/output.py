@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TextIO
 
@@ -29,6 +29,7 @@ from rich.text import Text
 from ...errors import TorporError
 from ...memvid.errors import PUT_BACK
 from ...memvid.folder.store_file import BUNDLES
+from ...memvid.uri import SessionUri
 from ..exit_codes import INTEGRITY, exit_status_of
 from .streams import require_reader
 
@@ -41,6 +42,8 @@ PIPED_WIDTH = 120  # columns in a file or a pipe: there is no terminal to ask, a
 _UNSHOWN = ((0x7F, 0x9F), (0x200E, 0x200F), (0x2028, 0x202E), (0x2066, 0x2069), (0xD800, 0xDFFF))
 
 MENDING = "torpor repair"  # a message with these words says what to do about damage
+
+_SHOWN_NAMES = 8  # of sessions in one remark
 
 OnProgress = Callable[[int, int], None]
 
@@ -241,6 +244,16 @@ def _between_words(text: Text, width: int) -> Text:
 
 def _ignore_progress(done: int, total: int) -> None:
     """Show nothing."""
+
+
+def describe_turns(sessions: Sequence[SessionUri]) -> str:
+    """Markup of a remark: these have turns that no version has, so that a look at the files lacks them."""
+    names = ", ".join(f"{uri.namespace}/{uri.name}" for uri in sessions[:_SHOWN_NAMES])
+    more = " and others" if len(sessions) > _SHOWN_NAMES else ""
+    return (
+        f"[yellow]in the journal alone[/]  the last turns of {plain(names)}{more}. To make versions of them: "
+        "[cyan]torpor save[/], or, where no daemon runs, [cyan]torpor ensure[/]"
+    )
 
 
 def render_problem(problem: Mapping[str, Any]) -> str:

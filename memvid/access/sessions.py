@@ -204,6 +204,13 @@ class Sessions:
         waiting = [row.version for row in self.index.given_up().values() if row.uri == uri]
         if waiting and (not versions or version in waiting):
             return set_aside(uri, waiting)
+        if not versions and self._core.journal.has(uri):
+            return SessionNotFound(
+                f"{uri} has turns in the journal alone, and no version yet. `torpor save` makes one; where no daemon "
+                "runs, `torpor ensure` does.",
+                session=str(uri),
+                suggestions=[],
+            )
         if not versions:
             return not_found(uri, (near for near in self.index.near(uri.name) if near != uri))
         return SessionNotFound(

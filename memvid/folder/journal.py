@@ -219,10 +219,10 @@ class Journal:
         """Waits for no flush."""
         return uri in self._live
 
-    def bases(self) -> set[bytes]:
-        """The bundles that the turns in it stand behind."""
+    def bases(self) -> dict[SessionUri, bytes]:
+        """The sessions whose turns stand behind a bundle, and that bundle."""
         with self._lock:
-            return {place.base for place in self._live.values() if place.base is not None}
+            return {uri: place.base for uri, place in self._live.items() if place.base is not None}
 
     def find(self, uri: SessionUri) -> JournalRecord | None:
         """The record of a session that counts. Raises CorruptJournal, StoreIoError."""
@@ -252,7 +252,8 @@ class Journal:
         if (reason := self.waiting.get(uri)) is not None:
             raise JournalWaits(
                 f"The journal has acknowledged turns of {uri} that could not be made a version: {reason} Put that "
-                "right, and open the store again.",
+                "right, and open the store again. To go on without them, fork an earlier version (`torpor fork "
+                f"{uri.name}@VERSION NAME`), or delete the session.",
                 session=str(uri),
                 reason=reason,
             )

@@ -188,7 +188,7 @@ class UsageReport:
     """The disk space of the store in bytes, split in two ways with the same sum, and each session's part.
 
     By place: `file_bytes` = `live_bytes` + `retired_bytes` + `unreadable_bytes` + `quarantine_bytes` +
-    `incoming_bytes` + `index_bytes` + `temp_bytes` + `other_bytes`.
+    `incoming_bytes` + `index_bytes` + `temp_bytes` + `journal_bytes` + `other_bytes`.
     By need: `live_bytes` + `retired_bytes` = the sessions' `exclusive_bytes` + `shared_bytes` + `unneeded_bytes`.
     `shared_bytes` counts a frame that several sessions need once; gc and compact can free `unneeded_bytes`. Bundles
     that cannot be read (`problems`) count as `unreadable_bytes` alone: their content is unknown. Versions whose files
@@ -204,6 +204,7 @@ class UsageReport:
     incoming_bytes: int
     index_bytes: int
     temp_bytes: int
+    journal_bytes: int
     other_bytes: int
     logical_bytes: int
     shared_bytes: int

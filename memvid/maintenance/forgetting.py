@@ -53,6 +53,7 @@ from ..format.directory import file_bytes_with
 from ..format.layout import LIVE_SUFFIX, RETIRED_SUFFIX
 from ..format.manifest import Manifest
 from ..format.records import Action, Finding, IndexRow, MaintenanceReport
+from ..recovery.replaying import keep_turns_behind
 from ..uri import SessionUri, not_found
 from ..writing import deletion
 from ..writing.block_references import read_needs
@@ -107,6 +108,7 @@ def forget(core: StoreCore, uri: SessionUri, promised: Promised, *, dry_run: boo
     blocks = _blocks_of(core, uri, bundle_ids)
     run = _Forget(core, uri, blocks, promised, dry_run=dry_run)
     if not dry_run:
+        keep_turns_behind(core, uri, bundle_ids)
         run.delete(bundle_ids)
     run.erase_turns()
     run.clear_other_places()

@@ -53,7 +53,7 @@ def prune(
     def planned(uris: Iterable[SessionUri] | None) -> RetentionPlan:
         marks, index = Marks.load(core.folder), core.index
         rows = index.all_rows() if uris is None else [row for one in uris for row in index.versions(one)]
-        return plan_retention(rows, marks, retention, now_ns, unsound, core.journal.bases())
+        return plan_retention(rows, marks, retention, now_ns, unsound, set(core.journal.bases().values()))
 
     plan = _plan_soundly(core, None if uri is None else [uri], planned, unsound)
     problems = [unsound[one] for one in sorted(promised(unsound))] if unsound else []

@@ -38,7 +38,9 @@ from ..uri import SessionUri
 from ..writing.core import StoreCore
 
 _OWN_FILES: Final = frozenset({STORE_FILE, LOCK_NAME, MARKS_FILE, RATES_FILE, SCRUB_FILE, SUMS_FILE, *INDEX_FILES})
-_SET_ASIDE_TEXT: Final = re.compile(rf"({re.escape(MARKS_FILE)}|{re.escape(STORE_FILE)})\.[0-9]+", re.ASCII)
+_SET_ASIDE_TEXT: Final = re.compile(
+    rf"({re.escape(MARKS_FILE)}|{re.escape(STORE_FILE)})\.[0-9]+|{re.escape(TURNS_FILE)}\.aside(\.[0-9]+)?", re.ASCII
+)
 _CHUNK_BYTES: Final = 1 << 20
 
 
@@ -172,14 +174,14 @@ def _verdict(fd: int, path: str, uri: SessionUri) -> tuple[bool, str]:
 
 
 def _mentions(fd: int, uri: SessionUri) -> tuple[bool, str]:
-    """As `_verdict`, for marks or a store.json that were set aside: text that may name sessions, and cannot be
+    """As `_verdict`, for marks, a store.json or a journal that were set aside: they may name sessions, and cannot be
     parsed."""
     name, tail = uri.name.encode(), b""
     with closing_fd(fd):
         try:
             while chunk := os.read(fd, _CHUNK_BYTES):
                 if name in tail + chunk:
-                    return False, f"it is damaged, and has the text {uri.name} in it"
+                    return False, f"it was set aside, and has the text {uri.name} in it"
                 tail = chunk[-len(name) :]
             return False, ""
         except OSError as error:

@@ -135,6 +135,7 @@ def usage(core: StoreCore, promised: Promised) -> UsageReport:
         incoming_bytes=places[INCOMING],
         index_bytes=places[INDEX_FILE],
         temp_bytes=places[durable.TEMP_SUFFIX],
+        journal_bytes=places[JOURNAL],
         other_bytes=places[""],
         logical_bytes=sum(session.logical_bytes for session in tally.sessions.values()),
         shared_bytes=tally.shared_bytes,
@@ -198,9 +199,9 @@ def _places(core: StoreCore) -> Counter[str]:
     found: Counter[str] = Counter()
     bundles_fd = core.folder.bundles_fd
     for name in list_names(core.folder.root_fd, core.path):
-        if name in (QUARANTINE, INCOMING):
+        if name in (QUARANTINE, INCOMING, JOURNAL):
             found[name] += _bytes_in(core, name)
-        elif name in (ABSENT, JOURNAL):
+        elif name == ABSENT:
             found[""] += _bytes_in(core, name)
         elif name != BUNDLES:
             found[INDEX_FILE if name.startswith(INDEX_FILE) else ""] += _file_bytes(core.folder.root_fd, name)

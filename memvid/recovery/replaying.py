@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from ..errors import Corruption, DurabilityLost, LockLost, NoSpace, StoreError, StoreIoError
 from ..format.blocks import TOKEN_BYTES, BlockEntry
@@ -55,7 +55,10 @@ def replay(core: StoreCore, opening: OpenReport) -> OpenReport:
 
 
 def _waits(core: StoreCore, uri: SessionUri, reason: str) -> Finding:
-    message = f"{core.journal.path} has acknowledged turns of {uri} that could not be made a version: {reason}"
+    message = (
+        f"{core.journal.path} has acknowledged turns of {uri} that could not be made a version: {reason} The next "
+        "opening tries again. Until then the newest state of the session cannot be used."
+    )
     return Finding(core.journal.path, "journal_waits", message)
 
 
@@ -78,6 +81,17 @@ def replay_session(core: StoreCore, uri: SessionUri) -> bool:
         kept = tuple(_held(base, record.held))
         write_version(core, _draft(dataclasses.replace(record, identity=base.manifest.identity), kept))
     return True
+
+
+def keep_turns_behind(core: StoreCore, uri: SessionUri, bundle_ids: Collection[bytes]) -> None:
+    """Make versions of the turns of other sessions that stand behind bundles of this one, which are about to go.
+
+    Raises:
+        StoreError: it could not be done, and nothing may go.
+    """
+    for other, base in core.journal.bases().items():
+        if other != uri and base in bundle_ids:
+            replay_session(core, other)
 
 
 def _draft(record: JournalRecord, reused: tuple[BlockEntry, ...]) -> VersionDraft:

@@ -902,6 +902,7 @@ class SoundStore(RuleBasedStateMachine):
                 usage.incoming_bytes,
                 usage.index_bytes,
                 usage.temp_bytes,
+                usage.journal_bytes,
                 usage.other_bytes,
             )
         )

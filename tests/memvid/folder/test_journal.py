@@ -388,6 +388,27 @@ def test_a_delete_that_fails_leaves_what_was_reserved(
     assert read_again(folder) == {ONE: turn(ONE, 20_000), TWO: turn(TWO, 3)}
 
 
+def test_a_record_gives_back_the_room_that_it_did_not_need(
+    journal: Journal, folder: StoreFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reserve(journal, turn(ONE, 15_000))
+    journal.append([turn(ONE, 4)])
+    full_disk(monkeypatch, folder)
+    journal.append([turn(TWO, 14_000)])
+
+
+def test_a_session_whose_turns_wait_takes_no_more(journal: Journal) -> None:
+    journal.append([turn(ONE, 3)])
+    journal.waiting[ONE] = "No room."
+    with pytest.raises(JournalWaits):
+        reserve(journal, turn(ONE, 4))
+    with pytest.raises(JournalWaits):
+        journal.append([turn(TWO, 4), turn(ONE, 4)])
+    assert not journal.has(TWO)
+    journal.cover(ONE)
+    journal.append([turn(ONE, 4)])
+
+
 def test_a_forget_leaves_what_was_reserved(
     folder: StoreFolder, journal: Journal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -519,6 +540,22 @@ def test_a_file_that_is_mostly_void_is_written_anew(folder: StoreFolder, journal
     assert findings(folder) == []
 
 
+def test_marks_that_waited_are_not_written_into_a_new_file(
+    folder: StoreFolder, journal: Journal, faults: Faults
+) -> None:
+    journal.append([turn(ONE, 3)])
+    journal.append([turn(TWO, 3)])
+    faults.fail("write_at", NoSpace("full"))
+    journal.cover(ONE)
+    faults.fails.clear()
+    fd = journal._fd
+    journal.erase(THREE)
+    journal.append([turn(THREE, 4)])
+    assert read_again(folder) == {TWO: turn(TWO, 3), THREE: turn(THREE, 4)}
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(fd)
+
+
 @pytest.mark.parametrize("fails", ["temporary file", "descriptor", "rename", "flush of the folder"])
 def test_while_the_new_file_has_no_name_the_old_one_counts(
     folder: StoreFolder, journal: Journal, monkeypatch: pytest.MonkeyPatch, fails: str
@@ -636,12 +673,15 @@ def test_every_cut_of_a_journal_costs_what_stood_behind_it_and_is_told(folder: S
         assert told or size_bytes > ends[-1], size_bytes
 
 
-def test_after_damage_the_next_record_is_written_into_a_new_file(folder: StoreFolder) -> None:
+def test_after_damage_the_next_record_is_written_into_a_new_file(folder: StoreFolder, faults: Faults) -> None:
     data, ends = history(folder)
     file_of(folder).write_bytes(data[: ends[1] + 9] + b"\xff" + data[ends[1] + 10 :])
     journal = Journal.load(folder, writable=True)
     assert len(journal.findings) == 1
+    journal.append([turn(THREE, 8)])
+    faults.calls.clear()
     journal.append([turn(THREE, 9)])
+    assert faults.calls == ["write_at", "sync_file"]  # into the same one
     journal.close()
     assert findings(folder) == []
     assert read_again(folder) == last_of(list(range(len(HISTORY)))) | {THREE: turn(THREE, 9)}

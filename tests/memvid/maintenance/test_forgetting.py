@@ -447,7 +447,7 @@ def left_as_it_is(path: Path) -> None:
         ("bundles/copy.mvb", left_as_it_is, "not_forgotten"),
         ("bundles/copy.mvb", linked, "cannot_be_told"),
         ("bundles/0123456789abcdef.tmp", in_a_folder, "cannot_be_told"),
-        ("bundles/00/{id}.mvb", left_as_it_is, "not_forgotten"),
+        ("bundles/{other}/{id}.mvb", left_as_it_is, "not_forgotten"),
         ("bundles/00/inside", in_a_folder, "cannot_be_told"),
         ("old.mvb", left_as_it_is, "not_forgotten"),
         ("old.mvb", a_link, "cannot_be_told"),
@@ -460,7 +460,8 @@ def test_whatever_lies_in_the_store_s_folder_and_may_hold_it_is_told(
     store: Store, store_path: Path, place: str, change: Callable[[Path], None], code: str, dry_run: bool
 ) -> None:
     secret = sleep_secret(store, 300)
-    path = store_path / place.format(id=secret.bundle_id.hex())
+    other = "01" if secret.bundle_id.hex().startswith("00") else "00"
+    path = store_path / place.format(id=secret.bundle_id.hex(), other=other)
     path.parent.mkdir(0o700, exist_ok=True)
     shutil.copy(bundle_path(store, secret.bundle_id), path)
     path.chmod(0o600)

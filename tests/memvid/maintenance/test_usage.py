@@ -32,6 +32,7 @@ def require_even(report: UsageReport, path: Path) -> None:
         + report.incoming_bytes
         + report.index_bytes
         + report.temp_bytes
+        + report.journal_bytes
         + report.other_bytes
     )
     exclusive = sum(session.exclusive_bytes for session in report.sessions)

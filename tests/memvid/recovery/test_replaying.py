@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
+import dataclasses
+import errno
+import os
 import shutil
 from pathlib import Path
 
 import pytest
 from store_making import OTHER_URI, URI, bundle_path, sleep, token_ids, turn
 from torpor.memvid import SessionUri, Store
-from torpor.memvid.errors import JournalWaits, NoSpace
+from torpor.memvid.disk.budget import Budget
+from torpor.memvid.errors import (
+    BudgetExceeded,
+    DurabilityLost,
+    JournalWaits,
+    LimitExceeded,
+    NoSpace,
+    SessionNotFound,
+    StoreIoError,
+)
 from torpor.memvid.folder.retention import Retention
 from torpor.memvid.format.ledger_tail import tail_of
+from torpor.memvid.limits import MAX_SESSION_MAP_BYTES
 
 
 def ledger(store: Store, uri: SessionUri = URI, version: int | None = None) -> bytes:
@@ -151,6 +164,166 @@ def test_a_prune_keeps_the_version_that_acknowledged_turns_stand_behind(path: Pa
         store.acknowledge([record])
         store.prune(Retention(keep_last=1), URI)
         assert bundle_path(store, first.bundle_id).exists()
+
+
+@pytest.mark.parametrize("how", ["delete", "forget"])
+def test_turns_of_another_session_outlive_the_bundle_that_they_stand_behind(path: Path, how: str) -> None:
+    with Store.open(path, writable=True) as store:
+        first = store.find_session(URI)
+        assert first is not None
+        record = dataclasses.replace(turn(store, 5), uri=OTHER_URI, newest=None)
+        store.acknowledge([record])
+        if how == "delete":
+            store.delete_session(URI)
+        else:
+            assert store.forget(URI).problems == ()
+        assert store.acknowledged() == []
+        assert ledger(store, OTHER_URI) == token_ids(0, 305)
+        assert store.find_session(URI) is None
+        assert store.verify(deep=True).ok
+
+
+def test_turns_whose_bundle_is_gone_wait_until_it_is_put_back(path: Path) -> None:
+    with Store.open(path, writable=True) as store:
+        store.acknowledge([turn(store, 5), turn(store, 4, uri=OTHER_URI)])
+        row = store.find_session(URI)
+        assert row is not None
+        bundle = bundle_path(store, row.bundle_id)
+    bundle.rename(path.parent / bundle.name)
+    for is_repaired in (False, True):
+        with Store.open(path, writable=True) as store:
+            assert [finding.code for finding in store.opening.journal] == ["journal_waits"]
+            assert "is missing. Put the file back" in store.opening.journal[0].message
+            assert ledger(store, OTHER_URI) == token_ids(0, 4)
+            with pytest.raises(JournalWaits, match="fork an earlier version"):
+                store.open_session(URI)
+            if not is_repaired:
+                store.repair()
+    (path.parent / bundle.name).rename(bundle)
+    with Store.open(path, writable=True) as store:
+        store.repair()
+    with Store.open(path, writable=True) as store:
+        assert store.opening.journal == ()
+        assert ledger(store) == token_ids(0, 305)
+
+
+def test_a_session_whose_turns_wait_can_be_deleted(path: Path) -> None:
+    with Store.open(path, writable=True) as store:
+        store.acknowledge([turn(store, 5)])
+        row = store.find_session(URI)
+        assert row is not None
+        bundle_path(store, row.bundle_id).unlink()
+    with Store.open(path, writable=True) as store:
+        store.delete_session(URI)
+    with Store.open(path, writable=True) as store:
+        assert store.opening.journal == ()
+        assert not store.can_be_deleted(URI)
+
+
+def test_a_damaged_later_version_covers_no_turns(path: Path) -> None:
+    with Store.open(path, writable=True) as store:
+        store.acknowledge([turn(store, 5)])
+        shutil.copy(journal_file(path), path.parent / "before")
+        second = sleep(store, 310)
+        bundle_path(store, second.bundle_id).write_bytes(b"rot")
+    journal_file(path).parent.mkdir(exist_ok=True)
+    shutil.copy(path.parent / "before", journal_file(path))
+    with Store.open(path, writable=True) as store:
+        assert store.opening.turns_replayed == 1
+        assert ledger(store) == token_ids(0, 305)
+
+
+def test_a_session_map_that_no_version_could_have_is_not_acknowledged(path: Path) -> None:
+    with Store.open(path, writable=True) as store:
+        record = turn(store, 5)
+        padded = dataclasses.replace(record, session={**record.session, "more": bytes(MAX_SESSION_MAP_BYTES - 80)})
+        with pytest.raises(LimitExceeded):
+            store.acknowledge([padded])
+        fits = dataclasses.replace(record, session={**record.session, "more": bytes(MAX_SESSION_MAP_BYTES - 120)})
+        store.acknowledge([fits])
+    with Store.open(path, writable=True) as store:
+        assert store.opening.journal == ()
+        assert ledger(store) == token_ids(0, 305)
+
+
+def test_after_a_failed_flush_while_turns_are_replayed_the_store_is_shut(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Store.open(path, writable=True) as store:
+        store.acknowledge([turn(store, 5)])
+
+    def lost(*_: object) -> None:
+        raise DurabilityLost("flush")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("torpor.memvid.disk.durable.sync_folder", lost)
+        with pytest.raises(DurabilityLost):
+            Store.open(path, writable=True)
+    with Store.open(path, writable=True) as store:  # nothing keeps its lock
+        assert ledger(store) == token_ids(0, 305)
+
+
+def test_the_room_to_be_kept_free_refuses_the_room_of_a_turn(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torpor.memvid.writing.core.free_bytes_of", lambda *_: 1 << 20)
+    with Store.open(path, writable=True, budget=Budget(min_free_bytes=1 << 19)) as store:
+        store.make_room_to_acknowledge(URI, 1000)
+        with pytest.raises(BudgetExceeded):
+            store.make_room_to_acknowledge(OTHER_URI, 1 << 20)
+        store.acknowledge([turn(store, 5)])
+    with Store.open(path, writable=True, budget=Budget(max_store_bytes=1, max_bytes_per_day=1)) as store:
+        store.make_room_to_acknowledge(URI, 1000)
+        store.acknowledge([turn(store, 5)])
+
+
+def test_the_journal_stands_in_the_usage_of_the_disk(path: Path) -> None:
+    with Store.open(path, writable=True) as store:
+        assert store.usage().journal_bytes == 0
+        store.acknowledge([turn(store, 5)])
+        assert store.usage().journal_bytes == journal_file(path).stat().st_size
+
+
+def test_a_session_that_has_turns_alone_is_told_to_a_reader(path: Path) -> None:
+    with Store.open(path, writable=True) as store:
+        store.acknowledge([turn(store, 5, uri=OTHER_URI)])
+        with Store.open(path, writable=False) as reader:
+            assert reader.acknowledged() == [OTHER_URI]
+            with pytest.raises(SessionNotFound, match="in the journal alone"):
+                reader.open_session(OTHER_URI)
+
+
+def test_a_journal_that_the_disk_does_not_give_shuts_the_store_to_writers_alone(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Store.open(path, writable=True) as store:
+        store.acknowledge([turn(store, 5)])
+    real = os.pread
+
+    def broken(fd: int, count: int, offset: int) -> bytes:
+        if os.path.samestat(os.fstat(fd), journal_file(path).stat()):
+            raise OSError(errno.EIO, "Input/output error")
+        return real(fd, count, offset)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pread", broken)
+        with pytest.raises(StoreIoError, match="Put the disk right"):
+            Store.open(path, writable=True)
+        with Store.open(path, writable=False) as reader:
+            assert ledger(reader) == token_ids(0, 300)
+            assert [finding.code for finding in reader.verify(deep=False).findings] == [StoreIoError.code]
+    with Store.open(path, writable=True) as store:
+        assert ledger(store) == token_ids(0, 305)
+
+
+def test_a_forget_tells_only_of_journals_set_aside_that_name_the_session(path: Path) -> None:
+    aside = path / "journal" / "turns.mvj.aside.2"
+    with Store.open(path, writable=True) as store:
+        sleep(store, 20, uri=OTHER_URI, seed=4)
+        store.acknowledge([turn(store, 5)])
+        aside.write_bytes(b"\0" * 99 + b"torpor://default/agent" + b"\0" * 99)
+        aside.chmod(0o600)
+        assert store.forget(OTHER_URI).problems == ()
+        (problem,) = store.forget(URI).problems
+        assert problem.path == str(aside)
 
 
 @pytest.mark.parametrize("what", ["header", "first record", "last record"])
