@@ -5,6 +5,7 @@ The common part of `generate` and `chat`.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict
@@ -78,22 +79,33 @@ class _Screen:
 
     def __exit__(self, *exc: object) -> None:
         self._bar.close()
-        if self._line_is_open:
-            self._output.stream("\n")
+        self._end_line()
 
     def on_event(self, event: ProgressEvent | TokenEvent) -> None:
         """Show one event."""
         if isinstance(event, TokenEvent):
             self._bar.close()
-            if not self._output.as_json and event.text:
-                self._output.stream(event.text)
-                self._line_is_open = not event.text.endswith("\n")
+            if not self._output.as_json:
+                self._show(event)
             return
         if event.stage != self._stage or self._report is None:
             self._bar.close()
             what, unit = STAGE_NAMES[event.stage]
             self._stage, self._report = event.stage, self._bar.enter_context(self._output.progress(what, unit=unit))
         self._report(event.done, event.total)
+
+    def _show(self, event: TokenEvent) -> None:
+        if event.call is not None:
+            self._end_line()
+            self._output.remark(f"[dim]calls[/] {plain(event.call.name)} {plain(json.dumps(event.call.arguments))}")
+        elif event.text and event.channel == "text":
+            self._output.stream(event.text)
+            self._line_is_open = not event.text.endswith("\n")
+
+    def _end_line(self) -> None:
+        if self._line_is_open:
+            self._output.stream("\n")
+        self._line_is_open = False
 
 
 def _drain(stream: TextStream) -> None:

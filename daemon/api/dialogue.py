@@ -56,6 +56,9 @@ def _short(value: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 JsonObject = Annotated[dict[str, JsonValue], BeforeValidator(_shallow), AfterValidator(_short)]
+Channel = Literal["text", "reasoning", "call"]
+"""What the model is saying: to the user, to itself, or to a tool."""
+
 ToolName = Annotated[str, Field(min_length=1, max_length=MAX_TOOL_NAME_CHARS)]
 CallId = Annotated[str, Field(max_length=MAX_CALL_ID_CHARS)]
 Content = Annotated[str, Field(max_length=MAX_TEXT_CHARS)]

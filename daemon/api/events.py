@@ -8,6 +8,7 @@ from typing import Annotated, Any, Final, Literal, NoReturn, Self
 
 from pydantic import Field, PlainValidator
 
+from .dialogue import Channel, ToolCall
 from .records import Count, Request, Result, TokenId
 
 Stage = Literal["prefill", "sleep", "wake", "analyse"]
@@ -27,12 +28,15 @@ class ProgressEvent(Result):
 class TokenEvent(Result):
     """One token that has been committed to the ledger; `text` is the text that it adds, and may be empty.
 
-    `token` is None at most once, at the end, with text that was held back: a beginning of a stop string, or half a
-    character. So the pieces make up the whole text.
+    `token` is None for text without a token of its own: what was held back as a possible beginning of a stop string or
+    a mark, or half a character. So the pieces of the channel `text` make up the whole text. channel: who is spoken to.
+    call: a call of a tool, once it is whole; its tokens before add no text.
     """
 
     token: TokenId | None
     text: str
+    channel: Channel = "text"
+    call: ToolCall | None = None
     kind: Literal["token"] = "token"
 
 

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 
 from ...memvid.format.identity import Identity
 from ...memvid.uri import SessionUri
@@ -21,6 +22,7 @@ from ..api.session import Look
 from ..api.waking import WakeResult
 from ..engine import generation
 from ..engine.cancellation import LeftMidway, require_wanted
+from ..engine.channels import Piece
 from ..engine.engine import AnySteps, Engine
 from ..engine.generation import WriteOrder, Written
 from ..engine.sampler import initial_key
@@ -131,12 +133,12 @@ class Exchanges:
         first_token_s: list[float] = []
         written = Written()
 
-        def on_token(token: int | None, text: str) -> None:
+        def on_token(token: int | None, piece: Piece) -> None:
             if not first_token_s:
                 first_token_s.append(time.monotonic() - started)
                 tell_first(first_token_s[0])
             live.dirty = True
-            loop.call_soon_threadsafe(emit, TokenEvent(token, text))
+            loop.call_soon_threadsafe(emit, TokenEvent(token, piece.text, piece.channel, piece.call))
 
         key, dirty = live.state.random_key, live.dirty
         try:
@@ -166,6 +168,8 @@ class Exchanges:
         return GenerateResult(
             session=str(live.uri),
             text=written.text,
+            reasoning=written.reasoning,
+            tool_calls=tuple(written.calls),
             tokens=tuple(written.tokens),
             finish_reason=written.finish_reason,
             token_count=len(live.state.tokens),
@@ -226,5 +230,5 @@ def _note_answer(live: Session, order: WriteOrder, written: Written, held: int) 
     if order.keep_end and len(live.state.tokens) > held:
         # A failure here must not cost the answer; the map then ends before it, and nothing matches by text (QC10).
         with contextlib.suppress(Exception):
-            answer = message_of("assistant", written.text)
+            answer = message_of("assistant", written.text, [asdict(call) for call in written.calls])
             live.text_map = live.text_map.extended([answer], start=held, end=len(live.state.tokens))

@@ -11,7 +11,7 @@ Rules:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import mlx.core as mx
@@ -23,16 +23,18 @@ from ...snapshot.caches import arrays_of, without_last
 from ...snapshot.checkpoints import checkpoint_of
 from ...snapshot.passes import MAX_PASS_TOKENS
 from ...snapshot.state import LiveState
+from ..api.dialogue import ToolCall
 from ..api.reading import FinishReason
 from ..api.sampling import Sampling
 from ..errors import ContextOverflow, InvalidTokens
 from ..models import canary
+from ..models.chat_template import Root
 from ..models.models import LoadedModel
+from .channels import Piece, Shown
 from .decoding import Decode, logits_after, raise_as_failure
 from .engine import SOON, Steps, WritingSteps
 from .pieces import Pieces
 from .sampler import draw
-from .text import StopStrings, TextStream
 
 DEFAULT_MAX_TOKENS = 512
 """The most tokens of a request without `max_tokens`."""
@@ -45,7 +47,7 @@ _CHECKED_AT_ONCE = 16_384
 """Token ids: a millisecond or two."""
 
 OnTokens = Callable[[int, int], None]
-OnToken = Callable[[int | None, str], None]
+OnToken = Callable[[int | None, Piece], None]
 
 
 def require_room(model: LoadedModel, state: LiveState, wanted_tokens: int) -> None:
@@ -153,23 +155,35 @@ def _take_checkpoint(model: LoadedModel, state: LiveState, position: int, last: 
 
 @dataclass(slots=True)
 class Written:
-    """The output of a generation so far; correct at every moment, even when cancelled.
+    """The output of a generation so far; correct at every moment, even when cancelled. text, reasoning, calls: what it
+    said in each channel.
 
     proofs: for each token the BLAKE3-256 of the float32 logits before it, if asked for. ended: all is written.
     """
 
     text: str = ""
+    reasoning: str = ""
+    calls: list[ToolCall] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
     proofs: list[str] = field(default_factory=list)
     finish_reason: FinishReason = "length"
     ended: bool = False
+
+    def add(self, piece: Piece) -> None:
+        """Add what was said."""
+        if piece.call is not None:
+            self.calls.append(piece.call)
+        elif piece.channel == "reasoning":
+            self.reasoning += piece.text
+        else:
+            self.text += piece.text
 
 
 @dataclass(frozen=True, slots=True)
 class WriteOrder:
     """The order of a generation. keep_end: whether the end token goes into the ledger, as in a chat. alone: never in
     one model call with other sessions. seeded: whether it draws by its own random numbers, and leaves the session's as
-    they are."""
+    they are. root: of the conversation that it is a turn of; None if all that is written is text."""
 
     max_tokens: int
     sampling: Sampling
@@ -178,6 +192,7 @@ class WriteOrder:
     keep_end: bool = False
     alone: bool = False
     seeded: bool = False
+    root: Root | None = None
 
 
 def write(
@@ -186,12 +201,15 @@ def write(
     """Draw and commit tokens until an end token, a stop string or the limit. Raises GenerationFailed: the model failed;
     tokens committed before stay."""
     require_room(model, state, order.max_tokens)
-    text = TextStream(model.tokenizer, state.tokens)
-    stops = StopStrings(order.stop)
+    shown = Shown(model, state.tokens, order.root, order.stop)
 
-    def show(token: int | None, piece: str) -> None:
-        written.text += piece
-        on_token(token, piece)
+    def show(token: int | None, pieces: Iterable[Piece]) -> None:
+        for piece in pieces:
+            written.add(piece)
+            on_token(token, piece)
+            token = None
+        if token is not None:
+            on_token(token, Piece(shown.channel))
 
     for _ in range(order.max_tokens):
         proof, token = yield from _draw_and_commit(model, state, order)
@@ -202,14 +220,15 @@ def write(
         written.tokens.append(token)
         if order.prove:
             written.proofs.append(proof)
-        show(token, stops.push("" if ended else text.push(token)))
-        if ended or stops.found:
+        show(token, () if ended else shown.push(token))
+        if ended or shown.stopped:
             written.finish_reason = "stop"
             break
     else:
         written.finish_reason = "length"
-    if not stops.found and (left := stops.push(text.finish()) + stops.finish()):
-        show(None, left)
+    show(None, shown.finish())
+    if written.calls and written.finish_reason == "stop":
+        written.finish_reason = "tool_calls"
     written.ended = True
 
 

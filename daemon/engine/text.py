@@ -101,7 +101,7 @@ class StopStrings:
             self.found = True
             shown, self._held = self._held[: min(hits)], ""
             return shown
-        keep = max(_overlap(self._held, stop) for stop in self._stops)
+        keep = max(overlap(self._held, stop) for stop in self._stops)
         cut = len(self._held) - keep
         shown, self._held = self._held[:cut], self._held[cut:]
         return shown
@@ -112,7 +112,7 @@ class StopStrings:
         return shown
 
 
-def _overlap(text: str, stop: str) -> int:
+def overlap(text: str, stop: str) -> int:
     """The length of the longest end of the text that is a beginning of the stop string."""
     longest = min(len(text), len(stop) - 1)
     return next((size for size in range(longest, 0, -1) if text.endswith(stop[:size])), 0)

@@ -34,6 +34,7 @@ from . import backend
 from .adapters import AdapterChoice, attach, folder_of
 from .chat_template import Render, renderer
 from .loaded_files import LoadedFiles, stamps_of
+from .marks import Marks
 
 __all__ = ("DEFAULT_KV_GROUP", "KV_BITS", "KV_GROUPS", "KvChoice", "LoadedModel", "load_model")
 
@@ -80,6 +81,7 @@ class LoadedModel:
     end_tokens: frozenset[int]
     control_texts: frozenset[str]
     render: Render
+    marks: Marks
     files: LoadedFiles
     kv: KvChoice | None = None
 
@@ -211,6 +213,7 @@ def load_model(
         end_tokens=frozenset(int(token) for token in tokenizer.eos_token_ids),
         control_texts=frozenset(str(text) for text in tokenizer.get_added_vocab()),
         render=renderer(tokenizer),
+        marks=Marks.of(tokenizer),
         files=files,
         kv=kv,
     )

@@ -113,6 +113,7 @@ async def chat(parts: Parts, request: ChatRequest) -> GenerateResult:
                 keep_end=True,
                 alone=request.prove,
                 seeded=_names_seed(request),
+                root=turn.root,
             )
             read = (len(turn.ids), cached)
             result = await parts.exchanges.write(

@@ -78,7 +78,8 @@ class Generation:
         if isinstance(message, EventMessage):
             if self._on_event is not None and not isinstance(message.event, NoticeEvent):
                 self._on_event(message.event)
-            return message.event.text if isinstance(message.event, TokenEvent) else ""
+            event = message.event
+            return event.text if isinstance(event, TokenEvent) and event.channel == "text" else ""
         self._end()
         if isinstance(message, ResultMessage):
             self._result = self._call.load_result(message.result)

@@ -76,7 +76,12 @@ async def call(
 def event_map(event: WorkEvent) -> dict[str, Any]:
     """Return the wire map of an event."""
     if isinstance(event, TokenEvent):
-        return {"kind": "token", "token": event.token, "text": event.text}
+        told: dict[str, Any] = {"kind": "token", "token": event.token, "text": event.text}
+        if event.channel != "text":
+            told["channel"] = event.channel
+        if event.call is not None:
+            told["call"] = {"name": event.call.name, "arguments": event.call.arguments, "id": event.call.id}
+        return told
     return {"kind": "progress", "stage": event.stage, "done": event.done, "total": event.total}
 
 

@@ -952,3 +952,36 @@ async def test_a_call_and_its_result_go_on_in_the_session(open_rig: Any) -> None
             assert told.rewound_to is None
         assert ledger(rig) == cold(rig, [*said[:3], assistant("fine"), said[3], assistant("fine")], Root(TOOLS))
         assert held < len(ledger(rig))
+
+
+async def test_a_written_call_is_told_apart_and_its_result_goes_on_behind_it(open_rig: Any) -> None:
+    async with open_rig(endless=False) as rig:
+        await rig.service.create(session="a")
+        events: list[Any] = []
+        reply_with(rig, 'hm\n<tool_call>{"name": "look", "arguments": {"path": "."}}</tool_call>')
+        told = await send(rig, [user("hi")], tools=TOOLS, max_tokens=90, on_event=events.append)
+        (made,) = told.tool_calls
+        assert (told.text, told.finish_reason, made.name, made.arguments) == ("hm", "tool_calls", "look", {"path": "."})
+        assert [event.call for event in events if getattr(event, "call", None)] == [made]
+        assert len([event for event in events if getattr(event, "token", None) is not None]) == len(told.tokens)
+        held = ledger(rig)
+        given_back = message_of(
+            "assistant", "hm", [{"arguments": {"path": "."}, "name": "look", "id": "of the client"}]
+        )
+        reply_with(rig, "fine")
+        said = [user("hi"), dict(given_back), {"role": "tool", "content": "a file", "tool_call_id": made.id}]
+        told = await send(rig, said, tools=TOOLS)
+        assert (told.rewound_to, ledger(rig)[: len(held)]) == (None, held)
+        assert told.prefilled_tokens < 60
+        assert (told.text, told.finish_reason) == ("fine", "stop")
+
+
+async def test_a_fork_of_the_same_tokens_names_a_call_alike_and_other_tokens_do_not(open_rig: Any) -> None:
+    async with open_rig(endless=False) as rig:
+        ids = []
+        for name, asked in (("a", "hi"), ("b", "hi"), ("c", "ho")):
+            await rig.service.create(session=name)
+            reply_with(rig, '<tool_call>{"name": "look", "arguments": {}}</tool_call>')
+            told = await send(rig, [user(asked)], name, tools=TOOLS, max_tokens=90)
+            ids.append(told.tool_calls[0].id)
+        assert ids[0] == ids[1] != ids[2]

@@ -117,6 +117,7 @@ def model_of(case: Case, dtype: str) -> SmallModel:
         end_tokens=frozenset(),
         control_texts=frozenset(),
         render=None,  # type: ignore[arg-type]  # nothing is rendered
+        marks=None,  # type: ignore[arg-type]  # nothing is told apart
         files=LoadedFiles((), (), {}),
         case=case,
     )

@@ -1,0 +1,236 @@
+"""What a model writes, told apart while it is written: text, reasoning, calls of tools.
+
+The marks between them are the model's own, as mlx-lm knows them. Special tokens that are marks are seen too, though no
+text shows them. A call that its parser does not understand, or of a tool that nobody offered, is text.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from blake3 import blake3
+
+from ..api.dialogue import Channel, ToolCall
+from ..api.limits import MAX_ARGUMENTS_CHARS
+from ..models.chat_template import Root
+from ..models.marks import Marks
+from ..models.models import LoadedModel
+from .text import StopStrings, TextStream, overlap
+
+MAX_CALL_CHARS: Final = 2 * MAX_ARGUMENTS_CHARS
+"""Of what stands between the marks of a call. More is text."""
+
+
+class MarkedText:
+    """The text that each committed token adds, with the special tokens written out that marks are made of."""
+
+    def __init__(self, tokenizer: Any, context: Sequence[int], marks: Marks) -> None:
+        self._tokenizer = tokenizer
+        self._marks = marks
+        self._text = TextStream(tokenizer, context)
+
+    def push(self, token: int, *, in_call: bool) -> str:
+        """The text that is certain now. in_call: write out each special token, for the parser of the call."""
+        special = self._marks.special.get(token)
+        if special is None or not (in_call or token in self._marks.in_marks):
+            return self._text.push(token)
+        before = self._text.finish()
+        self._text = TextStream(self._tokenizer, ())
+        return before + special
+
+    def finish(self) -> str:
+        """The rest of the text after the last token."""
+        return self._text.finish()
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Some of what a channel says. call: of the channel of that name, once it is whole."""
+
+    channel: Channel
+    text: str = ""
+    call: ToolCall | None = None
+
+
+class Channels:
+    """Tells the channels of one answer apart. root: has the offered tools. name_call: gives the id of a call by its
+    number in the answer. thinks: whether the answer begins within its thinking."""
+
+    def __init__(self, marks: Marks, root: Root, name_call: Callable[[int], str], *, thinks: bool = False) -> None:
+        self._marks = marks
+        self._tools = [{"type": "function", "function": dict(tool)} for tool in root.tools]
+        self._offered = {tool["name"] for tool in root.tools}
+        self._name_call = name_call
+        self._named = 0
+        self.channel: Channel = "reasoning" if thinks else "text"
+        self._held = ""
+        self._blanks = ""  # at the end of a text: dropped if a call or the end of thinking stands beside them
+        self._joins = not thinks  # whether blanks that come now belong to the text
+
+    def push(self, text: str) -> Iterator[Piece]:
+        """The pieces that are certain with this text."""
+        self._held += text
+        while (found := self._next_mark()) is not None:
+            at, mark = found
+            before, self._held = self._held[:at], self._held[at + len(mark) :]
+            yield from self._passed(before, mark)
+        yield from self._certain()
+
+    def finish(self) -> Iterator[Piece]:
+        """The rest, after the last text."""
+        rest, self._held = self._held, ""
+        if self.channel == "call":
+            yield from self._call_or_text(rest, "")
+        elif rest:
+            yield from self._shown(rest)
+        if self._blanks and self._joins:
+            yield Piece("text", self._blanks)
+
+    def _wanted(self) -> list[str]:
+        """The marks that end the present channel."""
+        if self.channel == "reasoning":
+            return [self._marks.reasoning[1]] if self._marks.reasoning else []
+        if self.channel == "call":
+            return [self._marks.call[1]] if self._marks.call[1] else []
+        begins = [self._marks.call[0]] if self._offered else []
+        return [*begins, *self._marks.scaffold, *(self._marks.reasoning or ())[:1]]
+
+    def _next_mark(self) -> tuple[int, str] | None:
+        found = [(at, mark) for mark in self._wanted() if (at := self._held.find(mark)) >= 0]
+        return min(found, default=None)
+
+    def _passed(self, before: str, mark: str) -> Iterator[Piece]:
+        """Go on behind a mark."""
+        if self.channel == "call":
+            yield from self._call_or_text(before, mark)
+            self.channel = "text"
+            return
+        if before:
+            yield from self._shown(before)
+        if mark == self._marks.call[0]:
+            self.channel, self._blanks, self._joins = "call", "", False
+        elif self.channel == "reasoning":
+            self.channel, self._joins = "text", False
+        elif mark not in self._marks.scaffold:
+            self.channel, self._blanks = "reasoning", ""
+
+    def _certain(self) -> Iterator[Piece]:
+        """All that is held but a possible beginning of a mark; of a call nothing, until it is whole."""
+        if self.channel == "call":
+            if len(self._held) > MAX_CALL_CHARS:
+                body, self._held, self.channel = self._held, "", "text"
+                yield from self._shown(self._marks.call[0] + body)
+            return
+        keep = max((overlap(self._held, mark) for mark in self._wanted()), default=0)
+        shown, self._held = self._held[: len(self._held) - keep], self._held[len(self._held) - keep :]
+        if shown:
+            yield from self._shown(shown)
+
+    def _shown(self, text: str) -> Iterator[Piece]:
+        if self.channel == "reasoning":
+            yield Piece("reasoning", text)
+            return
+        text = self._blanks + text if self._joins else text.lstrip()
+        core = text.rstrip()
+        self._blanks, self._joins = text[len(core) :], self._joins or bool(core)
+        if core:
+            yield Piece("text", core)
+
+    def _call_or_text(self, body: str, end: str) -> Iterator[Piece]:
+        calls = self._calls_in(body)
+        if calls is None:
+            self.channel, self._joins = "text", True
+            yield from self._shown(f"{self._marks.call[0]}{body}{end}")
+            return
+        for call in calls:
+            yield Piece("call", call=call)
+
+    def _calls_in(self, body: str) -> list[ToolCall] | None:
+        """The calls between two marks; None if they are malformed."""
+        start, end = self._marks.call
+        for text in (body.strip(), f"{start}{body}{end}"):
+            try:
+                parsed = self._marks.parse(text, self._tools)
+                return [self._call(each) for each in (parsed if isinstance(parsed, list) else [parsed])]
+            except Exception:  # noqa: BLE001, S112 - a parser may raise any error for what a model writes
+                continue
+        return None
+
+    def _call(self, parsed: Mapping[str, Any]) -> ToolCall:
+        name, arguments = parsed["name"], parsed.get("arguments") or {}
+        if isinstance(arguments, str):
+            arguments = json.loads(arguments)
+        if name not in self._offered or not isinstance(arguments, dict):
+            raise ValueError("no call of an offered tool")
+        own: dict[str, Any] = json.loads(json.dumps(arguments, allow_nan=False))  # plain JSON, whatever a parser made
+        self._named += 1
+        return ToolCall(name, own, str(parsed.get("id") or self._name_call(self._named)))
+
+
+class Shown:
+    """What a client is shown of an answer, token by token. stopped: whether a stop string has come, in the text.
+
+    context: the ledger before it. root: of the conversation; None if all is text.
+    """
+
+    def __init__(self, model: LoadedModel, context: Sequence[int], root: Root | None, stop: Sequence[str]) -> None:
+        self._stops = StopStrings(stop)
+        self._channels: Channels | None = None
+        self._plain, marks = TextStream(model.tokenizer, context), model.marks
+        if root is not None and (root.tools or marks.reasoning):
+            thinks = marks.thinks_behind(context, model.end_tokens)
+            self._channels = Channels(marks, root, lambda number: _call_id(context, number), thinks=thinks)
+            self._marked = MarkedText(model.tokenizer, context, marks)
+
+    @property
+    def channel(self) -> Channel:
+        """Where the last token was."""
+        return self._channels.channel if self._channels is not None else "text"
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a stop string has come: nothing is shown behind it."""
+        return self._stops.found
+
+    def push(self, token: int) -> Iterator[Piece]:
+        """The pieces that a token makes certain."""
+        if self._channels is None:
+            return self._passed(_as_text(self._plain.push(token)))
+        return self._passed(self._channels.push(self._marked.push(token, in_call=self.channel == "call")))
+
+    def finish(self) -> Iterator[Piece]:
+        """The rest, after the last token; nothing behind a stop string."""
+        if self.stopped:
+            return
+        if self._channels is None:
+            yield from self._passed(_as_text(self._plain.finish()))
+        else:
+            yield from self._passed(self._channels.push(self._marked.finish()))
+            yield from self._passed(self._channels.finish())
+        if not self.stopped and (left := self._stops.finish()):
+            yield Piece("text", left)
+
+    def _passed(self, pieces: Iterator[Piece]) -> Iterator[Piece]:
+        for piece in pieces:
+            if piece.channel != "text":
+                yield piece
+            elif text := self._stops.push(piece.text):
+                yield Piece("text", text)
+            if self.stopped:
+                return
+
+
+def _as_text(text: str) -> Iterator[Piece]:
+    if text:
+        yield Piece("text", text)
+
+
+def _call_id(ledger: Sequence[int], number: int) -> str:
+    """The id of a call that ends here: nine letters and digits, as the strictest template wants them. It follows from
+    the ledger, so that the same tokens give it again."""
+    digest = blake3(b"".join(token.to_bytes(4, "little") for token in (*ledger, number))).digest(8)
+    return base64.b32encode(digest).decode().lower()[:9]

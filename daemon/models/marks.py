@@ -1,0 +1,65 @@
+"""The marks with which a model tells its channels apart: its thinking, and its calls of tools."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from .written_tools import CALL_END, CALL_START
+
+Parse = Callable[[str, Any], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Marks:
+    """The marks of a model. reasoning, call: where each begins and ends. reasoning is None, with its ids, if the model
+    has no marks for it; the end of a call is empty if the end of the answer ends it. parse: reads what stands between
+    the marks of a call, with the offered tools. scaffold: marks that no channel shows. special: the texts of
+    special tokens, by their ids; in_marks: those that marks are made of.
+    """
+
+    reasoning: tuple[str, str] | None
+    reasoning_ids: tuple[tuple[int, ...], tuple[int, ...]] | None
+    call: tuple[str, str]
+    parse: Parse
+    scaffold: tuple[str, ...]
+    special: Mapping[int, str]
+    in_marks: frozenset[int]
+
+    @classmethod
+    def of(cls, tokenizer: Any) -> Marks:
+        """The marks of a tokenizer of mlx-lm. Without its own, a call stands as `written_tools.py` says it."""
+        reasoning = reasoning_ids = None
+        if tokenizer.has_thinking:
+            reasoning = (tokenizer.think_start, tokenizer.think_end)
+            reasoning_ids = (tuple(tokenizer.think_start_tokens), tuple(tokenizer.think_end_tokens))
+        call, parse = (CALL_START, CALL_END), _parse_json
+        if tokenizer.has_tool_calling:
+            call, parse = (tokenizer.tool_call_start, tokenizer.tool_call_end), tokenizer.tool_parser
+        scaffold = tuple(tokenizer.structural_markers)
+        texts = [*(reasoning or ()), *call, *scaffold]
+        ids = set(tokenizer.all_special_ids)
+        special = {token: text for text, token in tokenizer.get_vocab().items() if token in ids}
+        in_marks = frozenset(token for token, text in special.items() if any(text in mark for mark in texts))
+        return cls(reasoning, reasoning_ids, call, parse, scaffold, special, in_marks)
+
+    def thinks_behind(self, tokens: Sequence[int], ends: frozenset[int]) -> bool:
+        """Whether a ledger ends inside the thinking of an open turn, as a template may begin it. ends: tokens that end
+        a turn."""
+        if self.reasoning_ids is None:
+            return False
+        begins, closes = self.reasoning_ids
+        for at in range(len(tokens) - 1, -1, -1):
+            if tokens[at] in ends:
+                return False
+            if tokens[at] == closes[0] and tuple(tokens[at : at + len(closes)]) == closes:
+                return False
+            if tokens[at] == begins[0] and tuple(tokens[at : at + len(begins)]) == begins:
+                return True
+        return False
+
+
+def _parse_json(text: str, _tools: Any) -> Any:
+    return json.loads(text)
