@@ -130,6 +130,21 @@ class StopIncomplete(ApiError):
     """The daemon stopped, but not every session could be put to sleep."""
 
 
+# --- HTTP -----------------------------------------------------------------------------------------------------------
+
+
+class HttpRefused(ApiError):
+    """A request over HTTP that was refused before it reached the daemon; `status` is that of its answer."""
+
+
+class PortInUse(ApiError):
+    """Another process listens on the port for HTTP."""
+
+
+class UnsafeTokenFile(ApiError):
+    """The file with the tokens for HTTP is not ours alone, or has a wrong line."""
+
+
 # --- the clients -----------------------------------------------------------------------------------------------------
 
 

@@ -11,14 +11,18 @@ import os
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from ..daemon.api.process import ShutdownResult
 from ..daemon.config.configuring import ConfigFile
 from ..daemon.config.settings import settings_of
+from ..daemon.options.serve_options import ServeOptions
 from ..daemon.service import Service
 from .server.serving import serve_until_signal
 from .wire.address import default_socket_path
+
+if TYPE_CHECKING:
+    from .http.server import HttpServer
 
 _LOG_FORMAT: Final = "%(asctime)s %(levelname)s %(message)s"
 """A line of the daemon's log begins with the time."""
@@ -37,10 +41,12 @@ def run(given: Mapping[str, Any], *, as_json: bool = False) -> None:
     logging.basicConfig(format=_LOG_FORMAT)
     config, store = given.get("config"), given.get("store")
     warnings: tuple[str, ...] = ()
+    http: HttpServer | None = None
 
     async def open_service() -> Service:
-        nonlocal warnings
+        nonlocal http, warnings
         settings = settings_of(given)
+        http = _http_server(settings.options)
         service = await Service.open(settings.options, models=settings.models)
         if config is not None:
             service.follow(ConfigFile(config, lambda: settings_of(given)), settings)
@@ -52,7 +58,8 @@ def run(given: Mapping[str, Any], *, as_json: bool = False) -> None:
     def on_ready(socket: str) -> None:
         sentence = f"torpor serves {store or 'the default store'} on {socket} (pid {os.getpid()}); stop it with Ctrl-C"
         facts = {"event": "ready", "socket": socket, "pid": os.getpid(), "warnings": len(warnings)}
-        _print(sentence, facts, as_json=as_json)
+        told = [] if http is None else http.addresses()
+        _print("\n".join([sentence, *told]), facts | ({"http": told} if told else {}), as_json=as_json)
 
     def on_stopped(report: ShutdownResult) -> None:
         _print(describe_stop(report), {"event": "stopped", **asdict(report)}, as_json=as_json)
@@ -63,7 +70,18 @@ def run(given: Mapping[str, Any], *, as_json: bool = False) -> None:
         on_ready=on_ready,
         on_stopped=on_stopped,
         rereads=config is not None,
+        find_doors=lambda: () if http is None else (http,),
     )
+
+
+def _http_server(options: ServeOptions) -> HttpServer | None:
+    """The HTTP server that the options ask for. Raises as that does."""
+    if options.http is None and options.http_socket is None:
+        return None
+    # Imported here: who does not ask for HTTP pays nothing for it (tests/socket_api/http/test_imports.py).
+    from .http.server import HttpServer
+
+    return HttpServer(socket_path=options.http_socket, port=options.http)
 
 
 def describe_stop(report: ShutdownResult) -> str:

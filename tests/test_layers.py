@@ -22,7 +22,10 @@ MAY_IMPORT: dict[str, tuple[set[str], set[str]]] = {
     "memvid": (set(), {"msgpack", "zstandard", "blake3", "platformdirs"}),
     "snapshot": ({"memvid"}, {"mlx", "mlx_lm", "numpy", "blake3", "platformdirs"}),
     "daemon": ({"snapshot", "memvid"}, {"mlx", "mlx_lm", "numpy", "blake3", "pydantic", "watchfiles"}),
-    "socket_api": (set(), {"msgpack", "pydantic", "platformdirs"}),
+    "socket_api": (
+        set(),
+        {"msgpack", "pydantic", "pydantic_core", "platformdirs", "prometheus_client", "starlette", "uvicorn"},
+    ),
     "cli": ({"memvid", "socket_api"}, {"typer", "rich", "pydantic", "platformdirs"}),
 }
 # What each folder holds, in the order in which it builds on itself: each may import what stands before it.
@@ -35,14 +38,14 @@ HOLDS: dict[str, tuple[str, ...]] = {
         *("errors", "api", "options", "events", "models", "engine", "sessions", "sleep", "prefixes", "memory"),
         *("residency", "chat", "config", "upkeep", "parts", "verbs", "service", "doctor"),
     ),
-    "socket_api": ("limits", "errors", "wire", "client", "server", "main"),
+    "socket_api": ("limits", "errors", "wire", "client", "server", "http", "main"),
     "cli": (
         *("exit_codes", "view", "errors", "reach", "serve", "demo", "commands", "command_list", "registry", "detached"),
         *("main", "tied"),
     ),
 }
 # The server half may import the daemon; everything else of the folder is the wire half and must not.
-SERVER_HALF = {"server", "main"}
+SERVER_HALF = {"server", "http", "main"}
 # But for what a verb is asked and answers: records and errors that know neither MLX nor the engine, and are the same on
 # both sides of the wire; and the options of a daemon, which commands take.
 ON_BOTH_SIDES = {("daemon", "api"), ("daemon", "errors"), ("daemon", "options")}

@@ -32,12 +32,14 @@ _MAX_SPOKEN_BYTES = 1 << 20  # of a starting daemon's output; a damaged store ma
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """A daemon that answers: its socket, its process, its log, and how many warnings of its start the log has."""
+    """A daemon that answers: its socket, its process, its log, how many warnings of its start the log has, and where it
+    serves HTTP, a sentence each."""
 
     socket: str
     pid: int
     log: Path
     warnings: int = 0
+    http: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +150,8 @@ def _wait_ready(process: subprocess.Popen[bytes], pipe: int, log: Path) -> Start
         piece = os.read(pipe, 64 << 10)
         spoken = (spoken + piece)[-_MAX_SPOKEN_BYTES:]
         if (ready := _document_with(spoken, "event", "ready")) is not None:
-            return Started(str(ready["socket"]), process.pid, log, int(ready["warnings"]))
+            http = tuple(map(str, ready.get("http", ())))
+            return Started(str(ready["socket"]), process.pid, log, int(ready["warnings"]), http)
         if not piece:
             status = process.wait(END_TIMEOUT_S)
             return Refused(status if status > 0 else 1, *_last_words(spoken, log))

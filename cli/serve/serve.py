@@ -91,13 +91,22 @@ def _serve_in_background(arguments: list[str], store: Path, log: Path, *, as_jso
         return begun.status
     if as_json:
         output.document(
-            "serve", {"socket": begun.socket, "pid": begun.pid, "log": str(begun.log), "warnings": begun.warnings}
+            "serve",
+            {
+                "socket": begun.socket,
+                "pid": begun.pid,
+                "log": str(begun.log),
+                "warnings": begun.warnings,
+                "http": list(begun.http),
+            },
         )
     else:
         is_default = begun.socket == str(default_socket_path())
         stop = "torpor stop" if is_default else f"torpor stop --socket {shlex.quote(begun.socket)}"
         serves = f"torpor serves {plain(str(store))} on {plain(begun.socket)} (pid {begun.pid})"
         output.line(f"{serves}; end it with {plain(stop)}")
+        for address in begun.http:
+            output.line(plain(address))
         output.line(f"it writes to {plain(begun.log)}")
         if begun.warnings:
             output.remark(

@@ -23,10 +23,12 @@ CanaryPolicy = Literal["always", "changed", "never"]
 Durability = Literal["turn", "sleep"]
 ReusePolicy = Literal["exact", "longest", "off"]
 Change = Literal["at once", "at the next start", "at the next load of the model"]
-Group = Literal["Models", "Memory and turns", "Sleep and wake", "The store", "Options"]
+Group = Literal["Models", "Memory and turns", "Sleep and wake", "The store", "HTTP", "Options"]
 
 MAX_WAITING_EVER: Final = 65_536
 """The greatest limit of waiting requests: each holds its client's bytes."""
+
+MAX_PORT: Final = 65_535
 
 MAX_BATCH_EVER: Final = 256
 """The greatest limit of sessions in one model call."""
@@ -358,6 +360,20 @@ class ServeOptions:
             "The store",
         ),
     ] = 8 << 20
+    http: Annotated[
+        int | None,
+        Number(metavar="PORT", least=0, most=MAX_PORT),
+        Option(
+            "Serve the APIs of OpenAI and Anthropic too, on this port of 127.0.0.1, to clients with a token of the "
+            "file that the start names. 0: any free port.",
+            "HTTP",
+        ),
+    ] = None
+    http_socket: Annotated[
+        Path | None,
+        Place(),
+        Option("Serve them on this Unix socket too, to you alone and without a token.", "HTTP", changes=None),
+    ] = None
 
 
 def _declared(record: type[Any], *, of_model: bool) -> dict[str, Declared]:

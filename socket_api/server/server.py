@@ -11,7 +11,8 @@ import contextlib
 import logging
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Protocol
 
 from ... import __version__
 from ...daemon.api.process import ShutdownResult
@@ -34,6 +35,12 @@ _ACCEPT_PAUSE_S = 0.5
 """After accept failed, for example without free file descriptors."""
 
 
+class GivesWay(Protocol):
+    """Holds work that may be cancelled."""
+
+    def give_way(self) -> None: ...
+
+
 class ApiServer:
     """Serves `backend` on `socket_path` between `start` and `stop`, or as an async context manager."""
 
@@ -45,8 +52,11 @@ class ApiServer:
         limits: ServerLimits | None = None,
         find_peer_uid: FindPeerUid = peer_uid,
         on_shutdown: Callable[[], None] = lambda: None,
+        beside: Sequence[GivesWay] = (),
     ) -> None:
-        """on_shutdown: called when a client asks the daemon to stop; `quiesce`, `announce` and `stop` should follow."""
+        """on_shutdown: called when a client asks the daemon to stop; `quiesce`, `announce` and `stop` should follow.
+        beside: other servers over the same service; they give way to the stop as the connections here do.
+        """
         self._backend = backend
         self._socket_path = socket_path
         self._limits = limits or ServerLimits()
@@ -60,6 +70,7 @@ class ApiServer:
         self._evicted: set[ServedConnection] = set()
         self._full: Listener | None = None
         self._on_shutdown = on_shutdown
+        self._beside = beside
         self._report: asyncio.Future[ShutdownResult] | None = None
 
     @property
@@ -217,8 +228,8 @@ class ApiServer:
 
     async def _shut_down(self, *, force: bool) -> ShutdownResult:
         if not force and not self._stopping:
-            for served in self._served:
-                served.give_way()
+            for each in (*self._served, *self._beside):
+                each.give_way()
             report = await self._backend.prepare_close()
             if report.failed and not self._stopping:  # else a signal has ended the daemon meanwhile
                 _LOG.warning("a stop was refused: %d sessions cannot be put to sleep", len(report.failed))

@@ -18,13 +18,12 @@ import faulthandler
 import os
 import resource
 import signal
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
 from ...daemon.api.process import ShutdownResult
 from ...daemon.engine.cancellation import to_the_end
 from ..errors import StopIncomplete
-from ..limits import ServerLimits
 from ..wire.listener import require_free
 from .descriptors import limits_within, raise_limit
 from .dispatch import Backend
@@ -45,7 +44,23 @@ class ClosableBackend(Backend, Protocol):
     async def close(self) -> ShutdownResult: ...
 
 
+class Door(Protocol):
+    """Another server over the same service, which starts and stops with the daemon."""
+
+    @property
+    def max_connections(self) -> int: ...
+
+    async def start(self, backend: Backend) -> None: ...
+
+    def give_way(self) -> None: ...
+
+    async def quiesce(self) -> None: ...
+
+    async def stop(self) -> None: ...
+
+
 OpenBackend = Callable[[], Awaitable[ClosableBackend]]
+FindDoors = Callable[[], Sequence[Door]]
 OnReady = Callable[[str], None]
 OnStopped = Callable[[ShutdownResult], None]
 
@@ -57,10 +72,12 @@ def serve_until_signal(
     on_ready: OnReady,
     on_stopped: OnStopped,
     rereads: bool = False,
+    find_doors: FindDoors = tuple,
 ) -> None:
     """Run the daemon in this process until SIGTERM, SIGINT or SIGHUP, or until a client asks it to stop.
 
-    rereads: there is a configuration file, and SIGHUP reloads it instead of stopping.
+    rereads: there is a configuration file, and SIGHUP reloads it instead of stopping. find_doors: called when the
+    service is open.
 
     Raises:
         SocketInUse, UnsafeSocketPath, SocketPathTooLong: before anything is loaded.
@@ -69,8 +86,10 @@ def serve_until_signal(
         TorporError: as the opening of the service.
     """
     harden_process()
-    limits = limits_within(raise_limit())
-    asyncio.run(_serve(open_backend, socket_path, on_ready, on_stopped, limits=limits, rereads=rereads))
+    files = raise_limit()
+    asyncio.run(
+        _serve(open_backend, socket_path, on_ready, on_stopped, files=files, rereads=rereads, find_doors=find_doors)
+    )
 
 
 def harden_process() -> None:
@@ -88,27 +107,39 @@ async def _serve(
     on_ready: OnReady,
     on_stopped: OnStopped,
     *,
-    limits: ServerLimits | None = None,
+    files: int | None = None,
     rereads: bool = False,
+    find_doors: FindDoors = tuple,
 ) -> None:
+    """files: how many this process may open; None: enough."""
     stop, reread = asyncio.Event(), asyncio.Event()
     _on_first_signal(stop.set, reread.set if rereads else None)
     await asyncio.to_thread(require_free, socket_path)
     backend = await open_backend()
-    server = ApiServer(backend, socket_path, limits=limits, on_shutdown=stop.set)
+    doors = find_doors()
+    limits = None if files is None else limits_within(files - sum(door.max_connections for door in doors))
+    server = ApiServer(
+        backend,
+        socket_path,
+        limits=limits,
+        on_shutdown=stop.set,
+        beside=doors,
+    )
     rereading: asyncio.Task[None] | None = None
     try:
         if not stop.is_set():
             await server.start()
+            for door in doors:
+                await door.start(backend)
             on_ready(os.path.abspath(socket_path))
             rereading = asyncio.ensure_future(_reread_on_demand(backend, reread))
             await stop.wait()
     finally:
         try:
-            report = await _close(backend, server, rereading)
+            report = await _close(backend, [server, *doors], rereading)
             server.announce(report)
         finally:
-            await server.stop()
+            await asyncio.gather(server.stop(), *(door.stop() for door in doors))
     on_stopped(report)
     if report.failed:
         reasons = "; ".join(f"{session}: {reason}" for session, reason in report.failed.items())
@@ -119,10 +150,12 @@ async def _serve(
         )
 
 
-async def _close(backend: ClosableBackend, server: ApiServer, rereading: asyncio.Task[None] | None) -> ShutdownResult:
+async def _close(
+    backend: ClosableBackend, doors: Sequence[ApiServer | Door], rereading: asyncio.Task[None] | None
+) -> ShutdownResult:
     """Stop the service. Sessions go to sleep from the first moment on, while other work still ends."""
     keeping = asyncio.ensure_future(backend.begin_close())
-    await server.quiesce()
+    await asyncio.gather(*(door.quiesce() for door in doors))
     if rereading is not None:
         rereading.cancel()
         await asyncio.wait({rereading})

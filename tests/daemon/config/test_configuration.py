@@ -139,9 +139,9 @@ def test_a_key_of_the_whole_daemon_in_the_table_of_a_model_is_told_where_it_belo
         ("[models.a]\npath = 'x'\nkvbits = 8", "models.a.kvbits: this key is not known; kv_bits is, if that was meant"),
         (
             "zzz = 1",
-            "zzz: this key is not known. The keys here are batch, canary, daily_write_budget, durability, idle_sleep",
+            "zzz: this key is not known. The keys here are batch, canary, daily_write_budget, durability, http",
         ),
-        ("zzz = 1", "idle_sleep, keep_days, keep_free, keep_last, load, max_waiting, memory_budget, model_ttl, models"),
+        ("zzz = 1", "http, idle_sleep, keep_days, keep_free, keep_last, load, max_waiting, memory_budget, model_ttl"),
         ("zzz = 1", "models, on_model_change, prefix_reuse, quantise_after, quantise_bits, recompute, scrub_rate"),
         ("zzz = 1", "scrub_rate, stop_within, store_budget"),
     ],

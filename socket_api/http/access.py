@@ -1,0 +1,213 @@
+"""Who may ask over HTTP, and about which sessions.
+
+On the Unix socket the kernel names the user who connects (`connections.py`). On the loopback port every user of the
+machine could connect, and so could a page in a browser. There a request needs a token, and a `Host` that is this
+machine. A request with an `Origin` comes from a page and is refused on both; there are no CORS headers.
+
+Owns the file of tokens: a line for each token, with the namespace of its sessions.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import re
+import secrets
+import stat
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Final
+
+import platformdirs
+
+from ...daemon.api.records import Request
+from ...daemon.api.verb import Verb
+from ..errors import HttpRefused, UnsafeTokenFile
+from ..wire.checking import load_request
+from ..wire.naming import name_in
+from .limits import MAX_TOKEN_CHARS, MAX_TOKEN_FILE_BYTES, MIN_TOKEN_CHARS
+
+_HEAD: Final = """\
+# Clients of Torpor over HTTP: one line each, with the namespace of its sessions and its token.
+# A client sends its token as `Authorization: Bearer TOKEN` or as `x-api-key: TOKEN`. A change holds at once.
+"""
+_LINE: Final = re.compile(
+    rf"([A-Za-z0-9][A-Za-z0-9._-]*)[ \t]+([!-~]{{{MIN_TOKEN_CHARS},{MAX_TOKEN_CHARS}}})", re.ASCII
+)
+_HOSTS: Final = ("127.0.0.1", "localhost", "[::1]")
+
+
+def default_tokens_path() -> Path:
+    """The file of tokens."""
+    return platformdirs.user_config_path("torpor", appauthor=False) / "http-tokens"
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """The client of a request. namespace: the only one whose sessions it may name; None on the Unix socket, whose user
+    may name any."""
+
+    namespace: str | None = None
+
+    def request_of(self, verb: Verb[Any, Any], params: Mapping[str, Any]) -> Request:
+        """The checked request of a verb; bare names are names in the namespace.
+
+        Raises:
+            InvalidRequest, InvalidSampling: a field is at fault.
+            HttpRefused: a session is of another namespace.
+        """
+        given = dict(params)
+        if self.namespace is not None:
+            for field in ("session", "name"):
+                if isinstance(given.get(field), str):
+                    given[field] = self._own(given[field])
+            if any(each.name == "namespace" for each in fields(verb.request)):
+                given["namespace"] = self.namespace
+        return load_request(verb, given)
+
+    def _own(self, session: str) -> str:
+        named = name_in(self.namespace or "", session)
+        if not named.removeprefix("torpor://").startswith(f"{self.namespace}/"):
+            raise HttpRefused(
+                f"This token is for the sessions of {self.namespace} alone. Name one of them, or use the token of the"
+                " other namespace.",
+                status=403,
+            )
+        return named
+
+
+class Tokens:
+    """The tokens of a file, which is read anew when it has changed. Only the digests stay in memory."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._seen: tuple[int, ...] | None = None
+        self._namespaces: dict[bytes, str] = {}
+
+    def make(self) -> None:
+        """Make the file with one token, if there is none, and read it. Raises UnsafeTokenFile."""
+        try:
+            self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if not self.path.exists():
+                self._write_first()
+        except OSError as error:
+            raise UnsafeTokenFile(
+                f"The file of tokens {self.path} cannot be made: {error.strerror}. Make its folder yours, or serve on"
+                " --http-socket alone.",
+                path=str(self.path),
+            ) from error
+        self._read()
+
+    def _write_first(self) -> None:
+        # Linked, so that of two daemons that start at once each finds one whole file.
+        aside = self.path.with_name(f"{self.path.name}.{secrets.token_hex(8)}")
+        line = f"default {secrets.token_urlsafe(32)}\n"
+        descriptor = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            with os.fdopen(descriptor, "w", encoding="ascii") as file:
+                file.write(_HEAD + line)
+            with contextlib.suppress(FileExistsError):
+                os.link(aside, self.path)
+        finally:
+            os.unlink(aside)
+
+    def namespace_of(self, token: str) -> str | None:
+        """The namespace of a token; None for an unknown one, and for every token while the file is not to be used."""
+        try:
+            found = os.stat(self.path)
+            if _signature(found) != self._seen:
+                self._read()
+        except (OSError, UnsafeTokenFile):
+            return None
+        return self._namespaces.get(_digest(token))
+
+    def _read(self) -> None:
+        try:
+            descriptor = os.open(self.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+            with os.fdopen(descriptor, "rb") as file:
+                found = os.fstat(file.fileno())
+                self._require_ours_alone(found)
+                text = file.read(MAX_TOKEN_FILE_BYTES + 1)
+        except OSError as error:
+            raise self._unsafe(f"cannot be read: {error.strerror}. Remove it, and start the daemon again") from error
+        if len(text) > MAX_TOKEN_FILE_BYTES:
+            raise self._unsafe(f"has more than {MAX_TOKEN_FILE_BYTES} bytes. Take lines out of it")
+        self._namespaces = self._parsed(text.decode("utf-8", errors="replace"))
+        self._seen = _signature(found)
+
+    def _parsed(self, text: str) -> dict[bytes, str]:
+        namespaces = {}
+        for number, line in enumerate(text.splitlines(), 1):
+            if not line.strip() or line.startswith("#"):
+                continue
+            parts = _LINE.fullmatch(line.strip())
+            if parts is None:
+                raise self._unsafe(
+                    f"is wrong in line {number}. Write the namespace, a blank, and a token of {MIN_TOKEN_CHARS} to"
+                    f" {MAX_TOKEN_CHARS} characters"
+                )
+            namespaces[_digest(parts[2])] = parts[1]
+        if not namespaces:
+            raise self._unsafe("has no token. Remove it, and the daemon makes a new one")
+        return namespaces
+
+    def _require_ours_alone(self, found: os.stat_result) -> None:
+        mode = stat.S_IMODE(found.st_mode)
+        if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid() or mode & 0o077:
+            raise self._unsafe(
+                f"is not a file that you alone can read (owner {found.st_uid}, mode {mode:04o}). If it is yours:"
+                f" chmod 600 {self.path}"
+            )
+
+    def _unsafe(self, problem: str) -> UnsafeTokenFile:
+        return UnsafeTokenFile(f"The file of tokens {self.path} {problem}.", path=str(self.path))
+
+
+class Access:
+    """Finds the caller of a request, or refuses it. tokens, port: of the loopback address, None without one."""
+
+    def __init__(self, tokens: Tokens | None = None, port: int | None = None) -> None:
+        self._tokens = tokens
+        self._hosts = {f"{host}:{port}" for host in _HOSTS} | ({*_HOSTS} if port == 80 else set())
+
+    def require_no_page(self, headers: Mapping[str, str], *, on_unix: bool) -> None:
+        """Refuse what a page in a browser may have sent, also through a name that leads here (DNS rebinding). Raises
+        HttpRefused."""
+        if "origin" in headers:
+            raise HttpRefused(
+                "This request comes from a page in a browser (it has an Origin), and no page may ask this daemon. Let"
+                " a program of your own ask it.",
+                status=403,
+            )
+        if not on_unix and headers.get("host", "").lower() not in self._hosts:
+            raise HttpRefused(
+                f"The Host of this request is not this machine. Use one of {', '.join(sorted(self._hosts))}.",
+                status=403,
+            )
+
+    def caller_of(self, headers: Mapping[str, str], *, on_unix: bool) -> Caller:
+        """The caller, by its token; on the Unix socket its user. Raises HttpRefused: no token, or an unknown one."""
+        if on_unix:
+            return Caller()
+        kind, _, bearer = headers.get("authorization", "").partition(" ")
+        token = headers.get("x-api-key", "") or (bearer.strip() if kind.lower() == "bearer" else "")
+        namespace = self._tokens.namespace_of(token) if self._tokens is not None and token else None
+        if namespace is None:
+            where = self._tokens.path if self._tokens is not None else "of tokens"
+            raise HttpRefused(
+                f"{'This token is not known' if token else 'A token is missing'}. Send one of the file {where}, as"
+                " Authorization: Bearer TOKEN or as x-api-key: TOKEN.",
+                status=401,
+            )
+        return Caller(namespace)
+
+
+def _digest(token: str) -> bytes:
+    # Looked up by its digest: the time of the search tells nothing about a known token.
+    return hashlib.sha256(token.encode("utf-8", "surrogatepass")).digest()
+
+
+def _signature(found: os.stat_result) -> tuple[int, ...]:
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns

@@ -1,0 +1,142 @@
+"""The body of a request: read within a bound, and its JSON checked before anything is built from it (threats 41 to 43).
+
+The check walks over the strings and brackets of a body, and builds nothing. Behind it a decoded body takes its text, of
+at most MAX_BODY_BYTES (four times that where each text has a character beyond the first 65,536 of Unicode), and some
+100 bytes for each of at most MAX_BODY_VALUES values. All bodies together are bounded in bytes, too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+from collections.abc import AsyncIterator
+from typing import Any, Final
+
+from pydantic_core import from_json
+from starlette.requests import Request
+
+from ...daemon.engine.pieces import Pieces, in_pieces
+from ..errors import HttpRefused, InvalidRequest
+from ..server.budget import Held, RequestBudget
+from .limits import MAX_BODY_BYTES, MAX_BODY_DEPTH, MAX_BODY_VALUES, HttpLimits
+from .work import ClientLeft
+
+_STEPS_AT_ONCE: Final = 4096
+"""Strings and brackets that one piece of work walks over: about a millisecond."""
+
+_BYTES_AT_ONCE: Final = 64 * 1024
+"""As above, of a long string: three milliseconds if all of it is escapes."""
+
+_MARK: Final = re.compile(rb'["\[\]{},]')
+_INSIDE: Final = re.compile(rb'(?:[^"\\]++|\\.)*+', re.DOTALL)
+
+
+class Bodies:
+    """Reads the bodies of all requests. One holds its bytes of the common bound until it is answered."""
+
+    def __init__(self, limits: HttpLimits) -> None:
+        self._limits = limits
+        self._budget = RequestBudget(limits.max_bodies_bytes, largest_bytes=MAX_BODY_BYTES)
+
+    @contextlib.asynccontextmanager
+    async def read(self, request: Request) -> AsyncIterator[dict[str, Any]]:
+        """The JSON object in the body of a request; an empty one for an empty body.
+
+        Raises:
+            HttpRefused: it is too large, comes too slowly, or is encoded.
+            InvalidRequest: it is no JSON object, or nested too deep.
+        """
+        if request.headers.get("content-encoding", "identity") != "identity":
+            raise HttpRefused("The body has a Content-Encoding. Send it as plain JSON.", status=415)
+        if int_of(request.headers.get("content-length")) > MAX_BODY_BYTES:
+            raise _too_large()
+        held = Held()
+        try:
+            try:
+                async with asyncio.timeout(self._limits.body_timeout_s):
+                    raw = await self._receive(request, held)
+            except TimeoutError:
+                raise HttpRefused(
+                    f"The body was not complete after {self._limits.body_timeout_s:g} s.", status=408
+                ) from None
+            self._budget.complete(held)
+            yield await in_pieces(_decoded(raw))
+        finally:
+            self._budget.give_back(held)
+
+    async def _receive(self, request: Request, held: Held) -> bytes:
+        pieces, size_bytes = [], 0
+        while True:
+            message = await request.receive()
+            if message["type"] == "http.disconnect":
+                raise ClientLeft
+            piece = message.get("body", b"")
+            size_bytes += len(piece)
+            if size_bytes > MAX_BODY_BYTES:
+                raise _too_large()
+            pieces.append(piece)
+            await self._budget.take(held, len(piece))
+            if not message.get("more_body", False):
+                return b"".join(pieces)
+
+
+def int_of(header: str | None) -> int:
+    """The number in a header; 0 for another text."""
+    return int(header) if header is not None and re.fullmatch(r"[0-9]{1,18}", header) else 0
+
+
+def require_bounded(body: bytes) -> Pieces[None]:
+    """Refuse JSON that is nested too deep or has too many values. Raises InvalidRequest."""
+    at = depth = steps = values = 0
+    while at < len(body):
+        mark = _MARK.search(body, at, at + _BYTES_AT_ONCE)
+        at = at + _BYTES_AT_ONCE if mark is None else mark.end()
+        steps += 1
+        if mark is None or steps % _STEPS_AT_ONCE == 0:
+            yield
+        if mark is None:
+            continue
+        if mark[0] == b'"':
+            at = yield from _behind_string(body, at)
+        elif mark[0] in b"[{":
+            depth += 1
+            if depth > MAX_BODY_DEPTH:
+                raise InvalidRequest(f"The body is nested deeper than {MAX_BODY_DEPTH} levels.", field="body")
+        elif mark[0] in b"]}":
+            depth -= 1
+        if mark[0] in b'[{,"':
+            values += 1
+            if values > MAX_BODY_VALUES:
+                raise InvalidRequest(
+                    f"The body has more than {MAX_BODY_VALUES} texts, lists, objects and commas.", field="body"
+                )
+
+
+def _behind_string(body: bytes, at: int) -> Pieces[int]:
+    """Where the string ends whose first character is at `at`."""
+    while at < len(body):
+        inside = _INSIDE.match(body, at, at + _BYTES_AT_ONCE)
+        at = at if inside is None else inside.end()
+        if body[at : at + 1] == b'"':
+            return at + 1
+        at += 2 if body[at : at + 1] == b"\\" else 0  # an escape over the end of the piece
+        yield
+    return at
+
+
+def _decoded(body: bytes) -> Pieces[dict[str, Any]]:
+    yield from require_bounded(body)
+    if not body.strip():
+        return {}
+    try:
+        found = from_json(body, allow_inf_nan=False)
+    except ValueError as error:  # its text tells the place and what was expected, and nothing of the body
+        raise InvalidRequest(f"The body is not JSON: {error}.", field="body") from None
+    if not isinstance(found, dict):
+        raise InvalidRequest("The body is no JSON object.", field="body")
+    return found
+
+
+def _too_large() -> HttpRefused:
+    return HttpRefused(f"The body has more than {MAX_BODY_BYTES // 1024**2} MiB. Send less at a time.", status=413)

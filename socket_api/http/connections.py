@@ -1,0 +1,170 @@
+"""One HTTP connection: uvicorn's with httptools, within named limits (threats 39, 41 to 43).
+
+uvicorn bounds neither the bytes and the number of headers, nor the time in which they come, and does not look at the
+peer of a Unix socket. This does, before the request is known to anything else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import socket
+from typing import Any
+
+import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from ..wire.peer import FindPeerUid, peer_uid
+from .limits import HttpLimits
+
+
+class Config(uvicorn.Config):
+    """uvicorn's settings, and the limits of its connections."""
+
+    def __init__(self, app: Any, limits: HttpLimits, find_peer_uid: FindPeerUid = peer_uid) -> None:
+        super().__init__(
+            app,
+            http=Connection,
+            ws="none",
+            lifespan="off",
+            loop="none",
+            log_config=None,
+            log_level="error",
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            timeout_keep_alive=limits.keep_alive_s,  # type: ignore[arg-type]  # a number for `call_later`
+            timeout_graceful_shutdown=limits.goodbye_timeout_s,  # type: ignore[arg-type]  # and one for `wait_for`
+        )
+        self.limits = limits
+        self.find_peer_uid = find_peer_uid
+
+
+class _TooMuch(Exception):
+    """Headers beyond a limit. Never leaves the parser."""
+
+
+class Connection(HttpToolsProtocol):
+    """One connection; a request finds it as `scope["state"]["connection"]`."""
+
+    config: Config
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
+        super().connection_made(transport)
+        peer = transport.get_extra_info("socket")
+        self.on_unix: bool = peer.family == socket.AF_UNIX
+        self._limits = self.config.limits
+        self._idle_since = self.loop.time()
+        self._head_bytes: int | None = 0  # of an incomplete head; None behind it
+        self._refusal = 400, "This is no HTTP request."
+        self._deadline: asyncio.TimerHandle | None = None
+        self._set_deadline()
+        if self.on_unix and not self._is_of_our_user(peer):
+            self._refuse(403, f"This daemon serves user {os.geteuid()} only. Start your own.")
+        elif len(self.connections) > self._limits.max_connections and not self._evict_idle():
+            limit = self._limits.max_connections
+            self._refuse(503, f"{limit} connections are open, and all of them work. Close or share one.")
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._drop_deadline()
+        super().connection_lost(exc)
+
+    def abort(self) -> None:
+        """End it at once: the client takes no bytes."""
+        self.transport.abort()
+
+    @property
+    def idle_since(self) -> float | None:
+        """Since when it has no request in work, on the loop's clock; None if it has one."""
+        is_idle = (self.cycle is None or self.cycle.response_complete) and not self.pipeline
+        return self._idle_since if is_idle and not self.transport.is_closing() else None
+
+    def _evict_idle(self) -> bool:
+        """Close the connection that has been idle longest, for this one."""
+        idle = [
+            (since, id(each), each)
+            for each in self.connections
+            if each is not self and isinstance(each, Connection) and (since := each.idle_since) is not None
+        ]
+        if idle:
+            min(idle)[2].transport.close()
+        return bool(idle)
+
+    def _is_of_our_user(self, peer: Any) -> bool:
+        try:
+            return self.config.find_peer_uid(peer) == os.geteuid()
+        except OSError:
+            return False
+
+    # --- the head of a request
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self._head_bytes is not None and not self.transport.is_closing():
+            self._head_bytes += len(data)
+            if self._head_bytes > self._limits.max_head_bytes:
+                self._refuse(*self._too_long())
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self.scope["state"]["connection"] = self
+        self._head_bytes = 0
+        if self._deadline is None:
+            self._set_deadline()
+
+    def on_url(self, url: bytes) -> None:
+        super().on_url(url)
+        if len(self.url) > self._limits.max_head_bytes:
+            self._refusal = self._too_long()
+            raise _TooMuch
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        super().on_header(name, value)
+        if len(self.headers) > self._limits.max_headers:
+            limit = self._limits.max_headers
+            self._refusal = 431, f"The request has more than {limit} headers. Send fewer."
+            raise _TooMuch
+        if sum(len(name) + len(value) for name, value in self.headers) > self._limits.max_head_bytes:
+            self._refusal = self._too_long()
+            raise _TooMuch
+
+    def on_headers_complete(self) -> None:
+        self._head_bytes = None
+        self._drop_deadline()
+        super().on_headers_complete()
+
+    def on_response_complete(self) -> None:
+        self._idle_since = self.loop.time()
+        super().on_response_complete()
+
+    def _too_long(self) -> tuple[int, str]:
+        return 431, f"The headers of the request have more than {self._limits.max_head_bytes} bytes. Send fewer."
+
+    def _set_deadline(self) -> None:
+        self._deadline = self.loop.call_later(self._limits.head_timeout_s, self._give_up)
+
+    def _drop_deadline(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+    def _give_up(self) -> None:
+        self._deadline = None
+        if self._head_bytes:
+            self._refuse(408, f"The headers of the request took more than {self._limits.head_timeout_s:g} s.")
+        else:
+            self.transport.close()
+
+    # --- answers of its own
+
+    def send_400_response(self, msg: str) -> None:
+        self._refuse(*self._refusal)
+
+    def _refuse(self, status: int, message: str) -> None:
+        """Answer what is not, or not yet, a request, and close."""
+        error = {"message": message, "type": "invalid_request_error", "param": None, "code": None}
+        body = json.dumps({"error": error}).encode()
+        head = f"HTTP/1.1 {status} \r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n"
+        self.transport.write(head.encode("ascii") + b"connection: close\r\n\r\n" + body)
+        self.transport.close()

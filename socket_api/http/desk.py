@@ -1,0 +1,36 @@
+"""What all routes of one server share."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+from starlette.requests import Request
+
+from ..server.dispatch import Backend
+from .access import Access
+from .bodies import Bodies
+from .limits import HttpLimits
+from .metrics import Counters
+from .work import Works
+
+
+@dataclass
+class Desk:
+    """The parts of one server over a service."""
+
+    backend: Backend
+    access: Access
+    limits: HttpLimits = field(default_factory=HttpLimits)
+    started_s: int = field(default_factory=lambda: int(time.time()))
+
+    def __post_init__(self) -> None:
+        self.works = Works(self.backend)
+        self.bodies = Bodies(self.limits)
+        self.counters = Counters()
+
+
+def desk_of(request: Request) -> Desk:
+    """The desk of the server that got a request."""
+    desk: Desk = request.app.state.desk
+    return desk

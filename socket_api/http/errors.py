@@ -1,0 +1,121 @@
+"""Errors in the shape of each API, as an answer and in the middle of a stream.
+
+Owns the HTTP status of each error of the daemon, and the texts by which clients know that their context is full: they
+shorten their history at these, and at no others (QC6). Such an error is a 400 on both APIs: clients misread a 413.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, Final, Literal
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+
+from ...errors import TorporError
+
+Dialect = Literal["openai", "anthropic"]
+
+RETRY_AFTER_S: Final = 1
+"""When a client should ask again that was refused because others are served."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """What each API calls the errors of one HTTP status. code: OpenAI's, for a request that reached no verb."""
+
+    openai: str
+    anthropic: str
+    code: str = "http_refused"
+
+
+_KINDS: Final[Mapping[int, _Kind]] = MappingProxyType(
+    {
+        400: _Kind("invalid_request_error", "invalid_request_error"),
+        401: _Kind("authentication_error", "authentication_error", "invalid_api_key"),
+        403: _Kind("permission_error", "permission_error", "forbidden"),
+        404: _Kind("not_found_error", "not_found_error", "not_found"),
+        405: _Kind("invalid_request_error", "invalid_request_error", "method_not_allowed"),
+        408: _Kind("invalid_request_error", "invalid_request_error", "request_timeout"),
+        409: _Kind("conflict_error", "invalid_request_error"),
+        413: _Kind("invalid_request_error", "request_too_large", "request_too_large"),
+        415: _Kind("invalid_request_error", "invalid_request_error", "unsupported_media_type"),
+        429: _Kind("rate_limit_error", "rate_limit_error"),
+        500: _Kind("server_error", "api_error"),
+        503: _Kind("server_error", "overloaded_error"),
+        507: _Kind("server_error", "api_error"),
+    }
+)
+
+# Every code that is not here is a failure of the daemon: 500.
+_STATUSES: Final[Mapping[int, tuple[str, ...]]] = MappingProxyType(
+    {
+        400: (
+            *("ambiguous_version", "context_overflow", "empty_context", "invalid_draft", "invalid_fold"),
+            *("invalid_request", "invalid_sampling", "invalid_tag", "invalid_tokens", "invalid_transcript"),
+            *("invalid_uri", "limit_exceeded", "no_such_position", "template_unusable"),
+        ),
+        404: ("model_not_loaded", "session_not_found", "unknown_model"),
+        409: (
+            *("identity_mismatch", "model_changed", "model_files_changing", "model_in_use", "name_taken"),
+            *("session_awake", "session_exists", "transcript_diverged"),
+        ),
+        429: ("daemon_busy", "engine_busy", "memory_busy", "session_busy", "store_busy", "too_many_requests"),
+        503: ("cancelled", "service_closed", "shutting_down", "stop_deadline"),
+        507: ("budget_exceeded", "memory_budget_exceeded", "no_space"),
+    }
+)
+STATUS_OF_CODE: Final[Mapping[str, int]] = MappingProxyType(
+    {code: status for status, codes in _STATUSES.items() for code in codes}
+)
+
+
+def status_of(error: TorporError) -> int:
+    """The HTTP status of an error."""
+    return int(error.status) if error.code == "http_refused" else STATUS_OF_CODE.get(error.code, 500)
+
+
+def dialect_of(request: Request) -> Dialect:
+    """The API that a request speaks."""
+    speaks_anthropic = "anthropic-version" in request.headers or request.url.path.startswith("/v1/messages")
+    return "anthropic" if speaks_anthropic else "openai"
+
+
+def error_map(error: TorporError, dialect: Dialect) -> dict[str, Any]:
+    """An error as an answer's body, or as the data of an event."""
+    status = status_of(error)
+    kind = _KINDS[status]
+    if dialect == "anthropic":
+        return {"type": "error", "error": {"type": kind.anthropic, "message": _message(error, dialect)}}
+    code = {"context_overflow": "context_length_exceeded", "http_refused": kind.code}.get(error.code, error.code)
+    param = error.details.get("field")
+    told = {"message": _message(error, dialect), "type": kind.openai, "param": param, "code": code}
+    return {"error": told}
+
+
+def response(error: TorporError, dialect: Dialect) -> JSONResponse:
+    """An error as an answer. It closes the connection where a body may be unread."""
+    status = status_of(error)
+    headers = {"retry-after": str(RETRY_AFTER_S)} if status in (429, 503) else {}
+    if error.code == "http_refused":
+        headers["connection"] = "close"
+    return JSONResponse(error_map(error, dialect), status, headers)
+
+
+def new_request_id() -> str:
+    """A name for one request, for its answer's headers and the log."""
+    return f"req_{uuid.uuid4().hex}"
+
+
+def _message(error: TorporError, dialect: Dialect) -> str:
+    if error.code != "context_overflow" or "context_tokens" not in error.details:
+        return error.message
+    limit, asked = error.context_tokens, error.token_count + error.wanted_tokens
+    if dialect == "anthropic":
+        return f"prompt is too long: {asked} tokens > {limit} maximum. {error.message}"
+    return (
+        f"This model's maximum context length is {limit} tokens. However, you requested {asked} tokens. {error.message}"
+    )

@@ -1,0 +1,78 @@
+"""`/metrics`: the figures of `status`, and counts of requests over HTTP, for Prometheus.
+
+Each number of the record of `status` is a gauge, so a new field of that record is a new gauge: `torpor_` and the names
+on the way to it. Those of a model have its name as a label.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+from prometheus_client import CollectorRegistry, Counter, generate_latest
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
+from prometheus_client.metrics_core import GaugeMetricFamily
+from starlette.requests import Request
+from starlette.responses import Response
+
+from ...daemon.api.process import StatusRequest, StatusResult
+from ...daemon.api.verbs import VERBS
+
+
+class Counters:
+    """Counts since the server began."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.requests = Counter(
+            "torpor_http_requests", "Answers over HTTP.", ("route", "status"), registry=self.registry
+        )
+        self.tokens = Counter(
+            "torpor_http_tokens",
+            "Tokens of answers over HTTP: taken over from a session (cached), read anew, and written.",
+            ("model", "kind"),
+            registry=self.registry,
+        )
+
+
+class _Status:
+    """A collector of one `status`."""
+
+    def __init__(self, status: StatusResult) -> None:
+        self._status = status
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        families: dict[str, GaugeMetricFamily] = {}
+        for name, model, value in _numbers("torpor", self._status):
+            labels = ["model"] if model else []
+            family = families.setdefault(name, GaugeMetricFamily(name, "As in torpor status.", labels=labels))
+            family.add_metric([model] if model else [], value)
+        yield from families.values()
+
+
+async def status_of(request: Request) -> StatusResult:
+    """The daemon's `status`, for a request."""
+    status: StatusResult = await request.app.state.desk.works.answer(VERBS["status"], StatusRequest(), request.receive)
+    return status
+
+
+async def metrics(request: Request) -> Response:
+    """The answer of `/metrics`."""
+    desk = request.app.state.desk
+    registry = CollectorRegistry()
+    registry.register(_Status(await status_of(request)))
+    return Response(generate_latest(registry) + generate_latest(desk.counters.registry), media_type=CONTENT_TYPE_LATEST)
+
+
+def _numbers(prefix: str, record: Any, model: str = "") -> Iterator[tuple[str, str, float]]:
+    """The numbers of a record and of the records in it: their names, their model, and their values."""
+    for each in fields(record):
+        value, name = getattr(record, each.name), f"{prefix}_{each.name}"
+        if isinstance(value, (bool, int, float)) and each.name != "pid":
+            yield name, model, float(value)
+        elif is_dataclass(value):
+            yield from _numbers(name, value)
+        elif each.name == "models":
+            for one in value:
+                yield from _numbers(f"{prefix}_model", one, one.name)

@@ -1,0 +1,69 @@
+"""`/v1/models`: the served models with their context, as OpenAI's API lists them or as Anthropic's."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from ...daemon.api.process import ModelInfo
+from ..errors import HttpRefused
+from .desk import Desk, desk_of
+from .errors import Dialect, dialect_of
+from .metrics import status_of
+
+
+def routes() -> list[Route]:
+    """The list, and one model of it."""
+    return [Route("/v1/models", _list), Route("/v1/models/{model:path}", _show)]
+
+
+async def served(request: Request) -> dict[str, ModelInfo]:
+    """The served models by name; the first is the default."""
+    return {each.name: each for each in (await status_of(request)).models}
+
+
+def require_model(name: str, models: dict[str, ModelInfo]) -> ModelInfo:
+    """A model by its name. Raises HttpRefused: it is not served."""
+    if name not in models:
+        raise HttpRefused(f"There is no model {name!r:.200}. Those that are served: {', '.join(models)}.", status=404)
+    return models[name]
+
+
+async def _list(request: Request) -> Response:
+    models, dialect, desk = await served(request), dialect_of(request), desk_of(request)
+    told = [_told(each, dialect, desk) for each in models.values()]
+    if dialect == "anthropic":
+        ends = {"first_id": told[0]["id"], "last_id": told[-1]["id"]} if told else {"first_id": None, "last_id": None}
+        return JSONResponse({"data": told, "has_more": False, **ends})
+    return JSONResponse({"object": "list", "data": told})
+
+
+async def _show(request: Request) -> Response:
+    model = require_model(request.path_params["model"], await served(request))
+    return JSONResponse(_told(model, dialect_of(request), desk_of(request)))
+
+
+def _told(model: ModelInfo, dialect: Dialect, desk: Desk) -> dict[str, Any]:
+    """A model as an API tells it. Its context is None until it was loaded once."""
+    if dialect == "anthropic":
+        return {
+            "type": "model",
+            "id": model.name,
+            "display_name": model.name,
+            "created_at": datetime.fromtimestamp(desk.started_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+            "lifecycle": "active",
+            "max_input_tokens": model.context_tokens,
+            "max_tokens": model.context_tokens,
+        }
+    return {
+        "id": model.name,
+        "object": "model",
+        "created": desk.started_s,
+        "owned_by": "torpor",
+        "context_length": model.context_tokens,
+        "max_model_len": model.context_tokens,
+    }

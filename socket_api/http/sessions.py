@@ -1,0 +1,73 @@
+"""Sessions over HTTP: verbs of the daemon as plain JSON.
+
+A route is a row of a table. The body of a request has the fields of the verb's record, but for the session, which the
+path names; the answer is the verb's record. A name in a path may be percent-encoded: `team%2Fnotes`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final
+from urllib.parse import unquote
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from ...daemon.api.verb import Verb
+from ...daemon.api.verbs import VERBS
+from ...daemon.engine.pieces import in_pieces
+from ..server.wire_map import wire_map
+from ..wire.checking import listed
+from .desk import desk_of
+
+PATH: Final = "/v1/sessions"
+
+
+@dataclass(frozen=True, slots=True)
+class SessionRoute:
+    """A verb, and where it is asked."""
+
+    method: str
+    path: str
+    verb: Verb[Any, Any]
+
+    @property
+    def names_session(self) -> bool:
+        """Whether the path names the session."""
+        return "{session}" in self.path
+
+
+ROUTES: Final = (
+    SessionRoute("GET", PATH, VERBS["list"]),
+    SessionRoute("POST", PATH, VERBS["create"]),
+    SessionRoute("GET", f"{PATH}/{{session}}", VERBS["show"]),
+    SessionRoute("DELETE", f"{PATH}/{{session}}", VERBS["delete"]),
+    SessionRoute("GET", f"{PATH}/{{session}}/why", VERBS["why"]),
+    *(
+        SessionRoute("POST", f"{PATH}/{{session}}/{name}", VERBS[name])
+        for name in ("set", "sleep", "save", "wake", "fork", "fold")
+    ),
+)
+
+
+def routes() -> list[Route]:
+    """The table, as routes of the server."""
+    return [Route(each.path, partial(_answer, each), methods=[each.method]) for each in ROUTES]
+
+
+async def _answer(route: SessionRoute, request: Request) -> Response:
+    desk = desk_of(request)
+    async with desk.bodies.read(request) as body:
+        lists = listed(route.verb)
+        params = {
+            name: tuple(value) if name in lists and type(value) is list else value for name, value in body.items()
+        }
+        if route.method == "GET":
+            params |= request.query_params
+        if route.names_session:
+            params["session"] = unquote(request.path_params["session"])
+        asked = request.state.caller.request_of(route.verb, params)
+        result = await desk.works.answer(route.verb, asked, request.receive)
+        return JSONResponse(await in_pieces(wire_map(route.verb, result)))

@@ -1,0 +1,135 @@
+"""An HTTP server over a service without a model, on a thread of its own, and plain requests to it."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import json
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torpor.socket_api.http.limits import HttpLimits
+from torpor.socket_api.http.server import HttpServer
+
+from ..conftest import poll
+from ..fake_service import FakeService
+
+
+@dataclass(frozen=True)
+class Answer:
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+
+class UnixConnection(http.client.HTTPConnection):
+    def __init__(self, path: Path) -> None:
+        super().__init__("localhost", timeout=20)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock.settimeout(20)
+        self.sock.connect(str(self._path))
+
+
+def asked(connection: http.client.HTTPConnection, method: str, path: str, body: Any = None, **headers: str) -> Answer:
+    """Ask, and read the whole answer. headers: an underscore stands for a hyphen."""
+    raw = body if isinstance(body, bytes | None) else json.dumps(body).encode()
+    connection.request(method, path, raw, {name.replace("_", "-"): value for name, value in headers.items()})
+    answer = connection.getresponse()
+    return Answer(answer.status, {name.lower(): value for name, value in answer.getheaders()}, answer.read())
+
+
+class HttpThread:
+    """An HTTP server with a FakeService on an event loop of its own, on both addresses."""
+
+    def __init__(self, folder: Path, **arguments: Any) -> None:
+        self.socket_path = folder / "h.sock"
+        self.tokens_path = folder / "config" / "http-tokens"
+        self.service: FakeService
+        self.server: HttpServer
+        self._arguments = arguments
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever)
+        self._thread.start()
+        self.do(self._start)
+
+    @property
+    def port(self) -> int:
+        assert self.server.port is not None
+        return self.server.port
+
+    @property
+    def token(self) -> str:
+        return self.tokens_path.read_text().split()[-1]
+
+    def on_unix(self) -> http.client.HTTPConnection:
+        return UnixConnection(self.socket_path)
+
+    def on_port(self) -> http.client.HTTPConnection:
+        return http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)
+
+    def ask(self, method: str, path: str, body: Any = None, **headers: str) -> Answer:
+        """Ask on the Unix socket, on a connection of its own."""
+        connection = self.on_unix()
+        try:
+            return asked(connection, method, path, body, **headers)
+        finally:
+            connection.close()
+
+    def do(self, action: Callable[[], Any]) -> Any:
+        """Run a function or coroutine function on the loop."""
+
+        async def run() -> Any:
+            result = action()
+            return await result if asyncio.iscoroutine(result) else result
+
+        return asyncio.run_coroutine_threadsafe(run(), self._loop).result(timeout=20)
+
+    def wait_until(self, condition: Callable[[], bool]) -> None:
+        self.do(lambda: poll(condition))
+
+    def stop(self) -> None:
+        self.do(self.server.stop)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(timeout=20)
+        self._loop.close()
+
+    async def _start(self) -> None:
+        self.service = FakeService()
+        self.server = HttpServer(socket_path=self.socket_path, port=0, tokens_path=self.tokens_path, **self._arguments)
+        await self.server.start(self.service)
+
+
+Begin = Callable[..., HttpThread]
+
+
+@pytest.fixture
+def begin(short_path: Path) -> Iterator[Begin]:
+    """Starts servers with the given limits; they end with the test."""
+    running: list[HttpThread] = []
+
+    def start(**limits: Any) -> HttpThread:
+        more = {"find_peer_uid": limits.pop("find_peer_uid")} if "find_peer_uid" in limits else {}
+        folder = short_path / str(len(running))
+        running.append(HttpThread(folder, limits=HttpLimits(**{"goodbye_timeout_s": 0.5, **limits}), **more))
+        return running[-1]
+
+    yield start
+    for each in running:
+        each.stop()
+
+
+@pytest.fixture
+def server(begin: Begin) -> HttpThread:
+    return begin()

@@ -1,0 +1,126 @@
+"""A body is bounded before it is read, and its JSON before it is built (threats 41 to 43, 48; QX12)."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import tracemalloc
+from collections.abc import Iterator
+
+import pytest
+from torpor.socket_api.errors import InvalidRequest
+from torpor.socket_api.http.bodies import require_bounded
+from torpor.socket_api.http.limits import MAX_BODY_BYTES, MAX_BODY_DEPTH, MAX_BODY_VALUES
+
+from .conftest import Begin, HttpThread
+
+
+def bounded(body: bytes) -> bool:
+    try:
+        for _ in require_bounded(body):
+            pass
+    except InvalidRequest:
+        return False
+    return True
+
+
+@pytest.mark.parametrize(
+    ("text", "holds"),
+    [
+        ("[" * MAX_BODY_DEPTH + "]" * MAX_BODY_DEPTH, True),
+        ("[" * (MAX_BODY_DEPTH + 1), False),
+        ('{"a":' * (MAX_BODY_DEPTH + 1), False),
+        (json.dumps("[{" * 100_000), True),
+        (json.dumps('"[' * 100_000), True),
+        (json.dumps("\\" * 100_001 + '"['), True),
+        ("[" + "0," * (MAX_BODY_VALUES - 2) + "0]", True),
+        ("[" + "0," * MAX_BODY_VALUES + "0]", False),
+        ("[" + "[]," * MAX_BODY_VALUES, False),
+        ('""' * (MAX_BODY_VALUES + 1), False),
+        ('"\\"\\"' * MAX_BODY_VALUES * 2, False),
+        ('"' + "x" * 200_000, True),
+        ('"\\' * 200_000, True),
+    ],
+)
+def test_depth_and_values_are_counted_outside_of_strings(text: str, holds: bool) -> None:
+    assert bounded(text.encode()) is holds
+
+
+def test_an_escape_over_the_end_of_a_piece_ends_no_string() -> None:
+    for before in range(65_530, 65_540):
+        assert bounded(b'"' + b"x" * before + b'\\"' + b"[" * 100 + b'"')
+
+
+def test_the_check_builds_nothing_of_a_body() -> None:
+    body = b"[" + b"[]," * 50_000 + b"[]]"
+    tracemalloc.start()
+    try:
+        assert bounded(body)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < len(body) / 10, "built, its lists would take twenty times its bytes"
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (b"{", "not JSON"),
+        (b"[1]", "no JSON object"),
+        (b"null", "no JSON object"),
+        (b'{"session": NaN}', "not JSON"),
+        (b'{"session": "\\ud800"}', "not JSON"),
+        (b'{"session": "\xff"}', "not JSON"),
+        (b'{"session": ' + b"9" * 5000 + b"}", "not JSON"),
+        (b'{"session": 1e999}', "session: it is no text"),
+        (b'{"session": {"a": 1}}', "session: it is no text"),
+        (b'{"session": "a", "labels": "x"}', "labels: it is no list"),
+        (b'{"session": "a", "sampling": {"temperature": -1}}', "temperature"),
+        (b'{"session": "a", "sampling": {"seed": 99999999999999999999999}}', "seed"),
+        (b'{"session": "a", "colour": 1}', "no such field"),
+        (b"{}", "session: it is missing"),
+    ],
+)
+def test_a_wrong_body_is_a_400_that_says_what_to_do(server: HttpThread, body: bytes, said: str) -> None:
+    answer = server.ask("POST", "/v1/sessions", body)
+    assert answer.status == 400
+    assert said in answer.json["error"]["message"]
+    assert answer.json["error"]["type"] == "invalid_request_error"
+    assert not server.service.calls
+
+
+def test_a_body_above_the_limit_is_refused_before_it_is_sent(server: HttpThread) -> None:
+    connection = server.on_unix()
+    connection.putrequest("POST", "/v1/sessions")
+    connection.putheader("content-length", str(MAX_BODY_BYTES + 1))
+    connection.endheaders()
+    answer = connection.getresponse()
+    assert answer.status == 413
+    assert json.loads(answer.read())["error"]["code"] == "request_too_large"
+    connection.close()
+
+
+def test_a_body_of_unknown_length_is_refused_at_the_limit(server: HttpThread) -> None:
+    connection = server.on_unix()
+
+    def pieces() -> Iterator[bytes]:
+        for _ in range(33):
+            yield b" " * (1 << 20)
+
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it was refused before all was sent
+        connection.request("POST", "/v1/sessions", pieces(), {"transfer-encoding": "chunked"}, encode_chunked=True)
+    assert connection.getresponse().status == 413
+    connection.close()
+
+
+def test_a_slow_body_is_given_up(begin: Begin) -> None:
+    connection = begin(body_timeout_s=0.05).on_unix()
+    connection.putrequest("POST", "/v1/sessions")
+    connection.putheader("content-length", "10")
+    connection.endheaders(b'{"sess')
+    assert connection.getresponse().status == 408
+    connection.close()
+
+
+def test_an_encoded_body_is_refused(server: HttpThread) -> None:
+    assert server.ask("POST", "/v1/sessions", b"\x1f\x8b", content_encoding="gzip").status == 415

@@ -1,0 +1,101 @@
+"""The HTTP server starts and stops with its daemon."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import os
+import stat
+from pathlib import Path
+
+import pytest
+from torpor.socket_api import AsyncClient
+from torpor.socket_api.errors import PortInUse, SocketInUse
+from torpor.socket_api.http.limits import HttpLimits
+from torpor.socket_api.http.server import HttpServer
+from torpor.socket_api.server.serving import _serve
+
+from ..fake_service import FakeService
+from .conftest import Begin, HttpThread, UnixConnection, asked
+
+
+def test_a_port_or_a_socket_in_use_is_told_before_anything_is_loaded(server: HttpThread, tmp_path: Path) -> None:
+    with pytest.raises(PortInUse, match="--http"):
+        HttpServer(port=server.port, tokens_path=tmp_path / "tokens")
+    with pytest.raises(SocketInUse):
+        HttpServer(socket_path=server.socket_path)
+
+
+def test_the_socket_is_the_owners_alone_and_goes_with_the_server(begin: Begin) -> None:
+    server = begin()
+    assert stat.S_IMODE(server.socket_path.stat().st_mode) == 0o600
+    server.do(server.server.stop)
+    assert not server.socket_path.exists()
+
+
+def waking(server: HttpThread) -> http.client.HTTPConnection:
+    """A request that waits at the service until it is cancelled or released."""
+    server.ask("POST", "/v1/sessions", {"session": "a"})
+    server.service.sessions["a"].tokens += [1]
+    server.ask("POST", "/v1/sessions/a/sleep")
+    server.do(server.service.hold)
+    connection = server.on_unix()
+    connection.request("POST", "/v1/sessions/a/wake")
+    server.wait_until(lambda: ("wake", {"session": "a"}) in server.service.calls)
+    return connection
+
+
+def test_a_stop_answers_what_runs_and_what_still_comes_with_the_error_of_the_api(server: HttpThread) -> None:
+    idle = server.on_unix()
+    asked(idle, "GET", "/healthz")
+    connection = waking(server)
+    server.do(server.server.quiesce)
+    answer = connection.getresponse()
+    assert answer.status == 503
+    assert b"shutting_down" in answer.read()
+    assert asked(idle, "GET", "/healthz").json == {"status": "stopping"}
+    assert asked(idle, "GET", "/v1/sessions").status == 503
+    connection.close()
+    server.do(server.server.stop)
+    assert idle.sock is None or idle.sock.recv(1) == b""
+    idle.close()
+
+
+def test_a_client_that_leaves_cancels_its_request(server: HttpThread) -> None:
+    """Threat 45."""
+    connection = waking(server)
+    assert server.server.works == 1
+    connection.close()
+    server.wait_until(lambda: server.server.works == 0)
+    assert server.service.sessions["a"].info.state == "asleep"
+
+
+def test_a_stop_that_a_client_asks_for_on_the_other_socket_ends_it(short_path: Path) -> None:
+    async def run() -> None:
+        service, ready = FakeService(), asyncio.Event()
+        door = HttpServer(socket_path=short_path / "h.sock", limits=HttpLimits(goodbye_timeout_s=0.5))
+
+        async def open_backend() -> FakeService:
+            return service
+
+        serving = asyncio.create_task(
+            _serve(
+                open_backend,
+                short_path / "t.sock",
+                lambda _: ready.set(),
+                lambda _: None,
+                files=1024,
+                find_doors=lambda: (door,),
+            )
+        )
+        await ready.wait()
+        connection = UnixConnection(short_path / "h.sock")
+        assert (await asyncio.to_thread(asked, connection, "GET", "/healthz")).status == 200
+        async with AsyncClient(short_path / "t.sock", timeout_s=20) as client:
+            await client.shutdown()
+        await serving
+        assert service.closed
+        assert os.listdir(short_path) == []
+        connection.close()
+
+    asyncio.run(run())

@@ -1,0 +1,80 @@
+"""Sessions over HTTP: each row of the table asks its verb, and errors have the status of their code."""
+
+from __future__ import annotations
+
+from torpor.daemon.api.verbs import VERBS
+from torpor.socket_api.http.sessions import ROUTES
+
+from .conftest import HttpThread
+
+
+def test_a_session_is_made_listed_shown_slept_woken_forked_and_deleted(server: HttpThread) -> None:
+    made = server.ask("POST", "/v1/sessions", {"session": "a", "labels": ["x"], "sampling": {"seed": 3}}).json
+    assert (made["session"], made["labels"], made["sampling"]["seed"]) == ("torpor://default/a", ["x"], 3)
+    server.service.sessions["a"].tokens += [1, 2]
+    assert server.ask("GET", "/v1/sessions").json["sessions"][0]["name"] == "a"
+    assert server.ask("GET", "/v1/sessions/a").json["info"]["name"] == "a"
+    assert server.ask("POST", "/v1/sessions/a/set", {"sampling": {"temperature": 1}}).json["sampling"]["seed"] == 3
+    assert server.ask("POST", "/v1/sessions/a/save").json["version"] == 1
+    assert server.ask("POST", "/v1/sessions/a/sleep").json["token_count"] == 2
+    assert server.ask("POST", "/v1/sessions/a/wake", {"version": 1}).json["tokens_prefilled"] == 0
+    assert server.ask("POST", "/v1/sessions/a/fork", {"name": "b"}).json["forked_from"]["session"].endswith("a")
+    assert server.ask("GET", "/v1/sessions/a/why").json["requests"] == []
+    assert server.ask("DELETE", "/v1/sessions/a").status == 200
+    gone = server.ask("GET", "/v1/sessions/a")
+    assert (gone.status, gone.json["error"]["code"]) == (404, "session_not_found")
+
+
+def test_a_name_in_a_path_may_have_an_encoded_slash(server: HttpThread) -> None:
+    assert server.ask("POST", "/v1/sessions", {"session": "team/a"}).status == 200
+    assert server.ask("GET", "/v1/sessions/team%2Fa").status == 200
+    assert server.ask("GET", "/v1/sessions/team/a").status == 404
+    assert server.ask("GET", "/v1/sessions/%00%ff").status == 404
+
+
+def test_an_error_has_the_status_of_its_code(server: HttpThread) -> None:
+    server.ask("POST", "/v1/sessions", {"session": "a"})
+    again = server.ask("POST", "/v1/sessions", {"session": "a"})
+    told = again.json["error"]
+    assert (again.status, told["type"], told["code"]) == (409, "conflict_error", "session_exists")
+    assert server.ask("GET", "/nowhere").json["error"]["code"] == "not_found"
+    assert server.ask("PUT", "/v1/sessions/a").json["error"]["code"] == "method_not_allowed"
+
+
+def test_a_fault_of_the_daemon_is_a_500_and_the_server_goes_on(server: HttpThread) -> None:
+    server.service.answers.clear()
+    answer = server.ask("GET", "/v1/sessions")
+    assert (answer.status, answer.json["error"]["code"]) == (500, "internal_error")
+    assert server.ask("GET", "/healthz").status == 200
+
+
+def test_each_answer_has_the_name_of_its_request(server: HttpThread) -> None:
+    names = {server.ask("GET", path).headers["x-request-id"] for path in ("/healthz", "/nowhere", "/v1/sessions")}
+    assert len(names) == 3
+
+
+def test_the_models_are_told_in_both_shapes_with_their_context(server: HttpThread) -> None:
+    (openai,) = server.ask("GET", "/v1/models").json["data"]
+    assert (openai["id"], openai["object"], openai["context_length"]) == ("fake", "model", 8192)
+    (anthropic,) = server.ask("GET", "/v1/models", anthropic_version="2023-06-01").json["data"]
+    assert (anthropic["id"], anthropic["type"], anthropic["max_input_tokens"]) == ("fake", "model", 8192)
+    assert server.ask("GET", "/v1/models/fake").json == openai
+    assert server.ask("GET", "/v1/models/other").status == 404
+
+
+def test_the_metrics_are_the_numbers_of_status_and_the_counts_of_answers(server: HttpThread) -> None:
+    server.ask("GET", "/v1/models")
+    lines = server.ask("GET", "/metrics").body.decode().splitlines()
+    assert "torpor_queue_limit 512.0" in lines
+    assert 'torpor_model_context_tokens{model="fake"} 8192.0' in lines
+    assert 'torpor_http_requests_total{route="/v1/models",status="200"} 1.0' in lines
+
+
+def test_the_description_has_every_route_with_the_fields_of_its_verb(server: HttpThread) -> None:
+    document = server.ask("GET", "/openapi.json").json
+    for each in ROUTES:
+        assert each.method.lower() in document["paths"][each.path]
+    wake = document["paths"]["/v1/sessions/{session}/wake"]["post"]
+    taken = wake["requestBody"]["content"]["application/json"]["schema"]["properties"]
+    assert taken.keys() == {"version", "at_token", "strict"}
+    assert {each.verb.name for each in ROUTES} <= VERBS.keys()
