@@ -21,7 +21,7 @@ import contextlib
 import dataclasses
 from collections.abc import Callable, Collection
 
-from ..errors import Corruption, DurabilityLost, LockLost, NoSpace, StoreError, StoreIoError
+from ..errors import Corruption, DurabilityLost, LockLost, StoreError
 from ..format.blocks import TOKEN_BYTES, BlockEntry
 from ..format.codecs import RAW
 from ..format.journal import COVERS, JournalRecord
@@ -48,8 +48,6 @@ def replay(core: StoreCore, opening: OpenReport) -> OpenReport:
             raise
         except StoreError as error:
             journal.waiting[uri] = error.message
-    with contextlib.suppress(NoSpace, StoreIoError), core.poisoning():
-        journal.settle()
     findings = [*journal.findings, *(_waits(core, uri, reason) for uri, reason in journal.waiting.items())]
     return dataclasses.replace(opening, turns_replayed=replayed, journal=tuple(findings))
 
@@ -113,7 +111,7 @@ def _draft(record: JournalRecord, reused: tuple[BlockEntry, ...]) -> VersionDraf
 
 def _held(base: BundleReader, held: int) -> list[BlockEntry]:
     """The blocks of a version that hold its first tokens, with the state records among them."""
-    return [entry for entry in base.entries if (entry.end if entry.kind == "span" else entry.start) <= held]
+    return [entry for entry in base.entries if entry.end <= held]
 
 
 def _is_deleted(core: StoreCore, record: JournalRecord) -> bool:

@@ -21,7 +21,16 @@ from torpor.memvid import StoreError
 
 FUZZ = Path(__file__).parent / "fuzz"
 NAMES = [kind.name for kind in targets.TARGETS]
-CHANGES = {"store": 40, "maintenance": 25, "index": 40, "import": 60, "export": 60, "packing": 100, "marks": 100}
+CHANGES = {
+    "store": 40,
+    "maintenance": 25,
+    "index": 40,
+    "import": 60,
+    "export": 60,
+    "packing": 100,
+    "marks": 100,
+    "replay": 40,
+}
 """How many changed inputs of a target are tried in a bounded run; 250 of those not named."""
 
 

@@ -134,7 +134,8 @@ EQUIVALENT: Final[dict[str, str]] = {
         "late say at once that there is none"
     ),
     "folder.journal.Journal._take_back without `durable.sync_file(self._fd, self.path)`": (
-        "runs only where a write has failed, which no recorded scenario has; no test has it yet"
+        "runs only where a write has failed, which no recorded scenario has; a test of its own has it "
+        "(`test_a_whole_record_that_is_refused_is_taken_back_durably`)"
     ),
     "durable._sync without `fcntl.fcntl(fd, fcntl.F_FULLFSYNC)`": "runs on macOS only; the line beside it is the same",
     "durable.TempFile.publish without `sync_folder(self._folder_fd, self._folder_path)`": (

@@ -73,6 +73,12 @@ PLANTS: Final = (
     Plant("AttributeError escapes from store.json", "store_file", "store_file.py", "except (ValueError, TypeError, AttributeError, RecursionError) as error:", "except (ValueError, TypeError, RecursionError) as error:"),
     Plant("a damaged store.json is made again by an opening", "store_file", "store_file.py", "        raise corrupt_store_file(path, reason_of(error)) from error\n", "        os.unlink(STORE_FILE, dir_fd=root_fd)\n        raise corrupt_store_file(path, reason_of(error)) from error\n"),
     Plant("marks in any form", "marks", "marks.py", "if encode_marks(marks) != data:", "if False:"),
+    Plant("a record of the journal counts in any place", "journal", "format/journal.py", "digest != _digest(self.store, nonce, _PLACE.pack(place), payload)", "digest != _digest(self.store, nonce, _PLACE.pack(place), payload) and self.nonce"),
+    Plant("a damaged mark is not told", "journal", "format/journal.py", "mark not in (_TURN, VOID) or any(padding)", "any(padding)"),
+    Plant("behind damage no record is looked for", "journal", "format/journal.py", "search.next_record(place + _ALIGNED, key)", "size_bytes"),
+    Plant("TypeError escapes from a record", "journal", "format/journal.py", "except (KeyError, TypeError, ValueError, StoreError) as error", "except (KeyError, ValueError, StoreError) as error"),
+    Plant("the first record of a session counts", "replay", "folder/journal.py", "older = self._live.pop(record.uri, None)", "older = self._live.get(record.uri)\n            if older:\n                continue"),
+    Plant("turns of which no version can be made are let go", "replay", "replaying.py", "            journal.waiting[uri] = error.message", "            journal.cover(uri)"),
     Plant("RecursionError escapes from marks", "marks", "marks.py", "except (ValueError, TypeError, RecursionError, InvalidUri", "except (ValueError, TypeError, InvalidUri"),
 )  # fmt: skip
 

@@ -28,6 +28,7 @@ from torpor.memvid.format.packing import pack, unpack
 from torpor.memvid.limits import MAX_BLOCK_HEADER_BYTES, MAX_SESSION_MAP_BYTES
 
 from . import bundle_file, zstd_frames
+from .journal_target import TARGETS as JOURNAL_TARGETS
 from .marks_target import TARGETS as MARKS_TARGETS
 from .mutation import change_document, change_int, parse
 from .outside_targets import TARGETS as OUTSIDE_TARGETS
@@ -309,6 +310,7 @@ TARGETS: Final[tuple[type[Target], ...]] = (
     SlotTarget,
     BundleTarget,
     *MARKS_TARGETS,
+    *JOURNAL_TARGETS,
     *STORE_TARGETS,
     *OUTSIDE_TARGETS,
 )

@@ -22,7 +22,7 @@ from torpor.memvid.errors import (
     StoreIoError,
 )
 from torpor.memvid.folder.retention import Retention
-from torpor.memvid.format.ledger_tail import tail_of
+from torpor.memvid.format.ledger_tail import UNREAD, tail_of
 from torpor.memvid.limits import MAX_SESSION_MAP_BYTES
 
 
@@ -72,6 +72,62 @@ def test_what_a_sleep_covers_is_not_replayed_even_if_the_journal_was_not_told(pa
     with Store.open(path, writable=True) as store:
         assert store.opening.turns_replayed == 0
         assert [row.version for row in store.versions(URI)] == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("tail", "slept", "replayed"),
+    [(5, 310, 0), (5, 305, 0), (5, 302, 1), (-30, 275, 0), (-30, 300, 0), (-30, 265, 1)],
+)
+def test_a_version_that_begins_with_the_turns_covers_them_though_it_does_not_name_them(
+    path: Path, tail: int, slept: int, replayed: int
+) -> None:
+    """The journal is of an earlier moment than the bundles. A negative tail: the session had been taken back to token
+    256, and has read on up to so many tokens before its newest version's end."""
+    with Store.open(path, writable=True) as store:
+        record = turn(store, tail if tail > 0 else 5)
+        if tail < 0:
+            session = {UNREAD: {"tokens": token_ids(256, 44 + tail)}}
+            record = dataclasses.replace(record, session=session, held=256)
+        store.acknowledge([record])
+    journal_file(path).rename(path.parent / "before")
+    with Store.open(path, writable=True) as store:
+        sleep(store, slept)
+    shutil.copy(path.parent / "before", journal_file(path))
+    with Store.open(path, writable=True) as store:
+        assert store.opening.turns_replayed == replayed
+        assert ledger(store) == token_ids(0, 300 + tail if replayed else slept)
+
+
+def test_a_session_that_was_taken_back_is_so_though_its_newest_version_begins_with_its_turns(path: Path) -> None:
+    with Store.open(path, writable=True) as store:
+        session = {UNREAD: {"tokens": token_ids(256, 5)}}
+        store.acknowledge([dataclasses.replace(turn(store, 5), session=session, held=256)])
+    with Store.open(path, writable=True) as store:
+        assert ledger(store) == token_ids(0, 261)
+
+
+def test_turns_are_covered_by_later_turns_that_are_a_version_already(path: Path) -> None:
+    with Store.open(path, writable=True) as store:
+        store.acknowledge([turn(store, 5)])
+        shutil.copy(journal_file(path), path.parent / "before")
+        store.acknowledge([turn(store, 9)])
+    Store.open(path, writable=True).close()
+    shutil.copy(path.parent / "before", journal_file(path))
+    with Store.open(path, writable=True) as store:
+        assert [row.version for row in store.versions(URI)] == [1, 2]
+        assert ledger(store) == token_ids(0, 309)
+
+
+def test_a_version_that_names_other_turns_covers_only_those(path: Path) -> None:
+    with Store.open(path, writable=True) as store:
+        store.acknowledge([turn(store, 5)])
+        shutil.copy(journal_file(path), path.parent / "before")
+        store.acknowledge([turn(store, 9)])
+        sleep(store, 40)
+    journal_file(path).parent.mkdir(exist_ok=True)
+    shutil.copy(path.parent / "before", journal_file(path))
+    with Store.open(path, writable=True) as store:
+        assert ledger(store) == token_ids(0, 305)
 
 
 def test_turns_that_a_sleep_took_back_do_not_return_even_if_the_journal_was_not_told(path: Path) -> None:
@@ -256,7 +312,7 @@ def test_after_a_failed_flush_while_turns_are_replayed_the_store_is_shut(
         raise DurabilityLost("flush")
 
     with monkeypatch.context() as patch:
-        patch.setattr("torpor.memvid.disk.durable.sync_folder", lost)
+        patch.setattr("torpor.memvid.recovery.replaying.write_version", lost)
         with pytest.raises(DurabilityLost):
             Store.open(path, writable=True)
     with Store.open(path, writable=True) as store:  # nothing keeps its lock
