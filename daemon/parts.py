@@ -37,6 +37,7 @@ from .memory.model_registry import Shelf
 from .models.chat_template import Root
 from .models.rates import Measured
 from .options.serve_options import ServeOptions
+from .prefixes.heads import Heads
 from .prefixes.prefix_history import Reasons
 from .prefixes.reuse import Hits, PrefixReuse
 from .residency import listing
@@ -119,6 +120,7 @@ class Parts:
         )
         self.planning = Planning(self.hibernation, self.residency, shelf)
         self.reasons = Reasons(self.encoder, self.reuse, self.residency.awake.get)
+        self.heads = Heads(store, self.hibernation.threads)
         self.conversing = Conversing(self.encoder, self.residency, engine, bus)
         self.exchanges = Exchanges(engine, self.residency, self.reuse, self.reasons, self.measured, bus, self.journal)
         hibernation, residency, encoder = self.hibernation, self.residency, self.encoder
@@ -165,9 +167,11 @@ class Parts:
             return created
 
     @contextlib.asynccontextmanager
-    async def woken(self, session: str, emit: OnEvent, *, create: bool) -> AsyncIterator[tuple[Use, Session]]:
-        """Hold a session alone, awake; a new one on the default model where there is none and `create` says so. What
-        has changed in it is durable at the end.
+    async def woken(
+        self, session: str, emit: OnEvent, *, create: bool, model: str | None = None
+    ) -> AsyncIterator[tuple[Use, Session]]:
+        """Hold a session alone, awake; a new one where there is none and `create` says so. What has changed in it is
+        durable at the end. model: of a new one; the default if None.
 
         Raises:
             StoreError: it is not durable, though the session has it in memory.
@@ -175,7 +179,9 @@ class Parts:
         if create:
             self.require_open()
             uri = parse_reference(session)
-            held = self.residency.woken(uri, emit, lambda use: self.begin(use, uri, CreateRequest(session)))
+            held = self.residency.woken(
+                uri, emit, lambda use: self.begin(use, uri, CreateRequest(session, model=model))
+            )
         else:
             held = self.residency.woken(uri := self.resolve(session), emit)
         async with held as (use, live):
@@ -189,6 +195,7 @@ class Parts:
     async def _acknowledge(self, uri: SessionUri) -> None:
         live = self.residency.awake.get(uri)
         if live is not None:
+            self.heads.note(live)
             await self.journal.acknowledge(live)
 
     async def _keep_whole(self, live: Session) -> None:
@@ -235,6 +242,7 @@ class Parts:
     def forget_words(self, uri: SessionUri) -> None:
         """Forget all tokens and text of a deleted session."""
         self.reuse.forget(uri)
+        self.heads.forget(uri)
         self.reasons.forget(uri)
         self.hits.forget(uri)
         self.hibernation.waking.forget(uri)

@@ -102,6 +102,7 @@ class Service(Parts, Verbs, Awaiting):
             store.close()
             raise
         service.reuse.learn_stored()
+        service.heads.learn_stored()
         if scrub is None and options.scrub_rate:
             scrub = ScrubPolicy(options.scrub_rate)
         if scrub is not None:
@@ -206,6 +207,7 @@ class Service(Parts, Verbs, Awaiting):
             await self.ageing.close()
         await self.retaining.close()
         await self.reuse.close()
+        await self.heads.close()
         self.loader.close()
         await asyncio.to_thread(self.encoder.close)
         await asyncio.to_thread(self.analyst.close)

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from . import forking, process, reading, session, store, waking
+from . import conversing, forking, process, reading, session, store, waking
 from .verb import Verb
 
 
@@ -21,6 +21,8 @@ class Verbs:
     append = Verb(reading.AppendRequest, reading.AppendResult, leaves="Nothing of it was read.")
     generate = Verb(reading.GenerateRequest, reading.GenerateResult, leaves="Nothing of it was read or written.")
     chat = Verb(reading.ChatRequest, reading.GenerateResult, leaves="Nothing of it was read or written.")
+    converse = Verb(conversing.ConverseRequest, reading.GenerateResult, leaves="Nothing of it was read or written.")
+    measure = Verb(conversing.MeasureRequest, conversing.MeasureResult)
     set = Verb(session.SetRequest, session.SessionInfo)
     sleep = Verb(waking.SleepRequest, waking.SleepResult)
     save = Verb(waking.SaveRequest, waking.SleepResult)

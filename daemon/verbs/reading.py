@@ -78,12 +78,17 @@ async def generate(parts: Parts, request: GenerateRequest) -> GenerateResult:
 async def chat(parts: Parts, request: ChatRequest) -> GenerateResult:
     """Raises InvalidSampling, InvalidTranscript, TranscriptDiverged, TemplateUnusable, ContextOverflow,
     GenerationFailed, and the errors of a wake."""
+    return await answer(parts, request)
+
+
+async def answer(parts: Parts, request: ChatRequest, model: str | None = None) -> GenerateResult:
+    """One turn of a chat. model: of a session that is made for it; the default if None. Raises as `chat`."""
     if (request.message is None) == (request.messages is None):
         raise InvalidTranscript("Give either a message or messages, the whole transcript.")
     if request.messages is not None:
         require_transcript(request.messages)
     started = time.monotonic()
-    async with parts.woken(request.session, request.emit, create=request.create) as (use, live):
+    async with parts.woken(request.session, request.emit, create=request.create, model=model) as (use, live):
         drawing, look = live.sampling.changed(request.sampling), _branch(parts, live)
         if request.messages is None:
             turn = await parts.conversing.message(live, message_of(request.role, request.message or ""))

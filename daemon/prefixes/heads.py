@@ -1,0 +1,141 @@
+"""Heads: the places at which conversations can go on, found by what was said up to them.
+
+A chain digest stands for the messages up to a place: it covers the model, the root and the digest of each message. The
+text maps of the sessions give the chain digests. So a transcript finds the session that has read it, whatever the
+session's name, and no token is compared before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final
+
+from blake3 import blake3
+
+from ...errors import TorporError
+from ...memvid.store import Store
+from ...memvid.uri import SessionUri
+from ..engine.pieces import NAMES_AT_ONCE
+from ..models.chat_template import Message, Root
+from ..sessions.sessions import Session
+from ..sessions.transcripts import TEXT_MAP, TextMap, Turn, digest_of_root
+from ..sessions.unprocessed_tail import unread_in
+from ..sleep.store_threads import StoreThreads
+
+MAX_HEADS: Final = 1_000_000
+"""Places of all sessions together, about 200 bytes each. Sessions beyond that are not found by what was said."""
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """A place in a session. messages: of a transcript, before it. at: tokens before it. is_last: whether the session
+    goes on no further."""
+
+    uri: SessionUri
+    messages: int
+    at: int
+    is_last: bool
+
+
+class Heads:
+    """The heads of all sessions, awake and asleep. The event loop's, but for the reading of session maps."""
+
+    def __init__(self, store: Store, threads: StoreThreads) -> None:
+        self._store = store
+        self._threads = threads
+        self._at: dict[bytes, dict[SessionUri, Head]] = {}
+        self._of: dict[SessionUri, tuple[bytes, ...]] = {}
+        self._count = 0
+        self._learning: asyncio.Task[None] | None = None
+
+    def learn_stored(self) -> None:
+        """Begin to read the text maps of sleeping sessions in the background."""
+        self._learning = asyncio.ensure_future(self._learn_stored())
+
+    async def close(self) -> None:
+        """Stop learning."""
+        if self._learning is not None:
+            self._learning.cancel()
+            await asyncio.wait({self._learning})
+
+    async def learned(self) -> None:
+        """Wait until all sessions that slept at the start are known."""
+        if self._learning is not None:
+            await asyncio.wait({self._learning})
+
+    def note(self, session: Session) -> None:
+        """Learn a session as it is now."""
+        self._put(session.uri, session.model.name, session.text_map, len(session.state.tokens))
+
+    async def learn(self, uri: SessionUri) -> None:
+        """Learn a sleeping session. One that is damaged or gone has no heads."""
+        try:
+            found = await self._threads.on_io(partial(self._read, uri))
+        except TorporError:
+            self.forget(uri)
+            return
+        self._put(uri, *found)
+
+    def forget(self, uri: SessionUri) -> None:
+        """Forget a session."""
+        for digest in self._of.pop(uri, ()):
+            heads = self._at[digest]
+            del heads[uri]
+            self._count -= 1
+            if not heads:
+                del self._at[digest]
+
+    def find(self, namespace: str, model: str, root: Root, messages: Sequence[Message]) -> list[Head]:
+        """The heads with the longest beginning of a transcript, in one namespace; none if no session has any of it."""
+        turns = [Turn.of(message, 0) for message in messages]
+        chain = list(_chain(model, digest_of_root(root), turns))
+        for kept in range(len(turns), 0, -1):
+            if (turns[kept - 1].role == "assistant") != (kept < len(turns)):
+                continue
+            heads = [head for uri, head in self._at.get(chain[kept - 1], {}).items() if uri.namespace == namespace]
+            if heads:
+                return heads
+        return []
+
+    def _put(self, uri: SessionUri, model: str, text_map: TextMap, tokens: int) -> None:
+        self.forget(uri)
+        turns = text_map.turns
+        if self._count + len(turns) > MAX_HEADS:
+            return
+        digests: list[bytes] = []
+        for at, digest in enumerate(_chain(model, text_map.root, turns)):
+            end, is_last = turns[at].end, at == len(turns) - 1
+            if is_last or turns[at + 1].end > end:
+                head = Head(uri, at + 1, end, is_last and end == tokens)
+                self._at.setdefault(digest, {})[uri] = head
+                digests.append(digest)
+        self._of[uri] = tuple(digests)
+        self._count += len(digests)
+
+    def _read(self, uri: SessionUri) -> tuple[str, TextMap, int]:
+        with self._store.open_session(uri) as reader:
+            kept: Mapping[str, Any] = reader.manifest.session
+            unread = unread_in(kept, uri)
+            if unread is not None:
+                return str(kept["model"]), unread.text_map, unread.start + len(unread.tokens)
+            try:
+                return str(kept["model"]), TextMap.from_map(kept.get(TEXT_MAP)), reader.manifest.token_count
+            except ValueError:
+                return "", TextMap(), 0  # its next wake reports it
+
+    async def _learn_stored(self) -> None:
+        for uri in itertools.chain.from_iterable(self._store.iter_uris(NAMES_AT_ONCE)):
+            if uri not in self._of:
+                await self.learn(uri)
+
+
+def _chain(model: str, root: bytes, turns: Sequence[Turn]) -> Iterator[bytes]:
+    """The chain digest behind each turn."""
+    digest = blake3(f"{model}\0".encode() + root).digest()
+    for turn in turns:
+        digest = blake3(digest + turn.digest).digest(16)
+        yield digest

@@ -1,0 +1,170 @@
+"""A client sends its whole transcript and names no session: it goes on where the most of it was read."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from conversing_rig import SYSTEM, assistant, cold, ledger, reply_with, script, user  # noqa: F401
+from session_rig import Rigged, ignore
+from torpor.daemon.errors import ContextOverflow, InvalidTranscript
+from torpor.daemon.models.chat_template import Root
+from torpor.daemon.sessions.transcripts import message_of
+
+TOOLS = ({"name": "look", "description": "Looks.", "parameters": {"type": "object"}},)
+
+
+async def converse(rig: Rigged, messages: Sequence[Any], reply: str = "", name: str = "a", **options: Any) -> Any:
+    if reply:
+        reply_with(rig, reply)
+    return await rig.service.converse(name, messages, on_event=ignore, **({"max_tokens": 60} | options))
+
+
+async def names(rig: Rigged) -> set[str]:
+    return {info.name for info in await rig.service.list_sessions()}
+
+
+async def test_ten_turns_go_on_in_one_session_and_nothing_is_read_twice(open_rig: Any) -> None:
+    async with open_rig(endless=False) as rig:
+        said: list[Any] = [SYSTEM]
+        for number in range(10):
+            said.append(user(f"q{number}"))
+            held = len(ledger(rig)) if number else 0
+            told = await converse(rig, said, f"a{number}")
+            said.append(assistant(told.text))
+            assert told.session == "torpor://default/a"
+            assert told.prefilled_tokens == told.token_count - len(told.tokens) - held
+        assert ledger(rig) == cold(rig, said)
+        assert await names(rig) == {"a"}
+
+
+async def test_a_changed_message_goes_on_in_a_fork_and_the_session_stays_as_it_is(open_rig: Any) -> None:
+    async with open_rig(endless=False) as rig:
+        said = [user("one"), assistant("eins"), user("two")]
+        await converse(rig, said[:1], "eins")
+        await converse(rig, said, "zwei")
+        held = ledger(rig)
+        other = [*said[:2], user("three")]
+        told = await converse(rig, other, "drei")
+        fork = told.session.rpartition("/")[2]
+        assert fork.startswith("a-")
+        assert ledger(rig) == held
+        assert ledger(rig, fork) == cold(rig, [*other, assistant("drei")])
+        # Each goes on in its own session from now on.
+        for name, before in (("a", [*said, assistant("zwei")]), (fork, [*other, assistant("drei")])):
+            told = await converse(rig, [*before, user("on")], "ja")
+            assert told.session == f"torpor://default/{name}"
+        assert await names(rig) == {"a", fork}
+
+
+async def test_the_last_answer_wanted_again_is_another_branch(open_rig: Any) -> None:
+    async with open_rig(endless=False) as rig:
+        said = [user("one")]
+        await converse(rig, said, "eins")
+        told = await converse(rig, said, "uno")
+        assert (told.text, told.session != "torpor://default/a", told.prefilled_tokens) == ("uno", True, 0)
+        assert ledger(rig) == cold(rig, [*said, assistant("eins")])
+
+
+async def test_another_beginning_is_another_session_under_the_same_name(open_rig: Any) -> None:
+    async with open_rig(endless=False) as rig:
+        first = await converse(rig, [SYSTEM, user("one")], "eins")
+        title = await converse(rig, [user("give this a title")], "Ones")
+        tools = await converse(rig, [SYSTEM, user("one")], "eins", tools=TOOLS)
+        assert len({first.session, title.session, tools.session}) == 3
+        told = await converse(rig, [SYSTEM, user("one"), assistant("eins"), user("two")], "zwei", tools=TOOLS)
+        assert told.session == tools.session
+        told = await converse(rig, [SYSTEM, user("one"), assistant("eins"), user("two")], "zwei")
+        assert told.session == first.session
+
+
+async def test_requests_at_once_under_one_name_harm_no_head(open_rig: Any) -> None:
+    async with open_rig(endless=False) as rig:
+        await converse(rig, [SYSTEM, user("one")], "eins")
+        base = [SYSTEM, user("one"), assistant("eins")]
+        asked = [[*base, user("main")], [*base, user("agent")], [user("title")]]
+        rig.script.clear()
+        told = await asyncio.gather(*(converse(rig, each, max_tokens=8) for each in asked))
+        assert len({each.session for each in told}) == 3
+        for messages, each in zip(asked, told, strict=True):
+            name = each.session.rpartition("/")[2]
+            count = each.token_count - len(each.tokens)
+            assert ledger(rig, name)[:count] == rig.model.encode(rig.model.render(messages, True), opening=False)
+
+
+async def test_a_session_of_another_name_is_forked_and_not_gone_on_with(open_rig: Any) -> None:
+    async with open_rig(endless=False) as rig:
+        await converse(rig, [user("one")], "eins")
+        held, said = ledger(rig), [user("one"), assistant("eins"), user("two")]
+        told = await converse(rig, said, "zwei", "b")
+        assert (told.session, ledger(rig)) == ("torpor://default/b", held)
+        assert told.prefilled_tokens < 40
+        told = await converse(rig, said, "zwei", "other/a")
+        assert told.session == "torpor://other/a", "another namespace has heads of its own"
+        assert ledger(rig, "torpor://other/a") == cold(rig, [*said, assistant("zwei")])
+
+
+async def test_a_sleeping_session_is_found_after_a_restart(open_rig: Any) -> None:
+    said = [SYSTEM, user("one"), assistant("eins"), user("two")]
+    async with open_rig(endless=False) as rig:
+        await converse(rig, said[:2], "eins", tools=TOOLS)
+        held = ledger(rig)
+    async with open_rig(endless=False) as rig:
+        told = await converse(rig, said, "zwei", tools=TOOLS)
+        assert (told.session, ledger(rig)[: len(held)]) == ("torpor://default/a", held)
+        assert ledger(rig) == cold(rig, [*said, assistant("zwei")], Root(TOOLS))
+
+
+async def test_a_deleted_session_is_found_no_more(open_rig: Any) -> None:
+    async with open_rig(endless=False) as rig:
+        await converse(rig, [user("one")], "eins")
+        await rig.sleep("a")
+        await rig.service.delete("a")
+        told = await converse(rig, [user("one"), assistant("eins"), user("two")], "zwei")
+        assert (told.session, told.cached_tokens) == ("torpor://default/a", 0)
+        assert told.prefilled_tokens == told.token_count - len(told.tokens)
+
+
+async def test_a_fork_that_answers_nothing_is_taken_back(open_rig: Any) -> None:
+    async with open_rig(endless=False) as rig:
+        await converse(rig, [user("one")], "eins")
+        with pytest.raises(ContextOverflow):
+            await converse(rig, [user("one"), assistant("eins"), user("x" * 3000)], name="b")
+        assert await names(rig) == {"a"}
+
+
+async def test_a_call_and_its_result_go_on_in_the_session_whatever_the_client_made_of_them(open_rig: Any) -> None:
+    async with open_rig(endless=False) as rig:
+        call = '<tool_call>{"name": "look", "arguments": {"path": ".", "all": true}}</tool_call>'
+        told = await converse(rig, [user("hi")], call, tools=TOOLS, max_tokens=90)
+        back = [{"name": "look", "arguments": {"all": True, "path": "."}, "id": "theirs"}]
+        said = [user("hi"), {**message_of("assistant", "", back), "reasoning": "dropped"}]
+        said.append({"role": "tool", "content": "a file", "tool_call_id": "theirs"})
+        again = await converse(rig, said, "fine", tools=TOOLS)
+        assert again.session == told.session
+        assert again.prefilled_tokens < 60
+
+
+async def test_measure_counts_what_would_be_read(open_rig: Any) -> None:
+    async with open_rig(endless=False) as rig:
+        said = [SYSTEM, user("one"), assistant("eins"), user("two")]
+        before = await rig.service.measure("a", said)
+        assert (before.tokens, before.cached_tokens) == (
+            len(rig.model.encode(rig.model.render(said, True), opening=False)),
+            0,
+        )
+        await converse(rig, said[:2], "eins")
+        measured = await rig.service.measure("a", said)
+        told = await converse(rig, said, "zwei")
+        assert measured.tokens == before.tokens == told.token_count - len(told.tokens)
+        assert measured.tokens - measured.cached_tokens == told.prefilled_tokens
+        assert measured.context_tokens == rig.model.context_tokens
+
+
+async def test_a_transcript_without_a_question_is_refused(open_rig: Any) -> None:
+    async with open_rig(endless=False) as rig:
+        with pytest.raises(InvalidTranscript):
+            await converse(rig, [user("one"), assistant("eins")])
+        assert await names(rig) == set()
