@@ -237,8 +237,8 @@ class SleepFailed(Event):
 
 @dataclass(frozen=True, slots=True)
 class VersionsPruned(Event):
-    """The daemon has removed versions that no rule keeps (`serve --keep-last`, `--keep-days`). bytes_freed: less than
-    their size where other versions need their blocks."""
+    """The daemon has removed versions: those that no rule keeps (`serve --keep-last`, `--keep-days`), and stand-ins
+    that a later version has taken over. bytes_freed: less than their size where other versions need their blocks."""
 
     versions: int
     bytes_freed: int

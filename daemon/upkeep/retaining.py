@@ -1,4 +1,5 @@
-"""Retention while serving: versions that no rule keeps go, as by `torpor prune`.
+"""Retention while serving: versions that no rule keeps go, as by `torpor prune`. So do stand-ins that a later version
+has taken over, with or without a rule.
 
 A session is looked at behind each of its new versions, and all sessions when the rule is a new one, as at the start.
 Nothing else makes a version superfluous: days are counted back from the newest version, so time alone removes none.
@@ -83,23 +84,28 @@ class Retaining:
 
     async def _look_at(self, uri: SessionUri) -> None:
         try:
-            report = await self._maintenance.run(partial(self._prune, uri, self._rule()))
+            reports = await self._maintenance.run(partial(self._prune, uri, self._rule()))
         except (SessionNotFound, ServiceClosed):
-            return  # deleted meanwhile; or the daemon stops, and the next one looks at all
+            return  # deleted meanwhile; or the daemon stops, and the next one looks again
         except StoreError as error:
             _LOG.warning("pruning %s: %s: %s", uri, error.code, error.message)
             return
         except Exception:  # noqa: BLE001 - a bug here must not end the retention of all sessions
             _LOG.exception("pruning %s", uri)
             return
-        if report is None:
-            return
-        for problem in report.problems:
+        for problem in dict.fromkeys(problem for report in reports for problem in report.problems):
             _LOG.warning("pruning %s: %s: %s", uri, problem.code, problem.message)
-        if gone := sum(action.kind != "keep" and action.version is not None for action in report.actions):
-            self._bus.publish(VersionsPruned(uri, gone, report.bytes_freed))
+        actions = [action for report in reports for action in report.actions]
+        if gone := sum(action.kind != "keep" and action.version is not None for action in actions):
+            self._bus.publish(VersionsPruned(uri, gone, sum(report.bytes_freed for report in reports)))
 
-    def _prune(self, uri: SessionUri, rule: Retention) -> MaintenanceReport | None:
-        """Prune a session; None where the rows alone say that all of it stays: a prune opens each version."""
-        planned = plan_retention(self._store.versions(uri), Marks(self._store.uuid), rule, time.time_ns())
-        return self._store.prune(rule, uri) if planned.drop else None
+    def _prune(self, uri: SessionUri, rule: Retention) -> list[MaintenanceReport]:
+        """Look at a session by its rows alone first: most of the time all of it stays, and a prune opens each
+        version."""
+        reports, rows = [], self._store.versions(uri)
+        if any(row.unread_tokens for row in rows[:-1]):
+            reports.append(self._store.drop_stand_ins(uri))
+            rows = self._store.versions(uri)
+        if plan_retention(rows, Marks(self._store.uuid), rule, time.time_ns()).drop:
+            reports.append(self._store.prune(rule, uri))
+        return reports

@@ -111,6 +111,18 @@ class Upkeep(Sessions):
             raise self._not_found(uri, None)
         return pruning.prune(self._core, retention, uri, self._promised, dry_run=dry_run)
 
+    def drop_stand_ins(self, uri: SessionUri) -> MaintenanceReport:
+        """Drop the versions of a session that end in a ledger alone, and of which a later version has all tokens: a
+        stop without time, the journal and write behind make them. Those with a mark stay. Needs no disk space.
+
+        Raises:
+            CorruptMarks: nothing was dropped.
+            ReadOnlyStore, LockLost, DurabilityLost, StoreIoError
+        """
+        from ..maintenance import pruning
+
+        return pruning.drop_stand_ins(self._core, uri)
+
     def gc(self, *, dry_run: bool = False) -> MaintenanceReport:
         """Remove unneeded files: retired files without a user, leftovers of unfinished writes, marks of deleted
         versions. While the needs of a bundle are unknown it removes nothing, and `problems` says so. Never touches the

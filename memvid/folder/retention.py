@@ -8,6 +8,8 @@ Rules:
   it; `keep_last` and `keep_days` count from there. A session without one that can be woken loses nothing.
 - Days are counted back from that version, not from now: neither time alone nor a clock that is ahead removes anything.
   `now_ns` only tells which dates lie in the future.
+- A version that ends in a ledger alone does not count for `keep_last`: torpor wrote it by itself, and it goes by itself
+  (`maintenance/pruning.py`).
 - An impossible date (in the future, or before this program existed) keeps its version: a clock that was wrong for a
   while must not cost a version. A version never counts as older than the versions before it.
 - A gap remains: a newest version made under a clock that is still ahead makes the others look old. With `keep_last`
@@ -92,11 +94,13 @@ def plan_retention(
     for _, versions in sorted(sessions.items()):
         versions.sort(key=lambda row: row.version)
         recent = _within_days(versions, retention.keep_days, now_ns, unsound)
-        newer = sum(row.bundle_id not in unsound for row in versions)
+        sound = [row for row in versions if row.bundle_id not in unsound]
+        newer, whole = len(sound), sum(not row.unread_tokens for row in sound)
         for row in versions:
-            newer -= row.bundle_id not in unsound
+            is_sound = row.bundle_id not in unsound
+            newer, whole = newer - is_sound, whole - (is_sound and not row.unread_tokens)
             newest = _newest(row, versions[-1]) if newer == 0 else ()
-            reasons = [*newest, *_reasons(row, newer, marks, retention), *recent.get(row.bundle_id, ())]
+            reasons = [*newest, *_reasons(row, whole, marks, retention), *recent.get(row.bundle_id, ())]
             reasons += ["needed by the journal"] if row.bundle_id in bases else []
             if reasons:
                 keep.append(Kept(row, tuple(reasons)))
@@ -111,7 +115,7 @@ def _newest(row: IndexRow, last: IndexRow) -> list[str]:
 
 def _reasons(row: IndexRow, newer: int, marks: Marks, retention: Retention) -> list[str]:
     """Why a version stays, apart from its date and from being the newest; `newer` counts the later versions that can be
-    woken."""
+    woken and are whole."""
     marked = marks.of(row.bundle_id)
     reasons = ["pinned"] if marked.pinned else []
     reasons += [f"tagged {tag}" for tag in marked.tags]

@@ -1,4 +1,4 @@
-"""Prune: drops the versions that a retention does not keep.
+"""Prune: drops the versions that a retention does not keep. And the stand-ins that are not needed any more.
 
 Owns the plan of a prune, its report, and the size of its commits. retention.py has the rules, deletion.py the removal.
 
@@ -14,6 +14,9 @@ Rules:
   repair would take it for lost, and bring back what the rule removes. It stays if it has a mark, or if the original
   cannot be woken.
 - Files go last, all at once, with one listing of the folder.
+- A stand-in is a version that ends in a ledger alone: what a stop without time, the journal or write behind keeps of a
+  session. It goes once a later version of the session begins with all of its tokens, in the same bits, unless it has a
+  mark or the journal needs it. No other version is looked at, so this costs little behind each new version.
 """
 
 from __future__ import annotations
@@ -28,6 +31,7 @@ from ..errors import StoreClosed, StoreError, StoreIoError
 from ..folder.marks import Marks
 from ..folder.retention import Kept, Retention, RetentionPlan, plan_retention
 from ..format.layout import LIVE_SUFFIX, RETIRED_SUFFIX
+from ..format.ledger_tail import begins_with
 from ..format.records import Action, Finding, IndexRow, MaintenanceReport
 from ..index.rows import SHADOWED
 from ..index.unknown_references import find_told
@@ -69,6 +73,53 @@ def prune(
         for bundle_id, size_bytes in deletion.remove_unneeded(core.folder, core.index, core.pins).items():
             freed[bundle_id] = freed.get(bundle_id, 0) + size_bytes
     return _report(core, plan, dropped, freed, problems, dry_run=False)
+
+
+def drop_stand_ins(core: StoreCore, uri: SessionUri) -> MaintenanceReport:
+    """See `Store.drop_stand_ins`."""
+    core.begin_upkeep(dry_run=False)
+    covered = _covered(core, uri)
+
+    def planned(_uris: Iterable[SessionUri] | None) -> RetentionPlan:
+        rows, bases = core.index.versions(uri), core.journal.bases()
+        there, marks = {row.bundle_id for row in rows}, Marks.load(core.folder)
+        drop = [row for row in rows if covered.get(row.bundle_id) in there and row.bundle_id not in bases]
+        return RetentionPlan((), tuple(row for row in drop if not marks.of(row.bundle_id)))
+
+    plan = planned(None) if covered else RetentionPlan((), ())
+    dropped: list[IndexRow] = []
+    problems: tuple[Finding, ...] = ()
+    freed: dict[bytes, int] = {}
+    if plan.drop:
+        leaving = [row.bundle_id for row in plan.drop]
+        files = {*leaving, *(holder for one in leaving for holder in core.index.refs_of(one))}
+        dropped, problems = _drop(core, plan.drop, planned, freed)
+        with core.committing():
+            asked = {one: suffix for one in files if (suffix := core.folder.suffix_of(one)) is not None}
+            freed.update(deletion.remove_unneeded(core.folder, core.index, core.pins, asked))
+    return _report(core, plan, dropped, freed, problems, dry_run=False)
+
+
+def _covered(core: StoreCore, uri: SessionUri) -> dict[bytes, bytes]:
+    """The stand-ins of a session, each with the newest version that begins with all of its tokens."""
+    found, rows = {}, core.index.versions(uri)
+    for at, row in enumerate(rows):
+        alike = [one for one in rows[at + 1 :] if (one.lossy, one.salvaged) == (row.lossy, row.salvaged)]
+        covering = (one for one in reversed(alike) if _covers(core, one, row))
+        if row.unread_tokens and (newest := next(covering, None)) is not None:
+            found[row.bundle_id] = newest.bundle_id
+    return found
+
+
+def _covers(core: StoreCore, later: IndexRow, earlier: IndexRow) -> bool:
+    try:
+        with core.open_reader(later.bundle_id) as one, core.open_reader(earlier.bundle_id) as other:
+            require_same_as_row(later, later.uri, one.manifest, one.path)
+            return begins_with(one, other)
+    except (StoreClosed, StoreIoError):
+        raise
+    except StoreError:
+        return False
 
 
 def _plan_soundly(

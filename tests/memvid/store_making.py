@@ -27,7 +27,6 @@ from torpor.memvid import (
     Store,
     zstd,
 )
-from torpor.memvid.format.blocks import TOKEN_BYTES
 from torpor.memvid.format.bundle import FrameFile
 from torpor.memvid.format.codecs import planes
 from torpor.memvid.format.directory import Frame
@@ -122,7 +121,7 @@ def sleep(
         reused=reused,
         blocks=drafts(token_count, first=first, seed=seed, **sizes),
         session={"model": "demo", "labels": ["test"], "sampling": {"temperature": 0.5}}
-        | ({UNREAD: {"tokens": bytes(TOKEN_BYTES * unread)}} if unread else {}),
+        | ({UNREAD: {"tokens": token_ids(token_count, unread, seed)}} if unread else {}),
         token_count=token_count,
         codec=codec,
     )

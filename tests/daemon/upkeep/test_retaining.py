@@ -139,3 +139,26 @@ async def test_a_session_goes_on_bit_for_bit_whatever_was_pruned_behind_it(open_
             assert (await rig.wake("a")).tokens_prefilled == 0
             went_on.append((await rig.fingerprint("a"), await rig.write("a", 8)))
     assert went_on[0] == went_on[1]
+
+
+async def test_what_torpor_wrote_by_itself_goes_behind_a_later_version_and_nothing_else_does(
+    open_rig: Any, store: Path
+) -> None:
+    async with open_rig(durability="turn", stop_within=0) as rig:
+        await rig.read("a", tokens_of(1, 300))
+        await save(rig, "a", 2)
+        await rig.service.append(session="a", tokens=[2])
+        assert list((await rig.service.close()).ledgers) == ["torpor://default/a"]
+    async with open_rig(durability="turn") as rig, listening(rig) as heard:
+        assert versions(rig) == [1, 2, 3]
+        await save(rig, "a", 1)
+        await until(lambda: versions(rig) == [1, 2, 4])
+        await rig.service.append(session="a", tokens=[3])
+        rig.service.residency.awake.drop(rig.live("a").uri)  # as by a crash
+        await rig.wake("a")
+        assert versions(rig) == [1, 2, 4, 5]
+        await save(rig, "a", 1)
+        await until(lambda: versions(rig) == [1, 2, 4, 6])
+        await at_rest(rig)
+        assert await rig.write("a", 3)
+    assert [told["versions"] for told in heard.of("versions_pruned")] == [1, 1]

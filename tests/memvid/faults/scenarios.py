@@ -222,6 +222,20 @@ def prune(path: Path, tape: Tape) -> None:
         store.prune(Retention(keep_last=1), URI)
 
 
+def stand_ins(path: Path, tape: Tape) -> None:
+    """Versions that end in a ledger alone go behind a later one that begins with their tokens; not before."""
+    short, long = Version(URI, 2, 516, tail=20), Version(URI, 3, 516, tail=30)
+    with Store.open(path, writable=True) as store:
+        with store.open_session(URI) as first:
+            before = tape.sleep(store, short, first)
+        with tape.step(store):
+            store.drop_stand_ins(URI)
+        before = tape.sleep(store, long, before)
+        tape.sleep(store, Version(URI, 4, 780), before)
+        with tape.step(store, removes=[short, long]):
+            store.drop_stand_ins(URI)
+
+
 def forget(path: Path, tape: Tape) -> None:
     """The versions go as in a delete; then the files that the fork needs are written anew, and so is the index."""
     with Store.open(path, writable=True) as store, tape.step(store, removes=[FIRST, SECOND]):
@@ -286,6 +300,7 @@ SCENARIOS: Final = {
         Scenario("fold_and_miss_a_file", a_pinned_version, fold_and_sleep, Sees(meanwhile=prune_without_a_file)),
         Scenario("fold_and_lose_the_count", a_pinned_version, fold_and_sleep, Sees(meanwhile=prune_beside_a_backup)),
         Scenario("prune", many_versions, prune),
+        Scenario("stand_ins", one_session, stand_ins),
         Scenario("forget", two_versions_and_a_fork, forget),
         Scenario("marks", two_versions_and_a_fork, marks, Sees(marks=marks_of)),
         Scenario("refused", one_session, refused),

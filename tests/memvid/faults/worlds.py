@@ -162,7 +162,9 @@ class EarlyTape(Tape):
 def sleep(store: Store, version: Version, before: Any = None) -> Any:
     """Put a small session to sleep after `before` (a receipt, or an open reader), reusing its full spans."""
     sizes = {**SIZES, "period": version.period}
-    receipt = making.sleep(store, version.token_count, uri=version.uri, seed=version.seed, before=before, **sizes)
+    receipt = making.sleep(
+        store, version.token_count, uri=version.uri, seed=version.seed, before=before, unread=version.tail, **sizes
+    )
     if version.number not in (0, receipt.version):
         raise Broken(f"{version.uri} got version {receipt.version}, not {version.number}")
     return receipt

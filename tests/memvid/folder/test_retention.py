@@ -114,6 +114,18 @@ def test_a_version_that_cannot_be_woken_counts_for_nothing() -> None:
     assert "within 1 days" in kept(plan)[3]
 
 
+def test_versions_that_end_in_a_ledger_do_not_count_among_the_last_n() -> None:
+    rows = [dataclasses.replace(one, unread_tokens=9) if one.version in (4, 6) else one for one in daily(6)]
+    plan = plan_retention(rows, NO_MARKS, Retention(keep_last=2), NOW_NS)
+    assert kept(plan) == {
+        3: ("among the last 2",),
+        4: ("among the last 2",),
+        5: ("among the last 2",),
+        6: ("newest", "among the last 2"),
+    }
+    assert dropped(plan) == [1, 2]
+
+
 def test_a_session_of_which_nothing_can_be_woken_loses_nothing() -> None:
     unsound = {id_of(SCOUT, version) for version in range(1, 6)}
     assert dropped(plan_retention(daily(5), NO_MARKS, Retention(keep_last=1, keep_days=1), NOW_NS, unsound)) == []

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,11 @@ from store_making import OTHER_URI, URI, bundle_path, contents, expected, frame_
 from torpor.memvid import BundleReader, Finding, IndexRow, Receipt, SessionUri, Store
 from torpor.memvid.errors import CorruptMarks, InvalidPolicy, NoSpace, ReadOnlyStore, SessionNotFound, StoreIoError
 from torpor.memvid.folder.folder import StoreFolder
+from torpor.memvid.folder.journal import Journal
 from torpor.memvid.folder.retention import Retention
+from torpor.memvid.format.lossy import Lossy
 from torpor.memvid.index.index import Index
+from torpor.memvid.maintenance import pruning
 from torpor.memvid.writing.core import StoreCore
 
 LAST = Retention(keep_last=1)
@@ -602,3 +606,104 @@ def test_what_a_repair_had_saved_is_no_loss_where_a_prune_ends_before_what_it_ga
         assert again.verify(deep=True).ok
         assert again.repair().actions == ()
         assert versions(again) == [1, 3]
+
+
+# --- versions that end in a ledger alone
+
+
+def stand_in_and_more(store: Store, tokens: int, **more: Any) -> list[Receipt]:
+    """A version, one whose ledger goes on behind its blocks, and one with so many tokens."""
+    first = sleep(store, 300)
+    second = sleep(store, 516, before=first, unread=20)
+    return [first, second, sleep(store, tokens, before=second, **more)]
+
+
+def test_a_stand_in_goes_once_a_later_version_begins_with_all_of_its_tokens(store: Store) -> None:
+    receipts = stand_in_and_more(store, 536)
+    report = store.drop_stand_ins(URI)
+    assert versions(store) == [1, 3]
+    assert [(action.kind, action.version) for action in report.actions] == [("retire", 2)]
+    require_awake(store, 536)
+    assert store.verify(deep=True).ok
+    assert store.find_session(URI, 3) is not None
+    assert suffixes(store) == [".mvb", ".mvb", ".mvr"], "its second block is needed"
+    assert receipts[1].version == 2
+    assert store.drop_stand_ins(URI).actions == ()
+
+
+def test_the_file_of_a_stand_in_goes_with_it_where_nothing_needs_its_blocks(store: Store) -> None:
+    first = sleep(store, 300)
+    second = sleep(store, 300, before=first, unread=20)
+    sleep(store, 320, before=first)
+    assert store.drop_stand_ins(URI).bytes_freed == second.bytes_written
+    assert suffixes(store) == [".mvb", ".mvb"]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "more"),
+    [(535, {}), (536, {"seed": 3}), (516, {"unread": 19}), (300, {})],
+    ids=["shorter", "other tokens", "shorter stand-in", "branch"],
+)
+def test_a_stand_in_stays_where_no_later_version_has_its_tokens(
+    store: Store, tokens: int, more: dict[str, Any]
+) -> None:
+    first = sleep(store, 300)
+    second = sleep(store, 516, before=first, unread=20)
+    sleep(store, tokens, before=None if more.get("seed") or tokens == 300 else second, **more)
+    assert store.drop_stand_ins(URI).actions == ()
+    assert versions(store) == [1, 2, 3]
+
+
+def test_a_stand_in_goes_for_another_one_and_the_newest_stays(store: Store) -> None:
+    stand_in_and_more(store, 516, unread=21)
+    store.drop_stand_ins(URI)
+    assert versions(store) == [1, 3]
+
+
+def test_whole_versions_stay(store: Store) -> None:
+    four_versions(store)
+    assert store.drop_stand_ins(URI).actions == ()
+    assert versions(store) == [1, 2, 3, 4]
+
+
+def test_a_stand_in_with_a_mark_stays(store: Store) -> None:
+    stand_in_and_more(store, 536)
+    store.tag(URI, 2, "mine")
+    assert store.drop_stand_ins(URI).actions == ()
+    store.untag(URI, "mine")
+    store.drop_stand_ins(URI)
+    assert versions(store) == [1, 3]
+
+
+def test_a_stand_in_that_turns_stand_behind_stays(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    receipts = stand_in_and_more(store, 536)
+    monkeypatch.setattr(Journal, "bases", lambda _journal: {receipts[1].bundle_id})
+    assert store.drop_stand_ins(URI).actions == ()
+
+
+def test_a_stand_in_stays_where_the_later_version_cannot_be_read(store: Store) -> None:
+    receipts = stand_in_and_more(store, 536)
+    path = bundle_path(store, receipts[2].bundle_id)
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-9])
+    assert store.drop_stand_ins(URI).actions == ()
+    path.write_bytes(whole)
+    store.drop_stand_ins(URI)
+    assert versions(store) == [1, 3]
+
+
+def test_a_fork_of_a_stand_in_keeps_all_that_it_has(store: Store) -> None:
+    receipts = stand_in_and_more(store, 536)
+    sleep(store, 600, uri=OTHER_URI, before=receipts[1])
+    store.drop_stand_ins(URI)
+    require_awake(store, 600, uri=OTHER_URI)
+    assert store.verify(deep=True).ok
+
+
+def test_a_lossy_version_takes_the_place_of_no_exact_one(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    stand_in_and_more(store, 536)
+    rows = store.index.versions(URI)
+    lossy = [*rows[:-1], replace(rows[-1], lossy=Lossy(8, 256))]
+    monkeypatch.setattr(Index, "versions", lambda _index, _uri: lossy)
+    monkeypatch.setattr(pruning, "require_same_as_row", lambda *_: None)
+    assert store.drop_stand_ins(URI).actions == ()
