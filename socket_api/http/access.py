@@ -24,8 +24,9 @@ import platformdirs
 
 from ...daemon.api.records import Request
 from ...daemon.api.verb import Verb
+from ...daemon.engine.pieces import in_pieces
 from ..errors import HttpRefused, UnsafeTokenFile
-from ..wire.checking import load_request
+from ..wire.checking import load_request_in_pieces
 from ..wire.naming import name_in
 from .limits import MAX_TOKEN_CHARS, MAX_TOKEN_FILE_BYTES, MIN_TOKEN_CHARS
 
@@ -51,7 +52,7 @@ class Caller:
 
     namespace: str | None = None
 
-    def request_of(self, verb: Verb[Any, Any], params: Mapping[str, Any]) -> Request:
+    async def request_of(self, verb: Verb[Any, Any], params: Mapping[str, Any]) -> Request:
         """The checked request of a verb; bare names are names in the namespace.
 
         Raises:
@@ -65,7 +66,7 @@ class Caller:
                     given[field] = self._own(given[field])
             if any(each.name == "namespace" for each in fields(verb.request)):
                 given["namespace"] = self.namespace
-        return load_request(verb, given)
+        return await in_pieces(load_request_in_pieces(verb, given))
 
     def _own(self, session: str) -> str:
         named = name_in(self.namespace or "", session)

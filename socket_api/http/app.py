@@ -22,7 +22,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from ... import __version__
 from ...errors import TorporError
 from ..errors import HttpRefused, InternalError
-from . import errors, models, openapi, sessions
+from . import chat_completions, errors, models, openapi, sessions
 from .desk import Desk, desk_of
 from .metrics import metrics
 from .work import ClientLeft
@@ -42,6 +42,7 @@ def app_of(desk: Desk) -> ASGIApp:
         Route("/healthz", _health),
         Route("/metrics", metrics),
         Route("/openapi.json", _openapi),
+        Route(chat_completions.PATH, Dialect(chat_completions.chat_completions), methods=["POST"]),
         *models.routes(),
         *sessions.routes(),
     ]
@@ -56,6 +57,17 @@ def app_of(desk: Desk) -> ASGIApp:
     )
     app.state.desk = desk
     return Checked(app, desk)
+
+
+class Dialect:
+    """A route that sends its own answer, for it may be a stream."""
+
+    def __init__(self, handle: Callable[[Request, Send], Awaitable[None]]) -> None:
+        self._handle = handle
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        await self._handle(Request(scope, receive), send)
 
 
 class Checked:

@@ -19,6 +19,7 @@ from starlette.requests import Request
 from ...daemon.engine.pieces import Pieces, in_pieces
 from ..errors import HttpRefused, InvalidRequest
 from ..server.budget import Held, RequestBudget
+from ..wire.framing import whole
 from .limits import MAX_BODY_BYTES, MAX_BODY_DEPTH, MAX_BODY_VALUES, HttpLimits
 from .work import ClientLeft
 
@@ -86,9 +87,29 @@ def int_of(header: str | None) -> int:
     return int(header) if header is not None and re.fullmatch(r"[0-9]{1,18}", header) else 0
 
 
-def require_bounded(body: bytes) -> Pieces[None]:
-    """Refuse JSON that is nested too deep or has too many values. Raises InvalidRequest."""
-    at = depth = steps = values = 0
+class InnerJson:
+    """Reads JSON in the texts of one body. All of it together has at most as many values as a body."""
+
+    def __init__(self) -> None:
+        self._values = 0
+
+    def find_object(self, text: str) -> dict[str, Any] | None:
+        """The object of a text; None if it is none. Raises InvalidRequest: it is nested too deep, or has too many
+        values."""
+        raw = text.encode()
+        self._values = whole(require_bounded(raw, already=self._values))
+        try:
+            found = from_json(raw, allow_inf_nan=False)
+        except ValueError:
+            return None
+        return found if isinstance(found, dict) else None
+
+
+def require_bounded(body: bytes, *, already: int = 0) -> Pieces[int]:
+    """Refuse JSON that is nested too deep or has too many values, with those that others have `already`. Gives their
+    number. Raises InvalidRequest."""
+    at = depth = steps = 0
+    values = already
     while at < len(body):
         mark = _MARK.search(body, at, at + _BYTES_AT_ONCE)
         at = at + _BYTES_AT_ONCE if mark is None else mark.end()
@@ -111,6 +132,7 @@ def require_bounded(body: bytes) -> Pieces[None]:
                 raise InvalidRequest(
                     f"The body has more than {MAX_BODY_VALUES} texts, lists, objects and commas.", field="body"
                 )
+    return values
 
 
 def _behind_string(body: bytes, at: int) -> Pieces[int]:

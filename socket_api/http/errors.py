@@ -35,7 +35,7 @@ class _Kind:
 _KINDS: Final[Mapping[int, _Kind]] = MappingProxyType(
     {
         400: _Kind("invalid_request_error", "invalid_request_error"),
-        401: _Kind("authentication_error", "authentication_error", "invalid_api_key"),
+        401: _Kind("invalid_request_error", "authentication_error", "invalid_api_key"),
         403: _Kind("permission_error", "permission_error", "forbidden"),
         404: _Kind("not_found_error", "not_found_error", "not_found"),
         405: _Kind("invalid_request_error", "invalid_request_error", "method_not_allowed"),
@@ -68,6 +68,9 @@ _STATUSES: Final[Mapping[int, tuple[str, ...]]] = MappingProxyType(
         507: ("budget_exceeded", "memory_budget_exceeded", "no_space"),
     }
 )
+_OPENAI_CODES: Final = {"context_overflow": "context_length_exceeded", "unknown_model": "model_not_found"}
+"""Codes that its clients know."""
+
 STATUS_OF_CODE: Final[Mapping[str, int]] = MappingProxyType(
     {code: status for status, codes in _STATUSES.items() for code in codes}
 )
@@ -90,7 +93,7 @@ def error_map(error: TorporError, dialect: Dialect) -> dict[str, Any]:
     kind = _KINDS[status]
     if dialect == "anthropic":
         return {"type": "error", "error": {"type": kind.anthropic, "message": _message(error, dialect)}}
-    code = {"context_overflow": "context_length_exceeded", "http_refused": kind.code}.get(error.code, error.code)
+    code = {"http_refused": kind.code, **_OPENAI_CODES}.get(error.code, error.code)
     param = error.details.get("field")
     told = {"message": _message(error, dialect), "type": kind.openai, "param": param, "code": code}
     return {"error": told}
@@ -115,7 +118,8 @@ def _message(error: TorporError, dialect: Dialect) -> str:
         return error.message
     limit, asked = error.context_tokens, error.token_count + error.wanted_tokens
     if dialect == "anthropic":
-        return f"prompt is too long: {asked} tokens > {limit} maximum. {error.message}"
+        return f"prompt is too long: {asked} tokens > {limit} maximum"
     return (
-        f"This model's maximum context length is {limit} tokens. However, you requested {asked} tokens. {error.message}"
+        f"This model's maximum context length is {limit} tokens. However, your messages have {asked} tokens. Send"
+        " fewer, or begin a new session with a summary."
     )

@@ -14,7 +14,7 @@ from pydantic.json_schema import GenerateJsonSchema
 from ... import __version__
 from ...daemon.api.events import NEVER_SENT
 from ...daemon.api.records import Record
-from . import sessions
+from . import chat_completions, sessions
 
 _REF = "#/components/schemas/{model}"
 _JSON = "application/json"
@@ -30,7 +30,7 @@ def document() -> Mapping[str, Any]:
     """The description of all routes, for OpenAPI 3.1. Made once, in a second or less."""
     schemas: dict[str, Any] = {}
     paths: dict[str, dict[str, Any]] = {}
-    for path, method, operation in [*_plain(), *_of_sessions(schemas)]:
+    for path, method, operation in [*_plain(), *_of_dialects(schemas), *_of_sessions(schemas)]:
         paths.setdefault(path, {})[method.lower()] = operation
     return {
         "openapi": "3.1.0",
@@ -56,6 +56,14 @@ def _plain() -> Iterator[tuple[str, str, dict[str, Any]]]:
         yield path, "get", _operation(what, {"type": "string"} if path == "/metrics" else {"type": "object"}, [])
     named = [_parameter("model", "path", {"type": "string"})]
     yield "/v1/models/{model}", "get", _operation("One served model.", {"type": "object"}, named)
+
+
+def _of_dialects(schemas: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    for path, body in {chat_completions.PATH: chat_completions.ChatBody}.items():
+        operation = _operation(inspect.cleandoc(body.__doc__ or ""), {"type": "object"}, [])
+        schema = _schema_of(body, "validation", schemas)
+        operation["requestBody"] = {"required": True, "content": {_JSON: {"schema": schema}}}
+        yield path, "post", operation
 
 
 def _of_sessions(schemas: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, Any]]]:

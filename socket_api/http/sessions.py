@@ -68,6 +68,6 @@ async def _answer(route: SessionRoute, request: Request) -> Response:
             params |= request.query_params
         if route.names_session:
             params["session"] = unquote(request.path_params["session"])
-        asked = request.state.caller.request_of(route.verb, params)
+        asked = await request.state.caller.request_of(route.verb, params)
         result = await desk.works.answer(route.verb, asked, request.receive)
         return JSONResponse(await in_pieces(wire_map(route.verb, result)))

@@ -6,7 +6,8 @@ As on the Unix socket, a verb that may be cancelled is; another (a sleep, a dele
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from collections.abc import Coroutine
+from typing import Any, TypeVar
 
 from starlette.types import Receive
 
@@ -15,17 +16,19 @@ from ...daemon.api.verb import R, Verb
 from ..errors import ShuttingDown
 from ..server.dispatch import Backend
 
+T = TypeVar("T")
+
 
 class ClientLeft(Exception):
     """The client is gone, so there is nobody to answer. Never leaves the server."""
 
 
 class Works:
-    """The requests that are being carried out."""
+    """The work for HTTP clients that is under way."""
 
     def __init__(self, backend: Backend) -> None:
-        self._backend = backend
-        self._under_way: dict[asyncio.Task[Any], Verb[Any, Any]] = {}
+        self.backend = backend
+        self._under_way: dict[asyncio.Task[Any], bool] = {}  # whether each may be cancelled
         self._stopping = False
 
     def __len__(self) -> int:
@@ -36,14 +39,15 @@ class Works:
         """Whether no request is taken any more."""
         return self._stopping
 
-    def begin(self, verb: Verb[Any, R], request: Request) -> asyncio.Task[R]:
-        """Carry out a request, as a task. Raises ShuttingDown."""
+    def begin(self, work: Coroutine[Any, Any, T], *, cancellable: bool) -> asyncio.Task[T]:
+        """Carry out requests to the service, as a task. Raises ShuttingDown."""
         if self._stopping:
+            work.close()
             raise ShuttingDown("The daemon is stopping. Try again when it has been started.")
-        work: asyncio.Task[R] = asyncio.create_task(self._backend.ask(verb, request))
-        self._under_way[work] = verb
-        work.add_done_callback(self._forget)
-        return work
+        task = asyncio.create_task(work)
+        self._under_way[task] = cancellable
+        task.add_done_callback(self._forget)
+        return task
 
     async def answer(self, verb: Verb[Any, R], request: Request, receive: Receive) -> R:
         """Carry out a request, unless its client leaves. receive: of the request, whose body has been read.
@@ -53,7 +57,10 @@ class Works:
             ShuttingDown: the daemon stops, and the request was cancelled.
             TorporError: as the service.
         """
-        work = self.begin(verb, request)
+        return await self.settle(self.begin(self.backend.ask(verb, request), cancellable=verb.cancellable), receive)
+
+    async def settle(self, work: asyncio.Task[T], receive: Receive) -> T:
+        """The result of work, as `answer`."""
         leaving = asyncio.create_task(has_left(receive))
         try:
             await asyncio.wait({work, leaving}, return_when=asyncio.FIRST_COMPLETED)
@@ -65,15 +72,14 @@ class Works:
             await self.give_up(work)
 
     async def give_up(self, work: asyncio.Task[Any]) -> None:
-        """Wait for the end of a request, which is cancelled if it may be."""
-        verb = self._under_way.get(work)
-        if verb is not None and verb.cancellable:
+        """Wait for the end of work, which is cancelled if it may be."""
+        if self._under_way.get(work):
             work.cancel()
         if not work.done():
             await asyncio.wait({work})
 
-    def result_of(self, work: asyncio.Task[R]) -> R:
-        """The result of a request that has ended. Raises ShuttingDown: it was cancelled; its own error."""
+    def result_of(self, work: asyncio.Task[T]) -> T:
+        """The result of work that has ended. Raises ShuttingDown: it was cancelled; its own error."""
         if work.cancelled():
             raise ShuttingDown(
                 "The daemon was told to stop, so this request was cancelled. Ask again when it has been started, or"
@@ -83,8 +89,8 @@ class Works:
 
     def give_way(self) -> None:
         """Cancel what may be cancelled, for a stop that may still be refused."""
-        for work, verb in list(self._under_way.items()):
-            if verb.cancellable:
+        for work, cancellable in list(self._under_way.items()):
+            if cancellable:
                 work.cancel()
 
     async def quiesce(self) -> None:

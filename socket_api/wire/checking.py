@@ -39,9 +39,9 @@ def load_request_in_pieces(verb: Verb[Any, Any], raw: Mapping[str, Any]) -> Piec
     found: dict[str, tuple[Any, ...]] = {}
     for name, long in _long_lists(verb).items():
         if long.takes(raw.get(name)):
-            found[name] = yield from _checked(verb.name, name, long, raw[name])
+            found[name] = yield from _checked_in_pieces(verb.name, name, long, raw[name])
     short = {name: value[-1:] if name in found else value for name, value in raw.items()}
-    request: Request = replace(_validated(verb.name, _of_request(verb).validate_python, short), **found)
+    request: Request = replace(checked(verb.name, _of_request(verb).validate_python, short), **found)
     try:
         request.require()
     except ValueError as error:
@@ -116,19 +116,20 @@ def reader_of_result(verb: Verb[Any, Any]) -> TypeAdapter[Any]:
     return TypeAdapter(verb.result)
 
 
-def _checked(verb: str, name: str, long: _LongList, items: Sequence[Any]) -> Pieces[tuple[Any, ...]]:
+def _checked_in_pieces(verb: str, name: str, long: _LongList, items: Sequence[Any]) -> Pieces[tuple[Any, ...]]:
     found: list[Any] = []
     for start in range(0, len(items), long.at_once):
         piece = items[start : start + long.at_once]
-        found += _validated(verb, long.of_items.validate_python, piece, within=(name, start))
+        found += checked(verb, long.of_items.validate_python, piece, within=(name, start))
         yield
     return tuple(found)
 
 
-def _validated(
+def checked(
     verb: str, check: Callable[[Any], _Checked], raw: Any, *, within: tuple[str, int] | None = None
 ) -> _Checked:
-    """within: the list that this is a piece of, and the piece's start in it."""
+    """The value that `check` makes of a raw one. verb: what it is told to be of. within: the list that this is a piece
+    of, and the piece's start in it. Raises InvalidRequest: with `field`, the first one at fault."""
     try:
         return check(raw)
     except ValidationError as error:

@@ -524,9 +524,10 @@ class FakeService(Verbs, Awaiting):
         await self.open_gate.wait()
 
     def _find(self, session: str) -> FakeSession:
-        if session not in self.sessions:
+        name = session.removeprefix("torpor://default/")
+        if name not in self.sessions:
             raise FakeNotFound(f"There is no session {session!r}. See: torpor ls", session=session)
-        return self.sessions[session]
+        return self.sessions[name]
 
     def _record(self, verb: str, asked: Mapping[str, object]) -> None:
         self.calls.append((verb, {name: value for name, value in asked.items() if value is not None}))

@@ -78,3 +78,5 @@ def test_the_description_has_every_route_with_the_fields_of_its_verb(server: Htt
     taken = wake["requestBody"]["content"]["application/json"]["schema"]["properties"]
     assert taken.keys() == {"version", "at_token", "strict"}
     assert {each.verb.name for each in ROUTES} <= VERBS.keys()
+    chat = document["paths"]["/v1/chat/completions"]["post"]["requestBody"]["content"]["application/json"]["schema"]
+    assert chat["required"] == ["messages"]

@@ -1,0 +1,210 @@
+"""The answer of a model, whole or as a stream of server-sent events.
+
+A stream begins once the request is known to fit: until then an error has its own HTTP status. Behind that it is an
+event. A stream with nothing to tell sends an empty event by a clock, and begins by that clock, too: clients give up
+after minutes of silence, and some do not count comments.
+
+Owns the pace: tokens come from a generation that cannot wait, so a client that takes too few of them is dropped, and
+its request cancelled (threat 44).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Mapping
+from typing import Any
+
+from starlette.datastructures import MutableHeaders
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+from starlette.types import Send
+
+from ...daemon.api.events import TokenEvent, WorkEvent
+from ...errors import TorporError
+from ..errors import InternalError
+from .desk import desk_of
+from .turns import SESSION_HEADER, Answered, Asking, Turn
+from .work import ClientLeft, has_left
+
+_LOG = logging.getLogger(__name__)
+_EVENT_BYTES = 256
+"""Of an event around its text, about."""
+
+
+class Telling(ABC):
+    """How an API tells an answer. `asking` is set before anything is told. reasoning_tokens: those of thinking, so
+    far."""
+
+    asking: Asking
+    reasoning_tokens = 0
+
+    @abstractmethod
+    def whole(self, answered: Answered) -> Mapping[str, Any]:
+        """The body of an answer that is no stream."""
+
+    @abstractmethod
+    def opening(self) -> bytes:
+        """The first events."""
+
+    @abstractmethod
+    def token(self, event: TokenEvent) -> bytes:
+        """The events of one token; often none."""
+
+    @abstractmethod
+    def silence(self) -> bytes:
+        """An event that says nothing."""
+
+    @abstractmethod
+    def closing(self, answered: Answered) -> bytes:
+        """The last events."""
+
+    @abstractmethod
+    def failure(self, error: TorporError) -> bytes:
+        """The last events of an answer that failed."""
+
+
+async def answer(request: Request, send: Send, turn: Turn, telling: Telling, *, streamed: bool, ignored: str) -> None:
+    """Let a model answer a turn. ignored: the names of fields that had no effect.
+
+    Raises:
+        ClientLeft: nothing was sent, and the turn was cancelled.
+        TorporError: nothing was sent.
+    """
+    exchange = _Exchange(request, send, turn, telling, streamed=streamed, ignored=ignored)
+    await (exchange.stream() if streamed else exchange.whole())
+
+
+class _Exchange:
+    def __init__(
+        self, request: Request, send: Send, turn: Turn, telling: Telling, *, streamed: bool, ignored: str
+    ) -> None:
+        self._desk = desk_of(request)
+        self._request = request
+        self._send = send
+        self._telling = telling
+        self._streamed = streamed
+        self._ignored = ignored
+        self._events: deque[WorkEvent] = deque()
+        self._waiting_bytes = 0
+        self._wake = asyncio.Event()
+        self._begun = False
+        named = request.headers.get(SESSION_HEADER)
+        self._asking = telling.asking = Asking(self._desk.works.backend, request.state.caller, turn, named, self._take)
+
+    async def whole(self) -> None:
+        """Answer when the model has ended."""
+        works = self._desk.works
+        answered = await works.settle(works.begin(self._asking.answer(), cancellable=True), self._request.receive)
+        self._count(answered)
+        body = JSONResponse(dict(self._telling.whole(answered)), headers=self._headers())
+        await body(self._request.scope, self._request.receive, self._send)
+
+    async def stream(self) -> None:
+        """Tell each event when it comes."""
+        works = self._desk.works
+        work = works.begin(self._asking.answer(), cancellable=True)
+        leaving = asyncio.create_task(has_left(self._request.receive))
+        for each in (work, leaving):
+            each.add_done_callback(lambda _: self._wake.set())
+        try:
+            await self._tell_until_end(work, leaving)
+            answered = works.result_of(work)
+            self._count(answered)
+            await self._tell(self._telling.closing(answered), last=True)
+        except ClientLeft:
+            if not self._begun:
+                raise
+        except TorporError as error:
+            if not self._begun:
+                raise
+            await self._tell_failure(error)
+        except Exception as error:
+            if not self._begun:
+                raise
+            _LOG.error("fault in a stream", exc_info=error)
+            told = f"The answer failed by a fault of the daemon ({type(error).__name__}). See its log."
+            await self._tell_failure(InternalError(told))
+        finally:
+            leaving.cancel()
+            await works.give_up(work)
+
+    async def _tell_until_end(self, work: asyncio.Task[Answered], leaving: asyncio.Task[None]) -> None:
+        """Tell events until the work has ended. Raises ClientLeft."""
+        while self._events or not work.done():
+            self._wake.clear()
+            if not (self._events or work.done() or leaving.done()):
+                try:
+                    async with asyncio.timeout(self._desk.limits.silence_s):
+                        await self._wake.wait()
+                except TimeoutError:
+                    await self._tell(self._telling.silence())
+                    continue
+            if leaving.done():
+                raise ClientLeft
+            told, fits = bytearray(), False
+            while self._events:
+                event = self._events.popleft()
+                if isinstance(event, TokenEvent):
+                    told += self._telling.token(event)
+                # Before it reads, a session may wake; only then is the turn measured.
+                fits = fits or isinstance(event, TokenEvent) or event.stage == "prefill"
+            self._waiting_bytes = 0
+            if told or (fits and not self._begun):
+                await self._tell(bytes(told))
+
+    def _take(self, event: WorkEvent) -> None:
+        if isinstance(event, TokenEvent) and event.channel == "reasoning" and event.token is not None:
+            self._telling.reasoning_tokens += 1
+        if not self._streamed:
+            return
+        if isinstance(event, TokenEvent):
+            self._waiting_bytes += len(event.text) * 4 + _EVENT_BYTES
+            if self._waiting_bytes > self._desk.limits.max_waiting_event_bytes:
+                self._drop()
+        self._events.append(event)
+        self._wake.set()
+
+    async def _tell(self, events: bytes, *, last: bool = False) -> None:
+        """Send events, with the answer's head before the first. Raises ClientLeft: the client takes no bytes."""
+        try:
+            async with asyncio.timeout(self._desk.limits.stall_timeout_s):
+                if not self._begun:
+                    self._begun = True
+                    headers = MutableHeaders(self._headers())
+                    headers.update({"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache"})
+                    await self._send({"type": "http.response.start", "status": 200, "headers": headers.raw})
+                    events = self._telling.opening() + events
+                await self._send({"type": "http.response.body", "body": events, "more_body": not last})
+        except TimeoutError:
+            self._drop()
+            raise ClientLeft from None
+
+    async def _tell_failure(self, error: TorporError) -> None:
+        try:
+            await self._tell(self._telling.failure(error), last=True)
+        except ClientLeft:
+            _LOG.info("a client left before it was told of %s", error.code)
+
+    def _drop(self) -> None:
+        _LOG.warning("client dropped: it takes no bytes")
+        self._request.state.connection.abort()
+
+    def _headers(self) -> dict[str, str]:
+        headers = {SESSION_HEADER: self._asking.session}
+        return headers | ({"x-torpor-ignored": self._ignored} if self._ignored else {})
+
+    def _count(self, answered: Answered) -> None:
+        tokens = self._desk.counters.tokens
+        tokens.labels(answered.model, "cached").inc(answered.cached_tokens)
+        tokens.labels(answered.model, "read").inc(answered.result.prefilled_tokens)
+        tokens.labels(answered.model, "written").inc(len(answered.result.tokens))
+
+
+def event_bytes(data: Mapping[str, Any], name: str = "") -> bytes:
+    """One server-sent event."""
+    head = f"event: {name}\n" if name else ""
+    return f"{head}data: {json.dumps(data, ensure_ascii=False, separators=(',', ':'))}\n\n".encode()

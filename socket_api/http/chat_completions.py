@@ -1,0 +1,248 @@
+"""`/v1/chat/completions`: OpenAI's chat, as clients speak it.
+
+Owns the shape of requests, answers and chunks. What a model thinks is `reasoning_content`, as other local servers tell
+it.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+from starlette.requests import Request
+from starlette.types import Send
+
+from ...daemon.api.dialogue import ToolCall
+from ...daemon.api.events import TokenEvent
+from ...errors import TorporError
+from ..errors import InvalidRequest
+from .answering import Telling, answer, event_bytes
+from .bodies import InnerJson
+from .desk import desk_of
+from .errors import error_map
+from .fields import Body, Content, ignored_of, read_fields
+from .turns import Answered, Turn
+
+PATH = "/v1/chat/completions"
+_DONE = b"data: [DONE]\n\n"
+_ROLES = {"developer": "system"}
+
+
+class CalledFunction(Body):
+    """The function of a call, with its arguments as JSON."""
+
+    name: str
+    arguments: str = ""
+
+
+class CalledTool(Body):
+    """A call that an assistant made."""
+
+    function: CalledFunction
+    id: str = ""
+
+
+class ChatMessage(Body):
+    """A message of a dialogue."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: Content = ""
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    tool_calls: list[CalledTool] | None = None
+    tool_call_id: str | None = None
+
+
+class OfferedFunction(Body):
+    """A function that the model may call."""
+
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+
+
+class OfferedTool(Body):
+    """A tool; those of other types have no effect."""
+
+    type: str = "function"
+    function: OfferedFunction | None = None
+
+
+class StreamOptions(Body):
+    """What a stream tells beside the answer."""
+
+    include_usage: bool | None = None
+
+
+class Sampled(Body):
+    """The fields by which tokens are drawn."""
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**64)] | None = None
+    stop: str | list[str] | None = None
+    n: int | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+
+    def sampling(self) -> dict[str, Any]:
+        """As a verb takes it. OpenAI's seeds may be negative."""
+        names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "seed")
+        found = {name: value for name in names if (value := getattr(self, name)) is not None}
+        return found | ({"seed": self.seed % 2**64} if self.seed is not None else {})
+
+    def stops(self) -> tuple[str, ...]:
+        """The texts that end an answer."""
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+
+    def require_one(self) -> None:
+        """Raises InvalidRequest: several answers are asked for."""
+        if self.n not in (None, 1):
+            raise InvalidRequest("n: one answer at a time is written; ask again for another.", field="n")
+
+
+class ChatBody(Sampled):
+    """A request for an answer to a dialogue."""
+
+    model: str | None = None
+    messages: Annotated[list[ChatMessage], Field(min_length=1)]
+    tools: list[OfferedTool] | None = None
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    tool_choice: Any = None
+
+
+async def chat_completions(request: Request, send: Send) -> None:
+    """Answer a request."""
+    async with desk_of(request).bodies.read(request) as raw:
+        body = read_fields(ChatBody, raw, "chat")
+        body.require_one()
+        inner = InnerJson()
+        turn = Turn(
+            model=body.model,
+            messages=[_message(at, each, inner) for at, each in enumerate(body.messages)],
+            tools=[_tool(each.function) for each in body.tools or () if each.function is not None],
+            template_arguments=body.chat_template_kwargs or {},
+            max_tokens=body.max_completion_tokens if body.max_tokens is None else body.max_tokens,
+            sampling=body.sampling(),
+            stop=body.stops(),
+        )
+        telling = _Chunks(usage=body.stream_options is not None and bool(body.stream_options.include_usage))
+        ignored = ignored_of(body, _also(body))
+        await answer(request, send, turn, telling, streamed=bool(body.stream), ignored=ignored)
+
+
+def _also(body: ChatBody) -> Iterator[str]:
+    if body.tool_choice not in (None, "auto"):
+        yield "tool_choice"
+    for each in body.tools or ():
+        if each.function is None:
+            yield f"tools.{each.type}"
+
+
+def _message(at: int, message: ChatMessage, inner: InnerJson) -> dict[str, Any]:
+    """A message as a verb takes it, without its empty fields."""
+    found: dict[str, Any] = {"role": _ROLES.get(message.role, message.role), "content": message.content}
+    if message.role == "assistant":
+        found["reasoning"] = message.reasoning_content or message.reasoning
+        found["tool_calls"] = tuple(_call(at, each, inner) for each in message.tool_calls or ())
+    if message.role == "tool":
+        found["tool_call_id"] = message.tool_call_id
+    return {name: value for name, value in found.items() if value or name == "content"}
+
+
+def _call(at: int, call: CalledTool, inner: InnerJson) -> dict[str, Any]:
+    arguments = inner.find_object(call.function.arguments or "{}")
+    if arguments is None:
+        field = f"messages.{at}.tool_calls"
+        raise InvalidRequest(f"chat: {field}: the arguments of a call are no JSON object.", field=field)
+    return {"name": call.function.name, "arguments": arguments, "id": call.id}
+
+
+def _tool(function: OfferedFunction) -> dict[str, Any]:
+    return {"name": function.name, "description": function.description or "", "parameters": function.parameters or {}}
+
+
+def usage_of(answered: Answered, reasoning_tokens: int) -> dict[str, Any]:
+    """The tokens of an answer: those that were cached and those that were read add up to the prompt's."""
+    prompt, written = answered.prompt_tokens, len(answered.result.tokens)
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": written,
+        "total_tokens": prompt + written,
+        "prompt_tokens_details": {
+            "cached_tokens": answered.cached_tokens,
+            "cache_write_tokens": answered.result.prefilled_tokens,
+        },
+        "completion_tokens_details": {"reasoning_tokens": reasoning_tokens},
+    }
+
+
+class _Chunks(Telling):
+    def __init__(self, *, usage: bool) -> None:
+        self._usage = usage
+        self._id = f"chatcmpl-{uuid.uuid4().hex}"
+        self._created = int(time.time())
+        self._calls = 0
+
+    def whole(self, answered: Answered) -> Mapping[str, Any]:
+        result = answered.result
+        message: dict[str, Any] = {"role": "assistant", "content": result.text or None, "refusal": None}
+        if result.reasoning:
+            message["reasoning_content"] = result.reasoning
+        if result.tool_calls:
+            message["tool_calls"] = [_told_call(each) for each in result.tool_calls]
+        elif not result.text:
+            message["content"] = ""
+        choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": result.finish_reason}
+        return {
+            **self._head("chat.completion"),
+            "choices": [choice],
+            "usage": usage_of(answered, self.reasoning_tokens),
+        }
+
+    def opening(self) -> bytes:
+        return self._chunk({"role": "assistant", "content": ""})
+
+    def token(self, event: TokenEvent) -> bytes:
+        if event.call is not None:
+            call = {"index": self._calls, **_told_call(event.call)}
+            self._calls += 1
+            return self._chunk({"tool_calls": [call]})
+        if not event.text:
+            return b""
+        return self._chunk({"reasoning_content" if event.channel == "reasoning" else "content": event.text})
+
+    def silence(self) -> bytes:
+        return self._chunk({})
+
+    def closing(self, answered: Answered) -> bytes:
+        told = self._chunk({}, answered.result.finish_reason)
+        if self._usage:
+            usage = usage_of(answered, self.reasoning_tokens)
+            told += event_bytes({**self._head("chat.completion.chunk"), "choices": [], "usage": usage})
+        return told + _DONE
+
+    def failure(self, error: TorporError) -> bytes:
+        return event_bytes(error_map(error, "openai"))
+
+    def _chunk(self, delta: Mapping[str, Any], finish_reason: str | None = None) -> bytes:
+        choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
+        more = {"usage": None} if self._usage else {}
+        return event_bytes({**self._head("chat.completion.chunk"), "choices": [choice], **more})
+
+    def _head(self, kind: str) -> dict[str, Any]:
+        return {"id": self._id, "object": kind, "created": self._created, "model": self.asking.model}
+
+
+def _told_call(call: ToolCall) -> dict[str, Any]:
+    arguments = json.dumps(call.arguments, ensure_ascii=False, separators=(",", ":"))
+    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": arguments}}

@@ -1,0 +1,72 @@
+"""The fields of a foreign API's request: checked, with their own names in refusals.
+
+A field that is not known has no effect, and is named in the answer's `x-torpor-ignored`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from functools import cache
+from typing import Annotated, Any, Final, TypeVar
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, TypeAdapter, WithJsonSchema
+
+from ..wire.checking import checked
+
+MAX_IGNORED_TOLD: Final = 32
+"""Names in one header."""
+
+_SAFE: Final = re.compile(r"[A-Za-z0-9_.:-]{1,64}")
+
+B = TypeVar("B", bound="Body")
+
+
+class Body(BaseModel):
+    """Base of each object of a request. It keeps what it does not know."""
+
+    model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
+
+
+def read_fields(kind: type[B], raw: Mapping[str, Any], told: str) -> B:
+    """Check a request. told: what it is called in a refusal. Raises InvalidRequest: with the first field at fault."""
+    read: TypeAdapter[B] = _reader(kind)
+    return checked(told, read.validate_python, raw)
+
+
+@cache
+def _reader(kind: type[Body]) -> TypeAdapter[Any]:
+    return TypeAdapter(kind)
+
+
+def ignored_of(body: Body, also: Iterable[str] = ()) -> str:
+    """The names of given fields that have no effect, for a header. also: known fields without one."""
+    names = [name for name, value in (body.model_extra or {}).items() if value is not None]
+    return ", ".join([name for name in (*names, *also) if _SAFE.fullmatch(name)][:MAX_IGNORED_TOLD])
+
+
+def _joined(content: object) -> object:
+    """The text of a content: a text, or a list of parts, of which each is a text."""
+    if content is None:
+        return ""
+    if not isinstance(content, list):
+        return content
+    texts = []
+    for at, part in enumerate(content):
+        kind = part.get("type", "text") if isinstance(part, dict) else None
+        text = part.get("text", part.get("refusal")) if isinstance(part, dict) else None
+        if kind not in _TEXT_KINDS or not isinstance(text, str):
+            told = repr(kind) if isinstance(kind, str) and _SAFE.fullmatch(kind) else "no text"
+            raise ValueError(f"part {at} is {told}; this model reads text alone")
+        texts.append(text)
+    return "\n".join(texts)
+
+
+_TEXT_KINDS: Final = ("text", "input_text", "output_text", "refusal")
+
+Content = Annotated[
+    str,
+    BeforeValidator(_joined),
+    WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "object"}}, {"type": "null"}]}),
+]
+"""A text, or a list of parts that are text."""

@@ -1,0 +1,370 @@
+"""OpenAI's chat over HTTP, around a service without a model."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+from torpor.daemon.api.dialogue import ToolCall
+from torpor.daemon.api.events import ProgressEvent, TokenEvent
+from torpor.daemon.api.reading import ChatRequest, GenerateResult
+from torpor.daemon.errors import ContextOverflow, EngineBusy, GenerationFailed, TranscriptDiverged
+
+from .conftest import Answer, Begin, HttpThread
+
+PATH = "/v1/chat/completions"
+HELLO = {"model": "fake", "messages": [{"role": "user", "content": "hello"}]}
+
+Chat = Callable[[ChatRequest], Awaitable[GenerateResult]]
+
+
+def result(session: str, text: str = "hi", **more: Any) -> GenerateResult:
+    """An answer of two tokens to a dialogue of ten, of which three were read for it."""
+    facts = {"finish_reason": "stop", "token_count": 12, "prefilled_tokens": 3, "seconds": 0.1, **more}
+    return GenerateResult(session, text, (1, 2), time_to_first_token_s=0.1, **facts)
+
+
+def chats(server: HttpThread, chat: Chat) -> None:
+    """Let the service answer each chat so."""
+    server.service.answers[ChatRequest] = chat
+
+
+def events_of(answer: Answer) -> list[Any]:
+    """The data of the events; the last may be [DONE]."""
+    parts = answer.body.decode().removesuffix("\n\n").split("\n\n")
+    assert all(part.startswith("data: ") for part in parts)
+    data = [part.removeprefix("data: ") for part in parts]
+    return [each if each == "[DONE]" else json.loads(each) for each in data]
+
+
+def asked_for(server: HttpThread, verb: str) -> list[dict[str, Any]]:
+    return [given for name, given in server.service.calls if name == verb]
+
+
+def test_an_answer_has_its_text_its_end_and_tokens_that_add_up(server: HttpThread) -> None:
+    async def chat(request: ChatRequest) -> GenerateResult:
+        return result(request.session)
+
+    chats(server, chat)
+    answer = server.ask("POST", PATH, HELLO)
+    told = answer.json
+    assert (answer.status, told["object"], told["model"]) == (200, "chat.completion", "fake")
+    (choice,) = told["choices"]
+    assert (choice["message"]["role"], choice["message"]["content"], choice["finish_reason"]) == (
+        "assistant",
+        "hi",
+        "stop",
+    )
+    usage = told["usage"]
+    assert (usage["prompt_tokens"], usage["completion_tokens"], usage["total_tokens"]) == (10, 2, 12)
+    details = usage["prompt_tokens_details"]
+    assert (details["cached_tokens"], details["cache_write_tokens"]) == (7, 3)
+
+
+def test_a_stream_tells_pieces_the_end_and_the_usage_if_it_is_wanted(server: HttpThread) -> None:
+    answer = server.ask("POST", PATH, {**HELLO, "stream": True, "max_tokens": 2})
+    first, *pieces, last, done = events_of(answer)
+    assert answer.headers["content-type"].startswith("text/event-stream")
+    assert first["choices"][0]["delta"] == {"role": "assistant", "content": ""}
+    text = "".join(piece["choices"][0]["delta"]["content"] for piece in pieces)
+    assert text == server.ask("POST", PATH, {**HELLO, "max_tokens": 2}).json["choices"][0]["message"]["content"]
+    assert (last["choices"][0]["finish_reason"], done) == ("length", "[DONE]")
+    assert {each["id"] for each in (first, *pieces, last)} == {first["id"]}
+    assert "usage" not in last
+    wanted = {**HELLO, "stream": True, "max_tokens": 2, "stream_options": {"include_usage": True}}
+    *before, usage, _ = events_of(server.ask("POST", PATH, wanted))
+    assert usage["choices"] == []
+    assert usage["usage"]["completion_tokens"] == 2
+    assert [each["usage"] for each in before] == [None] * len(before)
+
+
+def test_thinking_and_calls_are_told_apart_in_both_modes(server: HttpThread) -> None:
+    call = ToolCall("add", {"a": 1}, "call_1")
+
+    async def chat(request: ChatRequest) -> GenerateResult:
+        request.emit(ProgressEvent("prefill", 1, 1))
+        for event in (
+            TokenEvent(1, "so", "reasoning"),
+            TokenEvent(2, "hi"),
+            TokenEvent(3, "", "call"),
+            TokenEvent(None, "", "call", call),
+        ):
+            request.emit(event)
+        return result(request.session, reasoning="so", tool_calls=(call,), finish_reason="tool_calls")
+
+    chats(server, chat)
+    told = server.ask("POST", PATH, HELLO).json
+    message = told["choices"][0]["message"]
+    function = {"name": "add", "arguments": '{"a":1}'}
+    assert (message["reasoning_content"], message["content"]) == ("so", "hi")
+    assert message["tool_calls"] == [{"id": "call_1", "type": "function", "function": function}]
+    assert told["choices"][0]["finish_reason"] == "tool_calls"
+    assert told["usage"]["completion_tokens_details"]["reasoning_tokens"] == 1
+    _, *pieces, last, _ = events_of(server.ask("POST", PATH, {**HELLO, "stream": True}))
+    assert [piece["choices"][0]["delta"] for piece in pieces] == [
+        {"reasoning_content": "so"},
+        {"content": "hi"},
+        {"tool_calls": [{"index": 0, "id": "call_1", "type": "function", "function": function}]},
+    ]
+    assert last["choices"][0]["finish_reason"] == "tool_calls"
+
+
+def test_a_dialogue_is_asked_for_as_the_service_takes_it(server: HttpThread) -> None:
+    call = {"id": "c", "type": "function", "function": {"name": "add", "arguments": '{"b": 2, "a": [1.0]}'}}
+    messages = [
+        {"role": "developer", "content": "Be brief."},
+        {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}], "name": "me"},
+        {"role": "assistant", "content": None, "reasoning_content": "so", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c", "content": "3"},
+    ]
+    tools = [
+        {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}},
+        {"type": "web_search"},
+    ]
+    asked = {
+        **HELLO,
+        "messages": messages,
+        "tools": tools,
+        "max_completion_tokens": 7,
+        "temperature": 1,
+        "top_p": 0.5,
+        "seed": -1,
+        "stop": "END",
+        "chat_template_kwargs": {"enable_thinking": False},
+        "store": False,
+        "metadata": None,
+        "bad\r\nname": 1,
+    }
+    answer = server.ask("POST", PATH, asked)
+    assert answer.status == 200
+    assert answer.headers["x-torpor-ignored"] == "store, tools.web_search"
+    (given,) = asked_for(server, "chat")
+    assert given["messages"] == (
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "a\nb"},
+        {
+            "role": "assistant",
+            "content": "",
+            "reasoning": "so",
+            "tool_calls": [{"name": "add", "arguments": {"b": 2, "a": [1.0]}, "id": "c"}],
+        },
+        {"role": "tool", "content": "3", "tool_call_id": "c"},
+    )
+    assert given["tools"] == ({"name": "add", "description": "", "parameters": {"type": "object"}},)
+    assert given["template_arguments"] == {"enable_thinking": False}
+    assert given["sampling"] == {"temperature": 1, "top_p": 0.5, "seed": 2**64 - 1}
+    assert (given["max_tokens"], given["stop"]) == (7, ("END",))
+
+
+def test_a_request_without_a_session_gets_a_new_one_and_its_name(server: HttpThread) -> None:
+    first, second = server.ask("POST", PATH, HELLO), server.ask("POST", PATH, {**HELLO, "stream": True})
+    names = [each.headers["x-torpor-session"] for each in (first, second)]
+    assert len(set(names)) == 2
+    again = server.ask("POST", PATH, HELLO, x_torpor_session="mine")
+    assert again.headers["x-torpor-session"] == "torpor://default/mine"
+    assert [given.get("model") for given in asked_for(server, "create")] == ["fake"] * 3
+
+
+def test_a_session_on_another_model_is_not_asked(server: HttpThread) -> None:
+    server.ask("POST", "/v1/sessions", {"session": "mine", "model": "other"})
+    answer = server.ask("POST", PATH, HELLO, x_torpor_session="mine")
+    assert (answer.status, answer.json["error"]["param"]) == (400, "model")
+    assert not asked_for(server, "chat")
+
+
+@pytest.mark.parametrize(("position", "begins"), [(5, "fork"), (0, "create")])
+def test_a_dialogue_that_diverges_goes_on_in_a_fork_and_never_rewinds(
+    server: HttpThread, position: int, begins: str
+) -> None:
+    server.ask("POST", "/v1/sessions", {"session": "mine"})
+    server.service.sessions["mine"].tokens += range(8)
+    server.ask("POST", "/v1/sessions/mine/save")
+    server.service.calls.clear()
+
+    async def chat(request: ChatRequest) -> GenerateResult:
+        if request.session.endswith("mine"):
+            raise TranscriptDiverged("It differs.", position=position, session=request.session)
+        return result(request.session)
+
+    chats(server, chat)
+    answer = server.ask("POST", PATH, HELLO, x_torpor_session="mine")
+    assert answer.status == 200
+    (made,) = asked_for(server, begins)
+    name = answer.headers["x-torpor-session"]
+    assert "mine-" in name
+    assert made.get("at_token", 0) == position
+    assert all(given.get("on_divergence") is None for given in asked_for(server, "chat"))
+
+
+def test_the_ceiling_of_an_answer_may_be_above_what_fits(server: HttpThread) -> None:
+    async def chat(request: ChatRequest) -> GenerateResult:
+        if request.max_tokens and request.max_tokens > 92:
+            details = {"token_count": 5, "wanted_tokens": 3 + request.max_tokens, "context_tokens": 100}
+            raise ContextOverflow("It does not fit.", **details)
+        return result(request.session)
+
+    chats(server, chat)
+    assert server.ask("POST", PATH, {**HELLO, "max_tokens": 32_000}).status == 200
+    assert [given["max_tokens"] for given in asked_for(server, "chat")] == [32_000, 92]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_overflow_is_a_400_that_clients_shorten_their_history_at(server: HttpThread, stream: bool) -> None:
+    """QC6, QX17: in both modes, before any part of an answer."""
+
+    async def chat(request: ChatRequest) -> GenerateResult:
+        raise ContextOverflow("No.", token_count=0, wanted_tokens=120 + (request.max_tokens or 0), context_tokens=100)
+
+    chats(server, chat)
+    for asked in (HELLO, {**HELLO, "max_tokens": 32_000}):
+        answer = server.ask("POST", PATH, {**asked, "stream": stream})
+        error = answer.json["error"]
+        assert (answer.status, error["code"]) == (400, "context_length_exceeded")
+        assert "maximum context length is 100 tokens" in error["message"]
+        assert "120" in error["message"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_error_before_the_answer_has_its_own_status(server: HttpThread, stream: bool) -> None:
+    """QX18: busy is 429, and says when to ask again."""
+
+    async def chat(request: ChatRequest) -> GenerateResult:
+        raise EngineBusy("Too many wait.")
+
+    chats(server, chat)
+    answer = server.ask("POST", PATH, {**HELLO, "stream": stream})
+    assert (answer.status, answer.headers["retry-after"]) == (429, "1")
+    assert answer.json["error"]["type"] == "rate_limit_error"
+
+
+@pytest.mark.parametrize("fault", [GenerationFailed("The model broke."), RuntimeError("secret")])
+def test_an_error_in_the_middle_of_a_stream_is_an_event_and_no_end(server: HttpThread, fault: Exception) -> None:
+    """QC13."""
+
+    async def chat(request: ChatRequest) -> GenerateResult:
+        request.emit(TokenEvent(1, "hi"))
+        raise fault
+
+    chats(server, chat)
+    _, piece, error = events_of(server.ask("POST", PATH, {**HELLO, "stream": True}))
+    assert piece["choices"][0]["delta"] == {"content": "hi"}
+    assert error["error"]["type"] == "server_error"
+    assert "secret" not in error["error"]["message"]
+
+
+def test_a_wake_begins_no_stream_for_the_turn_may_still_not_fit(server: HttpThread) -> None:
+    async def chat(request: ChatRequest) -> GenerateResult:
+        request.emit(ProgressEvent("wake", 1, 1))
+        raise ContextOverflow("No.", token_count=0, wanted_tokens=120, context_tokens=100)
+
+    chats(server, chat)
+    assert server.ask("POST", PATH, {**HELLO, "stream": True}).status == 400
+
+
+def test_a_silent_stream_begins_and_goes_on_by_the_clock_with_empty_deltas(begin: Begin) -> None:
+    server = begin(silence_s=0.01)
+    server.do(server.service.hold)
+    connection = server.on_unix()
+    connection.request("POST", PATH, json.dumps({**HELLO, "stream": True, "max_tokens": 1}))
+    answer = connection.getresponse()
+    lines = [answer.readline() for _ in range(8)]
+    assert [json.loads(line[6:])["choices"][0]["delta"] for line in lines[2::2]] == [{}] * 3
+    server.do(server.service.release)
+    assert answer.read().endswith(b"data: [DONE]\n\n")
+    connection.close()
+
+
+def held_stream(server: HttpThread) -> Any:
+    """A stream that has begun, and whose next token does not come. Gives its connection and the answer."""
+    connection = server.on_unix()
+    connection.request("POST", PATH, json.dumps({**HELLO, "stream": True, "max_tokens": 1_000_000}))
+    answer = connection.getresponse()
+    assert b"assistant" in answer.readline()
+    server.do(server.service.hold)
+    return connection, answer
+
+
+def test_a_client_that_leaves_in_the_middle_cancels_its_answer(server: HttpThread) -> None:
+    """Threat 45, QX16."""
+    connection, answer = held_stream(server)
+    assert server.service.running == 1
+    answer.close()
+    connection.close()
+    server.wait_until(lambda: server.service.running == 0)
+    assert server.service.cancelled == 1
+    assert server.server.works == 0
+
+
+def test_a_client_that_leaves_before_the_answer_cancels_it(server: HttpThread) -> None:
+    server.do(server.service.hold)
+    connection = server.on_unix()
+    connection.request("POST", PATH, json.dumps(HELLO))
+    server.wait_until(lambda: server.service.running == 1)
+    connection.close()
+    server.wait_until(lambda: server.server.works == 0)
+    assert server.service.cancelled == 1
+
+
+def test_a_stop_ends_a_stream_with_an_error_event(server: HttpThread) -> None:
+    connection, answer = held_stream(server)
+    server.do(server.server.quiesce)
+    last = answer.read().decode().rstrip().rpartition("data: ")[2]
+    assert json.loads(last)["error"]["code"] == "shutting_down"
+    connection.close()
+
+
+@pytest.mark.parametrize("limits", [{"stall_timeout_s": 0.05}, {"max_waiting_event_bytes": 1}])
+def test_a_client_that_does_not_read_is_dropped_and_its_answer_cancelled(begin: Begin, limits: dict[str, Any]) -> None:
+    """Threat 44."""
+    server = begin(**limits)
+    server.service.piece = "x" * 100_000
+    client = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    with client:
+        client.connect(str(server.socket_path))
+        body = json.dumps({**HELLO, "stream": True, "max_tokens": 1_000_000}).encode()
+        client.sendall(b"POST %s HTTP/1.1\r\ncontent-length: %d\r\n\r\n" % (PATH.encode(), len(body)) + body)
+        server.wait_until(lambda: server.service.cancelled == 1)
+        server.wait_until(lambda: server.server.works == 0)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "param"),
+    [
+        ({"messages": []}, "messages"),
+        ({"messages": "hello"}, "messages"),
+        ({"messages": [{"role": "robot", "content": "a"}]}, "messages.0.role"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]}, "messages.0.content"),
+        ({"messages": [{"role": "user", "content": 3}]}, "messages.0.content"),
+        ({"messages": [{"role": "user", "content": [3]}]}, "messages.0.content"),
+        ({"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}, "params"),
+        ({"n": 2}, "n"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": 2**63}, "max_tokens"),
+        ({"max_tokens": 1.5}, "max_tokens"),
+        ({"temperature": -1}, "temperature"),
+        ({"temperature": "hot"}, "temperature"),
+        ({"top_p": 2}, "top_p"),
+        ({"seed": 2**64}, "seed"),
+        ({"stop": [""]}, "stop.0"),
+        ({"stream": "yes"}, "stream"),
+        ({"tools": [{"type": "function", "function": {"name": 3}}]}, "tools.0.function.name"),
+    ],
+)
+def test_a_wrong_field_is_a_400_that_names_it_and_makes_no_session(
+    server: HttpThread, wrong: dict[str, Any], param: str
+) -> None:
+    """Threat 48."""
+    answer = server.ask("POST", PATH, {**HELLO, **wrong})
+    assert answer.status == 400
+    assert answer.json["error"]["param"].endswith(param)
+    assert not server.service.calls
+
+
+@pytest.mark.parametrize("arguments", ["[1]", "{", '{"a": NaN}', "[" * 100_000, '{"a":' * 100_000])
+def test_arguments_of_a_call_that_are_no_object_are_refused(server: HttpThread, arguments: str) -> None:
+    call = {"id": "c", "type": "function", "function": {"name": "add", "arguments": arguments}}
+    messages = [*HELLO["messages"], {"role": "assistant", "tool_calls": [call]}, *HELLO["messages"]]  # type: ignore[misc]
+    assert server.ask("POST", PATH, {"messages": messages}).status == 400
