@@ -105,7 +105,7 @@ class Parts:
         shelf.on_drop = self.encoder.let_go
         self.buffers = Buffers(engine)
         threads, ledgers = self.hibernation.threads, Ledgers(store, self.hibernation, engine, bus)
-        self.journal = TurnJournal(store, engine, threads, lambda: self.options.durability, self._keep_whole)
+        self.journal = TurnJournal(store, threads, lambda: self.options.durability, self._keep_whole)
         self.residency = Residency(
             store,
             self.hibernation,

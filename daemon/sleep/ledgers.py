@@ -15,10 +15,12 @@ from typing import Any
 
 import mlx.core as mx
 import numpy as np
+from blake3 import blake3
 
 from ...memvid.errors import CorruptBlock, Corruption, IndexFailed, StoreError
 from ...memvid.format.blocks import BlockEntry
 from ...memvid.format.identity import Identity
+from ...memvid.format.journal import COVERS
 from ...memvid.format.ledger_tail import UNREAD
 from ...memvid.format.packing import pack
 from ...memvid.store import IndexRow, Receipt, Store
@@ -31,7 +33,7 @@ from ...snapshot.passes import Passes
 from ...snapshot.state import token_array
 from ..api.session import Recomputed
 from ..engine.engine import Engine, Steps
-from ..engine.generation import logits_digest, replay
+from ..engine.generation import replay
 from ..events.bus import Bus
 from ..events.events import LedgerKept, LedgerRead
 from ..sessions.sessions import Session
@@ -67,11 +69,12 @@ class Behind:
             return cls(0, dict(session.model.backend))
         return cls(_tokens_in(_still_held(session, durable.entries)), durable.backend)
 
-    def session_map(self, session: Session, key: bytes, digest: str) -> dict[str, Any]:
-        """The session map of a version with these blocks. key, digest: as of `end_of`."""
+    def session_map(self, session: Session) -> dict[str, Any]:
+        """The session map of a version with these blocks. Any thread may make it: what it looks at is evaluated."""
         state = session.state
-        passes = state.passes.after(self.held)
-        unread = Unread(self.held, state.tokens[self.held :], passes, key, digest, session.text_map, session.turn_open)
+        passes, key = state.passes.after(self.held), bytes(memory.readable(state.random_key))
+        tokens, digest = state.tokens[self.held :], _digest_of(session)
+        unread = Unread(self.held, tokens, passes, key, digest, session.text_map, session.turn_open)
         return _with_end(session.to_map() | {"backend": self.backend, "turn_open": False}, unread)
 
 
@@ -90,8 +93,7 @@ class Ledgers:
         of the error that keeps it from that.
 
         Raises StoreError: not even the ledger could be made durable."""
-        key, digest = await self._engine.call(lambda: end_of(session))
-        make = partial(self._write, session, key, digest)
+        make = partial(self._write, session)
         try:
             receipt = await self._hibernation.threads.on_indexed_writer(partial(make, relying=True))
         except Corruption:  # a referred block was deleted or damaged since its check
@@ -122,7 +124,7 @@ class Ledgers:
             return None
         _require_readable(session, unread)
         await self._engine.run(_steps(session, unread))
-        same = await self._engine.call(lambda: _digest_of(session) == unread.logits_digest)
+        same = _digest_of(session) == unread.logits_digest
         assert session.durable is not None, "the end of a ledger comes out of a version"
         read = Recomputed(session.durable.version, start, len(unread.tokens), same, damaged=unread.damaged)
         again = read if unread.tokens else None
@@ -137,13 +139,13 @@ class Ledgers:
         version, tokens, unread = receipt.version, receipt.ledger_tokens, receipt.unread_tokens
         self._bus.publish(LedgerKept(receipt.uri, version, tokens, unread, receipt.bytes_written, why))
 
-    def _write(self, session: Session, key: bytes, digest: str, *, relying: bool) -> Receipt | None:
+    def _write(self, session: Session, *, relying: bool) -> Receipt | None:
         """Write the version; None if the newest one is the same. relying: refer to durable blocks, if they can be
         read."""
         rest = self._rest_of(session) if relying else None
         rest = rest or _Rest(None, (), dict(session.model.backend))
         held = _tokens_in(rest.blocks)
-        kept = Behind(held, rest.backend).session_map(session, key, digest)
+        kept = Behind(held, rest.backend).session_map(session)
         if self._is_newest(session.uri, rest, kept):
             return None
         return self._put(session.uri, session.model.identity, rest.bundle_id, rest.blocks, kept, held)
@@ -164,7 +166,7 @@ class Ledgers:
             return None
 
     def _is_newest(self, uri: SessionUri, rest: _Rest, kept: Mapping[str, Any]) -> bool:
-        """Whether the newest version has these blocks and this session map."""
+        """Whether the newest version has these blocks and this session map, but for the turns that it covers."""
         try:
             with self._store.open_session(uri) as reader:
                 manifest = reader.manifest
@@ -177,7 +179,8 @@ class Ledgers:
             [each.id for each in rest.blocks],
         ):
             return False
-        return pack(manifest.session, "session map") == pack(kept, "session map")
+        held = {name: value for name, value in manifest.session.items() if name != COVERS}
+        return pack(held, "session map") == pack(kept, "session map")
 
     def _write_less(self, row: IndexRow, sound_tokens: int, records: Sequence[int]) -> Receipt:
         with self._store.open_session(row.uri, row.version) as reader:
@@ -232,16 +235,9 @@ def _still_held(session: Session, entries: Sequence[BlockEntry]) -> Sequence[Blo
     return plan_reuse(entries, session.unchanged_tokens, records)
 
 
-def end_of(session: Session) -> tuple[bytes, str]:
-    """The random key of a session and the digest of its logits; on the engine thread."""
-    key = memory.contiguous(session.state.random_key)
-    mx.eval(key)
-    return bytes(memory.readable(key)), _digest_of(session)
-
-
 def _digest_of(session: Session) -> str:
     assert session.state.last_logits is not None, "a session that has read something has logits"
-    return logits_digest(session.state.last_logits)
+    return blake3(memory.readable(session.state.last_logits)).hexdigest()
 
 
 def _steps(session: Session, unread: Unread) -> Steps[None]:

@@ -20,10 +20,9 @@ from ...memvid.format.journal import JournalRecord
 from ...memvid.store import Store
 from ...memvid.uri import SessionUri
 from ..engine.cancellation import in_any_case
-from ..engine.engine import Engine
 from ..options.serve_options import Durability
 from ..sessions.sessions import Session
-from .ledgers import Behind, end_of
+from .ledgers import Behind
 from .store_threads import StoreThreads
 
 _BYTES_A_TOKEN: Final = 12
@@ -35,7 +34,7 @@ _BYTES_A_MESSAGE: Final = 256
 _BYTES_ELSE: Final = 16 * 1024
 """Of what stands in each record: identity, sampling, names, origins."""
 
-_Waiting = tuple[JournalRecord, "asyncio.Future[None]"]
+_Waiting = tuple[Session, "asyncio.Future[None]"]
 
 
 class TurnJournal:
@@ -47,13 +46,11 @@ class TurnJournal:
     def __init__(
         self,
         store: Store,
-        engine: Engine,
         threads: StoreThreads,
         durability: Callable[[], Durability],
         sleep: Callable[[Session], Awaitable[object]],
     ) -> None:
         self._store = store
-        self._engine = engine
         self._threads = threads
         self._durability = durability
         self._sleep = sleep
@@ -90,30 +87,26 @@ class TurnJournal:
         return self._durability() == "turn" and session.durability is None
 
     async def _acknowledge(self, session: Session) -> None:
-        key, digest = await self._engine.call(lambda: end_of(session))
+        written: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append((session, written))
+        if self._flushing is None:
+            self._flushing = asyncio.ensure_future(self._flush())
         try:
-            await self._append(self._record_of(session, key, digest))
+            await written
         except LimitExceeded:
             await self._sleep(session)
 
-    def _record_of(self, session: Session, key: bytes, digest: str) -> JournalRecord:
+    def _record_of(self, session: Session) -> JournalRecord:
         durable, newest = session.durable, self._store.find_session(session.uri)
         behind = Behind.of(session)
         return JournalRecord(
             uri=session.uri,
-            session=behind.session_map(session, key, digest),
+            session=behind.session_map(session),
             newest=None if newest is None else (newest.version, newest.bundle_id),
             base=None if durable is None else durable.bundle_id,
             held=behind.held,
             identity=None if durable is not None else session.model.identity,
         )
-
-    async def _append(self, record: JournalRecord) -> None:
-        written: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.append((record, written))
-        if self._flushing is None:
-            self._flushing = asyncio.ensure_future(self._flush())
-        await written
 
     async def _flush(self) -> None:
         try:
@@ -125,8 +118,12 @@ class TurnJournal:
 
     async def _write(self, batch: Sequence[_Waiting]) -> None:
         """Write records with one flush; where that is refused, each alone, so that one refuses no other."""
+
+        def acknowledge() -> None:
+            self._store.acknowledge([self._record_of(session) for session, _ in batch])
+
         try:
-            await self._threads.on_journal(partial(self._store.acknowledge, [record for record, _ in batch]))
+            await self._threads.on_journal(acknowledge)
         except Exception as error:  # noqa: BLE001 - told to those that wait for it
             if len(batch) > 1 and isinstance(error, StoreError):
                 for one in batch:
