@@ -27,7 +27,7 @@ from ...daemon.api.events import TokenEvent, WorkEvent
 from ...errors import TorporError
 from ..errors import InternalError
 from .desk import desk_of
-from .turns import SESSION_HEADER, Answered, Asking, Turn
+from .turns import SESSION_HEADER, Answered, Asking, Turn, name_for
 from .work import ClientLeft, has_left
 
 _LOG = logging.getLogger(__name__)
@@ -75,6 +75,7 @@ async def answer(request: Request, send: Send, turn: Turn, telling: Telling, *, 
         TorporError: nothing was sent.
     """
     exchange = _Exchange(request, send, turn, telling, streamed=streamed, ignored=ignored)
+    await exchange.prepare()
     await (exchange.stream() if streamed else exchange.whole())
 
 
@@ -92,8 +93,15 @@ class _Exchange:
         self._waiting_bytes = 0
         self._wake = asyncio.Event()
         self._begun = False
-        named = request.headers.get(SESSION_HEADER)
-        self._asking = telling.asking = Asking(self._desk.works.backend, request.state.caller, turn, named, self._take)
+        self._turn = turn
+
+    async def prepare(self) -> None:
+        """Choose the names of the session and the model."""
+        named = name_for(self._request.headers, self._turn.named)
+        model = self._turn.model or await self._desk.default_model()
+        caller = self._request.state.caller
+        asking = Asking(self._desk.works.backend, caller, self._turn, named, model, self._take)
+        self._asking = self._telling.asking = asking
 
     async def whole(self) -> None:
         """Answer when the model has ended."""

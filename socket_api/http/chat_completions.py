@@ -118,6 +118,7 @@ class ChatBody(Sampled):
     max_completion_tokens: int | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     tool_choice: Any = None
+    prompt_cache_key: str | None = None
 
 
 async def chat_completions(request: Request, send: Send) -> None:
@@ -134,6 +135,7 @@ async def chat_completions(request: Request, send: Send) -> None:
             max_tokens=body.max_completion_tokens if body.max_tokens is None else body.max_tokens,
             sampling=body.sampling(),
             stop=body.stops(),
+            named=body.prompt_cache_key,
         )
         telling = _Chunks(usage=body.stream_options is not None and bool(body.stream_options.include_usage))
         ignored = ignored_of(body, _also(body))

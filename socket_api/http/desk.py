@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 
 from starlette.requests import Request
 
+from ...daemon.api.process import StatusRequest
+from ...daemon.api.verbs import VERBS
 from ..server.dispatch import Backend
 from .access import Access
 from .bodies import Bodies
@@ -28,6 +30,15 @@ class Desk:
         self.works = Works(self.backend)
         self.bodies = Bodies(self.limits)
         self.counters = Counters()
+        self.counters.working.set_function(lambda: len(self.works))
+        self._default_model: str | None = None
+
+    async def default_model(self) -> str:
+        """The name of the first model, which is the same as long as the daemon runs."""
+        if self._default_model is None:
+            status = await self.backend.ask(VERBS["status"], StatusRequest())
+            self._default_model = status.models[0].name
+        return self._default_model
 
 
 def desk_of(request: Request) -> Desk:

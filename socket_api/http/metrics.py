@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
 from typing import Any
 
-from prometheus_client import CollectorRegistry, Counter, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.metrics_core import GaugeMetricFamily
 from starlette.requests import Request
@@ -27,6 +27,9 @@ class Counters:
         self.registry = CollectorRegistry()
         self.requests = Counter(
             "torpor_http_requests", "Answers over HTTP.", ("route", "status"), registry=self.registry
+        )
+        self.working = Gauge(
+            "torpor_http_working", "Requests over HTTP that the daemon carries out.", registry=self.registry
         )
         self.tokens = Counter(
             "torpor_http_tokens",

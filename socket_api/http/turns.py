@@ -1,43 +1,52 @@
-"""One turn of a dialogue: finds the session that can go on with it, and asks.
+"""One turn of a dialogue: which session goes on with it, and the request to the daemon.
 
-This is the one place that chooses a session. A client may name it with `x-torpor-session`; without a name a new one is
-made, and takes over what another session has read of the same beginning. A dialogue that differs from its session's is
-answered by a fork of it, from where they part. No session goes back: another client may hold its other end.
+This is the one place that chooses a session. `converse` finds it by what was said. The names that clients give to their
+conversations only say under which name a new session begins, and which sessions may be gone on with: titles and
+sub-agents come under one name with other dialogues. An API key names nothing.
 """
 
 from __future__ import annotations
 
-import secrets
+import hashlib
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
+from ...daemon.api.conversing import ConverseRequest, MeasureResult
 from ...daemon.api.events import OnEvent
-from ...daemon.api.reading import ChatRequest, GenerateResult
-from ...daemon.api.session import SessionDetail, SessionInfo
+from ...daemon.api.reading import GenerateResult
 from ...daemon.api.verbs import VERBS
 from ...daemon.errors import ContextOverflow
-from ...errors import TorporError
-from ..errors import InvalidRequest
 from ..server.dispatch import Backend
 from .access import Caller
 
 SESSION_HEADER: Final = "x-torpor-session"
-_CHAT: Final = VERBS["chat"]
+ANY_CONVERSATION: Final = "chat"
+"""The name for conversations of clients that give none."""
+
+_NAMING: Final = ("x-claude-code-session-id", "session-id", "session_id", "x-session-id")
+"""Headers with a client's name for a conversation, the first that is given."""
+
+_AGENT: Final = "x-claude-code-agent-id"
+_MEASURE, _CONVERSE = VERBS["measure"], VERBS["converse"]
+_MOST_NAME_CHARS = 64
+_ODD = re.compile(r"[^A-Za-z0-9._-]+")
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """A dialogue up to the message to answer, as the fields of a `chat`. model: None for the default. max_tokens: a
-    ceiling, above what may fit; None for the daemon's default."""
+    """A dialogue up to the message to answer, as the fields of `converse`. model: None for the default. max_tokens: a
+    ceiling, above what may fit; None for the daemon's default. named: the client's name for it in the body."""
 
-    model: str | None
     messages: Sequence[Mapping[str, Any]]
+    model: str | None = None
     tools: Sequence[Mapping[str, Any]] = ()
     template_arguments: Mapping[str, Any] = field(default_factory=dict)
     max_tokens: int | None = None
     sampling: Mapping[str, Any] = field(default_factory=dict)
     stop: Sequence[str] = ()
+    named: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,101 +68,83 @@ class Answered:
 
 
 class Asking:
-    """A turn that is being answered. session: its name so far; model: that of the session."""
+    """A turn that is being answered. session: the name for it, and that of its session once it is answered. model: the
+    name of its model. measured: once that is known."""
 
-    def __init__(self, backend: Backend, caller: Caller, turn: Turn, named: str | None, emit: OnEvent) -> None:
+    def __init__(self, backend: Backend, caller: Caller, turn: Turn, session: str, model: str, emit: OnEvent) -> None:
+        self.session = session
+        self.model = model
+        self.measured: MeasureResult | None = None
         self._backend = backend
         self._caller = caller
         self._turn = turn
         self._emit = emit
-        self._is_new = named is None
-        self.session = _new_name("chat") if named is None else named
-        self.model = turn.model or ""
 
     async def answer(self) -> Answered:
-        """Raises InvalidRequest, HttpRefused, and as `create`, `show`, `chat` and `fork` of the service."""
-        request = await self._request()  # checked before a session is made for it
-        await self._find_session()
-        try:
-            result = await self._ask(request)
-        except TorporError as error:
-            if error.code != "transcript_diverged":
-                raise
-            await self._branch(int(error.details["position"]))
-            result = await self._ask(request)
+        """Raises InvalidRequest, HttpRefused, and as `measure` and `converse` of the service."""
+        request = await self._request()
+        self.measured = await measure(self._backend, self._caller, self._turn, self.session, self.model)
+        left = self.measured.context_tokens - self.measured.tokens
+        if left < 1:
+            raise overflow(self.measured)
+        if request.max_tokens is not None:
+            request = replace(request, max_tokens=min(request.max_tokens, left))
+        result = await self._backend.ask(_CONVERSE, request)
+        self.session = result.session
         return Answered(self.model, result)
 
-    async def _find_session(self) -> None:
-        """Make the session, or see that it is on the wanted model."""
-        if self._is_new:
-            return await self._create()
-        try:
-            shown: SessionDetail = await self._verb("show", session=self.session)
-        except TorporError as error:
-            if error.code != "session_not_found":
-                raise
-            return await self._create()
-        self._take_name(shown.info)
-        if self._turn.model not in (None, self.model):
-            raise InvalidRequest(
-                f"Session {self.session} is on model {self.model!r}. Name that one as the model, or another session.",
-                field="model",
-            )
-        return None
-
-    async def _create(self) -> None:
-        self._take_name(await self._verb("create", session=self.session, model=self._turn.model))
-
-    async def _branch(self, position: int) -> None:
-        """Go on in a new session that begins as the present one up to a token."""
-        before = self.session
-        namespace, slash, name = before.rpartition("/")
-        self.session = f"{namespace}{slash}{_new_name(name)}"
-        if position:
-            await self._verb("fork", session=before, name=self.session, at_token=position)
-        else:
-            await self._create()
-
-    async def _ask(self, request: ChatRequest) -> GenerateResult:
-        """Ask for as many tokens as fit, if those that were asked for do not: `max_tokens` is a ceiling."""
-        request = replace(request, session=self.session)
-        try:
-            return await self._backend.ask(_CHAT, request)
-        except TorporError as error:
-            asked = request.max_tokens
-            if error.code != "context_overflow" or asked is None or error.details.get("at_least"):
-                raise
-            prompt_tokens = error.token_count + error.wanted_tokens - asked
-            if prompt_tokens >= error.context_tokens:
-                # With the dialogue's own size: clients shorten it by that.
-                details = {**error.details, "wanted_tokens": error.wanted_tokens - asked}
-                raise ContextOverflow(error.message, **details) from None
-            left = error.context_tokens - prompt_tokens
-        return await self._backend.ask(_CHAT, replace(request, max_tokens=left))
-
-    async def _request(self) -> ChatRequest:
+    async def _request(self) -> ConverseRequest:
         turn = self._turn
         params = {
-            "session": self.session,
-            "messages": tuple(turn.messages),
-            "tools": tuple(turn.tools),
-            "template_arguments": dict(turn.template_arguments),
+            **_dialogue(turn, self.session, self.model),
             "max_tokens": turn.max_tokens,
             "sampling": dict(turn.sampling) or None,
             "stop": tuple(turn.stop),
         }
-        request = await self._caller.request_of(_CHAT, params)
-        assert isinstance(request, ChatRequest)
+        request = await self._caller.request_of(_CONVERSE, params)
+        assert isinstance(request, ConverseRequest)
         self.session = request.session  # with its namespace
         return request.told_to(self._emit)
 
-    async def _verb(self, verb: str, **params: Any) -> Any:
-        return await self._backend.ask(VERBS[verb], await self._caller.request_of(VERBS[verb], params))
 
-    def _take_name(self, info: SessionInfo) -> None:
-        self.session, self.model = info.session, info.model
+async def measure(backend: Backend, caller: Caller, turn: Turn, session: str, model: str) -> MeasureResult:
+    """The tokens of a turn before its answer. Raises as `measure` of the service."""
+    return await backend.ask(_MEASURE, await caller.request_of(_MEASURE, _dialogue(turn, session, model)))
 
 
-def _new_name(beginning: str) -> str:
-    """A name that no session has."""
-    return f"{beginning[:40].partition('@')[0]}-{secrets.token_hex(8)}"
+def overflow(measured: MeasureResult) -> ContextOverflow:
+    """The error of a dialogue that leaves no room for an answer."""
+    return ContextOverflow(
+        f"The messages have {measured.tokens} tokens, and the context of the model ends at {measured.context_tokens}."
+        " Send fewer.",
+        token_count=0,
+        wanted_tokens=measured.tokens,
+        context_tokens=measured.context_tokens,
+    )
+
+
+def name_for(headers: Mapping[str, str], in_body: str | None) -> str:
+    """The name under which a client's conversation begins: the one it gives on purpose, or one made of its own id."""
+    if (chosen := headers.get(SESSION_HEADER)) is not None:
+        return chosen
+    given = next((headers[name] for name in _NAMING if headers.get(name)), None) or in_body
+    agent = headers.get(_AGENT)
+    return _as_name(f"{given}-{agent}" if given and agent else given) if given else ANY_CONVERSATION
+
+
+def _dialogue(turn: Turn, session: str, model: str) -> dict[str, Any]:
+    return {
+        "session": session,
+        "messages": tuple(turn.messages),
+        "tools": tuple(turn.tools),
+        "template_arguments": dict(turn.template_arguments),
+        "model": model,
+    }
+
+
+def _as_name(given: str) -> str:
+    """A session's name for an id of a client. One that cannot be a name itself has a digest in it, so that no two ids
+    share a name."""
+    name = _ODD.sub("-", given).lstrip("._-")[:_MOST_NAME_CHARS]
+    digest = hashlib.sha256(given.encode("utf-8", "surrogatepass")).hexdigest()[:12]
+    return name if name == given else f"{name or ANY_CONVERSATION}-{digest}"

@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, cast
 
+from torpor.daemon.api.conversing import ConverseRequest, MeasureRequest, MeasureResult
 from torpor.daemon.api.events import NEVER_SENT, OnEvent, ProgressEvent, TokenEvent
 from torpor.daemon.api.forking import FoldRequest, FoldResult, ForkRequest, ForkResult
 from torpor.daemon.api.process import (
@@ -147,6 +148,8 @@ class FakeService(Verbs, Awaiting):
             AppendRequest: self._append,
             GenerateRequest: self._generate,
             ChatRequest: self._chat,
+            ConverseRequest: self._converse,
+            MeasureRequest: self._measure,
             SetRequest: self._set,
             SleepRequest: self._sleep,
             SaveRequest: self._save,
@@ -232,6 +235,16 @@ class FakeService(Verbs, Awaiting):
         request.emit(ProgressEvent("prefill", 1, 1))
         found.tokens.append(len(request.message or ""))
         return await self._write(found, request.max_tokens or 4, request.prove, request.emit, woken, was_read=True)
+
+    async def _converse(self, request: ConverseRequest) -> GenerateResult:
+        """The session of that name answers: this service does not search."""
+        found, woken = await self._find_awake(request.session, request.emit, create=True)
+        request.emit(ProgressEvent("prefill", 1, 1))
+        return await self._write(found, request.max_tokens or 4, False, request.emit, woken, was_read=True)
+
+    async def _measure(self, request: MeasureRequest) -> MeasureResult:
+        words = sum(len(message["content"].split()) for message in request.messages)
+        return MeasureResult(words, 0, self.model.context_tokens or 0)
 
     async def _set(self, request: SetRequest) -> SessionInfo:
         found, _ = await self._find_awake(request.session, request.emit)
@@ -468,6 +481,7 @@ class FakeService(Verbs, Awaiting):
     async def _find_awake(
         self, session: str, emit: OnEvent, *, create: bool = False
     ) -> tuple[FakeSession, WakeResult | None]:
+        session = session.removeprefix("torpor://default/")
         if create and session not in self.sessions:
             await self.create(session)
         found = self._find(session)

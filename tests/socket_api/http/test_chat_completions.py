@@ -8,17 +8,18 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
+from torpor.daemon.api.conversing import ConverseRequest, MeasureRequest, MeasureResult
 from torpor.daemon.api.dialogue import ToolCall
 from torpor.daemon.api.events import ProgressEvent, TokenEvent
-from torpor.daemon.api.reading import ChatRequest, GenerateResult
-from torpor.daemon.errors import ContextOverflow, EngineBusy, GenerationFailed, TranscriptDiverged
+from torpor.daemon.api.reading import GenerateResult
+from torpor.daemon.errors import ContextOverflow, EngineBusy, GenerationFailed, UnknownModel
 
 from .conftest import Answer, Begin, HttpThread
 
 PATH = "/v1/chat/completions"
 HELLO = {"model": "fake", "messages": [{"role": "user", "content": "hello"}]}
 
-Chat = Callable[[ChatRequest], Awaitable[GenerateResult]]
+Chat = Callable[[ConverseRequest], Awaitable[GenerateResult]]
 
 
 def result(session: str, text: str = "hi", **more: Any) -> GenerateResult:
@@ -29,7 +30,7 @@ def result(session: str, text: str = "hi", **more: Any) -> GenerateResult:
 
 def chats(server: HttpThread, chat: Chat) -> None:
     """Let the service answer each chat so."""
-    server.service.answers[ChatRequest] = chat
+    server.service.answers[ConverseRequest] = chat
 
 
 def events_of(answer: Answer) -> list[Any]:
@@ -45,7 +46,7 @@ def asked_for(server: HttpThread, verb: str) -> list[dict[str, Any]]:
 
 
 def test_an_answer_has_its_text_its_end_and_tokens_that_add_up(server: HttpThread) -> None:
-    async def chat(request: ChatRequest) -> GenerateResult:
+    async def chat(request: ConverseRequest) -> GenerateResult:
         return result(request.session)
 
     chats(server, chat)
@@ -70,7 +71,8 @@ def test_a_stream_tells_pieces_the_end_and_the_usage_if_it_is_wanted(server: Htt
     assert answer.headers["content-type"].startswith("text/event-stream")
     assert first["choices"][0]["delta"] == {"role": "assistant", "content": ""}
     text = "".join(piece["choices"][0]["delta"]["content"] for piece in pieces)
-    assert text == server.ask("POST", PATH, {**HELLO, "max_tokens": 2}).json["choices"][0]["message"]["content"]
+    other = server.ask("POST", PATH, {**HELLO, "max_tokens": 2}, x_torpor_session="other")
+    assert text == other.json["choices"][0]["message"]["content"]
     assert (last["choices"][0]["finish_reason"], done) == ("length", "[DONE]")
     assert {each["id"] for each in (first, *pieces, last)} == {first["id"]}
     assert "usage" not in last
@@ -84,7 +86,7 @@ def test_a_stream_tells_pieces_the_end_and_the_usage_if_it_is_wanted(server: Htt
 def test_thinking_and_calls_are_told_apart_in_both_modes(server: HttpThread) -> None:
     call = ToolCall("add", {"a": 1}, "call_1")
 
-    async def chat(request: ChatRequest) -> GenerateResult:
+    async def chat(request: ConverseRequest) -> GenerateResult:
         request.emit(ProgressEvent("prefill", 1, 1))
         for event in (
             TokenEvent(1, "so", "reasoning"),
@@ -141,7 +143,7 @@ def test_a_dialogue_is_asked_for_as_the_service_takes_it(server: HttpThread) -> 
     answer = server.ask("POST", PATH, asked)
     assert answer.status == 200
     assert answer.headers["x-torpor-ignored"] == "store, tools.web_search"
-    (given,) = asked_for(server, "chat")
+    (given,) = asked_for(server, "converse")
     assert given["messages"] == (
         {"role": "system", "content": "Be brief."},
         {"role": "user", "content": "a\nb"},
@@ -159,79 +161,87 @@ def test_a_dialogue_is_asked_for_as_the_service_takes_it(server: HttpThread) -> 
     assert (given["max_tokens"], given["stop"]) == (7, ("END",))
 
 
-def test_a_request_without_a_session_gets_a_new_one_and_its_name(server: HttpThread) -> None:
-    first, second = server.ask("POST", PATH, HELLO), server.ask("POST", PATH, {**HELLO, "stream": True})
-    names = [each.headers["x-torpor-session"] for each in (first, second)]
-    assert len(set(names)) == 2
-    again = server.ask("POST", PATH, HELLO, x_torpor_session="mine")
-    assert again.headers["x-torpor-session"] == "torpor://default/mine"
-    assert [given.get("model") for given in asked_for(server, "create")] == ["fake"] * 3
-
-
-def test_a_session_on_another_model_is_not_asked(server: HttpThread) -> None:
-    server.ask("POST", "/v1/sessions", {"session": "mine", "model": "other"})
-    answer = server.ask("POST", PATH, HELLO, x_torpor_session="mine")
-    assert (answer.status, answer.json["error"]["param"]) == (400, "model")
-    assert not asked_for(server, "chat")
-
-
-@pytest.mark.parametrize(("position", "begins"), [(5, "fork"), (0, "create")])
-def test_a_dialogue_that_diverges_goes_on_in_a_fork_and_never_rewinds(
-    server: HttpThread, position: int, begins: str
+@pytest.mark.parametrize(
+    ("named", "session"),
+    [
+        ({}, "chat"),
+        ({"x_torpor_session": "mine", "x_session_id": "theirs"}, "mine"),
+        ({"x_torpor_session": "team/mine"}, "team/mine"),
+        ({"x_session_id": "ses_12ab"}, "ses_12ab"),
+        ({"session_id": "3f0c-77"}, "3f0c-77"),
+        ({"x_claude_code_session_id": "a-b", "x_claude_code_agent_id": "c"}, "a-b-c"),
+        ({"authorization": "Bearer of-a-key"}, "chat"),
+    ],
+)
+def test_a_conversation_begins_under_the_name_that_its_client_gives_it(
+    server: HttpThread, named: dict[str, str], session: str
 ) -> None:
-    server.ask("POST", "/v1/sessions", {"session": "mine"})
-    server.service.sessions["mine"].tokens += range(8)
-    server.ask("POST", "/v1/sessions/mine/save")
-    server.service.calls.clear()
+    assert server.ask("POST", PATH, HELLO, **named).status == 200
+    (given,) = asked_for(server, "converse")
+    assert given["session"] == session
 
-    async def chat(request: ChatRequest) -> GenerateResult:
-        if request.session.endswith("mine"):
-            raise TranscriptDiverged("It differs.", position=position, session=request.session)
-        return result(request.session)
+
+def test_ids_that_are_no_names_become_different_ones(server: HttpThread) -> None:
+    """QX10."""
+    long = "x" * 200
+    for each in ("a/b", "a b", "--", "é", long + "1", long + "2"):
+        answer = server.ask("POST", PATH, {**HELLO, "prompt_cache_key": each})
+        assert answer.status == 200
+    names = [given["session"] for given in asked_for(server, "converse")]
+    assert len(set(names)) == 6
+
+
+def test_the_answer_names_its_session(server: HttpThread) -> None:
+    async def chat(request: ConverseRequest) -> GenerateResult:
+        return result("torpor://default/chat-1a2b3c4d")
 
     chats(server, chat)
-    answer = server.ask("POST", PATH, HELLO, x_torpor_session="mine")
-    assert answer.status == 200
-    (made,) = asked_for(server, begins)
-    name = answer.headers["x-torpor-session"]
-    assert "mine-" in name
-    assert made.get("at_token", 0) == position
-    assert all(given.get("on_divergence") is None for given in asked_for(server, "chat"))
+    assert server.ask("POST", PATH, HELLO).headers["x-torpor-session"] == "torpor://default/chat-1a2b3c4d"
+
+
+def test_an_unknown_model_is_a_404_and_no_model_is_the_default(server: HttpThread) -> None:
+    async def measure(request: MeasureRequest) -> MeasureResult:
+        raise UnknownModel("No such model.", model=request.model)
+
+    assert server.ask("POST", PATH, {"messages": HELLO["messages"]}).json["model"] == "fake"
+    server.service.answers[MeasureRequest] = measure
+    unknown = server.ask("POST", PATH, HELLO)
+    assert (unknown.status, unknown.json["error"]["code"]) == (404, "model_not_found")
+
+
+def holds(server: HttpThread, context_tokens: int) -> None:
+    """Let each dialogue have 120 tokens, before a context of so many."""
+
+    async def measure(request: MeasureRequest) -> MeasureResult:
+        return MeasureResult(120, 0, context_tokens)
+
+    server.service.answers[MeasureRequest] = measure
 
 
 def test_the_ceiling_of_an_answer_may_be_above_what_fits(server: HttpThread) -> None:
-    async def chat(request: ChatRequest) -> GenerateResult:
-        if request.max_tokens and request.max_tokens > 92:
-            details = {"token_count": 5, "wanted_tokens": 3 + request.max_tokens, "context_tokens": 100}
-            raise ContextOverflow("It does not fit.", **details)
-        return result(request.session)
-
-    chats(server, chat)
-    assert server.ask("POST", PATH, {**HELLO, "max_tokens": 32_000}).status == 200
-    assert [given["max_tokens"] for given in asked_for(server, "chat")] == [32_000, 92]
+    holds(server, 200)
+    for asked in (32_000, 3):
+        assert server.ask("POST", PATH, {**HELLO, "max_tokens": asked}).status == 200
+    assert [given["max_tokens"] for given in asked_for(server, "converse")] == [80, 3]
 
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_overflow_is_a_400_that_clients_shorten_their_history_at(server: HttpThread, stream: bool) -> None:
-    """QC6, QX17: in both modes, before any part of an answer."""
-
-    async def chat(request: ChatRequest) -> GenerateResult:
-        raise ContextOverflow("No.", token_count=0, wanted_tokens=120 + (request.max_tokens or 0), context_tokens=100)
-
-    chats(server, chat)
+    """QC6, QX17: in both modes, before any part of an answer, and nothing is asked of the model."""
+    holds(server, 120)
     for asked in (HELLO, {**HELLO, "max_tokens": 32_000}):
         answer = server.ask("POST", PATH, {**asked, "stream": stream})
         error = answer.json["error"]
         assert (answer.status, error["code"]) == (400, "context_length_exceeded")
-        assert "maximum context length is 100 tokens" in error["message"]
-        assert "120" in error["message"]
+        assert "maximum context length is 120 tokens" in error["message"]
+    assert not asked_for(server, "converse")
 
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_an_error_before_the_answer_has_its_own_status(server: HttpThread, stream: bool) -> None:
     """QX18: busy is 429, and says when to ask again."""
 
-    async def chat(request: ChatRequest) -> GenerateResult:
+    async def chat(request: ConverseRequest) -> GenerateResult:
         raise EngineBusy("Too many wait.")
 
     chats(server, chat)
@@ -244,7 +254,7 @@ def test_an_error_before_the_answer_has_its_own_status(server: HttpThread, strea
 def test_an_error_in_the_middle_of_a_stream_is_an_event_and_no_end(server: HttpThread, fault: Exception) -> None:
     """QC13."""
 
-    async def chat(request: ChatRequest) -> GenerateResult:
+    async def chat(request: ConverseRequest) -> GenerateResult:
         request.emit(TokenEvent(1, "hi"))
         raise fault
 
@@ -256,9 +266,9 @@ def test_an_error_in_the_middle_of_a_stream_is_an_event_and_no_end(server: HttpT
 
 
 def test_a_wake_begins_no_stream_for_the_turn_may_still_not_fit(server: HttpThread) -> None:
-    async def chat(request: ChatRequest) -> GenerateResult:
+    async def chat(request: ConverseRequest) -> GenerateResult:
         request.emit(ProgressEvent("wake", 1, 1))
-        raise ContextOverflow("No.", token_count=0, wanted_tokens=120, context_tokens=100)
+        raise ContextOverflow("No.", token_count=50, wanted_tokens=70, context_tokens=100)
 
     chats(server, chat)
     assert server.ask("POST", PATH, {**HELLO, "stream": True}).status == 400
@@ -339,7 +349,6 @@ def test_a_client_that_does_not_read_is_dropped_and_its_answer_cancelled(begin: 
         ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]}, "messages.0.content"),
         ({"messages": [{"role": "user", "content": 3}]}, "messages.0.content"),
         ({"messages": [{"role": "user", "content": [3]}]}, "messages.0.content"),
-        ({"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}, "params"),
         ({"n": 2}, "n"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"max_tokens": 2**63}, "max_tokens"),

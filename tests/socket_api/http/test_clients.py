@@ -1,0 +1,157 @@
+"""The clients that people use, against a real daemon on the demo model: over the loopback port and the Unix socket."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import shutil
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import openai
+import pytest
+
+from ..real_daemon import RealDaemon, until
+
+QUESTIONS = [f"Question {at}: what does os.path.{name} do?" for at, name in enumerate(["join", "split"] * 5)]
+
+
+@dataclass
+class Served:
+    """A daemon with its two addresses."""
+
+    daemon: RealDaemon
+    url: str
+    token: str
+    socket: Path
+
+    def openai(self, *, on_unix: bool = False) -> openai.OpenAI:
+        url, key = ("http://localhost/v1", "none") if on_unix else (f"{self.url}/v1", self.token)
+        transport = httpx2.HTTPTransport(uds=str(self.socket)) if on_unix else None
+        return openai.OpenAI(
+            base_url=url, api_key=key, max_retries=0, http_client=httpx2.Client(transport=transport, timeout=60)
+        )
+
+
+@contextlib.contextmanager
+def serving(folder: Path, *options: str) -> Iterator[Served]:
+    socket = folder / "h.sock"
+    daemon = RealDaemon(folder, "--http", "0", "--http-socket", str(socket), *options)
+    try:
+        assert daemon.process.stdout is not None
+        found = re.fullmatch(r"HTTP on (http://\S+)/v1, with a token of (.*)\n", daemon.process.stdout.readline())
+        assert found is not None
+        yield Served(daemon, found[1], Path(found[2]).read_text().split()[-1], socket)
+    finally:
+        daemon.end()
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """A folder whose name leaves room for a socket's."""
+    made = Path(tempfile.mkdtemp(prefix="tw"))
+    yield made
+    shutil.rmtree(made)
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[Served]:
+    made = Path(tempfile.mkdtemp(prefix="tw"))
+    with serving(made) as found:
+        yield found
+    shutil.rmtree(made)
+
+
+def asked(client: openai.OpenAI, messages: list[Any], *, stream: bool) -> tuple[str, Any]:
+    """Ask, add the answer to the messages, and give it with its usage."""
+    options: dict[str, Any] = {"model": "demo", "messages": messages, "max_tokens": 12}
+    if stream:
+        chunks = list(client.chat.completions.create(**options, stream=True, stream_options={"include_usage": True}))
+        text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+        usage = chunks[-1].usage
+    else:
+        whole = client.chat.completions.create(**options)
+        text, usage = whole.choices[0].message.content or "", whole.usage
+    messages.append({"role": "assistant", "content": text})
+    return text, usage
+
+
+def test_ten_turns_survive_a_kill_and_nothing_is_read_twice(folder: Path) -> None:
+    """T9: each turn finds all of the ones before in the session, also behind a `kill -9` and on the other address."""
+    messages: list[Any] = [{"role": "system", "content": "You are terse."}]
+    held = 0
+    with contextlib.ExitStack() as running:
+        now = running.enter_context(serving(folder))
+        for at, question in enumerate(QUESTIONS):
+            if at == 5:
+                now.daemon.end(kill=True)
+                now = running.enter_context(serving(folder))
+            messages.append({"role": "user", "content": question})
+            with now.openai(on_unix=at % 2 == 1) as client:
+                _, usage = asked(client, messages, stream=at % 3 == 0)
+            details = usage.prompt_tokens_details
+            assert details.cached_tokens == held
+            assert details.cached_tokens + details.cache_write_tokens == usage.prompt_tokens
+            held = usage.total_tokens
+
+
+def test_a_stream_and_a_whole_answer_say_the_same(served: Served) -> None:
+    """QC3."""
+    said = []
+    with served.openai() as client:
+        for stream in (True, False):
+            text, usage = asked(client, [{"role": "user", "content": "What is a list?"}], stream=stream)
+            said.append((text, usage.completion_tokens))
+    assert said[0] == said[1]
+    assert said[0][0]
+
+
+def test_an_edited_history_goes_on_in_a_fork_and_the_first_one_still_hits(served: Served) -> None:
+    with served.openai() as client:
+        first: list[Any] = [{"role": "user", "content": "What is a fork?"}]
+        asked(client, first, stream=False)
+        edited, first = [*first, {"role": "user", "content": "No."}], [*first, {"role": "user", "content": "Yes."}]
+        _, before = asked(client, first, stream=False)
+        _, usage = asked(client, edited, stream=True)
+        assert 0 < usage.prompt_tokens_details.cached_tokens < before.total_tokens
+        first.append({"role": "user", "content": "And then?"})
+        _, after = asked(client, first, stream=False)
+        assert after.prompt_tokens_details.cached_tokens == before.total_tokens
+
+
+def test_errors_come_out_as_the_clients_own(served: Served) -> None:
+    with served.openai() as client:
+        hello: list[Any] = [{"role": "user", "content": "hello"}]
+        with pytest.raises(openai.NotFoundError, match="No model is served as 'gpt'"):
+            client.chat.completions.create(model="gpt", messages=hello)
+        long: list[Any] = [{"role": "user", "content": "word " * 10_000}]
+        for stream in (False, True):
+            with pytest.raises(openai.BadRequestError, match="maximum context length is 8192 tokens") as overflow:
+                client.chat.completions.create(model="demo", messages=long, stream=stream)
+            assert overflow.value.code == "context_length_exceeded"
+        with pytest.raises(openai.BadRequestError, match="n: one answer"):
+            client.chat.completions.create(model="demo", messages=hello, n=2)
+        with pytest.raises(openai.AuthenticationError):
+            client.with_options(api_key="wrong").models.list()
+        assert [each.id for each in client.models.list()] == ["demo"]
+
+
+def test_a_client_that_closes_its_stream_frees_the_session(served: Served) -> None:
+    """Threat 45, QX16."""
+    with served.openai() as client:
+        messages: list[Any] = [{"role": "user", "content": "Count."}]
+        stream = client.chat.completions.create(model="demo", messages=messages, stream=True, max_tokens=7000)
+        next(iter(stream))
+        stream.close()
+        until(lambda: working(served) == 0)
+        assert asked(client, messages, stream=False)[0]
+
+
+def working(served: Served) -> float:
+    """How many requests the daemon carries out."""
+    metrics = httpx2.get(f"{served.url}/metrics", headers={"x-api-key": served.token}).text
+    return next(float(line.split()[1]) for line in metrics.splitlines() if line.startswith("torpor_http_working "))
