@@ -278,18 +278,19 @@ class _Forget:
     def erase_turns(self) -> None:
         """What the journal has of the session."""
         journal = self._core.journal
-        if journal.has(self._uri):
-            self._did(Action("remove", journal.path, self._uri, None, 0, "it holds turns that no version has"))
-        if self._dry_run:
-            return
+        has = journal.has(self._uri)
         try:
-            with self._core.poisoning():
-                journal.erase(self._uri)
+            if not self._dry_run:
+                with self._core.poisoning():
+                    journal.erase(self._uri)
         except (DurabilityLost, LockLost):
             raise
         except StoreError as error:
             message = f"{journal.path} may hold turns of {self._uri}: {error.message} Then {_AGAIN}."
             self._problems.append(Finding(journal.path, NOT_FORGOTTEN, message))
+            return
+        if has:
+            self._did(Action("remove", journal.path, self._uri, None, 0, "it holds turns that no version has"))
 
     def strip(self) -> Look:
         """Look the store over and take the steps, until a look finds nothing more: that one is the proof."""

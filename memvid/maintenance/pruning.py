@@ -197,17 +197,19 @@ def _steps(drop: Sequence[IndexRow]) -> Iterator[list[IndexRow]]:
 def _drop(
     core: StoreCore, step: Sequence[IndexRow], planned: _Planned, freed: dict[bytes, int]
 ) -> tuple[list[IndexRow], tuple[Finding, ...]]:
-    """The dropped versions, and those that could not be marked as gone in quarantine."""
+    """The dropped versions, and what may tell of one again."""
     with core.committing():
         wanted = {row.bundle_id for row in step}
         again = planned(dict.fromkeys(row.uri for row in step))
         rows = [row for row in again.drop if row.bundle_id in wanted]
         replaced = _replaced(core, rows)
         left = deletion.begin_to_let_go(core.folder, replaced) if replaced else []
-        retirement = deletion.retire(core.folder, core.index, core.pins, [*replaced, *_with_rivals(core, rows)])
+        leaving = [*replaced, *_with_rivals(core, rows)]
+        retirement = deletion.retire(core.folder, core.index, core.pins, leaving)
         if retirement.freed:
             freed[rows[-1].bundle_id] = retirement.freed
-        return rows, tuple(dict.fromkeys((*left, *retirement.problems)))
+        untold = deletion.only_in_memory(core.folder, core.index, leaving)
+        return rows, tuple(dict.fromkeys((*left, *retirement.problems, *untold)))
 
 
 def _replaced(core: StoreCore, rows: Iterable[IndexRow]) -> list[bytes]:

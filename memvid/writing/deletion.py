@@ -80,6 +80,7 @@ def delete_session(folder: StoreFolder, index: Index, pins: Pins, uri: SessionUr
     freed = retirement.freed + sum(remove_unneeded(folder, index, pins, asked).values())
     stays = unmark(folder, uri)  # again: there may be room now
     kept = sum(folder.has_bundle(bundle_id) for bundle_id in bundle_ids)
+    newest = bundle_ids[-1]  # where its file is retired, all others are deleted with it
     unreadable = tuple(
         folder.bundle_path(bundle_id) for bundle_id in index.with_status(UNREADABLE) if folder.has_bundle(bundle_id)
     )
@@ -87,7 +88,7 @@ def delete_session(folder: StoreFolder, index: Index, pins: Pins, uri: SessionUr
         *retirement.problems,
         *(_still_marked(folder, uri, bundle_ids, stays) if stays is not None else ()),
         *(_misnamed(folder, one, other) for one, other in others.items()),
-        *(_only_in_memory(folder, index, uri, bundle_ids) if index.file_is_behind else ()),
+        *(() if folder.suffix_of(newest) == RETIRED_SUFFIX else only_in_memory(folder, index, bundle_ids)),
         *(find_unknown_needs(folder, index) if _waits(folder, index, asked) else ()),
     )
     return DeleteReport(uri, versions, len(bundle_ids) - kept, kept, freed, unreadable, problems)
@@ -106,17 +107,17 @@ def _still_marked(
         yield Finding(path, why.code, message)
 
 
-def _only_in_memory(
-    folder: StoreFolder, index: Index, uri: SessionUri, bundle_ids: Sequence[bytes]
-) -> Iterator[Finding]:
-    """The problem for an index file that takes no change, without a file of the session to show that it was deleted."""
+def only_in_memory(folder: StoreFolder, index: Index, bundle_ids: Iterable[bytes]) -> Iterator[Finding]:
+    """The problem for an index file that takes no change, where no file says that one of these versions is deleted."""
+    if not index.file_is_behind:
+        return
     leaving: set[bytes] = set()
     with contextlib.suppress(UnsafePath, StoreIoError):
         leaving = set_aside_versions.list_leaving(folder)
-    is_told = folder.suffix_of(bundle_ids[-1]) == RETIRED_SUFFIX  # for the newest: all others are deleted with it
-    if not is_told and any(folder.suffix_of(one) is None and one not in leaving for one in bundle_ids):
+    for bundle_id in [one for one in bundle_ids if folder.suffix_of(one) is None and one not in leaving][:1]:
+        path = folder.bundle_path(bundle_id, RETIRED_SUFFIX)
         message = (
-            f"{index.path} takes no change, and no file of {uri} is there to say that it was deleted: it is listed "
+            f"{index.path} takes no change, and there is no {path} to say that its version was deleted: that is listed "
             "again, as missing, where the index cannot be written before this store is closed. Free some space, and "
             "delete it again then."
         )

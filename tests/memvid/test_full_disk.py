@@ -3,20 +3,24 @@ for all that it takes."""
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
 import sqlite3
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import full_disk_child
 import pytest
+from faults import vfs
 from store_making import OTHER_URI, URI, require_awake, sleep
 from torpor.memvid import Store
 from torpor.memvid.errors import StoreIoError
+from torpor.memvid.index import index
 
 FREE_KIB = (0, 48, 56, 64, 72, 80, 96)
 OPERATIONS = ("list", "wake", "gc", "delete", "wake again", "close")
@@ -83,3 +87,25 @@ def test_the_index_has_no_file_that_is_mapped_into_memory(store: Store, store_pa
     store.index.return_to_file()
     sleep(store, 300, uri=OTHER_URI)
     assert {path.name for path in store_path.glob("index.sqlite-*")} == {"index.sqlite-wal", "index.sqlite-sums"}
+
+
+@pytest.mark.skipif(bool(vfs.unavailable()), reason=vfs.unavailable())
+def test_an_index_takes_its_place_without_another_write(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SQLite would write that it has a log, and a journal of that first: a full disk has no room for one."""
+    sleep(store, 300)
+    store.index.go_on_in_memory()
+    put_in_place, in_place = index.put_in_place, list[bool]()
+
+    def put(*args: Any) -> None:
+        put_in_place(*args)
+        in_place.append(True)
+
+    def full(name: str, _args: tuple[Any, ...], run: Callable[[], Any]) -> Any:
+        if in_place and name == "write":
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return run()
+
+    monkeypatch.setattr(index, "put_in_place", put)
+    with vfs.asking(full):
+        store.index.return_to_file()
+    assert in_place == [store.index.has_file]

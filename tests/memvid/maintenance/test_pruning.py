@@ -220,6 +220,30 @@ def test_a_prune_on_a_full_disk_makes_itself_room(
     assert store.verify(deep=True).ok
 
 
+@pytest.mark.parametrize("is_missing", [True, False])
+def test_a_prune_that_nothing_on_disk_tells_of_says_so(
+    store: Store, store_path: Path, monkeypatch: pytest.MonkeyPatch, is_missing: bool
+) -> None:
+    """A retired file says that its version is gone. Where there was no file, only the index's own file could."""
+    first = sleep(store, 300)
+    sleep(store, 40, seed=3)
+    if is_missing:
+        bundle_path(store, first.bundle_id).unlink()
+
+    def full(_index: Index) -> None:
+        raise NoSpace("No room for the index.")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Index, "return_to_file", full)
+        store.index.go_on_in_memory()
+        assert [one.code for one in store.prune(LAST).problems] == ["index_failed"] * is_missing
+        store.close()
+    with Store.open(store_path, writable=True) as again:
+        assert versions(again) == [*([1] if is_missing else []), 2]
+        assert again.prune(LAST).ok
+        assert versions(again) == [2]
+
+
 def test_a_prune_cut_off_on_a_full_disk_is_no_loss(
     store: Store, store_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

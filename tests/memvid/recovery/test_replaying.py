@@ -21,6 +21,7 @@ from torpor.memvid.errors import (
     SessionNotFound,
     StoreIoError,
 )
+from torpor.memvid.folder.journal import Journal
 from torpor.memvid.folder.retention import Retention
 from torpor.memvid.format.ledger_tail import UNREAD, tail_of
 from torpor.memvid.limits import MAX_SESSION_MAP_BYTES
@@ -52,6 +53,23 @@ def test_acknowledged_turns_are_the_next_version_of_their_session_at_the_next_op
         assert [row.version for row in store.versions(URI)] == [1, 2]
         assert store.verify(deep=True).findings == ()
     assert not journal_file(path).exists()
+
+
+def test_a_forget_that_cannot_erase_turns_tells_so_and_does_not_say_that_they_are_gone(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise NoSpace("No room.")
+
+    with Store.open(path, writable=True) as store:
+        store.acknowledge([turn(store, 5), turn(store, 20, uri=OTHER_URI, seed=4)])
+        file = str(journal_file(path))
+        with monkeypatch.context() as patch:
+            patch.setattr(Journal, "_write_anew", full)
+            report = store.forget(URI)
+        assert [problem.code for problem in report.problems if problem.path == file] == ["not_forgotten"]
+        assert file not in [action.path for action in report.actions]
+        assert store.forget(OTHER_URI).ok
 
 
 def test_a_session_that_never_slept_is_there_after_its_first_turn(path: Path) -> None:
