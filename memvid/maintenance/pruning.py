@@ -81,10 +81,12 @@ def drop_stand_ins(core: StoreCore, uri: SessionUri) -> MaintenanceReport:
     covered = _covered(core, uri)
 
     def planned(_uris: Iterable[SessionUri] | None) -> RetentionPlan:
-        rows, bases = core.index.versions(uri), core.journal.bases()
+        rows, bases = core.index.versions(uri), core.journal.bases().values()
         there, marks = {row.bundle_id for row in rows}, Marks.load(core.folder)
-        drop = [row for row in rows if covered.get(row.bundle_id) in there and row.bundle_id not in bases]
-        return RetentionPlan((), tuple(row for row in drop if not marks.of(row.bundle_id)))
+        drop = (row for row in rows if row.bundle_id in covered and covered[row.bundle_id] in there)
+        return RetentionPlan(
+            (), tuple(row for row in drop if row.bundle_id not in bases and not marks.of(row.bundle_id))
+        )
 
     plan = planned(None) if covered else RetentionPlan((), ())
     dropped: list[IndexRow] = []
@@ -104,10 +106,12 @@ def _covered(core: StoreCore, uri: SessionUri) -> dict[bytes, bytes]:
     """The stand-ins of a session, each with the newest version that begins with all of its tokens."""
     found, rows = {}, core.index.versions(uri)
     for at, row in enumerate(rows):
-        alike = [one for one in rows[at + 1 :] if (one.lossy, one.salvaged) == (row.lossy, row.salvaged)]
-        covering = (one for one in reversed(alike) if _covers(core, one, row))
-        if row.unread_tokens and (newest := next(covering, None)) is not None:
-            found[row.bundle_id] = newest.bundle_id
+        if not row.unread_tokens:
+            continue
+        alike = (one for one in reversed(rows[at + 1 :]) if (one.lossy, one.salvaged) == (row.lossy, row.salvaged))
+        covering = next((one for one in alike if _covers(core, one, row)), None)
+        if covering is not None:
+            found[row.bundle_id] = covering.bundle_id
     return found
 
 

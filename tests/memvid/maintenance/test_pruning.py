@@ -701,7 +701,7 @@ def test_a_stand_in_with_a_mark_stays(store: Store) -> None:
 
 def test_a_stand_in_that_turns_stand_behind_stays(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     receipts = stand_in_and_more(store, 536)
-    monkeypatch.setattr(Journal, "bases", lambda _journal: {receipts[1].bundle_id})
+    monkeypatch.setattr(Journal, "bases", lambda _journal: {URI: receipts[1].bundle_id})
     assert store.drop_stand_ins(URI).actions == ()
 
 
