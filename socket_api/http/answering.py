@@ -27,7 +27,7 @@ from ...daemon.api.events import TokenEvent, WorkEvent
 from ...errors import TorporError
 from ..errors import InternalError
 from .desk import desk_of
-from .turns import SESSION_HEADER, Answered, Asking, Turn, name_for
+from .turns import SESSION_HEADER, Answered, Asked, Asking, name_for
 from .work import ClientLeft, has_left
 
 _LOG = logging.getLogger(__name__)
@@ -67,21 +67,21 @@ class Telling(ABC):
         """The last events of an answer that failed."""
 
 
-async def answer(request: Request, send: Send, turn: Turn, telling: Telling, *, streamed: bool, ignored: str) -> None:
-    """Let a model answer a turn. ignored: the names of fields that had no effect.
+async def answer(request: Request, send: Send, asked: Asked, telling: Telling, *, streamed: bool, ignored: str) -> None:
+    """Let a model answer. ignored: the names of fields that had no effect.
 
     Raises:
-        ClientLeft: nothing was sent, and the turn was cancelled.
+        ClientLeft: nothing was sent, and the request was cancelled.
         TorporError: nothing was sent.
     """
-    exchange = _Exchange(request, send, turn, telling, streamed=streamed, ignored=ignored)
+    exchange = _Exchange(request, send, asked, telling, streamed=streamed, ignored=ignored)
     await exchange.prepare()
     await (exchange.stream() if streamed else exchange.whole())
 
 
 class _Exchange:
     def __init__(
-        self, request: Request, send: Send, turn: Turn, telling: Telling, *, streamed: bool, ignored: str
+        self, request: Request, send: Send, asked: Asked, telling: Telling, *, streamed: bool, ignored: str
     ) -> None:
         self._desk = desk_of(request)
         self._request = request
@@ -93,15 +93,15 @@ class _Exchange:
         self._waiting_bytes = 0
         self._wake = asyncio.Event()
         self._begun = False
-        self._turn = turn
+        self._asked = asked
 
     async def prepare(self) -> None:
         """Choose the names of the session and the model."""
-        named = name_for(self._request.headers, self._turn.named)
-        model = self._turn.model or await self._desk.default_model()
+        named = name_for(self._request.headers, self._asked.named)
+        model = self._asked.model or await self._desk.default_model()
         caller = self._request.state.caller
-        asking = Asking(self._desk.works.backend, caller, self._turn, named, model, self._take)
-        self._asking = self._telling.asking = asking
+        self._asking = self._asked.asking(self._desk.backend, caller, named, model, self._take)
+        self._telling.asking = self._asking
 
     async def whole(self) -> None:
         """Answer when the model has ended."""
@@ -158,7 +158,7 @@ class _Exchange:
                 event = self._events.popleft()
                 if isinstance(event, TokenEvent):
                     told += self._telling.token(event)
-                # Before it reads, a session may wake; only then is the turn measured.
+                # Before it reads, a session may wake; only then is it measured.
                 fits = fits or isinstance(event, TokenEvent) or event.stage == "prefill"
             self._waiting_bytes = 0
             if told or (fits and not self._begun):

@@ -19,16 +19,17 @@ from starlette.types import Send
 from ...daemon.api.dialogue import ToolCall
 from ...daemon.api.events import TokenEvent
 from ...errors import TorporError
-from ..errors import InvalidRequest
 from .answering import Telling, answer, event_bytes
 from .bodies import InnerJson
 from .desk import desk_of
 from .errors import error_map
-from .fields import Body, Content, ignored_of, read_fields
+from .fields import Body, Content, fault_at, ignored_of, read_fields
 from .turns import Answered, Turn
 
 PATH = "/v1/chat/completions"
-_DONE = b"data: [DONE]\n\n"
+DONE = b"data: [DONE]\n\n"
+"""The end of a stream."""
+
 _ROLES = {"developer": "system"}
 
 
@@ -102,10 +103,14 @@ class Sampled(Body):
         """The texts that end an answer."""
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
 
+    def wants_usage(self) -> bool:
+        """Whether a stream ends with the tokens of the answer."""
+        return self.stream_options is not None and bool(self.stream_options.include_usage)
+
     def require_one(self) -> None:
         """Raises InvalidRequest: several answers are asked for."""
         if self.n not in (None, 1):
-            raise InvalidRequest("n: one answer at a time is written; ask again for another.", field="n")
+            raise fault_at("n", "one answer at a time is written; ask again for another")
 
 
 class ChatBody(Sampled):
@@ -124,7 +129,7 @@ class ChatBody(Sampled):
 async def chat_completions(request: Request, send: Send) -> None:
     """Answer a request."""
     async with desk_of(request).bodies.read(request) as raw:
-        body = read_fields(ChatBody, raw, "chat")
+        body = read_fields(ChatBody, raw)
         body.require_one()
         inner = InnerJson()
         turn = Turn(
@@ -137,7 +142,7 @@ async def chat_completions(request: Request, send: Send) -> None:
             stop=body.stops(),
             named=body.prompt_cache_key,
         )
-        telling = _Chunks(usage=body.stream_options is not None and bool(body.stream_options.include_usage))
+        telling = _Chunks(usage=body.wants_usage())
         ignored = ignored_of(body, _also(body))
         await answer(request, send, turn, telling, streamed=bool(body.stream), ignored=ignored)
 
@@ -164,8 +169,7 @@ def _message(at: int, message: ChatMessage, inner: InnerJson) -> dict[str, Any]:
 def _call(at: int, call: CalledTool, inner: InnerJson) -> dict[str, Any]:
     arguments = inner.find_object(call.function.arguments or "{}")
     if arguments is None:
-        field = f"messages.{at}.tool_calls"
-        raise InvalidRequest(f"chat: {field}: the arguments of a call are no JSON object.", field=field)
+        raise fault_at(f"messages.{at}.tool_calls", "the arguments of a call are no JSON object")
     return {"name": call.function.name, "arguments": arguments, "id": call.id}
 
 
@@ -231,7 +235,7 @@ class _Chunks(Telling):
         if self._usage:
             usage = usage_of(answered, self.reasoning_tokens)
             told += event_bytes({**self._head("chat.completion.chunk"), "choices": [], "usage": usage})
-        return told + _DONE
+        return told + DONE
 
     def failure(self, error: TorporError) -> bytes:
         return event_bytes(error_map(error, "openai"))

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Final, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, TypeAdapter, WithJsonSchema
 
+from ..errors import InvalidRequest
 from ..wire.checking import checked
 
 MAX_IGNORED_TOLD: Final = 32
@@ -28,15 +29,20 @@ class Body(BaseModel):
     model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
 
 
-def read_fields(kind: type[B], raw: Mapping[str, Any], told: str) -> B:
-    """Check a request. told: what it is called in a refusal. Raises InvalidRequest: with the first field at fault."""
+def read_fields(kind: type[B], raw: Mapping[str, Any]) -> B:
+    """Check a request. Raises InvalidRequest: with the first field at fault."""
     read: TypeAdapter[B] = _reader(kind)
-    return checked(told, read.validate_python, raw)
+    return checked("request", read.validate_python, raw)
 
 
 @cache
 def _reader(kind: type[Body]) -> TypeAdapter[Any]:
     return TypeAdapter(kind)
+
+
+def fault_at(field: str, problem: str) -> InvalidRequest:
+    """The refusal of a field. problem: a sentence without its full stop."""
+    return InvalidRequest(f"request: {field}: {problem}.", field=field)
 
 
 def ignored_of(body: Body, also: Iterable[str] = ()) -> str:

@@ -14,7 +14,8 @@ from pydantic.json_schema import GenerateJsonSchema
 from ... import __version__
 from ...daemon.api.events import NEVER_SENT
 from ...daemon.api.records import Record
-from . import chat_completions, sessions
+from . import chat_completions, completions, messages, sessions
+from .fields import Body
 
 _REF = "#/components/schemas/{model}"
 _JSON = "application/json"
@@ -59,7 +60,13 @@ def _plain() -> Iterator[tuple[str, str, dict[str, Any]]]:
 
 
 def _of_dialects(schemas: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, Any]]]:
-    for path, body in {chat_completions.PATH: chat_completions.ChatBody}.items():
+    bodies: Mapping[str, type[Body]] = {
+        chat_completions.PATH: chat_completions.ChatBody,
+        completions.PATH: completions.CompletionBody,
+        messages.PATH: messages.MessagesBody,
+        messages.COUNT_PATH: messages.DialogueBody,
+    }
+    for path, body in bodies.items():
         operation = _operation(inspect.cleandoc(body.__doc__ or ""), {"type": "object"}, [])
         schema = _schema_of(body, "validation", schemas)
         operation["requestBody"] = {"required": True, "content": {_JSON: {"schema": schema}}}

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import hashlib
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from ...daemon.api.conversing import ConverseRequest, MeasureResult
 from ...daemon.api.events import OnEvent
@@ -48,6 +49,10 @@ class Turn:
     stop: Sequence[str] = ()
     named: str | None = None
 
+    def asking(self, backend: Backend, caller: Caller, session: str, model: str, emit: OnEvent) -> Asking:
+        """The requests that answer it."""
+        return _Conversing(backend, caller, self, session, model, emit)
+
 
 @dataclass(frozen=True, slots=True)
 class Answered:
@@ -67,29 +72,50 @@ class Answered:
         return self.prompt_tokens - self.result.prefilled_tokens
 
 
-class Asking:
-    """A turn that is being answered. session: the name for it, and that of its session once it is answered. model: the
-    name of its model. measured: once that is known."""
+class Asking(ABC):
+    """A request for an answer, while it is carried out. session: the name for it, and that of its session once it is
+    answered. model: the name of its model. measured: the tokens before the answer, once they are known."""
 
-    def __init__(self, backend: Backend, caller: Caller, turn: Turn, session: str, model: str, emit: OnEvent) -> None:
+    def __init__(self, backend: Backend, caller: Caller, session: str, model: str, emit: OnEvent) -> None:
+        self.backend = backend
+        self.caller = caller
         self.session = session
         self.model = model
+        self.emit = emit
         self.measured: MeasureResult | None = None
-        self._backend = backend
-        self._caller = caller
+
+    @abstractmethod
+    async def answer(self) -> Answered:
+        """Carry it out."""
+
+
+class Asked(Protocol):
+    """What a client asks for. model: None for the default. named: the client's name for its conversation."""
+
+    @property
+    def model(self) -> str | None: ...
+
+    @property
+    def named(self) -> str | None: ...
+
+    def asking(self, backend: Backend, caller: Caller, session: str, model: str, emit: OnEvent) -> Asking: ...
+
+
+class _Conversing(Asking):
+    def __init__(self, backend: Backend, caller: Caller, turn: Turn, session: str, model: str, emit: OnEvent) -> None:
+        super().__init__(backend, caller, session, model, emit)
         self._turn = turn
-        self._emit = emit
 
     async def answer(self) -> Answered:
         """Raises InvalidRequest, HttpRefused, and as `measure` and `converse` of the service."""
         request = await self._request()
-        self.measured = await measure(self._backend, self._caller, self._turn, self.session, self.model)
+        self.measured = await measure(self.backend, self.caller, self._turn, self.session, self.model)
         left = self.measured.context_tokens - self.measured.tokens
         if left < 1:
             raise overflow(self.measured)
         if request.max_tokens is not None:
             request = replace(request, max_tokens=min(request.max_tokens, left))
-        result = await self._backend.ask(_CONVERSE, request)
+        result = await self.backend.ask(_CONVERSE, request)
         self.session = result.session
         return Answered(self.model, result)
 
@@ -101,10 +127,10 @@ class Asking:
             "sampling": dict(turn.sampling) or None,
             "stop": tuple(turn.stop),
         }
-        request = await self._caller.request_of(_CONVERSE, params)
+        request = await self.caller.request_of(_CONVERSE, params)
         assert isinstance(request, ConverseRequest)
         self.session = request.session  # with its namespace
-        return request.told_to(self._emit)
+        return request.told_to(self.emit)
 
 
 async def measure(backend: Backend, caller: Caller, turn: Turn, session: str, model: str) -> MeasureResult:

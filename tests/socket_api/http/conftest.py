@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import http.client
 import json
 import socket
@@ -45,7 +46,8 @@ class UnixConnection(http.client.HTTPConnection):
 def asked(connection: http.client.HTTPConnection, method: str, path: str, body: Any = None, **headers: str) -> Answer:
     """Ask, and read the whole answer. headers: an underscore stands for a hyphen."""
     raw = body if isinstance(body, bytes | None) else json.dumps(body).encode()
-    connection.request(method, path, raw, {name.replace("_", "-"): value for name, value in headers.items()})
+    with contextlib.suppress(BrokenPipeError):  # refused before all was sent; the answer is there to read
+        connection.request(method, path, raw, {name.replace("_", "-"): value for name, value in headers.items()})
     answer = connection.getresponse()
     return Answer(answer.status, {name.lower(): value for name, value in answer.getheaders()}, answer.read())
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import anthropic
 import httpx2
 import openai
 import pytest
@@ -30,11 +31,17 @@ class Served:
     socket: Path
 
     def openai(self, *, on_unix: bool = False) -> openai.OpenAI:
-        url, key = ("http://localhost/v1", "none") if on_unix else (f"{self.url}/v1", self.token)
+        given = self._reached(on_unix)
+        return openai.OpenAI(**{**given, "base_url": f"{given['base_url']}/v1"})
+
+    def anthropic(self, *, on_unix: bool = False) -> anthropic.Anthropic:
+        return anthropic.Anthropic(**self._reached(on_unix))
+
+    def _reached(self, on_unix: bool) -> dict[str, Any]:
         transport = httpx2.HTTPTransport(uds=str(self.socket)) if on_unix else None
-        return openai.OpenAI(
-            base_url=url, api_key=key, max_retries=0, http_client=httpx2.Client(transport=transport, timeout=60)
-        )
+        client = httpx2.Client(transport=transport, timeout=60)
+        url, key = ("http://localhost", "none") if on_unix else (self.url, self.token)
+        return {"base_url": url, "api_key": key, "http_client": client, "max_retries": 0}
 
 
 @contextlib.contextmanager
@@ -64,6 +71,29 @@ def served() -> Iterator[Served]:
     with serving(made) as found:
         yield found
     shutil.rmtree(made)
+
+
+def asked_of_messages(client: anthropic.Anthropic, messages: list[Any], *, stream: bool) -> Any:
+    """Ask, add the answer's blocks to the messages, and give its usage."""
+    system: Any = [
+        {"type": "text", "text": f"x-anthropic-billing-header: cc_version=1.{len(messages)}"},
+        {"type": "text", "text": "You are terse.", "cache_control": {"type": "ephemeral"}},
+    ]
+    tool: Any = {"name": "read", "description": "Reads a file.", "input_schema": {"type": "object", "properties": {}}}
+    options: dict[str, Any] = {
+        "model": "demo",
+        "messages": messages,
+        "max_tokens": 12,
+        "system": system,
+        "tools": [tool],
+    }
+    if stream:
+        with client.messages.stream(**options) as events:
+            message: Any = events.get_final_message()
+    else:
+        message = client.messages.create(**options)
+    messages.append({"role": "assistant", "content": [each.to_dict() for each in message.content]})
+    return message.usage
 
 
 def asked(client: openai.OpenAI, messages: list[Any], *, stream: bool) -> tuple[str, Any]:
@@ -97,6 +127,41 @@ def test_ten_turns_survive_a_kill_and_nothing_is_read_twice(folder: Path) -> Non
             assert details.cached_tokens == held
             assert details.cached_tokens + details.cache_write_tokens == usage.prompt_tokens
             held = usage.total_tokens
+
+
+def test_ten_turns_of_the_other_api_survive_a_kill_too(folder: Path) -> None:
+    """T9."""
+    messages: list[Any] = []
+    held = 0
+    with contextlib.ExitStack() as running:
+        now = running.enter_context(serving(folder))
+        for at, question in enumerate(QUESTIONS):
+            if at == 5:
+                now.daemon.end(kill=True)
+                now = running.enter_context(serving(folder))
+            messages.append({"role": "user", "content": question})
+            with now.anthropic(on_unix=at % 2 == 1) as client:
+                usage = asked_of_messages(client, messages, stream=at % 3 == 0)
+            assert usage.cache_read_input_tokens == held
+            assert usage.input_tokens == 0
+            held += usage.cache_creation_input_tokens + usage.output_tokens
+
+
+def test_tokens_are_counted_before_they_are_read(served: Served) -> None:
+    with served.anthropic() as client:
+        hello: list[Any] = [{"role": "user", "content": "How many tokens is this?"}]
+        counted = client.messages.count_tokens(model="demo", messages=hello)
+        usage = client.messages.create(model="demo", messages=hello, max_tokens=2).usage
+        assert counted.input_tokens == usage.input_tokens + (usage.cache_read_input_tokens or 0)
+        with pytest.raises(anthropic.BadRequestError, match="prompt is too long: 10009 tokens > 8192 maximum"):
+            client.messages.create(model="demo", messages=[{"role": "user", "content": "word " * 10_000}], max_tokens=9)
+
+
+def test_a_text_is_continued(served: Served) -> None:
+    with served.openai() as client:
+        whole = client.completions.create(model="demo", prompt="The function os.path.join", max_tokens=6)
+        stream = client.completions.create(model="demo", prompt="The function os.path.join", max_tokens=6, stream=True)
+        assert "".join(each.choices[0].text for each in stream) == whole.choices[0].text
 
 
 def test_a_stream_and_a_whole_answer_say_the_same(served: Served) -> None:

@@ -1,0 +1,198 @@
+"""`/v1/completions`: OpenAI's older API, which continues a text.
+
+With `x-torpor-session` the text goes on behind what that session holds. Without it a new session reads the text, and
+takes over what another one has read of the same beginning; it is labelled `completion`, for `torpor clear`.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+from starlette.requests import Request
+from starlette.types import Send
+
+from ...daemon.api.events import OnEvent, TokenEvent
+from ...daemon.api.reading import AppendRequest, GenerateRequest, GenerateResult
+from ...daemon.api.verbs import VERBS
+from ...errors import TorporError
+from ..server.dispatch import Backend
+from .access import Caller
+from .answering import Telling, answer, event_bytes
+from .chat_completions import DONE, Sampled, usage_of
+from .desk import desk_of
+from .errors import error_map
+from .fields import fault_at, ignored_of, read_fields
+from .turns import SESSION_HEADER, Answered, Asking
+
+PATH: Final = "/v1/completions"
+DEFAULT_MAX_TOKENS: Final = 16
+"""As the API has it."""
+
+LABEL: Final = "completion"
+
+
+class CompletionBody(Sampled):
+    """A request to continue a text."""
+
+    prompt: str | list[str] | list[int]
+    model: str | None = None
+    max_tokens: int | None = None
+    best_of: int | None = None
+    echo: bool | None = None
+    suffix: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Continuation:
+    """A text or tokens to continue. in_session: whether they go on behind what a session of that name holds."""
+
+    prompt: str | Sequence[int]
+    model: str | None
+    max_tokens: int
+    in_session: bool
+    sampling: Mapping[str, Any] = field(default_factory=dict)
+    stop: Sequence[str] = ()
+    named: str | None = None
+
+    def asking(self, backend: Backend, caller: Caller, session: str, model: str, emit: OnEvent) -> Asking:
+        """The requests that continue it."""
+        name = session if self.in_session else f"{LABEL}-{secrets.token_hex(8)}"
+        return _Continuing(backend, caller, self, name, model, emit)
+
+
+async def completions(request: Request, send: Send) -> None:
+    """Answer a request."""
+    async with desk_of(request).bodies.read(request) as raw:
+        body = read_fields(CompletionBody, raw)
+        body.require_one()
+        beyond = {"best_of": body.best_of not in (None, 1), "echo": body.echo, "suffix": body.suffix}
+        for name, is_asked in beyond.items():
+            if is_asked:
+                raise fault_at(name, "this server does not have it; leave it out")
+        continuation = Continuation(
+            prompt=_prompt(body.prompt),
+            model=body.model,
+            max_tokens=DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens,
+            in_session=SESSION_HEADER in request.headers,
+            sampling=body.sampling(),
+            stop=body.stops(),
+        )
+        telling = _Texts(usage=body.wants_usage())
+        await answer(request, send, continuation, telling, streamed=bool(body.stream), ignored=ignored_of(body))
+
+
+def _prompt(prompt: str | list[str] | list[int]) -> str | Sequence[int]:
+    if not prompt:
+        raise fault_at("prompt", "it is empty; give a text to continue")
+    if isinstance(prompt, str):
+        return prompt
+    texts = [each for each in prompt if isinstance(each, str)]
+    if not texts:
+        return [each for each in prompt if isinstance(each, int)]
+    if len(prompt) > 1:
+        raise fault_at("prompt", "one text at a time is continued")
+    return texts[0]
+
+
+class _Continuing(Asking):
+    def __init__(
+        self, backend: Backend, caller: Caller, order: Continuation, session: str, model: str, emit: OnEvent
+    ) -> None:
+        super().__init__(backend, caller, session, model, emit)
+        self._order = order
+
+    async def answer(self) -> Answered:
+        """Raises as `create`, `append` and `generate` of the service."""
+        order = self._order
+        text, tokens = (order.prompt, ()) if isinstance(order.prompt, str) else (None, tuple(order.prompt))
+        params = {
+            "session": self.session,
+            "text": text,
+            "max_tokens": order.max_tokens,
+            "sampling": dict(order.sampling) or None,
+            "stop": tuple(order.stop),
+        }
+        request = await self.caller.request_of(VERBS["generate"], params)
+        assert isinstance(request, GenerateRequest)
+        self.session = request.session
+        await self._make()
+        read = await self._append(tokens) if tokens else 0
+        result = await self._generate(request)
+        return Answered(self.model, replace(result, prefilled_tokens=result.prefilled_tokens + read))
+
+    async def _make(self) -> None:
+        """Make the session, unless it is there to be continued."""
+        params = {"session": self.session, "model": self.model, "labels": (LABEL,)}
+        try:
+            await self.backend.ask(VERBS["create"], await self.caller.request_of(VERBS["create"], params))
+        except TorporError as error:
+            if error.code != "session_exists":
+                raise
+            self.model = await self._model_of_session()
+
+    async def _model_of_session(self) -> str:
+        params = {"session": self.session}
+        shown = await self.backend.ask(VERBS["show"], await self.caller.request_of(VERBS["show"], params))
+        model: str = shown.info.model
+        if self._order.model not in (None, model):
+            raise fault_at("model", f"{self.session} is on model {model!r}; name that one, or another session")
+        return model
+
+    async def _append(self, tokens: Sequence[int]) -> int:
+        request = await self.caller.request_of(VERBS["append"], {"session": self.session, "tokens": tokens})
+        assert isinstance(request, AppendRequest)
+        result = await self.backend.ask(VERBS["append"], request.told_to(self.emit))
+        return int(result.prefilled_tokens)
+
+    async def _generate(self, request: GenerateRequest) -> GenerateResult:
+        """Ask for as many tokens as fit, if those that were asked for do not."""
+        request, asked = request.told_to(self.emit), self._order.max_tokens
+        try:
+            return await self.backend.ask(VERBS["generate"], request)
+        except TorporError as error:
+            if error.code != "context_overflow" or error.details.get("at_least"):
+                raise
+            left = error.context_tokens - (error.token_count + error.wanted_tokens - asked)
+            if left < 1:
+                raise
+        return await self.backend.ask(VERBS["generate"], replace(request, max_tokens=left))
+
+
+class _Texts(Telling):
+    def __init__(self, *, usage: bool) -> None:
+        self._usage = usage
+        self._id = f"cmpl-{uuid.uuid4().hex}"
+        self._created = int(time.time())
+
+    def whole(self, answered: Answered) -> Mapping[str, Any]:
+        result = answered.result
+        return {**self._text(result.text, result.finish_reason), "usage": usage_of(answered, self.reasoning_tokens)}
+
+    def opening(self) -> bytes:
+        return b""
+
+    def token(self, event: TokenEvent) -> bytes:
+        return event_bytes(self._text(event.text)) if event.text else b""
+
+    def silence(self) -> bytes:
+        return event_bytes(self._text(""))
+
+    def closing(self, answered: Answered) -> bytes:
+        told = event_bytes(self._text("", answered.result.finish_reason))
+        if self._usage:
+            usage = usage_of(answered, self.reasoning_tokens)
+            told += event_bytes({**self._text(""), "choices": [], "usage": usage})
+        return told + DONE
+
+    def failure(self, error: TorporError) -> bytes:
+        return event_bytes(error_map(error, "openai"))
+
+    def _text(self, text: str, finish_reason: str | None = None) -> dict[str, Any]:
+        choice = {"index": 0, "text": text, "logprobs": None, "finish_reason": finish_reason}
+        head = {"id": self._id, "object": "text_completion", "created": self._created, "model": self.asking.model}
+        return {**head, "choices": [choice]}

@@ -1,0 +1,355 @@
+"""`/v1/messages` and `/v1/messages/count_tokens`: Anthropic's API, as clients speak it.
+
+Owns the shape of requests, answers and events, and what its dialogues are for the daemon:
+
+- The results of tools that stand in a user's message are messages of their own, before its text.
+- The block that Claude Code puts first into the system text, with a checksum of the conversation, is left out: it
+  changes, and the model has no use for it.
+- A tool that is to be loaded later stands where a result refers to it, and not among the tools.
+- What a model thought is known by the daemon, so thinking that comes back is only handed on.
+- Marks for a cache change no token. Where a request has some, the tokens that were read for it count as written to the
+  cache, and else as plain input.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import BeforeValidator, Field, WithJsonSchema
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.types import Send
+
+from ...daemon.api.dialogue import Channel, ToolCall
+from ...daemon.api.events import TokenEvent
+from ...daemon.api.reading import FinishReason
+from ...errors import TorporError
+from .answering import Telling, answer, event_bytes
+from .bodies import InnerJson
+from .desk import desk_of
+from .errors import error_map
+from .fields import Body, fault_at, ignored_of, read_fields
+from .turns import Answered, Turn, measure, name_for
+
+PATH: Final = "/v1/messages"
+COUNT_PATH: Final = "/v1/messages/count_tokens"
+_BILLING: Final = "x-anthropic-billing-header:"
+_STOP_REASONS: Final[Mapping[FinishReason, str]] = {
+    "stop": "end_turn",
+    "length": "max_tokens",
+    "tool_calls": "tool_use",
+}
+
+
+def _as_blocks(content: object) -> object:
+    """A text stands for one block of it."""
+    return [{"type": "text", "text": content}] if isinstance(content, str) else content
+
+
+Blocks = Annotated[
+    list["Block"],
+    BeforeValidator(_as_blocks),
+    WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "object"}}]}),
+]
+
+
+class Block(Body):
+    """A part of a message."""
+
+    type: str
+    text: str | None = None
+    thinking: str | None = None
+    id: str | None = None
+    name: str | None = None
+    input: dict[str, Any] | None = None
+    tool_use_id: str | None = None
+    tool_name: str | None = None
+    content: Blocks | None = None
+    cache_control: dict[str, Any] | None = None
+
+
+class DialogueMessage(Body):
+    """A message of a dialogue."""
+
+    role: Literal["user", "assistant", "system"]
+    content: Blocks
+
+
+class OfferedTool(Body):
+    """A tool that the model may call; one without a schema runs at Anthropic, and has no effect here."""
+
+    name: str
+    type: str = "custom"
+    description: str | None = None
+    input_schema: dict[str, Any] | None = None
+    defer_loading: bool = False
+    cache_control: dict[str, Any] | None = None
+
+
+class Thinking(Body):
+    """Whether the model thinks before it answers."""
+
+    type: str
+    display: str | None = None
+
+
+class Metadata(Body):
+    """What a client tells of itself."""
+
+    user_id: str | None = None
+
+
+class DialogueBody(Body):
+    """A request to count the tokens of a dialogue."""
+
+    messages: Annotated[list[DialogueMessage], Field(min_length=1)]
+    model: str | None = None
+    system: Blocks | None = None
+    tools: list[OfferedTool] | None = None
+    tool_choice: dict[str, Any] | None = None
+    thinking: Thinking | None = None
+    metadata: Metadata | None = None
+    cache_control: dict[str, Any] | None = None
+
+
+class MessagesBody(DialogueBody):
+    """A request for an answer to a dialogue."""
+
+    max_tokens: int
+    stream: bool | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    stop_sequences: list[str] | None = None
+
+
+async def messages(request: Request, send: Send) -> None:
+    """Answer a request."""
+    async with desk_of(request).bodies.read(request) as raw:
+        body = read_fields(MessagesBody, raw)
+        names = ("temperature", "top_p", "top_k")
+        turn = _Reader(body).turn(
+            max_tokens=body.max_tokens,
+            sampling={name: value for name in names if (value := getattr(body, name)) is not None},
+            stop=tuple(body.stop_sequences or ()),
+        )
+        hidden = body.thinking is not None and body.thinking.display == "omitted"
+        telling = _Events(is_marked=_is_marked(body), hides_thinking=hidden)
+        ignored = ignored_of(body, _also(body, request))
+        await answer(request, send, turn, telling, streamed=bool(body.stream), ignored=ignored)
+
+
+async def count_tokens(request: Request) -> Response:
+    """Count the tokens of a dialogue, and read nothing."""
+    desk = desk_of(request)
+    async with desk.bodies.read(request) as raw:
+        turn = _Reader(read_fields(DialogueBody, raw)).turn()
+        model = turn.model or await desk.default_model()
+        work = measure(desk.backend, request.state.caller, turn, name_for(request.headers, turn.named), model)
+        measured = await desk.works.settle(desk.works.begin(work, cancellable=True), request.receive)
+        return JSONResponse({"input_tokens": measured.tokens})
+
+
+def _also(body: MessagesBody, request: Request) -> Iterator[str]:
+    if body.tool_choice is not None and body.tool_choice.get("type") != "auto":
+        yield "tool_choice"
+    for each in body.tools or ():
+        if each.input_schema is None:
+            yield f"tools.{each.type}"
+    for beta in request.headers.get("anthropic-beta", "").split(","):
+        yield f"beta.{beta.strip()}" if beta.strip() else ""
+
+
+def _is_marked(body: DialogueBody) -> bool:
+    """Whether a request has marks for a cache."""
+    blocks = [*(body.system or ()), *(block for message in body.messages for block in message.content)]
+    return any(each.cache_control is not None for each in (body, *blocks, *(body.tools or ())))
+
+
+class _Reader:
+    """Makes the dialogue of a request one for the daemon."""
+
+    def __init__(self, body: DialogueBody) -> None:
+        self._body = body
+        self._deferred = {tool.name: tool for tool in body.tools or () if tool.defer_loading}
+
+    def turn(self, **more: Any) -> Turn:
+        """The turn of the request. Raises InvalidRequest: it has what this model cannot read."""
+        body = self._body
+        system = self._text(body.system or [], "system", self._system_text)
+        opening = [{"role": "system", "content": system}] if system else []
+        said = [each for at, message in enumerate(body.messages) for each in self._messages(message, f"messages.{at}")]
+        offered = [tool for tool in body.tools or () if not tool.defer_loading and tool.input_schema is not None]
+        thinks = {} if body.thinking is None else {"enable_thinking": body.thinking.type != "disabled"}
+        return Turn(
+            messages=[*opening, *said],
+            model=body.model,
+            tools=[_tool(each) for each in offered],
+            template_arguments=thinks,
+            named=_session_of(body.metadata),
+            **more,
+        )
+
+    def _messages(self, message: DialogueMessage, place: str) -> Iterator[dict[str, Any]]:
+        """One message, or, for a user's with results of tools, several."""
+        texts: list[str] = []
+        answer: dict[str, Any] = {}
+        for at, block in enumerate(message.content):
+            here = f"{place}.content.{at}"
+            if block.type == "tool_result" and message.role == "user":
+                result = self._text(block.content or [], f"{here}.content", self._result_text)
+                yield {"role": "tool", "content": result, "tool_call_id": block.tool_use_id or ""}
+            elif block.type == "tool_use" and message.role == "assistant" and block.name is not None:
+                call = {"name": block.name, "arguments": block.input or {}, "id": block.id or ""}
+                answer.setdefault("tool_calls", []).append(call)
+            elif block.type == "thinking" and message.role == "assistant":
+                answer["reasoning"] = answer.get("reasoning", "") + (block.thinking or "")
+            elif block.type != "redacted_thinking":
+                texts.append(self._plain(block, here))
+        if message.role == "assistant":
+            calls = {"tool_calls": tuple(answer.pop("tool_calls"))} if "tool_calls" in answer else {}
+            reasoning = {name: text for name, text in answer.items() if text}
+            yield {"role": "assistant", "content": "\n".join(texts), **reasoning, **calls}
+        elif texts:
+            yield {"role": message.role, "content": "\n".join(texts)}
+
+    def _text(self, blocks: list[Block], place: str, text_of: Callable[[Block, str], str | None]) -> str:
+        found = [text_of(block, f"{place}.{at}") for at, block in enumerate(blocks)]
+        return "\n".join(text for text in found if text is not None)
+
+    def _system_text(self, block: Block, place: str) -> str | None:
+        text = self._plain(block, place)
+        return None if text.startswith(_BILLING) else text
+
+    def _result_text(self, block: Block, place: str) -> str:
+        if block.type != "tool_reference":
+            return self._plain(block, place)
+        tool = self._deferred.get(block.tool_name or "")
+        return json.dumps(_tool(tool), ensure_ascii=False) if tool is not None else ""
+
+    def _plain(self, block: Block, place: str) -> str:
+        if block.type != "text" or block.text is None:
+            raise fault_at(place, f"a block of type {block.type!r:.64} cannot be read here; this model reads text")
+        return block.text
+
+
+def _tool(tool: OfferedTool) -> dict[str, Any]:
+    return {"name": tool.name, "description": tool.description or "", "parameters": tool.input_schema or {}}
+
+
+def _session_of(metadata: Metadata | None) -> str | None:
+    """The conversation that Claude Code names within the id of its user."""
+    user = metadata.user_id if metadata is not None else None
+    found = InnerJson().find_object(user) if user is not None and user.startswith("{") else None
+    session = found.get("session_id") if found is not None else None
+    return session if isinstance(session, str) else None
+
+
+class _Events(Telling):
+    """Tells an answer as a message of blocks. is_marked: whether the request has marks for a cache."""
+
+    def __init__(self, *, is_marked: bool, hides_thinking: bool) -> None:
+        self._is_marked = is_marked
+        self._hides_thinking = hides_thinking
+        self._id = f"msg_{uuid.uuid4().hex}"
+        self._block: Channel | None = None
+        self._blocks = 0
+
+    def whole(self, answered: Answered) -> Mapping[str, Any]:
+        result = answered.result
+        content: list[dict[str, Any]] = []
+        if result.reasoning:
+            thought = "" if self._hides_thinking else result.reasoning
+            content.append({"type": "thinking", "thinking": thought, "signature": self._id})
+        if result.text:
+            content.append({"type": "text", "text": result.text})
+        content += [{**_opened_call(each), "input": each.arguments} for each in result.tool_calls]
+        usage = {**self._input(answered.prompt_tokens, answered.cached_tokens), **self._output(answered)}
+        return {**self._message(usage), "content": content, "stop_reason": _STOP_REASONS[result.finish_reason]}
+
+    def opening(self) -> bytes:
+        measured = self.asking.measured
+        usage = self._input(measured.tokens, measured.cached_tokens) if measured is not None else self._input(0, 0)
+        return _event("message_start", message=self._message({**usage, "output_tokens": 0})) + self.silence()
+
+    def token(self, event: TokenEvent) -> bytes:
+        if event.call is not None:
+            return self._close() + self._call(event.call)
+        if not event.text or event.channel == "call":
+            return b""
+        told = b"" if self._block == event.channel else self._close() + self._open(event.channel)
+        if event.channel == "text":
+            return told + self._delta("text_delta", text=event.text)
+        return told if self._hides_thinking else told + self._delta("thinking_delta", thinking=event.text)
+
+    def silence(self) -> bytes:
+        return _event("ping")
+
+    def closing(self, answered: Answered) -> bytes:
+        usage = {**self._input(answered.prompt_tokens, answered.cached_tokens), **self._output(answered)}
+        delta = {"stop_reason": _STOP_REASONS[answered.result.finish_reason], "stop_sequence": None}
+        return self._close() + _event("message_delta", delta=delta, usage=usage) + _event("message_stop")
+
+    def failure(self, error: TorporError) -> bytes:
+        return event_bytes(error_map(error, "anthropic"), "error")
+
+    def _open(self, channel: Channel) -> bytes:
+        self._block = channel
+        thought = {"type": "thinking", "thinking": "", "signature": ""}
+        block = {"type": "text", "text": ""} if channel == "text" else thought
+        return _event("content_block_start", index=self._blocks, content_block=block)
+
+    def _close(self) -> bytes:
+        """The end of the open block, if there is one."""
+        if self._block is None:
+            return b""
+        signed = self._delta("signature_delta", signature=self._id) if self._block == "reasoning" else b""
+        self._block = None
+        self._blocks += 1
+        return signed + _event("content_block_stop", index=self._blocks - 1)
+
+    def _call(self, call: ToolCall) -> bytes:
+        start = _event("content_block_start", index=self._blocks, content_block={**_opened_call(call), "input": {}})
+        arguments = json.dumps(call.arguments, ensure_ascii=False)
+        told = start + self._delta("input_json_delta", partial_json=arguments)
+        self._block = "call"
+        return told + self._close()
+
+    def _delta(self, kind: str, **said: str) -> bytes:
+        return _event("content_block_delta", index=self._blocks, delta={"type": kind, **said})
+
+    def _message(self, usage: Mapping[str, Any]) -> dict[str, Any]:
+        return {
+            "id": self._id,
+            "type": "message",
+            "role": "assistant",
+            "model": self.asking.model,
+            "content": [],
+            "stop_reason": None,
+            "stop_sequence": None,
+            "usage": usage,
+        }
+
+    def _input(self, tokens: int, cached: int) -> dict[str, int]:
+        """The tokens before the answer. The three add up."""
+        read = tokens - cached
+        return {
+            "input_tokens": 0 if self._is_marked else read,
+            "cache_creation_input_tokens": read if self._is_marked else 0,
+            "cache_read_input_tokens": cached,
+        }
+
+    def _output(self, answered: Answered) -> dict[str, Any]:
+        details = {"thinking_tokens": self.reasoning_tokens}
+        return {"output_tokens": len(answered.result.tokens), "output_tokens_details": details}
+
+
+def _opened_call(call: ToolCall) -> dict[str, Any]:
+    return {"type": "tool_use", "id": call.id, "name": call.name}
+
+
+def _event(kind: str, **data: Any) -> bytes:
+    return event_bytes({"type": kind, **data}, kind)

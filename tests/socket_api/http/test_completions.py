@@ -1,0 +1,83 @@
+"""OpenAI's older API, which continues a text, around a service without a model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from torpor.daemon.api.reading import GenerateRequest, GenerateResult
+from torpor.daemon.errors import ContextOverflow
+
+from .conftest import HttpThread
+from .test_chat_completions import asked_for, events_of, result
+
+PATH = "/v1/completions"
+
+
+def test_a_text_is_continued_in_a_new_session_that_is_labelled(server: HttpThread) -> None:
+    answer = server.ask("POST", PATH, {"model": "fake", "prompt": "one two", "max_tokens": 2, "stop": ["x"]})
+    told = answer.json
+    assert (told["object"], told["choices"][0]["text"], told["choices"][0]["finish_reason"]) == (
+        "text_completion",
+        "t2 t3 ",
+        "length",
+    )
+    (made,), (given,) = asked_for(server, "create"), asked_for(server, "generate")
+    assert (made["labels"], given["text"], given["stop"]) == (("completion",), "one two", ("x",))
+    assert answer.headers["x-torpor-session"].startswith("completion-")
+    assert server.ask("POST", PATH, {"prompt": "a"}).json["usage"]["completion_tokens"] == 16, "as the API has it"
+
+
+def test_with_a_session_the_text_goes_on_behind_what_it_holds(server: HttpThread) -> None:
+    for _ in range(2):
+        told = server.ask("POST", PATH, {"prompt": "one two", "max_tokens": 1}, x_torpor_session="mine")
+    assert told.json["choices"][0]["text"] == "t5 "
+    refused = server.ask("POST", PATH, {"prompt": "a", "model": "other"}, x_torpor_session="mine")
+    assert (refused.status, refused.json["error"]["param"]) == (400, "model")
+
+
+def test_tokens_are_continued_as_they_are(server: HttpThread) -> None:
+    usage = server.ask("POST", PATH, {"prompt": [5, 6, 7], "max_tokens": 1}).json["usage"]
+    (given,) = asked_for(server, "append")
+    assert given["tokens"] == (5, 6, 7)
+    assert usage["prompt_tokens_details"] == {"cached_tokens": 0, "cache_write_tokens": 3}
+
+
+def test_a_stream_tells_pieces_and_the_end(server: HttpThread) -> None:
+    asked = {"prompt": "one", "max_tokens": 2, "stream": True, "stream_options": {"include_usage": True}}
+    *pieces, last, usage, done = events_of(server.ask("POST", PATH, asked))
+    assert [each["choices"][0]["text"] for each in pieces] == ["t1 ", "t2 "]
+    assert (last["choices"][0]["finish_reason"], usage["usage"]["completion_tokens"], done) == ("length", 2, "[DONE]")
+
+
+def test_the_ceiling_may_be_above_what_fits(server: HttpThread) -> None:
+    async def generate(request: GenerateRequest) -> GenerateResult:
+        assert request.max_tokens is not None
+        if request.max_tokens > 92:
+            wanted = 3 + request.max_tokens
+            raise ContextOverflow("No.", token_count=5, wanted_tokens=wanted, context_tokens=100)
+        return result(request.session)
+
+    server.service.answers[GenerateRequest] = generate
+    assert server.ask("POST", PATH, {"prompt": "a", "max_tokens": 32_000}).status == 200
+    assert [given["max_tokens"] for given in asked_for(server, "generate")] == [32_000, 92]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "param"),
+    [
+        ({"prompt": ""}, "prompt"),
+        ({"prompt": []}, "prompt"),
+        ({"prompt": ["a", "b"]}, "prompt"),
+        ({"prompt": None}, "prompt"),
+        ({"best_of": 2}, "best_of"),
+        ({"echo": True}, "echo"),
+        ({"suffix": "x"}, "suffix"),
+        ({"n": 3}, "n"),
+    ],
+)
+def test_a_wrong_field_is_a_400_that_names_it(server: HttpThread, wrong: dict[str, Any], param: str) -> None:
+    answer = server.ask("POST", PATH, {"prompt": "a", **wrong})
+    assert answer.status == 400
+    assert answer.json["error"]["param"].startswith(param)
+    assert not server.service.calls

@@ -1,0 +1,258 @@
+"""Anthropic's messages over HTTP, around a service without a model."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from torpor.daemon.api.conversing import ConverseRequest, MeasureRequest, MeasureResult
+from torpor.daemon.api.dialogue import ToolCall
+from torpor.daemon.api.events import ProgressEvent, TokenEvent
+from torpor.daemon.api.reading import GenerateResult
+from torpor.daemon.errors import EngineBusy, GenerationFailed
+
+from .conftest import Answer, Begin, HttpThread
+from .test_chat_completions import Chat, asked_for, holds, result
+
+PATH = "/v1/messages"
+HELLO: dict[str, Any] = {"model": "fake", "max_tokens": 9, "messages": [{"role": "user", "content": "hello"}]}
+CACHED = {"cache_control": {"type": "ephemeral"}}
+
+
+def chats(server: HttpThread, chat: Chat) -> None:
+    server.service.answers[ConverseRequest] = chat
+
+
+def events_of(answer: Answer) -> list[Any]:
+    """The data of the events, each of which is named by its type."""
+    found = []
+    for part in answer.body.decode().removesuffix("\n\n").split("\n\n"):
+        name, data = part.split("\n")
+        found.append(json.loads(data.removeprefix("data: ")))
+        assert name == f"event: {found[-1]['type']}"
+    return found
+
+
+async def thinks_and_calls(request: ConverseRequest) -> GenerateResult:
+    call = ToolCall("add", {"a": 1}, "toolu_1")
+    request.emit(ProgressEvent("prefill", 1, 1))
+    for event in (
+        TokenEvent(1, "so", "reasoning"),
+        TokenEvent(2, " it", "reasoning"),
+        TokenEvent(3, "hi"),
+        TokenEvent(4, "", "call"),
+        TokenEvent(None, "", "call", call),
+    ):
+        request.emit(event)
+    return result(request.session, reasoning="so it", tool_calls=(call,), finish_reason="tool_calls")
+
+
+def test_an_answer_has_its_blocks_and_tokens_that_add_up(server: HttpThread) -> None:
+    chats(server, thinks_and_calls)
+    told = server.ask("POST", PATH, HELLO).json
+    thought, text, call = told["content"]
+    assert (told["type"], told["role"], told["stop_reason"]) == ("message", "assistant", "tool_use")
+    assert (thought["thinking"], text["text"], call["input"], call["id"]) == ("so it", "hi", {"a": 1}, "toolu_1")
+    assert thought["signature"]
+    usage = told["usage"]
+    assert (usage["input_tokens"], usage["cache_read_input_tokens"], usage["output_tokens"]) == (3, 7, 2)
+    assert usage["output_tokens_details"] == {"thinking_tokens": 2}
+
+
+@pytest.mark.parametrize(
+    "marked",
+    [
+        {"system": [{"type": "text", "text": "Be brief.", **CACHED}]},
+        {"messages": [{"role": "user", "content": [{"type": "text", "text": "hello", **CACHED}]}]},
+        {"tools": [{"name": "add", "input_schema": {}, **CACHED}]},
+        CACHED,
+    ],
+)
+def test_where_a_request_marks_a_cache_what_was_read_counts_as_written_to_it(
+    server: HttpThread, marked: dict[str, Any]
+) -> None:
+    async def chat(request: ConverseRequest) -> GenerateResult:
+        return result(request.session)
+
+    chats(server, chat)
+    usage = server.ask("POST", PATH, {**HELLO, **marked}).json["usage"]
+    assert (usage["input_tokens"], usage["cache_creation_input_tokens"], usage["cache_read_input_tokens"]) == (0, 3, 7)
+
+
+def test_a_stream_opens_and_closes_each_block(server: HttpThread) -> None:
+    chats(server, thinks_and_calls)
+
+    async def measure(request: MeasureRequest) -> MeasureResult:
+        return MeasureResult(10, 7, 100)
+
+    server.service.answers[MeasureRequest] = measure
+    start, ping, *blocks, delta, stop = events_of(server.ask("POST", PATH, {**HELLO, "stream": True}))
+    usage = start["message"]["usage"]
+    assert (usage["input_tokens"], usage["cache_read_input_tokens"], usage["output_tokens"]) == (3, 7, 0)
+    assert (ping["type"], stop["type"]) == ("ping", "message_stop")
+    assert (delta["delta"]["stop_reason"], delta["usage"]["output_tokens"]) == ("tool_use", 2)
+    kinds = [(each["type"].removeprefix("content_block_"), each["index"]) for each in blocks]
+    assert kinds == [
+        *(("start", 0), ("delta", 0), ("delta", 0), ("delta", 0), ("stop", 0)),
+        *(("start", 1), ("delta", 1), ("stop", 1)),
+        *(("start", 2), ("delta", 2), ("stop", 2)),
+    ]
+    deltas = [each["delta"] for each in blocks if "delta" in each]
+    assert [each["type"] for each in deltas] == [
+        *("thinking_delta", "thinking_delta", "signature_delta", "text_delta", "input_json_delta"),
+    ]
+    assert json.loads(deltas[-1]["partial_json"]) == {"a": 1}
+
+
+def test_omitted_thinking_is_told_by_its_signature_alone(server: HttpThread) -> None:
+    chats(server, thinks_and_calls)
+    asked = {**HELLO, "thinking": {"type": "adaptive", "display": "omitted"}}
+    assert server.ask("POST", PATH, asked).json["content"][0]["thinking"] == ""
+    events = events_of(server.ask("POST", PATH, {**asked, "stream": True}))
+    kinds = [each["delta"]["type"] for each in events if each["type"] == "content_block_delta"]
+    assert kinds == ["signature_delta", "text_delta", "input_json_delta"]
+
+
+def test_a_dialogue_is_asked_for_as_the_service_takes_it(server: HttpThread) -> None:
+    result_of_tool = [{"type": "text", "text": "3"}, {"type": "tool_reference", "tool_name": "later"}]
+    messages = [
+        {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b", **CACHED}]},
+        {"role": "system", "content": "In the middle."},
+        {
+            "role": "assistant",
+            "content": [
+                {"type": "thinking", "thinking": "so", "signature": "x"},
+                {"type": "redacted_thinking", "data": "y"},
+                {"type": "text", "text": "hm"},
+                {"type": "tool_use", "id": "t", "name": "add", "input": {"a": 1}},
+            ],
+        },
+        {
+            "role": "user",
+            "content": [
+                {"type": "tool_result", "tool_use_id": "t", "content": result_of_tool, "is_error": False},
+                {"type": "text", "text": "go on"},
+            ],
+        },
+    ]
+    tools = [
+        {"name": "add", "input_schema": {"type": "object"}, "eager_input_streaming": True},
+        {"name": "later", "input_schema": {"type": "object"}, "defer_loading": True},
+        {"name": "search", "type": "web_search_20250305"},
+    ]
+    system = [{"type": "text", "text": "x-anthropic-billing-header: 3f1"}, {"type": "text", "text": "Be brief."}]
+    user = json.dumps({"device_id": "d", "session_id": "uuid-01"})
+    asked = {
+        **HELLO,
+        "messages": messages,
+        "system": system,
+        "tools": tools,
+        "metadata": {"user_id": user},
+        "temperature": 1.0,
+        "top_k": 3,
+        "stop_sequences": ["END"],
+        "thinking": {"type": "disabled"},
+        "context_management": {"edits": []},
+    }
+    answer = server.ask("POST", PATH, asked, anthropic_beta="effort-1, other")
+    assert answer.status == 200
+    assert answer.headers["x-torpor-ignored"] == (
+        "context_management, tools.web_search_20250305, beta.effort-1, beta.other"
+    )
+    (given,) = asked_for(server, "converse")
+    *said, tool, last = given["messages"]
+    assert said == [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "a\nb"},
+        {"role": "system", "content": "In the middle."},
+        {
+            "role": "assistant",
+            "content": "hm",
+            "reasoning": "so",
+            "tool_calls": [{"name": "add", "arguments": {"a": 1}, "id": "t"}],
+        },
+    ]
+    assert (tool["role"], tool["tool_call_id"], last) == ("tool", "t", {"role": "user", "content": "go on"})
+    text, loaded = tool["content"].split("\n")
+    assert (text, json.loads(loaded)["name"]) == ("3", "later")
+    assert [each["name"] for each in given["tools"]] == ["add"]
+    assert (given["session"], given["template_arguments"]) == ("uuid-01", {"enable_thinking": False})
+    assert given["sampling"] == {"temperature": 1.0, "top_k": 3}
+    assert given["stop"] == ("END",)
+
+
+def test_tokens_are_counted_without_an_answer(server: HttpThread) -> None:
+    asked = {name: value for name, value in HELLO.items() if name != "max_tokens"}
+    answer = server.ask("POST", "/v1/messages/count_tokens", {**asked, "system": "Be very brief."})
+    assert (answer.status, answer.json) == (200, {"input_tokens": 4})
+    assert not asked_for(server, "converse")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_overflow_is_a_400_that_names_both_sizes(server: HttpThread, stream: bool) -> None:
+    """QC6."""
+    holds(server, 100)
+    answer = server.ask("POST", PATH, {**HELLO, "max_tokens": 32_000, "stream": stream})
+    assert (answer.status, answer.json["type"]) == (400, "error")
+    assert answer.json["error"] == {
+        "type": "invalid_request_error",
+        "message": "prompt is too long: 120 tokens > 100 maximum",
+    }
+
+
+def test_busy_is_a_429_and_a_failure_in_the_middle_an_error_event(server: HttpThread) -> None:
+    """QC13, QX18."""
+
+    async def busy(request: ConverseRequest) -> GenerateResult:
+        raise EngineBusy("Too many wait.")
+
+    async def broken(request: ConverseRequest) -> GenerateResult:
+        request.emit(TokenEvent(1, "hi"))
+        raise GenerationFailed("The model broke.")
+
+    chats(server, busy)
+    answer = server.ask("POST", PATH, HELLO)
+    assert (answer.status, answer.json["error"]["type"]) == (429, "rate_limit_error")
+    assert "retry-after" in answer.headers
+    chats(server, broken)
+    *_, error = events_of(server.ask("POST", PATH, {**HELLO, "stream": True}))
+    assert (error["type"], error["error"]["type"]) == ("error", "api_error")
+
+
+def test_a_silent_stream_pings(begin: Begin) -> None:
+    server = begin(silence_s=0.01)
+    server.do(server.service.hold)
+    connection = server.on_unix()
+    connection.request("POST", PATH, json.dumps({**HELLO, "stream": True}))
+    answer = connection.getresponse()
+    names = [answer.readline() for _ in range(12)][::3]
+    assert names == [b"event: message_start\n", *[b"event: ping\n"] * 3]
+    server.do(server.service.release)
+    assert b"message_stop" in answer.read()
+    connection.close()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"messages": []}, "messages"),
+        ({"messages": [{"role": "tool", "content": "a"}]}, "messages.0.role"),
+        ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "messages.0.content.0"),
+        ({"messages": [{"role": "user", "content": [{"type": "document"}]}]}, "messages.0.content.0"),
+        ({"messages": [{"role": "user", "content": [{"type": "tool_use", "name": "a"}]}]}, "messages.0.content.0"),
+        ({"messages": [{"role": "user", "content": 3}]}, "messages.0.content"),
+        ({"max_tokens": None}, "max_tokens"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"temperature": "hot"}, "temperature"),
+        ({"system": [{"type": "image"}]}, "system.0"),
+        ({"stop_sequences": [""]}, "stop.0"),
+        ({"tools": [{"input_schema": {}}]}, "tools.0.name"),
+    ],
+)
+def test_a_wrong_field_is_a_400_that_names_it(server: HttpThread, wrong: dict[str, Any], said: str) -> None:
+    """Threat 48."""
+    answer = server.ask("POST", PATH, {**HELLO, **wrong})
+    assert (answer.status, answer.json["error"]["type"]) == (400, "invalid_request_error")
+    assert f"{said}: " in answer.json["error"]["message"]
+    assert not server.service.calls
