@@ -15,7 +15,7 @@ from ..memvid.format.manifest import require_session_map
 from ..memvid.store import Store
 from ..memvid.uri import VERSION_MARK, SessionUri, parse_reference
 from .api.events import OnEvent, ignore
-from .api.process import ShutdownResult
+from .api.process import ShutdownResult, meant_by
 from .api.sampling import Sampling
 from .api.session import CreateRequest, Look
 from .api.store import DeleteResult
@@ -33,7 +33,7 @@ from .events.bus import Bus
 from .events.events import SessionCreated, SessionDeleted
 from .memory.line import Use
 from .memory.loading import Loader
-from .memory.model_registry import Shelf
+from .memory.model_registry import Place, Shelf
 from .models.chat_template import Root
 from .models.rates import Measured
 from .options.serve_options import ServeOptions
@@ -144,9 +144,16 @@ class Parts:
         """The options that hold now."""
         return self._options if self.config is None else self.config.options
 
+    def place_for(self, name: str | None) -> Place:
+        """The place of the model that a client names, maybe by an alias; None means the default. Raises UnknownModel:
+        no model has that name."""
+        if name is not None and name not in self.shelf:
+            name = meant_by(name, self.options.aliases)
+        return self.shelf.place(name)
+
     async def begin(self, use: Use, uri: SessionUri, wanted: CreateRequest) -> Session:
         """Make a new session; the caller holds its turn."""
-        model, settings = self.shelf.place(wanted.model).name, wanted.sampling or Sampling()
+        model, settings = self.place_for(wanted.model).name, wanted.sampling or Sampling()
         self.residency.standing.require_new(uri)
         async with self.residency.models.using(model, use) as chosen:
             state = await self.hibernation.waking.begin(chosen, lambda: initial_key(settings))

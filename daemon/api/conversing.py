@@ -13,11 +13,13 @@ from .sampling import NamedSampling
 
 @dataclass(frozen=True, slots=True)
 class MeasureResult(Result):
-    """The tokens of a transcript, and how many of them a session has read already. context_tokens: of the model."""
+    """The tokens of a transcript, and how many of them a session has read already. context_tokens: of the model;
+    model: its own name, also where the request gives an alias."""
 
     tokens: Count
     cached_tokens: Count
     context_tokens: Count
+    model: ModelName
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import KW_ONLY, dataclass, field
+from fnmatch import fnmatchcase
 from typing import Annotated
 
 from pydantic import Field
@@ -101,7 +102,8 @@ class ConfigInfo(Result):
 class StatusResult(Result):
     """The daemon as a whole. prefix_hits, prefix_misses: new sessions since the start that shared a prefix with another
     session, and those that did not; cached_tokens: tokens the hits did not prefill; batched_tokens: tokens that several
-    sessions wrote in one model call; scrub: None where it is off; config: None without a file."""
+    sessions wrote in one model call; scrub: None where it is off; config: None without a file; aliases: other names of
+    models, maybe with `*` and `?`, each with the name it stands for."""
 
     version: str
     pid: ProcessId
@@ -119,6 +121,17 @@ class StatusResult(Result):
     batched_tokens: Count = 0
     scrub: ScrubInfo | None = None
     config: ConfigInfo | None = None
+    aliases: tuple[tuple[str, str], ...] = ()
+
+    def model_named(self, name: str) -> ModelInfo | None:
+        """A served model by its name, or by an alias."""
+        models = {each.name: each for each in self.models}
+        return models.get(name) or models.get(meant_by(name, self.aliases))
+
+
+def meant_by(name: str, aliases: Iterable[tuple[str, str]]) -> str:
+    """The name for which the first fitting alias stands; without one the name itself."""
+    return next((own for alias, own in aliases if fnmatchcase(name, alias)), name)
 
 
 @dataclass(frozen=True, slots=True)

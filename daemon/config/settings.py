@@ -48,6 +48,13 @@ def settings_of(given: Mapping[str, Any]) -> Settings:
             pinned=model.pin,
             ttl_s=options.model_ttl if model.ttl is None or "model_ttl" in given else model.ttl,
         )
+    for alias, name in options.aliases:
+        if name not in choices:
+            told = ", ".join(map(repr, choices))
+            raise InvalidConfiguration(
+                f"aliases: {alias!r} stands for {name!r}, and only {told} are served. Give it the name of a model.",
+                field="aliases",
+            )
     return Settings(choices, options)
 
 

@@ -76,6 +76,20 @@ class Place(Kind):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Names(Kind):
+    """A table of a file, from names or globs to names."""
+
+    @property
+    def in_file(self) -> str:
+        return 'a table of names: `"claude-*" = "qwen"`'
+
+    def read(self, written: Any) -> tuple[tuple[str, str], ...]:
+        if isinstance(written, dict) and all(name and isinstance(to, str) and to for name, to in written.items()):
+            return tuple(written.items())
+        raise ValueError('it must be a table with a name behind each name, as in "claude-*" = "qwen"')
+
+
+@dataclass(frozen=True, kw_only=True)
 class Choice(Kind):
     """One of a few words or numbers."""
 

@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import Annotated, Any, Final, Literal, get_args, get_origin, get_type_hints
 
 from ..api.limits import MAX_DAYS, RecomputePolicy
-from .kinds import Choice, Days, Duration, Flag, Kind, Number, Place, Size, Source
+from .kinds import Choice, Days, Duration, Flag, Kind, Names, Number, Place, Size, Source
 
 LoadPolicy = Literal["first", "start", "use"]
 ChangePolicy = Literal["refuse", "reload"]
@@ -211,6 +211,18 @@ class ServeOptions:
         Duration(),
         Option("Unload a model when it was not used for so long, as in 900 or 15min.", "Models", changes="at once"),
     ] = None
+    aliases: Annotated[
+        tuple[tuple[str, str], ...],
+        Names(),
+        Option(
+            "Other names of models for clients that choose one by its name; `*` and `?` stand for any characters. A "
+            "model's own name holds over them, and of several the first.",
+            "Models",
+            changes="at once",
+            flag=None,
+            unless="none",
+        ),
+    ] = ()
     on_model_change: Annotated[
         ChangePolicy,
         Option(

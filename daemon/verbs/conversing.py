@@ -37,7 +37,7 @@ async def converse(parts: Parts, request: ConverseRequest) -> GenerateResult:
     """Raises InvalidTranscript, UnknownModel, and the errors of a chat and of a fork; a fork that answers nothing is
     taken back."""
     require_transcript(request.messages)
-    wanted, model = parse_reference(request.session), parts.shelf.place(request.model).name
+    wanted, model = parse_reference(request.session), parts.place_for(request.model).name
     await parts.heads.learned()
     tried: set[SessionUri] = set()
     while True:
@@ -56,16 +56,15 @@ async def converse(parts: Parts, request: ConverseRequest) -> GenerateResult:
 async def measure(parts: Parts, request: MeasureRequest) -> MeasureResult:
     """Raises InvalidTranscript, UnknownModel, TemplateUnusable, ContextOverflow, and the errors of the model's load."""
     require_transcript(request.messages)
-    wanted, model, root = parse_reference(request.session), parts.shelf.place(request.model).name, _root_of(request)
+    wanted, model, root = parse_reference(request.session), parts.place_for(request.model).name, _root_of(request)
     await parts.heads.learned()
     heads = parts.heads.find(wanted.namespace, model, root, request.messages)
     claim = Use(_fresh(wanted), next(parts.residency.memory.numbers))
     async with parts.residency.models.using(model, claim) as loaded:
         beginning = Place(0, None, turn_open=False)
         ids = await parts.encoder.messages(loaded, request.messages, beginning, root)
-        return MeasureResult(
-            len(ids), min(len(ids), max((head.at for head in heads), default=0)), loaded.context_tokens
-        )
+        cached = min(len(ids), max((head.at for head in heads), default=0))
+        return MeasureResult(len(ids), cached, loaded.context_tokens, model)
 
 
 def _best(

@@ -37,6 +37,7 @@ async def status(parts: Parts, request: StatusRequest) -> StatusResult:
         batched_tokens=parts.engine.batched_tokens,
         scrub=parts.scrub.info(parts.healing.healed, parts.healing.failed) if parts.scrub is not None else None,
         config=None if parts.config is None else parts.config.info(),
+        aliases=parts.options.aliases,
     )
 
 

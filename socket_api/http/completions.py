@@ -17,6 +17,7 @@ from starlette.requests import Request
 from starlette.types import Send
 
 from ...daemon.api.events import OnEvent, TokenEvent
+from ...daemon.api.process import StatusRequest
 from ...daemon.api.reading import AppendRequest, GenerateRequest, GenerateResult
 from ...daemon.api.verbs import VERBS
 from ...errors import TorporError
@@ -129,7 +130,8 @@ class _Continuing(Asking):
         """Make the session, unless it is there to be continued."""
         params = {"session": self.session, "model": self.model, "labels": (LABEL,)}
         try:
-            await self.backend.ask(VERBS["create"], await self.caller.request_of(VERBS["create"], params))
+            made = await self.backend.ask(VERBS["create"], await self.caller.request_of(VERBS["create"], params))
+            self.model = made.model
         except TorporError as error:
             if error.code != "session_exists":
                 raise
@@ -139,9 +141,14 @@ class _Continuing(Asking):
         params = {"session": self.session}
         shown = await self.backend.ask(VERBS["show"], await self.caller.request_of(VERBS["show"], params))
         model: str = shown.info.model
-        if self._order.model not in (None, model):
+        if self._order.model not in (None, model) and await self._own_name(self._order.model) != model:
             raise fault_at("model", f"{self.session} is on model {model!r}; name that one, or another session")
         return model
+
+    async def _own_name(self, named: str) -> str | None:
+        status = await self.backend.ask(VERBS["status"], StatusRequest())
+        found = status.model_named(named)
+        return None if found is None else found.name
 
     async def _append(self, tokens: Sequence[int]) -> int:
         request = await self.caller.request_of(VERBS["append"], {"session": self.session, "tokens": tokens})

@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from ...daemon.api.process import ModelInfo
+from ...daemon.api.process import ModelInfo, StatusResult
 from ..errors import HttpRefused
 from .desk import Desk, desk_of
 from .errors import Dialect, dialect_of
@@ -21,21 +21,18 @@ def routes() -> list[Route]:
     return [Route("/v1/models", _list), Route("/v1/models/{model:path}", _show)]
 
 
-async def served(request: Request) -> dict[str, ModelInfo]:
-    """The served models by name; the first is the default."""
-    return {each.name: each for each in (await status_of(request)).models}
-
-
-def require_model(name: str, models: dict[str, ModelInfo]) -> ModelInfo:
-    """A model by its name. Raises HttpRefused: it is not served."""
-    if name not in models:
-        raise HttpRefused(f"There is no model {name!r:.200}. Those that are served: {', '.join(models)}.", status=404)
-    return models[name]
+def _named(name: str, status: StatusResult) -> ModelInfo:
+    """A model by its name, or by an alias. Raises HttpRefused: it is not served."""
+    found = status.model_named(name)
+    if found is None:
+        served = ", ".join(each.name for each in status.models)
+        raise HttpRefused(f"There is no model {name!r:.200}. Those that are served: {served}.", status=404)
+    return found
 
 
 async def _list(request: Request) -> Response:
-    models, dialect, desk = await served(request), dialect_of(request), desk_of(request)
-    told = [_told(each, dialect, desk) for each in models.values()]
+    status, dialect, desk = await status_of(request), dialect_of(request), desk_of(request)
+    told = [_told(each, status, dialect, desk) for each in status.models]
     if dialect == "anthropic":
         ends = {"first_id": told[0]["id"], "last_id": told[-1]["id"]} if told else {"first_id": None, "last_id": None}
         return JSONResponse({"data": told, "has_more": False, **ends})
@@ -43,12 +40,14 @@ async def _list(request: Request) -> Response:
 
 
 async def _show(request: Request) -> Response:
-    model = require_model(request.path_params["model"], await served(request))
-    return JSONResponse(_told(model, dialect_of(request), desk_of(request)))
+    status = await status_of(request)
+    model = _named(request.path_params["model"], status)
+    return JSONResponse(_told(model, status, dialect_of(request), desk_of(request)))
 
 
-def _told(model: ModelInfo, dialect: Dialect, desk: Desk) -> dict[str, Any]:
-    """A model as an API tells it. Its context is None until it was loaded once."""
+def _told(model: ModelInfo, status: StatusResult, dialect: Dialect, desk: Desk) -> dict[str, Any]:
+    """A model as an API tells it, with its aliases. Its context is None until it was loaded once."""
+    aliases = [alias for alias, name in status.aliases if name == model.name]
     if dialect == "anthropic":
         return {
             "type": "model",
@@ -58,6 +57,7 @@ def _told(model: ModelInfo, dialect: Dialect, desk: Desk) -> dict[str, Any]:
             "lifecycle": "active",
             "max_input_tokens": model.context_tokens,
             "max_tokens": model.context_tokens,
+            "aliases": aliases,
         }
     return {
         "id": model.name,
@@ -66,4 +66,5 @@ def _told(model: ModelInfo, dialect: Dialect, desk: Desk) -> dict[str, Any]:
         "owned_by": "torpor",
         "context_length": model.context_tokens,
         "max_model_len": model.context_tokens,
+        "aliases": aliases,
     }

@@ -74,7 +74,8 @@ class Answered:
 
 class Asking(ABC):
     """A request for an answer, while it is carried out. session: the name for it, and that of its session once it is
-    answered. model: the name of its model. measured: the tokens before the answer, once they are known."""
+    answered. model: the name of its model, until that is known maybe an alias. measured: the tokens before the answer,
+    once they are known."""
 
     def __init__(self, backend: Backend, caller: Caller, session: str, model: str, emit: OnEvent) -> None:
         self.backend = backend
@@ -110,6 +111,7 @@ class _Conversing(Asking):
         """Raises InvalidRequest, HttpRefused, and as `measure` and `converse` of the service."""
         request = await self._request()
         self.measured = await measure(self.backend, self.caller, self._turn, self.session, self.model)
+        self.model = self.measured.model
         left = self.measured.context_tokens - self.measured.tokens
         if left < 1:
             raise overflow(self.measured)

@@ -140,6 +140,7 @@ class FakeService(Verbs, Awaiting):
         self.folded_from: Origin | None = None
         self.bus = Bus()
         self.model = ModelInfo("fake", "/nowhere", "ab" * 32, "float32", 1, True, 8192)
+        self.aliases: tuple[tuple[str, str], ...] = ()
         self.reuses: tuple[Reuse, ...] = ()
         self.problems: tuple[MaintenanceProblem, ...] = ()  # what each operation on the store leaves behind
         self.answers: dict[type[Request], Callable[[Any], Awaitable[Result]]] = {
@@ -187,7 +188,8 @@ class FakeService(Verbs, Awaiting):
         memory = MemoryInfo(1 << 30, 1, 0, 0, 0, 0, 0)
         awake = sum(session.info.state == "awake" for session in self.sessions.values())
         models, asleep, queue = (self.model,), len(self.sessions) - awake, QueueInfo(0, 0, 512)
-        return StatusResult("0.1.0", os.getpid(), self.store, models, awake, asleep, memory, "none", 0.5, queue)
+        told = StatusResult("0.1.0", os.getpid(), self.store, models, awake, asleep, memory, "none", 0.5, queue)
+        return replace(told, aliases=self.aliases)
 
     async def _create(self, request: CreateRequest) -> SessionInfo:
         if request.session in self.sessions:
@@ -244,7 +246,7 @@ class FakeService(Verbs, Awaiting):
 
     async def _measure(self, request: MeasureRequest) -> MeasureResult:
         words = sum(len(message["content"].split()) for message in request.messages)
-        return MeasureResult(words, 0, self.model.context_tokens or 0)
+        return MeasureResult(words, 0, self.model.context_tokens or 0, request.model or "fake")
 
     async def _set(self, request: SetRequest) -> SessionInfo:
         found, _ = await self._find_awake(request.session, request.emit)

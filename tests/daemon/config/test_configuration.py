@@ -75,6 +75,8 @@ def test_models_stand_in_the_order_of_the_file_and_folders_are_meant_from_it(fil
         ("keep_days = 'long'", "keep_days: it must be a number of days"),
         ("quantise_bits = 5", "quantise_bits: it must be 8 or 4"),
         ("scrub_rate = 'fast'", "scrub_rate: 'fast' is no size"),
+        ("aliases = 'demo'", "aliases: it must be a table with a name behind each name"),
+        ("[aliases]\n'gpt-*' = 3", "aliases: it must be a table"),
         ("[models.\"\"]\npath = 'x'", "a model's name has 1 to 256 characters"),
         ("[models.a]\npath = 'x'\nkv_bits = 5", "models.a.kv_bits"),
         ("[models.a]\npath = 'x'\npin = 1", "models.a.pin"),
@@ -139,7 +141,7 @@ def test_a_key_of_the_whole_daemon_in_the_table_of_a_model_is_told_where_it_belo
         ("[models.a]\npath = 'x'\nkvbits = 8", "models.a.kvbits: this key is not known; kv_bits is, if that was meant"),
         (
             "zzz = 1",
-            "zzz: this key is not known. The keys here are batch, canary, daily_write_budget, durability, http",
+            "zzz: this key is not known. The keys here are aliases, batch, canary, daily_write_budget, durability",
         ),
         ("zzz = 1", "http, idle_sleep, keep_days, keep_free, keep_last, load, max_waiting, memory_budget, model_ttl"),
         ("zzz = 1", "models, on_model_change, prefix_reuse, quantise_after, quantise_bits, recompute, scrub_rate"),

@@ -134,6 +134,20 @@ async def test_a_changed_file_adds_changes_and_removes_models(
         await rig.wake("a")
 
 
+async def test_a_model_answers_to_its_aliases_and_its_own_name_holds_over_them(followed: Followed) -> None:
+    models = '[models.one]\npath = "ONE"\n[models.two]\npath = "TWO"\n'
+    async with followed(models + '[aliases]\n"on*" = "two"\n"o?e*" = "one"') as (rig, write):
+        made = [await rig.service.create(session=f"s{at}", model=name) for at, name in enumerate(("one", "one-9"))]
+        assert [each.model for each in made] == ["one", "two"], "the first alias that fits"
+        with pytest.raises(UnknownModel):
+            await rig.service.create(session="b", model="ONE-9")
+        write(models + '[aliases]\n"one-9" = "one"')
+        await taken_over(rig)
+        hello = ({"role": "user", "content": "hello"},)
+        assert (await rig.service.measure(session="c", messages=hello, model="one-9")).model == "one"
+        assert (await rig.service.status()).aliases == (("one-9", "one"),)
+
+
 async def test_how_many_may_wait_changes_at_once(followed: Followed) -> None:
     async with followed('max_waiting = 7\n[models.one]\npath = "ONE"') as (rig, write):
         for at, (line, limit) in enumerate([("max_waiting = 2", 2), ("", ServeOptions.max_waiting)], start=1):

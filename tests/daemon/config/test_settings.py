@@ -56,6 +56,13 @@ def test_a_command_line_outdoes_the_tables_of_a_file(file: Path) -> None:
     assert (choice.adapter is not None and choice.adapter.fused, choice.ttl_s) == (False, 9.0)
 
 
+def test_an_alias_stands_for_a_model_that_is_served(file: Path) -> None:
+    file.write_text('[aliases]\n"claude-*" = "b"\n[models.a]\npath = "/a"\n[models.b]\npath = "/b"')
+    assert settings_of({"config": file}).options.aliases == (("claude-*", "b"),)
+    with pytest.raises(InvalidConfiguration, match=r"'claude-\*' stands for 'b', and only 'a' are served"):
+        settings_of({"config": file, "model": {"a": "/a"}})
+
+
 def test_what_nothing_says_is_as_it_is_declared() -> None:
     assert settings_of({}).options == ServeOptions()
     assert list(settings_of({}).models) == ["demo"]

@@ -213,7 +213,7 @@ def holds(server: HttpThread, context_tokens: int) -> None:
     """Let each dialogue have 120 tokens, before a context of so many."""
 
     async def measure(request: MeasureRequest) -> MeasureResult:
-        return MeasureResult(120, 0, context_tokens)
+        return MeasureResult(120, 0, context_tokens, "fake")
 
     server.service.answers[MeasureRequest] = measure
 

@@ -84,7 +84,7 @@ def test_a_stream_opens_and_closes_each_block(server: HttpThread) -> None:
     chats(server, thinks_and_calls)
 
     async def measure(request: MeasureRequest) -> MeasureResult:
-        return MeasureResult(10, 7, 100)
+        return MeasureResult(10, 7, 100, "fake")
 
     server.service.answers[MeasureRequest] = measure
     start, ping, *blocks, delta, stop = events_of(server.ask("POST", PATH, {**HELLO, "stream": True}))

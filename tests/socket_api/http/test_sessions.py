@@ -62,6 +62,17 @@ def test_the_models_are_told_in_both_shapes_with_their_context(server: HttpThrea
     assert server.ask("GET", "/v1/models/other").status == 404
 
 
+def test_an_alias_is_told_with_its_model_and_answers_as_that(server: HttpThread) -> None:
+    server.service.aliases = (("claude-*", "fake"),)
+    (told,) = server.ask("GET", "/v1/models").json["data"]
+    assert told["aliases"] == ["claude-*"]
+    assert server.ask("GET", "/v1/models/claude-x").json == told
+    prompt = {"prompt": "one", "max_tokens": 1}
+    assert server.ask("POST", "/v1/completions", prompt, x_torpor_session="a").status == 200
+    again = server.ask("POST", "/v1/completions", {**prompt, "model": "claude-x"}, x_torpor_session="a")
+    assert (again.status, again.json["model"]) == (200, "fake")
+
+
 def test_the_metrics_are_the_numbers_of_status_and_the_counts_of_answers(server: HttpThread) -> None:
     server.ask("GET", "/v1/models")
     lines = server.ask("GET", "/metrics").body.decode().splitlines()
