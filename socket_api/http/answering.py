@@ -92,7 +92,7 @@ class _Exchange:
         self._events: deque[WorkEvent] = deque()
         self._waiting_bytes = 0
         self._wake = asyncio.Event()
-        self._begun = False
+        self._opened = self._begun = False
         self._asked = asked
 
     async def prepare(self) -> None:
@@ -122,7 +122,7 @@ class _Exchange:
             await self._tell_until_end(work, leaving)
             answered = works.result_of(work)
             self._count(answered)
-            await self._tell(self._telling.closing(answered), last=True)
+            await self._tell(self._opening() + self._telling.closing(answered), last=True)
         except ClientLeft:
             if not self._begun:
                 raise
@@ -149,20 +149,27 @@ class _Exchange:
                     async with asyncio.timeout(self._desk.limits.silence_s):
                         await self._wake.wait()
                 except TimeoutError:
-                    await self._tell(self._telling.silence())
+                    await self._tell(self._opening() + self._telling.silence())
                     continue
             if leaving.done():
                 raise ClientLeft
-            told, fits = bytearray(), False
+            told = bytearray()
             while self._events:
                 event = self._events.popleft()
                 if isinstance(event, TokenEvent):
-                    told += self._telling.token(event)
-                # Before it reads, a session may wake; only then is it measured.
-                fits = fits or isinstance(event, TokenEvent) or event.stage == "prefill"
+                    told += self._opening() + self._telling.token(event)
+                elif event.stage == "prefill":  # a wake may come before, and only behind it is the dialogue measured
+                    told += self._opening()
             self._waiting_bytes = 0
-            if told or (fits and not self._begun):
+            if told:
                 await self._tell(bytes(told))
+
+    def _opening(self) -> bytes:
+        """The first events, unless they were told."""
+        if self._opened:
+            return b""
+        self._opened = True
+        return self._telling.opening()
 
     def _take(self, event: WorkEvent) -> None:
         if isinstance(event, TokenEvent) and event.channel == "reasoning" and event.token is not None:
@@ -185,7 +192,6 @@ class _Exchange:
                     headers = MutableHeaders(self._headers())
                     headers.update({"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache"})
                     await self._send({"type": "http.response.start", "status": 200, "headers": headers.raw})
-                    events = self._telling.opening() + events
                 await self._send({"type": "http.response.body", "body": events, "more_body": not last})
         except TimeoutError:
             self._drop()

@@ -22,7 +22,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from ... import __version__
 from ...errors import TorporError
 from ..errors import HttpRefused, InternalError
-from . import chat_completions, completions, errors, messages, models, openapi, sessions
+from . import chat_completions, completions, errors, messages, models, openapi, responses, sessions
 from .desk import Desk, desk_of
 from .metrics import metrics
 from .work import ClientLeft
@@ -44,6 +44,7 @@ def app_of(desk: Desk) -> ASGIApp:
         Route("/openapi.json", _openapi),
         Route(chat_completions.PATH, Dialect(chat_completions.chat_completions), methods=["POST"]),
         Route(completions.PATH, Dialect(completions.completions), methods=["POST"]),
+        Route(responses.PATH, Dialect(responses.responses), methods=["POST"]),
         Route(messages.PATH, Dialect(messages.messages), methods=["POST"]),
         Route(messages.COUNT_PATH, messages.count_tokens, methods=["POST"]),
         *models.routes(),

@@ -104,6 +104,14 @@ class InnerJson:
             return None
         return found if isinstance(found, dict) else None
 
+    def arguments_of(self, text: str | None, field: str) -> dict[str, Any]:
+        """The arguments of a call; none for an empty text. Raises InvalidRequest: as `find_object`, or they are no
+        object."""
+        found = self.find_object(text or "{}")
+        if found is None:
+            raise InvalidRequest(f"request: {field}: the arguments of a call are no JSON object.", field=field)
+        return found
+
 
 def require_bounded(body: bytes, *, already: int = 0) -> Pieces[int]:
     """Refuse JSON that is nested too deep or has too many values, with those that others have `already`. Gives their

@@ -167,9 +167,7 @@ def _message(at: int, message: ChatMessage, inner: InnerJson) -> dict[str, Any]:
 
 
 def _call(at: int, call: CalledTool, inner: InnerJson) -> dict[str, Any]:
-    arguments = inner.find_object(call.function.arguments or "{}")
-    if arguments is None:
-        raise fault_at(f"messages.{at}.tool_calls", "the arguments of a call are no JSON object")
+    arguments = inner.arguments_of(call.function.arguments, f"messages.{at}.tool_calls")
     return {"name": call.function.name, "arguments": arguments, "id": call.id}
 
 

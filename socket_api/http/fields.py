@@ -68,7 +68,7 @@ def _joined(content: object) -> object:
     return "\n".join(texts)
 
 
-_TEXT_KINDS: Final = ("text", "input_text", "output_text", "refusal")
+_TEXT_KINDS: Final = ("text", "input_text", "output_text", "refusal", "summary_text", "reasoning_text")
 
 Content = Annotated[
     str,

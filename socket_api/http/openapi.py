@@ -14,7 +14,7 @@ from pydantic.json_schema import GenerateJsonSchema
 from ... import __version__
 from ...daemon.api.events import NEVER_SENT
 from ...daemon.api.records import Record
-from . import chat_completions, completions, messages, sessions
+from . import chat_completions, completions, messages, responses, sessions
 from .fields import Body
 
 _REF = "#/components/schemas/{model}"
@@ -63,6 +63,7 @@ def _of_dialects(schemas: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, 
     bodies: Mapping[str, type[Body]] = {
         chat_completions.PATH: chat_completions.ChatBody,
         completions.PATH: completions.CompletionBody,
+        responses.PATH: responses.ResponsesBody,
         messages.PATH: messages.MessagesBody,
         messages.COUNT_PATH: messages.DialogueBody,
     }

@@ -1,0 +1,204 @@
+"""Items: a dialogue as `/v1/responses` tells it, read into messages for the daemon and made of its answers.
+
+An answer is several items: what was thought, a text, each call. They come back one by one, so items of the model that
+stand together are one message again. Developer messages ahead of all others are one system text, for many templates
+take no second one.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import BeforeValidator, WithJsonSchema
+
+from ...daemon.api.dialogue import ToolCall
+from .bodies import InnerJson
+from .fields import Body, Content, fault_at
+
+_ROLES: Final = {"developer": "system"}
+_CUSTOM: Final = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
+"""The schema of a tool that takes a string."""
+
+_APART: Final = "\n\n"
+
+
+class InputItem(Body):
+    """A message, a thought, a call of a tool, or its result."""
+
+    type: str = "message"
+    role: Literal["user", "assistant", "system", "developer"] | None = None
+    content: Content = ""
+    summary: Content = ""
+    call_id: str | None = None
+    namespace: str | None = None
+    name: str | None = None
+    arguments: str | None = None
+    input: str | None = None
+    output: Content = ""
+    id: str | None = None
+    status: str | None = None
+    encrypted_content: str | None = None
+
+
+def _as_items(given: object) -> object:
+    """A text stands for one message of the user."""
+    return [{"role": "user", "content": given}] if isinstance(given, str) else given
+
+
+Items = Annotated[
+    list[InputItem],
+    BeforeValidator(_as_items),
+    WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "object"}}]}),
+]
+
+
+class OfferedTool(Body):
+    """A tool that the model may call, or a namespace of them; those of other types have no effect."""
+
+    type: str
+    name: str = ""
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    tools: list[OfferedTool] | None = None
+    strict: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Offer:
+    """A tool, and how a call of it is told."""
+
+    tool: OfferedTool
+    namespace: str | None
+
+    @property
+    def flat_name(self) -> str:
+        """Its name for the model, which knows no namespaces."""
+        return _flat(self.namespace, self.tool.name)
+
+    def to_map(self) -> dict[str, Any]:
+        """The tool as a verb takes it."""
+        parameters = _CUSTOM if self.tool.type == "custom" else self.tool.parameters or {}
+        return {"name": self.flat_name, "description": self.tool.description or "", "parameters": parameters}
+
+
+class Toolbox:
+    """The tools of one request. unknown: the types that have no effect."""
+
+    def __init__(self, tools: Sequence[OfferedTool]) -> None:
+        self.unknown: list[str] = []
+        self._offers = list(self._offered(tools, None))
+        self._by_name = {each.flat_name: each for each in self._offers}
+
+    def to_maps(self) -> list[dict[str, Any]]:
+        """The tools as a verb takes them."""
+        return [each.to_map() for each in self._offers]
+
+    def call_item(self, call: ToolCall, item_id: str) -> dict[str, Any]:
+        """A call as it is told."""
+        offer = self._by_name.get(call.name)
+        name = offer.tool.name if offer is not None else call.name
+        told = {"id": item_id, "status": "completed", "call_id": call.id, "name": name}
+        if offer is not None and offer.namespace is not None:
+            told["namespace"] = offer.namespace
+        if offer is not None and offer.tool.type == "custom":
+            given = call.arguments.get("input")
+            text = given if isinstance(given, str) and len(call.arguments) == 1 else _json(call.arguments)
+            return {**told, "type": "custom_tool_call", "input": text}
+        return {**told, "type": "function_call", "arguments": _json(call.arguments)}
+
+    def _offered(self, tools: Sequence[OfferedTool], namespace: str | None) -> Iterator[_Offer]:
+        for tool in tools:
+            if tool.type == "namespace" and namespace is None:
+                yield from self._offered(tool.tools or (), tool.name)
+            elif tool.type in ("function", "custom"):
+                yield _Offer(tool, namespace)
+            else:
+                self.unknown.append(tool.type)
+
+
+class Dialogue:
+    """The messages of a request. unknown: the types of items that have no effect."""
+
+    def __init__(self, instructions: str | None, items: Sequence[InputItem]) -> None:
+        self.messages: list[dict[str, Any]] = []
+        self.unknown: list[str] = []
+        self._inner = InnerJson()
+        self._before = ""  # the type of the item before
+        if instructions:
+            self._add("system", instructions)
+        for at, item in enumerate(items):
+            self._read(item, f"input.{at}")
+            self._before = item.type if item.role in (None, "assistant") else ""
+
+    def _read(self, item: InputItem, place: str) -> None:
+        if item.type == "message":
+            if item.role is None:
+                raise fault_at(f"{place}.role", "a message needs one; give user, assistant, system or developer")
+            self._say(item.role, item.content)
+        elif item.type == "reasoning":
+            own = self._own()
+            own["reasoning"] = own.get("reasoning", "") + (item.content or item.summary)
+        elif item.type in ("function_call", "custom_tool_call"):
+            own = self._own()
+            own["tool_calls"] = (*own.get("tool_calls", ()), self._call(item, place))
+        elif item.type in ("function_call_output", "custom_tool_call_output"):
+            self.messages.append({"role": "tool", "content": item.output, "tool_call_id": item.call_id or ""})
+        else:
+            self.unknown.append(item.type)
+
+    def _say(self, role: str, text: str) -> None:
+        if role != "assistant":
+            self._add(_ROLES.get(role, role), text)
+            return
+        own = self._own()
+        # Two texts with a call between them were one text before.
+        own["content"] += "\n" * (self._before == "message") + text
+
+    def _add(self, role: str, text: str) -> None:
+        if role == "system" and [each["role"] for each in self.messages] == ["system"]:
+            self.messages[0]["content"] += _APART + text
+        else:
+            self.messages.append({"role": role, "content": text})
+
+    def _own(self) -> dict[str, Any]:
+        """The message of the model that stands last."""
+        if not self.messages or self.messages[-1]["role"] != "assistant":
+            self.messages.append({"role": "assistant", "content": ""})
+        return self.messages[-1]
+
+    def _call(self, item: InputItem, place: str) -> dict[str, Any]:
+        if not item.name:
+            raise fault_at(f"{place}.name", "a call names its tool")
+        if item.type == "custom_tool_call":
+            arguments: Mapping[str, Any] = {"input": item.input or ""}
+        else:
+            arguments = self._inner.arguments_of(item.arguments, f"{place}.arguments")
+        return {"name": _flat(item.namespace, item.name), "arguments": arguments, "id": item.call_id or ""}
+
+
+def reasoning_item(item_id: str, text: str, sealed: str) -> dict[str, Any]:
+    """What was thought. sealed: what stands for it in its `encrypted_content`."""
+    summary = [{"type": "summary_text", "text": text}]
+    return {"id": item_id, "type": "reasoning", "status": "completed", "summary": summary, "encrypted_content": sealed}
+
+
+def message_item(item_id: str, text: str) -> dict[str, Any]:
+    """A text of the model."""
+    told = {"id": item_id, "type": "message", "status": "completed", "role": "assistant"}
+    return {**told, "content": [text_part(text)]}
+
+
+def text_part(text: str) -> dict[str, Any]:
+    """The only part of a text of the model."""
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+
+
+def _flat(namespace: str | None, name: str) -> str:
+    return f"{namespace}__{name}" if namespace else name
+
+
+def _json(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))

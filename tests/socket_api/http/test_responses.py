@@ -1,0 +1,266 @@
+"""OpenAI's responses over HTTP, around a service without a model."""
+
+from __future__ import annotations
+
+import json
+from itertools import groupby
+from typing import Any
+
+import pytest
+from torpor.daemon.api.conversing import ConverseRequest, MeasureRequest, MeasureResult
+from torpor.daemon.api.dialogue import ToolCall
+from torpor.daemon.api.events import ProgressEvent, TokenEvent
+from torpor.daemon.api.reading import GenerateResult
+from torpor.daemon.errors import ContextOverflow, EngineBusy, GenerationFailed
+
+from .conftest import Begin, HttpThread
+from .test_chat_completions import Chat, asked_for, holds, result
+from .test_messages import events_of
+
+PATH = "/v1/responses"
+HELLO: dict[str, Any] = {"model": "fake", "input": "hello"}
+ADD = {"type": "function", "name": "add", "parameters": {"type": "object"}, "strict": False}
+PATCH = {"type": "custom", "name": "patch", "description": "Applies a patch."}
+AGENTS = {"type": "namespace", "name": "agents", "tools": [{**ADD, "name": "spawn"}, PATCH]}
+
+
+def chats(server: HttpThread, chat: Chat) -> None:
+    server.service.answers[ConverseRequest] = chat
+
+
+async def thinks_and_calls(request: ConverseRequest) -> GenerateResult:
+    calls = (
+        ToolCall("add", {"a": 1}, "c1"),
+        ToolCall("patch", {"input": "+1"}, "c2"),
+        ToolCall("agents__spawn", {}, "c3"),
+    )
+    request.emit(ProgressEvent("prefill", 1, 1))
+    request.emit(TokenEvent(1, "so", "reasoning"))
+    request.emit(TokenEvent(2, " it", "reasoning"))
+    request.emit(TokenEvent(3, "hi"))
+    for call in calls:
+        request.emit(TokenEvent(4, "", "call"))
+        request.emit(TokenEvent(None, "", "call", call))
+    return result(request.session, reasoning="so it", tool_calls=calls, finish_reason="tool_calls")
+
+
+def test_an_answer_has_its_items_and_tokens_that_add_up(server: HttpThread) -> None:
+    chats(server, thinks_and_calls)
+    answer = server.ask("POST", PATH, {**HELLO, "tools": [ADD, PATCH, AGENTS, {"type": "web_search"}]})
+    told = answer.json
+    assert answer.headers["x-torpor-ignored"] == "tools.web_search"
+    assert (told["object"], told["status"], told["model"]) == ("response", "completed", "fake")
+    thought, text, add, patch, spawn = told["output"]
+    assert (thought["type"], thought["summary"]) == ("reasoning", [{"type": "summary_text", "text": "so it"}])
+    assert thought["encrypted_content"]
+    assert (text["role"], text["content"][0]["text"]) == ("assistant", "hi")
+    assert (add["type"], add["call_id"], add["name"], add["arguments"]) == ("function_call", "c1", "add", '{"a":1}')
+    assert (patch["type"], patch["name"], patch["input"]) == ("custom_tool_call", "patch", "+1")
+    assert (spawn["namespace"], spawn["name"]) == ("agents", "spawn")
+    usage = told["usage"]
+    assert (usage["input_tokens"], usage["output_tokens"], usage["total_tokens"]) == (10, 2, 12)
+    assert usage["input_tokens_details"] == {"cached_tokens": 7, "cache_write_tokens": 3}
+    assert usage["output_tokens_details"] == {"reasoning_tokens": 2}
+
+
+def test_a_stream_tells_each_item_from_its_beginning_to_its_end_in_numbered_events(server: HttpThread) -> None:
+    chats(server, thinks_and_calls)
+    asked = {**HELLO, "tools": [ADD, PATCH, AGENTS]}
+    events = events_of(server.ask("POST", PATH, {**asked, "stream": True}))
+    assert [each["sequence_number"] for each in events] == list(range(len(events)))
+    kinds = [each["type"].removeprefix("response.") for each in events]
+    function = ["function_call_arguments.delta", "function_call_arguments.done"]
+    custom = ["custom_tool_call_input.delta", "custom_tool_call_input.done"]
+    assert kinds == [
+        *("created", "in_progress"),
+        *("output_item.added", "reasoning_summary_part.added"),
+        *("reasoning_summary_text.delta", "reasoning_summary_text.delta", "reasoning_summary_text.done"),
+        *("reasoning_summary_part.done", "output_item.done"),
+        *("output_item.added", "content_part.added", "output_text.delta", "output_text.done"),
+        *("content_part.done", "output_item.done"),
+        *("output_item.added", *function, "output_item.done"),
+        *("output_item.added", *custom, "output_item.done"),
+        *("output_item.added", *function, "output_item.done"),
+        "completed",
+    ]
+    about_items = [each for each in events if "output_index" in each]
+    assert [at for at, _ in groupby(about_items, key=lambda each: each["output_index"])] == list(range(5))
+    for at in range(5):
+        own = [each for each in about_items if each["output_index"] == at]
+        assert {each.get("item_id") or each["item"]["id"] for each in own} == {own[0]["item"]["id"]}
+        assert (own[0]["item"]["status"], own[-1]["item"]["status"]) == ("in_progress", "completed")
+    whole = server.ask("POST", PATH, asked).json
+    last = events[-1]["response"]
+    assert [each["item"] for each in events if each["type"] == "response.output_item.done"] == last["output"]
+    assert without_ids(last["output"]) == without_ids(whole["output"])
+    assert last["usage"] == whole["usage"]
+
+
+def without_ids(items: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{name: value for name, value in each.items() if name not in ("id", "encrypted_content")} for each in items]
+
+
+def test_what_comes_back_item_by_item_is_one_message_for_the_service(server: HttpThread) -> None:
+    items = [
+        {"type": "message", "role": "developer", "content": "Be brief."},
+        {"role": "developer", "content": [{"type": "input_text", "text": "Be kind."}]},
+        {"role": "user", "content": "a"},
+        {"type": "reasoning", "id": "rs_1", "summary": [{"type": "summary_text", "text": "so"}], "content": None},
+        {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "hm"}]},
+        {"type": "function_call", "call_id": "c1", "name": "add", "arguments": '{"a": 1}'},
+        {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "!"}]},
+        {"type": "custom_tool_call", "call_id": "c2", "namespace": "agents", "name": "patch", "input": "+1"},
+        {"type": "function_call_output", "call_id": "c1", "output": "3"},
+        {"type": "custom_tool_call_output", "call_id": "c2", "output": [{"type": "input_text", "text": "done"}]},
+        {"role": "assistant", "content": "<think>\nno\n</think>"},
+        {"role": "assistant", "content": "well"},
+        {"type": "web_search_call", "id": "ws_1"},
+        {"role": "developer", "content": "Be quick."},
+        {"role": "user", "content": "b"},
+    ]
+    asked = {
+        **HELLO,
+        "input": items,
+        "instructions": "Be true.",
+        "tools": [ADD, AGENTS],
+        "max_output_tokens": 7,
+        "temperature": 1,
+        "reasoning": {"effort": "none", "summary": "auto"},
+        "include": ["reasoning.encrypted_content", "file_search_call.results"],
+        "prompt_cache_key": "uuid-01",
+        "store": False,
+        "client_metadata": {"a": "b"},
+    }
+    answer = server.ask("POST", PATH, asked)
+    assert answer.status == 200
+    assert answer.headers["x-torpor-ignored"] == (
+        "client_metadata, input.web_search_call, include.file_search_call.results"
+    )
+    (given,) = asked_for(server, "converse")
+    assert given["messages"] == (
+        {"role": "system", "content": "Be true.\n\nBe brief.\n\nBe kind."},
+        {"role": "user", "content": "a"},
+        {
+            "role": "assistant",
+            "content": "hm!",
+            "reasoning": "so",
+            "tool_calls": [
+                {"name": "add", "arguments": {"a": 1}, "id": "c1"},
+                {"name": "agents__patch", "arguments": {"input": "+1"}, "id": "c2"},
+            ],
+        },
+        {"role": "tool", "content": "3", "tool_call_id": "c1"},
+        {"role": "tool", "content": "done", "tool_call_id": "c2"},
+        {"role": "assistant", "content": "<think>\nno\n</think>\nwell"},
+        {"role": "system", "content": "Be quick."},
+        {"role": "user", "content": "b"},
+    )
+    assert [each["name"] for each in given["tools"]] == ["add", "agents__spawn", "agents__patch"]
+    assert given["tools"][2]["parameters"]["required"] == ["input"]
+    assert given["template_arguments"] == {"enable_thinking": False}
+    assert (given["max_tokens"], given["sampling"], given["session"]) == (7, {"temperature": 1}, "uuid-01")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_answer_that_was_cut_off_is_incomplete(server: HttpThread, stream: bool) -> None:
+    async def chat(request: ConverseRequest) -> GenerateResult:
+        request.emit(TokenEvent(1, "hi"))
+        return result(request.session, finish_reason="length")
+
+    chats(server, chat)
+    answer = server.ask("POST", PATH, {**HELLO, "stream": stream})
+    last = events_of(answer)[-1] if stream else {"type": "response.incomplete", "response": answer.json}
+    assert last["type"] == "response.incomplete"
+    assert last["response"]["incomplete_details"] == {"reason": "max_output_tokens"}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_empty_answer_has_an_empty_text(server: HttpThread, stream: bool) -> None:
+    async def chat(request: ConverseRequest) -> GenerateResult:
+        return result(request.session, text="")
+
+    chats(server, chat)
+    answer = server.ask("POST", PATH, {**HELLO, "stream": stream})
+    told = events_of(answer)[-1]["response"] if stream else answer.json
+    (message,) = told["output"]
+    assert message["content"][0]["text"] == ""
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_overflow_is_a_400_that_clients_shorten_their_history_at(server: HttpThread, stream: bool) -> None:
+    """QC6."""
+    holds(server, 120)
+    answer = server.ask("POST", PATH, {**HELLO, "stream": stream})
+    error = answer.json["error"]
+    assert (answer.status, error["code"]) == (400, "context_length_exceeded")
+    assert "maximum context length is 120 tokens" in error["message"]
+    assert not asked_for(server, "converse")
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (GenerationFailed("The model broke."), "generation_failed"),
+        (ContextOverflow("No.", token_count=50, wanted_tokens=70, context_tokens=100), "context_length_exceeded"),
+        (EngineBusy("Too many wait."), "engine_busy"),
+    ],
+)
+def test_an_error_in_the_middle_of_a_stream_is_a_failed_response(
+    server: HttpThread, error: Exception, code: str
+) -> None:
+    """QC13."""
+
+    async def chat(request: ConverseRequest) -> GenerateResult:
+        request.emit(TokenEvent(1, "hi"))
+        raise error
+
+    chats(server, chat)
+    *_, delta, failed = events_of(server.ask("POST", PATH, {**HELLO, "stream": True}))
+    assert (delta["type"], failed["type"]) == ("response.output_text.delta", "response.failed")
+    assert (failed["response"]["status"], failed["response"]["error"]["code"]) == ("failed", code)
+
+
+def test_a_silent_stream_tells_by_the_clock_that_it_goes_on(begin: Begin) -> None:
+    server = begin(silence_s=0.01)
+    server.do(server.service.hold)
+    connection = server.on_unix()
+    connection.request("POST", PATH, json.dumps({**HELLO, "stream": True}))
+    answer = connection.getresponse()
+    names = [answer.readline() for _ in range(12)][::3]
+    assert names == [b"event: response.created\n", *[b"event: response.in_progress\n"] * 3]
+    server.do(server.service.release)
+    assert b"event: response.incomplete" in answer.read()
+    connection.close()
+
+
+def test_a_stream_begins_once_the_request_fits(server: HttpThread) -> None:
+    async def measure(request: MeasureRequest) -> MeasureResult:
+        raise EngineBusy("Too many wait.")
+
+    server.service.answers[MeasureRequest] = measure
+    assert server.ask("POST", PATH, {**HELLO, "stream": True}).status == 429
+
+
+@pytest.mark.parametrize(
+    ("wrong", "param"),
+    [
+        ({"input": None}, "input"),
+        ({"input": []}, "messages"),
+        ({"input": [{"role": "robot", "content": "a"}]}, "role"),
+        ({"input": [{"content": "a"}]}, "input.0.role"),
+        ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "content"),
+        ({"input": [{"type": "function_call", "arguments": "{}"}]}, "input.0.name"),
+        ({"input": [{"type": "function_call", "name": "a", "arguments": "[]"}]}, "input.0.arguments"),
+        ({"max_output_tokens": 0}, "max_tokens"),
+        ({"temperature": "hot"}, "temperature"),
+        ({"tools": [{"type": "function"}]}, "tools.0.name"),
+        ({"tools": [{"name": "a"}]}, "tools.0.type"),
+        ({"tools": [ADD, ADD]}, None),
+    ],
+)
+def test_a_wrong_field_is_a_400_that_names_it(server: HttpThread, wrong: dict[str, Any], param: str | None) -> None:
+    """Threat 48."""
+    answer = server.ask("POST", PATH, {**HELLO, **wrong})
+    assert answer.status == 400
+    assert (answer.json["error"]["param"] or "").endswith(param or "")
+    assert not server.service.calls
