@@ -121,6 +121,20 @@ def test_a_stream_is_measured_beside_requests_for_all_sessions_and_beside_long_r
 
 
 @pytest.mark.heavy
+def test_durable_answers_are_measured_beside_others_and_beside_the_flush_alone(tmp_path: Path) -> None:
+    found = run("durability", "--rounds", "1", out=tmp_path / "out")
+    assert found["flush_alone_s"]["lowest"] > 0
+    assert [case["sessions"] for case in found["cases"]] == [1, 4]
+    for case in found["cases"]:
+        ways = case["ways"]
+        assert ways.keys() == {"none", "turn", "sleep"}
+        assert all(each["turns"] == 2 * case["sessions"] for each in ways.values())
+        assert all(each["last_token_s"]["lowest"] > 0 for each in ways.values())
+        assert 0 < ways["turn"]["flushes_a_turn"]["highest"] <= 2
+        assert ways["none"]["flushes_a_turn"]["highest"] == ways["sleep"]["flushes_a_turn"]["highest"] == 0
+
+
+@pytest.mark.heavy
 def test_a_soak_notes_what_the_daemon_takes_and_how_long_turns_take(tmp_path: Path) -> None:
     found = run("soak", "--minutes", "0.15", out=tmp_path / "out")
     assert found["turns"] > 0
