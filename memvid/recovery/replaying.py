@@ -21,7 +21,7 @@ import contextlib
 import dataclasses
 from collections.abc import Callable, Collection
 
-from ..errors import Corruption, DurabilityLost, LockLost, StoreError
+from ..errors import Corruption, DurabilityLost, LockLost, NoSpace, StoreError, StoreIoError
 from ..format.blocks import TOKEN_BYTES, BlockEntry
 from ..format.codecs import RAW
 from ..format.journal import COVERS, JournalRecord
@@ -34,8 +34,8 @@ from ..writing.sleeping import VersionDraft, environment, write_version
 
 
 def replay(core: StoreCore, opening: OpenReport) -> OpenReport:
-    """Make versions of what the journal of a store holds, opened to write. What failed is told in the report, and the
-    next opening tries again.
+    """Make versions of what the journal of a store holds, opened to write, and remove a journal in which nothing counts
+    any more. What failed is told in the report, and the next opening tries again.
 
     Raises:
         DurabilityLost, LockLost
@@ -49,6 +49,8 @@ def replay(core: StoreCore, opening: OpenReport) -> OpenReport:
         except StoreError as error:
             journal.waiting[uri] = error.message
     findings = [*journal.findings, *(_waits(core, uri, reason) for uri, reason in journal.waiting.items())]
+    with core.poisoning(), contextlib.suppress(NoSpace, StoreIoError):
+        journal.settle()
     return dataclasses.replace(opening, turns_replayed=replayed, journal=tuple(findings))
 
 

@@ -35,7 +35,7 @@ def test_all_commands_of_the_issue_are_there() -> None:
     of_artifacts = {"analyse", "export-kv"}
     of_versions = {"tag", "untag", "pin", "unpin"}
     of_sessions = {"append", "generate", "stop", "quantise", "fork", "fold", "events", "models", "why"}
-    of_sessions |= {"stats", "warm", "clear", "set", "ensure"}
+    of_sessions |= {"stats", "warm", "clear", "set", "ensure", "save"}
     assert set(NAMES) == of_the_issue | of_the_store | of_versions | of_artifacts | of_sessions
 
 

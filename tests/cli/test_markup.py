@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -30,6 +31,16 @@ HOSTILE = [
 BUNDLE = "ab" * 32
 
 
+def against_each(test: Callable[[str, str], None]) -> Callable[[str], None]:
+    """The test of a field with each hostile text, as one test."""
+
+    def tried(field: str) -> None:
+        for hostile in HOSTILE:
+            test(field, hostile)
+
+    return tried
+
+
 def info(**changes: Any) -> dict[str, Any]:
     return {
         "session": "torpor://default/notes",
@@ -43,6 +54,7 @@ def info(**changes: Any) -> dict[str, Any]:
         "resident_bytes": 4,
         "stored_bytes": 5,
         "dirty": True,
+        "durability": "none",
         "file_missing": True,
         "salvaged": {"tokens": 1, "of": 3},
         "unread_tokens": 2,
@@ -91,22 +103,22 @@ def shown(hostile: str) -> str:
     return hostile.replace("\x1b", "␛").replace("\u202e", "\ufffd").replace("\udcff", "\ufffd")
 
 
-@pytest.mark.parametrize("hostile", HOSTILE)
 @pytest.mark.parametrize("field", ["namespace", "name", "state", "model", "bundle_id", "labels"])
+@against_each
 def test_no_field_of_ls_is_markup(field: str, hostile: str) -> None:
     value: Any = [hostile] if field == "labels" else hostile
     assert shown(hostile)[:12] in drawn(render_sessions([info(**{field: value})], width=WIDE_COLUMNS))
 
 
-@pytest.mark.parametrize("hostile", HOSTILE)
 @pytest.mark.parametrize("field", ["session", "state", "model", "bundle_id", "labels", "sampling"])
+@against_each
 def test_no_field_of_a_shown_session_is_markup(field: str, hostile: str) -> None:
     value: Any = {"labels": [hostile], "sampling": {hostile: 1.0}}.get(field, hostile)
     assert shown(hostile) in drawn(render_detail(detail(info=info(**{field: value})), 120))
 
 
-@pytest.mark.parametrize("hostile", HOSTILE)
 @pytest.mark.parametrize("field", ["tail_text", "layers", "lineage", "identity", "environment"])
+@against_each
 def test_no_section_of_show_is_markup(field: str, hostile: str) -> None:
     lists: dict[str, Any] = {"layers": [hostile], "lineage": [hostile]}
     maps: dict[str, Any] = {"identity": {hostile: hostile}, "environment": {hostile: hostile}}
@@ -114,15 +126,15 @@ def test_no_section_of_show_is_markup(field: str, hostile: str) -> None:
     assert shown(hostile) in drawn(render_detail(detail(**{field: value}), 120))
 
 
-@pytest.mark.parametrize("hostile", HOSTILE)
 @pytest.mark.parametrize("field", ["bundle_id", "parent", "tags"])
+@against_each
 def test_no_field_of_a_version_is_markup(field: str, hostile: str) -> None:
     value: Any = [hostile] if field == "tags" else hostile
     assert shown(hostile)[:12] in drawn(render_detail(detail(version={field: value}), 120))
 
 
-@pytest.mark.parametrize("hostile", HOSTILE)
 @pytest.mark.parametrize("field", ["path", "code", "message", "session", "remedy"])
+@against_each
 def test_no_field_of_a_finding_is_markup(field: str, hostile: str) -> None:
     finding: dict[str, Any] = {
         "path": "p",
@@ -139,8 +151,8 @@ def test_no_field_of_a_finding_is_markup(field: str, hostile: str) -> None:
     assert shown(hostile) in drawn(render_finding(finding))
 
 
-@pytest.mark.parametrize("hostile", HOSTILE)
 @pytest.mark.parametrize("field", ["kind", "path", "session", "reason"])
+@against_each
 def test_no_field_of_an_action_is_markup(field: str, hostile: str) -> None:
     facts: dict[str, Any] = {"kind": "remove", "path": "p", "session": "s", "version": 1, "reason": "r"}
     action = MaintenanceAction(size_bytes=1, **{**facts, field: hostile})
@@ -149,7 +161,6 @@ def test_no_field_of_an_action_is_markup(field: str, hostile: str) -> None:
     assert expected in drawn(render_actions(made))
 
 
-@pytest.mark.parametrize("hostile", HOSTILE)
 @pytest.mark.parametrize(
     "field",
     [
@@ -157,6 +168,7 @@ def test_no_field_of_an_action_is_markup(field: str, hostile: str) -> None:
         *("config", "config_problem", "config_waits"),
     ],
 )
+@against_each
 def test_no_field_of_doctor_is_markup(field: str, hostile: str) -> None:
     machine: dict[str, Any] = {"platform": "p", "blas": {"library": "l", "reason": "r"}}
     daemon: dict[str, Any] = {

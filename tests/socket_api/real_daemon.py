@@ -36,7 +36,8 @@ class RealDaemon:
         self.socket = folder / "t.sock"
         self.store = folder / "store"
         self.doors = Doors(folder / "doors")
-        program = [str(Path(__file__)), str(self.doors.folder)] if doors else ["-m", "torpor.cli.main", "serve"]
+        # -P: this file's folder has one called `http`, which is not the library's.
+        program = ["-P", __file__, str(self.doors.folder)] if doors else ["-m", "torpor.cli.main", "serve"]
         homes = {f"XDG_{name}_HOME": str(folder / name.lower()) for name in ("CACHE", "DATA", "STATE", "CONFIG")}
         self.process = subprocess.Popen(
             [sys.executable, *program, "--store", str(self.store), "--socket", str(self.socket), *options],

@@ -196,7 +196,7 @@ def test_qx13_a_save_that_finds_no_room_is_an_error_and_the_old_version_stays(
 @pytest.mark.one_in(4)
 def test_qx13_a_save_that_is_killed_leaves_the_version_before(tmp_path: Path) -> None:
     """Whatever of the new one was written is no version: behind a restart the session is what was last acknowledged."""
-    with served(tmp_path / "k", doors=True) as daemon, Client(daemon.socket) as torpor:
+    with served(tmp_path / "k", "--durability", "sleep", doors=True) as daemon, Client(daemon.socket) as torpor:
         name, control = two_alike(torpor, "killed", 14)
         torpor.sleep(name)
         expected = written(torpor.generate(control, max_tokens=8, prove=True))

@@ -12,7 +12,7 @@ from session_rig import Rigged, ignore, tokens_of, until
 from torpor.daemon.engine import generation, pieces
 from torpor.daemon.engine.pieces import Pieces, in_pieces
 from torpor.daemon.errors import InvalidTokens
-from torpor.daemon.prefixes import reuse
+from torpor.daemon.prefixes import heads, reuse
 from torpor.daemon.residency import labels, listing
 from torpor.daemon.upkeep import scrubbing
 from torpor.daemon.upkeep.scrubbing import ScrubPolicy
@@ -103,7 +103,7 @@ async def test_what_goes_round_all_sessions_by_itself_fetches_no_more_than_a_few
         await fill(rig)
         for name in AWAKE:
             await rig.sleep(name)
-    for module in (scrubbing, store_verbs, reuse):
+    for module in (scrubbing, store_verbs, reuse, heads):
         monkeypatch.setattr(module, "NAMES_AT_ONCE", AT_ONCE)
     for name in ("iter_uris", "iter_sessions"):
         monkeypatch.setattr(Store, name, counting(getattr(Store, name)))
@@ -113,9 +113,9 @@ async def test_what_goes_round_all_sessions_by_itself_fetches_no_more_than_a_few
         quantised = await rig.service.maintain(operation="quantise", bits=8, after_days=0, dry_run=True)
         assert len(quantised.actions) == everybody
         await until(lambda: rig.service.scrub._sessions > everybody)
-    assert sum(counts) >= 3 * everybody, "the scrub, the quantising, and what is learnt of sessions that sleep"
-    # Each of the three may have its turn in the same one, and the end of a page begins the next.
-    assert max(counts) <= 3 * AT_ONCE
+    assert sum(counts) >= 4 * everybody, "the scrub, the quantising, and twice what is learnt of sessions that sleep"
+    # Each of the four may have its turn in the same one, and the end of a page begins the next.
+    assert max(counts) <= 4 * AT_ONCE
 
 
 async def test_a_long_list_of_tokens_is_checked_a_few_in_one_turn_of_the_loop(

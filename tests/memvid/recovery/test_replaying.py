@@ -55,6 +55,21 @@ def test_acknowledged_turns_are_the_next_version_of_their_session_at_the_next_op
     assert not journal_file(path).exists()
 
 
+def test_an_opening_leaves_no_journal_behind_in_which_nothing_counts_though_its_end_was_cut_off(path: Path) -> None:
+    with Store.open(path, writable=True) as store:
+        store.acknowledge([turn(store, 5)])
+        whole = journal_file(path).read_bytes()
+        store.acknowledge([turn(store, 9)])
+        end = len(whole.rstrip(b"\0"))
+        torn = whole[:end] + journal_file(path).read_bytes()[end : end + 100]
+    journal_file(path).write_bytes(torn.ljust(len(whole), b"\0"))
+    with Store.open(path, writable=True) as store:
+        assert [finding.code for finding in store.opening.journal] == ["corrupt_journal"]
+        assert ledger(store) == token_ids(0, 305)
+        assert not journal_file(path).exists()
+        assert store.verify(deep=True).findings == ()
+
+
 def test_a_forget_that_cannot_erase_turns_tells_so_and_does_not_say_that_they_are_gone(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
