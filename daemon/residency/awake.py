@@ -139,11 +139,14 @@ class AwakeSessions(dict[SessionUri, Session]):
         if session is not None:
             session.let_go()
 
-    def drop_if_lost(self, uri: SessionUri) -> None:
-        """Drop a session that lost its state for lack of memory; the next request finds its last sleep."""
+    def drop_if_lost(self, uri: SessionUri) -> bool:
+        """Drop a session that lost its state for lack of memory: what is durable of it is left. Gives whether it was
+        dropped."""
         live = self.get(uri)
-        if live is not None and live.state.is_lost:
-            self.set_aside(live)
+        if live is None or not live.state.is_lost:
+            return False
+        self.set_aside(live)
+        return True
 
     def on(self, model: str) -> list[Session]:
         """The sessions on a model."""

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import replace
 from functools import partial
 
+from ...memvid.errors import StoreError
 from ...memvid.store import IndexRow, Store
 from ...memvid.uri import SessionUri
 from ...snapshot.memory import require_available
@@ -19,7 +20,7 @@ from ..api.events import OnEvent
 from ..api.waking import WakeResult
 from ..engine.admission import apart
 from ..engine.buffers import Buffers
-from ..engine.cancellation import to_the_end
+from ..engine.cancellation import in_any_case, to_the_end
 from ..engine.generation import PREFILL_CHUNK_TOKENS
 from ..errors import ServiceClosed
 from ..events.bus import Bus
@@ -111,10 +112,17 @@ class Residency:
                 try:
                     yield use
                 finally:
-                    self.awake.drop_if_lost(uri)
+                    if self.awake.drop_if_lost(uri):
+                        await in_any_case(self._keep_turns(uri))
                     self.memory.settle(use)
         finally:
             self.memory.look_again()
+
+    async def _keep_turns(self, uri: SessionUri) -> None:
+        """Make a version of the turns that only the journal has, so that every request finds them. If that fails, the
+        session's next use tries again."""
+        with suppress(StoreError):
+            await self.journal.replay(uri)
 
     @asynccontextmanager
     async def turn_with_name(self, uri: SessionUri, name: SessionUri) -> AsyncIterator[Use]:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from session_rig import DEADLINE_S, SAMPLED, Gate, ignore, tokens_of
 from torpor.daemon.api.sampling import Sampling
+from torpor.daemon.engine.cancellation import LeftMidway
 from torpor.memvid.errors import NoSpace
 from torpor.memvid.folder.journal import Journal
 from torpor.memvid.store import Store
@@ -132,6 +133,53 @@ async def test_a_turn_that_is_cancelled_while_it_is_flushed_is_answered(
         assert (await asked).token_count == 42
 
 
+async def test_an_answer_waits_for_its_flush(
+    open_rig: Any, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    acknowledge, flushing = Store.acknowledge, Gate()
+
+    def held(store: Store, records: Any) -> None:
+        flushing.pass_through()
+        acknowledge(store, records)
+
+    async with open_rig() as rig:
+        await rig.read("one", tokens_of(1, 40))
+        monkeypatch.setattr(Store, "acknowledge", held)
+        asked = asyncio.ensure_future(rig.service.append(session="one", tokens=[1, 2], on_event=ignore))
+        await flushing.reached()
+        assert len(rig.live("one").state.tokens) == 42, "the turn is done"
+        for _ in range(50):
+            await asyncio.sleep(0)
+        assert not asked.done()
+        before = shutil.copytree(as_killed(store), tmp_path / "before")
+        flushing.open()
+        await asked
+        shutil.rmtree(store.parent / "killed")
+        killed = as_killed(store)
+    async with open_rig(store=before) as rig:
+        assert (await rig.wake("one")).token_count == 40
+    async with open_rig(store=killed) as rig:
+        assert (await rig.wake("one")).token_count == 42
+
+
+async def test_what_stays_of_a_cancelled_answer_is_there_after_a_kill(open_rig: Any, store: Path) -> None:
+    async with open_rig() as rig:
+        await rig.read("one", tokens_of(1, 40))
+        rig.network.reset()
+        gate = rig.network.hold_at(4)
+        asked = asyncio.ensure_future(rig.write("one", 20))
+        await gate.reached()
+        asked.cancel()
+        gate.open()
+        with pytest.raises(LeftMidway) as left:
+            await asked
+        killed, had = as_killed(store), await rig.fingerprint("one")
+        assert len(had.tokens) == 40 + len(left.value.tokens) > 40
+    async with open_rig(store=killed) as rig:
+        await rig.wake("one")
+        assert await rig.fingerprint("one") == had
+
+
 async def test_a_full_disk_refuses_a_turn_before_it_changes_the_session(
     open_rig: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -192,15 +240,85 @@ async def test_a_turn_that_cannot_be_written_refuses_no_other(open_rig: Any, mon
         await rig.write("s1", 1)
 
 
-async def test_a_session_whose_state_left_memory_without_a_sleep_has_its_turns(open_rig: Any) -> None:
+async def _fork(rig: Any) -> int:
+    return int((await rig.service.fork(session="one", name="copy")).token_count)
+
+
+async def _warm(rig: Any) -> int:
+    (warmed,) = (await rig.service.warm(sessions=["one"])).sessions
+    assert warmed.left is None
+    return len(rig.live("one").state.tokens)
+
+
+async def _append(rig: Any) -> int:
+    return int((await rig.service.append(session="one", tokens=[5], create=True, on_event=ignore)).token_count) - 1
+
+
+ASKED = {
+    "fork": _fork,
+    "warm": _warm,
+    "append": _append,
+    "sleep": lambda rig: _count(rig.sleep("one")),
+    "wake": lambda rig: _count(rig.wake("one")),
+    "show": lambda rig: _count_shown(rig),
+}
+
+
+async def _count(asked: Any) -> int:
+    return int((await asked).token_count)
+
+
+async def _count_shown(rig: Any) -> int:
+    return int((await rig.service.show(session="one")).info.token_count)
+
+
+async def lose_state(rig: Any, name: str) -> None:
+    """As a batch that finds no memory to take its sessions out does."""
+    live = rig.live(name)
+    async with rig.service.residency.turn(live.uri):
+        live.state.caches, live.state.is_lost = [], True
+    assert not rig.is_awake(name)
+
+
+@pytest.mark.parametrize("asked", ASKED)
+async def test_a_session_that_lost_its_state_is_there_with_its_turns_whatever_is_asked(
+    open_rig: Any, asked: str
+) -> None:
     async with open_rig() as rig:
         await rig.read("one", tokens_of(1, 40))
-        was = await rig.fingerprint("one")
-        live = rig.live("one")
-        rig.service.residency.awake.drop(live.uri)
-        woken = await rig.service.append(session="one", tokens=[5], on_event=ignore)
-        assert woken.token_count == 41
-        assert (await rig.fingerprint("one")).tokens[:40] == was.tokens
+        await lose_state(rig, "one")
+        assert await ASKED[asked](rig) == 40
+
+
+@pytest.mark.parametrize("asked", [asked for asked in ASKED if asked != "show"])
+async def test_turns_of_a_lost_state_that_became_no_version_at_once_become_one_at_the_next_use(
+    open_rig: Any, asked: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any) -> None:
+        raise NoSpace("No room.")
+
+    async with open_rig() as rig:
+        await rig.read("one", tokens_of(1, 30))
+        await rig.sleep("one")
+        await rig.service.append(session="one", tokens=tokens_of(2, 10), on_event=ignore)
+        with monkeypatch.context() as patch:
+            patch.setattr(Store, "replay_turns", refuse)
+            await lose_state(rig, "one")
+        assert await ASKED[asked](rig) == 40
+
+
+async def test_a_request_that_may_make_a_session_goes_on_with_the_turns_of_one_that_lost_its_state(
+    open_rig: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any) -> None:
+        raise NoSpace("No room.")
+
+    async with open_rig() as rig:
+        await rig.read("one", tokens_of(1, 40))
+        with monkeypatch.context() as patch:
+            patch.setattr(Store, "replay_turns", refuse)
+            await lose_state(rig, "one")
+        assert await _append(rig) == 40
 
 
 async def test_a_deleted_session_that_never_slept_stays_deleted(open_rig: Any, store: Path) -> None:

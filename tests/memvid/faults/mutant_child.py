@@ -1,4 +1,5 @@
 """Records the scenarios under one mutant of the store: `mutant_child.py NAME FOLDER` writes FOLDER/recordings.pickle.
+Or runs a test under it, in the repository's root: `mutant_child.py NAME FOLDER TEST`.
 
 A process of its own, because the mutant must be chosen before memvid is imported.
 """
@@ -11,12 +12,15 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+import pytest
 from faults import mutants
 
 
-def main(name: str, folder: Path) -> None:
+def main(name: str, folder: Path, test: str = "") -> None:
     if name != mutants.NONE:
         mutants.install(mutants.all_mutants()[name])
+    if test:
+        sys.exit(pytest.main([test, "-q", "-x", "-p", "no:cacheprovider", f"--basetemp={folder}"]))
     from faults.kill import prepare
     from faults.recording import record
     from faults.scenarios import SCENARIOS
@@ -33,4 +37,4 @@ def main(name: str, folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]))
+    main(sys.argv[1], Path(sys.argv[2]), *sys.argv[3:])

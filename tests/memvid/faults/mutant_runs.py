@@ -1,4 +1,5 @@
-"""T3: lets the power-loss replay loose on each mutant, until it is caught or every scenario has passed."""
+"""T3: lets the power-loss replay loose on each mutant, until it is caught or every scenario has passed. A mutant that
+names a test gets that test instead."""
 
 from __future__ import annotations
 
@@ -13,12 +14,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+import pytest
 from faults.mutants import EQUIVALENT, NONE, Mutant
 from faults.power import Effort, replay
 from faults.recording import Recording, Write
 from faults.scenarios import SCENARIOS
 
 _CHILD: Final = Path(__file__).with_name("mutant_child.py")
+_ROOT: Final = Path(__file__).resolve().parents[3]
 _FIRST: Final = (
     *("refused", "delete_fork", "delete", "recover", "rebuild_on_a_full_disk", "sleep_delta", "create"),
     *("return_to_file_past_a_log", "fold_and_miss_a_file", "fold_and_lose_the_count"),
@@ -85,6 +88,9 @@ def judge(mutant: Mutant, plain: dict[str, Recording], base: Path, effort: Effor
     """Replay the scenarios in which the mutant does anything else than the code, from there on, until it is caught: a
     few of their states, and then all."""
     verdict = Verdict(mutant.name)
+    if mutant.test:
+        verdict.caught_by, verdict.error = _try_test(mutant, base)
+        return verdict
     try:
         recordings = record_under(mutant.name, base / "record")
     except MutantFailed as error:
@@ -103,11 +109,23 @@ def judge(mutant: Mutant, plain: dict[str, Recording], base: Path, effort: Effor
     return verdict
 
 
+def _try_test(mutant: Mutant, base: Path) -> tuple[str, str]:
+    """Which test has failed under a mutant, if one has; and what else went wrong."""
+    base.mkdir(parents=True)
+    command = [sys.executable, str(_CHILD), mutant.name, str(base / "tests"), mutant.test]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300, cwd=_ROOT)
+    failed = [line for line in done.stdout.splitlines() if line.startswith("FAILED ")]
+    has_run = done.returncode in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED) and bool(failed) == bool(
+        done.returncode
+    )
+    return (failed[0] if failed else ""), ("" if has_run else (done.stdout + done.stderr)[-2000:])
+
+
 def judge_all(
     mutants: list[Mutant], base: Path, effort: Effort, workers: int, tell: Callable[[Verdict], None]
 ) -> list[Verdict]:
     """The verdict on each mutant; `tell` hears of each at once."""
-    plain = record_under(NONE, base / NONE)
+    plain = record_under(NONE, base / NONE) if any(not mutant.test for mutant in mutants) else {}
     with ThreadPoolExecutor(workers) as pool:
         jobs = [pool.submit(judge, mutant, plain, base / str(at), effort) for at, mutant in enumerate(mutants)]
         for job in as_completed(jobs):

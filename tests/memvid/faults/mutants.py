@@ -1,9 +1,10 @@
-"""T3: the store with one flush left out or one pair of steps swapped. Each must be caught by the power-loss replay.
+"""T3: the store with one flush left out or one pair of steps swapped. Each must be caught by the power-loss replay, or
+by the test that it names.
 
-Owns the making of mutants: the source of a module of memvid is changed as a syntax tree while it is imported, in a
-process of its own (`mutant_child.py`), which records the scenarios; this process replays what it recorded with the
-code as it is. Every call of a flush anywhere in memvid is found by itself, so a new one without a scenario that needs
-it fails the test. The swaps are named by the text of their statements; one that no longer applies is an error.
+Owns the making of mutants: the source of a module is changed as a syntax tree while it is imported, in a process of its
+own (`mutant_child.py`), which records the scenarios; this process replays what it recorded with the code as it is.
+Every call of a flush anywhere in memvid is found by itself, so a new one without a scenario that needs it fails the
+test. The swaps are named by the text of their statements; one that no longer applies is an error.
 
 A mutant that no scenario can tell from the code stands in EQUIVALENT with its reason; if one is caught, the reason is
 wrong, and that fails too.
@@ -18,34 +19,16 @@ import importlib.machinery
 import importlib.util
 import types
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
+
+from faults.journal_mutants import JOURNAL
+from faults.mutant import Edit, Mutant
 
 FLUSHES: Final = frozenset({"sync_file", "sync_folder", "_sync", "sync", "fsync", "fdatasync", "_settle"})
 _FLUSHING_SQL: Final = "wal_checkpoint"
 EARLY: Final = "tape: acknowledge before the work"
 NONE: Final = "none"
-
-
-@dataclass(frozen=True, slots=True)
-class Edit:
-    """In one function: take out the statement that holds `take_out`; put `put_in` before or after another one. A module
-    is named as `modules` names it."""
-
-    module: str
-    function: str
-    take_out: str | None = None
-    put_in: str | None = None  # None: what was taken out
-    after: str | None = None
-    before: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Mutant:
-    name: str
-    edits: tuple[Edit, ...] = ()
-    flush: tuple[str, str, int] | None = None  # module, function, the how-manieth flush in it: left out
 
 
 SWAPS: Final = (
@@ -98,33 +81,6 @@ SWAPS: Final = (
         "the old index's log is flushed away before it is unlinked",
         (Edit("index_file", "put_in_place", take_out="sync_folder(root_fd, store_path)", before="for suffix in"),),
     ),
-    Mutant(
-        "turns are acknowledged before they are flushed, by the next write",
-        (
-            Edit(
-                "folder.journal",
-                "Journal._write",
-                take_out="durable.sync_file(",
-                before="durable.write_at(self._fd, sel",
-            ),
-        ),
-    ),
-    Mutant(
-        "a sleep does not tell the journal",
-        (Edit("sleeping", "write_version", take_out="core.journal.cover("),),
-    ),
-    Mutant(
-        "a delete does not tell the journal",
-        (Edit("store", "Store.delete_session", take_out="self._core.journal.drop("),),
-    ),
-    Mutant(
-        "a forget does not tell the journal",
-        (Edit("forgetting", "_Forget.erase_turns", take_out="journal.erase("),),
-    ),
-    Mutant(
-        "a record that counts no more is void in memory only",
-        (Edit("folder.journal", "Journal._write", take_out="VOID, self.path"),),
-    ),
     Mutant(EARLY),
 )
 
@@ -162,29 +118,35 @@ EQUIVALENT: Final[dict[str, str]] = {
 # --- finding them
 
 
-def memvid_folder() -> Path:
+def package_folder() -> Path:
     """Where the package's source is, without importing it."""
     spec = importlib.util.find_spec("torpor")
     assert spec is not None
     assert spec.origin is not None
-    return Path(spec.origin).parent / "memvid"
+    return Path(spec.origin).parent
 
 
 def modules() -> dict[str, Path]:
-    """Each module of memvid by its name; of two of one name by that of its package too."""
-    found: dict[str, list[Path]] = {}
-    for path in sorted(memvid_folder().rglob("*.py")):
+    """Each module of memvid by its name; of two of one name by that of its package too. Those of the daemon by their
+    whole path: `daemon.parts`."""
+    root, found = package_folder(), dict[str, list[Path]]()
+    for path in sorted((root / "memvid").rglob("*.py")):
         found.setdefault(path.stem, []).append(path)
-    return {
+    named = {
         (stem if len(paths) == 1 else f"{path.parent.name}.{stem}"): path
         for stem, paths in found.items()
         for path in paths
     }
+    daemon = sorted((root / "daemon").rglob("*.py"))
+    return named | {".".join(path.relative_to(root).with_suffix("").parts): path for path in daemon}
 
 
-def _functions(tree: ast.AST, above: str = "") -> Iterator[tuple[str, ast.FunctionDef]]:
+_Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def _functions(tree: ast.AST, above: str = "") -> Iterator[tuple[str, _Function]]:
     for node in ast.iter_child_nodes(tree):
-        if isinstance(node, ast.FunctionDef):
+        if isinstance(node, _Function):
             yield f"{above}{node.name}", node
         elif isinstance(node, ast.ClassDef):
             yield from _functions(node, f"{node.name}.")
@@ -207,7 +169,7 @@ def _flushes(function: ast.AST) -> list[ast.Call]:
     return sorted(calls, key=lambda node: (node.lineno, node.col_offset))
 
 
-def _leave_out(function: ast.FunctionDef, flush: ast.Call) -> None:
+def _leave_out(function: _Function, flush: ast.Call) -> None:
     if _is_flushing_sql(flush):
         flush.args = [ast.Constant("SELECT 0, 0, 0")]  # what a checkpoint answers
         return
@@ -222,6 +184,8 @@ def flush_mutants() -> list[Mutant]:
     """One for each flush in the source of memvid."""
     found = []
     for module, path in modules().items():
+        if module.startswith("daemon."):
+            continue
         for name, function in _functions(ast.parse(path.read_text())):
             for number, call in enumerate(_flushes(function)):
                 what = ast.unparse(call)[:60]
@@ -230,7 +194,7 @@ def flush_mutants() -> list[Mutant]:
 
 
 def all_mutants() -> dict[str, Mutant]:
-    mutants = [*flush_mutants(), *SWAPS]
+    mutants = [*flush_mutants(), *SWAPS, *JOURNAL]
     named = {mutant.name: mutant for mutant in mutants}
     if len(named) != len(mutants):
         raise AssertionError("two mutants have one name")
@@ -272,7 +236,8 @@ def _edit(tree: ast.Module, edit: Edit) -> None:
     taken = None
     if edit.take_out:
         taken = _statement(function, edit.take_out)
-        _replace(function, taken, [])
+        in_its_place = ast.parse(edit.put_in).body if edit.put_in and anchor is None else []
+        _replace(function, taken, in_its_place)
     if anchor is not None:
         new = ast.parse(edit.put_in).body if edit.put_in else [taken]
         assert all(statement is not None for statement in new)
@@ -298,13 +263,13 @@ def touched_by(mutant: Mutant) -> set[str]:
 
 
 def install(mutant: Mutant) -> None:
-    """From now on memvid is imported as the mutant has it."""
+    """From now on the package is imported as the mutant has it."""
     touched = {str(path): name for name, path in modules().items() if name in touched_by(mutant)}
     real = importlib.machinery.SourceFileLoader.get_code
 
     def get_code(loader: Any, fullname: str) -> types.CodeType | None:
         path = loader.get_filename(fullname)
-        if not fullname.startswith("torpor.memvid.") or path not in touched:
+        if not fullname.startswith("torpor.") or path not in touched:
             return real(loader, fullname)
         tree = mutate(ast.parse(Path(path).read_text()), touched[path], mutant)
         code: types.CodeType = compile(tree, path, "exec")

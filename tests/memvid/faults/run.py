@@ -98,7 +98,7 @@ def run_mutants(scenarios: list[Scenario], base: Path, full: int) -> Report:
     mutants = list(all_mutants().values())
     if not full:  # of those that are argued to be no different every state is tried, which takes minutes
         mutants = [mutant for mutant in mutants if mutant.name not in EQUIVALENT]
-    mutants = mutants[share() % (full or 19) :: full or 19]
+    mutants = mutants[share() % (full or 29) :: full or 29]
     verdicts = mutant_runs.judge_all(mutants, base, _MUTANT_EFFORT, _workers(), _tell_verdict)
     wrong = [f"{verdict.mutant}: {verdict.error or verdict.caught_by or 'survived'}" for verdict in verdicts
              if not verdict.as_it_should]  # fmt: skip
