@@ -15,7 +15,7 @@ ifneq ($(shell cat "$(VENV)/.installed" 2>/dev/null),$(HOME_OF_VENV))
 .PHONY: $(VENV)/.installed
 endif
 
-.PHONY: demo test test-quick test-all check bench cache-kinds reference install blas clean help
+.PHONY: demo test test-quick test-all clients check bench cache-kinds reference install blas clean help
 
 help: ## say what the targets are
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-11s %s\n", $$1, $$2}'
@@ -43,8 +43,24 @@ NOT_QUICK := faults fuzz test_exhaustive_damage.py test_index_damage.py test_sta
 test-quick: install ## the tests of the store, the wire and the commands that take little, for every edit
 	@$(PYTEST) $(addprefix --ignore=tests/memvid/,$(NOT_QUICK)) $(QUICK)
 
-test-all: install check ## the tests with every heavy sweep in full
+test-all: install check clients ## the tests with every heavy sweep in full
 	@$(BIN)/python -m pytest -q
+
+# Agent frameworks and coding agents as people install them, in folders of their own, and without a network but loopback.
+CLIENTS := .venv-clients
+OFFLINE := $(shell unshare --net true 2>/dev/null && echo unshare --net || \
+	{ unshare --net --map-root-user true 2>/dev/null && echo unshare --net --map-root-user; })
+
+clients: install $(CLIENTS)/.installed ## agent frameworks and coding agents against a daemon, ten turns and a kill each
+	@$(OFFLINE) $(CLIENTS)/bin/python $(if $(OFFLINE),tests/clients/offline.py $(CLIENTS)/bin/python) \
+		-m pytest -q -c tests/clients/pytest.ini --confcutdir tests/clients tests/clients
+
+$(CLIENTS)/.installed: tests/clients/requirements.txt tests/clients/package.json
+	@test -x $(CLIENTS)/bin/python || $(PYTHON) -m venv $(CLIENTS)
+	@echo "installing agent frameworks and coding agents into $(CLIENTS) ..."
+	@$(CLIENTS)/bin/python -m pip install --quiet --disable-pip-version-check -r tests/clients/requirements.txt
+	@cp tests/clients/package.json $(CLIENTS)/ && cd $(CLIENTS) && npm install --silent --no-audit --no-fund
+	@touch $@
 
 check: install ## style and types
 	@$(BIN)/ruff check .
@@ -77,4 +93,4 @@ blas: ## a fast BLAS for MLX on Linux, from the system's package manager
 	@sh scripts/install-blas
 
 clean: ## remove what make has built
-	rm -rf $(VENV) build dist *.egg-info
+	rm -rf $(VENV) $(CLIENTS) build dist *.egg-info

@@ -16,6 +16,9 @@ import pytest
 from hypothesis import HealthCheck, settings
 from shares import leave_to_other_commits
 
+# `make clients` runs these, with the clients installed.
+collect_ignore = ["clients"]
+
 # How long a case takes says more of what else the machine does than of the code: no test is failed for it.
 settings.register_profile("torpor", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("torpor")

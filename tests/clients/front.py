@@ -1,0 +1,197 @@
+"""Stands between a client and the daemon, as a proxy: makes a model call a tool, keeps answers short, and notes usage.
+
+The demo model calls no tool by itself, and clients have no switch for it. So this sets `tool_choice` on a request; the
+rest passes as it came. Clients know one address, also while the daemon behind it is killed and started again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import threading
+from collections.abc import AsyncIterator, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import uvicorn
+from serving import Daemon
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import StreamingResponse
+from starlette.routing import Route
+
+MOST_TOKENS = 16
+"""Of an answer. The demo model goes on and on, and clients ask for up to 32,000."""
+
+MOST_CALL_TOKENS = 200
+_KEPT = ("authorization", "content-type", "accept", "user-agent")
+_DROPPED = ("content-length", "transfer-encoding", "connection", "content-encoding")
+_CEILINGS = {
+    "/v1/chat/completions": ("max_completion_tokens", "max_tokens"),
+    "/v1/responses": ("max_output_tokens",),
+    "/v1/messages": ("max_tokens",),
+}
+
+
+@dataclass
+class Exchange:
+    """A request for an answer, and what came back."""
+
+    path: str
+    headers: Mapping[str, str]
+    body: dict[str, Any]
+    status: int
+    session: str
+    ignored: str
+    said: bytearray = field(default_factory=bytearray)
+
+    @property
+    def events(self) -> list[Any]:
+        """The data of a stream's events, or the one body."""
+        if not self.said.lstrip().startswith((b"data:", b"event:")):
+            return [json.loads(self.said)]
+        lines = bytes(self.said).decode().splitlines()
+        return [json.loads(line[5:]) for line in lines if line.startswith("data:") and line[5:].strip() != "[DONE]"]
+
+    @property
+    def usage(self) -> Usage:
+        """The tokens of the answer, by the words of its API."""
+        found: dict[str, Any] = {}
+        for event in self.events:
+            for holder in (event, event.get("message"), event.get("response")):
+                found |= (holder.get("usage") if isinstance(holder, dict) else None) or {}
+        assert found, f"no usage on {self.path}: {bytes(self.said[-300:])!r}"
+        if self.path == "/v1/messages":
+            cached, written = found["cache_read_input_tokens"], found["output_tokens"]
+            return Usage(cached, found["input_tokens"] + found["cache_creation_input_tokens"], written)
+        many = "input" if "input_tokens" in found else "prompt"
+        cached = found[f"{many}_tokens_details"]["cached_tokens"]
+        written = found["output_tokens" if many == "input" else "completion_tokens"]
+        return Usage(cached, found[f"{many}_tokens"] - cached, written)
+
+
+@dataclass(frozen=True)
+class Usage:
+    """Tokens that a session had, that were read for an answer, and that were written."""
+
+    cached: int
+    read: int
+    written: int
+
+    @property
+    def held(self) -> int:
+        """The session's tokens behind the answer."""
+        return self.cached + self.read + self.written
+
+
+class Front:
+    """The proxy, on a loopback port and on a Unix socket. daemon: where requests go to, now. calls: the tool that the
+    next request is made to call."""
+
+    def __init__(self, folder: Path) -> None:
+        self.daemon: Daemon
+        self.calls: str | None = None
+        self.exchanges: list[Exchange] = []
+        self.socket = folder / "front.sock"
+        routes = [Route("/{path:path}", self._pass_on, methods=["GET", "POST", "HEAD", "DELETE"])]
+        port = socket.create_server(("127.0.0.1", 0))
+        on_unix = socket.socket(socket.AF_UNIX)
+        on_unix.bind(str(self.socket))
+        self.url = f"http://127.0.0.1:{port.getsockname()[1]}"
+        config = uvicorn.Config(Starlette(routes=routes), log_level="warning", lifespan="off")
+        self._server = uvicorn.Server(config)
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._server.serve([port, on_unix])))
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._server.should_exit = True
+        self._thread.join(timeout=20)
+
+    @property
+    def token(self) -> str:
+        return self.daemon.token
+
+    async def _pass_on(self, request: Request) -> StreamingResponse:
+        raw = await request.body()
+        path = request.url.path
+        body = json.loads(raw) if raw and path in _CEILINGS else {}
+        if body:
+            self._change(path, body)
+            raw = json.dumps(body, ensure_ascii=False).encode()
+        headers = {name: value for name, value in request.headers.items() if name not in ("host", *_DROPPED)}
+        if request.scope.get("client") is None or request.scope["server"][1] is None:  # came by the Unix socket
+            client = httpx2.AsyncClient(transport=httpx2.AsyncHTTPTransport(uds=str(self.daemon.socket)), timeout=300)
+            url = "http://localhost"
+        else:
+            client, url = httpx2.AsyncClient(timeout=300), self.daemon.url
+        asked = client.build_request(
+            request.method, url + path, content=raw, headers=headers, params=request.query_params
+        )
+        answer = await client.send(asked, stream=True)
+        told = {name: value for name, value in answer.headers.items() if name not in _DROPPED}
+        exchange = Exchange(
+            path, headers, body, answer.status_code, told.get("x-torpor-session", ""), told.get("x-torpor-ignored", "")
+        )
+        if body:
+            self.exchanges.append(exchange)
+
+        async def pieces() -> AsyncIterator[bytes]:
+            try:
+                async for piece in answer.aiter_bytes():
+                    exchange.said += piece
+                    yield piece
+            finally:
+                await answer.aclose()
+                await client.aclose()
+
+        return StreamingResponse(pieces(), answer.status_code, told)
+
+    def _change(self, path: str, body: dict[str, Any]) -> None:
+        """Bound an answer, and make it a call if the next one is to be."""
+        most = MOST_TOKENS
+        if self.calls is not None and body.get("tools"):
+            named: dict[str, Any] = {"name": self.calls}
+            choices: dict[str, Any] = {
+                "/v1/chat/completions": {"type": "function", "function": named},
+                "/v1/responses": {"type": "function", **named},
+                "/v1/messages": {"type": "tool", **named},
+            }
+            body["tool_choice"] = choices[path]
+            self.calls, most = None, MOST_CALL_TOKENS
+        ceilings = _CEILINGS[path]
+        given = next((name for name in ceilings if name in body), ceilings[0])
+        body[given] = min(most, body.get(given) or most)
+        if body.get("stream") and path == "/v1/chat/completions":
+            body["stream_options"] = {**(body.get("stream_options") or {}), "include_usage": True}
+
+
+def require_nothing_read_twice(exchanges: list[Exchange]) -> None:
+    """Each answer finds all of the ones before in the session, and only what is new is read."""
+    held = 0
+    for at, exchange in enumerate(exchanges):
+        assert exchange.status == 200, bytes(exchange.said)
+        usage = exchange.usage
+        assert usage.cached == held, f"answer {at} of {len(exchanges)}: {usage}, and {held} tokens were held"
+        held = usage.held
+
+
+def calls_in(exchanges: list[Exchange]) -> Iterator[str]:
+    """The names of the tools that answers called."""
+    for exchange in exchanges:
+        for event in exchange.events:
+            yield from _calls_of(event)
+
+
+def _calls_of(event: Any) -> Iterator[str]:
+    for choice in event.get("choices", ()):
+        for call in (choice.get("message") or choice.get("delta") or {}).get("tool_calls") or ():
+            if call["function"].get("name"):
+                yield call["function"]["name"]
+    done = event.get("item") if event.get("type") == "response.output_item.done" else None
+    started = event.get("content_block") if event.get("type") == "content_block_start" else None
+    for block in (done, started, *(event.get("output") or ()), *(event.get("content") or ())):
+        if isinstance(block, dict) and block.get("type") in ("function_call", "tool_use"):
+            yield block["name"]
