@@ -77,6 +77,10 @@ class TranscriptDiverged(DaemonError):
     """A transcript differs from the session's ledger. The session is as it was."""
 
 
+class AnswerNotFound(DaemonError):
+    """No session has an answer of this id. It was never given, or its session was deleted."""
+
+
 class InvalidFold(DaemonError):
     """A fold without a summary, with two ways to one, or with a new session that would not be smaller."""
 

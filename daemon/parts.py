@@ -22,6 +22,7 @@ from .api.store import DeleteResult
 from .chat.conversing import Conversing
 from .chat.folds import Folds
 from .chat.prompt_io import Exchanges
+from .chat.recalling import Recalling
 from .config.configuring import Configuring
 from .engine.admission import Queue
 from .engine.buffers import Buffers
@@ -121,6 +122,7 @@ class Parts:
         self.planning = Planning(self.hibernation, self.residency, shelf)
         self.reasons = Reasons(self.encoder, self.reuse, self.residency.awake.get)
         self.heads = Heads(store, self.hibernation.threads)
+        self.recalling = Recalling(store, threads, self.encoder, self.residency, self.journal)
         self.conversing = Conversing(self.encoder, self.residency, engine, bus)
         self.exchanges = Exchanges(engine, self.residency, self.reuse, self.reasons, self.measured, bus, self.journal)
         hibernation, residency, encoder = self.hibernation, self.residency, self.encoder

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass
 
-from .dialogue import JsonObject, Messages, Tools, require_root
+from .dialogue import AnswerId, JsonObject, Messages, Tools, require_root
 from .events import Listener, Reporting
 from .reading import MaxTokens, Stops
-from .records import Count, ModelName, Priority, Request, Result, SessionText
+from .records import Count, ModelName, Priority, Request, Result, SessionText, Text
 from .sampling import NamedSampling
 
 
@@ -27,9 +27,14 @@ class ConverseRequest(Reporting):
     """Answer a whole transcript, in the session that has read the most of it. A transcript that leaves that session's
     way goes on in a fork; one that no session knows begins a new one. No session is ever taken back.
 
+    With `after`, the messages are those behind an answer: its session goes on, or a fork, if it went on already. Tools
+    and template arguments that are left out stay; others hold from there on.
+
     session: the name for new sessions. If it is taken, they are called NAME-xxxxxxxx. A session of another name is
         forked, not gone on with. messages, tools, template_arguments, max_tokens, sampling: as for `chat`.
-    model: the daemon's first if None. The `session` of the result is where the conversation stands now.
+    answer_id: names the answer, for a later `after` and for `recall`. after: the id of the answer before the messages.
+    instructions: with `after`, a system text, which is said unless it was the last that was.
+    model: the daemon's first if None, or that of `after`. The `session` of the result is where the conversation stands.
     """
 
     session: SessionText
@@ -41,16 +46,21 @@ class ConverseRequest(Reporting):
     max_tokens: MaxTokens | None = None
     sampling: NamedSampling | None = None
     stop: Stops = ()
+    answer_id: AnswerId | None = None
+    after: AnswerId | None = None
+    instructions: Text | None = None
     priority: Priority = "normal"
     on_event: Listener = None
 
     def require(self) -> None:
         require_root(self.tools, self.template_arguments)
+        _require_after(self)
 
 
 @dataclass(frozen=True, slots=True)
 class MeasureRequest(Request):
-    """Count the tokens of a transcript as `converse` would read it; nothing is read. session: as for `converse`."""
+    """Count the tokens of a transcript as `converse` would read it; nothing is read. session, after, instructions: as
+    for `converse`."""
 
     session: SessionText
     messages: Messages
@@ -58,6 +68,14 @@ class MeasureRequest(Request):
     tools: Tools = ()
     template_arguments: JsonObject | None = None
     model: ModelName | None = None
+    after: AnswerId | None = None
+    instructions: Text | None = None
 
     def require(self) -> None:
         require_root(self.tools, self.template_arguments)
+        _require_after(self)
+
+
+def _require_after(request: ConverseRequest | MeasureRequest) -> None:
+    if request.instructions is not None and request.after is None:
+        raise ValueError("instructions go with after; without it, give them as the first message")

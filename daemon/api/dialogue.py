@@ -56,11 +56,15 @@ def _short(value: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 JsonObject = Annotated[dict[str, JsonValue], BeforeValidator(_shallow), AfterValidator(_short)]
+Role = Literal["system", "user", "assistant", "tool"]
 Channel = Literal["text", "reasoning", "call"]
 """What the model is saying: to the user, to itself, or to a tool."""
 
 ToolName = Annotated[str, Field(min_length=1, max_length=MAX_TOOL_NAME_CHARS)]
 CallId = Annotated[str, Field(max_length=MAX_CALL_ID_CHARS)]
+AnswerId = Annotated[str, Field(pattern="^[0-9a-f]{32}$")]
+"""Names an answer: 16 bytes in hex, which a client makes up."""
+
 Content = Annotated[str, Field(max_length=MAX_TEXT_CHARS)]
 
 
@@ -87,7 +91,7 @@ class Message(Record):
     """The fields of a message, which is given and handled as a map of them. reasoning, tool_calls: an assistant's.
     tool_call_id: of the call that a tool's message answers."""
 
-    role: Literal["system", "user", "assistant", "tool"]
+    role: Role
     content: Content
     reasoning: Content = ""
     tool_calls: Annotated[Sequence[ToolCall], Listed(), Field(max_length=MAX_CALLS)] = ()

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from . import conversing, forking, process, reading, session, store, waking
+from . import conversing, forking, process, reading, recalling, session, store, waking
 from .verb import Verb
 
 
@@ -23,6 +23,8 @@ class Verbs:
     chat = Verb(reading.ChatRequest, reading.GenerateResult, leaves="Nothing of it was read or written.")
     converse = Verb(conversing.ConverseRequest, reading.GenerateResult, leaves="Nothing of it was read or written.")
     measure = Verb(conversing.MeasureRequest, conversing.MeasureResult)
+    recall = Verb(recalling.RecallRequest, recalling.RecallResult)
+    disown = Verb(recalling.DisownRequest, recalling.DisownResult)
     set = Verb(session.SetRequest, session.SessionInfo)
     sleep = Verb(waking.SleepRequest, waking.SleepResult)
     save = Verb(waking.SaveRequest, waking.SleepResult)

@@ -10,9 +10,10 @@ it is left asleep, and the next use finds it as it was.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
-from typing import Final
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import takewhile
+from typing import Any, Final
 
 from ...memvid.units import format_plural
 from ..api.events import OnEvent
@@ -26,11 +27,12 @@ from ..events.events import SessionRewound
 from ..memory.line import Use
 from ..models.chat_template import Message, Root
 from ..models.models import LoadedModel
+from ..models.written_tools import offer_of
 from ..prefixes.prefixes import tokens_in_common
 from ..residency.residency import Residency
 from ..sessions.encoding import Encoder, Place
 from ..sessions.sessions import Session
-from ..sessions.transcripts import MAX_TURNS, NewTurn, message_of, spoken, standing
+from ..sessions.transcripts import MAX_TURNS, NewTurn, TextMap, digest_of_root, message_of, spoken, standing
 from ..sleep.orders import WakeOrder
 
 ROLES: Final = frozenset({"system", "user", "assistant", "tool"})
@@ -58,6 +60,33 @@ def require_transcript(messages: Sequence[Message]) -> None:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class Behind:
+    """Where new messages stand: behind an answer that ends at a token. instructions: a system text, said there unless
+    it is known."""
+
+    at: int
+    instructions: str | None = None
+
+
+def root_of(before: Root, tools: Sequence[Mapping[str, Any]] | None, arguments: Mapping[str, Any] | None) -> Root:
+    """The root of a conversation: as a request says, else as before."""
+    root = before if tools is None else replace(before, tools=tuple(tools))
+    return root if arguments is None else replace(root, arguments=arguments)
+
+
+def said_behind(
+    known: TextMap, before: Root, root: Root, instructions: str | None, messages: Sequence[Message]
+) -> list[Message]:
+    """New messages with what changes there: instructions, and the tools of another root than `before`. It stands behind
+    the results of calls, which templates want next to them."""
+    changes = [offer_of(root.tools)] if digest_of_root(Root(root.tools)) != digest_of_root(Root(before.tools)) else []
+    if instructions and not known.says(instructions):
+        changes.append(instructions)
+    results = len(list(takewhile(lambda message: message["role"] == "tool", messages)))
+    return [*messages[:results], *(message_of("system", text) for text in changes), *messages[results:]]
+
+
 class Conversing:
     """Finds the tokens that a chat has to read. Its callers hold the session alone."""
 
@@ -82,6 +111,24 @@ class Conversing:
                 ) from error
             raise
         text_map = live.text_map.begun(root).answered(held).extended(messages, start=held, end=held + len(ids))
+        return NewTurn(held, ids, text_map, root)
+
+    async def behind(self, live: Session, place: Behind, messages: Sequence[Message], root: Root) -> NewTurn:
+        """New messages behind an answer. Raises TranscriptDiverged: the session does not end there; TemplateUnusable,
+        ContextOverflow."""
+        ledger, held = live.state.tokens, len(live.state.tokens)
+        if held != place.at:
+            raise TranscriptDiverged(
+                f"{live.uri} has gone on behind the answer. Ask again, and a fork answers.",
+                session=str(live.uri),
+                position=place.at,
+                token_count=held,
+            )
+        new = said_behind(live.text_map, live.root, root, place.instructions, messages)
+        where = Place(held, ledger[-1], turn_open=True)
+        ids = await self._encoder.messages(live.model, new, where, root)
+        lengths = await self._encoder.lengths(live.model, new, where, ids, root)
+        text_map = live.text_map.extended(new, start=held, end=held + len(ids), lengths=lengths)
         return NewTurn(held, ids, text_map, root)
 
     async def transcript(self, live: Session, messages: Sequence[Message], root: Root) -> NewTurn:

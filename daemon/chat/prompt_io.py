@@ -123,9 +123,10 @@ class Exchanges:
         started: float,
         woken: WakeResult | None,
         look: Look | None = None,
+        answer_id: bytes = b"",
     ) -> GenerateResult:
         """Go on writing. read: how many tokens the request had to read, and how many of them came from another session.
-        look: the look that the session was before the request, if it was one.
+        look: the look that the session was before the request, if it was one. answer_id: names the answer.
 
         Raises GenerationFailed: tokens committed before it stay. LeftMidway: it was cancelled, and not all undone."""
         loop = asyncio.get_running_loop()
@@ -154,7 +155,7 @@ class Exchanges:
             # session is as it was.
             if len(live.state.tokens) > held:
                 live.dirty = True
-                _note_answer(live, order, written, held)
+                _note_answer(live, order, written, held, answer_id)
             else:
                 live.state.random_key, live.dirty = key, dirty
             if isinstance(error, asyncio.CancelledError) and (read[0] or written.tokens):
@@ -163,7 +164,7 @@ class Exchanges:
         finally:
             if order.seeded:
                 live.state.random_key = key
-        _note_answer(live, order, written, held)
+        _note_answer(live, order, written, held, answer_id)
         self._reuse.note(live)
         return GenerateResult(
             session=str(live.uri),
@@ -225,10 +226,11 @@ def _left_midway(live: Session, written: Written, *, was_read: bool, branched: L
     )
 
 
-def _note_answer(live: Session, order: WriteOrder, written: Written, held: int) -> None:
+def _note_answer(live: Session, order: WriteOrder, written: Written, held: int, answer_id: bytes) -> None:
     """Note the text of an answer behind token `held`, as the client was shown it (QX8)."""
     if order.keep_end and len(live.state.tokens) > held:
         # A failure here must not cost the answer; the map then ends before it, and nothing matches by text (QC10).
         with contextlib.suppress(Exception):
             answer = message_of("assistant", written.text, [asdict(call) for call in written.calls])
-            live.text_map = live.text_map.extended([answer], start=held, end=len(live.state.tokens))
+            end = len(live.state.tokens)
+            live.text_map = live.text_map.extended([answer], start=held, end=end, answer=answer_id)

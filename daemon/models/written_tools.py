@@ -24,12 +24,19 @@ def written(messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, 
     found = [_plain(message) for message in messages]
     if not tools:
         return found
-    schemas = "\n".join(_json({"type": "function", "function": dict(tool)}) for tool in tools)
-    offer = _OFFER.format(schemas=schemas, start=CALL_START, end=CALL_END)
+    offer = offer_of(tools)
     if found and found[0]["role"] == "system":
         found[0]["content"] = f"{found[0]['content']}\n\n{offer}"
         return found
     return [{"role": "system", "content": offer}, *found]
+
+
+def offer_of(tools: Sequence[Mapping[str, Any]]) -> str:
+    """The system text that offers tools, or none of them."""
+    if not tools:
+        return "You may call no tools."
+    schemas = "\n".join(_json({"type": "function", "function": dict(tool)}) for tool in tools)
+    return _OFFER.format(schemas=schemas, start=CALL_START, end=CALL_END)
 
 
 def _plain(message: Mapping[str, Any]) -> dict[str, Any]:

@@ -33,12 +33,13 @@ MAX_HEADS: Final = 1_000_000
 @dataclass(frozen=True, slots=True)
 class Head:
     """A place in a session. messages: of a transcript, before it. at: tokens before it. is_last: whether the session
-    goes on no further."""
+    goes on no further. model: the name of its model."""
 
     uri: SessionUri
     messages: int
     at: int
     is_last: bool
+    model: str
 
 
 class Heads:
@@ -101,18 +102,24 @@ class Heads:
                 return heads
         return []
 
+    def behind(self, namespace: str | None, answer: bytes) -> list[Head]:
+        """The heads behind an answer, by its id, in one namespace or in all: several where forks share it."""
+        heads = self._at.get(_key_of(answer), {}).items()
+        return [head for uri, head in heads if namespace in (None, uri.namespace)]
+
     def _put(self, uri: SessionUri, model: str, text_map: TextMap, tokens: int) -> None:
         self.forget(uri)
         turns = text_map.turns
-        if self._count + len(turns) > MAX_HEADS:
+        if self._count + 2 * len(turns) > MAX_HEADS:
             return
         digests: list[bytes] = []
         for at, digest in enumerate(_chain(model, text_map.root, turns)):
             end, is_last = turns[at].end, at == len(turns) - 1
             if is_last or turns[at + 1].end > end:
-                head = Head(uri, at + 1, end, is_last and end == tokens)
-                self._at.setdefault(digest, {})[uri] = head
-                digests.append(digest)
+                head, answer = Head(uri, at + 1, end, is_last and end == tokens, model), turns[at].answer
+                for key in (digest, _key_of(answer)) if answer else (digest,):
+                    self._at.setdefault(key, {})[uri] = head
+                    digests.append(key)
         self._of[uri] = tuple(digests)
         self._count += len(digests)
 
@@ -131,6 +138,11 @@ class Heads:
         for uri in itertools.chain.from_iterable(self._store.iter_uris(NAMES_AT_ONCE)):
             if uri not in self._of:
                 await self.learn(uri)
+
+
+def _key_of(answer: bytes) -> bytes:
+    """Where the heads behind an answer are: no id that a client makes up stands for a chain digest."""
+    return blake3(b"answer\0" + answer).digest(16)
 
 
 def _chain(model: str, root: bytes, turns: Sequence[Turn]) -> Iterator[bytes]:

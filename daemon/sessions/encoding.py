@@ -85,7 +85,7 @@ class Encoder:
         """
 
         def render_and_encode() -> list[int]:
-            self._require_could_fit(model, _rendered(model, messages, place, root), held=place.held)
+            self._require_could_fit(model, rendered(model, messages, place, root), held=place.held)
             return _encoded(model, messages, place, root)
 
         return await self._aside(render_and_encode)
@@ -160,7 +160,8 @@ def _new_thread() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(1, thread_name_prefix="torpor-text")
 
 
-def _rendered(model: LoadedModel, messages: Sequence[Message], place: Place, root: Root) -> str:
+def rendered(model: LoadedModel, messages: Sequence[Message], place: Place, root: Root) -> str:
+    """The text of messages at a place, up to the start of the assistant's turn. Raises TemplateUnusable."""
     if place.last is None:
         return chat_template.opening(model.render, messages, root)
     end_text = str(model.tokenizer.decode([place.last])) if place.last in model.end_tokens else ""
@@ -172,7 +173,7 @@ def _encoded(model: LoadedModel, messages: Sequence[Message], place: Place, root
     marks = _Marks(model)
     marked, plain_root = [marks.of_message(message) for message in messages], marks.of_root(root)
     # A template writes the first token itself, so none is added.
-    text = _rendered(model, marked, place, plain_root)
+    text = rendered(model, marked, place, plain_root)
     return _encode_around(model, text, marks.words) if marks.words else model.encode(text, opening=False)
 
 
@@ -182,7 +183,7 @@ def _lengths(
     """`Encoder.lengths`: count the template's end tokens behind each message, and find them in `ids`."""
     names = [f"{_MARK}{at:08}" for at in range(len(messages))]
     named: list[Message] = [{**message, "content": name} for message, name in zip(messages, names, strict=True)]
-    pieces = _MARKS.split(_rendered(model, named, place, root))
+    pieces = _MARKS.split(rendered(model, named, place, root))
     if pieces[1::2] != names:
         return ()
     behind = [_end_tokens_in(model, piece) for piece in pieces[::2]]

@@ -1,8 +1,8 @@
 """Transcripts: finds by their text the messages of a full chat that a session has read already.
 
-Owns the text map of a session (QX8): for each committed message a digest of its role, text and calls, and the ledger
-position at the end of its read or write; and a digest of the conversation's root. Values only; nothing here renders,
-tokenises or reads.
+Owns the text map of a session (QX8): for each committed message a digest of its role, text and calls, the ledger
+position at the end of its read or write, and the id of an answer that has one; and a digest of the conversation's root.
+Values only; nothing here renders, tokenises or reads.
 
 An assistant's text is the shown text of the committed tokens. Its thinking does not count, nor do blanks around it:
 clients and templates strip both from earlier turns. A call counts by its name and the values of its arguments: clients
@@ -23,7 +23,7 @@ from typing import Any, Final
 from blake3 import blake3
 
 from ...memvid.limits import MAX_TOKENS
-from ..api.dialogue import canonical
+from ..api.dialogue import Role, canonical
 from ..models.chat_template import NO_ROOT, Message, Root
 
 TEXT_MAP: Final = "text_map"
@@ -35,10 +35,14 @@ MAX_TURNS: Final = 16_384
 MAX_SYSTEM_CHARS: Final = 256 * 1024
 """The longest system text that is kept for rendering a conversation from its beginning: at most 1 MiB of UTF-8."""
 
-_ROLES: Final = ("system", "user", "assistant", "tool")
+_ROLES: Final[tuple[Role, ...]] = ("system", "user", "assistant", "tool")
 _OWN_SYSTEM: Final = "own_system"
 _DIGEST_BYTES: Final = 16
 _LINE: Final = struct.Struct(f"<BI{_DIGEST_BYTES}s")
+ANSWER_ID_BYTES: Final = 16
+_ANSWERS: Final = "answers"
+_ANSWER: Final = struct.Struct(f"<I{ANSWER_ID_BYTES}s")
+"""The number of a turn, and its id."""
 _VERSION: Final = 2
 # The first version also had a digest with the thinking, which came first.
 _LINE_1: Final = struct.Struct(f"<BI{_DIGEST_BYTES}x{_DIGEST_BYTES}s")
@@ -48,12 +52,14 @@ _THINK, _END_OF_THOUGHT = "<think>", "</think>"
 @dataclass(frozen=True, slots=True)
 class Turn:
     """A committed message, by its digest. end: tokens of the ledger at its end: for an assistant's text its end token,
-    if the template sets one; for others the end of the next such text, or of the request.
+    if the template sets one; for others the end of the next such text, or of the request. answer: the id of an answer;
+    empty without one.
     """
 
-    role: str
+    role: Role
     digest: bytes
     end: int
+    answer: bytes = b""
 
     @classmethod
     def of(cls, message: Message, end: int) -> Turn:
@@ -94,16 +100,19 @@ class TextMap:
         start: int,
         end: int,
         lengths: Sequence[int] = (),
+        answer: bytes = b"",
     ) -> TextMap:
         """Add messages that were read or written together, from `start` to `end`. Unchanged if it does not cover the
         ledger up to `start`, or would become too long.
 
-        lengths: tokens behind `start` at the end of each message; if empty, all end together.
+        lengths: tokens behind `start` at the end of each message; if empty, all end together. answer: the id of the
+        last of them.
         """
         if start != self.end or len(self.turns) + len(messages) > MAX_TURNS:
             return self
         ends = [start + length for length in lengths] or [end] * len(messages)
         turns = (*self.turns, *(Turn.of(message, at) for message, at in zip(messages, ends, strict=True)))
+        turns = (*turns[:-1], replace(turns[-1], answer=answer)) if answer else turns
         if self.turns or not messages:
             return replace(self, turns=turns)
         system = messages[0]["content"] if messages[0]["role"] == "system" else None
@@ -119,6 +128,19 @@ class TextMap:
         if self.end != end or not self.turns or self.turns[-1].role == "assistant":
             return self
         return self.extended([message_of("assistant", "")], start=end, end=end)
+
+    def says(self, instructions: str) -> bool:
+        """Whether its newest system text is these instructions, or it opened with them and a blank line."""
+        newest = next((turn for turn in reversed(self.turns) if turn.role == "system"), None)
+        if newest is None or newest.is_mark_of(message_of("system", instructions)):
+            return newest is not None
+        return newest is self.turns[0] and (self.system or "").startswith(f"{instructions}\n\n")
+
+    def without_answer(self, answer: bytes) -> TextMap:
+        """The map without the id of an answer, which stays as it is."""
+        return replace(
+            self, turns=tuple(replace(turn, answer=b"") if turn.answer == answer else turn for turn in self.turns)
+        )
 
     def cut(self, tokens: int) -> TextMap:
         """The text map of a ledger that is cut to `tokens`."""
@@ -136,7 +158,9 @@ class TextMap:
     def to_map(self) -> dict[str, Any]:
         """The entry of the session map."""
         lines = (_LINE.pack(_ROLES.index(turn.role), turn.end, turn.digest) for turn in self.turns)
-        return {"version": _VERSION, "turns": b"".join(lines), "system": self.system, "root": self.root}
+        answers = b"".join(_ANSWER.pack(at, turn.answer) for at, turn in enumerate(self.turns) if turn.answer)
+        found = {"version": _VERSION, "turns": b"".join(lines), "system": self.system, "root": self.root}
+        return {**found, **({_ANSWERS: answers} if answers else {})}
 
     @classmethod
     def from_map(cls, stored: object) -> TextMap:
@@ -148,7 +172,7 @@ class TextMap:
             raise ValueError(f"{TEXT_MAP} is no map")
         is_new = stored.get("version") == _VERSION
         fields = {"version", "turns", "system", "root"} if is_new else {"turns", "system"}
-        if stored.keys() - (set() if is_new else {_OWN_SYSTEM}) != fields:
+        if stored.keys() - {_ANSWERS if is_new else _OWN_SYSTEM} != fields:
             raise ValueError(f"{TEXT_MAP} has other fields than a text map")
         packed, system, root = stored["turns"], stored["system"], stored.get("root", b"")
         line = _LINE if is_new else _LINE_1
@@ -158,7 +182,7 @@ class TextMap:
             raise ValueError(f"{TEXT_MAP} has a system text that is none")
         if type(root) is not bytes or len(root) not in (0, _DIGEST_BYTES):
             raise ValueError(f"{TEXT_MAP} has a root that is no digest")
-        turns = tuple(_turn_of(*each) for each in line.iter_unpack(packed))
+        turns = _with_answers([_turn_of(*each) for each in line.iter_unpack(packed)], stored.get(_ANSWERS, b""))
         if any(one.end > other.end for one, other in pairwise(turns)):
             raise ValueError(f"{TEXT_MAP} has turns that end before those ahead of them")
         return cls(turns, system, root)
@@ -242,6 +266,16 @@ def without_thinking(text: str) -> str:
     if _END_OF_THOUGHT in text:
         return text.rpartition(_END_OF_THOUGHT)[2]
     return "" if text.lstrip().startswith(_THINK) else text
+
+
+def _with_answers(turns: list[Turn], packed: object) -> tuple[Turn, ...]:
+    if type(packed) is not bytes or len(packed) % _ANSWER.size or len(packed) > len(turns) * _ANSWER.size:
+        raise ValueError(f"{TEXT_MAP} has answers of a wrong length")
+    for at, answer in _ANSWER.iter_unpack(packed):
+        if at >= len(turns) or turns[at].role != "assistant":
+            raise ValueError(f"{TEXT_MAP} has an answer that is none of the assistant's")
+        turns[at] = replace(turns[at], answer=answer)
+    return tuple(turns)
 
 
 def _turn_of(role: int, end: int, digest: bytes) -> Turn:

@@ -14,9 +14,9 @@ from ...memvid.uri import SessionUri, parse_reference
 from ..api.conversing import ConverseRequest, MeasureRequest, MeasureResult
 from ..api.forking import ForkRequest
 from ..api.reading import ChatRequest, GenerateResult
-from ..chat.conversing import require_transcript
+from ..chat.conversing import Behind, require_transcript, root_of, said_behind
 from ..engine.cancellation import to_the_end
-from ..errors import TranscriptDiverged
+from ..errors import InvalidTranscript, TranscriptDiverged
 from ..memory.line import Use
 from ..models.chat_template import Root
 from ..parts import Parts
@@ -25,6 +25,7 @@ from ..sessions.encoding import Place
 from .answering import answers
 from .forking import fork
 from .reading import answer
+from .recalling import answer_not_found
 
 _MOST_TRIED: Final = 4
 """Heads that are tried before a new session reads the transcript."""
@@ -34,21 +35,21 @@ _SUFFIX_BYTES: Final = 4
 
 @answers(ConverseRequest, queued=True)
 async def converse(parts: Parts, request: ConverseRequest) -> GenerateResult:
-    """Raises InvalidTranscript, UnknownModel, and the errors of a chat and of a fork; a fork that answers nothing is
-    taken back."""
+    """Raises InvalidTranscript, UnknownModel, AnswerNotFound, and the errors of a chat and of a fork; a fork that
+    answers nothing is taken back."""
     require_transcript(request.messages)
     wanted, model = parse_reference(request.session), parts.place_for(request.model).name
     await parts.heads.learned()
-    tried: set[SessionUri] = set()
+    tried: set[Head] = set()
     while True:
         head = _best(parts, request, wanted, model, tried)
         if head is None:
             return await _chat(parts, request, _new_name(parts, wanted), model)
-        tried.add(head.uri)
+        tried.add(head)
         # Another request may have gone on from there meanwhile, or deleted the session.
         with suppress(TranscriptDiverged, SessionNotFound):
-            if head.is_last and _is_of_group(head.uri, wanted):
-                return await _chat(parts, request, head.uri, None)
+            if head.is_last and _may_go_on(request, head, wanted):
+                return await _chat(parts, request, head.uri, None, head)
             return await _chat_in_fork(parts, request, head, _new_name(parts, wanted))
 
 
@@ -58,35 +59,64 @@ async def measure(parts: Parts, request: MeasureRequest) -> MeasureResult:
     require_transcript(request.messages)
     wanted, model, root = parse_reference(request.session), parts.place_for(request.model).name, _root_of(request)
     await parts.heads.learned()
-    heads = parts.heads.find(wanted.namespace, model, root, request.messages)
+    heads, messages, place = _heads(parts, request, wanted, model), request.messages, Place(0, None, turn_open=False)
+    cached = max((head.at for head in heads), default=0)
+    if request.after:
+        if not heads:
+            raise answer_not_found(request.after)
+        known, model = await parts.recalling.known(heads[0].uri), heads[0].model
+        place = Place(cached, known.tokens[cached - 1], turn_open=True)
+        root = root_of(known.root, request.tools or None, request.template_arguments or None)
+        messages = said_behind(known.text_map.cut(cached), known.root, root, request.instructions, messages)
     claim = Use(_fresh(wanted), next(parts.residency.memory.numbers))
     async with parts.residency.models.using(model, claim) as loaded:
-        beginning = Place(0, None, turn_open=False)
-        ids = await parts.encoder.messages(loaded, request.messages, beginning, root)
-        cached = min(len(ids), max((head.at for head in heads), default=0))
-        return MeasureResult(len(ids), cached, loaded.context_tokens, model)
+        tokens = place.held + len(await parts.encoder.messages(loaded, messages, place, root))
+        return MeasureResult(tokens, min(tokens, cached), loaded.context_tokens, model)
 
 
 def _best(
-    parts: Parts, request: ConverseRequest, wanted: SessionUri, model: str, tried: set[SessionUri]
+    parts: Parts, request: ConverseRequest | MeasureRequest, wanted: SessionUri, model: str, tried: set[Head]
 ) -> Head | None:
-    """The head to go on from: where no fork is needed, if there is one."""
-    if len(tried) >= _MOST_TRIED:
-        return None
-    heads = parts.heads.find(wanted.namespace, model, _root_of(request), request.messages)
-    left = [head for head in heads if head.uri not in tried]
+    """The head to go on from: where no fork is needed, if there is one. None if a new session is to read all. Raises
+    AnswerNotFound."""
+    heads = _heads(parts, request, wanted, model) if len(tried) < _MOST_TRIED else []
+    left = [head for head in heads if head not in tried]
+    if request.after and not left:
+        raise answer_not_found(request.after)
     return max(
-        left, key=lambda head: (head.is_last and _is_of_group(head.uri, wanted), head.uri == wanted), default=None
+        left, key=lambda head: (head.is_last and _may_go_on(request, head, wanted), head.uri == wanted), default=None
     )
 
 
-async def _chat(parts: Parts, request: ConverseRequest, uri: SessionUri, model: str | None) -> GenerateResult:
-    """Answer in a session; model: of a new one."""
+def _may_go_on(request: ConverseRequest | MeasureRequest, head: Head, wanted: SessionUri) -> bool:
+    """Whether a session is gone on with, and not forked: a client that names an answer means its session."""
+    return bool(request.after) or _is_of_group(head.uri, wanted)
+
+
+def _heads(parts: Parts, request: ConverseRequest | MeasureRequest, wanted: SessionUri, model: str) -> list[Head]:
+    """The heads with the most of a transcript, or those behind an answer. Raises InvalidTranscript: that is of another
+    model."""
+    if not request.after:
+        return parts.heads.find(wanted.namespace, model, _root_of(request), request.messages)
+    heads = parts.heads.behind(wanted.namespace, bytes.fromhex(request.after))
+    other = next((head.model for head in heads if request.model is not None and head.model != model), None)
+    if other is not None:
+        raise InvalidTranscript(
+            f"The answer {request.after} is of model {other!r}, and this request names {model!r}. Name that one, or"
+            " none."
+        )
+    return heads
+
+
+async def _chat(
+    parts: Parts, request: ConverseRequest, uri: SessionUri, model: str | None, head: Head | None = None
+) -> GenerateResult:
+    """Answer in a session. model: of a new one. head: where it goes on."""
     asked = ChatRequest(
         session=str(uri),
         messages=request.messages,
-        tools=request.tools,
-        template_arguments=request.template_arguments or {},
+        tools=(request.tools or None) if request.after else request.tools,
+        template_arguments=request.template_arguments or (None if request.after else {}),
         max_tokens=request.max_tokens,
         sampling=request.sampling,
         stop=request.stop,
@@ -94,7 +124,8 @@ async def _chat(parts: Parts, request: ConverseRequest, uri: SessionUri, model: 
         create=model is not None,
         on_event=request.on_event,
     )
-    return await answer(parts, asked, model)
+    behind = Behind(head.at, request.instructions) if head is not None and request.after else None
+    return await answer(parts, asked, model, behind=behind, answer_id=bytes.fromhex(request.answer_id or ""))
 
 
 async def _chat_in_fork(parts: Parts, request: ConverseRequest, head: Head, name: SessionUri) -> GenerateResult:
@@ -102,7 +133,7 @@ async def _chat_in_fork(parts: Parts, request: ConverseRequest, head: Head, name
     made = await fork(parts, ForkRequest(session=str(head.uri), name=str(name), at_token=head.at))
     await parts.heads.learn(name)
     try:
-        return await _chat(parts, request, name, None)
+        return await _chat(parts, request, name, None, head)
     except BaseException:
         live = parts.residency.awake.get(name)
         if live is None or len(live.state.tokens) <= made.token_count:

@@ -15,12 +15,11 @@ from ..api.reading import (
     WhyResult,
 )
 from ..api.session import Look
-from ..chat.conversing import require_transcript
+from ..chat.conversing import Behind, require_transcript, root_of
 from ..engine import generation
 from ..engine.generation import WriteOrder
 from ..engine.pieces import in_pieces
 from ..errors import EmptyContext, InvalidTokens, InvalidTranscript
-from ..models.chat_template import Root
 from ..parts import Parts
 from ..sessions.sessions import Session
 from ..sessions.transcripts import message_of
@@ -81,8 +80,16 @@ async def chat(parts: Parts, request: ChatRequest) -> GenerateResult:
     return await answer(parts, request)
 
 
-async def answer(parts: Parts, request: ChatRequest, model: str | None = None) -> GenerateResult:
-    """One turn of a chat. model: of a session that is made for it; the default if None. Raises as `chat`."""
+async def answer(
+    parts: Parts,
+    request: ChatRequest,
+    model: str | None = None,
+    *,
+    behind: Behind | None = None,
+    answer_id: bytes = b"",
+) -> GenerateResult:
+    """One turn of a chat. model: of a session that is made for it; the default if None. behind: where the messages
+    stand, if they are no whole transcript. answer_id: names the answer. Raises as `chat`."""
     if (request.message is None) == (request.messages is None):
         raise InvalidTranscript("Give either a message or messages, the whole transcript.")
     if request.messages is not None:
@@ -90,10 +97,13 @@ async def answer(parts: Parts, request: ChatRequest, model: str | None = None) -
     started = time.monotonic()
     async with parts.woken(request.session, request.emit, create=request.create, model=model) as (use, live):
         drawing, look = live.sampling.changed(request.sampling), _branch(parts, live)
-        if request.messages is None:
+        root = root_of(live.root, request.tools, request.template_arguments)
+        if behind is not None and request.messages is not None:
+            turn = await parts.conversing.behind(live, behind, request.messages, root)
+        elif request.messages is None:
             turn = await parts.conversing.message(live, message_of(request.role, request.message or ""))
         else:
-            turn = await parts.conversing.transcript(live, request.messages, _root_of(request, live))
+            turn = await parts.conversing.transcript(live, request.messages, root)
         refusing = request.messages is not None and request.on_divergence == "refuse"
         await parts.reasons.note(live, "chat", turn.ids, turn.at, turn.common, refusing=refusing)
         if request.messages is not None and refusing:
@@ -122,7 +132,14 @@ async def answer(parts: Parts, request: ChatRequest, model: str | None = None) -
             )
             read = (len(turn.ids), cached)
             result = await parts.exchanges.write(
-                live, order, request.emit, read=read, started=started, woken=use.woken, look=look
+                live,
+                order,
+                request.emit,
+                read=read,
+                started=started,
+                woken=use.woken,
+                look=look,
+                answer_id=answer_id,
             )
         except BaseException:
             if before is not None:
@@ -150,14 +167,6 @@ def _branch(parts: Parts, live: Session) -> Look | None:
     if not live.stands_behind(newest, parts.store.versions):
         return None
     return Look(live.durable.version, live.unchanged_tokens, newest.version, newest.ledger_tokens)
-
-
-def _root_of(request: ChatRequest, live: Session) -> Root:
-    """The root of a transcript: as it says, else the session's."""
-    root = live.root
-    if request.tools is not None:
-        root = replace(root, tools=tuple(request.tools))
-    return root if request.template_arguments is None else replace(root, arguments=request.template_arguments)
 
 
 def _names_seed(request: GenerateRequest | ChatRequest) -> bool:

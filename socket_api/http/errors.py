@@ -58,7 +58,7 @@ _STATUSES: Final[Mapping[int, tuple[str, ...]]] = MappingProxyType(
             *("invalid_request", "invalid_sampling", "invalid_tag", "invalid_tokens", "invalid_transcript"),
             *("invalid_uri", "limit_exceeded", "no_such_position", "template_unusable"),
         ),
-        404: ("model_not_loaded", "session_not_found", "unknown_model"),
+        404: ("answer_not_found", "model_not_loaded", "session_not_found", "unknown_model"),
         409: (
             *("identity_mismatch", "model_changed", "model_files_changing", "model_in_use", "name_taken"),
             *("session_awake", "session_exists", "transcript_diverged"),

@@ -35,6 +35,7 @@ from torpor.daemon.api.reading import (
     WhyRequest,
     WhyResult,
 )
+from torpor.daemon.api.recalling import DisownRequest, DisownResult, RecallRequest, RecallResult
 from torpor.daemon.api.records import Request, Result
 from torpor.daemon.api.sampling import Sampling
 from torpor.daemon.api.session import (
@@ -86,6 +87,7 @@ from torpor.daemon.api.waking import (
     WarmResult,
 )
 from torpor.daemon.engine.cancellation import LeftMidway
+from torpor.daemon.errors import AnswerNotFound
 from torpor.daemon.events.bus import Bus, Subscription, Wanted
 from torpor.errors import TorporError
 from torpor.memvid.uri import SessionUri
@@ -151,6 +153,8 @@ class FakeService(Verbs, Awaiting):
             ChatRequest: self._chat,
             ConverseRequest: self._converse,
             MeasureRequest: self._measure,
+            RecallRequest: self._recall,
+            DisownRequest: self._disown,
             SetRequest: self._set,
             SleepRequest: self._sleep,
             SaveRequest: self._save,
@@ -247,6 +251,13 @@ class FakeService(Verbs, Awaiting):
     async def _measure(self, request: MeasureRequest) -> MeasureResult:
         words = sum(len(message["content"].split()) for message in request.messages)
         return MeasureResult(words, 0, self.model.context_tokens or 0, request.model or "fake")
+
+    async def _recall(self, request: RecallRequest) -> RecallResult:
+        """This service keeps no words."""
+        raise AnswerNotFound("There is no such answer.", answer_id=request.answer_id)
+
+    async def _disown(self, request: DisownRequest) -> DisownResult:
+        return DisownResult(request.answer_id, ())
 
     async def _set(self, request: SetRequest) -> SessionInfo:
         found, _ = await self._find_awake(request.session, request.emit)

@@ -197,8 +197,17 @@ def test_a_map_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_map_comes_back_as_it_was_kept(turns: list[tuple[str, str, int]]) -> None:
     known = TextMap()
     for role, text, tokens in turns:
-        known = known.extended([message_of(role, text)], start=known.end, end=known.end + tokens)
+        answer = bytes([tokens]) * 16 if role == "assistant" and tokens % 2 else b""
+        known = known.extended([message_of(role, text)], start=known.end, end=known.end + tokens, answer=answer)
     assert TextMap.from_map(known.to_map()) == known
+
+
+def test_an_answer_is_known_by_its_id_until_that_is_taken_from_it() -> None:
+    known = TextMap().extended([message_of("user", "a")], start=0, end=5)
+    known = known.extended([message_of("assistant", "b")], start=5, end=9, answer=b"x" * 16)
+    assert [turn.answer for turn in known.turns] == [b"", b"x" * 16]
+    assert known.without_answer(b"y" * 16) == known
+    assert known.without_answer(b"x" * 16).to_map().keys() == {"version", "turns", "system", "root"}
 
 
 def test_an_older_snapshot_has_none() -> None:
@@ -224,6 +233,10 @@ def test_an_older_snapshot_has_none() -> None:
         {**LONG.to_map(), "turns": LONG.to_map()["turns"][21 * 2 :] + LONG.to_map()["turns"][: 21 * 2]},
         {**LONG.to_map(), "system": 1},
         {**LONG.to_map(), "other": None},
+        {**LONG.to_map(), "answers": None},
+        {**LONG.to_map(), "answers": bytes(19)},
+        {**LONG.to_map(), "answers": bytes(20)},
+        {**LONG.to_map(), "answers": b"\xff" * 20},
     ],
 )
 def test_what_is_no_text_map_is_refused(stored: object) -> None:

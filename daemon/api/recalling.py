@@ -1,0 +1,70 @@
+"""Verbs about answers by their ids, and about what was said."""
+
+from __future__ import annotations
+
+from dataclasses import KW_ONLY, dataclass
+
+from .dialogue import AnswerId, Role, ToolCall
+from .records import Count, ModelName, Request, Result, SessionText
+
+
+@dataclass(frozen=True, slots=True)
+class RecalledMessage(Result):
+    """A message, as its tokens tell it. answer_id: of an answer that has one. start, end: the tokens of the ledger
+    before it, or before the messages that were read with it, and at its end. finished: whether an answer came to its
+    end."""
+
+    role: Role
+    content: str
+    _: KW_ONLY
+    reasoning: str = ""
+    tool_calls: tuple[ToolCall, ...] = ()
+    tool_call_id: str = ""
+    answer_id: AnswerId | None = None
+    start: Count
+    end: Count
+    finished: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class RecallResult(Result):
+    """What was said. after: the id of the answer before; None without one."""
+
+    session: str
+    model: ModelName
+    messages: tuple[RecalledMessage, ...]
+    after: AnswerId | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RecallRequest(Request):
+    """What was said in a session, decoded from its tokens; one that sleeps stays asleep. With `answer_id`: that answer,
+    behind the messages since the answer before it that has an id.
+
+    session: give it, or answer_id. namespace: where to look for an answer; all if None.
+    """
+
+    session: SessionText | None = None
+    answer_id: AnswerId | None = None
+    namespace: SessionText | None = None
+
+    def require(self) -> None:
+        if (self.session is None) == (self.answer_id is None):
+            raise ValueError("either session or answer_id names what to tell; give one of them")
+
+
+@dataclass(frozen=True, slots=True)
+class DisownResult(Result):
+    """The sessions that had the answer."""
+
+    answer_id: AnswerId
+    sessions: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DisownRequest(Request):
+    """Take the id from an answer: nothing finds it by that any more. Its words stay in the sessions that have it;
+    deleting those erases them."""
+
+    answer_id: AnswerId
+    namespace: SessionText | None = None

@@ -1,0 +1,171 @@
+"""What was said in a session, told from its tokens: nothing else of it is kept.
+
+An answer is decoded as it was when it was written, so its thinking, its calls and their ids come out the same. Messages
+that were read are taken out of the text that the template made of them. Where that cannot be told apart, all of it is
+told as one message.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import groupby
+from typing import Final
+
+from ...memvid.store import Store
+from ...memvid.uri import SessionUri
+from ...snapshot.state import token_array
+from ..api.dialogue import ToolCall
+from ..api.limits import MAX_STOP_CHARS
+from ..api.recalling import RecalledMessage
+from ..engine.channels import Shown
+from ..engine.generation import Written
+from ..models.chat_template import Message, Root
+from ..models.models import LoadedModel
+from ..residency.residency import Residency
+from ..sessions.encoding import Encoder, Place, rendered
+from ..sessions.sessions import ROOT, Session
+from ..sessions.transcripts import TEXT_MAP, TextMap, Turn, message_of
+from ..sessions.unprocessed_tail import unread_in
+from ..sleep.store_threads import StoreThreads
+from ..sleep.turn_journal import TurnJournal
+
+_WORDS: Final = "torporwordsplaceholder5e1a"
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """The words of a session: its ledger, its messages, and what stands before them. model: its name."""
+
+    uri: SessionUri
+    model: str
+    tokens: Sequence[int]
+    text_map: TextMap
+    root: Root
+
+
+class Recalling:
+    """Tells what was said."""
+
+    def __init__(
+        self, store: Store, threads: StoreThreads, encoder: Encoder, residency: Residency, journal: TurnJournal
+    ) -> None:
+        self._store = store
+        self._threads = threads
+        self._encoder = encoder
+        self._residency = residency
+        self._journal = journal
+
+    async def known(self, uri: SessionUri) -> Known:
+        """The words of a session, which stays asleep if it sleeps. Raises SessionNotFound, and the errors of a damaged
+        bundle."""
+        live = self._residency.putting_away.live(uri)
+        if live is not None:
+            return _of_awake(live)
+        async with self._residency.turn(uri):
+            live = self._residency.putting_away.live(uri)
+            if live is not None:
+                return _of_awake(live)
+            await self._journal.replay(uri)
+            self._residency.standing.require_row(uri)
+            return await self._threads.on_io(partial(self._of_asleep, uri))
+
+    async def messages(self, model: LoadedModel, known: Known, first: int, last: int) -> list[RecalledMessage]:
+        """The messages from number `first` to `last`; the first of a read that is told is the first of it."""
+        return await self._encoder.with_words(model, lambda _: list(_told(model, known, first, last)))
+
+    def _of_asleep(self, uri: SessionUri) -> Known:
+        with self._store.open_session(uri) as reader:
+            kept, unread = reader.manifest.session, unread_in(reader.manifest.session, uri)
+            tokens = token_array(reader.tokens()) + (unread.tokens if unread else token_array())
+            text_map = unread.text_map if unread else TextMap.from_map(kept.get(TEXT_MAP))
+            return Known(uri, str(kept["model"]), tokens, text_map, Root.from_text(kept.get(ROOT)))
+
+
+def _of_awake(live: Session) -> Known:
+    return Known(live.uri, live.model.name, live.state.tokens[:], live.text_map, live.root)
+
+
+def _told(model: LoadedModel, known: Known, first: int, last: int) -> Iterator[RecalledMessage]:
+    at = start = 0
+    calls: Sequence[ToolCall] = ()
+    for end, group in groupby(known.text_map.turns, key=lambda turn: turn.end):
+        read = list(group)
+        behind, at = at, at + len(read)
+        if first <= at and behind <= last:  # the one before, too, for the ids of its calls
+            if [turn.role for turn in read] == ["assistant"] and start:
+                told = [_answer(model, known, read[0], start)]
+            else:
+                told = _read(model, known, read, start, calls)
+            yield from told if at > first else ()
+            calls = told[-1].tool_calls
+        start = end
+
+
+def _answer(model: LoadedModel, known: Known, turn: Turn, start: int) -> RecalledMessage:
+    """An answer, as it was shown."""
+    ledger = list(known.tokens[:start])
+    shown, written, finished = Shown(model, ledger, known.root, ()), Written(), False
+    for token in known.tokens[start : turn.end]:
+        ledger.append(token)  # grows while it is shown: the ids of calls follow from it
+        finished = token in model.end_tokens
+        for piece in () if finished else shown.push(token):
+            written.add(piece)
+    for piece in shown.finish():
+        written.add(piece)
+    told = RecalledMessage(
+        "assistant",
+        written.text,
+        reasoning=written.reasoning,
+        tool_calls=tuple(written.calls),
+        answer_id=turn.answer.hex() or None,
+        start=start,
+        end=turn.end,
+        finished=finished,
+    )
+    if turn.is_mark_of(_as_message(told)):
+        return told
+    # A stop string ended it, and was shown to nobody.
+    shorter = (written.text[:size] for size in range(len(written.text) - 1, -1, -1)[: 2 * MAX_STOP_CHARS])
+    cut = (replace(told, content=text, finished=True) for text in shorter)
+    return next((each for each in cut if turn.is_mark_of(_as_message(each))), told)
+
+
+def _as_message(told: RecalledMessage) -> Message:
+    calls = [{"name": call.name, "arguments": call.arguments} for call in told.tool_calls]
+    return message_of(told.role, told.content, calls)
+
+
+def _read(
+    model: LoadedModel, known: Known, turns: Sequence[Turn], start: int, calls: Sequence[ToolCall]
+) -> list[RecalledMessage]:
+    """Messages that were read together. calls: of the answer before them."""
+    end = turns[-1].end
+    text = str(model.tokenizer.decode(list(known.tokens[start:end])))
+    ids = [call.id for call in calls]
+    roles = [turn.role for turn in turns]
+    answered = [ids.pop(0) if role == "tool" and ids else "" for role in roles]
+    named = [
+        {**message_of(role, f"{_WORDS}{at:08}"), **({"tool_call_id": call} if call else {})}
+        for at, (role, call) in enumerate(zip(roles, answered, strict=True))
+    ]
+    place = Place(start, known.tokens[start - 1] if start else None, turn_open=True)
+    around = re.split(f"{_WORDS}[0-9]{{8}}", rendered(model, named, place, known.root))
+    if roles[-1] == "assistant" and known.tokens[end - 1] in model.end_tokens:
+        closing = str(model.tokenizer.decode([known.tokens[end - 1]]))
+        around[-1] = around[-1].partition(closing)[0] + closing
+    found = re.fullmatch("(.*?)".join(map(re.escape, around)), text, re.DOTALL)
+    told = [
+        RecalledMessage(
+            turn.role, words, tool_call_id=call, answer_id=turn.answer.hex() or None, start=start, end=turn.end
+        )
+        for turn, words, call in zip(turns, found.groups() if found else (), answered, strict=False)
+    ]
+    spelled = any(mark.strip() in each.content for each in told for mark in around[1:])
+    if len(told) != len(turns) or (
+        spelled and not all(turn.is_mark_of(_as_message(each)) for turn, each in zip(turns, told, strict=True))
+    ):
+        return [RecalledMessage("user", text, start=start, end=end)]
+    return told

@@ -1,0 +1,66 @@
+"""Handlers for recall and disown: answers by their ids."""
+
+from __future__ import annotations
+
+from ...memvid.uri import SessionUri
+from ..api.events import ignore
+from ..api.recalling import DisownRequest, DisownResult, RecallRequest, RecallResult
+from ..chat.recalling import Known
+from ..errors import AnswerNotFound
+from ..memory.line import Use
+from ..parts import Parts
+from ..prefixes.heads import Head
+from .answering import answers
+
+
+@answers(RecallRequest)
+async def recall(parts: Parts, request: RecallRequest) -> RecallResult:
+    """Raises SessionNotFound, AnswerNotFound, the errors of a damaged bundle and of the model's load."""
+    if request.session is not None:
+        known = await parts.recalling.known(parts.resolve(request.session))
+        return await _told(parts, known, 0, len(known.text_map.turns) - 1)
+    assert request.answer_id is not None
+    heads = await find_answer(parts, request.namespace, request.answer_id)
+    known = await parts.recalling.known(min(heads, key=lambda head: (not head.is_last, str(head.uri))).uri)
+    turns, answer = known.text_map.turns, bytes.fromhex(request.answer_id)
+    last = next((at for at, turn in enumerate(turns) if turn.answer == answer), None)
+    if last is None:
+        raise answer_not_found(request.answer_id)
+    before = next((at for at in range(last - 1, -1, -1) if turns[at].answer), -1)
+    return await _told(parts, known, before + 1, last)
+
+
+@answers(DisownRequest, queued=True)
+async def disown(parts: Parts, request: DisownRequest) -> DisownResult:
+    """Raises AnswerNotFound, and the errors of a wake."""
+    heads = await find_answer(parts, request.namespace, request.answer_id)
+    for head in heads:
+        async with parts.woken(str(head.uri), ignore, create=False) as (_, live):
+            live.text_map = live.text_map.without_answer(bytes.fromhex(request.answer_id))
+            live.dirty = True
+    return DisownResult(request.answer_id, tuple(str(head.uri) for head in heads))
+
+
+async def find_answer(parts: Parts, namespace: str | None, answer_id: str) -> list[Head]:
+    """The heads behind an answer. Raises AnswerNotFound."""
+    await parts.heads.learned()
+    heads = parts.heads.behind(namespace, bytes.fromhex(answer_id))
+    if not heads:
+        raise answer_not_found(answer_id)
+    return heads
+
+
+def answer_not_found(answer_id: str) -> AnswerNotFound:
+    """The error for an id that no session has."""
+    return AnswerNotFound(
+        f"There is no answer {answer_id}. It was never given, or its session was deleted. Send the whole dialogue.",
+        answer_id=answer_id,
+    )
+
+
+async def _told(parts: Parts, known: Known, first: int, last: int) -> RecallResult:
+    claim = Use(SessionUri(known.uri.namespace, "recall"), next(parts.residency.memory.numbers))
+    async with parts.residency.models.using(known.model, claim) as model:
+        messages = await parts.recalling.messages(model, known, first, last)
+    after = known.text_map.turns[first - 1].answer.hex() or None if first else None
+    return RecallResult(str(known.uri), known.model, tuple(messages), after)

@@ -1,0 +1,179 @@
+"""An answer is found by its id: a dialogue goes on behind it, and it is told from its tokens."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conversing_rig import SYSTEM, assistant, cold, ledger, reply_with, script, user  # noqa: F401
+from session_rig import open_rigged
+from torpor.daemon.api.dialogue import ToolCall
+from torpor.daemon.errors import AnswerNotFound, InvalidTranscript
+from torpor.daemon.models.written_tools import offer_of
+from torpor.daemon.sessions.transcripts import message_of
+
+from .test_conversing import TOOLS, converse, names
+
+ONE, TWO, THREE = (f"{number:032x}" for number in (1, 2, 3))
+CALL = '<tool_call>{"name": "look", "arguments": {"path": "."}}</tool_call>'
+
+
+async def test_an_answer_is_gone_on_from_by_its_id_and_only_what_is_new_crosses_the_wire(open_rig: Any) -> None:
+    async with open_rig(endless=False) as rig:
+        await converse(rig, [SYSTEM, user("one")], "eins", answer_id=ONE)
+        held = len(ledger(rig))
+        told = await converse(rig, [user("two")], "zwei", after=ONE, answer_id=TWO)
+        assert told.session == "torpor://default/a"
+        assert told.prefilled_tokens == told.token_count - len(told.tokens) - held
+        said = [SYSTEM, user("one"), assistant("eins"), user("two"), assistant("zwei")]
+        assert ledger(rig) == cold(rig, said)
+        # The same conversation is found by what was said, too.
+        assert (await converse(rig, [*said, user("on")], "ja")).session == told.session
+        assert await names(rig) == {"a"}
+
+
+async def test_an_older_answer_is_gone_on_from_in_a_fork(open_rig: Any) -> None:
+    async with open_rig(endless=False) as rig:
+        await converse(rig, [user("one")], "eins", answer_id=ONE)
+        await converse(rig, [user("two")], "zwei", after=ONE, answer_id=TWO)
+        held = ledger(rig)
+        told = await converse(rig, [user("three")], "drei", after=ONE, answer_id=THREE)
+        fork = told.session.rpartition("/")[2]
+        assert (ledger(rig), fork != "a") == (held, True)
+        assert ledger(rig, fork) == cold(rig, [user("one"), assistant("eins"), user("three"), assistant("drei")])
+        # Each goes on where it is last, under whatever name.
+        for after, session in ((TWO, "a"), (THREE, fork)):
+            told = await converse(rig, [user("on")], "ja", "elsewhere", after=after)
+            assert told.session == f"torpor://default/{session}"
+
+
+async def test_requests_at_once_behind_one_answer_all_go_on_from_it(open_rig: Any) -> None:
+    async with open_rig(endless=False) as rig:
+        await converse(rig, [user("one")], "eins", answer_id=ONE)
+        held = len(ledger(rig))
+        rig.script.clear()
+        asked = (converse(rig, [user(f"q{at}")], after=ONE, max_tokens=8) for at in range(3))
+        told = await asyncio.gather(*asked)
+        assert len({each.session for each in told}) == 3
+        assert all(each.token_count - len(each.tokens) - each.prefilled_tokens == held for each in told)
+
+
+async def test_an_answer_is_found_after_a_restart_and_in_a_deleted_session_no_more(open_rig: Any) -> None:
+    async with open_rig(endless=False) as rig:
+        await converse(rig, [user("one")], "eins", answer_id=ONE)
+        held = ledger(rig)
+    async with open_rig(endless=False) as rig:
+        assert (await rig.service.recall(answer_id=ONE)).messages[-1].content == "eins"
+        assert not rig.service.residency.awake, "it was told from the disk"
+        await converse(rig, [user("two")], "zwei", after=ONE)
+        assert ledger(rig)[: len(held)] == held
+        await rig.service.delete("a")
+        with pytest.raises(AnswerNotFound):
+            await converse(rig, [user("two")], after=ONE)
+        with pytest.raises(AnswerNotFound):
+            await rig.service.measure("a", [user("two")], after=ONE)
+        with pytest.raises(AnswerNotFound):
+            await rig.service.recall(answer_id=ONE)
+
+
+async def test_instructions_stay_and_others_are_said_once(open_rig: Any) -> None:
+    async with open_rig(endless=False) as rig:
+        opening = message_of("system", "Be brief.\n\nYou are in a test.")
+        await converse(rig, [opening, user("one")], "eins", answer_id=ONE)
+        after = ONE
+        said: list[Any] = [opening, user("one"), assistant("eins")]
+        for number, (instructions, new) in enumerate(
+            [
+                (None, []),
+                ("Be brief.", []),
+                ("Be loud.", [message_of("system", "Be loud.")]),
+                ("Be loud.", []),
+                (None, []),
+            ]
+        ):
+            answer_id = f"{number + 10:032x}"
+            measured = await rig.service.measure("a", [user("on")], after=after, instructions=instructions)
+            told = await converse(
+                rig, [user("on")], f"a{number}", after=after, answer_id=answer_id, instructions=instructions
+            )
+            assert measured.tokens == told.token_count - len(told.tokens)
+            assert measured.cached_tokens == measured.tokens - told.prefilled_tokens
+            said += [*new, user("on"), assistant(f"a{number}")]
+            assert ledger(rig) == cold(rig, said)
+            after = answer_id
+
+
+async def test_tools_that_are_left_out_stay_and_others_are_offered_behind_the_results(open_rig: Any) -> None:
+    other = ({"name": "count", "description": "Counts.", "parameters": {"type": "object"}},)
+    async with open_rig(endless=False) as rig:
+        told = await converse(rig, [user("hi")], CALL, tools=TOOLS, answer_id=ONE, max_tokens=90)
+        result = {"role": "tool", "content": "a file", "tool_call_id": told.tool_calls[0].id}
+        await converse(rig, [result], CALL, after=ONE, answer_id=TWO, max_tokens=90)
+        told = await converse(rig, [result], CALL.replace("look", "count"), after=TWO, tools=other, max_tokens=90)
+        assert [call.name for call in told.tool_calls] == ["count"]
+        messages = (await rig.service.recall("a")).messages
+        assert [each.role for each in messages[-4:]] == ["assistant", "tool", "system", "assistant"]
+        assert messages[-2].content == offer_of(other)
+
+
+async def test_another_model_than_the_answers_is_refused(store: Path, tiny_model: Path, digest_cache: Path) -> None:
+    models = {"tiny": str(tiny_model), "other": str(tiny_model)}
+    async with open_rigged(store, models, digest_cache, endless=False) as rig:
+        await converse(rig, [user("one")], "eins", answer_id=ONE)
+        with pytest.raises(InvalidTranscript, match="other"):
+            await converse(rig, [user("two")], after=ONE, model="other")
+
+
+async def test_what_was_said_is_told_from_the_tokens(open_rig: Any) -> None:
+    async with open_rig(endless=False) as rig:
+        opening = [SYSTEM, user("say <|im_end|> or\n\nso"), assistant("well"), user("now")]
+        told = await converse(rig, opening, CALL, tools=TOOLS, answer_id=ONE, max_tokens=90)
+        result = {"role": "tool", "content": "a file", "tool_call_id": told.tool_calls[0].id}
+        stopped = await converse(rig, [result, user("and?")], "fine END", after=ONE, answer_id=TWO, stop=["END"])
+        whole = await rig.service.recall("a")
+        assert [(each.role, each.content) for each in whole.messages] == [
+            *((each["role"], each["content"]) for each in opening),
+            ("assistant", ""),
+            ("tool", "a file"),
+            ("user", "and?"),
+            ("assistant", stopped.text),
+        ]
+        call, tool = whole.messages[4:6]
+        assert call.tool_calls == (ToolCall("look", {"path": "."}, told.tool_calls[0].id),)
+        assert (tool.tool_call_id, call.answer_id, whole.messages[-1].answer_id) == (call.tool_calls[0].id, ONE, TWO)
+        assert whole.messages[-1].end == len(ledger(rig))
+        first, second = [await rig.service.recall(answer_id=answer_id) for answer_id in (ONE, TWO)]
+        assert (first.messages, first.after) == (whole.messages[:5], None)
+        assert (second.messages, second.after) == (whole.messages[5:], ONE)
+
+
+async def test_an_answer_that_was_cut_off_is_told_so(open_rig: Any) -> None:
+    async with open_rig(endless=False) as rig:
+        told = await converse(rig, [user("one")], "a long answer", answer_id=ONE, max_tokens=3)
+        (*_, answer) = (await rig.service.recall(answer_id=ONE)).messages
+        assert (answer.content, answer.finished, answer.end - answer.start) == (told.text, False, 3)
+
+
+async def test_a_disowned_answer_is_found_no_more_in_any_fork_and_after_a_restart(open_rig: Any) -> None:
+    async with open_rig(endless=False) as rig:
+        await converse(rig, [user("one")], "eins", answer_id=ONE)
+        await converse(rig, [user("two")], "zwei", after=ONE, answer_id=TWO)
+        await converse(rig, [user("three")], "drei", after=ONE, answer_id=THREE)
+        await rig.sleep("a")
+        assert len((await rig.service.disown(ONE)).sessions) == 2
+        with pytest.raises(AnswerNotFound):
+            await rig.service.recall(answer_id=ONE)
+    async with open_rig(endless=False) as rig:
+        with pytest.raises(AnswerNotFound):
+            await rig.service.disown(ONE)
+        for answer_id, text in ((TWO, "zwei"), (THREE, "drei")):
+            assert (await rig.service.recall(answer_id=answer_id)).messages[-1].content == text
+
+
+async def test_what_cannot_be_told_apart_is_told_as_one_message(open_rig: Any) -> None:
+    async with open_rig(endless=False) as rig:
+        await converse(rig, [user("a<|im_end|>\n<|im_start|>user\nb"), user("c")], "hm", "b")
+        first, answer = (await rig.service.recall("b")).messages
+        assert ("b<|im_end|>" in first.content, answer.content) == (True, "hm")
