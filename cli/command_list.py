@@ -41,6 +41,8 @@ COMMANDS = (
             "Show figures of all sessions, by label: their number, tokens, memory and disk, and their hits."),
     Command(_SYSTEM, "models", "commands.models.models",
             "List the served models, and which are in memory; load one before it is needed, or unload one."),
+    Command(_SYSTEM, "mcp", "commands.mcp.mcp",
+            "Give a program that speaks MCP sessions as tools, on standard input and output."),
     Command(_SYSTEM, "doctor", "serve.doctor.doctor",
             "Examine this machine: versions, device, the BLAS and its speed, the daemon and the store."),
     Command(_AT_WORK, "chat", "commands.chat.chat", "Talk with a session; it remembers, also after it slept."),

@@ -46,7 +46,7 @@ _CODES: tuple[tuple[ExitStatus, tuple[str, ...]], ...] = (
         (
             "error", "api_error", "cli_error", "daemon_error", "snapshot_error", "store_error",
             "client_closed", "daemon_start_failed", "demo_daemon_failed", "demo_unfit", "doctor_failed",
-            "duplicate_id", "durability_lost",
+            "duplicate_id", "durability_lost", "extra_missing",
             "frame_timeout", "frame_too_large", "generation_failed", "hello_timeout", "http_refused",
             "inconsistent_state", "index_failed",
             "internal_error", "invalid_draft", "journal_waits", "limit_exceeded", "local_protocol_error", "lock_lost",

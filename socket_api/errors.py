@@ -130,6 +130,10 @@ class StopIncomplete(ApiError):
     """The daemon stopped, but not every session could be put to sleep."""
 
 
+class ExtraMissing(ApiError):
+    """A package that is not installed: it comes with an extra of this one, `extra`."""
+
+
 # --- HTTP -----------------------------------------------------------------------------------------------------------
 
 

@@ -24,7 +24,10 @@ MAY_IMPORT: dict[str, tuple[set[str], set[str]]] = {
     "daemon": ({"snapshot", "memvid"}, {"mlx", "mlx_lm", "numpy", "blake3", "pydantic", "watchfiles"}),
     "socket_api": (
         set(),
-        {"msgpack", "pydantic", "pydantic_core", "platformdirs", "prometheus_client", "starlette", "uvicorn"},
+        {
+            *("msgpack", "pydantic", "pydantic_core", "platformdirs", "prometheus_client", "starlette", "uvicorn"),
+            *("mcp", "mcp_types"),
+        },
     ),
     "cli": ({"memvid", "socket_api"}, {"typer", "rich", "pydantic", "platformdirs"}),
 }
@@ -38,7 +41,7 @@ HOLDS: dict[str, tuple[str, ...]] = {
         *("errors", "api", "options", "events", "models", "engine", "sessions", "sleep", "prefixes", "memory"),
         *("residency", "chat", "config", "upkeep", "parts", "verbs", "service", "doctor"),
     ),
-    "socket_api": ("limits", "errors", "wire", "client", "server", "http", "main"),
+    "socket_api": ("limits", "errors", "wire", "client", "mcp", "server", "http", "main"),
     "cli": (
         *("exit_codes", "view", "errors", "reach", "serve", "demo", "commands", "command_list", "registry", "detached"),
         *("main", "tied"),

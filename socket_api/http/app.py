@@ -22,7 +22,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from ... import __version__
 from ...errors import TorporError
 from ..errors import HttpRefused, InternalError
-from . import chat_completions, completions, errors, messages, models, openapi, responses, sessions
+from . import chat_completions, completions, errors, mcp, messages, models, openapi, responses, sessions
 from .desk import Desk, desk_of
 from .metrics import metrics
 from .work import ClientLeft
@@ -47,6 +47,7 @@ def app_of(desk: Desk) -> ASGIApp:
         Route(responses.PATH, Dialect(responses.responses), methods=["POST"]),
         Route(messages.PATH, Dialect(messages.messages), methods=["POST"]),
         Route(messages.COUNT_PATH, messages.count_tokens, methods=["POST"]),
+        Route(mcp.PATH, Dialect(mcp.mcp), methods=["POST"]),
         *models.routes(),
         *sessions.routes(),
     ]

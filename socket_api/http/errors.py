@@ -45,6 +45,7 @@ _KINDS: Final[Mapping[int, _Kind]] = MappingProxyType(
         415: _Kind("invalid_request_error", "invalid_request_error", "unsupported_media_type"),
         429: _Kind("rate_limit_error", "rate_limit_error"),
         500: _Kind("server_error", "api_error"),
+        501: _Kind("server_error", "api_error"),
         503: _Kind("server_error", "overloaded_error"),
         507: _Kind("server_error", "api_error"),
     }
@@ -64,6 +65,7 @@ _STATUSES: Final[Mapping[int, tuple[str, ...]]] = MappingProxyType(
             *("session_awake", "session_exists", "transcript_diverged"),
         ),
         429: ("daemon_busy", "engine_busy", "memory_busy", "session_busy", "store_busy", "too_many_requests"),
+        501: ("extra_missing",),
         503: ("cancelled", "service_closed", "shutting_down", "stop_deadline"),
         507: ("budget_exceeded", "memory_budget_exceeded", "no_space"),
     }

@@ -4,32 +4,21 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator, Mapping
-from dataclasses import MISSING, fields
 from functools import cache
-from typing import Any, get_type_hints
-
-from pydantic import TypeAdapter
-from pydantic.json_schema import GenerateJsonSchema
+from typing import Any
 
 from ... import __version__
-from ...daemon.api.events import NEVER_SENT
-from ...daemon.api.records import Record
+from ..wire.schemas import Schemas, object_of
 from . import chat_completions, completions, messages, responses, sessions
 from .fields import Body
 
-_REF = "#/components/schemas/{model}"
 _JSON = "application/json"
-
-
-class _Schemas(GenerateJsonSchema):
-    # The defaults of a sampling are numbers of classes of their own, and are left out of its schema.
-    ignored_warning_kinds = {"non-serializable-default"}  # noqa: RUF012 - as pydantic declares it
 
 
 @cache
 def document() -> Mapping[str, Any]:
     """The description of all routes, for OpenAPI 3.1. Made once, in a second or less."""
-    schemas: dict[str, Any] = {}
+    schemas = Schemas("components/schemas")
     paths: dict[str, dict[str, Any]] = {}
     for path, method, operation in [*_plain(), *_of_dialects(schemas), *_of_sessions(schemas)]:
         paths.setdefault(path, {})[method.lower()] = operation
@@ -39,7 +28,7 @@ def document() -> Mapping[str, Any]:
         "security": [{"bearer": []}, {"key": []}],
         "paths": paths,
         "components": {
-            "schemas": schemas,
+            "schemas": schemas.shared,
             "securitySchemes": {
                 "bearer": {"type": "http", "scheme": "bearer"},
                 "key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
@@ -59,7 +48,7 @@ def _plain() -> Iterator[tuple[str, str, dict[str, Any]]]:
     yield "/v1/models/{model}", "get", _operation("One served model.", {"type": "object"}, named)
 
 
-def _of_dialects(schemas: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, Any]]]:
+def _of_dialects(schemas: Schemas) -> Iterator[tuple[str, str, dict[str, Any]]]:
     bodies: Mapping[str, type[Body]] = {
         chat_completions.PATH: chat_completions.ChatBody,
         completions.PATH: completions.CompletionBody,
@@ -69,45 +58,24 @@ def _of_dialects(schemas: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, 
     }
     for path, body in bodies.items():
         operation = _operation(inspect.cleandoc(body.__doc__ or ""), {"type": "object"}, [])
-        schema = _schema_of(body, "validation", schemas)
+        schema = schemas.schema_of(body, "validation")
         operation["requestBody"] = {"required": True, "content": {_JSON: {"schema": schema}}}
         yield path, "post", operation
 
 
-def _of_sessions(schemas: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, Any]]]:
+def _of_sessions(schemas: Schemas) -> Iterator[tuple[str, str, dict[str, Any]]]:
     for each in sessions.ROUTES:
-        taken = _fields_of(each.verb.request, schemas)
+        taken = schemas.fields_of(each.verb.request)
         named = [_parameter("session", "path", taken.pop("session")[0])] if each.names_session else []
         if each.method == "GET":
             named += [_parameter(name, "query", schema) for name, (schema, _) in taken.items()]
             taken = {}
         said = inspect.cleandoc(each.verb.request.__doc__ or "").split("\n\n")[0]
-        operation = _operation(said, _schema_of(each.verb.result, "serialization", schemas), named)
+        operation = _operation(said, schemas.schema_of(each.verb.result, "serialization"), named)
         if each.method == "POST":
-            body = {
-                "type": "object",
-                "properties": {name: schema for name, (schema, _) in taken.items()},
-                "required": [name for name, (_, needed) in taken.items() if needed],
-                "additionalProperties": False,
-            }
+            body = object_of(taken)
             operation["requestBody"] = {"required": bool(body["required"]), "content": {_JSON: {"schema": body}}}
         yield each.path, each.method, operation
-
-
-def _fields_of(record: type[Record], schemas: dict[str, Any]) -> dict[str, tuple[dict[str, Any], bool]]:
-    """The schema of each field of a request that crosses the wire, and whether it must be given."""
-    hints = get_type_hints(record, include_extras=True)
-    return {
-        each.name: (_schema_of(hints[each.name], "validation", schemas), each.default is MISSING)
-        for each in fields(record)
-        if each.name not in NEVER_SENT
-    }
-
-
-def _schema_of(declared: Any, mode: Any, schemas: dict[str, Any]) -> dict[str, Any]:
-    schema = TypeAdapter(declared).json_schema(ref_template=_REF, mode=mode, schema_generator=_Schemas)
-    schemas.update(schema.pop("$defs", {}))
-    return schema
 
 
 def _parameter(name: str, place: str, schema: dict[str, Any]) -> dict[str, Any]:

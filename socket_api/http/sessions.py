@@ -19,7 +19,7 @@ from ...daemon.api.verb import Verb
 from ...daemon.api.verbs import VERBS
 from ...daemon.engine.pieces import in_pieces
 from ..server.wire_map import wire_map
-from ..wire.checking import listed
+from ..wire.checking import params_of_json
 from .desk import desk_of
 
 PATH: Final = "/v1/sessions"
@@ -60,10 +60,7 @@ def routes() -> list[Route]:
 async def _answer(route: SessionRoute, request: Request) -> Response:
     desk = desk_of(request)
     async with desk.bodies.read(request) as body:
-        lists = listed(route.verb)
-        params = {
-            name: tuple(value) if name in lists and type(value) is list else value for name, value in body.items()
-        }
+        params = params_of_json(route.verb, body)
         if route.method == "GET":
             params |= request.query_params
         if route.names_session:

@@ -71,6 +71,12 @@ def listed(verb: Verb[Any, Any]) -> Mapping[str, Listed]:
     return MappingProxyType({name: mark for name, mark in lists.items() if mark is not None})
 
 
+def params_of_json(verb: Verb[Any, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """The parameters of a request from its JSON, with the lists as a map on the wire has them."""
+    lists = listed(verb)
+    return {name: tuple(value) if name in lists and type(value) is list else value for name, value in given.items()}
+
+
 @dataclass(frozen=True, slots=True)
 class _LongList:
     """A list that is checked in pieces. at_once: items of a piece, about a millisecond. most: items in all."""

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 NEW = {"starlette", "uvicorn", "httptools", "prometheus_client", "torpor.socket_api.http"}
+NEVER = {"mcp", "mcp_types", "opentelemetry"}
 
 
 def imported_by(folder: Path, *options: str) -> set[str]:
@@ -40,3 +41,4 @@ def test_no_new_module_is_imported_unless_http_is_asked_for(short_path: Path, as
     found = imported_by(short_path, *(["--http-socket", str(short_path / "h.sock")] if asks else []))
     assert "torpor.daemon.service" in found, "the list means something"
     assert found & NEW == (NEW if asks else set())
+    assert not found & NEVER, "they come with the first request that needs them"

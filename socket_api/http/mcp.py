@@ -1,0 +1,66 @@
+"""`/mcp`: sessions as tools of MCP, over streamable HTTP without transport sessions.
+
+The package of MCP is imported at the first request, on another thread, because that takes a second. Host, Origin and
+token were checked before (`access.py`), so the package's own check is off: it would refuse clients of the Unix socket.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from starlette.requests import Request
+from starlette.types import Message, Send
+
+from ...daemon.api.records import Result
+from ...daemon.api.verb import Verb
+from ..errors import ExtraMissing, HttpRefused
+from .desk import Desk, desk_of
+from .limits import MAX_BODY_BYTES
+from .work import ClientLeft
+
+PATH = "/mcp"
+
+
+async def mcp(request: Request, send: Send) -> None:
+    """Answer a request. Raises ExtraMissing, and the errors of a body."""
+    desk = desk_of(request)
+    async with desk.bodies.read(request) as body:
+        manager = await asyncio.to_thread(_new_manager, desk)
+        unread = [json.dumps(body).encode()]
+
+        async def receive() -> Message:
+            if unread:
+                return {"type": "http.request", "body": unread.pop(), "more_body": False}
+            return await request.receive()
+
+        async with manager.run():  # of this request alone, so that it leaves nothing behind
+            await manager.handle_request(request.scope, receive, send)
+
+
+def _new_manager(desk: Desk) -> Any:
+    try:
+        from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
+
+        from ..mcp.tools import server_of
+    except ModuleNotFoundError as error:
+        raise ExtraMissing(
+            f"{PATH} needs the package {error.name}, which is not installed: pip install 'torpor[mcp]', and start the"
+            " daemon again.",
+            extra="mcp",
+        ) from error
+
+    async def ask(request: Request, verb: Verb[Any, Any], params: Mapping[str, Any]) -> Result:
+        asked = await request.state.caller.request_of(verb, params)
+        try:
+            found: Result = await desk.works.answer(verb, asked, request.receive)
+        except ClientLeft:  # the package would log it as a fault of ours
+            raise HttpRefused("The client has left.", status=408) from None
+        return found
+
+    # Whole answers: for a stream the package leaves a task in the loop that never ends.
+    return StreamableHTTPSessionManager(
+        server_of(ask), stateless=True, json_response=True, max_request_body_size=MAX_BODY_BYTES
+    )
