@@ -1,5 +1,5 @@
-"""What it takes to know that an index is what was written, in a store of 100,000 versions: beside page sums and row
-seals, SQLite's own checks and a digest of the whole file.
+"""What it takes to know that an index is what was written, in a store of 100,000 versions: page sums, and beside them
+SQLite's own checks and a digest of the whole file.
 
     python bench/index_checks.py [--versions N] [--rounds N]
 
@@ -27,9 +27,8 @@ from torpor.memvid.disk.paths import open_root
 from torpor.memvid.format.records import IndexRow
 from torpor.memvid.index.index import Index
 from torpor.memvid.index.index_file import INDEX_FILE
-from torpor.memvid.index.index_seals import BrokenSeal, require_sealed
 from torpor.memvid.index.page_sums import PageSums
-from torpor.memvid.index.rows import LIVE, SEALED, IndexedBundle
+from torpor.memvid.index.rows import LIVE, IndexedBundle
 
 VERSIONS = 5
 _STORE = str(uuid.UUID(int=7))
@@ -57,17 +56,12 @@ def checks(root_fd: int, path: Path) -> dict[str, Callable[[], bool]]:
         try:
             with contextlib.closing(sqlite3.connect(f"file:{path / INDEX_FILE}?mode=ro", uri=True)) as connection:
                 return ask(connection)
-        except (sqlite3.Error, BrokenSeal, ValueError, OverflowError):
+        except (sqlite3.Error, ValueError, OverflowError):
             return False
-
-    def sealed(connection: sqlite3.Connection) -> bool:
-        require_sealed(connection, SEALED)
-        return True
 
     whole = blake3((path / INDEX_FILE).read_bytes()).digest()
     return {
         "page sums": lambda: PageSums.stored(root_fd, str(path), INDEX_FILE) is not None,
-        "row seals, with integrity_check": lambda: says(sealed),
         "a digest of the file": lambda: blake3((path / INDEX_FILE).read_bytes()).digest() == whole,
         "quick_check": lambda: says(lambda one: one.execute("PRAGMA quick_check(1)").fetchone() == ("ok",)),
         "integrity_check": lambda: says(lambda one: one.execute("PRAGMA integrity_check(1)").fetchone() == ("ok",)),

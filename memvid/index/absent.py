@@ -31,7 +31,6 @@ from ..disk.sealed_json import SealedFormat, reason_of
 from ..errors import IndexFailed, StoreError, StoreIoError, UnsafePath
 from ..folder.store_file import ABSENT, BUNDLES
 from ..limits import MAX_NOTE_BYTES, MAX_NOTE_NODES, MAX_VERSION
-from .index_seals import seal_of
 from .rows import ASIDE, BLOCK_KEY, COLUMNS, LIVE, IndexedBundle, block_key, facts_of, row_in
 
 _FORMAT: Final = SealedFormat("torpor.absent", 1, MAX_NOTE_BYTES, MAX_NOTE_NODES)
@@ -161,11 +160,11 @@ def decode_note(data: bytes, bundle_id: bytes) -> IndexedBundle:
         raise ValueError("a number in it is too large")
     if not (type(facts.get("version")) is int and 1 <= facts["version"] <= MAX_VERSION):
         raise ValueError("its version has a number that none can have")
-    columns = (status, 0, *values[:3], bundle_id, *values[3:], None, b"")
     try:
-        row = row_in((*columns, seal_of(columns)), "")
+        row = row_in((*values[:3], bundle_id, *values[3:]), "")
     except IndexFailed as error:
         raise ValueError(error.details["reason"]) from error
+    row.model.encode()  # SQLite takes no text with half a character, and JSON does
     bundle = IndexedBundle(
         bundle_id, status, row, _cut(fields.get("needs"), 32), _cut(fields.get("blocks"), BLOCK_KEY.size)
     )

@@ -7,19 +7,16 @@ from collections.abc import Iterable, Mapping
 
 from ..disk.paths import Stamp
 from .connection import IndexConnection
-from .index_seals import storage_of
 from .rows import (
     ASIDE,
     BLOCK_KEY,
+    COLUMNS,
     LIVE,
     MISSED,
-    READ,
     UNREADABLE,
     IndexedBundle,
     block_key,
-    failed,
     id_of,
-    require_seal,
     row_in,
     stamped,
 )
@@ -127,19 +124,16 @@ class BundleQueries(IndexConnection):
     def stored(self, bundle_id: bytes) -> IndexedBundle | None:
         """What the index says of a bundle, of its blocks only the first 8 bytes of each id, in order."""
         with self._lock:
-            found = self._select(f"SELECT number, {READ} FROM bundles WHERE bundle_id = ?", (bundle_id,))
+            found = self._select(f"SELECT number, status, {COLUMNS} FROM bundles WHERE bundle_id = ?", (bundle_id,))
             if not found:
                 return None
-            number, *columns = found[0]
+            number, status, *columns = found[0]
             refs = self.refs_of(bundle_id)
             found = self._select("SELECT block FROM blocks WHERE number = ? ORDER BY block", (number,))
         keys = [key for (key,) in found]
         with self._translated():
-            require_seal(tuple(columns), self.path)
-            if columns[-2] != storage_of(refs, keys):
-                raise failed(self.path, "its references or blocks are not what was written")
-            row = None if columns[2] is None else row_in(tuple(columns), self.path)
-        return IndexedBundle(bundle_id, columns[0], row, refs, tuple(BLOCK_KEY.pack(key) for key in keys))
+            row = None if columns[0] is None else row_in(tuple(columns), self.path)
+        return IndexedBundle(bundle_id, status, row, refs, tuple(BLOCK_KEY.pack(key) for key in keys))
 
     def written_on(self, day: int) -> int:
         """Bytes written on that day."""

@@ -1,4 +1,4 @@
-"""The connection to the index: one statement or transaction at a time, seals and page sums kept with each."""
+"""The connection to the index: one statement or transaction at a time, page sums kept with each."""
 
 from __future__ import annotations
 
@@ -10,13 +10,12 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from ..disk.paths import Stamp
-from ..errors import StoreError, StoreIoError
+from ..errors import IndexFailed, StoreError, StoreIoError
 from .absent import AbsentNotes
-from .index_file import FAILURES, translated
-from .index_seals import ALL_SEALS_KEY, FILE_KEY, decode_seals, encode_seals, with_seals
+from .index_file import FAILURES, REFUSED, translated
 from .page_sums import PAGE_BYTES, PageSums
 from .rows import id_of
-from .schema import META
+from .schema import FILE_KEY
 
 _CHECKPOINT_BYTES: Final = 1000 * PAGE_BYTES
 
@@ -32,8 +31,6 @@ class IndexConnection:
         self._pid = os.getpid()
         self._lock = threading.RLock()
         self._sums: PageSums | None = None
-        self._entered: list[bytes] = []
-        self._left: list[bytes] = []
         self.path = path
         self.notes = None if root_fd is None else AbsentNotes(root_fd, os.path.dirname(path))
         self.not_in_file: set[bytes] = set()
@@ -86,10 +83,10 @@ class IndexConnection:
     def _committed(self) -> Iterator[None]:
         """One transaction, the lock being held."""
         self._connection.execute("BEGIN IMMEDIATE")
-        self._entered, self._left = [], []
         try:
+            changes = self._connection.total_changes
             yield
-            names_file = self._seal_all()
+            names_file = self._connection.total_changes != changes and self._name_file()
             self._connection.execute("COMMIT")
         except BaseException:
             with contextlib.suppress(sqlite3.Error):
@@ -101,15 +98,8 @@ class IndexConnection:
             with contextlib.suppress(*FAILURES):  # what was committed stays so: the next one tries again
                 self._checkpoint()
 
-    def _seal_all(self) -> bool:
-        """Bring the seal on all rows up to date with those that came and went in this transaction, and let the log say
-        which file it goes with; whether it was this transaction that said so."""
-        if not self._entered and not self._left:
-            return False
-        found = self._connection.execute(META, (ALL_SEALS_KEY,)).fetchone()
-        old = decode_seals(found[0] if found else None)
-        new = encode_seals(with_seals(old, self._entered, self._left))
-        self._connection.execute("UPDATE meta SET value = ? WHERE key = ?", (new, ALL_SEALS_KEY))
+    def _name_file(self) -> bool:
+        """Let the log say which file it goes with; whether it was this transaction that said so."""
         if self._sums is None or self._sums.in_log:
             return False
         self._connection.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (FILE_KEY, self._sums.file_id))
@@ -117,12 +107,13 @@ class IndexConnection:
 
     @contextlib.contextmanager
     def _translated(self) -> Iterator[None]:
-        """What a damaged index does, in the store's words; the next opening then checks every row."""
+        """What a damaged index does, in the store's words; the next opening then makes it anew."""
         try:
             with translated(self.path):
                 yield
-        except StoreIoError:
-            if self._sums is not None:
+        except IndexFailed as error:
+            refused = getattr(error.__cause__, "sqlite_errorcode", 0) & 0xFF in REFUSED
+            if self._sums is not None and not refused:
                 self._sums.forget()
             raise
 

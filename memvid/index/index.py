@@ -25,10 +25,8 @@ Blocks are found by the first 8 bytes of their ids: a row of `blocks` takes 30 b
 checks the answer in the file's own directory anyway.
 
 A flipped bit must not hide a version, so an index is believed only if each page of its file is what was last written
-(`page_sums`) and its log was written over that very file, or else, after a crash in a checkpoint or a change by
-others, if every row is (`index_seals`). A row's
-own seal is compared each time it is read; one that is broken makes the next opening check them all. Checkpoints are
-made here and not by SQLite, for the sums must know of each.
+(`page_sums`) and its log was written over that very file. Any other is made anew. Checkpoints are made here and not by
+SQLite, for the sums must know of each.
 """
 # ruff: noqa: S608 - every statement is put together from constants of this module
 
@@ -48,6 +46,7 @@ from ..disk.paths import list_names
 from ..errors import StoreIoError, UnsafePath
 from .bundle_queries import BundleQueries
 from .index_file import (
+    COPY_TRIES,
     FAILURES,
     INDEX_FILE,
     MAX_COUNT,
@@ -58,7 +57,6 @@ from .index_file import (
     count_in,
     counted_too_far,
     has_journal,
-    has_log,
     image_of,
     new_file,
     put_in_place,
@@ -68,14 +66,15 @@ from .index_file import (
     stamps_of_files,
     translated,
 )
-from .index_seals import NO_SEALS, BrokenSeal, encode_seals, seal_of, storage_of
 from .page_sums import PAGE_BYTES, PageSums
-from .rows import ASIDE, MISSED, READ, SHADOWED, IndexedBundle, block_key, facts_of, stamped
+from .rows import ASIDE, COLUMNS, MISSED, SHADOWED, IndexedBundle, block_key, facts_of, stamped
 from .schema import (
     APPLICATION_ID,
     COUNT_NAME,
     COVERED,
+    FILE_KEY,
     META,
+    OLD_VERSION,
     SCHEMA,
     SCHEMA_VERSION,
     UNPROVEN,
@@ -86,6 +85,7 @@ from .schema import (
     count_of,
     require_ours,
     require_schema,
+    version_of,
 )
 from .session_queries import SessionQueries
 
@@ -104,28 +104,22 @@ class Index(SessionQueries, BundleQueries):
         path = require_index_file(store_path, root_fd)
         begun = rewrites_begun(root_fd, store_path)
         sums = None if has_journal(root_fd, path) else PageSums.stored(root_fd, store_path, INDEX_FILE)
-        is_logged = has_log(root_fd, path)
         with translated(path):
             connection = connect(path)
+        index = cls(connection, path, root_fd)
+        index._sums = sums
         try:
-            sums = require_ours(connection, store_uuid, sums, has_log=is_logged)
+            require_ours(connection, store_uuid, sums, to_write=True)
             if count_of(connection) < begun:
                 raise IndexUnusable("it is older than the last rewrite of a bundle")
             configure(connection)
-            if sums is None:
-                connection.execute("BEGIN IMMEDIATE")
-                connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")  # a flipped bit may forbid writing
-                connection.execute("ROLLBACK")
-                sums = PageSums.taken(root_fd, store_path, INDEX_FILE)
         except FAILURES as error:
-            connection.close()
+            index.close()
             refused = getattr(error, "sqlite_errorcode", 0) & 0xFF in REFUSED
             raise IndexUnusable(f"it {'takes no change now' if refused else 'is damaged'} ({error})") from error
         except IndexUnusable:
-            connection.close()
+            index.close()
             raise
-        index = cls(connection, path, root_fd)
-        index._sums = sums
         return index
 
     @classmethod
@@ -136,13 +130,18 @@ class Index(SessionQueries, BundleQueries):
         One that is older than the last rewrite will do: nothing is removed by it, and its rows name the same bundles.
         """
         path = require_index_file(store_path, root_fd)
-        read_at = stamps_of_files(root_fd, path)
-        image = image_of(root_fd, store_path)
-        sums = PageSums.of_data(root_fd, store_path, INDEX_FILE, image.file_data)
+        for _ in range(COPY_TRIES):  # a daemon writes the sums after the file that they are of
+            read_at = stamps_of_files(root_fd, path)
+            image = image_of(root_fd, store_path)
+            sums = PageSums.of_data(root_fd, store_path, INDEX_FILE, image.file_data, image.in_log)
+            if sums is not None:
+                break
         memory = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
         try:
             memory.deserialize(image.data)
-            require_ours(memory, store_uuid, sums, has_log=image.has_log)
+            require_ours(memory, store_uuid, sums, to_write=False)
+            if version_of(memory) == OLD_VERSION:
+                memory.execute("ALTER TABLE bundles DROP COLUMN seal")
         except FAILURES as error:
             memory.close()
             raise IndexUnusable(f"it is damaged ({error})") from error
@@ -249,17 +248,14 @@ class Index(SessionQueries, BundleQueries):
                 self._connection.execute(statement)
             self._connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
             self._connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
-            self._connection.execute("INSERT INTO meta VALUES ('seals', ?)", (encode_seals(NO_SEALS),))
             for bundle in bundles:
                 self._insert(bundle)
                 self._note_not_in_file(bundle)
             self._mark(unsettled)
             self._connection.executemany("INSERT INTO written VALUES (?, ?)", (written or {}).items())
-            self._entered += [seal_of(("written", day, size_bytes)) for day, size_bytes in (written or {}).items()]
             unseen = ((UNSEEN_KEY, UNSEEN),) if marks_unseen else ()
-            for key, value in (("rewrites", str(begun)), ("store_uuid", store_uuid), *unseen):
-                self._connection.execute("INSERT INTO meta VALUES (?, ?)", (key, value))
-                self._entered.append(seal_of(("meta", key, value)))
+            said = (("rewrites", str(begun)), ("store_uuid", store_uuid), *unseen)
+            self._connection.executemany("INSERT INTO meta VALUES (?, ?)", said)
 
     @contextlib.contextmanager
     def replaced(self) -> Iterator[Callable[[Index], None]]:
@@ -268,7 +264,7 @@ class Index(SessionQueries, BundleQueries):
         Other callers wait meanwhile. Without a new one, on disk or in memory, this object answers nothing any more.
         """
         with self._lock:
-            self._connection.close()
+            self.close()
             self._sums = None
 
             def go_on_with(fresh: Index) -> None:
@@ -289,7 +285,7 @@ class Index(SessionQueries, BundleQueries):
             with translated(self.path):
                 self._connection.backup(memory, progress=require_step)
             with contextlib.suppress(*FAILURES):
-                self._connection.close()
+                self.close()
             self._connection, self._sums, self.file_is_behind = memory, None, True
 
     def return_to_file(self) -> None:
@@ -314,13 +310,13 @@ class Index(SessionQueries, BundleQueries):
                 temp.sync()
                 self.file_is_behind = True  # until it is certain what is there
                 put_in_place(temp, self._root_fd, store_path)
+            sums = PageSums.taken(self._root_fd, store_path, INDEX_FILE)
             with translated(self.path):
                 connection = connect(self.path)
             try:
                 with translated(self.path):
                     configure(connection)
-                    connection.execute(META, ("seals",)).fetchone()  # not before it is asked does SQLite open its log
-                sums = PageSums.taken(self._root_fd, store_path, INDEX_FILE)
+                    connection.execute(META, (FILE_KEY,)).fetchone()  # not before it is asked does SQLite open its log
             except BaseException:
                 connection.close()
                 raise
@@ -369,9 +365,8 @@ class Index(SessionQueries, BundleQueries):
                     self._mark(unproven, UNPROVEN)
                     if marks_seen and self.marks_unseen():
                         self._connection.execute("DELETE FROM meta WHERE key = ?", (UNSEEN_KEY,))
-                        self._left.append(seal_of(("meta", UNSEEN_KEY, UNSEEN)))
                 self._checkpoint()  # as in `drop`
-        except (*FAILURES, BrokenSeal) as error:
+        except FAILURES as error:
             raise IndexContradicted(f"it contradicts the bundles ({error})") from error
 
     def drop(self, bundle_ids: Iterable[bytes]) -> None:
@@ -432,8 +427,6 @@ class Index(SessionQueries, BundleQueries):
                 if count > MAX_COUNT:
                     raise counted_too_far(self.path)
                 self._connection.execute("UPDATE meta SET value = ? WHERE key = 'rewrites'", (str(count),))
-                self._left.append(seal_of(("meta", "rewrites", str(count - 1))))
-                self._entered.append(seal_of(("meta", "rewrites", str(count))))
                 if (number := self._number(bundle_id)) is not None:
                     self._insert_refs(number, refs)
                     self._mark([bundle_id])
@@ -454,8 +447,6 @@ class Index(SessionQueries, BundleQueries):
             total = size_bytes + dict(old).get(day, 0)
             self._connection.executemany("DELETE FROM written WHERE day = ?", [(gone,) for gone, _ in old])
             self._connection.execute("INSERT INTO written VALUES (?, ?)", (day, total))
-            self._left += [seal_of(("written", *gone)) for gone in old]
-            self._entered.append(seal_of(("written", day, total)))
 
     def erase_dropped(self) -> None:
         """Leave nothing of dropped rows in the file: all that is left is written anew, into pages that held nothing.
@@ -488,25 +479,15 @@ class Index(SessionQueries, BundleQueries):
 
     def _insert(self, bundle: IndexedBundle) -> None:
         facts = facts_of(bundle.row)
-        refs, keys = sorted(set(bundle.refs)), sorted({block_key(block) for block in bundle.blocks})
-        sealed = (
-            bundle.status,
-            0,
-            *facts[:3],
-            bundle.bundle_id,
-            *facts[3:],
-            stamped(bundle.stamp),
-            storage_of(refs, keys),
-        )
-        seal = seal_of(sealed)
+        values = (*facts[:3], bundle.bundle_id, *facts[3:], stamped(bundle.stamp), bundle.storage)
         inserted = self._connection.execute(
-            f"INSERT INTO bundles (number, {READ}) VALUES (NULL, {', '.join('?' * len(sealed))}, ?)", (*sealed, seal)
+            f"INSERT INTO bundles (status, unsettled, {COLUMNS}, stamp, storage) "
+            f"VALUES (?, 0, {', '.join('?' * len(values))})",
+            (bundle.status, *values),
         )
         number = inserted.lastrowid
         assert number is not None
-        self._insert_refs(number, refs)
-        self._insert_keys(number, keys)
-        self._entered.append(seal)
+        self._insert_storage(number, bundle)
 
     def _note_not_in_file(self, bundle: IndexedBundle) -> None:
         if self._root_fd is None:
@@ -521,53 +502,29 @@ class Index(SessionQueries, BundleQueries):
                 "UPDATE bundles SET bundle_bytes = ?, unsettled = 0, stamp = ? WHERE number = ?",
                 (bundle.row.bundle_bytes, stamped(bundle.stamp), number),
             )
+        self._connection.execute("UPDATE bundles SET storage = ? WHERE number = ?", (bundle.storage, number))
         self._delete_storage(number)
+        self._insert_storage(number, bundle)
+
+    def _insert_storage(self, number: int, bundle: IndexedBundle) -> None:
         self._insert_refs(number, bundle.refs)
-        self._insert_keys(number, sorted(block_key(block) for block in bundle.blocks))
-        self._seal(number)
+        keys = sorted({block_key(block) for block in bundle.blocks})
+        self._connection.executemany("INSERT INTO blocks VALUES (?, ?)", [(key, number) for key in keys])
 
     def _insert_refs(self, number: int, refs: Iterable[bytes]) -> None:
         self._connection.executemany("INSERT OR IGNORE INTO refs VALUES (?, ?)", [(number, other) for other in refs])
-
-    def _insert_keys(self, number: int, keys: Iterable[int]) -> None:
-        self._connection.executemany("INSERT OR IGNORE INTO blocks VALUES (?, ?)", [(key, number) for key in keys])
 
     def _mark(self, bundle_ids: Iterable[bytes], how: int = COVERED) -> None:
         for bundle_id in bundle_ids:
             self._set(bundle_id, "unsettled", how)
 
     def _set(self, bundle_id: bytes, column: str, value: object) -> None:
-        if (number := self._number(bundle_id)) is not None:
-            self._connection.execute(f"UPDATE bundles SET {column} = ? WHERE number = ?", (value, number))
-            self._seal(number)
-
-    def _seal(self, number: int) -> None:
-        """Seal a row anew whose columns, references or blocks were changed."""
-        *values, _, old = self._connection.execute(f"SELECT {READ} FROM bundles WHERE number = ?", (number,)).fetchone()
-        sealed = (*values, self._storage_of(number))
-        seal = seal_of(sealed)
-        self._connection.execute(
-            "UPDATE bundles SET storage = ?, seal = ? WHERE number = ?", (sealed[-1], seal, number)
-        )
-        self._left.append(old)
-        self._entered.append(seal)
-
-    def _storage_of(self, number: int) -> bytes:
-        refs, keys = (
-            [one for (one,) in self._connection.execute(statement, (number,)).fetchall()]  # one left open is a reader
-            for statement in (
-                "SELECT refers_to FROM refs WHERE number = ? ORDER BY refers_to",
-                "SELECT block FROM blocks WHERE number = ? ORDER BY block",
-            )
-        )
-        return storage_of(refs, keys)
+        self._connection.execute(f"UPDATE bundles SET {column} = ? WHERE bundle_id = ?", (value, bundle_id))
 
     def _delete(self, bundle_id: bytes) -> None:
         if (number := self._number(bundle_id)) is not None:
             self._delete_storage(number)
-            (seal,) = self._connection.execute("SELECT seal FROM bundles WHERE number = ?", (number,)).fetchone()
             self._connection.execute("DELETE FROM bundles WHERE number = ?", (number,))
-            self._left.append(seal)
 
     def _delete_storage(self, number: int) -> None:
         self._connection.execute("DELETE FROM refs WHERE number = ?", (number,))

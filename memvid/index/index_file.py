@@ -17,7 +17,6 @@ from ..errors import LimitExceeded, NoSpace
 from ..folder.store_file import BUNDLES
 from ..limits import MAX_INDEX_BYTES
 from .index_image import JOURNAL_MODES, WAL_SUFFIX, WITH_LOG, IndexImage, read_image
-from .index_seals import BrokenSeal
 from .page_sums import PAGE_BYTES
 from .rows import failed
 from .schema import COUNT_NAME, IndexUnusable
@@ -28,7 +27,7 @@ _SIDE_FILES: Final = ("", WAL_SUFFIX, "-shm", "-journal")
 REFUSED: Final = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY)
 """What SQLite says of a file that it cannot write, on a full disk for example: nothing of what is in the file."""
 _CACHE_KIB: Final = 64 * 1024
-_COPY_TRIES: Final = 10
+COPY_TRIES: Final = 10
 MAX_COUNT: Final = 10**15 - 1
 """Rewrites that a name can count. No store comes near it: a thousand a second take thirty thousand years."""
 FAILURES: Final = (sqlite3.Error, UnicodeError, OverflowError, MemoryError)
@@ -123,14 +122,6 @@ def has_journal(root_fd: int, path: str) -> bool:
     return True
 
 
-def has_log(root_fd: int, path: str) -> bool:
-    """Whether there is anything in the write-ahead log."""
-    try:
-        return stat_name(root_fd, INDEX_FILE + WAL_SUFFIX, path + WAL_SUFFIX).st_size > 0
-    except FileNotFoundError:
-        return False
-
-
 def stamps_of_files(root_fd: int, path: str) -> tuple[Stamp | None, ...]:
     """The stamps of the index and its log: they change with each write to either."""
     found: list[Stamp | None] = []
@@ -144,7 +135,7 @@ def stamps_of_files(root_fd: int, path: str) -> tuple[Stamp | None, ...]:
 
 def image_of(root_fd: int, store_path: str) -> IndexImage:
     """The index file with its log, as of one moment. Raises IndexUnusable."""
-    for _ in range(_COPY_TRIES):
+    for _ in range(COPY_TRIES):
         try:
             image = read_image(root_fd, store_path, INDEX_FILE, page_bytes=PAGE_BYTES, max_bytes=MAX_INDEX_BYTES)
         except FileNotFoundError as error:
@@ -187,7 +178,7 @@ def translated(path: str) -> Iterator[None]:
     """SQLite's failures in the store's words."""
     try:
         yield
-    except (*FAILURES, BrokenSeal, IndexUnusable) as error:
+    except (*FAILURES, IndexUnusable) as error:
         if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL:
             raise NoSpace(f"No room for the index {path}. Free some space and try again.", path=path) from error
         raise failed(path, str(error)) from error

@@ -18,7 +18,7 @@ import contextlib
 import itertools
 import os
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -49,12 +49,12 @@ _Order = Literal["little", "big"]
 class IndexImage:
     """What an index is: `data` with what the log commits in it, `file_data` without. Bytes of whole pages.
 
-    `has_log` is whether there is anything in the log.
+    `in_log` are the pages that commits in the log have changed, and how many pages there are by it; 0 if there is none.
     """
 
     data: bytearray
     file_data: bytes
-    has_log: bool
+    in_log: tuple[Collection[int], int]
 
 
 def read_image(root_fd: int, store_path: str, file_name: str, *, page_bytes: int, max_bytes: int) -> IndexImage | None:
@@ -75,10 +75,6 @@ def read_image(root_fd: int, store_path: str, file_name: str, *, page_bytes: int
             return None
     finally:
         os.close(fd)
-    return IndexImage(_with_log(file_data, log, path, page_bytes, max_bytes), file_data, bool(log))
-
-
-def _with_log(file_data: bytes, log: bytes, path: str, page_bytes: int, max_bytes: int) -> bytearray:
     data = bytearray(file_data)
     pages, count = committed_pages(log, page_bytes)
     if count * page_bytes > min(max_bytes, len(file_data) + len(log)):  # a page that is new is in the log
@@ -90,7 +86,7 @@ def _with_log(file_data: bytes, log: bytes, path: str, page_bytes: int, max_byte
                 data[(page - 1) * page_bytes : page * page_bytes] = log[at : at + page_bytes]
     if data[JOURNAL_MODES] == WITH_LOG:
         data[JOURNAL_MODES] = b"\1\1"
-    return data
+    return IndexImage(data, file_data, (pages.keys(), count))
 
 
 def committed_pages(log: bytes, page_bytes: int) -> tuple[dict[int, int], int]:

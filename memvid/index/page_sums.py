@@ -10,16 +10,19 @@ below them: a copy made file by file, or one of them put back from a backup, lay
 an earlier one. So the log says itself which file it goes with, by a digest of that file's sums (`file_id`) which the
 first transaction after each checkpoint enters. The file alone cannot say it, for it would have to hold its own digest.
 
+A checkpoint that was cut off has left some of the log's pages in the file. These are read from the log anyway, so only
+the other pages must have their sums.
+
 Nothing here is ever flushed and every failure is ignored. Sums that are lost, torn, stale or themselves damaged are not
-those of the file, and then every row is checked instead (`index_seals`): right, but slower.
-Measured for 100,000 versions (44 MB): 0.09 s to compare the sums, 1.9 s to check every row.
+those of the file, and then the index is made anew: right, but slower. Measured for 100,000 versions (45 MiB): 0.06 s to
+compare the sums, 13 s to make the index anew.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 from blake3 import blake3
@@ -39,7 +42,7 @@ _READ_BYTES: Final = 256 * PAGE_BYTES
 class PageSums:
     """The sums of an index file's pages. One thread at a time.
 
-    `in_log` is whether the log is known to say which file it goes with.
+    `in_log` is whether the log is known to say which file it goes with, `has_log` whether there was a log to say so.
     """
 
     def __init__(self, root_fd: int, store_path: str, file_name: str, sums: bytearray) -> None:
@@ -50,34 +53,49 @@ class PageSums:
         self._pending: set[int] = set()
         self._kept = True
         self.in_log = False
+        self.has_log = False
 
     @classmethod
     def stored(cls, root_fd: int, store_path: str, file_name: str) -> PageSums | None:
-        """Those in the file of sums, if the index file is exactly what they say."""
+        """Those in the file of sums, if the index file is what they say, but for pages that the log has."""
         try:
-            with _opened(root_fd, store_path, file_name) as fd:
-                file_bytes = os.fstat(fd).st_size
-            stored = _stored(root_fd, store_path, file_bytes)
-            if stored is None or stored != _sums_of_file(root_fd, store_path, file_name):
-                return None
+            found = _sums_of_file(root_fd, store_path, file_name)
+            return cls._fitting(root_fd, store_path, file_name, found, _in_log(root_fd, store_path, file_name))
         except (OSError, StoreError):
             return None
-        return cls(root_fd, store_path, file_name, stored)
 
     @classmethod
-    def of_data(cls, root_fd: int, store_path: str, file_name: str, file_data: bytes) -> PageSums | None:
-        """Those in the file of sums, if an index file that was read whole is exactly what they say."""
+    def of_data(
+        cls, root_fd: int, store_path: str, file_name: str, file_data: bytes, in_log: tuple[Iterable[int], int]
+    ) -> PageSums | None:
+        """As `stored`, of an index file that was read whole, with the pages in its log and their count by it."""
         try:
-            stored = _stored(root_fd, store_path, len(file_data))
+            return cls._fitting(root_fd, store_path, file_name, b"".join(_sums_of(file_data)), in_log)
         except (OSError, StoreError):
             return None
-        if stored is None or stored != b"".join(_sums_of(file_data)):
-            return None
-        return cls(root_fd, store_path, file_name, stored)
+
+    @classmethod
+    def _fitting(
+        cls, root_fd: int, store_path: str, file_name: str, found: bytes | bytearray, in_log: tuple[Iterable[int], int]
+    ) -> PageSums | None:
+        pages, count = in_log
+        with _opened(root_fd, store_path, SUMS_FILE) as fd:
+            if os.fstat(fd).st_size != len(found) and not count:
+                return None
+            stored = _read(fd, 0, MAX_INDEX_BYTES // PAGE_BYTES * _SUM_BYTES)
+        if stored != found:
+            excused = set(pages)
+            for page in range(1, max(len(stored), len(found)) // _SUM_BYTES + 1):
+                at = slice((page - 1) * _SUM_BYTES, page * _SUM_BYTES)
+                if stored[at] != found[at] and page not in excused:
+                    return None
+        fitting = cls(root_fd, store_path, file_name, bytearray(stored))
+        fitting.has_log = count > 0
+        return fitting
 
     @classmethod
     def taken(cls, root_fd: int, store_path: str, file_name: str) -> PageSums:
-        """Those of the index file as it is: only where it was just made, or every row of it was checked."""
+        """Those of the index file as it is: only where it was just made."""
         try:
             sums = _sums_of_file(root_fd, store_path, file_name)
         except (OSError, StoreError):
@@ -101,11 +119,8 @@ class PageSums:
     def expect_checkpoint(self) -> None:
         """The pages in the write-ahead log are about to be written into the file, which is another one then."""
         self.in_log = False
-        with (
-            contextlib.suppress(OSError, StoreError),
-            _opened(self._root_fd, self._store_path, f"{self._file_name}-wal") as fd,
-        ):
-            self._pending |= _pages_in_wal(fd)
+        with contextlib.suppress(OSError, StoreError):
+            self._pending |= _in_log(self._root_fd, self._store_path, self._file_name)[0]
 
     def checkpointed(self) -> None:
         """All that was expected is in the file."""
@@ -125,7 +140,7 @@ class PageSums:
             self._save()
 
     def forget(self) -> None:
-        """The file is not what was written: the next opening must check every row."""
+        """The file is not what was written: the next opening must make the index anew."""
         self._kept = False
         with contextlib.suppress(OSError):
             os.unlink(SUMS_FILE, dir_fd=self._root_fd)
@@ -144,20 +159,18 @@ class PageSums:
                 os.close(fd)
 
 
-def _pages_in_wal(fd: int) -> set[int]:
-    """The pages that commits in a write-ahead log have changed, as far as its checksums hold. Those of a log that is
-    too long are not told: they keep the sums that they had, and so every row is checked."""
-    if os.fstat(fd).st_size > MAX_INDEX_BYTES:
-        return set()
-    pages, count = committed_pages(_read(fd, 0, MAX_INDEX_BYTES), PAGE_BYTES)
-    return {page for page in pages if page <= min(count, MAX_INDEX_BYTES // PAGE_BYTES)}
-
-
-def _stored(root_fd: int, store_path: str, file_bytes: int) -> bytearray | None:
-    """What the file of sums holds, if there are as many as an index file of that size has pages."""
-    size_bytes = -(-file_bytes // PAGE_BYTES) * _SUM_BYTES
-    with _opened(root_fd, store_path, SUMS_FILE) as fd:
-        return bytearray(_read(fd, 0, size_bytes)) if os.fstat(fd).st_size == size_bytes else None
+def _in_log(root_fd: int, store_path: str, file_name: str) -> tuple[set[int], int]:
+    """The pages that commits in the write-ahead log have changed, as far as its checksums hold, and how many pages
+    the file has by it; none, and 0, without a log. Those of a log that is too long are not told: they keep the sums
+    that they had, and so the index is made anew."""
+    try:
+        with _opened(root_fd, store_path, f"{file_name}-wal") as fd:
+            if os.fstat(fd).st_size > MAX_INDEX_BYTES:
+                return set(), 0
+            pages, count = committed_pages(_read(fd, 0, MAX_INDEX_BYTES), PAGE_BYTES)
+    except FileNotFoundError:
+        return set(), 0
+    return {page for page in pages if page <= min(count, MAX_INDEX_BYTES // PAGE_BYTES)}, count
 
 
 def _sums_of_file(root_fd: int, store_path: str, file_name: str) -> bytearray:

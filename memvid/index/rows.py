@@ -1,6 +1,6 @@
 """The index's facts of one bundle: its row, the bundles it refers to, and the blocks in its file.
 
-Owns the columns of a row, their form, and the seal that each row is read by.
+Owns the columns of a row and their form.
 """
 
 from __future__ import annotations
@@ -12,6 +12,9 @@ from dataclasses import dataclass, field
 from types import NoneType
 from typing import Any, Final
 
+import msgpack
+from blake3 import blake3
+
 from ..disk.paths import Stamp
 from ..errors import CorruptBundle, IndexFailed, StoreError
 from ..format.bundle import BundleFile
@@ -21,7 +24,6 @@ from ..format.manifest import Manifest
 from ..format.records import IndexRow
 from ..format.salvaged import Salvaged, salvaged_of
 from ..uri import SessionUri
-from .index_seals import seal_of, storage_of
 
 LIVE: Final = "live"
 UNREADABLE: Final = "unreadable"
@@ -38,9 +40,8 @@ COLUMNS: Final = (
     "namespace, name, version, bundle_id, parent, identity_digest, token_count, bundle_bytes, logical_bytes, "
     "created_ns, model, labels, salvaged_tokens, salvaged_of, unread_tokens, lossy_bits, lossy_tokens"
 )
-SEALED: Final = f"status, unsettled, {COLUMNS}, stamp, storage"
-READ: Final = f"{SEALED}, seal"
 BLOCK_KEY: Final = struct.Struct(">q")
+_STORAGE_BYTES: Final = 16
 STAMP: Final = struct.Struct(">QQqq")  # inode, length, modification and change time
 
 
@@ -63,7 +64,8 @@ class IndexedBundle:
     @property
     def storage(self) -> bytes:
         """A digest of its references and blocks, as far as an index keeps these."""
-        return storage_of(sorted(set(self.refs)), sorted({block_key(block) for block in self.blocks}))
+        keys = sorted({block_key(block) for block in self.blocks})
+        return blake3(msgpack.packb((sorted(set(self.refs)), keys))).digest(_STORAGE_BYTES)
 
 
 def indexed(file: BundleFile) -> IndexedBundle:
@@ -116,16 +118,10 @@ def id_of(value: Any, path: str) -> bytes:
     return value
 
 
-def require_seal(columns: tuple[Any, ...], path: str) -> None:
-    if seal_of(columns[:-1]) != columns[-1]:
-        raise failed(path, "it holds a row that is not valid: it is not what was written")
-
-
 def row_in(columns: tuple[Any, ...], path: str) -> IndexRow:
-    """A row that was read, as a value. Written out, for a listing does it for every session."""
-    require_seal(columns, path)
-    namespace, name, version, bundle_id, parent, identity, tokens, file_bytes, raw_bytes, created = columns[2:12]
-    model, labels, saved, saved_of, unread, bits, lossy_tokens = columns[12:-3]
+    """A row that was read (COLUMNS), as a value. Written out, for a listing does it for every session."""
+    namespace, name, version, bundle_id, parent, identity, tokens, file_bytes, raw_bytes, created = columns[:10]
+    model, labels, saved, saved_of, unread, bits, lossy_tokens = columns[10:]
     try:
         numbers = (version, tokens, file_bytes, raw_bytes, created, unread)
         if not all(type(number) is int for number in numbers):

@@ -1,5 +1,4 @@
 """The tables of the index, and the tests for a missing, foreign or damaged index."""
-# ruff: noqa: S608 - every statement is put together from constants of this module
 
 from __future__ import annotations
 
@@ -9,15 +8,17 @@ import re
 import sqlite3
 from typing import Any, Final
 
-from ..limits import MAX_INDEX_BYTES, MAX_NAME_CHARS
-from .index_seals import FILE_KEY, BrokenSeal, require_sealed
+from ..limits import MAX_INDEX_BYTES
 from .page_sums import PAGE_BYTES, PageSums
-from .rows import ASIDE, LIVE, MISSED, SEALED, SHADOWED, UNREADABLE
+from .rows import LIVE
 
-SCHEMA_VERSION: Final = 8
-_STATUSES: Final = ", ".join(f"'{status}'" for status in (LIVE, UNREADABLE, SHADOWED, MISSED, ASIDE))
+SCHEMA_VERSION: Final = 9
+OLD_VERSION: Final = 8
+"""That of an index which is read once more, to make the new one: its rows had a column `seal` beside ours."""
 APPLICATION_ID: Final = 0x54505249  # "TPRI"
 META: Final = "SELECT value FROM meta WHERE key = ?"
+FILE_KEY: Final = "file"
+"""The key of `meta` under which the log says which file it goes with."""
 COUNT_NAME: Final = re.compile(r"rewrites\.([0-9]{1,15})", re.ASCII)
 SCHEMA: Final = f"""
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
@@ -26,8 +27,7 @@ CREATE TABLE bundles (
     version INTEGER, bundle_id BLOB NOT NULL UNIQUE, parent BLOB, identity_digest BLOB, token_count INTEGER,
     bundle_bytes INTEGER, logical_bytes INTEGER, created_ns INTEGER, model TEXT, labels TEXT,
     salvaged_tokens INTEGER, salvaged_of INTEGER, unread_tokens INTEGER, lossy_bits INTEGER, lossy_tokens INTEGER,
-    stamp BLOB, storage BLOB NOT NULL,
-    seal BLOB NOT NULL
+    stamp BLOB, storage BLOB NOT NULL
 );
 CREATE UNIQUE INDEX one_live_version ON bundles (namespace, name, version) WHERE status = '{LIVE}';
 CREATE INDEX by_name ON bundles (name, status);
@@ -39,32 +39,7 @@ CREATE TABLE blocks (block INTEGER NOT NULL, number INTEGER NOT NULL, PRIMARY KE
 CREATE INDEX blocks_of ON blocks (number);
 CREATE TABLE written (day INTEGER PRIMARY KEY, size_bytes INTEGER NOT NULL);
 """
-_INTEGERS: Final = ("version", "token_count", "bundle_bytes", "logical_bytes", "created_ns", "unread_tokens")
-_INTEGERS_OR_NOTHING: Final = ("salvaged_tokens", "salvaged_of", "lossy_bits", "lossy_tokens")
-_NO_ID: Final = "typeof({0}) <> 'blob' OR length({0}) <> 32"
-_NO_NAME: Final = (
-    f"typeof({{0}}) <> 'text' OR length({{0}}) NOT BETWEEN 1 AND {MAX_NAME_CHARS} "
-    "OR {0} GLOB '*[^A-Za-z0-9._-]*' OR {0} GLOB '[._-]*'"
-)
-_NONSENSE: Final = (
-    f"SELECT 1 FROM bundles WHERE {_NO_ID.format('bundle_id')} "
-    f"OR status NOT IN ({_STATUSES}) OR (status <> '{UNREADABLE}' OR namespace IS NOT NULL) AND ("
-    + " OR ".join(
-        [
-            *(f"typeof({column}) <> 'integer'" for column in _INTEGERS),
-            *(f"typeof({column}) NOT IN ('integer', 'null')" for column in _INTEGERS_OR_NOTHING),
-            *(_NO_NAME.format(column) for column in ("namespace", "name")),
-            f"parent IS NOT NULL AND ({_NO_ID.format('parent')})",
-            _NO_ID.format("identity_digest"),
-            "typeof(model) <> 'text'",
-            "typeof(labels) <> 'text' OR labels <> '[]' AND labels NOT GLOB '[[]\"*\"]'",
-        ]
-    )
-    + ") LIMIT 1",
-    f"SELECT 1 FROM refs WHERE {_NO_ID.format('refers_to')} LIMIT 1",
-    f"SELECT 1 FROM bundles WHERE typeof(stamp) <> 'null' AND ({_NO_ID.format('stamp')}) LIMIT 1",
-)
-"""What no index of ours holds; what `row_in` and `id_of` refuse when they meet it, asked of all rows at once."""
+_OLD_SCHEMA: Final = SCHEMA.replace("storage BLOB NOT NULL", "storage BLOB NOT NULL,\n    seal BLOB NOT NULL")
 
 COVERED: Final = 1
 UNPROVEN: Final = 2
@@ -89,16 +64,12 @@ def count_of(connection: sqlite3.Connection) -> int:
     return int(found[0])
 
 
-def require_ours(
-    connection: sqlite3.Connection, store_uuid: str, sums: PageSums | None, *, has_log: bool
-) -> PageSums | None:
-    """Refuse an index that is not ours, or not what was written.
-
-    `sums` are those of its file, if they are right; given back if they are enough to believe it with its log.
-    """
+def require_ours(connection: sqlite3.Connection, store_uuid: str, sums: PageSums | None, *, to_write: bool) -> None:
+    """Refuse an index that is not ours, or not what was written. `sums` are those of its file, if they are right."""
     if connection.execute("PRAGMA application_id").fetchone() != (APPLICATION_ID,):
         raise IndexUnusable("it is not an index of Torpor")
-    if connection.execute("PRAGMA user_version").fetchone() != (SCHEMA_VERSION,):
+    version = version_of(connection)
+    if version != SCHEMA_VERSION and (to_write or version != OLD_VERSION):
         raise IndexUnusable("it has another schema version")
     if connection.execute("PRAGMA page_size").fetchone() != (PAGE_BYTES,):
         raise IndexUnusable("it has pages of another size")
@@ -107,20 +78,21 @@ def require_ours(
     require_schema(connection)
     if connection.execute("SELECT value FROM meta WHERE key = 'store_uuid'").fetchone() != (store_uuid,):
         raise IndexUnusable("it belongs to another store")
-    if sums is not None and (not has_log or connection.execute(META, (FILE_KEY,)).fetchone() == (sums.file_id,)):
-        return sums
-    try:
-        require_sealed(connection, SEALED)
-    except BrokenSeal as broken:
-        raise IndexUnusable(str(broken)) from broken
-    if any(connection.execute(question).fetchone() for question in _NONSENSE):
-        raise IndexUnusable("it holds a row that is not valid")
-    return None
+    if sums is None:
+        raise IndexUnusable("it is not what was written")
+    if sums.has_log and connection.execute(META, (FILE_KEY,)).fetchone() != (sums.file_id,):
+        raise IndexUnusable("its log was written over another file")
+
+
+def version_of(connection: sqlite3.Connection) -> int:
+    (version,) = connection.execute("PRAGMA user_version").fetchone()
+    return int(version)
 
 
 def require_schema(connection: sqlite3.Connection) -> None:
     """Refuse other tables than ours before any of them is asked: a view in a table's place may compute for ever."""
-    if _schema_of(connection) != _expected_schema():
+    schema = _OLD_SCHEMA if version_of(connection) == OLD_VERSION else SCHEMA
+    if _schema_of(connection) != _expected_schema(schema):
         raise IndexUnusable("it has other tables than an index of Torpor")
 
 
@@ -130,8 +102,8 @@ def _schema_of(connection: sqlite3.Connection) -> list[tuple[Any, ...]]:
 
 
 @functools.cache
-def _expected_schema() -> list[tuple[Any, ...]]:
+def _expected_schema(schema: str) -> list[tuple[Any, ...]]:
     with contextlib.closing(sqlite3.connect(":memory:", isolation_level=None)) as connection:
-        for statement in SCHEMA.split(";"):
+        for statement in schema.split(";"):
             connection.execute(statement)
         return _schema_of(connection)

@@ -10,7 +10,7 @@ from ..format.records import IndexRow
 from ..limits import MAX_VERSION
 from ..uri import SessionUri
 from .connection import IndexConnection
-from .rows import ASIDE, LIVE, MISSED, READ, UNREADABLE, row_in
+from .rows import ASIDE, COLUMNS, LIVE, MISSED, UNREADABLE, row_in
 
 _PAGE_ROWS: Final = 100
 _ASKED_AT_ONCE: Final = 500
@@ -52,8 +52,8 @@ class SessionQueries(IndexConnection):
         within, after = ("", ()) if namespace is None else ("namespace = ? AND ", (namespace,)), ("", "")
         while True:
             found = self._select(  # with max(), the columns of its row
-                f"SELECT {READ}, max(version), sum(bundle_bytes) FROM bundles WHERE status = '{LIVE}' AND {within[0]}"
-                "(namespace, name) > (?, ?) GROUP BY namespace, name ORDER BY namespace, name LIMIT ?",
+                f"SELECT {COLUMNS}, max(version), sum(bundle_bytes) FROM bundles WHERE status = '{LIVE}' AND "
+                f"{within[0]}(namespace, name) > (?, ?) GROUP BY namespace, name ORDER BY namespace, name LIMIT ?",
                 (*within[1], *after, page_rows),
             )
             rows = self._as_rows(columns[:-2] for columns in found)
@@ -175,7 +175,7 @@ class SessionQueries(IndexConnection):
         return [int(number) for (number,) in found]
 
     def _rows(self, tail: str, values: tuple[Any, ...]) -> list[IndexRow]:
-        return self._as_rows(self._select(f"SELECT {READ} FROM bundles {tail}", values))
+        return self._as_rows(self._select(f"SELECT {COLUMNS} FROM bundles {tail}", values))
 
     def _as_rows(self, found: Iterable[tuple[Any, ...]]) -> list[IndexRow]:
         with self._translated():

@@ -248,14 +248,14 @@ class Faults:
     def patch(self, patch: pytest.MonkeyPatch) -> None:
         for name in self.CALLS:
             patch.setattr(os, name, self._wrapped(getattr(os, name)))
-        seal_all = Index._seal_all
+        name_file = Index._name_file
 
-        def sealing(index: Index) -> None:
+        def naming(index: Index) -> bool:
             if any(file for *_, file in index._connection.execute("PRAGMA database_list")):  # not one in memory
                 self.step(lambda: sqlite3.OperationalError("disk I/O error"))
-            seal_all(index)
+            return name_file(index)
 
-        patch.setattr(Index, "_seal_all", sealing)
+        patch.setattr(Index, "_name_file", naming)
 
     def _wrapped(self, call: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(call)

@@ -1,10 +1,10 @@
 """Which states of a store have been checked: one that is the same in all that the store reads is not checked again.
 
 A state is what the store has once it was opened: the bytes of all its files but the index, and all that the index says.
-What an index says of the file itself (inode and times, which no copy keeps, and the seals over them) counts as whether
-it is so; how SQLite keeps it (its pages, the salts of its log) does not count, so a store that was seen is still opened
-again. Nor do the bytes written each day, which no check looks at. Most faults leave one of few states, and the check of
-one costs several times what the opening does.
+What an index says of the file itself (inode and times, which no copy keeps) counts as whether it is so; how SQLite
+keeps it (its pages, the salts of its log) does not count, so a store that was seen is still opened again. Nor do the
+bytes written each day, which no check looks at. Most faults leave one of few states, and the check of one costs several
+times what the opening does.
 
 One in `_ANEW` of those that were seen is checked all the same.
 """
@@ -32,18 +32,18 @@ _SAID: Final = (
     f"SELECT {_ROW} FROM bundles ORDER BY bundle_id",
     "SELECT bundle_id, refers_to FROM refs JOIN bundles USING (number) ORDER BY 1, 2",
     "SELECT block, bundle_id FROM blocks JOIN bundles USING (number) ORDER BY 1, 2",
-    "SELECT * FROM meta WHERE key NOT IN ('seals', 'file') ORDER BY 1",
+    "SELECT * FROM meta WHERE key <> 'file' ORDER BY 1",
 )
 
 
 def state_of(store: Store) -> bytes:
-    """A digest of an open store. Raises what the index does of a row with a broken seal."""
+    """A digest of an open store. Raises what the index does of a row that is none."""
     hasher = blake2b(digest_size=16)
     for name, content in _files(Path(store.path)):
         hasher.update(b"%s\0%d\0%s" % (name.encode(), len(content), content))
     index, connection = store.index, store.index._connection
     ids = index.bundle_ids()
-    index.rows_of(ids)  # each with its seal
+    index.rows_of(ids)
     for statement in _SAID:
         hasher.update(repr(connection.execute(statement).fetchall()).encode())
     live = {bundle_id for bundle_id, suffix in store._core.folder.list_bundles().items() if suffix == ".mvb"}

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 from blake3 import blake3
-from fuzz.index_program import reseal as make_seals_right
 from resealing import Parts, reseal, taken_apart
 from store_making import (
     OTHER_URI,
@@ -50,7 +49,6 @@ from torpor.memvid.format.directory import Directory
 from torpor.memvid.format.layout import HEADER_BYTES, TRAILER_BYTES, StoredSlot
 from torpor.memvid.format.manifest import decode_manifest
 from torpor.memvid.format.reader import BundleReader
-from torpor.memvid.index.page_sums import SUMS_FILE
 
 
 def read_all(path: Path, bundle_id: bytes) -> list[list[bytes]]:
@@ -286,13 +284,9 @@ def test_a_damaged_version_number_is_damage_and_no_later_version(wake_twice: tup
 
 
 def edit_index(store: Store, statement: str, *values: object) -> None:
-    """Change a row behind the store's back, every seal made right again, as a hand that knows the index would."""
-    connection = store.index._connection  # nobody else can open the file
-    connection.execute("BEGIN IMMEDIATE")
-    assert connection.execute(statement, values).rowcount == 1
-    make_seals_right(connection)
-    connection.execute("COMMIT")
-    (Path(store.path) / SUMS_FILE).unlink(missing_ok=True)
+    """Change a row behind the store's back, as a hand that knows the index would."""
+    with store.index._transaction():  # nobody else can open the file
+        assert store.index._connection.execute(statement, values).rowcount == 1
 
 
 @pytest.fixture

@@ -14,19 +14,13 @@ from collections.abc import Sequence
 from random import Random
 from typing import Any, Final
 
-import msgpack
 from blake3 import blake3
 
 from .mutation import INTERESTING, TEXTS
 
 STEPS: Final = 14
-RESEAL, SUMS = 12, 13
+RESUM, SUMS = 12, 13
 LIKELY: Final = ("status", "namespace", "name", "version", "token_count", "unsettled")
-SEALED: Final = (
-    "status, unsettled, namespace, name, version, bundle_id, parent, identity_digest, token_count, bundle_bytes, "
-    "logical_bytes, created_ns, model, labels, salvaged_tokens, salvaged_of, unread_tokens, lossy_bits, "
-    "lossy_tokens, stamp"
-)
 SCHEMA_CHANGES: Final = (
     "DROP INDEX one_live_version",
     "DROP TABLE refs",
@@ -67,9 +61,9 @@ class Reader:
         return int.from_bytes(self.take(size), "little")
 
 
-def reseals(program: bytes) -> bool:
-    """Whether a program makes seals right again: then the index says what an attacker wants, not what damage did."""
-    return any(step == RESEAL for step, _ in _steps(program))
+def resums(program: bytes) -> bool:
+    """Whether a program makes the sums right again: then the index says what an attacker wants, not what damage did."""
+    return any(step == RESUM for step, _ in _steps(program))
 
 
 def _steps(program: bytes) -> list[tuple[int, bytes]]:
@@ -85,55 +79,27 @@ def apply(image: bytes, sums: bytes, program: bytes) -> tuple[bytes, bytes, byte
     """(index file, its -wal, its page sums) after a program was run on the index file `image`."""
     steps = _steps(program)
     tables = [(step, arguments) for step, arguments in steps if step < 5]
-    pages = [(step, arguments) for step, arguments in steps if 5 <= step < RESEAL]
-    if tables or reseals(program):
-        image = _with_tables_changed(image, tables, reseals(program))
+    pages = [(step, arguments) for step, arguments in steps if 5 <= step < RESUM]
+    if tables:
+        image = _with_tables_changed(image, tables)
     for step, arguments in steps:
         if step == SUMS:
             sums, _ = _with_bytes_changed(sums, [(5 + arguments[0] % 4, arguments[1:])])
     image, wal = _with_bytes_changed(image, pages)
-    if any(step == RESEAL and arguments[0] & 1 for step, arguments in steps):
+    if resums(program):
         sums = b"".join(blake3(image[at : at + 4096]).digest(16) for at in range(0, len(image), 4096))
     return image, wal, sums
 
 
-def _with_tables_changed(image: bytes, steps: Sequence[tuple[int, bytes]], seal: bool) -> bytes:
+def _with_tables_changed(image: bytes, steps: Sequence[tuple[int, bytes]]) -> bytes:
     connection = sqlite3.connect(":memory:", isolation_level=None)
     with contextlib.closing(connection):
         connection.deserialize(image[:18] + b"\x01\x01" + image[20:])  # a journal mode that memory has
         for step, arguments in steps:
             with contextlib.suppress(sqlite3.Error, OverflowError, IndexError, ValueError, UnicodeError):
                 _table_step(connection, step, Reader(arguments))
-        if seal:
-            with contextlib.suppress(sqlite3.Error, OverflowError, ValueError, TypeError, UnicodeError):
-                reseal(connection)
         changed = connection.serialize()
     return changed[:18] + image[18:20] + changed[20:]
-
-
-def reseal(connection: sqlite3.Connection) -> None:
-    """Seal every row, and all rows together, as docs/reference/format.md says."""
-    seals = []
-    for number, *values in connection.execute(f"SELECT number, {SEALED} FROM bundles").fetchall():
-        refs = [
-            ref for (ref,) in connection.execute("SELECT refers_to FROM refs WHERE number = ? ORDER BY 1", (number,))
-        ]
-        keys = [key for (key,) in connection.execute("SELECT block FROM blocks WHERE number = ? ORDER BY 1", (number,))]
-        storage = _seal((refs, keys))
-        seal = _seal((*values, storage))
-        connection.execute("UPDATE bundles SET storage = ?, seal = ? WHERE number = ?", (storage, seal, number))
-        seals.append(seal)
-    seals += [_seal(("written", *row)) for row in connection.execute("SELECT day, size_bytes FROM written")]
-    sealed = "SELECT key, value FROM meta WHERE key NOT IN ('seals', 'file')"
-    seals += [_seal(("meta", *row)) for row in connection.execute(sealed)]
-    mixed = 0
-    for seal in seals:
-        mixed ^= int.from_bytes(seal, "big")
-    connection.execute("UPDATE meta SET value = ? WHERE key = 'seals'", (f"{len(seals)}.{mixed:032x}",))
-
-
-def _seal(values: tuple[Any, ...]) -> bytes:
-    return blake3(msgpack.packb(values)).digest(16)
 
 
 def _table_step(connection: sqlite3.Connection, step: int, reader: Reader) -> None:
@@ -247,7 +213,7 @@ def change(program: bytes, rng: Random) -> bytes:
             )
             arguments += rng.randbytes(8)
             if rng.random() < 0.5:
-                buffer += bytes([RESEAL, rng.randrange(2), *bytes(15)])
+                buffer += bytes([RESUM, *bytes(16)])
         if step in (5, 6, 11):  # where there is something
             arguments = (rng.randrange(rng.choice((100, 4096, 1 << 16)))).to_bytes(4, "little") + arguments
         buffer += bytes([step]) + arguments.ljust(40 if step == 6 else 16, b"\x00")[: 40 if step == 6 else 16]

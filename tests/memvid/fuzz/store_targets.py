@@ -190,7 +190,7 @@ class IndexTarget(Target):
 
     def seeds(self) -> Iterable[bytes]:
         yield b""
-        yield bytes([index_program.RESEAL])
+        yield bytes([index_program.RESUM])
         yield from (bytes([step, *range(1, 17)]) for step in range(index_program.STEPS))
 
     def change(self, data: bytes, rng: Random) -> bytes:
@@ -226,7 +226,7 @@ class IndexTarget(Target):
             require(
                 bundle_id is None or (truth is not None and truth.bundle_id == bundle_id), "a version woke that is none"
             )
-        if not index_program.reseals(data):
+        if not index_program.resums(data):
             require_not_older(template.truths, seen)
         require(all(path.read_bytes() == kept for path, kept in template.files.items()), "a bundle was changed")
         return seen

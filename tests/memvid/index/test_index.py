@@ -90,6 +90,17 @@ def break_row(path: Path) -> None:
         connection.commit()
 
 
+def kept_index(store_path: Path) -> dict[str, bytes]:
+    """The index of a closed store, for `put_back`."""
+    return {name: (store_path / name).read_bytes() for name in ("index.sqlite", SUMS_FILE)}
+
+
+def put_back(store_path: Path, files: dict[str, bytes]) -> None:
+    """As from a backup."""
+    for name, data in files.items():
+        (store_path / name).write_bytes(data)
+
+
 def break_rows_in(connection: sqlite3.Connection) -> None:
     connection.execute("UPDATE bundles SET labels = 7, namespace = '../..'")
 
@@ -120,10 +131,10 @@ def test_threat_26_a_lost_foreign_or_damaged_index_comes_back(
 def test_threat_24_a_bundle_that_the_index_does_not_know_is_added(store: Store, store_path: Path) -> None:
     sleep(store, 300)
     store.close()
-    old = (store_path / "index.sqlite").read_bytes()
+    old = kept_index(store_path)
     with Store.open(store_path, writable=True) as again:
         sleep(again, 600)
-    (store_path / "index.sqlite").write_bytes(old)
+    put_back(store_path, old)
     with Store.open(store_path, writable=True) as again:
         assert (again.opening.index_rebuilt, again.opening.rows_added) == (None, 1)
         require_awake(again, 600)
@@ -481,12 +492,12 @@ def test_threat_24_an_index_older_than_the_last_rewrite_is_made_anew(
     """Else a removal would believe references of a file that is no more."""
     fork, _ = a_fork(store)
     store.close()
-    old = (store_path / "index.sqlite").read_bytes()
+    old = kept_index(store_path)
     rewritten(monkeypatch, fork, (NEEDED,))
     with Store.open(store_path, writable=True) as again:
         again.index.begin_rewrite(fork, [NEEDED])
     for _ in range(2):
-        (store_path / "index.sqlite").write_bytes(old)
+        put_back(store_path, old)
         with Store.open(store_path, writable=False) as reader:
             assert reader.opening.index_rebuilt is None  # removes nothing, so it may believe it
         with Store.open(store_path, writable=True) as again:
@@ -787,28 +798,6 @@ def test_an_index_whose_last_change_has_no_end_is_not_copied_and_nobody_waits_fo
     store.index._connection.execute("ROLLBACK")
     require_awake(store, 300)
     sleep(store, 20, uri=OTHER_URI)
-
-
-def test_a_change_that_could_not_read_the_index_leaves_nothing_open_in_it(store: Store) -> None:
-    """Else the next change finds a reader, for as long as somebody looks at the error."""
-    fork, first = a_fork(store)
-    real = store.index._connection
-
-    class FailsToReadBlocks:
-        def execute(self, sql: str, *args: Any) -> sqlite3.Cursor:
-            if "SELECT block" in sql:
-                raise sqlite3.OperationalError("disk I/O error")
-            return real.execute(sql, *args)
-
-        def __getattr__(self, name: str) -> Any:
-            return getattr(real, name)
-
-    store.index._connection = FailsToReadBlocks()  # type: ignore[assignment]
-    with pytest.raises(StoreIoError) as held:
-        store.index.begin_rewrite(fork, [NEEDED])
-    store.index._connection = real
-    store.index.begin_rewrite(fork, [first])
-    assert held.value.__traceback__ is not None
 
 
 def test_an_index_that_returned_to_its_file_has_nothing_in_it_of_what_was_dropped(
