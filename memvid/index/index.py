@@ -107,9 +107,11 @@ class Index(SessionQueries, BundleQueries):
         with translated(path):
             connection = connect(path)
         index = cls(connection, path, root_fd)
-        index._sums = sums
         try:
-            require_ours(connection, store_uuid, sums, to_write=True)
+            require_ours(connection, store_uuid, sums)
+            index._sums = sums  # from now on a close brings the log into the file: it goes with it
+            if version_of(connection) != SCHEMA_VERSION:
+                raise IndexUnusable("it has another schema version")
             if count_of(connection) < begun:
                 raise IndexUnusable("it is older than the last rewrite of a bundle")
             configure(connection)
@@ -139,7 +141,7 @@ class Index(SessionQueries, BundleQueries):
         memory = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
         try:
             memory.deserialize(image.data)
-            require_ours(memory, store_uuid, sums, to_write=False)
+            require_ours(memory, store_uuid, sums)
             if version_of(memory) == OLD_VERSION:
                 memory.execute("ALTER TABLE bundles DROP COLUMN seal")
         except FAILURES as error:

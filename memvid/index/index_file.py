@@ -11,7 +11,7 @@ import sqlite3
 from collections.abc import Iterator
 from typing import Final
 
-from ..disk.durable import TempFile, sync_folder, write_error
+from ..disk.durable import TempFile, write_error
 from ..disk.paths import Stamp, io_error, list_names, open_folder, require_own_regular, stamp_of, stat_name
 from ..errors import LimitExceeded, NoSpace
 from ..folder.store_file import BUNDLES
@@ -100,7 +100,8 @@ def put_in_place(temp: TempFile, root_fd: int, store_path: str) -> None:
     """Let a whole, flushed file be the index, durably. Raises StoreIoError, DurabilityLost.
 
     The old one's log goes first, for SQLite would read it into the new one. A crash in between leaves the old file as
-    it was at its last checkpoint: an index that is behind, which the next opening brings in line with the bundles.
+    it was at its last checkpoint: an index that is behind, which the next opening brings in line with the bundles. A
+    power cut may also leave the new file with the old one's log: that is not believed, and made anew.
     """
     for suffix in _SIDE_FILES[1:]:
         try:
@@ -109,7 +110,6 @@ def put_in_place(temp: TempFile, root_fd: int, store_path: str) -> None:
             continue
         except OSError as error:
             raise write_error(error, "remove", f"{store_path}/{INDEX_FILE}{suffix}") from error
-    sync_folder(root_fd, store_path)
     temp.publish(root_fd, INDEX_FILE, store_path, replacing=True)
 
 

@@ -64,12 +64,11 @@ def count_of(connection: sqlite3.Connection) -> int:
     return int(found[0])
 
 
-def require_ours(connection: sqlite3.Connection, store_uuid: str, sums: PageSums | None, *, to_write: bool) -> None:
+def require_ours(connection: sqlite3.Connection, store_uuid: str, sums: PageSums | None) -> None:
     """Refuse an index that is not ours, or not what was written. `sums` are those of its file, if they are right."""
     if connection.execute("PRAGMA application_id").fetchone() != (APPLICATION_ID,):
         raise IndexUnusable("it is not an index of Torpor")
-    version = version_of(connection)
-    if version != SCHEMA_VERSION and (to_write or version != OLD_VERSION):
+    if version_of(connection) not in (SCHEMA_VERSION, OLD_VERSION):
         raise IndexUnusable("it has another schema version")
     if connection.execute("PRAGMA page_size").fetchone() != (PAGE_BYTES,):
         raise IndexUnusable("it has pages of another size")

@@ -308,6 +308,17 @@ def test_threat_26_a_log_of_another_moment_than_the_index_file_hides_no_version(
             assert not store.verify(deep=False).findings
 
 
+def test_a_log_of_another_moment_is_not_brought_into_the_file_and_believed_then(
+    store_path: Path, moments: list[dict[str, bytes]]
+) -> None:
+    store_uuid = uuid_of(store_path)
+    for name, data in (*moments[0].items(), (LOG, moments[-1][LOG])):
+        (store_path / name).write_bytes(data)
+    for writable in (True, False, True):
+        with pytest.raises(IndexUnusable), opened(store_path, store_uuid, writable=writable):
+            pass
+
+
 def test_a_log_that_does_not_say_which_file_it_goes_with_is_not_believed(store: Store, store_path: Path) -> None:
     sleep(store, 300)
     store.index._connection.execute("DELETE FROM meta WHERE key = 'file'")

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Final
 
 import pytest
+from faults.mutant_child import BROKEN
 from faults.mutants import EQUIVALENT, NONE, Mutant
 from faults.power import Effort, replay
 from faults.recording import Recording, Write
@@ -33,7 +34,11 @@ _FEW: Final = 16
 
 
 class MutantFailed(Exception):
-    """The mutant could not even be made, or does not get through the scenarios."""
+    """The mutant could not even be made."""
+
+
+class MutantBroken(Exception):
+    """The mutant does not get through the scenarios."""
 
 
 @dataclass
@@ -53,10 +58,12 @@ class Verdict:
 
 
 def record_under(name: str, base: Path) -> dict[str, Recording]:
-    """The recordings of all scenarios by a process that runs this mutant, or NONE. Raises MutantFailed."""
+    """The recordings of all scenarios by a process with this mutant, or NONE. Raises MutantFailed, MutantBroken."""
     base.mkdir(parents=True)
     command = [sys.executable, str(_CHILD), name, str(base)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+    if done.returncode == BROKEN:
+        raise MutantBroken(done.stdout)
     if done.returncode:
         raise MutantFailed(done.stderr[-2000:])
     with (base / "recordings.pickle").open("rb") as file:
@@ -95,6 +102,9 @@ def judge(mutant: Mutant, plain: dict[str, Recording], base: Path, effort: Effor
         recordings = record_under(mutant.name, base / "record")
     except MutantFailed as error:
         verdict.error = str(error)
+        return verdict
+    except MutantBroken as error:
+        verdict.caught_by = str(error)
         return verdict
     begins = {name: _first_difference(_outline(recordings[name]), _outline(plain[name])) for name in recordings}
     order = [*_FIRST, *(name for name in recordings if name not in _FIRST)]

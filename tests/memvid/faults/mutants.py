@@ -77,10 +77,6 @@ SWAPS: Final = (
         "a refused sleep's file is flushed away before it is removed",
         (Edit("folder", "StoreFolder.remove", take_out="durable.sync_folder(", before="durable.remove("),),
     ),
-    Mutant(
-        "the old index's log is flushed away before it is unlinked",
-        (Edit("index_file", "put_in_place", take_out="sync_folder(root_fd, store_path)", before="for suffix in"),),
-    ),
     Mutant(EARLY),
 )
 

@@ -33,7 +33,7 @@ from torpor.memvid.errors import (
 from torpor.memvid.format.bundle import BundleFile
 from torpor.memvid.format.records import IndexRow
 from torpor.memvid.index import index as index_module
-from torpor.memvid.index import index_file, index_image
+from torpor.memvid.index import index_image
 from torpor.memvid.index.index import Index
 from torpor.memvid.index.page_sums import PAGE_BYTES, SUMS_FILE
 from torpor.memvid.index.rows import LIVE, SHADOWED, IndexedBundle
@@ -729,7 +729,7 @@ def test_a_rebuild_whose_file_cannot_be_flushed_writes_nothing_more_and_reads_on
         raise DurabilityLost("The flush failed.", path=path)
 
     with monkeypatch.context() as patch:
-        patch.setattr(index_file, "sync_folder", failing)
+        patch.setattr("torpor.memvid.disk.durable.sync_folder", failing)
         with pytest.raises(DurabilityLost):
             store.rebuild_index()
     assert [row.version for row in store.versions(URI)] == [1, 2]
@@ -776,9 +776,10 @@ def test_an_index_that_cannot_return_to_its_file_goes_on_in_memory(
     def failing(*_: object) -> None:
         raise DurabilityLost("The flush failed.") if step == "flush" else NoSpace("No room.")
 
-    places = {"create": "new_file", "flush": "sync_folder", "place": "put_in_place", "open": "configure"}
+    here, durable = "torpor.memvid.index.index.", "torpor.memvid.disk.durable."
+    places = {"create": here + "new_file", "flush": durable + "sync_folder", "place": here + "put_in_place"}
     with monkeypatch.context() as patch:
-        patch.setattr(index_file if step == "flush" else index_module, places[step], failing)
+        patch.setattr(places.get(step, here + "configure"), failing)
         with pytest.raises(StoreError):
             store.index.return_to_file()
     assert store.index.file_is_behind == (step != "create")
