@@ -26,7 +26,7 @@ from .chat.recalling import Recalling
 from .config.configuring import Configuring
 from .engine.admission import Queue
 from .engine.buffers import Buffers
-from .engine.cancellation import LeftMidway
+from .engine.cancellation import LeftMidway, to_the_end
 from .engine.engine import Engine
 from .engine.sampler import initial_key
 from .errors import ServiceClosed
@@ -177,10 +177,11 @@ class Parts:
 
     @contextlib.asynccontextmanager
     async def woken(
-        self, session: str, emit: OnEvent, *, create: bool, model: str | None = None
+        self, session: str, emit: OnEvent, *, create: bool, model: str | None = None, durable: bool = False
     ) -> AsyncIterator[tuple[Use, Session]]:
         """Hold a session alone, awake; a new one where there is none and `create` says so. What has changed in it is
-        durable at the end. model: of a new one; the default if None.
+        durable at the end. model: of a new one; the default if None. durable: whether that also holds where neither the
+        option nor the session wants a journal of turns.
 
         Raises:
             StoreError: it is not durable, though the session has it in memory.
@@ -199,13 +200,15 @@ class Parts:
             except LeftMidway:
                 await self._acknowledge(uri)
                 raise
-            await self._acknowledge(uri)
+            await self._acknowledge(uri, durable=durable)
 
-    async def _acknowledge(self, uri: SessionUri) -> None:
+    async def _acknowledge(self, uri: SessionUri, *, durable: bool = False) -> None:
         live = self.residency.awake.get(uri)
         if live is not None:
             self.heads.note(live)
             await self.journal.acknowledge(live)
+            if durable and not self.journal.keeps(live):
+                await to_the_end(self._keep_whole(live))
 
     async def _keep_whole(self, live: Session) -> None:
         await self.residency.putting_away.keep(live, ignore, "journal")

@@ -69,6 +69,10 @@ class InvalidRequest(ApiError):
     """Parameters that do not fit the method; `field` names the first one."""
 
 
+class PreviousResponseNotFound(ApiError):
+    """A response, or an item of one, by whose id a request over HTTP goes on, and which no session has."""
+
+
 class UnknownMethod(ApiError):
     """A method that this protocol version does not have."""
 

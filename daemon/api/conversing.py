@@ -33,7 +33,8 @@ class ConverseRequest(Reporting):
     session: the name for new sessions. If it is taken, they are called NAME-xxxxxxxx. A session of another name is
         forked, not gone on with. messages, tools, template_arguments, max_tokens, sampling: as for `chat`.
     answer_id: names the answer, for a later `after` and for `recall`. after: the id of the answer before the messages.
-    instructions: with `after`, a system text, which is said unless it was the last that was.
+    instructions: with `after`, a system text, which is said unless it was the last that was. durable: give the answer
+        once it is durable, though the daemon serves with another `--durability`.
     model: the daemon's first if None, or that of `after`. The `session` of the result is where the conversation stands.
     """
 
@@ -49,6 +50,7 @@ class ConverseRequest(Reporting):
     answer_id: AnswerId | None = None
     after: AnswerId | None = None
     instructions: Text | None = None
+    durable: bool = False
     priority: Priority = "normal"
     on_event: Listener = None
 

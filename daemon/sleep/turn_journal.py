@@ -63,7 +63,7 @@ class TurnJournal:
         Raises:
             StoreError: there is none. Nothing has changed.
         """
-        if not self._keeps(session):
+        if not self.keeps(session):
             return
         behind = len(session.state.tokens) + more_tokens - (session.durable.token_count if session.durable else 0)
         texts = 4 * (len(session.system or "") + len(session.root.to_text())) + _BYTES_A_MESSAGE * (
@@ -80,10 +80,11 @@ class TurnJournal:
         Raises:
             StoreError: it is not durable. The session has it in memory.
         """
-        if self._keeps(session) and session.dirty and session.state.tokens:
+        if self.keeps(session) and session.dirty and session.state.tokens:
             await in_any_case(self._acknowledge(session))
 
-    def _keeps(self, session: Session) -> bool:
+    def keeps(self, session: Session) -> bool:
+        """Whether the session's turns come here."""
         return self._durability() == "turn" and session.durability is None
 
     async def _acknowledge(self, session: Session) -> None:

@@ -125,7 +125,8 @@ async def _chat(
         on_event=request.on_event,
     )
     behind = Behind(head.at, request.instructions) if head is not None and request.after else None
-    return await answer(parts, asked, model, behind=behind, answer_id=bytes.fromhex(request.answer_id or ""))
+    answer_id = bytes.fromhex(request.answer_id or "")
+    return await answer(parts, asked, model, behind=behind, answer_id=answer_id, durable=request.durable)
 
 
 async def _chat_in_fork(parts: Parts, request: ConverseRequest, head: Head, name: SessionUri) -> GenerateResult:

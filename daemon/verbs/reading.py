@@ -87,15 +87,18 @@ async def answer(
     *,
     behind: Behind | None = None,
     answer_id: bytes = b"",
+    durable: bool = False,
 ) -> GenerateResult:
     """One turn of a chat. model: of a session that is made for it; the default if None. behind: where the messages
-    stand, if they are no whole transcript. answer_id: names the answer. Raises as `chat`."""
+    stand, if they are no whole transcript. answer_id: names the answer. durable: as of `Parts.woken`. Raises as
+    `chat`."""
     if (request.message is None) == (request.messages is None):
         raise InvalidTranscript("Give either a message or messages, the whole transcript.")
     if request.messages is not None:
         require_transcript(request.messages)
     started = time.monotonic()
-    async with parts.woken(request.session, request.emit, create=request.create, model=model) as (use, live):
+    awake = parts.woken(request.session, request.emit, create=request.create, model=model, durable=durable)
+    async with awake as (use, live):
         drawing, look = live.sampling.changed(request.sampling), _branch(parts, live)
         root = root_of(live.root, request.tools, request.template_arguments)
         if behind is not None and request.messages is not None:

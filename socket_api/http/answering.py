@@ -23,11 +23,12 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.types import Send
 
+from ...daemon.api.conversing import MeasureResult
 from ...daemon.api.events import TokenEvent, WorkEvent
 from ...errors import TorporError
 from ..errors import InternalError
 from .desk import desk_of
-from .turns import SESSION_HEADER, Answered, Asked, Asking, name_for
+from .turns import SESSION_HEADER, Answered, Asked, Asking, Turn, measure, name_for
 from .work import ClientLeft, has_left
 
 _LOG = logging.getLogger(__name__)
@@ -77,6 +78,14 @@ async def answer(request: Request, send: Send, asked: Asked, telling: Telling, *
     exchange = _Exchange(request, send, asked, telling, streamed=streamed, ignored=ignored)
     await exchange.prepare()
     await (exchange.stream() if streamed else exchange.whole())
+
+
+async def measured(request: Request, turn: Turn) -> MeasureResult:
+    """The tokens of a turn before its answer. Raises ClientLeft, and as `measure` of the service."""
+    desk = desk_of(request)
+    model = turn.model or await desk.default_model()
+    work = measure(desk.backend, request.state.caller, turn, name_for(request.headers, turn.named), model)
+    return await desk.works.settle(desk.works.begin(work, cancellable=True), request.receive)
 
 
 class _Exchange:

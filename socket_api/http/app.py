@@ -48,6 +48,7 @@ def app_of(desk: Desk) -> ASGIApp:
         Route(messages.PATH, Dialect(messages.messages), methods=["POST"]),
         Route(messages.COUNT_PATH, messages.count_tokens, methods=["POST"]),
         Route(mcp.PATH, Dialect(mcp.mcp), methods=["POST"]),
+        *responses.routes(),
         *models.routes(),
         *sessions.routes(),
     ]

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import time
-import uuid
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal
 
@@ -142,7 +141,7 @@ async def chat_completions(request: Request, send: Send) -> None:
             stop=body.stops(),
             named=body.prompt_cache_key,
         )
-        telling = _Chunks(usage=body.wants_usage())
+        telling = _Chunks(turn.answer_id, usage=body.wants_usage())
         ignored = ignored_of(body, _also(body))
         await answer(request, send, turn, telling, streamed=bool(body.stream), ignored=ignored)
 
@@ -191,9 +190,9 @@ def usage_of(answered: Answered, reasoning_tokens: int) -> dict[str, Any]:
 
 
 class _Chunks(Telling):
-    def __init__(self, *, usage: bool) -> None:
+    def __init__(self, answer_id: str, *, usage: bool) -> None:
         self._usage = usage
-        self._id = f"chatcmpl-{uuid.uuid4().hex}"
+        self._id = f"chatcmpl-{answer_id}"
         self._created = int(time.time())
         self._calls = 0
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from starlette.requests import Request
 
 from ...daemon.api.process import StatusRequest
+from ...daemon.api.verb import R, Verb
 from ...daemon.api.verbs import VERBS
 from ..server.dispatch import Backend
 from .access import Access
@@ -32,6 +35,12 @@ class Desk:
         self.counters = Counters()
         self.counters.working.set_function(lambda: len(self.works))
         self._default_model: str | None = None
+
+    async def ask(self, request: Request, verb: Verb[Any, R], params: Mapping[str, Any]) -> R:
+        """Carry out a verb for the caller of a request, whose body has been read. Raises InvalidRequest, HttpRefused,
+        ClientLeft, and as the service."""
+        asked = await request.state.caller.request_of(verb, params)
+        return await self.works.answer(verb, asked, request.receive)
 
     async def default_model(self) -> str:
         """The name of the first model, which is the same as long as the daemon runs."""

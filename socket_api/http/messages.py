@@ -14,7 +14,6 @@ Owns the shape of requests, answers and events, and what its dialogues are for t
 from __future__ import annotations
 
 import json
-import uuid
 from collections.abc import Callable, Iterator, Mapping
 from typing import Annotated, Any, Final, Literal
 
@@ -27,12 +26,12 @@ from ...daemon.api.dialogue import Channel, ToolCall
 from ...daemon.api.events import TokenEvent
 from ...daemon.api.reading import FinishReason
 from ...errors import TorporError
-from .answering import Telling, answer, event_bytes
+from .answering import Telling, answer, event_bytes, measured
 from .bodies import InnerJson
 from .desk import desk_of
 from .errors import error_map
 from .fields import Body, fault_at, ignored_of, read_fields
-from .turns import Answered, Turn, measure, name_for
+from .turns import Answered, Turn
 
 PATH: Final = "/v1/messages"
 COUNT_PATH: Final = "/v1/messages/count_tokens"
@@ -137,20 +136,16 @@ async def messages(request: Request, send: Send) -> None:
             stop=tuple(body.stop_sequences or ()),
         )
         hidden = body.thinking is not None and body.thinking.display == "omitted"
-        telling = _Events(is_marked=_is_marked(body), hides_thinking=hidden)
+        telling = _Events(turn.answer_id, is_marked=_is_marked(body), hides_thinking=hidden)
         ignored = ignored_of(body, _also(body, request))
         await answer(request, send, turn, telling, streamed=bool(body.stream), ignored=ignored)
 
 
 async def count_tokens(request: Request) -> Response:
     """Count the tokens of a dialogue, and read nothing."""
-    desk = desk_of(request)
-    async with desk.bodies.read(request) as raw:
+    async with desk_of(request).bodies.read(request) as raw:
         turn = _Reader(read_fields(DialogueBody, raw)).turn()
-        model = turn.model or await desk.default_model()
-        work = measure(desk.backend, request.state.caller, turn, name_for(request.headers, turn.named), model)
-        measured = await desk.works.settle(desk.works.begin(work, cancellable=True), request.receive)
-        return JSONResponse({"input_tokens": measured.tokens})
+        return JSONResponse({"input_tokens": (await measured(request, turn)).tokens})
 
 
 def _also(body: MessagesBody, request: Request) -> Iterator[str]:
@@ -251,10 +246,10 @@ def _session_of(metadata: Metadata | None) -> str | None:
 class _Events(Telling):
     """Tells an answer as a message of blocks. is_marked: whether the request has marks for a cache."""
 
-    def __init__(self, *, is_marked: bool, hides_thinking: bool) -> None:
+    def __init__(self, answer_id: str, *, is_marked: bool, hides_thinking: bool) -> None:
         self._is_marked = is_marked
         self._hides_thinking = hides_thinking
-        self._id = f"msg_{uuid.uuid4().hex}"
+        self._id = f"msg_{answer_id}"
         self._block: Channel | None = None
         self._blocks = 0
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import Any
@@ -20,7 +21,7 @@ def document() -> Mapping[str, Any]:
     """The description of all routes, for OpenAPI 3.1. Made once, in a second or less."""
     schemas = Schemas("components/schemas")
     paths: dict[str, dict[str, Any]] = {}
-    for path, method, operation in [*_plain(), *_of_dialects(schemas), *_of_sessions(schemas)]:
+    for path, method, operation in [*_plain(), *_of_dialects(schemas), *_told(), *_of_sessions(schemas)]:
         paths.setdefault(path, {})[method.lower()] = operation
     return {
         "openapi": "3.1.0",
@@ -44,8 +45,19 @@ def _plain() -> Iterator[tuple[str, str, dict[str, Any]]]:
         "/v1/models": "The served models.",
     }.items():
         yield path, "get", _operation(what, {"type": "string"} if path == "/metrics" else {"type": "object"}, [])
-    named = [_parameter("model", "path", {"type": "string"})]
-    yield "/v1/models/{model}", "get", _operation("One served model.", {"type": "object"}, named)
+    yield "/v1/models/{model}", "get", _operation("One served model.", {"type": "object"}, _named_in("{model}"))
+
+
+def _told() -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """What a dialect has beside the routes with a body."""
+    for route in responses.routes():
+        said = inspect.cleandoc(route.endpoint.__doc__ or "")
+        for method in (route.methods or set()) & {"GET", "DELETE"}:
+            yield route.path, method, _operation(said, {"type": "object"}, _named_in(route.path))
+
+
+def _named_in(path: str) -> list[dict[str, Any]]:
+    return [_parameter(name, "path", {"type": "string"}) for name in re.findall(r"{(\w+)}", path)]
 
 
 def _of_dialects(schemas: Schemas) -> Iterator[tuple[str, str, dict[str, Any]]]:
@@ -53,11 +65,12 @@ def _of_dialects(schemas: Schemas) -> Iterator[tuple[str, str, dict[str, Any]]]:
         chat_completions.PATH: chat_completions.ChatBody,
         completions.PATH: completions.CompletionBody,
         responses.PATH: responses.ResponsesBody,
+        responses.COUNT_PATH: responses.ResponsesBody,
         messages.PATH: messages.MessagesBody,
         messages.COUNT_PATH: messages.DialogueBody,
     }
     for path, body in bodies.items():
-        operation = _operation(inspect.cleandoc(body.__doc__ or ""), {"type": "object"}, [])
+        operation = _operation(inspect.cleandoc(body.__doc__ or ""), {"type": "object"}, _named_in(path))
         schema = schemas.schema_of(body, "validation")
         operation["requestBody"] = {"required": True, "content": {_JSON: {"schema": schema}}}
         yield path, "post", operation

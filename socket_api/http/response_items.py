@@ -8,6 +8,7 @@ take no second one.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Final, Literal
@@ -15,14 +16,22 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import BeforeValidator, WithJsonSchema
 
 from ...daemon.api.dialogue import ToolCall
-from .bodies import InnerJson
+from ...daemon.api.recalling import RecalledMessage
+from ..errors import PreviousResponseNotFound
+from .bodies import InnerJson, int_of
 from .fields import Body, Content, fault_at
 
 _ROLES: Final = {"developer": "system"}
 _CUSTOM: Final = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
 """The schema of a tool that takes a string."""
 
+DEFAULT_ITEMS: Final = 20
+MOST_ITEMS: Final = 100
+"""Of one page."""
+
 _APART: Final = "\n\n"
+_RESPONSE: Final = re.compile(r"resp_([0-9a-f]{32})")
+_ITEM: Final = re.compile(r"(?:msg|rs|fc)_([0-9a-f]{32})_[0-9]{1,6}")
 
 
 class InputItem(Body):
@@ -120,21 +129,31 @@ class Toolbox:
 
 
 class Dialogue:
-    """The messages of a request. unknown: the types of items that have no effect."""
+    """The messages of a request. unknown: the types of items that have no effect. after: the id of the answer before
+    the messages, where a reference names it: what comes before that stands in its ledger."""
 
-    def __init__(self, instructions: str | None, items: Sequence[InputItem]) -> None:
+    def __init__(self, instructions: str | None, items: Sequence[InputItem], after: str | None = None) -> None:
         self.messages: list[dict[str, Any]] = []
         self.unknown: list[str] = []
+        self.after = after
         self._inner = InnerJson()
         self._before = ""  # the type of the item before
-        if instructions:
+        if instructions and not self._refers(items):
             self._add("system", instructions)
         for at, item in enumerate(items):
             self._read(item, f"input.{at}")
             self._before = item.type if item.role in (None, "assistant") else ""
 
+    def _refers(self, items: Sequence[InputItem]) -> bool:
+        """Whether the messages stand behind an answer that is only named."""
+        return self.after is not None or any(item.type == "item_reference" for item in items)
+
     def _read(self, item: InputItem, place: str) -> None:
-        if item.type == "message":
+        if item.type == "item_reference":
+            self.messages, self.after = [], _named_by(item, place)
+        elif self.after is not None and item.id is not None and answer_of_item(item.id) == self.after:
+            pass  # of an answer that another of its items has named
+        elif item.type == "message":
             if item.role is None:
                 raise fault_at(f"{place}.role", "a message needs one; give user, assistant, system or developer")
             self._say(item.role, item.content)
@@ -177,6 +196,81 @@ class Dialogue:
         else:
             arguments = self._inner.arguments_of(item.arguments, f"{place}.arguments")
         return {"name": _flat(item.namespace, item.name), "arguments": arguments, "id": item.call_id or ""}
+
+
+def answer_of_response(response_id: str, field: str = "response_id") -> str:
+    """The id of the answer that a response is. Raises PreviousResponseNotFound: we never make such an id."""
+    found = _RESPONSE.fullmatch(response_id)
+    if found is None:
+        raise not_found(response_id, field)
+    return found[1]
+
+
+def answer_of_item(item_id: str) -> str | None:
+    """The id of the answer that an item is of; None for an item that we never made."""
+    found = _ITEM.fullmatch(item_id)
+    return found[1] if found is not None else None
+
+
+def not_found(named: str, field: str) -> PreviousResponseNotFound:
+    """The refusal of an id that no session has."""
+    return PreviousResponseNotFound(
+        f"There is no {named!r:.100}. It was never given, or its session was deleted; send the whole dialogue.",
+        field=field,
+    )
+
+
+def _named_by(item: InputItem, place: str) -> str:
+    found = answer_of_item(item.id or "")
+    if found is None:
+        raise not_found(item.id or "", f"{place}.id")
+    return found
+
+
+def answer_items(
+    answer_id: str, tools: Toolbox, *, reasoning: str, text: str, calls: Sequence[ToolCall]
+) -> list[dict[str, Any]]:
+    """A whole answer as items."""
+    items: list[dict[str, Any]] = []
+    if reasoning:
+        items.append(reasoning_item(item_id("rs", answer_id, 0), reasoning, answer_id))
+    if text or not (reasoning or calls):
+        items.append(message_item(item_id("msg", answer_id, len(items)), text))
+    numbered = enumerate(calls, len(items))
+    return [*items, *(tools.call_item(call, item_id("fc", answer_id, at)) for at, call in numbered)]
+
+
+def cut_off(items: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Say of the last item, and of the response, that the limit of tokens cut it off."""
+    if items[-1]["type"] == "message":
+        items[-1]["status"] = "incomplete"
+    return {"incomplete_details": {"reason": "max_output_tokens"}}
+
+
+def read_item(message: RecalledMessage, item_id: str) -> dict[str, Any]:
+    """A message that was read, as it is listed."""
+    told = {"id": item_id, "status": "completed"}
+    if message.role == "tool":
+        return {**told, "type": "function_call_output", "call_id": message.tool_call_id, "output": message.content}
+    if message.role == "assistant":
+        return message_item(item_id, message.content)
+    content = [{"type": "input_text", "text": message.content}]
+    return {**told, "type": "message", "role": message.role, "content": content}
+
+
+def page_of(items: Sequence[Mapping[str, Any]], query: Mapping[str, str]) -> dict[str, Any]:
+    """A page of a list of items: the newest first, if the query does not say `asc`."""
+    ordered = list(items if query.get("order") == "asc" else reversed(items))
+    at = next((at for at, each in enumerate(ordered) if each["id"] == query.get("after")), -1) + 1
+    limit = min(max(int_of(query.get("limit")), 1), MOST_ITEMS) if "limit" in query else DEFAULT_ITEMS
+    page = ordered[at : at + limit]
+    ends = {"first_id": page[0]["id"], "last_id": page[-1]["id"]} if page else {"first_id": None, "last_id": None}
+    return {"object": "list", "data": page, "has_more": at + limit < len(ordered), **ends}
+
+
+def item_id(kind: str, answer_id: str, at: int) -> str:
+    """The id of an item: it names the answer, and so the place in the ledger."""
+    return f"{kind}_{answer_id}_{at}"
 
 
 def reasoning_item(item_id: str, text: str, sealed: str) -> dict[str, Any]:

@@ -6,25 +6,45 @@ Owns the shape of requests, answers and events. What a model thinks is told as t
 from __future__ import annotations
 
 import time
-import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
 from starlette.types import Send
 
 from ...daemon.api.dialogue import Channel, ToolCall
 from ...daemon.api.events import TokenEvent
+from ...daemon.api.recalling import RecallResult
+from ...daemon.api.verbs import VERBS
 from ...errors import TorporError
-from .answering import Telling, answer, event_bytes
+from ..errors import HttpRefused, PreviousResponseNotFound
+from .answering import Telling, answer, event_bytes, measured
 from .chat_completions import Sampled
 from .desk import desk_of
 from .errors import error_map
 from .fields import Body, ignored_of, read_fields
-from .response_items import Dialogue, Items, OfferedTool, Toolbox, message_item, reasoning_item, text_part
-from .turns import Answered, Turn
+from .response_items import (
+    Dialogue,
+    Items,
+    OfferedTool,
+    Toolbox,
+    answer_items,
+    answer_of_response,
+    cut_off,
+    item_id,
+    message_item,
+    not_found,
+    page_of,
+    read_item,
+    reasoning_item,
+    text_part,
+)
+from .turns import Answered, Turn, time_of
 
 PATH: Final = "/v1/responses"
+COUNT_PATH: Final = "/v1/responses/input_tokens"
 _SEALED: Final = "reasoning.encrypted_content"
 
 
@@ -48,6 +68,7 @@ class ResponsesBody(Sampled):
     reasoning: Thinking | None = None
     include: list[str] | None = None
     store: bool | None = None
+    previous_response_id: str | None = None
     text: dict[str, Any] | None = None
     truncation: str | None = None
     prompt_cache_key: str | None = None
@@ -58,20 +79,100 @@ async def responses(request: Request, send: Send) -> None:
     async with desk_of(request).bodies.read(request) as raw:
         body = read_fields(ResponsesBody, raw)
         body.require_one()
-        dialogue, tools = Dialogue(body.instructions, body.input), Toolbox(body.tools or ())
-        thinks = {"enable_thinking": False} if body.reasoning and body.reasoning.effort == "none" else {}
-        turn = Turn(
-            model=body.model,
-            messages=dialogue.messages,
-            tools=tools.to_maps(),
-            template_arguments=thinks,
-            max_tokens=body.max_output_tokens,
-            sampling=body.sampling(),
-            stop=body.stops(),
-            named=body.prompt_cache_key,
-        )
-        ignored = ignored_of(body, _also(body, [*tools.unknown], [*dialogue.unknown]))
-        await answer(request, send, turn, _Events(body, tools), streamed=bool(body.stream), ignored=ignored)
+        turn, tools, dialogue = _turn(body)
+        ignored = ignored_of(body, _also(body, tools.unknown, dialogue.unknown))
+        try:
+            await answer(request, send, turn, _Events(body, turn, tools), streamed=bool(body.stream), ignored=ignored)
+        except TorporError as error:
+            raise _as_refusal(error, body) from error
+
+
+async def count_tokens(request: Request) -> Response:
+    """Count the tokens of a request's input, and read nothing."""
+    async with desk_of(request).bodies.read(request) as raw:
+        body = read_fields(ResponsesBody, raw)
+        try:
+            tokens = (await measured(request, _turn(body)[0])).tokens
+        except TorporError as error:
+            raise _as_refusal(error, body) from error
+        return JSONResponse({"object": "response.input_tokens", "input_tokens": tokens})
+
+
+async def retrieve(request: Request) -> Response:
+    """A response, told from its tokens. Which of its tokens were cached is not kept, so there is no usage."""
+    told, answer_id = await _recalled(request)
+    last = told.messages[-1]
+    facts: dict[str, Any] = {"previous_response_id": f"resp_{told.after}" if told.after else None}
+    output = answer_items(answer_id, Toolbox(()), reasoning=last.reasoning, text=last.content, calls=last.tool_calls)
+    if not last.finished:
+        facts |= cut_off(output)
+    status = "completed" if last.finished else "incomplete"
+    return JSONResponse(response_map(answer_id, status, told.model, output, **facts))
+
+
+async def input_items(request: Request) -> Response:
+    """The messages since the response before, told from their tokens."""
+    told, answer_id = await _recalled(request)
+    items = [read_item(each, item_id("in", answer_id, at)) for at, each in enumerate(told.messages[:-1])]
+    return JSONResponse(page_of(items, request.query_params))
+
+
+async def delete(request: Request) -> Response:
+    """Take the id from an answer: nothing finds it any more, and its words stay in the ledger that goes on from it."""
+    answer_id = _answer_in_path(request)
+    await desk_of(request).ask(request, VERBS["disown"], {"answer_id": answer_id})
+    return JSONResponse({"id": f"resp_{answer_id}", "object": "response", "deleted": True})
+
+
+def routes() -> list[Route]:
+    """The routes beside that which answers."""
+    return [
+        Route(COUNT_PATH, count_tokens, methods=["POST"]),
+        Route(f"{PATH}/{{response_id}}", retrieve, methods=["GET"]),
+        Route(f"{PATH}/{{response_id}}", delete, methods=["DELETE"]),
+        Route(f"{PATH}/{{response_id}}/input_items", input_items, methods=["GET"]),
+    ]
+
+
+def _answer_in_path(request: Request) -> str:
+    named = request.path_params["response_id"]
+    try:
+        return answer_of_response(named)
+    except PreviousResponseNotFound as error:
+        raise HttpRefused(f"There is no response {named!r:.100}.", status=404) from error
+
+
+async def _recalled(request: Request) -> tuple[RecallResult, str]:
+    answer_id = _answer_in_path(request)
+    return await desk_of(request).ask(request, VERBS["recall"], {"answer_id": answer_id}), answer_id
+
+
+def _as_refusal(error: TorporError, body: ResponsesBody) -> TorporError:
+    """The error of a request that goes on behind an answer that no session has."""
+    if error.code != "answer_not_found":
+        return error
+    return not_found(body.previous_response_id or "item_reference", "previous_response_id")
+
+
+def _turn(body: ResponsesBody) -> tuple[Turn, Toolbox, Dialogue]:
+    after = body.previous_response_id
+    answer_id = answer_of_response(after, "previous_response_id") if after else None
+    dialogue, tools = Dialogue(body.instructions, body.input, answer_id), Toolbox(body.tools or ())
+    thinks = {"enable_thinking": False} if body.reasoning and body.reasoning.effort == "none" else {}
+    turn = Turn(
+        model=body.model,
+        messages=dialogue.messages,
+        tools=tools.to_maps(),
+        template_arguments=thinks,
+        max_tokens=body.max_output_tokens,
+        sampling=body.sampling(),
+        stop=body.stops(),
+        named=body.prompt_cache_key,
+        after=dialogue.after,
+        instructions=(body.instructions or None) if dialogue.after else None,
+        durable=body.store is not False,
+    )
+    return turn, tools, dialogue
 
 
 def _also(body: ResponsesBody, tools: Sequence[str], items: Sequence[str]) -> Iterator[str]:
@@ -91,12 +192,11 @@ def _also(body: ResponsesBody, tools: Sequence[str], items: Sequence[str]) -> It
 class _Events(Telling):
     """Tells an answer as a response of items."""
 
-    def __init__(self, body: ResponsesBody, tools: Toolbox) -> None:
+    def __init__(self, body: ResponsesBody, turn: Turn, tools: Toolbox) -> None:
         self._body = body
         self._tools = tools
         self._told_tools = [each.model_dump(exclude_none=True) for each in body.tools or ()]
-        self._name = uuid.uuid4().hex
-        self._created = int(time.time())
+        self._answer_id = turn.answer_id
         self._number = 0
         self._items: list[dict[str, Any]] = []
         self._open: Channel | None = None
@@ -104,12 +204,9 @@ class _Events(Telling):
 
     def whole(self, answered: Answered) -> Mapping[str, Any]:
         result = answered.result
-        if result.reasoning:
-            self._items.append(self._reasoning(result.reasoning))
-        if result.text or not (result.reasoning or result.tool_calls):
-            self._items.append(self._message(result.text))
-        for call in result.tool_calls:
-            self._items.append(self._call_item(call))
+        self._items = answer_items(
+            self._answer_id, self._tools, reasoning=result.reasoning, text=result.text, calls=result.tool_calls
+        )
         return self._ended(answered)
 
     def opening(self) -> bytes:
@@ -195,13 +292,13 @@ class _Events(Telling):
 
     def _item_id(self, kind: str) -> str:
         """The id of the next item."""
-        return f"{kind}_{self._name}_{len(self._items)}"
+        return item_id(kind, self._answer_id, len(self._items))
 
     def _message(self, text: str) -> dict[str, Any]:
         return message_item(self._item_id("msg"), text)
 
     def _reasoning(self, text: str) -> dict[str, Any]:
-        return reasoning_item(self._item_id("rs"), text, self._name)
+        return reasoning_item(self._item_id("rs"), text, self._answer_id)
 
     def _call_item(self, call: ToolCall) -> dict[str, Any]:
         return self._tools.call_item(call, self._item_id("fc"))
@@ -218,38 +315,50 @@ class _Events(Telling):
             "total_tokens": answered.result.token_count,
         }
         if answered.result.finish_reason == "length":
-            if self._items[-1]["type"] != "reasoning":
-                self._items[-1]["status"] = "incomplete"
-            return self._response("incomplete", usage=usage, incomplete_details={"reason": "max_output_tokens"})
+            return self._response("incomplete", usage=usage, **cut_off(self._items))
         return self._response("completed", usage=usage, completed_at=int(time.time()))
 
     def _response(self, status: str, **facts: Any) -> dict[str, Any]:
         body = self._body
-        return {
-            "id": f"resp_{self._name}",
-            "object": "response",
-            "created_at": self._created,
-            "status": status,
-            "model": self.asking.model,
-            "output": self._items,
-            "error": None,
-            "incomplete_details": None,
+        asked = {
             "instructions": body.instructions,
             "max_output_tokens": body.max_output_tokens,
-            "metadata": {},
-            "parallel_tool_calls": True,
-            "previous_response_id": None,
-            "reasoning": {"effort": None, "summary": None},
+            "previous_response_id": body.previous_response_id,
             "store": body.store is not False,
             "temperature": body.temperature,
-            "text": {"format": {"type": "text"}},
-            "tool_choice": "auto",
             "tools": self._told_tools,
             "top_p": body.top_p,
-            "truncation": "disabled",
-            "usage": None,
-            **facts,
         }
+        return response_map(self._answer_id, status, self.asking.model, self._items, **asked, **facts)
+
+
+def response_map(answer_id: str, status: str, model: str, output: Sequence[Any], **facts: Any) -> dict[str, Any]:
+    """A response, with the fields that clients look for."""
+    return {
+        "id": f"resp_{answer_id}",
+        "object": "response",
+        "created_at": time_of(answer_id),
+        "status": status,
+        "model": model,
+        "output": output,
+        "error": None,
+        "incomplete_details": None,
+        "instructions": None,
+        "max_output_tokens": None,
+        "metadata": {},
+        "parallel_tool_calls": True,
+        "previous_response_id": None,
+        "reasoning": {"effort": None, "summary": None},
+        "store": True,
+        "temperature": None,
+        "text": {"format": {"type": "text"}},
+        "tool_choice": "auto",
+        "tools": [],
+        "top_p": None,
+        "truncation": "disabled",
+        "usage": None,
+        **facts,
+    }
 
 
 def _summary(text: str) -> dict[str, Any]:

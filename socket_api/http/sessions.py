@@ -65,6 +65,5 @@ async def _answer(route: SessionRoute, request: Request) -> Response:
             params |= request.query_params
         if route.names_session:
             params["session"] = unquote(request.path_params["session"])
-        asked = await request.state.caller.request_of(route.verb, params)
-        result = await desk.works.answer(route.verb, asked, request.receive)
+        result = await desk.ask(request, route.verb, params)
         return JSONResponse(await in_pieces(wire_map(route.verb, result)))

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import hashlib
 import re
+import secrets
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -35,10 +37,21 @@ _MOST_NAME_CHARS = 64
 _ODD = re.compile(r"[^A-Za-z0-9._-]+")
 
 
+def new_answer_id() -> str:
+    """A new name for an answer. It begins with its time, in milliseconds."""
+    return f"{time.time_ns() // 1_000_000:012x}{secrets.token_hex(10)}"
+
+
+def time_of(answer_id: str) -> int:
+    """When an answer was asked for, in seconds of Unix time."""
+    return int(answer_id[:12], 16) // 1000
+
+
 @dataclass(frozen=True, slots=True)
 class Turn:
     """A dialogue up to the message to answer, as the fields of `converse`. model: None for the default. max_tokens: a
-    ceiling, above what may fit; None for the daemon's default. named: the client's name for it in the body."""
+    ceiling, above what may fit; None for the daemon's default. named: the client's name for it in the body. answer_id:
+    names the answer; all ids that a client gets are made of it. after, instructions, durable: as of `converse`."""
 
     messages: Sequence[Mapping[str, Any]]
     model: str | None = None
@@ -48,6 +61,10 @@ class Turn:
     sampling: Mapping[str, Any] = field(default_factory=dict)
     stop: Sequence[str] = ()
     named: str | None = None
+    answer_id: str = field(default_factory=new_answer_id)
+    after: str | None = None
+    instructions: str | None = None
+    durable: bool = False
 
     def asking(self, backend: Backend, caller: Caller, session: str, model: str, emit: OnEvent) -> Asking:
         """The requests that answer it."""
@@ -128,6 +145,8 @@ class _Conversing(Asking):
             "max_tokens": turn.max_tokens,
             "sampling": dict(turn.sampling) or None,
             "stop": tuple(turn.stop),
+            "answer_id": turn.answer_id,
+            "durable": turn.durable,
         }
         request = await self.caller.request_of(_CONVERSE, params)
         assert isinstance(request, ConverseRequest)
@@ -166,7 +185,9 @@ def _dialogue(turn: Turn, session: str, model: str) -> dict[str, Any]:
         "messages": tuple(turn.messages),
         "tools": tuple(turn.tools),
         "template_arguments": dict(turn.template_arguments),
-        "model": model,
+        "model": turn.model if turn.after else model,
+        "after": turn.after,
+        "instructions": turn.instructions,
     }
 
 

@@ -257,7 +257,7 @@ class FakeService(Verbs, Awaiting):
         raise AnswerNotFound("There is no such answer.", answer_id=request.answer_id)
 
     async def _disown(self, request: DisownRequest) -> DisownResult:
-        return DisownResult(request.answer_id, ())
+        raise AnswerNotFound("There is no such answer.", answer_id=request.answer_id)
 
     async def _set(self, request: SetRequest) -> SessionInfo:
         found, _ = await self._find_awake(request.session, request.emit)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from itertools import groupby
 from typing import Any
 
@@ -11,7 +12,8 @@ from torpor.daemon.api.conversing import ConverseRequest, MeasureRequest, Measur
 from torpor.daemon.api.dialogue import ToolCall
 from torpor.daemon.api.events import ProgressEvent, TokenEvent
 from torpor.daemon.api.reading import GenerateResult
-from torpor.daemon.errors import ContextOverflow, EngineBusy, GenerationFailed
+from torpor.daemon.api.recalling import RecalledMessage, RecallRequest, RecallResult
+from torpor.daemon.errors import AnswerNotFound, ContextOverflow, EngineBusy, GenerationFailed
 
 from .conftest import Begin, HttpThread
 from .test_chat_completions import Chat, asked_for, holds, result
@@ -264,3 +266,98 @@ def test_a_wrong_field_is_a_400_that_names_it(server: HttpThread, wrong: dict[st
     assert answer.status == 400
     assert (answer.json["error"]["param"] or "").endswith(param or "")
     assert not server.service.calls
+
+
+ONE = "0" * 31 + "1"
+
+
+async def recalls(request: RecallRequest) -> RecallResult:
+    """An answer behind a message and the result of a call."""
+    assert (request.answer_id, request.namespace) == (ONE, None)
+    call = ToolCall("add", {"a": 1}, "c2")
+    messages = (
+        RecalledMessage("user", "hello", start=0, end=9),
+        RecalledMessage("tool", "3", tool_call_id="c1", start=0, end=9),
+        RecalledMessage("assistant", "hi", reasoning="so", tool_calls=(call,), answer_id=ONE, start=9, end=12),
+    )
+    return RecallResult("torpor://default/a", "fake", messages, "f" * 32)
+
+
+def test_a_response_is_told_from_its_tokens(server: HttpThread) -> None:
+    server.service.answers[RecallRequest] = recalls
+    told = server.ask("GET", f"{PATH}/resp_{ONE}").json
+    assert (told["id"], told["status"], told["model"], told["created_at"]) == (f"resp_{ONE}", "completed", "fake", 0)
+    assert told["previous_response_id"] == "resp_" + "f" * 32
+    thought, text, call = told["output"]
+    assert (thought["summary"][0]["text"], text["content"][0]["text"], call["call_id"]) == ("so", "hi", "c2")
+    listed = server.ask("GET", f"{PATH}/resp_{ONE}/input_items?order=asc").json
+    assert [each["type"] for each in listed["data"]] == ["message", "function_call_output"]
+    assert (listed["data"][0]["content"][0]["text"], listed["data"][1]["call_id"]) == ("hello", "c1")
+    newest = server.ask("GET", f"{PATH}/resp_{ONE}/input_items?limit=1").json
+    assert (newest["data"], newest["has_more"]) == ([listed["data"][1]], True)
+    rest = server.ask("GET", f"{PATH}/resp_{ONE}/input_items?after={newest['last_id']}").json
+    assert (rest["data"], rest["has_more"]) == ([listed["data"][0]], False)
+
+
+@pytest.mark.parametrize("named", [f"resp_{ONE}", "resp_1", "resp_" + "F" * 32, "msg_" + ONE])
+def test_a_response_that_no_session_has_is_a_404(server: HttpThread, named: str) -> None:
+    for method, path in (("GET", ""), ("GET", "/input_items"), ("DELETE", "")):
+        assert server.ask(method, f"{PATH}/{named}{path}").status == 404
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("named", [f"resp_{ONE}", "resp_1"])
+def test_an_unknown_previous_response_is_a_400(server: HttpThread, named: str, stream: bool) -> None:
+    async def measure(request: MeasureRequest) -> MeasureResult:
+        raise AnswerNotFound("No.", answer_id=request.after)
+
+    server.service.answers[MeasureRequest] = measure
+    asked = {**HELLO, "previous_response_id": named, "stream": stream}
+    for path in (PATH, f"{PATH}/input_tokens"):
+        answer = server.ask("POST", path, asked)
+        assert (answer.status, answer.json["error"]["code"]) == (400, "previous_response_not_found")
+        assert answer.json["error"]["param"] == "previous_response_id"
+
+
+def test_only_what_is_behind_the_previous_response_is_asked_for(server: HttpThread) -> None:
+    asked = {**HELLO, "previous_response_id": f"resp_{ONE}", "instructions": "Be brief."}
+    told = server.ask("POST", PATH, asked).json
+    (given,) = asked_for(server, "converse")
+    assert (given["after"], given["instructions"], given["durable"]) == (ONE, "Be brief.", True)
+    assert given["messages"] == ({"role": "user", "content": "hello"},)
+    assert (told["id"], told["previous_response_id"]) == (f"resp_{given['answer_id']}", f"resp_{ONE}")
+    assert abs(told["created_at"] - time.time()) < 60
+
+
+def test_a_reference_to_an_item_stands_for_all_up_to_its_answer(server: HttpThread) -> None:
+    items = [
+        {"role": "user", "content": "a"},
+        {"type": "item_reference", "id": f"rs_{ONE}_0"},
+        {"type": "item_reference", "id": f"msg_{ONE}_1"},
+        {"type": "function_call", "id": f"fc_{ONE}_2", "call_id": "c", "name": "add", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "c", "output": "3"},
+    ]
+    assert server.ask("POST", PATH, {"input": items, "instructions": "Be brief.", "store": False}).status == 200
+    (given,) = asked_for(server, "converse")
+    assert (given["after"], given["instructions"], given.get("durable")) == (ONE, "Be brief.", None)
+    assert [each["role"] for each in given["messages"]] == ["tool"]
+    strange = server.ask("POST", PATH, {"input": [{"type": "item_reference", "id": "msg_1"}]})
+    assert (strange.status, strange.json["error"]["code"]) == (400, "previous_response_not_found")
+
+
+def test_tokens_are_counted_without_an_answer(server: HttpThread) -> None:
+    answer = server.ask("POST", f"{PATH}/input_tokens", {**HELLO, "instructions": "Be very brief."})
+    assert answer.json == {"object": "response.input_tokens", "input_tokens": 4}
+    assert not asked_for(server, "converse")
+
+
+def test_all_routes_are_described(server: HttpThread) -> None:
+    paths = server.ask("GET", "/openapi.json").json["paths"]
+    described = {(method, path) for path, methods in paths.items() for method in methods if path.startswith(PATH)}
+    assert described == {
+        ("post", PATH),
+        ("post", f"{PATH}/input_tokens"),
+        ("get", f"{PATH}/{{response_id}}"),
+        ("delete", f"{PATH}/{{response_id}}"),
+        ("get", f"{PATH}/{{response_id}}/input_items"),
+    }

@@ -24,10 +24,11 @@ def asked(client: openai.OpenAI, *, stream: bool, **options: Any) -> Any:
     return last.response
 
 
-def test_ten_turns_that_are_sent_again_each_time_survive_a_kill(folder: Path) -> None:
-    """T9: each turn finds all of the ones before, also behind a `kill -9` and on the other address."""
+def test_ten_turns_survive_a_kill_both_resent_and_named_by_the_response_before(folder: Path) -> None:
+    """T9: each turn finds all of the ones before, also behind a `kill -9` and on the other address. What was said is
+    told again from its tokens."""
     items: list[Any] = [{"role": "developer", "content": "You are terse."}]
-    held = 0
+    held, named_held, named = 0, 0, []
     with contextlib.ExitStack() as running:
         now = running.enter_context(serving(folder))
         for at, question in enumerate(QUESTIONS):
@@ -37,11 +38,77 @@ def test_ten_turns_that_are_sent_again_each_time_survive_a_kill(folder: Path) ->
             items.append({"role": "user", "content": question})
             with now.openai(on_unix=at % 2 == 1) as client:
                 told = asked(client, stream=at % 3 == 0, input=items, store=False)
+                before = named[-1].id if named else None
+                named.append(
+                    asked(
+                        client,
+                        stream=at % 3 == 1,
+                        input=question.replace("os", "sys"),
+                        instructions="Be brief.",
+                        previous_response_id=before,
+                    )
+                )
+                assert named[-1].previous_response_id == before
             items += [each.to_dict() for each in told.output]
-            details = told.usage.input_tokens_details
-            assert details.cached_tokens == held
-            assert details.cached_tokens + details.cache_write_tokens == told.usage.input_tokens
-            held = told.usage.total_tokens
+            for usage, was in ((told.usage, held), (named[-1].usage, named_held)):
+                assert usage.input_tokens_details.cached_tokens == was
+                assert was + usage.input_tokens_details.cache_write_tokens == usage.input_tokens
+            held, named_held = told.usage.total_tokens, named[-1].usage.total_tokens
+        with now.openai() as client:
+            require_all_told_again(client, named)
+
+
+def require_all_told_again(client: openai.OpenAI, named: list[Any]) -> None:
+    for before, each in zip([None, *named], named, strict=False):
+        again = client.responses.retrieve(each.id)
+        assert (again.status, again.output, again.created_at) == ("incomplete", each.output, each.created_at)
+        assert again.previous_response_id == (before.id if before else None)
+    first, second = (client.responses.input_items.list(each.id, order="asc").data for each in named[:2])
+    assert (
+        [each.content[0].text for each in first[1:] + second]
+        == [  # type: ignore[union-attr]
+            question.replace("os", "sys") for question in QUESTIONS[:2]
+        ]
+    )
+
+
+def test_an_old_response_is_forked_and_a_deleted_one_is_gone(served: Served) -> None:
+    with served.openai() as client:
+        first = asked(client, stream=False, input="What is a set?")
+        second = asked(client, stream=False, input="And a list?", previous_response_id=first.id)
+        other = asked(client, stream=True, input="And a dict?", previous_response_id=first.id)
+        assert other.usage.input_tokens_details.cached_tokens == first.usage.total_tokens
+        third = asked(client, stream=False, input="And then?", previous_response_id=second.id)
+        assert third.usage.input_tokens_details.cached_tokens == second.usage.total_tokens
+        client.responses.delete(second.id)
+        with pytest.raises(openai.NotFoundError):
+            client.responses.retrieve(second.id)
+        with pytest.raises(openai.BadRequestError, match="send the whole dialogue") as unknown:
+            asked(client, stream=True, input="On.", previous_response_id=second.id)
+        assert unknown.value.code == "previous_response_not_found"
+        assert client.responses.retrieve(third.id).previous_response_id == first.id
+        counted = client.responses.input_tokens.count(model="demo", input="On.", previous_response_id=third.id)
+        on = asked(client, stream=False, input="On.", previous_response_id=third.id)
+        assert counted.input_tokens == on.usage.input_tokens
+
+
+def test_what_clients_make_of_items_on_the_way_still_hits(served: Served) -> None:
+    """Reasoning and ids dropped, arguments written again, as opencode, pi and LangChain do."""
+    tool: Any = {"type": "function", "name": "look", "description": "Looks.", "parameters": {"type": "object"}}
+    call = {"type": "function_call", "call_id": "c1", "name": "look", "arguments": '{"path": ".", "all": true}'}
+    result = {"type": "function_call_output", "call_id": "c1", "output": "a file"}
+    items: list[Any] = [
+        {"role": "user", "content": "look"},
+        {"type": "reasoning", "id": "rs_1", "summary": [{"type": "summary_text", "text": "so"}]},
+        call,
+        result,
+    ]
+    with served.openai() as client:
+        told = asked(client, stream=False, input=items, tools=[tool])
+        items = [items[0], {**call, "arguments": '{"all":true,"path":"."}'}, {**result, "call_id": "c1"}]
+        items += [{"role": "assistant", "content": [{"type": "output_text", "text": told.output_text}]}]
+        again = asked(client, stream=True, input=[*items, {"role": "user", "content": "and?"}], tools=[tool])
+        assert again.usage.input_tokens_details.cached_tokens == told.usage.total_tokens
 
 
 def test_a_stream_and_a_whole_answer_say_the_same(served: Served) -> None:
