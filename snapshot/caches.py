@@ -64,16 +64,23 @@ def resident_bytes(caches: Sequence[Any]) -> int:
     return sum(int(cache.nbytes) for _, cache in leaves(caches) if not kind_of(cache).is_empty(cache))
 
 
-def growth_bytes(caches: Sequence[Any], layout: CacheLayout, token_count: int, at_once: int) -> int:
-    """Memory that the caches need at most beyond the present, to read and hold that many tokens; none for rows that
-    exist. at_once: tokens of one model call, at most."""
-    growth = 0
+def growth_of(caches: Sequence[Any], layout: CacheLayout, at_once: int) -> Callable[[int], int]:
+    """A function of a number of tokens: the memory that the caches need at most beyond the present, to read and hold so
+    many; none for rows that exist. It holds none of the caches. at_once: tokens of one model call, at most."""
+    held = []
     for entry, (_, cache) in zip(layout.entries, leaves(caches), strict=True):
         kind = kind_of(cache)
-        held = 0 if kind.is_empty(cache) else int(cache.nbytes)
         spans = {} if kind.is_empty(cache) else kind.spans(cache)
-        has_rows = kind.by_token and bool(spans) and all(each.shape[-2] >= token_count for each in spans.values())
-        growth += 0 if has_rows else max(0, entry.most_bytes(token_count, at_once) - held)
+        rows = min((each.shape[-2] for each in spans.values()), default=0) if kind.by_token else 0
+        held.append((entry, 0 if kind.is_empty(cache) else int(cache.nbytes), rows))
+
+    def growth(token_count: int) -> int:
+        beyond = (
+            0 if rows >= token_count else max(0, entry.most_bytes(token_count, at_once) - size)
+            for entry, size, rows in held
+        )
+        return sum(beyond)
+
     return growth
 
 

@@ -7,7 +7,7 @@ one more would not fit, every second goes, and the distance doubles.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -113,12 +113,18 @@ class Checkpoints:
         """Whether a checkpoint is to be taken at this position."""
         return self._fits and position > 0 and position % self._distance(position) == 0
 
-    def growth_bytes(self, position: int, end: int) -> int:
-        """Memory that checkpoints need at most beyond the present, once the tokens `[position, end)` are read."""
-        count = 0
-        while (position := self.next_due(position)) <= end:
-            count += 1
-        return max(0, min(count * self.record_bytes, self.budget_bytes - self.resident_bytes))
+    def growth_of(self, position: int) -> Callable[[int], int]:
+        """A function of an end: the memory that checkpoints need at most beyond the present, once the tokens
+        `[position, end)` are read."""
+        left = self.budget_bytes - self.resident_bytes
+
+        def growth(end: int) -> int:
+            count, at = 0, position
+            while (at := self.next_due(at)) <= end:
+                count += 1
+            return max(0, min(count * self.record_bytes, left))
+
+        return growth
 
     def add(self, checkpoint: Checkpoint) -> None:
         """Add a checkpoint, and drop those beyond the budget."""

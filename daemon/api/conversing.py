@@ -25,7 +25,8 @@ class MeasureResult(Result):
 @dataclass(frozen=True, slots=True)
 class ConverseRequest(Reporting):
     """Answer a whole transcript, in the session that has read the most of it. A transcript that leaves that session's
-    way goes on in a fork; one that no session knows begins a new one. No session is ever taken back.
+    way goes on in a fork; one that no session knows begins a new one. No session is ever taken back. The same request
+    again, after it was cancelled, goes on from what was read and written of it; the written part is told again.
 
     With `after`, the messages are those behind an answer: its session goes on, or a fork, if it went on already. Tools
     and template arguments that are left out stay; others hold from there on.

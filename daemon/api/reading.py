@@ -158,7 +158,8 @@ class WritingRequest(Request):
 class GenerateRequest(WritingRequest, Reporting):
     """Continue the session's text, after reading `text` if there is some.
 
-    max_tokens: at most so many; if None, 512, or as many as fit. prove: with the digests of the logits.
+    max_tokens: at most so many, and fewer if there is no more memory; if None, 512, or as many as fit. prove: with the
+        digests of the logits.
     sampling: given fields override the session's for this request; a seed begins random numbers of its own.
     create: make the session, on the default model, if there is none of that name.
     """

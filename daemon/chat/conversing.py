@@ -87,6 +87,17 @@ def said_behind(
     return [*messages[:results], *(message_of("system", text) for text in changes), *messages[results:]]
 
 
+def _without_known(live: Session, turn: NewTurn, request: bytes | None) -> NewTurn:
+    """The turn behind those of its tokens that the ledger has; with the answer so far, if it was given up."""
+    ledger = live.state.tokens
+    known = tokens_in_common(ledger[turn.at :], turn.ids)
+    rest = replace(turn, at=turn.at + known, ids=turn.ids[known:], begins_at=turn.at)
+    midway = live.left_midway
+    if midway is None or midway.request != request or rest.ids or midway.answer_at != rest.at:
+        return rest
+    return replace(rest, begun=ledger[rest.at :])
+
+
 class Conversing:
     """Finds the tokens that a chat has to read. Its callers hold the session alone."""
 
@@ -97,10 +108,12 @@ class Conversing:
         self._bus = bus
 
     async def message(self, live: Session, message: Message) -> NewTurn:
-        """One new message at the session's end. Raises TemplateUnusable, ContextOverflow."""
-        held, root, opens = len(live.state.tokens), live.root, not live.state.tokens or live.has_system_to_say
+        """One new message at the session's end; before a message that it has read in part. Raises TemplateUnusable,
+        ContextOverflow."""
+        held, root = live.whole_tokens, live.root
+        opens = not held or live.has_system_to_say
         messages = [message_of("system", live.system or ""), message] if live.has_system_to_say else [message]
-        place = Place(held, None if opens else live.state.tokens[-1], live.turn_open)
+        place = Place(held, None if opens else live.state.tokens[held - 1], live.turn_open)
         try:
             ids = await self._encoder.messages(live.model, messages, place, root)
         except TemplateUnusable as error:
@@ -113,44 +126,50 @@ class Conversing:
         text_map = live.text_map.begun(root).answered(held).extended(messages, start=held, end=held + len(ids))
         return NewTurn(held, ids, text_map, root)
 
-    async def behind(self, live: Session, place: Behind, messages: Sequence[Message], root: Root) -> NewTurn:
-        """New messages behind an answer. Raises TranscriptDiverged: the session does not end there; TemplateUnusable,
-        ContextOverflow."""
+    async def behind(
+        self, live: Session, place: Behind, messages: Sequence[Message], root: Root, request: bytes | None = None
+    ) -> NewTurn:
+        """New messages behind an answer. request: as for `transcript`. Raises TranscriptDiverged: the session does not
+        end there; TemplateUnusable, ContextOverflow."""
         ledger, held = live.state.tokens, len(live.state.tokens)
-        if held != place.at:
+        midway = live.left_midway
+        if held != place.at and (midway is None or midway.request != request):
             raise TranscriptDiverged(
                 f"{live.uri} has gone on behind the answer. Ask again, and a fork answers.",
                 session=str(live.uri),
                 position=place.at,
                 token_count=held,
             )
-        new = said_behind(live.text_map, live.root, root, place.instructions, messages)
-        where = Place(held, ledger[-1], turn_open=True)
+        known = live.text_map.cut(place.at)
+        new = said_behind(known, live.root, root, place.instructions, messages)
+        where = Place(place.at, ledger[place.at - 1], turn_open=True)
         ids = await self._encoder.messages(live.model, new, where, root)
         lengths = await self._encoder.lengths(live.model, new, where, ids, root)
-        text_map = live.text_map.extended(new, start=held, end=held + len(ids), lengths=lengths)
-        return NewTurn(held, ids, text_map, root)
+        text_map = known.extended(new, start=place.at, end=place.at + len(ids), lengths=lengths)
+        return _without_known(live, NewTurn(place.at, ids, text_map, root), request)
 
-    async def transcript(self, live: Session, messages: Sequence[Message], root: Root) -> NewTurn:
-        """The new part of a transcript. Raises TemplateUnusable, ContextOverflow."""
+    async def transcript(
+        self, live: Session, messages: Sequence[Message], root: Root, request: bytes | None = None
+    ) -> NewTurn:
+        """The new part of a transcript. request: by which a request that was given up is known again. Raises
+        TemplateUnusable, ContextOverflow."""
         ledger, known = live.state.tokens, live.text_map
         whole = spoken(messages, live.system)
         found = standing(known, whole, root)
         new = whole[found.kept :]
         place = Place(found.at, ledger[found.at - 1] if found.at else None, turn_open=True)
         ids = await self._encoder.messages(live.model, new, place, root) if new else []
-        read_already = tokens_in_common(ledger[found.at :], ids)
         lengths = await self._encoder.lengths(live.model, new, place, ids, root)
         end = found.at + len(ids)
         text_map = known.cut(found.at).begun(root).extended(new, start=found.at, end=end, lengths=lengths)
         common = max(0, found.common - (len(whole) - len(messages)))
-        return NewTurn(found.at + read_already, ids[read_already:], text_map, root, common)
+        return _without_known(live, NewTurn(found.at, ids, text_map, root, common), request)
 
     def require_no_divergence(self, live: Session, turn: NewTurn, messages: Sequence[Message]) -> None:
         """Refuse a transcript that diverges from the ledger. Raises TranscriptDiverged: with the place and the
         remedies."""
         held = len(live.state.tokens)
-        if turn.at == held:
+        if turn.at + len(turn.begun) == held:
             return
         where = (
             f"Message {turn.common} of the transcript differs from the one of {live.uri}"

@@ -63,9 +63,9 @@ class Exhausted:
 
     @classmethod
     def of(cls, live: Session) -> Exhausted:
-        """A copy of a session as it is now."""
+        """A copy of a session as it is now, without a message that it has read in part."""
         system = live.text_map.system if live.text_map.turns else live.system
-        return cls(live.state.tokens[:], live.text_map, live.turn_open, system, live.root)
+        return cls(live.state.tokens[: live.whole_tokens], live.text_map, live.turn_open, system, live.root)
 
     @property
     def is_chat(self) -> bool:
@@ -373,10 +373,10 @@ class Folds:
         if turn is None:
             live = await self._go_back(use, live, old, order, emit)
             turn = await self._conversing.message(live, request)
-        live = await self._exchanges.room_for(use, live, len(turn.ids) + count, emit)
+        live = await self._exchanges.room_for(use, live, len(turn.ids), emit, to_write=count)
         read = (len(turn.ids), await self._exchanges.read_turn(live, turn, emit))
         writing = WriteOrder(count, live.sampling, keep_end=True)
-        written = await self._exchanges.write(live, writing, emit, read=read, started=time.monotonic(), woken=use.woken)
+        written = await self._exchanges.write(use, live, writing, emit, read=read, started=time.monotonic())
         words = without_thinking(written.text).strip()
         if not words:
             raise InvalidFold(
@@ -386,13 +386,14 @@ class Folds:
         return words
 
     async def _asked(self, live: Session, request: Message, count: int) -> NewTurn | None:
-        """The turn that asks for a summary of `count` tokens; None if the context has no room for both."""
+        """The turn that asks for a summary of `count` tokens; None if the session has to go back for it: its context
+        has no room for both, or it has read a message in part."""
         try:
             turn = await self._conversing.message(live, request)
             require_room(live.model, live.state, len(turn.ids) + count)
         except ContextOverflow:
             return None
-        return turn
+        return turn if turn.at == len(live.state.tokens) else None
 
     async def _go_back(self, use: Use, live: Session, old: Exhausted, order: FoldOrder, emit: OnEvent) -> Session:
         """Take the durable session back to an earlier token with room for a summary. Raises ContextOverflow:

@@ -1,4 +1,5 @@
-"""Reads a request into a session and writes the answer: on the engine, with events, all or nothing.
+"""Reads a request into a session and writes the answer: on the engine, with events, all or nothing. Of a request that
+is known again when it is repeated, whole blocks that were read stay.
 
 Owns these changes of a session: its ledger's end, its text map, its settings, whether it needs a sleep. Callers hold
 the session alone, awake.
@@ -7,26 +8,25 @@ the session alone, awake.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from functools import partial
 
+from ...memvid.errors import StoreError
 from ...memvid.format.identity import Identity
 from ...memvid.uri import SessionUri
-from ...snapshot.state import LiveState
+from ...snapshot.errors import NotEnoughMemory
 from ..api.events import OnEvent, ProgressEvent, TokenEvent
 from ..api.reading import GenerateResult
 from ..api.sampling import Sampling
 from ..api.session import Look
-from ..api.waking import WakeResult
 from ..engine import generation
-from ..engine.cancellation import LeftMidway, require_wanted
+from ..engine.cancellation import LeftMidway, is_unwanted, require_wanted
 from ..engine.channels import Piece
 from ..engine.engine import AnySteps, Engine
 from ..engine.generation import WriteOrder, Written
 from ..engine.sampler import initial_key
-from ..errors import ModelChanged
+from ..errors import GenerationFailed, MemoryBudgetExceeded, ModelChanged
 from ..events.bus import Bus
 from ..memory.line import Use
 from ..models.models import LoadedModel
@@ -34,10 +34,13 @@ from ..models.rates import Measured
 from ..prefixes.prefix_history import Reasons
 from ..prefixes.reuse import PrefixReuse
 from ..residency.residency import Residency
+from ..sessions.interrupted import Interrupted
 from ..sessions.sessions import Session
 from ..sessions.tracing import tell_decode, tell_prefill
-from ..sessions.transcripts import NewTurn, TextMap, message_of
+from ..sessions.transcripts import NewTurn, TextMap
 from ..sleep.turn_journal import TurnJournal
+from .answer_room import AnswerRoom, next_end
+from .under_way import NEVER, Known, UnderWay
 
 
 class Exchanges:
@@ -61,9 +64,17 @@ class Exchanges:
         self._measured = measured
         self._bus = bus
 
-    async def room_for(self, use: Use, live: Session, count: int, emit: OnEvent) -> Session:
-        """Give the session, once it has room for `count` more tokens in its context, in memory and in the journal."""
-        generation.require_room(live.model, live.state, count)
+    async def room_for(
+        self, use: Use, live: Session, to_read: int, emit: OnEvent, *, to_write: int = 0, has_written: int = 0
+    ) -> Session:
+        """Give the session, once it has room in its context for tokens to read and an answer, and in memory and the
+        journal for those to read and the first step of the answer. has_written: tokens of it that stand there."""
+        generation.require_room(live.model, live.state, to_read + to_write - has_written)
+        begins = len(live.state.tokens) + to_read
+        count = to_read + next_end(begins, begins + to_write - has_written) - begins
+        return await self._room_for(use, live, count, emit)
+
+    async def _room_for(self, use: Use, live: Session, count: int, emit: OnEvent) -> Session:
         identity = live.model.identity  # holds nothing else of a model that may be unloaded meanwhile
         found = await self._residency.room_for(use, count, emit)
         require_same_model(identity, found.model, found.uri)
@@ -71,10 +82,20 @@ class Exchanges:
         return found
 
     async def read(
-        self, live: Session, ids: Sequence[int], emit: OnEvent, *, turn_open: bool, text_map: TextMap | None = None
+        self,
+        live: Session,
+        ids: Sequence[int],
+        emit: OnEvent,
+        *,
+        turn_open: bool,
+        text_map: TextMap | None = None,
+        known: Known = NEVER,
     ) -> int:
         """Read tokens. Gives how many of them came from another session. A cancellation after all are read changes
         nothing: they stay in the ledger.
+
+        known: by what the request is known again. If it is, what was read in whole blocks stays, too, if it is
+        cancelled (LeftMidway).
         """
         loop = asyncio.get_running_loop()
         before, begins = live.state, len(live.state.tokens)
@@ -91,80 +112,99 @@ class Exchanges:
         try:
             rest = ids[adopted.cached_tokens :] if adopted else ids
             with tell_prefill(self._bus, self._measured, live, len(rest)) as tell_progress:
-                reading = generation.read(live.model, live.state, rest, on_tokens)
-                await self._run(reading, lambda: len(live.state.tokens) > held)
+                reading = generation.read(live.model, live.state, rest, on_tokens, by_block=known.request is not None)
+                await self._run(reading, lambda: len(live.state.tokens) == held + len(rest))
+        except asyncio.CancelledError:
+            if held < len(live.state.tokens):
+                raise _left_midway(live, Written(), was_read=False, branched=None) from None
+            raise
         finally:
-            if len(live.state.tokens) > held:
-                live.turn_open, live.dirty = turn_open, True
-                live.text_map = live.text_map if text_map is None else text_map
-                if turn_open:
-                    live.open_chat(begins)
+            count = len(live.state.tokens)
+            if count > held:
+                live.dirty = True
+                if count == held + len(rest):
+                    live.turn_open = turn_open
+                    live.text_map = live.text_map if text_map is None else text_map
+                    if turn_open:
+                        live.open_chat(begins)
+                elif known.request is not None:
+                    live.interrupted = Interrupted(known.request, known.begins_at, begins + len(ids), count)
                 self._reuse.note(live)
             else:
                 live.state = before
         return adopted.cached_tokens if adopted else 0
 
-    async def read_turn(self, live: Session, turn: NewTurn, emit: OnEvent) -> int:
-        """Read a turn of a chat, and note its messages. Gives how many of its tokens came from another session."""
+    async def read_turn(self, live: Session, turn: NewTurn, emit: OnEvent, known: Known = NEVER) -> int:
+        """Read a turn of a chat, and note its messages. Gives how many of its tokens came from another session.
+        known: as for `read`."""
+        if turn.begun:
+            return 0
         cached, begins = 0, len(live.state.tokens)
         if turn.ids or not turn.at:
-            cached = await self.read(live, turn.ids, emit, turn_open=True, text_map=turn.text_map)
+            cached = await self.read(live, turn.ids, emit, turn_open=True, text_map=turn.text_map, known=known)
         live.turn_open, live.text_map, live.root = True, turn.text_map, turn.root
         live.open_chat(begins)
         return cached
 
     async def write(
         self,
+        use: Use,
         live: Session,
         order: WriteOrder,
         emit: OnEvent,
         *,
         read: tuple[int, int],
         started: float,
-        woken: WakeResult | None,
         look: Look | None = None,
-        answer_id: bytes = b"",
+        known: Known = NEVER,
     ) -> GenerateResult:
         """Go on writing. read: how many tokens the request had to read, and how many of them came from another session.
-        look: the look that the session was before the request, if it was one. answer_id: names the answer.
+        look: the look that the session was before the request, if it was one. known: by what it is known again.
+
+        An answer for which there is no more memory ends there.
 
         Raises GenerationFailed: tokens committed before it stay. LeftMidway: it was cancelled, and not all undone."""
-        loop = asyncio.get_running_loop()
-        held = len(live.state.tokens)
+        loop, before = asyncio.get_running_loop(), len(live.state.tokens)
         first_token_s: list[float] = []
         written = Written()
+        answer = UnderWay(order, written, before - len(order.begun), known, live.state.random_key)
+        room = AnswerRoom(self._residency.memory, self._journal, use, answer.begins + order.max_tokens)
 
         def on_token(token: int | None, piece: Piece) -> None:
             if not first_token_s:
                 first_token_s.append(time.monotonic() - started)
                 tell_first(first_token_s[0])
-            live.dirty = True
+            live.dirty = live.dirty or len(live.state.tokens) > before
             loop.call_soon_threadsafe(emit, TokenEvent(token, piece.text, piece.channel, piece.call))
 
-        key, dirty = live.state.random_key, live.dirty
         try:
             require_wanted()
             if order.seeded:
-                live.state.random_key = await self._engine.call(lambda: initial_key(order.sampling))
-            with tell_decode(self._bus, self._measured, live) as tell_first:
-                writing = generation.write(live.model, live.state, order, written, on_token)
-                await self._run(writing, lambda: written.ended, writes=True)
-            final = await self._engine.call(lambda: _final_digest(live.state)) if order.prove else None
+                live.state.random_key = await self._engine.call(partial(answer.first_key, live))
+            while not written.ended:
+                room.begin(live)
+                with tell_decode(self._bus, self._measured, live) as tell_first:
+                    writing = generation.write(live.model, live.state, order, written, on_token, room)
+                    await self._run(writing, lambda: written.ended, writes=True)
+                await room.settled()
+                if not written.ended:
+                    answer.note(live, goes_on=True)
+                    live = await self._more_room(use, live, room, emit)
+            final = await self._engine.call(partial(_final_digest, live)) if order.prove else None
         except BaseException as error:
             # After any failure (of a tokenizer, of a caller that went away) committed tokens stay. Without one the
             # session is as it was.
-            if len(live.state.tokens) > held:
-                live.dirty = True
-                _note_answer(live, order, written, held, answer_id)
-            else:
-                live.state.random_key, live.dirty = key, dirty
+            await room.settled()
+            live = self._residency.awake.get(use.uri, live)
+            if len(live.state.tokens) > before:
+                answer.note(live, goes_on=not isinstance(error, GenerationFailed))
+            answer.end(live, has_written=len(live.state.tokens) > before)
             if isinstance(error, asyncio.CancelledError) and (read[0] or written.tokens):
                 raise _left_midway(live, written, was_read=read[0] > 0, branched=look) from None
             raise
-        finally:
-            if order.seeded:
-                live.state.random_key = key
-        _note_answer(live, order, written, held, answer_id)
+        if len(live.state.tokens) > answer.begins:
+            answer.note(live, goes_on=is_unwanted())
+        answer.end(live, has_written=len(live.state.tokens) > before)
         self._reuse.note(live)
         return GenerateResult(
             session=str(live.uri),
@@ -180,9 +220,20 @@ class Exchanges:
             seconds=time.monotonic() - started,
             logits_blake3=tuple(written.proofs) if order.prove else None,
             final_logits_blake3=final,
-            woken=woken,
+            woken=use.woken,
             branched=look if live.dirty else None,
         )
+
+    async def _more_room(self, use: Use, live: Session, room: AnswerRoom, emit: OnEvent) -> Session:
+        """Give the session, once there is more room for its answer; without it, if there can be none."""
+        try:
+            return await self._room_for(use, live, room.wanted(), emit)
+        except (MemoryBudgetExceeded, NotEnoughMemory, StoreError):
+            found = self._residency.awake.get(use.uri)
+            if found is None:
+                raise
+            room.is_last = True
+            return found
 
     async def _run(self, steps: AnySteps[None], is_done: Callable[[], bool], *, writes: bool = False) -> None:
         """Run steps. A cancellation after they are done is ignored."""
@@ -211,9 +262,9 @@ def require_same_model(before: Identity, now: LoadedModel, uri: SessionUri) -> N
         )
 
 
-def _final_digest(state: LiveState) -> str:
-    assert state.last_logits is not None
-    return generation.logits_digest(state.last_logits)
+def _final_digest(live: Session) -> str:
+    assert live.state.last_logits is not None
+    return generation.logits_digest(live.state.last_logits)
 
 
 def _left_midway(live: Session, written: Written, *, was_read: bool, branched: Look | None) -> LeftMidway:
@@ -224,13 +275,3 @@ def _left_midway(live: Session, written: Written, *, was_read: bool, branched: L
         token_count=len(live.state.tokens),
         branched=branched,
     )
-
-
-def _note_answer(live: Session, order: WriteOrder, written: Written, held: int, answer_id: bytes) -> None:
-    """Note the text of an answer behind token `held`, as the client was shown it (QX8)."""
-    if order.keep_end and len(live.state.tokens) > held:
-        # A failure here must not cost the answer; the map then ends before it, and nothing matches by text (QC10).
-        with contextlib.suppress(Exception):
-            answer = message_of("assistant", written.text, [asdict(call) for call in written.calls])
-            end = len(live.state.tokens)
-            live.text_map = live.text_map.extended([answer], start=held, end=end, answer=answer_id)

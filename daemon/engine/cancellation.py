@@ -33,9 +33,14 @@ class LeftMidway(asyncio.CancelledError):
 
 def require_wanted() -> None:
     """Raise a cancellation that came after a step was done, before the task begins another."""
-    task = asyncio.current_task()
-    if task is not None and task.cancelling():
+    if is_unwanted():
         raise asyncio.CancelledError
+
+
+def is_unwanted() -> bool:
+    """Whether the task was cancelled, though it goes on to its end."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 async def settled(future: asyncio.Future[Any]) -> None:

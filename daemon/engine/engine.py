@@ -44,7 +44,7 @@ class Soon:
 
 SOON: Final = Soon()
 Steps = Generator[Soon | None, None, Result]
-WritingSteps = Generator[Decode, mx.array, Result]
+WritingSteps = Generator[Decode | None, mx.array, Result]
 AnySteps = Steps[Result] | WritingSteps[Result]
 
 MOST_PIECES_TO_TOKENS: Final = 3.0

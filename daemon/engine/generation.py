@@ -3,20 +3,23 @@
 Rules:
 - The ledger and the caches always have one length between two steps. A token enters the ledger when its KV is in
   every layer's cache and its logits are evaluated, not before (QC9).
-- `read` is all or nothing; `write` commits token by token. An error or a closing of the steps leaves the state at its
-  last committed token.
+- `read` is all or nothing, unless it is to keep whole blocks of what is given up; `write` commits token by token. An
+  error or a closing of the steps leaves the state at its last committed token.
 - The logits of the last position are kept: the next token can be drawn at any time, after a wake too, with no
   model call before it.
 """
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 import mlx.core as mx
 from blake3 import blake3
 
+from ...memvid.format.blocks import BLOCK_TOKENS
 from ...memvid.units import format_count, format_plural
 from ...snapshot import memory
 from ...snapshot.caches import arrays_of, without_last
@@ -45,6 +48,12 @@ DEFAULT_MAX_TOKENS = 512
 PREFILL_CHUNK_TOKENS = 64 if mx.default_device() == mx.Device(mx.cpu) else MAX_PASS_TOKENS
 _CHECKED_AT_ONCE = 16_384
 """Token ids: a millisecond or two."""
+
+_ASKED_AHEAD: Final = 32
+"""Tokens before the end of its room at which an answer asks for more: it comes before they are written."""
+
+_SHOWN_AT_ONCE: Final = 64
+"""Tokens of an answer that are shown again in one piece."""
 
 OnTokens = Callable[[int, int], None]
 OnToken = Callable[[int | None, Piece], None]
@@ -96,15 +105,21 @@ def require_valid(model: LoadedModel, tokens: Sequence[int]) -> Pieces[None]:
             )
 
 
-def read(model: LoadedModel, state: LiveState, tokens: Sequence[int], on_tokens: OnTokens) -> Steps[None]:
+def read(
+    model: LoadedModel, state: LiveState, tokens: Sequence[int], on_tokens: OnTokens, *, by_block: bool = False
+) -> Steps[None]:
     """Read tokens to the end of the ledger: all of them, or none if it fails or is given up. on_tokens: called with the
     tokens read, and all.
+
+    by_block: if it is given up, the whole blocks stay that were read: 256 tokens each, or the length of a model call
+    where that is longer; for caches that cannot be cut, what was read up to the last checkpoint. The calls that read
+    the rest are then the same as without the break.
 
     Raises GenerationFailed: the model failed."""
     yield from require_valid(model, tokens)
     require_room(model, state, len(tokens))
-    held, done = len(state.tokens), 0
-    put_back = state.kept()
+    held, done, kept = len(state.tokens), 0, 0
+    undo_all = put_back = state.kept()
     try:
         for size, wants_logits in reading(model, state, len(tokens)):
             chunk = tokens[done : done + size]
@@ -116,16 +131,35 @@ def read(model: LoadedModel, state: LiveState, tokens: Sequence[int], on_tokens:
                 model.extend(chunk, state)
                 mx.eval(arrays_of(state.caches))
             if done < len(tokens):
+                if by_block and (done - kept >= BLOCK_TOKENS if model.layout.by_token else wants_logits):
+                    state.tokens.extend(tokens[kept:done])
+                    state.last_logits = logits if wants_logits else None
+                    kept, put_back = done, state.kept()
+                    if not model.layout.by_token:  # two copies of whole state are reserved, and no third
+                        undo_all = put_back
                 on_tokens(done, len(tokens))
                 # The last token alone is short, and a caller waits for its logits.
                 yield SOON if done == len(tokens) - 1 else None
-    except BaseException as error:
+    except GeneratorExit:
         put_back()
+        if kept and state.last_logits is None:
+            _find_logits_or(undo_all, model, state)
+        raise
+    except BaseException as error:
+        undo_all()
         raise_as_failure(error, held)
         raise
-    state.tokens.extend(tokens)
+    state.tokens.extend(tokens[kept:])
     state.last_logits = logits
     on_tokens(len(tokens), len(tokens))
+
+
+def _find_logits_or(undo_all: Callable[[], None], model: LoadedModel, state: LiveState) -> None:
+    try:
+        find_logits(model, state)
+    except BaseException:
+        undo_all()
+        raise
 
 
 def reading(model: LoadedModel, state: LiveState, count: int) -> Iterator[tuple[int, bool]]:
@@ -158,7 +192,8 @@ class Written:
     """The output of a generation so far; correct at every moment, even when cancelled. text, reasoning, calls: what it
     said in each channel.
 
-    proofs: for each token the BLAKE3-256 of the float32 logits before it, if asked for. ended: all is written.
+    proofs: for each token the BLAKE3-256 of the float32 logits before it, if asked for. ended: all is written; else it
+    goes on once there is more room. shown: what the client sees of it, once it has begun, behind the ledger `context`.
     """
 
     text: str = ""
@@ -168,6 +203,8 @@ class Written:
     proofs: list[str] = field(default_factory=list)
     finish_reason: FinishReason = "length"
     ended: bool = False
+    shown: Shown | None = None
+    context: array[int] = field(default_factory=lambda: array("I"))
 
     def add(self, piece: Piece) -> None:
         """Add what was said."""
@@ -183,7 +220,8 @@ class Written:
 class WriteOrder:
     """The order of a generation. keep_end: whether the end token goes into the ledger, as in a chat. alone: never in
     one model call with other sessions. seeded: whether it draws by its own random numbers, and leaves the session's as
-    they are. root: of the conversation that it is a turn of; None if all that is written is text."""
+    they are. root: of the conversation that it is a turn of; None if all that is written is text. begun: committed
+    tokens at the end of the ledger that belong to it: they are shown again first."""
 
     max_tokens: int
     sampling: Sampling
@@ -193,43 +231,87 @@ class WriteOrder:
     alone: bool = False
     seeded: bool = False
     root: Root | None = None
+    begun: Sequence[int] = ()
+
+
+class Room:
+    """How far an answer may grow. end: the tokens of its session that there is room for; None: any number. is_last:
+    whether there will be no more, so that the answer ends there."""
+
+    end: int | None = None
+    is_last = False
+
+    def ask(self) -> None:
+        """Ask for more, shortly before the end. Called on the engine's thread."""
+
+    def ends_at(self, held: int) -> bool:
+        """Whether there is none for another token."""
+        if self.end is not None and held >= self.end - _ASKED_AHEAD:
+            self.ask()
+        return self.end is not None and held >= self.end
 
 
 def write(
-    model: LoadedModel, state: LiveState, order: WriteOrder, written: Written, on_token: OnToken
+    model: LoadedModel,
+    state: LiveState,
+    order: WriteOrder,
+    written: Written,
+    on_token: OnToken,
+    room: Room | None = None,
 ) -> WritingSteps[None]:
-    """Draw and commit tokens until an end token, a stop string or the limit. Raises GenerationFailed: the model failed;
-    tokens committed before stay."""
-    require_room(model, state, order.max_tokens)
-    shown = Shown(model, state.tokens, order.root, order.stop)
-
-    def show(token: int | None, pieces: Iterable[Piece]) -> None:
-        for piece in pieces:
-            written.add(piece)
-            on_token(token, piece)
-            token = None
-        if token is not None:
-            on_token(token, Piece(shown.channel))
-
-    for _ in range(order.max_tokens):
-        proof, token = yield from _draw_and_commit(model, state, order)
-        ended = token in model.end_tokens
-        if ended and not order.keep_end:
+    """Draw and commit tokens until an end token, a stop string or the limit. Where the room ends before, it stops with
+    `written.ended` false, and steps with the same `written` go on. Raises GenerationFailed: the model failed; tokens
+    committed before stay."""
+    begun, room = [] if written.shown else order.begun, room or Room()
+    held = len(state.tokens) - len(begun)
+    require_room_behind(model, held, order.max_tokens - len(written.tokens))
+    if written.shown is None:
+        written.context = state.tokens[:held]
+        written.shown = Shown(model, written.context, order.root, order.stop)
+    ends = False
+    for at, token in enumerate(begun):
+        ends = _show(model, order, written, token, on_token)
+        if not at % _SHOWN_AT_ONCE:
+            yield None
+    while not ends and len(written.tokens) < order.max_tokens:
+        if room.ends_at(len(state.tokens)):
+            if room.is_last:
+                break
+            return
+        proof, drawn = yield from _draw_and_commit(model, state, order)
+        if drawn in model.end_tokens and not order.keep_end:
             written.finish_reason = "stop"
             break
-        written.tokens.append(token)
         if order.prove:
             written.proofs.append(proof)
-        show(token, () if ended else shown.push(token))
-        if ended or shown.stopped:
-            written.finish_reason = "stop"
-            break
-    else:
-        written.finish_reason = "length"
-    show(None, shown.finish())
+        ends = _show(model, order, written, drawn, on_token)
+    _tell(written, None, written.shown.finish(), on_token)
     if written.calls and written.finish_reason == "stop":
         written.finish_reason = "tool_calls"
     written.ended = True
+
+
+def _show(model: LoadedModel, order: WriteOrder, written: Written, token: int, on_token: OnToken) -> bool:
+    """Show a committed token. Whether it ends the answer."""
+    assert written.shown is not None
+    ended = token in model.end_tokens
+    written.tokens.append(token)
+    written.context.append(token)
+    _tell(written, token, () if ended else written.shown.push(token), on_token)
+    if ended or written.shown.stopped:
+        written.finish_reason = "stop"
+        return True
+    return False
+
+
+def _tell(written: Written, token: int | None, pieces: Iterable[Piece], on_token: OnToken) -> None:
+    for piece in pieces:
+        written.add(piece)
+        on_token(token, piece)
+        token = None
+    if token is not None:
+        assert written.shown is not None
+        on_token(token, Piece(written.shown.channel))
 
 
 def logits_digest(logits: mx.array) -> str:

@@ -1,7 +1,8 @@
 """The memory that models and sessions share: one budget, its use, and the requests that wait for free memory.
 
 Rules:
-- A request reserves the most memory that it may take before it takes any.
+- A request reserves memory before it takes any: all for what it reads, and for its answer step by step
+  (`chat/answer_room.py`).
 - Waiting requests are served in the order of arrival, those that stand back (`admission.py`) after the others. The
   first makes room: idle sessions go to sleep and idle models are unloaded, the least recently used first. Running
   requests that it waits for no longer stand back.
@@ -153,9 +154,9 @@ class Memory:
             return True
         use.grows = grows
         self._require_possible(use, wanted)
-        if len(self.line.waiting) >= MAX_WAITING_FOR_MEMORY and use.number > max(
-            each.number for each in self.line.waiting
-        ):
+        is_crowded = len(self.line.waiting) >= MAX_WAITING_FOR_MEMORY
+        # An answer that has begun waits behind any number.
+        if is_crowded and not use.reserved and use.number > max(each.number for each in self.line.waiting):
             raise MemoryBusy(f"{len(self.line.waiting)} requests already wait for memory; send this one again later.")
         use.wanted, use.answer = wanted, asyncio.get_running_loop().create_future()
         self.line.waiting.append(use)
@@ -382,7 +383,7 @@ class Memory:
         """Refuse a request that would not fit even with all sessions asleep that can be; none is put to sleep for
         it."""
         grown = self._session_of(use) if use.grows else None
-        needed, held = ({grown.model.name}, grown.held_bytes) if grown is not None else (set(), 0)
+        needed, held = ({grown.model.name}, grown.held_bytes + use.reserved) if grown is not None else (set(), 0)
         if held + self._shelf.staying_bytes(needed, use) + wanted > self._budget:
             raise self._refusal(use, wanted)
 

@@ -19,8 +19,10 @@ from blake3 import blake3
 from ...errors import TorporError
 from ...memvid.store import Store
 from ...memvid.uri import SessionUri
+from ..api.dialogue import canonical
 from ..engine.pieces import NAMES_AT_ONCE
 from ..models.chat_template import Message, Root
+from ..sessions.interrupted import DIGEST_BYTES, INTERRUPTED, Interrupted
 from ..sessions.sessions import Session
 from ..sessions.transcripts import TEXT_MAP, TextMap, Turn, digest_of_root
 from ..sessions.unprocessed_tail import unread_in
@@ -50,6 +52,8 @@ class Heads:
         self._threads = threads
         self._at: dict[bytes, dict[SessionUri, Head]] = {}
         self._of: dict[SessionUri, tuple[bytes, ...]] = {}
+        self._midway: dict[bytes, dict[SessionUri, Head]] = {}
+        self._midway_of: dict[SessionUri, bytes] = {}
         self._count = 0
         self._learning: asyncio.Task[None] | None = None
 
@@ -70,7 +74,8 @@ class Heads:
 
     def note(self, session: Session) -> None:
         """Learn a session as it is now."""
-        self._put(session.uri, session.model.name, session.text_map, len(session.state.tokens))
+        tokens = len(session.state.tokens)
+        self._put(session.uri, session.model.name, session.text_map, tokens, session.left_midway)
 
     async def learn(self, uri: SessionUri) -> None:
         """Learn a sleeping session. One that is damaged or gone has no heads."""
@@ -89,6 +94,12 @@ class Heads:
             self._count -= 1
             if not heads:
                 del self._at[digest]
+        if (request := self._midway_of.pop(uri, None)) is not None:
+            sessions = self._midway[request]
+            del sessions[uri]
+            self._count -= 1
+            if not sessions:
+                del self._midway[request]
 
     def find(self, namespace: str, model: str, root: Root, messages: Sequence[Message]) -> list[Head]:
         """The heads with the longest beginning of a transcript, in one namespace; none if no session has any of it."""
@@ -107,11 +118,20 @@ class Heads:
         heads = self._at.get(_key_of(answer), {}).items()
         return [head for uri, head in heads if namespace in (None, uri.namespace)]
 
-    def _put(self, uri: SessionUri, model: str, text_map: TextMap, tokens: int) -> None:
+    def left_midway(self, namespace: str, request: bytes) -> list[Head]:
+        """The places before the messages of a request that was given up in its midst, in one namespace."""
+        return [head for uri, head in self._midway.get(request, {}).items() if uri.namespace == namespace]
+
+    def _put(self, uri: SessionUri, model: str, text_map: TextMap, tokens: int, midway: Interrupted | None) -> None:
         self.forget(uri)
         turns = text_map.turns
-        if self._count + 2 * len(turns) > MAX_HEADS:
+        if self._count + 2 * len(turns) + 1 > MAX_HEADS:
             return
+        if midway is not None:
+            head = Head(uri, 0, midway.begins_at, is_last=True, model=model)
+            self._midway.setdefault(midway.request, {})[uri] = head
+            self._midway_of[uri] = midway.request
+            self._count += 1
         digests: list[bytes] = []
         for at, digest in enumerate(_chain(model, text_map.root, turns)):
             end, is_last = turns[at].end, at == len(turns) - 1
@@ -123,16 +143,16 @@ class Heads:
         self._of[uri] = tuple(digests)
         self._count += len(digests)
 
-    def _read(self, uri: SessionUri) -> tuple[str, TextMap, int]:
+    def _read(self, uri: SessionUri) -> tuple[str, TextMap, int, Interrupted | None]:
         with self._store.open_session(uri) as reader:
             kept: Mapping[str, Any] = reader.manifest.session
-            unread = unread_in(kept, uri)
-            if unread is not None:
-                return str(kept["model"]), unread.text_map, unread.start + len(unread.tokens)
+            unread, tokens = unread_in(kept, uri), reader.manifest.token_count
             try:
-                return str(kept["model"]), TextMap.from_map(kept.get(TEXT_MAP)), reader.manifest.token_count
+                text_map = TextMap.from_map(kept.get(TEXT_MAP)) if unread is None else unread.text_map
+                end = tokens if unread is None else unread.start + len(unread.tokens)
+                return str(kept["model"]), text_map, end, Interrupted.from_map(kept.get(INTERRUPTED), end)
             except ValueError:
-                return "", TextMap(), 0  # its next wake reports it
+                return "", TextMap(), 0, None  # its next wake reports it
 
     async def _learn_stored(self) -> None:
         for uri in itertools.chain.from_iterable(self._store.iter_uris(NAMES_AT_ONCE)):
@@ -143,6 +163,13 @@ class Heads:
 def _key_of(answer: bytes) -> bytes:
     """Where the heads behind an answer are: no id that a client makes up stands for a chain digest."""
     return blake3(b"answer\0" + answer).digest(16)
+
+
+def digest_of_request(model: str, root: Root, messages: Sequence[Message], *how: object) -> bytes:
+    """A digest of all that decides an answer. how: else than the messages, as JSON values."""
+    turns = [Turn.of(message, 0) for message in messages]
+    *_, last = _chain(model, digest_of_root(root), turns)
+    return blake3(last + canonical(how).encode("utf-8", "surrogatepass")).digest(DIGEST_BYTES)
 
 
 def _chain(model: str, root: bytes, turns: Sequence[Turn]) -> Iterator[bytes]:

@@ -175,8 +175,9 @@ class Residency:
             raise
 
     async def room_for(self, use: Use, count: int, emit: OnEvent) -> Session:
-        """Give the session, awake, once there is memory for `count` more tokens. During the wait the session may sleep
-        and wake, so that others can go on: then it is another object. The model may be unloaded and loaded, too.
+        """Give the session, awake, once there is memory for `count` more tokens, beside what its request has reserved.
+        During the wait the session may sleep and wake, so that others can go on: then it is another object. The model
+        may be unloaded and loaded, too.
 
         Raises:
             MemoryBudgetExceeded: it can never fit. MemoryBusy: too many requests wait. NotEnoughMemory: the budget has
@@ -191,9 +192,11 @@ class Residency:
                 self.memory.settle(use)
                 await self._begin_anew(use, live)
                 continue
-            growth = live.growth_bytes(len(live.state.tokens) + count, PREFILL_CHUNK_TOKENS)
+            growth = live.growth_of(PREFILL_CHUNK_TOKENS)(len(live.state.tokens) + count) - use.reserved
             if not await self.memory.reserve(use, growth, grows=True):
                 await to_the_end(apart(self._give_way(live)))
+                if use.uri not in self.awake:
+                    self.memory.release(use, use.reserved)
             elif live.model.is_loaded:
                 require_available(growth)
                 return live

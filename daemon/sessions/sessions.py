@@ -17,7 +17,7 @@ from ...memvid.format.lossy import LOSSY
 from ...memvid.format.records import IndexRow, Receipt
 from ...memvid.format.salvaged import SALVAGED, Salvaged
 from ...memvid.uri import SessionUri
-from ...snapshot.caches import growth_bytes, resident_bytes
+from ...snapshot.caches import growth_of, resident_bytes
 from ...snapshot.checkpoints import Checkpoints
 from ...snapshot.errors import MalformedSnapshot
 from ...snapshot.identity import ELSEWHERE, Difference, circumstances_in, compare, decide_bits, tokens_from_elsewhere
@@ -29,6 +29,7 @@ from ..engine.admission import Request, current
 from ..errors import SessionBusy
 from ..models.chat_template import NO_ROOT, Root
 from ..models.models import LoadedModel
+from .interrupted import INTERRUPTED, Interrupted
 from .origin import FOLDED_FROM, FORKED_FROM, RECOMPUTED, map_of_recomputed, origin_in, recomputed_in
 from .rereading import LastRead
 from .transcripts import MAX_SYSTEM_CHARS, TEXT_MAP, TextMap, own_system_of
@@ -109,6 +110,7 @@ class Session:
     recomputed: the part that was computed again after damage; None without one.
     forked_from: its origin; None unless it was forked. folded_from: the version whose summary it began with; None else.
     unread: the unread end of its ledger, to be read before any use; None without one.
+    interrupted: the last request that was given up in its midst. It counts while the ledger ends where it ended then.
     last_read: when the blocks of its last snapshot were last found sound.
     held_bytes: the memory of its state when a request last released it; the engine changes it during a request.
     last_used: when that was, by the monotonic clock.
@@ -141,6 +143,7 @@ class Session:
     recomputed: Recomputed | None = None
     folded_from: Origin | None = None
     unread: Unread | None = None
+    interrupted: Interrupted | None = None
     last_read: LastRead = field(default_factory=LastRead, compare=False)
     held_bytes: int = field(default=0, compare=False)
     last_used: float = field(default_factory=time.monotonic, compare=False)
@@ -156,6 +159,18 @@ class Session:
             self.opened_at = at
         if len(self.system or "") > MAX_SYSTEM_CHARS:
             self.system = None
+
+    @property
+    def left_midway(self) -> Interrupted | None:
+        """The request in whose midst the ledger ends; None if it ends in no such place."""
+        given_up = self.interrupted
+        return given_up if given_up is not None and given_up.end == len(self.state.tokens) else None
+
+    @property
+    def whole_tokens(self) -> int:
+        """The tokens without a message that it has read in part."""
+        midway = self.left_midway
+        return len(self.state.tokens) if midway is None or midway.end >= midway.answer_at else midway.begins_at
 
     @property
     def is_cut_short(self) -> bool:
@@ -200,14 +215,20 @@ class Session:
         logits = self.state.last_logits.nbytes if self.state.last_logits is not None else 0
         return resident_bytes(self.state.caches) + self.state.checkpoints.resident_bytes + logits
 
-    def growth_bytes(self, token_count: int, at_once: int) -> int:
-        """The most additional bytes of the state while it grows to `token_count` tokens, at most `at_once` in a
-        call."""
+    def growth_of(self, at_once: int) -> Callable[[int], int]:
+        """A function of a number of tokens: the most bytes of the state beyond `held_bytes` while it grows to so many,
+        at most `at_once` in a call. It may be asked while the engine grows the state."""
         state, layout = self.state, self.model.layout
-        growth = growth_bytes(state.caches, layout, token_count, at_once)
-        if not layout.by_token:
-            growth += state.checkpoints.growth_bytes(len(state.tokens), token_count)
-        return growth + (layout.logits_bytes if state.last_logits is None else 0)
+        of_caches, of_checkpoints = (
+            growth_of(state.caches, layout, at_once),
+            state.checkpoints.growth_of(len(state.tokens)),
+        )
+        more = (layout.logits_bytes if state.last_logits is None else 0) + self.resident_bytes - self.held_bytes
+
+        def growth(token_count: int) -> int:
+            return of_caches(token_count) + (0 if layout.by_token else of_checkpoints(token_count)) + more
+
+        return growth
 
     def let_go(self) -> None:
         """Keep only the ledger of the state, and the model without its weights: a waiting request still refers to the
@@ -250,6 +271,7 @@ class Session:
             **({FOLDED_FROM: asdict(self.folded_from)} if self.folded_from else {}),
             **({SALVAGED: self.salvaged.to_map()} if self.salvaged else {}),
             **({UNREAD: self.unread.to_map()} if self.unread else {}),
+            **({INTERRUPTED: self.left_midway.to_map()} if self.left_midway else {}),
         }
 
     @classmethod
@@ -290,6 +312,7 @@ class Session:
                 recomputed=recomputed_in(kept.get(RECOMPUTED)),
                 folded_from=origin_in(kept.get(FOLDED_FROM)),
                 unread=unread,
+                interrupted=Interrupted.from_map(kept.get(INTERRUPTED), end),
             )
         except (KeyError, TypeError, ValueError) as error:
             raise MalformedSnapshot(

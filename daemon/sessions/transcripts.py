@@ -209,7 +209,8 @@ class NewTurn:
     afterwards.
 
     common: leading messages of a transcript that are committed, by their text. If the ledger has more than `at` tokens,
-    the transcript diverges there. root: of the conversation.
+    the transcript diverges there. root: of the conversation. begins_at: where its messages begin, of a
+    transcript. begun: tokens behind `at` that are an answer to it, which was given up: it goes on behind them.
     """
 
     at: int
@@ -217,6 +218,8 @@ class NewTurn:
     text_map: TextMap
     root: Root
     common: int = 0
+    begins_at: int = 0
+    begun: Sequence[int] = ()
 
 
 def message_of(role: str, content: str, calls: Sequence[Mapping[str, Any]] = ()) -> Message:

@@ -15,12 +15,13 @@ from ..api.conversing import ConverseRequest, MeasureRequest, MeasureResult
 from ..api.forking import ForkRequest
 from ..api.reading import ChatRequest, GenerateResult
 from ..chat.conversing import Behind, require_transcript, root_of, said_behind
+from ..chat.under_way import Known
 from ..engine.cancellation import to_the_end
 from ..errors import InvalidTranscript, TranscriptDiverged
 from ..memory.line import Use
 from ..models.chat_template import Root
 from ..parts import Parts
-from ..prefixes.heads import Head
+from ..prefixes.heads import Head, digest_of_request
 from ..sessions.encoding import Place
 from .answering import answers
 from .forking import fork
@@ -39,18 +40,23 @@ async def converse(parts: Parts, request: ConverseRequest) -> GenerateResult:
     answers nothing is taken back."""
     require_transcript(request.messages)
     wanted, model = parse_reference(request.session), parts.place_for(request.model).name
+    digest = _digest_of(request, model)
     await parts.heads.learned()
+    for midway in parts.heads.left_midway(wanted.namespace, digest)[:_MOST_TRIED]:
+        if _may_go_on(request, midway, wanted):
+            with suppress(TranscriptDiverged, SessionNotFound):
+                return await _chat(parts, request, midway.uri, None, digest, midway)
     tried: set[Head] = set()
     while True:
         head = _best(parts, request, wanted, model, tried)
         if head is None:
-            return await _chat(parts, request, _new_name(parts, wanted), model)
+            return await _chat(parts, request, _new_name(parts, wanted), model, digest)
         tried.add(head)
         # Another request may have gone on from there meanwhile, or deleted the session.
         with suppress(TranscriptDiverged, SessionNotFound):
             if head.is_last and _may_go_on(request, head, wanted):
-                return await _chat(parts, request, head.uri, None, head)
-            return await _chat_in_fork(parts, request, head, _new_name(parts, wanted))
+                return await _chat(parts, request, head.uri, None, digest, head)
+            return await _chat_in_fork(parts, request, head, _new_name(parts, wanted), digest)
 
 
 @answers(MeasureRequest)
@@ -109,9 +115,14 @@ def _heads(parts: Parts, request: ConverseRequest | MeasureRequest, wanted: Sess
 
 
 async def _chat(
-    parts: Parts, request: ConverseRequest, uri: SessionUri, model: str | None, head: Head | None = None
+    parts: Parts,
+    request: ConverseRequest,
+    uri: SessionUri,
+    model: str | None,
+    digest: bytes,
+    head: Head | None = None,
 ) -> GenerateResult:
-    """Answer in a session. model: of a new one. head: where it goes on."""
+    """Answer in a session. model: of a new one. digest: of the request. head: where it goes on."""
     asked = ChatRequest(
         session=str(uri),
         messages=request.messages,
@@ -125,16 +136,18 @@ async def _chat(
         on_event=request.on_event,
     )
     behind = Behind(head.at, request.instructions) if head is not None and request.after else None
-    answer_id = bytes.fromhex(request.answer_id or "")
-    return await answer(parts, asked, model, behind=behind, answer_id=answer_id, durable=request.durable)
+    known = Known(digest, answer_id=bytes.fromhex(request.answer_id or ""))
+    return await answer(parts, asked, model, behind=behind, known=known, durable=request.durable)
 
 
-async def _chat_in_fork(parts: Parts, request: ConverseRequest, head: Head, name: SessionUri) -> GenerateResult:
+async def _chat_in_fork(
+    parts: Parts, request: ConverseRequest, head: Head, name: SessionUri, digest: bytes
+) -> GenerateResult:
     """Answer in a fork, which is deleted again if nothing was read or written in it."""
     made = await fork(parts, ForkRequest(session=str(head.uri), name=str(name), at_token=head.at))
     await parts.heads.learn(name)
     try:
-        return await _chat(parts, request, name, None, head)
+        return await _chat(parts, request, name, None, digest, head)
     except BaseException:
         live = parts.residency.awake.get(name)
         if live is None or len(live.state.tokens) <= made.token_count:
@@ -157,6 +170,13 @@ def _is_of_group(uri: SessionUri, wanted: SessionUri) -> bool:
     """Whether a session may be gone on with under a name: it has the name, or was made for it."""
     made = rf"{re.escape(wanted.name)}(-[0-9a-f]{{{2 * _SUFFIX_BYTES}}})?"
     return uri.namespace == wanted.namespace and re.fullmatch(made, uri.name) is not None
+
+
+def _digest_of(request: ConverseRequest, model: str) -> bytes:
+    """By which the request is known again."""
+    drawing = {} if request.sampling is None else request.sampling.named()
+    how = (drawing, list(request.stop), request.max_tokens, request.after, request.instructions)
+    return digest_of_request(model, _root_of(request), request.messages, *how)
 
 
 def _root_of(request: ConverseRequest | MeasureRequest) -> Root:

@@ -14,15 +14,17 @@ from ..api.reading import (
     WhyRequest,
     WhyResult,
 )
+from ..api.sampling import Sampling
 from ..api.session import Look
 from ..chat.conversing import Behind, require_transcript, root_of
+from ..chat.under_way import NEVER, Known
 from ..engine import generation
 from ..engine.generation import WriteOrder
 from ..engine.pieces import in_pieces
 from ..errors import EmptyContext, InvalidTokens, InvalidTranscript
 from ..parts import Parts
 from ..sessions.sessions import Session
-from ..sessions.transcripts import message_of
+from ..sessions.transcripts import NewTurn, message_of
 from .answering import answers
 
 
@@ -62,15 +64,13 @@ async def generate(parts: Parts, request: GenerateRequest) -> GenerateResult:
             raise EmptyContext(f"{live.uri} has read nothing yet; append a text to it first.", session=str(live.uri))
         await parts.reasons.note(live, "generate", ids)
         count = generation.count_to_write(live.model, len(live.state.tokens) + len(ids), request.max_tokens)
-        live = await parts.exchanges.room_for(use, live, len(ids) + count, request.emit)
+        live = await parts.exchanges.room_for(use, live, len(ids), request.emit, to_write=count)
         cached = await parts.exchanges.read(live, ids, request.emit, turn_open=False) if ids else 0
         order = WriteOrder(
             count, drawing, tuple(request.stop), request.prove, alone=request.prove, seeded=_names_seed(request)
         )
         read = (len(ids), cached)
-        return await parts.exchanges.write(
-            live, order, request.emit, read=read, started=started, woken=use.woken, look=look
-        )
+        return await parts.exchanges.write(use, live, order, request.emit, read=read, started=started, look=look)
 
 
 @answers(ChatRequest, queued=True)
@@ -86,12 +86,12 @@ async def answer(
     model: str | None = None,
     *,
     behind: Behind | None = None,
-    answer_id: bytes = b"",
+    known: Known = NEVER,
     durable: bool = False,
 ) -> GenerateResult:
     """One turn of a chat. model: of a session that is made for it; the default if None. behind: where the messages
-    stand, if they are no whole transcript. answer_id: names the answer. durable: as of `Parts.woken`. Raises as
-    `chat`."""
+    stand, if they are no whole transcript. known: by what it is known again, to go on where it was given up. durable:
+    as of `Parts.woken`. Raises as `chat`."""
     if (request.message is None) == (request.messages is None):
         raise InvalidTranscript("Give either a message or messages, the whole transcript.")
     if request.messages is not None:
@@ -100,49 +100,27 @@ async def answer(
     awake = parts.woken(request.session, request.emit, create=request.create, model=model, durable=durable)
     async with awake as (use, live):
         drawing, look = live.sampling.changed(request.sampling), _branch(parts, live)
-        root = root_of(live.root, request.tools, request.template_arguments)
-        if behind is not None and request.messages is not None:
-            turn = await parts.conversing.behind(live, behind, request.messages, root)
-        elif request.messages is None:
-            turn = await parts.conversing.message(live, message_of(request.role, request.message or ""))
-        else:
-            turn = await parts.conversing.transcript(live, request.messages, root)
-        refusing = request.messages is not None and request.on_divergence == "refuse"
-        await parts.reasons.note(live, "chat", turn.ids, turn.at, turn.common, refusing=refusing)
-        if request.messages is not None and refusing:
-            parts.conversing.require_no_divergence(live, turn, request.messages)
+        turn = await _turn(parts, live, request, behind, known.request)
+        known = replace(known, begins_at=turn.begins_at)
         count = generation.count_to_write(live.model, turn.at + len(turn.ids), request.max_tokens)
         parts.conversing.require_room(live, turn, count)
-        rewinds, computed = turn.at < len(live.state.tokens), 0
+        rewinds, computed = turn.at + len(turn.begun) < len(live.state.tokens), 0
         before = live if rewinds else None
         try:
             if rewinds:
                 live = await parts.conversing.go_back(use, live, turn, request.emit)
                 computed = live.state.computed_tokens
-            live = await parts.exchanges.room_for(use, live, len(turn.ids) + count, request.emit)
-            cached = await parts.exchanges.read_turn(live, turn, request.emit)
+            to_read, has_written = len(turn.ids), len(turn.begun)
+            live = await parts.exchanges.room_for(
+                use, live, to_read, request.emit, to_write=count, has_written=has_written
+            )
+            cached = await parts.exchanges.read_turn(live, turn, request.emit, known)
             if rewinds:
                 parts.reasons.went_back(live.uri)
-            order = WriteOrder(
-                count,
-                drawing,
-                tuple(request.stop),
-                request.prove,
-                keep_end=True,
-                alone=request.prove,
-                seeded=_names_seed(request),
-                root=turn.root,
-            )
-            read = (len(turn.ids), cached)
+            order = _order(request, drawing, count, turn)
+            read = (to_read, cached)
             result = await parts.exchanges.write(
-                live,
-                order,
-                request.emit,
-                read=read,
-                started=started,
-                woken=use.woken,
-                look=look,
-                answer_id=answer_id,
+                use, live, order, request.emit, read=read, started=started, look=look, known=known
             )
         except BaseException:
             if before is not None:
@@ -152,6 +130,39 @@ async def answer(
             prefilled = result.prefilled_tokens + computed
             result = replace(result, rewound_to=turn.at, prefilled_tokens=prefilled)
         return result
+
+
+async def _turn(
+    parts: Parts, live: Session, request: ChatRequest, behind: Behind | None, digest: bytes | None
+) -> NewTurn:
+    """The turn of a chat; it stands among the session's reasons then."""
+    root = root_of(live.root, request.tools, request.template_arguments)
+    if request.messages is None:
+        turn = await parts.conversing.message(live, message_of(request.role, request.message or ""))
+    elif behind is not None:
+        turn = await parts.conversing.behind(live, behind, request.messages, root, digest)
+    else:
+        turn = await parts.conversing.transcript(live, request.messages, root, digest)
+    refusing = request.messages is not None and request.on_divergence == "refuse"
+    at = turn.at + len(turn.begun)
+    await parts.reasons.note(live, "chat", turn.ids, at, turn.common, refusing=refusing)
+    if request.messages is not None and refusing:
+        parts.conversing.require_no_divergence(live, turn, request.messages)
+    return turn
+
+
+def _order(request: ChatRequest, drawing: Sampling, count: int, turn: NewTurn) -> WriteOrder:
+    return WriteOrder(
+        count,
+        drawing,
+        tuple(request.stop),
+        request.prove,
+        keep_end=True,
+        alone=request.prove,
+        seeded=_names_seed(request),
+        root=turn.root,
+        begun=turn.begun,
+    )
 
 
 @answers(WhyRequest)

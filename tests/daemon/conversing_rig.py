@@ -65,6 +65,16 @@ async def tell(rig: Rigged, message: str, name: str = "a", **options: Any) -> An
     return await rig.service.chat(session=name, message=message, **({"max_tokens": 60, "on_event": ignore} | options))
 
 
+async def converse(rig: Rigged, messages: Sequence[Any], reply: str = "", name: str = "a", **options: Any) -> Any:
+    if reply:
+        reply_with(rig, reply)
+    return await rig.service.converse(name, messages, **({"max_tokens": 60, "on_event": ignore} | options))
+
+
+async def names(rig: Rigged) -> set[str]:
+    return {info.name for info in await rig.service.list_sessions()}
+
+
 async def talk(rig: Rigged, turns: int, name: str = "a", opening: Sequence[Any] = ()) -> list[Any]:
     """A conversation by transcripts; the messages that were sent and answered."""
     messages = [*opening]

@@ -15,7 +15,7 @@ from torpor.memvid.errors import CorruptBlock
 from torpor.snapshot.caches import (
     arrays_of,
     can_truncate,
-    growth_bytes,
+    growth_of,
     is_empty,
     keep,
     length,
@@ -347,7 +347,7 @@ def test_what_caches_take_is_never_more_than_was_said_before(kind: str, way: str
     layout = run.layout()
     for count in WAYS[way]:
         before, tokens = resident_bytes(run.state.caches), len(run.state.tokens) + count
-        growth = growth_bytes(run.state.caches, layout, tokens, at_once)
+        growth = growth_of(run.state.caches, layout, at_once)(tokens)
         run.read(count)
         assert resident_bytes(run.state.caches) - before <= growth
         assert resident_bytes(run.state.caches) <= layout.most_bytes(tokens, at_once)
@@ -367,7 +367,7 @@ def test_what_caches_take_after_long_calls_is_what_was_said_and_they_hold_the_sa
     layout, calls = run.layout(), (712, 257, 55, 257)
     for count in calls:
         before, tokens = resident_bytes(run.state.caches), len(run.state.tokens) + count
-        growth = growth_bytes(run.state.caches, layout, tokens, max(calls))
+        growth = growth_of(run.state.caches, layout, max(calls))(tokens)
         run.read(count)
         assert resident_bytes(run.state.caches) - before <= growth
         for entry, (_, cache) in zip(layout.entries, leaves(run.state.caches), strict=True):
@@ -383,8 +383,8 @@ def test_a_cache_that_has_the_rows_already_grows_by_nothing() -> None:
     run = Run(GROWERS["plain"], mx.float32)
     layout = run.layout()
     run.read(10)
-    assert growth_bytes(run.state.caches, layout, 256, 256) == 0
-    assert growth_bytes(run.state.caches, layout, 257, 256) == 3 * 256 * 2 * (64 + 32) * 4
+    assert growth_of(run.state.caches, layout, 256)(256) == 0
+    assert growth_of(run.state.caches, layout, 256)(257) == 3 * 256 * 2 * (64 + 32) * 4
 
 
 def test_resident_bytes_count_the_padding() -> None:

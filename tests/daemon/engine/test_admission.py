@@ -539,7 +539,7 @@ async def test_half_of_those_who_may_wait_are_normal_ones_whoever_comes_first(op
 async def test_one_too_many_is_told_so_with_the_sizes_and_nothing_happens_qx18(open_rig: Any) -> None:
     async with open_rig(max_waiting=2) as rig:
         for name in "ab":
-            await rig.read(name, tokens_of(1, 50))
+            await rig.read(name, tokens_of(1, 256))
         await rig.sleep("b")
         async with held_up(rig, "a"):  # the first of two may be in the background
             queue = (await rig.service.status()).queue
@@ -568,12 +568,12 @@ async def test_one_too_many_is_told_so_with_the_sizes_and_nothing_happens_qx18(o
                 with pytest.raises(SessionNotFound):
                     await rig.service.show(session=name)
             await rig.service.list_sessions()
-            assert (await rig.service.show(session="b")).info.token_count == 50, "who looks, or sleeps, is not counted"
+            assert (await rig.service.show(session="b")).info.token_count == 256, "who looks, or sleeps, is not counted"
             await rig.sleep("b")
         await asyncio.gather(*waiting)
         assert rig.service.residency.memory.info().reserved_bytes == 0
         assert rig.service.queue.info().waiting == 0
-        assert len(rig.live("a").state.tokens) == 50 + CHUNK + 2
+        assert len(rig.live("a").state.tokens) == 256 + CHUNK + 2
 
 
 @pytest.mark.one_in(4)

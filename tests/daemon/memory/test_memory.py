@@ -185,7 +185,7 @@ async def test_a_request_that_fits_alone_waits_for_whatever_is_in_memory_and_is_
     async with open_rig(prefix_reuse="exact") as rig:
         for name in ("asked", "prefix"):
             await rig.service.create(session=name)
-        needed = rig.live("asked").growth_bytes(700, PREFILL_CHUNK_TOKENS)
+        needed = rig.live("asked").growth_of(PREFILL_CHUNK_TOKENS)(700)
         await rig.service.residency.resize(rig.model.weights_bytes + needed)
         await rig.read("a", tokens_of(1, 300))
         async with resident(rig, monkeypatch):

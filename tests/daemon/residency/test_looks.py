@@ -30,7 +30,7 @@ Use = Callable[[Rigged], Awaitable[Any]]
 async def crowd_out(rig: Rigged, name: str = "s") -> None:
     """Another session takes all that the budget leaves beside the model."""
     await rig.service.create(session="other")
-    residency, needed = rig.service.residency, rig.live("other").growth_bytes(OTHERS, PREFILL_CHUNK_TOKENS)
+    residency, needed = rig.service.residency, rig.live("other").growth_of(PREFILL_CHUNK_TOKENS)(OTHERS)
     before = residency.memory.budget
     await residency.resize(rig.model.weights_bytes + needed)
     await rig.service.append(session="other", tokens=tokens_of(9, OTHERS), on_event=ignore)

@@ -3,27 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from conversing_rig import SYSTEM, assistant, cold, ledger, reply_with, script, user  # noqa: F401
-from session_rig import Rigged, ignore
+from conversing_rig import SYSTEM, assistant, cold, converse, ledger, names, script, user  # noqa: F401
 from torpor.daemon.errors import ContextOverflow, InvalidTranscript
 from torpor.daemon.models.chat_template import Root
 from torpor.daemon.sessions.transcripts import message_of
 
 TOOLS = ({"name": "look", "description": "Looks.", "parameters": {"type": "object"}},)
-
-
-async def converse(rig: Rigged, messages: Sequence[Any], reply: str = "", name: str = "a", **options: Any) -> Any:
-    if reply:
-        reply_with(rig, reply)
-    return await rig.service.converse(name, messages, on_event=ignore, **({"max_tokens": 60} | options))
-
-
-async def names(rig: Rigged) -> set[str]:
-    return {info.name for info in await rig.service.list_sessions()}
 
 
 async def test_ten_turns_go_on_in_one_session_and_nothing_is_read_twice(open_rig: Any) -> None:

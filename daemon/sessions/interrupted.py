@@ -1,0 +1,52 @@
+"""A request for an answer that was given up in its midst: the same request goes on from there.
+
+Owns its entry in the session map. What was read and written of it stands in the ledger; of a message that is read in
+part the text map tells nothing. So the ledger alone does not say what its end belongs to, and this does.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+from ...memvid.limits import MAX_TOKENS
+
+INTERRUPTED: Final = "interrupted"
+"""The key in the session map."""
+
+DIGEST_BYTES: Final = 16
+_KEY_BYTES: Final = 8
+_FIELDS: Final = {"request": bytes, "begins_at": int, "answer_at": int, "end": int, "random_key": bytes}
+
+
+@dataclass(frozen=True, slots=True)
+class Interrupted:
+    """request: the digest of all that decides its answer. begins_at, answer_at: the tokens at which its messages and
+    its answer begin. end: the tokens of the ledger when it was given up; fewer than `answer_at` where it was still
+    being read. random_key: for the next token of an answer with a seed of its own, uint32 `[2]` as bytes; else empty.
+    """
+
+    request: bytes
+    begins_at: int
+    answer_at: int
+    end: int
+    random_key: bytes = b""
+
+    def to_map(self) -> dict[str, Any]:
+        """The entry of the session map."""
+        return {name: getattr(self, name) for name in _FIELDS}
+
+    @classmethod
+    def from_map(cls, stored: object, end: int) -> Interrupted | None:
+        """Read the map of `to_map`; None without one, and for a ledger of other than its tokens. Raises ValueError:
+        `to_map` does not make this."""
+        if stored is None:
+            return None
+        if type(stored) is not dict or {name: type(value) for name, value in stored.items()} != _FIELDS:
+            raise ValueError(f"{INTERRUPTED} is no request")
+        found = cls(**stored)
+        if len(found.request) != DIGEST_BYTES or len(found.random_key) not in (0, _KEY_BYTES):
+            raise ValueError(f"{INTERRUPTED} has a digest or a random key of a size that cannot be")
+        if not 0 <= found.begins_at <= min(found.answer_at, found.end) <= max(found.answer_at, found.end) <= MAX_TOKENS:
+            raise ValueError(f"{INTERRUPTED} has a position that cannot be")
+        return found if found.end == end else None

@@ -1,0 +1,131 @@
+"""An answer's limit is a ceiling: memory is taken as the answer grows, and no answer is lost for the lack of it."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conversing_rig import converse, ledger, user
+from session_rig import SAMPLED, Rigged, begun_together, ignore, listening, tokens_of, until, writing
+from torpor.daemon.chat.answer_room import STEP_TOKENS, next_end
+from torpor.daemon.errors import MemoryBudgetExceeded
+from torpor.memvid.errors import NoSpace
+from torpor.memvid.store import Store
+
+ROW = 3 * 2 * 2 * 16 * 4  # bytes of one token of the tiny model
+HELD = STEP_TOKENS * ROW + 4 * 259
+
+
+async def weights_of(open_rig: Any, store: Path) -> int:
+    async with open_rig(store=store) as rig:
+        return int(rig.model.weights_bytes)
+
+
+async def told(rig: Rigged) -> Any:
+    return (await rig.service.status()).memory
+
+
+async def all_is_free(rig: Rigged) -> None:
+    await until(lambda: not rig.service.residency.turns.in_use())
+    memory = await told(rig)
+    assert (memory.reserved_bytes, memory.waiting) == (0, 0)
+    assert memory.sessions_bytes == sum(each.resident_bytes for each in rig.service.residency.awake.values())
+
+
+@pytest.mark.parametrize(("tokens", "end"), [(0, 256), (1, 256), (255, 256), (256, 512), (300, 400)])
+def test_room_ends_at_a_step_or_at_the_ceiling(tokens: int, end: int) -> None:
+    assert next_end(tokens, 10_000 if end % STEP_TOKENS == 0 else end) == end
+
+
+async def test_a_ceiling_far_above_the_budget_is_no_demand(open_rig: Any, tmp_path: Path) -> None:
+    weights = await weights_of(open_rig, tmp_path / "other")
+    async with open_rig(memory_budget=weights + 9 * HELD) as rig:
+        for name in "abcdefgh":
+            await rig.read(name, tokens_of(1, 50))
+        results = await asyncio.gather(*(writing(rig, name, 1_900, stop=STOP) for name in "abcdefgh"))
+        assert {each.finish_reason for each in results} == {"stop"}
+        assert (await told(rig)).slept_by_pressure == 0
+        await all_is_free(rig)
+
+
+STOP = tuple(chr(each) for each in range(32, 127))
+"""Any plain letter."""
+
+
+async def test_an_answer_beyond_the_budget_ends_where_the_memory_does(open_rig: Any, tmp_path: Path) -> None:
+    weights = await weights_of(open_rig, tmp_path / "other")
+    async with open_rig(memory_budget=weights + 3 * HELD) as rig:
+        await rig.read("a", tokens_of(1, 50))
+        result = await writing(rig, "a", 1_900)
+        assert result.finish_reason == "length"
+        assert 100 < len(result.tokens) == result.token_count - 50 < 3 * STEP_TOKENS
+        assert rig.live("a").state.is_consistent
+        with pytest.raises(MemoryBudgetExceeded):
+            await rig.service.append(session="a", tokens=tokens_of(2, 800), on_event=ignore)
+        await all_is_free(rig)
+
+
+async def test_answers_that_crowd_each_other_all_end_and_are_as_alone(open_rig: Any, tmp_path: Path) -> None:
+    """No two of them fit whole: those that came later give way, and come back."""
+    names, count = "abc", 500
+    async with open_rig(store=tmp_path / "alone") as rig:
+        weights, alone = rig.model.weights_bytes, {}
+        for at, name in enumerate(names):
+            await rig.read(name, tokens_of(at, 40), sampling=SAMPLED)
+            alone[name] = (await writing(rig, name, count)).tokens
+            last = await rig.fingerprint(name)
+    async with open_rig(memory_budget=weights + 4 * HELD) as rig:
+        for at, name in enumerate(names):
+            await rig.read(name, tokens_of(at, 40), sampling=SAMPLED)
+        async with listening(rig) as heard:
+            async with begun_together(rig, [writing(rig, name, count) for name in names]) as tasks:
+                pass
+            results = await asyncio.wait_for(asyncio.gather(*tasks), 60)
+        for name, result in zip(names, results, strict=True):
+            assert (result.tokens, result.finish_reason) == (alone[name], "length")
+        assert heard.of("memory_awaited")
+        assert (await told(rig)).slept_by_pressure > 0
+        if not rig.is_awake("c"):
+            await rig.wake("c")
+        assert await rig.fingerprint("c") == last
+        await all_is_free(rig)
+
+
+async def test_a_client_that_leaves_while_its_answer_waits_loses_nothing_of_it(open_rig: Any, tmp_path: Path) -> None:
+    weights = await weights_of(open_rig, tmp_path / "other")
+    async with open_rig(memory_budget=weights + 5 * HELD) as rig:
+        said = [user("one")]
+        await rig.read("other", tokens_of(1, 300))
+        other = rig.service.residency.turns.take(rig.service.resolve("other"))
+        async with other:
+            task = asyncio.ensure_future(converse(rig, said, max_tokens=1_000))
+            await until(lambda: rig.service.residency.memory.info().waiting == 1)
+            held = ledger(rig)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            assert ledger(rig) == held
+        result = await converse(rig, said, max_tokens=1_000)
+        assert result.session == "torpor://default/a"
+        assert ledger(rig)[: len(held)] == held
+        assert len(result.tokens) > len(held) - 40
+        await all_is_free(rig)
+
+
+async def test_an_answer_ends_where_the_journal_finds_no_room(open_rig: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with open_rig() as rig:
+        await rig.read("a", tokens_of(1, 50))
+        asked: list[int] = []
+
+        def make_room(_store: Store, _uri: Any, record_bytes: int) -> None:
+            asked.append(record_bytes)
+            if len(asked) > 2:
+                raise NoSpace("The disk is full.")
+
+        monkeypatch.setattr(Store, "make_room_to_acknowledge", make_room)
+        result = await writing(rig, "a", 1_900)
+        assert (result.finish_reason, result.token_count) == ("length", 512)
+        assert asked[0] < 32 * 1024
+        await all_is_free(rig)
