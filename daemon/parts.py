@@ -62,6 +62,7 @@ from .upkeep.analyst import Analyst
 from .upkeep.healing import Healing
 from .upkeep.retaining import Retaining
 from .upkeep.scrubbing import Scrub
+from .upkeep.writing_behind import WritingBehind
 
 
 class Parts:
@@ -86,8 +87,7 @@ class Parts:
         self.loader = loader
         self.bus = bus
         self.queue = Queue(options.max_waiting)
-        way = Way()
-        self.measured = Measured(store)
+        way, self.measured = Way(), Measured(store)
         recomputing = Recomputing(engine, self.measured, options.recompute)
         self.hibernation = Hibernation(
             store, engine, way, self.bus, recomputing, canary=options.canary, trusting=options.trusting
@@ -130,6 +130,7 @@ class Parts:
             store, hibernation, residency, encoder, self.conversing, self.exchanges, self.forget_words, bus
         )
         self.healing = Healing(store, engine, self.hibernation, self.maintenance, self.residency, self.bus)
+        self.writing_behind = WritingBehind(store, engine, self.hibernation, self.residency, bus)
         self.roll = Roll(store, self.residency.awake, self.residency.awake.looks)
         self.labels = Labels(self.residency, self.hits, self.roll, self.delete_session)
         self.scrub: Scrub | None = None

@@ -205,6 +205,7 @@ class Service(Parts, Verbs, Awaiting):
             await self.scrub.close()
         if self.ageing is not None:
             await self.ageing.close()
+        await self.writing_behind.close()
         await self.retaining.close()
         await self.reuse.close()
         await self.heads.close()

@@ -17,7 +17,7 @@ Rules:
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Self
 
 from .access.acknowledging import Acknowledging
@@ -141,6 +141,7 @@ class Store(Exchanging, Upkeep, Tagging, Acknowledging):
         on_progress: Progress | None = None,
         beyond: Beyond | None = None,
         doubted: Sequence[BlockEntry] = (),
+        before_publishing: Callable[[], None] | None = None,
     ) -> Receipt:
         """Make a session's state durable as its next version, then return the receipt.
 
@@ -148,7 +149,8 @@ class Store(Exchanging, Upkeep, Tagging, Acknowledging):
         are borrowed until this returns. `on_progress` is told (tokens written, tokens to write). `beyond` is for a
         sleep that cannot be tried again: a state may exceed the budgets of the store and the day, a ledger of a few
         kilobytes also uses the space to be kept free. `doubted` are reused blocks to read before the version refers to
-        them.
+        them. `before_publishing` is called when all is flushed and only the commit is left: what it raises gives the
+        version up.
 
         Raises:
             InvalidDraft, LimitExceeded: the input is invalid; nothing was written.
@@ -174,6 +176,7 @@ class Store(Exchanging, Upkeep, Tagging, Acknowledging):
                 environment=environment(),
                 beyond=beyond,
                 doubted=doubted,
+                before_publishing=before_publishing,
             ),
         )
 

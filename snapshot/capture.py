@@ -86,7 +86,8 @@ class Cut:
     """A snapshot to be written: the blocks that are durable already, then the new ones.
 
     tokens: the ledger's bytes at the moment of the cut. spans: the memory of each span array, in stored order.
-    checkpoints: the state records in between that are not durable yet, by position; state: the record at the end.
+    checkpoints: the state records in between that are not durable yet, by position; state: the record at the end, None
+        without one.
     lossy: the first tokens in few bits, None if all are kept exact.
     """
 
@@ -96,11 +97,11 @@ class Cut:
     layout: CacheLayout
     spans: tuple[SpanSource, ...]
     checkpoints: Mapping[int, StateSource]
-    state: StateSource
+    state: StateSource | None
     lossy: LossyTokens | None = None
 
     def drafts(self) -> Iterator[BlockDraft]:
-        """The new blocks in the order of the chain, the state record last.
+        """The new blocks in the order of the chain, the state record last, if there is one.
 
         Raises:
             NonFiniteState: keys or values of a new block, or a state record, hold NaN or infinity.
@@ -109,7 +110,12 @@ class Cut:
             if start in self.checkpoints:
                 yield self.checkpoints[start].draft()
             yield self._span(start, min(BLOCK_TOKENS, self.token_count - start))
-        yield self.state.draft()
+        if self.state is not None:
+            yield self.state.draft()
+
+    def copied(self) -> tuple[BlockDraft, ...]:
+        """The new blocks in memory of their own: the session may go on while they are written. Raises as `drafts`."""
+        return tuple(draft if draft.kind == "state" else _copied(draft) for draft in self.drafts())
 
     @property
     def reused_tokens(self) -> int:
@@ -134,6 +140,11 @@ class Cut:
         for index, (source, spec) in enumerate(zip(self.spans, self.layout.span_slots(count), strict=True)):
             kept = self.lossy.slots(index, spec, start, count) if self.lossy else None
             yield from kept if kept is not None else [(spec, source.runs(start, count))]
+
+
+def _copied(draft: BlockDraft) -> BlockDraft:
+    slots = [SlotDraft(slot.spec, [memoryview(b"".join(slot.buffers))]) for slot in draft.slots]
+    return BlockDraft(kind=draft.kind, start=draft.start, tokens=draft.tokens, slots=slots)
 
 
 def plan_reuse(
@@ -167,12 +178,14 @@ def cut(
     canary: mx.array | None = None,
     is_lossy: bool = False,
     lossy: LossyTokens | None = None,
+    end: int | None = None,
 ) -> Cut:
     """A consistent snapshot of the state as it is now.
 
     canary: float32 `[vocabulary]`, the canary's logits, if the state has records or is lossy.
     is_lossy: whether keys and values of the session were ever kept in few bits.
     lossy: the first tokens in the form to be kept, if that is in few bits.
+    end: how many of the tokens, if not all: only the record of a checkpoint there can end them.
 
     Raises:
         InconsistentState: ledger and caches do not describe one span, or nothing has been read yet.
@@ -185,20 +198,24 @@ def cut(
         )
     used = _used(state, layout)
     sources = [span_source(whole) for cache in used for whole in kind_of(cache).spans(cache).values()]
+    count = len(state.tokens) if end is None else end
     # the end's record is at the end itself, and a position has room for one
-    before_end = [position for position in state.checkpoints.positions if position < len(state.tokens)]
+    before_end = [position for position in state.checkpoints.positions if position < count]
     reused = plan_reuse(durable, unchanged_tokens, before_end)
     kept = {entry.start for entry in reused if entry.kind == "state"}
     between = [each for each in state.checkpoints if each.position not in kept]
-    end = checkpoint_of(state.caches, len(state.tokens), state.last_logits, state.random_key, state.passes, canary)
+    if end is None:
+        at_end = [checkpoint_of(state.caches, count, state.last_logits, state.random_key, state.passes, canary)]
+    else:
+        at_end = [each for each in state.checkpoints if each.position == end]
     return Cut(
         reused=reused,
-        token_count=len(state.tokens),
+        token_count=count,
         tokens=state.tokens.tobytes(),
         layout=layout,
         spans=tuple(sources),
         checkpoints={each.position: _state_source(each, layout, is_lossy=is_lossy) for each in between},
-        state=_state_source(end, layout, is_lossy=is_lossy),
+        state=_state_source(at_end[0], layout, is_lossy=is_lossy) if at_end else None,
         lossy=lossy,
     )
 

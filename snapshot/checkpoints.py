@@ -140,9 +140,11 @@ class Checkpoints:
             if position > token_count:
                 del self._held[position]
 
-    def became_durable(self, positions: Iterable[int]) -> None:
-        """A snapshot holds exactly the checkpoints at these positions: memory need keep none of them."""
-        self._held = dict.fromkeys(positions)
+    def became_durable(self, positions: Iterable[int], up_to: int = MAX_TOKENS) -> None:
+        """A snapshot of `up_to` tokens holds exactly the checkpoints at these positions: memory need keep none of
+        them."""
+        later = {position: held for position, held in self._held.items() if position > up_to}
+        self._held = dict.fromkeys(positions) | later
 
     @property
     def _fits(self) -> bool:

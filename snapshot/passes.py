@@ -97,6 +97,16 @@ class Passes:
             if position >= end:
                 return
 
+    def end_behind(self, token_count: int) -> int:
+        """The first end of a call at or behind so many tokens; all tokens if there is none."""
+        position = 0
+        for size, count in self.runs():
+            step = tokens_of(size)
+            if position + step * count >= token_count:
+                return position + step * max(0, -(-(token_count - position) // step))
+            position += step * count
+        return position
+
     def after(self, token_count: int) -> Passes:
         """The passes behind the first tokens; a call across that point is cut."""
         behind = Passes()

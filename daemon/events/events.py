@@ -258,6 +258,18 @@ class LedgerKept(Event):
 
 
 @dataclass(frozen=True, slots=True)
+class BlocksWritten(Event):
+    """Full blocks of a session that is awake and not in use were written behind its requests, as a version that a later
+    one replaces. tokens: of its ledger; unread_tokens: those behind the blocks."""
+
+    version: int
+    tokens: int
+    unread_tokens: int
+    bytes_written: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class LedgerRead(Event):
     """The tokens of a kept ledger were computed again. same_logits: the logits behind them are the same to the
     bit."""

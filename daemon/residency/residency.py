@@ -328,12 +328,13 @@ class Residency:
 
     async def _idled(self, uri: SessionUri) -> None:
         """Put an idle session to sleep, unless it is used now or the daemon stops: a stop has an order of its own."""
-        if uri in self.turns.in_use() or not self._is_working():
+        if uri in self.turns.in_use() or not self.is_working():
             return
         if await self._put_away_unasked(uri, "idle"):
             self.memory.slept_by_idling += 1
 
-    def _is_working(self) -> bool:
+    def is_working(self) -> bool:
+        """Whether new work is taken."""
         try:
             self._require_working()
         except ServiceClosed:

@@ -1,8 +1,9 @@
-"""Puts sessions to sleep that were not used for a while."""
+"""Finds sessions that were not used for a while, to put them to sleep or to write their blocks."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping
@@ -16,27 +17,30 @@ Clock = Callable[[], float]
 
 
 class Idling:
-    """Puts awake sessions to sleep when they are due, until it is closed. put_away: frees a session's memory unless it
-    is in use. A failed sleep is logged, and tried again after the same time.
+    """Works on awake sessions when they are due, until it is closed. work: does so, unless the session is in use. What
+    fails is logged, and tried again after the same time. rest: seconds to rest for each that a session took.
     """
 
     def __init__(
         self,
         awake: Mapping[SessionUri, Session],
         idle_s: float,
-        put_away: Callable[[SessionUri], Awaitable[None]],
+        work: Callable[[SessionUri], Awaitable[None]],
         clock: Clock = time.monotonic,
+        *,
+        rest: float = 0.0,
     ) -> None:
         self._awake = awake
         self._idle_s = idle_s
-        self._put_away = put_away
+        self._work = work
         self._clock = clock
+        self._rest = rest
         self._tried: dict[SessionUri, float] = {}
         self._closing = asyncio.Event()
         self._task = asyncio.ensure_future(self._run())
 
     async def close(self) -> None:
-        """Wait for a running sleep, and end."""
+        """Wait for running work, and end."""
         self._closing.set()
         await self._task
 
@@ -45,16 +49,18 @@ class Idling:
             for uri in self._due():
                 if self._closing.is_set():
                     break
-                self._tried[uri] = self._clock()
+                begun = self._tried[uri] = self._clock()
                 try:
-                    await self._put_away(uri)
-                except Exception as error:  # noqa: BLE001 - it stays awake, and the others still go to sleep
-                    _LOG.warning("%s could not be put to sleep for being idle: %s", uri, error)
+                    await self._work(uri)
+                except Exception as error:  # noqa: BLE001 - it stays awake, and the others have their turn
+                    _LOG.warning("nothing could be done for %s, which is idle: %s", uri, error)
+                await self._wait(self._rest * (self._clock() - begun))
             self._tried = {uri: tried for uri, tried in self._tried.items() if uri in self._awake}
-            try:
-                await asyncio.wait_for(self._closing.wait(), max(0.0, self._next() - self._clock()))
-            except TimeoutError:
-                continue
+            await self._wait(max(0.0, self._next() - self._clock()))
+
+    async def _wait(self, seconds: float) -> None:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._closing.wait(), seconds)
 
     def _due(self) -> list[SessionUri]:
         """The sessions that are due, the longest idle first."""

@@ -120,10 +120,16 @@ class Hibernation:
         session.durable = Durable.of(receipt, session.computed_by())
         session.unchanged_tokens = receipt.token_count
         session.dirty = session.rewound = False
-        session.state.checkpoints.became_durable(_checkpoints_in(receipt.entries, receipt.token_count))
+        session.state.checkpoints.became_durable(checkpoints_in(receipt.entries, receipt.token_count))
         session.saved_from = session.lossy = None
         self.on_version(session.uri)
         return receipt
+
+    def look_after(self, receipt: Receipt) -> None:
+        """Note a version that was made without a sleep: its session may need a compaction, and lose others."""
+        with self._compactor.giving_way():
+            self._compactor.consider(receipt)
+        self.on_version(receipt.uri)
 
     async def is_kept(self, session: Session) -> bool:
         """Whether the session's last snapshot is still there, with blocks of the right ids. An unchanged session relies
@@ -274,5 +280,6 @@ class Hibernation:
         self.threads.close()
 
 
-def _checkpoints_in(entries: Iterable[BlockEntry], token_count: int) -> list[int]:
+def checkpoints_in(entries: Iterable[BlockEntry], token_count: int) -> list[int]:
+    """The positions of the state records before a token."""
     return [entry.start for entry in entries if entry.kind == "state" and entry.start < token_count]

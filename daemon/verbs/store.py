@@ -159,6 +159,7 @@ async def clear(parts: Parts, request: ClearRequest) -> ClearResult:
 
 
 async def _forget(parts: Parts, uri: SessionUri, *, dry_run: bool) -> MaintenanceResult:
+    await parts.writing_behind.settled()
     try:
         result = await parts.maintenance.carry_out(Order("forget", uri, dry_run))
     except SessionNotFound:

@@ -63,7 +63,8 @@ If a block beyond this leaves it, the sleep fails and loses nothing: the caller 
 @dataclass(frozen=True, slots=True)
 class VersionDraft:
     """The state to make durable. `reused` come first in the chain, `blocks` continue it; buffers are borrowed. The
-    `doubted` reused blocks are read before the version refers to them."""
+    `doubted` reused blocks are read before the version refers to them. `before_publishing` is called last, and what it
+    raises gives the version up."""
 
     uri: SessionUri
     identity: Identity
@@ -77,6 +78,7 @@ class VersionDraft:
     environment: Mapping[str, str]
     beyond: Beyond | None = None
     doubted: Sequence[BlockEntry] = ()
+    before_publishing: Callable[[], None] | None = None
 
 
 def receipt_of(
@@ -170,6 +172,8 @@ class _Sleep:
             with self._core.committing():
                 moved = moved_blocks(self._core, self._places)
                 if not moved:
+                    if self._request.before_publishing is not None:
+                        self._request.before_publishing()
                     bundle = IndexedBundle(bundle_id, LIVE, row, directory.holders, blocks)
                     publish(self._core, self._temp, bundle, self._room)
                     return receipt_of(manifest, bundle_id, self._temp.size_bytes, len(blocks), self._places)

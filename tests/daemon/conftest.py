@@ -18,6 +18,7 @@ from session_rig import MODEL, Rigged, open_rigged, open_service
 from torpor.daemon.engine import generation
 from torpor.daemon.memory.model_registry import ModelChoice
 from torpor.daemon.models.models import KvChoice
+from torpor.daemon.upkeep import writing_behind
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -92,3 +93,9 @@ def opened(store: Path, tiny_model: Path, another_model: Path, digest_cache: Pat
             await service.close()
 
     return opener
+
+
+@pytest.fixture(autouse=True)
+def _not_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However slow the machine is, no test has versions that it does not ask for."""
+    monkeypatch.setattr(writing_behind, "QUIET_S", 3600.0)

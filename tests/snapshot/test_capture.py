@@ -93,6 +93,25 @@ def test_a_cut_copies_nothing(make_state: MakeState) -> None:
     assert view.ctypes.data == address
 
 
+def test_copied_blocks_have_memory_of_their_own(make_state: MakeState) -> None:
+    """So the next model call need not copy the caches, as it would beside a view of them."""
+    snapshot = cut_of(make_state(600))
+    *spans, record = snapshot.copied()
+    assert [(each.kind, each.start, each.tokens) for each in (*spans, record)] == [each[:3] for each in raw(snapshot)]
+    for draft, (_, _, _, slots) in zip(spans, raw(snapshot), strict=False):
+        assert all(type(buffer.obj) is bytes for slot in draft.slots for buffer in slot.buffers)
+        assert [(slot.spec, b"".join(slot.buffers)) for slot in draft.slots] == slots
+
+
+def test_a_cut_may_end_before_the_session_does_and_has_no_record_there(make_state: MakeState) -> None:
+    state = make_state(600)
+    whole, snapshot = raw(cut_of(state)), cut_of(state, end=557)
+    *full, last = raw(snapshot)
+    assert snapshot.token_count == 557
+    assert full == whole[:2]
+    assert (last[0], last[1], last[2]) == ("span", 512, state.tokens[512:557].tobytes())
+
+
 def test_a_cut_stays_what_it_was_while_the_session_goes_on_gm12(make_state: MakeState, grow: Any) -> None:
     state = make_state(300)
     snapshot = cut_of(state)

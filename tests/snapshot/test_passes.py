@@ -39,6 +39,16 @@ def test_a_token_that_was_read_beside_those_of_others_is_told_from_one_that_was_
     assert list(again.cut(100)) == [100]
 
 
+def test_the_end_of_a_call_is_found_behind_any_token() -> None:
+    passes = Passes()
+    for size in (256, 64, 64, 87, 1, UNREPEATABLE, 1):
+        passes.add(size)
+    ends = [256, 320, 384, 471, 472, 473, 474]
+    for count in range(1, 475):
+        assert passes.end_behind(count) == next(end for end in ends if end >= count)
+    assert (passes.end_behind(0), passes.end_behind(500), Passes().end_behind(1)) == (0, 474, 0)
+
+
 @pytest.mark.parametrize("runs", [(256, 2), (256, 1, 0, 1), (256, 0), (1, 257), ()])
 def test_passes_that_do_not_read_the_ledger_are_refused(runs: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match="do not read 256 tokens"):

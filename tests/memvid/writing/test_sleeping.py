@@ -481,3 +481,20 @@ def test_a_reused_block_that_is_deleted_under_a_sleep_is_never_acknowledged(
     assert not list(Path(store.path).rglob("*.tmp"))
     sleep(store, 600, uri=OTHER_URI)
     require_awake(store, 600, uri=OTHER_URI)
+
+
+def test_a_version_is_given_up_until_it_is_published_and_leaves_nothing(store: Store) -> None:
+    class GivenUpError(Exception):
+        pass
+
+    def give_up() -> None:
+        raise GivenUpError
+
+    first = sleep(store, 300)
+    before = sorted(Path(store.path).rglob("*.*vb"))
+    with pytest.raises(GivenUpError):
+        write(store, URI, drafts(900), 900, before_publishing=give_up)
+    assert sorted(Path(store.path).rglob("*.*vb")) == before
+    assert not list(Path(store.path).rglob("*.tmp"))
+    assert [row.version for row in store.versions(URI)] == [first.version]
+    assert write(store, URI, drafts(900), 900, before_publishing=lambda: None).version == first.version + 1
