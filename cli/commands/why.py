@@ -39,6 +39,8 @@ def why(session: SessionArgument, socket: SocketOption = None, as_json: JsonOpti
             output.line(f"    {plain(reuse.remedy or '')}")
             if reuse.became is not None:
                 output.line(f"    {_what_became(reuse)}")
+        if reuse.left_out:
+            output.line(f"    not read, for it changes with each request: {plain(', '.join(reuse.left_out))}")
 
 
 def _what_became(reuse: Reuse) -> str:

@@ -7,7 +7,7 @@ from dataclasses import KW_ONLY, dataclass
 from .dialogue import AnswerId, JsonObject, Messages, Tools, require_root
 from .events import Listener, Reporting
 from .reading import MaxTokens, Stops
-from .records import Count, ModelName, Priority, Request, Result, SessionText, Text
+from .records import Count, Labels, ModelName, Priority, Request, Result, SessionText, Text
 from .sampling import NamedSampling
 
 
@@ -36,6 +36,7 @@ class ConverseRequest(Reporting):
     answer_id: names the answer, for a later `after` and for `recall`. after: the id of the answer before the messages.
     instructions: with `after`, a system text, which is said unless it was the last that was. durable: give the answer
         once it is durable, though the daemon serves with another `--durability`.
+    left_out: parts of the client's request that `messages` has not, by their names; `why` tells them.
     model: the daemon's first if None, or that of `after`. The `session` of the result is where the conversation stands.
     """
 
@@ -52,6 +53,7 @@ class ConverseRequest(Reporting):
     after: AnswerId | None = None
     instructions: Text | None = None
     durable: bool = False
+    left_out: Labels = ()
     priority: Priority = "normal"
     on_event: Listener = None
 

@@ -77,12 +77,14 @@ class Reuse(Result):
     """The outcome for the prefix of one request.
 
     outcome: `hit`, all stored tokens could be kept; `diverged`, only the first `common_tokens` of `stored_tokens`;
-        `none`, no session had the prefix. source: the session that had it, this or another; None without one.
+        `none`, no session had the prefix. source: the session that had it, this or another; None without one. A
+        transcript that `converse` goes on with in a fork diverged from the session that was forked.
     position: the first token that differs, and message_index the first message of a transcript that differs, both None
         unless it diverged; the texts, the cause and the remedy likewise. cause: one of `Cause`, or a newer daemon's.
     became: for a transcript that diverged from its own session: `refused`, with nothing changed, or `rewound`: the
         session went back to `position` and read the rest; None else, or if it failed for another reason.
     cached_tokens: how many common tokens were taken over from another session, and not prefilled.
+    left_out: parts of the request that the model did not read, for they change with each one, by their API's names.
     """
 
     verb: str
@@ -99,6 +101,7 @@ class Reuse(Result):
     remedy: str | None = None
     became: Literal["refused", "rewound"] | None = None
     cached_tokens: Count = 0
+    left_out: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,6 +37,7 @@ class Reasons:
         self._reuse = reuse
         self._awake_of = awake_of
         self._of: OrderedDict[SessionUri, deque[Reuse]] = OrderedDict()
+        self._left: dict[SessionUri, SessionUri] = {}
         self._under_way = 0
         self._gone: set[str] = set()  # sessions forgotten while a request is examined
 
@@ -47,6 +48,7 @@ class Reasons:
     def forget(self, uri: SessionUri) -> None:
         """Forget a session, and its text in the requests of others."""
         self._of.pop(uri, None)
+        self._left.pop(uri, None)
         gone = str(uri)
         if self._under_way:
             self._gone.add(gone)
@@ -93,11 +95,22 @@ class Reasons:
         if not held:
             return await self._of_a_new_session(live, verb, ids, now)
         if kept == held:
-            return Reuse(verb, now, "hit", str(live.uri), held, held)
+            left = self._left.pop(live.uri, None)
+            return await self._of_a_fork(live, verb, ids, now, left) if left else _hit(verb, now, live.uri, held)
         found = [*live.state.tokens[:kept], *ids]
         told = await self._explained(live, live.state.tokens[:], found, kept)
         reuse = _diverged(verb, now, live.uri, kept, held, told, message_index)
         return replace(reuse, became="refused") if refusing else reuse
+
+    def leaves(self, fork: SessionUri, source: SessionUri) -> None:
+        """Note that a transcript goes on in a fork, because it leaves the way of the source there."""
+        self._left[fork] = source
+
+    def left_out(self, uri: SessionUri, parts: Sequence[str]) -> None:
+        """Note what of the last request was not read, by its API's names."""
+        requests = self._of.get(uri)
+        if requests:
+            requests[-1] = replace(requests[-1], left_out=tuple(parts))
 
     def took_over(self, uri: SessionUri, cached_tokens: int) -> None:
         """Note how many tokens the last request took over from another session."""
@@ -110,6 +123,18 @@ class Reasons:
         requests = self._of.get(uri)
         if requests:
             requests[-1] = replace(requests[-1], became="rewound")
+
+    async def _of_a_fork(
+        self, live: Session, verb: ReadingVerb, ids: Sequence[int], now: int, source: SessionUri
+    ) -> Reuse:
+        held = len(live.state.tokens)
+        ledger = await self._reuse.ledger_of(source, self._awake_of)
+        found = [*live.state.tokens, *ids]
+        common = tokens_in_common(ledger or (), found)
+        if ledger is None or not held <= common < len(ledger):
+            return _hit(verb, now, live.uri, held)
+        told = await self._explained(live, ledger, found, common)
+        return _diverged(verb, now, source, common, len(ledger), told, None)
 
     async def _of_a_new_session(self, live: Session, verb: ReadingVerb, ids: Sequence[int], now: int) -> Reuse:
         near = await self._reuse.nearest(live, ids, self._awake_of)
@@ -133,6 +158,10 @@ class Reasons:
         self._of.move_to_end(uri)
         while len(self._of) > MAX_SESSIONS:
             self._of.popitem(last=False)
+
+
+def _hit(verb: ReadingVerb, now: int, uri: SessionUri, held: int) -> Reuse:
+    return Reuse(verb, now, "hit", str(uri), held, held)
 
 
 def _diverged(

@@ -70,6 +70,12 @@ AwakeOf = Callable[[SessionUri], Session | None]
 _MOST_SOURCES: Final = 4
 """How many sessions are tried before the tokens are read after all."""
 
+_MOST_LOOKED_AT: Final = 16
+"""Sessions whose tokens are compared to tell why a text was read."""
+
+_MOST_NAMES: Final = 1024
+"""Sessions whose names are compared for that."""
+
 
 @dataclass(frozen=True, slots=True)
 class Adopted:
@@ -161,16 +167,17 @@ class PrefixReuse:
     async def nearest(
         self, session: Session, ids: Sequence[int], awake_of: AwakeOf
     ) -> tuple[SessionUri, Sequence[int]] | None:
-        """Of a few other sessions the one with the longest common beginning with `ids`, and its tokens; None if there
-        is none. At most one sleeping session is read."""
+        """Of some other sessions the one with the longest common beginning with `ids`, and its tokens; None if there is
+        none. Where no full block is common, those that the same client named come first. At most one sleeping session
+        is read."""
         if self._policy == "off":
             return None
         namespace, identity = session.uri.namespace, session.model.identity.digest
         match = self._tree.find(namespace, identity, ids)
-        sources = match.sources if match else self._tree.sessions(namespace, identity)
+        sources = match.sources if match else _alike_first(session.uri, self._tree.sessions(namespace, identity))
         looked_at: list[tuple[SessionUri, Sequence[int]]] = []
         has_read = False
-        for uri in list(itertools.islice(sources, _MOST_SOURCES)):
+        for uri in list(itertools.islice(sources, _MOST_LOOKED_AT)):
             live = awake_of(uri)
             if live is not None:
                 looked_at.append((uri, live.state.tokens[:]))
@@ -178,6 +185,11 @@ class PrefixReuse:
                 looked_at.append((uri, ledger))
                 has_read = True
         return max(looked_at, key=lambda near: tokens_in_common(near[1], ids), default=None)
+
+    async def ledger_of(self, uri: SessionUri, awake_of: AwakeOf) -> Sequence[int] | None:
+        """The tokens of another session, awake or asleep; None if it is gone."""
+        live = awake_of(uri)
+        return live.state.tokens[:] if live is not None else await self._stored_ledger(uri)
 
     async def _stored_ledger(self, uri: SessionUri) -> Sequence[int] | None:
         row = self._store.find_session(uri)
@@ -284,3 +296,12 @@ def read_alike(passes: Passes, reading: Iterator[tuple[int, bool]], common: int)
             break
         position += size
     return position
+
+
+def _alike_first(uri: SessionUri, sessions: Iterator[SessionUri]) -> Iterator[SessionUri]:
+    """Sessions, those first whose names begin like this one's, as a client's do that gave them one name."""
+
+    def differs_at(each: SessionUri) -> int:
+        return next((at for at, two in enumerate(zip(each.name, uri.name, strict=False)) if two[0] != two[1]), 1 << 30)
+
+    return iter(sorted(itertools.islice(sessions, _MOST_NAMES), key=differs_at, reverse=True))

@@ -137,7 +137,11 @@ async def _chat(
     )
     behind = Behind(head.at, request.instructions) if head is not None and request.after else None
     known = Known(digest, answer_id=bytes.fromhex(request.answer_id or ""))
-    return await answer(parts, asked, model, behind=behind, known=known, durable=request.durable)
+    try:
+        return await answer(parts, asked, model, behind=behind, known=known, durable=request.durable)
+    finally:
+        if request.left_out:
+            parts.reasons.left_out(uri, request.left_out)
 
 
 async def _chat_in_fork(
@@ -146,6 +150,8 @@ async def _chat_in_fork(
     """Answer in a fork, which is deleted again if nothing was read or written in it."""
     made = await fork(parts, ForkRequest(session=str(head.uri), name=str(name), at_token=head.at))
     await parts.heads.learn(name)
+    if not request.after:
+        parts.reasons.leaves(name, head.uri)
     try:
         return await _chat(parts, request, name, None, digest, head)
     except BaseException:

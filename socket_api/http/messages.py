@@ -4,7 +4,7 @@ Owns the shape of requests, answers and events, and what its dialogues are for t
 
 - The results of tools that stand in a user's message are messages of their own, before its text.
 - The block that Claude Code puts first into the system text, with a checksum of the conversation, is left out: it
-  changes, and the model has no use for it.
+  changes, and the model has no use for it. `why` tells.
 - A tool that is to be loaded later stands where a result refers to it, and not among the tools.
 - What a model thought is known by the daemon, so thinking that comes back is only handed on.
 - Marks for a cache change no token. Where a request has some, the tokens that were read for it count as written to the
@@ -35,7 +35,7 @@ from .turns import Answered, Turn
 
 PATH: Final = "/v1/messages"
 COUNT_PATH: Final = "/v1/messages/count_tokens"
-_BILLING: Final = "x-anthropic-billing-header:"
+_BILLING: Final = "x-anthropic-billing-header"
 _STOP_REASONS: Final[Mapping[FinishReason, str]] = {
     "stop": "end_turn",
     "length": "max_tokens",
@@ -185,6 +185,7 @@ class _Reader:
             tools=[_tool(each) for each in offered],
             template_arguments=thinks,
             named=_session_of(body.metadata),
+            left_out=(_BILLING,) if any(_is_billing(each) for each in body.system or ()) else (),
             **more,
         )
 
@@ -216,8 +217,7 @@ class _Reader:
         return "\n".join(text for text in found if text is not None)
 
     def _system_text(self, block: Block, place: str) -> str | None:
-        text = self._plain(block, place)
-        return None if text.startswith(_BILLING) else text
+        return None if _is_billing(block) else self._plain(block, place)
 
     def _result_text(self, block: Block, place: str) -> str:
         if block.type != "tool_reference":
@@ -229,6 +229,10 @@ class _Reader:
         if block.type != "text" or block.text is None:
             raise fault_at(place, f"a block of type {block.type!r:.64} cannot be read here; this model reads text")
         return block.text
+
+
+def _is_billing(block: Block) -> bool:
+    return (block.text or "").startswith(f"{_BILLING}:")
 
 
 def _tool(tool: OfferedTool) -> dict[str, Any]:

@@ -51,7 +51,8 @@ def time_of(answer_id: str) -> int:
 class Turn:
     """A dialogue up to the message to answer, as the fields of `converse`. model: None for the default. max_tokens: a
     ceiling, above what may fit; None for the daemon's default. named: the client's name for it in the body. answer_id:
-    names the answer; all ids that a client gets are made of it. after, instructions, durable: as of `converse`."""
+    names the answer; all ids that a client gets are made of it. after, instructions, durable: as of `converse`.
+    left_out: parts of the request that `messages` has not."""
 
     messages: Sequence[Mapping[str, Any]]
     model: str | None = None
@@ -65,6 +66,7 @@ class Turn:
     after: str | None = None
     instructions: str | None = None
     durable: bool = False
+    left_out: Sequence[str] = ()
 
     def asking(self, backend: Backend, caller: Caller, session: str, model: str, emit: OnEvent) -> Asking:
         """The requests that answer it."""
@@ -147,6 +149,7 @@ class _Conversing(Asking):
             "stop": tuple(turn.stop),
             "answer_id": turn.answer_id,
             "durable": turn.durable,
+            "left_out": tuple(turn.left_out),
         }
         request = await self.caller.request_of(_CONVERSE, params)
         assert isinstance(request, ConverseRequest)

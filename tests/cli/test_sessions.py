@@ -416,6 +416,9 @@ def test_why_shows_where_requests_left_what_was_there(torpor: Torpor, daemon: Fa
     refused = Reuse("chat", 3, "diverged", uri, 3, 9, 3, 1, *texts, "clock", "Say it later.", "refused")
     daemon.service.reuses = (refused,)
     assert torpor("why", "a").out.splitlines()[-1] == "    It was refused, and nothing was changed."
+    daemon.service.reuses = (Reuse("chat", 1, "none", left_out=("a-[red]header",)),)
+    told = "    not read, for it changes with each request: a-[red]header"
+    assert torpor("why", "a").out.splitlines()[-1] == told
 
 
 def test_fold_goes_on_in_a_smaller_session(torpor: Torpor, daemon: FakeDaemon) -> None:

@@ -61,6 +61,19 @@ async def test_a_session_that_sleeps_is_compared_too(open_rig: Any) -> None:
         assert not rig.is_awake("a")
 
 
+@pytest.mark.parametrize("before", [0, 10])
+async def test_among_many_sessions_those_of_a_like_name_are_compared(open_rig: Any, before: int) -> None:
+    """A client's id names a group. Its text may leave the way before a block is full, and no tree finds it then."""
+    async with open_rig(prefix_reuse="exact") as rig:
+        for at in range(20):
+            if at == before:
+                await rig.read("client", TOKENS)
+            await rig.read(f"other-{at}", tokens_of(10 + at, 300))
+        await rig.read("client-0a1b2c3d", TOKENS[:40] + tokens_of(2, 300))
+        found = await last(rig, "client-0a1b2c3d")
+        assert (found.outcome, found.source, found.position) == ("diverged", "torpor://default/client", 40)
+
+
 async def test_nothing_is_looked_up_where_nothing_is_reused(open_rig: Any) -> None:
     async with open_rig() as rig:
         await rig.read("a", TOKENS)

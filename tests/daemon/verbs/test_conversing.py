@@ -47,6 +47,26 @@ async def test_a_changed_message_goes_on_in_a_fork_and_the_session_stays_as_it_i
         assert await names(rig) == {"a", fork}
 
 
+@pytest.mark.parametrize("sleeps", [False, True])
+async def test_a_fork_tells_why_the_transcript_left_its_session(open_rig: Any, sleeps: bool) -> None:
+    async with open_rig(endless=False) as rig:
+        said = [user("read a file"), assistant("ja"), user("it holds the text"), assistant("gut"), user("and now")]
+        for turns, reply in ((1, "ja"), (3, "gut"), (5, "ende")):
+            await converse(rig, said[:turns], reply)
+        if sleeps:
+            await rig.sleep("a")
+        edited = [*said[:2], user("it is gone since"), *said[3:]]
+        told = await converse(rig, edited, "nein", left_out=("a-clock",))
+        (why,) = (await rig.service.why(session=told.session)).requests
+        assert (why.outcome, why.source, why.cause) == ("diverged", "torpor://default/a", "message")
+        assert why.left_out == ("a-clock",)
+        assert "it " in why.expected_text
+        assert "is gone" in why.found_text
+        told = await converse(rig, [*edited, assistant("nein"), user("on")], "ja")
+        *_, why = (await rig.service.why(session=told.session)).requests
+        assert (why.outcome, why.source, why.left_out) == ("hit", told.session, ())
+
+
 async def test_the_last_answer_wanted_again_is_another_branch(open_rig: Any) -> None:
     async with open_rig(endless=False) as rig:
         said = [user("one")]

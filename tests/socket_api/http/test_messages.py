@@ -180,6 +180,7 @@ def test_a_dialogue_is_asked_for_as_the_service_takes_it(server: HttpThread) -> 
     assert (given["session"], given["template_arguments"]) == ("uuid-01", {"enable_thinking": False})
     assert given["sampling"] == {"temperature": 1.0, "top_k": 3}
     assert given["stop"] == ("END",)
+    assert given["left_out"] == ("x-anthropic-billing-header",)
 
 
 def test_tokens_are_counted_without_an_answer(server: HttpThread) -> None:
