@@ -27,6 +27,7 @@ from ..errors import StopIncomplete
 from ..wire.listener import require_free
 from .descriptors import limits_within, raise_limit
 from .dispatch import Backend
+from .notifying import tell_supervisor
 from .server import ApiServer
 
 _STDERR = 2
@@ -132,6 +133,7 @@ async def _serve(
             for door in doors:
                 await door.start(backend)
             on_ready(os.path.abspath(socket_path))
+            tell_supervisor("READY=1")
             rereading = asyncio.ensure_future(_reread_on_demand(backend, reread))
             await stop.wait()
     finally:
@@ -154,6 +156,7 @@ async def _close(
     backend: ClosableBackend, doors: Sequence[ApiServer | Door], rereading: asyncio.Task[None] | None
 ) -> ShutdownResult:
     """Stop the service. Sessions go to sleep from the first moment on, while other work still ends."""
+    tell_supervisor("STOPPING=1")
     keeping = asyncio.ensure_future(backend.begin_close())
     await asyncio.gather(*(door.quiesce() for door in doors))
     if rereading is not None:

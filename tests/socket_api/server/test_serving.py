@@ -7,6 +7,7 @@ import json
 import os
 import resource
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable, Iterator
@@ -87,6 +88,23 @@ def _own_signals() -> Iterator[None]:
 def start(daemons: list[Daemon], socket: Path, **fail_sleep: str) -> Daemon:
     daemons.append(Daemon(socket, fail_sleep))
     return daemons[-1]
+
+
+@pytest.mark.parametrize("name", ["notify", "@torpor-tests-notify"])
+def test_a_supervisor_is_told_when_the_daemon_is_ready_and_when_it_stops(
+    daemons: list[Daemon], short_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    address = f"{name}-{os.getpid()}" if name.startswith("@") else str(short_path / name)
+    monkeypatch.setenv("NOTIFY_SOCKET", address)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as supervisor:
+        supervisor.bind(address.replace("@", "\0", 1))
+        supervisor.settimeout(20)
+        daemon = start(daemons, short_path / "t.sock")
+        assert supervisor.recv(99) == b"READY=1"
+        with Client(short_path / "t.sock"):  # it answers by then
+            daemon.process.send_signal(signal.SIGTERM)
+            assert supervisor.recv(99) == b"STOPPING=1"
+    assert daemon.process.wait(timeout=20) == 0
 
 
 @pytest.mark.one_in(3)
