@@ -22,6 +22,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from ... import __version__
 from ...errors import TorporError
 from ..errors import HttpRefused, InternalError
+from ..server.spans import TRACE_HEADERS, trace_headers
 from . import chat_completions, completions, errors, mcp, messages, models, openapi, responses, sessions
 from .desk import Desk, desk_of
 from .metrics import metrics
@@ -97,6 +98,7 @@ class Checked:
                 self._desk.counters.requests.labels(route, str(message["status"])).inc()
             await send(message)
 
+        trace_headers.set({each: request.headers[each] for each in TRACE_HEADERS if each in request.headers})
         try:
             self._check(request)
         except HttpRefused as refusal:

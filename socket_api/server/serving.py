@@ -29,6 +29,7 @@ from .descriptors import limits_within, raise_limit
 from .dispatch import Backend
 from .notifying import tell_supervisor
 from .server import ApiServer
+from .spans import traced
 
 _STDERR = 2
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -119,8 +120,9 @@ async def _serve(
     backend = await open_backend()
     doors = find_doors()
     limits = None if files is None else limits_within(files - sum(door.max_connections for door in doors))
+    seen = traced(backend)
     server = ApiServer(
-        backend,
+        seen,
         socket_path,
         limits=limits,
         on_shutdown=stop.set,
@@ -131,7 +133,7 @@ async def _serve(
         if not stop.is_set():
             await server.start()
             for door in doors:
-                await door.start(backend)
+                await door.start(seen)
             on_ready(os.path.abspath(socket_path))
             tell_supervisor("READY=1")
             rereading = asyncio.ensure_future(_reread_on_demand(backend, reread))

@@ -55,7 +55,8 @@ def asked(connection: http.client.HTTPConnection, method: str, path: str, body: 
 class HttpThread:
     """An HTTP server with a FakeService on an event loop of its own, on both addresses."""
 
-    def __init__(self, folder: Path, **arguments: Any) -> None:
+    def __init__(self, folder: Path, *, seen_as: Callable[[Any], Any] = lambda service: service, **arguments: Any):
+        self.seen_as = seen_as
         self.socket_path = folder / "h.sock"
         self.tokens_path = folder / "config" / "http-tokens"
         self.service: FakeService
@@ -110,7 +111,7 @@ class HttpThread:
     async def _start(self) -> None:
         self.service = FakeService()
         self.server = HttpServer(socket_path=self.socket_path, port=0, tokens_path=self.tokens_path, **self._arguments)
-        await self.server.start(self.service)
+        await self.server.start(self.seen_as(self.service))
 
 
 Begin = Callable[..., HttpThread]
@@ -118,11 +119,11 @@ Begin = Callable[..., HttpThread]
 
 @pytest.fixture
 def begin(short_path: Path) -> Iterator[Begin]:
-    """Starts servers with the given limits; they end with the test."""
+    """Starts servers with the given limits; they end with the test. seen_as: what the server sees of the service."""
     running: list[HttpThread] = []
 
     def start(**limits: Any) -> HttpThread:
-        more = {"find_peer_uid": limits.pop("find_peer_uid")} if "find_peer_uid" in limits else {}
+        more = {name: limits.pop(name) for name in ("find_peer_uid", "seen_as") if name in limits}
         folder = short_path / str(len(running))
         running.append(HttpThread(folder, limits=HttpLimits(**{"goodbye_timeout_s": 0.5, **limits}), **more))
         return running[-1]
