@@ -404,7 +404,9 @@ class Roll:
         """All sessions of a namespace, or all, in the order of their URIs."""
         unlisted = list(self._awake)
         found: dict[SessionUri, SessionInfo] = {}
-        for page in self._store.iter_listed(namespace, SESSIONS_AT_ONCE):
+        for number, page in enumerate(self._store.iter_listed(namespace, SESSIONS_AT_ONCE)):
+            if number:  # between pages alone: most lists have one, and need not wait behind it
+                yield
             for row, stored_bytes in page:
                 live = self._awake.get(row.uri)
                 if live is None and self._looks.find(row.uri) is not None:
@@ -413,7 +415,6 @@ class Roll:
                     found[row.uri] = info_of_asleep(row, stored_bytes)
                 else:
                     found[row.uri] = info_of_awake(live, row, stored_bytes)
-            yield
         unlisted = [uri for uri in unlisted if uri not in found and namespace in (None, uri.namespace)]
         found.update((yield from self.of(unlisted)))
         return [found[uri] for uri in sorted(found, key=lambda uri: (uri.namespace, uri.name))]
@@ -440,7 +441,8 @@ class Roll:
     def count_asleep(self) -> Pieces[int]:
         """The number of sessions that are only on disk."""
         asleep = 0
-        for page in self._store.iter_uris(NAMES_AT_ONCE):
+        for number, page in enumerate(self._store.iter_uris(NAMES_AT_ONCE)):
+            if number:
+                yield
             asleep += sum(uri not in self._awake for uri in page)
-            yield
         return asleep
