@@ -20,6 +20,7 @@ BENCHMARKS = (
     "reuse.py",
     "agents.py",
     "loop.py",
+    "over_http.py",
     "durability.py",
     "compression.py",
     "lossy.py",

@@ -121,6 +121,14 @@ def test_a_stream_is_measured_beside_requests_for_all_sessions_and_beside_long_r
 
 
 @pytest.mark.heavy
+def test_http_is_measured_beside_an_echo_and_for_each_token(tmp_path: Path) -> None:
+    found = run("over_http", "--rounds", "1", out=tmp_path / "out")
+    assert found["echoes"].keys() == {"/healthz", "/v1/models"}
+    assert all(each["lowest"] > 0 for each in (*found["echoes"].values(), *found["seconds"].values()))
+    assert found["token_share_s"]["lowest"] > 0
+
+
+@pytest.mark.heavy
 def test_durable_answers_are_measured_beside_others_and_beside_the_flush_alone(tmp_path: Path) -> None:
     found = run("durability", "--rounds", "1", out=tmp_path / "out")
     assert found["flush_alone_s"]["lowest"] > 0
