@@ -31,6 +31,7 @@ from ..events.bus import Bus
 from ..memory.line import Use
 from ..models.models import LoadedModel
 from ..models.rates import Measured
+from ..prefixes.in_flight import InFlight, Reading
 from ..prefixes.prefix_history import Reasons
 from ..prefixes.reuse import PrefixReuse
 from ..residency.residency import Residency
@@ -63,6 +64,7 @@ class Exchanges:
         self._reasons = reasons
         self._measured = measured
         self._bus = bus
+        self._in_flight = InFlight(reuse)
 
     async def room_for(
         self, use: Use, live: Session, to_read: int, emit: OnEvent, *, to_write: int = 0, has_written: int = 0
@@ -97,42 +99,54 @@ class Exchanges:
         known: by what the request is known again. If it is, what was read in whole blocks stays, too, if it is
         cancelled (LeftMidway).
         """
-        loop = asyncio.get_running_loop()
-        before, begins = live.state, len(live.state.tokens)
-        adopted = await self._reuse.adopt(live, ids, self._residency.awake.get, emit) if not before.tokens else None
-        if adopted is not None:
-            live.state = adopted.state
-            self._reasons.took_over(live.uri, adopted.cached_tokens)
-        held = len(live.state.tokens)
-
-        def on_tokens(done: int, total: int) -> None:
-            loop.call_soon_threadsafe(emit, ProgressEvent("prefill", done, total))
-            tell_progress(done, total)
-
-        try:
-            rest = ids[adopted.cached_tokens :] if adopted else ids
-            with tell_prefill(self._bus, self._measured, live, len(rest)) as tell_progress:
-                reading = generation.read(live.model, live.state, rest, on_tokens, by_block=known.request is not None)
-                await self._run(reading, lambda: len(live.state.tokens) == held + len(rest))
-        except asyncio.CancelledError:
-            if held < len(live.state.tokens):
-                raise _left_midway(live, Written(), was_read=False, branched=None) from None
-            raise
-        finally:
-            count = len(live.state.tokens)
-            if count > held:
-                live.dirty = True
-                if count == held + len(rest):
-                    live.turn_open = turn_open
-                    live.text_map = live.text_map if text_map is None else text_map
+        before, by_block = live.state, known.request is not None
+        async with self._in_flight.joined(live, ids, by_block=by_block) as under_way:
+            adopted = None
+            if not before.tokens:
+                adopted = await self._reuse.adopt(live, ids, self._residency.awake.get, emit)
+            if adopted is not None:
+                live.state = adopted.state
+                self._reasons.took_over(live.uri, adopted.cached_tokens)
+            begins, held = len(before.tokens), len(live.state.tokens)
+            try:
+                await self._read(live, ids[held - begins :], emit, under_way, by_block=by_block)
+            finally:
+                count = len(live.state.tokens)
+                if count == held:
+                    live.state = before
+                elif count == begins + len(ids):
+                    live.turn_open, live.text_map = turn_open, live.text_map if text_map is None else text_map
                     if turn_open:
                         live.open_chat(begins)
                 elif known.request is not None:
                     live.interrupted = Interrupted(known.request, known.begins_at, begins + len(ids), count)
-                self._reuse.note(live)
-            else:
-                live.state = before
+                if count > held:
+                    live.dirty = True
+                    self._reuse.note(live)
         return adopted.cached_tokens if adopted else 0
+
+    async def _read(
+        self, live: Session, ids: Sequence[int], emit: OnEvent, under_way: Reading, *, by_block: bool
+    ) -> None:
+        """Raises LeftMidway: it was cancelled, and whole blocks of it stay."""
+        loop, held = asyncio.get_running_loop(), len(live.state.tokens)
+
+        def tell(done: int, total: int) -> None:
+            under_way.advance(total - done)
+            emit(ProgressEvent("prefill", done, total))
+
+        def on_tokens(done: int, total: int) -> None:
+            loop.call_soon_threadsafe(tell, done, total)
+            tell_progress(done, total)
+
+        try:
+            with tell_prefill(self._bus, self._measured, live, len(ids)) as tell_progress:
+                reading = generation.read(live.model, live.state, ids, on_tokens, by_block=by_block)
+                await self._run(reading, lambda: len(live.state.tokens) == held + len(ids))
+        except asyncio.CancelledError:
+            if held < len(live.state.tokens):
+                raise _left_midway(live, Written(), was_read=False, branched=None) from None
+            raise
 
     async def read_turn(self, live: Session, turn: NewTurn, emit: OnEvent, known: Known = NEVER) -> int:
         """Read a turn of a chat, and note its messages. Gives how many of its tokens came from another session.

@@ -164,6 +164,21 @@ class PrefixReuse:
         self.misses += 1
         return None
 
+    def known(self, session: Session, ids: Sequence[int]) -> int:
+        """The first tokens of `ids`, in full blocks, that some session has read."""
+        match = self._tree.find(session.uri.namespace, session.model.identity.digest, ids[:-1])
+        return match.tokens if match else 0
+
+    def usable(
+        self, session: Session, other: Session, ledger: Sequence[int], passes: Passes, ids: Sequence[int]
+    ) -> int:
+        """How many first tokens of `ids` a new session may take over from another one that will have a ledger, read in
+        these calls."""
+        is_alike = session.uri.namespace == other.uri.namespace and session.model.identity == other.model.identity
+        if self._policy == "off" or not is_alike or len(ids) <= BLOCK_TOKENS:
+            return 0
+        return self._usable(session, ledger, passes, ids[:-1], len(ids))
+
     async def nearest(
         self, session: Session, ids: Sequence[int], awake_of: AwakeOf
     ) -> tuple[SessionUri, Sequence[int]] | None:

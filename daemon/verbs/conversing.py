@@ -164,7 +164,9 @@ async def _chat_in_fork(
 
 def _new_name(parts: Parts, wanted: SessionUri) -> SessionUri:
     """The wanted name if it is free, else one of its group."""
-    taken = wanted in parts.residency.awake or parts.store.find_session(wanted) is not None
+    # Its turn is taken before anything is awaited, so no two requests begin under one name.
+    is_used = wanted in parts.residency.awake or parts.residency.turns.users(wanted) > 0
+    taken = is_used or parts.store.find_session(wanted) is not None
     return _fresh(wanted) if taken else wanted
 
 

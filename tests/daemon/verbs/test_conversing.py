@@ -102,6 +102,21 @@ async def test_requests_at_once_under_one_name_harm_no_head(open_rig: Any) -> No
             assert ledger(rig, name)[:count] == rig.model.encode(rig.model.render(messages, True), opening=False)
 
 
+async def test_requests_at_once_under_a_new_name_are_sessions_of_their_own(open_rig: Any) -> None:
+    """A client's first requests come together: the main one, one for a title, one of a sub-agent."""
+    async with open_rig(endless=False, prefix_reuse="exact") as rig:
+        asked = [[SYSTEM, user("main")], [user("title")], [SYSTEM, user("agent")], [SYSTEM, user("main")]]
+        told = await asyncio.gather(*(converse(rig, each, max_tokens=8) for each in asked))
+        found = [each.session.rpartition("/")[2] for each in told]
+        assert (found[0], len(set(found))) == ("a", 4)
+        for messages, each, name in zip(asked, told, found, strict=True):
+            text = rig.model.encode(rig.model.render(messages, True), opening=False)
+            assert ledger(rig, name) == [*text, *each.tokens]
+        said = [*asked[1], assistant(told[1].text), user("on")]
+        again = await converse(rig, said, "ja")
+        assert again.session == told[1].session
+
+
 async def test_a_session_of_another_name_is_forked_and_not_gone_on_with(open_rig: Any) -> None:
     async with open_rig(endless=False) as rig:
         await converse(rig, [user("one")], "eins")
