@@ -273,6 +273,7 @@ class Residency:
             token_count=len(live.state.tokens),
             tokens_prefilled=woken.tokens_prefilled + (again.tokens if again else 0),
             recomputed=again or woken.recomputed,
+            look=None,  # it stood before its end while it was read
             seconds=woken.seconds + time.monotonic() - begun,
         )
 

@@ -1,5 +1,6 @@
 """Far more sessions than memory holds, many clients, and a daemon that is killed: every reply is that of the session
-alone, nothing that slept is lost, and no more memory is held than there may be (QX1, QX10, QX16, MS9).
+alone, no answered turn is lost or repeated, though no sleep was asked for, and no more memory is held than there may be
+(QX1, QX10, QX16, MS9).
 
 The heavy tests are the whole: 1,000 sessions in the memory of 40, 10,000 turns by 8 clients, a SIGKILL each minute; and
 the same on two models that do not fit together. They take about an hour each on two cores.
@@ -26,7 +27,8 @@ TWO_MODELS = {"models": ("one", "other"), "both_fit": False}
 
 def assert_held(plan: Plan, report: Report) -> None:
     assert report.wrong == []
-    assert report.turns + report.repeated >= plan.turns * 0.9  # on a slow machine a kill takes more of them
+    assert report.sleeps == 0
+    assert report.turns == plan.turns
     assert report.compared_turns > 0
     assert report.slept_by_pressure > 0, "they did not all fit"
     assert 0 < report.most_held_bytes <= report.budget_bytes

@@ -52,6 +52,7 @@ async def test_each_answered_turn_is_there_bit_for_bit_after_a_kill(open_kind: A
             assert woken.token_count == len(was.tokens)
             assert woken.recomputed is not None
             assert woken.recomputed.same_logits
+            assert woken.look is None
             assert await rig.fingerprint(name) == was
             assert await rig.write(name, 9) == went_on[name], "the sampler goes on where it stood"
 

@@ -22,7 +22,7 @@ from faults.kill import Swept, events_of, fresh, prepare
 from faults.scenarios import Scenario
 from faults.worlds import Allowed, check
 
-_CALLS: Final = (
+CALLS: Final = (
     "write,pwrite64,writev,pwritev,pwritev2,fsync,fdatasync,sync_file_range,rename,renameat,renameat2,link,linkat,"
     "unlink,unlinkat,mkdir,mkdirat,rmdir,truncate,ftruncate,fallocate,copy_file_range,sendfile"
 )
@@ -68,18 +68,18 @@ def _kill(scenario: Scenario, original: Path, folder: Path, world: Path, point: 
     path = folder / "store"
     fresh(original, path)
     command = [
-        *("strace", "-f", "-qq", "-o", "/dev/null", "-e", f"trace={_CALLS}"),
-        *("-e", f"inject={_CALLS}:signal=KILL:when={point}"),
+        *("strace", "-f", "-qq", "-o", "/dev/null", "-e", f"trace={CALLS}"),
+        *("-e", f"inject={CALLS}:signal=KILL:when={point}"),
         *(sys.executable, "-B", str(_CHILD), scenario.name, str(path), str(world)),
     ]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
     if done.returncode not in (0, -9, 137):
         raise AssertionError(f"{scenario.name}: the child failed by itself at call {point}: {done.stderr[-2000:]}")
-    _await_end(path / "lock")
+    await_end(path / "lock")
     return done.returncode != 0, len(done.stdout)
 
 
-def _await_end(lock: Path) -> None:
+def await_end(lock: Path) -> None:
     """Wait until the killed process is quite gone: strace may end a moment before its lock is free."""
     deadline = time.monotonic() + _SECONDS_TO_DIE
     with contextlib.suppress(FileNotFoundError), lock.open("rb") as file:
