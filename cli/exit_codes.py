@@ -60,7 +60,7 @@ _CODES: tuple[tuple[ExitStatus, tuple[str, ...]], ...] = (
         USAGE,
         (
             "context_overflow", "empty_context", "invalid_configuration", "invalid_fold", "invalid_request",
-            "invalid_sampling", "invalid_tokens",
+            "invalid_constraint", "invalid_sampling", "invalid_tokens",
             "invalid_policy", "invalid_tag", "invalid_transcript", "invalid_uri", "invalid_usage", "name_taken",
             "no_target_folder",
             "nothing_to_do", "session_exists", "socket_path_too_long", "tag_taken", "target_exists",

@@ -69,6 +69,12 @@ class TemplateUnusable(DaemonError):
     """The model has no chat template, or one that cannot be continued token by token."""
 
 
+class InvalidConstraint(DaemonError):
+    """An answer cannot be held to a constraint: it is wrong, too large, asks for a file or address, or allows no
+    answer; or the model cannot be held to it. `reason`: the compiler's words. If the answer had begun, its tokens stay.
+    """
+
+
 class InvalidTranscript(DaemonError):
     """Messages that are not a transcript for the assistant to answer."""
 

@@ -21,7 +21,10 @@ MAY_IMPORT: dict[str, tuple[set[str], set[str]]] = {
     "": (set(), set()),
     "memvid": (set(), {"msgpack", "zstandard", "blake3", "platformdirs"}),
     "snapshot": ({"memvid"}, {"mlx", "mlx_lm", "numpy", "blake3", "platformdirs"}),
-    "daemon": ({"snapshot", "memvid"}, {"mlx", "mlx_lm", "numpy", "blake3", "pydantic", "watchfiles"}),
+    "daemon": (
+        {"snapshot", "memvid"},
+        {"mlx", "mlx_lm", "numpy", "blake3", "llguidance", "pydantic", "watchfiles"},
+    ),
     "socket_api": (
         set(),
         {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass
 
+from .constraints import Constraint, ToolChoice
 from .dialogue import AnswerId, JsonObject, Messages, Tools, require_root
 from .events import Listener, Reporting
 from .reading import MaxTokens, Stops
@@ -32,7 +33,8 @@ class ConverseRequest(Reporting):
     and template arguments that are left out stay; others hold from there on.
 
     session: the name for new sessions. If it is taken, they are called NAME-xxxxxxxx. A session of another name is
-        forked, not gone on with. messages, tools, template_arguments, max_tokens, sampling: as for `chat`.
+        forked, not gone on with. messages, tools, template_arguments, tool_choice, constraint, max_tokens, sampling: as
+        for `chat`.
     answer_id: names the answer, for a later `after` and for `recall`. after: the id of the answer before the messages.
     instructions: with `after`, a system text, which is said unless it was the last that was. durable: give the answer
         once it is durable, though the daemon serves with another `--durability`.
@@ -49,6 +51,8 @@ class ConverseRequest(Reporting):
     max_tokens: MaxTokens | None = None
     sampling: NamedSampling | None = None
     stop: Stops = ()
+    constraint: Constraint | None = None
+    tool_choice: ToolChoice | None = None
     answer_id: AnswerId | None = None
     after: AnswerId | None = None
     instructions: Text | None = None

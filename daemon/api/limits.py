@@ -56,6 +56,15 @@ MAX_ROOT_CHARS: Final = 512 * 1024
 MAX_JSON_DEPTH: Final = 32
 """Of arguments and schemas."""
 
+MAX_SCHEMA_CHARS: Final = 64 * 1024
+"""Of a schema that an answer must match, and of the schemas of all tools that an answer must call one of, without their
+descriptions. The worst takes 2 s to compile."""
+
+MAX_GRAMMAR_CHARS: Final = 16 * 1024
+"""Of a regular expression or a grammar. The worst takes 1 s to compile, and 10 MB of the stack."""
+
+MAX_TOP_LOGPROBS: Final = 20
+
 MAX_STOPS: Final = 16
 MAX_STOP_CHARS: Final = 256
 

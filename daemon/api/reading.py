@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from .constraints import Constraint, ToolChoice
 from .dialogue import JsonObject, Messages, ToolCall, Tools, require_root
 from .events import Listener, Reporting
 from .limits import MAX_APPENDED_TOKENS, MAX_GENERATED_TOKENS, MAX_STOP_CHARS, MAX_STOPS
@@ -152,6 +153,7 @@ class WritingRequest(Request):
     max_tokens: MaxTokens | None = None
     sampling: NamedSampling | None = None
     stop: Stops = ()
+    constraint: Constraint | None = None
     prove: bool = False
     create: bool = False
     priority: Priority = "normal"
@@ -164,6 +166,7 @@ class GenerateRequest(WritingRequest, Reporting):
     max_tokens: at most so many, and fewer if there is no more memory; if None, 512, or as many as fit. prove: with the
         digests of the logits.
     sampling: given fields override the session's for this request; a seed begins random numbers of its own.
+    constraint: what the text must match; an answer that max_tokens cut does not.
     create: make the session, on the default model, if there is none of that name.
     """
 
@@ -178,7 +181,8 @@ class ChatRequest(WritingRequest, Reporting):
     and content; an assistant's may have reasoning and tool_calls, a tool's its tool_call_id. The daemon renders the
     template, and reads the new part.
 
-    tools, template_arguments: of the conversation, with the transcript; None: the session's.
+    tools, template_arguments: of the conversation, with the transcript; None: the session's. tool_choice: which of them
+        the answer may call. constraint: what the answer's text must match, if it is no call.
 
     on_divergence: for a transcript that differs from the session: refuse it, or rewind the session to the first
         difference; its present state stays as an earlier version. role: the role of `message`. max_tokens, sampling,
@@ -191,6 +195,7 @@ class ChatRequest(WritingRequest, Reporting):
     messages: Messages | None = None
     tools: Tools | None = None
     template_arguments: JsonObject | None = None
+    tool_choice: ToolChoice | None = None
     on_divergence: OnDivergence = "refuse"
     on_event: Listener = None
 

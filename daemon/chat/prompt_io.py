@@ -26,7 +26,7 @@ from ..engine.channels import Piece
 from ..engine.engine import AnySteps, Engine
 from ..engine.generation import WriteOrder, Written
 from ..engine.sampler import initial_key
-from ..errors import GenerationFailed, MemoryBudgetExceeded, ModelChanged
+from ..errors import GenerationFailed, InvalidConstraint, MemoryBudgetExceeded, ModelChanged
 from ..events.bus import Bus
 from ..memory.line import Use
 from ..models.models import LoadedModel
@@ -211,7 +211,7 @@ class Exchanges:
             await room.settled()
             live = self._residency.awake.get(use.uri, live)
             if len(live.state.tokens) > before:
-                answer.note(live, goes_on=not isinstance(error, GenerationFailed))
+                answer.note(live, goes_on=not isinstance(error, (GenerationFailed, InvalidConstraint)))
             answer.end(live, has_written=len(live.state.tokens) > before)
             if isinstance(error, asyncio.CancelledError) and (read[0] or written.tokens):
                 raise _left_midway(live, written, was_read=read[0] > 0, branched=look) from None

@@ -58,9 +58,18 @@ class Piece:
 
 class Channels:
     """Tells the channels of one answer apart. root: has the offered tools. name_call: gives the id of a call by its
-    number in the answer. thinks: whether the answer begins within its thinking."""
+    number in the answer. thinks: whether the answer begins within its thinking. is_plain: whether text that has begun
+    is text to its end, with no marks in it."""
 
-    def __init__(self, marks: Marks, root: Root, name_call: Callable[[int], str], *, thinks: bool = False) -> None:
+    def __init__(
+        self,
+        marks: Marks,
+        root: Root,
+        name_call: Callable[[int], str],
+        *,
+        thinks: bool = False,
+        is_plain: bool = False,
+    ) -> None:
         self._marks = marks
         self._tools = [{"type": "function", "function": dict(tool)} for tool in root.tools]
         self._offered = {tool["name"] for tool in root.tools}
@@ -68,6 +77,8 @@ class Channels:
         self._named = 0
         self.channel: Channel = "reasoning" if thinks else "text"
         self._held = ""
+        self._is_plain = is_plain
+        self._said = False  # whether text has begun
         self._blanks = ""  # at the end of a text: dropped if a call or the end of thinking stands beside them
         self._joins = not thinks  # whether blanks that come now belong to the text
 
@@ -96,12 +107,17 @@ class Channels:
             return [self._marks.reasoning[1]] if self._marks.reasoning else []
         if self.channel == "call":
             return [self._marks.call[1]] if self._marks.call[1] else []
+        if self._is_plain and self._said:
+            return []
         begins = [self._marks.call[0]] if self._offered else []
         return [*begins, *self._marks.scaffold, *(self._marks.reasoning or ())[:1]]
 
     def _next_mark(self) -> tuple[int, str] | None:
         found = [(at, mark) for mark in self._wanted() if (at := self._held.find(mark)) >= 0]
-        return min(found, default=None)
+        first = min(found, default=None)
+        if first is not None and self._is_plain and self.channel == "text" and self._held[: first[0]].strip():
+            return None  # text has begun before it
+        return first
 
     def _passed(self, before: str, mark: str) -> Iterator[Piece]:
         """Go on behind a mark."""
@@ -133,6 +149,10 @@ class Channels:
     def _shown(self, text: str) -> Iterator[Piece]:
         if self.channel == "reasoning":
             yield Piece("reasoning", text)
+            return
+        self._said = self._said or bool(text.strip())
+        if self._is_plain:
+            yield Piece("text", text)
             return
         text = self._blanks + text if self._joins else text.lstrip()
         core = text.rstrip()
@@ -174,16 +194,26 @@ class Channels:
 class Shown:
     """What a client is shown of an answer, token by token. stopped: whether a stop string has come, in the text.
 
-    context: the ledger before it. root: of the conversation; None if all is text.
+    context: the ledger before it. root: of the conversation; None if all is text. is_plain: as of `Channels`.
     """
 
-    def __init__(self, model: LoadedModel, context: Sequence[int], root: Root | None, stop: Sequence[str]) -> None:
+    def __init__(
+        self,
+        model: LoadedModel,
+        context: Sequence[int],
+        root: Root | None,
+        stop: Sequence[str],
+        *,
+        is_plain: bool = False,
+    ) -> None:
         self._stops = StopStrings(stop)
         self._channels: Channels | None = None
         self._plain, marks = TextStream(model.tokenizer, context), model.marks
         if root is not None and (root.tools or marks.reasoning):
             thinks = marks.thinks_behind(context, model.end_tokens)
-            self._channels = Channels(marks, root, lambda number: _call_id(context, number), thinks=thinks)
+            self._channels = Channels(
+                marks, root, lambda number: _call_id(context, number), thinks=thinks, is_plain=is_plain
+            )
             self._marked = MarkedText(model.tokenizer, context, marks)
 
     @property

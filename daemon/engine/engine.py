@@ -31,6 +31,7 @@ import mlx.core as mx
 
 from ...snapshot.state import LiveState
 from ..errors import GenerationFailed, ServiceClosed
+from ..models.grammars import roomy_stack
 from .admission import Request, current
 from .cancellation import settled
 from .decoding import Decode, Decoder, lost
@@ -164,7 +165,8 @@ class Engine:
         self._inbox: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._stopped = False
         self._thread = threading.Thread(target=self._run, name="torpor-engine", daemon=True)
-        self._thread.start()
+        with roomy_stack():  # it walks grammars
+            self._thread.start()
 
     async def run(self, steps: AnySteps[Result], *, writes: bool = False) -> Result:
         """Run steps on the engine thread, in turns with others, and give their result.

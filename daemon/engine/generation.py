@@ -26,18 +26,20 @@ from ...snapshot.caches import arrays_of, without_last
 from ...snapshot.checkpoints import checkpoint_of
 from ...snapshot.passes import MAX_PASS_TOKENS
 from ...snapshot.state import LiveState
-from ..api.dialogue import ToolCall
+from ..api.dialogue import Channel, ToolCall
 from ..api.reading import FinishReason
 from ..api.sampling import Sampling
 from ..errors import ContextOverflow, InvalidTokens
 from ..models import canary
 from ..models.chat_template import Root
+from ..models.grammars import Matcher, require_some
 from ..models.models import LoadedModel
 from .channels import Piece, Shown
+from .constrained import Constrained
 from .decoding import Decode, logits_after, raise_as_failure
 from .engine import SOON, Steps, WritingSteps
 from .pieces import Pieces
-from .sampler import draw
+from .sampler import Draw, draw
 
 DEFAULT_MAX_TOKENS = 512
 """The most tokens of a request without `max_tokens`."""
@@ -194,6 +196,7 @@ class Written:
 
     proofs: for each token the BLAKE3-256 of the float32 logits before it, if asked for. ended: all is written; else it
     goes on once there is more room. shown: what the client sees of it, once it has begun, behind the ledger `context`.
+    bound: what holds it to its grammar, if it has one.
     """
 
     text: str = ""
@@ -204,7 +207,13 @@ class Written:
     finish_reason: FinishReason = "length"
     ended: bool = False
     shown: Shown | None = None
+    bound: Constrained | None = None
     context: array[int] = field(default_factory=lambda: array("I"))
+
+    @property
+    def channel(self) -> Channel:
+        """Where the last token was, and where the next one begins."""
+        return self.shown.channel if self.shown is not None else "text"
 
     def add(self, piece: Piece) -> None:
         """Add what was said."""
@@ -221,7 +230,8 @@ class WriteOrder:
     """The order of a generation. keep_end: whether the end token goes into the ledger, as in a chat. alone: never in
     one model call with other sessions. seeded: whether it draws by its own random numbers, and leaves the session's as
     they are. root: of the conversation that it is a turn of; None if all that is written is text. begun: committed
-    tokens at the end of the ledger that belong to it: they are shown again first."""
+    tokens at the end of the ledger that belong to it: they are shown again first. matcher: at the beginning of the
+    grammar that the answer is held to; only for this order."""
 
     max_tokens: int
     sampling: Sampling
@@ -232,6 +242,7 @@ class WriteOrder:
     seeded: bool = False
     root: Root | None = None
     begun: Sequence[int] = ()
+    matcher: Matcher | None = None
 
 
 class Room:
@@ -259,17 +270,18 @@ def write(
     on_token: OnToken,
     room: Room | None = None,
 ) -> WritingSteps[None]:
-    """Draw and commit tokens until an end token, a stop string or the limit. Where the room ends before, it stops with
-    `written.ended` false, and steps with the same `written` go on. Raises GenerationFailed: the model failed; tokens
-    committed before stay."""
+    """Draw and commit tokens until an end token, a stop string, the end of the grammar or the limit. Where the room
+    ends before, it stops with `written.ended` false, and steps with the same `written` go on. Raises GenerationFailed:
+    the model failed. InvalidConstraint: the grammar did. Tokens committed before stay."""
     begun, room = [] if written.shown else order.begun, room or Room()
     held = len(state.tokens) - len(begun)
     require_room_behind(model, held, order.max_tokens - len(written.tokens))
     if written.shown is None:
-        written.context = state.tokens[:held]
-        written.shown = Shown(model, written.context, order.root, order.stop)
+        _begin(model, order, written, state.tokens[:held])
     ends = False
     for at, token in enumerate(begun):
+        if written.bound is not None:
+            written.bound.accept(token, written.channel)
         ends = _show(model, order, written, token, on_token)
         if not at % _SHOWN_AT_ONCE:
             yield None
@@ -278,17 +290,26 @@ def write(
             if room.is_last:
                 break
             return
-        proof, drawn = yield from _draw_and_commit(model, state, order)
+        proof, drawn = yield from _draw_and_commit(model, state, order, written)
         if drawn in model.end_tokens and not order.keep_end:
             written.finish_reason = "stop"
             break
         if order.prove:
             written.proofs.append(proof)
         ends = _show(model, order, written, drawn, on_token)
+    assert written.shown is not None
     _tell(written, None, written.shown.finish(), on_token)
     if written.calls and written.finish_reason == "stop":
         written.finish_reason = "tool_calls"
     written.ended = True
+
+
+def _begin(model: LoadedModel, order: WriteOrder, written: Written, context: array[int]) -> None:
+    """Make ready what shows the answer, and what holds it."""
+    written.context, matcher = context, order.matcher
+    is_plain = matcher is not None and matcher.is_plain
+    written.shown = Shown(model, context, order.root, order.stop, is_plain=is_plain)
+    written.bound = Constrained(matcher, model, context, order.root) if matcher is not None else None
 
 
 def _show(model: LoadedModel, order: WriteOrder, written: Written, token: int, on_token: OnToken) -> bool:
@@ -298,7 +319,7 @@ def _show(model: LoadedModel, order: WriteOrder, written: Written, token: int, o
     written.tokens.append(token)
     written.context.append(token)
     _tell(written, token, () if ended else written.shown.push(token), on_token)
-    if ended or written.shown.stopped:
+    if ended or written.shown.stopped or (written.bound is not None and written.bound.is_at_end):
         written.finish_reason = "stop"
         return True
     return False
@@ -310,8 +331,7 @@ def _tell(written: Written, token: int | None, pieces: Iterable[Piece], on_token
         on_token(token, piece)
         token = None
     if token is not None:
-        assert written.shown is not None
-        on_token(token, Piece(written.shown.channel))
+        on_token(token, Piece(written.channel))
 
 
 def logits_digest(logits: mx.array) -> str:
@@ -340,13 +360,29 @@ def find_logits(model: LoadedModel, state: LiveState) -> None:
     state.last_logits = logits
 
 
-def _draw_and_commit(model: LoadedModel, state: LiveState, order: WriteOrder) -> WritingSteps[tuple[str, int]]:
+def _drawn(state: LiveState, order: WriteOrder, written: Written) -> Draw:
+    """The next token. One that the grammar refuses only once it is drawn is drawn again without it."""
+    assert state.last_logits is not None
+    if written.bound is None:
+        return draw(order.sampling, state.last_logits, state.tokens, state.random_key)
+    allowed = written.bound.allowed(written.channel)
+    while True:
+        drawn = draw(order.sampling, state.last_logits, state.tokens, state.random_key, allowed)
+        if written.bound.accept(drawn.token, written.channel):
+            return drawn
+        allowed[drawn.token] = False
+        require_some(allowed)
+
+
+def _draw_and_commit(
+    model: LoadedModel, state: LiveState, order: WriteOrder, written: Written
+) -> WritingSteps[tuple[str, int]]:
     """Draw one token, and commit it unless it is an end token that is not kept."""
     assert state.last_logits is not None
     held = len(state.tokens)
     proof = logits_digest(state.last_logits) if order.prove else ""
     try:
-        drawn = draw(order.sampling, state.last_logits, state.tokens, state.random_key)
+        drawn = _drawn(state, order, written)
     except Exception as error:
         raise_as_failure(error, held)
         raise

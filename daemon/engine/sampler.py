@@ -8,15 +8,19 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
 import mlx.core as mx
+import numpy as np
 from mlx_lm.sample_utils import apply_min_p, apply_top_k, apply_top_p, make_logits_processors
 
 from ..api.sampling import Sampling
 
 # The last tokens that the repetition penalty looks at.
 PENALTY_WINDOW_TOKENS = 64
+
+# No logit of a token that may be drawn counts as less: a model may give minus infinity to all of them.
+_LEAST_ALLOWED = -1e30
 
 Filter = Callable[[mx.array], mx.array]
 
@@ -36,9 +40,18 @@ def initial_key(sampling: Sampling) -> mx.array:
     return key
 
 
-def draw(sampling: Sampling, logits: mx.array, ledger: array[int], key: mx.array) -> Draw:
-    """Draw from float32 logits `[vocabulary]` without NaN or positive infinity; the logits do not change (QX9)."""
+def draw(
+    sampling: Sampling,
+    logits: mx.array,
+    ledger: array[int],
+    key: mx.array,
+    allowed: np.ndarray[Any, np.dtype[np.bool_]] | None = None,
+) -> Draw:
+    """Draw from float32 logits `[vocabulary]` without NaN or positive infinity; the logits do not change (QX9).
+    allowed: the tokens that may be drawn, bool `[vocabulary]`, at least one; None allows all."""
     adjusted = _penalised(sampling, logits, ledger)
+    if allowed is not None:
+        adjusted = mx.where(mx.array(allowed), mx.maximum(adjusted, _LEAST_ALLOWED), -mx.inf)
     if sampling.temperature == 0:
         choice, next_key = mx.argmax(adjusted), key
     else:

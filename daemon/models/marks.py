@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from .written_tools import CALL_END, CALL_START
 
@@ -45,20 +45,29 @@ class Marks:
         in_marks = frozenset(token for token, text in special.items() if any(text in mark for mark in texts))
         return cls(reasoning, reasoning_ids, call, parse, scaffold, special, in_marks)
 
+    @property
+    def parser(self) -> str:
+        """The name of the form of calls: the last part of the parser's module."""
+        return self.parse.__module__.rpartition(".")[2]
+
     def thinks_behind(self, tokens: Sequence[int], ends: frozenset[int]) -> bool:
         """Whether a ledger ends inside the thinking of an open turn, as a template may begin it. ends: tokens that end
         a turn."""
+        return self.thought_behind(tokens, ends) == "open"
+
+    def thought_behind(self, tokens: Sequence[int], ends: frozenset[int]) -> Literal["none", "open", "done"]:
+        """How far the thinking of an open turn is at a ledger's end. ends: as of `thinks_behind`."""
         if self.reasoning_ids is None:
-            return False
+            return "done"
         begins, closes = self.reasoning_ids
         for at in range(len(tokens) - 1, -1, -1):
             if tokens[at] in ends:
-                return False
+                return "none"
             if tokens[at] == closes[0] and tuple(tokens[at : at + len(closes)]) == closes:
-                return False
+                return "done"
             if tokens[at] == begins[0] and tuple(tokens[at : at + len(begins)]) == begins:
-                return True
-        return False
+                return "open"
+        return "none"
 
 
 def _parse_json(text: str, _tools: Any) -> Any:

@@ -33,6 +33,7 @@ from ..errors import InvalidConfiguration, ModelUnavailable
 from . import backend
 from .adapters import AdapterChoice, attach, folder_of
 from .chat_template import Render, renderer
+from .grammars import Grammars
 from .loaded_files import LoadedFiles, stamps_of
 from .marks import Marks
 
@@ -64,7 +65,7 @@ class LoadedModel:
 
     parameters: number of weights; weights_bytes: the memory they take; context_tokens: the longest ledger; end_tokens:
     ids that end a generation; control_texts: texts that the tokenizer always reads as one token; backend: the parts of
-    the identity that may differ; files: those that it was loaded from.
+    the identity that may differ; files: those that it was loaded from; grammars: what answers can be held to.
     """
 
     name: str
@@ -83,11 +84,13 @@ class LoadedModel:
     render: Render
     marks: Marks
     files: LoadedFiles
+    grammars: Grammars
     kv: KvChoice | None = None
 
     def without_weights(self) -> LoadedModel:
         """The facts of the model for after its unload: it computes nothing, and has no tokenizer."""
-        return replace(self, network=None, tokenizer=None, render=_render_nothing)
+        nothing = Grammars(None, 0, ())
+        return replace(self, network=None, tokenizer=None, render=_render_nothing, grammars=nothing)
 
     @property
     def is_loaded(self) -> bool:
@@ -198,6 +201,7 @@ def load_model(
                 path=str(each),
             )
     weights = [weight for _, weight in tree_flatten(network.parameters())]
+    end_tokens = frozenset(int(token) for token in tokenizer.eos_token_ids)
     return LoadedModel(
         name=name,
         folder=folder,
@@ -210,11 +214,12 @@ def load_model(
         parameters=sum(int(weight.size) for weight in weights),
         weights_bytes=sum(int(weight.nbytes) for weight in weights),
         context_tokens=_context_tokens(config),
-        end_tokens=frozenset(int(token) for token in tokenizer.eos_token_ids),
+        end_tokens=end_tokens,
         control_texts=frozenset(str(text) for text in tokenizer.get_added_vocab()),
         render=renderer(tokenizer),
         marks=Marks.of(tokenizer),
         files=files,
+        grammars=Grammars(tokenizer, layout.vocabulary, end_tokens),
         kv=kv,
     )
 

@@ -16,9 +16,11 @@ from itertools import accumulate
 from typing import Any, TypeVar
 
 from ...memvid.units import format_plural
+from ..engine.cancellation import to_the_end
 from ..errors import ContextOverflow, TemplateUnusable
 from ..models import chat_template
 from ..models.chat_template import NO_ROOT, Message, Root
+from ..models.grammars import AnswerForm, Matcher, roomy_stack
 from ..models.models import LoadedModel
 from .sessions import Session
 from .why import Words
@@ -53,6 +55,7 @@ class Encoder:
 
     def __init__(self) -> None:
         self._thread = _new_thread()
+        self._compiling = ThreadPoolExecutor(1, thread_name_prefix="torpor-grammar")
         self._most_bytes: dict[bytes, int | None] = {}  # by identity: a name may get another model
 
     async def text(self, live: Session, text: str) -> list[int]:
@@ -115,6 +118,18 @@ class Encoder:
 
         return await self._aside(with_tokenizer)
 
+    async def matcher(self, model: LoadedModel, form: AnswerForm) -> Matcher | None:
+        """A matcher for one answer; None if it is free. Its grammar is compiled on another thread, one at a time:
+        neither texts nor the engine wait. Raises InvalidConstraint."""
+        if not form:
+            return None
+        await self._aside(model.grammars.describe)
+        with roomy_stack():  # the thread begins with its first work
+            work = asyncio.get_running_loop().run_in_executor(
+                self._compiling, lambda: model.grammars.matcher(form, model.marks)
+            )
+        return await to_the_end(work)
+
     def let_go(self) -> None:
         """A model has left memory: end the thread after its work, and begin another. A tokenizer caches words for each
         calling thread, half a megabyte and more, and the library frees that only when the thread ends.
@@ -124,8 +139,9 @@ class Encoder:
         self._thread.submit(before.shutdown)  # first of all, so that still no two calls use one tokenizer
 
     def close(self) -> None:
-        """End the thread after its running work."""
+        """End the threads after their running work."""
         self._thread.shutdown(cancel_futures=True)
+        self._compiling.shutdown(cancel_futures=True)
 
     async def _aside(self, work: Callable[[], Result]) -> Result:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)

@@ -6,6 +6,7 @@ import re
 import secrets
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import asdict
 from typing import Any, Final
 
 from ...errors import TorporError
@@ -131,6 +132,8 @@ async def _chat(
         max_tokens=request.max_tokens,
         sampling=request.sampling,
         stop=request.stop,
+        constraint=request.constraint,
+        tool_choice=request.tool_choice,
         priority=request.priority,
         create=model is not None,
         on_event=request.on_event,
@@ -183,7 +186,8 @@ def _is_of_group(uri: SessionUri, wanted: SessionUri) -> bool:
 def _digest_of(request: ConverseRequest, model: str) -> bytes:
     """By which the request is known again."""
     drawing = {} if request.sampling is None else request.sampling.named()
-    how = (drawing, list(request.stop), request.max_tokens, request.after, request.instructions)
+    held = [None if each is None else asdict(each) for each in (request.constraint, request.tool_choice)]
+    how = (drawing, list(request.stop), request.max_tokens, request.after, request.instructions, held)
     return digest_of_request(model, _root_of(request), request.messages, *how)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 
+from ..api.constraints import FREE
 from ..api.reading import (
     AppendRequest,
     AppendResult,
@@ -13,6 +14,7 @@ from ..api.reading import (
     GenerateResult,
     WhyRequest,
     WhyResult,
+    WritingRequest,
 )
 from ..api.sampling import Sampling
 from ..api.session import Look
@@ -22,6 +24,7 @@ from ..engine import generation
 from ..engine.generation import WriteOrder
 from ..engine.pieces import in_pieces
 from ..errors import EmptyContext, InvalidTokens, InvalidTranscript
+from ..models.grammars import AnswerForm, Matcher
 from ..parts import Parts
 from ..sessions.sessions import Session
 from ..sessions.transcripts import NewTurn, message_of
@@ -55,10 +58,12 @@ async def append(parts: Parts, request: AppendRequest) -> AppendResult:
 
 @answers(GenerateRequest, queued=True)
 async def generate(parts: Parts, request: GenerateRequest) -> GenerateResult:
-    """Raises InvalidSampling, EmptyContext, ContextOverflow, GenerationFailed, and the errors of a wake."""
+    """Raises InvalidSampling, InvalidConstraint, EmptyContext, ContextOverflow, GenerationFailed, and the errors of a
+    wake."""
     started = time.monotonic()
     async with parts.woken(request.session, request.emit, create=request.create) as (use, live):
         drawing, look = live.sampling.changed(request.sampling), _branch(parts, live)
+        matcher = await parts.encoder.matcher(live.model, AnswerForm(request.constraint, FREE))
         ids = await parts.encoder.text(live, request.text) if request.text else []
         if not ids and not live.state.tokens:
             raise EmptyContext(f"{live.uri} has read nothing yet; append a text to it first.", session=str(live.uri))
@@ -66,17 +71,15 @@ async def generate(parts: Parts, request: GenerateRequest) -> GenerateResult:
         count = generation.count_to_write(live.model, len(live.state.tokens) + len(ids), request.max_tokens)
         live = await parts.exchanges.room_for(use, live, len(ids), request.emit, to_write=count)
         cached = await parts.exchanges.read(live, ids, request.emit, turn_open=False) if ids else 0
-        order = WriteOrder(
-            count, drawing, tuple(request.stop), request.prove, alone=request.prove, seeded=_names_seed(request)
-        )
+        order = _order(request, count, drawing, matcher)
         read = (len(ids), cached)
         return await parts.exchanges.write(use, live, order, request.emit, read=read, started=started, look=look)
 
 
 @answers(ChatRequest, queued=True)
 async def chat(parts: Parts, request: ChatRequest) -> GenerateResult:
-    """Raises InvalidSampling, InvalidTranscript, TranscriptDiverged, TemplateUnusable, ContextOverflow,
-    GenerationFailed, and the errors of a wake."""
+    """Raises InvalidSampling, InvalidConstraint, InvalidTranscript, TranscriptDiverged, TemplateUnusable,
+    ContextOverflow, GenerationFailed, and the errors of a wake."""
     return await answer(parts, request)
 
 
@@ -100,6 +103,9 @@ async def answer(
     awake = parts.woken(request.session, request.emit, create=request.create, model=model, durable=durable)
     async with awake as (use, live):
         drawing, look = live.sampling.changed(request.sampling), _branch(parts, live)
+        tools = root_of(live.root, request.tools, request.template_arguments).tools
+        form = AnswerForm(request.constraint, request.tool_choice or FREE, tools)
+        matcher = await parts.encoder.matcher(live.model, form)
         turn = await _turn(parts, live, request, behind, known.request)
         known = replace(known, begins_at=turn.begins_at)
         count = generation.count_to_write(live.model, turn.at + len(turn.ids), request.max_tokens)
@@ -117,7 +123,8 @@ async def answer(
             cached = await parts.exchanges.read_turn(live, turn, request.emit, known)
             if rewinds:
                 parts.reasons.went_back(live.uri)
-            order = _order(request, drawing, count, turn)
+            order = _order(request, count, drawing, matcher)
+            order = replace(order, keep_end=True, root=turn.root, begun=turn.begun)
             read = (to_read, cached)
             result = await parts.exchanges.write(
                 use, live, order, request.emit, read=read, started=started, look=look, known=known
@@ -151,20 +158,6 @@ async def _turn(
     return turn
 
 
-def _order(request: ChatRequest, drawing: Sampling, count: int, turn: NewTurn) -> WriteOrder:
-    return WriteOrder(
-        count,
-        drawing,
-        tuple(request.stop),
-        request.prove,
-        keep_end=True,
-        alone=request.prove,
-        seeded=_names_seed(request),
-        root=turn.root,
-        begun=turn.begun,
-    )
-
-
 @answers(WhyRequest)
 async def why(parts: Parts, request: WhyRequest) -> WhyResult:
     """Raises SessionNotFound."""
@@ -183,5 +176,14 @@ def _branch(parts: Parts, live: Session) -> Look | None:
     return Look(live.durable.version, live.unchanged_tokens, newest.version, newest.ledger_tokens)
 
 
-def _names_seed(request: GenerateRequest | ChatRequest) -> bool:
-    return request.sampling is not None and "seed" in request.sampling.named()
+def _order(request: WritingRequest, count: int, drawing: Sampling, matcher: Matcher | None) -> WriteOrder:
+    """What both write. matcher: at the beginning of the grammar that the answer is held to."""
+    return WriteOrder(
+        count,
+        drawing,
+        tuple(request.stop),
+        request.prove,
+        alone=request.prove,
+        seeded=request.sampling is not None and "seed" in request.sampling.named(),
+        matcher=matcher,
+    )

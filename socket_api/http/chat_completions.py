@@ -23,6 +23,7 @@ from .bodies import InnerJson
 from .desk import desk_of
 from .errors import error_map
 from .fields import Body, Content, fault_at, ignored_of, read_fields
+from .holding import choice_of, constraint_of, has_no_effect
 from .turns import Answered, Turn
 
 PATH = "/v1/chat/completions"
@@ -63,6 +64,7 @@ class OfferedFunction(Body):
     name: str
     description: str | None = None
     parameters: dict[str, Any] | None = None
+    strict: bool | None = None
 
 
 class OfferedTool(Body):
@@ -122,6 +124,7 @@ class ChatBody(Sampled):
     max_completion_tokens: int | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     tool_choice: Any = None
+    response_format: dict[str, Any] | None = None
     prompt_cache_key: str | None = None
 
 
@@ -139,6 +142,8 @@ async def chat_completions(request: Request, send: Send) -> None:
             max_tokens=body.max_completion_tokens if body.max_tokens is None else body.max_tokens,
             sampling=body.sampling(),
             stop=body.stops(),
+            constraint=constraint_of(body.response_format, "response_format"),
+            tool_choice=choice_of(body.tool_choice, strict=_is_strict(body)),
             named=body.prompt_cache_key,
         )
         telling = _Chunks(turn.answer_id, usage=body.wants_usage())
@@ -147,11 +152,15 @@ async def chat_completions(request: Request, send: Send) -> None:
 
 
 def _also(body: ChatBody) -> Iterator[str]:
-    if body.tool_choice not in (None, "auto"):
+    if has_no_effect(body.tool_choice):
         yield "tool_choice"
     for each in body.tools or ():
         if each.function is None:
             yield f"tools.{each.type}"
+
+
+def _is_strict(body: ChatBody) -> bool:
+    return any(each.function is not None and each.function.strict for each in body.tools or ())
 
 
 def _message(at: int, message: ChatMessage, inner: InnerJson) -> dict[str, Any]:

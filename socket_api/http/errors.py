@@ -56,8 +56,8 @@ _STATUSES: Final[Mapping[int, tuple[str, ...]]] = MappingProxyType(
     {
         400: (
             *("ambiguous_version", "context_overflow", "empty_context", "invalid_draft", "invalid_fold"),
-            *("invalid_request", "invalid_sampling", "invalid_tag", "invalid_tokens", "invalid_transcript"),
-            *("invalid_uri", "limit_exceeded", "no_such_position", "previous_response_not_found"),
+            *("invalid_constraint", "invalid_request", "invalid_sampling", "invalid_tag", "invalid_tokens"),
+            *("invalid_transcript", "invalid_uri", "limit_exceeded", "no_such_position", "previous_response_not_found"),
             "template_unusable",
         ),
         404: ("answer_not_found", "model_not_loaded", "session_not_found", "unknown_model"),

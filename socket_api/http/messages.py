@@ -31,6 +31,7 @@ from .bodies import InnerJson
 from .desk import desk_of
 from .errors import error_map
 from .fields import Body, fault_at, ignored_of, read_fields
+from .holding import choice_of, constraint_of
 from .turns import Answered, Turn
 
 PATH: Final = "/v1/messages"
@@ -85,6 +86,7 @@ class OfferedTool(Body):
     description: str | None = None
     input_schema: dict[str, Any] | None = None
     defer_loading: bool = False
+    strict: bool | None = None
     cache_control: dict[str, Any] | None = None
 
 
@@ -99,6 +101,12 @@ class Metadata(Body):
     """What a client tells of itself."""
 
     user_id: str | None = None
+
+
+class OutputConfig(Body):
+    """What an answer is like."""
+
+    format: dict[str, Any] | None = None
 
 
 class DialogueBody(Body):
@@ -123,6 +131,7 @@ class MessagesBody(DialogueBody):
     top_p: float | None = None
     top_k: int | None = None
     stop_sequences: list[str] | None = None
+    output_config: OutputConfig | None = None
 
 
 async def messages(request: Request, send: Send) -> None:
@@ -134,6 +143,8 @@ async def messages(request: Request, send: Send) -> None:
             max_tokens=body.max_tokens,
             sampling={name: value for name in names if (value := getattr(body, name)) is not None},
             stop=tuple(body.stop_sequences or ()),
+            constraint=constraint_of(body.output_config.format if body.output_config else None, "output_config.format"),
+            tool_choice=choice_of(body.tool_choice, strict=any(tool.strict for tool in body.tools or ())),
         )
         hidden = body.thinking is not None and body.thinking.display == "omitted"
         telling = _Events(turn.answer_id, is_marked=_is_marked(body), hides_thinking=hidden)
@@ -149,8 +160,6 @@ async def count_tokens(request: Request) -> Response:
 
 
 def _also(body: MessagesBody, request: Request) -> Iterator[str]:
-    if body.tool_choice is not None and body.tool_choice.get("type") != "auto":
-        yield "tool_choice"
     for each in body.tools or ():
         if each.input_schema is None:
             yield f"tools.{each.type}"

@@ -52,7 +52,7 @@ class Turn:
     """A dialogue up to the message to answer, as the fields of `converse`. model: None for the default. max_tokens: a
     ceiling, above what may fit; None for the daemon's default. named: the client's name for it in the body. answer_id:
     names the answer; all ids that a client gets are made of it. after, instructions, durable: as of `converse`.
-    left_out: parts of the request that `messages` has not."""
+    left_out: parts of the request that `messages` has not. constraint, tool_choice: what the answer is held to."""
 
     messages: Sequence[Mapping[str, Any]]
     model: str | None = None
@@ -61,6 +61,8 @@ class Turn:
     max_tokens: int | None = None
     sampling: Mapping[str, Any] = field(default_factory=dict)
     stop: Sequence[str] = ()
+    constraint: Mapping[str, str] | None = None
+    tool_choice: Mapping[str, Any] | None = None
     named: str | None = None
     answer_id: str = field(default_factory=new_answer_id)
     after: str | None = None
@@ -147,6 +149,8 @@ class _Conversing(Asking):
             "max_tokens": turn.max_tokens,
             "sampling": dict(turn.sampling) or None,
             "stop": tuple(turn.stop),
+            "constraint": turn.constraint,
+            "tool_choice": turn.tool_choice,
             "answer_id": turn.answer_id,
             "durable": turn.durable,
             "left_out": tuple(turn.left_out),

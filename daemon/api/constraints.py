@@ -1,0 +1,59 @@
+"""What an answer is held to: a constraint on its text, and the tools that it may or must call."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from .dialogue import ToolName
+from .limits import MAX_GRAMMAR_CHARS, MAX_SCHEMA_CHARS, MAX_TOOLS
+from .records import Listed, Record
+
+SchemaText = Annotated[str, Field(min_length=1, max_length=MAX_SCHEMA_CHARS)]
+GrammarText = Annotated[str, Field(min_length=1, max_length=MAX_GRAMMAR_CHARS)]
+
+
+@dataclass(frozen=True, slots=True)
+class Constraint(Record):
+    """What an answer's text must match from its first character to its last: a JSON schema, a regular expression, or a
+    grammar in llguidance's form of Lark. One of them, as its source. A model thinks freely before it.
+
+    The answer ends where the grammar allows no more. A schema's JSON has no blanks but one behind each comma and colon,
+    and its properties stand in the schema's order.
+    """
+
+    json_schema: SchemaText | None = None
+    regex: GrammarText | None = None
+    lark: GrammarText | None = None
+
+    def __post_init__(self) -> None:
+        """Raises ValueError: there is not exactly one source."""
+        if sum(each is not None for each in (self.json_schema, self.regex, self.lark)) != 1:
+            raise ValueError("give one of json_schema, regex and lark")
+
+
+@dataclass(frozen=True, slots=True)
+class ToolChoice(Record):
+    """Which of the conversation's tools an answer may call.
+
+    mode: `auto`, the model calls or answers; `none`, it calls none; `required`, the answer is one call, and its
+        arguments match the tool's schema. names: with `required`, one of these; all if empty. strict: with `auto`, the
+        arguments of each call match the schema, too.
+    """
+
+    mode: Literal["auto", "none", "required"] = "auto"
+    names: Annotated[Sequence[ToolName], Listed(), Field(max_length=MAX_TOOLS)] = ()
+    strict: bool = False
+
+    def __post_init__(self) -> None:
+        """Raises ValueError: a field is of another mode."""
+        if self.names and self.mode != "required":
+            raise ValueError("names go with the mode required")
+        if self.strict and self.mode == "none":
+            raise ValueError("strict is for calls, and the mode none allows none")
+
+
+FREE = ToolChoice()

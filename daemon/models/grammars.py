@@ -1,0 +1,319 @@
+"""Grammars that answers must match: compiled for the tokenizer of one model, and walked token by token.
+
+llguidance does both. It is imported when the first request has a constraint. Its work is bounded by fuel, not by a
+clock, so that a grammar is refused on each machine or on none.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import threading
+from collections import OrderedDict
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..api.constraints import Constraint, ToolChoice
+from ..api.limits import MAX_SCHEMA_CHARS
+from ..errors import InvalidConstraint
+from .call_formats import JSON_FORM, CallRules, Literal, NotForcible, call_rules, quoted, text_without
+from .marks import Marks
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLTokenizer
+
+Allowed = NDArray[np.bool_]
+"""Which tokens may come next: `[vocabulary]`."""
+
+MOST_KEPT: Final = 16
+"""Compiled grammars that a model keeps: clients send the same schemas again and again."""
+
+_INITIAL_FUEL: Final = 100_000
+_MOST_SYMBOLS: Final = 20_000
+"""Of a compiled grammar. With more a short source took 15 s to compile."""
+
+_STEP_FUEL: Final = 100_000
+_STEP_ITEMS: Final = 25_000
+"""As above, for the mask of one token: some 10 ms."""
+
+_MOST_LEXER_STATES: Final = 50_000
+"""1 to 2 KB each."""
+
+_STACK_BYTES: Final = 64 * 1024 * 1024
+_MOST_REASON_CHARS: Final = 500
+_OTHER: Final = b"~"
+"""A character that ends no mark."""
+
+_PIECE: Final = re.compile(r'<\[\d+\]>|"(?:[^"\\]|\\.)*"')
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerForm:
+    """What one answer is held to. tools: those that are offered."""
+
+    constraint: Constraint | None
+    choice: ToolChoice
+    tools: tuple[Mapping[str, Any], ...] = ()
+
+    def __bool__(self) -> bool:
+        """Whether it is held to anything."""
+        choice = self.choice
+        bound = choice.mode == "required" or (bool(self.tools) and (choice.mode == "none" or choice.strict))
+        return self.constraint is not None or bound
+
+    def called(self) -> tuple[Mapping[str, Any], ...]:
+        """The tools that may be called. Raises InvalidConstraint: a named one is not there, or none is."""
+        if self.choice.mode == "none":
+            return ()
+        offered = {tool["name"] for tool in self.tools}
+        if missing := [name for name in self.choice.names if name not in offered]:
+            raise _refusal(f"the tool {missing[0]!r:.80} is to be called, and the conversation has none of that name")
+        if self.choice.mode == "required" and not self.tools:
+            raise _refusal("a tool is to be called, and the conversation has none")
+        return tuple(tool for tool in self.tools if not self.choice.names or tool["name"] in self.choice.names)
+
+
+class Grammars:
+    """Compiles grammars for a model, on any thread, and keeps the last ones. tokenizer: of mlx-lm. vocabulary: as many
+    tokens as the model's logits have. ends: the tokens that end an answer."""
+
+    def __init__(self, tokenizer: Any, vocabulary: int, ends: Collection[int]) -> None:
+        self._tokenizer = tokenizer
+        self._vocabulary = vocabulary
+        self._ends = sorted(ends)
+        self._description: str | None = None
+        self._lock = threading.Lock()
+        self._words: LLTokenizer | None = None
+        self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()
+
+    def describe(self) -> None:
+        """Note the tokenizer's tables, on the thread that uses it. Raises InvalidConstraint: it has none."""
+        if self._words is not None or self._description is not None:
+            return
+        backend = getattr(self._tokenizer, "backend_tokenizer", None)
+        if backend is None:
+            raise _refusal("this model's tokenizer has no tables that the compiler can read; leave the constraint out")
+        self._description = backend.to_str()
+
+    def matcher(self, form: AnswerForm, marks: Marks) -> Matcher:
+        """A matcher at the beginning of an answer. Behind `describe`. Raises InvalidConstraint: what the answer is held
+        to is wrong, too large, asks for a file or address, or allows no answer; or this model's form of calls has no
+        place for it."""
+        with self._lock:
+            words = self._read()
+            grammar, guards = _grammar_of(form, marks, words)
+            found = self._compiled.get(grammar)
+            if found is None:
+                found = _compiled(words, grammar)
+                Matcher(words, found.deep_copy(), self._vocabulary).allowed()  # raises if no token may come first
+                self._compiled[grammar] = found
+            self._compiled.move_to_end(grammar)
+            while len(self._compiled) > MOST_KEPT:
+                self._compiled.popitem(last=False)
+            is_plain = form.constraint is not None or form.choice.mode == "required"
+            return Matcher(words, found.deep_copy(), self._vocabulary, guards=guards, is_plain=is_plain)
+
+    def _read(self) -> LLTokenizer:
+        from llguidance import LLTokenizer
+
+        if self._words is None:
+            assert self._description is not None
+            try:
+                self._words = LLTokenizer(self._description, n_vocab=self._vocabulary, eos_token=self._ends)
+            except Exception as error:  # noqa: BLE001 - the library raises any for a tokenizer that it cannot read
+                raise _refusal(f"this model's tokenizer cannot be read by the compiler: {error}") from None
+            finally:
+                self._description = None
+        return self._words
+
+
+class Matcher:
+    """Where an answer stands in its grammar. On one thread at a time.
+
+    guards: texts that end a call, and may not stand within its arguments. is_plain: whether text that has begun is text
+    to its end, with no marks in it.
+    """
+
+    def __init__(
+        self,
+        words: LLTokenizer,
+        walker: LLMatcher,
+        vocabulary: int,
+        *,
+        guards: Sequence[bytes] = (),
+        is_plain: bool = False,
+        tail: bytes = b"",
+    ) -> None:
+        self._words = words
+        self._walker = walker
+        self._vocabulary = vocabulary
+        self._guards = guards
+        self.is_plain = is_plain
+        self._tail = tail
+
+    def copy(self) -> Matcher:
+        """Another one at the same place."""
+        walker = self._walker.deep_copy()
+        return Matcher(
+            self._words, walker, self._vocabulary, guards=self._guards, is_plain=self.is_plain, tail=self._tail
+        )
+
+    @property
+    def is_at_end(self) -> bool:
+        """Whether the grammar allows no more."""
+        return bool(self._walker.is_stopped())
+
+    def allowed(self) -> Allowed:
+        """The tokens that may come next; an end token where the grammar may end. `accept` may still refuse one. Raises
+        InvalidConstraint: there is none, or finding them takes too long."""
+        bits = np.frombuffer(self._walker.compute_bitmask(), np.uint8)
+        if self._walker.is_error():
+            raise _refusal(self._walker.get_error())
+        found = np.unpackbits(bits, count=self._vocabulary, bitorder="little").view(np.bool_)
+        require_some(found)
+        return found
+
+    def accept(self, token: int) -> bool:
+        """Go on behind an allowed token; False if it would put a guarded text where any text may stand. Raises
+        InvalidConstraint: it is not allowed, or this takes too long."""
+        if self._guards:
+            said = self._tail + self._words.decode_bytes([token])
+            if any(self._is_free(said, guard) for guard in self._guards):
+                return False
+            self._tail = said[1 - max(map(len, self._guards)) :]
+        if not self._walker.consume_token(token):
+            raise _refusal(self._walker.get_error())
+        return True
+
+    def _is_free(self, said: bytes, guard: bytes) -> bool:
+        """Whether a guard ends in the last token at a place where any text may stand: where its last character could
+        be another, and another could follow."""
+        at = said.find(guard)
+        if at < 0 or at + len(guard) <= len(self._tail):
+            return False
+        upto = said[len(self._tail) : at + len(guard)]
+        return all(self._would_take(other + _OTHER) for other in (upto[:-1], upto))
+
+    def _would_take(self, text: bytes) -> bool:
+        tokens = self._words.tokenize_bytes(text)
+        return bool(self._walker.validate_tokens(tokens) == len(tokens))
+
+
+@contextlib.contextmanager
+def roomy_stack() -> Iterator[None]:
+    """Threads that begin within have room for grammars: a compiler goes as deep as a grammar is nested, and the default
+    of some systems is half a megabyte. Room that is not used takes no memory."""
+    before = threading.stack_size(_STACK_BYTES)
+    try:
+        yield
+    finally:
+        threading.stack_size(before)
+
+
+def require_some(allowed: Allowed) -> None:
+    """Raises InvalidConstraint: no token may come next."""
+    if not allowed.any():
+        raise _refusal("no token of this model's vocabulary goes on with it")
+
+
+def _grammar_of(form: AnswerForm, marks: Marks, words: LLTokenizer) -> tuple[str, tuple[bytes, ...]]:
+    """The grammar of an answer, and the guards of its calls."""
+    called = form.called()
+    if form.constraint is not None and not called:
+        return _source_of(form.constraint, name="answer"), ()
+    mark = marks.call[0]
+    if not called:
+        return f"start: CALL_FREE\nCALL_FREE: {text_without(mark)}", ()
+
+    def literal(text: str) -> str:
+        return _literal(words, text)
+
+    try:
+        calls = call_rules(marks, called, literal)
+    except NotForcible as error:
+        raise _refusal(f"this model cannot be held to calls of its tools: {error}") from None
+    if (length := len(calls.rules)) > MAX_SCHEMA_CHARS:
+        raise _refusal(f"the tools have {length} characters as a grammar, and at most {MAX_SCHEMA_CHARS} are compiled")
+    call = f"call_whole: {literal(mark)} {calls.body} {literal(marks.call[1])}\n{calls.rules}"
+    guards = tuple(guard.encode() for guard in calls.guards)
+    if form.choice.mode == "required":
+        return f"start: call_whole\n{call}", guards
+    if form.constraint is not None:
+        answer = json.loads(_source_of(form.constraint, name="answer"))["grammars"]
+        whole = {"name": "whole", "lark_grammar": f"start: @answer | call_whole\n{call}"}
+        return json.dumps({"grammars": [whole, *answer]}), guards
+    return f"start: call_begun* CALL_FREE\n{_mixed(mark, literal, marks, calls)}", guards
+
+
+def _mixed(mark: str, literal: Literal, marks: Marks, calls: CallRules) -> str:
+    """The rules of an answer of free text with calls in it."""
+    free = f"CALL_FREE: {text_without(mark)}"
+    first, *rest = _PIECE.findall(literal(mark))
+    begun = f"call_begun: call_free {' '.join(rest)} {calls.body} {literal(marks.call[1])}\n{calls.rules}"
+    opens = f"call_free: CALL_FREE {first}" if first.startswith("<[") else f"call_free[suffix={first}]: CALL_FREE"
+    return f"{free}\n{opens}\n{begun}"
+
+
+def _source_of(constraint: Constraint, *, name: str) -> str:
+    """The grammar of a constraint as the compiler takes it, under a name. Raises InvalidConstraint: its JSON is
+    wrong."""
+    from llguidance import LLMatcher
+
+    if constraint.lark is not None:
+        return json.dumps({"grammars": [{"name": name, "lark_grammar": constraint.lark}]})
+    if constraint.regex is not None:
+        found = json.loads(LLMatcher.grammar_from_regex(constraint.regex))
+        return json.dumps({"grammars": [{**found["grammars"][0], "name": name}]})
+    try:
+        schema = json.loads(constraint.json_schema or "")
+    except (ValueError, RecursionError) as error:
+        raise _refusal(f"the schema is not JSON: {error}") from None
+    if not isinstance(schema, dict | bool):
+        raise _refusal("the schema is no JSON object")
+    own = {**JSON_FORM, **schema.get("x-guidance", {})} if isinstance(schema, dict) else {}
+    schema = {**schema, "x-guidance": own} if isinstance(schema, dict) else schema
+    return json.dumps({"grammars": [{"name": name, "json_schema": schema}]})
+
+
+def _literal(words: LLTokenizer, text: str) -> str:
+    """A text as pieces of a rule: its special tokens by their ids, the rest as strings."""
+    pieces: list[str] = []
+    plain: list[int] = []
+    for token in (*words.tokenize_str(text, parse_special=True), None):
+        if token is not None and not words.is_special_token(token):
+            plain.append(token)
+            continue
+        if plain:
+            pieces.append(quoted(words.decode_str(plain)))
+            plain = []
+        if token is not None:
+            pieces.append(f"<[{token}]>")
+    return " ".join(pieces)
+
+
+def _compiled(words: LLTokenizer, grammar: str) -> LLMatcher:
+    from llguidance import LLMatcher, LLParserLimits
+
+    limits = LLParserLimits(
+        initial_lexer_fuel=_INITIAL_FUEL,
+        step_lexer_fuel=_STEP_FUEL,
+        step_max_items=_STEP_ITEMS,
+        max_items_in_row=_STEP_ITEMS,
+        max_lexer_states=_MOST_LEXER_STATES,
+        max_grammar_size=_MOST_SYMBOLS,
+        verbose_errors=False,
+    )
+    found = LLMatcher(words, grammar, log_level=0, limits=limits)
+    if found.is_error():
+        raise _refusal(found.get_error())
+    return found
+
+
+def _refusal(reason: str) -> InvalidConstraint:
+    told = " ".join(reason.split())[:_MOST_REASON_CHARS].rstrip(".")
+    return InvalidConstraint(f"The answer cannot be held to what was asked: {told}.", reason=told)

@@ -1,0 +1,156 @@
+"""A model that is held to a call writes one that the parser of its own form reads, with arguments of the schema.
+
+Random tokens stand for a model: whatever the grammar allows must come out right.
+"""
+
+from __future__ import annotations
+
+import importlib
+import random
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from tokenizers import AddedToken, Tokenizer, pre_tokenizers
+from torpor.daemon.api.constraints import Constraint, ToolChoice
+from torpor.daemon.api.dialogue import ToolCall
+from torpor.daemon.engine.channels import Channels
+from torpor.daemon.models.chat_template import Root
+from torpor.daemon.models.grammars import AnswerForm, Grammars, Matcher
+from torpor.daemon.models.marks import Marks
+
+FORMS = sorted(path.stem for path in Path(importlib.import_module("mlx_lm.tool_parsers").__path__[0]).glob("[a-z]*.py"))
+REQUIRED = ToolChoice("required")
+VOCABULARY = 320
+
+
+def tool(name: str, required: tuple[str, ...] = (), **properties: Any) -> dict[str, Any]:
+    parameters = {"type": "object", "properties": properties, "required": list(required)}
+    return {"name": name, "description": "", "parameters": parameters}
+
+
+FLAT = (
+    tool("look_up", ("word", "times"), word={"type": "string"}, times={"type": "integer"}, exact={"type": "boolean"}),
+    tool("pay", ("unit", "sum"), unit={"type": "string", "enum": ["dollar", "euro"]}, sum={"type": "number"}),
+)
+NESTED = tool(
+    "plan",
+    ("steps",),
+    steps={"type": "array", "items": {"type": "object", "properties": {"of": {"type": "string"}}, "required": ["of"]}},
+    deep={"type": "object", "properties": {"on": {"type": "boolean"}}},
+)
+WITHOUT_NESTED = ("function_gemma",)
+END = 258
+ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())
+BYTES = {byte: chr(byte) for byte in range(0x21, 0x7F)} | {0x20: "\u0120", 0x0A: "\u010a"}
+ENDING = {ALPHABET.index(each) for each in '"<}]>'}
+CLOSING = (
+    *("</arg_value>", "</longcat_arg_value>", "</parameter>", "\n</parameter>", "</param>", "</function>", "null"),
+    *('<|"|>', "<escape>", "<|tool_call_end|>", "<|close|>json<|sep|>", "</atem:parameter>", "<arg_key>", "</invoke>"),
+)
+
+
+class Form:
+    """A tokenizer with the marks of one form: as special tokens, or spelled in plain ones."""
+
+    def __init__(self, folder: Path, parser: str, *, special: bool) -> None:
+        module = importlib.import_module(f"mlx_lm.tool_parsers.{parser}")
+        backend = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        marks = [module.tool_call_start, module.tool_call_end]
+        if special:
+            whole = [mark for mark in marks if mark and not mark.startswith("<|open|>") and mark[-1] != "="]
+            known = ["<|open|>", "<|close|>", "<|sep|>", "<|end_of_msg|>", "[ARGS]", '<|"|>']
+            backend.add_special_tokens([AddedToken(each, special=True) for each in [*known, *whole]])
+        vocabulary = backend.get_vocab(with_added_tokens=True)
+        known_special = {each.content for each in backend.get_added_tokens_decoder().values() if each.special}
+        self.backend = backend
+        self.marks = Marks.of(
+            SimpleNamespace(
+                has_thinking=False,
+                has_tool_calling=True,
+                tool_call_start=marks[0],
+                tool_call_end=marks[1],
+                tool_parser=module.parse_tool_call,
+                structural_markers=(),
+                all_special_ids=[vocabulary[each] for each in known_special],
+                get_vocab=lambda: vocabulary,
+            )
+        )
+        self.grammars = Grammars(SimpleNamespace(backend_tokenizer=backend), VOCABULARY, [END])
+        self.grammars.describe()
+
+    def closing(self) -> list[list[int]]:
+        """The marks of this form and of others, token by token in their plain spelling."""
+        texts = [*CLOSING, *(mark for mark in self.marks.call if mark)]
+        return [[ALPHABET.index(BYTES[byte]) for byte in text.encode()] for text in texts]
+
+    def matcher(self, tools: tuple[dict[str, Any], ...], choice: ToolChoice = REQUIRED, **constraint: str) -> Matcher:
+        held = Constraint(**constraint) if constraint else None
+        return self.grammars.matcher(AnswerForm(held, choice, tools), self.marks)
+
+    def text(self, tokens: list[int]) -> str:
+        return str(self.backend.decode(tokens, skip_special_tokens=False))
+
+    def calls(self, said: str, tools: tuple[dict[str, Any], ...]) -> tuple[str, list[ToolCall]]:
+        channels = Channels(self.marks, Root(tools), str)
+        pieces = [*channels.push(said), *channels.finish()]
+        return "".join(each.text for each in pieces), [each.call for each in pieces if each.call is not None]
+
+
+def walked(matcher: Matcher, chance: random.Random, marks: list[list[int]], most: int = 4000) -> list[int]:
+    """Tokens that a matcher allows, drawn at random. Those that end something come more often, and marks are begun and
+    spelled out on purpose, within texts too."""
+    tokens: list[int] = []
+    spelled: list[int] = []
+    while not matcher.is_at_end:
+        assert len(tokens) < most
+        allowed = matcher.allowed()
+        if not spelled and chance.random() < 0.1:
+            spelled = list(chance.choice(marks))
+        if spelled and allowed[spelled[0]]:
+            token = spelled.pop(0)
+        else:
+            spelled = []
+            choices = [int(token) for token in allowed.nonzero()[0]]
+            ending = [token for token in choices if token in ENDING or token > END]
+            token = chance.choice(ending if ending and chance.random() < 0.3 else choices)
+        if token == END:
+            return tokens
+        if matcher.accept(token):
+            tokens.append(token)
+        else:
+            spelled = []
+    return tokens
+
+
+def fits(value: Any, schema: dict[str, Any]) -> bool:
+    """Whether a value is of a schema, as far as the schemas of these tests go."""
+    kinds = {"string": str, "integer": int, "number": (int, float), "boolean": bool, "array": list, "object": dict}
+    if not isinstance(value, kinds[schema["type"]]) or (isinstance(value, bool) and schema["type"] != "boolean"):
+        return False
+    if schema["type"] == "array":
+        return all(fits(each, schema["items"]) for each in value)
+    if schema["type"] == "object":
+        named = schema["properties"]
+        return set(schema.get("required", ())) <= value.keys() <= named.keys() and all(
+            fits(each, named[key]) for key, each in value.items()
+        )
+    return "enum" not in schema or value in schema["enum"]
+
+
+@pytest.mark.parametrize("special", [False, True], ids=["plain", "special"])
+@pytest.mark.parametrize("parser", FORMS)
+def test_what_a_form_allows_its_parser_reads(tiny_model: Path, parser: str, special: bool) -> None:
+    form, chance = Form(tiny_model, parser, special=special), random.Random(parser)
+    tools = FLAT if parser in WITHOUT_NESTED else (*FLAT, NESTED)
+    schemas = {each["name"]: each["parameters"] for each in tools}
+    matcher = form.matcher(tools)
+    called = set()
+    for _ in range(25):
+        said = form.text(walked(matcher.copy(), chance, form.closing()))
+        text, calls = form.calls(said, tools)
+        assert (text, len(calls)) == ("", 1), said
+        assert fits(calls[0].arguments, schemas[calls[0].name]), said
+        called.add(calls[0].name)
+    assert called == set(schemas)
