@@ -24,7 +24,7 @@ from starlette.responses import JSONResponse
 from starlette.types import Send
 
 from ...daemon.api.conversing import MeasureResult
-from ...daemon.api.events import TokenEvent, WorkEvent
+from ...daemon.api.events import ProgressEvent, TokenEvent, WorkEvent
 from ...errors import TorporError
 from ..errors import InternalError
 from .desk import desk_of
@@ -54,6 +54,10 @@ class Telling(ABC):
     @abstractmethod
     def token(self, event: TokenEvent) -> bytes:
         """The events of one token; often none."""
+
+    def progress(self, event: ProgressEvent) -> bytes:
+        """The events of how far the reading is; none unless an API has such."""
+        return b""
 
     @abstractmethod
     def silence(self) -> bytes:
@@ -168,7 +172,7 @@ class _Exchange:
                 if isinstance(event, TokenEvent):
                     told += self._opening() + self._telling.token(event)
                 elif event.stage == "prefill":  # a wake may come before, and only behind it is the dialogue measured
-                    told += self._opening()
+                    told += self._opening() + self._telling.progress(event)
             self._waiting_bytes = 0
             if told:
                 await self._tell(bytes(told))

@@ -16,7 +16,7 @@ from starlette.requests import Request
 from starlette.types import Send
 
 from ...daemon.api.dialogue import ToolCall
-from ...daemon.api.events import TokenEvent
+from ...daemon.api.events import ProgressEvent, TokenEvent
 from ...errors import TorporError
 from .answering import Telling, answer, event_bytes
 from .bodies import InnerJson
@@ -126,6 +126,7 @@ class ChatBody(Sampled):
     tool_choice: Any = None
     response_format: dict[str, Any] | None = None
     prompt_cache_key: str | None = None
+    return_progress: bool | None = None
 
 
 async def chat_completions(request: Request, send: Send) -> None:
@@ -146,7 +147,7 @@ async def chat_completions(request: Request, send: Send) -> None:
             tool_choice=choice_of(body.tool_choice, strict=_is_strict(body)),
             named=body.prompt_cache_key,
         )
-        telling = _Chunks(turn.answer_id, usage=body.wants_usage())
+        telling = _Chunks(turn.answer_id, usage=body.wants_usage(), progress=bool(body.return_progress))
         ignored = ignored_of(body, _also(body))
         await answer(request, send, turn, telling, streamed=bool(body.stream), ignored=ignored)
 
@@ -199,8 +200,10 @@ def usage_of(answered: Answered, reasoning_tokens: int) -> dict[str, Any]:
 
 
 class _Chunks(Telling):
-    def __init__(self, answer_id: str, *, usage: bool) -> None:
+    def __init__(self, answer_id: str, *, usage: bool, progress: bool) -> None:
         self._usage = usage
+        self._progress = progress
+        self._begun = time.monotonic()
         self._id = f"chatcmpl-{answer_id}"
         self._created = int(time.time())
         self._calls = 0
@@ -233,6 +236,20 @@ class _Chunks(Telling):
             return b""
         return self._chunk({"reasoning_content" if event.channel == "reasoning" else "content": event.text})
 
+    def progress(self, event: ProgressEvent) -> bytes:
+        """As llama.cpp's server tells it: of all tokens of the dialogue, those that were cached count as processed."""
+        measured = self.asking.measured
+        if not self._progress or measured is None:
+            return b""
+        cached = max(0, measured.tokens - event.total)
+        told = {
+            "total": cached + event.total,
+            "cache": cached,
+            "processed": cached + event.done,
+            "time_ms": round(1000 * (time.monotonic() - self._begun)),
+        }
+        return self._chunk({}, prompt_progress=told)
+
     def silence(self) -> bytes:
         return self._chunk({})
 
@@ -246,10 +263,10 @@ class _Chunks(Telling):
     def failure(self, error: TorporError) -> bytes:
         return event_bytes(error_map(error, "openai"))
 
-    def _chunk(self, delta: Mapping[str, Any], finish_reason: str | None = None) -> bytes:
+    def _chunk(self, delta: Mapping[str, Any], finish_reason: str | None = None, **also: Any) -> bytes:
         choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
         more = {"usage": None} if self._usage else {}
-        return event_bytes({**self._head("chat.completion.chunk"), "choices": [choice], **more})
+        return event_bytes({**self._head("chat.completion.chunk"), "choices": [choice], **more, **also})
 
     def _head(self, kind: str) -> dict[str, Any]:
         return {"id": self._id, "object": kind, "created": self._created, "model": self.asking.model}

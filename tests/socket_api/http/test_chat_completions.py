@@ -83,6 +83,25 @@ def test_a_stream_tells_pieces_the_end_and_the_usage_if_it_is_wanted(server: Htt
     assert [each["usage"] for each in before] == [None] * len(before)
 
 
+@pytest.mark.parametrize("wanted", [True, False])
+def test_how_far_the_reading_is_is_told_if_it_is_wanted_as_llama_cpp_does(server: HttpThread, wanted: bool) -> None:
+    async def converse(request: ConverseRequest) -> GenerateResult:
+        for done in (40, 100):
+            request.emit(ProgressEvent("prefill", done, 100))
+        return result(request.session)
+
+    async def measure(request: MeasureRequest) -> MeasureResult:
+        return MeasureResult(120, 20, 8192, "fake")
+
+    server.service.answers |= {ConverseRequest: converse, MeasureRequest: measure}
+    answer = server.ask("POST", PATH, {**HELLO, "stream": True, "return_progress": wanted})
+    assert "x-torpor-ignored" not in answer.headers
+    told = [each["prompt_progress"] for each in events_of(answer)[:-1] if "prompt_progress" in each]
+    assert all(each.pop("time_ms") >= 0 for each in told)
+    expected = [{"total": 120, "cache": 20, "processed": processed} for processed in (60, 120)]
+    assert told == (expected if wanted else [])
+
+
 def test_thinking_and_calls_are_told_apart_in_both_modes(server: HttpThread) -> None:
     call = ToolCall("add", {"a": 1}, "call_1")
 
