@@ -15,6 +15,7 @@ import pytest
 from blake3 import blake3
 from store_making import OTHER_URI, URI, bundle_path, sleep
 from torpor.memvid import SessionUri, Store
+from torpor.memvid.errors import StoreIoError
 from torpor.memvid.index.index import Index
 from torpor.memvid.index.index_image import WAL_FRAME, WAL_HEADER
 from torpor.memvid.index.page_sums import PAGE_BYTES, SUMS_FILE, PageSums
@@ -247,33 +248,86 @@ def _sums(data: bytes) -> bytes:
 def test_an_index_of_the_schema_before_tells_what_it_alone_knows(
     store: Store, store_path: Path, writable: bool
 ) -> None:
-    """Schema 8 had seals on its rows. What it says of a version that has vanished, and of bytes written, is kept."""
+    """Schema 8 had seals on its rows. What it says of a version that has vanished, and of bytes written, is kept, and
+    what it does not know yet comes to it."""
     sleep(store, 300)
     lost = sleep(store, 20, uri=OTHER_URI)
     store.index.add_written(20_000, 12_345)
-    expected = store.index.written()
+    written = store.index.written()
     store.close()
-    with contextlib.closing(sqlite3.connect(store_path / INDEX)) as connection:
+    before = _of_schema_8(store_path)
+    with Store.open(store_path, writable=True) as again:
+        sleep(again, 600)
+    for name, data in before.items():
+        (store_path / name).write_bytes(data)
+    bundle_path(store, lost.bundle_id).unlink()
+    for number in range(2):
+        with Store.open(store_path, writable=writable) as again:
+            assert [row.token_count for row in again.index.all_rows()] == [300, 600, 20]
+            assert [finding.code for finding in again.opening.unreadable] == ["bundle_missing"]
+            assert again.index.written() == written
+            assert bool(again.opening.index_rebuilt) == (writable and not number)
+
+
+def _of_schema_8(store_path: Path) -> dict[str, bytes]:
+    """The index of a closed store as schema 8 had it."""
+    connection = sqlite3.connect(":memory:", isolation_level=None)
+    with contextlib.closing(connection):
+        image = (store_path / INDEX).read_bytes()
+        connection.deserialize(image[:18] + b"\1\1" + image[20:])  # a journal mode that memory has
+        columns = "storage BLOB NOT NULL", "storage BLOB NOT NULL,\n    seal BLOB NOT NULL"
+        connection.execute("PRAGMA writable_schema = RESET")
         connection.execute("PRAGMA writable_schema = ON")
-        connection.execute(
-            "UPDATE sqlite_master SET sql = replace(sql, 'storage BLOB NOT NULL', ?) WHERE name = 'bundles'",
-            ("storage BLOB NOT NULL,\n    seal BLOB NOT NULL",),
-        )
-        connection.execute("PRAGMA user_version = 8")
-        connection.commit()
-    with contextlib.closing(sqlite3.connect(store_path / INDEX)) as connection:
+        connection.execute("UPDATE sqlite_master SET sql = replace(sql, ?, ?) WHERE name = 'bundles'", columns)
+        connection.execute("PRAGMA writable_schema = RESET")
         connection.execute("UPDATE bundles SET seal = zeroblob(16)")
         connection.execute("INSERT INTO meta VALUES ('seals', '3.0')")
-        connection.commit()
-    (store_path / SUMS_FILE).write_bytes(_sums((store_path / INDEX).read_bytes()))
-    bundle_path(store, lost.bundle_id).unlink()
-    for _ in range(2):
-        with Store.open(store_path, writable=writable) as again:
-            assert [row.token_count for row in again.index.all_rows()] == [300, 20]
-            assert [finding.code for finding in again.opening.unreadable] == ["bundle_missing"]
-            assert again.index.written() == expected
-    with Store.open(store_path, writable=False) as again:
-        assert again.opening.index_rebuilt is None
+        connection.execute("PRAGMA user_version = 8")
+        image = connection.serialize()
+    image = image[:18] + b"\2\2" + image[20:]
+    return {INDEX: image, SUMS_FILE: _sums(image)}
+
+
+def test_a_reader_that_comes_between_a_checkpoint_and_its_sums_looks_again(
+    store: Store, store_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sleep(store, 300)
+    old = (store_path / SUMS_FILE).read_bytes()
+    store.index.drop([])
+    new = (store_path / SUMS_FILE).read_bytes()
+    (store_path / SUMS_FILE).write_bytes(old)
+    real, looks = PageSums.of_data, []
+
+    def looked(*of: Any) -> PageSums | None:
+        looks.append(real(*of))
+        (store_path / SUMS_FILE).write_bytes(new)
+        return looks[-1]
+
+    monkeypatch.setattr(PageSums, "of_data", looked)
+    with opened(store_path, store.uuid, writable=False) as index:
+        assert len(index.all_rows()) == 1
+    assert looks[0] is None
+
+
+@pytest.mark.parametrize(("code", "kept"), [(sqlite3.SQLITE_IOERR_READ, True), (sqlite3.SQLITE_CORRUPT, False)])
+def test_only_damage_that_a_question_meets_has_the_index_made_anew(
+    store: Store, store_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, kept: bool
+) -> None:
+    sleep(store, 300)
+
+    def failing(columns: object, path: str) -> None:
+        error = sqlite3.DatabaseError("it fails")
+        error.sqlite_errorcode = code
+        raise error
+
+    with monkeypatch.context() as patch:
+        patch.setattr("torpor.memvid.index.session_queries.row_in", failing)
+        with pytest.raises(StoreIoError):
+            store.index.all_rows()
+    store.close()
+    with Store.open(store_path, writable=True) as again:
+        assert (again.opening.index_rebuilt is None) == kept
+        assert len(again.versions(URI)) == 1
 
 
 @pytest.fixture
@@ -312,7 +366,7 @@ def test_a_log_of_another_moment_is_not_brought_into_the_file_and_believed_then(
     store_path: Path, moments: list[dict[str, bytes]]
 ) -> None:
     store_uuid = uuid_of(store_path)
-    for name, data in (*moments[0].items(), (LOG, moments[-1][LOG])):
+    for name, data in (*moments[0].items(), (LOG, moments[1][LOG])):
         (store_path / name).write_bytes(data)
     for writable in (True, False, True):
         with pytest.raises(IndexUnusable), opened(store_path, store_uuid, writable=writable):
