@@ -14,7 +14,7 @@ from typing import Any
 
 from ...memvid.disk import lock
 from ...memvid.disk.location import default_store_path
-from ...memvid.errors import PUT_BACK, BundleMissing, CorruptMarks, MarksLost, StoreError, UnsafePath, UnsupportedFormat
+from ...memvid.errors import PUT_BACK, BundleMissing, StoreError
 from ...memvid.folder.folder import StoreFolder
 from ...memvid.folder.marks import MARKS_FILE, Marks, SessionMarks
 from ...memvid.folder.store_file import load_store_uuid, open_existing_root
@@ -25,7 +25,6 @@ from ...memvid.format.manifest import Manifest
 from ...memvid.format.salvaged import Salvaged
 from ...memvid.limits import MAX_ENVIRONMENT_CHARS, MAX_ENVIRONMENT_ENTRIES
 from ...memvid.store import IndexRow, Store
-from ...memvid.uri import SessionUri
 from .daemon_link import find_daemon
 
 _KEEP_AWAKE = "The session is awake, and all of it in memory: `torpor sleep {}` writes it anew, as another version."
@@ -57,7 +56,7 @@ def load_detail(store: Store, session: str) -> dict[str, Any]:
     `@`, with the environment of its manifest, and all versions. The text is missing: it needs the model. Raises
     SessionNotFound, AmbiguousVersion, and the errors of a damaged bundle."""
     row = store.resolve_version(session)
-    marks = _marks_to_show(store, row.uri)
+    marks = store.marks_to_show(row.uri)
     versions = sorted(store.versions(row.uri), key=lambda each: each.version)
     with store.open_session(row.uri, row.version) as reader:
         header = reader.read_header(reader.entries[0]) if reader.entries else None
@@ -104,14 +103,6 @@ def _layers_of(slots: Sequence[SlotSpec]) -> list[str]:
     """Describe each layer by its slots, which are named `LAYER.PART`, as the daemon does."""
     layers = groupby(slots, key=lambda spec: spec.name.partition(".")[0])
     return [" + ".join(f"{spec.kind} {spec.dtype} {list(spec.shape)}" for spec in parts) for _, parts in layers]
-
-
-def _marks_to_show(store: Store, uri: SessionUri) -> SessionMarks:
-    """A session's tags and pins; none if they cannot be read: the rest is shown all the same."""
-    try:
-        return store.marks(uri)
-    except (CorruptMarks, MarksLost, UnsafePath, UnsupportedFormat):
-        return SessionMarks()
 
 
 def find_marks_problem(place: Path) -> dict[str, str] | None:

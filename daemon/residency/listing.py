@@ -10,7 +10,6 @@ import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from ...memvid.errors import CorruptMarks, MarksLost, UnsafePath, UnsupportedFormat
 from ...memvid.folder.marks import SessionMarks
 from ...memvid.folder.versions import lineage_of
 from ...memvid.format.lossy import LOSSY
@@ -215,14 +214,6 @@ def detail_of_asleep(
         forked_from=forked_from,
         folded_from=folded_from,
     )
-
-
-def marks_to_show(store: Store, uri: SessionUri) -> SessionMarks:
-    """A session's tags and pins; none if they cannot be read: the rest is shown all the same."""
-    try:
-        return store.marks(uri)
-    except (CorruptMarks, MarksLost, UnsafePath, UnsupportedFormat):
-        return SessionMarks()
 
 
 def version_info(row: IndexRow, marks: SessionMarks) -> VersionInfo:

@@ -49,7 +49,7 @@ async def show(parts: Parts, request: ShowRequest) -> SessionDetail:
     uri = parts.resolve(request.session)
     async with parts.residency.turn(uri):
         versions = parts.store.versions(uri)
-        marks = await parts.hibernation.threads.on_io(lambda: listing.marks_to_show(parts.store, uri))
+        marks = await parts.hibernation.threads.on_io(lambda: parts.store.marks_to_show(uri))
         live = parts.residency.putting_away.live(uri)
         if live is not None:
             return listing.detail_of_awake(live, versions, marks)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ..errors import CorruptMarks, MarksLost, UnsafePath, UnsupportedFormat
 from ..folder.marks import Marks, SessionMarks
 from ..format.records import IndexRow
 from ..uri import SessionUri
@@ -47,3 +48,10 @@ class Tagging(Sessions):
         """A session's tags and pins. Raises CorruptMarks, UnsupportedFormat, UnsafePath."""
         self._core.require_open()
         return Marks.load(self._core.folder).session(uri)
+
+    def marks_to_show(self, uri: SessionUri) -> SessionMarks:
+        """As `marks`; none if they cannot be read: the rest is shown all the same."""
+        try:
+            return self.marks(uri)
+        except (CorruptMarks, MarksLost, UnsafePath, UnsupportedFormat):
+            return SessionMarks()

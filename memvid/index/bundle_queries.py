@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 from ..disk.paths import Stamp
 from .connection import IndexConnection
@@ -16,7 +16,6 @@ from .rows import (
     UNREADABLE,
     IndexedBundle,
     block_key,
-    id_of,
     row_in,
     stamped,
 )
@@ -53,14 +52,6 @@ class BundleQueries(IndexConnection):
             "SELECT bundle_id FROM refs JOIN bundles USING (number) WHERE refers_to = ? ORDER BY bundle_id",
             (bundle_id,),
         )
-
-    def referenced(self, but_for: Iterable[bytes] = ()) -> set[bytes]:
-        """Every bundle that another bundle's file needs, the bundles `but_for` not counted."""
-        if others := set(but_for):
-            with self._lock, self._translated():
-                pairs = self._connection.execute("SELECT bundle_id, refers_to FROM refs JOIN bundles USING (number)")
-                return {id_of(named, self.path) for user, named in pairs if user not in others}
-        return set(self._ids("SELECT DISTINCT refers_to FROM refs", ()))
 
     def holders_of(self, block_id: bytes) -> list[bytes]:
         """Versions of sessions whose files may hold this block: the caller proves it in the file's own directory."""

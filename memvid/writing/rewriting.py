@@ -177,18 +177,3 @@ def _raise_source_damage(pool: FilePool, contents: Contents) -> None:
     for block_id, source in contents.frames:
         with pool.holding(source) as file:
             file.check_block(block_id)
-
-
-def blocks_needed_of(core: StoreCore, holder: bytes) -> dict[bytes, list[bytes]]:
-    """The frames of a bundle's file that other bundles need, each with those bundles.
-
-    Raises:
-        Corruption: a bundle that may need some cannot be read, so that is unknown.
-    """
-    needed: dict[bytes, list[bytes]] = {}
-    for user in core.index.users_of(holder):
-        with contextlib.closing(core.open_bundle(user)) as file:
-            for entry in file.entries:
-                if entry.bundle_id == holder:
-                    needed.setdefault(entry.id, []).append(user)
-    return needed

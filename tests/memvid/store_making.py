@@ -32,7 +32,7 @@ from torpor.memvid.format.codecs import planes
 from torpor.memvid.format.directory import Frame
 from torpor.memvid.format.journal import JournalRecord
 from torpor.memvid.format.ledger_tail import UNREAD
-from torpor.memvid.writing.rewriting import Contents, blocks_needed_of, prepared
+from torpor.memvid.writing.rewriting import Contents, prepared
 
 URI = SessionUri("default", "agent")
 OTHER_URI = SessionUri("default", "other")
@@ -230,7 +230,10 @@ def adopt(store: Store, receipt: Receipt) -> None:
 
 def strip(store: Store, bundle_id: bytes) -> None:
     """Leave of a retired bundle's file what other bundles need, and nothing of what it was."""
-    frames = [(block_id, bundle_id) for block_id in blocks_needed_of(store._core, bundle_id)]
+    frames = []
+    for user in store.index.users_of(bundle_id):
+        with contextlib.closing(store._core.open_bundle(user)) as file:
+            frames += [(entry.id, bundle_id) for entry in file.entries if entry.bundle_id == bundle_id]
     with prepared(store._core, bundle_id, Contents(frames, {}, with_manifest=False)) as new:
         assert new.commit()
 

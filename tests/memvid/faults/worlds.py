@@ -286,7 +286,7 @@ def require_clean(store: Store, path: Path, *, deep: bool) -> None:
     names = [name for name in path.rglob("*") if not name.is_dir()]
     if leftovers := [name.name for name in names if name.suffix == ".tmp" and name.parent.name != "incoming"]:
         raise Broken(f"a temporary file stayed: {leftovers}")
-    needed = store.index.referenced()
+    needed = {one for user in store.index.bundle_ids() for one in store.index.refs_of(user)}
     if idle := [name.name for name in names if name.suffix == ".mvr" and bytes.fromhex(name.stem) not in needed]:
         raise Broken(f"retired files stayed that nothing needs: {idle}")
     require_refs_cover_files(store)

@@ -7,7 +7,7 @@ import errno
 import os
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NoReturn
 
@@ -27,7 +27,7 @@ from torpor.memvid.errors import (
 from torpor.memvid.folder.folder import StoreFolder
 from torpor.memvid.format.bundle import BundleFile
 from torpor.memvid.index.index import Index
-from torpor.memvid.writing.rewriting import Contents, Prepared, blocks_needed_of, prepared
+from torpor.memvid.writing.rewriting import Contents, Prepared, prepared
 
 
 def with_all(receipt: Receipt) -> Contents:
@@ -290,8 +290,6 @@ def test_a_retired_file_keeps_only_what_others_need(store: Store) -> None:
     first = sleep(store, 600)
     sleep(store, 900, uri=OTHER_URI, before=first)
     store.delete_session(URI)
-    needed = blocks_needed_of(store._core, first.bundle_id)
-    assert list(needed) == [entry.id for entry in first.entries[:2]]
     making.strip(store, first.bundle_id)
     path = making.bundle_path(store, first.bundle_id).with_suffix(".mvr")
     data = path.read_bytes()
@@ -411,10 +409,3 @@ def test_a_rewrite_that_finds_no_room_changes_nothing(
     assert temps(store) == []
     assert store.statistics().writable
     require_awake(store, 900)
-
-
-def test_who_needs_what_of_a_file(store: Store, chain: tuple[Receipt, Receipt]) -> None:
-    first, second = chain
-    needed: Mapping[bytes, list[bytes]] = blocks_needed_of(store._core, first.bundle_id)
-    assert needed == {entry.id: [second.bundle_id] for entry in first.entries[:2]}
-    assert blocks_needed_of(store._core, second.bundle_id) == {}
