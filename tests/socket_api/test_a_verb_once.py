@@ -1,5 +1,5 @@
 """A verb without a domain of its own costs a record, a handler and a command, each with its row: then both clients have
-it, the wire, the help and the reference."""
+it, the wire, the help and the reference. A field of a verb costs a line in each of the three."""
 
 from __future__ import annotations
 
@@ -52,9 +52,16 @@ def echo(text: str, socket: SocketOption = None) -> None:
     with connect(socket) as client:
         print(client.echo(text, times=2).said)
 '''
+FIELD = "    remark: Label | None = None\n"
+READ = """    if request.remark is not None:
+        from ...snapshot.errors import NoSuchPosition
+
+        raise NoSuchPosition(request.remark, session=request.session)
+"""
+OPTION = '    remark: Annotated[str | None, option("--remark", "Refuse it with these words.")] = None,\n'
 PROGRAM = """
 import asyncio, pydoc, subprocess, sys
-from torpor.socket_api import AsyncClient, Client, InvalidRequest
+from torpor.socket_api import ApiError, AsyncClient, Client, InvalidRequest
 from torpor.socket_api.client.link import Link
 from torpor.socket_api.wire.asking import Call
 from torpor.daemon.api.verbs import VERBS
@@ -84,6 +91,17 @@ assert "echo(self, text: str, *, times: int = 1)" in help_text and "some times o
 assert "## `echo`" in reference() and "| `times` | whole number (1 to 3) | `1` |" in reference()
 said = subprocess.run([sys.executable, "-m", "torpor.cli.main", "echo", "hi", "--socket", socket], capture_output=True)
 assert said.stdout == b"hihi\\n", said
+with Client(socket) as client:
+    try:
+        client.wake("notes", remark="busy")
+    except ApiError as refusal:
+        assert refusal.message == "busy"
+help_text = pydoc.render_doc(AsyncClient.wake, renderer=pydoc.plaintext)
+assert "remark: Optional[str] = None" in help_text, help_text
+assert "| `remark` |" in reference()
+command = [sys.executable, "-m", "torpor.cli.main", "wake", "notes", "--remark", "busy", "--socket", socket]
+said = subprocess.run(command, capture_output=True)
+assert b"busy" in said.stderr, said
 print("a verb once")
 """
 
@@ -117,6 +135,15 @@ def test_a_verb_is_added_by_a_record_a_handler_and_a_command_and_answers_everywh
     (package / "cli" / "commands" / "echo.py").write_text(COMMAND)
     row = '    Command(_SYSTEM, "echo", "commands.echo.echo", "Say a text twice."),\n'
     put(package / "cli" / "command_list.py", before='    Command(_SYSTEM, "stats"', what=row)
+
+    waking = package / "daemon" / "api" / "waking.py"
+    next_record = "    on_event: Listener = None\n\n\n@dataclass(frozen=True, slots=True)\nclass PlanWakeRequest"
+    put(waking, before=next_record, what=FIELD)
+    waking = package / "daemon" / "verbs" / "waking.py"
+    put(waking, before="    started = time.monotonic()\n    uri, version", what=READ)
+    command = package / "cli" / "commands" / "wake.py"
+    put(command, before="    socket: SocketOption = None,", what=OPTION)
+    put(command, before="on_event=on_event)", what="remark=remark, ")
 
     homes = {f"XDG_{name}_HOME": str(tmp_path / name.lower()) for name in ("CACHE", "DATA", "STATE", "CONFIG")}
     environment = {**os.environ, **homes, "PYTHONPATH": str(tmp_path)}
