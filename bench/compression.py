@@ -311,6 +311,9 @@ def _with_range(speed: dict[str, float]) -> str:
     return f"{speed['median']:.0f} ({speed['lowest']:.0f}-{speed['highest']:.0f})"
 
 
+_SPEEDS = (500, 1000, 2000, 4000)
+
+
 def plot(document: dict[str, Any], path: Path) -> None:
     """Each codec's first level, a panel for each sample: from the speed of compressing to that of decompressing."""
     level, samples = f"-{LEVELS[0]}", document["samples"]
@@ -333,6 +336,8 @@ def plot(document: dict[str, Any], path: Path) -> None:
             axes.set_yticks(range(len(codecs)), list(codecs), fontsize=8)
             axes.set_title(f"{each['sample']} ({each['dtype']})", fontsize=8)
             axes.set(xlabel="MB/s: compressed (o), decompressed (x)", xscale="log")
+            axes.minorticks_off()
+            axes.set_xticks(_SPEEDS, [f"{speed:,}" for speed in _SPEEDS])
             axes.margins(x=0.25, y=0.15)
 
 

@@ -313,6 +313,8 @@ def _draw(axes: Any, case: dict[str, Any]) -> None:
     axes.set_yticks(range(len(shares)), [_readable(name) for name in shares], fontsize=8)
     axes.set_title(f"{case['shape']}, {case['state_bytes'] / _MIB:.0f} MiB", fontsize=9)
     axes.set(xlabel="speed / plain system calls", xscale="log")
+    axes.minorticks_off()
+    axes.set_xticks([0.2, 0.5, 1, 2], ["0.2", "0.5", "1", "2"])
 
 
 def _readable(name: str) -> str:

@@ -32,7 +32,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from figures import parser_for, plotted, rounds_of, save
+from figures import OURS, PEER, panels, parser_for, rounds_of, save
 from machine import spread
 from model_states import SHAPES
 
@@ -158,8 +158,14 @@ def _touch(size_bytes: int) -> None:
 def report(cases: list[Case], out: Path, *, as_found: bool) -> None:
     """JSON, a plot, and tables for a person."""
     document = save("wake", {"as_found": as_found, "cases": [case.figures() for case in cases]}, out)
-    with plotted(out / "wake.png", document, "A wake, which verifies, beside mlx-lm's load, which does not", 9) as axes:
-        _draw(axes, document["cases"])
+    shapes: dict[str, list[dict[str, Any]]] = {}
+    for case in document["cases"]:
+        shapes.setdefault(case["shape"], []).append(case)
+    title = "A wake, which verifies, beside mlx-lm's load, which does not"
+    with panels(out / "wake.png", document, title, (1, len(shapes)), (11, 4.6), sharex=True, sharey=True) as grid:
+        for axes, cases in zip(grid, shapes.values(), strict=True):
+            _draw(axes, cases)
+        grid[0].set_xlim(left=0)
     for case in document["cases"]:
         print(f"== {case['shape']}, {case['tokens']} tokens, {case['state_bytes'] / _MIB:.0f} MiB")
         for memory in MEMORY:
@@ -191,22 +197,18 @@ def _text(ratio: dict[str, float]) -> str:
 
 
 def _draw(axes: Any, cases: list[dict[str, Any]]) -> None:
+    """One shape: the median of each way at each size, and from the lowest to the highest."""
     names = [f"{way}_{memory}" for memory in MEMORY for way in WAYS[:2]]
-    width = 0.8 / len(names)
-    for number, name in enumerate(names):
-        ratios = [case["wake_speed_over_mlx_lm"][name] for case in cases]
-        middles = [ratio["median"] for ratio in ratios]
-        errors = [
-            [middle - ratio["lowest"] for middle, ratio in zip(middles, ratios, strict=True)],
-            [ratio["highest"] - middle for middle, ratio in zip(middles, ratios, strict=True)],
-        ]
-        places = [place + (number - (len(names) - 1) / 2) * width for place in range(len(cases))]
-        axes.bar(places, middles, width, yerr=errors, label=name.replace("_", ", ") + " memory", capsize=2)
-    axes.axhline(1.0, color="black", linewidth=0.8)
-    labels = [f"{case['shape']}\n{case['state_bytes'] / _MIB:.0f} MiB" for case in cases]
-    axes.set_xticks(range(len(cases)), labels, fontsize=6 if len(cases) > 6 else 8)
-    axes.set(ylabel="mlx-lm's time / Torpor's time")
-    axes.legend(fontsize=7, loc="upper left", bbox_to_anchor=(1, 1))
+    rows = [(name, case) for name in names for case in cases]
+    for height, (name, case) in enumerate(rows):
+        ratio = case["wake_speed_over_mlx_lm"][name]
+        axes.plot([ratio["lowest"], ratio["highest"]], [-height] * 2, "-", color=OURS, linewidth=1)
+        axes.plot(ratio["median"], -height, "o", color=OURS, markersize=4)
+    axes.axvline(1.0, color=PEER, linewidth=0.8)
+    labels = [f"{name.replace('_', ', ')} memory, {case['state_bytes'] / 2**30:.1g} GiB" for name, case in rows]
+    axes.set_yticks([-height for height in range(len(rows))], labels, fontsize=7)
+    axes.set_title(cases[0]["shape"], fontsize=9)
+    axes.set(xlabel="mlx-lm's time / Torpor's time")
 
 
 def cases_of(options: argparse.Namespace) -> list[Case]:
