@@ -30,6 +30,7 @@ NamespaceArgument = Annotated[
 ]
 MARKS = {  # by field of a session: the mark behind its state, its style and its meaning
     "dirty": ("*", "default", "changed since it last slept"),
+    "unread_tokens": ("+", "default", "the next use computes its last tokens again: torpor show says how many"),
     "salvaged": ("~", "yellow", "the beginning of a damaged version, which a repair saved: torpor show says how much"),
     "lossy": ("≈", "yellow", "keys and values were kept in few bits: torpor show says of how many tokens"),
     "look": ("<", "cyan", "woken before its end, to look at: its newest version stays until it reads or writes"),

@@ -64,13 +64,13 @@ def _newest_of(look: Look) -> str:
 
 
 def remark_on_wake_in_passing(output: Output, woken: WakeResult | None) -> None:
-    """As `remark_on_wake`, for a wake by another request. Also say if tokens were computed, or bytes were not
+    """As `remark_on_wake`, for a wake by another request. Also say if other tokens were computed, or bytes were not
     hashed."""
     if woken is None:
         return
-    if woken.tokens_prefilled:
-        tokens = format_plural(woken.tokens_prefilled, "token")
-        were = "was" if woken.tokens_prefilled == 1 else "were"
+    read = woken.tokens_prefilled - (woken.recomputed.tokens if woken.recomputed else 0)
+    if read > 0:
+        tokens, were = format_plural(read, "token"), "was" if read == 1 else "were"
         output.remark(f"[yellow]read again[/]: {tokens} that {were} not restored, to wake {plain(woken.session)}")
     if not woken.verified:
         output.remark("[yellow]trusted[/]: the bytes were not hashed, as the daemon was told (serve --trusting)")

@@ -358,6 +358,29 @@ def test_ls_marks_a_session_that_is_lossy_or_only_looked_at(
     assert [info[fact] for info in sessions] == [dataclasses.asdict(told), None]
 
 
+def test_what_was_computed_again_is_told_once(torpor: Torpor, daemon: FakeDaemon) -> None:
+    torpor("append", "a", "one")
+    torpor("sleep", "a")
+    daemon.service.recomputed, daemon.service.prefilled_by_wakes = Recomputed(1, 0, 44, True, damaged=False), 44
+    told = torpor("generate", "a", "--max-tokens", "1").err
+    assert "recomputed: 44 tokens from token 0" in told
+    assert "read again" not in told
+    torpor("sleep", "a")
+    daemon.service.prefilled_by_wakes = 50
+    assert "read again: 6 tokens that were not restored" in torpor("generate", "a", "--max-tokens", "1").err
+
+
+def test_ls_marks_a_session_whose_last_tokens_will_be_computed_again(torpor: Torpor, daemon: FakeDaemon) -> None:
+    torpor("append", "a", "one")
+    torpor("sleep", "a")
+    assert "+" not in torpor("ls").out
+    fake = daemon.service.sessions["a"]
+    fake.info = dataclasses.replace(fake.info, unread_tokens=1)
+    listed = torpor("ls")
+    assert "asleep+" in listed.out
+    assert "+ the next use computes its last tokens again: torpor show says how many\n" in listed.err
+
+
 @pytest.mark.parametrize("command", ["append", "chat", "generate"])
 def test_a_command_that_wakes_a_session_tells_in_what_it_is_not_as_it_was(
     torpor: Torpor, daemon: FakeDaemon, command: str
