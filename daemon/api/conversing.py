@@ -36,8 +36,9 @@ class ConverseRequest(Reporting):
         forked, not gone on with. messages, tools, template_arguments, tool_choice, constraint, max_tokens, sampling: as
         for `chat`.
     answer_id: names the answer, for a later `after` and for `recall`. after: the id of the answer before the messages.
-    instructions: with `after`, a system text, which is said unless it was the last that was. durable: give the answer
-        once it is durable, though the daemon serves with another `--durability`.
+    at_end: the messages go on behind all that `session` holds, whatever that is; it was made before.
+    instructions: with `after` or `at_end`, a system text, which is said unless it was the last that was.
+    durable: give the answer once it is durable, though the daemon serves with another `--durability`.
     left_out: parts of the client's request that `messages` has not, by their names; `why` tells them.
     model: the daemon's first if None, or that of `after`. The `session` of the result is where the conversation stands.
     """
@@ -55,6 +56,7 @@ class ConverseRequest(Reporting):
     tool_choice: ToolChoice | None = None
     answer_id: AnswerId | None = None
     after: AnswerId | None = None
+    at_end: bool = False
     instructions: Text | None = None
     durable: bool = False
     left_out: Labels = ()
@@ -68,8 +70,8 @@ class ConverseRequest(Reporting):
 
 @dataclass(frozen=True, slots=True)
 class MeasureRequest(Request):
-    """Count the tokens of a transcript as `converse` would read it; nothing is read. session, after, instructions: as
-    for `converse`."""
+    """Count the tokens of a transcript as `converse` would read it; nothing is read. Its fields are as for
+    `converse`."""
 
     session: SessionText
     messages: Messages
@@ -78,6 +80,7 @@ class MeasureRequest(Request):
     template_arguments: JsonObject | None = None
     model: ModelName | None = None
     after: AnswerId | None = None
+    at_end: bool = False
     instructions: Text | None = None
 
     def require(self) -> None:
@@ -86,5 +89,7 @@ class MeasureRequest(Request):
 
 
 def _require_after(request: ConverseRequest | MeasureRequest) -> None:
-    if request.instructions is not None and request.after is None:
-        raise ValueError("instructions go with after; without it, give them as the first message")
+    if request.at_end and request.after is not None:
+        raise ValueError("after and at_end are two places; give one of them")
+    if request.instructions is not None and request.after is None and not request.at_end:
+        raise ValueError("instructions go with after or at_end; without these, give them as the first message")

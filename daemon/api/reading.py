@@ -123,9 +123,11 @@ OnDivergence = Literal["refuse", "rewind"]
 
 @dataclass(frozen=True, slots=True)
 class AppendRequest(Reporting):
-    """Append text or token ids to the session: all, or nothing if it fails or is cancelled. Never sent twice, also
-    after a failure.
+    """Append text, token ids or messages to the session: all, or nothing if it fails or is cancelled. Never sent twice,
+    also after a failure.
 
+    messages: read as a chat reads them, and not answered. If the next message is another's than the assistant's, the
+        answer to them is empty.
     create: make the session, on the default model, if there is none of that name.
     """
 
@@ -135,13 +137,14 @@ class AppendRequest(Reporting):
     tokens: (
         Annotated[Sequence[TokenId], Listed(at_once=4096), Field(min_length=1, max_length=MAX_APPENDED_TOKENS)] | None
     ) = None
+    messages: Messages | None = None
     create: bool = False
     priority: Priority = "normal"
     on_event: Listener = None
 
     def require(self) -> None:
-        if (self.text is None) == (self.tokens is None):
-            raise ValueError("give either text or tokens")
+        if sum(each is not None for each in (self.text, self.tokens, self.messages)) != 1:
+            raise ValueError("give either text, tokens or messages")
 
 
 @dataclass(frozen=True, slots=True)

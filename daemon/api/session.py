@@ -177,16 +177,18 @@ class CreateRequest(Request):
 @dataclass(frozen=True, slots=True)
 class SetRequest(Reporting):
     """Change how the session draws its tokens from now on: only the given fields of `sampling`. A given seed begins its
-    random numbers anew. A sleeping session is woken, and its next sleep keeps the change."""
+    random numbers anew. labels: in place of those that it has. A sleeping session is woken, and its next sleep keeps
+    the change."""
 
     session: SessionText
     _: KW_ONLY
-    sampling: NamedSampling
+    sampling: NamedSampling | None = None
+    labels: Labels | None = None
     on_event: Listener = None
 
     def require(self) -> None:
-        if not self.sampling.named():
-            raise ValueError("name at least one of the sampling's parameters")
+        if self.labels is None and (self.sampling is None or not self.sampling.named()):
+            raise ValueError("name at least one of the sampling's parameters, or labels")
 
 
 @dataclass(frozen=True, slots=True)

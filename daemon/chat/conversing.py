@@ -16,6 +16,7 @@ from itertools import takewhile
 from typing import Any, Final
 
 from ...memvid.units import format_plural
+from ...memvid.uri import SessionUri
 from ..api.events import OnEvent
 from ..engine import generation
 from ..engine.cancellation import to_the_end
@@ -62,11 +63,39 @@ def require_transcript(messages: Sequence[Message]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Behind:
-    """Where new messages stand: behind an answer that ends at a token. instructions: a system text, said there unless
-    it is known."""
+    """Where new messages stand: behind an answer that ends at a token, or at the session's end. instructions: a system
+    text, said there unless it is known."""
 
-    at: int
+    at: int | None
     instructions: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Dialogue:
+    """The words of a session: its ledger, its messages, and what stands before them. model: its name. unsaid: a system
+    text of its own that the next turn says."""
+
+    uri: SessionUri
+    model: str
+    tokens: Sequence[int]
+    text_map: TextMap
+    root: Root
+    unsaid: str | None = None
+
+    @classmethod
+    def of(cls, live: Session) -> Dialogue:
+        """The words of an awake session, as they are now."""
+        unsaid = live.system if live.has_system_to_say else None
+        return cls(live.uri, live.model.name, live.state.tokens[:], live.text_map, live.root, unsaid)
+
+    def before(self, at: int) -> Dialogue:
+        """The words before a token."""
+        return replace(self, tokens=self.tokens[:at], text_map=self.text_map.cut(at))
+
+    @property
+    def end(self) -> Place:
+        """Where messages stand that come next: in the turn of the assistant, if anything was said."""
+        return Place(len(self.tokens), self.tokens[-1] if self.tokens else None, turn_open=bool(self.tokens))
 
 
 def root_of(before: Root, tools: Sequence[Mapping[str, Any]] | None, arguments: Mapping[str, Any] | None) -> Root:
@@ -75,14 +104,16 @@ def root_of(before: Root, tools: Sequence[Mapping[str, Any]] | None, arguments: 
     return root if arguments is None else replace(root, arguments=arguments)
 
 
-def said_behind(
-    known: TextMap, before: Root, root: Root, instructions: str | None, messages: Sequence[Message]
-) -> list[Message]:
-    """New messages with what changes there: instructions, and the tools of another root than `before`. It stands behind
-    the results of calls, which templates want next to them."""
-    changes = [offer_of(root.tools)] if digest_of_root(Root(root.tools)) != digest_of_root(Root(before.tools)) else []
-    if instructions and not known.says(instructions):
-        changes.append(instructions)
+def said_behind(known: Dialogue, root: Root, instructions: str | None, messages: Sequence[Message]) -> list[Message]:
+    """New messages with what changes there: instructions, and the tools of another root. It stands behind the results
+    of calls, which templates want next to them."""
+    said = [] if instructions is None or known.text_map.says(instructions) else [instructions]
+    opening = [known.unsaid] if known.unsaid else []
+    if not known.tokens:
+        texts = [*opening, *said]
+        return [*([message_of("system", "\n\n".join(texts))] if texts else []), *messages]
+    others = digest_of_root(Root(root.tools)) != digest_of_root(Root(known.root.tools))
+    changes = [*opening, *([offer_of(root.tools)] if others else []), *said]
     results = len(list(takewhile(lambda message: message["role"] == "tool", messages)))
     return [*messages[:results], *(message_of("system", text) for text in changes), *messages[results:]]
 
@@ -129,24 +160,37 @@ class Conversing:
     async def behind(
         self, live: Session, place: Behind, messages: Sequence[Message], root: Root, request: bytes | None = None
     ) -> NewTurn:
-        """New messages behind an answer. request: as for `transcript`. Raises TranscriptDiverged: the session does not
-        end there; TemplateUnusable, ContextOverflow."""
-        ledger, held = live.state.tokens, len(live.state.tokens)
-        midway = live.left_midway
-        if held != place.at and (midway is None or midway.request != request):
+        """New messages behind an answer, or at the session's end. request: as for `transcript`. Raises
+        TranscriptDiverged: the session does not end behind the answer; TemplateUnusable, ContextOverflow."""
+        held, at, midway = len(live.state.tokens), place.at, live.left_midway
+        goes_on = midway is not None and midway.request == request
+        if at is None:
+            at = midway.begins_at if midway is not None and goes_on else live.whole_tokens
+        elif held != at and not goes_on:
             raise TranscriptDiverged(
                 f"{live.uri} has gone on behind the answer. Ask again, and a fork answers.",
                 session=str(live.uri),
                 position=place.at,
                 token_count=held,
             )
-        known = live.text_map.cut(place.at)
-        new = said_behind(known, live.root, root, place.instructions, messages)
-        where = Place(place.at, ledger[place.at - 1], turn_open=True)
-        ids = await self._encoder.messages(live.model, new, where, root)
-        lengths = await self._encoder.lengths(live.model, new, where, ids, root)
-        text_map = known.extended(new, start=place.at, end=place.at + len(ids), lengths=lengths)
-        return _without_known(live, NewTurn(place.at, ids, text_map, root), request)
+        known = Dialogue.of(live).before(at)
+        new = said_behind(known, root, place.instructions, messages)
+        ids = await self._encoder.messages(live.model, new, known.end, root)
+        lengths = await self._encoder.lengths(live.model, new, known.end, ids, root)
+        before = known.text_map.begun(root).answered(at)
+        text_map = before.extended(new, start=at, end=at + len(ids), lengths=lengths)
+        return _without_known(live, NewTurn(at, ids, text_map, root), request)
+
+    async def unanswered(self, live: Session, messages: Sequence[Message]) -> NewTurn:
+        """New messages at the session's end that wait for no answer. Raises as `behind`."""
+        turn = await self.behind(live, Behind(live.whole_tokens), messages, live.root)
+        if messages[-1]["role"] != "assistant":
+            return turn
+        ends = [at + 1 for at, token in enumerate(turn.ids) if token in live.model.end_tokens]
+        ids = turn.ids[: ends[-1]] if ends else turn.ids
+        end = turn.at + len(ids)
+        turns = tuple(replace(each, end=min(each.end, end)) for each in turn.text_map.turns)
+        return replace(turn, ids=ids, text_map=replace(turn.text_map, turns=turns))
 
     async def transcript(
         self, live: Session, messages: Sequence[Message], root: Root, request: bytes | None = None

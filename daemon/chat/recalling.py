@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import groupby
 from typing import Final
@@ -26,24 +26,14 @@ from ..models.chat_template import Message, Root
 from ..models.models import LoadedModel
 from ..residency.residency import Residency
 from ..sessions.encoding import Encoder, Place, rendered
-from ..sessions.sessions import ROOT, Session
+from ..sessions.sessions import ROOT
 from ..sessions.transcripts import TEXT_MAP, TextMap, Turn, message_of
 from ..sessions.unprocessed_tail import unread_in
 from ..sleep.store_threads import StoreThreads
 from ..sleep.turn_journal import TurnJournal
+from .conversing import Dialogue
 
 _WORDS: Final = "torporwordsplaceholder5e1a"
-
-
-@dataclass(frozen=True, slots=True)
-class Known:
-    """The words of a session: its ledger, its messages, and what stands before them. model: its name."""
-
-    uri: SessionUri
-    model: str
-    tokens: Sequence[int]
-    text_map: TextMap
-    root: Root
 
 
 class Recalling:
@@ -58,37 +48,33 @@ class Recalling:
         self._residency = residency
         self._journal = journal
 
-    async def known(self, uri: SessionUri) -> Known:
+    async def known(self, uri: SessionUri) -> Dialogue:
         """The words of a session, which stays asleep if it sleeps. Raises SessionNotFound, and the errors of a damaged
         bundle."""
         live = self._residency.putting_away.live(uri)
         if live is not None:
-            return _of_awake(live)
+            return Dialogue.of(live)
         async with self._residency.turn(uri):
             live = self._residency.putting_away.live(uri)
             if live is not None:
-                return _of_awake(live)
+                return Dialogue.of(live)
             await self._journal.replay(uri)
             self._residency.standing.require_row(uri)
             return await self._threads.on_io(partial(self._of_asleep, uri))
 
-    async def messages(self, model: LoadedModel, known: Known, first: int, last: int) -> list[RecalledMessage]:
+    async def messages(self, model: LoadedModel, known: Dialogue, first: int, last: int) -> list[RecalledMessage]:
         """The messages from number `first` to `last`; the first of a read that is told is the first of it."""
         return await self._encoder.with_words(model, lambda _: list(_told(model, known, first, last)))
 
-    def _of_asleep(self, uri: SessionUri) -> Known:
+    def _of_asleep(self, uri: SessionUri) -> Dialogue:
         with self._store.open_session(uri) as reader:
             kept, unread = reader.manifest.session, unread_in(reader.manifest.session, uri)
             tokens = token_array(reader.tokens()) + (unread.tokens if unread else token_array())
             text_map = unread.text_map if unread else TextMap.from_map(kept.get(TEXT_MAP))
-            return Known(uri, str(kept["model"]), tokens, text_map, Root.from_text(kept.get(ROOT)))
+            return Dialogue(uri, str(kept["model"]), tokens, text_map, Root.from_text(kept.get(ROOT)))
 
 
-def _of_awake(live: Session) -> Known:
-    return Known(live.uri, live.model.name, live.state.tokens[:], live.text_map, live.root)
-
-
-def _told(model: LoadedModel, known: Known, first: int, last: int) -> Iterator[RecalledMessage]:
+def _told(model: LoadedModel, known: Dialogue, first: int, last: int) -> Iterator[RecalledMessage]:
     at = start = 0
     calls: Sequence[ToolCall] = ()
     for end, group in groupby(known.text_map.turns, key=lambda turn: turn.end):
@@ -104,7 +90,7 @@ def _told(model: LoadedModel, known: Known, first: int, last: int) -> Iterator[R
         start = end
 
 
-def _answer(model: LoadedModel, known: Known, turn: Turn, start: int) -> RecalledMessage:
+def _answer(model: LoadedModel, known: Dialogue, turn: Turn, start: int) -> RecalledMessage:
     """An answer, as it was shown."""
     ledger = list(known.tokens[:start])
     shown, written, finished = Shown(model, ledger, known.root, ()), Written(), False
@@ -139,33 +125,43 @@ def _as_message(told: RecalledMessage) -> Message:
 
 
 def _read(
-    model: LoadedModel, known: Known, turns: Sequence[Turn], start: int, calls: Sequence[ToolCall]
+    model: LoadedModel, known: Dialogue, turns: Sequence[Turn], start: int, calls: Sequence[ToolCall]
 ) -> list[RecalledMessage]:
     """Messages that were read together. calls: of the answer before them."""
-    end = turns[-1].end
-    text = str(model.tokenizer.decode(list(known.tokens[start:end])))
-    ids = [call.id for call in calls]
-    roles = [turn.role for turn in turns]
-    answered = [ids.pop(0) if role == "tool" and ids else "" for role in roles]
+    told = _told_apart(model, known, turns, start, calls)
+    if told is None and len(turns) > 1 and turns[-1].is_mark_of(message_of("assistant", "")):
+        told = _told_apart(
+            model, known, turns[:-1], start, calls
+        )  # they were not answered, and the answer has no token
+    if told is None:
+        text = str(model.tokenizer.decode(list(known.tokens[start : turns[-1].end])))
+        return [RecalledMessage("user", text, start=start, end=turns[-1].end)]
+    return told
+
+
+def _told_apart(
+    model: LoadedModel, known: Dialogue, turns: Sequence[Turn], start: int, calls: Sequence[ToolCall]
+) -> list[RecalledMessage] | None:
+    """As `_read`; None if the messages cannot be told apart."""
+    end, ids = turns[-1].end, [call.id for call in calls]
+    answered = [ids.pop(0) if turn.role == "tool" and ids else "" for turn in turns]
     named = [
-        {**message_of(role, f"{_WORDS}{at:08}"), **({"tool_call_id": call} if call else {})}
-        for at, (role, call) in enumerate(zip(roles, answered, strict=True))
+        {**message_of(turn.role, f"{_WORDS}{at:08}"), **({"tool_call_id": call} if call else {})}
+        for at, (turn, call) in enumerate(zip(turns, answered, strict=True))
     ]
     place = Place(start, known.tokens[start - 1] if start else None, turn_open=True)
     around = re.split(f"{_WORDS}[0-9]{{8}}", rendered(model, named, place, known.root))
-    if roles[-1] == "assistant" and known.tokens[end - 1] in model.end_tokens:
+    if turns[-1].role == "assistant" and known.tokens[end - 1] in model.end_tokens:
         closing = str(model.tokenizer.decode([known.tokens[end - 1]]))
         around[-1] = around[-1].partition(closing)[0] + closing
+    text = str(model.tokenizer.decode(list(known.tokens[start:end])))
     found = re.fullmatch("(.*?)".join(map(re.escape, around)), text, re.DOTALL)
+    if found is None or len(found.groups()) != len(turns):
+        return None
     told = [
-        RecalledMessage(
-            turn.role, words, tool_call_id=call, answer_id=turn.answer.hex() or None, start=start, end=turn.end
-        )
-        for turn, words, call in zip(turns, found.groups() if found else (), answered, strict=False)
+        RecalledMessage(turn.role, words, tool_call_id=call, start=start, end=turn.end)
+        for turn, words, call in zip(turns, found.groups(), answered, strict=True)
     ]
     spelled = any(mark.strip() in each.content for each in told for mark in around[1:])
-    if len(told) != len(turns) or (
-        spelled and not all(turn.is_mark_of(_as_message(each)) for turn, each in zip(turns, told, strict=True))
-    ):
-        return [RecalledMessage("user", text, start=start, end=end)]
-    return told
+    certain = not spelled or all(turn.is_mark_of(_as_message(each)) for turn, each in zip(turns, told, strict=True))
+    return told if certain else None

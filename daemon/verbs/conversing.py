@@ -15,7 +15,7 @@ from ...memvid.uri import SessionUri, parse_reference
 from ..api.conversing import ConverseRequest, MeasureRequest, MeasureResult
 from ..api.forking import ForkRequest
 from ..api.reading import ChatRequest, GenerateResult
-from ..chat.conversing import Behind, require_transcript, root_of, said_behind
+from ..chat.conversing import Behind, Dialogue, require_transcript, root_of, said_behind
 from ..chat.under_way import Known
 from ..engine.cancellation import to_the_end
 from ..errors import InvalidTranscript, TranscriptDiverged
@@ -42,11 +42,14 @@ async def converse(parts: Parts, request: ConverseRequest) -> GenerateResult:
     require_transcript(request.messages)
     wanted, model = parse_reference(request.session), parts.place_for(request.model).name
     digest = _digest_of(request, model)
+    if request.at_end:
+        known = await _known(parts, request, wanted, model)
+        return await _chat(parts, request, known.uri, None, digest, Behind(None, request.instructions))
     await parts.heads.learned()
     for midway in parts.heads.left_midway(wanted.namespace, digest)[:_MOST_TRIED]:
         if _may_go_on(request, midway, wanted):
             with suppress(TranscriptDiverged, SessionNotFound):
-                return await _chat(parts, request, midway.uri, None, digest, midway)
+                return await _chat(parts, request, midway.uri, None, digest, _behind(request, midway))
     tried: set[Head] = set()
     while True:
         head = _best(parts, request, wanted, model, tried)
@@ -56,7 +59,7 @@ async def converse(parts: Parts, request: ConverseRequest) -> GenerateResult:
         # Another request may have gone on from there meanwhile, or deleted the session.
         with suppress(TranscriptDiverged, SessionNotFound):
             if head.is_last and _may_go_on(request, head, wanted):
-                return await _chat(parts, request, head.uri, None, digest, head)
+                return await _chat(parts, request, head.uri, None, digest, _behind(request, head))
             return await _chat_in_fork(parts, request, head, _new_name(parts, wanted), digest)
 
 
@@ -66,19 +69,38 @@ async def measure(parts: Parts, request: MeasureRequest) -> MeasureResult:
     require_transcript(request.messages)
     wanted, model, root = parse_reference(request.session), parts.place_for(request.model).name, _root_of(request)
     await parts.heads.learned()
-    heads, messages, place = _heads(parts, request, wanted, model), request.messages, Place(0, None, turn_open=False)
-    cached = max((head.at for head in heads), default=0)
-    if request.after:
-        if not heads:
-            raise answer_not_found(request.after)
-        known, model = await parts.recalling.known(heads[0].uri), heads[0].model
-        place = Place(cached, known.tokens[cached - 1], turn_open=True)
+    messages, place, cached = request.messages, Place(0, None, turn_open=False), 0
+    if request.after or request.at_end:
+        known = await _known(parts, request, wanted, model)
+        model, place, cached = known.model, known.end, len(known.tokens)
         root = root_of(known.root, request.tools or None, request.template_arguments or None)
-        messages = said_behind(known.text_map.cut(cached), known.root, root, request.instructions, messages)
+        messages = said_behind(known, root, request.instructions, messages)
+    else:
+        cached = max((head.at for head in _heads(parts, request, wanted, model)), default=0)
     claim = Use(_fresh(wanted), next(parts.residency.memory.numbers))
     async with parts.residency.models.using(model, claim) as loaded:
         tokens = place.held + len(await parts.encoder.messages(loaded, messages, place, root))
         return MeasureResult(tokens, min(tokens, cached), loaded.context_tokens, model)
+
+
+async def _known(parts: Parts, request: ConverseRequest | MeasureRequest, wanted: SessionUri, model: str) -> Dialogue:
+    """The words before the messages of a request that goes on somewhere. Raises AnswerNotFound, SessionNotFound."""
+    if request.at_end:
+        known = await parts.recalling.known(parts.resolve(str(wanted)))
+        _require_model(request, model, known.model)
+        return known
+    heads = _heads(parts, request, wanted, model)
+    if not heads:
+        raise answer_not_found(request.after or "")
+    return (await parts.recalling.known(heads[0].uri)).before(heads[0].at)
+
+
+def _require_model(request: ConverseRequest | MeasureRequest, wanted: str, found: str) -> None:
+    """Refuse another model than that of the words before. Raises InvalidTranscript."""
+    if request.model is not None and found != wanted:
+        raise InvalidTranscript(
+            f"What this goes on with is of model {found!r}, and the request names {wanted!r}. Name that one, or none."
+        )
 
 
 def _best(
@@ -106,13 +128,13 @@ def _heads(parts: Parts, request: ConverseRequest | MeasureRequest, wanted: Sess
     if not request.after:
         return parts.heads.find(wanted.namespace, model, _root_of(request), request.messages)
     heads = parts.heads.behind(wanted.namespace, bytes.fromhex(request.after))
-    other = next((head.model for head in heads if request.model is not None and head.model != model), None)
-    if other is not None:
-        raise InvalidTranscript(
-            f"The answer {request.after} is of model {other!r}, and this request names {model!r}. Name that one, or"
-            " none."
-        )
+    for head in heads:
+        _require_model(request, model, head.model)
     return heads
+
+
+def _behind(request: ConverseRequest, head: Head) -> Behind | None:
+    return Behind(head.at, request.instructions) if request.after else None
 
 
 async def _chat(
@@ -121,14 +143,15 @@ async def _chat(
     uri: SessionUri,
     model: str | None,
     digest: bytes,
-    head: Head | None = None,
+    behind: Behind | None = None,
 ) -> GenerateResult:
-    """Answer in a session. model: of a new one. digest: of the request. head: where it goes on."""
+    """Answer in a session. model: of a new one. digest: of the request. behind: where the messages stand, if they are
+    not the whole."""
     asked = ChatRequest(
         session=str(uri),
         messages=request.messages,
-        tools=(request.tools or None) if request.after else request.tools,
-        template_arguments=request.template_arguments or (None if request.after else {}),
+        tools=request.tools if behind is None else request.tools or None,
+        template_arguments=request.template_arguments or ({} if behind is None else None),
         max_tokens=request.max_tokens,
         sampling=request.sampling,
         stop=request.stop,
@@ -136,9 +159,9 @@ async def _chat(
         tool_choice=request.tool_choice,
         priority=request.priority,
         create=model is not None,
+        on_divergence="rewind" if request.at_end else "refuse",
         on_event=request.on_event,
     )
-    behind = Behind(head.at, request.instructions) if head is not None and request.after else None
     known = Known(digest, answer_id=bytes.fromhex(request.answer_id or ""))
     try:
         return await answer(parts, asked, model, behind=behind, known=known, durable=request.durable)
@@ -156,7 +179,7 @@ async def _chat_in_fork(
     if not request.after:
         parts.reasons.leaves(name, head.uri)
     try:
-        return await _chat(parts, request, name, None, digest, head)
+        return await _chat(parts, request, name, None, digest, _behind(request, head))
     except BaseException:
         live = parts.residency.awake.get(name)
         if live is None or len(live.state.tokens) <= made.token_count:
@@ -187,7 +210,8 @@ def _digest_of(request: ConverseRequest, model: str) -> bytes:
     """By which the request is known again."""
     drawing = {} if request.sampling is None else request.sampling.named()
     held = [None if each is None else asdict(each) for each in (request.constraint, request.tool_choice)]
-    how = (drawing, list(request.stop), request.max_tokens, request.after, request.instructions, held)
+    place = (request.after, request.session if request.at_end else None)
+    how = (drawing, list(request.stop), request.max_tokens, *place, request.instructions, held)
     return digest_of_request(model, _root_of(request), request.messages, *how)
 
 

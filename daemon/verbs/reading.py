@@ -34,16 +34,25 @@ from .answering import answers
 @answers(AppendRequest, queued=True)
 async def append(parts: Parts, request: AppendRequest) -> AppendResult:
     """Raises InvalidTokens, ContextOverflow, GenerationFailed, and the errors of a wake."""
-    if (request.text is None) == (request.tokens is None):
+    if request.messages is None and (request.text is None) == (request.tokens is None):
         raise InvalidTokens("Give either text or tokens to append.")
     started = time.monotonic()
     async with parts.woken(request.session, request.emit, create=request.create) as (use, live):
-        look = _branch(parts, live)
-        ids = list(request.tokens) if request.tokens is not None else await parts.encoder.text(live, request.text or "")
+        look, turn = _branch(parts, live), None
+        if request.messages is not None:
+            turn = await parts.conversing.unanswered(live, request.messages)
+            ids = list(turn.ids)
+        elif request.tokens is not None:
+            ids = list(request.tokens)
+        else:
+            ids = await parts.encoder.text(live, request.text or "")
         await in_pieces(generation.require_valid(live.model, ids))
         await parts.reasons.note(live, "append", ids)
         live = await parts.exchanges.room_for(use, live, len(ids), request.emit)
-        cached = await parts.exchanges.read(live, ids, request.emit, turn_open=False)
+        if turn is None:
+            cached = await parts.exchanges.read(live, ids, request.emit, turn_open=False)
+        else:
+            cached = await parts.exchanges.read_turn(live, turn, request.emit)
         return AppendResult(
             session=str(live.uri),
             tokens_added=len(ids),

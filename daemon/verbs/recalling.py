@@ -5,7 +5,7 @@ from __future__ import annotations
 from ...memvid.uri import SessionUri
 from ..api.events import ignore
 from ..api.recalling import DisownRequest, DisownResult, RecallRequest, RecallResult
-from ..chat.recalling import Known
+from ..chat.conversing import Dialogue
 from ..errors import AnswerNotFound
 from ..memory.line import Use
 from ..parts import Parts
@@ -58,7 +58,7 @@ def answer_not_found(answer_id: str) -> AnswerNotFound:
     )
 
 
-async def _told(parts: Parts, known: Known, first: int, last: int) -> RecallResult:
+async def _told(parts: Parts, known: Dialogue, first: int, last: int) -> RecallResult:
     claim = Use(SessionUri(known.uri.namespace, "recall"), next(parts.residency.memory.numbers))
     async with parts.residency.models.using(known.model, claim) as model:
         messages = await parts.recalling.messages(model, known, first, last)

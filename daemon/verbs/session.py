@@ -32,7 +32,10 @@ async def set_sampling(parts: Parts, request: SetRequest) -> SessionInfo:
                 session=str(live.uri),
                 version=look.version,
             )
-        await parts.exchanges.change_sampling(live, request.sampling)
+        if request.sampling is not None:
+            await parts.exchanges.change_sampling(live, request.sampling)
+        if request.labels is not None and tuple(request.labels) != live.labels:
+            live.labels, live.dirty = tuple(request.labels), True
         stored_bytes = sum(row.bundle_bytes for row in parts.store.versions(live.uri))
         return listing.info_of_awake(live, parts.store.find_session(live.uri), stored_bytes)
 

@@ -88,7 +88,9 @@ async def measured(request: Request, turn: Turn) -> MeasureResult:
     """The tokens of a turn before its answer. Raises ClientLeft, and as `measure` of the service."""
     desk = desk_of(request)
     model = turn.model or await desk.default_model()
-    work = measure(desk.backend, request.state.caller, turn, name_for(request.headers, turn.named), model)
+    work = measure(
+        desk.backend, request.state.caller, turn, turn.session or name_for(request.headers, turn.named), model
+    )
     return await desk.works.settle(desk.works.begin(work, cancellable=True), request.receive)
 
 

@@ -23,7 +23,7 @@ from ... import __version__
 from ...errors import TorporError
 from ..errors import HttpRefused, InternalError
 from ..server.spans import TRACE_HEADERS, trace_headers
-from . import chat_completions, completions, errors, mcp, messages, models, openapi, responses, sessions
+from . import chat_completions, completions, conversations, errors, mcp, messages, models, openapi, responses, sessions
 from .desk import Desk, desk_of
 from .metrics import metrics
 from .work import ClientLeft
@@ -50,6 +50,7 @@ def app_of(desk: Desk) -> ASGIApp:
         Route(messages.COUNT_PATH, messages.count_tokens, methods=["POST"]),
         Route(mcp.PATH, Dialect(mcp.mcp), methods=["POST"]),
         *responses.routes(),
+        *conversations.routes(),
         *models.routes(),
         *sessions.routes(),
     ]

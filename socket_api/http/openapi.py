@@ -10,7 +10,7 @@ from typing import Any
 
 from ... import __version__
 from ..wire.schemas import Schemas, object_of
-from . import chat_completions, completions, messages, responses, sessions
+from . import chat_completions, completions, conversations, messages, responses, sessions
 from .fields import Body
 
 _JSON = "application/json"
@@ -50,7 +50,7 @@ def _plain() -> Iterator[tuple[str, str, dict[str, Any]]]:
 
 def _told() -> Iterator[tuple[str, str, dict[str, Any]]]:
     """What a dialect has beside the routes with a body."""
-    for route in responses.routes():
+    for route in [*responses.routes(), *conversations.routes()]:
         said = inspect.cleandoc(route.endpoint.__doc__ or "")
         for method in (route.methods or set()) & {"GET", "DELETE"}:
             yield route.path, method, _operation(said, {"type": "object"}, _named_in(route.path))
@@ -66,6 +66,9 @@ def _of_dialects(schemas: Schemas) -> Iterator[tuple[str, str, dict[str, Any]]]:
         completions.PATH: completions.CompletionBody,
         responses.PATH: responses.ResponsesBody,
         responses.COUNT_PATH: responses.ResponsesBody,
+        conversations.PATH: conversations.ConversationBody,
+        conversations.ONE_PATH: conversations.MetadataBody,
+        conversations.ITEMS_PATH: conversations.ItemsBody,
         messages.PATH: messages.MessagesBody,
         messages.COUNT_PATH: messages.DialogueBody,
     }

@@ -138,15 +138,11 @@ class Dialogue:
         self.after = after
         self._inner = InnerJson()
         self._before = ""  # the type of the item before
-        if instructions and not self._refers(items):
+        if instructions and not any(item.type == "item_reference" for item in items):
             self._add("system", instructions)
         for at, item in enumerate(items):
             self._read(item, f"input.{at}")
             self._before = item.type if item.role in (None, "assistant") else ""
-
-    def _refers(self, items: Sequence[InputItem]) -> bool:
-        """Whether the messages stand behind an answer that is only named."""
-        return self.after is not None or any(item.type == "item_reference" for item in items)
 
     def _read(self, item: InputItem, place: str) -> None:
         if item.type == "item_reference":
@@ -228,7 +224,7 @@ def _named_by(item: InputItem, place: str) -> str:
 
 
 def answer_items(
-    answer_id: str, tools: Toolbox, *, reasoning: str, text: str, calls: Sequence[ToolCall]
+    answer_id: str, tools: Toolbox, reasoning: str, text: str, calls: Sequence[ToolCall]
 ) -> list[dict[str, Any]]:
     """A whole answer as items."""
     items: list[dict[str, Any]] = []

@@ -22,9 +22,10 @@ from ...errors import TorporError
 from ..errors import HttpRefused, PreviousResponseNotFound
 from .answering import Telling, answer, event_bytes, measured
 from .chat_completions import Sampled
+from .conversations import session_of
 from .desk import desk_of
 from .errors import error_map
-from .fields import Body, ignored_of, read_fields
+from .fields import Body, fault_at, ignored_of, read_fields
 from .response_items import (
     Dialogue,
     Items,
@@ -55,6 +56,12 @@ class Thinking(Body):
     summary: str | None = None
 
 
+class ConversationName(Body):
+    """The conversation that a response goes on with."""
+
+    id: str
+
+
 class ResponsesBody(Sampled):
     """A request for an answer to items."""
 
@@ -69,6 +76,7 @@ class ResponsesBody(Sampled):
     include: list[str] | None = None
     store: bool | None = None
     previous_response_id: str | None = None
+    conversation: str | ConversationName | None = None
     text: dict[str, Any] | None = None
     truncation: str | None = None
     prompt_cache_key: str | None = None
@@ -103,7 +111,7 @@ async def retrieve(request: Request) -> Response:
     told, answer_id = await _recalled(request)
     last = told.messages[-1]
     facts: dict[str, Any] = {"previous_response_id": f"resp_{told.after}" if told.after else None}
-    output = answer_items(answer_id, Toolbox(()), reasoning=last.reasoning, text=last.content, calls=last.tool_calls)
+    output = answer_items(answer_id, Toolbox(()), last.reasoning, last.content, last.tool_calls)
     if not last.finished:
         facts |= cut_off(output)
     status = "completed" if last.finished else "incomplete"
@@ -156,8 +164,13 @@ def _as_refusal(error: TorporError, body: ResponsesBody) -> TorporError:
 
 def _turn(body: ResponsesBody) -> tuple[Turn, Toolbox, Dialogue]:
     after = body.previous_response_id
+    conversation = body.conversation.id if isinstance(body.conversation, ConversationName) else body.conversation
+    if after and conversation:
+        raise fault_at("previous_response_id", "conversation names the place, too; give one of them")
     answer_id = answer_of_response(after, "previous_response_id") if after else None
-    dialogue, tools = Dialogue(body.instructions, body.input, answer_id), Toolbox(body.tools or ())
+    goes_on = bool(after or conversation)
+    dialogue = Dialogue(None if goes_on else body.instructions, body.input, answer_id)
+    tools = Toolbox(body.tools or ())
     thinks = {"enable_thinking": False} if body.reasoning and body.reasoning.effort == "none" else {}
     turn = Turn(
         model=body.model,
@@ -169,7 +182,8 @@ def _turn(body: ResponsesBody) -> tuple[Turn, Toolbox, Dialogue]:
         stop=body.stops(),
         named=body.prompt_cache_key,
         after=dialogue.after,
-        instructions=(body.instructions or None) if dialogue.after else None,
+        instructions=(body.instructions or None) if dialogue.after or conversation else None,
+        session=session_of(conversation) if conversation else None,
         durable=body.store is not False,
     )
     return turn, tools, dialogue
@@ -197,6 +211,7 @@ class _Events(Telling):
         self._tools = tools
         self._told_tools = [each.model_dump(exclude_none=True) for each in body.tools or ()]
         self._answer_id = turn.answer_id
+        self._conversation = turn.session
         self._number = 0
         self._items: list[dict[str, Any]] = []
         self._open: Channel | None = None
@@ -204,9 +219,7 @@ class _Events(Telling):
 
     def whole(self, answered: Answered) -> Mapping[str, Any]:
         result = answered.result
-        self._items = answer_items(
-            self._answer_id, self._tools, reasoning=result.reasoning, text=result.text, calls=result.tool_calls
-        )
+        self._items = answer_items(self._answer_id, self._tools, result.reasoning, result.text, result.tool_calls)
         return self._ended(answered)
 
     def opening(self) -> bytes:
@@ -323,6 +336,7 @@ class _Events(Telling):
         asked = {
             "instructions": body.instructions,
             "max_output_tokens": body.max_output_tokens,
+            "conversation": {"id": self._conversation} if self._conversation else None,
             "previous_response_id": body.previous_response_id,
             "store": body.store is not False,
             "temperature": body.temperature,
@@ -346,6 +360,7 @@ def response_map(answer_id: str, status: str, model: str, output: Sequence[Any],
         "instructions": None,
         "max_output_tokens": None,
         "metadata": {},
+        "conversation": None,
         "parallel_tool_calls": True,
         "previous_response_id": None,
         "reasoning": {"effort": None, "summary": None},

@@ -52,7 +52,8 @@ class Turn:
     """A dialogue up to the message to answer, as the fields of `converse`. model: None for the default. max_tokens: a
     ceiling, above what may fit; None for the daemon's default. named: the client's name for it in the body. answer_id:
     names the answer; all ids that a client gets are made of it. after, instructions, durable: as of `converse`.
-    left_out: parts of the request that `messages` has not. constraint, tool_choice: what the answer is held to."""
+    left_out: parts of the request that `messages` has not. constraint, tool_choice: what the answer is held to.
+    session: that at whose end it stands, if it is bound to one."""
 
     messages: Sequence[Mapping[str, Any]]
     model: str | None = None
@@ -69,10 +70,11 @@ class Turn:
     instructions: str | None = None
     durable: bool = False
     left_out: Sequence[str] = ()
+    session: str | None = None
 
     def asking(self, backend: Backend, caller: Caller, session: str, model: str, emit: OnEvent) -> Asking:
         """The requests that answer it."""
-        return _Conversing(backend, caller, self, session, model, emit)
+        return _Conversing(backend, caller, self, self.session or session, model, emit)
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,8 +194,9 @@ def _dialogue(turn: Turn, session: str, model: str) -> dict[str, Any]:
         "messages": tuple(turn.messages),
         "tools": tuple(turn.tools),
         "template_arguments": dict(turn.template_arguments),
-        "model": turn.model if turn.after else model,
+        "model": turn.model if turn.after or turn.session else model,
         "after": turn.after,
+        "at_end": turn.session is not None,
         "instructions": turn.instructions,
     }
 

@@ -1,0 +1,188 @@
+"""`/v1/conversations`: a conversation is a session, whose name is its id.
+
+Its items are told from the tokens. They can be added at its end, and not taken out: what the session has read behind
+them would have to be read again. It is durable from its first item on. Its metadata are labels of the session.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Annotated, Any, Final
+
+from pydantic import Field
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from ...daemon.api.limits import MAX_LABEL_CHARS
+from ...daemon.api.recalling import RecalledMessage
+from ...daemon.api.verbs import VERBS
+from ..errors import HttpRefused
+from .desk import desk_of
+from .fields import Body, fault_at, read_fields
+from .response_items import (
+    Dialogue,
+    Items,
+    Toolbox,
+    answer_items,
+    item_id,
+    page_of,
+    read_item,
+)
+from .turns import new_answer_id, time_of
+
+PATH: Final = "/v1/conversations"
+ITEMS_PATH: Final = "/v1/conversations/{conversation_id}/items"
+ONE_PATH: Final = "/v1/conversations/{conversation_id}"
+LABEL: Final = "conversation"
+_ID: Final = re.compile(r"conv_([0-9a-f]{32})")
+
+Metadata = Annotated[dict[str, str], Field(max_length=16)]
+
+
+class ConversationBody(Body):
+    """A new conversation, with its first items. model: whose session it is; the first if left out."""
+
+    model: str | None = None
+    items: Items | None = None
+    metadata: Metadata | None = None
+
+
+class MetadataBody(Body):
+    """Other metadata of a conversation."""
+
+    metadata: Metadata
+
+
+class ItemsBody(Body):
+    """Items that a conversation goes on with."""
+
+    items: Items
+
+
+def session_of(conversation_id: str) -> str:
+    """The session of a conversation. Raises HttpRefused: we never make such an id."""
+    if _ID.fullmatch(conversation_id) is None:
+        raise HttpRefused(f"There is no conversation {conversation_id!r:.100}.", status=404)
+    return conversation_id
+
+
+def routes() -> list[Route]:
+    """All of them."""
+    return [
+        Route(PATH, create, methods=["POST"]),
+        Route(ONE_PATH, retrieve, methods=["GET"]),
+        Route(ONE_PATH, update, methods=["POST"]),
+        Route(ONE_PATH, delete, methods=["DELETE"]),
+        Route(ITEMS_PATH, list_items, methods=["GET"]),
+        Route(ITEMS_PATH, add_items, methods=["POST"]),
+        Route(f"{ITEMS_PATH}/{{item_id}}", retrieve_item, methods=["GET"]),
+        Route(f"{ITEMS_PATH}/{{item_id}}", delete_item, methods=["DELETE"]),
+    ]
+
+
+async def create(request: Request) -> Response:
+    """Make a conversation. System texts that come first open it."""
+    async with desk_of(request).bodies.read(request) as raw:
+        body = read_fields(ConversationBody, raw)
+        name, messages = f"conv_{new_answer_id()}", Dialogue(None, body.items or ()).messages
+        opening = {"system": messages.pop(0)["content"]} if messages and messages[0]["role"] == "system" else {}
+        labels = (LABEL, *_labels_of(body.metadata or {}))
+        wanted = {"session": name, "labels": labels, "model": body.model, **opening}
+        made = await desk_of(request).ask(request, VERBS["create"], wanted)
+        if messages:
+            await desk_of(request).ask(request, VERBS["append"], {"session": name, "messages": tuple(messages)})
+        return JSONResponse(_told(name, made.labels))
+
+
+async def retrieve(request: Request) -> Response:
+    """A conversation."""
+    name = _named(request)
+    shown = await desk_of(request).ask(request, VERBS["show"], {"session": name})
+    return JSONResponse(_told(name, shown.info.labels))
+
+
+async def update(request: Request) -> Response:
+    """Give a conversation other metadata."""
+    async with desk_of(request).bodies.read(request) as raw:
+        name, body = _named(request), read_fields(MetadataBody, raw)
+        labels = (LABEL, *_labels_of(body.metadata))
+        changed = await desk_of(request).ask(request, VERBS["set"], {"session": name, "labels": labels})
+        return JSONResponse(_told(name, changed.labels))
+
+
+async def delete(request: Request) -> Response:
+    """Delete a conversation with its session. Forks of it stay."""
+    name = _named(request)
+    await desk_of(request).ask(request, VERBS["delete"], {"session": name})
+    return JSONResponse({"id": name, "object": "conversation.deleted", "deleted": True})
+
+
+async def list_items(request: Request) -> Response:
+    """The items of a conversation, told from its tokens."""
+    return JSONResponse(page_of(await _items(request), request.query_params))
+
+
+async def add_items(request: Request) -> Response:
+    """Read items at the end of a conversation, and answer nothing."""
+    async with desk_of(request).bodies.read(request) as raw:
+        name, messages = _named(request), Dialogue(None, read_fields(ItemsBody, raw).items).messages
+        if not messages:
+            raise fault_at("items", "there are none; give what the conversation goes on with")
+        await desk_of(request).ask(request, VERBS["append"], {"session": name, "messages": tuple(messages)})
+        added = (await _items(request))[-len(messages) :]
+        return JSONResponse(page_of(added, {"order": "asc", "limit": "100"}))
+
+
+async def retrieve_item(request: Request) -> Response:
+    """An item of a conversation."""
+    wanted = request.path_params["item_id"]
+    for item in await _items(request):
+        if item["id"] == wanted:
+            return JSONResponse(item)
+    raise HttpRefused(f"The conversation has no item {wanted!r:.100}.", status=404)
+
+
+async def delete_item(request: Request) -> Response:
+    """Refused: what was read behind an item would have to be read again."""
+    raise HttpRefused(
+        "An item cannot be taken out of a conversation: what stands behind it was read with it. Delete the conversation"
+        " and make another one, or go on from an earlier response, in a fork (previous_response_id).",
+        status=400,
+    )
+
+
+def _named(request: Request) -> str:
+    return session_of(request.path_params["conversation_id"])
+
+
+async def _items(request: Request) -> list[dict[str, Any]]:
+    name = _named(request)
+    told = await desk_of(request).ask(request, VERBS["recall"], {"session": name})
+    return list(_as_items(told.messages, name.removeprefix("conv_")))
+
+
+def _as_items(messages: Sequence[RecalledMessage], conversation: str) -> Iterator[dict[str, Any]]:
+    for at, message in enumerate(messages):
+        if message.answer_id is None:
+            if message.content or message.role != "assistant":
+                yield read_item(message, item_id("in", conversation, at))
+        else:
+            tools = Toolbox(())
+            yield from answer_items(message.answer_id, tools, message.reasoning, message.content, message.tool_calls)
+
+
+def _labels_of(metadata: Mapping[str, str]) -> Iterator[str]:
+    for key, value in metadata.items():
+        if "=" in key or len(key) + len(value) >= MAX_LABEL_CHARS:
+            raise fault_at(
+                "metadata", f"a pair has at most {MAX_LABEL_CHARS - 1} characters, and its name no equals sign"
+            )
+        yield f"{key}={value}"
+
+
+def _told(name: str, labels: Sequence[str]) -> dict[str, Any]:
+    metadata = dict(label.split("=", 1) for label in labels if "=" in label)
+    created = time_of(name.removeprefix("conv_"))
+    return {"id": name, "object": "conversation", "created_at": created, "metadata": metadata}

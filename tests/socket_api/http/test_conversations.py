@@ -1,0 +1,102 @@
+"""Conversations over HTTP, around a service without a model, and by OpenAI's client with the demo model."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from .conftest import HttpThread
+from .test_chat_completions import asked_for
+from .test_clients import folder, serving
+
+__all__ = ["folder"]
+
+PATH = "/v1/conversations"
+NOBODY = f"{PATH}/conv_{'0' * 32}"
+
+
+def texts(items: Any) -> list[str]:
+    return [each.content[0].text for each in items]
+
+
+def test_a_conversation_grows_by_items_and_responses_and_survives_a_kill(folder: Path) -> None:
+    system: Any = {"type": "message", "role": "system", "content": "You are terse."}
+    said: Any = [{"role": "user", "content": "What is a set?"}, {"role": "assistant", "content": "A bag."}]
+    options: Any = {"model": "demo", "max_output_tokens": 8}
+    with contextlib.ExitStack() as running:
+        now = running.enter_context(serving(folder))
+        with now.openai() as client:
+            made = client.conversations.create(items=[system, *said], metadata={"topic": "sets"})
+            first = client.responses.create(
+                conversation=made.id, input="And a list?", instructions="Be kind.", **options
+            )
+            assert first.conversation is not None
+            assert first.conversation.id == made.id
+            client.conversations.update(made.id, metadata={"topic": "lists"})
+            added = client.conversations.items.create(made.id, items=[{"role": "user", "content": "One more."}])
+            assert texts(added.data) == ["One more."]
+        now.daemon.end(kill=True)
+        now = running.enter_context(serving(folder))
+        with now.openai() as client:
+            assert client.conversations.retrieve(made.id).metadata == {"topic": "lists"}
+            counted = client.responses.input_tokens.count(model="demo", input="On.", conversation=made.id)
+            second = client.responses.create(conversation=made.id, input="On.", stream=False, **options)
+            assert second.usage is not None
+            assert second.usage.input_tokens == counted.input_tokens
+            assert second.usage.input_tokens_details.cached_tokens > first.usage.total_tokens  # type: ignore[union-attr]
+            items = client.conversations.items.list(made.id, order="asc", limit=50).data
+            assert texts(items) == [
+                *("You are terse.", "What is a set?", "A bag.", "Be kind.", "And a list?", first.output_text),
+                *("One more.", "On.", second.output_text),
+            ]
+            assert client.conversations.items.retrieve(items[1].id or "", conversation_id=made.id) == items[1]
+            with pytest.raises(openai.BadRequestError, match="cannot be taken out"):
+                client.conversations.items.delete(items[1].id or "", conversation_id=made.id)
+            # A response in it can be gone on from like any other, in a fork.
+            other = client.responses.create(previous_response_id=first.id, input="No.", **options)
+            assert other.usage is not None
+            assert other.usage.input_tokens_details.cached_tokens == first.usage.total_tokens  # type: ignore[union-attr]
+            assert client.conversations.delete(made.id).deleted
+            with pytest.raises(openai.NotFoundError):
+                client.responses.create(conversation=made.id, input="On.", **options)
+
+
+def test_a_conversation_and_a_previous_response_exclude_each_other(server: HttpThread) -> None:
+    asked = {"input": "a", "conversation": f"conv_{'0' * 32}", "previous_response_id": f"resp_{'0' * 32}"}
+    answer = server.ask("POST", "/v1/responses", asked)
+    assert (answer.status, answer.json["error"]["param"]) == (400, "previous_response_id")
+
+
+def test_a_response_in_a_conversation_goes_on_at_its_end(server: HttpThread) -> None:
+    made = server.ask("POST", PATH, {}).json
+    for named in (made["id"], {"id": made["id"]}):
+        asked = {"input": "a", "conversation": named, "instructions": "Be brief.", "prompt_cache_key": "other"}
+        assert server.ask("POST", "/v1/responses", asked).json["conversation"] == {"id": made["id"]}
+    for given in asked_for(server, "converse"):
+        assert (given["session"], given["at_end"], given["instructions"]) == (made["id"], True, "Be brief.")
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "status"),
+    [
+        ("GET", NOBODY, None, 404),
+        ("GET", f"{PATH}/conv_x", None, 404),
+        ("DELETE", f"{PATH}/chat", None, 404),
+        ("POST", NOBODY, {"metadata": {}}, 404),
+        ("POST", NOBODY, {}, 400),
+        ("POST", f"{NOBODY}/items", {"items": []}, 400),
+        ("POST", f"{NOBODY}/items", {"items": [{"role": "user", "content": "a"}]}, 404),
+        ("DELETE", f"{NOBODY}/items/in_1", None, 400),
+        ("POST", PATH, {"metadata": {"a": "x" * 255}}, 400),
+        ("POST", PATH, {"metadata": {"a=b": "x"}}, 400),
+        ("POST", PATH, {"metadata": {str(at): "x" for at in range(17)}}, 400),
+        ("POST", PATH, {"items": [{"role": "user", "content": [{"type": "input_image"}]}]}, 400),
+        ("POST", "/v1/responses", {"input": "a", "conversation": "chat"}, 404),
+    ],
+)
+def test_what_is_wrong_is_refused(server: HttpThread, method: str, path: str, body: Any, status: int) -> None:
+    assert server.ask(method, path, body).status == status
