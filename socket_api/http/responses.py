@@ -26,6 +26,7 @@ from .conversations import session_of
 from .desk import desk_of
 from .errors import error_map
 from .fields import Body, fault_at, ignored_of, read_fields
+from .holding import choice_of, constraint_of, has_no_effect
 from .response_items import (
     Dialogue,
     Items,
@@ -62,6 +63,12 @@ class ConversationName(Body):
     id: str
 
 
+class Wording(Body):
+    """What the text of an answer is like."""
+
+    format: dict[str, Any] | None = None
+
+
 class ResponsesBody(Sampled):
     """A request for an answer to items."""
 
@@ -77,7 +84,7 @@ class ResponsesBody(Sampled):
     store: bool | None = None
     previous_response_id: str | None = None
     conversation: str | ConversationName | None = None
-    text: dict[str, Any] | None = None
+    text: Wording | None = None
     truncation: str | None = None
     prompt_cache_key: str | None = None
 
@@ -180,6 +187,8 @@ def _turn(body: ResponsesBody) -> tuple[Turn, Toolbox, Dialogue]:
         max_tokens=body.max_output_tokens,
         sampling=body.sampling(),
         stop=body.stops(),
+        constraint=constraint_of(body.text.format if body.text else None, "text.format"),
+        tool_choice=choice_of(body.tool_choice, strict=any(each.strict for each in body.tools or ())),
         named=body.prompt_cache_key,
         after=dialogue.after,
         instructions=(body.instructions or None) if dialogue.after or conversation else None,
@@ -190,10 +199,8 @@ def _turn(body: ResponsesBody) -> tuple[Turn, Toolbox, Dialogue]:
 
 
 def _also(body: ResponsesBody, tools: Sequence[str], items: Sequence[str]) -> Iterator[str]:
-    if body.tool_choice not in (None, "auto"):
+    if has_no_effect(body.tool_choice):
         yield "tool_choice"
-    if body.text is not None and body.text.get("format", {"type": "text"}) != {"type": "text"}:
-        yield "text.format"
     if body.reasoning is not None and body.reasoning.effort not in (None, "none"):
         yield "reasoning.effort"
     if body.truncation not in (None, "disabled"):

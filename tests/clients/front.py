@@ -1,7 +1,8 @@
 """Stands between a client and the daemon, as a proxy: makes a model call a tool, keeps answers short, and notes usage.
 
-The demo model calls no tool by itself, and clients have no switch for it. So this sets `tool_choice` on a request; the
-rest passes as it came. Clients know one address, also while the daemon behind it is killed and started again.
+The demo model calls no tool by itself, and comes to no end; clients have no switch for either. So this sets
+`tool_choice` on a request, or holds its answer to a few texts. The rest passes as it came. Clients know one address,
+also while the daemon behind it is killed and started again.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import asyncio
 import json
 import socket
 import threading
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,10 +24,12 @@ from starlette.requests import Request
 from starlette.responses import StreamingResponse
 from starlette.routing import Route
 
-MOST_TOKENS = 16
-"""Of an answer. The demo model goes on and on, and clients ask for up to 32,000."""
+MOST_TOKENS = 300
+"""Of an answer; clients ask for up to 32,000."""
 
-MOST_CALL_TOKENS = 200
+ANSWER = {"type": "string", "enum": ["Yes.", "No.", "It has twelve lines."]}
+"""The texts of answers that are no calls."""
+
 _KEPT = ("authorization", "content-type", "accept", "user-agent")
 _DROPPED = ("content-length", "transfer-encoding", "connection", "content-encoding")
 _CEILINGS = {
@@ -150,22 +153,37 @@ class Front:
         return StreamingResponse(pieces(), answer.status_code, told)
 
     def _change(self, path: str, body: dict[str, Any]) -> None:
-        """Bound an answer, and make it a call if the next one is to be."""
-        most = MOST_TOKENS
+        """Make an answer a call, if the next one is to be, or one of a few texts, and bound it."""
         if self.calls is not None and body.get("tools"):
-            named: dict[str, Any] = {"name": self.calls}
-            choices: dict[str, Any] = {
-                "/v1/chat/completions": {"type": "function", "function": named},
-                "/v1/responses": {"type": "function", **named},
-                "/v1/messages": {"type": "tool", **named},
-            }
-            body["tool_choice"] = choices[path]
-            self.calls, most = None, MOST_CALL_TOKENS
+            body |= _CALLING[path](self.calls)
+            self.calls = None
+        else:
+            body |= _WORDED[path]
         ceilings = _CEILINGS[path]
         given = next((name for name in ceilings if name in body), ceilings[0])
-        body[given] = min(most, body.get(given) or most)
+        body[given] = min(MOST_TOKENS, body.get(given) or MOST_TOKENS)
         if body.get("stream") and path == "/v1/chat/completions":
             body["stream_options"] = {**(body.get("stream_options") or {}), "include_usage": True}
+
+
+_CHAT, _RESPONSES, _MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"
+_CALLING: dict[str, Callable[[str], dict[str, Any]]] = {
+    _CHAT: lambda name: {"tool_choice": {"type": "function", "function": {"name": name}}},
+    _RESPONSES: lambda name: {"tool_choice": {"type": "function", "name": name}},
+    _MESSAGES: lambda name: {"tool_choice": {"type": "tool", "name": name}},
+}
+_NAMED = {"type": "json_schema", "name": "answer", "schema": ANSWER}
+_WORDED: dict[str, dict[str, Any]] = {
+    _CHAT: {
+        "tool_choice": "none",
+        "response_format": {"type": "json_schema", "json_schema": {"name": "answer", "schema": ANSWER}},
+    },
+    _RESPONSES: {"tool_choice": "none", "text": {"format": _NAMED}},
+    _MESSAGES: {
+        "tool_choice": {"type": "none"},
+        "output_config": {"format": {"type": "json_schema", "schema": ANSWER}},
+    },
+}
 
 
 def require_nothing_read_twice(exchanges: list[Exchange]) -> None:

@@ -15,7 +15,9 @@ from typing import Any
 import httpx2
 
 ROOT = Path(__file__).resolve().parents[2]
-TORPOR = ROOT / ".venv" / "bin" / "torpor"
+TORPOR = os.environ.get("TORPOR", str(ROOT / ".venv" / "bin" / "torpor"))
+"""The program that is tested."""
+
 DEADLINE_S = 60.0
 
 
@@ -28,7 +30,7 @@ class Daemon:
         homes = {f"XDG_{name}_HOME": str(folder / name.lower()) for name in ("CACHE", "DATA", "STATE", "CONFIG")}
         arguments = ["--store", str(folder / "store"), "--socket", str(folder / "t.sock"), "--http", "0"]
         self._process = subprocess.Popen(
-            [str(TORPOR), "serve", *arguments, "--http-socket", str(self.socket), *options],
+            [TORPOR, "serve", *arguments, "--http-socket", str(self.socket), *options],
             stdout=subprocess.PIPE,
             text=True,
             env={**os.environ, **homes},

@@ -245,6 +245,4 @@ def test_ten_turns_with_tools_survive_a_kill_and_nothing_is_read_twice(
         front.calls = "look" if turn % 2 else None
         ask(f"Question {turn}: what does it say?")
     require_nothing_read_twice(front.exchanges)
-    if any("tool_choice" in each.ignored for each in front.exchanges):
-        pytest.xfail("the daemon makes no model call a tool yet")
     assert list(calls_in(front.exchanges)) == ["look"] * (TURNS // 2)

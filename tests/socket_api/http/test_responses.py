@@ -345,6 +345,16 @@ def test_a_reference_to_an_item_stands_for_all_up_to_its_answer(server: HttpThre
     assert (strange.status, strange.json["error"]["code"]) == (400, "previous_response_not_found")
 
 
+def test_an_answer_is_held_to_a_format_or_a_call(server: HttpThread) -> None:
+    schema = {"type": "object"}
+    asked = {**HELLO, "tools": [ADD], "text": {"format": {"type": "json_schema", "name": "a", "schema": schema}}}
+    answer = server.ask("POST", PATH, {**asked, "tool_choice": {"type": "function", "name": "add"}})
+    assert (answer.status, answer.headers.get("x-torpor-ignored")) == (200, None)
+    (given,) = asked_for(server, "converse")
+    assert given["constraint"].json_schema == '{"type": "object"}'
+    assert (given["tool_choice"].mode, given["tool_choice"].names) == ("required", ("add",))
+
+
 def test_tokens_are_counted_without_an_answer(server: HttpThread) -> None:
     answer = server.ask("POST", f"{PATH}/input_tokens", {**HELLO, "instructions": "Be very brief."})
     assert answer.json == {"object": "response.input_tokens", "input_tokens": 4}
