@@ -12,8 +12,11 @@ Beside them the flush alone: as many bytes as a flush of the journal has, writte
 long enough, and flushed. The daemon runs in a process of its own that counts what it writes into its journal, how often
 it flushes that, and how long this takes.
 
+Then a stream beside write behind, on a daemon of its own: the gaps between two pieces of one session's stream while the
+blocks of others are written, and while nothing is. Both in each round, in either order.
+
 Goals: at one session, an answer with `turn` within 5 % of one with `none` and one flush; at 64, below 0.2 flushes a
-turn.
+turn; the p99 of the gaps at most 10 % longer beside write behind.
 """
 
 from __future__ import annotations
@@ -37,10 +40,12 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import plain
 from figures import OURS, PEER, panels, parser_for, rounds_of, save
+from loop import Beside, Daemon
 from machine import spread
 from torpor.errors import TorporError
 from torpor.memvid.disk import durable
 from torpor.memvid.folder.journal import TURNS_FILE
+from torpor.memvid.limits import MIB
 from torpor.socket_api import Client
 
 WAYS: Final = ("none", "turn", "sleep")
@@ -52,6 +57,11 @@ ROUNDS: Final = 4
 FLUSHES_ALONE: Final = 10
 """In each round."""
 MOST_TOKENS: Final = 16
+WRITTEN_SESSIONS: Final = 6
+WRITTEN_TOKENS: Final = 600
+"""Of each of these sessions in each round: two or three blocks, about 4 MiB."""
+STREAM_S: Final = 8.0
+"""Of each stream."""
 ANSWER_S: Final = 120.0
 _SPAWN = multiprocessing.get_context("spawn")
 _numbers = count()
@@ -87,7 +97,32 @@ class Counted:
         return self._flushes.value, self._bytes.value, self._seconds.value
 
 
-def _serve(store: Path, socket: Path, counted: Counted) -> None:
+class Behind:
+    """What a daemon writes behind, counted in its process; and whether it may."""
+
+    def __init__(self) -> None:
+        self.may = _SPAWN.Event()
+        self.writes, self.bytes = _SPAWN.Value("q", 0), _SPAWN.Value("q", 0)
+
+    def count(self) -> None:
+        """From now on, in this process, where sessions are written as soon as they may be."""
+        from torpor.daemon.upkeep import writing_behind
+
+        find, adopt = writing_behind.end_of_blocks, writing_behind.WritingBehind._adopt
+
+        def end_of_blocks(live: Any) -> int:
+            return find(live) if self.may.is_set() else 0
+
+        def counting(behind: Any, live: Any, receipt: Any, backend: object) -> None:
+            adopt(behind, live, receipt, backend)
+            self.writes.value += 1
+            self.bytes.value += receipt.bytes_written
+
+        writing_behind.QUIET_S, writing_behind.end_of_blocks = 0.1, end_of_blocks
+        writing_behind.WritingBehind._adopt = counting
+
+
+def _serve(store: Path, socket: Path, counted: Counted | Behind) -> None:
     """The daemon, in a process of its own."""
     from torpor.socket_api.main import run
 
@@ -97,7 +132,7 @@ def _serve(store: Path, socket: Path, counted: Counted) -> None:
 
 
 @contextmanager
-def _serving(store: Path, socket: Path, counted: Counted) -> Iterator[None]:
+def _serving(store: Path, socket: Path, counted: Counted | Behind) -> Iterator[None]:
     daemon = _SPAWN.Process(target=_serve, args=(store, socket, counted))
     daemon.start()
     try:
@@ -226,6 +261,46 @@ class Bench:
         self.flush_alone.append(taken)
 
 
+def stream_beside(socket: Path, behind: Behind, rounds: int, seconds: float) -> dict[str, Any]:
+    """The gaps of a stream while blocks of other sessions are written, and while none are."""
+    names, found = [f"written-{number}" for number in range(WRITTEN_SESSIONS)], {"nothing": [], "write behind": []}
+    daemon = Daemon(Path(), socket)
+
+    def stream(what: str) -> None:
+        found[what].append(gaps := Beside())
+        until = time.perf_counter() + seconds
+        daemon.stream(gaps, lambda: time.perf_counter() >= until, ANSWER_S)
+
+    with Client(socket, timeout_s=ANSWER_S) as client:
+        for name in names:
+            client.create(name)
+        for number in range(rounds + 1):
+            for at, name in enumerate(names):
+                client.append(name, tokens=[32 + (at + number + each) % 90 for each in range(WRITTEN_TOKENS)])
+            plain.settle()
+            if number % 2:
+                stream("nothing")
+            behind.may.set()
+            stream("write behind")
+            behind.may.clear()
+            if not number % 2:
+                stream("nothing")
+    figures = {what: [each.figures() for each in streams[1:]] for what, streams in found.items()}  # the first warms up
+    ratios = [
+        one["p99_s"] / other["p99_s"] for one, other in zip(figures["write behind"], figures["nothing"], strict=True)
+    ]
+    return {
+        "sessions": len(names),
+        "writes": behind.writes.value,
+        "bytes_a_write": behind.bytes.value / max(1, behind.writes.value),
+        "gaps": {
+            what: {name: spread([each[name] for each in streams]) for name in ("gaps", "p50_s", "p99_s", "most_s")}
+            for what, streams in figures.items()
+        },
+        "p99_over_nothing": spread(ratios),
+    }
+
+
 def figures_of(loads: dict[int, list[Load]], flush_alone: list[list[float]]) -> dict[str, Any]:
     """Medians with spread; `turn` beside `none` and one flush, round by round."""
     flushes = [statistics.median(each) for each in flush_alone]
@@ -278,6 +353,14 @@ def report(figures: dict[str, Any], out: Path) -> None:
         ratio = case["turn_over_none_and_a_flush"]
         print(f"  turn / (none + a flush): {ratio['median']:.3f} ({ratio['lowest']:.3f} to {ratio['highest']:.3f})")
 
+    stream = figures["stream"]
+    print(f"a stream beside {stream['writes']} writes of {stream['bytes_a_write'] / MIB:.1f} MiB, and beside nothing")
+    for what, each in stream["gaps"].items():
+        gaps = "   ".join(f"{name} {_ms(each[f'{name}_s'])}" for name in ("p50", "p99", "most"))
+        print(f"  {what:>12}: {gaps} ms")
+    ratio = stream["p99_over_nothing"]
+    print(f"  p99 over nothing: {ratio['median']:.3f} ({ratio['lowest']:.3f} to {ratio['highest']:.3f})")
+
 
 def _flushes(case: dict[str, Any]) -> float:
     return float(case["ways"]["turn"]["flushes_a_turn"]["median"])
@@ -300,7 +383,10 @@ def main() -> None:
         bench = Bench(folder, folder / "torpor.sock", counted, turns)
         with _serving(folder / "store", folder / "torpor.sock", counted):
             loads = {each: bench.run(each, rounds_of(options)) for each in sorted(sessions)}
-    report(figures_of(loads, bench.flush_alone), options.out)
+        behind, socket = Behind(), folder / "behind.sock"
+        with _serving(folder / "behind", socket, behind):
+            beside = stream_beside(socket, behind, rounds_of(options), 0.5 if options.quick else STREAM_S)
+    report(figures_of(loads, bench.flush_alone) | {"stream": beside}, options.out)
     print(f"figures and plot in {options.out}")
 
 

@@ -18,7 +18,7 @@ Clock = Callable[[], float]
 
 class Idling:
     """Works on awake sessions when they are due, until it is closed. work: does so, unless the session is in use. What
-    fails is logged, and tried again after the same time. rest: seconds to rest for each that a session took.
+    fails is logged, and tried again after the same time.
     """
 
     def __init__(
@@ -27,14 +27,11 @@ class Idling:
         idle_s: float,
         work: Callable[[SessionUri], Awaitable[None]],
         clock: Clock = time.monotonic,
-        *,
-        rest: float = 0.0,
     ) -> None:
         self._awake = awake
         self._idle_s = idle_s
         self._work = work
         self._clock = clock
-        self._rest = rest
         self._tried: dict[SessionUri, float] = {}
         self._closing = asyncio.Event()
         self._task = asyncio.ensure_future(self._run())
@@ -49,18 +46,14 @@ class Idling:
             for uri in self._due():
                 if self._closing.is_set():
                     break
-                begun = self._tried[uri] = self._clock()
+                self._tried[uri] = self._clock()
                 try:
                     await self._work(uri)
                 except Exception as error:  # noqa: BLE001 - it stays awake, and the others have their turn
                     _LOG.warning("nothing could be done for %s, which is idle: %s", uri, error)
-                await self._wait(self._rest * (self._clock() - begun))
             self._tried = {uri: tried for uri, tried in self._tried.items() if uri in self._awake}
-            await self._wait(max(0.0, self._next() - self._clock()))
-
-    async def _wait(self, seconds: float) -> None:
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._closing.wait(), seconds)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._closing.wait(), max(0.0, self._next() - self._clock()))
 
     def _due(self) -> list[SessionUri]:
         """The sessions that are due, the longest idle first."""

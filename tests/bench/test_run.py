@@ -140,6 +140,9 @@ def test_durable_answers_are_measured_beside_others_and_beside_the_flush_alone(t
         assert all(each["last_token_s"]["lowest"] > 0 for each in ways.values())
         assert 0 < ways["turn"]["flushes_a_turn"]["highest"] <= 2
         assert ways["none"]["flushes_a_turn"]["highest"] == ways["sleep"]["flushes_a_turn"]["highest"] == 0
+    assert found["stream"]["writes"] > 0
+    assert found["stream"]["gaps"].keys() == {"nothing", "write behind"}
+    assert found["stream"]["p99_over_nothing"]["runs"] == 1
 
 
 @pytest.mark.heavy

@@ -23,6 +23,7 @@ KINDS = ("qwen3", "gemma3_text", "falcon_h1", "quantised")
 def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(writing_behind, "QUIET_S", 0.02)
     monkeypatch.setattr(writing_behind, "_AGAIN_S", 0.05)
+    monkeypatch.setattr(writing_behind, "_REST_BESIDE_REQUESTS", 9)
 
 
 @pytest.fixture
@@ -273,6 +274,20 @@ async def test_a_look_is_not_written_and_what_goes_on_from_it_is(open_rig: Any) 
         await until(lambda: rows(rig, "one")[-1].version > newest)
         assert rows(rig, "one")[-1].ledger_tokens == 590
         assert newest in [row.version for row in rows(rig, "one")], "it went another way, so it stays"
+
+
+async def test_beside_requests_it_rests_for_long_behind_each_write(
+    open_rig: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writing_behind, "_REST", 0)
+    monkeypatch.setattr(writing_behind, "_REST_BESIDE_REQUESTS", 1e6)
+    async with open_rig() as rig, listening(rig) as heard:
+        with rig.service.bus.request("another", lambda: None):
+            for name in ("one", "two"):
+                await rig.read(name, tokens_of(1, 600))
+            await until(lambda: bool(heard.of("blocks_written")))
+            await asyncio.sleep(0.1)
+        assert len(heard.of("blocks_written")) == 1
 
 
 async def test_a_long_session_is_written_part_by_part(open_rig: Any, monkeypatch: pytest.MonkeyPatch) -> None:
