@@ -89,18 +89,22 @@ class Tool(Record):
 @dataclass(frozen=True, slots=True)
 class Message(Record):
     """The fields of a message, which is given and handled as a map of them. reasoning, tool_calls: an assistant's.
-    tool_call_id: of the call that a tool's message answers."""
+    tool_call_id: of the call that a tool's message answers. answer_id: of the answer that an assistant's message is: a
+    hint for `converse`, which believes it where the words are those of the answer."""
 
     role: Role
     content: Content
     reasoning: Content = ""
     tool_calls: Annotated[Sequence[ToolCall], Listed(), Field(max_length=MAX_CALLS)] = ()
     tool_call_id: CallId = ""
+    answer_id: AnswerId | None = None
 
     def __post_init__(self) -> None:
         """Raises ValueError: a field is of another role."""
-        if self.role != "assistant" and (self.reasoning or self.tool_calls):
-            raise ValueError("reasoning and tool_calls are the assistant's; leave them out of other messages")
+        if self.role != "assistant" and (self.reasoning or self.tool_calls or self.answer_id):
+            raise ValueError(
+                "reasoning, tool_calls and answer_id are the assistant's; leave them out of other messages"
+            )
         if self.role != "tool" and self.tool_call_id:
             raise ValueError("tool_call_id is for a tool's message; leave it out of others")
 
@@ -128,6 +132,8 @@ def map_of(record: Message | Tool) -> dict[str, Any]:
         found["tool_calls"] = calls
     if record.tool_call_id:
         found["tool_call_id"] = record.tool_call_id
+    if record.answer_id is not None:
+        found["answer_id"] = record.answer_id
     return found
 
 

@@ -8,7 +8,7 @@ told as one message.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import groupby
@@ -66,6 +66,17 @@ class Recalling:
         """The messages from number `first` to `last`; the first of a read that is told is the first of it."""
         return await self._encoder.with_words(model, lambda _: list(_told(model, known, first, last)))
 
+    async def thoughts(self, model: LoadedModel, known: Dialogue, said: Mapping[bytes, Message]) -> dict[bytes, str]:
+        """What was thought in answers, by their ids; of those alone that were said in these words."""
+        marks = {
+            turn.answer: at
+            for at, turn in enumerate(known.text_map.turns)
+            if turn.answer in said and turn.is_mark_of(said[turn.answer])
+        }
+        return {
+            answer: told.reasoning for answer, at in marks.items() for told in await self.messages(model, known, at, at)
+        }
+
     def _of_asleep(self, uri: SessionUri) -> Dialogue:
         with self._store.open_session(uri) as reader:
             kept, unread = reader.manifest.session, unread_in(reader.manifest.session, uri)
@@ -93,7 +104,7 @@ def _told(model: LoadedModel, known: Dialogue, first: int, last: int) -> Iterato
 def _answer(model: LoadedModel, known: Dialogue, turn: Turn, start: int) -> RecalledMessage:
     """An answer, as it was shown."""
     ledger = list(known.tokens[:start])
-    shown, written, finished = Shown(model, ledger, known.root, ()), Written(), False
+    shown, written, finished = Shown(model, ledger, known.root, (), answer=turn.answer), Written(), False
     for token in known.tokens[start : turn.end]:
         ledger.append(token)  # grows while it is shown: the ids of calls follow from it
         finished = token in model.end_tokens

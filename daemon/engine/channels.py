@@ -194,7 +194,8 @@ class Channels:
 class Shown:
     """What a client is shown of an answer, token by token. stopped: whether a stop string has come, in the text.
 
-    context: the ledger before it. root: of the conversation; None if all is text. is_plain: as of `Channels`.
+    context: the ledger before it. root: of the conversation; None if all is text. is_plain: as of `Channels`. answer:
+    the answer's id; empty for none.
     """
 
     def __init__(
@@ -205,6 +206,7 @@ class Shown:
         stop: Sequence[str],
         *,
         is_plain: bool = False,
+        answer: bytes = b"",
     ) -> None:
         self._stops = StopStrings(stop)
         self._channels: Channels | None = None
@@ -212,7 +214,11 @@ class Shown:
         if root is not None and (root.tools or marks.reasoning):
             thinks = marks.thinks_behind(context, model.end_tokens)
             self._channels = Channels(
-                marks, root, lambda number: _call_id(context, number), thinks=thinks, is_plain=is_plain
+                marks,
+                root,
+                lambda number: id_of_call(answer or _as_bytes(context), number),
+                thinks=thinks,
+                is_plain=is_plain,
             )
             self._marked = MarkedText(model.tokenizer, context, marks)
 
@@ -259,8 +265,13 @@ def _as_text(text: str) -> Iterator[Piece]:
         yield Piece("text", text)
 
 
-def _call_id(ledger: Sequence[int], number: int) -> str:
-    """The id of a call that ends here: nine letters and digits, as the strictest template wants them. It follows from
-    the ledger, so that the same tokens give it again."""
-    digest = blake3(b"".join(token.to_bytes(4, "little") for token in (*ledger, number))).digest(8)
+def id_of_call(answer: bytes, number: int) -> str:
+    """The id of a call in an answer, by its number: nine letters and digits, as the strictest template wants them. It
+    follows from the answer's id, or, without one, from the ledger before it: so it is the same when it is told again,
+    and a client that sends it back names the answer."""
+    digest = blake3(answer + number.to_bytes(4, "little")).digest(8)
     return base64.b32encode(digest).decode().lower()[:9]
+
+
+def _as_bytes(ledger: Sequence[int]) -> bytes:
+    return b"".join(token.to_bytes(4, "little") for token in ledger)

@@ -231,7 +231,7 @@ class WriteOrder:
     one model call with other sessions. seeded: whether it draws by its own random numbers, and leaves the session's as
     they are. root: of the conversation that it is a turn of; None if all that is written is text. begun: committed
     tokens at the end of the ledger that belong to it: they are shown again first. matcher: at the beginning of the
-    grammar that the answer is held to; only for this order."""
+    grammar that the answer is held to; only for this order. answer_id: names the answer; empty for none."""
 
     max_tokens: int
     sampling: Sampling
@@ -243,6 +243,7 @@ class WriteOrder:
     root: Root | None = None
     begun: Sequence[int] = ()
     matcher: Matcher | None = None
+    answer_id: bytes = b""
 
 
 class Room:
@@ -308,7 +309,7 @@ def _begin(model: LoadedModel, order: WriteOrder, written: Written, context: arr
     """Make ready what shows the answer, and what holds it."""
     written.context, matcher = context, order.matcher
     is_plain = matcher is not None and matcher.is_plain
-    written.shown = Shown(model, context, order.root, order.stop, is_plain=is_plain)
+    written.shown = Shown(model, context, order.root, order.stop, is_plain=is_plain, answer=order.answer_id)
     written.bound = Constrained(matcher, model, context, order.root) if matcher is not None else None
 
 

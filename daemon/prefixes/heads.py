@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final
 
@@ -20,6 +20,7 @@ from ...errors import TorporError
 from ...memvid.store import Store
 from ...memvid.uri import SessionUri
 from ..api.dialogue import canonical
+from ..engine.channels import id_of_call
 from ..engine.pieces import NAMES_AT_ONCE
 from ..models.chat_template import Message, Root
 from ..sessions.interrupted import DIGEST_BYTES, INTERRUPTED, Interrupted
@@ -35,13 +36,24 @@ MAX_HEADS: Final = 1_000_000
 @dataclass(frozen=True, slots=True)
 class Head:
     """A place in a session. messages: of a transcript, before it. at: tokens before it. is_last: whether the session
-    goes on no further. model: the name of its model."""
+    goes on no further. model: the name of its model. answer: the id of the answer before it; empty without one.
+    is_named: whether a transcript names an answer of the session."""
 
     uri: SessionUri
     messages: int
     at: int
     is_last: bool
     model: str
+    answer: bytes = b""
+    is_named: bool = False
+
+    def is_named_by(self, message: Message) -> bool:
+        """Whether a message that stands just before it names the answer: by its id, or that of one of its calls."""
+        if not self.answer:
+            return False
+        calls = enumerate(message.get("tool_calls", ()), 1)
+        names = message.get("answer_id") == self.answer.hex()
+        return names or any(call.get("id") == id_of_call(self.answer, number) for number, call in calls)
 
 
 class Heads:
@@ -102,16 +114,29 @@ class Heads:
                 del self._midway[request]
 
     def find(self, namespace: str, model: str, root: Root, messages: Sequence[Message]) -> list[Head]:
-        """The heads with the longest beginning of a transcript, in one namespace; none if no session has any of it."""
+        """The heads with the longest beginning of a transcript, in one namespace; none if no session has any of it. If
+        it names an answer, of the sessions alone that have that answer behind the same words."""
         turns = [Turn.of(message, 0) for message in messages]
         chain = list(_chain(model, digest_of_root(root), turns))
+        named = self._named(namespace, chain, messages)
         for kept in range(len(turns), 0, -1):
             if (turns[kept - 1].role == "assistant") != (kept < len(turns)):
                 continue
             heads = [head for uri, head in self._at.get(chain[kept - 1], {}).items() if uri.namespace == namespace]
+            if named:
+                heads = [replace(head, is_named=True) for head in heads if head.uri in named]
             if heads:
                 return heads
         return []
+
+    def _named(self, namespace: str, chain: Sequence[bytes], messages: Sequence[Message]) -> set[SessionUri]:
+        """The sessions with the last answer that a transcript names."""
+        for digest, message in zip(reversed(chain), reversed(messages), strict=True):
+            heads = self._at.get(digest, {}).items() if message["role"] == "assistant" else ()
+            named = {uri for uri, head in heads if uri.namespace == namespace and head.is_named_by(message)}
+            if named:
+                return named
+        return set()
 
     def behind(self, namespace: str | None, answer: bytes) -> list[Head]:
         """The heads behind an answer, by its id, in one namespace or in all: several where forks share it."""
@@ -136,7 +161,8 @@ class Heads:
         for at, digest in enumerate(_chain(model, text_map.root, turns)):
             end, is_last = turns[at].end, at == len(turns) - 1
             if is_last or turns[at + 1].end > end:
-                head, answer = Head(uri, at + 1, end, is_last and end == tokens, model), turns[at].answer
+                answer = turns[at].answer
+                head = Head(uri, at + 1, end, is_last and end == tokens, model, answer)
                 for key in (digest, _key_of(answer)) if answer else (digest,):
                     self._at.setdefault(key, {})[uri] = head
                     digests.append(key)

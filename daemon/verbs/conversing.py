@@ -6,8 +6,8 @@ import re
 import secrets
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict
-from typing import Any, Final
+from dataclasses import asdict, replace
+from typing import Any, Final, TypeVar
 
 from ...errors import TorporError
 from ...memvid.errors import SessionNotFound
@@ -34,6 +34,8 @@ _MOST_TRIED: Final = 4
 
 _SUFFIX_BYTES: Final = 4
 
+Asked = TypeVar("Asked", ConverseRequest, MeasureRequest)
+
 
 @answers(ConverseRequest, queued=True)
 async def converse(parts: Parts, request: ConverseRequest) -> GenerateResult:
@@ -46,6 +48,8 @@ async def converse(parts: Parts, request: ConverseRequest) -> GenerateResult:
         known = await _known(parts, request, wanted, model)
         return await _chat(parts, request, known.uri, None, digest, Behind(None, request.instructions))
     await parts.heads.learned()
+    if not request.after:
+        request = await _as_thought(parts, request, wanted, model)
     for midway in parts.heads.left_midway(wanted.namespace, digest)[:_MOST_TRIED]:
         if _may_go_on(request, midway, wanted):
             with suppress(TranscriptDiverged, SessionNotFound):
@@ -77,6 +81,7 @@ async def measure(parts: Parts, request: MeasureRequest) -> MeasureResult:
         messages = said_behind(known, root, request.instructions, messages)
     else:
         cached = max((head.at for head in _heads(parts, request, wanted, model)), default=0)
+        messages = (await _as_thought(parts, request, wanted, model)).messages
     claim = Use(_fresh(wanted), next(parts.residency.memory.numbers))
     async with parts.residency.models.using(model, claim) as loaded:
         tokens = place.held + len(await parts.encoder.messages(loaded, messages, place, root))
@@ -103,23 +108,23 @@ def _require_model(request: ConverseRequest | MeasureRequest, wanted: str, found
         )
 
 
-def _best(
-    parts: Parts, request: ConverseRequest | MeasureRequest, wanted: SessionUri, model: str, tried: set[Head]
-) -> Head | None:
+def _best(parts: Parts, request: ConverseRequest, wanted: SessionUri, model: str, tried: set[Head]) -> Head | None:
     """The head to go on from: where no fork is needed, if there is one. None if a new session is to read all. Raises
     AnswerNotFound."""
     heads = _heads(parts, request, wanted, model) if len(tried) < _MOST_TRIED else []
     left = [head for head in heads if head not in tried]
     if request.after and not left:
         raise answer_not_found(request.after)
-    return max(
-        left, key=lambda head: (head.is_last and _may_go_on(request, head, wanted), head.uri == wanted), default=None
-    )
+
+    def rank(head: Head) -> tuple[bool, bool, bool]:
+        return _is_of_group(head.uri, wanted), head.is_last, head.uri == wanted
+
+    return max(left, key=rank, default=None)
 
 
-def _may_go_on(request: ConverseRequest | MeasureRequest, head: Head, wanted: SessionUri) -> bool:
+def _may_go_on(request: ConverseRequest, head: Head, wanted: SessionUri) -> bool:
     """Whether a session is gone on with, and not forked: a client that names an answer means its session."""
-    return bool(request.after) or _is_of_group(head.uri, wanted)
+    return bool(request.after) or head.is_named or _is_of_group(head.uri, wanted)
 
 
 def _heads(parts: Parts, request: ConverseRequest | MeasureRequest, wanted: SessionUri, model: str) -> list[Head]:
@@ -131,6 +136,32 @@ def _heads(parts: Parts, request: ConverseRequest | MeasureRequest, wanted: Sess
     for head in heads:
         _require_model(request, model, head.model)
     return heads
+
+
+async def _as_thought(parts: Parts, request: Asked, wanted: SessionUri, model: str) -> Asked:
+    """The request with what was thought, as the tokens tell it, in those answers that are read again and have their
+    id. An id that no session of this namespace and model has, or that stands at other words, tells nothing."""
+    known = max((head.messages for head in _heads(parts, request, wanted, model)), default=0)
+    messages = list(request.messages)
+    of: dict[SessionUri, dict[bytes, int]] = {}
+    for at, message in enumerate(messages):
+        answer = bytes.fromhex(message.get("answer_id") or "")
+        heads = parts.heads.behind(wanted.namespace, answer) if answer and at >= known else []
+        uris = [head.uri for head in heads if head.model == model]
+        if uris:
+            of.setdefault(next((uri for uri in uris if uri in of), uris[0]), {})[answer] = at
+    if not of:
+        return request
+    claim = Use(_fresh(wanted), next(parts.residency.memory.numbers))
+    async with parts.residency.models.using(model, claim) as loaded:
+        for uri, answers in list(of.items())[:_MOST_TRIED]:
+            with suppress(TorporError):  # deleted meanwhile, or damaged
+                said = {answer: messages[at] for answer, at in answers.items()}
+                thoughts = await parts.recalling.thoughts(loaded, await parts.recalling.known(uri), said)
+                for answer, thought in thoughts.items():
+                    at = answers[answer]
+                    messages[at] = {**messages[at], "reasoning": thought}
+    return replace(request, messages=messages)
 
 
 def _behind(request: ConverseRequest, head: Head) -> Behind | None:

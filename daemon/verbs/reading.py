@@ -133,7 +133,7 @@ async def answer(
             if rewinds:
                 parts.reasons.went_back(live.uri)
             order = _order(request, count, drawing, matcher)
-            order = replace(order, keep_end=True, root=turn.root, begun=turn.begun)
+            order = replace(order, keep_end=True, root=turn.root, begun=turn.begun, answer_id=known.answer_id)
             read = (to_read, cached)
             result = await parts.exchanges.write(
                 use, live, order, request.emit, read=read, started=started, look=look, known=known

@@ -6,7 +6,7 @@ Owns the shape of requests, answers and events, and what its dialogues are for t
 - The block that Claude Code puts first into the system text, with a checksum of the conversation, is left out: it
   changes, and the model has no use for it. `why` tells.
 - A tool that is to be loaded later stands where a result refers to it, and not among the tools.
-- What a model thought is known by the daemon, so thinking that comes back is only handed on.
+- The signature of thinking names its answer. The daemon knows what was thought in it.
 - Marks for a cache change no token. Where a request has some, the tokens that were read for it count as written to the
   cache, and else as plain input.
 """
@@ -32,7 +32,7 @@ from .desk import desk_of
 from .errors import error_map
 from .fields import Body, fault_at, ignored_of, read_fields
 from .holding import choice_of, constraint_of
-from .turns import Answered, Turn
+from .turns import Answered, Turn, answer_in
 
 PATH: Final = "/v1/messages"
 COUNT_PATH: Final = "/v1/messages/count_tokens"
@@ -62,6 +62,7 @@ class Block(Body):
     type: str
     text: str | None = None
     thinking: str | None = None
+    signature: str | None = None
     id: str | None = None
     name: str | None = None
     input: dict[str, Any] | None = None
@@ -212,12 +213,13 @@ class _Reader:
                 answer.setdefault("tool_calls", []).append(call)
             elif block.type == "thinking" and message.role == "assistant":
                 answer["reasoning"] = answer.get("reasoning", "") + (block.thinking or "")
+                answer["answer_id"] = answer_in(block.signature)
             elif block.type != "redacted_thinking":
                 texts.append(self._plain(block, here))
         if message.role == "assistant":
             calls = {"tool_calls": tuple(answer.pop("tool_calls"))} if "tool_calls" in answer else {}
-            reasoning = {name: text for name, text in answer.items() if text}
-            yield {"role": "assistant", "content": "\n".join(texts), **reasoning, **calls}
+            thought = {name: text for name, text in answer.items() if text}
+            yield {"role": "assistant", "content": "\n".join(texts), **thought, **calls}
         elif texts:
             yield {"role": message.role, "content": "\n".join(texts)}
 

@@ -20,6 +20,7 @@ from ...daemon.api.recalling import RecalledMessage
 from ..errors import PreviousResponseNotFound
 from .bodies import InnerJson, int_of
 from .fields import Body, Content, fault_at
+from .turns import answer_in
 
 _ROLES: Final = {"developer": "system"}
 _CUSTOM: Final = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
@@ -31,7 +32,6 @@ MOST_ITEMS: Final = 100
 
 _APART: Final = "\n\n"
 _RESPONSE: Final = re.compile(r"resp_([0-9a-f]{32})")
-_ITEM: Final = re.compile(r"(?:msg|rs|fc)_([0-9a-f]{32})_[0-9]{1,6}")
 
 
 class InputItem(Body):
@@ -147,30 +147,31 @@ class Dialogue:
     def _read(self, item: InputItem, place: str) -> None:
         if item.type == "item_reference":
             self.messages, self.after = [], _named_by(item, place)
-        elif self.after is not None and item.id is not None and answer_of_item(item.id) == self.after:
+        elif self.after is not None and answer_in(item.id) == self.after:
             pass  # of an answer that another of its items has named
         elif item.type == "message":
             if item.role is None:
                 raise fault_at(f"{place}.role", "a message needs one; give user, assistant, system or developer")
-            self._say(item.role, item.content)
+            self._say(item)
         elif item.type == "reasoning":
-            own = self._own()
+            own = self._own(item)
             own["reasoning"] = own.get("reasoning", "") + (item.content or item.summary)
         elif item.type in ("function_call", "custom_tool_call"):
-            own = self._own()
+            own = self._own(item)
             own["tool_calls"] = (*own.get("tool_calls", ()), self._call(item, place))
         elif item.type in ("function_call_output", "custom_tool_call_output"):
             self.messages.append({"role": "tool", "content": item.output, "tool_call_id": item.call_id or ""})
         else:
             self.unknown.append(item.type)
 
-    def _say(self, role: str, text: str) -> None:
+    def _say(self, item: InputItem) -> None:
+        role = item.role or ""
         if role != "assistant":
-            self._add(_ROLES.get(role, role), text)
+            self._add(_ROLES.get(role, role), item.content)
             return
-        own = self._own()
+        own = self._own(item)
         # Two texts with a call between them were one text before.
-        own["content"] += "\n" * (self._before == "message") + text
+        own["content"] += "\n" * (self._before == "message") + item.content
 
     def _add(self, role: str, text: str) -> None:
         if role == "system" and [each["role"] for each in self.messages] == ["system"]:
@@ -178,10 +179,12 @@ class Dialogue:
         else:
             self.messages.append({"role": role, "content": text})
 
-    def _own(self) -> dict[str, Any]:
-        """The message of the model that stands last."""
+    def _own(self, item: InputItem) -> dict[str, Any]:
+        """The message of the model that an item belongs to; it names the answer, if the item does."""
         if not self.messages or self.messages[-1]["role"] != "assistant":
             self.messages.append({"role": "assistant", "content": ""})
+        if (answer := answer_in(item.encrypted_content) or answer_in(item.id)) is not None:
+            self.messages[-1].setdefault("answer_id", answer)
         return self.messages[-1]
 
     def _call(self, item: InputItem, place: str) -> dict[str, Any]:
@@ -202,12 +205,6 @@ def answer_of_response(response_id: str, field: str = "response_id") -> str:
     return found[1]
 
 
-def answer_of_item(item_id: str) -> str | None:
-    """The id of the answer that an item is of; None for an item that we never made."""
-    found = _ITEM.fullmatch(item_id)
-    return found[1] if found is not None else None
-
-
 def not_found(named: str, field: str) -> PreviousResponseNotFound:
     """The refusal of an id that no session has."""
     return PreviousResponseNotFound(
@@ -217,7 +214,7 @@ def not_found(named: str, field: str) -> PreviousResponseNotFound:
 
 
 def _named_by(item: InputItem, place: str) -> str:
-    found = answer_of_item(item.id or "")
+    found = answer_in(item.id)
     if found is None:
         raise not_found(item.id or "", f"{place}.id")
     return found

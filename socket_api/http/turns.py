@@ -34,12 +34,19 @@ _NAMING: Final = ("x-claude-code-session-id", "session-id", "session_id", "x-ses
 _AGENT: Final = "x-claude-code-agent-id"
 _MEASURE, _CONVERSE = VERBS["measure"], VERBS["converse"]
 _MOST_NAME_CHARS = 64
+_MINTED = re.compile(r"(?:[a-z]{2,4}_)?([0-9a-f]{32})(?:_[0-9]{1,6})?")
 _ODD = re.compile(r"[^A-Za-z0-9._-]+")
 
 
 def new_answer_id() -> str:
     """A new name for an answer. It begins with its time, in milliseconds."""
     return f"{time.time_ns() // 1_000_000:012x}{secrets.token_hex(10)}"
+
+
+def answer_in(minted: str | None) -> str | None:
+    """The answer's id in an id that we made of it; None for another text."""
+    found = _MINTED.fullmatch(minted or "")
+    return found[1] if found is not None else None
 
 
 def time_of(answer_id: str) -> int:

@@ -114,6 +114,17 @@ def test_omitted_thinking_is_told_by_its_signature_alone(server: HttpThread) -> 
     assert kinds == ["signature_delta", "text_delta", "input_json_delta"]
 
 
+@pytest.mark.parametrize("display", ["summarized", "omitted"])
+def test_a_signature_that_comes_back_names_its_answer(server: HttpThread, display: str) -> None:
+    chats(server, thinks_and_calls)
+    asked = {**HELLO, "thinking": {"type": "adaptive", "display": display}}
+    told = server.ask("POST", PATH, asked).json
+    said = [{"role": "user", "content": "a"}, {"role": "assistant", "content": told["content"]}]
+    server.ask("POST", PATH, {**asked, "messages": [*said, {"role": "user", "content": "b"}]})
+    *_, given = asked_for(server, "converse")
+    assert given["messages"][1]["answer_id"] == told["id"].removeprefix("msg_")
+
+
 def test_a_dialogue_is_asked_for_as_the_service_takes_it(server: HttpThread) -> None:
     result_of_tool = [{"type": "text", "text": "3"}, {"type": "tool_reference", "tool_name": "later"}]
     messages = [

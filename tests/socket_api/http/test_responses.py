@@ -163,6 +163,30 @@ def test_what_comes_back_item_by_item_is_one_message_for_the_service(server: Htt
     assert (given["max_tokens"], given["sampling"], given["session"]) == (7, {"temperature": 1}, "uuid-01")
 
 
+@pytest.mark.parametrize("kept", [0, 1, 2])
+def test_each_item_that_comes_back_names_its_answer(server: HttpThread, kept: int) -> None:
+    """In its `encrypted_content`, also without an id, as Codex sends it; or in its id."""
+    chats(server, thinks_and_calls)
+    told = server.ask("POST", PATH, {**HELLO, "tools": [ADD], "store": False}).json
+    item = told["output"][kept]
+    back = [{name: value for name, value in item.items() if name != "id"} if kept == 0 else item]
+    server.ask(
+        "POST", PATH, {"input": [{"role": "user", "content": "hello"}, *back, {"role": "user", "content": "on"}]}
+    )
+    *_, given = asked_for(server, "converse")
+    assert given["messages"][1]["answer_id"] == told["id"].removeprefix("resp_")
+    assert "after" not in given
+
+
+@pytest.mark.parametrize("damaged", ["", "gAAAAABo", "f" * 31, f"rs_{'f' * 32}_x", "é" * 32])
+def test_a_damaged_id_names_nothing(server: HttpThread, damaged: str) -> None:
+    thought = {"type": "reasoning", "id": damaged, "summary": [], "encrypted_content": damaged}
+    items = [{"role": "user", "content": "a"}, thought, {"role": "user", "content": "b"}]
+    assert server.ask("POST", PATH, {"input": items}).status == 200
+    (given,) = asked_for(server, "converse")
+    assert given["messages"][1] == {"role": "assistant", "content": ""}
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_an_answer_that_was_cut_off_is_incomplete(server: HttpThread, stream: bool) -> None:
     async def chat(request: ConverseRequest) -> GenerateResult:

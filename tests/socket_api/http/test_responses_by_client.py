@@ -111,6 +111,20 @@ def test_what_clients_make_of_items_on_the_way_still_hits(served: Served) -> Non
         assert again.usage.input_tokens_details.cached_tokens == told.usage.total_tokens
 
 
+def test_the_items_of_an_answer_find_its_session_whatever_the_request_is_called(served: Served) -> None:
+    with served.openai() as client:
+        names = [{"x-torpor-session": "by-item"}, {}, {"x-session-id": "another"}]
+        items: list[Any] = [{"role": "user", "content": "What is a tuple?"}]
+        sessions = set()
+        for headers in names:
+            answer = client.responses.with_raw_response.create(
+                model="demo", max_output_tokens=8, input=items, store=False, extra_headers=headers
+            )
+            sessions.add(answer.headers["x-torpor-session"])
+            items += [*(each.to_dict() for each in answer.parse().output), {"role": "user", "content": "And then?"}]
+        assert sessions == {"torpor://default/by-item"}
+
+
 def test_a_stream_and_a_whole_answer_say_the_same(served: Served) -> None:
     """QC3."""
     with served.openai() as client:
