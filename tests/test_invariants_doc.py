@@ -13,7 +13,9 @@ ROOT = Path(__file__).parents[1]
 ROW = re.compile(r"^\| ([A-Z]{2}\d+) \| (.+) \| (.+) \|$", re.MULTILINE)
 ROWS = ROW.findall((ROOT / "docs" / "reference" / "invariants.md").read_text())
 WANTED = [
-    f"{family}{at}" for family, count in (("QC", 17), ("QX", 18), ("GM", 13), ("MS", 11)) for at in range(1, count + 1)
+    f"{family}{at}"
+    for family, count in (("QC", 17), ("QX", 18), ("GM", 13), ("MS", 11), ("LP", 10))
+    for at in range(1, count + 1)
 ]
 
 

@@ -7,6 +7,7 @@ from dataclasses import KW_ONLY, dataclass
 from .constraints import Constraint, ToolChoice
 from .dialogue import AnswerId, JsonObject, Messages, Tools, require_root
 from .events import Listener, Reporting
+from .logprobs import TopLogprobs, require_tellable
 from .reading import MaxTokens, Stops
 from .records import Count, Labels, ModelName, Priority, Request, Result, SessionText, Text
 from .sampling import NamedSampling
@@ -34,7 +35,7 @@ class ConverseRequest(Reporting):
 
     session: the name for new sessions. If it is taken, they are called NAME-xxxxxxxx. A session of another name is
         forked, not gone on with. messages, tools, template_arguments, tool_choice, constraint, max_tokens, sampling: as
-        for `chat`.
+        for `chat`. logprobs: too, but an answer with them that was cut off begins anew, in a fork.
     answer_id: names the answer, for a later `after` and for `recall`. after: the id of the answer before the messages.
     at_end: the messages go on behind all that `session` holds, whatever that is; it was made before.
     instructions: with `after` or `at_end`, a system text, which is said unless it was the last that was.
@@ -53,6 +54,7 @@ class ConverseRequest(Reporting):
     sampling: NamedSampling | None = None
     stop: Stops = ()
     constraint: Constraint | None = None
+    logprobs: TopLogprobs | None = None
     tool_choice: ToolChoice | None = None
     answer_id: AnswerId | None = None
     after: AnswerId | None = None
@@ -65,6 +67,7 @@ class ConverseRequest(Reporting):
 
     def require(self) -> None:
         require_root(self.tools, self.template_arguments)
+        require_tellable(self.max_tokens, self.logprobs)
         _require_after(self)
 
 

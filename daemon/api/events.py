@@ -9,6 +9,7 @@ from typing import Annotated, Any, Final, Literal, NoReturn, Self
 from pydantic import Field, PlainValidator
 
 from .dialogue import Channel, ToolCall
+from .logprobs import TokenLogprobs
 from .records import Count, Request, Result, TokenId
 
 Stage = Literal["prefill", "sleep", "wake", "analyse"]
@@ -30,13 +31,15 @@ class TokenEvent(Result):
 
     `token` is None for text without a token of its own: what was held back as a possible beginning of a stop string or
     a mark, or half a character. So the pieces of the channel `text` make up the whole text. channel: who is spoken to.
-    call: a call of a tool, once it is whole; its tokens before add no text.
+    A mark belongs to the channel that it begins or ends. call: a call of a tool, once it is whole; its tokens before
+    add no text. logprobs: of the token, if they were asked for.
     """
 
     token: TokenId | None
     text: str
     channel: Channel = "text"
     call: ToolCall | None = None
+    logprobs: TokenLogprobs | None = None
     kind: Literal["token"] = "token"
 
 

@@ -12,6 +12,7 @@ from .constraints import Constraint, ToolChoice
 from .dialogue import JsonObject, Messages, ToolCall, Tools, require_root
 from .events import Listener, Reporting
 from .limits import MAX_APPENDED_TOKENS, MAX_GENERATED_TOKENS, MAX_STOP_CHARS, MAX_STOPS
+from .logprobs import TokenLogprobs, TopLogprobs, require_tellable
 from .records import Count, Listed, Priority, Request, Result, Seconds, SessionText, Text, TokenId
 from .sampling import NamedSampling
 from .session import Look
@@ -53,6 +54,7 @@ class GenerateResult(Result):
     woken: the report of the wake that this request caused, None where the session was awake.
     branched: the look that this request ended by going on from there; None else.
     reasoning: an assistant's thinking, tool_calls: its calls; `text` has neither.
+    logprobs: of each token, if they were asked for.
     """
 
     session: str
@@ -71,6 +73,7 @@ class GenerateResult(Result):
     branched: Look | None = None
     reasoning: str = ""
     tool_calls: tuple[ToolCall, ...] = ()
+    logprobs: tuple[TokenLogprobs, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +160,7 @@ class WritingRequest(Request):
     sampling: NamedSampling | None = None
     stop: Stops = ()
     constraint: Constraint | None = None
+    logprobs: TopLogprobs | None = None
     prove: bool = False
     create: bool = False
     priority: Priority = "normal"
@@ -170,12 +174,16 @@ class GenerateRequest(WritingRequest, Reporting):
         digests of the logits.
     sampling: given fields override the session's for this request; a seed begins random numbers of its own.
     constraint: what the text must match; an answer that max_tokens cut does not.
+    logprobs: with the log-probability of each token, and of so many of the likeliest in its place.
     create: make the session, on the default model, if there is none of that name.
     """
 
     _: KW_ONLY
     text: Text | None = None
     on_event: Listener = None
+
+    def require(self) -> None:
+        require_tellable(self.max_tokens, self.logprobs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +197,7 @@ class ChatRequest(WritingRequest, Reporting):
 
     on_divergence: for a transcript that differs from the session: refuse it, or rewind the session to the first
         difference; its present state stays as an earlier version. role: the role of `message`. max_tokens, sampling,
-        prove, create: as for `generate`.
+        logprobs, prove, create: as for `generate`.
     """
 
     message: Text | None = None
@@ -205,6 +213,7 @@ class ChatRequest(WritingRequest, Reporting):
     def require(self) -> None:
         if (self.message is None) == (self.messages is None):
             raise ValueError("give either message or messages")
+        require_tellable(self.max_tokens, self.logprobs)
         if self.messages is None and (self.tools is not None or self.template_arguments is not None):
             raise ValueError("tools and template_arguments go with messages; otherwise give them to create")
         require_root(self.tools, self.template_arguments)

@@ -178,9 +178,8 @@ class Exchanges:
         An answer for which there is no more memory ends there.
 
         Raises GenerationFailed: tokens committed before it stay. LeftMidway: it was cancelled, and not all undone."""
-        loop, before = asyncio.get_running_loop(), len(live.state.tokens)
+        loop, before, written = asyncio.get_running_loop(), len(live.state.tokens), Written()
         first_token_s: list[float] = []
-        written = Written()
         answer = UnderWay(order, written, before - len(order.begun), known, live.state.random_key)
         room = AnswerRoom(self._residency.memory, self._journal, use, answer.begins + order.max_tokens)
 
@@ -189,7 +188,8 @@ class Exchanges:
                 first_token_s.append(time.monotonic() - started)
                 tell_first(first_token_s[0])
             live.dirty = live.dirty or len(live.state.tokens) > before
-            loop.call_soon_threadsafe(emit, TokenEvent(token, piece.text, piece.channel, piece.call))
+            event = TokenEvent(token, piece.text, piece.channel, piece.call, written.logprobs_of(token))
+            loop.call_soon_threadsafe(emit, event)
 
         try:
             require_wanted()
@@ -225,6 +225,7 @@ class Exchanges:
             text=written.text,
             reasoning=written.reasoning,
             tool_calls=tuple(written.calls),
+            logprobs=None if order.logprobs is None else tuple(written.logprobs),
             tokens=tuple(written.tokens),
             finish_reason=written.finish_reason,
             token_count=len(live.state.tokens),

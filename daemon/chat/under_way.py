@@ -52,11 +52,12 @@ class UnderWay:
         return initial_key(self.order.sampling)
 
     def note(self, live: Session, *, goes_on: bool) -> None:
-        """Note what is written, as the client was shown it (QX8). goes_on: whether the same request may go on."""
+        """Note what is written, as the client was shown it (QX8). goes_on: whether the same request may go on; not with
+        log-probabilities, for the logits of what is written are gone."""
         live.dirty, end = True, len(live.state.tokens)
         live.interrupted = None
         known = self.known
-        if goes_on and known.request is not None:
+        if goes_on and known.request is not None and self.order.logprobs is None:
             key = bytes(memory.readable(live.state.random_key)) if self.order.seeded else b""
             live.interrupted = Interrupted(known.request, known.begins_at, self.begins, end, key)
         if self.order.keep_end:

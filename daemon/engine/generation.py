@@ -27,6 +27,7 @@ from ...snapshot.checkpoints import checkpoint_of
 from ...snapshot.passes import MAX_PASS_TOKENS
 from ...snapshot.state import LiveState
 from ..api.dialogue import Channel, ToolCall
+from ..api.logprobs import TokenLogprobs
 from ..api.reading import FinishReason
 from ..api.sampling import Sampling
 from ..errors import ContextOverflow, InvalidTokens
@@ -38,6 +39,7 @@ from .channels import Piece, Shown
 from .constrained import Constrained
 from .decoding import Decode, logits_after, raise_as_failure
 from .engine import SOON, Steps, WritingSteps
+from .logprobs import Logprobs
 from .pieces import Pieces
 from .sampler import Draw, draw
 
@@ -196,7 +198,7 @@ class Written:
 
     proofs: for each token the BLAKE3-256 of the float32 logits before it, if asked for. ended: all is written; else it
     goes on once there is more room. shown: what the client sees of it, once it has begun, behind the ledger `context`.
-    bound: what holds it to its grammar, if it has one.
+    bound: what holds it to its grammar, if it has one. logprobs: of each token, if asked for; telling: makes them.
     """
 
     text: str = ""
@@ -204,16 +206,22 @@ class Written:
     calls: list[ToolCall] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
     proofs: list[str] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
     finish_reason: FinishReason = "length"
     ended: bool = False
     shown: Shown | None = None
     bound: Constrained | None = None
+    telling: Logprobs | None = None
     context: array[int] = field(default_factory=lambda: array("I"))
 
     @property
     def channel(self) -> Channel:
         """Where the last token was, and where the next one begins."""
         return self.shown.channel if self.shown is not None else "text"
+
+    def logprobs_of(self, last: int | None) -> TokenLogprobs | None:
+        """Those of the last token; None for None, and where they were not asked for."""
+        return self.logprobs[-1] if last is not None and self.logprobs else None
 
     def add(self, piece: Piece) -> None:
         """Add what was said."""
@@ -231,7 +239,9 @@ class WriteOrder:
     one model call with other sessions. seeded: whether it draws by its own random numbers, and leaves the session's as
     they are. root: of the conversation that it is a turn of; None if all that is written is text. begun: committed
     tokens at the end of the ledger that belong to it: they are shown again first. matcher: at the beginning of the
-    grammar that the answer is held to; only for this order. answer_id: names the answer; empty for none."""
+    grammar that the answer is held to; only for this order. answer_id: names the answer; empty for none. logprobs: how
+    many of the likeliest tokens to tell for each; None for no log-probabilities, and for an order with `begun`, whose
+    logits are gone."""
 
     max_tokens: int
     sampling: Sampling
@@ -244,6 +254,7 @@ class WriteOrder:
     begun: Sequence[int] = ()
     matcher: Matcher | None = None
     answer_id: bytes = b""
+    logprobs: int | None = None
 
 
 class Room:
@@ -291,12 +302,10 @@ def write(
             if room.is_last:
                 break
             return
-        proof, drawn = yield from _draw_and_commit(model, state, order, written)
+        drawn = yield from _draw_and_commit(model, state, order, written)
         if drawn in model.end_tokens and not order.keep_end:
             written.finish_reason = "stop"
             break
-        if order.prove:
-            written.proofs.append(proof)
         ends = _show(model, order, written, drawn, on_token)
     assert written.shown is not None
     _tell(written, None, written.shown.finish(), on_token)
@@ -311,28 +320,33 @@ def _begin(model: LoadedModel, order: WriteOrder, written: Written, context: arr
     is_plain = matcher is not None and matcher.is_plain
     written.shown = Shown(model, context, order.root, order.stop, is_plain=is_plain, answer=order.answer_id)
     written.bound = Constrained(matcher, model, context, order.root) if matcher is not None else None
+    written.telling = Logprobs(model, order.logprobs) if order.logprobs is not None else None
 
 
 def _show(model: LoadedModel, order: WriteOrder, written: Written, token: int, on_token: OnToken) -> bool:
     """Show a committed token. Whether it ends the answer."""
     assert written.shown is not None
-    ended = token in model.end_tokens
+    ended, channel = token in model.end_tokens, written.channel
     written.tokens.append(token)
     written.context.append(token)
-    _tell(written, token, () if ended else written.shown.push(token), on_token)
+    pieces = () if ended else written.shown.push(token)
+    _tell(written, token, pieces, on_token, channel)
     if ended or written.shown.stopped or (written.bound is not None and written.bound.is_at_end):
         written.finish_reason = "stop"
         return True
     return False
 
 
-def _tell(written: Written, token: int | None, pieces: Iterable[Piece], on_token: OnToken) -> None:
+def _tell(
+    written: Written, token: int | None, pieces: Iterable[Piece], on_token: OnToken, channel: Channel = "text"
+) -> None:
+    """Tell a token with its pieces. channel: where the one before it was."""
     for piece in pieces:
         written.add(piece)
         on_token(token, piece)
         token = None
     if token is not None:
-        on_token(token, Piece(written.channel))
+        on_token(token, Piece(channel if written.channel == "text" else written.channel))
 
 
 def logits_digest(logits: mx.array) -> str:
@@ -375,20 +389,20 @@ def _drawn(state: LiveState, order: WriteOrder, written: Written) -> Draw:
         require_some(allowed)
 
 
-def _draw_and_commit(
-    model: LoadedModel, state: LiveState, order: WriteOrder, written: Written
-) -> WritingSteps[tuple[str, int]]:
-    """Draw one token, and commit it unless it is an end token that is not kept."""
+def _draw_and_commit(model: LoadedModel, state: LiveState, order: WriteOrder, written: Written) -> WritingSteps[int]:
+    """Draw one token, and commit it unless it is an end token that is not kept, with what is told of the logits before
+    it."""
     assert state.last_logits is not None
     held = len(state.tokens)
     proof = logits_digest(state.last_logits) if order.prove else ""
     try:
         drawn = _drawn(state, order, written)
+        told = written.telling.of(state.last_logits, drawn.token) if written.telling is not None else None
     except Exception as error:
         raise_as_failure(error, held)
         raise
     if drawn.token in model.end_tokens and not order.keep_end:
-        return proof, drawn.token
+        return drawn.token
     takes_checkpoint = not model.layout.by_token and state.checkpoints.is_due(held + 1)
 
     def keep_checkpoint(logits: mx.array) -> None:
@@ -401,7 +415,11 @@ def _draw_and_commit(
     state.random_key = drawn.next_key
     state.tokens.append(drawn.token)
     state.last_logits = logits
-    return proof, drawn.token
+    if order.prove:
+        written.proofs.append(proof)
+    if told is not None:
+        written.logprobs.append(told)
+    return drawn.token
 
 
 def replay(model: LoadedModel, state: LiveState, tokens: Sequence[int], passes: Sequence[int]) -> Steps[None]:

@@ -187,6 +187,7 @@ async def _chat(
         sampling=request.sampling,
         stop=request.stop,
         constraint=request.constraint,
+        logprobs=request.logprobs,
         tool_choice=request.tool_choice,
         priority=request.priority,
         create=model is not None,
@@ -242,7 +243,8 @@ def _digest_of(request: ConverseRequest, model: str) -> bytes:
     drawing = {} if request.sampling is None else request.sampling.named()
     held = [None if each is None else asdict(each) for each in (request.constraint, request.tool_choice)]
     place = (request.after, request.session if request.at_end else None)
-    how = (drawing, list(request.stop), request.max_tokens, *place, request.instructions, held)
+    told = () if request.logprobs is None else (request.logprobs,)
+    how = (drawing, list(request.stop), request.max_tokens, *place, request.instructions, held, *told)
     return digest_of_request(model, _root_of(request), request.messages, *how)
 
 

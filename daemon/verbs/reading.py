@@ -195,4 +195,5 @@ def _order(request: WritingRequest, count: int, drawing: Sampling, matcher: Matc
         alone=request.prove,
         seeded=request.sampling is not None and "seed" in request.sampling.named(),
         matcher=matcher,
+        logprobs=request.logprobs,
     )

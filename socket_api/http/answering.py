@@ -28,6 +28,7 @@ from ...daemon.api.events import ProgressEvent, TokenEvent, WorkEvent
 from ...errors import TorporError
 from ..errors import InternalError
 from .desk import desk_of
+from .logprobs import Untold
 from .turns import SESSION_HEADER, Answered, Asked, Asking, Turn, measure, name_for
 from .work import ClientLeft, has_left
 
@@ -37,11 +38,14 @@ _EVENT_BYTES = 256
 
 
 class Telling(ABC):
-    """How an API tells an answer. `asking` is set before anything is told. reasoning_tokens: those of thinking, so
-    far."""
+    """How an API tells an answer. `asking` is set before anything is told. reasoning_tokens: those of thinking, so far.
+    untold: the log-probabilities of an answer that is no stream; those of a stream are the API's own to note."""
 
     asking: Asking
     reasoning_tokens = 0
+
+    def __init__(self) -> None:
+        self.untold = Untold()
 
     @abstractmethod
     def whole(self, answered: Answered) -> Mapping[str, Any]:
@@ -190,9 +194,12 @@ class _Exchange:
         if isinstance(event, TokenEvent) and event.channel == "reasoning" and event.token is not None:
             self._telling.reasoning_tokens += 1
         if not self._streamed:
+            if isinstance(event, TokenEvent):
+                self._telling.untold.add(event)
             return
         if isinstance(event, TokenEvent):
-            self._waiting_bytes += len(event.text) * 4 + _EVENT_BYTES
+            likelihoods = 0 if event.logprobs is None else 1 + len(event.logprobs.top)
+            self._waiting_bytes += len(event.text) * 4 + _EVENT_BYTES * (1 + likelihoods)
             if self._waiting_bytes > self._desk.limits.max_waiting_event_bytes:
                 self._drop()
         self._events.append(event)

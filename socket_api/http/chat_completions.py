@@ -17,6 +17,7 @@ from starlette.types import Send
 
 from ...daemon.api.dialogue import ToolCall
 from ...daemon.api.events import ProgressEvent, TokenEvent
+from ...daemon.api.logprobs import TopLogprobs
 from ...errors import TorporError
 from .answering import Telling, answer, event_bytes
 from .bodies import InnerJson
@@ -24,6 +25,7 @@ from .desk import desk_of
 from .errors import error_map
 from .fields import Body, Content, fault_at, ignored_of, read_fields
 from .holding import choice_of, constraint_of, has_no_effect
+from .logprobs import each_of
 from .turns import Answered, Turn
 
 PATH = "/v1/chat/completions"
@@ -125,8 +127,16 @@ class ChatBody(Sampled):
     chat_template_kwargs: dict[str, Any] | None = None
     tool_choice: Any = None
     response_format: dict[str, Any] | None = None
+    logprobs: bool | None = None
+    top_logprobs: TopLogprobs | None = None
     prompt_cache_key: str | None = None
     return_progress: bool | None = None
+
+    def told_logprobs(self) -> int | None:
+        """As a verb takes it. Raises InvalidRequest: the likeliest tokens alone are asked for."""
+        if self.top_logprobs and not self.logprobs:
+            raise fault_at("top_logprobs", "it goes with logprobs; give logprobs true, too")
+        return (self.top_logprobs or 0) if self.logprobs else None
 
 
 async def chat_completions(request: Request, send: Send) -> None:
@@ -145,9 +155,10 @@ async def chat_completions(request: Request, send: Send) -> None:
             stop=body.stops(),
             constraint=constraint_of(body.response_format, "response_format"),
             tool_choice=choice_of(body.tool_choice, strict=_is_strict(body)),
+            logprobs=body.told_logprobs(),
             named=body.prompt_cache_key,
         )
-        telling = _Chunks(turn.answer_id, usage=body.wants_usage(), progress=bool(body.return_progress))
+        telling = _Chunks(turn, usage=body.wants_usage(), progress=bool(body.return_progress))
         ignored = ignored_of(body, _also(body))
         await answer(request, send, turn, telling, streamed=bool(body.stream), ignored=ignored)
 
@@ -200,11 +211,13 @@ def usage_of(answered: Answered, reasoning_tokens: int) -> dict[str, Any]:
 
 
 class _Chunks(Telling):
-    def __init__(self, answer_id: str, *, usage: bool, progress: bool) -> None:
+    def __init__(self, turn: Turn, *, usage: bool, progress: bool) -> None:
+        super().__init__()
+        self._has_logprobs = turn.logprobs is not None
         self._usage = usage
         self._progress = progress
         self._begun = time.monotonic()
-        self._id = f"chatcmpl-{answer_id}"
+        self._id = f"chatcmpl-{turn.answer_id}"
         self._created = int(time.time())
         self._calls = 0
 
@@ -217,7 +230,7 @@ class _Chunks(Telling):
             message["tool_calls"] = [_told_call(each) for each in result.tool_calls]
         elif not result.text:
             message["content"] = ""
-        choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": result.finish_reason}
+        choice = {"index": 0, "message": message, "logprobs": self._logprobs(), "finish_reason": result.finish_reason}
         return {
             **self._head("chat.completion"),
             "choices": [choice],
@@ -228,13 +241,16 @@ class _Chunks(Telling):
         return self._chunk({"role": "assistant", "content": ""})
 
     def token(self, event: TokenEvent) -> bytes:
+        self.untold.add(event)
         if event.call is not None:
             call = {"index": self._calls, **_told_call(event.call)}
             self._calls += 1
             return self._chunk({"tool_calls": [call]})
         if not event.text:
             return b""
-        return self._chunk({"reasoning_content" if event.channel == "reasoning" else "content": event.text})
+        if event.channel == "reasoning":
+            return self._chunk({"reasoning_content": event.text})
+        return self._chunk({"content": event.text}, logprobs=self._logprobs())
 
     def progress(self, event: ProgressEvent) -> bytes:
         """As llama.cpp's server tells it: of all tokens of the dialogue, those that were cached count as processed."""
@@ -254,7 +270,8 @@ class _Chunks(Telling):
         return self._chunk({})
 
     def closing(self, answered: Answered) -> bytes:
-        told = self._chunk({}, answered.result.finish_reason)
+        told = self._chunk({}, logprobs=self._logprobs()) if self.untold else b""
+        told += self._chunk({}, answered.result.finish_reason)
         if self._usage:
             usage = usage_of(answered, self.reasoning_tokens)
             told += event_bytes({**self._head("chat.completion.chunk"), "choices": [], "usage": usage})
@@ -263,8 +280,18 @@ class _Chunks(Telling):
     def failure(self, error: TorporError) -> bytes:
         return event_bytes(error_map(error, "openai"))
 
-    def _chunk(self, delta: Mapping[str, Any], finish_reason: str | None = None, **also: Any) -> bytes:
-        choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
+    def _logprobs(self) -> dict[str, Any] | None:
+        """Those that were not told yet; None if they are not wanted."""
+        return {"content": each_of(self.untold.take()), "refusal": None} if self._has_logprobs else None
+
+    def _chunk(
+        self,
+        delta: Mapping[str, Any],
+        finish_reason: str | None = None,
+        logprobs: Mapping[str, Any] | None = None,
+        **also: Any,
+    ) -> bytes:
+        choice = {"index": 0, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}
         more = {"usage": None} if self._usage else {}
         return event_bytes({**self._head("chat.completion.chunk"), "choices": [choice], **more, **also})
 

@@ -17,6 +17,7 @@ from starlette.requests import Request
 from starlette.types import Send
 
 from ...daemon.api.events import OnEvent, TokenEvent
+from ...daemon.api.logprobs import TopLogprobs
 from ...daemon.api.process import StatusRequest
 from ...daemon.api.reading import AppendRequest, GenerateRequest, GenerateResult
 from ...daemon.api.verbs import VERBS
@@ -28,6 +29,7 @@ from .chat_completions import DONE, Sampled, usage_of
 from .desk import desk_of
 from .errors import error_map
 from .fields import fault_at, ignored_of, read_fields
+from .logprobs import columns_of
 from .turns import SESSION_HEADER, Answered, Asking
 
 PATH: Final = "/v1/completions"
@@ -46,6 +48,7 @@ class CompletionBody(Sampled):
     best_of: int | None = None
     echo: bool | None = None
     suffix: str | None = None
+    logprobs: TopLogprobs | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +61,7 @@ class Continuation:
     in_session: bool
     sampling: Mapping[str, Any] = field(default_factory=dict)
     stop: Sequence[str] = ()
+    logprobs: int | None = None
     named: str | None = None
 
     def asking(self, backend: Backend, caller: Caller, session: str, model: str, emit: OnEvent) -> Asking:
@@ -82,8 +86,9 @@ async def completions(request: Request, send: Send) -> None:
             in_session=SESSION_HEADER in request.headers,
             sampling=body.sampling(),
             stop=body.stops(),
+            logprobs=body.logprobs,
         )
-        telling = _Texts(usage=body.wants_usage())
+        telling = _Texts(usage=body.wants_usage(), logprobs=body.logprobs is not None)
         await answer(request, send, continuation, telling, streamed=bool(body.stream), ignored=ignored_of(body))
 
 
@@ -117,6 +122,7 @@ class _Continuing(Asking):
             "max_tokens": order.max_tokens,
             "sampling": dict(order.sampling) or None,
             "stop": tuple(order.stop),
+            "logprobs": order.logprobs,
         }
         request = await self.caller.request_of(VERBS["generate"], params)
         assert isinstance(request, GenerateRequest)
@@ -171,26 +177,31 @@ class _Continuing(Asking):
 
 
 class _Texts(Telling):
-    def __init__(self, *, usage: bool) -> None:
+    def __init__(self, *, usage: bool, logprobs: bool) -> None:
+        super().__init__()
         self._usage = usage
+        self._has_logprobs = logprobs
+        self._told_chars = 0  # of the tokens whose log-probabilities were told
         self._id = f"cmpl-{uuid.uuid4().hex}"
         self._created = int(time.time())
 
     def whole(self, answered: Answered) -> Mapping[str, Any]:
         result = answered.result
-        return {**self._text(result.text, result.finish_reason), "usage": usage_of(answered, self.reasoning_tokens)}
+        told = self._text(result.text, result.finish_reason, self._logprobs())
+        return {**told, "usage": usage_of(answered, self.reasoning_tokens)}
 
     def opening(self) -> bytes:
         return b""
 
     def token(self, event: TokenEvent) -> bytes:
-        return event_bytes(self._text(event.text)) if event.text else b""
+        self.untold.add(event)
+        return event_bytes(self._text(event.text, logprobs=self._logprobs())) if event.text else b""
 
     def silence(self) -> bytes:
         return event_bytes(self._text(""))
 
     def closing(self, answered: Answered) -> bytes:
-        told = event_bytes(self._text("", answered.result.finish_reason))
+        told = event_bytes(self._text("", answered.result.finish_reason, self._logprobs()))
         if self._usage:
             usage = usage_of(answered, self.reasoning_tokens)
             told += event_bytes({**self._text(""), "choices": [], "usage": usage})
@@ -199,7 +210,17 @@ class _Texts(Telling):
     def failure(self, error: TorporError) -> bytes:
         return event_bytes(error_map(error, "openai"))
 
-    def _text(self, text: str, finish_reason: str | None = None) -> dict[str, Any]:
-        choice = {"index": 0, "text": text, "logprobs": None, "finish_reason": finish_reason}
+    def _logprobs(self) -> Mapping[str, Any] | None:
+        """Those that were not told yet; None if they are not wanted."""
+        if not self._has_logprobs:
+            return None
+        found = columns_of(self.untold.take(), self._told_chars)
+        self._told_chars += sum(map(len, found["tokens"]))
+        return found
+
+    def _text(
+        self, text: str, finish_reason: str | None = None, logprobs: Mapping[str, Any] | None = None
+    ) -> dict[str, Any]:
+        choice = {"index": 0, "text": text, "logprobs": logprobs, "finish_reason": finish_reason}
         head = {"id": self._id, "object": "text_completion", "created": self._created, "model": self.asking.model}
         return {**head, "choices": [choice]}

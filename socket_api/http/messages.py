@@ -262,6 +262,7 @@ class _Events(Telling):
     """Tells an answer as a message of blocks. is_marked: whether the request has marks for a cache."""
 
     def __init__(self, answer_id: str, *, is_marked: bool, hides_thinking: bool) -> None:
+        super().__init__()
         self._is_marked = is_marked
         self._hides_thinking = hides_thinking
         self._id = f"msg_{answer_id}"

@@ -221,14 +221,19 @@ def _named_by(item: InputItem, place: str) -> str:
 
 
 def answer_items(
-    answer_id: str, tools: Toolbox, reasoning: str, text: str, calls: Sequence[ToolCall]
+    answer_id: str,
+    tools: Toolbox,
+    reasoning: str,
+    text: str,
+    calls: Sequence[ToolCall],
+    logprobs: Sequence[Mapping[str, Any]] = (),
 ) -> list[dict[str, Any]]:
-    """A whole answer as items."""
+    """A whole answer as items. logprobs: of its text."""
     items: list[dict[str, Any]] = []
     if reasoning:
         items.append(reasoning_item(item_id("rs", answer_id, 0), reasoning, answer_id))
     if text or not (reasoning or calls):
-        items.append(message_item(item_id("msg", answer_id, len(items)), text))
+        items.append(message_item(item_id("msg", answer_id, len(items)), text, logprobs))
     numbered = enumerate(calls, len(items))
     return [*items, *(tools.call_item(call, item_id("fc", answer_id, at)) for at, call in numbered)]
 
@@ -272,15 +277,15 @@ def reasoning_item(item_id: str, text: str, sealed: str) -> dict[str, Any]:
     return {"id": item_id, "type": "reasoning", "status": "completed", "summary": summary, "encrypted_content": sealed}
 
 
-def message_item(item_id: str, text: str) -> dict[str, Any]:
+def message_item(item_id: str, text: str, logprobs: Sequence[Mapping[str, Any]] = ()) -> dict[str, Any]:
     """A text of the model."""
     told = {"id": item_id, "type": "message", "status": "completed", "role": "assistant"}
-    return {**told, "content": [text_part(text)]}
+    return {**told, "content": [text_part(text, logprobs)]}
 
 
-def text_part(text: str) -> dict[str, Any]:
+def text_part(text: str, logprobs: Sequence[Mapping[str, Any]] = ()) -> dict[str, Any]:
     """The only part of a text of the model."""
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": list(logprobs)}
 
 
 def _flat(namespace: str | None, name: str) -> str:

@@ -16,6 +16,7 @@ from starlette.types import Send
 
 from ...daemon.api.dialogue import Channel, ToolCall
 from ...daemon.api.events import TokenEvent
+from ...daemon.api.logprobs import TopLogprobs
 from ...daemon.api.recalling import RecallResult
 from ...daemon.api.verbs import VERBS
 from ...errors import TorporError
@@ -27,6 +28,7 @@ from .desk import desk_of
 from .errors import error_map
 from .fields import Body, fault_at, ignored_of, read_fields
 from .holding import choice_of, constraint_of, has_no_effect
+from .logprobs import each_of
 from .response_items import (
     Dialogue,
     Items,
@@ -48,6 +50,7 @@ from .turns import Answered, Turn, time_of
 PATH: Final = "/v1/responses"
 COUNT_PATH: Final = "/v1/responses/input_tokens"
 _SEALED: Final = "reasoning.encrypted_content"
+_LOGPROBS: Final = "message.output_text.logprobs"
 
 
 class Thinking(Body):
@@ -81,12 +84,20 @@ class ResponsesBody(Sampled):
     max_output_tokens: int | None = None
     reasoning: Thinking | None = None
     include: list[str] | None = None
+    top_logprobs: TopLogprobs | None = None
     store: bool | None = None
     previous_response_id: str | None = None
     conversation: str | ConversationName | None = None
     text: Wording | None = None
     truncation: str | None = None
     prompt_cache_key: str | None = None
+
+    def told_logprobs(self) -> int | None:
+        """As a verb takes it. Raises InvalidRequest: the likeliest tokens alone are asked for."""
+        is_wanted = _LOGPROBS in (self.include or ())
+        if self.top_logprobs and not is_wanted:
+            raise fault_at("top_logprobs", f"it goes with include; give {_LOGPROBS} there")
+        return (self.top_logprobs or 0) if is_wanted else None
 
 
 async def responses(request: Request, send: Send) -> None:
@@ -189,6 +200,7 @@ def _turn(body: ResponsesBody) -> tuple[Turn, Toolbox, Dialogue]:
         stop=body.stops(),
         constraint=constraint_of(body.text.format if body.text else None, "text.format"),
         tool_choice=choice_of(body.tool_choice, strict=any(each.strict for each in body.tools or ())),
+        logprobs=body.told_logprobs(),
         named=body.prompt_cache_key,
         after=dialogue.after,
         instructions=(body.instructions or None) if dialogue.after or conversation else None,
@@ -207,13 +219,14 @@ def _also(body: ResponsesBody, tools: Sequence[str], items: Sequence[str]) -> It
         yield "truncation"
     yield from (f"tools.{each}" for each in tools)
     yield from (f"input.{each}" for each in items)
-    yield from (f"include.{each}" for each in body.include or () if each != _SEALED)
+    yield from (f"include.{each}" for each in body.include or () if each not in (_SEALED, _LOGPROBS))
 
 
 class _Events(Telling):
     """Tells an answer as a response of items."""
 
     def __init__(self, body: ResponsesBody, turn: Turn, tools: Toolbox) -> None:
+        super().__init__()
         self._body = body
         self._tools = tools
         self._told_tools = [each.model_dump(exclude_none=True) for each in body.tools or ()]
@@ -223,10 +236,13 @@ class _Events(Telling):
         self._items: list[dict[str, Any]] = []
         self._open: Channel | None = None
         self._text = ""  # of the open item
+        self._logprobs: list[dict[str, Any]] = []  # of its text
 
     def whole(self, answered: Answered) -> Mapping[str, Any]:
-        result = answered.result
-        self._items = answer_items(self._answer_id, self._tools, result.reasoning, result.text, result.tool_calls)
+        result, logprobs = answered.result, each_of(self.untold.take())
+        self._items = answer_items(
+            self._answer_id, self._tools, result.reasoning, result.text, result.tool_calls, logprobs
+        )
         return self._ended(answered)
 
     def opening(self) -> bytes:
@@ -234,6 +250,7 @@ class _Events(Telling):
         return self._event("response.created", response=told) + self._event("response.in_progress", response=told)
 
     def token(self, event: TokenEvent) -> bytes:
+        self.untold.add(event)
         if event.call is not None:
             return self._close() + self._call(event.call)
         if not event.text or event.channel == "call":
@@ -241,7 +258,7 @@ class _Events(Telling):
         told = b"" if self._open == event.channel else self._close() + self._begin(event.channel)
         self._text += event.text
         if self._open == "text":
-            return told + self._about("response.output_text.delta", content_index=0, delta=event.text, logprobs=[])
+            return told + self._delta(event.text)
         return told + self._about("response.reasoning_summary_text.delta", summary_index=0, delta=event.text)
 
     def silence(self) -> bytes:
@@ -258,9 +275,15 @@ class _Events(Telling):
         failed = self._response("failed", error={"code": told["code"], "message": told["message"]})
         return self._event("response.failed", response=failed)
 
+    def _delta(self, text: str) -> bytes:
+        """More of the open text, with the log-probabilities that were not told yet."""
+        logprobs = each_of(self.untold.take())
+        self._logprobs += logprobs
+        return self._about("response.output_text.delta", content_index=0, delta=text, logprobs=logprobs)
+
     def _begin(self, channel: Channel) -> bytes:
         """Open an item."""
-        self._open, self._text = channel, ""
+        self._open, self._text, self._logprobs = channel, "", []
         if channel == "text":
             told = self._added({**self._message(""), "content": []})
             return told + self._about("response.content_part.added", content_index=0, part=text_part(""))
@@ -273,8 +296,10 @@ class _Events(Telling):
             return b""
         text = self._text
         if self._open == "text":
-            told = self._about("response.output_text.done", content_index=0, text=text, logprobs=[])
-            told += self._about("response.content_part.done", content_index=0, part=text_part(text))
+            told = self._delta("") if self.untold else b""
+            told += self._about("response.output_text.done", content_index=0, text=text, logprobs=self._logprobs)
+            part = text_part(text, self._logprobs)
+            told += self._about("response.content_part.done", content_index=0, part=part)
             told += self._done(self._message(text))
         else:
             told = self._about("response.reasoning_summary_text.done", summary_index=0, text=text)
@@ -315,7 +340,7 @@ class _Events(Telling):
         return item_id(kind, self._answer_id, len(self._items))
 
     def _message(self, text: str) -> dict[str, Any]:
-        return message_item(self._item_id("msg"), text)
+        return message_item(self._item_id("msg"), text, self._logprobs)
 
     def _reasoning(self, text: str) -> dict[str, Any]:
         return reasoning_item(self._item_id("rs"), text, self._answer_id)
@@ -348,6 +373,7 @@ class _Events(Telling):
             "store": body.store is not False,
             "temperature": body.temperature,
             "tools": self._told_tools,
+            "top_logprobs": body.top_logprobs or 0,
             "top_p": body.top_p,
         }
         return response_map(self._answer_id, status, self.asking.model, self._items, **asked, **facts)

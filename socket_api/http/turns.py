@@ -60,7 +60,7 @@ class Turn:
     ceiling, above what may fit; None for the daemon's default. named: the client's name for it in the body. answer_id:
     names the answer; all ids that a client gets are made of it. after, instructions, durable: as of `converse`.
     left_out: parts of the request that `messages` has not. constraint, tool_choice: what the answer is held to.
-    session: that at whose end it stands, if it is bound to one."""
+    logprobs: as of `generate`. session: that at whose end it stands, if it is bound to one."""
 
     messages: Sequence[Mapping[str, Any]]
     model: str | None = None
@@ -71,6 +71,7 @@ class Turn:
     stop: Sequence[str] = ()
     constraint: Mapping[str, str] | None = None
     tool_choice: Mapping[str, Any] | None = None
+    logprobs: int | None = None
     named: str | None = None
     answer_id: str = field(default_factory=new_answer_id)
     after: str | None = None
@@ -160,6 +161,7 @@ class _Conversing(Asking):
             "stop": tuple(turn.stop),
             "constraint": turn.constraint,
             "tool_choice": turn.tool_choice,
+            "logprobs": turn.logprobs,
             "answer_id": turn.answer_id,
             "durable": turn.durable,
             "left_out": tuple(turn.left_out),

@@ -116,6 +116,19 @@ async def test_an_answer_that_was_cut_off_is_told_again_and_goes_on(open_rig: An
         assert ledger(rig) == cold(rig, [*said, assistant(told.text), user("two"), assistant("ja")])
 
 
+async def test_with_logprobs_an_answer_that_was_cut_off_begins_anew(open_rig: Any) -> None:
+    """The logits of what it had written are gone."""
+    async with open_rig(endless=False) as rig:
+        said = [SYSTEM, user("one")]
+        reply_with(rig, LONG)
+        await leave_in(rig, said, written=5, logprobs=1, max_tokens=900)
+        told = await converse(rig, said, "eins zwei", logprobs=1)
+        assert (told.text, len(told.logprobs), len(told.tokens)) == ("eins zwei", 10, 10)
+        assert told.session != "torpor://default/a"
+        again = await converse(rig, [*said, assistant("eins zwei"), user("two")], "ja")
+        assert again.session == told.session
+
+
 @pytest.mark.parametrize("seeded", [True, False])
 async def test_a_drawn_answer_goes_on_as_it_would_have(open_rig: Any, seeded: bool) -> None:
     sampling = Sampling(temperature=0.9, seed=7) if seeded else Sampling(temperature=0.9)

@@ -11,6 +11,7 @@ import pytest
 from torpor.daemon.api.conversing import ConverseRequest, MeasureRequest, MeasureResult
 from torpor.daemon.api.dialogue import ToolCall
 from torpor.daemon.api.events import ProgressEvent, TokenEvent
+from torpor.daemon.api.logprobs import Likelihood, TokenLogprobs
 from torpor.daemon.api.reading import GenerateResult
 from torpor.daemon.errors import ContextOverflow, EngineBusy, GenerationFailed, UnknownModel
 
@@ -396,3 +397,61 @@ def test_arguments_of_a_call_that_are_no_object_are_refused(server: HttpThread, 
     call = {"id": "c", "type": "function", "function": {"name": "add", "arguments": arguments}}
     messages = [*HELLO["messages"], {"role": "assistant", "tool_calls": [call]}, *HELLO["messages"]]  # type: ignore[misc]
     assert server.ask("POST", PATH, {"messages": messages}).status == 400
+
+
+def likelihoods() -> list[TokenEvent]:
+    """Thinking, a text whose second token is held back, and its end: each token with what is likely there."""
+
+    def told(token: int, text: str, logprob: float) -> TokenLogprobs:
+        return TokenLogprobs(token, text, logprob, (Likelihood(9, "\N{REPLACEMENT CHARACTER}", -0.25),))
+
+    return [
+        TokenEvent(1, "so", "reasoning", None, told(1, "so", -1.0)),
+        TokenEvent(2, "hé", "text", None, told(2, "hé", -0.5)),
+        TokenEvent(3, "", "text", None, told(3, "ll", -1.5)),
+        TokenEvent(4, "llo", "text", None, told(4, "o", -2.0)),
+        TokenEvent(5, "", "text", None, told(5, "!", -3.0)),
+        TokenEvent(6, "", "text", None, told(6, "", -4.0)),
+    ]
+
+
+OTHER = {"token": "\N{REPLACEMENT CHARACTER}", "logprob": -0.25, "bytes": None}
+TOLD = [
+    {"token": text, "logprob": logprob, "bytes": list(text.encode()), "top_logprobs": [OTHER]}
+    for text, logprob in (("hé", -0.5), ("ll", -1.5), ("o", -2.0), ("!", -3.0))
+]
+"""What is told of these tokens in a list."""
+
+
+@pytest.mark.parametrize(
+    ("wanted", "given"),
+    [({"logprobs": True}, 0), ({"logprobs": True, "top_logprobs": 3}, 3), ({"logprobs": False}, None)],
+)
+def test_the_logprobs_of_the_text_are_told_where_they_are_wanted(
+    server: HttpThread, wanted: dict[str, Any], given: int | None
+) -> None:
+    async def chat(request: ConverseRequest) -> GenerateResult:
+        for event in likelihoods():
+            request.emit(event)
+        return result(request.session)
+
+    chats(server, chat)
+    answer = server.ask("POST", PATH, {**HELLO, **wanted})
+    assert "x-torpor-ignored" not in answer.headers
+    told = answer.json["choices"][0]["logprobs"]
+    assert told == (None if given is None else {"content": TOLD, "refusal": None})
+    assert [each.get("logprobs") for each in asked_for(server, "converse")] == [given]
+    *chunks, _ = events_of(server.ask("POST", PATH, {**HELLO, **wanted, "stream": True}))
+    pieces = [each["choices"][0]["logprobs"] for each in chunks]
+    if given is None:
+        assert pieces == [None] * len(chunks)
+    else:
+        assert [each["content"] for each in pieces if each] == [TOLD[:1], TOLD[1:3], TOLD[3:]]
+        assert chunks[-1]["choices"][0]["finish_reason"] == "stop"
+
+
+@pytest.mark.parametrize("wrong", [{"logprobs": True, "top_logprobs": 21}, {"top_logprobs": 2}, {"logprobs": 2}])
+def test_wrong_logprobs_are_a_400_that_names_them(server: HttpThread, wrong: dict[str, Any]) -> None:
+    answer = server.ask("POST", PATH, {**HELLO, **wrong})
+    assert (answer.status, answer.json["error"]["param"]) == (400, list(wrong)[-1])
+    assert not asked_for(server, "converse")

@@ -220,3 +220,24 @@ def working(served: Served) -> float:
     """How many requests the daemon carries out."""
     metrics = httpx2.get(f"{served.url}/metrics", headers={"x-api-key": served.token}).text
     return next(float(line.split()[1]) for line in metrics.splitlines() if line.startswith("torpor_http_working "))
+
+
+def test_logprobs_come_as_a_client_of_openai_reads_them(served: Served) -> None:
+    with served.openai() as client:
+        asked: dict[str, Any] = {"model": "demo", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 8}
+        choice = client.chat.completions.create(**asked, logprobs=True, top_logprobs=3).choices[0]
+        assert choice.logprobs is not None
+        assert "".join(each.token for each in choice.logprobs.content or ()).strip() == choice.message.content
+        assert all(len(each.top_logprobs) == 3 and each.logprob <= 0 for each in choice.logprobs.content or ())
+        chunks = [each.choices[0] for each in client.chat.completions.create(**asked, logprobs=True, stream=True)]
+        streamed = [one.token for each in chunks if each.logprobs for one in each.logprobs.content or ()]
+        assert streamed == [each.token for each in choice.logprobs.content or ()]
+        legacy = client.completions.create(model="demo", prompt="import ", max_tokens=8, logprobs=2).choices[0]
+        assert legacy.logprobs is not None
+        assert "".join(legacy.logprobs.tokens or ()) == legacy.text
+        included: Any = ["message.output_text.logprobs"]
+        response = client.responses.create(
+            model="demo", input="hi", max_output_tokens=16, top_logprobs=2, include=included
+        )
+        told: Any = response.output[0]
+        assert "".join(each.token for each in told.content[0].logprobs).strip() == response.output_text

@@ -9,7 +9,7 @@ from torpor.daemon.api.reading import GenerateRequest, GenerateResult
 from torpor.daemon.errors import ContextOverflow
 
 from .conftest import HttpThread
-from .test_chat_completions import asked_for, events_of, result
+from .test_chat_completions import asked_for, events_of, likelihoods, result
 
 PATH = "/v1/completions"
 
@@ -81,3 +81,29 @@ def test_a_wrong_field_is_a_400_that_names_it(server: HttpThread, wrong: dict[st
     assert answer.status == 400
     assert answer.json["error"]["param"].startswith(param)
     assert not server.service.calls
+
+
+def test_logprobs_are_lists_and_the_drawn_token_is_always_among_the_likeliest(server: HttpThread) -> None:
+    async def generate(request: GenerateRequest) -> GenerateResult:
+        for event in likelihoods()[1:]:
+            request.emit(event)
+        return result(request.session, "héllo")
+
+    server.service.answers[GenerateRequest] = generate
+    asked = {"prompt": "a", "logprobs": 1}
+    told = server.ask("POST", PATH, asked).json["choices"][0]["logprobs"]
+    texts, logprobs = ["hé", "ll", "o", "!"], [-0.5, -1.5, -2.0, -3.0]
+    assert told == {
+        "tokens": texts,
+        "token_logprobs": logprobs,
+        "top_logprobs": [
+            {text: logprob, "\N{REPLACEMENT CHARACTER}": -0.25} for text, logprob in zip(texts, logprobs, strict=True)
+        ],
+        "text_offset": [0, 2, 4, 5],
+    }
+    *pieces, _ = events_of(server.ask("POST", PATH, {**asked, "stream": True}))
+    parts = [each["choices"][0]["logprobs"] for each in pieces]
+    assert {name: [one for each in parts for one in each[name]] for name in told} == told
+    assert [given["logprobs"] for given in asked_for(server, "generate")] == [1, 1]
+    assert server.ask("POST", PATH, {"prompt": "a"}).json["choices"][0]["logprobs"] is None
+    assert server.ask("POST", PATH, {"prompt": "a", "logprobs": 21}).json["error"]["param"] == "logprobs"

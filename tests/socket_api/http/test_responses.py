@@ -16,7 +16,7 @@ from torpor.daemon.api.recalling import RecalledMessage, RecallRequest, RecallRe
 from torpor.daemon.errors import AnswerNotFound, ContextOverflow, EngineBusy, GenerationFailed
 
 from .conftest import Begin, HttpThread
-from .test_chat_completions import Chat, asked_for, holds, result
+from .test_chat_completions import TOLD, Chat, asked_for, holds, likelihoods, result
 from .test_messages import events_of
 
 PATH = "/v1/responses"
@@ -395,3 +395,30 @@ def test_all_routes_are_described(server: HttpThread) -> None:
         ("delete", f"{PATH}/{{response_id}}"),
         ("get", f"{PATH}/{{response_id}}/input_items"),
     }
+
+
+def test_logprobs_of_the_text_are_told_where_they_are_included(server: HttpThread) -> None:
+    async def chat(request: ConverseRequest) -> GenerateResult:
+        for event in likelihoods():
+            request.emit(event)
+        return result(request.session, "héllo", reasoning="so")
+
+    chats(server, chat)
+    asked = {**HELLO, "include": ["message.output_text.logprobs"], "top_logprobs": 1}
+    whole = server.ask("POST", PATH, asked)
+    assert "x-torpor-ignored" not in whole.headers
+    assert whole.json["top_logprobs"] == 1
+    (part,) = whole.json["output"][1]["content"]
+    assert (part["text"], part["logprobs"]) == ("héllo", TOLD)
+    assert [given["logprobs"] for given in asked_for(server, "converse")] == [1]
+    events = events_of(server.ask("POST", PATH, {**asked, "stream": True}))
+    deltas = [each["logprobs"] for each in events if each["type"] == "response.output_text.delta"]
+    assert deltas == [TOLD[:1], TOLD[1:3], TOLD[3:]]
+    (done,) = [each["logprobs"] for each in events if each["type"] == "response.output_text.done"]
+    assert done == TOLD
+    assert events[-1]["response"]["output"][1]["content"][0]["logprobs"] == TOLD
+
+
+def test_the_likeliest_go_with_the_logprobs(server: HttpThread) -> None:
+    answer = server.ask("POST", PATH, {**HELLO, "top_logprobs": 1})
+    assert (answer.status, answer.json["error"]["param"]) == (400, "top_logprobs")
