@@ -21,6 +21,7 @@ BENCHMARKS = (
     "agents.py",
     "loop.py",
     "over_http.py",
+    "constraints.py",
     "durability.py",
     "compression.py",
     "lossy.py",

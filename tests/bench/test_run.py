@@ -1,6 +1,6 @@
 """`make bench`, and its benchmarks in tiny: what is measured, not how fast it is.
 
-All but two are heavy: each loads models in several processes, and proves nothing of the store or the daemon.
+Most are heavy: they load models in several processes, and prove nothing of the store or the daemon.
 """
 
 from __future__ import annotations
@@ -126,6 +126,17 @@ def test_http_is_measured_beside_an_echo_and_for_each_token(tmp_path: Path) -> N
     assert found["echoes"].keys() == {"/healthz", "/v1/models"}
     assert all(each["lowest"] > 0 for each in (*found["echoes"].values(), *found["seconds"].values()))
     assert found["token_share_s"]["lowest"] > 0
+
+
+def test_a_hundred_answers_to_schemas_are_valid(tmp_path: Path) -> None:
+    """`make bench` draws 10,000."""
+    found = run("constraints", out=tmp_path / "out")
+    assert found["wrong"] == []
+    assert found["valid"] == found["answers"] >= 100
+    assert found["schemas"] >= 25
+    assert found["values"].keys() == {"str", "int", "float", "bool", "NoneType"}
+    assert found["masks"] >= found["tokens"] > 1000
+    assert 0 < found["mask_seconds"]["processor"]["p50"] <= found["mask_seconds"]["processor"]["p99"]
 
 
 @pytest.mark.heavy
