@@ -167,7 +167,7 @@ def test_a_stop_without_room_is_refused_and_loses_nothing(torpor: Torpor, servin
 def test_a_stop_with_force_keeps_the_ledger_of_what_there_is_no_room_for(
     torpor: Torpor, store: Path, tiny_model: Path
 ) -> None:
-    pid = serve_in_background(store, tiny_model, "--keep-free", str(1 << 50))
+    pid = serve_in_background(store, tiny_model, "--keep-free", str(1 << 50), "--durability", "sleep")
     try:
         torpor("append", "notes", "a text to read")
         refused = torpor("stop")

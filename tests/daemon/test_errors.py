@@ -12,7 +12,9 @@ def test_every_refusal_has_a_code_of_its_own() -> None:
     assert {kind.__name__: kind.code for kind in kinds} == {
         "DaemonError": "daemon_error",
         "InvalidSampling": "invalid_sampling",
+        "InvalidConstraint": "invalid_constraint",
         "SessionExists": "session_exists",
+        "AnswerNotFound": "answer_not_found",
         "SessionBusy": "session_busy",
         "StopDeadline": "stop_deadline",
         "UnknownModel": "unknown_model",

@@ -140,7 +140,7 @@ async def test_pressure_and_idling_and_a_stop_are_told_as_causes_of_sleeps(open_
             await rig.service.append(session="a", tokens=[1], on_event=ignore)
             await until(lambda: len(heard.of("request_finished")) == 7)
             with pytest.raises(MemoryBudgetExceeded):
-                await rig.service.generate(session="a", max_tokens=1800, on_event=ignore)
+                await rig.service.append(session="a", tokens=tokens_of(2, 1800), on_event=ignore)
             assert heard.of("sleep_ended", "a")[0]["cause"] == "pressure"
             plan = heard.of("eviction_planned")[0]
             assert plan["wanted_bytes"] > plan["free_bytes"]

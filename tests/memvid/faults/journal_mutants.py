@@ -328,7 +328,7 @@ _ANSWERS: Final = (
     _check(
         "room for a turn is not taken before it begins",
         f"{_DAEMON}test_a_full_disk_refuses_a_turn_before_it_changes_the_session",
-        Edit("daemon.chat.prompt_io", "Exchanges.room_for", take_out="make_room("),
+        Edit("daemon.chat.prompt_io", "Exchanges._room_for", take_out="make_room("),
     ),
     _check(
         "a session that lost its state is gone if it never slept",

@@ -103,11 +103,6 @@ EQUIVALENT: Final[dict[str, str]] = {
         "a rename is one stroke and certain by its new folder, which is flushed first; the flush is for filesystems on "
         "which it is two, where the file would have a second name in quarantine"
     ),
-    "the old index's log is flushed away before it is unlinked": (
-        "a power cut may leave the new index beside the old one's log, and its page sums do not fit then: it is made "
-        "anew from the bundles and, since there are notes (decision 44), from those; the flush saves a power cut that "
-        "work"
-    ),
     "index.Index.begin_rewrite without `self._settle()`": (
         "the count in the folder's name is flushed next, and an index that is older than that is made anew from the "
         "bundles and the versions without a file that it tells of; the flush saves a power cut that work (without "

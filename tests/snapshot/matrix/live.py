@@ -118,6 +118,7 @@ def model_of(case: Case, dtype: str) -> SmallModel:
         control_texts=frozenset(),
         render=None,  # type: ignore[arg-type]  # nothing is rendered
         marks=None,  # type: ignore[arg-type]  # nothing is told apart
+        grammars=None,  # type: ignore[arg-type]  # nothing is constrained
         files=LoadedFiles((), (), {}),
         case=case,
     )
