@@ -112,6 +112,7 @@ class Residency:
                 try:
                     yield use
                 finally:
+                    self.journal.give_back_room(uri)
                     if self.awake.drop_if_lost(uri):
                         await in_any_case(self._keep_turns(uri))
                     self.memory.settle(use)

@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Final
 
-from ...memvid.errors import LimitExceeded, StoreError
+from ...memvid.errors import Corruption, LimitExceeded, StoreError
 from ...memvid.format.journal import JournalRecord
 from ...memvid.store import Store
 from ...memvid.uri import SessionUri
@@ -25,11 +25,12 @@ from ..sessions.sessions import Session
 from .ledgers import Behind
 from .store_threads import StoreThreads
 
-_BYTES_A_TOKEN: Final = 12
-"""Of a record, at most: the token's id, and the size of a model call."""
+_BYTES_A_TOKEN: Final = 24
+"""Of a record: the token's id, the size of a model call, and as much again: a system text stands there twice, and its
+tokens are what a first request reads."""
 
 _BYTES_A_MESSAGE: Final = 256
-"""Of a text map, at most, with what stands around a message."""
+"""Of two text maps, at most, with what stands around a message."""
 
 _BYTES_ELSE: Final = 16 * 1024
 """Of what stands in each record: identity, sampling, names, origins."""
@@ -65,13 +66,17 @@ class TurnJournal:
         """
         if not self.keeps(session):
             return
-        behind = len(session.state.tokens) + more_tokens - (session.durable.token_count if session.durable else 0)
-        texts = 4 * (len(session.system or "") + len(session.root.to_text())) + _BYTES_A_MESSAGE * (
-            len(session.text_map.turns) + 2
-        )
-        wanted = _BYTES_A_TOKEN * max(0, behind) + texts + _BYTES_ELSE
+        behind = len(session.state.tokens) + more_tokens - Behind.of(session).held
+        said = session.text_map
+        texts = (session.system, said.system, said.system, session.root.to_text(), *session.labels)
+        wanted = _BYTES_A_TOKEN * behind + sum(len(text.encode()) for text in texts if text)
+        wanted += _BYTES_A_MESSAGE * (len(said.turns) + 2) + _BYTES_ELSE
         with contextlib.suppress(LimitExceeded):  # then it is made a version
             await self._threads.on_journal(partial(self._store.make_room_to_acknowledge, session.uri, wanted))
+
+    def give_back_room(self, uri: SessionUri) -> None:
+        """What was not used of the room that a request took: it has ended."""
+        self._store.give_back_room(uri)
 
     async def acknowledge(self, session: Session) -> None:
         """Make durable what the session has beyond its last version. A cancellation is ignored: the turn is done, and
@@ -97,9 +102,10 @@ class TurnJournal:
         except LimitExceeded:
             await self._sleep(session)
 
-    def _record_of(self, session: Session) -> JournalRecord:
-        durable, newest = session.durable, self._store.find_session(session.uri)
-        behind = Behind.of(session)
+    def _record_of(self, session: Session, *, relying: bool) -> JournalRecord:
+        """relying: its tokens stand behind the blocks of the last version that it was woken from or put to sleep as."""
+        newest, durable = self._store.find_session(session.uri), session.durable if relying else None
+        behind = Behind.of(session) if relying else Behind(0, dict(session.model.backend))
         return JournalRecord(
             uri=session.uri,
             session=behind.session_map(session),
@@ -117,11 +123,12 @@ class TurnJournal:
         finally:
             self._flushing = None
 
-    async def _write(self, batch: Sequence[_Waiting]) -> None:
-        """Write records with one flush; where that is refused, each alone, so that one refuses no other."""
+    async def _write(self, batch: Sequence[_Waiting], *, relying: bool = True) -> None:
+        """Write records with one flush; where that is refused, each alone, so that one refuses no other. relying: as
+        for `_record_of`."""
 
         def acknowledge() -> None:
-            self._store.acknowledge([self._record_of(session) for session, _ in batch])
+            self._store.acknowledge([self._record_of(session, relying=relying) for session, _ in batch])
 
         try:
             await self._threads.on_journal(acknowledge)
@@ -129,6 +136,9 @@ class TurnJournal:
             if len(batch) > 1 and isinstance(error, StoreError):
                 for one in batch:
                     await self._write([one])
+                return
+            if relying and isinstance(error, Corruption):  # the version behind which it stands was pruned, or set aside
+                await self._write(batch, relying=False)
                 return
             for _, written in batch:
                 written.set_exception(error)

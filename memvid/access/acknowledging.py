@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ..errors import BundleMissing
 from ..format.journal import JournalRecord
+from ..format.layout import LIVE_SUFFIX
 from ..uri import SessionUri
 from .sessions import Sessions
 
@@ -18,12 +20,23 @@ class Acknowledging(Sessions):
 
         Raises:
             NoSpace, StoreIoError, LimitExceeded, InvalidDraft, JournalWaits: none of them counts.
+            BundleMissing: the version behind which one of them stands is not listed any more; none of them counts.
             DurabilityLost, LockLost: not acknowledged, and this store writes no more until it is opened again.
             ReadOnlyStore, StoreClosed
         """
         self._core.require_writable()
         with self._core.poisoning():
-            self._core.journal.append(records)
+            self._core.journal.append(records, self._require_listed)
+
+    def _require_listed(self, bundle_id: bytes) -> None:
+        """By its file: that is renamed or moved before the index lets a version go."""
+        if self._core.folder.suffix_of(bundle_id) != LIVE_SUFFIX:
+            path = self._core.folder.bundle_path(bundle_id)
+            raise BundleMissing(
+                f"The bundle {path} is not there any more, and turns stand behind it.",
+                bundle_id=bundle_id.hex(),
+                path=path,
+            )
 
     def make_room_to_acknowledge(self, uri: SessionUri, record_bytes: int) -> None:
         """Take the disk space of a session's next record now, so that a full disk refuses a turn before it begins. Of
@@ -36,6 +49,10 @@ class Acknowledging(Sessions):
         self._core.require_writable()
         with self._core.poisoning(), self._core.metering(beyond="budgets") as room:
             self._core.journal.reserve(uri, record_bytes, room.require)
+
+    def give_back_room(self, uri: SessionUri) -> None:
+        """What room was taken for a session's next record is for others again. Waits for no flush."""
+        self._core.journal.room.give_back(uri)
 
     def has_turns(self, uri: SessionUri) -> bool:
         """Whether the journal has turns of a session which no version has."""

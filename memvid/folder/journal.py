@@ -46,6 +46,7 @@ from ..format.records import Finding
 from ..limits import KIB, MAX_JOURNAL_BYTES, MAX_JOURNAL_RECORD_BYTES, MIB
 from ..uri import SessionUri
 from .folder import StoreFolder
+from .journal_room import JournalRoom
 from .store_file import JOURNAL
 
 TURNS_FILE: Final = "turns.mvj"
@@ -90,7 +91,8 @@ class _Place:
 class Journal:
     """The journal of one open store. Safe from several threads. Its file is made at the first record.
 
-    findings: what of it cannot be read. waiting: the sessions whose turns could not be made versions, and why.
+    findings: what of it cannot be read. waiting: the sessions whose turns could not be made versions, and why. room:
+    what is taken of the disk for records to come.
     """
 
     def __init__(self, folder: StoreFolder) -> None:
@@ -106,7 +108,7 @@ class Journal:
         self._live: dict[SessionUri, _Place] = {}
         self._void: list[_Place] = []
         self._is_spoilt = False
-        self._reserved: dict[SessionUri, int] = {}
+        self.room = JournalRoom()
 
     # --- opening and closing
 
@@ -146,7 +148,7 @@ class Journal:
         """Close the file. tidying: write what it was not told yet, or remove one that says nothing any more.
         Idempotent."""
         with self._lock:
-            self._reserved.clear()
+            self.room.clear()
             if tidying:
                 with contextlib.suppress(StoreError):
                     self.settle()
@@ -273,12 +275,22 @@ class Journal:
         with self._lock:
             self.require_settled(uri)
             self._have_room(size_of(payload_bytes), [uri], ask)
-            self._reserved[uri] = payload_bytes
+            self.room.take(uri, payload_bytes)
 
-    def append(self, records: Sequence[JournalRecord]) -> None:
-        """Write records and flush them: when this returns, they survive.
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """No record comes meanwhile: what is asked of the journal stays so."""
+        with self._lock:
+            yield
+
+    def append(
+        self, records: Sequence[JournalRecord], require_base: Callable[[bytes], object] = lambda _: None
+    ) -> None:
+        """Write records and flush them: when this returns, they survive. require_base: raises if turns cannot stand
+        behind this bundle.
 
         Raises:
+            What `require_base` raises.
             NoSpace, StoreIoError, LimitExceeded, JournalWaits, InvalidDraft: none of them counts.
             DurabilityLost: whether they survive is unknown.
         """
@@ -288,6 +300,8 @@ class Journal:
         with self._lock:
             for record in records:
                 self.require_settled(record.uri)
+                if record.base is not None:
+                    require_base(record.base)
             self._have_room(sum(map(size_of, map(len, payloads))), [record.uri for record in records])
             places, parts, end = dict[SessionUri, _Place](), [], self._end
             for record, payload in zip(records, payloads, strict=True):
@@ -299,7 +313,7 @@ class Journal:
             self._end = end
             self._live.update(places)
             for uri in places:
-                self._reserved.pop(uri, None)
+                self.room.give_back(uri)
 
     def cover(self, uri: SessionUri) -> None:
         """A version takes the place of what was acknowledged of a session: its record counts no more. What the file
@@ -317,7 +331,7 @@ class Journal:
             DurabilityLost
         """
         with self._lock:
-            reserved, reason = self._reserved.get(uri), self.waiting.get(uri)
+            reserved, reason = self.room.give_back(uri), self.waiting.get(uri)
             place = self._let_go(uri)
             try:
                 self.settle()
@@ -326,14 +340,14 @@ class Journal:
                     self._void.remove(place)
                     self._live[uri] = place
                 if reserved is not None:
-                    self._reserved[uri] = reserved
+                    self.room.take(uri, reserved)
                 if reason is not None:
                     self.waiting[uri] = reason
                 raise
 
     def _let_go(self, uri: SessionUri) -> _Place | None:
         """In memory: its record counts no more, and needs no room."""
-        self._reserved.pop(uri, None)
+        self.room.give_back(uri)
         self.waiting.pop(uri, None)
         if (place := self._live.pop(uri, None)) is not None:
             self._void.append(place)
@@ -343,7 +357,7 @@ class Journal:
         """Make durable that records count no more; a file in which none counts goes. Raises StoreIoError, NoSpace,
         DurabilityLost."""
         with self._lock:
-            if self._fd >= 0 and not self._live and not self._reserved:
+            if self._fd >= 0 and not self._live and not self.room:
                 self._remove()
             elif self._void:
                 self._write(b"")
@@ -357,21 +371,17 @@ class Journal:
         with self._lock:
             self._let_go(uri)
             if self._fd >= 0:
-                if self._live or self._reserved:
-                    self._write_anew(self._reserved_but([]))
+                if self._live or self.room:
+                    self._write_anew(self.room.bytes_but([]))
                 else:
                     self._remove()
-
-    def _reserved_but(self, uris: Collection[SessionUri]) -> int:
-        """The bytes that are reserved for other sessions than these."""
-        return sum(size_of(count) for uri, count in self._reserved.items() if uri not in uris)
 
     def _have_room(
         self, needed: int, uris: Collection[SessionUri], ask: Callable[[int], None] = lambda _: None
     ) -> None:
         """Room for so many bytes of these sessions behind the last record, and for what is reserved; if it has to be
         taken, in a new file where most of the old one is void."""
-        needed += self._reserved_but(uris)
+        needed += self.room.bytes_but(uris)
         is_sound = self._fd >= 0 and not self._is_spoilt and self._is_in_place()
         if is_sound and self._end + needed + END_BYTES <= self._size:
             return

@@ -13,6 +13,9 @@ import pytest
 from session_rig import DEADLINE_S, SAMPLED, Gate, ignore, tokens_of
 from torpor.daemon.api.sampling import Sampling
 from torpor.daemon.engine.cancellation import LeftMidway
+from torpor.daemon.errors import GenerationFailed
+from torpor.daemon.sessions.transcripts import message_of
+from torpor.daemon.sleep import turn_journal
 from torpor.memvid.errors import NoSpace
 from torpor.memvid.folder.journal import Journal
 from torpor.memvid.store import Store
@@ -201,6 +204,69 @@ async def test_a_full_disk_refuses_a_turn_before_it_changes_the_session(
                     await asked
         assert await rig.fingerprint("one") == before
         await rig.write("one", 2)
+
+
+async def test_the_room_that_is_taken_for_a_turn_holds_its_record(
+    open_rig: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A full disk refuses a turn and not its answer: what a session says of itself is counted before."""
+    reserve, append, room = Journal.reserve, Journal.append, dict[Any, int]()
+
+    def note(journal: Journal, uri: Any, count: int, ask: Any) -> None:
+        room[uri] = count
+        reserve(journal, uri, count, ask)
+
+    def compare(journal: Journal, records: Any, *more: Any) -> None:
+        for record in records:
+            assert len(record.encode()) <= room.pop(record.uri), record.uri
+        append(journal, records, *more)
+
+    monkeypatch.setattr(Journal, "reserve", note)
+    monkeypatch.setattr(Journal, "append", compare)
+    monkeypatch.setattr(turn_journal, "_BYTES_ELSE", 2048)  # what else there is would hide what is not counted
+    async with open_rig() as rig:
+        await rig.read("labelled", [1, 2], labels=["é" * 100 + str(number) for number in range(64)])
+        said = [message_of("system", "Be brief. " * 100), *(message_of("user", str(number)) for number in range(30))]
+        for _ in range(2):
+            answer = await rig.service.converse(session="told", messages=said, max_tokens=4, on_event=ignore)
+            said += [message_of("assistant", answer.text), message_of("user", "And now?")]
+            await rig.sleep("told")
+        await rig.read("back", tokens_of(1, 1900))
+        await rig.sleep("back")
+        await rig.wake("back", at_token=1)
+        await rig.service.append(session="back", tokens=tokens_of(2, 1800), on_event=ignore)
+        assert not room
+
+
+async def test_room_that_a_failed_request_leaves_is_given_back(open_rig: Any, store: Path) -> None:
+    async with open_rig() as rig:
+        await rig.read("one", tokens_of(1, 40))
+        for number in range(3):
+            rig.network.reset()
+            rig.network.fail_at(1)
+            with pytest.raises(GenerationFailed):
+                await rig.service.append(session=f"s{number}", tokens=[1, 2], create=True, on_event=ignore)
+        await rig.service.delete(session="one")
+        assert list((store / "journal").iterdir()) == [], "nothing in it counts, and nobody waits to write"
+
+
+async def test_a_turn_behind_a_version_that_was_pruned_survives(open_rig: Any, store: Path) -> None:
+    """The session was woken at an earlier version, and that one went while it was awake."""
+    async with open_rig() as rig:
+        await rig.read("one", tokens_of(1, 600))
+        await rig.sleep("one")
+        await rig.wake("one", at_token=100)
+        await rig.write("one", 5)
+        await rig.sleep("one")
+        await rig.wake("one", version=1)
+        pruned = await rig.service.maintain(operation="prune", session="one", keep_last=1)
+        assert [(action.kind, action.version) for action in pruned.actions] == [("remove", 1)]
+        await rig.write("one", 7)
+        killed, had = as_killed(store), await rig.fingerprint("one")
+    async with open_rig(store=killed) as rig:
+        woken = await rig.wake("one")
+        assert woken.recomputed.same_logits
+        assert await rig.fingerprint("one") == had
 
 
 async def test_turns_that_wait_together_are_flushed_once(open_rig: Any, monkeypatch: pytest.MonkeyPatch) -> None:

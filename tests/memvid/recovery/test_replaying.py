@@ -6,7 +6,9 @@ import dataclasses
 import errno
 import os
 import shutil
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 from store_making import OTHER_URI, URI, bundle_path, sleep, token_ids, turn
@@ -14,6 +16,7 @@ from torpor.memvid import SessionUri, Store
 from torpor.memvid.disk.budget import Budget
 from torpor.memvid.errors import (
     BudgetExceeded,
+    BundleMissing,
     DurabilityLost,
     JournalWaits,
     LimitExceeded,
@@ -25,6 +28,7 @@ from torpor.memvid.folder.journal import Journal
 from torpor.memvid.folder.retention import Retention
 from torpor.memvid.format.ledger_tail import UNREAD, tail_of
 from torpor.memvid.limits import MAX_SESSION_MAP_BYTES
+from torpor.memvid.writing import deletion
 
 
 def ledger(store: Store, uri: SessionUri = URI, version: int | None = None) -> bytes:
@@ -253,6 +257,27 @@ def test_a_prune_keeps_the_version_that_acknowledged_turns_stand_behind(path: Pa
         store.acknowledge([record])
         store.prune(Retention(keep_last=1), URI)
         assert bundle_path(store, first.bundle_id).exists()
+
+
+def test_no_turn_is_acknowledged_behind_a_version_that_a_prune_takes_meanwhile(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    retire, asked = deletion.retire, list[Future[None]]()
+    with Store.open(path, writable=True) as store, ThreadPoolExecutor() as pool:
+        record = turn(store, 5)
+        sleep(store, 40, seed=8)
+
+        def retire_meanwhile(*arguments: Any) -> Any:
+            asked.append(pool.submit(store.acknowledge, [record]))
+            with pytest.raises(TimeoutError):
+                asked[0].result(0.05)
+            return retire(*arguments)
+
+        monkeypatch.setattr(deletion, "retire", retire_meanwhile)
+        store.prune(Retention(keep_last=1), URI)
+        with pytest.raises(BundleMissing, match="turns stand behind it"):
+            asked[0].result()
+        assert store.acknowledged() == []
 
 
 @pytest.mark.parametrize("how", ["delete", "forget"])
