@@ -456,11 +456,11 @@ async def test_a_fork_that_waits_has_nobody_refused_who_waits_for_the_memory_of_
         for at, name in enumerate("ab"):
             await rig.read(name, tokens_of(at, 50))
         async with held_up(rig, "a"):
-            growing = asyncio.ensure_future(rig.write("b", 300))
+            growing = asyncio.ensure_future(rig.service.append(session="b", tokens=tokens_of(2, 300), on_event=ignore))
             await waits(rig, 1)
             forking = asyncio.ensure_future(rig.service.fork(session="a", name="c", on_event=ignore))
             await until(lambda: len(rig.service.residency.turns.in_use()) == 3)
-        assert len((await growing)[0]) == 300
+        assert (await growing).token_count == 350
         assert (await forking).token_count == 50 + STEP
         await all_is_free(rig)
 
