@@ -3,11 +3,15 @@
 A window or a recurrence forgets its past. So sessions with such caches keep a record now and then, at the ends of full
 blocks, and a wake at an earlier token computes only the tokens behind the nearest one. A byte budget limits them: when
 one more would not fit, every second goes, and the distance doubles.
+
+A client may mark places to which it will come back. For each a record more is taken: at the last end of a full block
+before it that lies halfway between two places of the shortest distance. So its position alone tells a mark. The newest
+few are kept, however long the session.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -23,7 +27,10 @@ CHECKPOINT_TOKENS: Final = 2 * BLOCK_TOKENS
 """The shortest distance of two checkpoints."""
 
 DEFAULT_BUDGET_BYTES: Final = 256 * 1024 * 1024
-"""The most bytes of all checkpoints of one session, in memory and in its bundles."""
+"""The most bytes of all checkpoints of one session, in memory and in its bundles; its marks may take a quarter more."""
+
+MAX_MARKS: Final = 4
+"""Marks of one session: as many as one request of an API has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,11 +81,13 @@ class Checkpoints:
     """The checkpoints of one session, by position; None for one in its last snapshot and not in memory.
 
     record_bytes: the most bytes of one (`CacheLayout.record_bytes`). It and the position alone decide where they are
-    taken, so that a session that has slept reads its tokens in the same calls as one that has not.
+    taken, but for marks, so that a session that has slept reads its tokens in the same calls as one that has not.
+    marks: where the present request wants some, in ascending order.
     """
 
     record_bytes: int = 0
     budget_bytes: int = DEFAULT_BUDGET_BYTES
+    marks: tuple[int, ...] = ()
     _held: dict[int, Checkpoint | None] = field(default_factory=dict)
 
     @property
@@ -98,8 +107,17 @@ class Checkpoints:
             if held is not None:
                 yield held
 
+    def mark(self, positions: Collection[int]) -> None:
+        """Want checkpoints at these positions and at no others, as far as the budget for marks goes."""
+        half = CHECKPOINT_TOKENS // 2
+        places = {at - (at - half) % CHECKPOINT_TOKENS for at in positions if at >= half}
+        self.marks = tuple(sorted(places)[-self._most_marks :]) if self._most_marks else ()
+
     def next_due(self, position: int) -> int:
         """The next position for a checkpoint after this one; behind every session if there is none."""
+        return min([self._next_on_grid(position), *(at for at in self.marks if at > position)])
+
+    def _next_on_grid(self, position: int) -> int:
         due = position + 1
         if not self._fits:
             return MAX_TOKENS + due
@@ -111,12 +129,14 @@ class Checkpoints:
 
     def is_due(self, position: int) -> bool:
         """Whether a checkpoint is to be taken at this position."""
+        if position in self.marks:
+            return True
         return self._fits and position > 0 and position % self._distance(position) == 0
 
     def growth_of(self, position: int) -> Callable[[int], int]:
         """A function of an end: the memory that checkpoints need at most beyond the present, once the tokens
         `[position, end)` are read."""
-        left = self.budget_bytes - self.resident_bytes
+        left = self.budget_bytes + len(self.marks) * self.record_bytes - self.resident_bytes
 
         def growth(end: int) -> int:
             count, at = 0, position
@@ -130,8 +150,10 @@ class Checkpoints:
         """Add a checkpoint, and drop those beyond the budget."""
         self._held[checkpoint.position] = checkpoint
         distance = self._distance(checkpoint.position)
+        marks = [position for position in self.positions if _is_mark(position)]
+        kept = set(marks[-self._most_marks :]) if self._most_marks else set()
         for position in self.positions:
-            if position % distance:
+            if position % distance and position not in kept:
                 del self._held[position]
 
     def cut(self, token_count: int) -> None:
@@ -150,6 +172,10 @@ class Checkpoints:
     def _fits(self) -> bool:
         return self.record_bytes <= self.budget_bytes
 
+    @property
+    def _most_marks(self) -> int:
+        return min(MAX_MARKS, self.budget_bytes // 4 // max(1, self.record_bytes))
+
     def _distance(self, position: int) -> int:
         """The distance of checkpoints in a session of that length: doubled until they fit the budget."""
         most = max(1, self.budget_bytes // max(1, self.record_bytes))
@@ -157,3 +183,7 @@ class Checkpoints:
         while position // distance > most:
             distance *= 2
         return distance
+
+
+def _is_mark(position: int) -> bool:
+    return position % CHECKPOINT_TOKENS == CHECKPOINT_TOKENS // 2

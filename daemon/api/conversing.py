@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
+from typing import Annotated
+
+from pydantic import Field
 
 from .constraints import Constraint, ToolChoice
 from .dialogue import AnswerId, JsonObject, Messages, Tools, require_root
 from .events import Listener, Reporting
+from .limits import MAX_CHECKPOINTS, MAX_KEEP_AWAKE_S, MAX_MESSAGES
 from .logprobs import TopLogprobs, require_tellable
 from .reading import MaxTokens, Stops
-from .records import Count, Labels, ModelName, Priority, Request, Result, SessionText, Text
+from .records import Count, Labels, Listed, ModelName, Priority, Request, Result, SessionText, Text
 from .sampling import NamedSampling
+
+Checkpoints = Annotated[
+    Sequence[Annotated[int, Field(ge=0, le=MAX_MESSAGES)]], Listed(), Field(max_length=MAX_CHECKPOINTS)
+]
+KeepAwake = Annotated[float, Field(ge=0, le=MAX_KEEP_AWAKE_S)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +51,8 @@ class ConverseRequest(Reporting):
     instructions: with `after` or `at_end`, a system text, which is said unless it was the last that was.
     durable: give the answer once it is durable, though the daemon serves with another `--durability`.
     left_out: parts of the client's request that `messages` has not, by their names; `why` tells them.
+    checkpoints: behind how many of the messages, of a whole transcript, a model that cannot go back to every token is
+        to keep its state. keep_awake_s: for so long nothing but a need of memory puts the session to sleep.
     model: the daemon's first if None, or that of `after`. The `session` of the result is where the conversation stands.
     """
 
@@ -62,6 +74,8 @@ class ConverseRequest(Reporting):
     instructions: Text | None = None
     durable: bool = False
     left_out: Labels = ()
+    checkpoints: Checkpoints = ()
+    keep_awake_s: KeepAwake | None = None
     priority: Priority = "normal"
     on_event: Listener = None
 

@@ -67,6 +67,12 @@ MAX_TOP_LOGPROBS: Final = 20
 MAX_LIKELIHOODS: Final = 400_000
 """Of an answer with log-probabilities: its tokens, and those told beside them. Some 20 MB as a result."""
 
+MAX_CHECKPOINTS: Final = 4
+"""Of one request: as many marks for a cache as an API takes. Each costs a rendering of the messages before it."""
+
+MAX_KEEP_AWAKE_S: Final = 86_400
+"""A day."""
+
 MAX_STOPS: Final = 16
 MAX_STOP_CHARS: Final = 256
 

@@ -11,6 +11,7 @@ it is left asleep, and the next use finds it as it was.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import takewhile
 from typing import Any, Final
@@ -22,7 +23,7 @@ from ..engine import generation
 from ..engine.cancellation import to_the_end
 from ..engine.engine import Engine
 from ..engine.sampler import initial_key
-from ..errors import InvalidTranscript, TemplateUnusable, TranscriptDiverged
+from ..errors import ContextOverflow, InvalidTranscript, TemplateUnusable, TranscriptDiverged
 from ..events.bus import Bus
 from ..events.events import SessionRewound
 from ..memory.line import Use
@@ -193,10 +194,15 @@ class Conversing:
         return replace(turn, ids=ids, text_map=replace(turn.text_map, turns=turns))
 
     async def transcript(
-        self, live: Session, messages: Sequence[Message], root: Root, request: bytes | None = None
+        self,
+        live: Session,
+        messages: Sequence[Message],
+        root: Root,
+        request: bytes | None = None,
+        marked: Sequence[int] = (),
     ) -> NewTurn:
-        """The new part of a transcript. request: by which a request that was given up is known again. Raises
-        TemplateUnusable, ContextOverflow."""
+        """The new part of a transcript. request: by which a request that was given up is known again. marked: behind
+        how many of the messages the client has marks. Raises TemplateUnusable, ContextOverflow."""
         ledger, known = live.state.tokens, live.text_map
         whole = spoken(messages, live.system)
         found = standing(known, whole, root)
@@ -206,8 +212,32 @@ class Conversing:
         lengths = await self._encoder.lengths(live.model, new, place, ids, root)
         end = found.at + len(ids)
         text_map = known.cut(found.at).begun(root).extended(new, start=found.at, end=end, lengths=lengths)
-        common = max(0, found.common - (len(whole) - len(messages)))
-        return _without_known(live, NewTurn(found.at, ids, text_map, root, common), request)
+        opening = len(whole) - len(messages)
+        common = max(0, found.common - opening)
+        counts = [count + opening - found.kept for count in marked]
+        marks = await self._marks(live, new, place, ids, root, [each for each in counts if each > 0 or not found.at])
+        return _without_known(live, NewTurn(found.at, ids, text_map, root, common, marks=marks), request)
+
+    async def _marks(
+        self,
+        live: Session,
+        new: Sequence[Message],
+        place: Place,
+        ids: Sequence[int],
+        root: Root,
+        counts: Sequence[int],
+    ) -> list[int]:
+        """Where the first so many of new messages end: up to there their tokens stay, whatever follows. None for a
+        model that goes back to every token as it is."""
+        ends: list[int] = []
+        for count in () if live.model.layout.by_token else counts:
+            beginning = new[:count]
+            if not beginning or beginning[-1]["role"] not in ("user", "tool"):
+                beginning = [*beginning, message_of("user", "?")]
+            with suppress(TemplateUnusable, ContextOverflow):
+                alike = await self._encoder.messages(live.model, beginning, place, root)
+                ends.append(place.held + tokens_in_common(ids, alike))
+        return ends
 
     def require_no_divergence(self, live: Session, turn: NewTurn, messages: Sequence[Message]) -> None:
         """Refuse a transcript that diverges from the ledger. Raises TranscriptDiverged: with the place and the

@@ -67,14 +67,26 @@ class Exchanges:
         self._in_flight = InFlight(reuse)
 
     async def room_for(
-        self, use: Use, live: Session, to_read: int, emit: OnEvent, *, to_write: int = 0, has_written: int = 0
+        self,
+        use: Use,
+        live: Session,
+        to_read: int,
+        emit: OnEvent,
+        *,
+        to_write: int = 0,
+        has_written: int = 0,
+        marks: Sequence[int] = (),
     ) -> Session:
         """Give the session, once it has room in its context for tokens to read and an answer, and in memory and the
-        journal for those to read and the first step of the answer. has_written: tokens of it that stand there."""
+        journal for those to read and the first step of the answer. has_written: tokens of it that stand there. marks:
+        as of the turn that is to be read."""
         generation.require_room(live.model, live.state, to_read + to_write - has_written)
         begins = len(live.state.tokens) + to_read
         count = to_read + next_end(begins, begins + to_write - has_written) - begins
-        return await self._room_for(use, live, count, emit)
+        live.state.checkpoints.mark(marks)
+        found = await self._room_for(use, live, count, emit)
+        found.state.checkpoints.mark(marks)  # it may have left memory and come back
+        return found
 
     async def _room_for(self, use: Use, live: Session, count: int, emit: OnEvent) -> Session:
         identity = live.model.identity  # holds nothing else of a model that may be unloaded meanwhile
@@ -106,6 +118,7 @@ class Exchanges:
                 adopted = await self._reuse.adopt(live, ids, self._residency.awake.get, emit)
             if adopted is not None:
                 live.state = adopted.state
+                live.state.checkpoints.mark(before.checkpoints.marks)
                 self._reasons.took_over(live.uri, adopted.cached_tokens)
             begins, held = len(before.tokens), len(live.state.tokens)
             try:

@@ -324,7 +324,8 @@ class Memory:
             if not session.state.tokens and uri not in in_use:
                 continue  # it takes no memory, and gets its model back at its next use
             stays = uri in with_turn or uri in first.unslept
-            yield Resident(uri, session.held_bytes, session.last_used, stays, session.model.name)
+            last_used = max(session.last_used, session.awake_until)
+            yield Resident(uri, session.held_bytes, last_used, stays, session.model.name)
 
     async def _evict(self) -> None:
         """Evict idle sessions and models one by one, while the first waiting request needs it."""

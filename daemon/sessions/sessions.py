@@ -114,6 +114,8 @@ class Session:
     last_read: when the blocks of its last snapshot were last found sound.
     held_bytes: the memory of its state when a request last released it; the engine changes it during a request.
     last_used: when that was, by the monotonic clock.
+    awake_until: by the same clock, to when a client wants it awake: no idleness ends it before, and pressure only where
+    no other session can go.
     """
 
     uri: SessionUri
@@ -147,6 +149,7 @@ class Session:
     last_read: LastRead = field(default_factory=LastRead, compare=False)
     held_bytes: int = field(default=0, compare=False)
     last_used: float = field(default_factory=time.monotonic, compare=False)
+    awake_until: float = field(default=0.0, compare=False)
 
     @property
     def has_system_to_say(self) -> bool:

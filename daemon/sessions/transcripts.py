@@ -210,7 +210,8 @@ class NewTurn:
 
     common: leading messages of a transcript that are committed, by their text. If the ledger has more than `at` tokens,
     the transcript diverges there. root: of the conversation. begins_at: where its messages begin, of a
-    transcript. begun: tokens behind `at` that are an answer to it, which was given up: it goes on behind them.
+    transcript. begun: tokens behind `at` that are an answer to it, which was given up: it goes on behind them. marks:
+    positions of the ledger at which a model of whole state keeps a checkpoint.
     """
 
     at: int
@@ -220,6 +221,7 @@ class NewTurn:
     common: int = 0
     begins_at: int = 0
     begun: Sequence[int] = ()
+    marks: Sequence[int] = ()
 
 
 def message_of(role: str, content: str, calls: Sequence[Mapping[str, Any]] = ()) -> Message:

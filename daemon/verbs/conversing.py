@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import secrets
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
@@ -196,10 +197,14 @@ async def _chat(
     )
     known = Known(digest, answer_id=bytes.fromhex(request.answer_id or ""))
     try:
-        return await answer(parts, asked, model, behind=behind, known=known, durable=request.durable)
+        return await answer(
+            parts, asked, model, behind=behind, known=known, durable=request.durable, marked=request.checkpoints
+        )
     finally:
         if request.left_out:
             parts.reasons.left_out(uri, request.left_out)
+        if request.keep_awake_s is not None and (live := parts.residency.awake.get(uri)) is not None:
+            live.awake_until = max(live.awake_until, time.monotonic() + request.keep_awake_s)
 
 
 async def _chat_in_fork(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 
 from ..api.constraints import FREE
@@ -100,10 +101,11 @@ async def answer(
     behind: Behind | None = None,
     known: Known = NEVER,
     durable: bool = False,
+    marked: Sequence[int] = (),
 ) -> GenerateResult:
     """One turn of a chat. model: of a session that is made for it; the default if None. behind: where the messages
     stand, if they are no whole transcript. known: by what it is known again, to go on where it was given up. durable:
-    as of `Parts.woken`. Raises as `chat`."""
+    as of `Parts.woken`. marked: behind how many messages of a whole transcript it has marks. Raises as `chat`."""
     if (request.message is None) == (request.messages is None):
         raise InvalidTranscript("Give either a message or messages, the whole transcript.")
     if request.messages is not None:
@@ -115,7 +117,7 @@ async def answer(
         tools = root_of(live.root, request.tools, request.template_arguments).tools
         form = AnswerForm(request.constraint, request.tool_choice or FREE, tools)
         matcher = await parts.encoder.matcher(live.model, form)
-        turn = await _turn(parts, live, request, behind, known.request)
+        turn = await _turn(parts, live, request, behind, known.request, marked)
         known = replace(known, begins_at=turn.begins_at)
         count = generation.count_to_write(live.model, turn.at + len(turn.ids), request.max_tokens)
         parts.conversing.require_room(live, turn, count)
@@ -127,7 +129,7 @@ async def answer(
                 computed = live.state.computed_tokens
             to_read, has_written = len(turn.ids), len(turn.begun)
             live = await parts.exchanges.room_for(
-                use, live, to_read, request.emit, to_write=count, has_written=has_written
+                use, live, to_read, request.emit, to_write=count, has_written=has_written, marks=turn.marks
             )
             cached = await parts.exchanges.read_turn(live, turn, request.emit, known)
             if rewinds:
@@ -149,7 +151,12 @@ async def answer(
 
 
 async def _turn(
-    parts: Parts, live: Session, request: ChatRequest, behind: Behind | None, digest: bytes | None
+    parts: Parts,
+    live: Session,
+    request: ChatRequest,
+    behind: Behind | None,
+    digest: bytes | None,
+    marked: Sequence[int],
 ) -> NewTurn:
     """The turn of a chat; it stands among the session's reasons then."""
     root = root_of(live.root, request.tools, request.template_arguments)
@@ -158,7 +165,7 @@ async def _turn(
     elif behind is not None:
         turn = await parts.conversing.behind(live, behind, request.messages, root, digest)
     else:
-        turn = await parts.conversing.transcript(live, request.messages, root, digest)
+        turn = await parts.conversing.transcript(live, request.messages, root, digest, marked)
     refusing = request.messages is not None and request.on_divergence == "refuse"
     at = turn.at + len(turn.begun)
     await parts.reasons.note(live, "chat", turn.ids, at, turn.common, refusing=refusing)

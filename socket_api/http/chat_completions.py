@@ -26,6 +26,7 @@ from .errors import error_map
 from .fields import Body, Content, fault_at, ignored_of, read_fields
 from .holding import choice_of, constraint_of, has_no_effect
 from .logprobs import each_of
+from .marks import Marks
 from .turns import Answered, Turn
 
 PATH = "/v1/chat/completions"
@@ -82,6 +83,12 @@ class StreamOptions(Body):
     include_usage: bool | None = None
 
 
+class CacheOptions(Body):
+    """How a client wants its prompts kept."""
+
+    ttl: str | None = None
+
+
 class Sampled(Body):
     """The fields by which tokens are drawn."""
 
@@ -130,6 +137,7 @@ class ChatBody(Sampled):
     logprobs: bool | None = None
     top_logprobs: TopLogprobs | None = None
     prompt_cache_key: str | None = None
+    prompt_cache_options: CacheOptions | None = None
     return_progress: bool | None = None
 
     def told_logprobs(self) -> int | None:
@@ -144,7 +152,7 @@ async def chat_completions(request: Request, send: Send) -> None:
     async with desk_of(request).bodies.read(request) as raw:
         body = read_fields(ChatBody, raw)
         body.require_one()
-        inner = InnerJson()
+        inner, marks = InnerJson(), _marks(raw, body)
         turn = Turn(
             model=body.model,
             messages=[_message(at, each, inner) for at, each in enumerate(body.messages)],
@@ -157,6 +165,8 @@ async def chat_completions(request: Request, send: Send) -> None:
             tool_choice=choice_of(body.tool_choice, strict=_is_strict(body)),
             logprobs=body.told_logprobs(),
             named=body.prompt_cache_key,
+            checkpoints=marks.checkpoints,
+            keep_awake_s=marks.keep_awake_s,
         )
         telling = _Chunks(turn, usage=body.wants_usage(), progress=bool(body.return_progress))
         ignored = ignored_of(body, _also(body))
@@ -169,6 +179,15 @@ def _also(body: ChatBody) -> Iterator[str]:
     for each in body.tools or ():
         if each.function is None:
             yield f"tools.{each.type}"
+
+
+def _marks(raw: Mapping[str, Any], body: ChatBody) -> Marks:
+    """The marks of a request that has been checked."""
+    found = Marks()
+    for count, message in enumerate(raw["messages"], 1):
+        found.add_of(message.get("content"), count)
+    found.keep(body.prompt_cache_options.ttl if body.prompt_cache_options else None)
+    return found
 
 
 def _is_strict(body: ChatBody) -> bool:

@@ -7,8 +7,8 @@ Owns the shape of requests, answers and events, and what its dialogues are for t
   changes, and the model has no use for it. `why` tells.
 - A tool that is to be loaded later stands where a result refers to it, and not among the tools.
 - The signature of thinking names its answer. The daemon knows what was thought in it.
-- Marks for a cache change no token. Where a request has some, the tokens that were read for it count as written to the
-  cache, and else as plain input.
+- Marks for a cache change no token (`marks.py`). Where a request has some, the tokens that were read for it count as
+  written to the cache, and else as plain input.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from .desk import desk_of
 from .errors import error_map
 from .fields import Body, fault_at, ignored_of, read_fields
 from .holding import choice_of, constraint_of
+from .marks import Marks
 from .turns import Answered, Turn, answer_in
 
 PATH: Final = "/v1/messages"
@@ -82,7 +83,7 @@ class DialogueMessage(Body):
 class OfferedTool(Body):
     """A tool that the model may call; one without a schema runs at Anthropic, and has no effect here."""
 
-    name: str
+    name: str = ""
     type: str = "custom"
     description: str | None = None
     input_schema: dict[str, Any] | None = None
@@ -139,8 +140,8 @@ async def messages(request: Request, send: Send) -> None:
     """Answer a request."""
     async with desk_of(request).bodies.read(request) as raw:
         body = read_fields(MessagesBody, raw)
-        names = ("temperature", "top_p", "top_k")
-        turn = _Reader(body).turn(
+        names, reader = ("temperature", "top_p", "top_k"), _Reader(body)
+        turn = reader.turn(
             max_tokens=body.max_tokens,
             sampling={name: value for name in names if (value := getattr(body, name)) is not None},
             stop=tuple(body.stop_sequences or ()),
@@ -148,7 +149,7 @@ async def messages(request: Request, send: Send) -> None:
             tool_choice=choice_of(body.tool_choice, strict=any(tool.strict for tool in body.tools or ())),
         )
         hidden = body.thinking is not None and body.thinking.display == "omitted"
-        telling = _Events(turn.answer_id, is_marked=_is_marked(body), hides_thinking=hidden)
+        telling = _Events(turn.answer_id, is_marked=reader.marks.are_given, hides_thinking=hidden)
         ignored = ignored_of(body, _also(body, request))
         await answer(request, send, turn, telling, streamed=bool(body.stream), ignored=ignored)
 
@@ -168,34 +169,40 @@ def _also(body: MessagesBody, request: Request) -> Iterator[str]:
         yield f"beta.{beta.strip()}" if beta.strip() else ""
 
 
-def _is_marked(body: DialogueBody) -> bool:
-    """Whether a request has marks for a cache."""
-    blocks = [*(body.system or ()), *(block for message in body.messages for block in message.content)]
-    return any(each.cache_control is not None for each in (body, *blocks, *(body.tools or ())))
-
-
 class _Reader:
     """Makes the dialogue of a request one for the daemon."""
 
     def __init__(self, body: DialogueBody) -> None:
         self._body = body
+        self.marks = Marks()
         self._deferred = {tool.name: tool for tool in body.tools or () if tool.defer_loading}
 
     def turn(self, **more: Any) -> Turn:
         """The turn of the request. Raises InvalidRequest: it has what this model cannot read."""
         body = self._body
         system = self._text(body.system or [], "system", self._system_text)
-        opening = [{"role": "system", "content": system}] if system else []
-        said = [each for at, message in enumerate(body.messages) for each in self._messages(message, f"messages.{at}")]
+        said: list[dict[str, Any]] = [{"role": "system", "content": system}] if system else []
+        for each in (*(body.tools or ()), *(body.system or ())):
+            self.marks.add(each.cache_control, len(said))
+        for at, message in enumerate(body.messages):
+            said += self._messages(message, f"messages.{at}")
+            for block in message.content:
+                self.marks.add(block.cache_control, len(said))
+        self.marks.add(body.cache_control, len(said))
+        for at, tool in enumerate(body.tools or ()):
+            if not tool.name and tool.input_schema is not None:
+                raise fault_at(f"tools.{at}.name", "it is missing; give it")
         offered = [tool for tool in body.tools or () if not tool.defer_loading and tool.input_schema is not None]
         thinks = {} if body.thinking is None else {"enable_thinking": body.thinking.type != "disabled"}
         return Turn(
-            messages=[*opening, *said],
+            messages=said,
             model=body.model,
             tools=[_tool(each) for each in offered],
             template_arguments=thinks,
             named=_session_of(body.metadata),
             left_out=(_BILLING,) if any(_is_billing(each) for each in body.system or ()) else (),
+            checkpoints=self.marks.checkpoints,
+            keep_awake_s=self.marks.keep_awake_s,
             **more,
         )
 

@@ -60,7 +60,8 @@ class Turn:
     ceiling, above what may fit; None for the daemon's default. named: the client's name for it in the body. answer_id:
     names the answer; all ids that a client gets are made of it. after, instructions, durable: as of `converse`.
     left_out: parts of the request that `messages` has not. constraint, tool_choice: what the answer is held to.
-    logprobs: as of `generate`. session: that at whose end it stands, if it is bound to one."""
+    logprobs: as of `generate`. checkpoints, keep_awake_s: as of `converse`. session: that at whose end it stands, if it
+    is bound to one."""
 
     messages: Sequence[Mapping[str, Any]]
     model: str | None = None
@@ -79,6 +80,8 @@ class Turn:
     durable: bool = False
     left_out: Sequence[str] = ()
     session: str | None = None
+    checkpoints: Sequence[int] = ()
+    keep_awake_s: float | None = None
 
     def asking(self, backend: Backend, caller: Caller, session: str, model: str, emit: OnEvent) -> Asking:
         """The requests that answer it."""
@@ -165,6 +168,8 @@ class _Conversing(Asking):
             "answer_id": turn.answer_id,
             "durable": turn.durable,
             "left_out": tuple(turn.left_out),
+            "checkpoints": tuple(turn.checkpoints),
+            "keep_awake_s": turn.keep_awake_s,
         }
         request = await self.caller.request_of(_CONVERSE, params)
         assert isinstance(request, ConverseRequest)

@@ -5,8 +5,16 @@ from __future__ import annotations
 from torpor.memvid import Identity, Receipt, SessionUri, Store
 from torpor.memvid.limits import MAX_TOKENS
 from torpor.snapshot.capture import cut
-from torpor.snapshot.checkpoints import CHECKPOINT_TOKENS, DEFAULT_BUDGET_BYTES, Checkpoints, checkpoint_of
+from torpor.snapshot.checkpoints import (
+    CHECKPOINT_TOKENS,
+    DEFAULT_BUDGET_BYTES,
+    MAX_MARKS,
+    Checkpoint,
+    Checkpoints,
+    checkpoint_of,
+)
 from torpor.snapshot.layout import layout_of
+from torpor.snapshot.passes import Passes
 from torpor.snapshot.state import LiveState, token_array
 
 import mlx.core as mx  # isort: skip  # after torpor, which chooses the BLAS
@@ -98,3 +106,37 @@ def test_the_distance_doubles_so_that_as_many_as_the_budget_holds_are_kept() -> 
         due.append(position // CHECKPOINT_TOKENS)
     assert due == [1, 2, 3, 4, 6, 8, 12, 16, 24, 32]
     assert all(held.is_due(at * CHECKPOINT_TOKENS) for at in due)
+
+
+def test_a_mark_is_taken_half_way_between_two_places_of_the_grid_and_at_no_other_moment() -> None:
+    held, half = Checkpoints(record_bytes=DEFAULT_BUDGET_BYTES // 16), CHECKPOINT_TOKENS // 2
+    held.mark([half - 1, half, half + 7, 3 * half - 1, 20 * CHECKPOINT_TOKENS + 3])
+    assert held.marks == (half, 39 * half)
+    assert [held.next_due(at) for at in (0, half)] == [half, CHECKPOINT_TOKENS]
+    assert (held.is_due(half), held.is_due(39 * half), held.is_due(3 * half)) == (True, True, False)
+    grown = held.growth_of(0)
+    assert grown(half) == held.record_bytes
+    assert grown(40 * half) - Checkpoints(record_bytes=held.record_bytes).growth_of(0)(40 * half) == 2 << 24
+    held.mark([])
+    assert held.next_due(0) == CHECKPOINT_TOKENS
+
+
+def test_the_newest_marks_are_kept_however_far_apart_the_others_are() -> None:
+    mx.eval(logits := mx.zeros(4))
+    held = Checkpoints(record_bytes=DEFAULT_BUDGET_BYTES // 16)
+    for number in range(80):
+        position = number * CHECKPOINT_TOKENS + CHECKPOINT_TOKENS // 2
+        held.mark([position])
+        for at in (position, position + CHECKPOINT_TOKENS // 2):
+            if held.is_due(at):
+                held.add(Checkpoint(at, {}, logits, logits, Passes()))
+    marks = [at for at in held.positions if at % CHECKPOINT_TOKENS]
+    assert marks == [number * CHECKPOINT_TOKENS + CHECKPOINT_TOKENS // 2 for number in range(76, 80)]
+    assert len(held.positions) <= 16 + MAX_MARKS
+
+
+def test_records_too_large_for_a_quarter_of_the_budget_have_no_marks() -> None:
+    held = Checkpoints(record_bytes=DEFAULT_BUDGET_BYTES // 3)
+    held.mark([1000])
+    assert held.marks == ()
+    assert held.next_due(0) == CHECKPOINT_TOKENS

@@ -151,6 +151,7 @@ def test_a_dialogue_is_asked_for_as_the_service_takes_it(server: HttpThread) -> 
         {"name": "add", "input_schema": {"type": "object"}, "eager_input_streaming": True},
         {"name": "later", "input_schema": {"type": "object"}, "defer_loading": True},
         {"name": "search", "type": "web_search_20250305"},
+        {"type": "mcp_toolset", "mcp_server_name": "files"},
     ]
     system = [{"type": "text", "text": "x-anthropic-billing-header: 3f1"}, {"type": "text", "text": "Be brief."}]
     user = json.dumps({"device_id": "d", "session_id": "uuid-01"})
@@ -169,7 +170,7 @@ def test_a_dialogue_is_asked_for_as_the_service_takes_it(server: HttpThread) -> 
     answer = server.ask("POST", PATH, asked, anthropic_beta="effort-1, other")
     assert answer.status == 200
     assert answer.headers["x-torpor-ignored"] == (
-        "context_management, tools.web_search_20250305, beta.effort-1, beta.other"
+        "context_management, tools.web_search_20250305, tools.mcp_toolset, beta.effort-1, beta.other"
     )
     (given,) = asked_for(server, "converse")
     *said, tool, last = given["messages"]
