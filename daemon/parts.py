@@ -159,7 +159,7 @@ class Parts:
         model, settings = self.place_for(wanted.model).name, wanted.sampling or Sampling()
         self.residency.standing.require_new(uri)
         async with self.residency.models.using(model, use) as chosen:
-            state = await self.hibernation.waking.begin(chosen, lambda: initial_key(settings))
+            state = await self.hibernation.waking.begin(chosen, initial_key)
             root = Root(tuple(wanted.tools), wanted.template_arguments or {})
             created = Session(
                 uri,

@@ -34,7 +34,7 @@ ROOM_TOKENS = 64  # left free in the context, for nudges and estimates
 MAX_NUDGES = 64  # times that an ending model is told to go on before the demo gives up
 NUDGE = "\n"
 EXCERPT_CHARS = 48  # of a written text, in a line
-# Drawn from a seed, so that the random key must survive too; a greedy text would repeat itself.
+# Drawn from a seed, so that the seed must survive too; a greedy text would repeat itself.
 SAMPLING = Sampling(temperature=0.7, top_p=0.95, seed=2026)
 
 

@@ -284,7 +284,7 @@ class Conversing:
 
     async def _begin_anew(self, live: Session, model: LoadedModel) -> Session:
         """The session before its first token, as a look: its next version follows the one just put away."""
-        state = await self._engine.call(lambda: model.new_state(initial_key(live.sampling)))
+        state = await self._engine.call(lambda: model.new_state(initial_key()))
         anew = replace(
             live,
             model=model,

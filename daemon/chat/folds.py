@@ -341,7 +341,7 @@ class Folds:
         """Make the new session, awake and durable. Gives its receipt, and how many tokens came from other sessions."""
         self._residency.standing.require_new(use.uri)
         async with self._residency.models.using(full.model, use) as model:
-            state = await self._hibernation.waking.begin(model, lambda: initial_key(full.sampling))
+            state = await self._hibernation.waking.begin(model, initial_key)
             new = full.begun(use.uri, model, state)
             require_session_map(new.to_map())
             self._residency.awake.admit(new)

@@ -275,7 +275,7 @@ class Exchanges:
         """Set the given parameters of the session. The random key starts anew only if a seed is given."""
         wanted, named = live.sampling.changed(by), by.named()
         if "seed" in named:
-            live.state.random_key = await self._engine.call(lambda: initial_key(wanted))
+            live.state.random_key = await self._engine.call(initial_key)
         live.dirty = live.dirty or "seed" in named or wanted != live.sampling
         live.sampling = wanted
 

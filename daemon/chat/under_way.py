@@ -49,7 +49,7 @@ class UnderWay:
         midway = live.left_midway
         if self.order.begun and midway is not None and midway.random_key:
             return mx.array(np.frombuffer(midway.random_key, dtype="<u4"))
-        return initial_key(self.order.sampling)
+        return initial_key()
 
     def note(self, live: Session, *, goes_on: bool) -> None:
         """Note what is written, as the client was shown it (QX8). goes_on: whether the same request may go on; not with

@@ -1,6 +1,9 @@
-"""Draws the next token from logits with the session's own random key. The filters are mlx-lm's. The draw is not:
-mlx-lm's samplers use the global `mx.random` state, which all sessions share. A seeded session must give the same tokens
-beside any others, and after any number of sleeps.
+"""Draws the next token from logits, by a number that follows from the seed and the token's place. The filters are
+mlx-lm's. The draw is not: mlx-lm's samplers use the global `mx.random` state, which all sessions share. A seeded
+session must give the same tokens beside any others, after any number of sleeps, and again where it goes back.
+
+A session of before has a random key that goes on with each token drawn, and keeps to it, so that it draws what it would
+have drawn. The key of a new one is always `BY_PLACE`.
 """
 
 from __future__ import annotations
@@ -8,13 +11,18 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, Final, cast
 
 import mlx.core as mx
 import numpy as np
+from blake3 import blake3
 from mlx_lm.sample_utils import apply_min_p, apply_top_k, apply_top_p, make_logits_processors
 
 from ..api.sampling import Sampling
+
+BY_PLACE: Final = (0x746F7270, 0x6F722E32)
+"""The random key of a session whose draws follow from seed and place. A key that goes on is never this one, but for a
+chance of 2^-64 at each token."""
 
 # The last tokens that the repetition penalty looks at.
 PENALTY_WINDOW_TOKENS = 64
@@ -33,11 +41,9 @@ class Draw:
     next_key: mx.array
 
 
-def initial_key(sampling: Sampling) -> mx.array:
-    """The first random key of a session, uint32 `[2]`."""
-    key: mx.array = mx.random.key(sampling.seed)
-    mx.eval(key)
-    return key
+def initial_key() -> mx.array:
+    """The random key of a new session, uint32 `[2]`."""
+    return mx.array(np.array(BY_PLACE, np.uint32))
 
 
 def draw(
@@ -47,22 +53,43 @@ def draw(
     key: mx.array,
     allowed: np.ndarray[Any, np.dtype[np.bool_]] | None = None,
 ) -> Draw:
-    """Draw from float32 logits `[vocabulary]` without NaN or positive infinity; the logits do not change (QX9).
-    allowed: the tokens that may be drawn, bool `[vocabulary]`, at least one; None allows all."""
+    """Draw the token behind a ledger, from float32 logits `[vocabulary]` without NaN or positive infinity; the logits
+    do not change (QX9). allowed: the tokens that may be drawn, bool `[vocabulary]`, at least one; None allows all."""
     adjusted = _penalised(sampling, logits, ledger)
     if allowed is not None:
         adjusted = mx.where(mx.array(allowed), mx.maximum(adjusted, _LEAST_ALLOWED), -mx.inf)
     if sampling.temperature == 0:
-        choice, next_key = mx.argmax(adjusted), key
-    else:
-        next_key, draw_key = mx.random.split(key)
-        # The same order as mlx-lm's samplers: normalise, filter, then temper.
-        logprobs = adjusted - mx.logsumexp(adjusted, keepdims=True)
-        for apply in _filters(sampling, logits.shape[-1]):
-            logprobs = apply(logprobs[None])[0]
-        choice = mx.random.categorical(logprobs * (1.0 / sampling.temperature), key=draw_key)
+        return Draw(_whole(mx.argmax(adjusted)), key)
+    filters, by_place = _filters(sampling, logits.shape[-1]), tuple(cast("list[int]", key.tolist())) == BY_PLACE
+    # The same order as mlx-lm's samplers: normalise, filter, then temper.
+    if filters or not by_place:
+        adjusted = adjusted - mx.logsumexp(adjusted, keepdims=True)
+    for apply in filters:
+        adjusted = apply(adjusted[None])[0]
+    if by_place:
+        return Draw(_chosen(adjusted, sampling.temperature, number_at(sampling.seed, len(ledger))), key)
+    next_key, draw_key = mx.random.split(key)
+    choice = mx.random.categorical(adjusted * (1.0 / sampling.temperature), key=draw_key)
     mx.eval(choice, next_key)
-    return Draw(int(cast(int, choice.item())), next_key)
+    return Draw(_whole(choice), next_key)
+
+
+def number_at(seed: int, place: int) -> float:
+    """The random number that draws a token, at least 0 and less than 1. place: how many tokens stand before it."""
+    digest = blake3(seed.to_bytes(8, "little") + place.to_bytes(8, "little")).digest(8)
+    # 52 bits: its product with any float64 sum is less than the sum.
+    return (int.from_bytes(digest, "little") >> 12) / 2**52
+
+
+def _chosen(logits: mx.array, temperature: float, number: float) -> int:
+    """The token at which the sum of probabilities, in the order of ids, passes the number."""
+    values = np.asarray(logits).astype(np.float64)
+    sums = np.exp((values - values.max()) / temperature).cumsum()
+    return int(np.searchsorted(sums, number * sums[-1], side="right"))
+
+
+def _whole(choice: mx.array) -> int:
+    return int(cast(int, choice.item()))
 
 
 def _penalised(sampling: Sampling, logits: mx.array, ledger: array[int]) -> mx.array:

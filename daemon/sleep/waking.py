@@ -35,7 +35,7 @@ from ..events.events import WakeCause, WakeEnded, WakeVerified
 from ..models import canary
 from ..models.models import LoadedModel
 from ..models.rates import Rates
-from ..sessions.sessions import Durable, Session, sampling_of
+from ..sessions.sessions import Durable, Session
 from ..sessions.tracing import tell_wake
 from ..sessions.unprocessed_tail import without_unread
 from .choosing import Choice
@@ -211,7 +211,7 @@ class Waking:
         filled = time.monotonic()
         self._bus.publish(WakeVerified(reader.manifest.uri, plan.read_bytes, not trusting, filled - begun))
         assembly = _Assembly(model, filling, self._canary, foreign=decide_bits(prospect.differs))
-        state = await self._engine.run(assembly.steps(initial_key(sampling_of(reader.manifest.session))))
+        state = await self._engine.run(assembly.steps(initial_key()))
         measured = self._recomputing.measured
         measured.add(model, "restore_trusting" if trusting else "restore_verified", plan.read_bytes, filled - looked)
         if not state.computed_tokens:
@@ -221,8 +221,7 @@ class Waking:
         return _Brought(state, plan.read_bytes, not trusting, assembly.verdict, assembly.canary_seconds, unchanged)
 
     async def _recompute(self, reader: BundleReader, plan: restore.WakePlan, model: LoadedModel) -> _Brought | None:
-        sampling = sampling_of(reader.manifest.session)
-        begin = partial(self.begin, model, lambda: initial_key(sampling))
+        begin = partial(self.begin, model, initial_key)
         again = await self._recomputing.compute(reader, plan, model, begin, self._threads.on_io)
         if again is None:
             return None
@@ -234,7 +233,7 @@ class Waking:
         """A session with only its ledger, before that is read."""
         manifest = reader.manifest
         require_same(manifest.identity, model.identity, model=model.name)
-        state = await self.begin(model, lambda: initial_key(sampling_of(manifest.session)))
+        state = await self.begin(model, initial_key)
         session = Session.woken(manifest.uri, model, state, durable_of(reader, 0), manifest.session)
         session.salvaged = _salvaged_in(session, 0, reader)
         return Woken(session, 0, verified=True, canary="not_run", canary_seconds=0.0)

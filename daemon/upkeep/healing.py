@@ -62,7 +62,7 @@ from ..events.bus import Bus, code_of
 from ..events.events import HealFailed, SessionHealed, StoreRepaired
 from ..models.models import LoadedModel
 from ..residency.residency import Residency
-from ..sessions.sessions import Durable, Session, sampling_of
+from ..sessions.sessions import Durable, Session
 from ..sessions.unprocessed_tail import unread_in
 from ..sleep.hibernation import Hibernation
 from ..sleep.maintenance import Maintenance
@@ -432,8 +432,7 @@ class Healing:
         if start:
             order = WakeOrder(row.version, start, hashing=True, cause="heal")
             return (await self._hibernation.waking.wake(row.uri, order, model, ignore)).session.state
-        settings = sampling_of(reader.manifest.session)
-        return await self._hibernation.waking.begin(model, lambda: initial_key(settings))
+        return await self._hibernation.waking.begin(model, initial_key)
 
 
 def _outcome_of(error: TorporError) -> _Outcome:

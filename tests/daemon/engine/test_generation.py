@@ -453,17 +453,35 @@ async def test_the_proof_of_a_token_is_of_the_logits_that_it_was_drawn_from(open
         assert final == (await rig.fingerprint("a")).logits
 
 
-async def test_every_draw_takes_a_key_of_its_own_and_greedy_ones_none_br1(open_rig: Any) -> None:
+async def test_of_a_session_of_before_every_draw_takes_a_key_of_its_own_and_greedy_ones_none_br1(open_rig: Any) -> None:
     async with open_rig() as rig:
+        key = mx.random.key(5)
+        mx.eval(key)
         await rig.read("a", tokens_of(1, 10), sampling=Sampling(1.0, seed=5))
         await rig.read("greedy", tokens_of(1, 10), sampling=Sampling(seed=5))
-        key = mx.random.key(5)
+        for name in ("a", "greedy"):
+            rig.live(name).state.random_key = key
         for _ in range(4):
             assert (await rig.fingerprint("a")).random_key == tuple(key.tolist())
             await rig.write("a", 1)
+            await rig.sleep("a")
+            await rig.wake("a")
             key = mx.random.split(key)[0]
         await rig.write("greedy", 4)
         assert (await rig.fingerprint("greedy")).random_key == tuple(mx.random.key(5).tolist())
+
+
+async def test_a_session_that_goes_back_draws_what_it_drew_and_so_does_a_fork_br10(open_rig: Any) -> None:
+    async with open_rig() as rig:
+        await rig.read("a", tokens_of(1, 300), sampling=SAMPLED)
+        drawn = (await rig.write("a", 40))[0]
+        await rig.sleep("a")
+        await rig.service.fork(session="a", name="b", at_token=320)
+        await rig.wake("a", at_token=310)
+        assert (await rig.write("a", 30))[0] == drawn[10:]
+        assert (await rig.write("b", 20))[0] == drawn[20:]
+        await rig.service.fork(session="b", name="c", at_token=320)
+        assert (await rig.write("c", 20, sampling=Sampling(seed=1)))[0] != drawn[20:]
 
 
 # --- ends
