@@ -1,8 +1,8 @@
 """The answer of a model, whole or as a stream of server-sent events.
 
-A stream begins once the request is known to fit: until then an error has its own HTTP status. Behind that it is an
-event. A stream with nothing to tell sends an empty event by a clock, and begins by that clock, too: clients give up
-after minutes of silence, and some do not count comments.
+A stream begins once the request is known to fit, and nothing has refused it for a moment: until then an error has its
+own HTTP status. Behind that it is an event. A stream with nothing to tell sends an empty event by a clock, and begins
+by that clock, too: clients give up after minutes of silence, and some do not count comments.
 
 Owns the pace: tokens come from a generation that cannot wait, so a client that takes too few of them is dropped, and
 its request cancelled (threat 44).
@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Mapping
@@ -161,14 +162,17 @@ class _Exchange:
 
     async def _tell_until_end(self, work: asyncio.Task[Answered], leaving: asyncio.Task[None]) -> None:
         """Tell events until the work has ended. Raises ClientLeft."""
+        limits, silent_since = self._desk.limits, time.monotonic()
         while self._events or not work.done():
             self._wake.clear()
             if not (self._events or work.done() or leaving.done()):
                 try:
-                    async with asyncio.timeout(self._desk.limits.silence_s):
+                    async with asyncio.timeout(limits.silence_s if self._begun else limits.first_event_s):
                         await self._wake.wait()
                 except TimeoutError:
-                    await self._tell(self._opening() + self._telling.silence())
+                    is_silent = time.monotonic() >= silent_since + limits.silence_s
+                    if self._begun or self._asking.measured is not None or is_silent:
+                        await self._tell(self._opening() or self._telling.silence())
                     continue
             if leaving.done():
                 raise ClientLeft

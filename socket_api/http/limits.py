@@ -54,6 +54,9 @@ class HttpLimits:
     max_waiting_event_bytes: int = 8 * 1024 * 1024
     """Events that wait for a slow client; some 50,000 tokens."""
 
+    first_event_s: float = 0.5
+    """A stream whose request fits begins after so long, if nothing has refused it: a busy daemon does so at once."""
+
     silence_s: float = 10.0
     """A stream with nothing to tell sends an empty event after so long: clients give up after minutes of silence."""
 

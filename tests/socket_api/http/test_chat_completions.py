@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
 from collections.abc import Awaitable, Callable
@@ -305,6 +306,30 @@ def test_a_silent_stream_begins_and_goes_on_by_the_clock_with_empty_deltas(begin
     server.do(server.service.release)
     assert answer.read().endswith(b"data: [DONE]\n\n")
     connection.close()
+
+
+def test_a_stream_begins_once_its_request_fits_before_anything_is_read(begin: Begin) -> None:
+    server = begin(first_event_s=0.01, silence_s=1000)
+    server.do(server.service.hold)
+    connection = server.on_unix()
+    connection.request("POST", PATH, json.dumps({**HELLO, "stream": True, "max_tokens": 1}))
+    answer = connection.getresponse()
+    assert json.loads(answer.readline()[6:])["choices"][0]["delta"]["role"] == "assistant"
+    server.do(server.service.release)
+    assert answer.read().endswith(b"data: [DONE]\n\n")
+    connection.close()
+
+
+def test_a_stream_whose_request_is_not_measured_yet_may_still_be_refused(begin: Begin) -> None:
+    server = begin(first_event_s=0.01, silence_s=1000)
+
+    async def measure(_request: MeasureRequest) -> MeasureResult:
+        await asyncio.sleep(0.1)
+        raise EngineBusy("Too many wait.")
+
+    server.service.answers[MeasureRequest] = measure
+    refused = server.ask("POST", PATH, {**HELLO, "stream": True})
+    assert (refused.status, refused.headers["retry-after"]) == (429, "1")
 
 
 def held_stream(server: HttpThread) -> Any:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import re
 import shutil
 import tempfile
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +18,7 @@ import anthropic
 import httpx2
 import openai
 import pytest
+import torpor
 
 from ..real_daemon import RealDaemon, until
 
@@ -241,3 +245,86 @@ def test_logprobs_come_as_a_client_of_openai_reads_them(served: Served) -> None:
         )
         told: Any = response.output[0]
         assert "".join(each.token for each in told.content[0].logprobs).strip() == response.output_text
+
+
+ASKERS: dict[str, dict[str, Any]] = {
+    "main": {"system": "You are a coding agent.", "headers": {}},
+    "agent": {"system": "You are a coding agent.", "headers": {"x-claude-code-agent-id": "explore-1"}},
+    "title": {"system": "Write a title.", "headers": {}},
+}
+
+
+def test_the_main_dialogue_a_title_and_a_sub_agent_under_one_id_at_once_harm_no_head(served: Served) -> None:
+    """T9: the ids of a client name a group; the tokens tell who goes on where."""
+    together = threading.Barrier(len(ASKERS))
+
+    def talk(who: str) -> tuple[set[str], list[tuple[int, int]]]:
+        messages: list[Any] = []
+        found: list[tuple[int, int]] = []
+        sessions: set[str] = set()
+        held = 0
+        headers = {"x-claude-code-session-id": "9f2c7a10", **ASKERS[who]["headers"]}
+        with served.anthropic() as client:
+            for question in (f"{who}: begin", *QUESTIONS[:3]):
+                messages.append({"role": "user", "content": question})
+                together.wait(60)
+                told = client.messages.with_raw_response.create(
+                    model="demo",
+                    messages=messages,
+                    max_tokens=12,
+                    system=ASKERS[who]["system"],
+                    extra_headers=headers,
+                )
+                message = told.parse()
+                sessions.add(told.headers["x-torpor-session"])
+                usage = message.usage
+                found.append((usage.cache_read_input_tokens or 0, held))
+                held = usage.input_tokens + (usage.cache_read_input_tokens or 0) + usage.output_tokens
+                messages.append({"role": "assistant", "content": [each.to_dict() for each in message.content]})
+        return sessions, found
+
+    with ThreadPoolExecutor(len(ASKERS)) as pool:
+        told = list(pool.map(talk, ASKERS))
+    sessions = [name for names, _ in told for name in names]
+    assert len(sessions) == len(set(sessions)) == 3, "each has one session, from its first turn to its last"
+    assert all(name.startswith("torpor://default/9f2c7a10") for name in sessions)
+    assert all(cached == held for _, turns in told for cached, held in turns[1:])
+
+
+def long_demo(folder: Path, positions: int) -> Path:
+    """A copy of the demo model with a larger context."""
+    made = shutil.copytree(Path(torpor.__file__).parent / "daemon" / "demo_model", folder / "long-demo")
+    for name, key in (("config.json", "max_position_embeddings"), ("tokenizer_config.json", "model_max_length")):
+        (made / name).write_text(json.dumps({**json.loads((made / name).read_text()), key: positions}))
+    return made
+
+
+def leave_at(served: Served, asked: dict[str, Any], tokens: int) -> tuple[int, int]:
+    """Ask, and leave once so many tokens of the dialogue are processed: how many of them were cached, and how many are
+    told to be processed."""
+    headers = {"x-api-key": served.token}
+    with httpx2.stream("POST", f"{served.url}/v1/chat/completions", json=asked, headers=headers, timeout=60) as answer:
+        for line in answer.iter_lines():
+            progress = json.loads(line[6:]).get("prompt_progress") if line.startswith("data: {") else None
+            if progress is not None and progress["processed"] >= tokens:
+                return progress["cache"], progress["processed"]
+    raise AssertionError("it was answered")
+
+
+@pytest.mark.parametrize(("tokens", "cuts"), [(2_000, 3), pytest.param(20_000, 10, marks=pytest.mark.heavy)])
+def test_a_prefill_that_its_client_cuts_again_and_again_ends(folder: Path, tokens: int, cuts: int) -> None:
+    """QX16: who gives up and asks again has less than a block read twice."""
+    messages: list[Any] = [{"role": "user", "content": "word " * tokens}]
+    with serving(folder, "--model", f"demo={long_demo(folder, 65_536)}") as served, served.openai() as client:
+        asked = {"messages": messages, "max_tokens": 1}
+        read = again = 0
+        for cut in range(1, cuts + 1):
+            streamed = {**asked, "stream": True, "return_progress": True}
+            cached, processed = leave_at(served, streamed, cut * tokens // (cuts + 1))
+            again, read = again + max(0, read - cached), processed
+            until(lambda: working(served) == 0)
+        usage = client.with_options(timeout=600).chat.completions.create(model="demo", **asked).usage
+        assert usage is not None
+        assert usage.prompt_tokens > tokens
+        assert usage.prompt_tokens_details is not None
+        assert again + max(0, read - (usage.prompt_tokens_details.cached_tokens or 0)) < 256 * cuts
