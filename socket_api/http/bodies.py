@@ -84,7 +84,7 @@ class Bodies:
 
 def int_of(header: str | None) -> int:
     """The number in a header; 0 for another text."""
-    return int(header) if header is not None and re.fullmatch(r"[0-9]{1,18}", header) else 0
+    return int(header) if header is not None and re.fullmatch(r"[0-9]{1,20}", header) else 0
 
 
 class InnerJson:

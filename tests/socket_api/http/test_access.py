@@ -110,7 +110,7 @@ def test_a_page_of_a_browser_is_refused_on_both_addresses_and_no_cors_is_granted
         connection.close()
 
 
-def test_another_user_of_the_unix_socket_is_refused(begin: Begin) -> None:
+def test_another_user_of_the_unix_socket_is_refused_threat_39(begin: Begin) -> None:
     for find_peer_uid in (lambda _: os.geteuid() + 1, lambda _: os.stat("/nowhere/at/all").st_uid):
         answer = begin(find_peer_uid=find_peer_uid).ask("GET", "/healthz")
         assert answer.status == 403

@@ -372,7 +372,9 @@ def test_a_stop_ends_a_stream_with_an_error_event(server: HttpThread) -> None:
 
 
 @pytest.mark.parametrize("limits", [{"stall_timeout_s": 0.05}, {"max_waiting_event_bytes": 1}])
-def test_a_client_that_does_not_read_is_dropped_and_its_answer_cancelled(begin: Begin, limits: dict[str, Any]) -> None:
+def test_a_client_that_does_not_read_is_dropped_and_its_answer_cancelled_threat_44(
+    begin: Begin, limits: dict[str, Any]
+) -> None:
     """Threat 44."""
     server = begin(**limits)
     server.service.piece = "x" * 100_000

@@ -107,7 +107,7 @@ def test_a_socket_that_changed_hands_while_it_was_looked_at_is_not_removed(
         assert path.lstat().st_ino != aside.lstat().st_ino
 
 
-def test_the_mode_is_right_from_the_first_instant(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_mode_is_right_from_the_first_instant_threat_40(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Threat 40: looked at between bind and listen; a chmod afterwards would come too late."""
     seen: list[int] = []
     real = socket.socket.listen
