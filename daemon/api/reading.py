@@ -54,7 +54,7 @@ class GenerateResult(Result):
     woken: the report of the wake that this request caused, None where the session was awake.
     branched: the look that this request ended by going on from there; None else.
     reasoning: an assistant's thinking, tool_calls: its calls; `text` has neither.
-    logprobs: of each token, if they were asked for.
+    logprobs: of each token, if they were asked for. stopped_by: the stop string that ended the answer; None else.
     """
 
     session: str
@@ -74,6 +74,7 @@ class GenerateResult(Result):
     reasoning: str = ""
     tool_calls: tuple[ToolCall, ...] = ()
     logprobs: tuple[TokenLogprobs, ...] | None = None
+    stopped_by: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

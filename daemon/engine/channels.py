@@ -192,7 +192,7 @@ class Channels:
 
 
 class Shown:
-    """What a client is shown of an answer, token by token. stopped: whether a stop string has come, in the text.
+    """What a client is shown of an answer, token by token.
 
     context: the ledger before it. root: of the conversation; None if all is text. is_plain: as of `Channels`. answer:
     the answer's id; empty for none.
@@ -228,8 +228,8 @@ class Shown:
         return self._channels.channel if self._channels is not None else "text"
 
     @property
-    def stopped(self) -> bool:
-        """Whether a stop string has come: nothing is shown behind it."""
+    def stopped_by(self) -> str | None:
+        """The stop string that has come, in the text: nothing is shown behind it. None before."""
         return self._stops.found
 
     def push(self, token: int) -> Iterator[Piece]:
@@ -240,14 +240,14 @@ class Shown:
 
     def finish(self) -> Iterator[Piece]:
         """The rest, after the last token; nothing behind a stop string."""
-        if self.stopped:
+        if self.stopped_by:
             return
         if self._channels is None:
             yield from self._passed(_as_text(self._plain.finish()))
         else:
             yield from self._passed(self._channels.push(self._marked.finish()))
             yield from self._passed(self._channels.finish())
-        if not self.stopped and (left := self._stops.finish()):
+        if not self.stopped_by and (left := self._stops.finish()):
             yield Piece("text", left)
 
     def _passed(self, pieces: Iterator[Piece]) -> Iterator[Piece]:
@@ -256,7 +256,7 @@ class Shown:
                 yield piece
             elif text := self._stops.push(piece.text):
                 yield Piece("text", text)
-            if self.stopped:
+            if self.stopped_by:
                 return
 
 

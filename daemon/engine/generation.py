@@ -14,7 +14,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 import mlx.core as mx
 from blake3 import blake3
@@ -219,6 +219,19 @@ class Written:
         """Where the last token was, and where the next one begins."""
         return self.shown.channel if self.shown is not None else "text"
 
+    def facts(self, order: WriteOrder) -> dict[str, Any]:
+        """Its fields of the result."""
+        return {
+            "text": self.text,
+            "reasoning": self.reasoning,
+            "tool_calls": tuple(self.calls),
+            "tokens": tuple(self.tokens),
+            "finish_reason": self.finish_reason,
+            "stopped_by": self.shown.stopped_by if self.shown is not None else None,
+            "logprobs": tuple(self.logprobs) if order.logprobs is not None else None,
+            "logits_blake3": tuple(self.proofs) if order.prove else None,
+        }
+
     def logprobs_of(self, last: int | None) -> TokenLogprobs | None:
         """Those of the last token; None for None, and where they were not asked for."""
         return self.logprobs[-1] if last is not None and self.logprobs else None
@@ -331,7 +344,7 @@ def _show(model: LoadedModel, order: WriteOrder, written: Written, token: int, o
     written.context.append(token)
     pieces = () if ended else written.shown.push(token)
     _tell(written, token, pieces, on_token, channel)
-    if ended or written.shown.stopped or (written.bound is not None and written.bound.is_at_end):
+    if ended or written.shown.stopped_by or (written.bound is not None and written.bound.is_at_end):
         written.finish_reason = "stop"
         return True
     return False

@@ -84,22 +84,23 @@ class TextStream:
 
 
 class StopStrings:
-    """Cuts a text at the first of several strings, and holds back a possible beginning of one."""
+    """Cuts a text at the first of several strings, and holds back a possible beginning of one. found: the string that
+    was there; None before."""
 
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = [stop for stop in stops if stop]
         self._held = ""
-        self.found = False
+        self.found: str | None = None
 
     def push(self, text: str) -> str:
         """The text that may be shown. After `found`, nothing more comes."""
         if not self._stops or self.found:
             return "" if self.found else text
         self._held += text
-        hits = [index for stop in self._stops if (index := self._held.find(stop)) >= 0]
+        hits = [(index, stop) for stop in self._stops if (index := self._held.find(stop)) >= 0]
         if hits:
-            self.found = True
-            shown, self._held = self._held[: min(hits)], ""
+            first, self.found = min(hits)
+            shown, self._held = self._held[:first], ""
             return shown
         keep = max(overlap(self._held, stop) for stop in self._stops)
         cut = len(self._held) - keep

@@ -24,7 +24,7 @@ from starlette.types import Send
 
 from ...daemon.api.dialogue import Channel, ToolCall
 from ...daemon.api.events import TokenEvent
-from ...daemon.api.reading import FinishReason
+from ...daemon.api.reading import FinishReason, GenerateResult
 from ...errors import TorporError
 from .answering import Telling, answer, event_bytes, measured
 from .bodies import InnerJson
@@ -286,7 +286,7 @@ class _Events(Telling):
             content.append({"type": "text", "text": result.text})
         content += [{**_opened_call(each), "input": each.arguments} for each in result.tool_calls]
         usage = {**self._input(answered.prompt_tokens, answered.cached_tokens), **self._output(answered)}
-        return {**self._message(usage), "content": content, "stop_reason": _STOP_REASONS[result.finish_reason]}
+        return {**self._message(usage), "content": content, **_stop_of(result)}
 
     def opening(self) -> bytes:
         measured = self.asking.measured
@@ -308,8 +308,8 @@ class _Events(Telling):
 
     def closing(self, answered: Answered) -> bytes:
         usage = {**self._input(answered.prompt_tokens, answered.cached_tokens), **self._output(answered)}
-        delta = {"stop_reason": _STOP_REASONS[answered.result.finish_reason], "stop_sequence": None}
-        return self._close() + _event("message_delta", delta=delta, usage=usage) + _event("message_stop")
+        delta = _event("message_delta", delta=_stop_of(answered.result), usage=usage)
+        return self._close() + delta + _event("message_stop")
 
     def failure(self, error: TorporError) -> bytes:
         return event_bytes(error_map(error, "anthropic"), "error")
@@ -363,6 +363,14 @@ class _Events(Telling):
     def _output(self, answered: Answered) -> dict[str, Any]:
         details = {"thinking_tokens": self.reasoning_tokens}
         return {"output_tokens": len(answered.result.tokens), "output_tokens_details": details}
+
+
+def _stop_of(result: GenerateResult) -> dict[str, str | None]:
+    """Why an answer ended."""
+    reason = _STOP_REASONS[result.finish_reason]
+    if reason == "end_turn" and result.stopped_by is not None:
+        reason = "stop_sequence"
+    return {"stop_reason": reason, "stop_sequence": result.stopped_by}
 
 
 def _opened_call(call: ToolCall) -> dict[str, Any]:

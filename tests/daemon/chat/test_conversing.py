@@ -566,7 +566,7 @@ async def test_a_chat_ends_at_a_stop_text_and_goes_on_behind_what_was_shown(open
         await rig.service.create(session="a")
         reply_with(rig, "fine END more")
         first = await rig.service.chat(session="a", message="and?", max_tokens=60, stop=["END"], on_event=ignore)
-        assert (first.text, first.finish_reason) == ("fine ", "stop")
+        assert (first.text, first.finish_reason, first.stopped_by) == ("fine ", "stop", "END")
         rig.network.reset()
         reply_with(rig, "ok")
         second = await send(rig, [user("and?"), assistant("fine"), user("then?")])

@@ -527,7 +527,7 @@ async def test_a_stop_string_ends_the_generation_and_is_never_shown(open_rig: An
         mx.eval(rig.live("a").state.last_logits)
         events: list[Any] = []
         result = await rig.service.generate(session="a", max_tokens=100, stop=["; t", "never"], on_event=events.append)
-        assert (result.text, result.finish_reason) == ("one, two", "stop")
+        assert (result.text, result.finish_reason, result.stopped_by) == ("one, two", "stop", "; t")
         assert "".join(event.text for event in events) == "one, two"
         assert rig.model.decode(result.tokens) == "one, two; t", "the ledger has what was sampled (QX8)"
 

@@ -269,3 +269,20 @@ def test_a_wrong_field_is_a_400_that_names_it(server: HttpThread, wrong: dict[st
     assert (answer.status, answer.json["error"]["type"]) == (400, "invalid_request_error")
     assert f"{said}: " in answer.json["error"]["message"]
     assert not server.service.calls
+
+
+def test_an_answer_that_a_stop_sequence_ended_says_which(server: HttpThread) -> None:
+    async def chat(request: ConverseRequest) -> GenerateResult:
+        return result(request.session, stopped_by="END")
+
+    chats(server, chat)
+    expected = {"stop_reason": "stop_sequence", "stop_sequence": "END"}
+    asked = {**HELLO, "stop_sequences": ["END"]}
+    told = server.ask("POST", PATH, asked).json
+    assert {name: told[name] for name in expected} == expected
+    (delta,) = [
+        each["delta"]
+        for each in events_of(server.ask("POST", PATH, {**asked, "stream": True}))
+        if each["type"] == "message_delta"
+    ]
+    assert delta == expected

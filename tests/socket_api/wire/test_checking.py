@@ -21,7 +21,7 @@ from torpor.socket_api.wire.checking import load_request, load_result
         ("wake", {"session": "a", "strict": 1}, "wake: strict: it must be a valid boolean."),
         ("create", {"session": "a", "labels": "x"}, "create: labels: it is no list; give a list."),
         ("create", {"session": "a", "labels": ["x"]}, "create: labels: it is no list; give a list."),
-        ("append", {"session": "a"}, "append: give either text or tokens."),
+        ("append", {"session": "a"}, "append: give either text, tokens or messages."),
         (
             "set",
             {"session": "a", "sampling": {"top_p": 2.0}},
