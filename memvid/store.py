@@ -142,6 +142,7 @@ class Store(Exchanging, Upkeep, Tagging, Acknowledging):
         beyond: Beyond | None = None,
         doubted: Sequence[BlockEntry] = (),
         before_publishing: Callable[[], None] | None = None,
+        covers: bool = True,
     ) -> Receipt:
         """Make a session's state durable as its next version, then return the receipt.
 
@@ -150,7 +151,7 @@ class Store(Exchanging, Upkeep, Tagging, Acknowledging):
         sleep that cannot be tried again: a state may exceed the budgets of the store and the day, a ledger of a few
         kilobytes also uses the space to be kept free. `doubted` are reused blocks to read before the version refers to
         them. `before_publishing` is called when all is flushed and only the commit is left: what it raises gives the
-        version up.
+        version up. `covers`: the session's turns in the journal are in it, or were taken back; else they stay there.
 
         Raises:
             InvalidDraft, LimitExceeded: the input is invalid; nothing was written.
@@ -177,6 +178,7 @@ class Store(Exchanging, Upkeep, Tagging, Acknowledging):
                 beyond=beyond,
                 doubted=doubted,
                 before_publishing=before_publishing,
+                covers=covers,
             ),
         )
 

@@ -53,6 +53,7 @@ class _Terms:
 
     last: LastSleep | None
     may_wait: bool
+    covers: bool
 
 
 class Hibernation:
@@ -101,12 +102,13 @@ class Hibernation:
         cause: SleepCause,
         last: LastSleep | None = None,
         may_wait: bool = False,
+        covers: bool = True,
     ) -> Receipt:
         """Make the session's state durable; it stays in memory, clean. On failure it is as it was.
 
         cause: for the events. last: the daemon stops, so a refused sleep is lost. Then the store's size and the day's
         writes may exceed their budgets; only `keep_free` still holds. may_wait: nothing is lost without this sleep, so
-        a stopping daemon gives it up.
+        a stopping daemon gives it up. covers: as for `Store.write_bundle`.
 
         Raises:
             SnapshotError: the state cannot be kept.
@@ -114,7 +116,7 @@ class Hibernation:
             StopDeadline: the daemon stops, and its time is over. ServiceClosed: it stops, and this may wait.
         """
         with tell_sleep(self._bus, session, cause) as tell_end, self._compactor.giving_way():
-            receipt = await self._keep_with_remedies(session, emit, _Terms(last, may_wait))
+            receipt = await self._keep_with_remedies(session, emit, _Terms(last, may_wait, covers))
             tell_end(receipt)
             self._compactor.consider(receipt)
         session.durable = Durable.of(receipt, session.computed_by())
@@ -241,6 +243,7 @@ class Hibernation:
                 on_progress=on_progress,
                 beyond=None if terms.last is None else "budgets",
                 doubted=doubted,
+                covers=terms.covers,
             )
         )
         unread = {entry.id for entry in snapshot.reused} - {entry.id for entry in doubted}

@@ -194,7 +194,7 @@ class Ledgers:
             passes.add(size)
         less = replace(unread, start=held, tokens=tokens[held:] + unread.tokens, passes=passes, damaged=True)
         kept = _with_end(manifest.session, less)
-        return self._put(row.uri, manifest.identity, reader.bundle_id, reused, kept, held)
+        return self._put(row.uri, manifest.identity, reader.bundle_id, reused, kept, held, covers=False)
 
     def _put(
         self,
@@ -204,8 +204,10 @@ class Ledgers:
         reused: Sequence[BlockEntry],
         kept: Mapping[str, Any],
         held: int,
+        *,
+        covers: bool = True,
     ) -> Receipt:
-        """Write a version of durable blocks, with the end of its ledger behind them."""
+        """Write a version of durable blocks, with the end of its ledger behind them. covers: as for `write_bundle`."""
         return self._store.write_bundle(
             uri=uri,
             identity=identity,
@@ -215,6 +217,7 @@ class Ledgers:
             session=kept,
             token_count=held,
             beyond="reserve",
+            covers=covers,
         )
 
 

@@ -260,7 +260,7 @@ class Healing:
                     if self._residency.standing.require_row(uri).version != row.version:
                         raise SessionBusy(f"{uri} gave its memory to others and slept meanwhile.", session=str(uri))
                     receipt, told = await to_the_end(self._compute(row, found, found.end, model))
-                self._lead_on(uri, row, receipt, told.start)
+                await self._lead_on(uri, row, receipt, told.start)
         except TorporError as error:
             self._tell_failure(uri, error)
             return _outcome_of(error)
@@ -295,13 +295,15 @@ class Healing:
             return _Outcome("not_now", sentence_of(error))  # all of it is in memory
         return _SETTLED
 
-    def _lead_on(self, uri: SessionUri, row: IndexRow, receipt: Receipt, recomputed_from: int) -> None:
-        """Move a session that was woken at an earlier token of the damaged version onto the new one."""
+    async def _lead_on(self, uri: SessionUri, row: IndexRow, receipt: Receipt, recomputed_from: int) -> None:
+        """Move a session that was woken at an earlier token of the damaged version onto the new one, and its turns in
+        the journal with it: a repair may take the damaged one away."""
         self._residency.awake.looks.lead_on(uri, row.bundle_id, receipt)
         live = self._residency.awake.get(uri)
         if live is not None and live.durable is not None and live.durable.bundle_id == row.bundle_id:
             live.durable = Durable.of(receipt, dict(live.model.backend))
             live.unchanged_tokens = min(live.unchanged_tokens, recomputed_from)
+            await self._residency.journal.acknowledge(live)
 
     def _tell_failure(self, uri: SessionUri, error: TorporError) -> None:
         self.failed += 1
@@ -402,7 +404,7 @@ class Healing:
     async def _heal_ledger(self, row: IndexRow, found: _Found) -> None:
         """Move the damaged part into the ledger behind it; the next use computes it."""
         receipt = await self._residency.ledgers.keep_less(row, found.first_broken, found.records)
-        self._lead_on(row.uri, row, receipt, receipt.token_count)
+        await self._lead_on(row.uri, row, receipt, receipt.token_count)
         self.healed += 1
         _LOG.warning("%s was damaged before its ledger, and has more of it in version %d", row.uri, receipt.version)
 
@@ -424,7 +426,7 @@ class Healing:
         session.recomputed = Recomputed(row.version, start, len(found.tokens) - start, same)
         session.came_from(reader.manifest.session, start)
         session.unchanged_tokens, session.dirty = start, True
-        receipt = await self._hibernation.sleep(session, ignore, cause="heal", may_wait=True)
+        receipt = await self._hibernation.sleep(session, ignore, cause="heal", may_wait=True, covers=False)
         return receipt, session.recomputed
 
     async def _state_at(self, start: int, row: IndexRow, reader: BundleReader, model: LoadedModel) -> LiveState:

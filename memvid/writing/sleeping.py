@@ -64,7 +64,7 @@ If a block beyond this leaves it, the sleep fails and loses nothing: the caller 
 class VersionDraft:
     """The state to make durable. `reused` come first in the chain, `blocks` continue it; buffers are borrowed. The
     `doubted` reused blocks are read before the version refers to them. `before_publishing` is called last, and what it
-    raises gives the version up."""
+    raises gives the version up. covers: whether it takes the place of what the journal has of the session."""
 
     uri: SessionUri
     identity: Identity
@@ -79,6 +79,7 @@ class VersionDraft:
     beyond: Beyond | None = None
     doubted: Sequence[BlockEntry] = ()
     before_publishing: Callable[[], None] | None = None
+    covers: bool = True
 
 
 def receipt_of(
@@ -117,7 +118,8 @@ def write_version(core: StoreCore, request: VersionDraft) -> Receipt:
         room(0)  # before any temporary file, in case nothing may be written any more
         with core.poisoning():
             receipt = _Sleep(core, request, version, holdings, places, stack, room).run()
-            core.journal.cover(request.uri)
+            if request.covers:
+                core.journal.cover(request.uri)
     return receipt
 
 
@@ -254,7 +256,8 @@ class _Sleep:
                 self._spare_bytes += block.header.raw_bytes
 
     def _manifest(self, entries: Sequence[BlockEntry]) -> Manifest:
-        request, covered = self._request, self._core.journal.digest_of(self._request.uri)
+        request = self._request
+        covered = self._core.journal.digest_of(request.uri) if request.covers else None
         return Manifest(
             uri=request.uri,
             version=self._version,

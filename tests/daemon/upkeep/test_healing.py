@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import shutil
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -200,6 +201,39 @@ def refuse_reads(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
         return check(file, *args, **options)
 
     monkeypatch.setattr(FrameFile, "check_payloads", checked)
+
+
+@pytest.mark.parametrize("crash", ["behind the heal", "in it"])
+async def test_turns_of_a_session_that_went_back_before_its_healed_version_survive_a_kill(
+    open_rig: Any, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, crash: str
+) -> None:
+    killed = tmp_path / "killed"
+
+    def kill() -> None:
+        shutil.copytree(store, killed, ignore=shutil.ignore_patterns("lock"))
+
+    write = Store.write_bundle
+
+    def write_and_kill(store: Store, **options: Any) -> Any:
+        receipt = write(store, **options)
+        kill()
+        return receipt
+
+    async with open_rig() as rig:
+        await rig.read("a", TEXT)
+        await rig.sleep("a")
+        await rig.wake("a", at_token=100)
+        await rig.service.append(session="a", tokens=tokens_of(3, 10), on_event=ignore)
+        damage(store, "a")
+        with monkeypatch.context() as patch:
+            if crash == "in it":
+                patch.setattr(Store, "write_bundle", write_and_kill)
+            await mend(rig)
+        assert [count for _, count in await versions_of(rig)] == [1300, 1300]
+        if crash == "behind the heal":
+            kill()
+    async with open_rig(store=killed) as rig:
+        assert (await rig.wake("a")).token_count == 110
 
 
 # --- earlier versions
