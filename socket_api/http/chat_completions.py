@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -19,6 +19,7 @@ from ...daemon.api.dialogue import ToolCall
 from ...daemon.api.events import ProgressEvent, TokenEvent
 from ...daemon.api.logprobs import TopLogprobs
 from ...errors import TorporError
+from . import string_tools
 from .answering import Telling, answer, event_bytes
 from .bodies import InnerJson
 from .desk import desk_of
@@ -43,10 +44,18 @@ class CalledFunction(Body):
     arguments: str = ""
 
 
+class CalledCustom(Body):
+    """A call of a tool that takes a string."""
+
+    name: str
+    input: str = ""
+
+
 class CalledTool(Body):
     """A call that an assistant made."""
 
-    function: CalledFunction
+    function: CalledFunction | None = None
+    custom: CalledCustom | None = None
     id: str = ""
 
 
@@ -70,11 +79,19 @@ class OfferedFunction(Body):
     strict: bool | None = None
 
 
+class OfferedCustom(Body):
+    """A tool that takes a string."""
+
+    name: str
+    description: str | None = None
+
+
 class OfferedTool(Body):
     """A tool; those of other types have no effect."""
 
     type: str = "function"
     function: OfferedFunction | None = None
+    custom: OfferedCustom | None = None
 
 
 class StreamOptions(Body):
@@ -156,7 +173,7 @@ async def chat_completions(request: Request, send: Send) -> None:
         turn = Turn(
             model=body.model,
             messages=[_message(at, each, inner) for at, each in enumerate(body.messages)],
-            tools=[_tool(each.function) for each in body.tools or () if each.function is not None],
+            tools=[tool for each in body.tools or () if (tool := _tool(each)) is not None],
             template_arguments=body.chat_template_kwargs or {},
             max_tokens=body.max_completion_tokens if body.max_tokens is None else body.max_tokens,
             sampling=body.sampling(),
@@ -168,7 +185,8 @@ async def chat_completions(request: Request, send: Send) -> None:
             checkpoints=marks.checkpoints,
             keep_awake_s=marks.keep_awake_s,
         )
-        telling = _Chunks(turn, usage=body.wants_usage(), progress=bool(body.return_progress))
+        customs = frozenset(each.custom.name for each in body.tools or () if each.custom is not None)
+        telling = _Chunks(turn, customs, usage=body.wants_usage(), progress=bool(body.return_progress))
         ignored = ignored_of(body, _also(body))
         await answer(request, send, turn, telling, streamed=bool(body.stream), ignored=ignored)
 
@@ -177,7 +195,7 @@ def _also(body: ChatBody) -> Iterator[str]:
     if has_no_effect(body.tool_choice):
         yield "tool_choice"
     for each in body.tools or ():
-        if each.function is None:
+        if _tool(each) is None:
             yield f"tools.{each.type}"
 
 
@@ -206,12 +224,33 @@ def _message(at: int, message: ChatMessage, inner: InnerJson) -> dict[str, Any]:
 
 
 def _call(at: int, call: CalledTool, inner: InnerJson) -> dict[str, Any]:
-    arguments = inner.arguments_of(call.function.arguments, f"messages.{at}.tool_calls")
-    return {"name": call.function.name, "arguments": arguments, "id": call.id}
+    field = f"messages.{at}.tool_calls"
+    if call.custom is not None:
+        return {"name": call.custom.name, "arguments": string_tools.arguments_of(call.custom.input), "id": call.id}
+    if call.function is None:
+        raise fault_at(field, "a call has neither a function nor a custom tool; give one")
+    return {
+        "name": call.function.name,
+        "arguments": inner.arguments_of(call.function.arguments, field),
+        "id": call.id,
+    }
 
 
-def _tool(function: OfferedFunction) -> dict[str, Any]:
-    return {"name": function.name, "description": function.description or "", "parameters": function.parameters or {}}
+def _tool(tool: OfferedTool) -> dict[str, Any] | None:
+    """A tool as a verb takes it; None if it has no effect."""
+    if tool.custom is not None:
+        return {
+            "name": tool.custom.name,
+            "description": tool.custom.description or "",
+            "parameters": string_tools.PARAMETERS,
+        }
+    if tool.function is None:
+        return None
+    return {
+        "name": tool.function.name,
+        "description": tool.function.description or "",
+        "parameters": tool.function.parameters or {},
+    }
 
 
 def usage_of(answered: Answered, reasoning_tokens: int) -> dict[str, Any]:
@@ -230,8 +269,9 @@ def usage_of(answered: Answered, reasoning_tokens: int) -> dict[str, Any]:
 
 
 class _Chunks(Telling):
-    def __init__(self, turn: Turn, *, usage: bool, progress: bool) -> None:
+    def __init__(self, turn: Turn, customs: Collection[str], *, usage: bool, progress: bool) -> None:
         super().__init__()
+        self._customs = customs
         self._has_logprobs = turn.logprobs is not None
         self._usage = usage
         self._progress = progress
@@ -246,7 +286,7 @@ class _Chunks(Telling):
         if result.reasoning:
             message["reasoning_content"] = result.reasoning
         if result.tool_calls:
-            message["tool_calls"] = [_told_call(each) for each in result.tool_calls]
+            message["tool_calls"] = [self._told_call(each) for each in result.tool_calls]
         elif not result.text:
             message["content"] = ""
         choice = {"index": 0, "message": message, "logprobs": self._logprobs(), "finish_reason": result.finish_reason}
@@ -262,7 +302,7 @@ class _Chunks(Telling):
     def token(self, event: TokenEvent) -> bytes:
         self.untold.add(event)
         if event.call is not None:
-            call = {"index": self._calls, **_told_call(event.call)}
+            call = {"index": self._calls, **self._told_call(event.call)}
             self._calls += 1
             return self._chunk({"tool_calls": [call]})
         if not event.text:
@@ -317,7 +357,9 @@ class _Chunks(Telling):
     def _head(self, kind: str) -> dict[str, Any]:
         return {"id": self._id, "object": kind, "created": self._created, "model": self.asking.model}
 
-
-def _told_call(call: ToolCall) -> dict[str, Any]:
-    arguments = json.dumps(call.arguments, ensure_ascii=False, separators=(",", ":"))
-    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": arguments}}
+    def _told_call(self, call: ToolCall) -> dict[str, Any]:
+        if call.name in self._customs:
+            given = {"name": call.name, "input": string_tools.text_of(call.arguments)}
+            return {"id": call.id, "type": "custom", "custom": given}
+        arguments = json.dumps(call.arguments, ensure_ascii=False, separators=(",", ":"))
+        return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": arguments}}

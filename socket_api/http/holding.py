@@ -66,7 +66,7 @@ def _of_mode(mode: str, names: tuple[str, ...], *, strict: bool) -> Mapping[str,
 
 def _name_in(choice: object) -> str:
     """The name of a tool, on its own or within its function."""
-    inner = choice.get("function", choice) if isinstance(choice, dict) else None
+    inner = choice.get("function", choice.get("custom", choice)) if isinstance(choice, dict) else None
     name = inner.get("name") if isinstance(inner, dict) else None
     if not isinstance(name, str) or not name:
         raise fault_at("tool_choice", "it names no tool; give the name of one")

@@ -18,14 +18,12 @@ from pydantic import BeforeValidator, WithJsonSchema
 from ...daemon.api.dialogue import ToolCall
 from ...daemon.api.recalling import RecalledMessage
 from ..errors import PreviousResponseNotFound
+from . import string_tools
 from .bodies import InnerJson, int_of
 from .fields import Body, Content, fault_at
 from .turns import answer_in
 
 _ROLES: Final = {"developer": "system"}
-_CUSTOM: Final = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
-"""The schema of a tool that takes a string."""
-
 DEFAULT_ITEMS: Final = 20
 MOST_ITEMS: Final = 100
 """Of one page."""
@@ -89,7 +87,7 @@ class _Offer:
 
     def to_map(self) -> dict[str, Any]:
         """The tool as a verb takes it."""
-        parameters = _CUSTOM if self.tool.type == "custom" else self.tool.parameters or {}
+        parameters = string_tools.PARAMETERS if self.tool.type == "custom" else self.tool.parameters or {}
         return {"name": self.flat_name, "description": self.tool.description or "", "parameters": parameters}
 
 
@@ -113,9 +111,7 @@ class Toolbox:
         if offer is not None and offer.namespace is not None:
             told["namespace"] = offer.namespace
         if offer is not None and offer.tool.type == "custom":
-            given = call.arguments.get("input")
-            text = given if isinstance(given, str) and len(call.arguments) == 1 else _json(call.arguments)
-            return {**told, "type": "custom_tool_call", "input": text}
+            return {**told, "type": "custom_tool_call", "input": string_tools.text_of(call.arguments)}
         return {**told, "type": "function_call", "arguments": _json(call.arguments)}
 
     def _offered(self, tools: Sequence[OfferedTool], namespace: str | None) -> Iterator[_Offer]:
@@ -191,7 +187,7 @@ class Dialogue:
         if not item.name:
             raise fault_at(f"{place}.name", "a call names its tool")
         if item.type == "custom_tool_call":
-            arguments: Mapping[str, Any] = {"input": item.input or ""}
+            arguments = string_tools.arguments_of(item.input)
         else:
             arguments = self._inner.arguments_of(item.arguments, f"{place}.arguments")
         return {"name": _flat(item.namespace, item.name), "arguments": arguments, "id": item.call_id or ""}

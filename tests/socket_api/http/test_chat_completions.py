@@ -135,6 +135,43 @@ def test_thinking_and_calls_are_told_apart_in_both_modes(server: HttpThread) -> 
     assert last["choices"][0]["finish_reason"] == "tool_calls"
 
 
+@pytest.mark.parametrize(
+    ("arguments", "text"), [({"input": "+1"}, "+1"), ({"input": "+1", "at": 2}, '{"input":"+1","at":2}')]
+)
+def test_a_custom_tool_takes_a_string(server: HttpThread, arguments: dict[str, Any], text: str) -> None:
+    call = ToolCall("patch", arguments, "call_1")
+
+    async def chat(request: ConverseRequest) -> GenerateResult:
+        request.emit(ProgressEvent("prefill", 1, 1))
+        request.emit(TokenEvent(None, "", "call", call))
+        return result(request.session, tool_calls=(call,), finish_reason="tool_calls")
+
+    chats(server, chat)
+    said = {"id": "call_0", "type": "custom", "custom": {"name": "patch", "input": "+0"}}
+    asked = {
+        "tools": [{"type": "custom", "custom": {"name": "patch", "description": "Applies a patch."}}],
+        "tool_choice": {"type": "custom", "custom": {"name": "patch"}},
+        "messages": [
+            *HELLO["messages"],
+            {"role": "assistant", "tool_calls": [said]},
+            {"role": "tool", "tool_call_id": "call_0", "content": "done"},
+        ],
+    }
+    answer = server.ask("POST", PATH, {**HELLO, **asked})
+    assert "x-torpor-ignored" not in answer.headers
+    told = {"id": "call_1", "type": "custom", "custom": {"name": "patch", "input": text}}
+    assert answer.json["choices"][0]["message"]["tool_calls"] == [told]
+    deltas = [
+        each["choices"][0]["delta"]
+        for each in events_of(server.ask("POST", PATH, {**HELLO, **asked, "stream": True}))[:-1]
+    ]
+    assert {"tool_calls": [{"index": 0, **told}]} in deltas
+    given = asked_for(server, "converse")[0]
+    assert given["messages"][1]["tool_calls"] == [{"name": "patch", "arguments": {"input": "+0"}, "id": "call_0"}]
+    assert given["tools"][0]["parameters"]["required"] == ["input"]
+    assert given["tool_choice"].names == ("patch",)
+
+
 def test_a_dialogue_is_asked_for_as_the_service_takes_it(server: HttpThread) -> None:
     call = {"id": "c", "type": "function", "function": {"name": "add", "arguments": '{"b": 2, "a": [1.0]}'}}
     messages = [
@@ -200,6 +237,15 @@ def test_a_conversation_begins_under_the_name_that_its_client_gives_it(
     assert server.ask("POST", PATH, HELLO, **named).status == 200
     (given,) = asked_for(server, "converse")
     assert given["session"] == session
+
+
+def test_the_header_of_an_older_codex_has_an_underscore(server: HttpThread) -> None:
+    connection = server.on_unix()
+    connection.request("POST", PATH, json.dumps(HELLO), {"session_id": "0199-ab"})
+    assert connection.getresponse().status == 200
+    connection.close()
+    (given,) = asked_for(server, "converse")
+    assert given["session"] == "0199-ab"
 
 
 def test_ids_that_are_no_names_become_different_ones(server: HttpThread) -> None:

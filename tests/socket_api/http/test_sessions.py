@@ -19,6 +19,7 @@ def test_a_session_is_made_listed_shown_slept_woken_forked_and_deleted(server: H
     assert server.ask("POST", "/v1/sessions/a/sleep").json["token_count"] == 2
     assert server.ask("POST", "/v1/sessions/a/wake", {"version": 1}).json["tokens_prefilled"] == 0
     assert server.ask("POST", "/v1/sessions/a/fork", {"name": "b"}).json["forked_from"]["session"].endswith("a")
+    assert server.ask("POST", "/v1/sessions/a/fold", {"name": "c", "summary": "so"}).json["summary"] == "so"
     assert server.ask("GET", "/v1/sessions/a/why").json["requests"] == []
     assert server.ask("DELETE", "/v1/sessions/a").status == 200
     gone = server.ask("GET", "/v1/sessions/a")

@@ -1,0 +1,26 @@
+"""Tools that take a string, OpenAI's `custom` ones: for a model they take an object with that string."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, Final
+
+PARAMETERS: Final[Mapping[str, Any]] = {
+    "type": "object",
+    "properties": {"input": {"type": "string"}},
+    "required": ["input"],
+}
+"""The schema of their arguments."""
+
+
+def arguments_of(text: str | None) -> dict[str, Any]:
+    """The arguments of a call with this string."""
+    return {"input": text or ""}
+
+
+def text_of(arguments: Mapping[str, Any]) -> str:
+    """The string of a call; all of its arguments as JSON, where a model has given others."""
+    given = arguments.get("input")
+    is_alone = isinstance(given, str) and len(arguments) == 1
+    return str(given) if is_alone else json.dumps(arguments, ensure_ascii=False, separators=(",", ":"))
