@@ -252,6 +252,14 @@ class Parts:
             problems_left_out=max(0, len(report.problems) - MAX_PROBLEMS_TOLD),
         )
 
+    async def learn_words(self, uri: SessionUri) -> None:
+        """Let transcripts find a session that was made of another one, or came from elsewhere."""
+        live = self.residency.awake.get(uri)
+        if live is not None:
+            self.heads.note(live)
+        else:
+            await self.heads.learn(uri)
+
     def forget_words(self, uri: SessionUri) -> None:
         """Forget all tokens and text of a deleted session."""
         self.reuse.forget(uri)

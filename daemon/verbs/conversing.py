@@ -212,7 +212,6 @@ async def _chat_in_fork(
 ) -> GenerateResult:
     """Answer in a fork, which is deleted again if nothing was read or written in it."""
     made = await fork(parts, ForkRequest(session=str(head.uri), name=str(name), at_token=head.at))
-    await parts.heads.learn(name)
     if not request.after:
         parts.reasons.leaves(name, head.uri)
     try:

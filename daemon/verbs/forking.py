@@ -38,6 +38,7 @@ async def fork(parts: Parts, request: ForkRequest) -> ForkResult:
                 forked = await to_the_end(parts.forking.cut_off(order, model, request.emit))
         else:
             forked = await to_the_end(parts.forking.refer_to_all(order))
+        await parts.learn_words(wanted)
     result = listing.result_of_fork(order, forked, seconds=time.monotonic() - started)
     parts.bus.publish(
         SessionForked(
@@ -62,7 +63,9 @@ async def fold(parts: Parts, request: FoldRequest) -> FoldResult:
         request.summary, request.summarise, request.tail, None if request.labels is None else tuple(request.labels)
     )
     wanted = parse_reference(request.name)
-    return await parts.folds.make(parts.resolve(request.session), wanted, order, request.emit)
+    folded = await parts.folds.make(parts.resolve(request.session), wanted, order, request.emit)
+    await parts.learn_words(wanted)
+    return folded
 
 
 async def _order_of_fork(

@@ -108,6 +108,7 @@ async def import_bundle(parts: Parts, request: ImportRequest) -> SleepResult:
             )
         adopting = partial(parts.store.adopt_incoming, handed, as_uri=wanted, only_kin=True)
         receipt = await to_the_end(parts.maintenance.run(adopting))
+        await parts.learn_words(owner)
     return SleepResult.of(receipt, seconds=time.monotonic() - started)
 
 

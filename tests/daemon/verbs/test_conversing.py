@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from conversing_rig import SYSTEM, assistant, cold, converse, ledger, names, scr
 from torpor.daemon.errors import ContextOverflow, InvalidTranscript
 from torpor.daemon.models.chat_template import Root
 from torpor.daemon.sessions.transcripts import message_of
+from torpor.memvid.exchange.incoming import hand_over
 
 TOOLS = ({"name": "look", "description": "Looks.", "parameters": {"type": "object"}},)
 
@@ -138,6 +140,27 @@ async def test_a_sleeping_session_is_found_after_a_restart(open_rig: Any) -> Non
         told = await converse(rig, said, "zwei", tools=TOOLS)
         assert (told.session, ledger(rig)[: len(held)]) == ("torpor://default/a", held)
         assert ledger(rig) == cold(rig, [*said, assistant("zwei")], Root(TOOLS))
+
+
+async def test_a_fork_that_a_user_made_is_gone_on_with_under_its_name(open_rig: Any) -> None:
+    async with open_rig(endless=False) as rig:
+        await converse(rig, [user("one")], "eins")
+        await rig.service.fork("a", "b")
+        told = await converse(rig, [user("one"), assistant("eins"), user("two")], "zwei", "b")
+        assert (told.session, await names(rig)) == ("torpor://default/b", {"a", "b"})
+        assert told.cached_tokens == 0
+        assert told.prefilled_tokens < 40
+
+
+async def test_an_imported_session_is_found(open_rig: Any, store: Path, tmp_path: Path) -> None:
+    async with open_rig(endless=False) as rig:
+        await converse(rig, [user("one")], "eins")
+        await rig.sleep("a")
+    [bundle] = (store / "bundles").rglob("*.mvb")
+    async with open_rig(endless=False, store=tmp_path / "other") as rig:
+        await rig.service.import_bundle(hand_over(str(tmp_path / "other"), str(bundle)).hex())
+        told = await converse(rig, [user("one"), assistant("eins"), user("two")], "zwei")
+        assert (told.session, told.prefilled_tokens < 40) == ("torpor://default/a", True)
 
 
 async def test_a_deleted_session_is_found_no_more(open_rig: Any) -> None:
