@@ -165,6 +165,10 @@ def _also(body: MessagesBody, request: Request) -> Iterator[str]:
     for each in body.tools or ():
         if each.input_schema is None:
             yield f"tools.{each.type}"
+    if (body.tool_choice or {}).get("disable_parallel_tool_use"):
+        yield "tool_choice.disable_parallel_tool_use"
+    if body.thinking is not None and "budget_tokens" in (body.thinking.model_extra or {}):
+        yield "thinking.budget_tokens"
     for beta in request.headers.get("anthropic-beta", "").split(","):
         yield f"beta.{beta.strip()}" if beta.strip() else ""
 

@@ -23,7 +23,7 @@ from ...errors import TorporError
 from ..errors import HttpRefused, PreviousResponseNotFound
 from .answering import Telling, answer, event_bytes, measured
 from .chat_completions import Sampled
-from .conversations import session_of
+from .conversations import Metadata, session_of
 from .desk import desk_of
 from .errors import error_map
 from .fields import Body, fault_at, ignored_of, read_fields
@@ -90,6 +90,7 @@ class ResponsesBody(Sampled):
     conversation: str | ConversationName | None = None
     text: Wording | None = None
     truncation: str | None = None
+    metadata: Metadata | None = None
     prompt_cache_key: str | None = None
 
     def told_logprobs(self) -> int | None:
@@ -217,6 +218,10 @@ def _also(body: ResponsesBody, tools: Sequence[str], items: Sequence[str]) -> It
         yield "reasoning.effort"
     if body.truncation not in (None, "disabled"):
         yield "truncation"
+    if body.parallel_tool_calls is False:
+        yield "parallel_tool_calls"
+    if body.text is not None:
+        yield from (f"text.{each}" for each in body.text.model_extra or {})
     yield from (f"tools.{each}" for each in tools)
     yield from (f"input.{each}" for each in items)
     yield from (f"include.{each}" for each in body.include or () if each not in (_SEALED, _LOGPROBS))
@@ -369,9 +374,13 @@ class _Events(Telling):
             "instructions": body.instructions,
             "max_output_tokens": body.max_output_tokens,
             "conversation": {"id": self._conversation} if self._conversation else None,
+            "metadata": body.metadata or {},
             "previous_response_id": body.previous_response_id,
+            "reasoning": {"effort": None, "summary": None, **_given(body.reasoning)},
             "store": body.store is not False,
             "temperature": body.temperature,
+            "text": {"format": {"type": "text"}, **_given(body.text)},
+            "tool_choice": body.tool_choice or "auto",
             "tools": self._told_tools,
             "top_logprobs": body.top_logprobs or 0,
             "top_p": body.top_p,
@@ -407,6 +416,10 @@ def response_map(answer_id: str, status: str, model: str, output: Sequence[Any],
         "usage": None,
         **facts,
     }
+
+
+def _given(body: Body | None) -> dict[str, Any]:
+    return body.model_dump(exclude_none=True) if body is not None else {}
 
 
 def _summary(text: str) -> dict[str, Any]:

@@ -161,6 +161,23 @@ def test_tokens_are_counted_before_they_are_read(served: Served) -> None:
             client.messages.create(model="demo", messages=[{"role": "user", "content": "word " * 10_000}], max_tokens=9)
 
 
+def test_a_stop_sequence_ends_an_answer_and_is_named(served: Served) -> None:
+    options: Any = {"model": "demo", "messages": [{"role": "user", "content": "What is a dict?"}], "max_tokens": 12}
+    with served.anthropic() as client:
+        whole = client.messages.create(**options)
+        assert (whole.stop_reason, whole.stop_sequence) == ("max_tokens", None)
+        text = whole.content[0].text  # type: ignore[union-attr]
+        stop = text[5:9]
+        for stream in (True, False):
+            if stream:
+                with client.messages.stream(**options, stop_sequences=["zzzz", stop]) as events:
+                    told: Any = events.get_final_message()
+            else:
+                told = client.messages.create(**options, stop_sequences=["zzzz", stop])
+            assert (told.stop_reason, told.stop_sequence) == ("stop_sequence", stop)
+            assert told.content[0].text == text.partition(stop)[0]
+
+
 def test_a_text_is_continued(served: Served) -> None:
     with served.openai() as client:
         whole = client.completions.create(model="demo", prompt="The function os.path.join", max_tokens=6)

@@ -195,6 +195,18 @@ def test_a_dialogue_is_asked_for_as_the_service_takes_it(server: HttpThread) -> 
     assert given["left_out"] == ("x-anthropic-billing-header",)
 
 
+def test_what_has_no_effect_within_a_field_is_named_too(server: HttpThread) -> None:
+    asked = {
+        **HELLO,
+        "thinking": {"type": "enabled", "budget_tokens": 1024},
+        "tools": [{"name": "add", "input_schema": {"type": "object"}}],
+        "tool_choice": {"type": "auto", "disable_parallel_tool_use": True},
+    }
+    ignored = server.ask("POST", PATH, asked).headers["x-torpor-ignored"]
+    assert ignored == "tool_choice.disable_parallel_tool_use, thinking.budget_tokens"
+    assert asked_for(server, "converse")[0]["template_arguments"] == {"enable_thinking": True}
+
+
 def test_tokens_are_counted_without_an_answer(server: HttpThread) -> None:
     asked = {name: value for name, value in HELLO.items() if name != "max_tokens"}
     answer = server.ask("POST", "/v1/messages/count_tokens", {**asked, "system": "Be very brief."})

@@ -163,6 +163,22 @@ def test_what_comes_back_item_by_item_is_one_message_for_the_service(server: Htt
     assert (given["max_tokens"], given["sampling"], given["session"]) == (7, {"temperature": 1}, "uuid-01")
 
 
+def test_a_response_tells_what_was_asked_for(server: HttpThread) -> None:
+    asked = {
+        "text": {"format": {"type": "json_object"}, "verbosity": "low"},
+        "tools": [ADD],
+        "tool_choice": {"type": "function", "name": "add"},
+        "metadata": {"topic": "sums"},
+        "reasoning": {"effort": "none", "summary": "auto"},
+        "instructions": "Be brief.",
+        "temperature": 0.5,
+    }
+    answer = server.ask("POST", PATH, {**HELLO, **asked, "parallel_tool_calls": False})
+    told = {name: answer.json[name] for name in asked}
+    assert told == {**asked, "tools": [ADD]}
+    assert answer.headers["x-torpor-ignored"] == "parallel_tool_calls, text.verbosity"
+
+
 @pytest.mark.parametrize("kept", [0, 1, 2])
 def test_each_item_that_comes_back_names_its_answer(server: HttpThread, kept: int) -> None:
     """In its `encrypted_content`, also without an id, as Codex sends it; or in its id."""
