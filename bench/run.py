@@ -22,6 +22,7 @@ BENCHMARKS = (
     "loop.py",
     "over_http.py",
     "constraints.py",
+    "drawing.py",
     "durability.py",
     "compression.py",
     "lossy.py",

@@ -140,6 +140,17 @@ def test_a_hundred_answers_to_schemas_are_valid(tmp_path: Path) -> None:
 
 
 @pytest.mark.heavy
+def test_sixteen_draws_are_measured_in_each_way_and_in_a_round(tmp_path: Path) -> None:
+    """The ways that draw by place draw the same tokens: the benchmark checks that."""
+    found = run("drawing", out=tmp_path / "out")
+    ways = {"by a key", "by place", "one evaluation", "one array"}
+    assert [each["sampling"] for each in found["draws"]] == ["temperature", "top_p"]
+    assert all(each["seconds"].keys() == ways for each in found["draws"])
+    assert found["round_seconds"].keys() == {"greedy", "by a key", "by place"}
+    assert all(taken["lowest"] > 0 for taken in found["round_seconds"].values())
+
+
+@pytest.mark.heavy
 def test_durable_answers_are_measured_beside_others_and_beside_the_flush_alone(tmp_path: Path) -> None:
     found = run("durability", "--rounds", "1", out=tmp_path / "out")
     assert found["flush_alone_s"]["lowest"] > 0
