@@ -192,6 +192,7 @@ def require_nothing_read_twice(exchanges: list[Exchange]) -> None:
     for at, exchange in enumerate(exchanges):
         assert exchange.status == 200, bytes(exchange.said)
         usage = exchange.usage
+        print(f"answer {at}: {usage}")
         assert usage.cached == held, f"answer {at} of {len(exchanges)}: {usage}, and {held} tokens were held"
         held = usage.held
 

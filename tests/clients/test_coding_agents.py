@@ -1,0 +1,188 @@
+"""Claude Code, Codex, opencode and pi: the programs that people run, headless, each turn a process of its own.
+
+Ten turns, a tool called in each second one, a `kill -9` of the daemon after the fifth. And where the context is full,
+our error makes each shorten its history and go on.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sysconfig
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from conftest import Stage
+from front import Exchange, Front, calls_in, require_nothing_read_twice
+from serving import ROOT, larger_context
+
+TURNS = 10
+PROGRAMS = ROOT / ".venv-clients" / "node_modules" / ".bin"
+CLAUDE = Path(sysconfig.get_path("purelib")) / "claude_agent_sdk" / "_bundled" / "claude"
+FULL_PROMPTS = 65_536
+"""Positions, for agents whose prompts are longer than the demo model's context."""
+
+
+@dataclass
+class Agent:
+    """A program in a home of its own. tool: one that it offers, to be called. runs: arguments for a turn, by question
+    and whether it goes on."""
+
+    home: Path
+    tool: str
+    runs: Callable[[str, bool], list[str]]
+    environment: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def project(self) -> Path:
+        return self.home / "project"
+
+    def ask(self, question: str, *, goes_on: bool, may_fail: bool = False) -> None:
+        """One turn."""
+        done = subprocess.run(
+            self.runs(question, goes_on),
+            env={"PATH": os.environ["PATH"], "HOME": str(self.home), **self.environment},
+            cwd=self.project,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=600,
+            check=False,
+        )
+        assert may_fail or done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+
+
+def home_in(folder: Path) -> Path:
+    home = folder / "home"
+    (home / "project").mkdir(parents=True)
+    subprocess.run(["git", "init", "--quiet", str(home / "project")], check=True)
+    (home / "project" / "notes.txt").write_text("twelve lines\n" * 12)
+    return home
+
+
+def claude_code(front: Front, folder: Path) -> Agent:
+    options = ["--output-format", "json", "--tools", "Read,Glob", "--allowedTools", "Read,Glob", "--max-turns", "6"]
+    options += ["--system-prompt", "You are a helper."]
+    environment = {
+        "ANTHROPIC_BASE_URL": front.url,
+        "ANTHROPIC_AUTH_TOKEN": front.token,
+        "ANTHROPIC_MODEL": "demo",
+        "ANTHROPIC_SMALL_FAST_MODEL": "demo",
+        "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
+        "DISABLE_AUTOUPDATER": "1",
+        "IS_SANDBOX": "1",
+    }
+
+    def runs(question: str, goes_on: bool) -> list[str]:
+        return [str(CLAUDE), "-p", question, *options, *["-c"][: int(goes_on)]]
+
+    return Agent(home_in(folder), "Glob", runs, environment)
+
+
+def codex(front: Front, folder: Path) -> Agent:
+    home = home_in(folder)
+    (home / ".codex").mkdir()
+    (home / ".codex" / "config.toml").write_text(
+        'model = "demo"\nmodel_provider = "torpor"\napproval_policy = "never"\n'
+        'sandbox_mode = "danger-full-access"\ncheck_for_update_on_startup = false\n'
+        f'[model_providers.torpor]\nname = "torpor"\nbase_url = "{front.url}/v1"\nenv_key = "TORPOR_TOKEN"\n'
+        'wire_api = "responses"\n'
+    )
+
+    def runs(question: str, goes_on: bool) -> list[str]:
+        options = ["--skip-git-repo-check", "--json"]
+        way = ["resume", "--last", *options] if goes_on else options
+        return [str(PROGRAMS / "codex"), "exec", *way, question]
+
+    environment = {"CODEX_HOME": str(home / ".codex"), "TORPOR_TOKEN": front.token}
+    return Agent(home, "exec_command", runs, environment)
+
+
+def opencode(front: Front, folder: Path) -> Agent:
+    home = home_in(folder)
+    (home / ".config" / "opencode").mkdir(parents=True)
+    options = {"baseURL": f"{front.url}/v1", "apiKey": front.token}
+    provider = {"npm": "@ai-sdk/openai-compatible", "options": options, "models": {"demo": {"name": "demo"}}}
+    settings = {"autoupdate": False, "share": "disabled", "permission": {"bash": "allow", "edit": "allow"}}
+    (home / ".config" / "opencode" / "opencode.json").write_text(
+        json.dumps({**settings, "provider": {"torpor": provider}, "model": "torpor/demo"})
+    )
+
+    def runs(question: str, goes_on: bool) -> list[str]:
+        way = ["--format", "json", *["-c"][: int(goes_on)]]
+        return [str(PROGRAMS / "opencode"), "run", question, *way]
+
+    quiet = ("AUTOUPDATE", "MODELS_FETCH", "LSP_DOWNLOAD")
+    return Agent(home, "read", runs, {f"OPENCODE_DISABLE_{name}": "1" for name in quiet})
+
+
+def pi(front: Front, folder: Path) -> Agent:
+    home = home_in(folder)
+    (home / ".pi" / "agent").mkdir(parents=True)
+    model = {"id": "demo", "contextWindow": 200_000, "maxTokens": 8_000}
+    provider = {"baseUrl": f"{front.url}/v1", "api": "openai-completions", "apiKey": front.token, "models": [model]}
+    (home / ".pi" / "agent" / "models.json").write_text(json.dumps({"providers": {"torpor": provider}}))
+    (home / ".pi" / "agent" / "settings.json").write_text(json.dumps({"compaction": {"keepRecentTokens": 2_000}}))
+
+    def runs(question: str, goes_on: bool) -> list[str]:
+        options = ["--provider", "torpor", "--model", "demo", "--mode", "json"]
+        return [str(PROGRAMS / "pi"), *options, *["-c"][: int(goes_on)], "-p", question]
+
+    return Agent(home, "read", runs, {"PI_OFFLINE": "1", "PI_SKIP_VERSION_CHECK": "1"})
+
+
+def main_requests(exchanges: list[Exchange]) -> list[Exchange]:
+    """Those of the conversation, without the ones for titles and the like, which offer no tools."""
+    return [each for each in exchanges if each.body.get("tools")]
+
+
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("make", [claude_code, codex, opencode, pi], ids=lambda make: make.__name__)
+def test_ten_turns_with_tools_survive_a_kill_and_nothing_is_read_twice(
+    stage: Stage, make: Callable[[Front, Path], Agent]
+) -> None:
+    """T9."""
+    is_short = make in (claude_code, pi)
+    front = stage.begin(*([] if is_short else ["--model", f"demo={larger_context(stage.folder, FULL_PROMPTS)}"]))
+    agent = make(front, stage.folder)
+    for turn in range(TURNS):
+        if turn == TURNS // 2:
+            stage.kill()
+        front.calls = agent.tool if turn % 2 else None
+        agent.ask(f"Question {turn}: what does it say?", goes_on=turn > 0)
+    require_nothing_read_twice(main_requests(front.exchanges))
+    assert list(calls_in(front.exchanges)) == [agent.tool] * (TURNS // 2)
+
+
+LONG = "The file has twelve lines. " * 220
+"""Fills a context in a few turns."""
+
+
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize(
+    ("make", "positions"),
+    [(claude_code, 8_192), (codex, 16_384), (opencode, 16_384), (pi, 8_192)],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_a_full_context_makes_it_shorten_its_history_and_go_on(
+    stage: Stage, make: Callable[[Front, Path], Agent], positions: int
+) -> None:
+    """QC6. Codex ends the turn, shortens in the next one, and keeps the questions; so its tool fills the context."""
+    front = stage.begin("--model", f"demo={larger_context(stage.folder, positions)}")
+    agent = make(front, stage.folder)
+    (agent.home / ".profile").write_text(f"echo '{LONG}'")
+    for turn in range(TURNS):
+        front.calls = agent.tool if make is codex else None
+        agent.ask(f"Question {turn}. {'' if make is codex else LONG}", goes_on=turn > 0, may_fail=make is codex)
+        if any(each.status != 200 for each in front.exchanges):
+            break
+    refused = next(each for each in front.exchanges if each.status != 200)
+    assert refused.status == 400
+    front.calls = None
+    agent.ask("And now?", goes_on=True)
+    last = front.exchanges[-1]
+    assert last.status == 200
+    assert len(json.dumps(last.body)) < len(json.dumps(refused.body))
