@@ -6,6 +6,8 @@ import contextlib
 import json
 import re
 import shutil
+import subprocess
+import sys
 import tempfile
 import threading
 from collections.abc import Iterator
@@ -23,6 +25,8 @@ import torpor
 from ..real_daemon import RealDaemon, until
 
 QUESTIONS = [f"Question {at}: what does os.path.{name} do?" for at, name in enumerate(["join", "split"] * 5)]
+
+HOW_TO = Path(__file__).parents[3] / "docs" / "how-to" / "http.md"
 
 
 @dataclass
@@ -235,6 +239,29 @@ def test_a_client_that_closes_its_stream_frees_the_session(served: Served) -> No
         stream.close()
         until(lambda: working(served) == 0)
         assert asked(client, messages, stream=False)[0]
+
+
+def test_the_blocks_of_the_page_on_http_run_as_they_stand(served: Served) -> None:
+    text = HOW_TO.read_text(encoding="utf-8")
+    found = re.findall(r"<!-- python: .*?-->\n```python\n(.*?)```", text, re.DOTALL)
+    assert len(found) == text.count("```python") == 3
+    environment = {
+        "OPENAI_BASE_URL": f"{served.url}/v1",
+        "OPENAI_API_KEY": served.token,
+        "ANTHROPIC_BASE_URL": served.url,
+        "ANTHROPIC_API_KEY": served.token,
+    }
+    done = subprocess.run(
+        [sys.executable, "-"],
+        input="".join(found),
+        text=True,
+        env=environment,
+        capture_output=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert len(done.stdout.splitlines()) >= 2
 
 
 def working(served: Served) -> float:
