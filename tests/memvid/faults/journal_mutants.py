@@ -13,6 +13,7 @@ _FORMAT: Final = "tests/memvid/format/test_journal.py::"
 _FOLDER: Final = "tests/memvid/folder/test_journal.py::"
 _REPLAYING: Final = "tests/memvid/recovery/test_replaying.py::"
 _DAEMON: Final = "tests/daemon/sleep/test_turn_journal.py::"
+_HEALING: Final = "tests/daemon/upkeep/test_healing.py::"
 
 _TURN_JOURNAL: Final = "daemon.sleep.turn_journal"
 
@@ -261,6 +262,16 @@ _REPLAYED: Final = (
         f"{_REPLAYING}test_turns_that_find_no_room_for_their_version_wait_and_their_session_is_not_used",
         Edit("replaying", "replay", take_out="journal.waiting[uri] = error.message", put_in="journal.cover(uri)"),
     ),
+    _check(
+        "turns stand behind a version that was pruned",
+        f"{_DAEMON}test_a_turn_behind_a_version_that_was_pruned_survives",
+        Edit("folder.journal", "Journal.append", take_out="if record.base is not None"),
+    ),
+    _check(
+        "a heal covers the turns of a session that went back before it",
+        f"{_HEALING}test_turns_of_a_session_that_went_back_before_its_healed_version_survive_a_kill",
+        Edit("sleeping", "write_version", take_out="if request.covers", put_in="core.journal.cover(request.uri)"),
+    ),
 )
 
 _ANSWERS: Final = (
@@ -329,6 +340,11 @@ _ANSWERS: Final = (
         "room for a turn is not taken before it begins",
         f"{_DAEMON}test_a_full_disk_refuses_a_turn_before_it_changes_the_session",
         Edit("daemon.chat.prompt_io", "Exchanges._room_for", take_out="make_room("),
+    ),
+    _check(
+        "the room of a request that failed is kept",
+        f"{_DAEMON}test_room_that_a_failed_request_leaves_is_given_back",
+        Edit("daemon.residency.residency", "Residency.turn", take_out="self.journal.give_back_room(uri)"),
     ),
     _check(
         "a session that lost its state is gone if it never slept",
