@@ -21,6 +21,7 @@ from ..errors import PreviousResponseNotFound
 from . import string_tools
 from .bodies import InnerJson, int_of
 from .fields import Body, Content, fault_at
+from .marks import Marks
 from .turns import answer_in
 
 _ROLES: Final = {"developer": "system"}
@@ -126,11 +127,16 @@ class Toolbox:
 
 class Dialogue:
     """The messages of a request. unknown: the types of items that have no effect. after: the id of the answer before
-    the messages, where a reference names it: what comes before that stands in its ledger."""
+    the messages, where a reference names it: what comes before that stands in its ledger. marks: those of the items.
+    raw: the items as they came, for their marks."""
 
-    def __init__(self, instructions: str | None, items: Sequence[InputItem], after: str | None = None) -> None:
+    def __init__(
+        self, instructions: str | None, items: Sequence[InputItem], after: str | None = None, raw: object = None
+    ) -> None:
         self.messages: list[dict[str, Any]] = []
         self.unknown: list[str] = []
+        self.marks = Marks()
+        given = raw if isinstance(raw, list) else []
         self.after = after
         self._inner = InnerJson()
         self._before = ""  # the type of the item before
@@ -138,6 +144,7 @@ class Dialogue:
             self._add("system", instructions)
         for at, item in enumerate(items):
             self._read(item, f"input.{at}")
+            self.marks.add_of(given[at].get("content") if given else None, len(self.messages))
             self._before = item.type if item.role in (None, "assistant") else ""
 
     def _read(self, item: InputItem, place: str) -> None:

@@ -22,7 +22,7 @@ from ...daemon.api.verbs import VERBS
 from ...errors import TorporError
 from ..errors import HttpRefused, PreviousResponseNotFound
 from .answering import Telling, answer, event_bytes, measured
-from .chat_completions import Sampled
+from .chat_completions import CacheOptions, Sampled
 from .conversations import Metadata, session_of
 from .desk import desk_of
 from .errors import error_map
@@ -92,6 +92,7 @@ class ResponsesBody(Sampled):
     truncation: str | None = None
     metadata: Metadata | None = None
     prompt_cache_key: str | None = None
+    prompt_cache_options: CacheOptions | None = None
 
     def told_logprobs(self) -> int | None:
         """As a verb takes it. Raises InvalidRequest: the likeliest tokens alone are asked for."""
@@ -106,7 +107,7 @@ async def responses(request: Request, send: Send) -> None:
     async with desk_of(request).bodies.read(request) as raw:
         body = read_fields(ResponsesBody, raw)
         body.require_one()
-        turn, tools, dialogue = _turn(body)
+        turn, tools, dialogue = _turn(body, raw["input"])
         ignored = ignored_of(body, _also(body, tools.unknown, dialogue.unknown))
         try:
             await answer(request, send, turn, _Events(body, turn, tools), streamed=bool(body.stream), ignored=ignored)
@@ -119,7 +120,7 @@ async def count_tokens(request: Request) -> Response:
     async with desk_of(request).bodies.read(request) as raw:
         body = read_fields(ResponsesBody, raw)
         try:
-            tokens = (await measured(request, _turn(body)[0])).tokens
+            tokens = (await measured(request, _turn(body, raw["input"])[0])).tokens
         except TorporError as error:
             raise _as_refusal(error, body) from error
         return JSONResponse({"object": "response.input_tokens", "input_tokens": tokens})
@@ -181,14 +182,15 @@ def _as_refusal(error: TorporError, body: ResponsesBody) -> TorporError:
     return not_found(body.previous_response_id or "item_reference", "previous_response_id")
 
 
-def _turn(body: ResponsesBody) -> tuple[Turn, Toolbox, Dialogue]:
+def _turn(body: ResponsesBody, raw_items: object) -> tuple[Turn, Toolbox, Dialogue]:
     after = body.previous_response_id
     conversation = body.conversation.id if isinstance(body.conversation, ConversationName) else body.conversation
     if after and conversation:
         raise fault_at("previous_response_id", "conversation names the place, too; give one of them")
     answer_id = answer_of_response(after, "previous_response_id") if after else None
     goes_on = bool(after or conversation)
-    dialogue = Dialogue(None if goes_on else body.instructions, body.input, answer_id)
+    dialogue = Dialogue(None if goes_on else body.instructions, body.input, answer_id, raw_items)
+    dialogue.marks.keep(body.prompt_cache_options.ttl if body.prompt_cache_options else None)
     tools = Toolbox(body.tools or ())
     thinks = {"enable_thinking": False} if body.reasoning and body.reasoning.effort == "none" else {}
     turn = Turn(
@@ -207,6 +209,8 @@ def _turn(body: ResponsesBody) -> tuple[Turn, Toolbox, Dialogue]:
         instructions=(body.instructions or None) if dialogue.after or conversation else None,
         session=session_of(conversation) if conversation else None,
         durable=body.store is not False,
+        checkpoints=dialogue.marks.checkpoints,
+        keep_awake_s=dialogue.marks.keep_awake_s,
     )
     return turn, tools, dialogue
 

@@ -355,6 +355,7 @@ def leave_at(served: Served, asked: dict[str, Any], tokens: int) -> tuple[int, i
     raise AssertionError("it was answered")
 
 
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize(("tokens", "cuts"), [(2_000, 3), pytest.param(20_000, 10, marks=pytest.mark.heavy)])
 def test_a_prefill_that_its_client_cuts_again_and_again_ends(folder: Path, tokens: int, cuts: int) -> None:
     """QX16: who gives up and asks again has less than a block read twice."""

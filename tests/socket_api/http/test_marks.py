@@ -66,6 +66,21 @@ def test_chat_completions_take_marks_of_both_kinds(server: HttpThread) -> None:
     assert (given["checkpoints"], given["keep_awake_s"]) == ((1, 2), 1800.0)
 
 
+def test_responses_take_marks_of_items_and_a_time_for_all(server: HttpThread) -> None:
+    def item(role: str, **mark: Any) -> dict[str, Any]:
+        return {"role": role, "content": [{"type": "input_text", "text": "a", **mark}]}
+
+    asked = {
+        "instructions": "Be brief.",
+        "input": [item("developer", **BREAK), item("user"), item("user", **SHORT)],
+        "prompt_cache_options": {"ttl": "1h"},
+    }
+    answer = server.ask("POST", "/v1/responses", asked)
+    assert "x-torpor-ignored" not in answer.headers
+    (given,) = asked_for(server, "converse")
+    assert (given["checkpoints"], given["keep_awake_s"]) == ((1, 3), 3600.0)
+
+
 def test_only_the_newest_marks_and_times_of_a_day_at_most_are_taken() -> None:
     marks = Marks()
     for count in range(9):
