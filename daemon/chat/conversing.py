@@ -176,8 +176,7 @@ class Conversing:
             )
         known = Dialogue.of(live).before(at)
         new = said_behind(known, root, place.instructions, messages)
-        ids = await self._encoder.messages(live.model, new, known.end, root)
-        lengths = await self._encoder.lengths(live.model, new, known.end, ids, root)
+        ids, lengths = await self._encoded(live, new, known.end, root)
         before = known.text_map.begun(root).answered(at)
         text_map = before.extended(new, start=at, end=at + len(ids), lengths=lengths)
         return _without_known(live, NewTurn(at, ids, text_map, root), request)
@@ -208,8 +207,7 @@ class Conversing:
         found = standing(known, whole, root)
         new = whole[found.kept :]
         place = Place(found.at, ledger[found.at - 1] if found.at else None, turn_open=True)
-        ids = await self._encoder.messages(live.model, new, place, root) if new else []
-        lengths = await self._encoder.lengths(live.model, new, place, ids, root)
+        ids, lengths = await self._encoded(live, new, place, root) if new else ([], ())
         end = found.at + len(ids)
         text_map = known.cut(found.at).begun(root).extended(new, start=found.at, end=end, lengths=lengths)
         opening = len(whole) - len(messages)
@@ -217,6 +215,16 @@ class Conversing:
         counts = [count + opening - found.kept for count in marked]
         marks = await self._marks(live, new, place, ids, root, [each for each in counts if each > 0 or not found.at])
         return _without_known(live, NewTurn(found.at, ids, text_map, root, common, marks=marks), request)
+
+    async def _encoded(
+        self, live: Session, new: Sequence[Message], place: Place, root: Root
+    ) -> tuple[list[int], Sequence[int]]:
+        """The tokens of new messages, and the lengths within them at the end of each. Raises TemplateUnusable,
+        ContextOverflow."""
+        told = await self._encoder.as_taken(live.model, new, place, root)
+        ids = await self._encoder.messages(live.model, told, place, root)
+        is_each = len(told) == len(new)
+        return ids, await self._encoder.lengths(live.model, told, place, ids, root) if is_each else ()
 
     async def _marks(
         self,
@@ -235,7 +243,8 @@ class Conversing:
             if not beginning or beginning[-1]["role"] not in ("user", "tool"):
                 beginning = [*beginning, message_of("user", "?")]
             with suppress(TemplateUnusable, ContextOverflow):
-                alike = await self._encoder.messages(live.model, beginning, place, root)
+                told = await self._encoder.as_taken(live.model, beginning, place, root)
+                alike = await self._encoder.messages(live.model, told, place, root)
                 ends.append(place.held + tokens_in_common(ids, alike))
         return ends
 

@@ -10,6 +10,7 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
@@ -92,6 +93,24 @@ class Encoder:
             return _encoded(model, messages, place, root)
 
         return await self._aside(render_and_encode)
+
+    async def as_taken(
+        self, model: LoadedModel, messages: Sequence[Message], place: Place, root: Root = NO_ROOT
+    ) -> Sequence[Message]:
+        """The messages as the model's template takes them. Where it refuses a system text in the midst of a
+        conversation, that is a marked text of the user; where it wants turns to alternate, a part of the user's."""
+        if all(message["role"] != "system" for message in messages[0 if place.held else 1 :]):
+            return messages
+
+        def find() -> Sequence[Message]:
+            marked = _with_marked_systems(messages, place)
+            for told in (messages, marked, _with_one_user_at_a_time(marked)):
+                with suppress(TemplateUnusable):
+                    rendered(model, told, place, root)
+                    return told
+            return messages
+
+        return await self._aside(find)
 
     async def lengths(
         self,
@@ -191,6 +210,26 @@ def _encoded(model: LoadedModel, messages: Sequence[Message], place: Place, root
     # A template writes the first token itself, so none is added.
     text = rendered(model, marked, place, plain_root)
     return _encode_around(model, text, marks.words) if marks.words else model.encode(text, opening=False)
+
+
+def _with_marked_systems(messages: Sequence[Message], place: Place) -> list[Message]:
+    opening = 0 if place.held else 1
+    return [
+        {"role": "user", "content": f"<system>\n{message['content']}\n</system>"}
+        if message["role"] == "system" and at >= opening
+        else message
+        for at, message in enumerate(messages)
+    ]
+
+
+def _with_one_user_at_a_time(messages: Sequence[Message]) -> list[Message]:
+    told: list[Message] = []
+    for message in messages:
+        if told and message["role"] == told[-1]["role"] == "user":
+            told[-1] = {"role": "user", "content": f"{told[-1]['content']}\n{message['content']}"}
+        else:
+            told.append(message)
+    return told
 
 
 def _lengths(

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
-from conversing_rig import SYSTEM, assistant, cold, converse, ledger, names, script, user  # noqa: F401
+from conversing_rig import SYSTEM, assistant, cold, converse, ledger, names, script, user, with_template  # noqa: F401
 from torpor.daemon.errors import ContextOverflow, InvalidTranscript
 from torpor.daemon.models.chat_template import Root
 from torpor.daemon.sessions.transcripts import message_of
@@ -207,6 +208,40 @@ async def test_measure_counts_what_would_be_read(open_rig: Any) -> None:
         assert measured.tokens == before.tokens == told.token_count - len(told.tokens)
         assert measured.tokens - measured.cached_tokens == told.prefilled_tokens
         assert measured.context_tokens == rig.model.context_tokens
+
+
+ONE_SYSTEM = (
+    "{% for m in messages[1:] %}{% if m.role == 'system' %}{{ raise_exception('One only') }}{% endif %}{% endfor %}"
+)
+ALTERNATING = (
+    "{% for m in messages[1:] %}{% if m.role == 'user' and messages[loop.index0].role == 'user' %}"
+    "{{ raise_exception('Alternate') }}{% endif %}{% endfor %}"
+)
+
+
+@pytest.mark.parametrize("refuses", ["", ONE_SYSTEM, ONE_SYSTEM + ALTERNATING], ids=["nothing", "a second", "a run"])
+async def test_a_system_text_in_the_midst_stays_there_and_is_a_marked_users_where_the_template_refuses_it(
+    open_rig: Any, own_tiny_model: Path, refuses: str
+) -> None:
+    template = json.loads((own_tiny_model / "tokenizer_config.json").read_text())["chat_template"]
+    async with open_rig(with_template(own_tiny_model, refuses + template), endless=False) as rig:
+        said: list[Any] = [SYSTEM, user("one")]
+        said.append(assistant((await converse(rig, said, "eins")).text))
+        held = ledger(rig)
+        said += [message_of("system", "Now in German."), user("two")]
+        counted = await rig.service.measure("a", said)
+        told = await converse(rig, said, "zwei")
+        prompt = told.token_count - len(told.tokens)
+        assert (counted.tokens, counted.cached_tokens) == (prompt, len(held))
+        assert told.prefilled_tokens == prompt - len(held)
+        text = rig.model.tokenizer.decode(ledger(rig)[len(held) : prompt])
+        assert ("<system>" in text) is bool(refuses)
+        assert text.index("Now in German.") < text.index("two")
+        said += [assistant(told.text), user("three")]
+        held = ledger(rig)
+        told = await converse(rig, said, "drei")
+        assert told.session == "torpor://default/a"
+        assert told.prefilled_tokens == told.token_count - len(told.tokens) - len(held)
 
 
 async def test_a_transcript_without_a_question_is_refused(open_rig: Any) -> None:
