@@ -143,8 +143,10 @@ def _heads(parts: Parts, request: ConverseRequest | MeasureRequest, wanted: Sess
 async def _as_thought(parts: Parts, request: Asked, wanted: SessionUri, model: str) -> Asked:
     """The request with what was thought, as the tokens tell it, in those answers that are read again and have their
     id. An id that no session of this namespace and model has, or that stands at other words, tells nothing."""
-    known = max((head.messages for head in _heads(parts, request, wanted, model)), default=0)
     messages = list(request.messages)
+    if not any("answer_id" in message for message in messages):
+        return request
+    known = max((head.messages for head in _heads(parts, request, wanted, model)), default=0)
     of: dict[SessionUri, dict[bytes, int]] = {}
     for at, message in enumerate(messages):
         answer = bytes.fromhex(message.get("answer_id") or "")
