@@ -16,8 +16,10 @@ Rules:
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, Self
 
 from .access.acknowledging import Acknowledging
@@ -27,6 +29,7 @@ from .access.upkeep import Upkeep
 from .disk.budget import UNLIMITED, Beyond, Budget
 from .disk.lock import StoreLock
 from .folder.folder import StoreFolder
+from .folder.journal import Journal
 from .folder.store_file import (
     create_store,
     has_store_file,
@@ -92,21 +95,16 @@ class Store(Exchanging, Upkeep, Tagging, Acknowledging):
                 lock.close()
             os.close(root_fd)
             raise
-        try:
-            index, opening = load_index(folder, writable=writable)
-        except BaseException:
+        with contextlib.ExitStack() as until_open:
+            until_open.callback(folder.close)
             if lock is not None:
-                lock.close()
-            folder.close()
-            raise
-        try:
-            store = cls(folder, lock, index, opening, budget)
-        except BaseException:
-            index.close()
-            if lock is not None:
-                lock.close()
-            folder.close()
-            raise
+                until_open.callback(lock.close)
+            journal = Journal.load(folder, writable=writable)
+            until_open.callback(journal.close)
+            index, opening = load_index(folder, journal, writable=writable)
+            until_open.callback(index.close)
+            store = cls(folder, lock, index, journal, opening, budget)
+            until_open.pop_all()
         try:
             if writable:
                 store.opening = replay(store._core, opening)
@@ -219,12 +217,12 @@ class Store(Exchanging, Upkeep, Tagging, Acknowledging):
         with self._core.committing():
             if not self.can_be_deleted(uri):
                 raise self._not_found(uri, None)
-            report = DeleteReport(uri, 0, 0, 0, 0)
-            if bundle_ids := self.index.bundles_of(uri):
-                keep_turns_behind(self._core, uri, bundle_ids)
-                report = deletion.delete_session(self._core.folder, self.index, self._core.pins, uri)
-            self._core.journal.drop(uri)
-            return report
+            drop_turns = partial(self._core.journal.drop, uri)
+            if not (bundle_ids := self.index.bundles_of(uri)):
+                drop_turns()
+                return DeleteReport(uri, 0, 0, 0, 0)
+            keep_turns_behind(self._core, uri, bundle_ids)
+            return deletion.delete_session(self._core.folder, self.index, self._core.pins, uri, drop_turns)
 
 
 def _claim(root_fd: int, path: str) -> tuple[StoreLock, str]:

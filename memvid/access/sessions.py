@@ -9,6 +9,7 @@ from ..disk.budget import UNLIMITED, Budget
 from ..disk.lock import StoreLock
 from ..errors import BundleMissing, SessionNotFound, StoreError
 from ..folder.folder import StoreFolder
+from ..folder.journal import Journal
 from ..folder.marks import Marks
 from ..folder.versions import describe_versions, select_version, set_aside
 from ..format.layout import RETIRED_SUFFIX
@@ -24,13 +25,19 @@ class Sessions:
     """An open store, asked for sessions."""
 
     def __init__(
-        self, folder: StoreFolder, lock: StoreLock | None, index: Index, opening: OpenReport, budget: Budget = UNLIMITED
+        self,
+        folder: StoreFolder,
+        lock: StoreLock | None,
+        index: Index,
+        journal: Journal,
+        opening: OpenReport,
+        budget: Budget = UNLIMITED,
     ) -> None:
         self.path = folder.path
         self.uuid = folder.uuid
         self.index = index
         self.opening = opening
-        self._core = StoreCore(folder, lock, index, budget)
+        self._core = StoreCore(folder, lock, index, journal, budget)
 
     @property
     def writable(self) -> bool:

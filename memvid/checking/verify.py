@@ -359,7 +359,8 @@ def _report_journal(folder: StoreFolder, tally: _Tally) -> None:
 
 def _findings_of_journal(folder: StoreFolder) -> list[Finding]:
     with contextlib.closing(Journal.load(folder, writable=False)) as journal:
-        return journal.findings
+        gone = {uri for uri, base in journal.bases().items() if folder.suffix_of(base) is None}
+        return [*journal.findings, *(journal.waits(uri, "the version before them is missing.") for uri in sorted(gone))]
 
 
 def _report_stale(folder: StoreFolder, now: Index | None, rows: Mapping[bytes, IndexRow], tally: _Tally) -> None:

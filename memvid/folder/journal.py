@@ -233,9 +233,10 @@ class Journal:
             return None if place is None else JournalRecord.decode(self._payload(place))
 
     def digest_of(self, uri: SessionUri) -> bytes | None:
-        """By which the next version of a session names the record in whose place it comes; None if there is none."""
+        """By which the next version of a session names the record in whose place it comes; None if it takes the place
+        of none."""
         place = self._live.get(uri)
-        return None if place is None else place.digest
+        return None if place is None or uri in self.waiting else place.digest
 
     def _payload(self, place: _Place) -> bytes:
         found = self._key.record_at(self._read, place.start, self._size)
@@ -248,6 +249,14 @@ class Journal:
         """What the file takes on the disk."""
         with self._lock:
             return self._size
+
+    def waits(self, uri: SessionUri, reason: str) -> Finding:
+        """What is told of turns that cannot be made a version now."""
+        message = (
+            f"{self.path} has acknowledged turns of {uri} that could not be made a version: {reason} The next opening "
+            "tries again. Until then the newest state of the session cannot be used."
+        )
+        return Finding(self.path, JournalWaits.code, message)
 
     def require_settled(self, uri: SessionUri) -> None:
         """Raises JournalWaits: what was acknowledged of a session could not be made a version."""
@@ -317,9 +326,10 @@ class Journal:
 
     def cover(self, uri: SessionUri) -> None:
         """A version takes the place of what was acknowledged of a session: its record counts no more. What the file
-        does not take now it takes with the next flush. Raises DurabilityLost."""
+        does not take now it takes with the next flush. Turns that wait stay: no version but their own has them. Raises
+        DurabilityLost."""
         with self._lock:
-            if self._let_go(uri) is not None:
+            if uri not in self.waiting and self._let_go(uri) is not None:
                 with contextlib.suppress(NoSpace, StoreIoError):
                     self._write(b"")
 
@@ -396,12 +406,20 @@ class Journal:
             self._lengthen(longer_bytes)
 
     def _is_in_place(self) -> bool:
-        """Whether the open file still has its name: what is written into another one is lost."""
+        """Whether the open file still has its name in the store: what is written into another one is lost."""
         try:
             named = stat_name(self._folder_fd, TURNS_FILE, self.path)
         except FileNotFoundError:
             return False
-        return os.path.samestat(named, stat_open(self._fd, self.path))
+        return os.path.samestat(named, stat_open(self._fd, self.path)) and self._has_folder()
+
+    def _has_folder(self) -> bool:
+        """Whether the open folder still has its name in the store."""
+        try:
+            named = stat_name(self._folder.root_fd, JOURNAL, self.folder_path)
+        except FileNotFoundError:
+            return False
+        return os.path.samestat(named, stat_open(self._folder_fd, self.folder_path))
 
     def _lengthen(self, size_bytes: int) -> None:
         try:
@@ -445,9 +463,7 @@ class Journal:
 
     def _write_anew(self, needed: int) -> None:
         """Put a new file in the place of the old one, with the records that count and room for so many bytes more."""
-        if self._folder_fd < 0:
-            durable.make_folder(self._folder.root_fd, JOURNAL, self._folder.path, FOLDER_MODE)
-            self._folder_fd = open_folder(self._folder.root_fd, JOURNAL, self.folder_path)
+        self._open_folder()
         key, end, places = Key.new(self._folder.uuid), HEADER_BYTES, {}
         temp = self._folder.temps.new()
         try:
@@ -473,6 +489,15 @@ class Journal:
         self._end, self._size = end, size
         self._void.clear()
         self._is_spoilt = False
+
+    def _open_folder(self) -> None:
+        """Open the folder that the store has now; make it if it has none."""
+        if self._folder_fd >= 0 and self._has_folder():
+            return
+        durable.make_folder(self._folder.root_fd, JOURNAL, self._folder.path, FOLDER_MODE)
+        moved, self._folder_fd = self._folder_fd, open_folder(self._folder.root_fd, JOURNAL, self.folder_path)
+        if moved >= 0:
+            os.close(moved)
 
     def _publish(self, temp: durable.TempFile) -> int:
         """Give the new file its name; returns a descriptor of it. It is made before: once the file has its name, what

@@ -110,7 +110,8 @@ def forget(core: StoreCore, uri: SessionUri, promised: Promised, *, dry_run: boo
     if not dry_run:
         keep_turns_behind(core, uri, bundle_ids)
         run.delete(bundle_ids)
-    run.erase_turns()
+    else:
+        run.erase_turns()
     run.clear_other_places()
     look = run.strip() if not dry_run else _look(core, uri, blocks, promised, bundle_ids)
     if dry_run:
@@ -263,7 +264,7 @@ class _Forget:
         with core.committing():
             unfiled, marked = self._unfiled(bundle_ids), self._marked()
             # The look through quarantine reports, or repairs, what failed here.
-            room = deletion.retire(core.folder, core.index, core.pins, bundle_ids).freed if bundle_ids else 0
+            room = deletion.retire(core.folder, core.index, core.pins, bundle_ids, self.erase_turns).freed
             removed = deletion.remove_unneeded(core.folder, core.index, core.pins)
             deletion.unmark(core.folder, self._uri)
             self._tell_rows(unfiled, marked=marked and not self._marked())

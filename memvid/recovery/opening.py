@@ -33,6 +33,7 @@ from ..checking.set_aside_versions import list_leaving, set_aside_among, settle_
 from ..errors import StoreError, StoreIoError, UnsafePath
 from ..folder import duplicate_files
 from ..folder.folder import StoreFolder
+from ..folder.journal import Journal
 from ..folder.pins import Pins
 from ..format.layout import RETIRED_SUFFIX
 from ..format.records import Finding, IndexRow, OpenReport
@@ -57,9 +58,10 @@ from .missing_versions import (
     without_files,
 )
 from .reindexing import make_anew
+from .replaying import drop_deleted
 
 
-def load_index(folder: StoreFolder, *, writable: bool) -> tuple[Index, OpenReport]:
+def load_index(folder: StoreFolder, journal: Journal, *, writable: bool) -> tuple[Index, OpenReport]:
     """Open the store's index, in agreement with its bundle files; a read-only one lives in memory.
 
     Raises:
@@ -80,6 +82,7 @@ def load_index(folder: StoreFolder, *, writable: bool) -> tuple[Index, OpenRepor
         if writable:
             with contextlib.suppress(UnsafePath, StoreIoError):  # the next opening, or a repair, tries again
                 settle_leaving(folder, index)
+            drop_deleted(journal, index, files)
             remove_unneeded(folder, index, Pins(), files)
     except BaseException:
         index.close()

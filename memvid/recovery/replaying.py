@@ -8,7 +8,8 @@ Rules:
 - A record is covered if a later version of the session names it, or begins with its ledger: a sleep was cut off before
   its last step, which tells the journal, or journal and bundles are of different moments. A later version that is
   damaged or gone covers nothing: the turns would be lost with it.
-- If the session has no version left and had one, it was deleted.
+- If the session has no version left, and the file of its newest one is retired, it was deleted. That is looked at
+  before retired files are removed. Without any file of it the version is missing: the turns wait until it is back.
 - Otherwise the record becomes the session's next version, whatever came back or was imported meanwhile: nothing is lost
   by a version too many.
 - What cannot become a version stays in the journal, and its session is not used until it can: its newest version lacks
@@ -19,15 +20,18 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 
-from ..errors import Corruption, DurabilityLost, LockLost, NoSpace, StoreError, StoreIoError
+from ..errors import Corruption, CorruptJournal, DurabilityLost, LockLost, NoSpace, StoreError, StoreIoError
+from ..folder.journal import Journal
 from ..format.blocks import TOKEN_BYTES, BlockEntry
 from ..format.codecs import RAW
 from ..format.journal import COVERS, JournalRecord
+from ..format.layout import RETIRED_SUFFIX
 from ..format.ledger_tail import tail_in, tail_of
 from ..format.reader import BundleReader
-from ..format.records import Finding, OpenReport
+from ..format.records import OpenReport
+from ..index.index import Index
 from ..uri import SessionUri
 from ..writing.core import StoreCore
 from ..writing.sleeping import VersionDraft, environment, write_version
@@ -48,18 +52,22 @@ def replay(core: StoreCore, opening: OpenReport) -> OpenReport:
             raise
         except StoreError as error:
             journal.waiting[uri] = error.message
-    findings = [*journal.findings, *(_waits(core, uri, reason) for uri, reason in journal.waiting.items())]
+    findings = [*journal.findings, *(journal.waits(uri, reason) for uri, reason in journal.waiting.items())]
     with core.poisoning(), contextlib.suppress(NoSpace, StoreIoError):
         journal.settle()
     return dataclasses.replace(opening, turns_replayed=replayed, journal=tuple(findings))
 
 
-def _waits(core: StoreCore, uri: SessionUri, reason: str) -> Finding:
-    message = (
-        f"{core.journal.path} has acknowledged turns of {uri} that could not be made a version: {reason} The next "
-        "opening tries again. Until then the newest state of the session cannot be used."
-    )
-    return Finding(core.journal.path, "journal_waits", message)
+def drop_deleted(journal: Journal, index: Index, files: Mapping[bytes, str]) -> None:
+    """Drop the turns of sessions that a delete which was cut off has retired. Raises DurabilityLost."""
+    if RETIRED_SUFFIX not in files.values():
+        return
+    for uri in journal.uris():
+        with contextlib.suppress(CorruptJournal, StoreIoError):  # a replay tells of it
+            record = journal.find(uri)
+            newest = record.newest[1] if record is not None and record.newest is not None else b""
+            if files.get(newest) == RETIRED_SUFFIX and not index.bundles_of(uri):
+                journal.cover(uri)
 
 
 def replay_session(core: StoreCore, uri: SessionUri) -> bool:
@@ -68,8 +76,19 @@ def replay_session(core: StoreCore, uri: SessionUri) -> bool:
     Raises:
         StoreError: it could not be made, and the journal keeps its record.
     """
+    journal = core.journal
+    reason = journal.waiting.pop(uri, None)
+    try:
+        return _replay(core, uri)
+    except BaseException:
+        if reason is not None:
+            journal.waiting[uri] = reason
+        raise
+
+
+def _replay(core: StoreCore, uri: SessionUri) -> bool:
     record = core.journal.find(uri)
-    if record is None or _is_covered(core, record) or _is_deleted(core, record):
+    if record is None or _is_covered(core, record):
         with core.poisoning():
             core.journal.cover(uri)
         return False
@@ -114,10 +133,6 @@ def _draft(record: JournalRecord, reused: tuple[BlockEntry, ...]) -> VersionDraf
 def _held(base: BundleReader, held: int) -> list[BlockEntry]:
     """The blocks of a version that hold its first tokens, with the state records among them."""
     return [entry for entry in base.entries if entry.end <= held]
-
-
-def _is_deleted(core: StoreCore, record: JournalRecord) -> bool:
-    return record.newest is not None and not core.index.bundles_of(record.uri)
 
 
 def _is_covered(core: StoreCore, record: JournalRecord) -> bool:

@@ -55,11 +55,18 @@ _MENDING_PAUSE_S: Final = 60.0
 class StoreCore:
     """The parts of one open store. Safe from several threads."""
 
-    def __init__(self, folder: StoreFolder, lock: StoreLock | None, index: Index, budget: Budget = UNLIMITED) -> None:
+    def __init__(
+        self,
+        folder: StoreFolder,
+        lock: StoreLock | None,
+        index: Index,
+        journal: Journal,
+        budget: Budget = UNLIMITED,
+    ) -> None:
         self.folder = folder
         self.budget = budget
         self.index = index
-        self.journal = Journal.load(folder, writable=lock is not None)
+        self.journal = journal
         self.pins = Pins()
         self._lock = lock
         self._writing = threading.RLock()

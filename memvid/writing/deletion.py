@@ -6,6 +6,7 @@ caller holds it. The caller chooses the versions.
 Rules:
 - A file is retired (renamed) before its row goes, and removed after: no crash leaves a row that looks like a loss.
   Marks must not look like a loss either: they go before the file is removed, or, without a file, before the row.
+  Neither must turns in the journal: their record goes once the files are retired, and before any is removed.
 - Oldest versions first. If the newest version is retired, the session is deleted; if it stands, the session has lost
   only the versions with retired files.
 - Versions that repair has set aside go after that, so a delete that fails earlier has not touched them; if it is cut
@@ -22,7 +23,7 @@ Rules:
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -68,12 +69,14 @@ class Retirement:
     problems: tuple[Finding, ...]
 
 
-def delete_session(folder: StoreFolder, index: Index, pins: Pins, uri: SessionUri) -> DeleteReport:
-    """Retire all bundles of a session in any status, drop their rows, and remove unneeded files."""
+def delete_session(
+    folder: StoreFolder, index: Index, pins: Pins, uri: SessionUri, drop_turns: Callable[[], None]
+) -> DeleteReport:
+    """Retire all bundles of a session in any status, drop its turns and their rows, and remove unneeded files."""
     versions = len(index.numbers_of(uri))
     bundle_ids = index.bundles_of(uri)
     holders = {holder for bundle_id in bundle_ids for holder in index.refs_of(bundle_id)}
-    retirement = retire(folder, index, pins, bundle_ids)
+    retirement = retire(folder, index, pins, bundle_ids, drop_turns)
     others = _other_versions(folder, index, bundle_ids)
     unmark(folder, uri)  # while the retired files still say that the versions were deleted, and none is missing
     asked = {bundle_id: folder.suffix_of(bundle_id) or LIVE_SUFFIX for bundle_id in {*bundle_ids, *holders}}
@@ -170,12 +173,19 @@ def _may_be_another(folder: StoreFolder, index: Index, bundle_id: bytes) -> bool
         return True
 
 
-def retire(folder: StoreFolder, index: Index, pins: Pins, bundle_ids: Sequence[bytes]) -> Retirement:
-    """Make versions mere holders of blocks: rename their files in this order, then remove the set-aside versions, then
-    drop all rows at once.
+def retire(
+    folder: StoreFolder,
+    index: Index,
+    pins: Pins,
+    bundle_ids: Sequence[bytes],
+    drop_turns: Callable[[], None] = lambda: None,
+) -> Retirement:
+    """Make versions mere holders of blocks: rename their files in this order, drop the turns of their session if it is
+    to go, then remove the set-aside versions, then drop all rows at once.
 
     Raises:
-        StoreIoError, NoSpace: a file could not be renamed. Those before it are retired, and their rows are gone.
+        StoreIoError, NoSpace: a file could not be renamed, or the turns still count. The files before it are retired,
+            and their rows are gone.
         UnsafePath, StoreIoError, NoSpace: all versions were set aside, and not all could be removed.
         DurabilityLost: rows of retired files could not be dropped, or a folder could not be flushed.
     """
@@ -188,6 +198,7 @@ def retire(folder: StoreFolder, index: Index, pins: Pins, bundle_ids: Sequence[b
             failed |= quarantine.give_ending(folder, copies.get(bundle_id, ()), RETIRED_SUFFIX)
             duplicate_files.retire(folder, bundle_id)
             retired.append(bundle_id)
+        drop_turns()
     except (StoreIoError, NoSpace):
         _drop(folder, index, pins, retired)
         _end_leaving(folder, index)

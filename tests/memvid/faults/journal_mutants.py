@@ -34,7 +34,7 @@ _ORDER: Final = (
         (
             Edit(
                 "folder.journal",
-                "Journal._write_anew",
+                "Journal._open_folder",
                 take_out="durable.make_folder(",
                 put_in="os.mkdir(JOURNAL, FOLDER_MODE, dir_fd=self._folder.root_fd)",
             ),
@@ -54,7 +54,7 @@ _ORDER: Final = (
     Mutant("a sleep does not tell the journal", (Edit("sleeping", "write_version", take_out="core.journal.cover("),)),
     Mutant(
         "a delete does not tell the journal",
-        (Edit("store", "Store.delete_session", take_out="self._core.journal.drop("),),
+        (Edit("store", "Store.delete_session", take_out="drop_turns =", put_in="drop_turns = lambda: None"),),
     ),
     Mutant(
         "a forget does not tell the journal",
@@ -245,12 +245,34 @@ _REPLAYED: Final = (
     _check(
         "a session that was deleted comes back out of the journal",
         f"{_REPLAYING}test_a_delete_that_was_cut_off_before_it_told_the_journal_is_a_delete",
-        Edit("replaying", "_is_deleted", take_out="return", put_in="return False"),
+        Edit("replaying", "drop_deleted", take_out="journal.cover(uri)", put_in="pass"),
     ),
     _check(
-        "a session that never slept is taken for a deleted one",
-        f"{_REPLAYING}test_a_session_that_never_slept_is_there_after_its_first_turn",
-        Edit("replaying", "_is_deleted", take_out="return", put_in="return not core.index.bundles_of(record.uri)"),
+        "a delete tells the journal when the files are gone",
+        f"{_REPLAYING}test_a_delete_that_was_cut_off_before_it_told_the_journal_is_a_delete",
+        Edit("deletion", "delete_session", put_in="drop_turns()", after="freed = retirement.freed"),
+        Edit("deletion", "retire", take_out="drop_turns()", put_in="pass"),
+    ),
+    _check(
+        "a session whose newest file is missing is taken for a deleted one",
+        f"{_REPLAYING}test_turns_wait_for_a_file_that_is_gone_with_the_index",
+        Edit("replaying", "drop_deleted", take_out="if RETIRED_SUFFIX"),
+        Edit(
+            "replaying",
+            "drop_deleted",
+            take_out="if files.get(",
+            put_in="if not index.bundles_of(uri): journal.cover(uri)",
+        ),
+    ),
+    _check(
+        "a version takes the place of turns that wait",
+        f"{_REPLAYING}test_a_version_that_is_made_while_turns_wait_does_not_take_their_place",
+        Edit(
+            "folder.journal",
+            "Journal.cover",
+            take_out="if uri not in",
+            put_in="if self._let_go(uri) is not None: self._write(b'')",
+        ),
     ),
     _check(
         "turns go with the bundle of another session",

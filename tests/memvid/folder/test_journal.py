@@ -406,6 +406,9 @@ def test_a_session_whose_turns_wait_takes_no_more(journal: Journal) -> None:
         journal.append([turn(TWO, 4), turn(ONE, 4)])
     assert not journal.has(TWO)
     journal.cover(ONE)
+    assert journal.has(ONE)
+    assert journal.digest_of(ONE) is None
+    journal.drop(ONE)
     journal.append([turn(ONE, 4)])
 
 
@@ -585,6 +588,21 @@ def test_while_the_new_file_has_no_name_the_old_one_counts(
     if fails != "flush of the folder":  # after which nothing more is written
         journal.append([turn(TWO, 9)])
         assert read_again(folder)[TWO] == turn(TWO, 9)
+
+
+@pytest.mark.parametrize("what", ["removed", "moved", "another in its place"])
+def test_a_folder_that_has_left_its_place_is_made_anew_before_the_next_record(
+    folder: StoreFolder, journal: Journal, tmp_path: Path, what: str
+) -> None:
+    journal.append([turn(ONE, 3), turn(TWO, 4)])
+    moved = file_of(folder).parent.rename(tmp_path / "moved")
+    if what == "removed":
+        shutil.rmtree(moved)
+    elif what == "another in its place":
+        shutil.copytree(moved, file_of(folder).parent)
+    for count in (5, 7):
+        journal.append([turn(ONE, count)])
+        assert read_again(folder) == {ONE: turn(ONE, count), TWO: turn(TWO, 4)}
 
 
 @pytest.mark.parametrize("what", ["removed", "moved", "another in its place"])

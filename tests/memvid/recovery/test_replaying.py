@@ -36,6 +36,11 @@ def ledger(store: Store, uri: SessionUri = URI, version: int | None = None) -> b
         return reader.tokens() + tail_of(reader.manifest)
 
 
+def remove_index(path: Path) -> None:
+    for file in path.glob("index.sqlite*"):
+        file.unlink()
+
+
 def journal_file(path: Path) -> Path:
     return path / "journal" / "turns.mvj"
 
@@ -201,15 +206,64 @@ def test_a_deleted_session_does_not_come_back_out_of_the_journal(path: Path) -> 
         assert list(store.iter_sessions()) == []
 
 
-def test_a_delete_that_was_cut_off_before_it_told_the_journal_is_a_delete(path: Path) -> None:
+@pytest.mark.parametrize("with_index", [True, False])
+def test_a_delete_that_was_cut_off_before_it_told_the_journal_is_a_delete(
+    path: Path, monkeypatch: pytest.MonkeyPatch, with_index: bool
+) -> None:
+    left, drop = path.parent / "left", Journal.drop
+
+    def cut_off(journal: Journal, uri: SessionUri) -> None:
+        shutil.copytree(path, left)
+        drop(journal, uri)
+
+    monkeypatch.setattr(Journal, "drop", cut_off)
     with Store.open(path, writable=True) as store:
         store.acknowledge([turn(store, 5)])
-        shutil.copy(journal_file(path), path.parent / "before")
         store.delete_session(URI)
-    journal_file(path).parent.mkdir(exist_ok=True)
-    shutil.copy(path.parent / "before", journal_file(path))
-    with Store.open(path, writable=True) as store:
+    if not with_index:
+        remove_index(left)
+    with Store.open(left, writable=True) as store:
+        assert store.opening.journal == ()
         assert not store.can_be_deleted(URI)
+    assert not journal_file(left).exists()
+
+
+def test_turns_wait_for_a_file_that_is_gone_with_the_index(path: Path) -> None:
+    """Without the index nothing but the journal tells of the session, and no retired file says that it was deleted."""
+    with Store.open(path, writable=True) as store:
+        store.acknowledge([turn(store, 9)])
+        row = store.find_session(URI)
+        assert row is not None
+        bundle = bundle_path(store, row.bundle_id)
+    bundle.rename(path.parent / bundle.name)
+    remove_index(path)
+    for _ in range(2):
+        with Store.open(path, writable=True) as store:
+            assert [finding.code for finding in store.opening.journal] == ["journal_waits"]
+            assert [finding.code for finding in store.verify(deep=False).findings] == ["journal_waits"]
+    (path.parent / bundle.name).rename(bundle)
+    with Store.open(path, writable=True) as store:
+        assert ledger(store) == token_ids(0, 309)
+        assert store.verify(deep=True).findings == ()
+
+
+def test_a_version_that_is_made_while_turns_wait_does_not_take_their_place(path: Path) -> None:
+    """As quantise, or a repair that heals, makes one of an earlier version."""
+    with Store.open(path, writable=True) as store:
+        store.acknowledge([turn(store, 9)])
+        row = store.find_session(URI)
+        assert row is not None
+        bundle = bundle_path(store, row.bundle_id)
+    bundle.rename(path.parent / bundle.name)
+    with Store.open(path, writable=True) as store:
+        sleep(store, 100, seed=3)
+        assert store.has_turns(URI)
+        with pytest.raises(JournalWaits):
+            store.open_session(URI)
+    (path.parent / bundle.name).rename(bundle)
+    with Store.open(path, writable=True) as store:
+        assert [row.version for row in store.versions(URI)] == [1, 2, 3]
+        assert ledger(store) == token_ids(0, 309)
 
 
 def test_a_forgotten_session_leaves_no_byte_in_the_journal(path: Path) -> None:
