@@ -26,7 +26,7 @@ from ..errors import (
 )
 from ..folder import duplicate_files
 from ..folder.folder import StoreFolder, list_strangers
-from ..folder.journal import Journal
+from ..folder.journal import Journal, waiting_finding
 from ..folder.marks import MARKS_FILE, Marks
 from ..folder.store_file import JOURNAL, STORE_FILE
 from ..format.blocks import BlockEntry, BlockHeader, span_parents
@@ -360,7 +360,8 @@ def _report_journal(folder: StoreFolder, tally: _Tally) -> None:
 def _findings_of_journal(folder: StoreFolder) -> list[Finding]:
     with contextlib.closing(Journal.load(folder, writable=False)) as journal:
         gone = {uri for uri, base in journal.bases().items() if folder.suffix_of(base) is None}
-        return [*journal.findings, *(journal.waits(uri, "the version before them is missing.") for uri in sorted(gone))]
+        reason = "the version before them is missing."
+        return [*journal.findings, *(waiting_finding(journal.path, uri, reason) for uri in sorted(gone))]
 
 
 def _report_stale(folder: StoreFolder, now: Index | None, rows: Mapping[bytes, IndexRow], tally: _Tally) -> None:

@@ -92,7 +92,7 @@ class Journal:
     """The journal of one open store. Safe from several threads. Its file is made at the first record.
 
     findings: what of it cannot be read. waiting: the sessions whose turns could not be made versions, and why. room:
-    what is taken of the disk for records to come.
+    what is taken of the disk for records to come. lock: while it is held, no record comes.
     """
 
     def __init__(self, folder: StoreFolder) -> None:
@@ -101,7 +101,7 @@ class Journal:
         self.findings: list[Finding] = []
         self.waiting: dict[SessionUri, str] = {}
         self._folder = folder
-        self._lock = threading.RLock()
+        self.lock = threading.RLock()
         self._fd = self._folder_fd = -1
         self._key = Key.new(folder.uuid)
         self._end = self._size = 0
@@ -147,7 +147,7 @@ class Journal:
     def close(self, *, tidying: bool = False) -> None:
         """Close the file. tidying: write what it was not told yet, or remove one that says nothing any more.
         Idempotent."""
-        with self._lock:
+        with self.lock:
             self.room.clear()
             if tidying:
                 with contextlib.suppress(StoreError):
@@ -214,7 +214,7 @@ class Journal:
 
     def uris(self) -> list[SessionUri]:
         """The sessions that have acknowledged turns in it."""
-        with self._lock:
+        with self.lock:
             return list(self._live)
 
     def has(self, uri: SessionUri) -> bool:
@@ -223,12 +223,12 @@ class Journal:
 
     def bases(self) -> dict[SessionUri, bytes]:
         """The sessions whose turns stand behind a bundle, and that bundle."""
-        with self._lock:
+        with self.lock:
             return {uri: place.base for uri, place in self._live.items() if place.base is not None}
 
     def find(self, uri: SessionUri) -> JournalRecord | None:
         """The record of a session that counts. Raises CorruptJournal, StoreIoError."""
-        with self._lock:
+        with self.lock:
             place = self._live.get(uri)
             return None if place is None else JournalRecord.decode(self._payload(place))
 
@@ -247,16 +247,8 @@ class Journal:
     @property
     def size_bytes(self) -> int:
         """What the file takes on the disk."""
-        with self._lock:
+        with self.lock:
             return self._size
-
-    def waits(self, uri: SessionUri, reason: str) -> Finding:
-        """What is told of turns that cannot be made a version now."""
-        message = (
-            f"{self.path} has acknowledged turns of {uri} that could not be made a version: {reason} The next opening "
-            "tries again. Until then the newest state of the session cannot be used."
-        )
-        return Finding(self.path, JournalWaits.code, message)
 
     def require_settled(self, uri: SessionUri) -> None:
         """Raises JournalWaits: what was acknowledged of a session could not be made a version."""
@@ -281,16 +273,10 @@ class Journal:
             JournalWaits: turns of the session that were acknowledged earlier are not in a version yet.
         """
         _require_small(uri, payload_bytes)
-        with self._lock:
+        with self.lock:
             self.require_settled(uri)
             self._have_room(size_of(payload_bytes), [uri], ask)
             self.room.take(uri, payload_bytes)
-
-    @contextlib.contextmanager
-    def held(self) -> Iterator[None]:
-        """No record comes meanwhile: what is asked of the journal stays so."""
-        with self._lock:
-            yield
 
     def append(
         self, records: Sequence[JournalRecord], require_base: Callable[[bytes], object] = lambda _: None
@@ -306,7 +292,7 @@ class Journal:
         payloads = [record.encode() for record in records]
         for record, payload in zip(records, payloads, strict=True):
             _require_small(record.uri, len(payload))
-        with self._lock:
+        with self.lock:
             for record in records:
                 self.require_settled(record.uri)
                 if record.base is not None:
@@ -328,7 +314,7 @@ class Journal:
         """A version takes the place of what was acknowledged of a session: its record counts no more. What the file
         does not take now it takes with the next flush. Turns that wait stay: no version but their own has them. Raises
         DurabilityLost."""
-        with self._lock:
+        with self.lock:
             if uri not in self.waiting and self._let_go(uri) is not None:
                 with contextlib.suppress(NoSpace, StoreIoError):
                     self._write(b"")
@@ -340,7 +326,7 @@ class Journal:
             StoreIoError: the record still counts.
             DurabilityLost
         """
-        with self._lock:
+        with self.lock:
             reserved, reason = self.room.give_back(uri), self.waiting.get(uri)
             place = self._let_go(uri)
             try:
@@ -366,7 +352,7 @@ class Journal:
     def settle(self) -> None:
         """Make durable that records count no more; a file in which none counts goes. Raises StoreIoError, NoSpace,
         DurabilityLost."""
-        with self._lock:
+        with self.lock:
             if self._fd >= 0 and not self._live and not self.room:
                 self._remove()
             elif self._void:
@@ -378,7 +364,7 @@ class Journal:
         Raises:
             NoSpace, StoreIoError, DurabilityLost
         """
-        with self._lock:
+        with self.lock:
             self._let_go(uri)
             if self._fd >= 0:
                 if self._live or self.room:
@@ -407,19 +393,9 @@ class Journal:
 
     def _is_in_place(self) -> bool:
         """Whether the open file still has its name in the store: what is written into another one is lost."""
-        try:
-            named = stat_name(self._folder_fd, TURNS_FILE, self.path)
-        except FileNotFoundError:
-            return False
-        return os.path.samestat(named, stat_open(self._fd, self.path)) and self._has_folder()
-
-    def _has_folder(self) -> bool:
-        """Whether the open folder still has its name in the store."""
-        try:
-            named = stat_name(self._folder.root_fd, JOURNAL, self.folder_path)
-        except FileNotFoundError:
-            return False
-        return os.path.samestat(named, stat_open(self._folder_fd, self.folder_path))
+        return _has_name(self._folder_fd, TURNS_FILE, self._fd, self.path) and _has_name(
+            self._folder.root_fd, JOURNAL, self._folder_fd, self.folder_path
+        )
 
     def _lengthen(self, size_bytes: int) -> None:
         try:
@@ -492,10 +468,11 @@ class Journal:
 
     def _open_folder(self) -> None:
         """Open the folder that the store has now; make it if it has none."""
-        if self._folder_fd >= 0 and self._has_folder():
+        root_fd, moved = self._folder.root_fd, self._folder_fd
+        if moved >= 0 and _has_name(root_fd, JOURNAL, moved, self.folder_path):
             return
-        durable.make_folder(self._folder.root_fd, JOURNAL, self._folder.path, FOLDER_MODE)
-        moved, self._folder_fd = self._folder_fd, open_folder(self._folder.root_fd, JOURNAL, self.folder_path)
+        durable.make_folder(root_fd, JOURNAL, self._folder.path, FOLDER_MODE)
+        self._folder_fd = open_folder(root_fd, JOURNAL, self.folder_path)
         if moved >= 0:
             os.close(moved)
 
@@ -520,6 +497,24 @@ class Journal:
         self._fd, self._end, self._size = -1, 0, 0
         self._void.clear()
         self._is_spoilt = False
+
+
+def _has_name(folder_fd: int, name: str, fd: int, path: str) -> bool:
+    """Whether an open file or folder has this name in a folder."""
+    try:
+        named = stat_name(folder_fd, name, path)
+    except FileNotFoundError:
+        return False
+    return os.path.samestat(named, stat_open(fd, path))
+
+
+def waiting_finding(path: str, uri: SessionUri, reason: str) -> Finding:
+    """What is told of turns in the journal at `path` that cannot be made a version now."""
+    message = (
+        f"{path} has acknowledged turns of {uri} that could not be made a version: {reason} The next opening tries "
+        "again. Until then the newest state of the session cannot be used."
+    )
+    return Finding(path, JournalWaits.code, message)
 
 
 def _describe_hole(hole: Found) -> str:

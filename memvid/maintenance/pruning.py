@@ -202,7 +202,7 @@ def _drop(
     core: StoreCore, step: Sequence[IndexRow], planned: _Planned, freed: dict[bytes, int]
 ) -> tuple[list[IndexRow], tuple[Finding, ...]]:
     """The dropped versions, and what may tell of one again. No turn is acknowledged behind one of them meanwhile."""
-    with core.committing(), core.journal.held():
+    with core.committing(), core.journal.lock:
         wanted = {row.bundle_id for row in step}
         again = planned(dict.fromkeys(row.uri for row in step))
         rows = [row for row in again.drop if row.bundle_id in wanted]

@@ -23,7 +23,7 @@ import dataclasses
 from collections.abc import Callable, Collection, Mapping
 
 from ..errors import Corruption, CorruptJournal, DurabilityLost, LockLost, NoSpace, StoreError, StoreIoError
-from ..folder.journal import Journal
+from ..folder.journal import Journal, waiting_finding
 from ..format.blocks import TOKEN_BYTES, BlockEntry
 from ..format.codecs import RAW
 from ..format.journal import COVERS, JournalRecord
@@ -52,7 +52,10 @@ def replay(core: StoreCore, opening: OpenReport) -> OpenReport:
             raise
         except StoreError as error:
             journal.waiting[uri] = error.message
-    findings = [*journal.findings, *(journal.waits(uri, reason) for uri, reason in journal.waiting.items())]
+    findings = [
+        *journal.findings,
+        *(waiting_finding(journal.path, uri, reason) for uri, reason in journal.waiting.items()),
+    ]
     with core.poisoning(), contextlib.suppress(NoSpace, StoreIoError):
         journal.settle()
     return dataclasses.replace(opening, turns_replayed=replayed, journal=tuple(findings))
