@@ -50,6 +50,14 @@ def require_successor(core: StoreCore, file: BundleFile, imported: Manifest, uri
     )
 
 
+def require_no_takeover(core: StoreCore, file: BundleFile, imported: Manifest) -> None:
+    """As `require_successor`, of a version that keeps its number, if that makes it the newest. Anybody can write a
+    number and a parent into a file; one whose id the store knows was a version here before."""
+    newest = core.index.find(imported.uri)
+    if newest is not None and imported.version > newest.version and not core.index.knows(file.bundle_id):
+        require_successor(core, file, imported, imported.uri)
+
+
 def _newest_unlisted(core: StoreCore, uri: SessionUri) -> IndexRow | None:
     """The newest version of a session whose versions are all set aside, missed or unreadable: they may come back any
     day."""

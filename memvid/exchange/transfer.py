@@ -52,7 +52,7 @@ from ..writing.core import StoreCore
 from ..writing.sleeping import Holdings, environment, moved_blocks, publish, receipt_of, with_name_of_its_own
 from .import_checks import open_exported, require_whole
 from .incoming import open_waiting, remove_taken
-from .kinship import require_kin, require_successor
+from .kinship import require_kin, require_no_takeover, require_successor
 
 _TRIES: Final = 8
 """How often an import writes its file: again each time its references moved meanwhile. The last time it refers to
@@ -166,6 +166,8 @@ def _import(
         if keeps_name:
             with core.this_version(uri, manifest.version, file.bundle_id) as is_free:
                 if is_free and manifest.version <= MAX_IMPORTED_VERSION:
+                    if earlier is None and only_kin:
+                        require_no_takeover(core, file, manifest)
                     return _import_as_it_is(core, file, manifest)
         if earlier is None and only_kin:
             require_successor(core, file, manifest, uri)

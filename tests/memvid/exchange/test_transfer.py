@@ -694,6 +694,28 @@ def test_what_goes_on_from_a_sessions_newest_version_becomes_its_next(store: Sto
     require_awake(store, 700, uri=OTHER_URI)
 
 
+def test_a_file_that_only_says_who_its_parent_is_does_not_become_the_newest_version(
+    store: Store, other: Store, target: Path
+) -> None:
+    """Its number is free and higher, and its parent is one of ours; its tokens are not."""
+    first = sleep(other, 300)
+    sleep(other, 400, before=first)
+    for _ in range(3):
+        store.write_bundle(
+            uri=URI,
+            identity=making.IDENTITY,
+            parent=first.bundle_id,
+            reused=(),
+            blocks=making.drafts(20, seed=77),
+            session={"model": "demo"},
+            token_count=20,
+        )
+    before = rows(other)
+    with pytest.raises(NameTaken, match=r"does not go on from version 2"):
+        other.import_file(exported(store, target), only_kin=True)
+    assert rows(other) == before
+
+
 def test_a_newest_version_that_cannot_be_read_makes_no_kin(store: Store, other: Store, target: Path) -> None:
     ours = sleep(other, 300)
     sleep(store, 600)
