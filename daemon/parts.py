@@ -206,10 +206,13 @@ class Parts:
     async def _acknowledge(self, uri: SessionUri, *, durable: bool = False) -> None:
         live = self.residency.awake.get(uri)
         if live is not None:
-            self.heads.note(live)
-            await self.journal.acknowledge(live)
-            if durable and not self.journal.keeps(live):
-                await to_the_end(self._keep_whole(live))
+            try:
+                await self.journal.acknowledge(live)
+                if durable and not self.journal.keeps(live):
+                    await to_the_end(self._keep_whole(live))
+            finally:
+                if not live.is_mere_look:  # else its newest version is what was said
+                    self.heads.note(live)
 
     async def _keep_whole(self, live: Session) -> None:
         await self.residency.putting_away.keep(live, ignore, "journal")
@@ -217,6 +220,11 @@ class Parts:
     def look(self, live: Session) -> Look | None:
         """The position of a session that is only looked at."""
         return listing.look_of(live, self.store.find_session(live.uri))
+
+    def is_at_look(self, uri: SessionUri) -> bool:
+        """Whether the next use of a session finds it at a look, and not at its end."""
+        live = self.residency.awake.get(uri)
+        return self.residency.awake.looks.find(uri) is not None if live is None else live.is_mere_look
 
     def resolve(self, name: str) -> SessionUri:
         self.require_open()

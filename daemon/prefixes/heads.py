@@ -157,17 +157,18 @@ class Heads:
             self._midway.setdefault(midway.request, {})[uri] = head
             self._midway_of[uri] = midway.request
             self._count += 1
-        digests: list[bytes] = []
+        places: dict[bytes, Head] = {}
         for at, digest in enumerate(_chain(model, text_map.root, turns)):
             end, is_last = turns[at].end, at == len(turns) - 1
             if is_last or turns[at + 1].end > end:
                 answer = turns[at].answer
                 head = Head(uri, at + 1, end, is_last and end == tokens, model, answer)
-                for key in (digest, _key_of(answer)) if answer else (digest,):
-                    self._at.setdefault(key, {})[uri] = head
-                    digests.append(key)
-        self._of[uri] = tuple(digests)
-        self._count += len(digests)
+                # Clients make the ids up: one that was given twice names its last answer.
+                places.update(dict.fromkeys((digest, _key_of(answer)) if answer else (digest,), head))
+        for key, head in places.items():
+            self._at.setdefault(key, {})[uri] = head
+        self._of[uri] = tuple(places)
+        self._count += len(places)
 
     def _read(self, uri: SessionUri) -> tuple[str, TextMap, int, Interrupted | None]:
         with self._store.open_session(uri) as reader:
@@ -177,7 +178,7 @@ class Heads:
                 text_map = TextMap.from_map(kept.get(TEXT_MAP)) if unread is None else unread.text_map
                 end = tokens if unread is None else unread.start + len(unread.tokens)
                 return str(kept["model"]), text_map, end, Interrupted.from_map(kept.get(INTERRUPTED), end)
-            except ValueError:
+            except (KeyError, ValueError):
                 return "", TextMap(), 0, None  # its next wake reports it
 
     async def _learn_stored(self) -> None:
