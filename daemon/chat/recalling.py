@@ -16,6 +16,7 @@ from typing import Final
 
 from ...memvid.store import Store
 from ...memvid.uri import SessionUri
+from ...snapshot.errors import MalformedSnapshot
 from ...snapshot.state import token_array
 from ..api.dialogue import ToolCall
 from ..api.limits import MAX_STOP_CHARS
@@ -48,16 +49,19 @@ class Recalling:
         self._residency = residency
         self._journal = journal
 
-    async def known(self, uri: SessionUri) -> Dialogue:
-        """The words of a session, which stays asleep if it sleeps. Raises SessionNotFound, and the errors of a damaged
-        bundle."""
-        live = self._residency.putting_away.live(uri)
-        if live is not None:
-            return Dialogue.of(live)
-        async with self._residency.turn(uri):
+    async def known(self, uri: SessionUri, *, past_look: bool = False) -> Dialogue:
+        """The words of a session, which stays asleep if it sleeps. past_look: those of its newest version while it is
+        only looked at. Raises SessionNotFound, and the errors of a damaged bundle."""
+
+        def of_awake() -> Dialogue | None:
             live = self._residency.putting_away.live(uri)
-            if live is not None:
-                return Dialogue.of(live)
+            return None if live is None or (past_look and live.is_mere_look) else Dialogue.of(live)
+
+        if (known := of_awake()) is not None:
+            return known
+        async with self._residency.turn(uri):
+            if (known := of_awake()) is not None:
+                return known
             await self._journal.replay(uri)
             self._residency.standing.require_row(uri)
             return await self._threads.on_io(partial(self._of_asleep, uri))
@@ -82,7 +86,12 @@ class Recalling:
             kept, unread = reader.manifest.session, unread_in(reader.manifest.session, uri)
             tokens = token_array(reader.tokens()) + (unread.tokens if unread else token_array())
             text_map = unread.text_map if unread else TextMap.from_map(kept.get(TEXT_MAP))
-            return Dialogue(uri, str(kept["model"]), tokens, text_map, Root.from_text(kept.get(ROOT)))
+            try:
+                return Dialogue(uri, str(kept["model"]), tokens, text_map, Root.from_text(kept.get(ROOT)))
+            except KeyError as error:
+                raise MalformedSnapshot(
+                    f"The session map of {uri} names no model: another program has written it.", session=str(uri)
+                ) from error
 
 
 def _told(model: LoadedModel, known: Dialogue, first: int, last: int) -> Iterator[RecalledMessage]:

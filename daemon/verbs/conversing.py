@@ -12,7 +12,7 @@ from typing import Any, Final, TypeVar
 
 from ...errors import TorporError
 from ...memvid.errors import SessionNotFound
-from ...memvid.uri import SessionUri, parse_reference
+from ...memvid.uri import VERSION_MARK, SessionUri, parse_reference
 from ..api.conversing import ConverseRequest, MeasureRequest, MeasureResult
 from ..api.forking import ForkRequest
 from ..api.reading import ChatRequest, GenerateResult
@@ -63,7 +63,7 @@ async def converse(parts: Parts, request: ConverseRequest) -> GenerateResult:
         tried.add(head)
         # Another request may have gone on from there meanwhile, or deleted the session.
         with suppress(TranscriptDiverged, SessionNotFound):
-            if head.is_last and _may_go_on(request, head, wanted):
+            if head.is_last and _may_go_on(request, head, wanted) and not parts.is_at_look(head.uri):
                 return await _chat(parts, request, head.uri, None, digest, _behind(request, head))
             return await _chat_in_fork(parts, request, head, _new_name(parts, wanted), digest)
 
@@ -99,7 +99,7 @@ async def _known(parts: Parts, request: ConverseRequest | MeasureRequest, wanted
     heads = _heads(parts, request, wanted, model)
     if not heads:
         raise answer_not_found(request.after or "")
-    return (await parts.recalling.known(heads[0].uri)).before(heads[0].at)
+    return (await parts.recalling.known(heads[0].uri, past_look=True)).before(heads[0].at)
 
 
 def _require_model(request: ConverseRequest | MeasureRequest, wanted: str, found: str) -> None:
@@ -161,7 +161,8 @@ async def _as_thought(parts: Parts, request: Asked, wanted: SessionUri, model: s
         for uri, answers in list(of.items())[:_MOST_TRIED]:
             with suppress(TorporError):  # deleted meanwhile, or damaged
                 said = {answer: messages[at] for answer, at in answers.items()}
-                thoughts = await parts.recalling.thoughts(loaded, await parts.recalling.known(uri), said)
+                known_there = await parts.recalling.known(uri, past_look=True)
+                thoughts = await parts.recalling.thoughts(loaded, known_there, said)
                 for answer, thought in thoughts.items():
                     at = answers[answer]
                     messages[at] = {**messages[at], "reasoning": thought}
@@ -214,7 +215,9 @@ async def _chat_in_fork(
     parts: Parts, request: ConverseRequest, head: Head, name: SessionUri, digest: bytes
 ) -> GenerateResult:
     """Answer in a fork, which is deleted again if nothing was read or written in it."""
-    made = await fork(parts, ForkRequest(session=str(head.uri), name=str(name), at_token=head.at))
+    newest = parts.store.find_session(head.uri) if parts.is_at_look(head.uri) else None
+    source = str(head.uri) if newest is None else f"{head.uri}{VERSION_MARK}{newest.version}"
+    made = await fork(parts, ForkRequest(session=source, name=str(name), at_token=head.at))
     if not request.after:
         parts.reasons.leaves(name, head.uri)
     try:

@@ -11,6 +11,7 @@ from ..memory.line import Use
 from ..parts import Parts
 from ..prefixes.heads import Head
 from .answering import answers
+from .session import require_no_look
 
 
 @answers(RecallRequest)
@@ -21,9 +22,10 @@ async def recall(parts: Parts, request: RecallRequest) -> RecallResult:
         return await _told(parts, known, 0, len(known.text_map.turns) - 1)
     assert request.answer_id is not None
     heads = await find_answer(parts, request.namespace, request.answer_id)
-    known = await parts.recalling.known(min(heads, key=lambda head: (not head.is_last, str(head.uri))).uri)
+    best = min(heads, key=lambda head: (not head.is_last, str(head.uri)))
+    known = await parts.recalling.known(best.uri, past_look=True)
     turns, answer = known.text_map.turns, bytes.fromhex(request.answer_id)
-    last = next((at for at, turn in enumerate(turns) if turn.answer == answer), None)
+    last = max((at for at, turn in enumerate(turns) if turn.answer == answer), default=None)
     if last is None:
         raise answer_not_found(request.answer_id)
     before = next((at for at in range(last - 1, -1, -1) if turns[at].answer), -1)
@@ -32,10 +34,12 @@ async def recall(parts: Parts, request: RecallRequest) -> RecallResult:
 
 @answers(DisownRequest, queued=True)
 async def disown(parts: Parts, request: DisownRequest) -> DisownResult:
-    """Raises AnswerNotFound, and the errors of a wake."""
+    """Raises AnswerNotFound, and the errors of a wake. SessionAwake: a session with it is only looked at; sessions
+    before that one have lost the id."""
     heads = await find_answer(parts, request.namespace, request.answer_id)
     for head in heads:
         async with parts.woken(str(head.uri), ignore, create=False) as (_, live):
+            require_no_look(parts, live)
             live.text_map = live.text_map.without_answer(bytes.fromhex(request.answer_id))
             live.dirty = True
     return DisownResult(request.answer_id, tuple(str(head.uri) for head in heads))

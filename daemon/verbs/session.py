@@ -8,6 +8,7 @@ from ..engine.pieces import in_pieces
 from ..errors import SessionAwake
 from ..parts import Parts
 from ..residency import listing
+from ..sessions.sessions import Session
 from .answering import answers
 
 
@@ -24,20 +25,24 @@ async def create(parts: Parts, request: CreateRequest) -> SessionInfo:
 async def set_sampling(parts: Parts, request: SetRequest) -> SessionInfo:
     """Raises InvalidSampling, and the errors of a wake. SessionAwake: it is only looked at."""
     async with parts.woken(request.session, request.emit, create=False) as (_, live):
-        if (look := parts.look(live)) is not None:
-            raise SessionAwake(
-                f"{live.uri} is awake for a look at version {look.version}, token {look.token_count}, and a look "
-                "changes nothing. Put it to sleep and set again, to change its newest version; or fork it, and set "
-                "the fork.",
-                session=str(live.uri),
-                version=look.version,
-            )
+        require_no_look(parts, live)
         if request.sampling is not None:
             await parts.exchanges.change_sampling(live, request.sampling)
         if request.labels is not None and tuple(request.labels) != live.labels:
             live.labels, live.dirty = tuple(request.labels), True
         stored_bytes = sum(row.bundle_bytes for row in parts.store.versions(live.uri))
         return listing.info_of_awake(live, parts.store.find_session(live.uri), stored_bytes)
+
+
+def require_no_look(parts: Parts, live: Session) -> None:
+    """Raises SessionAwake: the session is only looked at."""
+    if (look := parts.look(live)) is not None:
+        raise SessionAwake(
+            f"{live.uri} is awake for a look at version {look.version}, token {look.token_count}, and a look changes "
+            "nothing. Put it to sleep and ask again, to change its newest version; or fork it, and change the fork.",
+            session=str(live.uri),
+            version=look.version,
+        )
 
 
 @answers(ListRequest, told=False)

@@ -10,9 +10,11 @@ import pytest
 from conversing_rig import SYSTEM, assistant, cold, ledger, reply_with, script, user  # noqa: F401
 from session_rig import open_rigged
 from torpor.daemon.api.dialogue import ToolCall
-from torpor.daemon.errors import AnswerNotFound, InvalidTranscript
+from torpor.daemon.errors import AnswerNotFound, InvalidTranscript, SessionAwake
 from torpor.daemon.models.written_tools import offer_of
 from torpor.daemon.sessions.transcripts import message_of
+from torpor.memvid.uri import SessionUri
+from torpor.snapshot.errors import MalformedSnapshot
 
 from .test_conversing import TOOLS, converse, names
 
@@ -170,6 +172,64 @@ async def test_a_disowned_answer_is_found_no_more_in_any_fork_and_after_a_restar
             await rig.service.disown(ONE)
         for answer_id, text in ((TWO, "zwei"), (THREE, "drei")):
             assert (await rig.service.recall(answer_id=answer_id)).messages[-1].content == text
+
+
+@pytest.mark.parametrize("left", [False, True], ids=["in memory", "left"])
+async def test_at_a_look_answers_are_those_of_the_newest_version_and_none_is_disowned(
+    open_rig: Any, *, left: bool
+) -> None:
+    async with open_rig(endless=False) as rig:
+        await converse(rig, [user("one")], "eins", answer_id=ONE)
+        first = await rig.sleep("a")
+        await converse(rig, [user("two")], "zwei", after=ONE, answer_id=TWO)
+        whole = await rig.sleep("a")
+        await rig.wake("a", first.version)
+        if left:
+            rig.service.residency.awake.set_aside(rig.live("a"))
+        assert (await rig.service.recall(answer_id=TWO)).messages[-1].content == "zwei"
+        for answer_id in (ONE, TWO):
+            with pytest.raises(SessionAwake, match="a look changes nothing"):
+                await rig.service.disown(answer_id)
+        told = await converse(rig, [user("on")], "ja", after=TWO)
+        assert told.session != "torpor://default/a"
+        assert told.token_count > whole.token_count
+        await rig.sleep("a")  # ends the look
+        assert (await rig.service.show("a")).info.token_count == whole.token_count
+        await rig.service.disown(TWO)
+        assert (await rig.service.show("a")).info.token_count == whole.token_count
+        with pytest.raises(AnswerNotFound):
+            await rig.service.recall(answer_id=TWO)
+
+
+async def test_an_id_that_was_given_twice_names_the_last_answer(open_rig: Any) -> None:
+    async with open_rig(endless=False) as rig:
+        await converse(rig, [user("one")], "eins", answer_id=ONE)
+        await converse(rig, [user("two")], "zwei", after=ONE, answer_id=ONE)
+        told = await converse(rig, [user("three")], "drei", after=ONE, answer_id=TWO)
+        assert told.session == "torpor://default/a"
+        assert (await rig.service.recall(answer_id=ONE)).messages[-1].content == "zwei"
+        await rig.service.delete("a")
+
+
+async def test_a_bundle_of_another_program_hides_no_answer_after_a_restart(open_rig: Any) -> None:
+    async with open_rig(endless=False) as rig:
+        await converse(rig, [user("one")], "eins", answer_id=ONE)
+        slept = await rig.sleep("a")
+        stored = rig.service.store
+        with stored.open_session(rig.service.resolve("a")) as reader:
+            stored.write_bundle(
+                uri=SessionUri("default", "0"),
+                identity=reader.manifest.identity,
+                parent=reader.bundle_id,
+                reused=reader.entries,
+                blocks=(),
+                session={},
+                token_count=slept.token_count,
+            )
+    async with open_rig(endless=False) as rig:
+        assert (await rig.service.recall(answer_id=ONE)).messages[-1].content == "eins"
+        with pytest.raises(MalformedSnapshot, match="names no model"):
+            await rig.service.recall(session="0")
 
 
 async def test_what_cannot_be_told_apart_is_told_as_one_message(open_rig: Any) -> None:
