@@ -560,7 +560,7 @@ def test_a_timeout_that_is_no_time_is_refused(
 def test_wrong_arguments_are_explained_in_a_sentence(client: Client) -> None:
     with pytest.raises(InvalidRequest) as caught:
         client.append("s")
-    assert caught.value.message == "append: give either text or tokens."
+    assert caught.value.message == "append: give either text, tokens or messages."
     with pytest.raises(InvalidRequest) as caught:
         client.generate("s", max_tokens=0)
     assert caught.value.message == "generate: max_tokens: it must be greater than or equal to 1."
