@@ -77,16 +77,7 @@ class Manifest:
 
     def tells_of(self, uri: SessionUri) -> bool:
         """Whether the session map names another session's URI, as a fork's names its origin."""
-        values: list[Any] = [self.session]
-        while values:
-            value = values.pop()
-            if value == str(uri):
-                return True
-            if isinstance(value, Mapping):
-                values += value.values()
-            elif isinstance(value, list | tuple):
-                values += value
-        return False
+        return map_tells_of(self.session, uri)
 
     def encode(self) -> bytes:
         """The canonical bytes. Raises InvalidDraft, LimitExceeded: it may not be written."""
@@ -110,6 +101,20 @@ class Manifest:
                 limit=MAX_MANIFEST_BYTES,
             )
         return data
+
+
+def map_tells_of(session: Mapping[str, Any], uri: SessionUri) -> bool:
+    """Whether a session map names a URI."""
+    values: list[Any] = [session]
+    while values:
+        value = values.pop()
+        if value == str(uri):
+            return True
+        if isinstance(value, Mapping):
+            values += value.values()
+        elif isinstance(value, list | tuple):
+            values += value
+    return False
 
 
 def require_session_map(session: Mapping[str, Any]) -> None:

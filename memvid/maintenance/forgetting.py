@@ -51,7 +51,7 @@ from ..folder.store_file import ABSENT, BUNDLES, QUARANTINE, STORE_FILE
 from ..format.bundle import BundleFile, FrameFile
 from ..format.directory import file_bytes_with
 from ..format.layout import LIVE_SUFFIX, RETIRED_SUFFIX
-from ..format.manifest import Manifest
+from ..format.manifest import Manifest, map_tells_of
 from ..format.records import Action, Finding, IndexRow, MaintenanceReport
 from ..recovery.replaying import keep_turns_behind
 from ..uri import SessionUri, not_found
@@ -119,6 +119,7 @@ def forget(core: StoreCore, uri: SessionUri, promised: Promised, *, dry_run: boo
     else:
         run.erase_index()
     run.find_newcomers(look)
+    run.find_naming_turns(look)
     report = run.report(look)
     found = bundle_ids or blocks or look.naming or report.problems
     if not (found or any(action.session == uri for action in report.actions)):
@@ -531,6 +532,20 @@ class _Forget:
                 f"store already. Let that come to its end, then {_AGAIN}."
             )
             self._problems.append(Finding(f"{core.path}/{BUNDLES}", STILL_OPEN, message))
+
+    def find_naming_turns(self, look: Look) -> None:
+        """Turns of other sessions in the journal that name this one."""
+        journal = self._core.journal
+        for other in journal.uris():
+            try:
+                record = journal.find(other)
+            except StoreError as error:
+                message = f"Whether turns of {other} name {self._uri} cannot be told: {error.message}"
+                self._problems.append(Finding(journal.path, CANNOT_BE_TOLD, message))
+                continue
+            if record is not None and other != self._uri and map_tells_of(record.session, self._uri):
+                reason = f"its turns name {self._uri} as their origin; forget this one too if the name must go"
+                look.naming.append(Action("keep", journal.path, other, None, 0, reason))
 
     def report(self, look: Look) -> MaintenanceReport:
         for other, common in sorted(look.shared.items()):

@@ -8,6 +8,7 @@ import shutil
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from secret_making import SECRET, TEXT, THIRD, adopt, fork, sleep_secret
 from store_making import (
     IDENTITY,
     OTHER_URI,
+    URI,
     Receipt,
     SessionUri,
     Store,
@@ -28,6 +30,7 @@ from store_making import (
     require_awake,
     sleep,
     token_ids,
+    turn,
 )
 from torpor.memvid.disk import durable
 from torpor.memvid.errors import NoSpace, ReadOnlyStore, SessionNotFound
@@ -921,3 +924,13 @@ def test_marks_that_cannot_be_written_for_store_json_are_told_with_that_as_the_c
     file.write_bytes(whole)
     assert store.forget(SECRET).ok, "as the message says"
     assert found_in(store_path, SECRET.name.encode()) == []
+
+
+def test_turns_of_another_session_that_name_the_forgotten_one_are_told(store: Store) -> None:
+    sleep(store, 300)
+    named = turn(store, 5, uri=OTHER_URI)
+    store.acknowledge([replace(named, session={**named.session, "forked_from": {"uri": str(URI)}})])
+    told = [action for action in store.forget(URI, dry_run=True).actions if action.session == OTHER_URI]
+    assert [(action.kind, action.path) for action in told] == [("keep", f"{store.path}/journal/turns.mvj")]
+    told = [action for action in store.forget(URI).actions if action.session == OTHER_URI]
+    assert [(action.kind, action.version) for action in told] == [("keep", None)]
