@@ -16,7 +16,8 @@ Rules:
 - Files go last, all at once, with one listing of the folder.
 - A stand-in is a version that ends in a ledger alone: what a stop without time, the journal or write behind keeps of a
   session. It goes once a later version of the session begins with all of its tokens, in the same bits, unless it has a
-  mark or the journal needs it. No other version is looked at, so this costs little behind each new version.
+  mark or the journal needs it. No other version is looked at, so this costs little behind each new version. Only the
+  next version and the newest one are tried: what stays for that takes room, and nothing else.
 """
 
 from __future__ import annotations
@@ -103,13 +104,15 @@ def drop_stand_ins(core: StoreCore, uri: SessionUri) -> MaintenanceReport:
 
 
 def _covered(core: StoreCore, uri: SessionUri) -> dict[bytes, bytes]:
-    """The stand-ins of a session, each with the newest version that begins with all of its tokens."""
+    """The stand-ins of a session, each with the newest or else the next version, if that begins with all of its
+    tokens."""
     found, rows = {}, core.index.versions(uri)
     for at, row in enumerate(rows):
         if not row.unread_tokens:
             continue
-        alike = (one for one in reversed(rows[at + 1 :]) if (one.lossy, one.salvaged) == (row.lossy, row.salvaged))
-        covering = next((one for one in alike if _covers(core, one, row)), None)
+        alike = [one for one in rows[at + 1 :] if (one.lossy, one.salvaged) == (row.lossy, row.salvaged)]
+        tried = dict.fromkeys([*alike[-1:], *alike[:1]])  # each one costs two openings
+        covering = next((one for one in tried if _covers(core, one, row)), None)
         if covering is not None:
             found[row.bundle_id] = covering.bundle_id
     return found

@@ -684,6 +684,27 @@ def test_a_stand_in_goes_for_another_one_and_the_newest_stays(store: Store) -> N
     assert versions(store) == [1, 3]
 
 
+def test_many_stand_ins_that_nothing_covers_take_a_few_openings_each(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for seed in range(8):
+        sleep(store, 20, seed=seed, unread=2)
+    opened = []
+    opens = StoreCore.open_reader
+    monkeypatch.setattr(
+        StoreCore, "open_reader", lambda core, bundle_id: opened.append(bundle_id) or opens(core, bundle_id)
+    )
+    assert store.drop_stand_ins(URI).actions == ()
+    assert 8 <= len(opened) <= 4 * 8
+
+
+def test_a_stand_in_goes_for_the_next_version_where_the_newest_went_another_way(store: Store) -> None:
+    stand_in_and_more(store, 536)
+    sleep(store, 300, seed=5)
+    store.drop_stand_ins(URI)
+    assert versions(store) == [1, 3, 4]
+
+
 def test_whole_versions_stay(store: Store) -> None:
     four_versions(store)
     assert store.drop_stand_ins(URI).actions == ()
