@@ -112,8 +112,9 @@ class Upkeep(Sessions):
         return pruning.prune(self._core, retention, uri, self._promised, dry_run=dry_run)
 
     def drop_stand_ins(self, uri: SessionUri) -> MaintenanceReport:
-        """Drop the versions of a session that end in a ledger alone, and of which a later version has all tokens: a
-        stop without time, the journal and write behind make them. Those with a mark stay. Needs no disk space.
+        """Drop the versions of a session that end in a ledger alone, if the next version or the newest has all of their
+        tokens: a stop without time, the journal and write behind make them. Those with a mark stay. Needs no disk
+        space.
 
         Raises:
             CorruptMarks: nothing was dropped.

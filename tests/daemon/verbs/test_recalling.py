@@ -211,6 +211,17 @@ async def test_an_id_that_was_given_twice_names_the_last_answer(open_rig: Any) -
         await rig.service.delete("a")
 
 
+async def test_a_turn_is_in_the_journal_before_it_is_found_by_its_words(
+    open_rig: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So what goes wrong in the finding costs no turn."""
+    async with open_rig(endless=False) as rig:
+        stored, heads, seen = rig.service.store, rig.service.heads, []
+        monkeypatch.setattr(heads, "note", lambda live: seen.append(stored.has_turns(live.uri)))
+        await converse(rig, [user("one")], "eins", answer_id=ONE)
+        assert seen == [True]
+
+
 async def test_a_bundle_of_another_program_hides_no_answer_after_a_restart(open_rig: Any) -> None:
     async with open_rig(endless=False) as rig:
         await converse(rig, [user("one")], "eins", answer_id=ONE)
