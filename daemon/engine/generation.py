@@ -86,9 +86,11 @@ def require_room_behind(model: LoadedModel, held: int, wanted_tokens: int) -> No
         )
 
 
-def count_to_write(model: LoadedModel, held: int, asked: int | None) -> int:
-    """The most tokens to write behind `held`: as asked, else the default as far as it fits."""
-    return max(1, min(DEFAULT_MAX_TOKENS, model.context_tokens - held)) if asked is None else asked
+def count_to_write(model: LoadedModel, held: int, asked: int | None, *, fitting: bool = False) -> int:
+    """The most tokens to write behind `held`: as asked, else the default as far as it fits. fitting: as asked, too."""
+    if asked is not None and not fitting:
+        return asked
+    return max(1, min(asked or DEFAULT_MAX_TOKENS, model.context_tokens - held))
 
 
 def require_valid(model: LoadedModel, tokens: Sequence[int]) -> Pieces[None]:

@@ -202,7 +202,14 @@ async def _chat(
     known = Known(digest, answer_id=bytes.fromhex(request.answer_id or ""))
     try:
         return await answer(
-            parts, asked, model, behind=behind, known=known, durable=request.durable, marked=request.checkpoints
+            parts,
+            asked,
+            model,
+            behind=behind,
+            known=known,
+            durable=request.durable,
+            marked=request.checkpoints,
+            fitting=True,
         )
     finally:
         if request.left_out:

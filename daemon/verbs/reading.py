@@ -102,10 +102,12 @@ async def answer(
     known: Known = NEVER,
     durable: bool = False,
     marked: Sequence[int] = (),
+    fitting: bool = False,
 ) -> GenerateResult:
     """One turn of a chat. model: of a session that is made for it; the default if None. behind: where the messages
     stand, if they are no whole transcript. known: by what it is known again, to go on where it was given up. durable:
-    as of `Parts.woken`. marked: behind how many messages of a whole transcript it has marks. Raises as `chat`."""
+    as of `Parts.woken`. marked: behind how many messages of a whole transcript it has marks. fitting: `max_tokens` may
+    be above what fits. Raises as `chat`."""
     if (request.message is None) == (request.messages is None):
         raise InvalidTranscript("Give either a message or messages, the whole transcript.")
     if request.messages is not None:
@@ -119,7 +121,7 @@ async def answer(
         matcher = await parts.encoder.matcher(live.model, form)
         turn = await _turn(parts, live, request, behind, known.request, marked)
         known = replace(known, begins_at=turn.begins_at)
-        count = generation.count_to_write(live.model, turn.at + len(turn.ids), request.max_tokens)
+        count = generation.count_to_write(live.model, turn.at + len(turn.ids), request.max_tokens, fitting=fitting)
         parts.conversing.require_room(live, turn, count)
         rewinds, computed = turn.at + len(turn.begun) < len(live.state.tokens), 0
         before = live if rewinds else None

@@ -13,7 +13,7 @@ import secrets
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
 from ...daemon.api.conversing import ConverseRequest, MeasureResult
@@ -146,11 +146,8 @@ class _Conversing(Asking):
         request = await self._request()
         self.measured = await measure(self.backend, self.caller, self._turn, self.session, self.model)
         self.model = self.measured.model
-        left = self.measured.context_tokens - self.measured.tokens
-        if left < 1:
+        if self.measured.tokens >= self.measured.context_tokens:
             raise overflow(self.measured)
-        if request.max_tokens is not None:
-            request = replace(request, max_tokens=min(request.max_tokens, left))
         result = await self.backend.ask(_CONVERSE, request)
         self.session = result.session
         return Answered(self.model, result)
