@@ -91,6 +91,7 @@ def test_an_interrupt_in_the_pause_after_a_refusal_loses_no_request(
 
     main = threading.main_thread().ident
     assert main is not None
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
     monkeypatch.setattr(link_module, "pause_s", pause_s)
     with greeted(short_path / "t.sock", refuse_the_second_once) as (link, asked):
         one, other = link.begin(LIST), link.begin(LIST)
@@ -101,6 +102,7 @@ def test_an_interrupt_in_the_pause_after_a_refusal_loses_no_request(
         interrupting.join()
         link.abandon(one)
         assert isinstance(link.wait_for(other), ResultMessage)
+    signal.signal(signal.SIGINT, before)
     assert asked == [one, other, other]
 
 
