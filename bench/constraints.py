@@ -40,7 +40,7 @@ import numpy as np
 from figures import OURS, PEER, parser_for, plotted, save
 # isort: on
 
-ANSWERS, QUICK_ANSWERS = 10_000, 100
+ANSWERS, QUICK_ANSWERS = 10_000, 40
 ANSWERS_A_SCHEMA = 4
 AT_ONCE = 16
 MAX_TOKENS = 250

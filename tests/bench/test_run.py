@@ -128,14 +128,14 @@ def test_http_is_measured_beside_an_echo_and_for_each_token(tmp_path: Path) -> N
     assert found["token_share_s"]["lowest"] > 0
 
 
-def test_a_hundred_answers_to_schemas_are_valid(tmp_path: Path) -> None:
+def test_forty_answers_to_schemas_are_valid(tmp_path: Path) -> None:
     """`make bench` draws 10,000."""
     found = run("constraints", out=tmp_path / "out")
     assert found["wrong"] == []
-    assert found["valid"] == found["answers"] >= 100
-    assert found["schemas"] >= 25
+    assert found["valid"] == found["answers"] >= 40
+    assert found["schemas"] >= 10
     assert found["values"].keys() == {"str", "int", "float", "bool", "NoneType"}
-    assert found["masks"] >= found["tokens"] > 1000
+    assert found["masks"] >= found["tokens"] > 400
     assert 0 < found["mask_seconds"]["processor"]["p50"] <= found["mask_seconds"]["processor"]["p99"]
 
 
