@@ -241,12 +241,27 @@ class Residency:
         Raises SessionNotFound, and as `Hibernation.wake` and `room_to_wake`."""
         started = started or time.monotonic()
         await self.journal.replay(use.uri)
+        if await self.write_ledger(use, order.version, order.at_token, emit):
+            order = replace(order, version=None)
         order = self.standing.order_of(use.uri, order)
         row = self.standing.row_of(use.uri, order.version)
         async with self.room_to_wake(use, row, order.at_token) as model:
             woken = await self._bring_back(use, order, model, emit, started)
         self.memory.settle(use)
         return woken
+
+    async def write_ledger(self, use: Use, version: int | None, at_token: int | None, emit: OnEvent) -> bool:
+        """If a token is asked for that the newest version of a sleeping session has in its ledger alone, as after a
+        crash, compute the ledger and sleep again. Then the new newest version has it. Raises as `bring_back`, and the
+        errors of a sleep."""
+        newest = self.standing.find_row(use.uri, None)
+        if newest is None or at_token is None or version not in (None, newest.version):
+            return False
+        if not newest.token_count < at_token <= newest.ledger_tokens or self.awake.looks.find(use.uri) is not None:
+            return False
+        await self.bring_back(use, WakeOrder(), emit)
+        await to_the_end(self.putting_away.put_away(self.awake[use.uri], emit, "fork"))
+        return True
 
     async def _bring_back(
         self, use: Use, order: WakeOrder, model: LoadedModel, emit: OnEvent, started: float

@@ -11,6 +11,7 @@ from ..api.forking import FoldRequest, FoldResult, ForkRequest, ForkResult
 from ..chat.folds import FoldOrder
 from ..engine.cancellation import to_the_end
 from ..events.events import SessionForked
+from ..memory.line import Use
 from ..parts import Parts
 from ..residency import listing
 from ..sleep.forking import ForkOrder
@@ -32,7 +33,7 @@ async def fork(parts: Parts, request: ForkRequest) -> ForkResult:
         row = await parts.hibernation.threads.on_io(lambda: parts.store.resolve_version(request.session))
     async with parts.residency.turn_with_name(source, wanted) as use:
         kept = None if request.labels is None else tuple(request.labels)
-        order = await to_the_end(_order_of_fork(parts, source, row, wanted, request.at_token, kept, request.emit))
+        order = await to_the_end(_order_of_fork(parts, use, source, row, wanted, request.at_token, kept, request.emit))
         if order.at_token not in (None, order.row.token_count):
             async with parts.residency.room_to_wake(use, order.row, order.at_token) as model:
                 forked = await to_the_end(parts.forking.cut_off(order, model, request.emit))
@@ -70,6 +71,7 @@ async def fold(parts: Parts, request: FoldRequest) -> FoldResult:
 
 async def _order_of_fork(
     parts: Parts,
+    use: Use,
     source: SessionUri,
     row: IndexRow | None,
     uri: SessionUri,
@@ -82,6 +84,7 @@ async def _order_of_fork(
         live = parts.residency.putting_away.live(source)
         if live is None:
             await parts.journal.replay(source)
+            await parts.residency.write_ledger(use, None, at_token, emit)
             row, held = parts.residency.standing.of(source)
         else:
             row = await parts.residency.putting_away.keep_changed(live, emit, "fork")

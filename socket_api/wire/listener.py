@@ -185,7 +185,8 @@ def _find_stale(path: str) -> os.stat_result | None:
         )
     if _answers(path):
         raise SocketInUse(
-            f"A daemon is serving on {path} already. Use it, stop it, or start this one with another --socket.",
+            f"A daemon is serving on {path} already. Use it, or stop it first (torpor stop). For a second "
+            "daemon, choose another --socket.",
             path=path,
         )
     return found

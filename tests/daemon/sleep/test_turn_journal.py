@@ -60,6 +60,27 @@ async def test_each_answered_turn_is_there_bit_for_bit_after_a_kill(open_kind: A
             assert await rig.write(name, 9) == went_on[name], "the sampler goes on where it stood"
 
 
+@pytest.mark.parametrize("slept", [False, True])
+async def test_each_token_of_an_answered_turn_can_be_had_after_a_kill(open_rig: Any, store: Path, slept: bool) -> None:
+    """A fork or a wake at a token that only the journal has: the ledger is computed first."""
+    async with open_rig() as rig:
+        await rig.read("a", tokens_of(1, 300))
+        if slept:
+            await rig.sleep("a")
+        await rig.service.append(session="a", tokens=tokens_of(2, 60), on_event=ignore)
+        killed = as_killed(store)
+        other = Path(shutil.copytree(killed, store.parent / "other"))
+    begun = [*tokens_of(1, 300), *tokens_of(2, 60)][:330]
+    async with open_rig(store=killed) as rig:
+        await rig.service.fork("a", "b", at_token=330)
+        await rig.wake("b")
+        assert list(rig.live("b").state.tokens) == begun
+        assert (await rig.wake("a")).token_count == 360
+    async with open_rig(store=other) as rig:
+        assert (await rig.wake("a", at_token=330)).look.newest_tokens == 360
+        assert list(rig.live("a").state.tokens) == begun
+
+
 async def test_a_chat_goes_on_with_its_messages_and_sampling_after_a_kill(open_rig: Any, store: Path) -> None:
     async with open_rig() as rig:
         await rig.service.create(session="talk", system="Be brief.", sampling=SAMPLED)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,20 @@ async def test_a_changed_message_goes_on_in_a_fork_and_the_session_stays_as_it_i
             told = await converse(rig, [*before, user("on")], "ja")
             assert told.session == f"torpor://default/{name}"
         assert await names(rig) == {"a", fork}
+
+
+async def test_an_earlier_place_is_forked_after_a_kill_too(open_rig: Any, store: Path) -> None:
+    """Then the session stands in a ledger alone, until something uses it."""
+    async with open_rig(endless=False) as rig:
+        await converse(rig, [user("one")], "eins")
+        await converse(rig, [user("one"), assistant("eins"), user("two")], "zwei")
+        killed = Path(shutil.copytree(store, store.parent / "killed", ignore=shutil.ignore_patterns("lock")))
+    async with open_rig(store=killed, endless=False) as rig:
+        other = [user("one"), assistant("eins"), user("three")]
+        told = await converse(rig, other, "drei")
+        assert told.prefilled_tokens < told.token_count
+        assert ledger(rig, told.session.rpartition("/")[2]) == cold(rig, [*other, assistant("drei")])
+        assert (await converse(rig, [user("one")], "eins")).session not in ("torpor://default/a", told.session)
 
 
 @pytest.mark.parametrize("sleeps", [False, True])
