@@ -10,7 +10,7 @@ Rules:
 - A request that wants the session waits for no disk. The blocks are copied first, which is short. Then the write is
   given up, unless the version is just being published; what is given up is never published.
 - It writes at most a tenth of the time, and beside requests a two-hundredth: so fewer than one in a hundred gaps of a
-  stream can be longer for it. Without room it tries again later, and nobody is refused anything.
+  stream can be longer for it. Without room it tries again later, and refuses no request.
 - Only sessions whose turns stand in the journal are written: the others are to be lost with their memory.
 """
 

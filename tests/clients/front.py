@@ -30,7 +30,6 @@ MOST_TOKENS = 300
 ANSWER = {"type": "string", "enum": ["Yes.", "No.", "It has twelve lines."]}
 """The texts of answers that are no calls."""
 
-_KEPT = ("authorization", "content-type", "accept", "user-agent")
 _DROPPED = ("content-length", "transfer-encoding", "connection", "content-encoding")
 _CEILINGS = {
     "/v1/chat/completions": ("max_completion_tokens", "max_tokens"),
