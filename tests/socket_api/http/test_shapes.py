@@ -5,9 +5,7 @@
 
 from __future__ import annotations
 
-import shutil
-import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -16,7 +14,9 @@ import httpx2
 import pytest
 
 from .replay import Answer, Replay, shapes_in
-from .test_clients import Served, serving
+from .test_clients import Served, served
+
+__all__ = ["served"]
 
 SHAPES = Path(__file__).parent / "shapes"
 OURS = sorted(SHAPES.glob("*.json"))
@@ -34,14 +34,6 @@ HELD = (
     *("pi-0.73.1-chat", "pi-0.73.1-responses", "pydantic-ai-2.68.0"),
 )
 TEN_TIMES_SHORTER = 0.1
-
-
-@pytest.fixture(scope="module")
-def served() -> Iterator[Served]:
-    made = Path(tempfile.mkdtemp(prefix="tw"))
-    with serving(made) as found:
-        yield found
-    shutil.rmtree(made)
 
 
 def client_of(served: Served) -> httpx2.Client:

@@ -10,11 +10,9 @@ import contextlib
 import json
 import os
 import random
-import shutil
 import socket
 import stat
 import sys
-import tempfile
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -26,7 +24,9 @@ import pytest
 
 from ..real_daemon import until
 from .conftest import HttpThread
-from .test_clients import Served, serving, working
+from .test_clients import Served, served, serving, working
+
+__all__ = ["served"]
 
 SECRET = "zanzibar quokka"
 TEAM = "team-token-of-some-length"
@@ -34,14 +34,6 @@ HELLO = {"model": "demo", "messages": [{"role": "user", "content": "What is a li
 CHAT = "/v1/chat/completions"
 
 on_linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="/proc tells what a process holds")
-
-
-@pytest.fixture(scope="module")
-def served() -> Iterator[Served]:
-    made = Path(tempfile.mkdtemp(prefix="tw"))
-    with serving(made) as found:
-        yield found
-    shutil.rmtree(made)
 
 
 def client_of(served: Served, token: str | None = None) -> httpx2.Client:
