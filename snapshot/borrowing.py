@@ -37,7 +37,8 @@ def borrow(
     for (path, cache), (_, empty) in zip(leaves(source.caches), leaves(caches), strict=True):
         kind = kind_of(cache)
         if not kind.is_empty(cache):
-            _copy(kind, cache, empty, token_count, checkpoint.records.get(path) if checkpoint else None)
+            record = checkpoint.records.get(path) if checkpoint else None
+            copy_into(empty, kind, cache, token_count, record)
             yield
     checkpoints = Checkpoints(source.checkpoints.record_bytes, source.checkpoints.budget_bytes)
     for each in source.checkpoints:
@@ -53,7 +54,9 @@ def borrow(
     )
 
 
-def _copy(kind: Kind, cache: Any, empty: Any, token_count: int, record: Record | None) -> None:
+def copy_into(empty: Any, kind: Kind, cache: Any, token_count: int, record: Record | None) -> None:
+    """Fill an empty cache with the first tokens of another of its kind, copied. record: its whole state there, if it is
+    not cut by token."""
     capacity = kind.capacity(token_count)
     spans = {name: with_room(array, token_count, capacity) for name, array in kind.spans(cache).items()}
     kept = None if record is None else Record(record.numbers, {name: mx.array(a) for name, a in record.arrays.items()})
