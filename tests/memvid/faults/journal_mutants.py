@@ -51,7 +51,11 @@ _ORDER: Final = (
             ),
         ),
     ),
-    Mutant("a sleep does not tell the journal", (Edit("sleeping", "write_version", take_out="core.journal.cover("),)),
+    Mutant(
+        "a sleep does not tell the journal",  # it names the record that it covers, so no crash loses anything
+        (Edit("sleeping", "write_version", take_out="core.journal.cover("),),
+        test=f"{_REPLAYING}test_a_sleep_takes_its_turns_out_of_the_journal_of_a_store_that_stays_open",
+    ),
     Mutant(
         "a delete does not tell the journal",
         (Edit("store", "Store.delete_session", take_out="drop_turns =", put_in="drop_turns = lambda: None"),),
