@@ -45,11 +45,9 @@ _NONCE_BYTES: Final = 8
 _DIGEST_BYTES: Final = 16
 _ALIGNED: Final = 8
 _ID_BYTES: Final = 32
-_MARK: Final = re.compile(b"TURN|VOID")
-_MOST_TRIES: Final = 64 * 1024
-"""Places behind damaged records that look like the next one and are none, before the rest of the file is given up."""
 _MOST_BYTES_IN_VAIN: Final = MAX_JOURNAL_BYTES
-"""What is read and digested of such places, before the rest of the file is given up."""
+"""Of what looks like records behind damage and is none, before the rest of the file is given up. Damaged records never
+take so much; only what somebody has put together for it does."""
 
 COVERS: Final = "covers"
 """The entry of a version's session map that names the record in whose place it came, by `digest_of`."""
@@ -191,6 +189,11 @@ class Key:
         head = _HEAD.pack(_TURN, len(payload), self.nonce, digest)
         return (head + payload).ljust(size_of(len(payload)), b"\0")
 
+    def heads(self) -> re.Pattern[bytes]:
+        """Finds where records of this journal may begin: mark, a length below 16 MiB, nonce."""
+        nonce = b"." * _NONCE_BYTES if self.nonce is None else re.escape(self.nonce)
+        return re.compile(b"(?:TURN|VOID)(?=...\0" + nonce + b")", re.DOTALL)
+
     def payload_bytes_at(self, read: Read, place: int, size_bytes: int) -> int | None:
         """The length of what may be a record of this journal; None for bytes that cannot be one."""
         head = read(place, _HEAD.size)
@@ -281,23 +284,21 @@ class _Search:
     def __init__(self, read: Read, size_bytes: int) -> None:
         self._read = read
         self._size_bytes = size_bytes
-        self._tries = 0
         self._bytes_in_vain = 0
 
     def next_record(self, start: int, key: Key) -> int:
         """Where the next record begins, from a place on; the end of the file if there is none, or none is found."""
-        size = self._size_bytes
+        size, heads = self._size_bytes, key.heads()
         for begun in range(start, size, CHUNK_BYTES):
-            for match in _MARK.finditer(self._read(begun, CHUNK_BYTES)):
-                if match.start() % _ALIGNED:
-                    continue
-                if self._tries >= _MOST_TRIES or self._bytes_in_vain >= _MOST_BYTES_IN_VAIN:
-                    return size
+            for match in heads.finditer(self._read(begun, CHUNK_BYTES + _ALIGNED)):
                 place = begun + match.start()
+                if place % _ALIGNED:
+                    continue
+                if self._bytes_in_vain >= _MOST_BYTES_IN_VAIN:
+                    return size
                 if key.record_at(self._read, place, size) is not None:
                     return place
-                self._tries += 1
-                self._bytes_in_vain += key.payload_bytes_at(self._read, place, size) or 0
+                self._bytes_in_vain += size_of(key.payload_bytes_at(self._read, place, size) or 0)
         return size
 
 

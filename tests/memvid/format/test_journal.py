@@ -186,25 +186,36 @@ def test_a_whole_journal_of_another_store_or_version_is_not_read(uuid: str, magi
 # --- bounds
 
 
+def decoys(count: int, payload_bytes: int = 8) -> bytes:
+    """What looks like records and is none, of so many bytes each."""
+    return (b"TURN" + struct.pack("<I", payload_bytes) + key_of().header()[24:32]).ljust(40, b"\0") * count
+
+
 def test_bytes_that_look_like_records_are_given_up_after_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(journal, "_MOST_TRIES", 3)
-    decoy = (b"TURN" + struct.pack("<I", 8) + key_of().header()[24:32] + bytes(16) + bytes(8)).ljust(48, b"\0")
-    last = key_of().record(PAYLOADS[0], HEADER_BYTES + 2 * len(decoy))
-    assert payloads(found_in(key_of().header() + 2 * decoy + last + bytes(8))) == [None, PAYLOADS[0]]
-    last = key_of().record(PAYLOADS[0], HEADER_BYTES + 5 * len(decoy))
-    found = found_in(key_of().header() + 5 * decoy + last + bytes(8))
+    monkeypatch.setattr(journal, "_MOST_BYTES_IN_VAIN", 3 * len(decoys(1)))
+    last = key_of().record(PAYLOADS[0], HEADER_BYTES + len(decoys(3)))
+    assert payloads(found_in(key_of().header() + decoys(3) + last + bytes(8))) == [None, PAYLOADS[0]]
+    last = key_of().record(PAYLOADS[0], HEADER_BYTES + len(decoys(5)))
+    found = found_in(key_of().header() + decoys(5) + last + bytes(8))
     assert payloads(found) == [None]  # told, to the end
-    assert found[0].end == HEADER_BYTES + 5 * len(decoy) + len(last) + 8
+    assert found[0].end == HEADER_BYTES + len(decoys(5)) + len(last) + 8
+
+
+@pytest.mark.parametrize("is_header_damaged", [False, True])
+def test_behind_a_hundred_thousand_damaged_records_and_marks_the_next_one_is_found(is_header_damaged: bool) -> None:
+    for vain in (decoys(70_000), b"TURNVOID" * 100_000):
+        header = bytes(HEADER_BYTES) if is_header_damaged else key_of().header()
+        data = header + vain + key_of().record(PAYLOADS[0], HEADER_BYTES + len(vain)) + bytes(8)
+        assert payloads(found_in(data)) == [None, PAYLOADS[0]]
 
 
 def test_what_is_digested_in_vain_has_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    data, key, digested = decoys(100_000, 1 << 20), key_of(), list[int]()
     monkeypatch.setattr(journal, "_MOST_BYTES_IN_VAIN", 1 << 22)
     monkeypatch.setattr(journal, "_digest", lambda *parts: digested.append(sum(map(len, parts))) or bytes(15))
-    digested: list[int] = []
-    decoy = b"TURN" + struct.pack("<I", 1 << 20) + b"12345678" + bytes(16)
-    found = list(scan(reading(decoy * 100_000), len(decoy) * 100_000, key_of()))
+    found = list(scan(reading(data), len(data), key))
     assert payloads(found) == [None]
-    assert sum(digested) < 10 << 20
+    assert 1 << 22 <= sum(digested) < 10 << 20
 
 
 def test_a_scan_of_a_large_file_takes_little_memory() -> None:
