@@ -15,6 +15,9 @@ ifneq ($(shell cat "$(VENV)/.installed" 2>/dev/null),$(HOME_OF_VENV))
 .PHONY: $(VENV)/.installed
 endif
 
+# A program that starts compiles what it imports only once: where this is set, hundreds of them did so anew.
+export PYTHONDONTWRITEBYTECODE :=
+
 .PHONY: demo test test-quick test-all clients check bench cache-kinds reference install blas clean help
 
 help: ## say what the targets are

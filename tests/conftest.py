@@ -103,9 +103,20 @@ def write_model_like(folder: Path, name: str) -> Path:
     return folder
 
 
+_LONGEST = (
+    *("memvid/faults/test_faults.py", "socket_api/http/test_clients.py", "test_documents.py", "daemon/test_service.py"),
+    *("memvid/test_state_machine.py", "socket_api/http/test_shapes.py", "daemon/test_refusals.py", "bench/test_run.py"),
+    *("daemon/test_exactness.py", "daemon/verbs/test_retries.py", "socket_api/test_invariants_failures.py"),
+)
+"""The files that take longest. They begin, so that no worker has one left when the others have nothing more to do."""
+
+
 @pytest.hookimpl(tryfirst=True)  # before pytest looks at which marks were asked for
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     leave_to_other_commits(items)
+    places = {Path(__file__).parent / name: place for place, name in enumerate(_LONGEST)}
+    assert all(path.exists() for path in places), "a file that takes long is called otherwise"
+    items.sort(key=lambda item: places.get(item.path, len(places)))
 
 
 @pytest.fixture(scope="session")

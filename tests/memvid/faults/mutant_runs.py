@@ -30,7 +30,7 @@ _FIRST: Final = (
 """The scenarios that catch most mutants, soonest."""
 
 _FEW: Final = 16
-"""At first so few of the states are tried: most mutants break many."""
+"""At first so few of the states are tried: most mutants break many. A share of the sweep tries no others."""
 
 
 class MutantFailed(Exception):
@@ -43,10 +43,12 @@ class MutantBroken(Exception):
 
 @dataclass
 class Verdict:
-    """What became of a mutant. `caught_by` says how; empty: nothing was found in `states` states."""
+    """What became of a mutant. `caught_by` says how; empty: nothing was found in `states` states. `is_judged`: all
+    states were tried, or fewer were enough."""
 
     mutant: str
     caught_by: str = ""
+    is_judged: bool = True
     lost: bool = False
     states: int = 0
     scenarios: list[str] = field(default_factory=list)  # in which the mutant does anything else than the code
@@ -54,7 +56,7 @@ class Verdict:
 
     @property
     def as_it_should(self) -> bool:
-        return not self.error and bool(self.caught_by) != (self.mutant in EQUIVALENT)
+        return not self.error and (not self.is_judged or bool(self.caught_by) != (self.mutant in EQUIVALENT))
 
 
 def record_under(name: str, base: Path) -> dict[str, Recording]:
@@ -91,9 +93,9 @@ def _first_difference(one: list[tuple[object, ...]], other: list[tuple[object, .
     return next((at for at, (here, there) in enumerate(itertools.zip_longest(one, other)) if here != there), None)
 
 
-def judge(mutant: Mutant, plain: dict[str, Recording], base: Path, effort: Effort) -> Verdict:
+def judge(mutant: Mutant, plain: dict[str, Recording], base: Path, effort: Effort, *, full: bool) -> Verdict:
     """Replay the scenarios in which the mutant does anything else than the code, from there on, until it is caught: a
-    few of their states, and then all."""
+    few of their states, and then all, if it is done in full."""
     verdict = Verdict(mutant.name)
     if mutant.test:
         verdict.caught_by, verdict.error = _try_test(mutant, base)
@@ -109,13 +111,14 @@ def judge(mutant: Mutant, plain: dict[str, Recording], base: Path, effort: Effor
     begins = {name: _first_difference(_outline(recordings[name]), _outline(plain[name])) for name in recordings}
     order = [*_FIRST, *(name for name in recordings if name not in _FIRST)]
     verdict.scenarios = [name for name in order if begins[name] is not None]
-    for one_in, name in itertools.product((_FEW, 1), verdict.scenarios):
+    for one_in, name in itertools.product((_FEW, 1) if full else (_FEW,), verdict.scenarios):
         settings = {"effort": effort, "begin": begins[name], "one_in": one_in, "most_failures": 1}
         result = replay(name, recordings[name], base / "work", workers=1, sees=SCENARIOS[name].sees, **settings)
         verdict.states += result.states
         if result.failures:
             verdict.caught_by, verdict.lost = result.failures[0], bool(result.lost)
             break
+    verdict.is_judged = full or bool(verdict.caught_by)
     return verdict
 
 
@@ -132,12 +135,12 @@ def _try_test(mutant: Mutant, base: Path) -> tuple[str, str]:
 
 
 def judge_all(
-    mutants: list[Mutant], base: Path, effort: Effort, workers: int, tell: Callable[[Verdict], None]
+    mutants: list[Mutant], base: Path, effort: Effort, workers: int, tell: Callable[[Verdict], None], *, full: bool
 ) -> list[Verdict]:
-    """The verdict on each mutant; `tell` hears of each at once."""
+    """The verdict on each mutant; `tell` hears of each at once. full: none is left without one."""
     plain = record_under(NONE, base / NONE) if any(not mutant.test for mutant in mutants) else {}
     with ThreadPoolExecutor(workers) as pool:
-        jobs = [pool.submit(judge, mutant, plain, base / str(at), effort) for at, mutant in enumerate(mutants)]
+        jobs = [pool.submit(judge, one, plain, base / str(at), effort, full=full) for at, one in enumerate(mutants)]
         for job in as_completed(jobs):
             tell(job.result())
         return [job.result() for job in jobs]

@@ -4,8 +4,8 @@
 
 Without --full each sweep does a small share, another one for each scenario and at each commit (`shares.py` has how to
 choose it); with it, everything. `--full N` does an N-th of everything: TORPOR_SHARE from 0 to N - 1 names the parts,
-which together are the whole. `--only` names scenarios. Ends with status 3 if anything was found, or if a mutant was not
-caught.
+which together are the whole. `--only` names scenarios. Ends with status 3 if anything was found, or if a mutant has
+survived all states; a share leaves one that survives a few of them without a verdict.
 """
 
 from __future__ import annotations
@@ -99,12 +99,13 @@ def run_mutants(scenarios: list[Scenario], base: Path, full: int) -> Report:
     if not full:  # of those that are argued to be no different every state is tried, which takes minutes
         mutants = [mutant for mutant in mutants if mutant.name not in EQUIVALENT]
     mutants = mutants[share() % (full or 29) :: full or 29]
-    verdicts = mutant_runs.judge_all(mutants, base, _MUTANT_EFFORT, _workers(), _tell_verdict)
+    verdicts = mutant_runs.judge_all(mutants, base, _MUTANT_EFFORT, _workers(), _tell_verdict, full=bool(full))
     wrong = [f"{verdict.mutant}: {verdict.error or verdict.caught_by or 'survived'}" for verdict in verdicts
              if not verdict.as_it_should]  # fmt: skip
     return {
         "mutants": len(verdicts),
         "caught": sum(bool(verdict.caught_by) for verdict in verdicts),
+        "not_judged": sum(not verdict.is_judged for verdict in verdicts),
         "acknowledged_but_lost": sum(verdict.lost for verdict in verdicts),
         "equivalent": sum(verdict.mutant in EQUIVALENT for verdict in verdicts),
         "failures": wrong,
@@ -113,7 +114,7 @@ def run_mutants(scenarios: list[Scenario], base: Path, full: int) -> Report:
 
 
 def _tell_verdict(verdict: mutant_runs.Verdict) -> None:
-    what = verdict.caught_by[:100] or "survived"
+    what = verdict.caught_by[:100] or ("survived" if verdict.is_judged else "not judged: --full tries all states")
     _tell(f"{verdict.mutant}: {verdict.error or what}, {verdict.states} states, {len(verdict.scenarios)} scenarios")
 
 
