@@ -55,10 +55,10 @@ def borrow(
 
 
 def copy_into(empty: Any, kind: Kind, cache: Any, token_count: int, record: Record | None) -> None:
-    """Fill an empty cache with the first tokens of another of its kind, copied. record: its whole state there, if it is
-    not cut by token."""
+    """Fill an empty cache with the first tokens of another of its stored kind, copied. record: its whole state
+    there, if it is not cut by token."""
     capacity = kind.capacity(token_count)
     spans = {name: with_room(array, token_count, capacity) for name, array in kind.spans(cache).items()}
     kept = None if record is None else Record(record.numbers, {name: mx.array(a) for name, a in record.arrays.items()})
     mx.eval(list(spans.values()), list(kept.arrays.values()) if kept else [])
-    kind.fill(empty, token_count, spans, kept)
+    kind_of(empty).fill(empty, token_count, spans, kept)

@@ -45,11 +45,7 @@ def arrays_of(caches: Sequence[Any]) -> list[mx.array]:
     found: list[mx.array] = []
     for _, cache in leaves(caches):
         kind = kind_of(cache)
-        if kind.is_empty(cache):
-            continue
-        found += kind.spans(cache).values()
-        record = kind.record(cache) if not kind.by_token else None
-        found += record.arrays.values() if record else ()
+        found += [] if kind.is_empty(cache) else kind.arrays(cache)
     return found
 
 
@@ -132,12 +128,11 @@ def keep(caches: Sequence[Any], *, one_token: bool = False) -> Callable[[], None
 
 def last_rows(caches: Sequence[Any]) -> Rows:
     """The last token's row of each span array, evaluated, as arrays of their own."""
-    rows = []
-    for _, cache in leaves(caches):
-        kind = kind_of(cache)
-        spans = {} if kind.is_empty(cache) else kind.spans(cache)
-        at = slice((kind.offset(cache) or 0) - 1, kind.offset(cache))
-        rows.append({name: mx.contiguous(array[..., at, :]) for name, array in spans.items()})
+    rows = [
+        {} if kind.is_empty(cache) else kind.last_row(cache)
+        for _, cache in leaves(caches)
+        for kind in (kind_of(cache),)
+    ]
     mx.eval(rows)
     return rows
 
@@ -145,12 +140,8 @@ def last_rows(caches: Sequence[Any]) -> Rows:
 def put_last_rows(caches: Sequence[Any], rows: Rows) -> None:
     """Put back the rows from `last_rows` as those of the last token."""
     for (_, cache), kept in zip(leaves(caches), rows, strict=True):
-        kind = kind_of(cache)
-        if not kept:
-            continue
-        spans, at = kind.spans(cache), (kind.offset(cache) or 0) - 1
-        for name, row in kept.items():
-            spans[name][..., at : at + 1, :] = row
+        if kept:
+            kind_of(cache).put_last_row(cache, kept)
     mx.eval(arrays_of(caches))
 
 

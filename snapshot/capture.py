@@ -21,7 +21,7 @@ from .errors import InconsistentState, NonFiniteState
 from .kinds import kind_of, leaves
 from .layout import CANARY_KIND, LOGITS_KIND, CacheLayout, record_slots
 from .lossy import LossyTokens
-from .memory import SpanSource, span_source
+from .memory import SegmentSource, SpanSource
 from .state import LiveState
 
 # By dtype: the smallest word with an exponent of all ones (NaN and infinity only), without and with a sign.
@@ -95,7 +95,7 @@ class Cut:
     token_count: int
     tokens: bytes
     layout: CacheLayout
-    spans: tuple[SpanSource, ...]
+    spans: tuple[SpanSource | SegmentSource, ...]
     checkpoints: Mapping[int, StateSource]
     state: StateSource | None
     lossy: LossyTokens | None = None
@@ -197,7 +197,7 @@ def cut(
             f"The ledger has {len(state.tokens)} tokens and the caches do not.", token_count=len(state.tokens)
         )
     used = _used(state, layout)
-    sources = [span_source(whole) for cache in used for whole in kind_of(cache).spans(cache).values()]
+    sources = [source for cache in used for source in kind_of(cache).sources(cache)]
     count = len(state.tokens) if end is None else end
     # the end's record is at the end itself, and a position has room for one
     before_end = [position for position in state.checkpoints.positions if position < count]

@@ -11,9 +11,8 @@ from typing import Any
 import mlx.core as mx
 
 from .borrowing import copy_into
-from .caches import resident_bytes
 from .checkpoints import Checkpoints
-from .kinds import kind_of, leaves
+from .kinds import is_shared, kind_of, leaves
 from .state import LiveState
 
 
@@ -21,13 +20,19 @@ def fork(source: LiveState, caches: Sequence[Any]) -> LiveState:
     """A state that equals the source to the bit; what is read into one of them never shows in the other. Evaluated, on
     the engine thread, with the source in no batch.
 
-    caches: empty ones of the same model, which become the new state's.
+    caches: empty ones of the same model, which become the new state's. Those that are `shareable` share runs with the
+        source; others are copied into.
     """
     for (_, cache), (_, empty) in zip(leaves(source.caches), leaves(caches), strict=True):
         kind = kind_of(cache)
-        if not kind.is_empty(cache):
-            record = None if kind.by_token else kind.record(cache)
-            copy_into(empty, kind, cache, len(source.tokens), record)
+        if kind.is_empty(cache):
+            continue
+        if not is_shared(empty):
+            copy_into(empty, kind, cache, len(source.tokens), None if kind.by_token else kind.record(cache))
+        elif is_shared(cache):
+            cache.fork(empty)
+        else:
+            kind_of(empty).fill(empty, len(source.tokens), kind.spans(cache), None)
     checkpoints = Checkpoints(source.checkpoints.record_bytes, source.checkpoints.budget_bytes)
     for each in source.checkpoints:
         checkpoints.add(each)  # it is never written to, so both states may have it
@@ -42,5 +47,11 @@ def fork(source: LiveState, caches: Sequence[Any]) -> LiveState:
 
 
 def held_bytes(states: Iterable[LiveState]) -> int:
-    """The memory that the caches of these states take together, what they share counted once."""
-    return sum(resident_bytes(state.caches) for state in states)
+    """The memory that the caches of these states take together, what they share counted once. A tail counts for each of
+    its forks: it is copied when the second one goes on. Evaluated, and none of them in a batch."""
+    found: dict[int, int] = {}
+    for state in states:
+        for _, cache in leaves(state.caches):
+            kind = kind_of(cache)
+            found |= {} if kind.is_empty(cache) else kind.held(cache)
+    return sum(found.values())

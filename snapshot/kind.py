@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import mlx.core as mx
 
 from .errors import UnsupportedCache
+from .memory import SegmentSource, SpanSource, span_source
 
 _DTYPE_NAMES = {
     mx.bool_: "bool",
@@ -106,6 +107,20 @@ class Kind:
         """Its span arrays, padding behind the offset included, in stored order."""
         return {}
 
+    def arrays(self, cache: Any) -> list[mx.array]:
+        """What must be evaluated after a model call, of a cache that is not empty."""
+        record = self.record(cache) if not self.by_token else None
+        return [*self.spans(cache).values(), *(record.arrays.values() if record else ())]
+
+    def held(self, cache: Any) -> dict[int, int]:
+        """The bytes of memory that it keeps, by a key of each piece; another cache has the same key for the same
+        memory. Evaluated."""
+        return {id(cache): int(cache.nbytes)}
+
+    def sources(self, cache: Any) -> Sequence[SpanSource | SegmentSource]:
+        """The memory of its span arrays, in stored order."""
+        return [span_source(whole) for whole in self.spans(cache).values()]
+
     def capacity(self, token_count: int) -> int:
         """Rows of a span array made for that many tokens."""
         return token_count
@@ -164,6 +179,17 @@ class Kind:
         one_token: no more than one token will be read before.
         """
         raise NotImplementedError
+
+    def last_row(self, cache: Any) -> dict[str, mx.array]:
+        """The last token's row of each span array, not evaluated, as arrays of their own."""
+        at = slice((self.offset(cache) or 0) - 1, self.offset(cache))
+        return {name: mx.contiguous(array[..., at, :]) for name, array in self.spans(cache).items()}
+
+    def put_last_row(self, cache: Any, row: Arrays) -> None:
+        """Put back the row from `last_row` as that of the last token."""
+        spans, at = self.spans(cache), (self.offset(cache) or 0) - 1
+        for name, each in row.items():
+            spans[name][..., at : at + 1, :] = each
 
     def batches(self, cache: Any) -> bool:
         """Whether mlx-lm can decode the cache as a row of one batch with others of its kind, and give it back whole."""

@@ -27,6 +27,8 @@ from mlx_lm.models.cache import (
 
 from .errors import UnsupportedCache
 from .kind import Arrays, Kind, Record, RecordShape, Undo
+from .memory import SegmentSource, address_of, segment_source
+from .runs import SharedKVCache
 
 
 class _OfKeysAndValues(Kind):
@@ -69,6 +71,9 @@ class _Plain(_OfKeysAndValues):
     def fill(self, cache: Any, token_count: int, spans: Arrays, record: Record | None) -> None:
         cache.keys, cache.values, cache.offset = spans["k"], spans["v"], token_count
 
+    def held(self, cache: Any) -> dict[int, int]:
+        return {address_of(array): int(array.nbytes) for array in (cache.keys, cache.values)}
+
     def batches(self, cache: Any) -> bool:
         return not self.is_empty(cache)
 
@@ -103,6 +108,50 @@ def with_room(array: mx.array, token_count: int, capacity: int) -> mx.array:
     room = mx.zeros((*array.shape[:-2], capacity, array.shape[-1]), dtype=array.dtype)
     room[..., :token_count, :] = array[..., :token_count, :]
     return room
+
+
+class _Shared(_OfKeysAndValues):
+    """Keys and values that states share: the stored kind of a plain cache, held in another way. Its span arrays are
+    copies, made when they are evaluated."""
+
+    name = _Plain.name
+    step = KVCache.step
+
+    def is_empty(self, cache: Any) -> bool:
+        return bool(cache.empty())
+
+    def spans(self, cache: Any) -> dict[str, mx.array]:
+        return dict(zip("kv", cache.gathered(), strict=True))
+
+    def arrays(self, cache: Any) -> list[mx.array]:
+        return list(cache.tail())  # the runs are evaluated
+
+    def held(self, cache: Any) -> dict[int, int]:
+        found = {id(tail): int(tail.nbytes) for tail in cache.tail()}
+        for part in cache.parts:
+            found |= part.run.memory
+        return found
+
+    def sources(self, cache: Any) -> list[SegmentSource]:
+        return [segment_source(each) for each in zip(*cache.segments(), strict=True)]
+
+    def make_room(self, cache: Any, count: int) -> None:
+        pass  # its tail grows by itself
+
+    def fill(self, cache: Any, token_count: int, spans: Arrays, record: Record | None) -> None:
+        cache.take_over(spans["k"], spans["v"], token_count)
+
+    def truncate(self, cache: Any, token_count: int) -> None:
+        cache.truncate(token_count)
+
+    def last_row(self, cache: Any) -> dict[str, mx.array]:
+        return {}  # `keep` restores the very rows
+
+    def keep(self, cache: Any, *, one_token: bool) -> tuple[Undo, list[mx.array]]:
+        held = int(cache.offset)
+        if one_token:
+            return lambda: cache.truncate(held), []
+        return cache.kept(), []
 
 
 class _Concatenating(_OfKeysAndValues):
@@ -438,6 +487,7 @@ def _emptied(cache: Any, **also: int) -> None:
 
 # Exactly these classes: a subclass may keep more state than we would save.
 _KIND_OF_CLASS: dict[type, Kind] = {
+    SharedKVCache: _Shared(),  # before the plain one, for which its name stands
     KVCache: _Plain(),
     ConcatenateKVCache: _Concatenating(),
     QuantizedKVCache: _Quantised(),
@@ -491,6 +541,18 @@ def leaves(caches: Sequence[Any]) -> Iterator[tuple[str, Any]]:
                 yield f"{index}.{path}", leaf
         else:
             yield str(index), cache
+
+
+def shareable(cache: Any) -> Any:
+    """For an empty plain cache an empty one whose content forks can share; any other cache unchanged."""
+    if type(cache) is CacheList:
+        return CacheList(*(shareable(each) for each in cache.caches))
+    return SharedKVCache() if type(cache) is KVCache else cache
+
+
+def is_shared(cache: Any) -> bool:
+    """Whether forks share the content of a cache, which is no list."""
+    return type(cache) is SharedKVCache
 
 
 def quantised(cache: Any, *, bits: int, group_size: int) -> Any:

@@ -22,7 +22,7 @@ import numpy as np
 from ..memvid.format.blocks import BLOCK_TOKENS, SlotSpec
 from . import memory
 from .errors import MalformedSnapshot, NonFiniteState
-from .kinds import kind_of, leaves
+from .kinds import is_shared, kind_of, leaves
 from .layout import CacheLayout
 from .lossy_kinds import BITS, Quantisation, choose
 from .memory import SpanSource, span_source
@@ -216,13 +216,15 @@ def quantise(
     arrays: list[tuple[Quantisation, tuple[SpanSource, ...]] | None] = []
     try:
         for entry, (_, cache) in zip(layout.entries, leaves(caches), strict=True):
+            kind = kind_of(cache)
+            spans = kind.spans(cache) if entry.spans else {}
             for each in entry.spans:
                 exact = entry.slot(each.name, each.dtype, each.sized(BLOCK_TOKENS))
                 quantisation = choose(exact, bits)
                 if quantisation is None:
                     arrays.append(None)
                     continue
-                whole = kind_of(cache).spans(cache)[each.name]
+                whole = spans[each.name]
                 parts = mx.quantize(whole[..., start:end, :], group_size=quantisation.group_size, bits=bits)
                 sources = tuple(span_source(part) for part in parts)
                 values = _values(StoredArray(exact, 0, quantisation), sources, start, end)
@@ -231,6 +233,8 @@ def quantise(
                 arrays.append((quantisation, sources))
                 granted.filled(sum(part.nbytes for part in parts))
                 yield
+            if is_shared(cache):
+                kind.fill(cache, kind.offset(cache) or 0, spans, None)
     finally:
         granted.done()
     return LossyTokens(bits, start, end, tuple(arrays))

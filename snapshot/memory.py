@@ -12,6 +12,7 @@ import mmap
 import os
 import threading
 import weakref
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -198,6 +199,13 @@ def _told_by_kernel() -> int | None:
     return int(found) * 1024 if found is not None else None
 
 
+def address_of(array: mx.array) -> int:
+    """Where an evaluated array begins in memory: the same for all arrays that begin alike in one memory."""
+    words = array.view(_INTEGER_OF_WIDTH[array.dtype.size])
+    mx.eval(words)
+    return int(np.asarray(words).__array_interface__["data"][0])
+
+
 def writable(array: mx.array) -> memoryview:
     """The bytes of an evaluated array from `allocate` or `unfilled`; MLX sees all writes."""
     return memoryview(cast(Any, np.asarray(array).reshape(-1))).cast("B") if array.size else memoryview(bytearray())
@@ -240,3 +248,27 @@ def span_source(whole: mx.array) -> SpanSource:
     mx.eval(words)
     *outer, capacity, dim = whole.shape
     return SpanSource(memory.readable(words), math.prod(outer), capacity, dim * whole.itemsize)
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentSource:
+    """As `SpanSource`, of rows that lie in segments: words `[heads, rows, dim]` of each, all of so many rows."""
+
+    segments: tuple[np.ndarray, ...]
+
+    def runs(self, start: int, count: int) -> list[memoryview]:
+        """The bytes of tokens `[start, start + count)`, head by head."""
+        heads, rows, _ = self.segments[0].shape
+        end, found = start + count, []
+        for head in range(heads):
+            for at in range(start // rows, -(-end // rows)):
+                first, last = max(0, start - at * rows), min(rows, end - at * rows)
+                found.append(memoryview(cast(Any, self.segments[at][head, first:last])).cast("B"))
+        return found
+
+
+def segment_source(arrays: Sequence[mx.array]) -> SegmentSource:
+    """The memory of arrays `[segments, heads, rows, dim]`, one behind the other; evaluated."""
+    words = [array.view(_INTEGER_OF_WIDTH[array.dtype.size]) for array in arrays]
+    mx.eval(words)
+    return SegmentSource(tuple(segment for each in words for segment in np.asarray(each)))
