@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import threading
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from session_rig import END, Rigged, ignore, reply_with, tokens_of, until
 from torpor.daemon.api.constraints import Constraint, ToolChoice
 from torpor.daemon.api.sampling import Sampling
 from torpor.daemon.errors import InvalidConstraint
+from torpor.daemon.models import grammars
 from torpor.daemon.models.grammars import Grammars
 
 HOT = Sampling(temperature=3.0)
@@ -127,16 +129,25 @@ async def test_what_cannot_be_compiled_is_refused_and_changes_nothing(open_rig: 
         assert (await generated(rig, "a", PET)).finish_reason == "stop"
 
 
-async def test_neither_the_loop_nor_the_engine_waits_for_a_compiler(open_rig: Any) -> None:
-    wide = {"type": "object", "properties": {f"p{number}": {"type": "string"} for number in range(700)}}
+async def test_neither_the_loop_nor_the_engine_waits_for_a_compiler(
+    open_rig: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiled, has_begun, may_end = grammars._compiled, threading.Event(), threading.Event()
+
+    def slow(*arguments: Any) -> Any:
+        has_begun.set()
+        assert may_end.wait(20)
+        return compiled(*arguments)
+
+    monkeypatch.setattr(grammars, "_compiled", slow)
     async with open_rig() as rig:
         for name in ("a", "b"):
             await rig.read(name, tokens_of(1, 20))
-        held = asyncio.ensure_future(generated(rig, "a", Constraint(json_schema=json.dumps(wide)), max_tokens=1))
-        written = 0
-        while not held.done():
-            written += len((await rig.service.generate(session="b", max_tokens=1, on_event=ignore)).tokens)
-        assert written > 3
+        held = asyncio.ensure_future(generated(rig, "a", PET, max_tokens=1))
+        await until(has_begun.is_set)
+        assert len((await rig.service.generate(session="b", max_tokens=4, on_event=ignore)).tokens) == 4
+        assert not held.done()
+        may_end.set()
         await held
 
 

@@ -28,8 +28,9 @@ def long_model(own_tiny_model: Path) -> Path:
 
 
 async def leave_in(rig: Rigged, messages: Sequence[Any], *, read: int = 0, written: int = 0, **options: Any) -> Any:
-    """Ask, and leave once so many tokens were read or written by this request; gives what stays."""
-    seen = 0
+    """Ask, and leave once so many tokens were read or written by this request; gives what stays. Before each call the
+    model waits until the service knows of the one before it: on a busy machine a short answer would end before."""
+    seen, loop, before = 0, asyncio.get_running_loop(), rig.network.before
 
     def on_event(event: Any) -> None:
         nonlocal seen
@@ -40,9 +41,19 @@ async def leave_in(rig: Rigged, messages: Sequence[Any], *, read: int = 0, writt
             if written and seen >= written:
                 task.cancel()
 
+    async def hear() -> None:
+        for _ in range(40):  # from future to future an event goes, and then a cancellation, a turn each
+            await asyncio.sleep(0)
+
+    def wait(*call: Any) -> None:
+        asyncio.run_coroutine_threadsafe(hear(), loop).result(20)
+        before(*call)
+
+    rig.network.before = wait
     task = asyncio.ensure_future(converse(rig, messages, on_event=on_event, **options))
     with pytest.raises(asyncio.CancelledError) as left:
         await task
+    rig.network.before = before
     return left.value
 
 
