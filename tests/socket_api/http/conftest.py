@@ -6,12 +6,14 @@ import asyncio
 import contextlib
 import http.client
 import json
+import shutil
 import socket
+import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from torpor.socket_api.http.limits import HttpLimits
@@ -19,6 +21,9 @@ from torpor.socket_api.http.server import HttpServer
 
 from ..conftest import poll
 from ..fake_service import FakeService
+
+if TYPE_CHECKING:
+    from .serving import Served
 
 
 @dataclass(frozen=True)
@@ -136,3 +141,14 @@ def begin(short_path: Path) -> Iterator[Begin]:
 @pytest.fixture
 def server(begin: Begin) -> HttpThread:
     return begin()
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[Served]:
+    """A real daemon; a module without one does not wait for the clients' imports."""
+    from .serving import serving
+
+    folder = Path(tempfile.mkdtemp(prefix="tw"))
+    with serving(folder) as found:
+        yield found
+    shutil.rmtree(folder)

@@ -5,46 +5,20 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
 from torpor.daemon.api.conversing import ConverseRequest, MeasureRequest, MeasureResult
 from torpor.daemon.api.dialogue import ToolCall
 from torpor.daemon.api.events import ProgressEvent, TokenEvent
-from torpor.daemon.api.logprobs import Likelihood, TokenLogprobs
 from torpor.daemon.api.reading import GenerateResult
 from torpor.daemon.errors import ContextOverflow, EngineBusy, GenerationFailed, UnknownModel
 
-from .conftest import Answer, Begin, HttpThread
+from .answers import TOLD, asked_for, chats, events_of, holds, likelihoods, result
+from .conftest import Begin, HttpThread
 
 PATH = "/v1/chat/completions"
 HELLO = {"model": "fake", "messages": [{"role": "user", "content": "hello"}]}
-
-Chat = Callable[[ConverseRequest], Awaitable[GenerateResult]]
-
-
-def result(session: str, text: str = "hi", **more: Any) -> GenerateResult:
-    """An answer of two tokens to a dialogue of ten, of which three were read for it."""
-    facts = {"finish_reason": "stop", "token_count": 12, "prefilled_tokens": 3, "seconds": 0.1, **more}
-    return GenerateResult(session, text, (1, 2), time_to_first_token_s=0.1, **facts)
-
-
-def chats(server: HttpThread, chat: Chat) -> None:
-    """Let the service answer each chat so."""
-    server.service.answers[ConverseRequest] = chat
-
-
-def events_of(answer: Answer) -> list[Any]:
-    """The data of the events; the last may be [DONE]."""
-    parts = answer.body.decode().removesuffix("\n\n").split("\n\n")
-    assert all(part.startswith("data: ") for part in parts)
-    data = [part.removeprefix("data: ") for part in parts]
-    return [each if each == "[DONE]" else json.loads(each) for each in data]
-
-
-def asked_for(server: HttpThread, verb: str) -> list[dict[str, Any]]:
-    return [given for name, given in server.service.calls if name == verb]
 
 
 def test_an_answer_has_its_text_its_end_and_tokens_that_add_up(server: HttpThread) -> None:
@@ -276,15 +250,6 @@ def test_an_unknown_model_is_a_404_and_no_model_is_the_default(server: HttpThrea
     assert (unknown.status, unknown.json["error"]["code"]) == (404, "model_not_found")
 
 
-def holds(server: HttpThread, context_tokens: int) -> None:
-    """Let each dialogue have 120 tokens, before a context of so many."""
-
-    async def measure(request: MeasureRequest) -> MeasureResult:
-        return MeasureResult(120, 0, context_tokens, "fake")
-
-    server.service.answers[MeasureRequest] = measure
-
-
 def test_the_ceiling_of_an_answer_may_be_above_what_fits(server: HttpThread) -> None:
     holds(server, 200)
     for asked in (32_000, 3):
@@ -470,30 +435,6 @@ def test_arguments_of_a_call_that_are_no_object_are_refused(server: HttpThread, 
     call = {"id": "c", "type": "function", "function": {"name": "add", "arguments": arguments}}
     messages = [*HELLO["messages"], {"role": "assistant", "tool_calls": [call]}, *HELLO["messages"]]  # type: ignore[misc]
     assert server.ask("POST", PATH, {"messages": messages}).status == 400
-
-
-def likelihoods() -> list[TokenEvent]:
-    """Thinking, a text whose second token is held back, and its end: each token with what is likely there."""
-
-    def told(token: int, text: str, logprob: float) -> TokenLogprobs:
-        return TokenLogprobs(token, text, logprob, (Likelihood(9, "\N{REPLACEMENT CHARACTER}", -0.25),))
-
-    return [
-        TokenEvent(1, "so", "reasoning", None, told(1, "so", -1.0)),
-        TokenEvent(2, "hé", "text", None, told(2, "hé", -0.5)),
-        TokenEvent(3, "", "text", None, told(3, "ll", -1.5)),
-        TokenEvent(4, "llo", "text", None, told(4, "o", -2.0)),
-        TokenEvent(5, "", "text", None, told(5, "!", -3.0)),
-        TokenEvent(6, "", "text", None, told(6, "", -4.0)),
-    ]
-
-
-OTHER = {"token": "\N{REPLACEMENT CHARACTER}", "logprob": -0.25, "bytes": None}
-TOLD = [
-    {"token": text, "logprob": logprob, "bytes": list(text.encode()), "top_logprobs": [OTHER]}
-    for text, logprob in (("hé", -0.5), ("ll", -1.5), ("o", -2.0), ("!", -3.0))
-]
-"""What is told of these tokens in a list."""
 
 
 @pytest.mark.parametrize(

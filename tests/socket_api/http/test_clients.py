@@ -8,11 +8,8 @@ import re
 import shutil
 import subprocess
 import sys
-import tempfile
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,63 +19,10 @@ import openai
 import pytest
 import torpor
 
-from ..real_daemon import RealDaemon, until
-
-QUESTIONS = [f"Question {at}: what does os.path.{name} do?" for at, name in enumerate(["join", "split"] * 5)]
+from ..real_daemon import until
+from .serving import QUESTIONS, Served, serving, working
 
 HOW_TO = Path(__file__).parents[3] / "docs" / "how-to" / "http.md"
-
-
-@dataclass
-class Served:
-    """A daemon with its two addresses."""
-
-    daemon: RealDaemon
-    url: str
-    token: str
-    socket: Path
-
-    def openai(self, *, on_unix: bool = False) -> openai.OpenAI:
-        given = self._reached(on_unix)
-        return openai.OpenAI(**{**given, "base_url": f"{given['base_url']}/v1"})
-
-    def anthropic(self, *, on_unix: bool = False) -> anthropic.Anthropic:
-        return anthropic.Anthropic(**self._reached(on_unix))
-
-    def _reached(self, on_unix: bool) -> dict[str, Any]:
-        transport = httpx2.HTTPTransport(uds=str(self.socket)) if on_unix else None
-        client = httpx2.Client(transport=transport, timeout=60)
-        url, key = ("http://localhost", "none") if on_unix else (self.url, self.token)
-        return {"base_url": url, "api_key": key, "http_client": client, "max_retries": 0}
-
-
-@contextlib.contextmanager
-def serving(folder: Path, *options: str) -> Iterator[Served]:
-    socket = folder / "h.sock"
-    daemon = RealDaemon(folder, "--http", "0", "--http-socket", str(socket), *options)
-    try:
-        assert daemon.process.stdout is not None
-        found = re.fullmatch(r"HTTP on (http://\S+)/v1, with a token of (.*)\n", daemon.process.stdout.readline())
-        assert found is not None
-        yield Served(daemon, found[1], Path(found[2]).read_text().split()[-1], socket)
-    finally:
-        daemon.end()
-
-
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    """A folder whose name leaves room for a socket's."""
-    made = Path(tempfile.mkdtemp(prefix="tw"))
-    yield made
-    shutil.rmtree(made)
-
-
-@pytest.fixture(scope="module")
-def served() -> Iterator[Served]:
-    made = Path(tempfile.mkdtemp(prefix="tw"))
-    with serving(made) as found:
-        yield found
-    shutil.rmtree(made)
 
 
 def asked_of_messages(client: anthropic.Anthropic, messages: list[Any], *, stream: bool) -> Any:
@@ -118,16 +62,16 @@ def asked(client: openai.OpenAI, messages: list[Any], *, stream: bool) -> tuple[
     return text, usage
 
 
-def test_ten_turns_survive_a_kill_and_nothing_is_read_twice(folder: Path) -> None:
+def test_ten_turns_survive_a_kill_and_nothing_is_read_twice(short_path: Path) -> None:
     """T9: each turn finds all of the ones before in the session, also behind a `kill -9` and on the other address."""
     messages: list[Any] = [{"role": "system", "content": "You are terse."}]
     held = 0
     with contextlib.ExitStack() as running:
-        now = running.enter_context(serving(folder))
+        now = running.enter_context(serving(short_path))
         for at, question in enumerate(QUESTIONS):
             if at == 5:
                 now.daemon.end(kill=True)
-                now = running.enter_context(serving(folder))
+                now = running.enter_context(serving(short_path))
             messages.append({"role": "user", "content": question})
             with now.openai(on_unix=at % 2 == 1) as client:
                 _, usage = asked(client, messages, stream=at % 3 == 0)
@@ -137,16 +81,16 @@ def test_ten_turns_survive_a_kill_and_nothing_is_read_twice(folder: Path) -> Non
             held = usage.total_tokens
 
 
-def test_ten_turns_of_the_other_api_survive_a_kill_too(folder: Path) -> None:
+def test_ten_turns_of_the_other_api_survive_a_kill_too(short_path: Path) -> None:
     """T9."""
     messages: list[Any] = []
     held = 0
     with contextlib.ExitStack() as running:
-        now = running.enter_context(serving(folder))
+        now = running.enter_context(serving(short_path))
         for at, question in enumerate(QUESTIONS):
             if at == 5:
                 now.daemon.end(kill=True)
-                now = running.enter_context(serving(folder))
+                now = running.enter_context(serving(short_path))
             messages.append({"role": "user", "content": question})
             with now.anthropic(on_unix=at % 2 == 1) as client:
                 usage = asked_of_messages(client, messages, stream=at % 3 == 0)
@@ -264,12 +208,6 @@ def test_the_blocks_of_the_page_on_http_run_as_they_stand(served: Served) -> Non
     assert len(done.stdout.splitlines()) >= 2
 
 
-def working(served: Served) -> float:
-    """How many requests the daemon carries out."""
-    metrics = httpx2.get(f"{served.url}/metrics", headers={"x-api-key": served.token}).text
-    return next(float(line.split()[1]) for line in metrics.splitlines() if line.startswith("torpor_http_working "))
-
-
 def test_logprobs_come_as_a_client_of_openai_reads_them(served: Served) -> None:
     with served.openai() as client:
         asked: dict[str, Any] = {"model": "demo", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 8}
@@ -357,10 +295,10 @@ def leave_at(served: Served, asked: dict[str, Any], tokens: int) -> tuple[int, i
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(("tokens", "cuts"), [(2_000, 3), pytest.param(20_000, 10, marks=pytest.mark.heavy)])
-def test_a_prefill_that_its_client_cuts_again_and_again_ends(folder: Path, tokens: int, cuts: int) -> None:
+def test_a_prefill_that_its_client_cuts_again_and_again_ends(short_path: Path, tokens: int, cuts: int) -> None:
     """QX16: who gives up and asks again has less than a block read twice."""
     messages: list[Any] = [{"role": "user", "content": "word " * tokens}]
-    with serving(folder, "--model", f"demo={long_demo(folder, 65_536)}") as served, served.openai() as client:
+    with serving(short_path, "--model", f"demo={long_demo(short_path, 65_536)}") as served, served.openai() as client:
         asked = {"messages": messages, "max_tokens": 1}
         read = again = 0
         for cut in range(1, cuts + 1):

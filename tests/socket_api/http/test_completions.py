@@ -8,8 +8,8 @@ import pytest
 from torpor.daemon.api.reading import GenerateRequest, GenerateResult
 from torpor.daemon.errors import ContextOverflow
 
+from .answers import asked_for, events_of, likelihoods, result
 from .conftest import HttpThread
-from .test_chat_completions import asked_for, events_of, likelihoods, result
 
 PATH = "/v1/completions"
 

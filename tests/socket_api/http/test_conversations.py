@@ -9,11 +9,9 @@ from typing import Any
 import openai
 import pytest
 
+from .answers import asked_for
 from .conftest import HttpThread
-from .test_chat_completions import asked_for
-from .test_clients import folder, serving
-
-__all__ = ["folder"]
+from .serving import serving
 
 PATH = "/v1/conversations"
 NOBODY = f"{PATH}/conv_{'0' * 32}"
@@ -23,12 +21,12 @@ def texts(items: Any) -> list[str]:
     return [each.content[0].text for each in items]
 
 
-def test_a_conversation_grows_by_items_and_responses_and_survives_a_kill(folder: Path) -> None:
+def test_a_conversation_grows_by_items_and_responses_and_survives_a_kill(short_path: Path) -> None:
     system: Any = {"type": "message", "role": "system", "content": "You are terse."}
     said: Any = [{"role": "user", "content": "What is a set?"}, {"role": "assistant", "content": "A bag."}]
     options: Any = {"model": "demo", "max_output_tokens": 8}
     with contextlib.ExitStack() as running:
-        now = running.enter_context(serving(folder))
+        now = running.enter_context(serving(short_path))
         with now.openai() as client:
             made = client.conversations.create(items=[system, *said], metadata={"topic": "sets"})
             first = client.responses.create(
@@ -40,7 +38,7 @@ def test_a_conversation_grows_by_items_and_responses_and_survives_a_kill(folder:
             added = client.conversations.items.create(made.id, items=[{"role": "user", "content": "One more."}])
             assert texts(added.data) == ["One more."]
         now.daemon.end(kill=True)
-        now = running.enter_context(serving(folder))
+        now = running.enter_context(serving(short_path))
         with now.openai() as client:
             assert client.conversations.retrieve(made.id).metadata == {"topic": "lists"}
             counted = client.responses.input_tokens.count(model="demo", input="On.", conversation=made.id)

@@ -8,8 +8,8 @@ import pytest
 from torpor.daemon.api.limits import MAX_CHECKPOINTS, MAX_KEEP_AWAKE_S
 from torpor.socket_api.http.marks import Marks
 
+from .answers import asked_for
 from .conftest import HttpThread
-from .test_chat_completions import asked_for
 
 SHORT: dict[str, Any] = {"cache_control": {"type": "ephemeral"}}
 LONG: dict[str, Any] = {"cache_control": {"type": "ephemeral", "ttl": "1h"}}

@@ -12,26 +12,12 @@ from torpor.daemon.api.events import ProgressEvent, TokenEvent
 from torpor.daemon.api.reading import GenerateResult
 from torpor.daemon.errors import EngineBusy, GenerationFailed
 
-from .conftest import Answer, Begin, HttpThread
-from .test_chat_completions import Chat, asked_for, holds, result
+from .answers import asked_for, chats, holds, named_events_of, result
+from .conftest import Begin, HttpThread
 
 PATH = "/v1/messages"
 HELLO: dict[str, Any] = {"model": "fake", "max_tokens": 9, "messages": [{"role": "user", "content": "hello"}]}
 CACHED = {"cache_control": {"type": "ephemeral"}}
-
-
-def chats(server: HttpThread, chat: Chat) -> None:
-    server.service.answers[ConverseRequest] = chat
-
-
-def events_of(answer: Answer) -> list[Any]:
-    """The data of the events, each of which is named by its type."""
-    found = []
-    for part in answer.body.decode().removesuffix("\n\n").split("\n\n"):
-        name, data = part.split("\n")
-        found.append(json.loads(data.removeprefix("data: ")))
-        assert name == f"event: {found[-1]['type']}"
-    return found
 
 
 async def thinks_and_calls(request: ConverseRequest) -> GenerateResult:
@@ -87,7 +73,7 @@ def test_a_stream_opens_and_closes_each_block(server: HttpThread) -> None:
         return MeasureResult(10, 7, 100, "fake")
 
     server.service.answers[MeasureRequest] = measure
-    start, ping, *blocks, delta, stop = events_of(server.ask("POST", PATH, {**HELLO, "stream": True}))
+    start, ping, *blocks, delta, stop = named_events_of(server.ask("POST", PATH, {**HELLO, "stream": True}))
     usage = start["message"]["usage"]
     assert (usage["input_tokens"], usage["cache_read_input_tokens"], usage["output_tokens"]) == (3, 7, 0)
     assert (ping["type"], stop["type"]) == ("ping", "message_stop")
@@ -109,7 +95,7 @@ def test_omitted_thinking_is_told_by_its_signature_alone(server: HttpThread) -> 
     chats(server, thinks_and_calls)
     asked = {**HELLO, "thinking": {"type": "adaptive", "display": "omitted"}}
     assert server.ask("POST", PATH, asked).json["content"][0]["thinking"] == ""
-    events = events_of(server.ask("POST", PATH, {**asked, "stream": True}))
+    events = named_events_of(server.ask("POST", PATH, {**asked, "stream": True}))
     kinds = [each["delta"]["type"] for each in events if each["type"] == "content_block_delta"]
     assert kinds == ["signature_delta", "text_delta", "input_json_delta"]
 
@@ -200,10 +186,9 @@ def test_what_has_no_effect_within_a_field_is_named_too(server: HttpThread) -> N
         **HELLO,
         "thinking": {"type": "enabled", "budget_tokens": 1024},
         "tools": [{"name": "add", "input_schema": {"type": "object"}}],
-        "tool_choice": {"type": "auto", "disable_parallel_tool_use": True},
     }
     ignored = server.ask("POST", PATH, asked).headers["x-torpor-ignored"]
-    assert ignored == "tool_choice.disable_parallel_tool_use, thinking.budget_tokens"
+    assert ignored == "thinking.budget_tokens"
     assert asked_for(server, "converse")[0]["template_arguments"] == {"enable_thinking": True}
 
 
@@ -241,7 +226,7 @@ def test_busy_is_a_429_and_a_failure_in_the_middle_an_error_event(server: HttpTh
     assert (answer.status, answer.json["error"]["type"]) == (429, "rate_limit_error")
     assert "retry-after" in answer.headers
     chats(server, broken)
-    *_, error = events_of(server.ask("POST", PATH, {**HELLO, "stream": True}))
+    *_, error = named_events_of(server.ask("POST", PATH, {**HELLO, "stream": True}))
     assert (error["type"], error["error"]["type"]) == ("error", "api_error")
 
 
@@ -294,7 +279,7 @@ def test_an_answer_that_a_stop_sequence_ended_says_which(server: HttpThread) -> 
     assert {name: told[name] for name in expected} == expected
     (delta,) = [
         each["delta"]
-        for each in events_of(server.ask("POST", PATH, {**asked, "stream": True}))
+        for each in named_events_of(server.ask("POST", PATH, {**asked, "stream": True}))
         if each["type"] == "message_delta"
     ]
     assert delta == expected

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from .test_clients import serving
+from .serving import serving
 
 FOLDER = os.environ.get("TORPOR_SMOLLM2", "")
 QUESTIONS = [

@@ -15,19 +15,14 @@ from torpor.daemon.api.reading import GenerateResult
 from torpor.daemon.api.recalling import RecalledMessage, RecallRequest, RecallResult
 from torpor.daemon.errors import AnswerNotFound, ContextOverflow, EngineBusy, GenerationFailed
 
+from .answers import TOLD, asked_for, chats, holds, likelihoods, named_events_of, result
 from .conftest import Begin, HttpThread
-from .test_chat_completions import TOLD, Chat, asked_for, holds, likelihoods, result
-from .test_messages import events_of
 
 PATH = "/v1/responses"
 HELLO: dict[str, Any] = {"model": "fake", "input": "hello"}
 ADD = {"type": "function", "name": "add", "parameters": {"type": "object"}, "strict": False}
 PATCH = {"type": "custom", "name": "patch", "description": "Applies a patch."}
 AGENTS = {"type": "namespace", "name": "agents", "tools": [{**ADD, "name": "spawn"}, PATCH]}
-
-
-def chats(server: HttpThread, chat: Chat) -> None:
-    server.service.answers[ConverseRequest] = chat
 
 
 async def thinks_and_calls(request: ConverseRequest) -> GenerateResult:
@@ -68,7 +63,7 @@ def test_an_answer_has_its_items_and_tokens_that_add_up(server: HttpThread) -> N
 def test_a_stream_tells_each_item_from_its_beginning_to_its_end_in_numbered_events(server: HttpThread) -> None:
     chats(server, thinks_and_calls)
     asked = {**HELLO, "tools": [ADD, PATCH, AGENTS]}
-    events = events_of(server.ask("POST", PATH, {**asked, "stream": True}))
+    events = named_events_of(server.ask("POST", PATH, {**asked, "stream": True}))
     assert [each["sequence_number"] for each in events] == list(range(len(events)))
     kinds = [each["type"].removeprefix("response.") for each in events]
     function = ["function_call_arguments.delta", "function_call_arguments.done"]
@@ -211,7 +206,7 @@ def test_an_answer_that_was_cut_off_is_incomplete(server: HttpThread, stream: bo
 
     chats(server, chat)
     answer = server.ask("POST", PATH, {**HELLO, "stream": stream})
-    last = events_of(answer)[-1] if stream else {"type": "response.incomplete", "response": answer.json}
+    last = named_events_of(answer)[-1] if stream else {"type": "response.incomplete", "response": answer.json}
     assert last["type"] == "response.incomplete"
     assert last["response"]["incomplete_details"] == {"reason": "max_output_tokens"}
 
@@ -223,7 +218,7 @@ def test_an_empty_answer_has_an_empty_text(server: HttpThread, stream: bool) -> 
 
     chats(server, chat)
     answer = server.ask("POST", PATH, {**HELLO, "stream": stream})
-    told = events_of(answer)[-1]["response"] if stream else answer.json
+    told = named_events_of(answer)[-1]["response"] if stream else answer.json
     (message,) = told["output"]
     assert message["content"][0]["text"] == ""
 
@@ -257,7 +252,7 @@ def test_an_error_in_the_middle_of_a_stream_is_a_failed_response(
         raise error
 
     chats(server, chat)
-    *_, delta, failed = events_of(server.ask("POST", PATH, {**HELLO, "stream": True}))
+    *_, delta, failed = named_events_of(server.ask("POST", PATH, {**HELLO, "stream": True}))
     assert (delta["type"], failed["type"]) == ("response.output_text.delta", "response.failed")
     assert (failed["response"]["status"], failed["response"]["error"]["code"]) == ("failed", code)
 
@@ -427,7 +422,7 @@ def test_logprobs_of_the_text_are_told_where_they_are_included(server: HttpThrea
     (part,) = whole.json["output"][1]["content"]
     assert (part["text"], part["logprobs"]) == ("héllo", TOLD)
     assert [given["logprobs"] for given in asked_for(server, "converse")] == [1]
-    events = events_of(server.ask("POST", PATH, {**asked, "stream": True}))
+    events = named_events_of(server.ask("POST", PATH, {**asked, "stream": True}))
     deltas = [each["logprobs"] for each in events if each["type"] == "response.output_text.delta"]
     assert deltas == [TOLD[:1], TOLD[1:3], TOLD[3:]]
     (done,) = [each["logprobs"] for each in events if each["type"] == "response.output_text.done"]

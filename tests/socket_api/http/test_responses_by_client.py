@@ -9,9 +9,7 @@ from typing import Any
 import openai
 import pytest
 
-from .test_clients import QUESTIONS, Served, folder, served, serving
-
-__all__ = ["folder", "served"]
+from .serving import QUESTIONS, Served, serving
 
 
 def asked(client: openai.OpenAI, *, stream: bool, **options: Any) -> Any:
@@ -24,17 +22,17 @@ def asked(client: openai.OpenAI, *, stream: bool, **options: Any) -> Any:
     return last.response
 
 
-def test_ten_turns_survive_a_kill_both_resent_and_named_by_the_response_before(folder: Path) -> None:
+def test_ten_turns_survive_a_kill_both_resent_and_named_by_the_response_before(short_path: Path) -> None:
     """T9: each turn finds all of the ones before, also behind a `kill -9` and on the other address. What was said is
     told again from its tokens."""
     items: list[Any] = [{"role": "developer", "content": "You are terse."}]
     held, named_held, named = 0, 0, []
     with contextlib.ExitStack() as running:
-        now = running.enter_context(serving(folder))
+        now = running.enter_context(serving(short_path))
         for at, question in enumerate(QUESTIONS):
             if at == 5:
                 now.daemon.end(kill=True)
-                now = running.enter_context(serving(folder))
+                now = running.enter_context(serving(short_path))
             items.append({"role": "user", "content": question})
             with now.openai(on_unix=at % 2 == 1) as client:
                 told = asked(client, stream=at % 3 == 0, input=items, store=False)

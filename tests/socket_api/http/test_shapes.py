@@ -14,9 +14,7 @@ import httpx2
 import pytest
 
 from .replay import Answer, Replay, shapes_in
-from .test_clients import Served, served
-
-__all__ = ["served"]
+from .serving import Served
 
 SHAPES = Path(__file__).parent / "shapes"
 OURS = sorted(SHAPES.glob("*.json"))

@@ -24,9 +24,7 @@ import pytest
 
 from ..real_daemon import until
 from .conftest import HttpThread
-from .test_clients import Served, served, serving, working
-
-__all__ = ["served"]
+from .serving import Served, serving, working
 
 SECRET = "zanzibar quokka"
 TEAM = "team-token-of-some-length"

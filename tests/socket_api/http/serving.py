@@ -1,0 +1,61 @@
+"""A real daemon on the demo model with its two HTTP addresses, and the clients that people use on them."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import anthropic
+import httpx2
+import openai
+
+from ..real_daemon import RealDaemon
+
+QUESTIONS = [f"Question {at}: what does os.path.{name} do?" for at, name in enumerate(["join", "split"] * 5)]
+"""Of ten turns."""
+
+
+@dataclass
+class Served:
+    """A daemon with its two addresses."""
+
+    daemon: RealDaemon
+    url: str
+    token: str
+    socket: Path
+
+    def openai(self, *, on_unix: bool = False) -> openai.OpenAI:
+        given = self._reached(on_unix)
+        return openai.OpenAI(**{**given, "base_url": f"{given['base_url']}/v1"})
+
+    def anthropic(self, *, on_unix: bool = False) -> anthropic.Anthropic:
+        return anthropic.Anthropic(**self._reached(on_unix))
+
+    def _reached(self, on_unix: bool) -> dict[str, Any]:
+        transport = httpx2.HTTPTransport(uds=str(self.socket)) if on_unix else None
+        client = httpx2.Client(transport=transport, timeout=60)
+        url, key = ("http://localhost", "none") if on_unix else (self.url, self.token)
+        return {"base_url": url, "api_key": key, "http_client": client, "max_retries": 0}
+
+
+@contextlib.contextmanager
+def serving(folder: Path, *options: str) -> Iterator[Served]:
+    socket = folder / "h.sock"
+    daemon = RealDaemon(folder, "--http", "0", "--http-socket", str(socket), *options)
+    try:
+        assert daemon.process.stdout is not None
+        found = re.fullmatch(r"HTTP on (http://\S+)/v1, with a token of (.*)\n", daemon.process.stdout.readline())
+        assert found is not None
+        yield Served(daemon, found[1], Path(found[2]).read_text().split()[-1], socket)
+    finally:
+        daemon.end()
+
+
+def working(served: Served) -> float:
+    """How many requests the daemon carries out."""
+    metrics = httpx2.get(f"{served.url}/metrics", headers={"x-api-key": served.token}).text
+    return next(float(line.split()[1]) for line in metrics.splitlines() if line.startswith("torpor_http_working "))
