@@ -41,12 +41,13 @@ class ToolChoice(Record):
 
     mode: `auto`, the model calls or answers; `none`, it calls none; `required`, the answer is one call, and its
         arguments match the tool's schema. names: with `required`, one of these; all if empty. strict: with `auto`, the
-        arguments of each call match the schema, too.
+        arguments of each call match the schema, too. parallel: if false, the answer ends behind its first call.
     """
 
     mode: Literal["auto", "none", "required"] = "auto"
     names: Annotated[Sequence[ToolName], Listed(), Field(max_length=MAX_TOOLS)] = ()
     strict: bool = False
+    parallel: bool = True
 
     def __post_init__(self) -> None:
         """Raises ValueError: a field is of another mode."""

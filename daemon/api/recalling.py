@@ -12,7 +12,7 @@ from .records import Count, ModelName, Request, Result, SessionText
 class RecalledMessage(Result):
     """A message, as its tokens tell it. answer_id: of an answer that has one. start, end: the tokens of the ledger
     before it, or before the messages that were read with it, and at its end. finished: whether an answer came to its
-    end."""
+    end: to an end token, or to that of a call."""
 
     role: Role
     content: str

@@ -116,8 +116,9 @@ def _answer(model: LoadedModel, known: Dialogue, turn: Turn, start: int) -> Reca
     shown, written, finished = Shown(model, ledger, known.root, (), answer=turn.answer), Written(), False
     for token in known.tokens[start : turn.end]:
         ledger.append(token)  # grows while it is shown: the ids of calls follow from it
-        finished = token in model.end_tokens
-        for piece in () if finished else shown.push(token):
+        pieces = [] if token in model.end_tokens else list(shown.push(token))
+        finished = token in model.end_tokens or any(piece.call is not None for piece in pieces)
+        for piece in pieces:
             written.add(piece)
     for piece in shown.finish():
         written.add(piece)
@@ -133,9 +134,10 @@ def _answer(model: LoadedModel, known: Dialogue, turn: Turn, start: int) -> Reca
     )
     if turn.is_mark_of(_as_message(told)):
         return told
-    # A stop string ended it, and was shown to nobody.
+    # A stop string ended it, and was shown to nobody; or it was to have one call, and its marks hold more.
     shorter = (written.text[:size] for size in range(len(written.text) - 1, -1, -1)[: 2 * MAX_STOP_CHARS])
-    cut = (replace(told, content=text, finished=True) for text in shorter)
+    cut = [replace(told, tool_calls=told.tool_calls[:1], finished=True)]
+    cut += [replace(told, content=text, finished=True) for text in shorter]
     return next((each for each in cut if turn.is_mark_of(_as_message(each))), told)
 
 

@@ -194,8 +194,8 @@ class Channels:
 class Shown:
     """What a client is shown of an answer, token by token.
 
-    context: the ledger before it. root: of the conversation; None if all is text. is_plain: as of `Channels`. answer:
-    the answer's id; empty for none.
+    context: the ledger before it. root: of the conversation; None if all is text. is_plain: as of `Channels`. one_call:
+    whether nothing is shown behind a call. answer: the answer's id; empty for none.
     """
 
     def __init__(
@@ -206,9 +206,11 @@ class Shown:
         stop: Sequence[str],
         *,
         is_plain: bool = False,
+        one_call: bool = False,
         answer: bytes = b"",
     ) -> None:
         self._stops = StopStrings(stop)
+        self._one_call, self._has_called = one_call, False
         self._channels: Channels | None = None
         self._plain, marks = TextStream(model.tokenizer, context), model.marks
         if root is not None and (root.tools or marks.reasoning):
@@ -232,6 +234,11 @@ class Shown:
         """The stop string that has come, in the text: nothing is shown behind it. None before."""
         return self._stops.found
 
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing more is shown, whatever is written."""
+        return bool(self.stopped_by) or (self._one_call and self._has_called)
+
     def push(self, token: int) -> Iterator[Piece]:
         """The pieces that a token makes certain."""
         if self._channels is None:
@@ -239,10 +246,10 @@ class Shown:
         return self._passed(self._channels.push(self._marked.push(token, in_call=self.channel == "call")))
 
     def finish(self) -> Iterator[Piece]:
-        """The rest, after the last token; nothing behind a stop string."""
-        if self.stopped_by:
-            return
-        if self._channels is None:
+        """The rest, after the last token; nothing behind what ended the answer."""
+        if self.is_over:
+            pass
+        elif self._channels is None:
             yield from self._passed(_as_text(self._plain.finish()))
         else:
             yield from self._passed(self._channels.push(self._marked.finish()))
@@ -253,10 +260,11 @@ class Shown:
     def _passed(self, pieces: Iterator[Piece]) -> Iterator[Piece]:
         for piece in pieces:
             if piece.channel != "text":
+                self._has_called = self._has_called or piece.call is not None
                 yield piece
             elif text := self._stops.push(piece.text):
                 yield Piece("text", text)
-            if self.stopped_by:
+            if self.is_over:
                 return
 
 

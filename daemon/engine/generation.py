@@ -254,9 +254,9 @@ class WriteOrder:
     one model call with other sessions. seeded: whether it draws by its own random numbers, and leaves the session's as
     they are. root: of the conversation that it is a turn of; None if all that is written is text. begun: committed
     tokens at the end of the ledger that belong to it: they are shown again first. matcher: at the beginning of the
-    grammar that the answer is held to; only for this order. answer_id: names the answer; empty for none. logprobs: how
-    many of the likeliest tokens to tell for each; None for no log-probabilities, and for an order with `begun`, whose
-    logits are gone."""
+    grammar that the answer is held to; only for this order. one_call: whether the answer ends behind its first call.
+    answer_id: names the answer; empty for none. logprobs: how many of the likeliest tokens to tell for each; None for
+    no log-probabilities, and for an order with `begun`, whose logits are gone."""
 
     max_tokens: int
     sampling: Sampling
@@ -268,6 +268,7 @@ class WriteOrder:
     root: Root | None = None
     begun: Sequence[int] = ()
     matcher: Matcher | None = None
+    one_call: bool = False
     answer_id: bytes = b""
     logprobs: int | None = None
 
@@ -297,7 +298,8 @@ def write(
     on_token: OnToken,
     room: Room | None = None,
 ) -> WritingSteps[None]:
-    """Draw and commit tokens until an end token, a stop string, the end of the grammar or the limit. Where the room
+    """Draw and commit tokens until an end token, a stop string, the only call, the end of the grammar or the limit.
+    Where the room
     ends before, it stops with `written.ended` false, and steps with the same `written` go on. Raises GenerationFailed:
     the model failed. InvalidConstraint: the grammar did. Tokens committed before stay."""
     begun, room = [] if written.shown else order.begun, room or Room()
@@ -333,7 +335,9 @@ def _begin(model: LoadedModel, order: WriteOrder, written: Written, context: arr
     """Make ready what shows the answer, and what holds it."""
     written.context, matcher = context, order.matcher
     is_plain = matcher is not None and matcher.is_plain
-    written.shown = Shown(model, context, order.root, order.stop, is_plain=is_plain, answer=order.answer_id)
+    written.shown = Shown(
+        model, context, order.root, order.stop, is_plain=is_plain, one_call=order.one_call, answer=order.answer_id
+    )
     written.bound = Constrained(matcher, model, context, order.root) if matcher is not None else None
     written.telling = Logprobs(model, order.logprobs) if order.logprobs is not None else None
 
@@ -346,7 +350,7 @@ def _show(model: LoadedModel, order: WriteOrder, written: Written, token: int, o
     written.context.append(token)
     pieces = () if ended else written.shown.push(token)
     _tell(written, token, pieces, on_token, channel)
-    if ended or written.shown.stopped_by or (written.bound is not None and written.bound.is_at_end):
+    if ended or written.shown.is_over or (written.bound is not None and written.bound.is_at_end):
         written.finish_reason = "stop"
         return True
     return False

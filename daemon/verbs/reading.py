@@ -136,7 +136,7 @@ async def answer(
             cached = await parts.exchanges.read_turn(live, turn, request.emit, known)
             if rewinds:
                 parts.reasons.went_back(live.uri)
-            order = _order(request, count, drawing, matcher)
+            order = replace(_order(request, count, drawing, matcher), one_call=not form.choice.parallel)
             order = replace(order, keep_end=True, root=turn.root, begun=turn.begun, answer_id=known.answer_id)
             read = (to_read, cached)
             result = await parts.exchanges.write(

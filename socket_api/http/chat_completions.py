@@ -150,6 +150,7 @@ class ChatBody(Sampled):
     max_completion_tokens: int | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     tool_choice: Any = None
+    parallel_tool_calls: bool | None = None
     response_format: dict[str, Any] | None = None
     logprobs: bool | None = None
     top_logprobs: TopLogprobs | None = None
@@ -179,7 +180,7 @@ async def chat_completions(request: Request, send: Send) -> None:
             sampling=body.sampling(),
             stop=body.stops(),
             constraint=constraint_of(body.response_format, "response_format"),
-            tool_choice=choice_of(body.tool_choice, strict=_is_strict(body)),
+            tool_choice=choice_of(body.tool_choice, strict=_is_strict(body), parallel=body.parallel_tool_calls),
             logprobs=body.told_logprobs(),
             named=body.prompt_cache_key,
             checkpoints=marks.checkpoints,

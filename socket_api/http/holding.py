@@ -29,9 +29,16 @@ def constraint_of(form: Mapping[str, Any] | None, field: str) -> Mapping[str, st
     return {"json_schema": json.dumps(schema, ensure_ascii=False)}
 
 
-def choice_of(choice: object, *, strict: bool) -> Mapping[str, Any] | None:
-    """The choice of tools of a `tool_choice`. strict: whether a tool asks that its calls match its schema. Raises
-    InvalidRequest: it has no such form."""
+def choice_of(choice: object, *, strict: bool, parallel: bool | None = None) -> Mapping[str, Any] | None:
+    """The choice of tools of a `tool_choice`. strict: whether a tool asks that its calls match its schema. parallel:
+    False if an answer may have one call alone. Raises InvalidRequest: it has no such form."""
+    found = _choice_of(choice, strict=strict)
+    if parallel is not False or (found or {}).get("mode", "auto") != "auto":  # elsewhere there is one, or none
+        return found
+    return {"mode": "auto", **(found or {}), "parallel": False}
+
+
+def _choice_of(choice: object, *, strict: bool) -> Mapping[str, Any] | None:
     if isinstance(choice, str) or choice is None:
         return _of_mode(choice or "auto", (), strict=strict)
     kind = choice.get("type") if isinstance(choice, dict) else None

@@ -146,7 +146,11 @@ async def messages(request: Request, send: Send) -> None:
             sampling={name: value for name in names if (value := getattr(body, name)) is not None},
             stop=tuple(body.stop_sequences or ()),
             constraint=constraint_of(body.output_config.format if body.output_config else None, "output_config.format"),
-            tool_choice=choice_of(body.tool_choice, strict=any(tool.strict for tool in body.tools or ())),
+            tool_choice=choice_of(
+                body.tool_choice,
+                strict=any(tool.strict for tool in body.tools or ()),
+                parallel=(body.tool_choice or {}).get("disable_parallel_tool_use") is not True,
+            ),
         )
         hidden = body.thinking is not None and body.thinking.display == "omitted"
         telling = _Events(turn.answer_id, is_marked=reader.marks.are_given, hides_thinking=hidden)
@@ -165,8 +169,6 @@ def _also(body: MessagesBody, request: Request) -> Iterator[str]:
     for each in body.tools or ():
         if each.input_schema is None:
             yield f"tools.{each.type}"
-    if (body.tool_choice or {}).get("disable_parallel_tool_use"):
-        yield "tool_choice.disable_parallel_tool_use"
     if body.thinking is not None and "budget_tokens" in (body.thinking.model_extra or {}):
         yield "thinking.budget_tokens"
     for beta in request.headers.get("anthropic-beta", "").split(","):

@@ -202,7 +202,11 @@ def _turn(body: ResponsesBody, raw_items: object) -> tuple[Turn, Toolbox, Dialog
         sampling=body.sampling(),
         stop=body.stops(),
         constraint=constraint_of(body.text.format if body.text else None, "text.format"),
-        tool_choice=choice_of(body.tool_choice, strict=any(each.strict for each in body.tools or ())),
+        tool_choice=choice_of(
+            body.tool_choice,
+            strict=any(each.strict for each in body.tools or ()),
+            parallel=body.parallel_tool_calls,
+        ),
         logprobs=body.told_logprobs(),
         named=body.prompt_cache_key,
         after=dialogue.after,
@@ -222,8 +226,6 @@ def _also(body: ResponsesBody, tools: Sequence[str], items: Sequence[str]) -> It
         yield "reasoning.effort"
     if body.truncation not in (None, "disabled"):
         yield "truncation"
-    if body.parallel_tool_calls is False:
-        yield "parallel_tool_calls"
     if body.text is not None:
         yield from (f"text.{each}" for each in body.text.model_extra or {})
     yield from (f"tools.{each}" for each in tools)
@@ -379,6 +381,7 @@ class _Events(Telling):
             "max_output_tokens": body.max_output_tokens,
             "conversation": {"id": self._conversation} if self._conversation else None,
             "metadata": body.metadata or {},
+            "parallel_tool_calls": body.parallel_tool_calls is not False,
             "previous_response_id": body.previous_response_id,
             "reasoning": {"effort": None, "summary": None, **_given(body.reasoning)},
             "store": body.store is not False,

@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 from conversing_rig import SYSTEM, assistant, cold, converse, ledger, names, script, user, with_template  # noqa: F401
+from torpor.daemon.api.constraints import ToolChoice
+from torpor.daemon.api.events import TokenEvent
 from torpor.daemon.errors import ContextOverflow, InvalidTranscript
 from torpor.daemon.models.chat_template import Root
 from torpor.daemon.sessions.transcripts import message_of
@@ -216,6 +219,44 @@ async def test_a_call_and_its_result_go_on_in_the_session_whatever_the_client_ma
         again = await converse(rig, said, "fine", tools=TOOLS)
         assert again.session == told.session
         assert again.prefilled_tokens < 60
+
+
+LOOKS = [f'{{"name": "look", "arguments": {{"path": "{path}"}}}}' for path in "ab"]
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        "one E<tool_call>{}</tool_call>\n<tool_call>{}</tool_call> two".format(*LOOKS),
+        "one E<tool_call>[{}, {}]</tool_call> two".format(*LOOKS),
+    ],
+    ids=["each between marks", "together"],
+)
+async def test_where_calls_may_not_be_parallel_the_answer_ends_behind_its_first(open_rig: Any, reply: str) -> None:
+    async with open_rig(endless=False) as rig:
+        one = {"tools": TOOLS, "tool_choice": ToolChoice(parallel=False), "stop": ("END",), "max_tokens": 200}
+        heard: list[Any] = []
+        answer = "ab" * 16
+        told = await converse(rig, [user("hi")], reply, **one, on_event=heard.append, answer_id=answer)
+        assert (told.text, told.finish_reason) == ("one E", "tool_calls")
+        assert [call.arguments for call in told.tool_calls] == [{"path": "a"}]
+        assert [event.call for event in heard if isinstance(event, TokenEvent) and event.call] == list(told.tool_calls)
+        assert rig.model.tokenizer.decode(list(told.tokens)).endswith("</tool_call>")
+        recalled = await rig.service.recall(answer_id=answer)
+        assert recalled.messages[-1].tool_calls == told.tool_calls
+        assert recalled.messages[-1].finished
+        said = [user("hi"), message_of("assistant", told.text, [asdict(call) for call in told.tool_calls])]
+        said.append({"role": "tool", "content": "a file", "tool_call_id": told.tool_calls[0].id})
+        again = await converse(rig, said, "fine", **one)
+        assert (again.session, again.text) == (told.session, "fine")
+        assert again.prefilled_tokens == again.token_count - len(again.tokens) - told.token_count
+
+
+async def test_else_an_answer_may_have_several_calls(open_rig: Any) -> None:
+    async with open_rig(endless=False) as rig:
+        reply = "<tool_call>{}</tool_call>\n<tool_call>{}</tool_call>".format(*LOOKS)
+        told = await converse(rig, [user("hi")], reply, tools=TOOLS, max_tokens=200)
+        assert [call.arguments for call in told.tool_calls] == [{"path": "a"}, {"path": "b"}]
 
 
 async def test_measure_counts_what_would_be_read(open_rig: Any) -> None:

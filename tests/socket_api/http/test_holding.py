@@ -19,7 +19,10 @@ SCHEMA = {"type": "object", "properties": {"b": {"type": "string"}, "a": {"type"
 TOOL = {"type": "function", "function": {"name": "add", "parameters": SCHEMA}}
 OPENAI = {"model": "fake", "messages": [{"role": "user", "content": "hello"}]}
 ANTHROPIC = {**OPENAI, "max_tokens": 9}
+FLAT_TOOL = {"type": "function", "name": "add", "parameters": SCHEMA}
+RESPONSES = {"model": "fake", "input": "hello"}
 MESSAGES_TOOL = {"name": "add", "input_schema": SCHEMA}
+HELLO: dict[str, dict[str, Any]] = {"chat/completions": OPENAI, "responses": RESPONSES, "messages": ANTHROPIC}
 HELD = Constraint(json_schema=json.dumps(SCHEMA))
 
 
@@ -63,6 +66,27 @@ HELD = Constraint(json_schema=json.dumps(SCHEMA))
             None,
             ToolChoice(strict=True),
         ),
+        ("chat/completions", {"tools": [TOOL], "parallel_tool_calls": True}, None, None),
+        ("chat/completions", {"tools": [TOOL], "parallel_tool_calls": False}, None, ToolChoice(parallel=False)),
+        (
+            "chat/completions",
+            {"tools": [TOOL], "parallel_tool_calls": False, "tool_choice": "required"},
+            None,
+            ToolChoice("required"),
+        ),
+        ("responses", {"tools": [FLAT_TOOL], "parallel_tool_calls": False}, None, ToolChoice(parallel=False)),
+        (
+            "responses",
+            {"tools": [{**FLAT_TOOL, "strict": True}], "parallel_tool_calls": False},
+            None,
+            ToolChoice(strict=True, parallel=False),
+        ),
+        (
+            "messages",
+            {"tools": [MESSAGES_TOOL], "tool_choice": {"type": "auto", "disable_parallel_tool_use": True}},
+            None,
+            ToolChoice(parallel=False),
+        ),
         ("messages", {"output_config": {"format": {"type": "json_schema", "schema": SCHEMA}}}, HELD, None),
         ("messages", {"tools": [MESSAGES_TOOL], "tool_choice": {"type": "auto"}}, None, None),
         ("messages", {"tools": [MESSAGES_TOOL], "tool_choice": {"type": "any"}}, None, ToolChoice("required")),
@@ -86,7 +110,7 @@ def test_it_reaches_the_service(
         return GenerateResult(request.session, "hi", (1, 2), time_to_first_token_s=0.1, **facts)  # type: ignore[arg-type]
 
     server.service.answers[ConverseRequest] = chat
-    answer = server.ask("POST", f"/v1/{path}", {**(ANTHROPIC if path == "messages" else OPENAI), **body})
+    answer = server.ask("POST", f"/v1/{path}", {**HELLO[path], **body})
     assert answer.status == 200, answer.json
     assert [(each.constraint, each.tool_choice) for each in seen] == [(constraint, choice)]
     assert "x-torpor-ignored" not in answer.headers
