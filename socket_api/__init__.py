@@ -8,7 +8,7 @@ for the whole protocol.
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ..daemon.api.events import NoticeEvent, ProgressEvent, TokenEvent
+    from ..daemon.api.events import NoticeEvent, ProgressEvent, SessionEvent, TokenEvent
     from ..daemon.api.forking import ForkResult
     from ..daemon.api.process import ModelInfo, ShutdownResult, StatusResult, SubscribeResult
     from ..daemon.api.reading import AppendResult, GenerateResult
@@ -66,6 +66,7 @@ __all__ = [
     "RequestTimeout",
     "Sampling",
     "SessionDetail",
+    "SessionEvent",
     "SessionInfo",
     "ShutdownResult",
     "SleepResult",

@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from dataclasses import asdict
 from typing import Self
 
-from ...daemon.api.events import ProgressEvent, TokenEvent
+from ...daemon.api.events import SessionEvent, TokenEvent, WorkEvent
 from ...daemon.api.reading import GenerateResult
 from ...memvid.units import format_count, format_plural
 from ...socket_api.client.client import TextStream
@@ -81,12 +81,14 @@ class _Screen:
         self._bar.close()
         self._end_line()
 
-    def on_event(self, event: ProgressEvent | TokenEvent) -> None:
+    def on_event(self, event: WorkEvent) -> None:
         """Show one event."""
         if isinstance(event, TokenEvent):
             self._bar.close()
             if not self._output.as_json:
                 self._show(event)
+            return
+        if isinstance(event, SessionEvent):
             return
         if event.stage != self._stage or self._report is None:
             self._bar.close()

@@ -11,13 +11,13 @@ first request is sent until the event with the first token arrives.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ...daemon.api.events import ProgressEvent, TokenEvent
+from ...daemon.api.events import OnEvent, ProgressEvent, TokenEvent, WorkEvent
 from ...daemon.api.sampling import Sampling
 from ...memvid.store import Store
 from ...memvid.units import format_bytes, format_count
@@ -59,7 +59,7 @@ class _Step:
     outcome: str = ""
     seconds: float | None = None
 
-    def on_event(self, event: ProgressEvent | TokenEvent) -> None:
+    def on_event(self, event: WorkEvent) -> None:
         if isinstance(event, ProgressEvent):
             self.on_progress(event.done, event.total)
 
@@ -72,7 +72,7 @@ class _Session:
     name: str
     history: list[dict[str, Any]] = field(default_factory=list)
 
-    def read(self, on_event: Callable[[ProgressEvent | TokenEvent], None] | None = None, **content: Any) -> int:
+    def read(self, on_event: OnEvent | None = None, **content: Any) -> int:
         """Append a text or tokens; give the number of tokens."""
         self.history.append(content)
         return self.client.append(self.name, on_event=on_event, **content).prefilled_tokens
@@ -84,7 +84,7 @@ class _Session:
         logits: list[str] = []
         text, prefilled, first = "", 0, 0.0
 
-        def on_event(event: ProgressEvent | TokenEvent) -> None:
+        def on_event(event: WorkEvent) -> None:
             nonlocal first
             if isinstance(event, TokenEvent) and event.token is not None:
                 first = first or time.perf_counter()

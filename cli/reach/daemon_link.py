@@ -23,12 +23,12 @@ from ..view.output import OnProgress, Output, plain
 from .background import default_log_path
 
 if TYPE_CHECKING:
-    from ...daemon.api.events import ProgressEvent, TokenEvent
+    from ...daemon.api.events import WorkEvent
     from ...daemon.api.session import SessionInfo
     from ...socket_api.client.client import Client
 
 R = TypeVar("R")
-OnEvent = Callable[["ProgressEvent | TokenEvent"], None]
+OnEvent = Callable[["WorkEvent"], None]
 
 CLEAN_UP_TIMEOUT_S = 10.0  # to delete a session that was just made; a daemon that hangs is not waited for
 STAGE_NAMES = {
@@ -243,7 +243,7 @@ def progress_of(output: Output, stage: str) -> Iterator[OnEvent]:
 def _progress_handler(report: OnProgress) -> OnEvent:
     from ...daemon.api.events import ProgressEvent
 
-    def on_event(event: ProgressEvent | TokenEvent) -> None:
+    def on_event(event: WorkEvent) -> None:
         if isinstance(event, ProgressEvent):
             report(event.done, event.total)
 

@@ -44,6 +44,14 @@ class TokenEvent(Result):
 
 
 @dataclass(frozen=True, slots=True)
+class SessionEvent(Result):
+    """The session in which `converse` answers, once that is certain: before anything is read or written for it."""
+
+    session: str
+    kind: Literal["session"] = "session"
+
+
+@dataclass(frozen=True, slots=True)
 class NoticeEvent(Result):
     """An event in the daemon, for a subscription. docs/reference/protocol.md lists the names and the facts of each; a
     newer daemon may send more of both.
@@ -63,10 +71,10 @@ class NoticeEvent(Result):
     kind: Literal["notice"] = "notice"
 
 
-WorkEvent = ProgressEvent | TokenEvent
+WorkEvent = ProgressEvent | TokenEvent | SessionEvent
 """The events of a request for a session."""
 
-Event = Annotated[ProgressEvent | TokenEvent | NoticeEvent, Field(discriminator="kind")]
+Event = Annotated[ProgressEvent | TokenEvent | SessionEvent | NoticeEvent, Field(discriminator="kind")]
 
 OnEvent = Callable[[WorkEvent], None]
 """Called with each event of a request, in their order: on the daemon's event loop, or by the client that waits."""

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ..api.constraints import FREE
+from ..api.events import SessionEvent
 from ..api.reading import (
     AppendRequest,
     AppendResult,
@@ -123,6 +124,8 @@ async def answer(
         known = replace(known, begins_at=turn.begins_at)
         count = generation.count_to_write(live.model, turn.at + len(turn.ids), request.max_tokens, fitting=fitting)
         parts.conversing.require_room(live, turn, count)
+        if known.request is not None:
+            request.emit(SessionEvent(str(live.uri)))
         rewinds, computed = turn.at + len(turn.begun) < len(live.state.tokens), 0
         before = live if rewinds else None
         try:

@@ -5,10 +5,9 @@ Does not wait.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
-from ...daemon.api.events import NoticeEvent, OnEvent, ProgressEvent, TokenEvent
+from ...daemon.api.events import NoticeEvent, OnEvent, TokenEvent
 from ...daemon.api.reading import GenerateResult
 from ..errors import LocalProtocolError
 from ..wire.asking import Call, R, remote_error
@@ -17,7 +16,7 @@ from .alink import AsyncLink
 from .link import Link
 
 
-def answer_in(message: ServerMessage, call: Call[R], emit: Callable[[ProgressEvent | TokenEvent], None]) -> R | None:
+def answer_in(message: ServerMessage, call: Call[R], emit: OnEvent) -> R | None:
     """The answer in a message; None for an event, which is emitted. Raises RemoteError for a failure."""
     if isinstance(message, EventMessage):
         if not isinstance(message.event, NoticeEvent):

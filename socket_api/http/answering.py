@@ -1,8 +1,9 @@
 """The answer of a model, whole or as a stream of server-sent events.
 
-A stream begins once the request is known to fit, and nothing has refused it for a moment: until then an error has its
-own HTTP status. Behind that it is an event. A stream with nothing to tell sends an empty event by a clock, and begins
-by that clock, too: clients give up after minutes of silence, and some do not count comments.
+A stream begins once the request is known to fit, its session is chosen, and nothing has refused it for a moment: until
+then an error has its own HTTP status. Behind that it is an event. A stream with nothing to tell sends an empty event by
+a clock, and begins by that clock, too: clients give up after minutes of silence, and some do not count comments. A
+stream that begins before its session is chosen names none.
 
 Owns the pace: tokens come from a generation that cannot wait, so a client that takes too few of them is dropped, and
 its request cancelled (threat 44).
@@ -25,7 +26,7 @@ from starlette.responses import JSONResponse
 from starlette.types import Send
 
 from ...daemon.api.conversing import MeasureResult
-from ...daemon.api.events import ProgressEvent, TokenEvent, WorkEvent
+from ...daemon.api.events import ProgressEvent, SessionEvent, TokenEvent, WorkEvent
 from ...errors import TorporError
 from ..errors import InternalError
 from .desk import desk_of
@@ -171,7 +172,8 @@ class _Exchange:
                         await self._wake.wait()
                 except TimeoutError:
                     is_silent = time.monotonic() >= silent_since + limits.silence_s
-                    if self._begun or self._asking.measured is not None or is_silent:
+                    fits = self._asking.measured is not None and self._asking.chosen is not None
+                    if self._begun or fits or is_silent:
                         await self._tell(self._opening() or self._telling.silence())
                     continue
             if leaving.done():
@@ -181,7 +183,9 @@ class _Exchange:
                 event = self._events.popleft()
                 if isinstance(event, TokenEvent):
                     told += self._opening() + self._telling.token(event)
-                elif event.stage == "prefill":  # a wake may come before, and only behind it is the dialogue measured
+                elif (
+                    isinstance(event, ProgressEvent) and event.stage == "prefill"
+                ):  # a wake may come before, and only behind it is the dialogue measured
                     told += self._opening() + self._telling.progress(event)
             self._waiting_bytes = 0
             if told:
@@ -197,6 +201,9 @@ class _Exchange:
     def _take(self, event: WorkEvent) -> None:
         if isinstance(event, TokenEvent) and event.channel == "reasoning" and event.token is not None:
             self._telling.reasoning_tokens += 1
+        if isinstance(event, SessionEvent):
+            self._asking.chosen = event.session
+            return
         if not self._streamed:
             if isinstance(event, TokenEvent):
                 self._telling.untold.add(event)
@@ -234,7 +241,7 @@ class _Exchange:
         self._request.state.connection.abort()
 
     def _headers(self) -> dict[str, str]:
-        headers = {SESSION_HEADER: self._asking.session}
+        headers = {SESSION_HEADER: self._asking.chosen} if self._asking.chosen is not None else {}
         return headers | ({"x-torpor-ignored": self._ignored} if self._ignored else {})
 
     def _count(self, answered: Answered) -> None:

@@ -126,7 +126,7 @@ class _Continuing(Asking):
         }
         request = await self.caller.request_of(VERBS["generate"], params)
         assert isinstance(request, GenerateRequest)
-        self.session = request.session
+        self.session = self.chosen = request.session
         await self._make()
         read = await self._append(tokens) if tokens else 0
         result = await self._generate(request)

@@ -107,14 +107,15 @@ class Answered:
 
 
 class Asking(ABC):
-    """A request for an answer, while it is carried out. session: the name for it, and that of its session once it is
-    answered. model: the name of its model, until that is known maybe an alias. measured: the tokens before the answer,
-    once they are known."""
+    """A request for an answer, while it is carried out. session: the name for it. chosen: the session that answers,
+    once it is certain. model: the name of its model, until that is known maybe an alias. measured: the tokens before
+    the answer, once they are known."""
 
     def __init__(self, backend: Backend, caller: Caller, session: str, model: str, emit: OnEvent) -> None:
         self.backend = backend
         self.caller = caller
         self.session = session
+        self.chosen: str | None = None
         self.model = model
         self.emit = emit
         self.measured: MeasureResult | None = None
@@ -149,7 +150,7 @@ class _Conversing(Asking):
         if self.measured.tokens >= self.measured.context_tokens:
             raise overflow(self.measured)
         result = await self.backend.ask(_CONVERSE, request)
-        self.session = result.session
+        self.chosen = result.session
         return Answered(self.model, result)
 
     async def _request(self) -> ConverseRequest:

@@ -7,9 +7,10 @@ half. Does not know frames or sockets.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import asdict
 from typing import Any, Protocol
 
-from ...daemon.api.events import OnEvent, Reporting, TokenEvent, WorkEvent
+from ...daemon.api.events import OnEvent, Reporting, SessionEvent, TokenEvent, WorkEvent
 from ...daemon.api.process import ShutdownRequest, ShutdownResult, SubscribeRequest, SubscribeResult
 from ...daemon.api.records import Request
 from ...daemon.api.verb import R, Verb
@@ -81,7 +82,11 @@ def event_map(event: WorkEvent) -> dict[str, Any]:
             told["channel"] = event.channel
         if event.call is not None:
             told["call"] = {"name": event.call.name, "arguments": event.call.arguments, "id": event.call.id}
+        if event.logprobs is not None:
+            told["logprobs"] = asdict(event.logprobs)
         return told
+    if isinstance(event, SessionEvent):
+        return {"kind": "session", "session": event.session}
     return {"kind": "progress", "stage": event.stage, "done": event.done, "total": event.total}
 
 

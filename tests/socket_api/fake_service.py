@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, cast
 
 from torpor.daemon.api.conversing import ConverseRequest, MeasureRequest, MeasureResult
-from torpor.daemon.api.events import NEVER_SENT, OnEvent, ProgressEvent, TokenEvent
+from torpor.daemon.api.events import NEVER_SENT, OnEvent, ProgressEvent, SessionEvent, TokenEvent
 from torpor.daemon.api.forking import FoldRequest, FoldResult, ForkRequest, ForkResult
 from torpor.daemon.api.process import (
     LoadModelRequest,
@@ -245,6 +245,7 @@ class FakeService(Verbs, Awaiting):
     async def _converse(self, request: ConverseRequest) -> GenerateResult:
         """The session of that name answers: this service does not search."""
         found, woken = await self._find_awake(request.session, request.emit, create=True)
+        request.emit(SessionEvent(found.info.session))
         request.emit(ProgressEvent("prefill", 1, 1))
         return await self._write(found, request.max_tokens or 4, False, request.emit, woken, was_read=True)
 

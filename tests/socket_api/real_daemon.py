@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from torpor.daemon.api.events import ProgressEvent, TokenEvent
+from torpor.daemon.api.events import WorkEvent
 from torpor.daemon.api.verbs import VERBS
 from torpor.socket_api.client.link import Link
 from torpor.socket_api.wire.asking import Call
@@ -121,13 +121,13 @@ class Asked:
     def __init__(self, link: Link, method: str, params: Mapping[str, Any]) -> None:
         self._link = link
         self._id = link.begin(Call(VERBS[method], params))
-        self.events: list[ProgressEvent | TokenEvent] = []
+        self.events: list[WorkEvent] = []
 
-    def event(self) -> ProgressEvent | TokenEvent:
+    def event(self) -> WorkEvent:
         """Wait for the next event."""
         message = self._link.wait_for(self._id)
         assert isinstance(message, EventMessage), message
-        assert isinstance(message.event, ProgressEvent | TokenEvent)
+        assert isinstance(message.event, WorkEvent)
         self.events.append(message.event)
         return message.event
 
@@ -136,7 +136,7 @@ class Asked:
 
     def answer(self) -> ResultMessage | ErrorMessage:
         while isinstance(message := self._link.wait_for(self._id), EventMessage):
-            assert isinstance(message.event, ProgressEvent | TokenEvent)
+            assert isinstance(message.event, WorkEvent)
             self.events.append(message.event)
         assert isinstance(message, ResultMessage | ErrorMessage)
         return message

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from conversing_rig import SYSTEM, assistant, cold, converse, ledger, names, script, user, with_template  # noqa: F401
 from torpor.daemon.api.constraints import ToolChoice
-from torpor.daemon.api.events import TokenEvent
+from torpor.daemon.api.events import SessionEvent, TokenEvent
 from torpor.daemon.errors import ContextOverflow, InvalidTranscript
 from torpor.daemon.models.chat_template import Root
 from torpor.daemon.sessions.transcripts import message_of
@@ -199,6 +199,18 @@ async def test_a_deleted_session_is_found_no_more(open_rig: Any) -> None:
         told = await converse(rig, [user("one"), assistant("eins"), user("two")], "zwei")
         assert (told.session, told.cached_tokens) == ("torpor://default/a", 0)
         assert told.prefilled_tokens == told.token_count - len(told.tokens)
+
+
+async def test_the_session_that_answers_is_told_before_anything_is_read_for_it(open_rig: Any) -> None:
+    async with open_rig(endless=False) as rig:
+        said: list[Any] = [user("one")]
+        for name, messages in (("a", said), ("b", [*said, assistant("eins"), user("two")])):
+            heard: list[Any] = []
+            told = await converse(rig, messages, "eins", name=name, on_event=heard.append)
+            first, *others = (event for event in heard if getattr(event, "stage", None) != "wake")
+            assert first == SessionEvent(told.session)
+            assert not any(isinstance(event, SessionEvent) for event in others)
+        assert told.session == "torpor://default/b", "a fork"
 
 
 async def test_a_fork_that_answers_nothing_is_taken_back(open_rig: Any) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from torpor.daemon.api.conversing import ConverseRequest, MeasureRequest, MeasureResult
 from torpor.daemon.api.dialogue import ToolCall
-from torpor.daemon.api.events import ProgressEvent, TokenEvent
+from torpor.daemon.api.events import ProgressEvent, SessionEvent, TokenEvent
 from torpor.daemon.api.reading import GenerateResult
 from torpor.daemon.errors import ContextOverflow, EngineBusy, GenerationFailed, UnknownModel
 
@@ -295,6 +295,42 @@ def test_an_error_in_the_middle_of_a_stream_is_an_event_and_no_end(server: HttpT
     assert piece["choices"][0]["delta"] == {"content": "hi"}
     assert error["error"]["type"] == "server_error"
     assert "secret" not in error["error"]["message"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_header_names_the_session_that_answers_and_not_the_name_that_was_wanted(
+    server: HttpThread, stream: bool
+) -> None:
+    async def chat(request: ConverseRequest) -> GenerateResult:
+        fork = f"{request.session}-0123abcd"
+        request.emit(SessionEvent(fork))
+        request.emit(TokenEvent(1, "hi"))
+        return result(fork)
+
+    chats(server, chat)
+    answer = server.ask("POST", PATH, {**HELLO, "stream": stream}, x_torpor_session="mine")
+    assert answer.headers["x-torpor-session"] == "mine-0123abcd"
+
+
+def test_a_stream_whose_session_is_not_chosen_yet_begins_by_the_clock_and_names_none(begin: Begin) -> None:
+    """A name that was only wanted would be another conversation's."""
+    server = begin(first_event_s=0.01, silence_s=0.1)
+    is_waiting = asyncio.Event()
+
+    async def chat(request: ConverseRequest) -> GenerateResult:
+        await is_waiting.wait()
+        request.emit(SessionEvent(request.session))
+        return result(request.session)
+
+    chats(server, chat)
+    connection = server.on_unix()
+    connection.request("POST", PATH, json.dumps({**HELLO, "stream": True}))
+    answer = connection.getresponse()
+    assert answer.status == 200
+    assert answer.getheader("x-torpor-session") is None
+    server.do(is_waiting.set)
+    assert answer.read().endswith(b"data: [DONE]\n\n")
+    connection.close()
 
 
 def test_a_wake_begins_no_stream_for_the_turn_may_still_not_fit(server: HttpThread) -> None:

@@ -157,6 +157,25 @@ def test_an_edited_history_goes_on_in_a_fork_and_the_first_one_still_hits(served
         assert after.prompt_tokens_details.cached_tokens == before.total_tokens
 
 
+def test_a_stream_names_its_session_before_its_first_token_a_fork_too(served: Served) -> None:
+    def ask(client: openai.OpenAI, messages: list[Any]) -> str:
+        options: Any = {"model": "demo", "messages": messages, "max_tokens": 12, "stream": True}
+        told = client.chat.completions.with_raw_response.create(**options, extra_headers={"x-torpor-session": "named"})
+        pieces = [each.choices[0].delta.content or "" for each in told.parse() if each.choices]
+        messages.append({"role": "assistant", "content": "".join(pieces)})
+        return str(told.headers["x-torpor-session"])
+
+    with served.openai() as client:
+        first: list[Any] = [{"role": "user", "content": "What is a name?"}]
+        own = ask(client, first)
+        edited = [*first, {"role": "user", "content": "No."}]
+        assert ask(client, [*first, {"role": "user", "content": "Yes."}]) == own == "torpor://default/named"
+        fork = ask(client, edited)
+        assert fork.startswith(f"{own}-")
+        edited.append({"role": "user", "content": "And then?"})
+        assert ask(client, edited) == fork, "it holds what the stream before said"
+
+
 def test_errors_come_out_as_the_clients_own(served: Served) -> None:
     with served.openai() as client:
         hello: list[Any] = [{"role": "user", "content": "hello"}]

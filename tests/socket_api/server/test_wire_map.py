@@ -6,7 +6,10 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import pytest
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
+from torpor.daemon.api.dialogue import ToolCall
+from torpor.daemon.api.events import Event, ProgressEvent, SessionEvent, TokenEvent, WorkEvent
+from torpor.daemon.api.logprobs import Likelihood, TokenLogprobs
 from torpor.daemon.api.process import StatusRequest
 from torpor.daemon.api.records import Result
 from torpor.daemon.api.sampling import Sampling
@@ -15,6 +18,7 @@ from torpor.daemon.api.verb import Verb
 from torpor.daemon.api.verbs import VERBS
 from torpor.daemon.engine.pieces import SESSIONS_AT_ONCE, Pieces
 from torpor.socket_api.errors import LocalProtocolError
+from torpor.socket_api.server.dispatch import event_map
 from torpor.socket_api.server.wire_map import wire_map
 from torpor.socket_api.wire.framing import encode_frame, encode_in_pieces
 
@@ -80,3 +84,18 @@ def test_what_is_too_large_or_cannot_be_expressed_is_refused_in_pieces_too() -> 
     assert refusal.value.details["limit_bytes"] == 100
     with pytest.raises(LocalProtocolError):
         counted(encode_in_pieces({"result": {"items": [2**64] * 5_000}}, max_frame_bytes=2**20))
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        ProgressEvent("prefill", 3, 7),
+        TokenEvent(5, "Hi"),
+        TokenEvent(None, "", "call", ToolCall("look", {"path": "."}, "c1")),
+        TokenEvent(5, "Hi", "reasoning", None, TokenLogprobs(5, "Hi", -0.5, (Likelihood(6, "Ho", -1.5),))),
+        SessionEvent("torpor://default/a"),
+    ],
+    ids=["progress", "token", "call", "logprobs", "session"],
+)
+def test_a_client_reads_of_an_event_all_that_the_daemon_told(event: WorkEvent) -> None:
+    assert TypeAdapter[Event](Event).validate_python(event_map(event)) == event
