@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import math
 import time
 from collections.abc import Awaitable, Callable
 from typing import Final
 
+from ..engine.rounds import Rounds
 from .model_registry import Place, Shelf
 
 _LOG = logging.getLogger(__name__)
@@ -22,8 +22,8 @@ _MOST_DOUBLINGS: Final = 6
 Clock = Callable[[], float]
 
 
-class Disuse:
-    """Unloads models when they are due, until it is closed. last_use: when a model was last used. unload: frees its
+class Disuse(Rounds):
+    """Unloads models when they are due. last_use: when a model was last used. unload: frees its
     memory unless it is in use, and tells whether it did. A failed unload is tried again after the same time; for a
     model that is to go, after ever longer pauses.
     """
@@ -41,13 +41,7 @@ class Disuse:
         self._clock = clock
         self._tried: dict[str, float] = {}
         self._failures: dict[str, int] = {}
-        self._changed = asyncio.Event()
-        self._closed = False
-        self._task = asyncio.ensure_future(self._run())
-
-    def look_again(self) -> None:
-        """Look at the models and their times again."""
-        self._changed.set()
+        super().__init__()
 
     async def unload(self, name: str) -> None:
         """Free a model's memory, if no request uses it; else try again later."""
@@ -59,21 +53,10 @@ class Disuse:
             self._failures[name] = min(_MOST_DOUBLINGS, self._failures.get(name, 0) + 1)
             _LOG.warning("Model %r could not be unloaded: %s", name, error)
 
-    async def close(self) -> None:
-        """Wait for running unloads, and end."""
-        self._closed = True
-        self._changed.set()
-        await self._task
-
-    async def _run(self) -> None:
-        while not self._closed:
-            for name in self._due():
-                await self.unload(name)
-            try:
-                await asyncio.wait_for(self._changed.wait(), self._next())
-            except TimeoutError:
-                continue
-            self._changed.clear()
+    async def _round(self) -> float | None:
+        for name in self._due():
+            await self.unload(name)
+        return self._next()
 
     def _due(self) -> list[str]:
         now = self._clock()

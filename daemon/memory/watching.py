@@ -17,6 +17,7 @@ from typing import Final
 import watchfiles
 
 from ...snapshot.digests import DigestCache
+from ..engine.rounds import Rounds
 from ..events.bus import Bus
 from ..events.events import ModelFilesChanged, ModelFilesRestored
 from ..models.loaded_files import LoadedFiles
@@ -26,10 +27,10 @@ from .model_registry import Place, Shelf
 _LOG = logging.getLogger(__name__)
 
 
-class Watching:
-    """Compares the files of loaded models with their state at the load, until it is closed. retire: unloads a model
-    unless it is in use, and tells whether it did. policy: for a model with changed files: it serves only awake sessions
-    (`refuse`); or it is unloaded once no request uses it, and the next one loads the files of that time (`reload`).
+class Watching(Rounds):
+    """Compares the files of loaded models with their state at the load. retire: unloads a model unless it is in use,
+    and tells whether it did. policy: for a model with changed files: it serves only awake sessions (`refuse`); or it is
+    unloaded once no request uses it, and the next one loads the files of that time (`reload`).
     """
 
     def __init__(
@@ -45,22 +46,16 @@ class Watching:
         self._digests = digests
         self._retire = retire
         self._bus = bus
-        self._closing = asyncio.Event()
-        self._task = asyncio.ensure_future(self._run())
+        super().__init__()
 
-    async def close(self) -> None:
-        """Watch no more."""
-        self._closing.set()
-        await self._task
-
-    async def _run(self) -> None:
-        while not self._closing.is_set():
-            for place in list(self._shelf.places.values()):
-                try:
-                    await self._check(place)
-                except Exception as error:  # noqa: BLE001 - the others are watched all the same
-                    _LOG.warning("The files of model %r could not be looked at: %s", place.name, error)
-            await change_in(self._folders(), self._closing)
+    async def _round(self) -> float:
+        for place in list(self._shelf.places.values()):
+            try:
+                await self._check(place)
+            except Exception as error:  # noqa: BLE001 - the others are watched all the same
+                _LOG.warning("The files of model %r could not be looked at: %s", place.name, error)
+        await change_in(self._folders(), self._closing)
+        return 0.0
 
     def _folders(self) -> frozenset[Path]:
         files = [_files_of(place) for place in self._shelf.places.values()]

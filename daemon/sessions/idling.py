@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping
 
 from ...memvid.uri import SessionUri
+from ..engine.rounds import Rounds
 from .sessions import Session
 
 _LOG = logging.getLogger(__name__)
@@ -16,8 +15,8 @@ _LOG = logging.getLogger(__name__)
 Clock = Callable[[], float]
 
 
-class Idling:
-    """Works on awake sessions when they are due, until it is closed. work: does so, unless the session is in use. What
+class Idling(Rounds):
+    """Works on awake sessions when they are due. work: does so, unless the session is in use. What
     fails is logged, and tried again after the same time.
     """
 
@@ -33,27 +32,19 @@ class Idling:
         self._work = work
         self._clock = clock
         self._tried: dict[SessionUri, float] = {}
-        self._closing = asyncio.Event()
-        self._task = asyncio.ensure_future(self._run())
+        super().__init__()
 
-    async def close(self) -> None:
-        """Wait for running work, and end."""
-        self._closing.set()
-        await self._task
-
-    async def _run(self) -> None:
-        while not self._closing.is_set():
-            for uri in self._due():
-                if self._closing.is_set():
-                    break
-                self._tried[uri] = self._clock()
-                try:
-                    await self._work(uri)
-                except Exception as error:  # noqa: BLE001 - it stays awake, and the others have their turn
-                    _LOG.warning("nothing could be done for %s, which is idle: %s", uri, error)
-            self._tried = {uri: tried for uri, tried in self._tried.items() if uri in self._awake}
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._closing.wait(), max(0.0, self._next() - self._clock()))
+    async def _round(self) -> float:
+        for uri in self._due():
+            if self._closing.is_set():
+                break
+            self._tried[uri] = self._clock()
+            try:
+                await self._work(uri)
+            except Exception as error:  # noqa: BLE001 - it stays awake, and the others have their turn
+                _LOG.warning("nothing could be done for %s, which is idle: %s", uri, error)
+        self._tried = {uri: tried for uri, tried in self._tried.items() if uri in self._awake}
+        return max(0.0, self._next() - self._clock())
 
     def _due(self) -> list[SessionUri]:
         """The sessions that are due, the longest idle first."""

@@ -12,7 +12,6 @@ Rules:
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Collection, Sequence
@@ -39,6 +38,7 @@ from ...snapshot.restore import read_checkpoint
 from ..api.events import ignore
 from ..api.store import MaintenanceAction, MaintenanceProblem, MaintenanceResult
 from ..engine.engine import Engine, Steps
+from ..engine.rounds import Rounds
 from ..errors import ServiceClosed
 from ..models.models import LoadedModel
 from ..sessions.sessions import Session
@@ -315,35 +315,23 @@ class Tally:
         )
 
 
-class Ageing:
-    """Carries an age policy out again and again, until it is closed. Errors are logged, and the next round tries
-    again."""
+class Ageing(Rounds):
+    """Carries an age policy out again and again. Errors are logged, and the next round tries again."""
 
     def __init__(self, carry_out: Callable[[], Awaitable[MaintenanceResult]], every_s: float) -> None:
         self._carry_out = carry_out
         self._every_s = every_s
-        self._closing = asyncio.Event()
-        self._task = asyncio.ensure_future(self._run())
+        super().__init__()
 
-    async def close(self) -> None:
-        """Wait for a running write, and end."""
-        self._closing.set()
-        await self._task
-
-    async def _run(self) -> None:
-        while not self._closing.is_set():
-            begun = time.monotonic()
-            try:
-                for problem in (await self._carry_out()).problems:
-                    _LOG.warning("quantising %s: %s: %s", problem.path, problem.code, problem.message)
-            except ServiceClosed:
-                pass  # during a stop, which may still be refused
-            except TorporError as error:
-                _LOG.warning("quantising: %s: %s", error.code, error.message)
-            except Exception:  # noqa: BLE001 - a bug here must not end the policy
-                _LOG.exception("quantising")
-            left_s = max(0.0, self._every_s - (time.monotonic() - begun))
-            try:
-                await asyncio.wait_for(self._closing.wait(), left_s)
-            except TimeoutError:
-                continue
+    async def _round(self) -> float:
+        begun = time.monotonic()
+        try:
+            for problem in (await self._carry_out()).problems:
+                _LOG.warning("quantising %s: %s: %s", problem.path, problem.code, problem.message)
+        except ServiceClosed:
+            pass  # during a stop, which may still be refused
+        except TorporError as error:
+            _LOG.warning("quantising: %s: %s", error.code, error.message)
+        except Exception:  # noqa: BLE001 - a bug here must not end the policy
+            _LOG.exception("quantising")
+        return max(0.0, self._every_s - (time.monotonic() - begun))

@@ -8,7 +8,6 @@ Nothing else makes a version superfluous: days are counted back from the newest 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import time
 from collections.abc import Callable
@@ -22,6 +21,7 @@ from ...memvid.format.records import MaintenanceReport
 from ...memvid.store import Store
 from ...memvid.uri import SessionUri
 from ..engine.pieces import NAMES_AT_ONCE
+from ..engine.rounds import Rounds
 from ..errors import ServiceClosed
 from ..events.bus import Bus
 from ..events.events import VersionsPruned
@@ -33,8 +33,8 @@ _REST: Final = 9
 """The rest behind a prune, by its own time: pruning takes at most a tenth of a processor from others."""
 
 
-class Retaining:
-    """Prunes one session after the other until it is closed. rule: gives the rule that holds now.
+class Retaining(Rounds):
+    """Prunes one session after the other. rule: gives the rule that holds now. `look_again` is for another rule.
 
     An error fails no request: it is logged, and the session is looked at again behind its next version.
     """
@@ -45,42 +45,25 @@ class Retaining:
         self._bus = bus
         self._rule = rule
         self._due: dict[SessionUri, None] = {}
-        self._wanted = asyncio.Event()
-        self._closing = asyncio.Event()
-        self._task = asyncio.ensure_future(self._run())
+        self._applied = Retention()
+        super().__init__()
 
     def note(self, uri: SessionUri) -> None:
         """Look at a session that has a new version."""
         self._due[uri] = None
-        self._wanted.set()
+        self.look_again()
 
-    def look_again(self) -> None:
-        """Look at all sessions if the rule is another one than before."""
-        self._wanted.set()
-
-    async def close(self) -> None:
-        """Wait for a running prune, and end."""
-        self._closing.set()
-        self._wanted.set()
-        await self._task
-
-    async def _run(self) -> None:
-        applied = Retention()
-        while not self._closing.is_set():
-            self._wanted.clear()
-            before, applied = applied, self._rule()
-            if applied != before:
-                for uris in self._store.iter_uris(NAMES_AT_ONCE):
-                    self._due.update(dict.fromkeys(uris))
-                    await asyncio.sleep(0)
-            while self._due and not self._closing.is_set():
-                uri, begun = next(iter(self._due)), time.monotonic()
-                del self._due[uri]
-                await self._look_at(uri)
-                with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._closing.wait(), _REST * (time.monotonic() - begun))
-            if not self._closing.is_set():
-                await self._wanted.wait()
+    async def _round(self) -> None:
+        before, self._applied = self._applied, self._rule()
+        if self._applied != before:
+            for uris in self._store.iter_uris(NAMES_AT_ONCE):
+                self._due.update(dict.fromkeys(uris))
+                await asyncio.sleep(0)
+        while self._due and not self._closing.is_set():
+            uri, begun = next(iter(self._due)), time.monotonic()
+            del self._due[uri]
+            await self._look_at(uri)
+            await self._rest(_REST * (time.monotonic() - begun))
 
     async def _look_at(self, uri: SessionUri) -> None:
         try:

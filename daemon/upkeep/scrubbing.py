@@ -24,6 +24,7 @@ from ...memvid.store import Store
 from ...memvid.uri import SessionUri
 from ..api.process import ScrubInfo
 from ..engine.pieces import NAMES_AT_ONCE, in_pieces
+from ..engine.rounds import Rounds
 from ..errors import ServiceClosed
 from ..events.bus import Bus
 from ..events.events import DamageFound, SessionScrubbed
@@ -53,8 +54,8 @@ class _GivenUp(Exception):  # the daemon stops; never leaves this module
     pass
 
 
-class Scrub:
-    """Reads one session after the other until it is closed. mend: called with each damaged session."""
+class Scrub(Rounds):
+    """Reads one session after the other. mend: called with each damaged session."""
 
     def __init__(
         self, store: Store, policy: ScrubPolicy, bus: Bus, mend: Callable[[SessionUri], Awaitable[None]]
@@ -65,14 +66,13 @@ class Scrub:
         self._mend = mend
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="torpor-scrub")
         self._stop = threading.Event()
-        self._closing = asyncio.Event()
         self._mark = store.load_scrub_mark()
         self._left: deque[SessionUri] | None = None
         self._suspects: deque[SessionUri] = deque()
         self._unmended: set[SessionUri] = set()
         self._tell = bus.from_any_thread()
         self._sessions = self._bytes_read = self._damaged = 0
-        self._task = asyncio.ensure_future(self._run())
+        super().__init__()
 
     def info(self, healed: int, unhealed: int) -> ScrubInfo:
         """The figures since the daemon began."""
@@ -93,27 +93,26 @@ class Scrub:
 
     async def close(self) -> None:
         """Stop at the next block, wait for a running repair, and end the thread."""
-        self._closing.set()
         self._stop.set()
-        await self._task
+        await super().close()
         await asyncio.to_thread(self._thread.shutdown)
 
-    async def _run(self) -> None:
-        while not self._closing.is_set():
-            try:
-                if self._left is None:  # go on with the round of the daemon before this one
-                    self._left = await self._behind(self._mark.after) if self._mark.begun_ns else deque()
-                if self._suspects and self._is_idle():
-                    await self._check(self._suspects.popleft(), in_round=False)
-                    continue
-                if self._left and self._is_idle():
-                    await self._check(self._left.popleft(), in_round=True)
-                    continue
-                if not self._left and self._round_is_due():
-                    await self._begin_round()
-            except Exception as error:  # noqa: BLE001 - after any error the other sessions are still read
-                _LOG.warning("the scrub: %s", error.message if isinstance(error, TorporError) else repr(error))
-            await self._wait(self._policy.look_s)
+    async def _round(self) -> float:
+        """Read one session if it is time."""
+        try:
+            if self._left is None:  # go on with the round of the daemon before this one
+                self._left = await self._behind(self._mark.after) if self._mark.begun_ns else deque()
+            if self._suspects and self._is_idle():
+                await self._check(self._suspects.popleft(), in_round=False)
+                return 0.0
+            if self._left and self._is_idle():
+                await self._check(self._left.popleft(), in_round=True)
+                return 0.0
+            if not self._left and self._round_is_due():
+                await self._begin_round()
+        except Exception as error:  # noqa: BLE001 - after any error the other sessions are still read
+            _LOG.warning("the scrub: %s", error.message if isinstance(error, TorporError) else repr(error))
+        return self._policy.look_s
 
     async def _begin_round(self) -> None:
         """Begin with the first session, if there is any: an empty store has not had its first round."""
@@ -182,12 +181,6 @@ class Scrub:
 
     def _is_idle(self) -> bool:
         return self._bus.quiet_s() >= self._policy.idle_s
-
-    async def _wait(self, seconds: float) -> None:
-        try:
-            await asyncio.wait_for(self._closing.wait(), seconds)
-        except TimeoutError:
-            return
 
 
 class _Pace:

@@ -17,7 +17,6 @@ Rules:
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import threading
 import time
@@ -60,8 +59,8 @@ _MOST_BYTES: Final = 64 * MIB
 """Of the blocks of one version, which are copied; a larger block is written alone."""
 
 
-class WritingBehind:
-    """Writes blocks of one session after the other until it is closed."""
+class WritingBehind(Idling):
+    """Writes blocks of one session after the other."""
 
     def __init__(self, store: Store, engine: Engine, hibernation: Hibernation, residency: Residency, bus: Bus) -> None:
         self._store = store
@@ -71,13 +70,11 @@ class WritingBehind:
         self._bus = bus
         self._not_before: dict[SessionUri | None, float] = {}
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="torpor-behind")
-        self._closing = asyncio.Event()
-        self._idling = Idling(residency.awake, QUIET_S, self._look_at)
+        super().__init__(residency.awake, QUIET_S, self._look_at)
 
     async def close(self) -> None:
         """Wait for a running write, and end."""
-        self._closing.set()
-        await self._idling.close()
+        await super().close()
         await asyncio.to_thread(self._thread.shutdown)
 
     async def settled(self) -> None:
@@ -107,8 +104,7 @@ class WritingBehind:
         finally:
             self._residency.memory.look_again()
         rest = _REST if self._bus.quiet_s() else _REST_BESIDE_REQUESTS
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._closing.wait(), rest * (time.monotonic() - begun))
+        await self._rest(rest * (time.monotonic() - begun))
 
     def _is_put_off(self, uri: SessionUri) -> bool:
         now = time.monotonic()
