@@ -55,6 +55,7 @@ from .recovery.opening import load_index
 from .recovery.replaying import keep_turns_behind, replay
 from .uri import SessionUri
 from .writing import deletion
+from .writing.core import StoreCore
 from .writing.sleeping import VersionDraft, environment, write_version
 
 __all__ = ["DeleteReport", "IndexRow", "OpenReport", "Progress", "Receipt", "Store", "StoreStatistics", "VerifyReport"]
@@ -103,7 +104,7 @@ class Store(Exchanging, Upkeep, Tagging, Acknowledging):
             until_open.callback(journal.close)
             index, opening = load_index(folder, journal, writable=writable)
             until_open.callback(index.close)
-            store = cls(folder, lock, index, journal, opening, budget)
+            store = cls(StoreCore(folder, lock, index, journal, budget), opening)
             until_open.pop_all()
         try:
             if writable:

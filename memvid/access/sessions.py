@@ -5,11 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Collection, Iterator
 
-from ..disk.budget import UNLIMITED, Budget
-from ..disk.lock import StoreLock
 from ..errors import BundleMissing, SessionNotFound, StoreError
-from ..folder.folder import StoreFolder
-from ..folder.journal import Journal
 from ..folder.marks import Marks
 from ..folder.versions import describe_versions, select_version, set_aside
 from ..format.layout import RETIRED_SUFFIX
@@ -24,20 +20,12 @@ from ..writing.core import StoreCore
 class Sessions:
     """An open store, asked for sessions."""
 
-    def __init__(
-        self,
-        folder: StoreFolder,
-        lock: StoreLock | None,
-        index: Index,
-        journal: Journal,
-        opening: OpenReport,
-        budget: Budget = UNLIMITED,
-    ) -> None:
-        self.path = folder.path
-        self.uuid = folder.uuid
-        self.index = index
+    def __init__(self, core: StoreCore, opening: OpenReport) -> None:
+        self.path = core.path
+        self.uuid = core.folder.uuid
+        self.index = core.index
         self.opening = opening
-        self._core = StoreCore(folder, lock, index, journal, budget)
+        self._core = core
 
     @property
     def writable(self) -> bool:

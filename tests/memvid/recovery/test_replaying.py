@@ -41,6 +41,18 @@ def remove_index(path: Path) -> None:
         file.unlink()
 
 
+def lose_base(path: Path, count: int, *, of_other: int = 0) -> Path:
+    """Acknowledge a turn of so many tokens, and move the file of the version that it stands behind to the folder around
+    the store. Its place in the store. of_other: the tokens of a turn of another session beside it, if there is one."""
+    with Store.open(path, writable=True) as store:
+        store.acknowledge([turn(store, count), *([turn(store, of_other, uri=OTHER_URI)] if of_other else [])])
+        row = store.find_session(URI)
+        assert row is not None
+        base = bundle_path(store, row.bundle_id)
+    base.rename(path.parent / base.name)
+    return base
+
+
 def journal_file(path: Path) -> Path:
     return path / "journal" / "turns.mvj"
 
@@ -239,18 +251,13 @@ def test_a_delete_that_was_cut_off_before_it_told_the_journal_is_a_delete(
 
 def test_turns_wait_for_a_file_that_is_gone_with_the_index(path: Path) -> None:
     """Without the index nothing but the journal tells of the session, and no retired file says that it was deleted."""
-    with Store.open(path, writable=True) as store:
-        store.acknowledge([turn(store, 9)])
-        row = store.find_session(URI)
-        assert row is not None
-        bundle = bundle_path(store, row.bundle_id)
-    bundle.rename(path.parent / bundle.name)
+    base = lose_base(path, 9)
     remove_index(path)
     for _ in range(2):
         with Store.open(path, writable=True) as store:
             assert [finding.code for finding in store.opening.journal] == ["journal_waits"]
             assert [finding.code for finding in store.verify(deep=False).findings] == ["journal_waits"]
-    (path.parent / bundle.name).rename(bundle)
+    (path.parent / base.name).rename(base)
     with Store.open(path, writable=True) as store:
         assert ledger(store) == token_ids(0, 309)
         assert store.verify(deep=True).findings == ()
@@ -258,18 +265,13 @@ def test_turns_wait_for_a_file_that_is_gone_with_the_index(path: Path) -> None:
 
 def test_a_version_that_is_made_while_turns_wait_does_not_take_their_place(path: Path) -> None:
     """As quantise, or a repair that heals, makes one of an earlier version."""
-    with Store.open(path, writable=True) as store:
-        store.acknowledge([turn(store, 9)])
-        row = store.find_session(URI)
-        assert row is not None
-        bundle = bundle_path(store, row.bundle_id)
-    bundle.rename(path.parent / bundle.name)
+    base = lose_base(path, 9)
     with Store.open(path, writable=True) as store:
         sleep(store, 100, seed=3)
         assert store.has_turns(URI)
         with pytest.raises(JournalWaits):
             store.open_session(URI)
-    (path.parent / bundle.name).rename(bundle)
+    (path.parent / base.name).rename(base)
     with Store.open(path, writable=True) as store:
         assert [row.version for row in store.versions(URI)] == [1, 2, 3]
         assert ledger(store) == token_ids(0, 309)
@@ -361,12 +363,7 @@ def test_turns_of_another_session_outlive_the_bundle_that_they_stand_behind(path
 
 
 def test_turns_whose_bundle_is_gone_wait_until_it_is_put_back(path: Path) -> None:
-    with Store.open(path, writable=True) as store:
-        store.acknowledge([turn(store, 5), turn(store, 4, uri=OTHER_URI)])
-        row = store.find_session(URI)
-        assert row is not None
-        bundle = bundle_path(store, row.bundle_id)
-    bundle.rename(path.parent / bundle.name)
+    base = lose_base(path, 5, of_other=4)
     for is_repaired in (False, True):
         with Store.open(path, writable=True) as store:
             assert [finding.code for finding in store.opening.journal] == ["journal_waits"]
@@ -376,7 +373,7 @@ def test_turns_whose_bundle_is_gone_wait_until_it_is_put_back(path: Path) -> Non
                 store.open_session(URI)
             if not is_repaired:
                 store.repair()
-    (path.parent / bundle.name).rename(bundle)
+    (path.parent / base.name).rename(base)
     with Store.open(path, writable=True) as store:
         store.repair()
     with Store.open(path, writable=True) as store:
@@ -385,11 +382,7 @@ def test_turns_whose_bundle_is_gone_wait_until_it_is_put_back(path: Path) -> Non
 
 
 def test_a_session_whose_turns_wait_can_be_deleted(path: Path) -> None:
-    with Store.open(path, writable=True) as store:
-        store.acknowledge([turn(store, 5)])
-        row = store.find_session(URI)
-        assert row is not None
-        bundle_path(store, row.bundle_id).unlink()
+    lose_base(path, 5)
     with Store.open(path, writable=True) as store:
         store.delete_session(URI)
     with Store.open(path, writable=True) as store:
