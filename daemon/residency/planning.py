@@ -6,6 +6,7 @@ Reads manifest and block headers, and no state. Nothing is loaded, woken, put to
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from typing import Final
 
 from ...memvid.format.blocks import BlockEntry
@@ -52,6 +53,10 @@ class Planning:
         if live is not None and not self._hibernation.is_superseded(live):
             require_as_ordered(live, order, self._residency.standing.find_row(uri, order.version))
             return self._of_awake(live)
+        if self._residency.standing.is_in_ledger_alone(uri, order.version, order.at_token):
+            told, at = await self.plan(uri, WakeOrder(strict=order.strict)), order.at_token or 0
+            also = f"Token {at} stands in the ledger alone, so all of it is computed, and put to sleep, before."
+            return replace(told, token_count=at, reason=f"{told.reason} {also}")
         order = self._residency.standing.order_of(uri, order)
         row = self._residency.standing.row_of(uri, order.version)
         place = self._shelf.place(row.model)

@@ -251,13 +251,9 @@ class Residency:
         return woken
 
     async def write_ledger(self, use: Use, version: int | None, at_token: int | None, emit: OnEvent) -> bool:
-        """If a token is asked for that the newest version of a sleeping session has in its ledger alone, as after a
-        crash, compute the ledger and sleep again. Then the new newest version has it. Raises as `bring_back`, and the
-        errors of a sleep."""
-        newest = self.standing.find_row(use.uri, None)
-        if newest is None or at_token is None or version not in (None, newest.version):
-            return False
-        if not newest.token_count < at_token <= newest.ledger_tokens or self.awake.looks.find(use.uri) is not None:
+        """If a token is asked for that stands in a ledger alone, compute the ledger and sleep again, so that the new
+        newest version has it; else False. Raises as `bring_back`, and the errors of a sleep."""
+        if not self.standing.is_in_ledger_alone(use.uri, version, at_token):
             return False
         await self.bring_back(use, WakeOrder(), emit)
         await to_the_end(self.putting_away.put_away(self.awake[use.uri], emit, "fork"))

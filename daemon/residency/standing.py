@@ -75,6 +75,14 @@ class Standing:
             )
         return row
 
+    def is_in_ledger_alone(self, uri: SessionUri, version: int | None, at_token: int | None) -> bool:
+        """Whether the newest version of a sleeping session has a token in its ledger alone, as after a crash: a wake
+        there computes the ledger and sleeps first. version: None or that of the newest; else it is not."""
+        newest = self._store.find_session(uri)
+        if newest is None or at_token is None or version not in (None, newest.version):
+            return False
+        return newest.token_count < at_token <= newest.ledger_tokens and self._awake.looks.find(uri) is None
+
     def require_new(self, uri: SessionUri) -> None:
         """Refuse a name of a session, awake or asleep, or of versions that cannot be woken now: a new session would
         hide them when they are back. Raises SessionExists."""
