@@ -51,7 +51,8 @@ def ls(
     as_json: JsonOption = False,
 ) -> None:
     """Asks the daemon if one runs, so that awake sessions are listed too. With no daemon, or with --store, it reads the
-    store's files. They do not tell whether a session is awake, so its state is [cyan]stored[/].
+    store's files. They do not tell whether a session is awake, so its state is [cyan]stored[/]. Piped, one tab stands
+    between two cells.
 
     [bold]Examples[/]
 

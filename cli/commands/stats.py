@@ -32,18 +32,19 @@ def stats(
     if as_json:
         output.document("stats", asdict(result))
     else:
-        output.show(render_stats(result))
+        output.show(render_stats(result, of_all=label is None))
 
 
-def render_stats(result: StatsResult) -> Any:
-    """Draw a row for each label, and one for all, set apart."""
+def render_stats(result: StatsResult, *, of_all: bool) -> Any:
+    """Draw a row for each label. of_all: and one for all sessions, set apart."""
     numbers = ("SESSIONS", "AWAKE", "TOKENS", "RESIDENT", "STORED", "HITS")
     table = rows_table("LABEL", *numbers, right=numbers)
     for figures in result.labels:
         table.add_row(*_row(plain(figures.label), figures))
-    if result.labels:
-        table.add_row()  # so that no label, which may be any text, looks like the total
-    table.add_row(*_row("[dim]all[/]", result.total))
+    if of_all:
+        if result.labels:
+            table.add_row()  # so that no label, which may be any text, looks like the total
+        table.add_row(*_row("[dim]all[/]", result.total))
     return table
 
 

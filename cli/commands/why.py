@@ -66,4 +66,6 @@ def _headline(reuse: Reuse, session: str) -> str:
     if reuse.outcome == "hit":
         return f"{when}  hit: {kept}{_taken_over(reuse, session)}"
     where = "" if reuse.message_index is None else f", in message {reuse.message_index}"
-    return f"{when}  diverged at token {reuse.position} of {reuse.stored_tokens}{where}: {plain(reuse.cause or '')}"
+    source = "" if reuse.source == session else f" from {plain(reuse.source or '')}"
+    at = f"at token {reuse.position} of {reuse.stored_tokens}{where}"
+    return f"{when}  diverged{source} {at}: {plain(reuse.cause or '')}"

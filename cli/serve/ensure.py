@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from ...memvid.disk.location import default_store_path
 from ...socket_api.client.client import Client
 from ...socket_api.errors import DaemonUnreachable
 from ...socket_api.wire.address import default_socket_path
+from ..errors import InvalidUsage
 from ..exit_codes import OK
 from ..reach import background
 from ..reach.daemon_link import connect, find_ended_daemon, nobody_is_there
@@ -24,8 +25,9 @@ from .serve_parameters import arguments_of, given_of, takes
 
 @takes("model", "config", "store", "socket")
 def ensure(log: LogOption = None, as_json: JsonOption = False, **values: Any) -> int:
-    """Two at once start one. --model, --config and --log hold only for a daemon that is started. Other settings of
-    [cyan]torpor serve[/] can stand in the file of --config. Where the start fails, nothing is left running.
+    """Two at once start one. --config and --log hold only for a daemon that is started. A daemon that runs without a
+    model of --model is an error. Other settings of [cyan]torpor serve[/] can stand in the file of --config. Where the
+    start fails, nothing is left running.
 
     [bold]Examples[/]
 
@@ -49,11 +51,31 @@ def ensure(log: LogOption = None, as_json: JsonOption = False, **values: Any) ->
                 return begun.status
     with daemon or connect(socket, store=store) as found:
         if not started:
+            _require_served(found, given.get("model") or {})
             told = found.status().config
-            is_its_own = config and told and os.path.realpath(config) == os.path.realpath(told.path)
-            given = {"--model": given.get("model"), "--config": None if is_its_own else config, "--log": chosen_log}
+            is_its_own = config and told and _is_same(str(config), told.path)
+            given = {"--config": None if is_its_own else config, "--log": chosen_log}
             _tell_what_is_ignored(output, [option for option, value in given.items() if value])
         return _tell(output, found, started=started)
+
+
+def _require_served(daemon: Client, models: Mapping[str, str]) -> None:
+    """Raises InvalidUsage: the daemon runs without one of these models, or has its name for another one."""
+    status = daemon.status()
+    for name, source in models.items():
+        served = status.model_named(name)
+        if served is not None and (not os.path.isdir(source) or _is_same(source, served.path)):
+            continue
+        there = ", ".join(f"{each.name}={each.path}" for each in status.models)
+        raise InvalidUsage(
+            f"The daemon on {daemon.socket_path} serves {there}, and --model names {name}={source}. Leave --model out"
+            " to use this daemon. To have the model, stop the daemon first (`torpor stop`), then run this again.",
+            model=name,
+        )
+
+
+def _is_same(path: str, other: str) -> bool:
+    return os.path.realpath(path) == os.path.realpath(other)
 
 
 def _tell_what_is_ignored(output: Output, options: list[str]) -> None:

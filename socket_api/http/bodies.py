@@ -109,7 +109,7 @@ class InnerJson:
         object."""
         found = self.find_object(text or "{}")
         if found is None:
-            raise InvalidRequest(f"request: {field}: the arguments of a call are no JSON object.", field=field)
+            raise InvalidRequest(f"{field}: the arguments of a call are no JSON object.", field=field)
         return found
 
 

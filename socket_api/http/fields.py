@@ -42,7 +42,7 @@ def _reader(kind: type[Body]) -> TypeAdapter[Any]:
 
 def fault_at(field: str, problem: str) -> InvalidRequest:
     """The refusal of a field. problem: a sentence without its full stop."""
-    return InvalidRequest(f"request: {field}: {problem}.", field=field)
+    return InvalidRequest(f"{field}: {problem}.", field=field)
 
 
 def ignored_of(body: Body, also: Iterable[str] = ()) -> str:

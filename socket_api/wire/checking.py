@@ -150,7 +150,7 @@ def checked(
 
 def _refusal(verb: str, place: str, problem: str) -> InvalidRequest:
     """Name the field at fault, without repeating the client's text (threat 60)."""
-    said = f"{verb}: {place}: {problem}" if place else f"{verb}: {problem}"
+    said = f"{place}: {problem}" if place else problem
     return InvalidRequest(f"{said.rstrip('.')}.", method=verb, field=place or "params")
 
 

@@ -24,6 +24,8 @@ def test_stats_is_a_table_by_label_and_a_document(torpor: Torpor, labelled: Fake
     rows = [line.split() for line in ran.out.splitlines()]
     assert rows[0] == ["LABEL", "SESSIONS", "AWAKE", "TOKENS", "RESIDENT", "STORED", "HITS"]
     assert [row[:3] for row in rows[1:]] == [["big", "1", "1"], ["nightly", "2", "2"], ["all", "3", "3"]]
+    one = [line.split()[:3] for line in torpor("stats", "--label", "nightly").out.splitlines()]
+    assert one == [["LABEL", "SESSIONS", "AWAKE"], ["nightly", "2", "2"]], "none of all that is not of all"
     document = torpor("stats", "--label", "big", "--namespace", "default", "--json").document
     assert (document["total"]["sessions"], document["labels"][0]["label"]) == (1, "big")
     assert labelled.service.calls[-1][1] == {"label": "big", "namespace": "default"}

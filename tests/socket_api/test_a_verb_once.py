@@ -75,7 +75,7 @@ with Client(socket) as client:
     try:
         client.echo("hi", times=4)
     except InvalidRequest as refusal:
-        assert refusal.message == "echo: times: it must be less than or equal to 3.", refusal.message
+        assert refusal.message == "times: it must be less than or equal to 3.", refusal.message
 
 async def awaited():
     async with AsyncClient(socket) as client:

@@ -40,7 +40,7 @@ def home(short_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.one_in(3)
-def test_several_at_once_start_one_daemon_and_all_have_it(torpor: Torpor) -> None:
+def test_several_at_once_start_one_daemon_and_all_have_it(torpor: Torpor, short_path: Path) -> None:
     running = [subprocess.Popen(COMMAND, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(3)]
     told = [(process.communicate(timeout=240), process.returncode) for process in running]
     assert [status for _, status in told] == [0, 0, 0], told
@@ -50,8 +50,15 @@ def test_several_at_once_start_one_daemon_and_all_have_it(torpor: Torpor) -> Non
     again = torpor("ensure")
     assert (again.status, f"(pid {pid}), as it did before" in again.out) == (0, True)
     assert "not taken over" not in again.err
-    ignored = " ".join(torpor("ensure", "--model", "nope=/nonexist").err.split())
-    assert "not taken over: --model. Options hold only for a daemon that is started" in ignored
+    ignored = " ".join(torpor("ensure", "--log", short_path / "other.log").err.split())
+    assert "not taken over: --log. Options hold only for a daemon that is started" in ignored
+    with Client() as daemon:
+        (demo,) = daemon.status().models
+    for model, status in ((f"demo={demo.path}", 0), ("nope=/nonexist", 2), (f"demo={short_path}", 2)):
+        named = torpor("ensure", "--model", model)
+        assert named.status == status, model
+        assert "not taken over" not in named.err
+        assert ("To have the model, stop the daemon first" in " ".join(named.err.split())) == bool(status)
     refused = torpor("ensure", "--store", "/elsewhere")
     assert (refused.status, "Leave --store out" in " ".join(refused.err.split())) == (2, True)
     with Client.ensure() as daemon:

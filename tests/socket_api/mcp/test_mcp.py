@@ -56,7 +56,7 @@ def test_a_program_talks_with_the_daemon_over_standard_streams(short_path: Path)
                 assert "tokens" not in answer
                 wrong = await client.call_tool("chat", {"session": "a", "mesage": "x"})
                 assert wrong.content[0].text == (  # type: ignore[union-attr]
-                    "chat: mesage: there is no such field; leave it out. (invalid_request)"
+                    "mesage: there is no such field; leave it out. (invalid_request)"
                 )
 
     asyncio.run(use())

@@ -15,17 +15,17 @@ from torpor.socket_api.wire.checking import load_request, load_result
 @pytest.mark.parametrize(
     ("name", "raw", "said"),
     [
-        ("wake", {}, "wake: session: it is missing; give it."),
-        ("wake", {"session": "a", "on_event": None}, "wake: on_event: there is no such field; leave it out."),
-        ("wake", {"session": "a", "more": 1}, "wake: more: there is no such field; leave it out."),
-        ("wake", {"session": "a", "strict": 1}, "wake: strict: it must be a valid boolean."),
-        ("create", {"session": "a", "labels": "x"}, "create: labels: it is no list; give a list."),
-        ("create", {"session": "a", "labels": ["x"]}, "create: labels: it is no list; give a list."),
-        ("append", {"session": "a"}, "append: give either text, tokens or messages."),
+        ("wake", {}, "session: it is missing; give it."),
+        ("wake", {"session": "a", "on_event": None}, "on_event: there is no such field; leave it out."),
+        ("wake", {"session": "a", "more": 1}, "more: there is no such field; leave it out."),
+        ("wake", {"session": "a", "strict": 1}, "strict: it must be a valid boolean."),
+        ("create", {"session": "a", "labels": "x"}, "labels: it is no list; give a list."),
+        ("create", {"session": "a", "labels": ["x"]}, "labels: it is no list; give a list."),
+        ("append", {"session": "a"}, "give either text, tokens or messages."),
         (
             "set",
             {"session": "a", "sampling": {"top_p": 2.0}},
-            "set: sampling.top_p: it must be less than or equal to 1.",
+            "sampling.top_p: it must be less than or equal to 1.",
         ),
     ],
 )
