@@ -45,7 +45,8 @@ class ConverseRequest(Reporting):
 
     session: the name for new sessions. If it is taken, they are called NAME-xxxxxxxx. A session of another name is
         forked, not gone on with. messages, tools, template_arguments, tool_choice, constraint, max_tokens, sampling: as
-        for `chat`, but max_tokens may be above what fits. logprobs: too, but an answer with them that was cut off
+        for `chat`, but max_tokens may be above what fits; and an answer that neither the request nor its session gives
+        a seed draws by a new one, which the result tells. logprobs: too, but an answer with them that was cut off
         begins anew, in a fork.
     answer_id: names the answer, for a later `after` and for `recall`. after: the id of the answer before the messages.
     at_end: the messages go on behind all that `session` holds, whatever that is; it was made before.

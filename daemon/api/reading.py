@@ -55,6 +55,7 @@ class GenerateResult(Result):
     branched: the look that this request ended by going on from there; None else.
     reasoning: an assistant's thinking, tool_calls: its calls; `text` has neither.
     logprobs: of each token, if they were asked for. stopped_by: the stop string that ended the answer; None else.
+    seed: of this answer's own random numbers; None where it was drawn by the session's, or without any.
     """
 
     session: str
@@ -75,6 +76,7 @@ class GenerateResult(Result):
     tool_calls: tuple[ToolCall, ...] = ()
     logprobs: tuple[TokenLogprobs, ...] | None = None
     stopped_by: str | None = None
+    seed: Count | None = None
 
 
 @dataclass(frozen=True, slots=True)

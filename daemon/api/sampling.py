@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from functools import cache
@@ -16,6 +17,8 @@ from .records import Record
 
 # Below it, log-probabilities divided by the temperature leave the range of float32.
 LOWEST_TEMPERATURE = 1e-6
+
+_NEW_SEED_BITS = 53  # a client in JavaScript can give it back
 
 
 class _LeftFraction(float):
@@ -96,6 +99,11 @@ class Sampling(Record, _Naming):
                 f"Sampling parameters must be exactly {sorted(names)}, found {sorted(stored)}.", found=sorted(stored)
             )
         return cls(**stored)
+
+
+def new_seed() -> int:
+    """A seed by chance, for an answer that is to be another one each time."""
+    return secrets.randbits(_NEW_SEED_BITS)
 
 
 def _without_nulls(raw: Any) -> Any:

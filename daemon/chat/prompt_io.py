@@ -207,7 +207,7 @@ class Exchanges:
         try:
             require_wanted()
             if order.seeded:
-                live.state.random_key = await self._engine.call(partial(answer.first_key, live))
+                live.state.random_key = await self._engine.call(initial_key)
             while not written.ended:
                 room.begin(live)
                 with tell_decode(self._bus, self._measured, live) as tell_first:

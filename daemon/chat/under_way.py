@@ -11,11 +11,8 @@ from dataclasses import asdict, dataclass
 from typing import Final
 
 import mlx.core as mx
-import numpy as np
 
-from ...snapshot import memory
 from ..engine.generation import WriteOrder, Written
-from ..engine.sampler import initial_key
 from ..sessions.interrupted import Interrupted
 from ..sessions.sessions import Session
 from ..sessions.transcripts import message_of
@@ -44,13 +41,6 @@ class UnderWay:
     known: Known
     own_key: mx.array
 
-    def first_key(self, live: Session) -> mx.array:
-        """The key by which an answer with a seed of its own draws its next token; on the engine's thread."""
-        midway = live.left_midway
-        if self.order.begun and midway is not None and midway.random_key:
-            return mx.array(np.frombuffer(midway.random_key, dtype="<u4"))
-        return initial_key()
-
     def note(self, live: Session, *, goes_on: bool) -> None:
         """Note what is written, as the client was shown it (QX8). goes_on: whether the same request may go on; not with
         log-probabilities, for the logits of what is written are gone."""
@@ -58,8 +48,8 @@ class UnderWay:
         live.interrupted = None
         known = self.known
         if goes_on and known.request is not None and self.order.logprobs is None:
-            key = bytes(memory.readable(live.state.random_key)) if self.order.seeded else b""
-            live.interrupted = Interrupted(known.request, known.begins_at, self.begins, end, key)
+            seed = self.order.sampling.seed if self.order.seeded else None
+            live.interrupted = Interrupted(known.request, known.begins_at, self.begins, end, seed)
         if self.order.keep_end:
             # A failure here must not cost the answer; the map then ends before it, and nothing matches by text (QC10).
             with contextlib.suppress(Exception):

@@ -232,6 +232,7 @@ class Written:
             "stopped_by": self.shown.stopped_by if self.shown is not None else None,
             "logprobs": tuple(self.logprobs) if order.logprobs is not None else None,
             "logits_blake3": tuple(self.proofs) if order.prove else None,
+            "seed": order.sampling.seed if order.seeded else None,
         }
 
     def logprobs_of(self, last: int | None) -> TokenLogprobs | None:

@@ -15,26 +15,28 @@ INTERRUPTED: Final = "interrupted"
 """The key in the session map."""
 
 DIGEST_BYTES: Final = 16
-_KEY_BYTES: Final = 8
+_SEED_BYTES: Final = 8
 _FIELDS: Final = {"request": bytes, "begins_at": int, "answer_at": int, "end": int, "random_key": bytes}
+"""`random_key` has the seed, or is empty; in stores of before, a random key."""
 
 
 @dataclass(frozen=True, slots=True)
 class Interrupted:
     """request: the digest of all that decides its answer. begins_at, answer_at: the tokens at which its messages and
     its answer begin. end: the tokens of the ledger when it was given up; fewer than `answer_at` where it was still
-    being read. random_key: for the next token of an answer with a seed of its own, uint32 `[2]` as bytes; else empty.
+    being read. seed: of an answer with a seed of its own; None else.
     """
 
     request: bytes
     begins_at: int
     answer_at: int
     end: int
-    random_key: bytes = b""
+    seed: int | None = None
 
     def to_map(self) -> dict[str, Any]:
         """The entry of the session map."""
-        return {name: getattr(self, name) for name in _FIELDS}
+        seed = b"" if self.seed is None else self.seed.to_bytes(_SEED_BYTES, "little")
+        return {**{name: getattr(self, name) for name in _FIELDS if name != "random_key"}, "random_key": seed}
 
     @classmethod
     def from_map(cls, stored: object, end: int) -> Interrupted | None:
@@ -44,9 +46,11 @@ class Interrupted:
             return None
         if type(stored) is not dict or {name: type(value) for name, value in stored.items()} != _FIELDS:
             raise ValueError(f"{INTERRUPTED} is no request")
-        found = cls(**stored)
-        if len(found.request) != DIGEST_BYTES or len(found.random_key) not in (0, _KEY_BYTES):
-            raise ValueError(f"{INTERRUPTED} has a digest or a random key of a size that cannot be")
+        seed = stored["random_key"]
+        if len(stored["request"]) != DIGEST_BYTES or len(seed) not in (0, _SEED_BYTES):
+            raise ValueError(f"{INTERRUPTED} has a digest or a seed of a size that cannot be")
+        places = {name: value for name, value in stored.items() if name != "random_key"}
+        found = cls(**places, seed=int.from_bytes(seed, "little") if seed else None)
         if not 0 <= found.begins_at <= min(found.answer_at, found.end) <= max(found.answer_at, found.end) <= MAX_TOKENS:
             raise ValueError(f"{INTERRUPTED} has a position that cannot be")
         return found if found.end == end else None

@@ -18,7 +18,7 @@ from ..api.reading import (
     WhyResult,
     WritingRequest,
 )
-from ..api.sampling import Sampling
+from ..api.sampling import Sampling, new_seed
 from ..api.session import Look
 from ..chat.conversing import Behind, require_transcript, root_of
 from ..chat.under_way import NEVER, Known
@@ -139,8 +139,11 @@ async def answer(
             cached = await parts.exchanges.read_turn(live, turn, request.emit, known)
             if rewinds:
                 parts.reasons.went_back(live.uri)
-            order = replace(_order(request, count, drawing, matcher), one_call=not form.choice.parallel)
+            order = _order(request, count, drawing, matcher)
+            if known.request is not None:
+                order = _by_own_seed(live, order, goes_on=bool(turn.begun))
             order = replace(order, keep_end=True, root=turn.root, begun=turn.begun, answer_id=known.answer_id)
+            order = replace(order, one_call=not form.choice.parallel)
             read = (to_read, cached)
             result = await parts.exchanges.write(
                 use, live, order, request.emit, read=read, started=started, look=look, known=known
@@ -209,3 +212,14 @@ def _order(request: WritingRequest, count: int, drawing: Sampling, matcher: Matc
         matcher=matcher,
         logprobs=request.logprobs,
     )
+
+
+def _by_own_seed(live: Session, order: WriteOrder, *, goes_on: bool) -> WriteOrder:
+    """An order for an answer that nobody gave a seed, to draw by a new one: who asks twice wants two answers. goes_on:
+    with what was drawn before it was cut off, and by the same seed."""
+    if order.seeded or order.sampling.seed or not order.sampling.temperature:
+        return order
+    midway = live.left_midway if goes_on else None
+    seed = midway.seed if midway is not None else None
+    sampling = replace(order.sampling, seed=new_seed() if seed is None else seed)
+    return replace(order, sampling=sampling, seeded=True)

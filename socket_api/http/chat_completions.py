@@ -18,6 +18,7 @@ from starlette.types import Send
 from ...daemon.api.dialogue import ToolCall
 from ...daemon.api.events import ProgressEvent, TokenEvent
 from ...daemon.api.logprobs import TopLogprobs
+from ...daemon.api.reading import GenerateResult
 from ...errors import TorporError
 from . import string_tools
 from .answering import Telling, answer, event_bytes
@@ -269,6 +270,11 @@ def usage_of(answered: Answered, reasoning_tokens: int) -> dict[str, Any]:
     }
 
 
+def told_seed(result: GenerateResult) -> dict[str, Any]:
+    """The seed that an answer was drawn by, if it has its own: with it, a client can ask for the same again."""
+    return {} if result.seed is None else {"seed": result.seed}
+
+
 class _Chunks(Telling):
     def __init__(self, turn: Turn, customs: Collection[str], *, usage: bool, progress: bool) -> None:
         super().__init__()
@@ -295,6 +301,7 @@ class _Chunks(Telling):
             **self._head("chat.completion"),
             "choices": [choice],
             "usage": usage_of(answered, self.reasoning_tokens),
+            **told_seed(result),
         }
 
     def opening(self) -> bytes:
@@ -331,7 +338,7 @@ class _Chunks(Telling):
 
     def closing(self, answered: Answered) -> bytes:
         told = self._chunk({}, logprobs=self._logprobs()) if self.untold else b""
-        told += self._chunk({}, answered.result.finish_reason)
+        told += self._chunk({}, answered.result.finish_reason, **told_seed(answered.result))
         if self._usage:
             usage = usage_of(answered, self.reasoning_tokens)
             told += event_bytes({**self._head("chat.completion.chunk"), "choices": [], "usage": usage})

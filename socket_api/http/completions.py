@@ -20,12 +20,13 @@ from ...daemon.api.events import OnEvent, TokenEvent
 from ...daemon.api.logprobs import TopLogprobs
 from ...daemon.api.process import StatusRequest
 from ...daemon.api.reading import AppendRequest, GenerateRequest, GenerateResult
+from ...daemon.api.sampling import new_seed
 from ...daemon.api.verbs import VERBS
 from ...errors import TorporError
 from ..server.dispatch import Backend
 from .access import Caller
 from .answering import Telling, answer, event_bytes
-from .chat_completions import DONE, Sampled, usage_of
+from .chat_completions import DONE, Sampled, told_seed, usage_of
 from .desk import desk_of
 from .errors import error_map
 from .fields import fault_at, ignored_of, read_fields
@@ -116,11 +117,12 @@ class _Continuing(Asking):
         """Raises as `create`, `append` and `generate` of the service."""
         order = self._order
         text, tokens = (order.prompt, ()) if isinstance(order.prompt, str) else (None, tuple(order.prompt))
+        own_seed = {"seed": new_seed()} if order.sampling.get("temperature") and not order.in_session else {}
         params = {
             "session": self.session,
             "text": text,
             "max_tokens": order.max_tokens,
-            "sampling": dict(order.sampling) or None,
+            "sampling": {**own_seed, **order.sampling} or None,
             "stop": tuple(order.stop),
             "logprobs": order.logprobs,
         }
@@ -188,7 +190,7 @@ class _Texts(Telling):
     def whole(self, answered: Answered) -> Mapping[str, Any]:
         result = answered.result
         told = self._text(result.text, result.finish_reason, self._logprobs())
-        return {**told, "usage": usage_of(answered, self.reasoning_tokens)}
+        return {**told, "usage": usage_of(answered, self.reasoning_tokens), **told_seed(result)}
 
     def opening(self) -> bytes:
         return b""
@@ -201,7 +203,8 @@ class _Texts(Telling):
         return event_bytes(self._text(""))
 
     def closing(self, answered: Answered) -> bytes:
-        told = event_bytes(self._text("", answered.result.finish_reason, self._logprobs()))
+        result = answered.result
+        told = event_bytes(self._text("", result.finish_reason, self._logprobs()) | told_seed(result))
         if self._usage:
             usage = usage_of(answered, self.reasoning_tokens)
             told += event_bytes({**self._text(""), "choices": [], "usage": usage})

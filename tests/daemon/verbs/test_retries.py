@@ -142,14 +142,41 @@ async def test_with_logprobs_an_answer_that_was_cut_off_begins_anew(open_rig: An
 
 @pytest.mark.parametrize("seeded", [True, False])
 async def test_a_drawn_answer_goes_on_as_it_would_have(open_rig: Any, seeded: bool) -> None:
+    """By its own seed: behind a sleep, and in the next process, too."""
     sampling = Sampling(temperature=0.9, seed=7) if seeded else Sampling(temperature=0.9)
-    said, whole = [user("one")], []
-    async with open_rig() as rig:
-        whole = (await converse(rig, said, name="whole", sampling=sampling)).tokens
+    said = [user("one")]
     async with open_rig() as rig:
         await leave_in(rig, said, name="cut", written=20, sampling=sampling)
+        await leave_in(rig, said, name="cut", written=30, sampling=sampling)
+        await rig.sleep("cut")
+    async with open_rig() as rig:
         told = await converse(rig, said, name="cut", sampling=sampling)
-        assert told.tokens == whole
+        assert told.session == "torpor://default/cut"
+    async with open_rig() as rig:
+        by_its_seed = Sampling(temperature=0.9, seed=told.seed)
+        assert (await converse(rig, said, name="whole", sampling=by_its_seed)).tokens == told.tokens
+
+
+async def test_without_a_seed_each_answer_is_another_and_tells_its_seed(open_rig: Any) -> None:
+    said, drawing = [user("one")], Sampling(temperature=0.9)
+    async with open_rig() as rig:
+        first, second = [await converse(rig, said, sampling=drawing) for _ in range(2)]
+        assert first.tokens != second.tokens
+        assert first.seed != second.seed
+        again = await converse(rig, said, sampling=Sampling(temperature=0.9, seed=first.seed))
+        assert (again.tokens, again.seed) == (first.tokens, first.seed)
+        assert rig.live("a").sampling == Sampling(), "the session keeps its own"
+        assert (await converse(rig, said, name="greedy")).seed is None
+
+
+async def test_a_seed_that_the_session_was_given_draws_its_answers(open_rig: Any) -> None:
+    async with open_rig() as rig:
+        drawn = []
+        for name in "ab":
+            await rig.service.create(name, sampling=Sampling(temperature=0.9, seed=7))
+            drawn.append(await converse(rig, [user("one")], name=name, at_end=True))
+        assert drawn[0].tokens == drawn[1].tokens
+        assert drawn[0].seed is None
 
 
 async def test_it_goes_on_after_a_sleep_and_in_the_next_process(open_rig: Any) -> None:
@@ -222,7 +249,7 @@ async def test_a_failure_leaves_nothing_of_what_was_read(open_rig: Any) -> None:
 async def test_a_model_of_whole_state_keeps_what_it_has_a_checkpoint_of(open_kind: Any, kind: str) -> None:
     async with open_kind(kind, endless=False) as rig:
         said = [user(LONG + LONG)]
-        await leave_in(rig, said, read=1100, max_tokens=3)
+        await leave_in(rig, said, read=600, max_tokens=3)
         held = len(ledger(rig))
         assert held in (512, 1024)
         assert rig.live("a").state.is_consistent

@@ -193,6 +193,16 @@ def test_a_dialogue_is_asked_for_as_the_service_takes_it(server: HttpThread) -> 
     assert (given["max_tokens"], given["stop"]) == (7, ("END",))
 
 
+@pytest.mark.parametrize("streamed", [False, True])
+def test_an_answer_tells_the_seed_that_draws_it_again(server: HttpThread, streamed: bool) -> None:
+    async def chat(request: ConverseRequest) -> GenerateResult:
+        return result(request.session, seed=7)
+
+    chats(server, chat)
+    told = server.ask("POST", PATH, {**HELLO, "stream": streamed})
+    assert told.body.count(b'"seed":7') == 1
+
+
 @pytest.mark.parametrize(
     ("named", "session"),
     [

@@ -28,6 +28,17 @@ def test_a_text_is_continued_in_a_new_session_that_is_labelled(server: HttpThrea
     assert server.ask("POST", PATH, {"prompt": "a"}).json["usage"]["completion_tokens"] == 16, "as the API has it"
 
 
+def test_a_text_that_is_continued_at_random_has_a_seed_of_its_own(server: HttpThread) -> None:
+    for more in ({}, {}, {"seed": 5}, {"temperature": 0}):
+        server.ask("POST", PATH, {"prompt": "one", "max_tokens": 1, "temperature": 1, **more})
+    first, second, named, greedy = [each["sampling"] for each in asked_for(server, "generate")]
+    assert first["temperature"] == second["temperature"] == 1
+    assert first["seed"] != second["seed"]
+    assert (named["seed"], greedy) == (5, {"temperature": 0})
+    server.ask("POST", PATH, {"prompt": "one", "max_tokens": 1, "temperature": 1}, x_torpor_session="mine")
+    assert asked_for(server, "generate")[-1]["sampling"] == {"temperature": 1}, "it draws by its session's"
+
+
 def test_with_a_session_the_text_goes_on_behind_what_it_holds(server: HttpThread) -> None:
     for _ in range(2):
         told = server.ask("POST", PATH, {"prompt": "one two", "max_tokens": 1}, x_torpor_session="mine")
