@@ -59,11 +59,12 @@ _CODES: tuple[tuple[ExitStatus, tuple[str, ...]], ...] = (
     (
         USAGE,
         (
-            "context_overflow", "empty_context", "invalid_configuration", "invalid_fold", "invalid_request",
+            "branch_has_children", "context_overflow", "empty_context", "invalid_branches", "invalid_configuration",
+            "invalid_fold", "invalid_request",
             "invalid_constraint", "invalid_sampling", "invalid_tokens",
             "invalid_policy", "invalid_tag", "invalid_transcript", "invalid_uri", "invalid_usage", "name_taken",
             "no_target_folder",
-            "nothing_to_do", "session_exists", "socket_path_too_long", "tag_taken", "target_exists",
+            "nothing_to_do", "session_exists", "socket_path_too_long", "stale_step", "tag_taken", "target_exists",
             "transcript_diverged", "unknown_event", "unknown_method", "unreadable_input",
         ),
     ),
@@ -71,7 +72,8 @@ _CODES: tuple[tuple[ExitStatus, tuple[str, ...]], ...] = (
     (
         NOT_FOUND,
         (
-            "adapter_files_missing", "adapter_unavailable", "ambiguous_version", "answer_not_found", "mark_not_found",
+            "adapter_files_missing", "adapter_unavailable", "ambiguous_version", "answer_not_found", "branch_not_found",
+            "mark_not_found",
             "model_files_missing", "model_not_loaded", "model_unavailable", "no_such_position",
             "previous_response_not_found", "session_not_found", "unknown_model",
         ),
@@ -101,7 +103,7 @@ _CODES: tuple[tuple[ExitStatus, tuple[str, ...]], ...] = (
             "model_in_use",
             "model_files_changing", "repair_put_off",
             "request_timeout", "service_closed", "session_awake", "session_busy", "shutting_down", "stop_deadline",
-            "store_busy", "too_many_connections", "too_many_requests", "too_many_subscribers",
+            "store_busy", "too_many_branches", "too_many_connections", "too_many_requests", "too_many_subscribers",
         ),
     ),
     (NO_SPACE, ("budget_exceeded", "memory_budget_exceeded", "no_space")),

@@ -128,6 +128,27 @@ class TooManySubscribers(DaemonError):
     """The daemon serves as many subscribers as it may."""
 
 
+class BranchNotFound(DaemonError):
+    """There is no such branch for this connection. `reason`: `unknown`, `pruned`, or `foreign`: it belongs to another
+    connection. Nothing has changed."""
+
+
+class InvalidBranches(DaemonError):
+    """A request names a branch twice, or branches of several trees. Nothing has changed."""
+
+
+class BranchHasChildren(DaemonError):
+    """A branch cannot be pruned alone, as others were forked from it. `children`: these. Nothing has changed."""
+
+
+class TooManyBranches(DaemonError):
+    """A tree would have more branches than it may. Nothing has changed."""
+
+
+class StaleStep(DaemonError):
+    """A branch has gone on since a token was drawn. `step`: where it stands now. Nothing has changed."""
+
+
 class ServiceClosed(DaemonError):
     """The daemon is stopping and takes no more work."""
 

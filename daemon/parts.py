@@ -19,6 +19,8 @@ from .api.process import ShutdownResult, meant_by
 from .api.sampling import Sampling
 from .api.session import CreateRequest, Look
 from .api.store import DeleteResult
+from .branches.stepping import Stepping
+from .branches.trees import Forest
 from .chat.conversing import Conversing
 from .chat.folds import Folds
 from .chat.prompt_io import Exchanges
@@ -66,7 +68,10 @@ from .upkeep.writing_behind import WritingBehind
 
 
 class Parts:
-    """The parts of one service, over one store and the models of one process."""
+    """The parts of one service, over one store and the models of one process. ageing, scrub: where they are on."""
+
+    ageing: Ageing | None = None
+    scrub: Scrub | None = None
 
     def __init__(
         self,
@@ -98,7 +103,6 @@ class Parts:
         self.analyst = Analyst(store)
         self.forking = Forking(store, self.hibernation)
         self.quantising = Quantising(store, engine, self.hibernation)
-        self.ageing: Ageing | None = None
         self.config: Configuring | None = None
         self.hits = Hits()
         self.reuse = PrefixReuse(store, engine, self.hibernation, self.bus, self.hits, options.prefix_reuse)
@@ -131,9 +135,9 @@ class Parts:
         )
         self.healing = Healing(store, engine, self.hibernation, self.maintenance, self.residency, self.bus)
         self.writing_behind = WritingBehind(store, engine, self.hibernation, self.residency, bus)
+        self.forest, self.stepping = Forest(engine, residency.memory, residency.models), Stepping(engine)
         self.roll = Roll(store, self.residency.awake, self.residency.awake.looks)
         self.labels = Labels(self.residency, self.hits, self.roll, self.delete_session)
-        self.scrub: Scrub | None = None
         self.started = time.monotonic()
         self.preparing: asyncio.Task[ShutdownResult] | None = None
         self.keeping: asyncio.Task[Keeping] | None = None

@@ -200,6 +200,7 @@ class Service(Parts, Verbs, Awaiting):
             await self.config.close()
         # running work may have ended with a new session in memory
         await self.residency.last_sleeps.keep_all(self._last_sleeps(), keeping, give_up=True)
+        await self.forest.close()
         await self.residency.close()
         if self.scrub is not None:
             await self.scrub.close()

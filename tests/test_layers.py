@@ -42,7 +42,7 @@ HOLDS: dict[str, tuple[str, ...]] = {
     ),
     "daemon": (
         *("errors", "api", "options", "events", "models", "engine", "sessions", "sleep", "prefixes", "memory"),
-        *("residency", "chat", "config", "upkeep", "parts", "verbs", "service", "doctor"),
+        *("residency", "branches", "chat", "config", "upkeep", "parts", "verbs", "service", "doctor"),
     ),
     "socket_api": ("limits", "errors", "wire", "client", "mcp", "server", "http", "main"),
     "cli": (

@@ -32,7 +32,8 @@ class TokenEvent(Result):
     `token` is None for text without a token of its own: what was held back as a possible beginning of a stop string or
     a mark, or half a character. So the pieces of the channel `text` make up the whole text. channel: who is spoken to.
     A mark belongs to the channel that it begins or ends. call: a call of a tool, once it is whole; its tokens before
-    add no text. logprobs: of the token, if they were asked for.
+    add no text. logprobs: of the token, if they were asked for. branch: of a tree, whose token it is; None for a
+    session's.
     """
 
     token: TokenId | None
@@ -40,6 +41,7 @@ class TokenEvent(Result):
     channel: Channel = "text"
     call: ToolCall | None = None
     logprobs: TokenLogprobs | None = None
+    branch: int | None = None
     kind: Literal["token"] = "token"
 
 

@@ -67,6 +67,13 @@ MAX_TOP_LOGPROBS: Final = 20
 MAX_LIKELIHOODS: Final = 400_000
 """Of an answer with log-probabilities: its tokens, and those told beside them. Some 20 MB as a result."""
 
+MAX_BRANCHES: Final = 1024
+"""Of one tree, and so of one request."""
+
+MAX_BIASES: Final = 4096
+MAX_BIAS: Final = 1000.0
+"""Of a logit, up or down: far more than logits differ."""
+
 MAX_CHECKPOINTS: Final = 4
 """Of one request: as many marks for a cache as an API takes. Each costs a rendering of the messages before it."""
 

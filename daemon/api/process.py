@@ -48,7 +48,7 @@ class MemoryInfo(Result):
 
     sessions_bytes: the memory of sessions after their last requests; reserved_bytes: the further memory that running
         requests may take. waiting: requests that wait for memory. slept_by_pressure, slept_by_idling: how many sleeps
-        made room, and how many followed disuse, since the daemon began.
+        made room, and how many followed disuse, since the daemon began. branches_bytes: the memory of all branches.
     """
 
     budget_bytes: Count
@@ -58,6 +58,7 @@ class MemoryInfo(Result):
     waiting: Count
     slept_by_pressure: Count
     slept_by_idling: Count
+    branches_bytes: Count = 0
 
 
 @dataclass(frozen=True, slots=True)

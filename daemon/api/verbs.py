@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from . import conversing, forking, process, reading, recalling, session, store, waking
+from . import branching, conversing, forking, process, reading, recalling, session, store, waking
 from .verb import Verb
 
 
@@ -45,6 +45,17 @@ class Verbs:
     import_bundle = Verb(store.ImportRequest, waking.SleepResult)
     load_model = Verb(process.LoadModelRequest, process.ModelInfo, leaves="The model was not loaded.")
     unload_model = Verb(process.UnloadModelRequest, process.ModelInfo)
+    tree = Verb(branching.TreeRequest, branching.BranchInfo, leaves="There is no tree.")
+    branch = Verb(branching.BranchRequest, branching.BranchesResult, leaves="There is no new branch.")
+    prefill = Verb(branching.PrefillRequest, branching.BranchesResult, leaves="Nothing of it was read.")
+    produce = Verb(branching.ProduceRequest, branching.ProduceResult, leaves="Nothing has changed.")
+    commit = Verb(branching.CommitRequest, branching.BranchesResult)
+    advance = Verb(branching.AdvanceRequest, branching.AdvanceResult, leaves="The branches have what events told of.")
+    guide = Verb(branching.GuideRequest, branching.BranchesResult)
+    prune = Verb(branching.PruneRequest, branching.PruneResult)
+    retain = Verb(branching.RetainRequest, branching.BranchInfo)
+    keep = Verb(branching.KeepRequest, session.SessionInfo)
+    branches = Verb(branching.BranchesRequest, branching.BranchesResult)
 
 
 class DaemonVerbs(Verbs):

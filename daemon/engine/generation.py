@@ -39,6 +39,7 @@ from .channels import Piece, Shown
 from .constrained import Constrained
 from .decoding import Decode, logits_after, raise_as_failure
 from .engine import SOON, Steps, WritingSteps
+from .guiding import Guide
 from .logprobs import Logprobs
 from .pieces import Pieces
 from .sampler import Draw, draw
@@ -132,7 +133,7 @@ def read(
             done += size
             if wants_logits:
                 logits = logits_after(model, state, chunk)
-                _take_checkpoint(model, state, held + done, chunk[-1], logits)
+                take_checkpoint(model, state, held + done, chunk[-1], logits)
             else:
                 model.extend(chunk, state)
                 mx.eval(arrays_of(state.caches))
@@ -186,7 +187,7 @@ def reading(model: LoadedModel, state: LiveState, count: int) -> Iterator[tuple[
         position = stop
 
 
-def _take_checkpoint(model: LoadedModel, state: LiveState, position: int, last: int, logits: mx.array) -> None:
+def take_checkpoint(model: LoadedModel, state: LiveState, position: int, last: int, logits: mx.array) -> None:
     """Keep the whole state behind the token `last`, if a checkpoint is due and the model's caches need it."""
     if not model.layout.by_token and state.checkpoints.is_due(position):
         probe = canary.take(model, state, last)
@@ -257,7 +258,8 @@ class WriteOrder:
     tokens at the end of the ledger that belong to it: they are shown again first. matcher: at the beginning of the
     grammar that the answer is held to; only for this order. one_call: whether the answer ends behind its first call.
     answer_id: names the answer; empty for none. logprobs: how many of the likeliest tokens to tell for each; None for
-    no log-probabilities, and for an order with `begun`, whose logits are gone."""
+    no log-probabilities, and for an order with `begun`, whose logits are gone. guide: changes the logits before a token
+    is drawn, and measures what is committed."""
 
     max_tokens: int
     sampling: Sampling
@@ -272,6 +274,7 @@ class WriteOrder:
     one_call: bool = False
     answer_id: bytes = b""
     logprobs: int | None = None
+    guide: Guide | None = None
 
 
 class Room:
@@ -395,16 +398,17 @@ def find_logits(model: LoadedModel, state: LiveState) -> None:
     state.last_logits = logits
 
 
-def _drawn(state: LiveState, order: WriteOrder, written: Written) -> Draw:
+def next_draw(state: LiveState, order: WriteOrder, written: Written) -> Draw:
     """The next token. One that the grammar refuses only once it is drawn is drawn again without it."""
     assert state.last_logits is not None
-    if written.bound is None:
-        return draw(order.sampling, state.last_logits, state.tokens, state.random_key)
-    allowed = written.bound.allowed(written.channel)
+    logits, allowed = state.last_logits, written.bound.allowed(written.channel) if written.bound is not None else None
+    if order.guide is not None:
+        logits, allowed = order.guide.steered(logits, allowed)
     while True:
-        drawn = draw(order.sampling, state.last_logits, state.tokens, state.random_key, allowed)
-        if written.bound.accept(drawn.token, written.channel):
+        drawn = draw(order.sampling, logits, state.tokens, state.random_key, allowed)
+        if written.bound is None or written.bound.accept(drawn.token, written.channel):
             return drawn
+        assert allowed is not None
         allowed[drawn.token] = False
         require_some(allowed)
 
@@ -416,8 +420,9 @@ def _draw_and_commit(model: LoadedModel, state: LiveState, order: WriteOrder, wr
     held = len(state.tokens)
     proof = logits_digest(state.last_logits) if order.prove else ""
     try:
-        drawn = _drawn(state, order, written)
-        told = written.telling.of(state.last_logits, drawn.token) if written.telling is not None else None
+        drawn, head = next_draw(state, order, written), state.last_logits
+        head = head if order.guide is None else order.guide.head(head)
+        told = written.telling.of(head, drawn.token) if written.telling is not None else None
     except Exception as error:
         raise_as_failure(error, held)
         raise
@@ -427,7 +432,7 @@ def _draw_and_commit(model: LoadedModel, state: LiveState, order: WriteOrder, wr
 
     def keep_checkpoint(logits: mx.array) -> None:
         state.random_key = drawn.next_key
-        _take_checkpoint(model, state, held + 1, drawn.token, logits)
+        take_checkpoint(model, state, held + 1, drawn.token, logits)
 
     logits = yield Decode(
         model, state, drawn.token, order.alone or takes_checkpoint, keep_checkpoint if takes_checkpoint else None
@@ -435,6 +440,8 @@ def _draw_and_commit(model: LoadedModel, state: LiveState, order: WriteOrder, wr
     state.random_key = drawn.next_key
     state.tokens.append(drawn.token)
     state.last_logits = logits
+    if order.guide is not None:
+        order.guide.commit(head, drawn.token)
     if order.prove:
         written.proofs.append(proof)
     if told is not None:

@@ -96,7 +96,7 @@ class RequestFailed(Event):
 
 @dataclass(frozen=True, slots=True)
 class SessionCreated(Event):
-    """A new, empty session is awake."""
+    """A new session is awake: an empty one, or one made of a branch."""
 
     model: str
 

@@ -77,7 +77,8 @@ def require_models_fit(weights_bytes: int, budget: int) -> None:
 class Memory:
     """The accounts. budget: bytes for all; shelf: the models.
 
-    awake, turns: the sessions in memory, and their users. put_away: frees the memory of a session in its turn. unload:
+    awake, turns: the sessions in memory, and their users. trees: bytes of each tree of branches; they leave only
+    when they are pruned. put_away: frees the memory of a session in its turn. unload:
     frees the memory of a model that no session needs. bus: gets events of waits and refusals.
     line: the requests that wait for memory. numbers: the places of requests, in the order of arrival.
     slept_by_pressure, slept_by_idling: how many sessions have gone to sleep without a request for it.
@@ -99,6 +100,7 @@ class Memory:
         self._budget = budget
         self._shelf = shelf
         self._awake = awake
+        self.trees: dict[int, int] = {}
         self._turns = turns
         self._put_away = put_away
         self._unload = unload
@@ -116,6 +118,7 @@ class Memory:
             budget_bytes=self._budget,
             weights_bytes=self._shelf.weights_bytes(),
             sessions_bytes=self._sessions(),
+            branches_bytes=sum(self.trees.values()),
             reserved_bytes=self._reserved,
             waiting=len(self.line.waiting),
             slept_by_pressure=self.slept_by_pressure,
@@ -258,7 +261,8 @@ class Memory:
 
     @property
     def _free(self) -> int:
-        return self._budget - self._shelf.weights_bytes() - self._sessions() - self._reserved
+        held = self._shelf.weights_bytes() + self._sessions() + sum(self.trees.values())
+        return self._budget - held - self._reserved
 
     def _sessions(self) -> int:
         return sum(session.held_bytes for session in self._awake.values())

@@ -84,6 +84,8 @@ def event_map(event: WorkEvent) -> dict[str, Any]:
             told["call"] = {"name": event.call.name, "arguments": event.call.arguments, "id": event.call.id}
         if event.logprobs is not None:
             told["logprobs"] = asdict(event.logprobs)
+        if event.branch is not None:
+            told["branch"] = event.branch
         return told
     if isinstance(event, SessionEvent):
         return {"kind": "session", "session": event.session}

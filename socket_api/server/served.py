@@ -15,11 +15,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 import logging
 import os
 from dataclasses import asdict
 
 from ...daemon.api.events import WorkEvent
+from ...daemon.branches.holding import Holder, holder
 from ...daemon.engine.cancellation import LeftMidway
 from ...daemon.engine.pieces import Pieces, in_pieces
 from ...daemon.events.events import Notice
@@ -90,6 +92,7 @@ class ServedConnection:
         self._pace = 0.0, 0  # the wait since that frame was last fast enough, and its bytes then
         self._quiet = False
         self._gave_way: set[int] = set()
+        self._holder = Holder()
         self._stopping = asyncio.Event()
         self._farewell: TorporError = _shutting_down()
         self._gone = False
@@ -99,8 +102,9 @@ class ServedConnection:
 
     @property
     def idle_since(self) -> float | None:
-        """When this connection last did something, on the loop's clock; None if it works or ends."""
-        return None if self._work or self._answers or self._gone or self._stopping.is_set() else self._active_at
+        """When this connection last did something, on the loop's clock; None if it works, holds something or ends."""
+        is_busy = self._work or self._answers or self._holder or self._gone or self._stopping.is_set()
+        return None if is_busy else self._active_at
 
     async def serve(self) -> None:
         """Serve until the client leaves or breaks the protocol, or until `shut_down`. Raises only our own faults."""
@@ -125,6 +129,7 @@ class ServedConnection:
             await self._close(sender)
             await asyncio.wait({reading, stopping})
             await self._wait_for_answers()
+            await self._holder.end()
             self._give_back(self._held)
             if not reading.cancelled() and (fault := reading.exception()) is not None:
                 raise fault  # ours, not the client's: the server logs it
@@ -319,7 +324,10 @@ class ServedConnection:
             await self._outbox.wait_for_quiet()
             self._send_event(request.id, notice_map(notice))
 
-        work = asyncio.create_task(call(self._backend, self._shut_down, request.verb, request.asked, emit, tell))
+        context = contextvars.copy_context()
+        context.run(holder.set, self._holder)
+        doing = call(self._backend, self._shut_down, request.verb, request.asked, emit, tell)
+        work = asyncio.create_task(doing, context=context)
         self._work[request.id] = (request, work)
         answer = asyncio.create_task(self._answer(request, work, held))
         self._answers.add(answer)

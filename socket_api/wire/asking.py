@@ -59,4 +59,8 @@ def remote_error(body: ErrorBody) -> RemoteError:
 
 
 def _plain(value: object) -> object:
-    return tuple(value) if isinstance(value, Sequence) and not isinstance(value, (str, bytes)) else value
+    """As it arrives: each list is a tuple, also within maps."""
+    if isinstance(value, Mapping):
+        return {name: _plain(item) for name, item in value.items()}
+    is_list = isinstance(value, Sequence) and not isinstance(value, (str, bytes))
+    return tuple(map(_plain, value)) if is_list else value  # type: ignore[call-overload]

@@ -92,6 +92,8 @@ from torpor.daemon.events.bus import Bus, Subscription, Wanted
 from torpor.errors import TorporError
 from torpor.memvid.uri import SessionUri
 
+from .fake_branches import FakeBranches
+
 
 class FakeNotFound(TorporError):
     code = "session_not_found"
@@ -175,6 +177,7 @@ class FakeService(Verbs, Awaiting):
             MaintainRequest: self._maintain,
             MarkRequest: self._mark,
             ImportRequest: self._import_bundle,
+            **FakeBranches(self._create).answers,
         }
 
     def hold(self) -> None:

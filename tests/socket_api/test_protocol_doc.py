@@ -12,7 +12,7 @@ from typing import Any
 import msgpack
 import pytest
 from pydantic import TypeAdapter, ValidationError
-from torpor.daemon.api import events, forking, process, reading, session, store, waking
+from torpor.daemon.api import branching, events, forking, process, reading, session, store, waking
 from torpor.daemon.api import limits as api_limits
 from torpor.daemon.api.dialogue import Message
 from torpor.daemon.api.events import NEVER_SENT
@@ -31,7 +31,7 @@ def section(heading: str) -> str:
     return re.split(r"\n#+ ", TEXT.split(f"{heading}\n", 1)[1], maxsplit=1)[0]
 
 
-FAMILIES = (events, session, waking, forking, reading, store, process)
+FAMILIES = (events, session, waking, forking, branching, reading, store, process)
 RESULTS = [
     record
     for family in FAMILIES

@@ -1,0 +1,292 @@
+"""Verbs of branches: many futures of one past. A tree lives in memory while the connection does that made it; `keep`
+makes a session of a branch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass
+from typing import Annotated
+
+from pydantic import Field
+
+from .constraints import Constraint
+from .events import Listener, Reporting
+from .limits import MAX_APPENDED_TOKENS, MAX_BIAS, MAX_BIASES, MAX_BRANCHES, MAX_NUMBER, MAX_SEED
+from .logprobs import Logprob, TokenLogprobs, TopLogprobs, require_tellable
+from .reading import FinishReason, MaxTokens, Stops
+from .records import Count, Labels, Listed, Priority, Record, Request, Result, SessionText, Text, TokenId
+from .sampling import NamedSampling, Sampling
+
+BranchId = Annotated[int, Field(ge=1, le=MAX_NUMBER)]
+"""Never used again, also not by a later daemon."""
+
+Branches = Annotated[Sequence[BranchId], Listed(), Field(max_length=MAX_BRANCHES)]
+"""Of one tree, each once. None at all is nothing to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenBias(Record):
+    """What is added to the logit of a token before it is drawn; None: it is never drawn."""
+
+    token: TokenId
+    bias: Annotated[float, Field(ge=-MAX_BIAS, le=MAX_BIAS)] | None = None
+
+
+Biases = Annotated[Sequence[TokenBias], Listed(), Field(max_length=MAX_BIASES)]
+
+
+@dataclass(frozen=True, slots=True)
+class BranchInfo(Result):
+    """A branch. parent: None for the root. position: its tokens; fork_head: how many it had when it was forked.
+
+    step: changes whenever its logits do; a token drawn at a step can be committed at that step alone.
+    measured_tokens: the tokens that it and its ancestors in the tree have committed, not those that were prefilled.
+    mean_logprob: the mean log-probability of these, in nats; None without one.
+    """
+
+    branch: int
+    parent: int | None
+    children: tuple[int, ...]
+    position: Count
+    fork_head: Count
+    step: Count
+    sampling: Sampling
+    logit_bias: tuple[TokenBias, ...]
+    steer: tuple[TokenBias, ...]
+    constraint: Constraint | None
+    measured_tokens: Count
+    mean_logprob: Logprob | None
+    resident_bytes: Count
+
+    @property
+    def perplexity(self) -> float:
+        """The exponential of the mean surprisal; infinite before the first committed token."""
+        return perplexity_of(self.mean_logprob)
+
+
+def perplexity_of(mean_logprob: float | None) -> float:
+    """From a mean log-probability in nats; infinite for None, and where float64 has no such number."""
+    try:
+        return math.inf if mean_logprob is None else math.exp(-mean_logprob)
+    except OverflowError:
+        return math.inf
+
+
+@dataclass(frozen=True, slots=True)
+class BranchesResult(Result):
+    """Branches, in the order in which they were named or made."""
+
+    branches: tuple[BranchInfo, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Produced(Result):
+    """The token that a branch would draw at its step; nothing has changed. ends: whether it ends an answer.
+
+    logprob, entropy: with `logprobs` alone. logprob: of the token, and the likeliest in its place. entropy: of the
+    model's next token, in nats.
+    """
+
+    branch: int
+    step: Count
+    token: TokenId
+    text: str
+    ends: bool
+    logprob: TokenLogprobs | None = None
+    entropy: Annotated[float, Field(ge=0)] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ProduceResult(Result):
+    """What each branch would draw, in the order in which they were named."""
+
+    produced: tuple[Produced, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class BranchText(Result):
+    """What one branch has written, as of `GenerateResult`. `length`: it was cut off."""
+
+    branch: int
+    text: str
+    tokens: tuple[TokenId, ...]
+    finish_reason: FinishReason
+    stopped_by: str | None
+    logprobs: tuple[TokenLogprobs, ...] | None
+    position: Count
+
+
+@dataclass(frozen=True, slots=True)
+class AdvanceResult(Result):
+    """What each branch has written, in the order in which they were named."""
+
+    written: tuple[BranchText, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PruneResult(Result):
+    """The branches that are gone, each before its parent, and the memory that they held."""
+
+    pruned: tuple[int, ...]
+    bytes_freed: Count
+
+
+@dataclass(frozen=True, slots=True)
+class BranchReading(Record):
+    """What a branch is to read: a text, or token ids."""
+
+    branch: BranchId
+    text: Text | None = None
+    tokens: Annotated[Sequence[TokenId], Listed(), Field(min_length=1, max_length=MAX_APPENDED_TOKENS)] | None = None
+
+    def __post_init__(self) -> None:
+        """Raises ValueError: there is not exactly one of them."""
+        if (self.text is None) == (self.tokens is None):
+            raise ValueError("give either text or tokens for each branch")
+
+
+@dataclass(frozen=True, slots=True)
+class BranchCommit(Record):
+    """A token for a branch. step: the step at which it was drawn; None: whatever the step is."""
+
+    branch: BranchId
+    token: TokenId
+    step: Count | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TreeRequest(Reporting):
+    """Begin a tree. Its root stands where `session` stands, or where a version of it behind an `@` ends. The session
+    does not change, and goes on by itself. The tree is gone when the connection ends."""
+
+    session: SessionText
+    _: KW_ONLY
+    priority: Priority = "normal"
+    on_event: Listener = None
+
+
+@dataclass(frozen=True, slots=True)
+class BranchRequest(Request):
+    """Fork a branch: `count` children that stand where it stands, with its sampling, biases, constraint and measures,
+    but not its `steer`. seeds: one for each; without them all have the parent's, and draw the same."""
+
+    branch: BranchId
+    _: KW_ONLY
+    count: Annotated[int, Field(ge=1, le=MAX_BRANCHES)] = 1
+    seeds: Annotated[Sequence[Annotated[int, Field(ge=0, le=MAX_SEED)]], Listed(), Field(max_length=MAX_BRANCHES)] = ()
+    priority: Priority = "normal"
+
+    def require(self) -> None:
+        if self.seeds and len(self.seeds) != self.count:
+            raise ValueError("give as many seeds as branches, or none")
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillRequest(Reporting):
+    """Let branches read: all of it, or nothing if one fails. It counts for no measure and no constraint."""
+
+    readings: Annotated[Sequence[BranchReading], Listed(), Field(max_length=MAX_BRANCHES)]
+    _: KW_ONLY
+    priority: Priority = "normal"
+    on_event: Listener = None
+
+
+@dataclass(frozen=True, slots=True)
+class ProduceRequest(Request):
+    """The token that each branch would draw next. Nothing changes: asked again, it is the same. logprobs: with its
+    log-probability, and of so many of the likeliest."""
+
+    branches: Branches
+    _: KW_ONLY
+    logprobs: TopLogprobs | None = None
+    priority: Priority = "normal"
+
+
+@dataclass(frozen=True, slots=True)
+class CommitRequest(Request):
+    """Append one token to each of some branches, whatever it is: to all, or to none if one fails."""
+
+    commits: Annotated[Sequence[BranchCommit], Listed(), Field(max_length=MAX_BRANCHES)]
+    _: KW_ONLY
+    priority: Priority = "normal"
+
+
+@dataclass(frozen=True, slots=True)
+class AdvanceRequest(Reporting):
+    """Let branches write, side by side. Each event of a token names its branch, and the token is committed. A token
+    that ends an answer is not.
+
+    max_tokens: at most so many for each. stop: texts, as for `generate`. logprobs: as for `generate`.
+    """
+
+    branches: Branches
+    _: KW_ONLY
+    max_tokens: MaxTokens
+    stop: Stops = ()
+    logprobs: TopLogprobs | None = None
+    priority: Priority = "normal"
+    on_event: Listener = None
+
+    def require(self) -> None:
+        require_tellable(self.max_tokens * max(1, len(self.branches)), self.logprobs)
+
+
+@dataclass(frozen=True, slots=True)
+class GuideRequest(Request):
+    """Change how branches draw from now on. What is left out stays.
+
+    sampling: only the given fields; another seed draws otherwise from here on. logit_bias, steer: in place of those
+        that they have; forks inherit `logit_bias` alone. constraint: what their text must match from here on; free:
+        nothing.
+    """
+
+    branches: Branches
+    _: KW_ONLY
+    sampling: NamedSampling | None = None
+    logit_bias: Biases | None = None
+    steer: Biases | None = None
+    constraint: Constraint | None = None
+    free: bool = False
+
+    def require(self) -> None:
+        if self.free and self.constraint is not None:
+            raise ValueError("give either a constraint or free")
+
+
+@dataclass(frozen=True, slots=True)
+class PruneRequest(Request):
+    """End branches and free their memory; those that are gone already are left out. subtree: with all below them; the
+    root with its subtree is the whole tree."""
+
+    branches: Branches
+    _: KW_ONLY
+    subtree: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class RetainRequest(Request):
+    """End all branches of a tree but this one, which becomes its root and goes on as it is."""
+
+    branch: BranchId
+
+
+@dataclass(frozen=True, slots=True)
+class KeepRequest(Reporting):
+    """Make a session `name` of a branch, as it stands. The branch stays. The session is awake, and durable when this is
+    answered. labels: its own; those of the tree's session if None."""
+
+    branch: BranchId
+    name: SessionText
+    _: KW_ONLY
+    labels: Labels | None = None
+    priority: Priority = "normal"
+    on_event: Listener = None
+
+
+@dataclass(frozen=True, slots=True)
+class BranchesRequest(Request):
+    """All branches of the tree that a branch is of, each behind its parent; without one, of all trees of this
+    connection."""
+
+    branch: BranchId | None = None

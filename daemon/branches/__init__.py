@@ -1,0 +1,1 @@
+"""Trees of branches: the futures of one session in memory, their registry, their steps, and whose they are."""

@@ -1,0 +1,259 @@
+"""Trees of branches, by number: which branches there are, whose they are, and the memory that they hold.
+
+A branch has caches, ledger and sampling of its own, as a session has, and no name: it is in no list, never sleeps, and
+is never durable. Its memory counts in the budget until it is pruned. Requests for one tree take turns.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Final
+
+from ...snapshot.forking import held_bytes
+from ...snapshot.memory import require_available
+from ...snapshot.state import LiveState
+from ..api.constraints import Constraint
+from ..api.limits import MAX_BRANCHES
+from ..engine.cancellation import in_any_case
+from ..engine.engine import Engine
+from ..engine.guiding import Guide
+from ..errors import BranchHasChildren, BranchNotFound, InvalidBranches, TooManyBranches
+from ..memory.line import Claim
+from ..memory.loading import Loading
+from ..memory.memory import Memory
+from ..models.grammars import Matcher
+from ..sessions.sessions import Session
+from .holding import Holder, holder
+
+_MAX_TOLD: Final = 16
+"""Children that a refusal names."""
+
+
+@dataclass(slots=True, eq=False)
+class Branch:
+    """One branch. live: its state, in the shape of a session that nobody finds. guide: how it draws and what it has
+    measured. constraint, matcher: what its text must match, and where it stands in that. Others as of `BranchInfo`."""
+
+    number: int
+    tree: Tree
+    parent: Branch | None
+    live: Session
+    guide: Guide
+    constraint: Constraint | None = None
+    matcher: Matcher | None = None
+    step: int = 0
+    fork_head: int = 0
+    children: list[Branch] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.fork_head = self.position
+
+    @property
+    def position(self) -> int:
+        """How many tokens it has."""
+        return len(self.live.state.tokens)
+
+    def subtree(self) -> Iterator[Branch]:
+        """It and all below it, each before its parent."""
+        for child in self.children:
+            yield from child.subtree()
+        yield self
+
+
+@dataclass(slots=True, eq=False)
+class Tree:
+    """The branches of one root. number: of its first root. owner: the connection that it ends with; None: no
+    connection. turn: held by the request that uses it. needs: keeps its model loaded."""
+
+    number: int
+    owner: Holder | None
+    needs: AsyncExitStack
+    root: Branch = field(init=False)
+    turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+
+class Forest:
+    """All trees of a daemon. The event loop's."""
+
+    def __init__(self, engine: Engine, memory: Memory, models: Loading) -> None:
+        self._engine = engine
+        self._memory = memory
+        self._models = models
+        self._branches: dict[int, Branch] = {}
+        # Later daemons begin behind: no branch is made in less than a microsecond.
+        self._numbers = itertools.count(time.time_ns() // 1000)
+        self._first = self._newest = next(self._numbers)
+
+    # --- which
+
+    def find(self, number: int) -> Branch:
+        """A branch of this connection. Raises BranchNotFound."""
+        branch = self._branches.get(number)
+        if branch is not None and branch.tree.owner is holder.get():
+            return branch
+        raise self._not_found(number, "foreign" if branch is not None else "pruned" if self._was(number) else "unknown")
+
+    def trees(self) -> list[Tree]:
+        """Those of this connection, in the order of their making."""
+        return [each.tree for each in self._branches.values() if each is each.tree.root and self._is_mine(each)]
+
+    @asynccontextmanager
+    async def working(self, numbers: Sequence[int], *, gone_is_fine: bool = False) -> AsyncIterator[list[Branch]]:
+        """Hold a tree alone, and give those of its branches, in this order. gone_is_fine: without pruned ones. Raises
+        BranchNotFound, InvalidBranches: nothing has happened."""
+        named = self._all_of(numbers, gone_is_fine=gone_is_fine)
+        if not named:
+            yield []
+            return
+        async with named[0].tree.turn:
+            yield self._all_of(numbers, gone_is_fine=gone_is_fine)
+
+    def _all_of(self, numbers: Sequence[int], *, gone_is_fine: bool) -> list[Branch]:
+        there = [each for each in numbers if each in self._branches or not (gone_is_fine and self._was(each))]
+        branches = [self.find(number) for number in there]
+        twice = next((each for at, each in enumerate(numbers) if each in numbers[:at]), None)
+        if twice is not None:
+            raise InvalidBranches(f"Branch {twice} is named twice; name each branch once.", branch=twice)
+        other = next((each for each in branches if each.tree is not branches[0].tree), None)
+        if other is not None:
+            raise InvalidBranches(
+                f"Branches {branches[0].number} and {other.number} are of different trees; ask for one tree at a time.",
+                branch=other.number,
+            )
+        return branches
+
+    def _is_mine(self, branch: Branch) -> bool:
+        return branch.tree.owner is holder.get()
+
+    def _was(self, number: int) -> bool:
+        return self._first < number <= self._newest
+
+    def _not_found(self, number: int, reason: str) -> BranchNotFound:
+        why = {
+            "foreign": "belongs to another connection; use it there",
+            "pruned": "was pruned; list the others with `branches`",
+            "unknown": "was never made by this daemon; begin a tree, and use the numbers that it gives",
+        }[reason]
+        return BranchNotFound(f"Branch {number} {why}.", branch=number, reason=reason)
+
+    # --- life
+
+    @asynccontextmanager
+    async def room(self, wanted: int) -> AsyncIterator[None]:
+        """Reserve memory for what branches are about to take. Raises MemoryBudgetExceeded, MemoryBusy, NotEnoughMemory:
+        there is none."""
+        with self._memory.apart(next(self._memory.numbers)) as claim:
+            claim.what = "The tree of branches"
+            await self._memory.reserve(claim, wanted)
+            require_available(wanted)
+            yield
+
+    async def plant(self, live: Session) -> Branch:
+        """Begin a tree with a state, which becomes the root's."""
+        needs = AsyncExitStack()
+        await needs.enter_async_context(self._models.holding(live.model.name, Claim(None, next(self._memory.numbers))))
+        tree = Tree(self._newest + 1, holder.get(), needs)
+        tree.root = self._made(tree, None, live, Guide())
+        if tree.owner is not None:
+            tree.owner.hold(tree.number, lambda: self._end(tree))
+        await self.settle(tree.root)
+        return tree.root
+
+    def require_places(self, tree: Tree, count: int) -> None:
+        """Raises TooManyBranches: the tree has no place for so many more."""
+        held = len(list(tree.root.subtree()))
+        if held + count > MAX_BRANCHES:
+            raise TooManyBranches(
+                f"The tree has {held} branches, and {count} more were asked for, but at most {MAX_BRANCHES} may be. "
+                "Prune some of them.",
+                branches=held,
+                limit=MAX_BRANCHES,
+            )
+
+    def fork(self, parent: Branch, live: Session) -> Branch:
+        """Add a child with a state that is its own. `settle` counts it."""
+        child = self._made(parent.tree, parent, live, parent.guide.forked())
+        child.constraint, child.step = parent.constraint, parent.step
+        child.matcher = None if parent.matcher is None else parent.matcher.copy()
+        parent.children.append(child)
+        return child
+
+    async def settle(self, *changed: Branch) -> None:
+        """Count the memory that a tree holds now, what its branches share once. changed: those of them that may hold
+        more or less than before. Runs to its end."""
+        for branch in changed:
+            branch.live.held_bytes = branch.live.resident_bytes
+        if changed:
+            tree = changed[0].tree
+            states = [each.live.state for each in tree.root.subtree()]
+            self._memory.trees[tree.number] = await in_any_case(self._engine.call(lambda: _bytes_of(states)))
+
+    def prunable(self, branches: Sequence[Branch], *, subtree: bool) -> list[Branch]:
+        """What goes with some branches, each before its parent. Raises BranchHasChildren: others would go that are not
+        named."""
+        going = dict.fromkeys(each for branch in branches for each in branch.subtree())
+        for branch in branches if not subtree else ():
+            if left := [child.number for child in branch.children if child not in branches]:
+                raise BranchHasChildren(
+                    f"Branch {branch.number} has children: {', '.join(map(str, left[:_MAX_TOLD]))}. Prune them first, "
+                    "or prune the whole subtree.",
+                    branch=branch.number,
+                    children=left[:_MAX_TOLD],
+                )
+        return list(going)
+
+    async def prune(self, going: Sequence[Branch]) -> int:
+        """End branches of one tree, each before its parent, and free their memory: so many bytes."""
+        if not going:
+            return 0
+        tree = going[0].tree
+        held = self._memory.trees[tree.number]
+        for branch in going:
+            del self._branches[branch.number]
+            branch.live.let_go()
+            branch.matcher = None
+            if branch.parent is not None:
+                branch.parent.children.remove(branch)
+        if tree.root in going:
+            del self._memory.trees[tree.number]
+            if tree.owner is not None:
+                tree.owner.let_go(tree.number)
+            await tree.needs.aclose()
+        else:
+            await self.settle(tree.root)
+        self._memory.look_again()
+        return held - self._memory.trees.get(tree.number, 0)
+
+    async def retain(self, branch: Branch) -> None:
+        """End all others of its tree; it becomes the root."""
+        tree, before = branch.tree, branch.tree.root
+        going = [each for child in list(branch.children) for each in child.subtree()]
+        if branch.parent is not None:
+            branch.parent.children.remove(branch)
+            branch.parent, tree.root = None, branch
+            going += before.subtree()
+        await self.prune(going)
+
+    async def close(self) -> None:
+        """End all trees."""
+        while self._branches:
+            await self._end(next(iter(self._branches.values())).tree)
+
+    async def _end(self, tree: Tree) -> None:
+        async with tree.turn:
+            await self.prune(list(tree.root.subtree()))
+
+    def _made(self, tree: Tree, parent: Branch | None, live: Session, guide: Guide) -> Branch:
+        self._newest = next(self._numbers)
+        branch = self._branches[self._newest] = Branch(self._newest, tree, parent, live, guide)
+        return branch
+
+
+def _bytes_of(states: Sequence[LiveState]) -> int:
+    logits = sum(each.last_logits.nbytes for each in states if each.last_logits is not None)
+    return held_bytes(states) + logits + sum(each.checkpoints.resident_bytes for each in states)

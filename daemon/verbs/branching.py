@@ -1,0 +1,320 @@
+"""Handlers for trees of branches."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+from ...memvid.disk.clock import now_ns
+from ...memvid.errors import StoreError
+from ...memvid.format.manifest import require_session_map
+from ...memvid.uri import VERSION_MARK, parse_reference
+from ..api.branching import (
+    AdvanceRequest,
+    AdvanceResult,
+    BranchesRequest,
+    BranchesResult,
+    BranchInfo,
+    BranchRequest,
+    CommitRequest,
+    GuideRequest,
+    KeepRequest,
+    PrefillRequest,
+    ProduceRequest,
+    ProduceResult,
+    PruneRequest,
+    PruneResult,
+    RetainRequest,
+    TokenBias,
+    TreeRequest,
+)
+from ..api.constraints import FREE
+from ..api.sampling import Sampling
+from ..api.session import SessionInfo
+from ..branches.trees import Branch
+from ..engine import generation
+from ..engine.cancellation import in_any_case, to_the_end
+from ..engine.generation import PREFILL_CHUNK_TOKENS
+from ..engine.guiding import Bias
+from ..engine.pieces import in_pieces
+from ..engine.sampler import initial_key
+from ..errors import EmptyContext, StaleStep
+from ..events.events import SessionCreated
+from ..memory.line import Use
+from ..models.grammars import AnswerForm
+from ..parts import Parts
+from ..residency import listing
+from ..sessions.rereading import LastRead
+from ..sessions.sessions import Session
+from ..sleep.orders import WakeOrder
+from .answering import answers
+
+
+@answers(TreeRequest, queued=True)
+async def tree(parts: Parts, request: TreeRequest) -> BranchInfo:
+    """Raises SessionNotFound, AmbiguousVersion, MemoryBudgetExceeded, and the errors of a wake."""
+    planted: list[Branch] = []
+    try:
+        await (_plant_version if VERSION_MARK in request.session else _plant_session)(parts, request, planted)
+    except BaseException:
+        for root in planted:
+            await in_any_case(parts.forest.prune(list(root.subtree())))
+        raise
+    return info_of(planted[0])
+
+
+async def _plant_session(parts: Parts, request: TreeRequest, planted: list[Branch]) -> None:
+    awake = parts.woken(request.session, request.emit, create=False)
+    async with awake as (use, live), _room_beside(parts, use, live.resident_bytes):
+        planted.append(await parts.forest.plant(await _copy_of(parts, live)))
+
+
+async def _plant_version(parts: Parts, request: TreeRequest, planted: list[Branch]) -> None:
+    parts.require_open()
+    row = await parts.hibernation.threads.on_io(lambda: parts.store.resolve_version(request.session))
+    async with parts.residency.turn(row.uri) as use, parts.residency.room_to_wake(use, row) as model:
+        order = WakeOrder(row.version, cause="fork")
+        woken = await to_the_end(parts.hibernation.waking.wake(row.uri, order, model, request.emit))
+        live = woken.session
+        if live.unread is not None:
+            await parts.residency.ledgers.read(live)
+        live.state.random_key = await parts.engine.call(initial_key)
+        planted.append(await parts.forest.plant(live))
+
+
+@asynccontextmanager
+async def _room_beside(parts: Parts, use: Use, wanted: int) -> AsyncIterator[None]:
+    """Room for a branch, for a request that holds the turn of a session, too."""
+    with parts.residency.memory.waiting_for_another(use, lambda: True):
+        async with parts.forest.room(wanted):
+            yield
+
+
+async def _copy_of(parts: Parts, live: Session) -> Session:
+    """The same session with a state of its own."""
+    (state,) = await parts.stepping.copies(live.state, live.model, 1)
+    return replace(live, state=state)
+
+
+@answers(BranchRequest, queued=True)
+async def branch(parts: Parts, request: BranchRequest) -> BranchesResult:
+    """Raises BranchNotFound, TooManyBranches, MemoryBudgetExceeded."""
+    async with parts.forest.working([request.branch]) as (parent,):
+        return BranchesResult(tuple(map(info_of, await _forked(parts, parent, request.count, request.seeds))))
+
+
+async def _forked(parts: Parts, parent: Branch, count: int, seeds: Sequence[int]) -> list[Branch]:
+    parts.forest.require_places(parent.tree, count)
+    async with parts.forest.room(count * parent.live.resident_bytes):
+        states = await parts.stepping.copies(parent.live.state, parent.live.model, count)
+        children = []
+        for at, state in enumerate(states):
+            drawing = parent.live.sampling.changed(Sampling(seed=seeds[at]) if seeds else None)
+            children.append(parts.forest.fork(parent, replace(parent.live, state=state, sampling=drawing)))
+        await parts.forest.settle(*children)
+        return children
+
+
+@answers(PrefillRequest, queued=True)
+async def prefill(parts: Parts, request: PrefillRequest) -> BranchesResult:
+    """Raises BranchNotFound, InvalidBranches, InvalidTokens, ContextOverflow, GenerationFailed,
+    MemoryBudgetExceeded."""
+    async with parts.forest.working([each.branch for each in request.readings]) as branches:
+        texts = []
+        for each, reading in zip(branches, request.readings, strict=True):
+            model = each.live.model
+            ids = list(reading.tokens or ())
+            if reading.text is not None:
+                ids = await parts.encoder.plain(model, reading.text, opening=not each.position)
+            await in_pieces(generation.require_valid(model, ids))
+            texts.append((each, ids))
+        async with _growing(parts, [(each, len(ids)) for each, ids in texts]):
+            await parts.stepping.read(texts, request.emit)
+        for each in branches:
+            each.live.turn_open = False
+        return BranchesResult(tuple(map(info_of, branches)))
+
+
+@answers(ProduceRequest, queued=True)
+async def produce(parts: Parts, request: ProduceRequest) -> ProduceResult:
+    """Raises BranchNotFound, InvalidBranches, EmptyContext, InvalidConstraint, GenerationFailed."""
+    async with parts.forest.working(request.branches) as branches:
+        _require_read(branches)
+        return ProduceResult(tuple(await parts.stepping.produce(branches, request.logprobs)))
+
+
+@answers(CommitRequest, queued=True)
+async def commit(parts: Parts, request: CommitRequest) -> BranchesResult:
+    """Raises BranchNotFound, InvalidBranches, EmptyContext, InvalidTokens, StaleStep, InvalidConstraint,
+    ContextOverflow, GenerationFailed, MemoryBudgetExceeded."""
+    async with parts.forest.working([each.branch for each in request.commits]) as branches:
+        _require_read(branches)
+        for each, wanted in zip(branches, request.commits, strict=True):
+            await in_pieces(generation.require_valid(each.live.model, [wanted.token]))
+            _require_step(each, wanted.step)
+        async with _growing(parts, [(each, 1) for each in branches]):
+            tokens = [(each, wanted.token) for each, wanted in zip(branches, request.commits, strict=True)]
+            await to_the_end(parts.stepping.commit(tokens))
+        return BranchesResult(tuple(map(info_of, branches)))
+
+
+@answers(AdvanceRequest, queued=True)
+async def advance(parts: Parts, request: AdvanceRequest) -> AdvanceResult:
+    """Raises BranchNotFound, InvalidBranches, EmptyContext, InvalidConstraint, ContextOverflow, GenerationFailed,
+    MemoryBudgetExceeded. What events told of is committed all the same."""
+    async with parts.forest.working(request.branches) as branches:
+        _require_read(branches)
+        async with _growing(parts, [(each, request.max_tokens) for each in branches]):
+            stop = tuple(request.stop)
+            written = await parts.stepping.advance(branches, request.max_tokens, stop, request.logprobs, request.emit)
+        return AdvanceResult(tuple(written))
+
+
+@answers(GuideRequest)
+async def guide(parts: Parts, request: GuideRequest) -> BranchesResult:
+    """Raises BranchNotFound, InvalidBranches, InvalidSampling, InvalidTokens, InvalidConstraint."""
+    async with parts.forest.working(request.branches) as branches:
+        if not branches:
+            return BranchesResult(())
+        model = branches[0].live.model
+        named = [each.token for biases in (request.logit_bias, request.steer) for each in biases or ()]
+        if named:
+            await in_pieces(generation.require_valid(model, named))
+        changed = [each.live.sampling.changed(request.sampling) for each in branches]
+        matcher = await parts.encoder.matcher(model, AnswerForm(request.constraint, FREE))
+        for each, sampling in zip(branches, changed, strict=True):
+            each.live.sampling = sampling
+            each.guide.bias = _bias_of(request.logit_bias, each.guide.bias)
+            each.guide.steer = _bias_of(request.steer, each.guide.steer)
+            if request.free or matcher is not None:
+                each.constraint, each.matcher = request.constraint, None if matcher is None else matcher.copy()
+        return BranchesResult(tuple(map(info_of, branches)))
+
+
+@answers(PruneRequest)
+async def prune(parts: Parts, request: PruneRequest) -> PruneResult:
+    """Raises BranchNotFound, InvalidBranches, BranchHasChildren."""
+    async with parts.forest.working(request.branches, gone_is_fine=True) as branches:
+        going = parts.forest.prunable(branches, subtree=request.subtree)
+        numbers = tuple(each.number for each in going)
+        return PruneResult(numbers, await to_the_end(parts.forest.prune(going)))
+
+
+@answers(RetainRequest)
+async def retain(parts: Parts, request: RetainRequest) -> BranchInfo:
+    """Raises BranchNotFound."""
+    async with parts.forest.working([request.branch]) as (kept,):
+        await to_the_end(parts.forest.retain(kept))
+        return info_of(kept)
+
+
+@answers(KeepRequest, queued=True)
+async def keep(parts: Parts, request: KeepRequest) -> SessionInfo:
+    """Raises BranchNotFound, EmptyContext, SessionExists, MemoryBudgetExceeded, and the errors of the journal; then
+    there is no session."""
+    uri = parse_reference(request.name)
+    async with parts.forest.working([request.branch]) as (kept,):
+        _require_read([kept])
+        parts.residency.standing.require_new(uri)
+        async with parts.residency.turn(uri) as use, _room_beside(parts, use, kept.live.resident_bytes):
+            parts.residency.standing.require_new(uri)
+            live = _session_of(await _copy_of(parts, kept.live), request)
+            require_session_map(live.to_map())
+            parts.residency.awake.admit(live)
+            parts.residency.memory.settle(use)
+            parts.bus.publish(SessionCreated(uri, live.model.name))
+    try:
+        async with parts.woken(str(uri), request.emit, create=False, durable=True) as (_, live):
+            parts.reuse.note(live)
+        return listing.info_of_awake(live, parts.store.find_session(uri))
+    except StoreError:
+        await in_any_case(parts.delete_session(uri))
+        raise
+
+
+@answers(BranchesRequest, told=False)
+async def branches(parts: Parts, request: BranchesRequest) -> BranchesResult:
+    """Raises BranchNotFound."""
+    parts.require_open()
+    trees = parts.forest.trees() if request.branch is None else [parts.forest.find(request.branch).tree]
+    found = [each for tree in trees for each in tree.root.subtree()]
+    return BranchesResult(tuple(map(info_of, sorted(found, key=lambda each: each.number))))
+
+
+def info_of(branch: Branch) -> BranchInfo:
+    """A branch as answers show it."""
+    return BranchInfo(
+        branch=branch.number,
+        parent=None if branch.parent is None else branch.parent.number,
+        children=tuple(child.number for child in branch.children),
+        position=branch.position,
+        fork_head=branch.fork_head,
+        step=branch.step,
+        sampling=branch.live.sampling,
+        logit_bias=_told(branch.guide.bias),
+        steer=_told(branch.guide.steer),
+        constraint=branch.constraint,
+        measured_tokens=branch.guide.measured,
+        mean_logprob=branch.guide.mean_logprob,
+        resident_bytes=branch.live.resident_bytes,
+    )
+
+
+def _told(bias: Bias) -> tuple[TokenBias, ...]:
+    return tuple(TokenBias(token, value) for token, value in bias.items())
+
+
+def _bias_of(given: Sequence[TokenBias] | None, before: Bias) -> Bias:
+    return before if given is None else {each.token: each.bias for each in given}
+
+
+def _session_of(copy: Session, request: KeepRequest) -> Session:
+    """A copy of a branch as a session of its own: new, with no version yet."""
+    return replace(
+        copy,
+        uri=parse_reference(request.name),
+        labels=copy.labels if request.labels is None else tuple(request.labels),
+        created_ns=now_ns(),
+        durable=None,
+        unchanged_tokens=0,
+        dirty=True,
+        saved_from=None,
+        rewound=False,
+        recomputed=None,
+        interrupted=None,
+        last_read=LastRead(),
+        awake_until=0.0,
+    )
+
+
+def _require_read(branches: Sequence[Branch]) -> None:
+    for each in branches:
+        if each.live.state.last_logits is None:
+            raise EmptyContext(
+                f"Branch {each.number} has read nothing yet, so it has no next token; prefill it first.",
+                branch=each.number,
+            )
+
+
+def _require_step(branch: Branch, step: int | None) -> None:
+    if step not in (None, branch.step):
+        raise StaleStep(
+            f"The token for branch {branch.number} was drawn at step {step}, and the branch stands at step "
+            f"{branch.step}. Produce again, and commit that token.",
+            branch=branch.number,
+            step=branch.step,
+        )
+
+
+@asynccontextmanager
+async def _growing(parts: Parts, wanted: Sequence[tuple[Branch, int]]) -> AsyncIterator[None]:
+    """Let branches grow by so many tokens at most. Raises ContextOverflow: one has no room for them."""
+    for each, count in wanted:
+        generation.require_room(each.live.model, each.live.state, count)
+    bytes_more = sum(each.live.growth_of(PREFILL_CHUNK_TOKENS)(each.position + count) for each, count in wanted)
+    async with parts.forest.room(bytes_more):
+        try:
+            yield
+        finally:
+            await parts.forest.settle(*(each for each, _ in wanted))

@@ -1,0 +1,440 @@
+"""Branches as clients see them, over a real socket, by the ids of docs/reference/invariants.md."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from torpor.daemon.api.events import TokenEvent
+from torpor.daemon.api.limits import MAX_BRANCHES
+from torpor.daemon.api.sampling import Sampling
+from torpor.socket_api import Client
+
+from .branch_rig import DRAWN, PAST, committed, connected, forked, info, next_tokens, planted, refused
+from .real_daemon import RealDaemon, served, tokens_of, until
+
+pytestmark = pytest.mark.timeout(180)
+
+
+@pytest.fixture(scope="module")
+def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealDaemon]:
+    """One for all tests of this file: each has trees of its own."""
+    with served(tmp_path_factory.mktemp("d")) as running:
+        yield running
+
+
+@pytest.fixture(params=["blocking", "awaited"])
+def torpor(daemon: RealDaemon, request: pytest.FixtureRequest) -> Iterator[Any]:
+    """Each client in turn. What it holds is gone at the end."""
+    with connected(daemon.socket, request.param) as client:
+        yield client
+    with Client(daemon.socket) as other:
+        until(lambda: other.status().memory.branches_bytes == 0)
+
+
+@pytest.fixture
+def name(request: pytest.FixtureRequest) -> str:
+    """A session for one test."""
+    return f"s{abs(hash(request.node.nodeid)):x}"
+
+
+# --- drawing and committing
+
+
+def test_to_produce_changes_nothing_br1(torpor: Any, name: str) -> None:
+    root = planted(torpor, name).branch
+    before = info(torpor, root)
+    first, second = (torpor.produce([root], logprobs=3) for _ in range(2))
+    assert first == second
+    assert info(torpor, root) == before
+
+
+def test_a_commit_appends_one_token_and_measures_the_logits_before_it_br2(torpor: Any, name: str) -> None:
+    root = planted(torpor, name).branch
+    (drawn,) = torpor.produce([root], logprobs=0).produced
+    (after,) = torpor.commit([{"branch": root, "token": drawn.token, "step": drawn.step}]).branches
+    assert after.position == len(PAST) + 1
+    assert after.measured_tokens == 1
+    assert after.mean_logprob == pytest.approx(drawn.logprob.logprob, abs=1e-5)
+    assert torpor.keep(root, f"{name}-kept").token_count == len(PAST) + 1
+
+
+def test_what_is_drawn_and_committed_is_what_a_session_writes(torpor: Any, name: str) -> None:
+    """A branch draws by seed and place, as a session does."""
+    root = planted(torpor, name).branch
+    drawn = []
+    for _ in range(5):
+        (each,) = torpor.produce([root]).produced
+        torpor.commit([{"branch": root, "token": each.token, "step": each.step}])
+        drawn.append(each.token)
+    assert tuple(drawn) == torpor.generate(name, max_tokens=5).tokens
+
+
+def test_a_prefill_counts_for_no_measure_and_is_read_as_a_session_reads_it_br5(torpor: Any, name: str) -> None:
+    """However it is cut: 150 and 90 tokens at once, and in three pieces, give the tokens that a session writes."""
+    more = tokens_of(5, 90)
+    root = planted(torpor, name).branch
+    whole, parted = forked(torpor, root, 7, 7)
+    (read,) = torpor.prefill([{"branch": whole, "tokens": more}]).branches
+    for start in range(0, 90, 30):
+        torpor.prefill([{"branch": parted, "tokens": more[start : start + 30]}])
+    assert (read.position, read.measured_tokens, read.mean_logprob) == (240, 0, None)
+    texts = torpor.advance([whole, parted], max_tokens=6).written
+    torpor.append(name, tokens=more)
+    wanted = torpor.generate(name, max_tokens=6, sampling=Sampling(seed=7)).tokens
+    assert texts[0].tokens == texts[1].tokens == wanted
+
+
+def test_texts_and_tokens_of_many_branches_are_read_in_one_request_br32(torpor: Any, name: str) -> None:
+    root = planted(torpor, name).branch
+    one, other = forked(torpor, root, 1, 2)
+    read = torpor.prefill([{"branch": one, "text": " and so"}, {"branch": other, "tokens": tokens_of(1, 9)}])
+    assert [each.branch for each in read.branches] == [one, other]
+    assert read.branches[0].position > len(PAST)
+    assert read.branches[1].position == len(PAST) + 9
+
+
+def test_each_token_of_a_stream_is_committed_and_names_its_branch_br20(torpor: Any, name: str) -> None:
+    root = planted(torpor, name).branch
+    two, events = forked(torpor, root, 1, 2), []
+    written = torpor.advance(two, max_tokens=10, logprobs=1, on_event=events.append).written
+    for each in written:
+        told = [event for event in events if isinstance(event, TokenEvent) and event.branch == each.branch]
+        assert tuple(event.token for event in told if event.token is not None) == each.tokens
+        assert "".join(event.text for event in told) == each.text
+        assert each.position == info(torpor, each.branch).position == len(PAST) + len(each.tokens)
+        assert [one.token for one in each.logprobs] == list(each.tokens)
+        mean = sum(one.logprob for one in each.logprobs) / len(each.tokens)
+        assert info(torpor, each.branch).mean_logprob == pytest.approx(mean, abs=1e-5)
+        assert [event.logprobs for event in told if event.token is not None] == list(each.logprobs)
+
+
+def test_a_token_that_ends_an_answer_is_never_committed_br20(torpor: Any, name: str) -> None:
+    root = planted(torpor, name).branch
+    torpor.guide([root], constraint={"regex": "no"})
+    (first,) = torpor.advance([root], max_tokens=20).written
+    assert (first.text, first.finish_reason) == ("no", "stop")
+    torpor.guide([root], constraint={"regex": "(x)?"}, sampling=Sampling(temperature=0))
+    (drawn,) = torpor.produce([root]).produced
+    torpor.guide([root], logit_bias=[{"token": drawn.token}])
+    ends = next(each for each in torpor.produce([root], logprobs=0).produced)
+    while not ends.ends:
+        torpor.guide([root], logit_bias=[{"token": drawn.token}, {"token": ends.token}])
+        (ends,) = torpor.produce([root], logprobs=0).produced
+    (nothing,) = torpor.advance([root], max_tokens=20).written
+    assert (nothing.tokens, nothing.finish_reason) == ((), "stop")
+    assert info(torpor, root).position == first.position
+
+
+# --- forks
+
+
+def test_a_fork_stands_where_its_parent_stands_br7(torpor: Any, name: str) -> None:
+    root = planted(torpor, name).branch
+    committed(torpor, root, 40, 41)
+    children = torpor.branch(root, count=8).branches
+    assert {each.position for each in children} == {each.fork_head for each in children} == {len(PAST) + 2}
+    assert {each.parent for each in children} == {root}
+    assert info(torpor, root).children == tuple(each.branch for each in children)
+    assert len({next_tokens(torpor, each.branch) for each in children} | {next_tokens(torpor, root)}) == 1
+
+
+def test_neither_side_of_a_fork_sees_the_others_writes_br8_lv11(torpor: Any, name: str) -> None:
+    root = planted(torpor, name).branch
+    one, other = forked(torpor, root, 5, 5)
+    before = torpor.produce([root, one, other], logprobs=20)
+    committed(torpor, one, *tokens_of(3, 5))
+    assert torpor.produce([root, other], logprobs=20).produced == (before.produced[0], before.produced[2])
+    committed(torpor, root, *tokens_of(4, 70))
+    assert torpor.produce([other], logprobs=20).produced == before.produced[2:]
+    assert next_tokens(torpor, other) == torpor.generate(name, max_tokens=6).tokens
+
+
+def test_a_fork_takes_all_but_steer_with_it_br9(torpor: Any, name: str) -> None:
+    root = planted(torpor, name, Sampling()).branch
+    committed(torpor, root, 40)
+    (first,) = torpor.produce([root]).produced
+    torpor.guide([root], logit_bias=[{"token": first.token}])
+    (second,) = torpor.produce([root]).produced
+    torpor.guide([root], steer=[{"token": second.token}], sampling=Sampling(top_k=9))
+    (third,) = torpor.produce([root]).produced
+    (child,) = torpor.branch(root).branches
+    (of_child,) = torpor.produce([child.branch]).produced
+    assert len({first.token, second.token, third.token}) == 3
+    assert of_child.token == second.token, "the child obeys only the bias"
+    parent = info(torpor, root)
+    assert (child.logit_bias, child.steer) == (parent.logit_bias, ())
+    assert (child.sampling, child.mean_logprob, child.step) == (parent.sampling, parent.mean_logprob, parent.step)
+
+
+def test_a_fork_stands_in_a_constraint_of_its_own(torpor: Any, name: str) -> None:
+    root = planted(torpor, name).branch
+    torpor.guide([root], constraint={"regex": "(abc|xyz)d"})
+    one, other = forked(torpor, root, 1, 2)
+    torpor.guide([one], free=True)
+    (text,) = torpor.advance([other], max_tokens=20).written
+    assert text.text in ("abcd", "xyzd")
+    assert text.finish_reason == "stop"
+    assert info(torpor, one).constraint is None
+    assert info(torpor, root).constraint.regex == "(abc|xyz)d"
+    (third,) = forked(torpor, root, 3)
+    assert torpor.advance([third], max_tokens=20).written[0].text in ("abcd", "xyzd")
+
+
+def test_the_same_seed_draws_the_same_and_another_draws_otherwise_br10(torpor: Any, name: str) -> None:
+    root = planted(torpor, name).branch
+    seeds = forked(torpor, root, 1, 1, 2)
+    same, again, other = (each.tokens for each in torpor.advance(seeds, max_tokens=12).written)
+    assert same == again != other
+    one, two = forked(torpor, root, 1, 1)
+    torpor.guide([two], sampling=Sampling(seed=9))
+    assert next_tokens(torpor, one, 12) == same != next_tokens(torpor, two, 12)
+    torpor.guide([one, two], sampling=Sampling(temperature=0))
+    assert next_tokens(torpor, one) == next_tokens(torpor, two), "greedy does not look at the seed"
+
+
+def test_a_fork_of_nothing_draws_once_it_has_read_br11(torpor: Any, name: str) -> None:
+    root = planted(torpor, name, past=[]).branch
+    (child,) = forked(torpor, root, 5)
+    for ask in (lambda: torpor.produce([child]), lambda: torpor.advance([child], max_tokens=1)):
+        assert refused(ask).code == "empty_context"
+    torpor.prefill([{"branch": child, "tokens": PAST}])
+    torpor.append(name, tokens=PAST)
+    assert next_tokens(torpor, child) == torpor.generate(name, max_tokens=6).tokens
+
+
+# --- ends
+
+
+def test_to_prune_one_frees_its_own_and_leaves_its_siblings_br12(torpor: Any, name: str) -> None:
+    root = planted(torpor, name).branch
+    three = forked(torpor, root, 1, 2, 3)
+    torpor.advance(three, max_tokens=4)
+    before = torpor.produce([three[0], three[2]], logprobs=20)
+    held, own = torpor.status().memory.branches_bytes, info(torpor, three[1]).resident_bytes
+    pruned = torpor.prune([three[1]])
+    assert (pruned.pruned, pruned.bytes_freed) == ((three[1],), own)
+    assert torpor.status().memory.branches_bytes == held - own
+    assert torpor.produce([three[0], three[2]], logprobs=20) == before
+
+
+def test_a_branch_with_children_is_pruned_with_its_subtree_alone_br13(torpor: Any, name: str) -> None:
+    root = planted(torpor, name).branch
+    one, other = forked(torpor, root, 1, 2)
+    (leaf,) = forked(torpor, one, 3)
+    before = torpor.branches(root)
+    refusal = refused(lambda: torpor.prune([other, one]))
+    assert (refusal.code, refusal.details["children"]) == ("branch_has_children", (leaf,))
+    assert torpor.branches(root) == before
+    assert torpor.prune([one], subtree=True).pruned == (leaf, one)
+    assert [each.branch for each in torpor.branches(root).branches] == [root, other]
+    assert torpor.prune([root, other]).pruned == (other, root), "its children are named beside it"
+
+
+def test_a_child_goes_on_when_all_before_it_is_gone_br14(torpor: Any, name: str) -> None:
+    root = planted(torpor, name).branch
+    (child,) = forked(torpor, root, 5)
+    expected = next_tokens(torpor, child)
+    torpor.delete(name)
+    torpor.retain(child)
+    assert next_tokens(torpor, child) == expected
+
+
+def test_what_is_pruned_is_gone_for_good_br15_br17(torpor: Any, name: str) -> None:
+    root = planted(torpor, name).branch
+    old, other = forked(torpor, root, 1, 2)
+    torpor.guide([old], logit_bias=[{"token": 9}], steer=[{"token": 8}], constraint={"regex": "x+"})
+    torpor.prune([old])
+    assert torpor.prune([old]).pruned == (), "twice is nothing to do"
+    assert torpor.prune([old, other]).pruned == (other,)
+    fresh = torpor.branch(root).branches[0]
+    assert fresh.branch > other > old
+    assert (fresh.logit_bias, fresh.steer, fresh.constraint, fresh.sampling) == ((), (), None, DRAWN)
+    for ask in (
+        lambda: torpor.produce([old]),
+        lambda: torpor.commit([{"branch": old, "token": 1}]),
+        lambda: torpor.prefill([{"branch": old, "text": "x"}]),
+        lambda: torpor.advance([fresh.branch, old], max_tokens=1),
+        lambda: torpor.branch(old),
+        lambda: torpor.guide([old], free=True),
+        lambda: torpor.keep(old, f"{name}-old"),
+        lambda: torpor.retain(old),
+        lambda: torpor.branches(old),
+    ):
+        refusal = refused(ask)
+        assert (refusal.code, refusal.details["reason"]) == ("branch_not_found", "pruned")
+    assert info(torpor, fresh.branch) == fresh
+
+
+def test_to_retain_one_ends_all_others_and_it_goes_on_as_it_is_br16(torpor: Any, name: str) -> None:
+    root = planted(torpor, name).branch
+    one, other = forked(torpor, root, 1, 2)
+    winner, loser = forked(torpor, one, 3, 4)
+    (below,) = forked(torpor, winner, 5)
+    expected, before = next_tokens(torpor, winner), torpor.branches(root)
+    assert refused(lambda: torpor.retain(2**62)).code == "branch_not_found"
+    assert torpor.branches(root) == before
+    kept = torpor.retain(winner)
+    assert (kept.parent, kept.children) == (None, ())
+    assert [each.branch for each in torpor.branches().branches] == [winner]
+    assert torpor.status().memory.branches_bytes == kept.resident_bytes
+    assert next_tokens(torpor, winner) == expected
+    for gone in (root, one, other, loser, below):
+        assert refused(lambda gone=gone: torpor.branches(gone)).details["reason"] == "pruned"
+    assert torpor.retain(winner) == info(torpor, winner)
+
+
+def test_a_tree_has_so_many_branches_and_no_more_br18(torpor: Any, name: str) -> None:
+    root = planted(torpor, name, past=[]).branch  # without tokens it takes no memory
+    children = torpor.branch(root, count=MAX_BRANCHES - 1).branches
+    refusal = refused(lambda: torpor.branch(root))
+    assert (refusal.code, refusal.details["limit"]) == ("too_many_branches", MAX_BRANCHES)
+    torpor.prune([children[3].branch])
+    (fresh,) = torpor.branch(root).branches
+    assert fresh.position == 0
+    assert len(info(torpor, root).children) == MAX_BRANCHES - 1
+
+
+def test_a_tree_that_is_closed_stays_closed_br19(torpor: Any, name: str) -> None:
+    root = planted(torpor, name).branch
+    (child,) = forked(torpor, root, 1)
+    assert torpor.prune([root], subtree=True).pruned == (child, root)
+    assert torpor.prune([root], subtree=True).pruned == ()
+    assert refused(lambda: torpor.branch(root)).details["reason"] == "pruned"
+    assert torpor.status().memory.branches_bytes == 0
+
+
+def test_a_connection_that_ends_prunes_what_was_not_kept_br33(daemon: RealDaemon, torpor: Any, name: str) -> None:
+    """Also where the body of a `with` raises; the trees of other connections stay."""
+    mine, branches = planted(torpor, name).branch, list[int]()
+    held = torpor.status().memory.branches_bytes
+
+    def leave_midway() -> None:
+        with Client(daemon.socket) as other:
+            theirs = other.tree(name).branch
+            branches.extend(forked(other, theirs, 1, 2, 3))
+            other.keep(branches[0], f"{name}-kept")
+            assert refused(lambda: torpor.produce([theirs])).details["reason"] == "foreign"
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        leave_midway()
+    until(lambda: torpor.status().memory.branches_bytes == held)
+    assert refused(lambda: torpor.produce(branches[:1])).details["reason"] == "pruned"
+    assert info(torpor, mine).position == len(PAST)
+    assert torpor.show(f"{name}-kept").info.token_count == len(PAST)
+
+
+# --- guiding and measuring
+
+
+def test_a_bias_bans_and_is_replaced_and_cleared_br21(torpor: Any, name: str) -> None:
+    root = planted(torpor, name, Sampling()).branch
+
+    def token() -> int:
+        (drawn,) = torpor.produce([root]).produced
+        found: int = drawn.token
+        return found
+
+    first = token()
+    torpor.guide([root], logit_bias=[{"token": first}])
+    second = token()
+    assert second != first
+    torpor.guide([root], logit_bias=[{"token": second}])
+    assert token() == first, "a new one replaces the old"
+    torpor.guide([root], logit_bias=[{"token": 77, "bias": 500.0}])
+    assert token() == 77
+    torpor.guide([root], steer=[{"token": 77, "bias": -1000.0}])
+    assert token() == first
+    torpor.guide([root], logit_bias=(), steer=())
+    assert token() == first
+    assert info(torpor, root).logit_bias == ()
+
+
+def test_equal_parameters_change_nothing_br22(torpor: Any, name: str) -> None:
+    root = planted(torpor, name).branch
+    one, other = forked(torpor, root, 4, 4)
+    for branch in (one, other):
+        torpor.advance([branch], max_tokens=4)
+    before = info(torpor, other)
+    torpor.guide([other], sampling=DRAWN.changed(Sampling(seed=4)))
+    assert info(torpor, other) == before
+    assert next_tokens(torpor, one) == next_tokens(torpor, other)
+
+
+def test_measures_begin_at_infinity_and_follow_what_is_committed_br23(torpor: Any, name: str) -> None:
+    fresh = planted(torpor, name)
+    assert (fresh.mean_logprob, fresh.perplexity) == (None, math.inf)
+    (drawn,) = torpor.produce([fresh.branch], logprobs=20).produced
+    assert 0 < drawn.entropy < math.log(4096)
+    torpor.commit([{"branch": fresh.branch, "token": drawn.token}])
+    assert info(torpor, fresh.branch).perplexity == pytest.approx(math.exp(-drawn.logprob.logprob), rel=1e-4)
+
+
+# --- sessions
+
+
+def test_a_branch_that_is_kept_is_an_ordinary_session_br26(torpor: Any, name: str) -> None:
+    """It sleeps and wakes with the same next tokens, and a tree begins on a version of it."""
+    root = planted(torpor, name).branch
+    (branch,) = forked(torpor, root, 8)
+    torpor.advance([branch], max_tokens=5)
+    expected = next_tokens(torpor, branch)
+    kept = torpor.keep(branch, f"{name}-kept", labels=["best"])
+    assert (kept.token_count, kept.labels, kept.sampling.seed) == (len(PAST) + 5, ("best",), 8)
+    assert info(torpor, branch).position == len(PAST) + 5, "the branch stays"
+    slept = torpor.sleep(f"{name}-kept")
+    of_version = torpor.tree(f"{name}-kept@{slept.version}")
+    assert (of_version.position, of_version.parent) == (len(PAST) + 5, None)
+    assert next_tokens(torpor, of_version.branch) == expected
+    assert torpor.generate(f"{name}-kept", max_tokens=6).tokens == expected
+    assert refused(lambda: torpor.keep(branch, f"{name}-kept")).code == "session_exists"
+
+
+def test_nothing_read_is_nothing_to_keep_br26(torpor: Any, name: str) -> None:
+    root = planted(torpor, name, past=[]).branch
+    assert refused(lambda: torpor.keep(root, f"{name}-kept")).code == "empty_context"
+    assert refused(lambda: torpor.show(f"{name}-kept")).code == "session_not_found"
+
+
+@pytest.mark.one_in(4)
+def test_a_kept_branch_outlives_a_crash(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """It is durable once `keep` is answered; the tree is not, and its numbers mean nothing to the next daemon."""
+    folder = tmp_path_factory.mktemp("d")
+    with served(folder) as first, Client(first.socket) as torpor:
+        root = planted(torpor, "s").branch
+        torpor.advance([root], max_tokens=3)
+        expected = next_tokens(torpor, root)
+        torpor.keep(root, "kept")
+        first.end(kill=True)
+    with served(folder) as second, Client(second.socket) as torpor:
+        assert torpor.generate("kept", max_tokens=6).tokens == expected
+        assert torpor.tree("s").branch > root
+        assert refused(lambda: torpor.branches(root)).details["reason"] == "unknown"
+
+
+def test_memory_is_counted_exactly_and_ends_at_zero_br24(torpor: Any, name: str) -> None:
+    """Forks, commits, readings and prunes in any order. `test_branches.py` of the daemon does ten thousand."""
+    chance = random.Random(24)
+    root = planted(torpor, name, past=tokens_of(1, 250)).branch
+    for _ in range(40):
+        there = [each.branch for each in torpor.branches(root).branches]
+        chosen = chance.choice(there)
+        match chance.randrange(4):
+            case 0:
+                torpor.branch(chosen, count=chance.randint(1, 3))
+            case 1:
+                torpor.advance(chance.sample(there, min(3, len(there))), max_tokens=chance.randint(1, 9))
+            case 2:
+                torpor.prefill([{"branch": chosen, "tokens": tokens_of(2, chance.randint(1, 40))}])
+            case 3 if chosen != root:
+                torpor.prune([chosen], subtree=True)
+        counted = torpor.status().memory
+        apart = [each.resident_bytes for each in torpor.branches(root).branches]
+        assert max(apart) <= counted.branches_bytes <= sum(apart), "what branches share counts once"
+        assert counted.reserved_bytes == 0
+    torpor.prune([root], subtree=True)
+    assert torpor.status().memory.branches_bytes == 0
