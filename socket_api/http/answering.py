@@ -183,9 +183,8 @@ class _Exchange:
                 event = self._events.popleft()
                 if isinstance(event, TokenEvent):
                     told += self._opening() + self._telling.token(event)
-                elif (
-                    isinstance(event, ProgressEvent) and event.stage == "prefill"
-                ):  # a wake may come before, and only behind it is the dialogue measured
+                elif isinstance(event, ProgressEvent) and event.stage == "prefill":
+                    # A wake may come before; only behind it is the dialogue measured.
                     told += self._opening() + self._telling.progress(event)
             self._waiting_bytes = 0
             if told:

@@ -91,11 +91,13 @@ class Usage:
 
 class Front:
     """The proxy, on a loopback port and on a Unix socket. daemon: where requests go to, now. calls: the tool that the
-    next request is made to call."""
+    next request is made to call. arguments: those that calls of a tool have, by its name, in place of any that the
+    model makes up; in all requests of a conversation, for its tools are a part of it."""
 
     def __init__(self, folder: Path) -> None:
         self.daemon: Daemon
         self.calls: str | None = None
+        self.arguments: dict[str, dict[str, Any]] = {}
         self.exchanges: list[Exchange] = []
         self.socket = folder / "front.sock"
         routes = [Route("/{path:path}", self._pass_on, methods=["GET", "POST", "HEAD", "DELETE"])]
@@ -153,6 +155,13 @@ class Front:
 
     def _change(self, path: str, body: dict[str, Any]) -> None:
         """Make an answer a call, if the next one is to be, or one of a few texts, and bound it."""
+        for tool in body.get("tools") or ():
+            if (given := self.arguments.get(tool.get("name"))) is not None:
+                tool["parameters"] = {
+                    "type": "object",
+                    "properties": {name: {"enum": [value]} for name, value in given.items()},
+                    "required": list(given),
+                }
         if self.calls is not None and body.get("tools"):
             body |= _CALLING[path](self.calls)
             self.calls = None

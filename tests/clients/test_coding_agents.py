@@ -1,7 +1,7 @@
 """Claude Code, Codex, opencode and pi: the programs that people run, headless, each turn a process of its own.
 
 Ten turns, a tool called in each second one, a `kill -9` of the daemon after the fifth. And where the context is full,
-our error makes all but Codex shorten their history and go on.
+our error makes them shorten their history and go on.
 """
 
 from __future__ import annotations
@@ -72,8 +72,15 @@ def documented(name: str, front: Front) -> str:
 
 
 def claude_code(front: Front, folder: Path) -> Agent:
-    options = ["--output-format", "json", "--tools", "Read,Glob", "--allowedTools", "Read,Glob", "--max-turns", "6"]
-    options += ["--system-prompt", "You are a helper."]
+    return _claude_code(front, folder, ["--tools", "Read,Glob", "--system-prompt", "You are a helper."])
+
+
+def claude_code_in_full(front: Front, folder: Path) -> Agent:
+    return _claude_code(front, folder, [])
+
+
+def _claude_code(front: Front, folder: Path, prompt: list[str]) -> Agent:
+    options = ["--output-format", "json", "--allowedTools", "Read,Glob", "--max-turns", "6", *prompt]
     environment = dict(re.findall(r"export (\w+)=(.*)", documented("claude-code", front)))
     environment |= {"DISABLE_AUTOUPDATER": "1", "IS_SANDBOX": "1"}
 
@@ -135,8 +142,11 @@ def main_requests(exchanges: list[Exchange]) -> list[Exchange]:
     return [each for each in exchanges if each.body.get("tools")]
 
 
+AGENTS = (claude_code, claude_code_in_full, codex, opencode, pi)
+
+
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("make", [claude_code, codex, opencode, pi], ids=lambda make: make.__name__)
+@pytest.mark.parametrize("make", AGENTS, ids=lambda make: make.__name__)
 def test_ten_turns_with_tools_survive_a_kill_and_nothing_is_read_twice(
     stage: Stage, make: Callable[[Front, Path], Agent]
 ) -> None:
@@ -166,7 +176,7 @@ LONG = "The file has twelve lines. " * 220
 def test_a_full_context_makes_it_shorten_its_history_and_go_on(
     stage: Stage, make: Callable[[Front, Path], Agent], positions: int
 ) -> None:
-    """QC6. opencode goes on in the same turn, and its status tells of the error. Codex tells its user: not here."""
+    """QC6. opencode goes on in the same turn, and its status tells of the error."""
     front = stage.begin("--model", f"demo={larger_context(stage.folder, positions)}")
     agent = make(front, stage.folder)
     for turn in range(TURNS):
@@ -175,6 +185,21 @@ def test_a_full_context_makes_it_shorten_its_history_and_go_on(
             break
     refused = next(each for each in front.exchanges if each.status != 200)
     assert refused.status == 400
+    agent.ask("And now?", goes_on=True)
+    last = front.exchanges[-1]
+    assert last.status == 200
+    assert len(json.dumps(last.body)) < len(json.dumps(refused.body))
+
+
+@pytest.mark.timeout(1800)
+def test_codex_shortens_its_history_where_the_result_of_a_tool_fills_the_context(stage: Stage) -> None:
+    """QC6. Not where the first request of a turn is too long: of that it tells its user."""
+    front = stage.begin("--model", f"demo={larger_context(stage.folder, 16_384)}")
+    agent = codex(front, stage.folder)
+    front.calls, front.arguments = agent.tool, {agent.tool: {"cmd": "seq 3000"}}
+    agent.ask("Count.", goes_on=False, may_fail=True)
+    first, refused, *_ = front.exchanges
+    assert (first.status, refused.status) == (200, 400)
     agent.ask("And now?", goes_on=True)
     last = front.exchanges[-1]
     assert last.status == 200
