@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 from conftest import Stage
 from front import Exchange, Front, calls_in, require_nothing_read_twice
+from pages import documented
 from serving import ROOT, larger_context
 
 TURNS = 10
@@ -62,13 +63,6 @@ def home_in(folder: Path) -> Path:
     subprocess.run(["git", "init", "--quiet", str(home / "project")], check=True)
     (home / "project" / "notes.txt").write_text("twelve lines\n" * 12)
     return home
-
-
-def documented(name: str, front: Front) -> str:
-    """What docs/how-to/clients.md says to set."""
-    page = (ROOT / "docs" / "how-to" / "clients.md").read_text(encoding="utf-8")
-    (block,) = re.findall(rf"<!-- client: {name} -->\n```\w+\n(.*?)```", page, re.DOTALL)
-    return block.replace("http://127.0.0.1:8080", front.url).replace("$TORPOR_TOKEN", front.token)
 
 
 def claude_code(front: Front, folder: Path) -> Agent:
