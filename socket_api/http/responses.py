@@ -127,10 +127,15 @@ async def count_tokens(request: Request) -> Response:
 
 
 async def retrieve(request: Request) -> Response:
-    """A response, told from its tokens. Which of its tokens were cached is not kept, so there is no usage."""
+    """A response, told from its tokens. They do not tell which of them were cached, nor what else the request had."""
     told, answer_id = await _recalled(request)
     last = told.messages[-1]
     facts: dict[str, Any] = {"previous_response_id": f"resp_{told.after}" if told.after else None}
+    facts["usage"] = {
+        "input_tokens": last.start,
+        "output_tokens": last.end - last.start,
+        "total_tokens": last.end,
+    }
     output = answer_items(answer_id, Toolbox(()), last.reasoning, last.content, last.tool_calls)
     if not last.finished:
         facts |= cut_off(output)

@@ -61,6 +61,9 @@ def require_all_told_again(client: openai.OpenAI, named: list[Any]) -> None:
         again = client.responses.retrieve(each.id)
         assert (again.status, again.output, again.created_at) == ("incomplete", each.output, each.created_at)
         assert again.previous_response_id == (before.id if before else None)
+        assert again.usage is not None
+        counts = ("input_tokens", "output_tokens", "total_tokens")
+        assert [getattr(again.usage, name) for name in counts] == [getattr(each.usage, name) for name in counts]
     first, second = (client.responses.input_items.list(each.id, order="asc").data for each in named[:2])
     assert (
         [each.content[0].text for each in first[1:] + second]
