@@ -42,11 +42,17 @@ class Stage:
 
 
 @pytest.fixture
-def stage() -> Iterator[Stage]:
-    folder = Path(tempfile.mkdtemp(prefix="tw"))
+def folder() -> Iterator[Path]:
+    """A folder with a short name."""
+    made = Path(tempfile.mkdtemp(prefix="tw"))
+    yield made
+    shutil.rmtree(made, ignore_errors=True)
+
+
+@pytest.fixture
+def stage(folder: Path) -> Iterator[Stage]:
     made = Stage(folder)
     with ExitStack() as ending:
-        ending.callback(shutil.rmtree, folder, ignore_errors=True)
         ending.callback(made.front.stop)
         ending.callback(lambda: made.front.daemon.end())
         yield made

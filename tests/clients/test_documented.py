@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import os
+import re
+import socket
 import subprocess
 import sys
 from pathlib import Path
 
+import httpx2
 import pytest
 from conftest import Stage
 from front import require_nothing_read_twice
 from pages import FRAMEWORKS, documented
+from serving import ROOT, TORPOR
 
 
 @pytest.mark.parametrize("name", FRAMEWORKS)
@@ -34,3 +38,18 @@ def test_the_commands_of_llm_get_two_answers_of_one_session(stage: Stage) -> Non
     assert done.returncode == 0, done.stderr
     assert len(front.exchanges) == 2
     require_nothing_read_twice(front.exchanges)
+
+
+@pytest.mark.parametrize("page", ["http.md", "clients.md"])
+def test_the_first_lines_of_a_page_start_a_daemon_and_name_its_token(folder: Path, page: str) -> None:
+    lines = re.findall(r"```sh\n(.*?)```", (ROOT / "docs" / "how-to" / page).read_text(encoding="utf-8"), re.DOTALL)[0]
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    known = {"PATH": f"{Path(TORPOR).parent}:{os.environ['PATH']}", "HOME": str(folder)}
+    commands = lines.replace("8080", str(port)) + 'printf "token %s" "${TORPOR_TOKEN-$TOKEN}"'
+    done = subprocess.run(["sh", "-c", commands], capture_output=True, text=True, env=known, check=False)
+    try:
+        headers = {"authorization": f"Bearer {done.stdout.rpartition('token ')[2]}"}
+        assert httpx2.get(f"http://127.0.0.1:{port}/v1/models", headers=headers, timeout=60).status_code == 200, done
+    finally:
+        subprocess.run([TORPOR, "stop"], env=known, check=False, capture_output=True)
