@@ -48,7 +48,7 @@ _CODES: tuple[tuple[ExitStatus, tuple[str, ...]], ...] = (
             "client_closed", "daemon_start_failed", "demo_daemon_failed", "demo_unfit", "doctor_failed",
             "duplicate_id", "durability_lost", "extra_missing",
             "frame_timeout", "frame_too_large", "generation_failed", "hello_timeout", "http_refused",
-            "inconsistent_state", "index_failed",
+            "inconsistent_state", "index_failed", "logits_lent", "stale_logits",
             "internal_error", "invalid_draft", "journal_waits", "limit_exceeded", "local_protocol_error", "lock_lost",
             "malformed_frame", "malformed_message", "not_enough_memory", "output_failed", "peer_refused",
             "protocol_error", "remote_error", "reply_too_large", "store_closed", "store_io", "store_read_only",
@@ -61,7 +61,7 @@ _CODES: tuple[tuple[ExitStatus, tuple[str, ...]], ...] = (
         (
             "branch_has_children", "context_overflow", "empty_context", "invalid_branches", "invalid_configuration",
             "invalid_fold", "invalid_request",
-            "invalid_constraint", "invalid_sampling", "invalid_tokens",
+            "invalid_constraint", "invalid_logits", "invalid_sampling", "invalid_tokens",
             "invalid_policy", "invalid_tag", "invalid_transcript", "invalid_uri", "invalid_usage", "name_taken",
             "no_target_folder",
             "nothing_to_do", "session_exists", "socket_path_too_long", "stale_step", "tag_taken", "target_exists",

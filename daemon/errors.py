@@ -149,6 +149,18 @@ class StaleStep(DaemonError):
     """A branch has gone on since a token was drawn. `step`: where it stands now. Nothing has changed."""
 
 
+class StaleLogits(DaemonError):
+    """A view of logits whose branch has gone on."""
+
+
+class LogitsLent(DaemonError):
+    """A branch cannot go on while a function looks at its logits. Nothing has changed."""
+
+
+class InvalidLogits(DaemonError):
+    """Logits of a wrong length, with NaN or infinity, or that allow no token. Nothing has changed."""
+
+
 class ServiceClosed(DaemonError):
     """The daemon is stopping and takes no more work."""
 

@@ -21,6 +21,7 @@ from torpor.daemon.api.verbs import VERBS
 
 _WORDS: Final[Mapping[object, str]] = {
     str: "text",
+    bytes: "bytes",
     int: "whole number",
     float: "number",
     bool: "true or false",

@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -23,6 +23,10 @@ BranchId = Annotated[int, Field(ge=1, le=MAX_NUMBER)]
 
 Branches = Annotated[Sequence[BranchId], Listed(), Field(max_length=MAX_BRANCHES)]
 """Of one tree, each once. None at all is nothing to do."""
+
+
+Seeds = Annotated[Sequence[Annotated[int, Field(ge=0, le=MAX_SEED)]], Listed(), Field(max_length=MAX_BRANCHES)]
+Measure = Literal["perplexity", "mean_logprob", "client"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +69,12 @@ class BranchInfo(Result):
         return perplexity_of(self.mean_logprob)
 
 
+def require_seeds(seeds: Sequence[int], count: int) -> None:
+    """Raises ValueError: there are seeds, and not one for each."""
+    if seeds and len(seeds) != count:
+        raise ValueError("give as many seeds as branches, or none")
+
+
 def perplexity_of(mean_logprob: float | None) -> float:
     """From a mean log-probability in nats; infinite for None, and where float64 has no such number."""
     try:
@@ -85,7 +95,7 @@ class Produced(Result):
     """The token that a branch would draw at its step; nothing has changed. ends: whether it ends an answer.
 
     logprob, entropy: with `logprobs` alone. logprob: of the token, and the likeliest in its place. entropy: of the
-    model's next token, in nats.
+    model's next token, in nats. logits: of this step, where they were asked for: float32 `[vocabulary]`, little-endian.
     """
 
     branch: int
@@ -95,6 +105,7 @@ class Produced(Result):
     ends: bool
     logprob: TokenLogprobs | None = None
     entropy: Annotated[float, Field(ge=0)] | None = None
+    logits: bytes | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +126,23 @@ class BranchText(Result):
     stopped_by: str | None
     logprobs: tuple[TokenLogprobs, ...] | None
     position: Count
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt(BranchText):
+    """One of several futures. kept: whether the branch is still there. measure: what it was ranked by; None where it
+    has none."""
+
+    _: KW_ONLY
+    kept: bool
+    measure: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class DivergeResult(Result):
+    """All attempts, the best first; those that were cut off behind all others."""
+
+    attempts: tuple[Attempt, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,12 +202,11 @@ class BranchRequest(Request):
     branch: BranchId
     _: KW_ONLY
     count: Annotated[int, Field(ge=1, le=MAX_BRANCHES)] = 1
-    seeds: Annotated[Sequence[Annotated[int, Field(ge=0, le=MAX_SEED)]], Listed(), Field(max_length=MAX_BRANCHES)] = ()
+    seeds: Seeds = ()
     priority: Priority = "normal"
 
     def require(self) -> None:
-        if self.seeds and len(self.seeds) != self.count:
-            raise ValueError("give as many seeds as branches, or none")
+        require_seeds(self.seeds, self.count)
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,11 +222,12 @@ class PrefillRequest(Reporting):
 @dataclass(frozen=True, slots=True)
 class ProduceRequest(Request):
     """The token that each branch would draw next. Nothing changes: asked again, it is the same. logprobs: with its
-    log-probability, and of so many of the likeliest."""
+    log-probability, and of so many of the likeliest. logits: with all logits."""
 
     branches: Branches
     _: KW_ONLY
     logprobs: TopLogprobs | None = None
+    logits: bool = False
     priority: Priority = "normal"
 
 
@@ -238,7 +266,7 @@ class GuideRequest(Request):
 
     sampling: only the given fields; another seed draws otherwise from here on. logit_bias, steer: in place of those
         that they have; forks inherit `logit_bias` alone. constraint: what their text must match from here on; free:
-        nothing.
+        nothing. logits: in place of the model's at this step, as `produce` gives them; keys and values stay.
     """
 
     branches: Branches
@@ -248,10 +276,37 @@ class GuideRequest(Request):
     steer: Biases | None = None
     constraint: Constraint | None = None
     free: bool = False
+    logits: bytes | None = None
 
     def require(self) -> None:
         if self.free and self.constraint is not None:
             raise ValueError("give either a constraint or free")
+
+
+@dataclass(frozen=True, slots=True)
+class DivergeRequest(Reporting):
+    """Fork a branch, let the children write side by side, and keep the best. The branch itself does not change.
+
+    count, max_tokens: of the children. seeds: one for each; those behind the parent's without them. by: what the best
+        is the best by. `perplexity`: the lowest of all that was committed since the root; `mean_logprob`: the highest
+        of what it wrote; `client`: nothing is pruned, and the client prunes what it does not want. stop, logprobs: as
+        for `advance`.
+    """
+
+    branch: BranchId
+    _: KW_ONLY
+    count: Annotated[int, Field(ge=1, le=MAX_BRANCHES)]
+    max_tokens: MaxTokens
+    seeds: Seeds = ()
+    by: Measure = "mean_logprob"
+    stop: Stops = ()
+    logprobs: TopLogprobs | None = None
+    priority: Priority = "normal"
+    on_event: Listener = None
+
+    def require(self) -> None:
+        require_seeds(self.seeds, self.count)
+        require_tellable(self.max_tokens * self.count, self.logprobs)
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,6 +51,7 @@ class Verbs:
     produce = Verb(branching.ProduceRequest, branching.ProduceResult, leaves="Nothing has changed.")
     commit = Verb(branching.CommitRequest, branching.BranchesResult)
     advance = Verb(branching.AdvanceRequest, branching.AdvanceResult, leaves="The branches have what events told of.")
+    diverge = Verb(branching.DivergeRequest, branching.DivergeResult, leaves="There is no new branch.")
     guide = Verb(branching.GuideRequest, branching.BranchesResult)
     prune = Verb(branching.PruneRequest, branching.PruneResult)
     retain = Verb(branching.RetainRequest, branching.BranchInfo)

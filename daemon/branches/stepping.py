@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, TypeVar
 
 import mlx.core as mx
 import numpy as np
+from numpy.typing import NDArray
 
 from ...snapshot.caches import truncate
 from ...snapshot.forking import fork
@@ -23,7 +25,7 @@ from ..engine import generation
 from ..engine.cancellation import in_any_case, settled
 from ..engine.channels import Piece
 from ..engine.constrained import Constrained
-from ..engine.decoding import Decode, lost
+from ..engine.decoding import Decode
 from ..engine.engine import Engine, Steps, WritingSteps
 from ..engine.generation import WriteOrder, Written
 from ..engine.logprobs import Logprobs
@@ -49,7 +51,8 @@ class Stepping:
 
     async def read(self, texts: Sequence[tuple[Branch, Sequence[int]]], emit: OnEvent) -> None:
         """Let branches read tokens: all, or none of them. Raises GenerationFailed."""
-        loop, undo = asyncio.get_running_loop(), [_undo(branch) for branch, _ in texts]
+        _revoke([branch for branch, _ in texts])
+        loop, undo = asyncio.get_running_loop(), await self._undo([branch for branch, _ in texts])
         total, done = sum(len(tokens) for _, tokens in texts), [0] * len(texts)
 
         def tell(at: int, count: int) -> None:
@@ -65,19 +68,33 @@ class Stepping:
 
         await self._all_or_none([self._engine.run(reading(at)) for at in range(len(texts))], undo)
         for branch, _ in texts:
-            branch.step += 1
+            branch.guide.replaced, branch.step = None, branch.step + 1
 
-    async def produce(self, branches: Sequence[Branch], logprobs: int | None) -> list[Produced]:
+    async def produce(self, branches: Sequence[Branch], logprobs: int | None, *, logits: bool) -> list[Produced]:
         """What each would draw. Raises InvalidConstraint, GenerationFailed."""
-        return [await self._engine.call(lambda each=each: _produced(each, logprobs)) for each in branches]  # type: ignore[misc]
+
+        def found(branch: Branch) -> Produced:
+            produced = _produced(branch, logprobs)
+            return replace(produced, logits=_as_bytes(branch.head())) if logits else produced
+
+        return [await self._engine.call(partial(found, each)) for each in branches]
+
+    async def set_logits(self, branches: Sequence[Branch], values: NDArray[np.float32]) -> None:
+        """Let branches draw from other logits at this step."""
+        _revoke(branches)
+        given = await self._engine.call(lambda: _evaluated(mx.array(values)))
+        for branch in branches:
+            branch.guide.replaced, branch.step = given, branch.step + 1
 
     async def commit(self, tokens: Sequence[tuple[Branch, int]]) -> None:
         """Append a token to each branch: to all, or to none. Runs to its end.
 
         Raises:
             InvalidConstraint: a constraint does not allow it. GenerationFailed: the model failed."""
-        matchers = [_accepted(branch, token) for branch, token in tokens]
-        undo = [_undo(branch) for branch, _ in tokens]
+        # Grammars are walked on the engine's thread: it has the stack for them.
+        matchers = await self._engine.call(lambda: [_accepted(branch, token) for branch, token in tokens])
+        _revoke([branch for branch, _ in tokens])
+        undo = await self._undo([branch for branch, _ in tokens])
         found = await self._all_or_none(
             [self._engine.run(_decode(branch, token), writes=True) for branch, token in tokens], undo
         )
@@ -85,8 +102,7 @@ class Stepping:
         def enter() -> None:
             for (branch, token), logits in zip(tokens, found, strict=True):
                 state = branch.live.state
-                assert state.last_logits is not None
-                branch.guide.commit(branch.guide.head(state.last_logits), token)
+                branch.guide.commit(branch.head(), token)
                 state.tokens.append(token)
                 state.last_logits = logits
 
@@ -99,15 +115,18 @@ class Stepping:
     ) -> list[BranchText]:
         """Let branches write. If one fails, all stop, and each has the tokens that it has committed. Raises
         InvalidConstraint, GenerationFailed."""
+        _revoke(branches)
         writings = [_Writing.of(branch, max_tokens, stop, logprobs) for branch in branches]
         loop = asyncio.get_running_loop()
         works = [self._engine.run(each.steps(loop, emit), writes=True) for each in writings]
         try:
             await _together(works)
         finally:
-            for each in writings:
-                each.end()
+            await in_any_case(self._engine.call(partial(_end, writings)))
         return [each.text() for each in writings]
+
+    async def _undo(self, branches: Sequence[Branch]) -> list[Callable[[], None]]:
+        return await self._engine.call(lambda: [_undo(branch) for branch in branches])
 
     async def _all_or_none(
         self, works: Sequence[Coroutine[Any, Any, Result]], undo: Sequence[Callable[[], None]]
@@ -165,6 +184,11 @@ class _Writing:
         return BranchText(branch=self.branch.number, position=self.branch.position, **told)
 
 
+def _end(writings: Sequence[_Writing]) -> None:
+    for each in writings:
+        each.end()
+
+
 def _copy(engine: Engine, source: LiveState, model: LoadedModel) -> LiveState:
     engine.release(source)
     found = fork(source, model.new_caches())
@@ -218,15 +242,12 @@ def _accepted(branch: Branch, token: int) -> Matcher | None:
 
 def _produced(branch: Branch, logprobs: int | None) -> Produced:
     live = branch.live
-    state, model = live.state, live.model
-    if state.is_lost:
-        raise lost(state)
-    assert state.last_logits is not None
+    state, model, head = live.state, live.model, branch.head()
     matcher = None if branch.matcher is None else branch.matcher.copy()
     bound = None if matcher is None else Constrained(matcher, model, state.tokens, None)
     order = WriteOrder(1, live.sampling, guide=branch.guide)
     token = generation.next_draw(state, order, Written(bound=bound)).token
-    head, ends = branch.guide.head(state.last_logits), token in model.end_tokens
+    ends = token in model.end_tokens
     stream = TextStream(model.tokenizer, state.tokens)
     return Produced(
         branch=branch.number,
@@ -248,6 +269,20 @@ def entropy_of(logits: mx.array) -> float:
     return max(0.0, float(-(some * np.log(some)).sum()))
 
 
+def _revoke(branches: Sequence[Branch]) -> None:
+    for branch in branches:
+        branch.revoke()
+
+
+def _as_bytes(logits: mx.array) -> bytes:
+    return np.asarray(logits).astype("<f4").tobytes()
+
+
+def _evaluated(array: mx.array) -> mx.array:
+    mx.eval(array)
+    return array
+
+
 def _soon(loop: asyncio.AbstractEventLoop, call: Callable[[], None]) -> None:
     loop.call_soon_threadsafe(call)
 
@@ -256,6 +291,8 @@ async def _together(works: Sequence[Coroutine[Any, Any, Result]]) -> list[Result
     """The results of works that run at once. If one fails or the caller is cancelled, the others are stopped, and have
     ended when this raises."""
     tasks = [asyncio.ensure_future(work) for work in works]
+    if not tasks:
+        return []
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
         failed = next((task for task in tasks if task.done() and not task.cancelled() and task.exception()), None)

@@ -9,10 +9,12 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, TypeVar
+
+import mlx.core as mx
 
 from ...snapshot.forking import held_bytes
 from ...snapshot.memory import require_available
@@ -20,15 +22,19 @@ from ...snapshot.state import LiveState
 from ..api.constraints import Constraint
 from ..api.limits import MAX_BRANCHES
 from ..engine.cancellation import in_any_case
+from ..engine.decoding import lost
 from ..engine.engine import Engine
 from ..engine.guiding import Guide
-from ..errors import BranchHasChildren, BranchNotFound, InvalidBranches, TooManyBranches
+from ..errors import BranchHasChildren, BranchNotFound, EmptyContext, InvalidBranches, TooManyBranches
 from ..memory.line import Claim
 from ..memory.loading import Loading
 from ..memory.memory import Memory
 from ..models.grammars import Matcher
 from ..sessions.sessions import Session
 from .holding import Holder, holder
+from .views import Lending, LogitsView
+
+Result = TypeVar("Result")
 
 _MAX_TOLD: Final = 16
 """Children that a refusal names."""
@@ -49,6 +55,7 @@ class Branch:
     step: int = 0
     fork_head: int = 0
     children: list[Branch] = field(default_factory=list)
+    _lending: Lending = field(default_factory=Lending)
 
     def __post_init__(self) -> None:
         self.fork_head = self.position
@@ -57,6 +64,32 @@ class Branch:
     def position(self) -> int:
         """How many tokens it has."""
         return len(self.live.state.tokens)
+
+    def logits(self) -> LogitsView:
+        """The logits of this step, lent until the branch goes on. Raises EmptyContext: it has read nothing."""
+        return self._lending.view(self.number, self.step, self.head())
+
+    def with_logits(self, look: Callable[[LogitsView], Result]) -> Result:
+        """What a function finds in the logits; meanwhile the branch cannot go on. Raises TypeError: it would look
+        later."""
+        return self._lending.borrowed(self.logits(), look)
+
+    def revoke(self) -> None:
+        """Take the lent logits back, before anything overwrites them. Raises LogitsLent: a function looks at them."""
+        self._lending.revoke(self.number)
+
+    def head(self) -> mx.array:
+        """The logits that it draws from, before any bias. Raises EmptyContext: it has read nothing. GenerationFailed:
+        its state was lost."""
+        state = self.live.state
+        if state.is_lost:
+            raise lost(state)
+        if state.last_logits is None:
+            raise EmptyContext(
+                f"Branch {self.number} has read nothing yet, so it has no next token; prefill it first.",
+                branch=self.number,
+            )
+        return self.guide.head(state.last_logits)
 
     def subtree(self) -> Iterator[Branch]:
         """It and all below it, each before its parent."""
@@ -215,6 +248,7 @@ class Forest:
         held = self._memory.trees[tree.number]
         for branch in going:
             del self._branches[branch.number]
+            branch.revoke()
             branch.live.let_go()
             branch.matcher = None
             if branch.parent is not None:

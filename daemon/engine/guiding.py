@@ -17,11 +17,12 @@ Bias = Mapping[int, float | None]
 
 @dataclass(slots=True)
 class Guide:
-    """bias, steer: what is added before a draw; forks inherit `bias` alone. measured: tokens committed; logprob_sum: of
-    their log-probabilities, in nats."""
+    """bias, steer: what is added before a draw; forks inherit `bias` alone. replaced: logits in place of the model's,
+    for one step. measured: tokens committed; logprob_sum: of their log-probabilities, in nats."""
 
     bias: Bias = field(default_factory=dict)
     steer: Bias = field(default_factory=dict)
+    replaced: mx.array | None = None
     measured: int = 0
     logprob_sum: float = 0.0
 
@@ -31,7 +32,7 @@ class Guide:
 
     def head(self, logits: mx.array) -> mx.array:
         """The logits `[vocabulary]` that count, for those of the model."""
-        return logits
+        return logits if self.replaced is None else self.replaced
 
     def steered(self, logits: mx.array, allowed: Allowed | None) -> tuple[mx.array, Allowed | None]:
         """The logits to draw from, and which tokens may be drawn. Raises InvalidConstraint: none may."""
@@ -51,6 +52,7 @@ class Guide:
 
     def commit(self, head: mx.array, token: int) -> None:
         """Measure a token that was committed. head: the logits before it."""
+        self.replaced = None
         self.measured += 1
         self.logprob_sum += logprob_of(head, token)
 

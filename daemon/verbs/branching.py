@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import replace
+from dataclasses import fields, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from ...memvid.disk.clock import now_ns
 from ...memvid.errors import StoreError
@@ -13,11 +17,15 @@ from ...memvid.uri import VERSION_MARK, parse_reference
 from ..api.branching import (
     AdvanceRequest,
     AdvanceResult,
+    Attempt,
     BranchesRequest,
     BranchesResult,
     BranchInfo,
     BranchRequest,
+    BranchText,
     CommitRequest,
+    DivergeRequest,
+    DivergeResult,
     GuideRequest,
     KeepRequest,
     PrefillRequest,
@@ -30,8 +38,10 @@ from ..api.branching import (
     TreeRequest,
 )
 from ..api.constraints import FREE
+from ..api.limits import MAX_SEED
 from ..api.sampling import Sampling
 from ..api.session import SessionInfo
+from ..branches.ranking import measured, ranked
 from ..branches.trees import Branch
 from ..engine import generation
 from ..engine.cancellation import in_any_case, to_the_end
@@ -39,7 +49,7 @@ from ..engine.generation import PREFILL_CHUNK_TOKENS
 from ..engine.guiding import Bias
 from ..engine.pieces import in_pieces
 from ..engine.sampler import initial_key
-from ..errors import EmptyContext, StaleStep
+from ..errors import InvalidLogits, StaleStep
 from ..events.events import SessionCreated
 from ..memory.line import Use
 from ..models.grammars import AnswerForm
@@ -141,7 +151,8 @@ async def produce(parts: Parts, request: ProduceRequest) -> ProduceResult:
     """Raises BranchNotFound, InvalidBranches, EmptyContext, InvalidConstraint, GenerationFailed."""
     async with parts.forest.working(request.branches) as branches:
         _require_read(branches)
-        return ProduceResult(tuple(await parts.stepping.produce(branches, request.logprobs)))
+        found = await parts.stepping.produce(branches, request.logprobs, logits=request.logits)
+        return ProduceResult(tuple(found))
 
 
 @answers(CommitRequest, queued=True)
@@ -171,9 +182,39 @@ async def advance(parts: Parts, request: AdvanceRequest) -> AdvanceResult:
         return AdvanceResult(tuple(written))
 
 
+@answers(DivergeRequest, queued=True)
+async def diverge(parts: Parts, request: DivergeRequest) -> DivergeResult:
+    """Raises BranchNotFound, EmptyContext, TooManyBranches, and as `advance`; then there is no new branch."""
+    async with parts.forest.working([request.branch]) as (parent,):
+        _require_read([parent])
+        generation.require_room(parent.live.model, parent.live.state, request.max_tokens)
+        own = parent.live.sampling.seed
+        seeds = request.seeds or [(own + at) % (MAX_SEED + 1) for at in range(1, request.count + 1)]
+        children = await _forked(parts, parent, request.count, seeds)
+        try:
+            async with _growing(parts, [(each, request.max_tokens) for each in children]):
+                stop = tuple(request.stop)
+                texts = await parts.stepping.advance(children, request.max_tokens, stop, request.logprobs, request.emit)
+        except BaseException:
+            await in_any_case(parts.forest.prune(children))
+            raise
+        measures = [measured(request.by, parent.guide, each.guide) for each in children]
+        order = ranked([each.finish_reason == "length" for each in texts], request.by, measures)
+        losers = order[1:] if request.by != "client" else []
+        await to_the_end(parts.forest.prune([children[at] for at in losers]))
+        return DivergeResult(
+            tuple(Attempt(**_fields(texts[at]), kept=at not in losers, measure=measures[at]) for at in order)
+        )
+
+
+def _fields(text: BranchText) -> dict[str, Any]:
+    return {each.name: getattr(text, each.name) for each in fields(text)}
+
+
 @answers(GuideRequest)
 async def guide(parts: Parts, request: GuideRequest) -> BranchesResult:
-    """Raises BranchNotFound, InvalidBranches, InvalidSampling, InvalidTokens, InvalidConstraint."""
+    """Raises BranchNotFound, InvalidBranches, InvalidSampling, InvalidTokens, InvalidConstraint, InvalidLogits,
+    EmptyContext."""
     async with parts.forest.working(request.branches) as branches:
         if not branches:
             return BranchesResult(())
@@ -183,6 +224,9 @@ async def guide(parts: Parts, request: GuideRequest) -> BranchesResult:
             await in_pieces(generation.require_valid(model, named))
         changed = [each.live.sampling.changed(request.sampling) for each in branches]
         matcher = await parts.encoder.matcher(model, AnswerForm(request.constraint, FREE))
+        if request.logits is not None:
+            _require_read(branches)
+            await parts.stepping.set_logits(branches, _logits_of(request.logits, model.layout.vocabulary))
         for each, sampling in zip(branches, changed, strict=True):
             each.live.sampling = sampling
             each.guide.bias = _bias_of(request.logit_bias, each.guide.bias)
@@ -261,6 +305,21 @@ def info_of(branch: Branch) -> BranchInfo:
     )
 
 
+def _logits_of(given: bytes, vocabulary: int) -> NDArray[np.float32]:
+    """Raises InvalidLogits."""
+    wrong = None
+    values = np.frombuffer(given[: len(given) // 4 * 4], "<f4")
+    if len(given) != 4 * vocabulary:
+        wrong = f"they have {len(given)} bytes, and {4 * vocabulary} are those of {vocabulary} float32 numbers"
+    elif np.isnan(values).any() or np.isposinf(values).any():
+        wrong = "one of them is NaN or infinity"
+    elif np.isneginf(values).all():
+        wrong = "all of them are minus infinity, so no token could be drawn"
+    if wrong is not None:
+        raise InvalidLogits(f"These logits cannot be drawn from: {wrong}.", vocabulary=vocabulary)
+    return values.astype(np.float32)
+
+
 def _told(bias: Bias) -> tuple[TokenBias, ...]:
     return tuple(TokenBias(token, value) for token, value in bias.items())
 
@@ -290,11 +349,7 @@ def _session_of(copy: Session, request: KeepRequest) -> Session:
 
 def _require_read(branches: Sequence[Branch]) -> None:
     for each in branches:
-        if each.live.state.last_logits is None:
-            raise EmptyContext(
-                f"Branch {each.number} has read nothing yet, so it has no next token; prefill it first.",
-                branch=each.number,
-            )
+        each.head()
 
 
 def _require_step(branch: Branch, step: int | None) -> None:

@@ -9,12 +9,15 @@ from typing import Any
 from torpor.daemon.api.branching import (
     AdvanceRequest,
     AdvanceResult,
+    Attempt,
     BranchesRequest,
     BranchesResult,
     BranchInfo,
     BranchRequest,
     BranchText,
     CommitRequest,
+    DivergeRequest,
+    DivergeResult,
     GuideRequest,
     KeepRequest,
     PrefillRequest,
@@ -46,6 +49,7 @@ class FakeBranches:
             ProduceRequest: self._produce,
             CommitRequest: self._commit,
             AdvanceRequest: self._advance,
+            DivergeRequest: self._diverge,
             GuideRequest: self._guide,
             PruneRequest: self._prune,
             RetainRequest: self._retain,
@@ -75,6 +79,15 @@ class FakeBranches:
 
     async def _advance(self, request: AdvanceRequest) -> AdvanceResult:
         return AdvanceResult(tuple(BranchText(each, "t7 ", (7,), "length", None, None, 4) for each in request.branches))
+
+    async def _diverge(self, request: DivergeRequest) -> DivergeResult:
+        made = await self._branch(BranchRequest(request.branch, count=request.count))
+        return DivergeResult(
+            tuple(
+                Attempt(each.branch, "t7 ", (7,), "length", None, None, 4, kept=True, measure=-1.0)
+                for each in made.branches
+            )
+        )
 
     async def _guide(self, request: GuideRequest) -> BranchesResult:
         return self._grown(dict.fromkeys(request.branches, 0))

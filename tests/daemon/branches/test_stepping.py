@@ -1,0 +1,210 @@
+"""What happens to branches where the model fails, a caller leaves, and requests come at once: inside the service."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from session_rig import Rigged, fingerprint_of, tokens_of
+from torpor.daemon.api.branching import BranchCommit, BranchInfo, BranchReading
+from torpor.daemon.api.events import TokenEvent
+from torpor.daemon.api.sampling import Sampling
+from torpor.daemon.branches.holding import Holder, holder
+from torpor.daemon.errors import BranchNotFound, GenerationFailed
+from torpor.snapshot.forking import held_bytes
+
+DRAWN = Sampling(temperature=0.9, seed=3)
+
+
+@asynccontextmanager
+async def planted(opener: Any, count: int, *, past: int = 40) -> AsyncIterator[tuple[Rigged, list[int]]]:
+    """A tree with some children of its root."""
+    async with opener() as rig:
+        await rig.service.create(session="s", sampling=DRAWN)
+        await rig.service.append(session="s", tokens=tokens_of(1, past))
+        root = await rig.service.tree(session="s")
+        children = await rig.service.branch(root.branch, count=count, seeds=list(range(count)))
+        yield rig, [each.branch for each in children.branches]
+
+
+async def seen(rig: Rigged, branches: list[int]) -> tuple[Any, ...]:
+    """All that branches are: what is told of them, what they would draw, and the bits of their states; not the memory
+    behind their tokens."""
+    there = (await rig.service.branches(branches[0])).branches
+    told = {each.branch: replace(each, resident_bytes=0) for each in there}
+    states = [rig.service.forest.find(each).live.state for each in branches]
+    bits = [await rig.service.engine.call(lambda state=state: fingerprint_of(state)) for state in states]
+    passes = [state.passes.tobytes() for state in states]
+    return [told[each] for each in branches], await rig.service.produce(branches, logprobs=5), bits, passes
+
+
+async def require_counted(rig: Rigged, branch: int) -> None:
+    """What is counted of the one tree is what is there."""
+    states = [each.live.state for each in rig.service.forest.find(branch).tree.root.subtree()]
+    caches = await rig.service.engine.call(lambda: held_bytes(states))
+    logits = sum(each.last_logits.nbytes for each in states if each.last_logits is not None)
+    checkpoints = sum(each.checkpoints.resident_bytes for each in states)
+    told = rig.service.residency.memory.info()
+    assert (told.branches_bytes, told.reserved_bytes, told.waiting) == (caches + logits + checkpoints, 0, 0)
+
+
+@pytest.mark.parametrize("kind", ["tiny", "gemma3_text", "mamba2"])
+@pytest.mark.parametrize("fails_at", [1, 3])
+async def test_a_commit_that_fails_for_one_is_none_at_all_br3(
+    open_rig: Any, open_kind: Any, kind: str, fails_at: int
+) -> None:
+    """In a batch and alone, with caches that can be cut and those that cannot."""
+    opener = open_rig if kind == "tiny" else lambda **options: open_kind(kind, **options)
+    async with planted(opener, 4) as (rig, branches):
+        for each in branches[:2]:
+            await rig.service.guide([each], constraint=None, free=True)
+        before = await seen(rig, branches)
+        commits = [BranchCommit(each, 7) for each in branches]
+        rig.network.reset()
+        failing = rig.network.calls
+
+        def fail(now: int, tokens: Any, cache: Any) -> None:
+            if len(failing) >= fails_at:
+                raise RuntimeError("the model broke")
+
+        rig.network.before = fail
+        with pytest.raises(GenerationFailed):
+            await rig.service.commit(commits)
+        rig.network.reset()
+        assert await seen(rig, branches) == before
+        after = await rig.service.commit(commits)
+        assert {each.position for each in after.branches} == {41}
+
+
+@pytest.mark.parametrize("kind", ["tiny", "gemma3_text", "mamba2"])
+async def test_a_reading_that_fails_is_none_for_all_br6(open_rig: Any, open_kind: Any, kind: str) -> None:
+    """The second branch fails in its second call, when the first has read all of its text."""
+    opener = open_rig if kind == "tiny" else lambda **options: open_kind(kind, **options)
+    async with planted(opener, 2, past=100) as (rig, branches):
+        before = await seen(rig, branches)
+        texts = tokens_of(2, 3), tokens_of(3, 200)
+        readings = [BranchReading(each, tokens=text) for each, text in zip(branches, texts, strict=True)]
+        rig.network.reset()
+
+        def fail(now: int, tokens: Any, cache: Any) -> None:
+            if now == 5:
+                raise RuntimeError("the model broke")
+
+        rig.network.before = fail
+        with pytest.raises(GenerationFailed):
+            await rig.service.prefill(readings)
+        rig.network.reset()
+        assert await seen(rig, branches) == before
+        await require_counted(rig, branches[0])
+        assert {each.position for each in (await rig.service.prefill(readings)).branches} == {103, 300}
+
+
+async def test_a_writer_that_leaves_keeps_what_was_told_br20_br30(open_rig: Any) -> None:
+    """Cancelled in its midst: the branches hold the tokens of the events and no others, and go on."""
+    async with planted(open_rig, 2) as (rig, branches):
+        events: list[TokenEvent] = []
+        rig.network.reset()
+        gate = rig.network.hold_at(6)
+        writing = asyncio.ensure_future(rig.service.advance(branches, max_tokens=50, on_event=events.append))
+        await gate.reached()
+        writing.cancel()
+        gate.open()
+        with pytest.raises(asyncio.CancelledError):
+            await writing
+        rig.network.reset()
+        for each in branches:
+            told = [event.token for event in events if event.branch == each and event.token is not None]
+            state = rig.service.forest.find(each).live.state
+            assert list(state.tokens[40:]) == told
+            assert state.is_consistent
+        rest = await rig.service.advance(branches, max_tokens=4)
+        assert all(len(each.tokens) == 4 for each in rest.written)
+
+
+async def test_requests_at_once_for_one_tree_take_turns_br25(open_rig: Any) -> None:
+    """No two model calls overlap, no token is lost, and the tree ends where it would end one after the other."""
+    async with planted(open_rig, 3) as (rig, branches):
+        working, most = 0, 0
+        run, run_batch = type(rig.model).run, type(rig.model).run_batch
+
+        def before(*_: Any) -> None:
+            nonlocal working, most
+            working += 1
+            most = max(most, working)
+
+        def after(_: int, logits: Any) -> Any:
+            nonlocal working
+            working -= 1
+            return logits
+
+        rig.network.before, rig.network.after = before, after
+        await asyncio.gather(
+            *(rig.service.advance([each], max_tokens=5) for each in branches),
+            *(rig.service.commit([BranchCommit(each, 9)]) for each in branches),
+            rig.service.prefill([BranchReading(branches[0], tokens=(1, 2, 3))]),
+            rig.service.generate(session="s", max_tokens=5),
+        )
+        assert most == 1
+        assert [rig.service.forest.find(each).position for each in branches] == [49, 46, 46]
+        assert run is type(rig.model).run
+        assert run_batch is type(rig.model).run_batch
+
+
+async def test_a_holder_that_ends_takes_its_trees_with_it_and_no_others_br30(open_rig: Any) -> None:
+    async with planted(open_rig, 1) as (rig, mine):
+        theirs = Holder()
+
+        async def plant() -> BranchInfo:
+            holder.set(theirs)
+            root: BranchInfo = await rig.service.tree(session="s")
+            await rig.service.branch(root.branch, count=2)
+            return root
+
+        root = await asyncio.create_task(plant())
+        assert theirs
+        with pytest.raises(BranchNotFound) as refused:
+            await rig.service.produce([root.branch])
+        assert refused.value.details["reason"] == "foreign"
+        await theirs.end()
+        assert not theirs
+        assert list(rig.service.residency.memory.trees) == [rig.service.forest.find(mine[0]).tree.number]
+        assert not [claim for claim in rig.service.shelf.places["tiny"].holders if claim.uri is not None]
+
+
+async def at_random(rig: Rigged, root: int, steps: int, chance: random.Random) -> None:
+    """Forks, commits, readings and prunes, and after each: what is counted is what is there."""
+    forest = rig.service.forest
+    for _ in range(steps):
+        there = [each.number for each in forest.find(root).subtree()]
+        chosen = chance.choice(there)
+        match chance.randrange(5):
+            case 0 | 1 if len(there) < 12:
+                await rig.service.branch(chosen, count=chance.randint(1, 3))
+            case 2:
+                few = chance.sample(there, min(3, len(there)))
+                await rig.service.commit([BranchCommit(each, chance.randrange(256)) for each in few])
+            case 3:
+                await rig.service.prefill([BranchReading(chosen, tokens=tokens_of(1, chance.randint(1, 5)))])
+            case 4 if chosen != root:
+                await rig.service.prune([chosen], subtree=True)
+        await require_counted(rig, root)
+
+
+@pytest.mark.parametrize("steps", [150, pytest.param(10_000, marks=[pytest.mark.heavy, pytest.mark.timeout(1800)])])
+async def test_memory_is_counted_exactly_and_ends_at_zero_br24(open_rig: Any, steps: int) -> None:
+    async with planted(open_rig, 1, past=250) as (rig, branches):
+        chance = random.Random(steps)
+        root = (await rig.service.branches(branches[0])).branches[0].branch
+        for _ in range(0, steps, 150):
+            await at_random(rig, root, 150, chance)
+            if rig.service.forest.find(root).position > 1200:  # well within the context
+                await rig.service.prune([root], subtree=True)
+                root = (await rig.service.tree(session="s")).branch
+        await rig.service.prune([root], subtree=True)
+        assert rig.service.residency.memory.info().branches_bytes == 0
+        assert not rig.service.residency.memory.trees
