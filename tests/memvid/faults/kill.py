@@ -1,8 +1,8 @@
 """T1: SIGKILL at every call that changes something, then a second one during the recovery.
 
-For n = 1, 2, 3, … a forked child runs the scenario and kills itself before its n-th such call (in the torn sweep:
-after half of a write); the parent recovers and checks. It ends at the first n that the child outlives. A kill keeps
-what the page cache has, so a missing flush cannot be seen here: `power.py` is for that.
+For n = 1, 2, 3, … up to the number of such calls a forked child runs the scenario and kills itself before its n-th
+(in the torn sweep: after half of a write); the parent recovers and checks. A kill keeps what the page cache has, so a
+missing flush cannot be seen here: `power.py` is for that.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import os
 import shutil
 import signal
 import traceback
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -76,11 +77,13 @@ def fresh(source: Path, target: Path) -> None:
     shutil.copytree(source.parent, target.parent)
 
 
-def events_of(scenario: Scenario, original: Path, work: Path, world: World) -> list[Allowed]:
+def events_of(
+    scenario: Scenario, original: Path, work: Path, world: World, handler: Callable[[Call], Any] = Call.run
+) -> list[Allowed]:
     """What may be found from each event of the scenario on when nothing goes wrong; the first of all is the start."""
     fresh(original, work)
     tape = Tape(world)
-    with repeatable(seed=2):
+    with repeatable(seed=2), Shim(handler):
         scenario.run(work, tape)
     if tape.unsure:
         raise Broken(f"{scenario.name} may have left undone, though nothing went wrong: {tape.unsure}")
@@ -116,29 +119,31 @@ def _say(writer: int) -> None:
 
 
 def sweep(
-    scenario: Scenario, base: Path, *, torn: bool, stride: int = 1, first: int = 0, second_stride: int = 0
+    scenario: Scenario, base: Path, *, stride: int = 1, torn_stride: int = 0, second_stride: int = 0, first: int = 0
 ) -> Swept:
-    """Kill at every `stride`-th point; during the recovery from each, again at every `second_stride`-th (0: never)."""
+    """Kill at every `stride`-th point, and at every `torn_stride`-th after half of a write; during the recovery from
+    each, again at every `second_stride`-th. 0: never."""
     original, work, again = base / "original" / "store", base / "work" / "store", base / "again" / "store"
     world = prepare(scenario, original)
-    worlds = events_of(scenario, original, work, world)
+    counting = _Killer(0)
+    worlds = events_of(scenario, original, work, world, counting)
     result = Swept(scenario.name)
-    point = 1 + first % stride
-    while len(result.failures) < _MOST_FAILURES:
+    _try_check(scenario, work, worlds[-1], "not killed at all", result)
+    points = [(point, False) for point in range(1 + first % stride, counting.seen + 1, stride)]
+    if torn_stride:
+        points += [(point, True) for point in range(1 + first % torn_stride, counting.seen + 1, torn_stride)]
+    for point, torn in points:
+        if len(result.failures) >= _MOST_FAILURES:
+            break
         fresh(original, work)
         survived, events = run_and_kill(scenario, work, world, _Killer(point, torn))
-        allowed = worlds[events]
-        if not survived:
-            result.points += 1
-            if second_stride:
-                first = 1 + point % second_stride
-                result.second_points += _kill_recoveries(
-                    scenario, work, again, allowed, range(first, 10_000, second_stride), (result, point)
-                )
-        _try_check(scenario, work, allowed, f"killed at point {point}", result)
         if survived:
-            break
-        point += stride
+            raise AssertionError(f"{scenario.name}: the child has made fewer than {point} calls")
+        result.points += 1
+        if second_stride and not torn:
+            seconds = range(1 + point % second_stride, 10_000, second_stride)
+            result.second_points += _kill_recoveries(scenario, work, again, worlds[events], seconds, (result, point))
+        _try_check(scenario, work, worlds[events], f"killed at point {point}", result)
     return result
 
 

@@ -44,12 +44,11 @@ _MUTANT_EFFORT: Final = power.Effort(subsets=2, tears=0)
 
 def run_kill(scenarios: list[Scenario], base: Path, full: int) -> Report:
     """T1, in process: a kill before each call that changes something, and with the write before it torn."""
-    jobs = []
-    for number, scenario in enumerate(scenarios, start=share()):
-        strides = {"stride": full or 31, "second_stride": 4 if full else 199, "first": number}
-        jobs.append(partial(kill.sweep, scenario, base / f"{number}-whole", torn=False, **strides))
-        strides = {"stride": full or 61, "first": number}
-        jobs.append(partial(kill.sweep, scenario, base / f"{number}-torn", torn=True, **strides))
+    strides = {"stride": full or 61, "torn_stride": full or 121, "second_stride": 4 if full else 397}
+    jobs = [
+        partial(kill.sweep, scenario, base / str(number), first=number, **strides)
+        for number, scenario in enumerate(scenarios, start=share())
+    ]
     return _report(_side_by_side(jobs), ("points", "second_points"))
 
 
@@ -62,7 +61,7 @@ def run_strace(scenarios: list[Scenario], base: Path, full: int) -> Report:
     return _report(found, ("points",))
 
 
-def run_power(scenarios: list[Scenario], base: Path, full: int, *, one_in: int = 181) -> Report:
+def run_power(scenarios: list[Scenario], base: Path, full: int, *, one_in: int = 361) -> Report:
     """T2."""
     found = []
     for number, scenario in enumerate(scenarios):
@@ -83,7 +82,7 @@ def run_lost_index(scenarios: list[Scenario], base: Path, full: int) -> Report:
     """T1 and T2, and the index is removed before each opening: what it alone knew would be lost."""
     lost = [scenario.without_index() for scenario in scenarios]
     jobs = [
-        partial(kill.sweep, scenario, base / f"{number}-whole", torn=False, stride=full or 113, first=7 * number)
+        partial(kill.sweep, scenario, base / str(number), stride=full or 113, first=7 * number)
         for number, scenario in enumerate(lost, start=share())
     ]
     report = _report(_side_by_side(jobs), ("points",))
@@ -121,10 +120,11 @@ def _tell_verdict(verdict: mutant_runs.Verdict) -> None:
 def run_errno(scenarios: list[Scenario], base: Path, full: int) -> Report:
     """T4."""
     jobs = []
-    limits = range(0, 45_000, 512)[share() % full :: full] if full else range(0, 45_000, 8192)
+    part = full or 32
+    limits = range(0, 45_000, 512)[share() % part :: part]
     for number, scenario in enumerate(scenarios, start=share()):
         folder = base / str(number)
-        jobs.append(partial(errnos.sweep, scenario, folder / "calls", stride=full or 509, first=number))
+        jobs.append(partial(errnos.sweep, scenario, folder / "calls", stride=full or 1021, first=number))
         jobs.append(partial(errnos.size_limits, scenario, folder / "sizes", limits))
         if scenario.name in _DELETES:
             jobs.append(partial(errnos.deletes_when_full, scenario, folder / "full"))

@@ -57,12 +57,12 @@ def hold(found: dict[str, Any], **expected: int) -> None:
 
 def test_t1_threat_27_a_process_killed_at_any_step_loses_nothing_that_was_acknowledged(tmp_path: Path) -> None:
     found = sweep("kill", tmp_path)
-    hold(found, points=190)
-    assert found["second_points"] >= 30
+    hold(found, points=95)
+    assert found["second_points"] >= 10
 
 
 def test_t2_threat_29_no_power_cut_loses_what_was_acknowledged(tmp_path: Path) -> None:
-    hold(sweep("power", tmp_path), states=1300)
+    hold(sweep("power", tmp_path), states=720)
 
 
 def test_t1_t2_an_index_that_is_removed_after_any_fault_is_no_loss(tmp_path: Path) -> None:
@@ -148,8 +148,8 @@ def test_t4_threats_30_to_33_every_refusal_of_the_system_is_a_typed_error_and_le
     tmp_path: Path,
 ) -> None:
     found = sweep("errno", tmp_path)
-    hold(found, runs=480)
-    assert found["poisoned"] >= 4
+    hold(found, runs=310)
+    assert found["poisoned"] >= 2
 
 
 def test_no_removal_loses_what_woke_beside_an_index_of_another_moment(tmp_path: Path) -> None:
