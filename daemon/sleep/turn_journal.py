@@ -4,13 +4,15 @@ Owns what of a session goes into the journal of the store, and when it is flushe
 state has (`ledgers.py`): the tokens behind the blocks of the last version, the model calls that read them, the random
 key, the texts' digests. So what an opening makes of it after a crash wakes as such a ledger does, in the same calls.
 
-Records that come while one flush is under way wait for the next, which serves all of them.
+Records that come while one flush is under way wait for the next, which serves all of them. Where many turns are under
+way, a flush waits a little for others to end.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Final
@@ -35,6 +37,14 @@ _BYTES_A_MESSAGE: Final = 256
 _BYTES_ELSE: Final = 16 * 1024
 """Of what stands in each record: identity, sampling, names, origins."""
 
+_MANY: Final = 16
+"""A flush waits while so many other turns are under way. With fewer it would mostly wait in vain."""
+
+_WAIT_SHARE: Final = 16
+"""Such a flush waits for this part of the time that a turn took: one more of the others ends within it, at least."""
+
+_MOST_WAIT_S: Final = 0.25
+
 _Waiting = tuple[Session, "asyncio.Future[None]"]
 
 
@@ -57,6 +67,8 @@ class TurnJournal:
         self._sleep = sleep
         self._waiting: list[_Waiting] = []
         self._flushing: asyncio.Task[None] | None = None
+        self._begun: dict[SessionUri, float] = {}  # when each turn under way began
+        self._few_others = asyncio.Event()
 
     async def make_room(self, session: Session, more_tokens: int) -> None:
         """Take the disk space for the record of a session that grows by so many tokens.
@@ -66,6 +78,7 @@ class TurnJournal:
         """
         if not self.keeps(session):
             return
+        self._begun.setdefault(session.uri, time.monotonic())
         behind = len(session.state.tokens) + more_tokens - Behind.of(session).held
         said = session.text_map
         texts = (session.system, said.system, said.system, session.root.to_text(), *session.labels)
@@ -76,6 +89,7 @@ class TurnJournal:
 
     def give_back_room(self, uri: SessionUri) -> None:
         """What was not used of the room that a request took: it has ended."""
+        self._begun.pop(uri, None)
         self._store.give_back_room(uri)
 
     async def acknowledge(self, session: Session) -> None:
@@ -95,6 +109,8 @@ class TurnJournal:
     async def _acknowledge(self, session: Session) -> None:
         written: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.append((session, written))
+        if self._others() < _MANY:
+            self._few_others.set()
         if self._flushing is None:
             self._flushing = asyncio.ensure_future(self._flush())
         try:
@@ -118,10 +134,24 @@ class TurnJournal:
     async def _flush(self) -> None:
         try:
             while self._waiting:
+                await self._let_others_end()
                 batch, self._waiting = self._waiting, []
                 await self._write(batch)
         finally:
             self._flushing = None
+
+    def _others(self) -> int:
+        """Turns under way that do not wait for a flush."""
+        return len(self._begun) - len(self._waiting)
+
+    async def _let_others_end(self) -> None:
+        """Where many other turns are under way, wait a little for them, so that one flush serves more."""
+        if self._others() >= _MANY:
+            now = time.monotonic()
+            took_s = min(now - self._begun.get(session.uri, now) for session, _ in self._waiting)
+            self._few_others.clear()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._few_others.wait(), min(_MOST_WAIT_S, took_s / _WAIT_SHARE))
 
     async def _write(self, batch: Sequence[_Waiting], *, relying: bool = True) -> None:
         """Write records with one flush; where that is refused, each alone, so that one refuses no other. relying: as

@@ -52,7 +52,10 @@ from .store_file import JOURNAL
 TURNS_FILE: Final = "turns.mvj"
 
 _STEP_BYTES: Final = 64 * KIB
-"""Room is taken in steps of this size, so that most records lengthen no file."""
+_STEP_SHARE: Final = 4
+"""Room is taken in steps of this size, or of a part of a longer file, so that most records lengthen none."""
+
+_MOST_STEP_BYTES: Final = 1 * MIB
 
 _SMALL_BYTES: Final = 1 * MIB
 """A smaller file is not written anew, however little of it counts."""
@@ -384,10 +387,13 @@ class Journal:
         counting = sum(size_of(place.payload_bytes) for place in self._live.values())
         anew_bytes, longer_bytes = _in_steps(HEADER_BYTES + counting + needed), _in_steps(self._end + needed)
         _require_short(self.path, anew_bytes)
-        if not is_sound or longer_bytes > min(MAX_JOURNAL_BYTES, max(_SMALL_BYTES, _VOID_SHARE * anew_bytes)):
+        most_bytes = min(MAX_JOURNAL_BYTES, max(_SMALL_BYTES, _VOID_SHARE * anew_bytes))
+        if not is_sound or longer_bytes > most_bytes:
             ask(anew_bytes)
             self._write_anew(needed)
         else:
+            step_bytes = min(_MOST_STEP_BYTES, self._size // _STEP_SHARE)
+            longer_bytes = max(longer_bytes, min(most_bytes, _in_steps(self._size + step_bytes)))
             ask(longer_bytes - self._size)
             self._lengthen(longer_bytes)
 

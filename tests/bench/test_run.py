@@ -153,18 +153,18 @@ def test_sixteen_draws_are_measured_in_each_way_and_in_a_round(tmp_path: Path) -
 @pytest.mark.heavy
 def test_durable_answers_are_measured_beside_others_and_beside_the_flush_alone(tmp_path: Path) -> None:
     found = run("durability", "--rounds", "1", out=tmp_path / "out")
-    assert found["flush_alone_s"]["lowest"] > 0
     assert [case["sessions"] for case in found["cases"]] == [1, 4]
     for case in found["cases"]:
         ways = case["ways"]
         assert ways.keys() == {"none", "turn", "sleep"}
+        assert case["flush_alone_s"]["lowest"] > 0
         assert all(each["turns"] == 2 * case["sessions"] for each in ways.values())
         assert all(each["last_token_s"]["lowest"] > 0 for each in ways.values())
         assert 0 < ways["turn"]["flushes_a_turn"]["highest"] <= 2
         assert ways["none"]["flushes_a_turn"]["highest"] == ways["sleep"]["flushes_a_turn"]["highest"] == 0
     assert found["stream"]["writes"] > 0
     assert found["stream"]["gaps"].keys() == {"nothing", "write behind"}
-    assert found["stream"]["p99_over_nothing"]["runs"] == 1
+    assert found["stream"]["p99_over_nothing"] > 0
 
 
 @pytest.mark.heavy

@@ -313,6 +313,35 @@ async def test_turns_that_wait_together_are_flushed_once(open_rig: Any, monkeypa
         assert len(batches) <= 2
 
 
+async def test_where_many_turns_are_under_way_a_flush_waits_for_the_others(
+    open_rig: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batches: list[int] = []
+    acknowledge = Store.acknowledge
+
+    def counted(store: Store, records: Any) -> None:
+        batches.append(len(records))
+        acknowledge(store, records)
+
+    monkeypatch.setattr(turn_journal, "_WAIT_SHARE", 1e-9)
+    monkeypatch.setattr(turn_journal, "_MOST_WAIT_S", 3600.0)
+    async with open_rig() as rig:
+        for number in range(6):
+            await rig.read(f"s{number}", tokens_of(number, 40))
+        monkeypatch.setattr(Store, "acknowledge", counted)
+        monkeypatch.setattr(turn_journal, "_MANY", 2)
+        rig.network.reset()
+        gate = rig.network.hold_at(1)
+        asked = [asyncio.ensure_future(rig.write(f"s{number}", 3 + number)) for number in range(6)]
+        await gate.reached()
+        while len(rig.service.journal._begun) < 6:
+            await asyncio.sleep(0)
+        gate.open()
+        await asyncio.gather(*asked)
+        assert batches[0] >= 5, "with fewer than two others it waits no more"
+        assert sum(batches) == 6
+
+
 async def test_a_turn_that_cannot_be_written_refuses_no_other(open_rig: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     acknowledge = Store.acknowledge
 

@@ -89,6 +89,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
     made = Made(folder / "made")
     with pytest.MonkeyPatch.context() as patch, Store.open(folder / "store", writable=True) as store:
         patch.setattr(journal, "_STEP_BYTES", 8)  # little room behind the records, for each of its bits is tried
+        patch.setattr(journal, "_MOST_STEP_BYTES", 0)
         for _ in _history(store, made):
             made.files.append((folder / "store" / "journal" / journal.TURNS_FILE).read_bytes())
             made.slept.append({row.uri: row.token_count for row in store.iter_sessions()})
