@@ -14,6 +14,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
@@ -38,14 +39,21 @@ _BYTES_ELSE: Final = 16 * 1024
 """Of what stands in each record: identity, sampling, names, origins."""
 
 _MANY: Final = 16
-"""A flush waits while so many other turns are under way. With fewer it would mostly wait in vain."""
+"""A flush waits while so many turns are under way. With fewer it would mostly wait in vain."""
 
 _WAIT_SHARE: Final = 16
 """Such a flush waits for this part of the time that a turn took: one more of the others ends within it, at least."""
 
-_MOST_WAIT_S: Final = 0.25
+_MOST_WAIT_S: Final = 0.5
 
-_Waiting = tuple[Session, "asyncio.Future[None]"]
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Waiting:
+    """A turn that has ended and is not durable yet. took_s: how long it was under way."""
+
+    session: Session
+    took_s: float
+    written: asyncio.Future[None]
 
 
 class TurnJournal:
@@ -68,7 +76,7 @@ class TurnJournal:
         self._waiting: list[_Waiting] = []
         self._flushing: asyncio.Task[None] | None = None
         self._begun: dict[SessionUri, float] = {}  # when each turn under way began
-        self._few_others = asyncio.Event()
+        self._few = asyncio.Event()
 
     async def make_room(self, session: Session, more_tokens: int) -> None:
         """Take the disk space for the record of a session that grows by so many tokens.
@@ -89,7 +97,7 @@ class TurnJournal:
 
     def give_back_room(self, uri: SessionUri) -> None:
         """What was not used of the room that a request took: it has ended."""
-        self._begun.pop(uri, None)
+        self._end(uri)
         self._store.give_back_room(uri)
 
     async def acknowledge(self, session: Session) -> None:
@@ -108,9 +116,7 @@ class TurnJournal:
 
     async def _acknowledge(self, session: Session) -> None:
         written: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.append((session, written))
-        if self._others() < _MANY:
-            self._few_others.set()
+        self._waiting.append(_Waiting(session, self._end(session.uri), written))
         if self._flushing is None:
             self._flushing = asyncio.ensure_future(self._flush())
         try:
@@ -140,25 +146,28 @@ class TurnJournal:
         finally:
             self._flushing = None
 
-    def _others(self) -> int:
-        """Turns under way that do not wait for a flush."""
-        return len(self._begun) - len(self._waiting)
+    def _end(self, uri: SessionUri) -> float:
+        """A turn is under way no more; how long it was, in seconds."""
+        now = time.monotonic()
+        took_s = now - self._begun.pop(uri, now)
+        if len(self._begun) < _MANY:
+            self._few.set()
+        return took_s
 
     async def _let_others_end(self) -> None:
-        """Where many other turns are under way, wait a little for them, so that one flush serves more."""
-        if self._others() >= _MANY:
-            now = time.monotonic()
-            took_s = min(now - self._begun.get(session.uri, now) for session, _ in self._waiting)
-            self._few_others.clear()
+        """While many turns are under way, wait a little for some of them, so that one flush serves more."""
+        if len(self._begun) >= _MANY:
+            self._few.clear()
+            wait_s = min(_MOST_WAIT_S, min(each.took_s for each in self._waiting) / _WAIT_SHARE)
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._few_others.wait(), min(_MOST_WAIT_S, took_s / _WAIT_SHARE))
+                await asyncio.wait_for(self._few.wait(), wait_s)
 
     async def _write(self, batch: Sequence[_Waiting], *, relying: bool = True) -> None:
         """Write records with one flush; where that is refused, each alone, so that one refuses no other. relying: as
         for `_record_of`."""
 
         def acknowledge() -> None:
-            self._store.acknowledge([self._record_of(session, relying=relying) for session, _ in batch])
+            self._store.acknowledge([self._record_of(each.session, relying=relying) for each in batch])
 
         try:
             await self._threads.on_journal(acknowledge)
@@ -170,11 +179,11 @@ class TurnJournal:
             if relying and isinstance(error, Corruption):  # the version behind which it stands was pruned, or set aside
                 await self._write(batch, relying=False)
                 return
-            for _, written in batch:
-                written.set_exception(error)
+            for each in batch:
+                each.written.set_exception(error)
         else:
-            for _, written in batch:
-                written.set_result(None)
+            for each in batch:
+                each.written.set_result(None)
 
     async def replay(self, uri: SessionUri) -> None:
         """Make a version of turns whose session has left memory without a sleep.

@@ -176,12 +176,14 @@ async def test_an_answer_waits_for_its_flush(
         monkeypatch.setattr(Store, "acknowledge", held)
         asked = asyncio.ensure_future(rig.service.append(session="one", tokens=[1, 2], on_event=ignore))
         await flushing.reached()
-        assert len(rig.live("one").state.tokens) == 42, "the turn is done"
-        for _ in range(50):
-            await asyncio.sleep(0)
-        assert not asked.done()
-        before = shutil.copytree(as_killed(store), tmp_path / "before")
-        flushing.open()
+        try:
+            assert len(rig.live("one").state.tokens) == 42, "the turn is done"
+            for _ in range(50):
+                await asyncio.sleep(0)
+            assert not asked.done()
+            before = shutil.copytree(as_killed(store), tmp_path / "before")
+        finally:
+            flushing.open()
         await asked
         shutil.rmtree(store.parent / "killed")
         killed = as_killed(store)
@@ -313,6 +315,21 @@ async def test_turns_that_wait_together_are_flushed_once(open_rig: Any, monkeypa
         assert len(batches) <= 2
 
 
+async def write_together(rig: Any, monkeypatch: pytest.MonkeyPatch, counts: dict[str, int]) -> list[Any]:
+    """Write in sessions so that one flush waits for the turns of all. Gives what each was told."""
+    monkeypatch.setattr(turn_journal, "_MANY", 1)
+    monkeypatch.setattr(turn_journal, "_WAIT_SHARE", 1e-9)
+    monkeypatch.setattr(turn_journal, "_MOST_WAIT_S", 3600.0)
+    rig.network.reset()
+    gate = rig.network.hold_at(1)
+    asked = [asyncio.ensure_future(rig.write(name, count)) for name, count in counts.items()]
+    await gate.reached()
+    while len(rig.service.journal._begun) < len(counts):
+        await asyncio.sleep(0)
+    gate.open()
+    return await asyncio.gather(*asked, return_exceptions=True)
+
+
 async def test_where_many_turns_are_under_way_a_flush_waits_for_the_others(
     open_rig: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -323,30 +340,21 @@ async def test_where_many_turns_are_under_way_a_flush_waits_for_the_others(
         batches.append(len(records))
         acknowledge(store, records)
 
-    monkeypatch.setattr(turn_journal, "_WAIT_SHARE", 1e-9)
-    monkeypatch.setattr(turn_journal, "_MOST_WAIT_S", 3600.0)
+    names = [f"s{number}" for number in range(6)]
     async with open_rig() as rig:
-        for number in range(6):
-            await rig.read(f"s{number}", tokens_of(number, 40))
+        for number, name in enumerate(names):
+            await rig.read(name, tokens_of(number, 40))
         monkeypatch.setattr(Store, "acknowledge", counted)
-        monkeypatch.setattr(turn_journal, "_MANY", 2)
-        rig.network.reset()
-        gate = rig.network.hold_at(1)
-        asked = [asyncio.ensure_future(rig.write(f"s{number}", 3 + number)) for number in range(6)]
-        await gate.reached()
-        while len(rig.service.journal._begun) < 6:
-            await asyncio.sleep(0)
-        gate.open()
-        await asyncio.gather(*asked)
-        assert batches[0] >= 5, "with fewer than two others it waits no more"
-        assert sum(batches) == 6
+        await write_together(rig, monkeypatch, {name: 3 + number for number, name in enumerate(names)})
+        assert batches == [6]
 
 
 async def test_a_turn_that_cannot_be_written_refuses_no_other(open_rig: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    acknowledge = Store.acknowledge
+    acknowledge, batches = Store.acknowledge, list[list[str]]()
 
     def refuse_one(store: Store, records: Any) -> None:
-        if any(record.uri.name == "s1" for record in records):
+        batches.append([record.uri.name for record in records])
+        if "s1" in batches[-1]:
             raise NoSpace("No room.")
         acknowledge(store, records)
 
@@ -354,8 +362,9 @@ async def test_a_turn_that_cannot_be_written_refuses_no_other(open_rig: Any, mon
         for number in range(3):
             await rig.read(f"s{number}", tokens_of(number, 40))
         monkeypatch.setattr(Store, "acknowledge", refuse_one)
-        told = await asyncio.gather(*(rig.write(f"s{number}", 3) for number in range(3)), return_exceptions=True)
-        assert [type(one) is NoSpace for one in told] == [False, True, False]
+        told = await write_together(rig, monkeypatch, {"s1": 3, "s0": 4, "s2": 5})
+        assert sorted(batches[0]) == ["s0", "s1", "s2"]
+        assert [type(one) is NoSpace for one in told] == [True, False, False]
         monkeypatch.undo()
         assert len(rig.live("s1").state.tokens) == 43, "it is in memory, and the next answer makes it durable"
         await rig.write("s1", 1)

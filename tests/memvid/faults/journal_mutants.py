@@ -344,7 +344,7 @@ _ANSWERS: Final = (
             "TurnJournal._flush",
             take_out="while self._waiting",
             put_in="batch, self._waiting = self._waiting, []\nawait self._write(batch)\n"
-            "for _, left in self._waiting: left.set_result(None)",
+            "for left in self._waiting: left.written.set_result(None)",
         ),
     ),
     _check(
@@ -358,8 +358,8 @@ _ANSWERS: Final = (
         Edit(
             _TURN_JOURNAL,
             "TurnJournal._write",
-            take_out="written.set_exception(error)",
-            put_in="written.set_result(None)",
+            take_out="each.written.set_exception(error)",
+            put_in="each.written.set_result(None)",
         ),
     ),
     _check(
