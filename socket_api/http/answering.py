@@ -12,6 +12,7 @@ its request cancelled (threat 44).
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 import time
@@ -114,6 +115,7 @@ class _Exchange:
         self._waiting_bytes = 0
         self._wake = asyncio.Event()
         self._opened = self._begun = False
+        self._quiet_since = time.monotonic()
         self._asked = asked
 
     async def prepare(self) -> None:
@@ -163,32 +165,38 @@ class _Exchange:
 
     async def _tell_until_end(self, work: asyncio.Task[Answered], leaving: asyncio.Task[None]) -> None:
         """Tell events until the work has ended. Raises ClientLeft."""
-        limits, silent_since = self._desk.limits, time.monotonic()
         while self._events or not work.done():
             self._wake.clear()
             if not (self._events or work.done() or leaving.done()):
-                try:
-                    async with asyncio.timeout(limits.silence_s if self._begun else limits.first_event_s):
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(self._due_in_s()):
                         await self._wake.wait()
-                except TimeoutError:
-                    is_silent = time.monotonic() >= silent_since + limits.silence_s
-                    fits = self._asking.measured is not None and self._asking.chosen is not None
-                    if self._begun or fits or is_silent:
-                        await self._tell(self._opening() or self._telling.silence())
-                    continue
             if leaving.done():
                 raise ClientLeft
-            told = bytearray()
-            while self._events:
-                event = self._events.popleft()
-                if isinstance(event, TokenEvent):
-                    told += self._opening() + self._telling.token(event)
-                elif isinstance(event, ProgressEvent) and event.stage == "prefill":
-                    # A wake may come before; only behind it is the dialogue measured.
-                    told += self._opening() + self._telling.progress(event)
-            self._waiting_bytes = 0
+            told = self._taken_events()
+            if not told and not work.done() and self._due_in_s() <= 0:
+                told = self._opening() or self._telling.silence()
             if told:
-                await self._tell(bytes(told))
+                await self._tell(told)
+
+    def _due_in_s(self) -> float:
+        """When an event is due at the latest. Not all that happens is told: a long reading may be silent."""
+        limits, fits = self._desk.limits, self._asking.measured is not None and self._asking.chosen is not None
+        pause_s = limits.first_event_s if fits and not self._begun else limits.silence_s
+        return self._quiet_since + pause_s - time.monotonic()
+
+    def _taken_events(self) -> bytes:
+        """What is told of the events that have come; often nothing."""
+        told = bytearray()
+        while self._events:
+            event = self._events.popleft()
+            if isinstance(event, TokenEvent):
+                told += self._opening() + self._telling.token(event)
+            elif isinstance(event, ProgressEvent) and event.stage == "prefill":
+                # A wake may come before; only behind it is the dialogue measured.
+                told += self._opening() + self._telling.progress(event)
+        self._waiting_bytes = 0
+        return bytes(told)
 
     def _opening(self) -> bytes:
         """The first events, unless they were told."""
@@ -201,7 +209,8 @@ class _Exchange:
         if isinstance(event, TokenEvent) and event.channel == "reasoning" and event.token is not None:
             self._telling.reasoning_tokens += 1
         if isinstance(event, SessionEvent):
-            self._asking.chosen = event.session
+            self._asking.chosen, self._quiet_since = event.session, time.monotonic()
+            self._wake.set()
             return
         if not self._streamed:
             if isinstance(event, TokenEvent):
@@ -225,6 +234,7 @@ class _Exchange:
                     headers.update({"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache"})
                     await self._send({"type": "http.response.start", "status": 200, "headers": headers.raw})
                 await self._send({"type": "http.response.body", "body": events, "more_body": not last})
+                self._quiet_since = time.monotonic()
         except TimeoutError:
             self._drop()
             raise ClientLeft from None

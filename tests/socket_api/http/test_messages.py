@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 
@@ -241,6 +242,21 @@ def test_a_silent_stream_pings(begin: Begin) -> None:
     server.do(server.service.release)
     assert b"message_stop" in answer.read()
     connection.close()
+
+
+def test_a_long_reading_of_which_nothing_is_told_pings_too(begin: Begin) -> None:
+    """Its progress comes more often than a ping is due, and this API has no event for it."""
+    server = begin(silence_s=0.02)
+
+    async def chat(request: ConverseRequest) -> GenerateResult:
+        for done in range(100):
+            request.emit(ProgressEvent("prefill", done, 100))
+            await asyncio.sleep(0.002)
+        return result(request.session)
+
+    chats(server, chat)
+    names = [each["type"] for each in named_events_of(server.ask("POST", PATH, {**HELLO, "stream": True}))]
+    assert names.count("ping") > 3
 
 
 @pytest.mark.parametrize(
