@@ -32,10 +32,15 @@ def rounds_of(options: argparse.Namespace) -> int:
 
 
 def save(name: str, figures: dict[str, Any], out: Path) -> dict[str, Any]:
-    """Write the figures with the machine and the versions; returns all of it."""
-    document = {"benchmark": name, "machine": describe(), **figures}
+    """Write the figures with the machine and the versions, and print these; returns all of it."""
+    machine = describe()
+    document = {"benchmark": name, "machine": machine, **figures}
     out.mkdir(parents=True, exist_ok=True)
     (out / f"{name}.json").write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+    versions = ", ".join(f"{package} {version}" for package, version in machine["packages"].items())
+    print(
+        f"{machine['processor']}, {machine['cpu_count']} cores, load average {machine['load_average']:.1f}; {versions}"
+    )
     return document
 
 

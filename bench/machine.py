@@ -10,14 +10,19 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-PACKAGES = ("torpor", "mlx", "mlx-lm", "numpy", "blake3", "msgpack", "zstandard")
+PACKAGES = (
+    *("torpor", "mlx", "mlx-lm", "numpy", "blake3", "msgpack", "zstandard"),
+    *("llguidance", "starlette", "uvicorn", "httptools"),
+)
 
 
 def describe() -> dict[str, Any]:
-    """The machine and the versions, as plain data."""
+    """The machine and the versions, as plain data. load_average: processes that wanted a core in the last five minutes,
+    the benchmark among them."""
     return {
         "processor": processor_name(),
         "cpu_count": os.cpu_count(),
+        "load_average": os.getloadavg()[1],
         "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
         "platform": platform.platform(),
         "python": platform.python_version(),

@@ -5,8 +5,8 @@ loopback port of a process of its own. Beside it, round by round over a kept con
 request that reaches the service, `/v1/models` of a daemon on the demo model. The bound is 4 echoes.
 
 The share of a token: our HTTP server before a service without a model, which has the next token as soon as the loop
-comes back to it. So the processor time of the process is the server's: the event, its JSON, and the socket. The bound
-is 50 microseconds a token.
+comes back to it. So the processor time of the process, from before the request until the client has read the answer, is
+the server's: the event, its JSON, and the socket. The bound is 50 microseconds a token.
 """
 
 from __future__ import annotations
@@ -56,7 +56,9 @@ def serve_echo(told: Connection) -> None:
 
     async def run() -> None:
         app = Starlette(routes=[Route("/", echo, methods=["POST"])])
-        server = uvicorn.Server(uvicorn.Config(app, port=0, http="httptools", log_level="error", access_log=False))
+        kept = {"timeout_keep_alive": round(ANSWER_S)}  # while the others are asked
+        config = uvicorn.Config(app, port=0, http="httptools", log_level="error", access_log=False, **kept)
+        server = uvicorn.Server(config)
         serving = asyncio.create_task(server.serve())
         while not server.started:
             await asyncio.sleep(0.01)
@@ -68,7 +70,7 @@ def serve_echo(told: Connection) -> None:
 
 def serve_tokens(told: Connection, tokens: int, folder: Path) -> None:
     """Our HTTP server before a service that writes so many tokens at once, until it is killed. told: gets its port and
-    a token of access, and then the processor seconds of each answer."""
+    a token of access, and then the processor seconds of the process for each thing that it sends."""
     from torpor.daemon.api.conversing import ConverseRequest, MeasureResult
     from torpor.daemon.api.events import TokenEvent
     from torpor.daemon.api.reading import GenerateResult
@@ -80,11 +82,9 @@ def serve_tokens(told: Connection, tokens: int, folder: Path) -> None:
         async def ask(self, verb: Verb[Any, Any], request: Request) -> Any:
             if not isinstance(request, ConverseRequest):
                 return MeasureResult(10, 0, 1 << 30, "instant")
-            begun = time.process_time()
             for _ in range(tokens):
                 request.emit(TokenEvent(1, " token"))
                 await asyncio.sleep(0)
-            told.send(time.process_time() - begun)
             uri = f"torpor://default/{request.session}"
             return GenerateResult(uri, " token" * tokens, (1,) * tokens, "stop", 10 + tokens, 10, 0.0, 1.0)
 
@@ -92,7 +92,12 @@ def serve_tokens(told: Connection, tokens: int, folder: Path) -> None:
         server = HttpServer(port=0, tokens_path=folder / "tokens")
         await server.start(Instant())  # type: ignore[arg-type]  # it is asked nothing else
         told.send((server.port, (folder / "tokens").read_text().split()[-1]))
+        asyncio.get_running_loop().add_reader(told.fileno(), tell_processor_time)
         await asyncio.Event().wait()
+
+    def tell_processor_time() -> None:
+        told.recv()
+        told.send(time.process_time())
 
     asyncio.run(run())
 
@@ -167,15 +172,22 @@ def shares(rounds: int, tokens: int, folder: Path) -> list[float]:
     body = json.dumps({"messages": [{"role": "user", "content": "hello"}], "model": "instant", "stream": True})
     found = []
     with beside(serve_tokens, tokens, folder) as server:
+
+        def processor_seconds() -> float:
+            server.send(None)
+            taken: float = server.recv()
+            return taken
+
         port, token = server.recv()
         for _ in range(rounds):
+            before = processor_seconds()
             connection = http.client.HTTPConnection("127.0.0.1", port, timeout=ANSWER_S)
             connection.request("POST", "/v1/chat/completions", body.encode(), {"x-api-key": token})
             answer = connection.getresponse()
             assert answer.status == 200, answer.status
             while answer.read1(65536):
                 pass
-            found.append(server.recv() / tokens)
+            found.append((processor_seconds() - before) / tokens)
             connection.close()
     return found
 
@@ -200,9 +212,16 @@ def report(asked: dict[str, list[float]], share: list[float], out: Path) -> None
         bars[0].set_color(PEER)
         axes.set(ylabel="microseconds", ylim=(0, None))
     for name, taken in figures["seconds"].items():
-        told = f", {ratios[name]['median']:.2f} echoes" if name in ratios else ""
-        print(f"{name:>12} {1e6 * taken['median']:.0f} us{told}")
-    print(f"a streamed token takes {1e6 * figures['token_share_s']['median']:.1f} us of the server's processor time")
+        told = f", {_told(ratios[name])} echoes (at most {BOUND_ECHOES:g})" if name in ratios else ""
+        print(f"{name:>12} {_told(taken, 1e6)} us{told}")
+    share_us = _told(figures["token_share_s"], 1e6)
+    print(f"a streamed token takes {share_us} us of the server's processor time (at most {1e6 * BOUND_TOKEN_S:g})")
+
+
+def _told(taken: dict[str, float | int], unit: float = 1.0) -> str:
+    """The median of a spread, and its ends."""
+    median, lowest, highest = (f"{unit * taken[name]:.4g}" for name in ("median", "lowest", "highest"))
+    return f"{median} ({lowest} to {highest})"
 
 
 def main() -> None:

@@ -81,7 +81,7 @@ def test_the_check_builds_nothing_of_a_body() -> None:
         (b"{}", "session: it is missing"),
     ],
 )
-def test_a_wrong_body_is_a_400_that_says_what_to_do(server: HttpThread, body: bytes, said: str) -> None:
+def test_a_wrong_body_is_a_400_that_says_what_to_do_threat_48(server: HttpThread, body: bytes, said: str) -> None:
     answer = server.ask("POST", "/v1/sessions", body)
     assert answer.status == 400
     assert said in answer.json["error"]["message"]

@@ -10,6 +10,7 @@ import contextlib
 import json
 import os
 import random
+import re
 import socket
 import stat
 import sys
@@ -53,11 +54,19 @@ def connected(path: Path) -> socket.socket:
 
 def asked(client: httpx2.Client, session: str | None = None, **more: Any) -> dict[str, int]:
     """Ask in a session, and give the usage of the answer."""
+    return answered_in(client, session, **more)[0]
+
+
+def answered_in(
+    client: httpx2.Client, session: str | None, messages: Any = HELLO["messages"], **more: Any
+) -> tuple[dict[str, int], str]:
+    """Ask in a session, and give the usage and the text of the answer."""
     headers = {"x-torpor-session": session} if session else {}
-    answer = client.post(CHAT, json={**HELLO, **more}, headers=headers)
+    answer = client.post(CHAT, json={**HELLO, "messages": messages, **more}, headers=headers)
     assert answer.status_code == 200, answer.text
-    usage = answer.json()["usage"]
-    return {"total": usage["total_tokens"], "cached": usage["prompt_tokens_details"]["cached_tokens"]}
+    told = answer.json()
+    usage, said = told["usage"], told["choices"][0]["message"]["content"]
+    return {"total": usage["total_tokens"], "cached": usage["prompt_tokens_details"]["cached_tokens"]}, said
 
 
 # --- connections
@@ -128,22 +137,25 @@ def test_clients_that_leave_at_any_moment_leave_nothing_behind_threat_45(served:
         whole_answer = asked(client, max_tokens=64)["total"]
     for _ in range(20):
         leave()
-    files, sessions = held()
-    memory = resident(process)
+    files, begun = held()
+    memory = beside_sessions(served)
     for _ in range(count):
         leave()
     until(lambda: held()[0] <= files)
-    assert held()[1] <= sessions + 4  # one that comes while others still end begins its own
+    print(f"{count} clients left: from {memory} to {beside_sessions(served)} KiB resident beside sessions")
+    assert held()[1] <= begun + 20  # one that comes while others still end begins its own
     with client_of(served) as client:
         assert asked(client)["total"]
-        there = len(client.get("/v1/sessions").json()["sessions"])
-    print(f"{count} clients left: from {memory} to {resident(process)} KiB resident, {there} sessions")
 
 
-def resident(process: str) -> int:
-    """Memory of a process, in KiB."""
-    (line,) = (each for each in Path(process, "status").read_text().splitlines() if each.startswith("VmRSS"))
-    return int(line.split()[1])
+def beside_sessions(served: Served) -> int:
+    """Memory of the daemon without what it tells as that of its sessions, in KiB."""
+    status = Path(f"/proc/{served.daemon.process.pid}/status").read_text()
+    with client_of(served) as client:
+        told = client.get("/metrics").text
+    (resident,) = re.findall(r"^VmRSS:\s+(\d+) kB", status, re.MULTILINE)
+    (sessions,) = re.findall(r"^torpor_memory_sessions_bytes (\S+)", told, re.MULTILINE)
+    return int(resident) - int(float(sessions)) // 1024
 
 
 # --- sessions
@@ -210,6 +222,25 @@ def test_a_sleep_beside_an_answer_takes_all_of_it_or_nothing_threat_50(served: S
 
 def named(session: str) -> dict[str, str]:
     return {"x-torpor-session": session}
+
+
+@pytest.mark.one_in(4)
+def test_sessions_that_take_each_others_memory_while_they_wake_lose_nothing_threat_51(short_path: Path) -> None:
+    """Each has only what it was asked, and all of it, though a few of them fit at once."""
+    with serving(short_path, "--memory-budget", "30MB") as served, client_of(served) as client:
+
+        def talk(session: str) -> None:
+            messages, held = [{"role": "user", "content": f"{session}: {'a word, ' * 40}"}], 0
+            for _ in range(4):
+                usage, said = answered_in(client, session, messages)
+                assert usage["cached"] == held
+                held = usage["total"]
+                messages += [{"role": "assistant", "content": said}, {"role": "user", "content": "And then?"}]
+
+        with ThreadPoolExecutor(8) as pool:
+            list(pool.map(talk, [f"mine-{number}" for number in range(8)]))
+        (slept,) = re.findall(r"^torpor_memory_slept_by_pressure (\S+)", client.get("/metrics").text, re.MULTILINE)
+        assert float(slept) > 8
 
 
 def test_wakes_sleeps_and_deletes_at_once_give_the_whole_session_or_none_threat_52(served: Served) -> None:
