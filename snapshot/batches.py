@@ -12,7 +12,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from .caches import arrays_of
+from .caches import arrays_of, putting_back
 from .kinds import kind_of, leaves
 
 Batch = list[Any]
@@ -147,18 +147,8 @@ def retain(batch: Batch, rows: Sequence[int]) -> None:
 def keep(batch: Batch, like: Sequence[Any]) -> Callable[[], None]:
     """Remember the batch's content. The result restores it, if no more than one token was read since. like: empty
     caches of the same model, which tell the kinds."""
-    undos, needed = [], []
-    for (_, part), (_, cache) in zip(leaves(batch), leaves(like), strict=True):
-        undo, arrays = kind_of(cache).keep_batch(part)
-        undos.append(undo)
-        needed += arrays
-    mx.eval(needed)
-
-    def put_back() -> None:
-        for undo in undos:
-            undo()
-
-    return put_back
+    parts = zip(leaves(batch), leaves(like), strict=True)
+    return putting_back(kind_of(cache).keep_batch(part) for (_, part), (_, cache) in parts)
 
 
 def arrays(batch: Batch) -> list[mx.array]:

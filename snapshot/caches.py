@@ -6,12 +6,13 @@ Knows no single kind (`kinds.py`), and not how states are stored (`layout.py`).
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import mlx.core as mx
 
 from .errors import InconsistentState
+from .kind import Undo
 from .kinds import kind_of, leaves
 from .layout import CacheLayout
 
@@ -106,15 +107,19 @@ def truncate(caches: Sequence[Any], token_count: int) -> None:
             kind.truncate(cache, token_count)
 
 
-def keep(caches: Sequence[Any], *, one_token: bool = False) -> Callable[[], None]:
+def keep(caches: Sequence[Any], *, one_token: bool = False) -> Undo:
     """Remember the caches' content. The result restores it, after any number of tokens. It also mends a model call that
     failed half-way, when only some layers had grown. It holds on only to arrays that the next tokens overwrite.
 
     one_token: at most one token will be read in between, which is far cheaper for windows.
     """
+    return putting_back(kind_of(cache).keep(cache, one_token=one_token) for _, cache in leaves(caches))
+
+
+def putting_back(kept: Iterable[tuple[Undo, list[mx.array]]]) -> Undo:
+    """One way back for what was kept of each layer: how to put it back, and the arrays that this needs."""
     undos, needed = [], []
-    for _, cache in leaves(caches):
-        undo, arrays = kind_of(cache).keep(cache, one_token=one_token)
+    for undo, arrays in kept:
         undos.append(undo)
         needed += arrays
     mx.eval(needed)
