@@ -1,7 +1,7 @@
 """Tools, their calls and results as texts, for chat templates that do not know them.
 
-The form is the one that most models with tools have seen: a list of schemas in the system's text, and a call as JSON
-between two tags.
+A list of schemas in the system's text, and a call as JSON between two tags, are the form that most models with tools
+have seen. A result is told in words: a small model that knows no tools repeats tags, and what stands between them.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ _OFFER: Final = (
     "You may call tools. Their schemas are:\n<tools>\n{schemas}\n</tools>\n"
     'To call one, write: {start}{{"name": "NAME", "arguments": {{...}}}}{end}'
 )
+
+_RESULT: Final = "The tool says:\n"
 
 
 def written(messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -42,7 +44,7 @@ def offer_of(tools: Sequence[Mapping[str, Any]]) -> str:
 def _plain(message: Mapping[str, Any]) -> dict[str, Any]:
     role, content = message["role"], message["content"]
     if role == "tool":
-        return {"role": "user", "content": f"<tool_response>\n{content}\n</tool_response>"}
+        return {"role": "user", "content": f"{_RESULT}{content}"}
     calls = [_json({"name": call["name"], "arguments": call["arguments"]}) for call in message.get("tool_calls", ())]
     texts = [content] * bool(content) + [f"{CALL_START}\n{call}\n{CALL_END}" for call in calls]
     return {"role": role, "content": "\n".join(texts)}

@@ -295,7 +295,7 @@ def test_a_template_that_knows_no_tools_gets_them_as_texts(system: bool) -> None
         '<|im_start|>assistant\n<tool_call>\n{"name": "look", "arguments": {"path": "."}}\n</tool_call><|im_end|>'
         in text
     )
-    assert "<|im_start|>user\n<tool_response>\na file\n</tool_response><|im_end|>" in text
+    assert "<|im_start|>user\nThe tool says:\na file<|im_end|>" in text
 
 
 def test_the_arguments_of_a_conversation_reach_its_template() -> None:
