@@ -555,6 +555,11 @@ def is_shared(cache: Any) -> bool:
     return type(cache) is SharedKVCache
 
 
+def holds_shared(caches: Sequence[Any]) -> bool:
+    """Whether forks share the content of any of a model's caches."""
+    return any(is_shared(cache) for _, cache in leaves(caches))
+
+
 def quantised(cache: Any, *, bits: int, group_size: int) -> Any:
     """For an empty plain cache an empty one with quantised keys and values; any other cache unchanged."""
     if type(cache) is CacheList:

@@ -24,14 +24,19 @@ other sessions' tokens, or read on from there and was cut back, or is unknown. A
 bits."""
 
 
+SEGMENTED: Final = 0xFFFF_FFFF
+"""In place of a size, for a call that read one token as a branch does: its attention was taken segment by segment
+(`runs.py`), which gives other last bits. A session with such a call goes on so."""
+
+
 def tokens_of(size: int) -> int:
     """Tokens of this ledger that a call of that size read."""
-    return 1 if size == UNREPEATABLE else size
+    return 1 if size in (UNREPEATABLE, SEGMENTED) else size
 
 
 @dataclass(slots=True)
 class Passes:
-    """Runs of model calls of one size: (tokens or `UNREPEATABLE`, calls) one after the other, as uint32."""
+    """Runs of model calls of one size, as uint32: the size, `UNREPEATABLE` or `SEGMENTED`, and the number of calls."""
 
     _runs: array[int] = field(default_factory=lambda: array("I"))
     token_count: int = 0
@@ -49,8 +54,8 @@ class Passes:
         read = sum(tokens_of(size) * count for size, count in zip(sizes, counts, strict=True))
         if not all(counts) or read != token_count:
             raise ValueError(f"the passes do not read {token_count} tokens")
-        if any(size > MAX_PASS_TOKENS for size in sizes):
-            raise ValueError(f"a pass reads {max(sizes)} tokens, and {MAX_PASS_TOKENS} are the most")
+        if (most := max(map(tokens_of, sizes), default=0)) > MAX_PASS_TOKENS:
+            raise ValueError(f"a pass reads {most} tokens, and {MAX_PASS_TOKENS} are the most")
         return cls(runs, token_count)
 
     def tobytes(self) -> bytes:
@@ -65,7 +70,8 @@ class Passes:
         return Passes(self._runs[:], self.token_count)
 
     def add(self, size: int) -> None:
-        """Count one model call that has read that many tokens, or one of one token that is `UNREPEATABLE`."""
+        """Count one model call that has read that many tokens, or one of one token that is `UNREPEATABLE` or
+        `SEGMENTED`."""
         if len(self._runs) and self._runs[-2] == size:
             self._runs[-1] += 1
         else:
@@ -73,26 +79,31 @@ class Passes:
         self.token_count += tokens_of(size)
 
     def runs(self) -> Iterator[tuple[int, int]]:
-        """For each run the size of its calls, or `UNREPEATABLE`, and the number of calls."""
+        """For each run the size of its calls, `UNREPEATABLE` or `SEGMENTED`, and the number of calls."""
         for at in range(0, len(self._runs), 2):
             yield self._runs[at], self._runs[at + 1]
 
     def __iter__(self) -> Iterator[int]:
-        """The size of each call, or `UNREPEATABLE`."""
+        """The size of each call, `UNREPEATABLE` or `SEGMENTED`."""
         for size, count in self.runs():
             yield from repeat(size, count)
 
+    @property
+    def is_segmented(self) -> bool:
+        """Whether a token was read as a branch reads it."""
+        return SEGMENTED in self._runs
+
     def between(self, start: int, end: int) -> Iterator[int]:
-        """How many of the tokens `[start, end)` each call read; a call that began before or ended after them is cut
-        there."""
-        return map(tokens_of, self._between(start, end))
+        """How many of the tokens `[start, end)` each call read, or `SEGMENTED`; a call that began before or ended after
+        them is cut there."""
+        return (1 if size == UNREPEATABLE else size for size in self._between(start, end))
 
     def _between(self, start: int, end: int) -> Iterator[int]:
         position = 0
         for size in self:
             first, last = max(position, start), min(position + tokens_of(size), end)
             if first < last:
-                yield size if size == UNREPEATABLE else last - first
+                yield last - first if tokens_of(size) == size else size
             position += tokens_of(size)
             if position >= end:
                 return
@@ -116,8 +127,9 @@ class Passes:
 
     @property
     def ends_alone(self) -> bool:
-        """Whether the last call read one token alone, so that reading it again gives the same bits."""
-        return len(self._runs) > 0 and self._runs[-2] == 1
+        """Whether the last call read one token alone or as a branch, so that reading it again in that way gives the
+        same bits."""
+        return len(self._runs) > 0 and self._runs[-2] in (1, SEGMENTED)
 
     def cut(self, token_count: int) -> Passes:
         """The passes to read the first tokens by: as they were read, or in calls of one block each if that is

@@ -44,6 +44,11 @@ class Run:
         return cls(keys, values, dict(zip((address_of(keys), address_of(values)), sizes, strict=True)))
 
     @property
+    def place(self) -> int:
+        """Where it begins in memory: runs of the same memory begin at the same place."""
+        return next(iter(self.memory))
+
+    @property
     def held_bytes(self) -> int:
         return sum(self.memory.values())
 
@@ -112,9 +117,15 @@ class SharedKVCache:
         """Keys and values of the parts and the tail in order, each `[segments, heads, 64, dim]`."""
         for part in self.parts:
             yield part.keys, part.values
-        if self.tail_tokens and self.tail_keys is not None and self.tail_values is not None:
-            used = -(-self.tail_tokens // SEGMENT_TOKENS)
-            yield self.tail_keys[:used], self.tail_values[:used]
+        if tail := self.tail_segments():
+            yield tail
+
+    def tail_segments(self) -> tuple[mx.array, mx.array] | None:
+        """Keys and values of the tail's segments in which there are tokens; None if there are none."""
+        used = -(-self.tail_tokens // SEGMENT_TOKENS)
+        if not used or self.tail_keys is None or self.tail_values is None:
+            return None
+        return self.tail_keys[:used], self.tail_values[:used]
 
     def take_over(self, keys: mx.array, values: mx.array, token_count: int) -> None:
         """Become the first tokens of `[1, heads, capacity, dim]`. Whole segments are seen where they lie; another

@@ -149,6 +149,14 @@ def quantisable_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_model(tmp_path_factory.mktemp("models") / "quantisable", head_dim=32)
 
 
+@pytest.fixture(scope="session")
+def thin_qwen3(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of two of the 28 layers of the Qwen3-0.6B shape, with random weights; tests must not write into it."""
+    shape = {"hidden_size": 1024, "num_hidden_layers": 2, "intermediate_size": 3072, "rope_theta": 1e6}
+    heads = {"num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128, "max_position_embeddings": 40960}
+    return write_model(tmp_path_factory.mktemp("models") / "thin", **shape, **heads)
+
+
 @pytest.fixture
 def own_tiny_model(tiny_model: Path, tmp_path: Path) -> Path:
     """A copy of the tiny model that a test may change."""

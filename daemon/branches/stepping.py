@@ -22,10 +22,10 @@ from ...snapshot.state import LiveState
 from ..api.branching import BranchText, Produced
 from ..api.events import OnEvent, ProgressEvent, TokenEvent
 from ..engine import generation
+from ..engine.asking import Decode
 from ..engine.cancellation import in_any_case, settled
 from ..engine.channels import Piece
 from ..engine.constrained import Constrained
-from ..engine.decoding import Decode
 from ..engine.engine import Engine, Steps, WritingSteps
 from ..engine.generation import WriteOrder, Written
 from ..engine.logprobs import Logprobs

@@ -8,6 +8,7 @@ Rules:
 - Numbers computed in a batch may differ in the last bits from those computed alone, so a ledger records which tokens
   were decoded in a batch (`passes.UNREPEATABLE`).
 - A model decodes in batches only after a test that a batch computes the same as a single state.
+- Branches decode in rounds of their own (`branch_rounds.py`).
 - Tokens that are decoded *along* need no extra call: their states take free rows of the batch, and give them up to
   other states that have none.
 
@@ -37,7 +38,10 @@ from ..errors import GenerationFailed
 from ..events.bus import code_of
 from ..events.events import BatchFailed, Event
 from ..models.models import LoadedModel
+from ..models.sharing import difference
 from ..options.serve_options import ServeOptions
+from .asking import Decode
+from .branch_rounds import BranchRounds
 
 _LOG = logging.getLogger(__name__)
 
@@ -51,23 +55,6 @@ more."""
 MOST_PADDING: Final = 0.25
 """The most padding of a batch, as a part of its content, and the most empty rows, as a part of all rows. A session much
 shorter or longer than a batch decodes in another one, or alone."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Decode:
-    """A generating step yields this: the next token for its state. It is sent the logits, float32 `[vocabulary]`,
-    evaluated together with the caches; or an error is thrown into it, and the state is as before. From then on the
-    caches belong to the decoder, until the step ends.
-
-    alone: not in one call with tokens of others. behind: further work on the caches after the token, given its logits,
-        before it counts; only with `alone`.
-    """
-
-    model: LoadedModel
-    state: LiveState
-    token: int
-    alone: bool = False
-    behind: Callable[[mx.array], None] | None = None
 
 
 def logits_after(model: LoadedModel, state: LiveState, tokens: Sequence[int]) -> mx.array:
@@ -315,7 +302,13 @@ class Decoder:
         self._batches: list[_Batch] = []
         self._fit: dict[bytes, bool] = {}
         self._failures: Counter[bytes] = Counter()
-        self.batched_tokens = 0
+        self._rounds = BranchRounds(most_rows, tell)
+        self._batched_tokens = 0
+
+    @property
+    def batched_tokens(self) -> int:
+        """Tokens that were decoded in one call with others."""
+        return self._batched_tokens + self._rounds.tokens
 
     def decode(self, asked: Sequence[Decode], along: Sequence[Decode] = ()) -> list[mx.array | BaseException | None]:
         """Decode one token for each; returns the logits or the error of each. along: decoded if they fit the calls of
@@ -332,10 +325,11 @@ class Decoder:
         for batch in self._batches_with(asked):
             rows = batch.decode(by_state)
             if rows is not None:
-                self.batched_tokens += len(rows)
+                self._batched_tokens += len(rows)
                 found.update((id(state), row) for state, row in zip(batch.states, rows, strict=True))
                 continue
             self._take_apart(batch, by_state, found)
+        found.update(self._rounds.decode(asked, along))
         for each in asked:
             if id(each.state) not in found:
                 found[id(each.state)] = _tried(each)
@@ -455,7 +449,7 @@ def is_fit_for_batches(model: LoadedModel) -> bool:
         alone = [_decoded(model, _read(model, prompt), step) for prompt, step in zip(prompts, steps, strict=True)]
         together = _decoded_together(model, prompts, steps)
         return all(
-            _difference(one, other) <= tolerance
+            difference(one, other) <= tolerance
             for mine, its in zip(alone, together, strict=True)
             for one, other in zip(mine, its, strict=True)
         )
@@ -490,15 +484,6 @@ def _read(model: LoadedModel, prompt: Sequence[int]) -> list[Any]:
     caches = model.new_caches()
     mx.eval(model.run(prompt, caches), arrays_of(caches))
     return caches
-
-
-def _difference(one: mx.array, other: mx.array) -> float:
-    def probabilities(logits: mx.array) -> mx.array:
-        wide = logits.astype(mx.float32)
-        return wide - mx.logsumexp(wide)
-
-    largest = mx.max(mx.abs(probabilities(one) - probabilities(other)))
-    return float(np.asarray(largest))
 
 
 def _tried(asked: Decode) -> mx.array | BaseException:

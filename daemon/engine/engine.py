@@ -33,8 +33,9 @@ from ...snapshot.state import LiveState
 from ..errors import GenerationFailed, ServiceClosed
 from ..models.grammars import roomy_stack
 from .admission import Request, current
+from .asking import Decode
 from .cancellation import settled
-from .decoding import Decode, Decoder, lost
+from .decoding import Decoder, lost
 
 Result = TypeVar("Result")
 

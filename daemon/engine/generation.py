@@ -24,7 +24,7 @@ from ...memvid.units import format_count, format_plural
 from ...snapshot import memory
 from ...snapshot.caches import arrays_of, without_last
 from ...snapshot.checkpoints import checkpoint_of
-from ...snapshot.passes import MAX_PASS_TOKENS
+from ...snapshot.passes import MAX_PASS_TOKENS, SEGMENTED, tokens_of
 from ...snapshot.state import LiveState
 from ..api.dialogue import Channel, ToolCall
 from ..api.logprobs import TokenLogprobs
@@ -35,9 +35,10 @@ from ..models import canary
 from ..models.chat_template import Root
 from ..models.grammars import Matcher, require_some
 from ..models.models import LoadedModel
+from .asking import Decode
 from .channels import Piece, Shown
 from .constrained import Constrained
-from .decoding import Decode, logits_after, raise_as_failure
+from .decoding import logits_after, raise_as_failure
 from .engine import SOON, Steps, WritingSteps
 from .guiding import Guide
 from .logprobs import Logprobs
@@ -450,15 +451,17 @@ def _draw_and_commit(model: LoadedModel, state: LiveState, order: WriteOrder, wr
 
 
 def replay(model: LoadedModel, state: LiveState, tokens: Sequence[int], passes: Sequence[int]) -> Steps[None]:
-    """Read a session's tokens again, in model calls of the same sizes, so that the same bits result. passes: the sizes;
-    they add up to the tokens. The last token is read alone, as in `read`.
+    """Read a session's tokens again, in model calls of the same sizes, so that the same bits result. passes: the sizes,
+    or `SEGMENTED`; they add up to the tokens. The last token is read alone, as in `read`.
 
     Raises GenerationFailed: the model failed; the state is not to be used."""
-    done, last = 0, passes[-1]
-    for size in (*passes[:-1], *((last - 1,) if last > 1 else ()), 1):
-        chunk = tokens[done : done + size]
-        done += size
+    done, last = 0, tokens_of(passes[-1])
+    for size in (*passes[:-1], *((last - 1,) if last > 1 else ()), 1 if last > 1 else passes[-1]):
+        chunk = tokens[done : done + tokens_of(size)]
+        done += len(chunk)
         try:
+            if size == SEGMENTED:
+                model.begin_branch(state)
             if done == len(tokens):
                 state.last_logits = logits_after(model, state, chunk)
             else:

@@ -7,7 +7,7 @@ from __future__ import annotations
 import inspect
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -24,18 +24,22 @@ from ...snapshot.caches import arrays_of, make_room
 from ...snapshot.checkpoints import Checkpoints
 from ...snapshot.digests import DigestCache
 from ...snapshot.errors import ModelFilesChanging
-from ...snapshot.kinds import quantised
+from ...snapshot.forking import fork
+from ...snapshot.kinds import holds_shared, quantised
 from ...snapshot.layout import DEFAULT_KV_GROUP, KV_BITS, KV_GROUPS, CacheLayout, KvChoice, kv_format_of, layout_of
 from ...snapshot.model_files import NO_ADAPTER, files_of, identify, lacks, require_model_files
+from ...snapshot.passes import SEGMENTED
 from ...snapshot.state import LiveState, token_array
 from ...snapshot.tensor_list import NotWhole, tensor_bytes
 from ..errors import InvalidConfiguration, ModelUnavailable
 from . import backend
 from .adapters import AdapterChoice, attach, folder_of
+from .attention import run_round
 from .chat_template import Render, renderer
 from .grammars import Grammars
 from .loaded_files import LoadedFiles, stamps_of
 from .marks import Marks
+from .sharing import Sharing
 
 __all__ = ("DEFAULT_KV_GROUP", "KV_BITS", "KV_GROUPS", "KvChoice", "LoadedModel", "load_model")
 
@@ -65,7 +69,8 @@ class LoadedModel:
 
     parameters: number of weights; weights_bytes: the memory they take; context_tokens: the longest ledger; end_tokens:
     ids that end a generation; control_texts: texts that the tokenizer always reads as one token; backend: the parts of
-    the identity that may differ; files: those that it was loaded from; grammars: what answers can be held to.
+    the identity that may differ; files: those that it was loaded from; grammars: what answers can be held to. sharing:
+    what its branches share.
     """
 
     name: str
@@ -86,6 +91,7 @@ class LoadedModel:
     files: LoadedFiles
     grammars: Grammars
     kv: KvChoice | None = None
+    sharing: Sharing = field(default_factory=Sharing, compare=False)
 
     def without_weights(self) -> LoadedModel:
         """The facts of the model for after its unload: it computes nothing, and has no tokenizer."""
@@ -106,13 +112,33 @@ class LoadedModel:
         checkpoints = Checkpoints(record_bytes=self.layout.record_bytes)
         return LiveState(token_array(), self.new_caches(), None, random_key, checkpoints=checkpoints)
 
+    def branch_caches(self) -> list[Any]:
+        """Empty caches for a fork of a state: they share memory with it where they can (`models/sharing.py`)."""
+        self.sharing.settle(self.network, self.new_caches, self.layout.vocabulary, self.compute_dtype)
+        return self.sharing.shared(self.new_caches())
+
+    def settle_form(self, state: LiveState) -> None:
+        """Give the state the caches that its history asks for: a session of which a token was read as a branch reads it
+        goes on so, and any other does not. For a state that becomes a session, or whose tokens come from elsewhere."""
+        if state.passes.is_segmented:
+            self.begin_branch(state)
+        elif holds_shared(state.caches):
+            state.caches = fork(state, self.new_caches()).caches
+
+    def begin_branch(self, state: LiveState) -> None:
+        """Give the state the caches of a branch, if the model has such."""
+        if not holds_shared(state.caches) and holds_shared(caches := self.branch_caches()):
+            state.caches = fork(state, caches).caches
+
     def extend(self, tokens: Sequence[int], state: LiveState) -> mx.array:
         """Read tokens into the state's caches; the unevaluated logits `[1, len(tokens), vocabulary]`.
 
-        A state's caches grow only here, so computed tokens and passes are counted here.
+        A state's caches grow only here and in rounds, so computed tokens and passes are counted here.
         """
+        if state.passes.is_segmented:
+            self.begin_branch(state)
         state.computed_tokens += len(tokens)
-        state.passes.add(len(tokens))
+        state.passes.add(SEGMENTED if len(tokens) == 1 and self._takes_segments(state.caches) else len(tokens))
         return self.run(tokens, state.caches)
 
     def run(self, tokens: Sequence[int], caches: list[Any]) -> mx.array:
@@ -120,6 +146,8 @@ class LoadedModel:
         back."""
         if len(tokens) > 1:  # one token fits, or the cache grows by itself
             make_room(caches, len(tokens))
+        elif self.sharing.in_rounds and holds_shared(caches):
+            return self.run_round(tokens, [caches])[None]
         logits: mx.array = self.network(mx.array(list(tokens))[None], cache=caches)
         return logits
 
@@ -127,6 +155,14 @@ class LoadedModel:
         """One model call that reads one token for each row of a batch: unevaluated logits `[rows, vocabulary]`."""
         logits: mx.array = self.network(mx.array(list(tokens))[:, None], cache=batch)[:, -1].astype(mx.float32)
         return logits
+
+    def run_round(self, tokens: Sequence[int], branches: Sequence[list[Any]], rows: int | None = None) -> mx.array:
+        """One model call that reads one token for each branch: unevaluated logits `[branches, vocabulary]`. branches:
+        the caches of each. rows: of the call, by `sharing`; None for the least."""
+        return run_round(self.network, tokens, branches, rows or self.sharing.least_rows)
+
+    def _takes_segments(self, caches: Sequence[Any]) -> bool:
+        return self.sharing.takes_segments and holds_shared(caches)
 
     def encode(self, text: str, *, opening: bool) -> list[int]:
         """Tokens of a text that may have control tokens written out, as a template's text.

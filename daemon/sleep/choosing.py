@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ...memvid.units import format_plural
+from ...snapshot.passes import tokens_of
 from ..api.limits import RecomputePolicy
 from ..api.waking import WakeWay
 from ..models.rates import Rates
@@ -32,12 +33,13 @@ class Calls:
         in_chunks = alone = 0
         behind_chunk = False
         for size, count in runs:
-            if size > 1:
+            is_chunk = tokens_of(size) > 1
+            if is_chunk:
                 in_chunks += size * count
             else:
                 in_chunks += behind_chunk
                 alone += count - behind_chunk
-            behind_chunk = size > 1
+            behind_chunk = is_chunk
         return cls(in_chunks, alone)
 
     @property

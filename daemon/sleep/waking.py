@@ -260,6 +260,7 @@ class _Assembly:
         random_key: for a state without one in a record.
         """
         state, plan = self.filling.assemble(self.model.new_caches(), random_key), self.filling.plan
+        self.model.settle_form(state)
         if plan.resumed_tokens:
             self._prove(state)
             yield None

@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 from session_rig import Gate
-from torpor.daemon.engine.decoding import Decode, Decoder
+from torpor.daemon.engine.asking import Decode
+from torpor.daemon.engine.decoding import Decoder
 from torpor.daemon.engine.engine import MOST_PIECES_TO_TOKENS, Engine, Steps, WritingSteps
 from torpor.daemon.errors import ServiceClosed
 

@@ -1,0 +1,199 @@
+"""How the branches of a model share memory and model calls. It is found by trying, at a model's first branch.
+
+Two things are tried. *Which caches are shared*: a network reads a few tokens with shared caches, and must say what it
+says with its own. *How many rows a call may have*: a linear layer computes a row to other bits in a call of another
+size, as its BLAS has kernels for small products. So there is a least number of rows, filled up with rows that compute
+for nothing, and each larger number is tried before a round has it. A row then has the bits that it has alone.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal
+
+import mlx.core as mx
+import numpy as np
+
+from ...snapshot.caches import arrays_of
+from ...snapshot.canary import TOLERANCE
+from ...snapshot.kinds import is_shared, kind_of, leaves, shareable
+from ...snapshot.runs import SEGMENT_TOKENS, SharedKVCache
+from .attention import install, over_segments, run_round
+
+_LOG = logging.getLogger(__name__)
+
+Route = Literal["shared", "gathered", "copied"]
+"""What becomes of one cache in a fork: shared memory and shared attention; shared memory, but keys and values are
+copied together for each token; or a copy."""
+
+MOST_ROWS: Final = 32
+"""Branches in one model call, at most."""
+
+_TRIAL_TOKENS: Final = 70
+"""A run of one segment, and a tail."""
+
+_SURE_ROWS: Final = 8
+"""If a call of so many rows has the bits of a call of one, one is the least."""
+
+_BY: Final = 4
+"""A call may be filled up to a multiple of so many rows: kernels take rows by fours."""
+
+_FILLED_ROWS: Final = (16, 12, 8, 4)
+"""Else the least number is the first one that has the bits of a call of so many, for the first of these in which all
+rows have the same."""
+
+
+@dataclass(slots=True, repr=False)
+class Sharing:
+    """What was found for one model; nothing before `settle`. On the engine thread.
+
+    routes: of each cache, by its path. in_rounds: whether several branches go into one call.
+    """
+
+    routes: dict[str, Route] = field(default_factory=dict)
+    in_rounds: bool = False
+    _is_settled: bool = False
+    _least: int = 1
+    _right: dict[int, bool] = field(default_factory=dict)
+    _trial: tuple[Sequence[Any], int] = ((), 0)
+    _wanted: bytes | None = None
+
+    @property
+    def takes_segments(self) -> bool:
+        """Whether the attention of a branch's token is taken in segments, in one layer at least."""
+        return "shared" in self.routes.values()
+
+    def settle(self, network: Any, new_caches: Callable[[], list[Any]], vocabulary: int, compute_dtype: str) -> None:
+        """Find it, at the first call. new_caches: makes empty caches of the model."""
+        if self._is_settled:
+            return
+        self._is_settled = True
+        install(network)
+        tolerance = min(TOLERANCE.get(name, 0.0) for name in compute_dtype.split("+"))
+        prompt = [at % vocabulary for at in range(1, _TRIAL_TOKENS + 1)]
+        try:
+            plain, shared = new_caches(), [shareable(cache) for cache in new_caches()]
+            wanted, found = (_said(network, caches, prompt) for caches in (plain, shared))
+            if any(difference(*each) > tolerance for each in zip(wanted, found, strict=True)):
+                raise ValueError("with shared caches it says something else")
+            if not _adds_up_in_order():
+                raise ValueError("sums depend on where runs end")
+            self.routes = {path: _route_of(cache) for path, cache in leaves(shared)}
+            self.in_rounds = self._is_dense(network, shared) and self._find_least(network, shared, prompt[0])
+        except Exception as error:  # noqa: BLE001 - models are code of many authors, and may raise any error
+            _LOG.warning("The branches of a model are copies: %s: %s", type(error).__name__, error)
+            self.routes, self.in_rounds = {path: "copied" for path, _ in leaves(new_caches())}, False
+
+    def _is_dense(self, network: Any, caches: Sequence[Any]) -> bool:
+        """Whether every row goes the same way, through shared caches: where each row has experts of its own, who
+        shares a product with it depends on what the others say."""
+        experts = any("Switch" in type(module).__name__ for module in network.modules())
+        return not experts and all(
+            is_shared(cache) and (cache.takes_segments or kind_of(cache).is_empty(cache)) for cache in caches
+        )
+
+    def _find_least(self, network: Any, caches: Sequence[Any], token: int) -> bool:
+        self._trial = caches, token
+        alone, sure = self._bits(network, 1), self._bits(network, _SURE_ROWS)
+        if alone == sure:
+            self._least, self._wanted = 1, alone
+            return True
+        for filled in _FILLED_ROWS:
+            if (wanted := self._bits(network, filled)) is not None:
+                self._wanted = wanted
+                self._least = next(each for each in range(2, filled + 1) if self._bits(network, each) == wanted)
+                return True
+        self._least, self._wanted = 1, alone
+        return alone is not None
+
+    def _is_right(self, network: Any, rows: int) -> bool:
+        """Whether each row of such a call has the bits that it has alone; tried once."""
+        if rows not in self._right:
+            self._right[rows] = self._bits(network, rows) == self._wanted
+        return self._right[rows]
+
+    def _bits(self, network: Any, rows: int) -> bytes | None:
+        """The logits of a row, in a call of so many rows that all read the same; None if they differ."""
+        caches, token = self._trial
+        branches = [[_forked(cache) for cache in caches] for _ in range(rows)]
+        said = np.asarray(run_round(network, [token] * rows, branches, rows)).view(np.uint32)
+        return said[0].tobytes() if (said == said[0]).all() else None
+
+    @property
+    def least_rows(self) -> int:
+        """Rows of a call for one branch alone."""
+        return self._least
+
+    def rows_for(self, network: Any, wanted: int) -> tuple[int, int]:
+        """How many of the branches go into the next call, and how many rows it has."""
+        wanted = min(wanted, MOST_ROWS)
+        first = max(wanted, self._least)
+        for rows in range(first, -(-first // _BY) * _BY + 1):
+            if self._is_right(network, rows):
+                return wanted, rows
+        for rows in range(wanted - 1, self._least, -1):
+            if self._is_right(network, rows):
+                return rows, rows
+        return min(wanted, self._least), self._least
+
+    def shared(self, caches: Sequence[Any]) -> list[Any]:
+        """For empty caches of the model those of a branch."""
+        return [shareable(cache) for cache in caches] if self._shares else list(caches)
+
+    @property
+    def _shares(self) -> bool:
+        return any(route != "copied" for route in self.routes.values())
+
+
+def difference(one: mx.array, other: mx.array) -> float:
+    """The largest difference of a log-probability between two logits `[vocabulary]`."""
+
+    def probabilities(logits: mx.array) -> mx.array:
+        wide = logits.astype(mx.float32)
+        return wide - mx.logsumexp(wide)
+
+    largest = mx.max(mx.abs(probabilities(one) - probabilities(other)))
+    return float(np.asarray(largest))
+
+
+def _said(network: Any, caches: list[Any], prompt: Sequence[int]) -> list[mx.array]:
+    """The logits of two single tokens behind a prompt."""
+    network(mx.array(list(prompt))[None], cache=caches)
+    mx.eval(arrays_of(caches))
+    found = []
+    for token in prompt[:2]:
+        found.append(network(mx.array([[token]]), cache=caches)[0, -1])
+        mx.eval(found, arrays_of(caches))
+    return found
+
+
+def _route_of(cache: Any) -> Route:
+    if not is_shared(cache):
+        return "copied"
+    return "shared" if cache.takes_segments else "gathered"
+
+
+def _forked(cache: Any) -> Any:
+    empty = SharedKVCache()
+    cache.fork(empty)
+    return empty
+
+
+def _adds_up_in_order() -> bool:
+    """Whether attention has the same bits wherever the runs of a cache end, and beside another query."""
+    tokens, shape = 5 * SEGMENT_TOKENS + 7, (1, 2, 5 * SEGMENT_TOKENS + 7, 32)
+    keys, values = (mx.random.normal(shape, key=mx.random.key(number)) for number in (1, 2))
+    queries = mx.random.normal((2, 4, 1, 32), key=mx.random.key(3))
+    found = []
+    for ends in ((tokens,), (2 * SEGMENT_TOKENS, tokens), (SEGMENT_TOKENS, 4 * SEGMENT_TOKENS, tokens)):
+        cache, start = SharedKVCache(), 0
+        for end in ends:
+            cache.append(keys[:, :, start:end], values[:, :, start:end])
+            cache, start = _forked(cache), end
+        beside = _forked(cache)
+        beside.append(keys[:, :, :1], values[:, :, :1])
+        alone, together = (over_segments(queries[:count], [cache, beside][:count], 0.2) for count in (1, 2))
+        found += [alone, together[:1]]
+    return all(bool(mx.array_equal(each.view(mx.uint32), found[0].view(mx.uint32)).item()) for each in found)
