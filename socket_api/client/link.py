@@ -289,6 +289,9 @@ class Link:
         except ProtocolError as error:
             self._lose(error)
             raise
+        except KeyboardInterrupt:
+            self._lose(connection_lost("reading was interrupted"))  # a message may be gone that a request waits for
+            raise
 
     def _sort_messages(self) -> None:
         while (message := self._connection.next_message()) is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import signal
 import socket
 import threading
@@ -20,6 +21,7 @@ from torpor.socket_api.wire.asking import Call
 from torpor.socket_api.wire.framing import FrameDecoder
 from torpor.socket_api.wire.messages import ResultMessage
 
+from ..real_daemon import until
 from .test_client import HELLO, frame
 
 LIST = Call(VERBS["list"], {})
@@ -79,20 +81,15 @@ def test_an_interrupt_in_the_pause_after_a_refusal_loses_no_request(
     short_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another request is waited for, and given up then."""
-    refused = threading.Event()
-
-    def pause_s(_attempt: int) -> float:
-        refused.set()
-        return 0.5
 
     def interrupt() -> None:
-        refused.wait(10)
+        until(lambda: link._first_owed()[0] < math.inf)
         signal.pthread_kill(main, signal.SIGINT)
 
     main = threading.main_thread().ident
     assert main is not None
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
-    monkeypatch.setattr(link_module, "pause_s", pause_s)
+    monkeypatch.setattr(link_module, "pause_s", lambda _attempt: 1.0)
     with greeted(short_path / "t.sock", refuse_the_second_once) as (link, asked):
         one, other = link.begin(LIST), link.begin(LIST)
         interrupting = threading.Thread(target=interrupt)
@@ -104,6 +101,21 @@ def test_an_interrupt_in_the_pause_after_a_refusal_loses_no_request(
         assert isinstance(link.wait_for(other), ResultMessage)
     signal.signal(signal.SIGINT, before)
     assert asked == [one, other, other]
+
+
+def test_an_interrupt_while_messages_are_sorted_is_told_at_once_and_waits_for_none_that_is_gone(
+    short_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def pause_s(_attempt: int) -> float:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(link_module, "pause_s", pause_s)
+    with greeted(short_path / "t.sock", refuse_the_second_once) as (link, _):
+        one, other = link.begin(LIST), link.begin(LIST)
+        with pytest.raises(KeyboardInterrupt):
+            link.wait_for(one)
+        with pytest.raises(ConnectionLost, match="reading was interrupted"):
+            link.wait_for(other)
 
 
 def test_the_pause_after_a_refusal_holds_up_no_answer_of_another_request(
