@@ -7,13 +7,15 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import anthropic
 import httpx2
-import openai
 
 from ..real_daemon import RealDaemon
+
+if TYPE_CHECKING:  # they take seconds, in each process that collects tests
+    import anthropic
+    import openai
 
 QUESTIONS = [f"Question {at}: what does os.path.{name} do?" for at, name in enumerate(["join", "split"] * 5)]
 """Of ten turns."""
@@ -29,11 +31,15 @@ class Served:
     socket: Path
 
     def openai(self, *, on_unix: bool = False) -> openai.OpenAI:
+        from openai import OpenAI
+
         given = self._reached(on_unix)
-        return openai.OpenAI(**{**given, "base_url": f"{given['base_url']}/v1"})
+        return OpenAI(**{**given, "base_url": f"{given['base_url']}/v1"})
 
     def anthropic(self, *, on_unix: bool = False) -> anthropic.Anthropic:
-        return anthropic.Anthropic(**self._reached(on_unix))
+        from anthropic import Anthropic
+
+        return Anthropic(**self._reached(on_unix))
 
     def _reached(self, on_unix: bool) -> dict[str, Any]:
         transport = httpx2.HTTPTransport(uds=str(self.socket)) if on_unix else None

@@ -11,16 +11,18 @@ import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import anthropic
 import httpx2
-import openai
 import pytest
 import torpor
 
 from ..real_daemon import until
 from .serving import QUESTIONS, Served, serving, working
+
+if TYPE_CHECKING:
+    import anthropic
+    import openai
 
 HOW_TO = Path(__file__).parents[3] / "docs" / "how-to" / "http.md"
 
@@ -100,12 +102,14 @@ def test_ten_turns_of_the_other_api_survive_a_kill_too(short_path: Path) -> None
 
 
 def test_tokens_are_counted_before_they_are_read(served: Served) -> None:
+    from anthropic import BadRequestError
+
     with served.anthropic() as client:
         hello: list[Any] = [{"role": "user", "content": "How many tokens is this?"}]
         counted = client.messages.count_tokens(model="demo", messages=hello)
         usage = client.messages.create(model="demo", messages=hello, max_tokens=2).usage
         assert counted.input_tokens == usage.input_tokens + (usage.cache_read_input_tokens or 0)
-        with pytest.raises(anthropic.BadRequestError, match="prompt is too long: 10009 tokens > 8192 maximum"):
+        with pytest.raises(BadRequestError, match="prompt is too long: 10009 tokens > 8192 maximum"):
             client.messages.create(model="demo", messages=[{"role": "user", "content": "word " * 10_000}], max_tokens=9)
 
 
@@ -177,6 +181,8 @@ def test_a_stream_names_its_session_before_its_first_token_a_fork_too(served: Se
 
 
 def test_errors_come_out_as_the_clients_own(served: Served) -> None:
+    import openai
+
     with served.openai() as client:
         hello: list[Any] = [{"role": "user", "content": "hello"}]
         with pytest.raises(openai.NotFoundError, match="No model is served as 'gpt'"):

@@ -6,7 +6,6 @@ import contextlib
 from pathlib import Path
 from typing import Any
 
-import openai
 import pytest
 
 from .answers import asked_for
@@ -22,6 +21,8 @@ def texts(items: Any) -> list[str]:
 
 
 def test_a_conversation_grows_by_items_and_responses_and_survives_a_kill(short_path: Path) -> None:
+    import openai
+
     system: Any = {"type": "message", "role": "system", "content": "You are terse."}
     said: Any = [{"role": "user", "content": "What is a set?"}, {"role": "assistant", "content": "A bag."}]
     options: Any = {"model": "demo", "max_output_tokens": 8}

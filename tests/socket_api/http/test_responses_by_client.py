@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import openai
 import pytest
 
 from .serving import QUESTIONS, Served, serving
+
+if TYPE_CHECKING:
+    import openai
 
 
 def asked(client: openai.OpenAI, *, stream: bool, **options: Any) -> Any:
@@ -74,6 +76,8 @@ def require_all_told_again(client: openai.OpenAI, named: list[Any]) -> None:
 
 
 def test_an_old_response_is_forked_and_a_deleted_one_is_gone(served: Served) -> None:
+    import openai
+
     with served.openai() as client:
         first = asked(client, stream=False, input="What is a set?")
         second = asked(client, stream=False, input="And a list?", previous_response_id=first.id)
@@ -138,6 +142,8 @@ def test_a_stream_and_a_whole_answer_say_the_same(served: Served) -> None:
 
 
 def test_errors_come_out_as_the_clients_own(served: Served) -> None:
+    import openai
+
     with served.openai() as client:
         with pytest.raises(openai.NotFoundError, match="No model is served as 'gpt'"):
             client.responses.create(model="gpt", input="hello")
