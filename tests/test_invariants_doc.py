@@ -14,7 +14,7 @@ ROW = re.compile(r"^\| ([A-Z]{2}\d+) \| (.+) \| (.+) \|$", re.MULTILINE)
 ROWS = ROW.findall((ROOT / "docs" / "reference" / "invariants.md").read_text())
 WANTED = [
     f"{family}{at}"
-    for family, count in (("QC", 17), ("QX", 18), ("GM", 13), ("MS", 11), ("LP", 10))
+    for family, count in (("QC", 17), ("QX", 18), ("GM", 13), ("MS", 11), ("LP", 10), ("LV", 12), ("BR", 33))
     for at in range(1, count + 1)
 ]
 

@@ -1,0 +1,164 @@
+"""What holds of agents elsewhere, in terms of requests and branches: turns, folds, cancels, and one end for each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from torpor.socket_api import Client
+from torpor.socket_api.client.link import Link
+from torpor.socket_api.wire.messages import ErrorMessage, EventMessage, ResultMessage
+
+from .branch_rig import DRAWN, PAST, committed, forked, info, next_tokens, planted, refused
+from .real_daemon import Asked, RealDaemon, served, tokens_of, until
+
+pytestmark = pytest.mark.timeout(180)
+
+
+@pytest.fixture(scope="module")
+def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealDaemon]:
+    """One for all tests of this file, whose model can be made to fail."""
+    with served(tmp_path_factory.mktemp("d"), "--batch", "1", doors=True) as running:
+        yield running
+
+
+@pytest.fixture
+def torpor(daemon: RealDaemon) -> Iterator[Client]:
+    with Client(daemon.socket) as client:
+        yield client
+
+
+def test_a_commit_that_fails_for_one_of_many_is_none_at_all_br3(daemon: RealDaemon, torpor: Client) -> None:
+    root = planted(torpor, "br3").branch
+    branches = forked(torpor, root, *range(8))
+    torpor.guide(branches[:4], constraint={"regex": "[a-z ]+"})
+    tokens = [each.token for each in torpor.produce(branches).produced]
+    commits = [{"branch": each, "token": token} for each, token in zip(branches, tokens, strict=True)]
+    before = torpor.branches(root), torpor.produce(branches, logprobs=5, logits=True)
+    daemon.doors.fail("network", after=5)
+    assert refused(lambda: torpor.commit(commits)).code == "generation_failed"
+    assert not daemon.doors.is_armed("network")
+    assert (torpor.branches(root), torpor.produce(branches, logprobs=5, logits=True)) == before
+    assert {each.position for each in torpor.commit(commits).branches} == {len(PAST) + 1}
+
+
+def test_a_reading_that_fails_on_its_way_is_none_at_all_br6(daemon: RealDaemon, torpor: Client) -> None:
+    root = planted(torpor, "br6").branch
+    (branch,) = forked(torpor, root, 5)
+    expected, held = next_tokens(torpor, branch), info(torpor, branch)
+    daemon.doors.fail("network", after=2)
+    long = [{"branch": branch, "tokens": tokens_of(6, 300)}]
+    assert refused(lambda: torpor.prefill(long)).code == "generation_failed"
+    assert info(torpor, branch).position == held.position
+    assert torpor.status().memory.reserved_bytes == 0
+    assert next_tokens(torpor, branch) == expected
+    assert torpor.prefill(long).branches[0].position == held.position + 300
+
+
+def test_attempts_of_which_one_fails_leave_no_branch_br29(daemon: RealDaemon, torpor: Client) -> None:
+    root = planted(torpor, "br29").branch
+    before, held = torpor.branches(root), torpor.status().memory.branches_bytes
+    daemon.doors.fail("network", after=7)
+    assert refused(lambda: torpor.diverge(root, count=3, max_tokens=9)).code == "generation_failed"
+    assert torpor.branches(root) == before
+    assert torpor.status().memory.branches_bytes == held
+
+
+def test_each_request_has_one_end_whose_reason_is_told_br31(daemon: RealDaemon) -> None:
+    """Whether it is done, refused, cancelled, or fails in its midst: events, then one result or one error."""
+    link = Link(daemon.socket, timeout_s=120)
+    Asked(link, "create", {"session": "br31", "sampling": DRAWN.named()}).answer()
+    Asked(link, "append", {"session": "br31", "tokens": tuple(PAST)}).answer()
+    root = Asked(link, "tree", {"session": "br31"}).answer()
+    assert isinstance(root, ResultMessage)
+    branch, position, ends = root.result["branch"], len(PAST), []
+    for how in ("done", "refused", "cancelled", "failed"):
+        if how == "failed":
+            daemon.doors.fail("network", after=3)
+        params = {"branches": (branch,), "max_tokens": 0 if how == "refused" else 4000 if how == "cancelled" else 6}
+        request = Asked(link, "advance", params)
+        if how == "cancelled":
+            request.event()
+            request.cancel()
+        end = request.answer()
+        ends.append("done" if isinstance(end, ResultMessage) else end.error.code)
+        told = [event.token for event in request.events if getattr(event, "token", None) is not None]
+        state = Asked(link, "branches", {"branch": branch}).answer()
+        assert isinstance(state, ResultMessage)
+        position += len(told)
+        assert state.result["branches"][0]["position"] == position, how
+    assert ends == ["done", "invalid_request", "cancelled", "generation_failed"]
+    last = Asked(link, "status", {})
+    assert isinstance(last.answer(), ResultMessage), "nothing of the requests before came late"
+    assert not any(isinstance(event, (EventMessage, ErrorMessage)) for event in last.events)
+    link.close()
+
+
+def test_a_cancelled_request_leaves_the_siblings_as_they_were_br30(daemon: RealDaemon, torpor: Client) -> None:
+    root = planted(torpor, "br30").branch
+    one, other = forked(torpor, root, 1, 2)
+    before = torpor.produce([other], logits=True)
+    with Client(daemon.socket) as leaver:
+        theirs = leaver.tree("br30").branch
+    assert refused(lambda: torpor.produce([theirs])).code == "branch_not_found"
+    link = torpor._link
+    asked = Asked(link, "advance", {"branches": (one,), "max_tokens": 4000})
+    asked.event()
+    asked.cancel()
+    end = asked.answer()
+    assert isinstance(end, ErrorMessage)
+    assert end.error.code == "cancelled"
+    assert torpor.produce([other], logits=True) == before
+    assert info(torpor, one).position > len(PAST)
+    torpor.prune([one])
+    assert refused(lambda: torpor.produce([one])).details["reason"] == "pruned"
+
+
+def test_turns_that_come_one_by_one_are_read_as_all_at_once_br28(torpor: Client) -> None:
+    """Thinking and calls included: a tree on either draws the same."""
+    turns = [
+        {"role": "user", "content": "What is the capital of France?"},
+        {"role": "assistant", "content": "Paris.", "reasoning": "Easy."},
+        {"role": "user", "content": "And of Italy?"},
+        {"role": "assistant", "content": "Rome.", "reasoning": "Also easy."},
+        {"role": "user", "content": "Thank you."},
+    ]
+    for name in ("warm", "cold"):
+        torpor.create(name, system="You are brief.")
+    for start, end in ((0, 2), (2, 4), (4, 5)):
+        torpor.append("warm", messages=turns[start:end])
+    torpor.append("cold", messages=turns)
+    warm, cold = (torpor.tree(name) for name in ("warm", "cold"))
+    assert warm.position == cold.position > 40
+    assert torpor.recall("warm").messages == torpor.recall("cold").messages
+    assert next_tokens(torpor, warm.branch, 12) == next_tokens(torpor, cold.branch, 12)
+
+
+def test_a_fold_of_a_fold_begins_alike_and_leaves_no_gap_br27(torpor: Client) -> None:
+    torpor.create("long", system="You are brief.")
+    for at in range(4):
+        torpor.append("long", messages=[{"role": "user", "content": f"Remember the number {at}."}])
+    first = torpor.fold("long", "short", summary="Numbers were told.", tail=20)
+    torpor.append("short", messages=[{"role": "user", "content": "And one more."}])
+    second = torpor.fold("short", "shorter", summary="Many numbers were told.", tail=10)
+    assert second.token_count <= first.token_count + 40
+    for name, count in (("short", None), ("shorter", second.token_count)):
+        root = torpor.tree(name)
+        assert count in (None, root.position)
+        assert torpor.recall(name).messages[0].content.startswith("You are brief.")
+        committed(torpor, root.branch, 40)
+        assert info(torpor, root.branch).position == root.position + 1
+    torpor.create("nothing")
+    assert refused(lambda: torpor.fold("nothing", "less", summary="Nothing.")).code == "empty_context"
+
+
+def test_more_branches_than_the_memory_holds_are_refused_whole(tmp_path: Path) -> None:
+    with served(tmp_path, "--memory-budget", "60MB") as small, Client(small.socket) as torpor:
+        root = planted(torpor, "s").branch
+        before = torpor.branches(root), torpor.status().memory
+        refusal = refused(lambda: torpor.branch(root, count=64))
+        assert refusal.code == "memory_budget_exceeded"
+        assert (torpor.branches(root), torpor.status().memory) == before
+        assert len(torpor.branch(root, count=4).branches) == 4
+        until(lambda: torpor.status().memory.reserved_bytes == 0)
