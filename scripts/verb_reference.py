@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, fields
 from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin, get_type_hints
 
+from torpor.daemon.api.dialogue import Message, Tool
 from torpor.daemon.api.events import NEVER_SENT
 from torpor.daemon.api.records import Record, Request
 from torpor.daemon.api.verb import Verb
@@ -129,7 +130,7 @@ def _records() -> Iterator[type[Record]]:
     """All that rows are made of, each once, those that hold others first."""
     seen: set[type[Record]] = set()
     rows = VERBS.values()
-    waiting: list[Any] = [*(verb.result for verb in rows), *(verb.request for verb in rows)]
+    waiting: list[Any] = [*(verb.result for verb in rows), *(verb.request for verb in rows), Message, Tool]
     while waiting:
         declared = waiting.pop(0)
         if not (isinstance(declared, type) and issubclass(declared, Record)):
