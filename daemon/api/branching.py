@@ -12,7 +12,7 @@ from pydantic import Field
 
 from .constraints import Constraint
 from .events import Listener, Reporting
-from .limits import MAX_APPENDED_TOKENS, MAX_BIAS, MAX_BIASES, MAX_BRANCHES, MAX_NUMBER, MAX_SEED
+from .limits import MAX_APPENDED_TOKENS, MAX_BIAS, MAX_BIASES, MAX_BRANCHES, MAX_CHILDREN, MAX_NUMBER, MAX_SEED
 from .logprobs import Logprob, TokenLogprobs, TopLogprobs, require_tellable
 from .reading import FinishReason, MaxTokens, Stops
 from .records import Count, Labels, Listed, Priority, Record, Request, Result, SessionText, Text, TokenId
@@ -25,7 +25,7 @@ Branches = Annotated[Sequence[BranchId], Listed(), Field(max_length=MAX_BRANCHES
 """Of one tree, each once. None at all is nothing to do."""
 
 
-Seeds = Annotated[Sequence[Annotated[int, Field(ge=0, le=MAX_SEED)]], Listed(), Field(max_length=MAX_BRANCHES)]
+Seeds = Annotated[Sequence[Annotated[int, Field(ge=0, le=MAX_SEED)]], Listed(), Field(max_length=MAX_CHILDREN)]
 Measure = Literal["perplexity", "mean_logprob", "client"]
 
 
@@ -201,7 +201,7 @@ class BranchRequest(Request):
 
     branch: BranchId
     _: KW_ONLY
-    count: Annotated[int, Field(ge=1, le=MAX_BRANCHES)] = 1
+    count: Annotated[int, Field(ge=1, le=MAX_CHILDREN)] = 1
     seeds: Seeds = ()
     priority: Priority = "normal"
 
@@ -295,7 +295,7 @@ class DivergeRequest(Reporting):
 
     branch: BranchId
     _: KW_ONLY
-    count: Annotated[int, Field(ge=1, le=MAX_BRANCHES)]
+    count: Annotated[int, Field(ge=1, le=MAX_CHILDREN)]
     max_tokens: MaxTokens
     seeds: Seeds = ()
     by: Measure = "mean_logprob"

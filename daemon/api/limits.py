@@ -70,6 +70,9 @@ MAX_LIKELIHOODS: Final = 400_000
 MAX_BRANCHES: Final = 1024
 """Of one tree, and so of one request."""
 
+MAX_CHILDREN: Final = MAX_BRANCHES - 1
+"""That one request forks: their parent is in the tree, too."""
+
 MAX_BIASES: Final = 4096
 MAX_BIAS: Final = 1000.0
 """Of a logit, up or down: far more than logits differ."""

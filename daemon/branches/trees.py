@@ -187,14 +187,19 @@ class Forest:
             yield
 
     async def plant(self, live: Session) -> Branch:
-        """Begin a tree with a state, which becomes the root's."""
+        """Begin a tree with a state, which becomes the root's. If it fails there is no tree."""
         needs = AsyncExitStack()
         await needs.enter_async_context(self._models.holding(live.model.name, Claim(None, next(self._memory.numbers))))
         tree = Tree(self._newest + 1, holder.get(), needs)
         tree.root = self._made(tree, None, live, Guide())
         if tree.owner is not None:
             tree.owner.hold(tree.number, lambda: self._end(tree))
-        await self.settle(tree.root)
+        async with tree.turn:
+            try:
+                await self.settle(tree.root)
+            except BaseException:
+                await in_any_case(self.prune([tree.root]))
+                raise
         return tree.root
 
     def require_places(self, tree: Tree, count: int) -> None:
@@ -202,8 +207,8 @@ class Forest:
         held = len(list(tree.root.subtree()))
         if held + count > MAX_BRANCHES:
             raise TooManyBranches(
-                f"The tree has {held} branches, and {count} more were asked for, but at most {MAX_BRANCHES} may be. "
-                "Prune some of them.",
+                f"A tree has at most {MAX_BRANCHES} branches, and this one would have {held + count}. Prune some of "
+                "them, or ask for fewer.",
                 branches=held,
                 limit=MAX_BRANCHES,
             )
@@ -241,11 +246,13 @@ class Forest:
         return list(going)
 
     async def prune(self, going: Sequence[Branch]) -> int:
-        """End branches of one tree, each before its parent, and free their memory: so many bytes."""
+        """End branches of one tree, each before its parent, and free their memory: so many bytes. Those that are gone
+        are left out."""
+        going = [each for each in going if each.number in self._branches]
         if not going:
             return 0
         tree = going[0].tree
-        held = self._memory.trees[tree.number]
+        held = self._memory.trees.get(tree.number, 0)
         for branch in going:
             del self._branches[branch.number]
             branch.revoke()
@@ -254,7 +261,7 @@ class Forest:
             if branch.parent is not None:
                 branch.parent.children.remove(branch)
         if tree.root in going:
-            del self._memory.trees[tree.number]
+            self._memory.trees.pop(tree.number, None)
             if tree.owner is not None:
                 tree.owner.let_go(tree.number)
             await tree.needs.aclose()

@@ -44,7 +44,7 @@ from ..api.session import SessionInfo
 from ..branches.ranking import measured, ranked
 from ..branches.trees import Branch
 from ..engine import generation
-from ..engine.cancellation import in_any_case, to_the_end
+from ..engine.cancellation import in_any_case, require_wanted, to_the_end
 from ..engine.generation import PREFILL_CHUNK_TOKENS
 from ..engine.guiding import Bias
 from ..engine.pieces import in_pieces
@@ -109,21 +109,29 @@ async def _copy_of(parts: Parts, live: Session) -> Session:
 
 @answers(BranchRequest, queued=True)
 async def branch(parts: Parts, request: BranchRequest) -> BranchesResult:
-    """Raises BranchNotFound, TooManyBranches, MemoryBudgetExceeded."""
-    async with parts.forest.working([request.branch]) as (parent,):
-        return BranchesResult(tuple(map(info_of, await _forked(parts, parent, request.count, request.seeds))))
+    """Raises BranchNotFound, TooManyBranches, MemoryBudgetExceeded; then there is no new branch."""
+    working = parts.forest.working([request.branch])
+    async with working as (parent,), _forked(parts, parent, request.count, request.seeds) as children:
+        return BranchesResult(tuple(map(info_of, children)))
 
 
-async def _forked(parts: Parts, parent: Branch, count: int, seeds: Sequence[int]) -> list[Branch]:
+@asynccontextmanager
+async def _forked(parts: Parts, parent: Branch, count: int, seeds: Sequence[int]) -> AsyncIterator[list[Branch]]:
+    """Children of a branch. They are gone if the work with them raises."""
     parts.forest.require_places(parent.tree, count)
-    async with parts.forest.room(count * parent.live.resident_bytes):
-        states = await parts.stepping.copies(parent.live.state, parent.live.model, count)
-        children = []
-        for at, state in enumerate(states):
-            drawing = parent.live.sampling.changed(Sampling(seed=seeds[at]) if seeds else None)
-            children.append(parts.forest.fork(parent, replace(parent.live, state=state, sampling=drawing)))
-        await parts.forest.settle(*children)
-        return children
+    children: list[Branch] = []
+    try:
+        async with parts.forest.room(count * parent.live.resident_bytes):
+            states = await parts.stepping.copies(parent.live.state, parent.live.model, count)
+            for at, state in enumerate(states):
+                drawing = parent.live.sampling.changed(Sampling(seed=seeds[at]) if seeds else None)
+                children.append(parts.forest.fork(parent, replace(parent.live, state=state, sampling=drawing)))
+            await parts.forest.settle(*children)
+        require_wanted()
+        yield children
+    except BaseException:
+        await in_any_case(parts.forest.prune(children))
+        raise
 
 
 @answers(PrefillRequest, queued=True)
@@ -190,21 +198,18 @@ async def diverge(parts: Parts, request: DivergeRequest) -> DivergeResult:
         generation.require_room(parent.live.model, parent.live.state, request.max_tokens)
         own = parent.live.sampling.seed
         seeds = request.seeds or [(own + at) % (MAX_SEED + 1) for at in range(1, request.count + 1)]
-        children = await _forked(parts, parent, request.count, seeds)
-        try:
+        async with _forked(parts, parent, request.count, seeds) as children:
             async with _growing(parts, [(each, request.max_tokens) for each in children]):
                 stop = tuple(request.stop)
                 texts = await parts.stepping.advance(children, request.max_tokens, stop, request.logprobs, request.emit)
-        except BaseException:
-            await in_any_case(parts.forest.prune(children))
-            raise
-        measures = [measured(request.by, parent.guide, each.guide) for each in children]
-        order = ranked([each.finish_reason == "length" for each in texts], request.by, measures)
-        losers = order[1:] if request.by != "client" else []
-        await to_the_end(parts.forest.prune([children[at] for at in losers]))
-        return DivergeResult(
-            tuple(Attempt(**_fields(texts[at]), kept=at not in losers, measure=measures[at]) for at in order)
-        )
+            require_wanted()
+            measures = [measured(request.by, parent.guide, each.guide) for each in children]
+            order = ranked([each.finish_reason == "length" for each in texts], request.by, measures)
+            losers = order[1:] if request.by != "client" else []
+            await in_any_case(parts.forest.prune([children[at] for at in losers]))
+            return DivergeResult(
+                tuple(Attempt(**_fields(texts[at]), kept=at not in losers, measure=measures[at]) for at in order)
+            )
 
 
 def _fields(text: BranchText) -> dict[str, Any]:

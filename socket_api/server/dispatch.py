@@ -14,6 +14,7 @@ from ...daemon.api.events import OnEvent, Reporting, SessionEvent, TokenEvent, W
 from ...daemon.api.process import ShutdownRequest, ShutdownResult, SubscribeRequest, SubscribeResult
 from ...daemon.api.records import Request
 from ...daemon.api.verb import R, Verb
+from ...daemon.engine.cancellation import in_any_case
 from ...daemon.engine.pieces import in_pieces
 from ...daemon.events.events import Notice
 from .wire_map import wire_map
@@ -71,7 +72,8 @@ async def call(
         if isinstance(request, Reporting):
             request = request.told_to(emit)
         result = await backend.ask(verb, request)
-    return await in_pieces(wire_map(verb, result))
+    # A cancellation comes too late: what was done is answered as done.
+    return await in_any_case(in_pieces(wire_map(verb, result)))
 
 
 def event_map(event: WorkEvent) -> dict[str, Any]:

@@ -186,7 +186,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
         "invalid_constraint",
     ),
     "too many branches": ("branch", {"branch": "free", "count": MAX_BRANCHES - 2}, "too_many_branches"),
-    "more than a request may name": ("branch", {"branch": "free", "count": MAX_BRANCHES + 1}, "invalid_request"),
+    "more than a request may name": ("branch", {"branch": "free", "count": MAX_BRANCHES}, "invalid_request"),
     "seeds for other children": ("branch", {"branch": "free", "count": 2, "seeds": (1,)}, "invalid_request"),
     "more bytes than the budget has": ("branch", {"branch": "free", "count": 500}, "memory_budget_exceeded"),
     "more tokens than the context has": ("advance", {"branches": ("free",), "max_tokens": 8192}, "context_overflow"),

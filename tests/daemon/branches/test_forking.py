@@ -1,0 +1,96 @@
+"""Forks that are cancelled or fail on their way leave no branch and no byte behind."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from session_rig import Rigged, tokens_of
+from torpor.daemon.api.sampling import Sampling
+
+DRAWN = Sampling(temperature=0.9, seed=3)
+
+
+@asynccontextmanager
+async def planted(opener: Any) -> AsyncIterator[tuple[Rigged, int]]:
+    """A tree of a root alone."""
+    async with opener() as rig:
+        await rig.service.create(session="s", sampling=DRAWN)
+        await rig.service.append(session="s", tokens=tokens_of(1, 40))
+        yield rig, (await rig.service.tree(session="s")).branch
+
+
+async def seen(rig: Rigged) -> tuple[Any, ...]:
+    """The branches that there are, and what is counted of them."""
+    memory = rig.service.residency.memory
+    return await rig.service.branches(), memory.trees.copy(), memory.info()
+
+
+def before_settling(rig: Rigged, monkeypatch: pytest.MonkeyPatch, act: Callable[[int], object], at: int) -> None:
+    """Do something when memory is about to be counted for the time of this number, and not again."""
+    forest, counted = rig.service.forest, 0
+    settle = forest.settle
+
+    async def acting(*changed: Any) -> None:
+        nonlocal counted
+        counted += 1
+        if counted == at:
+            act(counted)
+        await settle(*changed)
+
+    monkeypatch.setattr(forest, "settle", acting)
+
+
+def broken(_: int) -> None:
+    raise RuntimeError("the engine broke")
+
+
+@pytest.mark.parametrize("how", ["cancelled", "broken"])
+@pytest.mark.parametrize("verb", ["branch", "diverge"])
+async def test_a_fork_that_ends_before_its_answer_leaves_no_branch_gm7(
+    open_rig: Any, monkeypatch: pytest.MonkeyPatch, how: str, verb: str
+) -> None:
+    """As the answer to a cancellation says. Its children are there by then, and their memory is being counted."""
+    async with planted(open_rig) as (rig, root):
+        before = await seen(rig)
+        options = {} if verb == "branch" else {"max_tokens": 2}
+        asked = asyncio.ensure_future(getattr(rig.service, verb)(root, count=5, **options))
+        before_settling(rig, monkeypatch, broken if how == "broken" else lambda _: asked.cancel(), at=1)
+        with pytest.raises(asyncio.CancelledError if how == "cancelled" else RuntimeError):
+            await asked
+        assert await seen(rig) == before
+
+
+async def test_a_cancel_behind_the_last_token_of_attempts_leaves_none_gm7(
+    open_rig: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with planted(open_rig) as (rig, root):
+        before = await seen(rig)
+        asked = asyncio.ensure_future(rig.service.diverge(root, count=3, max_tokens=2))
+        before_settling(rig, monkeypatch, lambda _: asked.cancel(), at=2)
+        with pytest.raises(asyncio.CancelledError):
+            await asked
+        assert await seen(rig) == before
+
+
+async def test_a_cancel_while_losers_are_pruned_is_too_late_gm7(open_rig: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The winner is told, and it alone is there."""
+    async with planted(open_rig) as (rig, root):
+        asked = asyncio.ensure_future(rig.service.diverge(root, count=3, max_tokens=2))
+        before_settling(rig, monkeypatch, lambda _: asked.cancel(), at=3)
+        winner = (await asked).attempts[0]
+        there = (await rig.service.branches(root)).branches
+        assert [each.branch for each in there] == [root, winner.branch]
+
+
+async def test_a_tree_that_cannot_be_counted_is_none(open_rig: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with planted(open_rig) as (rig, _):
+        before = await seen(rig)
+        before_settling(rig, monkeypatch, broken, at=1)
+        with pytest.raises(RuntimeError, match="the engine broke"):
+            await rig.service.tree(session="s")
+        assert await seen(rig) == before
+        assert len(rig.service.shelf.places["tiny"].holders) == 1, "of the other tree"
