@@ -23,8 +23,8 @@ def script(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     tokens: list[int] = []
     real = generation.draw
 
-    def draw(sampling: Any, logits: Any, ledger: Any, key: Any) -> Any:
-        drawn = real(sampling, logits, ledger, key)
+    def draw(*given: Any) -> Any:
+        drawn = real(*given)
         return replace(drawn, token=tokens.pop(0)) if tokens else drawn
 
     monkeypatch.setattr(generation, "draw", draw)
