@@ -39,7 +39,9 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     layers of the Qwen3-0.6B shape, with random weights."""
     source = DEMO_MODEL_FOLDER if request.param == "demo" else request.getfixturevalue("thin_qwen3")
     digests = DigestCache(tmp_path_factory.mktemp("invariance") / "digests")
-    return load_model(str(request.param), str(source), digests)
+    loaded = load_model(str(request.param), str(source), digests)
+    loaded.branch_caches()  # what can be shared is tried before a test breaks anything
+    return loaded
 
 
 def tokens_of(model: LoadedModel, seed: int, count: int) -> list[int]:
