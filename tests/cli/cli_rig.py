@@ -6,7 +6,7 @@ What other test folders have made (a service without a model, small stores) is b
 from __future__ import annotations
 
 import asyncio
-import importlib.util
+import importlib
 import json
 import re
 import sys
@@ -26,16 +26,8 @@ WAIT_S = 20.0  # for another thread to do what takes milliseconds
 
 
 def load_module(path: str) -> ModuleType:
-    """Load a module of another test folder under a name of its own."""
-    name = "cli_tests_" + path.replace("/", "_").removesuffix(".py")
-    if name not in sys.modules:
-        spec = importlib.util.spec_from_file_location(name, TESTS / path)
-        assert spec is not None
-        assert spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[name] = module
-        spec.loader.exec_module(module)
-    return sys.modules[name]
+    """Import a module of another test folder."""
+    return importlib.import_module("torpor.tests." + path.replace("/", ".").removesuffix(".py"))
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,5 +42,13 @@ def test_every_refusal_has_a_code_of_its_own() -> None:
         "SessionAwake": "session_awake",
         "TooManySubscribers": "too_many_subscribers",
         "UnknownEvent": "unknown_event",
+        "BranchNotFound": "branch_not_found",
+        "InvalidBranches": "invalid_branches",
+        "BranchHasChildren": "branch_has_children",
+        "TooManyBranches": "too_many_branches",
+        "StaleStep": "stale_step",
+        "StaleLogits": "stale_logits",
+        "LogitsLent": "logits_lent",
+        "InvalidLogits": "invalid_logits",
     }
     assert issubclass(DaemonError, TorporError)

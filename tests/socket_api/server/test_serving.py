@@ -23,17 +23,14 @@ from .. import fake_service as fake
 from ..conftest import poll
 
 _SCRIPT = """
-import importlib.util, json, os, sys
-spec = importlib.util.spec_from_file_location("fake_service", sys.argv[1])
-fake_service = importlib.util.module_from_spec(spec)
-sys.modules["fake_service"] = fake_service
-spec.loader.exec_module(fake_service)
+import json, os, sys
+from torpor.tests.socket_api import fake_service
 from torpor.errors import TorporError
 from torpor.socket_api.server.serving import serve_until_signal
 import resource
 async def open_backend():
     service = fake_service.FakeService()
-    service.fail_sleep = json.loads(sys.argv[3])
+    service.fail_sleep = json.loads(sys.argv[2])
     return service
 def ready(socket):
     umask = os.umask(0)
@@ -42,7 +39,7 @@ def ready(socket):
     print(json.dumps(facts), flush=True)
 try:
     stopped = lambda report: print("stopped", flush=True)
-    serve_until_signal(open_backend, sys.argv[2], on_ready=ready, on_stopped=stopped)
+    serve_until_signal(open_backend, sys.argv[1], on_ready=ready, on_stopped=stopped)
 except TorporError as error:
     print(error.code, flush=True)
     sys.exit(1)
@@ -51,7 +48,7 @@ except TorporError as error:
 
 class Daemon:
     def __init__(self, socket: Path, fail_sleep: dict[str, str]) -> None:
-        command = [sys.executable, "-c", _SCRIPT, str(fake.__file__), str(socket), json.dumps(fail_sleep)]
+        command = [sys.executable, "-c", _SCRIPT, str(socket), json.dumps(fail_sleep)]
         self.log = socket.with_suffix(".log")
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
