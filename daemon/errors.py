@@ -134,7 +134,7 @@ class BranchNotFound(DaemonError):
 
 
 class InvalidBranches(DaemonError):
-    """A request names a branch twice, or branches of several trees. Nothing has changed."""
+    """A request names a branch twice, branches of several trees, or more than one answer holds. Nothing has changed."""
 
 
 class BranchHasChildren(DaemonError):

@@ -45,6 +45,8 @@ class BranchInfo(Result):
     """A branch. parent: None for the root. position: its tokens; fork_head: how many it had when it was forked.
 
     step: changes whenever its logits do; a token drawn at a step can be committed at that step alone.
+    biased_tokens, steered_tokens: how many tokens its `logit_bias` and its `steer` name. constrained: whether its text
+        must match a constraint.
     measured_tokens: the tokens that it and its ancestors in the tree have committed, not those that were prefilled.
     mean_logprob: the mean log-probability of these, in nats; None without one.
     """
@@ -56,9 +58,9 @@ class BranchInfo(Result):
     fork_head: Count
     step: Count
     sampling: Sampling
-    logit_bias: tuple[TokenBias, ...]
-    steer: tuple[TokenBias, ...]
-    constraint: Constraint | None
+    biased_tokens: Count
+    steered_tokens: Count
+    constrained: bool
     measured_tokens: Count
     mean_logprob: Logprob | None
     resident_bytes: Count

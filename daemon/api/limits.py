@@ -73,6 +73,9 @@ MAX_BRANCHES: Final = 1024
 MAX_CHILDREN: Final = MAX_BRANCHES - 1
 """That one request forks: their parent is in the tree, too."""
 
+MAX_LOGITS_BYTES: Final = 48 * 1024 * 1024
+"""Of an answer of `produce`: three quarters of a reply."""
+
 MAX_BIASES: Final = 4096
 MAX_BIAS: Final = 1000.0
 """Of a logit, up or down: far more than logits differ."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
@@ -19,7 +20,6 @@ import mlx.core as mx
 from ...snapshot.forking import held_bytes
 from ...snapshot.memory import require_available
 from ...snapshot.state import LiveState
-from ..api.constraints import Constraint
 from ..api.limits import MAX_BRANCHES
 from ..engine.cancellation import in_any_case
 from ..engine.decoding import lost
@@ -43,14 +43,13 @@ _MAX_TOLD: Final = 16
 @dataclass(slots=True, eq=False)
 class Branch:
     """One branch. live: its state, in the shape of a session that nobody finds. guide: how it draws and what it has
-    measured. constraint, matcher: what its text must match, and where it stands in that. Others as of `BranchInfo`."""
+    measured. matcher: where it stands in its constraint. Others as of `BranchInfo`."""
 
     number: int
     tree: Tree
     parent: Branch | None
     live: Session
     guide: Guide
-    constraint: Constraint | None = None
     matcher: Matcher | None = None
     step: int = 0
     fork_head: int = 0
@@ -101,13 +100,15 @@ class Branch:
 @dataclass(slots=True, eq=False)
 class Tree:
     """The branches of one root. number: of its first root. owner: the connection that it ends with; None: no
-    connection. turn: held by the request that uses it. needs: keeps its model loaded."""
+    connection. turn: held by the request that uses it. needs: keeps its model loaded.
+    states_bytes: the memory of their states."""
 
     number: int
     owner: Holder | None
     needs: AsyncExitStack
     root: Branch = field(init=False)
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+    states_bytes: int = 0
 
 
 class Forest:
@@ -135,6 +136,10 @@ class Forest:
         """Those of this connection, in the order of their making."""
         return [each.tree for each in self._branches.values() if each is each.tree.root and self._is_mine(each)]
 
+    def holds(self, branch: Branch) -> bool:
+        """Whether a branch is not pruned."""
+        return branch.number in self._branches
+
     @asynccontextmanager
     async def working(self, numbers: Sequence[int], *, gone_is_fine: bool = False) -> AsyncIterator[list[Branch]]:
         """Hold a tree alone, and give those of its branches, in this order. gone_is_fine: without pruned ones. Raises
@@ -149,7 +154,7 @@ class Forest:
     def _all_of(self, numbers: Sequence[int], *, gone_is_fine: bool) -> list[Branch]:
         there = [each for each in numbers if each in self._branches or not (gone_is_fine and self._was(each))]
         branches = [self.find(number) for number in there]
-        twice = next((each for at, each in enumerate(numbers) if each in numbers[:at]), None)
+        twice = next((each for each, times in Counter(numbers).items() if times > 1), None)
         if twice is not None:
             raise InvalidBranches(f"Branch {twice} is named twice; name each branch once.", branch=twice)
         other = next((each for each in branches if each.tree is not branches[0].tree), None)
@@ -216,7 +221,7 @@ class Forest:
     def fork(self, parent: Branch, live: Session) -> Branch:
         """Add a child with a state that is its own. `settle` counts it."""
         child = self._made(parent.tree, parent, live, parent.guide.forked())
-        child.constraint, child.step = parent.constraint, parent.step
+        child.step = parent.step
         child.matcher = None if parent.matcher is None else parent.matcher.copy()
         parent.children.append(child)
         return child
@@ -229,7 +234,13 @@ class Forest:
         if changed:
             tree = changed[0].tree
             states = [each.live.state for each in tree.root.subtree()]
-            self._memory.trees[tree.number] = await in_any_case(self._engine.call(lambda: _bytes_of(states)))
+            tree.states_bytes = await in_any_case(self._engine.call(lambda: _bytes_of(states)))
+            self.count_given(tree)
+
+    def count_given(self, tree: Tree) -> None:
+        """Count what `guide` has given to branches of a tree, what they share once. `settle` counts it, too."""
+        given = {id(one): one.nbytes for branch in tree.root.subtree() for one in branch.guide.given()}
+        self._memory.trees[tree.number] = tree.states_bytes + sum(given.values())
 
     def prunable(self, branches: Sequence[Branch], *, subtree: bool) -> list[Branch]:
         """What goes with some branches, each before its parent. Raises BranchHasChildren: others would go that are not
@@ -248,7 +259,7 @@ class Forest:
     async def prune(self, going: Sequence[Branch]) -> int:
         """End branches of one tree, each before its parent, and free their memory: so many bytes. Those that are gone
         are left out."""
-        going = [each for each in going if each.number in self._branches]
+        going = [each for each in going if self.holds(each)]
         if not going:
             return 0
         tree = going[0].tree

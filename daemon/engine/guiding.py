@@ -2,17 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Final
 
 import mlx.core as mx
 import numpy as np
+from numpy.typing import NDArray
 
 from ..api.logprobs import LOWEST_LOGPROB
 from ..models.grammars import Allowed, require_some
 
-Bias = Mapping[int, float | None]
-"""What is added to the logits of tokens; None: the token is never drawn."""
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Bias:
+    """What is added to the logits of some tokens, each named once. It never changes: many branches may share it.
+
+    tokens: int64 `[n]`; added: float32 `[n]`, minus infinity for a token that is never drawn."""
+
+    tokens: NDArray[np.int64]
+    added: NDArray[np.float32]
+
+    @classmethod
+    def of(cls, given: Iterable[tuple[int, float | None]]) -> Bias:
+        """From tokens, each with its bias, or None for one that is never drawn. The last of a token counts."""
+        found = {token: -np.inf if bias is None else bias for token, bias in given}
+        return cls(np.array(list(found), np.int64), np.array(list(found.values()), np.float32))
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def nbytes(self) -> int:
+        """Its memory."""
+        return self.tokens.nbytes + self.added.nbytes
+
+
+NO_BIAS: Final = Bias.of(())
 
 
 @dataclass(slots=True)
@@ -20,15 +46,21 @@ class Guide:
     """bias, steer: what is added before a draw; forks inherit `bias` alone. replaced: logits in place of the model's,
     for one step. measured: tokens committed; logprob_sum: of their log-probabilities, in nats."""
 
-    bias: Bias = field(default_factory=dict)
-    steer: Bias = field(default_factory=dict)
+    bias: Bias = NO_BIAS
+    steer: Bias = NO_BIAS
     replaced: mx.array | None = None
     measured: int = 0
     logprob_sum: float = 0.0
 
     def forked(self) -> Guide:
         """That of a child."""
-        return replace(self, steer={})
+        return replace(self, steer=NO_BIAS)
+
+    def given(self) -> Iterator[Bias | mx.array]:
+        """What has memory of its own in it. Other branches may have the same."""
+        yield from (self.bias, self.steer)
+        if self.replaced is not None:
+            yield self.replaced
 
     def head(self, logits: mx.array) -> mx.array:
         """The logits `[vocabulary]` that count, for those of the model."""
@@ -40,12 +72,12 @@ class Guide:
         if not any(changes):
             return head, allowed
         added = np.zeros(head.shape[-1], np.float32)
-        for token, bias in (each for change in changes for each in change.items()):
-            if bias is None:
+        for change in changes:
+            is_barred = np.isneginf(change.added)
+            added[change.tokens[~is_barred]] += change.added[~is_barred]
+            if is_barred.any():
                 allowed = np.ones(head.shape[-1], np.bool_) if allowed is None else allowed
-                allowed[token] = False
-            else:
-                added[token] += bias
+                allowed[change.tokens[is_barred]] = False
         if allowed is not None:
             require_some(allowed)
         return head + mx.array(added), allowed

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from ...memvid.disk.clock import now_ns
 from ...memvid.errors import StoreError
 from ...memvid.format.manifest import require_session_map
+from ...memvid.units import format_bytes
 from ...memvid.uri import VERSION_MARK, parse_reference
 from ..api.branching import (
     AdvanceRequest,
@@ -38,7 +39,7 @@ from ..api.branching import (
     TreeRequest,
 )
 from ..api.constraints import FREE
-from ..api.limits import MAX_SEED
+from ..api.limits import MAX_LOGITS_BYTES, MAX_SEED
 from ..api.sampling import Sampling
 from ..api.session import SessionInfo
 from ..branches.ranking import measured, ranked
@@ -47,9 +48,9 @@ from ..engine import generation
 from ..engine.cancellation import in_any_case, require_wanted, to_the_end
 from ..engine.generation import PREFILL_CHUNK_TOKENS
 from ..engine.guiding import Bias
-from ..engine.pieces import in_pieces
+from ..engine.pieces import SESSIONS_AT_ONCE, Pieces, in_pieces
 from ..engine.sampler import initial_key
-from ..errors import InvalidLogits, StaleStep
+from ..errors import InvalidBranches, InvalidLogits, StaleStep
 from ..events.events import SessionCreated
 from ..memory.line import Use
 from ..models.grammars import AnswerForm
@@ -112,7 +113,7 @@ async def branch(parts: Parts, request: BranchRequest) -> BranchesResult:
     """Raises BranchNotFound, TooManyBranches, MemoryBudgetExceeded; then there is no new branch."""
     working = parts.forest.working([request.branch])
     async with working as (parent,), _forked(parts, parent, request.count, request.seeds) as children:
-        return BranchesResult(tuple(map(info_of, children)))
+        return BranchesResult(await _told(parts, children))
 
 
 @asynccontextmanager
@@ -151,7 +152,7 @@ async def prefill(parts: Parts, request: PrefillRequest) -> BranchesResult:
             await parts.stepping.read(texts, request.emit)
         for each in branches:
             each.live.turn_open = False
-        return BranchesResult(tuple(map(info_of, branches)))
+        return BranchesResult(await _told(parts, branches))
 
 
 @answers(ProduceRequest, queued=True)
@@ -159,6 +160,8 @@ async def produce(parts: Parts, request: ProduceRequest) -> ProduceResult:
     """Raises BranchNotFound, InvalidBranches, EmptyContext, InvalidConstraint, GenerationFailed."""
     async with parts.forest.working(request.branches) as branches:
         _require_read(branches)
+        if request.logits and branches:
+            _require_tellable(len(branches), 4 * branches[0].live.model.layout.vocabulary)
         found = await parts.stepping.produce(branches, request.logprobs, logits=request.logits)
         return ProduceResult(tuple(found))
 
@@ -175,7 +178,7 @@ async def commit(parts: Parts, request: CommitRequest) -> BranchesResult:
         async with _growing(parts, [(each, 1) for each in branches]):
             tokens = [(each, wanted.token) for each, wanted in zip(branches, request.commits, strict=True)]
             await to_the_end(parts.stepping.commit(tokens))
-        return BranchesResult(tuple(map(info_of, branches)))
+        return BranchesResult(await _told(parts, branches))
 
 
 @answers(AdvanceRequest, queued=True)
@@ -219,7 +222,7 @@ def _fields(text: BranchText) -> dict[str, Any]:
 @answers(GuideRequest)
 async def guide(parts: Parts, request: GuideRequest) -> BranchesResult:
     """Raises BranchNotFound, InvalidBranches, InvalidSampling, InvalidTokens, InvalidConstraint, InvalidLogits,
-    EmptyContext."""
+    EmptyContext, MemoryBudgetExceeded."""
     async with parts.forest.working(request.branches) as branches:
         if not branches:
             return BranchesResult(())
@@ -229,16 +232,22 @@ async def guide(parts: Parts, request: GuideRequest) -> BranchesResult:
             await in_pieces(generation.require_valid(model, named))
         changed = [each.live.sampling.changed(request.sampling) for each in branches]
         matcher = await parts.encoder.matcher(model, AnswerForm(request.constraint, FREE))
+        bias, steer, logits = _bias_of(request.logit_bias), _bias_of(request.steer), None
         if request.logits is not None:
             _require_read(branches)
-            await parts.stepping.set_logits(branches, _logits_of(request.logits, model.layout.vocabulary))
-        for each, sampling in zip(branches, changed, strict=True):
-            each.live.sampling = sampling
-            each.guide.bias = _bias_of(request.logit_bias, each.guide.bias)
-            each.guide.steer = _bias_of(request.steer, each.guide.steer)
-            if request.free or matcher is not None:
-                each.constraint, each.matcher = request.constraint, None if matcher is None else matcher.copy()
-        return BranchesResult(tuple(map(info_of, branches)))
+            logits = _logits_of(request.logits, model.layout.vocabulary)
+        # One for all branches, so it is in memory once.
+        async with parts.forest.room(sum(each.nbytes for each in (bias, steer, logits) if each is not None)):
+            if logits is not None:
+                await parts.stepping.set_logits(branches, logits)
+            for each, sampling in zip(branches, changed, strict=True):
+                each.live.sampling = sampling
+                each.guide.bias = each.guide.bias if bias is None else bias
+                each.guide.steer = each.guide.steer if steer is None else steer
+                if request.free or matcher is not None:
+                    each.matcher = None if matcher is None else matcher.copy()
+            parts.forest.count_given(branches[0].tree)
+        return BranchesResult(await _told(parts, branches))
 
 
 @answers(PruneRequest)
@@ -288,7 +297,22 @@ async def branches(parts: Parts, request: BranchesRequest) -> BranchesResult:
     parts.require_open()
     trees = parts.forest.trees() if request.branch is None else [parts.forest.find(request.branch).tree]
     found = [each for tree in trees for each in tree.root.subtree()]
-    return BranchesResult(tuple(map(info_of, sorted(found, key=lambda each: each.number))))
+    return BranchesResult(await _told(parts, sorted(found, key=lambda each: each.number)))
+
+
+async def _told(parts: Parts, branches: Sequence[Branch]) -> tuple[BranchInfo, ...]:
+    """Branches as answers show them, in this order, without those that are pruned meanwhile. A cancellation is ignored:
+    what was done is told."""
+
+    def pieces() -> Pieces[tuple[BranchInfo, ...]]:
+        found: list[BranchInfo] = []
+        for start in range(0, len(branches), SESSIONS_AT_ONCE):
+            if start:
+                yield
+            found += [info_of(each) for each in branches[start : start + SESSIONS_AT_ONCE] if parts.forest.holds(each)]
+        return tuple(found)
+
+    return await in_any_case(in_pieces(pieces()))
 
 
 def info_of(branch: Branch) -> BranchInfo:
@@ -301,9 +325,9 @@ def info_of(branch: Branch) -> BranchInfo:
         fork_head=branch.fork_head,
         step=branch.step,
         sampling=branch.live.sampling,
-        logit_bias=_told(branch.guide.bias),
-        steer=_told(branch.guide.steer),
-        constraint=branch.constraint,
+        biased_tokens=len(branch.guide.bias),
+        steered_tokens=len(branch.guide.steer),
+        constrained=branch.matcher is not None,
         measured_tokens=branch.guide.measured,
         mean_logprob=branch.guide.mean_logprob,
         resident_bytes=branch.live.resident_bytes,
@@ -325,12 +349,8 @@ def _logits_of(given: bytes, vocabulary: int) -> NDArray[np.float32]:
     return values.astype(np.float32)
 
 
-def _told(bias: Bias) -> tuple[TokenBias, ...]:
-    return tuple(TokenBias(token, value) for token, value in bias.items())
-
-
-def _bias_of(given: Sequence[TokenBias] | None, before: Bias) -> Bias:
-    return before if given is None else {each.token: each.bias for each in given}
+def _bias_of(given: Sequence[TokenBias] | None) -> Bias | None:
+    return None if given is None else Bias.of((each.token, each.bias) for each in given)
 
 
 def _session_of(copy: Session, request: KeepRequest) -> Session:
@@ -355,6 +375,17 @@ def _session_of(copy: Session, request: KeepRequest) -> Session:
 def _require_read(branches: Sequence[Branch]) -> None:
     for each in branches:
         each.head()
+
+
+def _require_tellable(count: int, logits_bytes: int) -> None:
+    """Raises InvalidBranches: one answer cannot have the logits of so many branches."""
+    if count * logits_bytes > MAX_LOGITS_BYTES:
+        raise InvalidBranches(
+            f"The logits of {count} branches are {format_bytes(count * logits_bytes)}, and an answer has "
+            f"at most {format_bytes(MAX_LOGITS_BYTES)}. Ask for those of at most {MAX_LOGITS_BYTES // logits_bytes} at "
+            "a time.",
+            limit=MAX_LOGITS_BYTES // logits_bytes,
+        )
 
 
 def _require_step(branch: Branch, step: int | None) -> None:

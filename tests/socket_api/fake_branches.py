@@ -33,7 +33,7 @@ from torpor.daemon.api.records import Request, Result
 from torpor.daemon.api.sampling import Sampling
 from torpor.daemon.api.session import CreateRequest, SessionInfo
 
-ROOT = BranchInfo(1, None, (), 3, 3, 0, Sampling(), (), (), None, 0, None, 64)
+ROOT = BranchInfo(1, None, (), 3, 3, 0, Sampling(), 0, 0, False, 0, None, 64)
 
 
 class FakeBranches:
