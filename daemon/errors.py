@@ -10,7 +10,7 @@ class DaemonError(TorporError):
 
 
 class InvalidSampling(DaemonError):
-    """A sampling parameter is out of range."""
+    """A sampling parameter is out of range, or not of use for what was asked."""
 
 
 class SessionExists(DaemonError):

@@ -120,6 +120,18 @@ def test_a_framework_is_connected_as_told_and_reads_only_what_is_new(home: dict[
     assert int(second) < int(first), "the second turn reads its own message alone"
 
 
+@pytest.mark.one_in(4)
+@pytest.mark.timeout(600)
+def test_branches_are_searched_as_told_and_the_best_goes_on(home: dict[str, str]) -> None:
+    for _ in range(2):
+        done = run(blocks("docs/how-to/branches.md", "python"), [sys.executable, "-"], home)
+        assert done.returncode == 0, done.stdout + done.stderr
+        attempts = re.findall(r"^(True|False) \S+ (.*)", done.stdout, re.MULTILINE)
+        assert [kept for kept, _ in attempts] == ["True", "False", "False", "False"]
+        assert len({text for _, text in attempts}) > 1, "they differ"
+        assert "goes on:" in done.stdout
+
+
 @pytest.mark.one_in(3)
 def test_stop_puts_agents_to_sleep_and_leaves_no_process(home: dict[str, str]) -> None:
     started = run("torpor serve --detach --json", ["bash"], home)

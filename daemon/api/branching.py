@@ -199,7 +199,8 @@ class TreeRequest(Reporting):
 @dataclass(frozen=True, slots=True)
 class BranchRequest(Request):
     """Fork a branch: `count` children that stand where it stands, with its sampling, biases, constraint and measures,
-    but not its `steer`. seeds: one for each; without them all have the parent's, and draw the same."""
+    but not its `steer`. seeds: one for each; without them all have the parent's, and draw the same. At temperature 0
+    they draw the same with any seeds, until `guide` changes some of them."""
 
     branch: BranchId
     _: KW_ONLY
@@ -289,7 +290,8 @@ class GuideRequest(Request):
 class DivergeRequest(Reporting):
     """Fork a branch, let the children write side by side, and keep the best. The branch itself does not change.
 
-    count, max_tokens: of the children. seeds: one for each; those behind the parent's without them. by: what the best
+    count, max_tokens: of the children. Several need a temperature above 0, by the session or `guide`: else all would be
+        the same, and are refused. seeds: one for each; those behind the parent's without them. by: what the best
         is the best by. `perplexity`: the lowest of all that was committed since the root; `mean_logprob`: the highest
         of what it wrote; `client`: nothing is pruned, and the client prunes what it does not want. stop, logprobs: as
         for `advance`.
@@ -331,7 +333,8 @@ class RetainRequest(Request):
 @dataclass(frozen=True, slots=True)
 class KeepRequest(Reporting):
     """Make a session `name` of a branch, as it stands. The branch stays. The session is awake, and durable when this is
-    answered. labels: its own; those of the tree's session if None."""
+    answered. From then on its turns are kept as the daemon's option says, even if those of the tree's session are not.
+    labels: its own; those of the tree's session if None."""
 
     branch: BranchId
     name: SessionText

@@ -50,7 +50,7 @@ from ..engine.generation import PREFILL_CHUNK_TOKENS
 from ..engine.guiding import Bias
 from ..engine.pieces import SESSIONS_AT_ONCE, Pieces, in_pieces
 from ..engine.sampler import initial_key
-from ..errors import InvalidBranches, InvalidLogits, StaleStep
+from ..errors import InvalidBranches, InvalidLogits, InvalidSampling, StaleStep
 from ..events.events import SessionCreated
 from ..memory.line import Use
 from ..models.grammars import AnswerForm
@@ -195,9 +195,11 @@ async def advance(parts: Parts, request: AdvanceRequest) -> AdvanceResult:
 
 @answers(DivergeRequest, queued=True)
 async def diverge(parts: Parts, request: DivergeRequest) -> DivergeResult:
-    """Raises BranchNotFound, EmptyContext, TooManyBranches, and as `advance`; then there is no new branch."""
+    """Raises BranchNotFound, EmptyContext, TooManyBranches, InvalidSampling, and as `advance`; then there is no new
+    branch."""
     async with parts.forest.working([request.branch]) as (parent,):
         _require_read([parent])
+        _require_drawn(parent, request.count)
         generation.require_room(parent.live.model, parent.live.state, request.max_tokens)
         own = parent.live.sampling.seed
         seeds = request.seeds or [(own + at) % (MAX_SEED + 1) for at in range(1, request.count + 1)]
@@ -360,6 +362,7 @@ def _session_of(copy: Session, request: KeepRequest) -> Session:
         uri=parse_reference(request.name),
         labels=copy.labels if request.labels is None else tuple(request.labels),
         created_ns=now_ns(),
+        durability=None,
         durable=None,
         unchanged_tokens=0,
         dirty=True,
@@ -375,6 +378,16 @@ def _session_of(copy: Session, request: KeepRequest) -> Session:
 def _require_read(branches: Sequence[Branch]) -> None:
     for each in branches:
         each.head()
+
+
+def _require_drawn(parent: Branch, count: int) -> None:
+    """Raises InvalidSampling: all attempts would be the same."""
+    if count > 1 and parent.live.sampling.temperature == 0:
+        raise InvalidSampling(
+            f"At temperature 0 all {count} attempts would be the same, whatever their seeds. Give branch "
+            f"{parent.number} a temperature with guide first, for example 0.8.",
+            branch=parent.number,
+        )
 
 
 def _require_tellable(count: int, logits_bytes: int) -> None:

@@ -11,7 +11,7 @@ import pytest
 from torpor.daemon.api.events import TokenEvent
 from torpor.daemon.api.limits import MAX_BRANCHES
 from torpor.daemon.api.sampling import Sampling
-from torpor.socket_api import Client
+from torpor.socket_api import Client, ConnectionLost
 
 from .branch_rig import DRAWN, PAST, committed, connected, forked, info, next_tokens, planted, refused
 from .real_daemon import RealDaemon, served, tokens_of, until
@@ -409,9 +409,16 @@ def test_a_kept_branch_outlives_a_crash(tmp_path_factory: pytest.TempPathFactory
         torpor.advance([root], max_tokens=3)
         expected = next_tokens(torpor, root)
         torpor.keep(root, "kept")
+        torpor.create("thrown-away", durability="none")
+        torpor.append("thrown-away", tokens=PAST)
+        assert torpor.keep(torpor.tree("thrown-away").branch, "kept-from-it").durability is None
+        torpor.append("kept-from-it", tokens=PAST)
         first.end(kill=True)
+        with pytest.raises(ConnectionLost, match="A tree of branches has ended with it: begin a new one"):
+            torpor.advance([root], max_tokens=3)
     with served(folder) as second, Client(second.socket) as torpor:
         assert torpor.generate("kept", max_tokens=6).tokens == expected
+        assert torpor.show("kept-from-it").info.token_count == 2 * len(PAST)
         assert torpor.tree("s").branch > root
         assert refused(lambda: torpor.branches(root)).details["reason"] == "unknown"
 

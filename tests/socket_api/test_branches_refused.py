@@ -32,7 +32,7 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealDaemon]:
 @dataclass
 class Planted:
     """A tree on a connection of its own: a root with two children, of which the first is held to a constraint; another
-    tree, a tree of another connection, and a branch that was pruned."""
+    tree, a tree of another connection, one at temperature 0, and a branch that was pruned."""
 
     link: Link
     root: int = 0
@@ -41,6 +41,7 @@ class Planted:
     pruned: int = 0
     empty: int = 0
     foreign: int = 0
+    greedy: int = 0
 
     def ask(self, method: str, **params: Any) -> Any:
         answer = Asked(self.link, method, params).answer()
@@ -61,6 +62,8 @@ def tree(daemon: RealDaemon) -> Iterator[Planted]:
     planted.ask("create", session="s", sampling=DRAWN.named())
     planted.ask("append", session="s", tokens=tuple(PAST))
     planted.ask("create", session="empty")
+    planted.ask("append", session="greedy", tokens=tuple(PAST), create=True)
+    planted.greedy = planted.ask("tree", session="greedy").branch
     planted.root = planted.ask("tree", session="s").branch
     planted.empty = planted.ask("tree", session="empty").branch
     planted.foreign = theirs.ask("tree", session="s").branch
@@ -206,6 +209,11 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
         {"branch": "free", "count": MAX_BRANCHES - 2, "max_tokens": 1},
         "too_many_branches",
     ),
+    "attempts that would all be the same": (
+        "diverge",
+        {"branch": "greedy", "count": 2, "max_tokens": 1},
+        "invalid_sampling",
+    ),
     "a measure that there is not": (
         "diverge",
         {"branch": "free", "count": 2, "max_tokens": 1, "by": "beauty"},
@@ -220,7 +228,7 @@ def with_numbers(tree: Planted, value: Any) -> Any:
         return {key: each if key in ("session", "name") else with_numbers(tree, each) for key, each in value.items()}
     if isinstance(value, tuple):
         return tuple(with_numbers(tree, each) for each in value)
-    return getattr(tree, value) if value in ("root", "bound", "free", "pruned", "empty", "foreign") else value
+    return getattr(tree, value) if value in ("root", "bound", "free", "pruned", "empty", "foreign", "greedy") else value
 
 
 @pytest.mark.parametrize("what", REFUSED)
