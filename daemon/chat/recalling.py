@@ -112,6 +112,21 @@ def _told(model: LoadedModel, known: Dialogue, first: int, last: int) -> Iterato
 
 def _answer(model: LoadedModel, known: Dialogue, turn: Turn, start: int) -> RecalledMessage:
     """An answer, as it was shown."""
+    told = _decoded(model, known, turn, start, is_cut=True)
+    if turn.is_mark_of(_as_message(told)):
+        return told
+    # Its grammar ended it. Or a stop string did, and was shown to nobody. Or it was to have one call, and its marks
+    # hold more.
+    whole = _decoded(model, known, turn, start, is_cut=False)
+    text = whole.content
+    shorter = (text[:size] for size in range(len(text) - 1, -1, -1)[: 2 * MAX_STOP_CHARS])
+    others = [whole, replace(whole, tool_calls=whole.tool_calls[:1], finished=True)]
+    others += [replace(whole, content=each, finished=True) for each in shorter]
+    return next((each for each in others if turn.is_mark_of(_as_message(each))), told)
+
+
+def _decoded(model: LoadedModel, known: Dialogue, turn: Turn, start: int, *, is_cut: bool) -> RecalledMessage:
+    """What the tokens of an answer say. is_cut: whether one without an end token was cut off."""
     ledger = list(known.tokens[:start])
     shown, written, finished = Shown(model, ledger, known.root, (), answer=turn.answer), Written(), False
     for token in known.tokens[start : turn.end]:
@@ -120,9 +135,9 @@ def _answer(model: LoadedModel, known: Dialogue, turn: Turn, start: int) -> Reca
         finished = token in model.end_tokens or any(piece.call is not None for piece in pieces)
         for piece in pieces:
             written.add(piece)
-    for piece in shown.finish():
+    for piece in shown.finish(is_cut=is_cut and known.tokens[turn.end - 1] not in model.end_tokens):
         written.add(piece)
-    told = RecalledMessage(
+    return RecalledMessage(
         "assistant",
         written.text,
         reasoning=written.reasoning,
@@ -132,13 +147,6 @@ def _answer(model: LoadedModel, known: Dialogue, turn: Turn, start: int) -> Reca
         end=turn.end,
         finished=finished,
     )
-    if turn.is_mark_of(_as_message(told)):
-        return told
-    # A stop string ended it, and was shown to nobody; or it was to have one call, and its marks hold more.
-    shorter = (written.text[:size] for size in range(len(written.text) - 1, -1, -1)[: 2 * MAX_STOP_CHARS])
-    cut = [replace(told, tool_calls=told.tool_calls[:1], finished=True)]
-    cut += [replace(told, content=text, finished=True) for text in shorter]
-    return next((each for each in cut if turn.is_mark_of(_as_message(each))), told)
 
 
 def _as_message(told: RecalledMessage) -> Message:

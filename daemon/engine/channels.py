@@ -1,7 +1,8 @@
 """What a model writes, told apart while it is written: text, reasoning, calls of tools.
 
 The marks between them are the model's own, as mlx-lm knows them. Special tokens that are marks are seen too, though no
-text shows them. A call that its parser does not understand, or of a tool that nobody offered, is text.
+text shows them. A call that its parser does not understand, or of a tool that nobody offered, is text. One that the
+limit of tokens has cut off is nothing.
 """
 
 from __future__ import annotations
@@ -91,12 +92,13 @@ class Channels:
             yield from self._passed(before, mark)
         yield from self._certain()
 
-    def finish(self) -> Iterator[Piece]:
-        """The rest, after the last text."""
+    def finish(self, *, is_cut: bool = False) -> Iterator[Piece]:
+        """The rest, after the last text. is_cut: whether more was to come: then neither a call that has begun is shown,
+        nor an answer that has come no further than into a mark."""
         rest, self._held = self._held, ""
         if self.channel == "call":
-            yield from self._call_or_text(rest, "")
-        elif rest:
+            yield from self._call_or_text(rest, "", is_cut=is_cut)
+        elif rest and (self._said or self.channel == "reasoning" or not is_cut):
             yield from self._shown(rest)
         if self._blanks and self._joins:
             yield Piece("text", self._blanks)
@@ -160,13 +162,13 @@ class Channels:
         if core:
             yield Piece("text", core)
 
-    def _call_or_text(self, body: str, end: str) -> Iterator[Piece]:
+    def _call_or_text(self, body: str, end: str, *, is_cut: bool = False) -> Iterator[Piece]:
         calls = self._calls_in(body)
-        if calls is None:
+        if calls is None and not is_cut:
             self.channel, self._joins = "text", True
             yield from self._shown(f"{self._marks.call[0]}{body}{end}")
             return
-        for call in calls:
+        for call in calls or ():
             yield Piece("call", call=call)
 
     def _calls_in(self, body: str) -> list[ToolCall] | None:
@@ -245,15 +247,15 @@ class Shown:
             return self._passed(_as_text(self._plain.push(token)))
         return self._passed(self._channels.push(self._marked.push(token, in_call=self.channel == "call")))
 
-    def finish(self) -> Iterator[Piece]:
-        """The rest, after the last token; nothing behind what ended the answer."""
+    def finish(self, *, is_cut: bool = False) -> Iterator[Piece]:
+        """The rest, after the last token; nothing behind what ended the answer. is_cut: as of `Channels`."""
         if self.is_over:
             pass
         elif self._channels is None:
             yield from self._passed(_as_text(self._plain.finish()))
         else:
             yield from self._passed(self._channels.push(self._marked.finish()))
-            yield from self._passed(self._channels.finish())
+            yield from self._passed(self._channels.finish(is_cut=is_cut))
         if not self.stopped_by and (left := self._stops.finish()):
             yield Piece("text", left)
 

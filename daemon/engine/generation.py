@@ -330,7 +330,8 @@ def write(
             break
         ends = _show(model, order, written, drawn, on_token)
     assert written.shown is not None
-    _tell(written, None, written.shown.finish(), on_token)
+    is_cut = written.finish_reason == "length"
+    _tell(written, None, written.shown.finish(is_cut=is_cut), on_token)
     if written.calls and written.finish_reason == "stop":
         written.finish_reason = "tool_calls"
     written.ended = True

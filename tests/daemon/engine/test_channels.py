@@ -56,14 +56,16 @@ def marks_of(parser: str) -> Marks:
     return Marks.of(tokenizer(**own))
 
 
-def told(pieces: list[str], marks: Marks = MARKS, root: Root = TOOLS, *, thinks: bool = False) -> tuple[str, str, Any]:
+def told(
+    pieces: list[str], marks: Marks = MARKS, root: Root = TOOLS, *, thinks: bool = False, is_cut: bool = False
+) -> tuple[str, str, Any]:
     """What was said as text and as reasoning, and the calls."""
     channels = Channels(marks, root, "call{}".format, thinks=thinks)
 
     def said() -> Iterator[Piece]:
         for piece in pieces:
             yield from channels.push(piece)
-        yield from channels.finish()
+        yield from channels.finish(is_cut=is_cut)
 
     found = list(said())
     assert all(piece.text or piece.call for piece in found)
@@ -108,6 +110,26 @@ def test_where_tokens_cut_a_text_changes_nothing(parts: list[str], data: Any) ->
     cuts = sorted(data.draw(st.lists(st.integers(0, len(said)))))
     pieces = [said[start:end] for start, end in zip([0, *cuts], [*cuts, len(said)], strict=True)]
     assert told(pieces) == told([said])
+
+
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [
+        ("<tool_call>{", ("", "", [])),
+        ("<tool_ca", ("", "", [])),
+        ("\n<", ("\n", "", [])),
+        (f"hm\n\n{call()[:-20]}", ("hm", "", [])),
+        (f"<think>a</think>{call()[:-20]}", ("", "a", [])),
+        (f"{call()}\n{call()[:-20]}", ("", "", [("look", ARGUMENTS, "call1")])),
+        (call()[: -len("</tool_call>")], ("", "", [("look", ARGUMENTS, "call1")])),
+        ("a <", ("a <", "", [])),
+        ("<think>a </th", ("", "a </th", [])),
+        ("hello ", ("hello ", "", [])),
+    ],
+)
+def test_of_an_answer_that_was_cut_off_in_a_call_the_call_is_no_text(said: str, expected: tuple[str, str, Any]) -> None:
+    assert told([said], is_cut=True) == expected
+    assert told(list(said), is_cut=True) == expected
 
 
 def test_an_answer_may_begin_within_its_thinking() -> None:

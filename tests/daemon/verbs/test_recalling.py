@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 from conversing_rig import SYSTEM, assistant, cold, ledger, reply_with, script, user  # noqa: F401
 from session_rig import open_rigged
+from torpor.daemon.api.constraints import ToolChoice
 from torpor.daemon.api.dialogue import ToolCall
+from torpor.daemon.api.events import TokenEvent
 from torpor.daemon.errors import AnswerNotFound, InvalidTranscript, SessionAwake
 from torpor.daemon.models.written_tools import offer_of
 from torpor.daemon.sessions.transcripts import message_of
@@ -156,6 +158,26 @@ async def test_an_answer_that_was_cut_off_is_told_so(open_rig: Any) -> None:
         told = await converse(rig, [user("one")], "a long answer", answer_id=ONE, max_tokens=3)
         (*_, answer) = (await rig.service.recall(answer_id=ONE)).messages
         assert (answer.content, answer.finished, answer.end - answer.start) == (told.text, False, 3)
+
+
+@pytest.mark.parametrize("choice", [None, ToolChoice("required")], ids=["its own", "forced"])
+async def test_a_call_that_was_cut_off_anywhere_is_no_text_and_is_told_and_sent_again_alike(
+    open_rig: Any, choice: ToolChoice | None
+) -> None:
+    async with open_rig(endless=False) as rig:
+        call = CALL.replace(">{", ">\n{")
+        for limit in range(1, len(rig.model.encode(call.partition("}")[0], opening=False)), 3):
+            said, answer_id = [user(f"{choice} {limit}?")], f"{limit:032x}"
+            heard: list[Any] = []
+            asked: Any = {"tools": TOOLS, "tool_choice": choice, "max_tokens": limit}
+            told = await converse(rig, said, call, **asked, answer_id=answer_id, on_event=heard.append)
+            assert (told.text, told.tool_calls, told.finish_reason) == ("", (), "length")
+            assert not [event for event in heard if isinstance(event, TokenEvent) and (event.text or event.call)]
+            (*_, answer) = (await rig.service.recall(answer_id=answer_id)).messages
+            assert (answer.content, answer.finished, answer.end - answer.start) == ("", False, limit)
+            again = await converse(rig, [*said, assistant(""), user("on")], "ja", tools=TOOLS)
+            assert (again.session, again.text) == (told.session, "ja")
+            assert again.prefilled_tokens == again.token_count - len(again.tokens) - told.token_count
 
 
 async def test_a_disowned_answer_is_found_no_more_in_any_fork_and_after_a_restart(open_rig: Any) -> None:
