@@ -102,7 +102,7 @@ def _code_of(text: str) -> str:
 
 
 def _bold_of(text: str) -> str:
-    return re.sub(r"\[/?[a-z]*\]", "", text)
+    return re.sub(r"\\\[|\[/?[a-z]*\]", lambda found: "[" if found[0] == r"\[" else "", text)
 
 
 def _parameters_of(command: Command) -> list[_Parameter]:

@@ -8,7 +8,7 @@ from ..reach.options import NamespaceChoice, SocketOption
 
 def mcp(socket: SocketOption = None, namespace: NamespaceChoice = None) -> None:
     """The program starts this command and talks with it on its standard streams. Its tools list, show, chat with, put
-    to sleep, wake and fork the sessions of a running daemon. It needs an extra: pip install 'torpor[mcp]'. With
+    to sleep, wake and fork the sessions of a running daemon. It needs an extra: pip install 'torpor\\[mcp]'. With
     [cyan]torpor serve --http[/] the same tools are at /mcp.
 
     [bold]Examples[/]

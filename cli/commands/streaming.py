@@ -56,6 +56,11 @@ def finish_generation(output: Output, command: str, result: GenerateResult) -> i
             " former state is an earlier version[/]"
         )
     written = len(result.tokens)
+    if not written and result.finish_reason == "stop":
+        output.remark(
+            "the model ends its text here, so it wrote nothing; give it a text to go on from (torpor generate NAME"
+            " TEXT), or talk with it (torpor chat NAME)"
+        )
     output.remark(
         f"[dim]{format_plural(written, 'token')} in {format_seconds(result.seconds)}"
         f" ({format_rate(written, result.seconds)}), {plain(result.finish_reason)};"

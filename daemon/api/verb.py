@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import fields
 from functools import cached_property
 from typing import Any, Generic, ParamSpec, Self, TypeVar, cast, get_type_hints, overload
 
@@ -90,12 +91,10 @@ class Verb(Generic[P, R]):
 
     @cached_property
     def _method(self) -> Callable[..., Any]:
-        request = self.request
-
         def ask(caller: Any, /, *args: Any, **options: Any) -> Any:
-            return caller.ask(self, request(*args, **options))
+            return caller.ask(self, _made(self.request, self.attribute, args, options))
 
-        return documented(ask, self.attribute, request, self.result)
+        return documented(ask, self.attribute, self.request, self.result)
 
 
 class Opened(Generic[P, T]):
@@ -122,11 +121,23 @@ class Opened(Generic[P, T]):
         request, opens = self._request, self._opens
 
         def ask(caller: Any, /, *args: Any, **options: Any) -> Any:
-            return opens(caller, request(*args, **options))
+            return opens(caller, _made(request, self._attribute, args, options))
 
         found = documented(ask, self._attribute, request, get_type_hints(opens).get("return", Any))
         found.__doc__ = self._said or found.__doc__
         return found
+
+
+def _made(request: type[Request], method: str, args: Sequence[Any], options: Mapping[str, Any]) -> Request:
+    """The request of a call. Raises TypeError: with the name of the method, which is what the caller knows."""
+    try:
+        return request(*args, **options)
+    except TypeError as error:
+        told, taken = str(error).replace(f"{request.__name__}.__init__()", f"{method}()"), fields(request)
+        positional = sum(not each.kw_only for each in taken)
+        if len(args) > positional:
+            told += f"; give by name: {', '.join(each.name for each in taken[positional:])}"
+        raise TypeError(told) from None
 
 
 def documented(ask: Callable[..., Any], name: str, request: type[Request], result: object) -> Callable[..., Any]:

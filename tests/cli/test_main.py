@@ -49,6 +49,11 @@ def test_help_of_each_command_teaches_by_example_and_offers_json(torpor: Torpor,
     assert "--json" in ran.out or name == "mcp", "it speaks MCP alone"
 
 
+def test_help_and_the_reference_show_the_name_of_an_extra_whole(torpor: Torpor) -> None:
+    assert "pip install 'torpor[mcp]'" in " ".join(torpor("mcp", "--help").out.split())
+    assert "pip install 'torpor[mcp]'" in DOCS.read_text()
+
+
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", [*NAMES, None])
 def test_help_shows_no_value_behind_a_flag(torpor: Torpor, name: str | None) -> None:

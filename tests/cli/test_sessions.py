@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from cli_rig import FakeDaemon, Torpor
-from torpor.daemon.api.reading import Reuse
+from torpor.daemon.api.reading import GenerateRequest, GenerateResult, Reuse
 from torpor.daemon.api.session import Look, Lossy, Origin, Recomputed, Salvaged
 from torpor.daemon.api.store import DeleteRequest, MaintenanceProblem
 from torpor.daemon.api.verbs import VERBS
@@ -82,6 +82,18 @@ def test_generate_with_json_is_one_document_and_nothing_else(torpor: Torpor, dae
     assert ran.err == ""
     assert ran.document["tokens"] == [1, 2]
     assert len(ran.document["logits_blake3"]) == 2
+
+
+def test_generate_says_what_to_do_where_the_model_ends_at_once(torpor: Torpor, daemon: FakeDaemon) -> None:
+    async def ended(request: GenerateRequest) -> GenerateResult:
+        return GenerateResult(
+            request.session, "", (), "stop", token_count=3, prefilled_tokens=0, seconds=0.1, time_to_first_token_s=None
+        )
+
+    daemon.service.answers[GenerateRequest] = ended
+    ran = torpor("generate", "notes")
+    assert (ran.status, ran.out) == (0, "")
+    assert "so it wrote nothing; give it a text to go on from" in " ".join(ran.err.split())
 
 
 def test_generate_hands_on_every_option(torpor: Torpor, daemon: FakeDaemon) -> None:

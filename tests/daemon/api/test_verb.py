@@ -39,10 +39,12 @@ async def test_who_is_awaited_has_the_same_methods_to_await() -> None:
 
 
 def test_what_is_not_a_field_is_refused_and_the_session_alone_has_a_place() -> None:
-    with pytest.raises(TypeError, match="at_tokn"):
+    with pytest.raises(TypeError, match=r"^wake\(\) got an unexpected keyword argument 'at_tokn'"):
         Asking().wake("notes", at_tokn=3)  # type: ignore[call-arg]
-    with pytest.raises(TypeError, match="positional"):
+    with pytest.raises(TypeError, match=r"^wake\(\) takes .* positional .*; give by name: version, at_token"):
         Asking().wake("notes", 3)  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match=r"^watch\(\) missing .*'session'"):
+        Asking().watch()  # type: ignore[call-arg]
 
 
 def test_help_shows_what_a_verb_takes_and_gives() -> None:
