@@ -84,7 +84,7 @@ class TranscriptDiverged(DaemonError):
 
 
 class AnswerNotFound(DaemonError):
-    """No session has an answer of this id. It was never given, or its session was deleted."""
+    """No session has an answer of this id. It was never given, or it or its session was deleted."""
 
 
 class InvalidFold(DaemonError):

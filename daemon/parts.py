@@ -182,11 +182,18 @@ class Parts:
 
     @contextlib.asynccontextmanager
     async def woken(
-        self, session: str, emit: OnEvent, *, create: bool, model: str | None = None, durable: bool = False
+        self,
+        session: str,
+        emit: OnEvent,
+        *,
+        create: bool,
+        model: str | None = None,
+        labels: Sequence[str] = (),
+        durable: bool = False,
     ) -> AsyncIterator[tuple[Use, Session]]:
         """Hold a session alone, awake; a new one where there is none and `create` says so. What has changed in it is
-        durable at the end. model: of a new one; the default if None. durable: whether that also holds where neither the
-        option nor the session wants a journal of turns.
+        durable at the end. model, labels: of a new one; the default model if None. durable: whether that also holds
+        where neither the option nor the session wants a journal of turns.
 
         Raises:
             StoreError: it is not durable, though the session has it in memory.
@@ -195,7 +202,7 @@ class Parts:
             self.require_open()
             uri = parse_reference(session)
             held = self.residency.woken(
-                uri, emit, lambda use: self.begin(use, uri, CreateRequest(session, model=model))
+                uri, emit, lambda use: self.begin(use, uri, CreateRequest(session, model=model, labels=labels))
             )
         else:
             held = self.residency.woken(uri := self.resolve(session), emit)

@@ -37,22 +37,24 @@ class MeasureResult(Result):
 @dataclass(frozen=True, slots=True)
 class ConverseRequest(Reporting):
     """Answer a whole transcript, in the session that has read the most of it. A transcript that leaves that session's
-    way goes on in a fork; one that no session knows begins a new one. No session is ever taken back. The same request
-    again, after it was cancelled, goes on from what was read and written of it; the written part is told again.
+    way goes on in a fork; one that no session knows begins a new one. What a session has read and written stays in it.
+    The same request again, after it was cancelled, goes on from what was read and written of it; the written part is
+    told again.
 
     With `after`, the messages are those behind an answer: its session goes on, or a fork, if it went on already. Tools
     and template arguments that are left out stay; others hold from there on.
 
     session: the name for new sessions. If it is taken, they are called NAME-xxxxxxxx. A session of another name is
         forked, not gone on with. messages, tools, template_arguments, tool_choice, constraint, max_tokens, sampling: as
-        for `chat`, but max_tokens may be above what fits; and an answer that neither the request nor its session gives
-        a seed draws by a new one, which the result tells. logprobs: too, but an answer with them that was cut off
+        for `chat`, but max_tokens may be above what fits. If neither the request nor the session gives a seed, the
+        answer draws by a new one, and the result tells it. logprobs: too, but an answer with them that was cut off
         begins anew, in a fork.
     answer_id: names the answer, for a later `after` and for `recall`. after: the id of the answer before the messages.
     at_end: the messages go on behind all that `session` holds, whatever that is; it was made before.
     instructions: with `after` or `at_end`, a system text, which is said unless it was the last that was.
     durable: give the answer once it is durable, though the daemon serves with another `--durability`.
     left_out: parts of the client's request that `messages` has not, by their names; `why` tells them.
+    labels: of a session that begins anew; a fork has those of its origin.
     checkpoints: behind how many of the messages, of a whole transcript, a model that cannot go back to every token is
         to keep its state. keep_awake_s: for so long nothing but a need of memory puts the session to sleep.
     model: the daemon's first if None, or that of `after`. The `session` of the result is where the conversation stands.
@@ -76,6 +78,7 @@ class ConverseRequest(Reporting):
     instructions: Text | None = None
     durable: bool = False
     left_out: Labels = ()
+    labels: Labels | None = None
     checkpoints: Checkpoints = ()
     keep_awake_s: KeepAwake | None = None
     priority: Priority = "normal"

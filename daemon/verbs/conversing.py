@@ -208,6 +208,7 @@ async def _chat(
             behind=behind,
             known=known,
             durable=request.durable,
+            labels=request.labels or (),
             marked=request.checkpoints,
             fitting=True,
         )

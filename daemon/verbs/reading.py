@@ -102,19 +102,21 @@ async def answer(
     behind: Behind | None = None,
     known: Known = NEVER,
     durable: bool = False,
+    labels: Sequence[str] = (),
     marked: Sequence[int] = (),
     fitting: bool = False,
 ) -> GenerateResult:
-    """One turn of a chat. model: of a session that is made for it; the default if None. behind: where the messages
-    stand, if they are no whole transcript. known: by what it is known again, to go on where it was given up. durable:
-    as of `Parts.woken`. marked: behind how many messages of a whole transcript it has marks. fitting: `max_tokens` may
-    be above what fits. Raises as `chat`."""
+    """One turn of a chat. model, labels, durable: as of `Parts.woken`. behind: where the messages stand, if they are no
+    whole transcript. known: by what it is known again, to go on where it was given up. marked: behind how many messages
+    of a whole transcript it has marks. fitting: `max_tokens` may be above what fits. Raises as `chat`."""
     if (request.message is None) == (request.messages is None):
         raise InvalidTranscript("Give either a message or messages, the whole transcript.")
     if request.messages is not None:
         require_transcript(request.messages)
     started = time.monotonic()
-    awake = parts.woken(request.session, request.emit, create=request.create, model=model, durable=durable)
+    awake = parts.woken(
+        request.session, request.emit, create=request.create, model=model, labels=labels, durable=durable
+    )
     async with awake as (use, live):
         drawing, look = live.sampling.changed(request.sampling), _branch(parts, live)
         tools = root_of(live.root, request.tools, request.template_arguments).tools

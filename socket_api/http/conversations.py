@@ -1,7 +1,8 @@
 """`/v1/conversations`: a conversation is a session, whose name is its id.
 
 Its items are told from the tokens. They can be added at its end, and not taken out: what the session has read behind
-them would have to be read again. It is durable from its first item on. Its metadata are labels of the session.
+them would have to be read again. It is durable from its first item on: an empty one ends with the daemon. Its metadata
+are labels of the session.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ from starlette.routing import Route
 
 from ...daemon.api.limits import MAX_LABEL_CHARS
 from ...daemon.api.recalling import RecalledMessage
+from ...daemon.api.verb import R, Verb
 from ...daemon.api.verbs import VERBS
+from ...errors import TorporError
 from ..errors import HttpRefused
 from .desk import desk_of
 from .fields import Body, fault_at, read_fields
@@ -64,8 +67,17 @@ class ItemsBody(Body):
 def session_of(conversation_id: str) -> str:
     """The session of a conversation. Raises HttpRefused: we never make such an id."""
     if _ID.fullmatch(conversation_id) is None:
-        raise HttpRefused(f"There is no conversation {conversation_id!r:.100}.", status=404)
+        raise no_conversation(conversation_id)
     return conversation_id
+
+
+def no_conversation(conversation_id: str) -> HttpRefused:
+    """The refusal of an id that no session has."""
+    return HttpRefused(
+        f"There is no conversation {conversation_id!r:.100}. It was never made, or was deleted, or had no items when"
+        " the daemon ended; make another one.",
+        status=404,
+    )
 
 
 def routes() -> list[Route]:
@@ -92,14 +104,14 @@ async def create(request: Request) -> Response:
         wanted = {"session": name, "labels": labels, "model": body.model, **opening}
         made = await desk_of(request).ask(request, VERBS["create"], wanted)
         if messages:
-            await desk_of(request).ask(request, VERBS["append"], {"session": name, "messages": tuple(messages)})
+            await _ask(request, VERBS["append"], name, messages=tuple(messages))
         return JSONResponse(_told(name, made.labels))
 
 
 async def retrieve(request: Request) -> Response:
     """A conversation."""
     name = _named(request)
-    shown = await desk_of(request).ask(request, VERBS["show"], {"session": name})
+    shown = await _ask(request, VERBS["show"], name)
     return JSONResponse(_told(name, shown.info.labels))
 
 
@@ -108,14 +120,14 @@ async def update(request: Request) -> Response:
     async with desk_of(request).bodies.read(request) as raw:
         name, body = _named(request), read_fields(MetadataBody, raw)
         labels = (LABEL, *_labels_of(body.metadata))
-        changed = await desk_of(request).ask(request, VERBS["set"], {"session": name, "labels": labels})
+        changed = await _ask(request, VERBS["set"], name, labels=labels)
         return JSONResponse(_told(name, changed.labels))
 
 
 async def delete(request: Request) -> Response:
     """Delete a conversation with its session. Forks of it stay."""
     name = _named(request)
-    await desk_of(request).ask(request, VERBS["delete"], {"session": name})
+    await _ask(request, VERBS["delete"], name)
     return JSONResponse({"id": name, "object": "conversation.deleted", "deleted": True})
 
 
@@ -130,7 +142,7 @@ async def add_items(request: Request) -> Response:
         name, messages = _named(request), Dialogue(None, read_fields(ItemsBody, raw).items).messages
         if not messages:
             raise fault_at("items", "there are none; give what the conversation goes on with")
-        await desk_of(request).ask(request, VERBS["append"], {"session": name, "messages": tuple(messages)})
+        await _ask(request, VERBS["append"], name, messages=tuple(messages))
         added = (await _items(request))[-len(messages) :]
         return JSONResponse(page_of(added, {"order": "asc", "limit": "100"}))
 
@@ -157,9 +169,17 @@ def _named(request: Request) -> str:
     return session_of(request.path_params["conversation_id"])
 
 
+async def _ask(request: Request, verb: Verb[Any, R], name: str, **params: Any) -> R:
+    """Ask about the session of a conversation. Raises HttpRefused: there is none; and as the service."""
+    try:
+        return await desk_of(request).ask(request, verb, {"session": name, **params})
+    except TorporError as error:
+        raise (no_conversation(name) if error.code == "session_not_found" else error) from error
+
+
 async def _items(request: Request) -> list[dict[str, Any]]:
     name = _named(request)
-    told = await desk_of(request).ask(request, VERBS["recall"], {"session": name})
+    told = await _ask(request, VERBS["recall"], name)
     return list(_as_items(told.messages, name.removeprefix("conv_")))
 
 

@@ -134,6 +134,15 @@ class MessagesBody(DialogueBody):
     top_k: int | None = None
     stop_sequences: list[str] | None = None
     output_config: OutputConfig | None = None
+    output_format: dict[str, Any] | None = None
+
+    def constraint(self) -> Mapping[str, str] | None:
+        """What the answer's text must match. `output_format` is the older name of `output_config.format`. Raises
+        InvalidRequest: as `constraint_of`."""
+        form = self.output_config.format if self.output_config else None
+        if form is None:
+            return constraint_of(self.output_format, "output_format")
+        return constraint_of(form, "output_config.format")
 
 
 async def messages(request: Request, send: Send) -> None:
@@ -145,7 +154,7 @@ async def messages(request: Request, send: Send) -> None:
             max_tokens=body.max_tokens,
             sampling={name: value for name in names if (value := getattr(body, name)) is not None},
             stop=tuple(body.stop_sequences or ()),
-            constraint=constraint_of(body.output_config.format if body.output_config else None, "output_config.format"),
+            constraint=body.constraint(),
             tool_choice=choice_of(
                 body.tool_choice,
                 strict=any(tool.strict for tool in body.tools or ()),

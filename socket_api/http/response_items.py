@@ -211,7 +211,8 @@ def answer_of_response(response_id: str, field: str = "response_id") -> str:
 def not_found(named: str, field: str) -> PreviousResponseNotFound:
     """The refusal of an id that no session has."""
     return PreviousResponseNotFound(
-        f"There is no {named!r:.100}. It was never given, or its session was deleted; send the whole dialogue.",
+        f"There is no {named!r:.100}. It was never given or not stored, or it or its session was deleted; send the"
+        " whole dialogue.",
         field=field,
     )
 

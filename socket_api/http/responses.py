@@ -23,7 +23,7 @@ from ...errors import TorporError
 from ..errors import HttpRefused, PreviousResponseNotFound
 from .answering import Telling, answer, event_bytes, measured
 from .chat_completions import CacheOptions, Sampled
-from .conversations import Metadata, session_of
+from .conversations import Metadata, no_conversation, session_of
 from .desk import desk_of
 from .errors import error_map
 from .fields import Body, fault_at, ignored_of, read_fields
@@ -45,7 +45,7 @@ from .response_items import (
     reasoning_item,
     text_part,
 )
-from .turns import Answered, Turn, time_of
+from .turns import Answered, Turn, new_answer_id, time_of
 
 PATH: Final = "/v1/responses"
 COUNT_PATH: Final = "/v1/responses/input_tokens"
@@ -181,15 +181,24 @@ async def _recalled(request: Request) -> tuple[RecallResult, str]:
 
 
 def _as_refusal(error: TorporError, body: ResponsesBody) -> TorporError:
-    """The error of a request that goes on behind an answer that no session has."""
+    """The error of a request that goes on where no session does."""
+    if error.code == "session_not_found" and body.conversation is not None:
+        return no_conversation(_id_of(body.conversation))
     if error.code != "answer_not_found":
         return error
-    return not_found(body.previous_response_id or "item_reference", "previous_response_id")
+    if body.previous_response_id:
+        return not_found(body.previous_response_id, "previous_response_id")
+    at, item = next(pair for pair in reversed(list(enumerate(body.input))) if pair[1].type == "item_reference")
+    return not_found(item.id or "", f"input.{at}.id")
+
+
+def _id_of(conversation: str | ConversationName) -> str:
+    return conversation if isinstance(conversation, str) else conversation.id
 
 
 def _turn(body: ResponsesBody, raw_items: object) -> tuple[Turn, Toolbox, Dialogue]:
     after = body.previous_response_id
-    conversation = body.conversation.id if isinstance(body.conversation, ConversationName) else body.conversation
+    conversation = _id_of(body.conversation) if body.conversation is not None else None
     if after and conversation:
         raise fault_at("previous_response_id", "conversation names the place, too; give one of them")
     answer_id = answer_of_response(after, "previous_response_id") if after else None
@@ -247,6 +256,9 @@ class _Events(Telling):
         self._tools = tools
         self._told_tools = [each.model_dump(exclude_none=True) for each in body.tools or ()]
         self._answer_id = turn.answer_id
+        # One that is not to be stored has an id that nothing keeps. Its items name its answer still: they find its
+        # session when they come back.
+        self._response_id = turn.answer_id if body.store is not False else new_answer_id()
         self._conversation = turn.session
         self._number = 0
         self._items: list[dict[str, Any]] = []
@@ -397,15 +409,15 @@ class _Events(Telling):
             "top_logprobs": body.top_logprobs or 0,
             "top_p": body.top_p,
         }
-        return response_map(self._answer_id, status, self.asking.model, self._items, **asked, **facts)
+        return response_map(self._response_id, status, self.asking.model, self._items, **asked, **facts)
 
 
-def response_map(answer_id: str, status: str, model: str, output: Sequence[Any], **facts: Any) -> dict[str, Any]:
-    """A response, with the fields that clients look for."""
+def response_map(named: str, status: str, model: str, output: Sequence[Any], **facts: Any) -> dict[str, Any]:
+    """A response, with the fields that clients look for. named: what its id is made of."""
     return {
-        "id": f"resp_{answer_id}",
+        "id": f"resp_{named}",
         "object": "response",
-        "created_at": time_of(answer_id),
+        "created_at": time_of(named),
         "status": status,
         "model": model,
         "output": output,

@@ -28,6 +28,9 @@ SESSION_HEADER: Final = "x-torpor-session"
 ANY_CONVERSATION: Final = "chat"
 """The name for conversations of clients that give none."""
 
+LABEL: Final = "http"
+"""Of the sessions of such conversations."""
+
 _NAMING: Final = ("x-claude-code-session-id", "session-id", "session_id", "x-session-id")
 """Headers with a client's name for a conversation, the first that is given."""
 
@@ -166,6 +169,7 @@ class _Conversing(Asking):
             "answer_id": turn.answer_id,
             "durable": turn.durable,
             "left_out": tuple(turn.left_out),
+            "labels": (LABEL,) if self.session == ANY_CONVERSATION else None,
             "checkpoints": tuple(turn.checkpoints),
             "keep_awake_s": turn.keep_awake_s,
         }

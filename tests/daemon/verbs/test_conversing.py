@@ -264,6 +264,18 @@ async def test_where_calls_may_not_be_parallel_the_answer_ends_behind_its_first(
         assert again.prefilled_tokens == again.token_count - len(again.tokens) - told.token_count
 
 
+async def test_a_session_that_begins_has_the_labels_and_keeps_them_whoever_goes_on(open_rig: Any) -> None:
+    async with open_rig(endless=False) as rig:
+        said = [user("one")]
+        said.append(assistant((await converse(rig, said, "eins", labels=("http",))).text))
+        await converse(rig, [*said, user("two")], "zwei", labels=("other",))
+        fork = await converse(rig, [*said, user("three")], "drei", "b")
+        for name in ("a", fork.session):
+            assert (await rig.service.show(name)).info.labels == ("http",)
+        assert len((await rig.service.clear("http")).sessions) == 2
+        assert await names(rig) == set()
+
+
 async def test_else_an_answer_may_have_several_calls(open_rig: Any) -> None:
     async with open_rig(endless=False) as rig:
         reply = "<tool_call>{}</tool_call>\n<tool_call>{}</tool_call>".format(*LOOKS)

@@ -218,9 +218,10 @@ def test_an_answer_tells_the_seed_that_draws_it_again(server: HttpThread, stream
 def test_a_conversation_begins_under_the_name_that_its_client_gives_it(
     server: HttpThread, named: dict[str, str], session: str
 ) -> None:
+    """One that nobody named has a label, to be found and cleared by."""
     assert server.ask("POST", PATH, HELLO, **named).status == 200
     (given,) = asked_for(server, "converse")
-    assert given["session"] == session
+    assert (given["session"], given.get("labels")) == (session, ("http",) if session == "chat" else None)
 
 
 def test_the_header_of_an_older_codex_has_an_underscore(server: HttpThread) -> None:

@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torpor.daemon.api.conversing import MeasureRequest, MeasureResult
+from torpor.memvid.errors import SessionNotFound
 
 from .answers import asked_for
 from .conftest import HttpThread
@@ -62,6 +64,27 @@ def test_a_conversation_grows_by_items_and_responses_and_survives_a_kill(short_p
             assert client.conversations.delete(made.id).deleted
             with pytest.raises(openai.NotFoundError):
                 client.responses.create(conversation=made.id, input="On.", **options)
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body"),
+    [
+        ("GET", NOBODY, None),
+        ("POST", f"{NOBODY}/items", {"items": [{"role": "user", "content": "a"}]}),
+        ("POST", "/v1/responses", {"input": "a", "conversation": NOBODY.removeprefix(f"{PATH}/")}),
+        ("POST", "/v1/responses", {"input": "a", "conversation": {"id": "conv_x"}, "stream": True}),
+    ],
+)
+def test_a_conversation_that_is_not_there_is_refused_in_words_about_conversations(
+    server: HttpThread, method: str, path: str, body: Any
+) -> None:
+    async def measure(request: MeasureRequest) -> MeasureResult:
+        raise SessionNotFound(f"There is no session {request.session}.", session=request.session)
+
+    server.service.answers[MeasureRequest] = measure
+    answer = server.ask(method, path, body)
+    assert answer.status == 404
+    assert "or had no items when the daemon ended" in answer.json["error"]["message"]
 
 
 def test_a_conversation_and_a_previous_response_exclude_each_other(server: HttpThread) -> None:

@@ -88,6 +88,7 @@ HELD = Constraint(json_schema=json.dumps(SCHEMA))
             ToolChoice(parallel=False),
         ),
         ("messages", {"output_config": {"format": {"type": "json_schema", "schema": SCHEMA}}}, HELD, None),
+        ("messages", {"output_format": {"type": "json_schema", "schema": SCHEMA}}, HELD, None),
         ("messages", {"tools": [MESSAGES_TOOL], "tool_choice": {"type": "auto"}}, None, None),
         ("messages", {"tools": [MESSAGES_TOOL], "tool_choice": {"type": "any"}}, None, ToolChoice("required")),
         ("messages", {"tools": [MESSAGES_TOOL], "tool_choice": {"type": "none"}}, None, ToolChoice("none")),

@@ -186,7 +186,7 @@ def test_each_item_that_comes_back_names_its_answer(server: HttpThread, kept: in
         "POST", PATH, {"input": [{"role": "user", "content": "hello"}, *back, {"role": "user", "content": "on"}]}
     )
     *_, given = asked_for(server, "converse")
-    assert given["messages"][1]["answer_id"] == told["id"].removeprefix("resp_")
+    assert given["messages"][1]["answer_id"] == asked_for(server, "converse")[0]["answer_id"]
     assert "after" not in given
 
 
@@ -379,6 +379,19 @@ def test_a_reference_to_an_item_stands_for_all_up_to_its_answer(server: HttpThre
     assert [each["role"] for each in given["messages"]] == ["tool"]
     strange = server.ask("POST", PATH, {"input": [{"type": "item_reference", "id": "msg_1"}]})
     assert (strange.status, strange.json["error"]["code"]) == (400, "previous_response_not_found")
+
+
+@pytest.mark.parametrize("path", [PATH, f"{PATH}/input_tokens"])
+def test_a_reference_to_an_item_that_no_session_has_is_refused_by_its_id(server: HttpThread, path: str) -> None:
+    async def measure(request: MeasureRequest) -> MeasureResult:
+        raise AnswerNotFound("No.", answer_id=request.after)
+
+    server.service.answers[MeasureRequest] = measure
+    said = {"role": "user", "content": "a"}
+    items = [said, {"type": "item_reference", "id": f"msg_{ONE}_0"}, said]
+    error = server.ask("POST", path, {"input": items}).json["error"]
+    assert (error["code"], error["param"]) == ("previous_response_not_found", "input.1.id")
+    assert f"'msg_{ONE}_0'" in error["message"]
 
 
 def test_an_answer_is_held_to_a_format_or_a_call(server: HttpThread) -> None:

@@ -97,6 +97,26 @@ def test_an_old_response_is_forked_and_a_deleted_one_is_gone(served: Served) -> 
         assert counted.input_tokens == on.usage.input_tokens
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_response_that_is_not_stored_cannot_be_retrieved_and_its_items_still_find_its_session(
+    served: Served, stream: bool
+) -> None:
+    import openai
+
+    with served.openai() as client:
+        items: list[Any] = [{"role": "user", "content": f"What is a frozenset, {stream}?"}]
+        first = asked(client, stream=stream, input=items, store=False)
+        assert first.store is False
+        for ask in (client.responses.retrieve, client.responses.input_items.list, client.responses.delete):
+            with pytest.raises(openai.NotFoundError):
+                ask(first.id)
+        with pytest.raises(openai.BadRequestError, match="never given or not stored"):
+            asked(client, stream=False, input="On.", previous_response_id=first.id)
+        items += [*(each.to_dict() for each in first.output), {"role": "user", "content": "And then?"}]
+        second = asked(client, stream=stream, input=items, store=False)
+        assert second.usage.input_tokens_details.cached_tokens == first.usage.total_tokens
+
+
 def test_what_clients_make_of_items_on_the_way_still_hits(served: Served) -> None:
     """Reasoning and ids dropped, arguments written again, as opencode, pi and LangChain do."""
     tool: Any = {"type": "function", "name": "look", "description": "Looks.", "parameters": {"type": "object"}}
