@@ -29,6 +29,7 @@ from .access.upkeep import Upkeep
 from .disk.budget import UNLIMITED, Beyond, Budget
 from .disk.lock import StoreLock
 from .folder.folder import StoreFolder
+from .folder.group_file import drop_group, load_group, save_group
 from .folder.journal import Journal
 from .folder.store_file import (
     create_store,
@@ -75,7 +76,7 @@ class Store(Exchanging, Upkeep, Tagging, Acknowledging):
         the sessions of this moment; works beside a live daemon.
 
         `budget` limits writes from now on, and never a delete. A limit on the size of the store costs a look at each
-        bundle file here.
+        bundle file here. Also removes what is there of a group of new sessions that was not finished (`begin_group`).
 
         Raises:
             NoStore, NotAStore, UnsupportedFormat, StoreLocked, UnsafePath, NoSpace, StoreIoError, DurabilityLost
@@ -109,6 +110,7 @@ class Store(Exchanging, Upkeep, Tagging, Acknowledging):
         try:
             if writable:
                 store.opening = replay(store._core, opening)
+                store.end_group()
         except BaseException:
             store.close()
             raise
@@ -180,6 +182,28 @@ class Store(Exchanging, Upkeep, Tagging, Acknowledging):
                 covers=covers,
             ),
         )
+
+    def begin_group(self, uris: Sequence[SessionUri]) -> None:
+        """Before the first versions of new sessions that count together, one group at a time. Write that of the first
+        session last: with it all of them count. Until `end_group` they are listed, also where it will not come to that.
+
+        Raises:
+            LimitExceeded, NoSpace, StoreIoError, ReadOnlyStore, LockLost, DurabilityLost
+        """
+        self.end_group()
+        with self._core.committing():
+            save_group(self._core.folder, uris)
+
+    def end_group(self) -> None:
+        """The group is written, or given up: without a version of its first session, the others are removed. The next
+        opening does the same after a crash. Raises as `delete_session`."""
+        self._core.require_writable()
+        group = load_group(self._core.folder)
+        if group and not self.index.bundles_of(group[0]):
+            for uri in filter(self.can_be_deleted, group):
+                self.delete_session(uri)
+        with self._core.committing():
+            drop_group(self._core.folder)
 
     def backup(self, target: str | os.PathLike[str], *, on_progress: Progress | None = None) -> MaintenanceReport:
         """Copy the versions, tags and pins that the folder `target` lacks; `target` is a store that can replace this

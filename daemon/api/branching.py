@@ -187,8 +187,9 @@ class BranchCommit(Record):
 
 @dataclass(frozen=True, slots=True)
 class TreeRequest(Reporting):
-    """Begin a tree. Its root stands where `session` stands, or where a version of it behind an `@` ends. The session
-    does not change, and goes on by itself. The tree is gone when the connection ends."""
+    """Begin a tree. Its root stands where `session` stands, or where a version of it behind an `@` ends. If that
+    version was kept with its subtree, all branches of that come back. The session does not change, and goes on by
+    itself. The tree is gone when the connection ends."""
 
     session: SessionText
     _: KW_ONLY
@@ -334,12 +335,17 @@ class RetainRequest(Request):
 class KeepRequest(Reporting):
     """Make a session `name` of a branch, as it stands. The branch stays. The session is awake, and durable when this is
     answered. From then on its turns are kept as the daemon's option says, even if those of the tree's session are not.
-    labels: its own; those of the tree's session if None."""
+    labels: its own; those of the tree's session if None.
+
+    subtree: put the branch and all below it to sleep as one tree. Each is a version of a session: of `name`, `name.1`,
+        `name.2` and so on. A `tree` on `name` then has all branches, with what was set and measured in them.
+    """
 
     branch: BranchId
     name: SessionText
     _: KW_ONLY
     labels: Labels | None = None
+    subtree: bool = False
     priority: Priority = "normal"
     on_event: Listener = None
 

@@ -107,8 +107,10 @@ class Stepping:
                 state.last_logits = logits
 
         await self._engine.call(enter)
-        for (branch, _), matcher in zip(tokens, matchers, strict=True):
+        for (branch, token), matcher in zip(tokens, matchers, strict=True):
             branch.matcher, branch.step = matcher, branch.step + 1
+            if matcher is not None:
+                branch.accepted.append(token)
 
     async def advance(
         self, branches: Sequence[Branch], max_tokens: int, stop: tuple[str, ...], logprobs: int | None, emit: OnEvent
@@ -175,6 +177,7 @@ class _Writing:
         for token in self.written.tokens if self.before is not None else ():
             assert self.before is not None
             self.before.accept(token)
+            self.branch.accepted.append(token)
         self.branch.step += len(self.written.tokens)
 
     def text(self) -> BranchText:
@@ -187,6 +190,13 @@ class _Writing:
 def _end(writings: Sequence[_Writing]) -> None:
     for each in writings:
         each.end()
+
+
+def walk(matcher: Matcher, tokens: Sequence[int]) -> None:
+    """Let a matcher go on behind tokens. On the engine's thread. Raises InvalidConstraint: it does not allow them."""
+    for token in tokens:
+        if not matcher.accept(token):
+            raise InvalidConstraint("A constraint does not allow what it allowed before.", reason="another grammar")
 
 
 def _copy(engine: Engine, source: LiveState, model: LoadedModel) -> LiveState:

@@ -20,6 +20,7 @@ import mlx.core as mx
 from ...snapshot.forking import held_bytes
 from ...snapshot.memory import require_available
 from ...snapshot.state import LiveState
+from ..api.constraints import Constraint
 from ..api.limits import MAX_BRANCHES
 from ..engine.cancellation import in_any_case
 from ..engine.decoding import lost
@@ -43,17 +44,20 @@ _MAX_TOLD: Final = 16
 @dataclass(slots=True, eq=False)
 class Branch:
     """One branch. live: its state, in the shape of a session that nobody finds. guide: how it draws and what it has
-    measured. matcher: where it stands in its constraint. Others as of `BranchInfo`."""
+    measured. constraint, matcher: what its text must match, and where it stands in that; accepted: the tokens that led
+    there. Others as of `BranchInfo`."""
 
     number: int
     tree: Tree
     parent: Branch | None
     live: Session
     guide: Guide
+    constraint: Constraint | None = None
     matcher: Matcher | None = None
     step: int = 0
     fork_head: int = 0
     children: list[Branch] = field(default_factory=list)
+    accepted: list[int] = field(default_factory=list)
     _lending: Lending = field(default_factory=Lending)
 
     def __post_init__(self) -> None:
@@ -221,8 +225,9 @@ class Forest:
     def fork(self, parent: Branch, live: Session) -> Branch:
         """Add a child with a state that is its own. `settle` counts it."""
         child = self._made(parent.tree, parent, live, parent.guide.forked())
-        child.step = parent.step
+        child.constraint, child.step = parent.constraint, parent.step
         child.matcher = None if parent.matcher is None else parent.matcher.copy()
+        child.accepted = list(parent.accepted)
         parent.children.append(child)
         return child
 

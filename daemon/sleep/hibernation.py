@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -31,6 +31,7 @@ from ...memvid.uri import SessionUri, not_found
 from ...snapshot.canary import Policy
 from ...snapshot.capture import Cut, cut
 from ..api.events import OnEvent, ignore
+from ..engine.cancellation import in_any_case
 from ..engine.engine import Engine
 from ..errors import ServiceClosed
 from ..events.bus import Bus
@@ -92,6 +93,7 @@ class Hibernation:
         self._bus = bus
         self._way = way
         self._canary = canary
+        self._grouping = asyncio.Lock()
         self._compactor = Compactor(store, CompactionPolicy(), way)
 
     async def sleep(
@@ -126,6 +128,17 @@ class Hibernation:
         session.saved_from = session.lossy = None
         self.on_version(session.uri)
         return receipt
+
+    @contextlib.asynccontextmanager
+    async def together(self, uris: Sequence[SessionUri]) -> AsyncIterator[None]:
+        """Sleeps of new sessions that count together, one group at a time. The first of them comes last, and none is
+        there without it."""
+        async with self._grouping:
+            await self.threads.on_writer(partial(self._store.begin_group, uris))
+            try:
+                yield
+            finally:
+                await in_any_case(self.threads.on_writer(self._store.end_group))
 
     def look_after(self, receipt: Receipt) -> None:
         """Note a version that was made without a sleep: its session may need a compaction, and lose others."""

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import fields, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...memvid.disk.clock import now_ns
-from ...memvid.errors import StoreError
+from ...memvid.errors import SessionNotFound, StoreError
 from ...memvid.format.manifest import require_session_map
+from ...memvid.store import IndexRow, Receipt
 from ...memvid.units import format_bytes
-from ...memvid.uri import VERSION_MARK, parse_reference
+from ...memvid.uri import VERSION_MARK, SessionUri, parse_reference
+from ...snapshot.checkpoints import Checkpoints
+from ...snapshot.state import LiveState
 from ..api.branching import (
     AdvanceRequest,
     AdvanceResult,
@@ -43,6 +47,8 @@ from ..api.limits import MAX_LOGITS_BYTES, MAX_SEED
 from ..api.sampling import Sampling
 from ..api.session import SessionInfo
 from ..branches.ranking import measured, ranked
+from ..branches.sleeping import planted_in, stored_tree
+from ..branches.stepping import walk
 from ..branches.trees import Branch
 from ..engine import generation
 from ..engine.cancellation import in_any_case, require_wanted, to_the_end
@@ -57,7 +63,7 @@ from ..models.grammars import AnswerForm
 from ..parts import Parts
 from ..residency import listing
 from ..sessions.rereading import LastRead
-from ..sessions.sessions import Session
+from ..sessions.sessions import TREE, Session
 from ..sleep.orders import WakeOrder
 from .answering import answers
 
@@ -66,13 +72,34 @@ from .answering import answers
 async def tree(parts: Parts, request: TreeRequest) -> BranchInfo:
     """Raises SessionNotFound, AmbiguousVersion, MemoryBudgetExceeded, and the errors of a wake."""
     planted: list[Branch] = []
+    parts.require_open()
     try:
-        await (_plant_version if VERSION_MARK in request.session else _plant_session)(parts, request, planted)
+        row = await _version_to_plant(parts, request.session)
+        await (_plant_session(parts, request, planted) if row is None else _plant_version(parts, row, request, planted))
     except BaseException:
         for root in planted:
             await in_any_case(parts.forest.prune(list(root.subtree())))
         raise
     return info_of(planted[0])
+
+
+async def _version_to_plant(parts: Parts, session: str) -> IndexRow | None:
+    """The version that is named, or that has the session's whole tree; None for the session as it stands."""
+    if VERSION_MARK in session:
+        return await parts.hibernation.threads.on_io(lambda: parts.store.resolve_version(session))
+    uri = parts.resolve(session)
+    live, row = parts.residency.awake.get(uri), parts.store.find_session(uri)
+    if row is None or parts.store.has_turns(uri) or (live is not None and not live.is_untouched):
+        return None
+    return row if TREE in await _session_map(parts, row) else None
+
+
+async def _session_map(parts: Parts, row: IndexRow) -> Mapping[str, Any]:
+    def look() -> Mapping[str, Any]:
+        with parts.store.open_session(row.uri, row.version) as reader:
+            return dict(reader.manifest.session)
+
+    return await parts.hibernation.threads.on_io(look)
 
 
 async def _plant_session(parts: Parts, request: TreeRequest, planted: list[Branch]) -> None:
@@ -81,9 +108,33 @@ async def _plant_session(parts: Parts, request: TreeRequest, planted: list[Branc
         planted.append(await parts.forest.plant(await _copy_of(parts, live)))
 
 
-async def _plant_version(parts: Parts, request: TreeRequest, planted: list[Branch]) -> None:
-    parts.require_open()
-    row = await parts.hibernation.threads.on_io(lambda: parts.store.resolve_version(request.session))
+async def _plant_version(parts: Parts, row: IndexRow, request: TreeRequest, planted: list[Branch]) -> None:
+    async with _woken_apart(parts, row, request) as live:
+        planted.append(root := await parts.forest.plant(live))
+    stored = planted_in(await _session_map(parts, row), live.model.layout.vocabulary)
+    branches = [root]
+    for at, each in enumerate(stored):
+        if each.uri is not None and each.parent is not None:
+            found = next((one for one in parts.store.versions(each.uri) if one.bundle_id == each.bundle_id), None)
+            if found is None:
+                raise SessionNotFound(
+                    f"Branch {at} of the tree {row.uri} is version {each.version} of {each.uri}, which is not stored "
+                    "any more. The other branches are: begin a tree on each, by its name.",
+                    session=str(each.uri),
+                )
+            async with _woken_apart(parts, found, request) as live:
+                branches.append(parts.forest.fork(branches[each.parent], live))
+                await parts.forest.settle(branches[-1])
+        matcher = await parts.encoder.matcher(live.model, AnswerForm(each.constraint, FREE))
+        if matcher is not None:
+            await parts.engine.call(partial(walk, matcher, each.accepted))
+        each.dress(branches[at], matcher)
+    parts.forest.count_given(root.tree)
+
+
+@asynccontextmanager
+async def _woken_apart(parts: Parts, row: IndexRow, request: TreeRequest) -> AsyncIterator[Session]:
+    """A version as a session that nobody finds, with memory for it until it is counted elsewhere."""
     async with parts.residency.turn(row.uri) as use, parts.residency.room_to_wake(use, row) as model:
         order = WakeOrder(row.version, cause="fork")
         woken = await to_the_end(parts.hibernation.waking.wake(row.uri, order, model, request.emit))
@@ -91,7 +142,7 @@ async def _plant_version(parts: Parts, request: TreeRequest, planted: list[Branc
         if live.unread is not None:
             await parts.residency.ledgers.read(live)
         live.state.random_key = await parts.engine.call(initial_key)
-        planted.append(await parts.forest.plant(live))
+        yield live
 
 
 @asynccontextmanager
@@ -247,7 +298,8 @@ async def guide(parts: Parts, request: GuideRequest) -> BranchesResult:
                 each.guide.bias = each.guide.bias if bias is None else bias
                 each.guide.steer = each.guide.steer if steer is None else steer
                 if request.free or matcher is not None:
-                    each.matcher = None if matcher is None else matcher.copy()
+                    each.accepted.clear()
+                    each.constraint, each.matcher = request.constraint, None if matcher is None else matcher.copy()
             parts.forest.count_given(branches[0].tree)
         return BranchesResult(await _told(parts, branches))
 
@@ -275,11 +327,13 @@ async def keep(parts: Parts, request: KeepRequest) -> SessionInfo:
     there is no session."""
     uri = parse_reference(request.name)
     async with parts.forest.working([request.branch]) as (kept,):
+        if request.subtree:
+            return await _keep_tree(parts, kept, request)
         _require_read([kept])
         parts.residency.standing.require_new(uri)
         async with parts.residency.turn(uri) as use, _room_beside(parts, use, kept.live.resident_bytes):
             parts.residency.standing.require_new(uri)
-            live = _session_of(await _copy_of(parts, kept.live), request)
+            live = _session_of(await _copy_of(parts, kept.live), uri, request)
             require_session_map(live.to_map())
             parts.residency.awake.admit(live)
             parts.residency.memory.settle(use)
@@ -355,11 +409,57 @@ def _bias_of(given: Sequence[TokenBias] | None) -> Bias | None:
     return None if given is None else Bias.of((each.token, each.bias) for each in given)
 
 
-def _session_of(copy: Session, request: KeepRequest) -> Session:
+async def _keep_tree(parts: Parts, kept: Branch, request: KeepRequest) -> SessionInfo:
+    """Put a branch and all below it to sleep: the root's version, which names the others, comes last."""
+    branches = sorted(kept.subtree(), key=lambda each: each.number)
+    _require_read(branches)
+    uri = parse_reference(request.name)
+    uris = [uri, *(SessionUri(uri.namespace, f"{uri.name}.{at}") for at in range(1, len(branches)))]
+    sleepers = [
+        _session_of(replace(each.live, state=_for_a_sleep(each.live.state)), named, request)
+        for each, named in zip(branches, uris, strict=True)
+    ]
+    root = sleepers[0]
+    root.tree = stored_tree(branches, [(named, 1, bytes(32)) for named in uris[1:]])
+    require_session_map(root.to_map())  # before anything is written: the ids that follow are as long
+    async with AsyncExitStack() as turns:
+        for named in uris:
+            parts.residency.standing.require_new(named)
+            await turns.enter_async_context(parts.residency.turn(named))
+            parts.residency.standing.require_new(named)
+        async with parts.hibernation.together(uris):
+            try:
+                receipts = [await _slept(parts, each, request) for each in sleepers[1:]]
+                root.tree = stored_tree(branches, [(each.uri, each.version, each.bundle_id) for each in receipts])
+                await _slept(parts, root, request)
+            except BaseException:
+                for each in sleepers:
+                    if each.durable is not None:
+                        await in_any_case(parts.delete_session(each.uri))
+                raise
+    for named in uris:
+        await parts.learn_words(named)
+    row = parts.residency.standing.require_row(uri)
+    return listing.info_of_asleep(row, row.bundle_bytes, kept.live.sampling)
+
+
+async def _slept(parts: Parts, live: Session, request: KeepRequest) -> Receipt:
+    return await to_the_end(parts.hibernation.sleep(live, request.emit, cause="save", may_wait=True))
+
+
+def _for_a_sleep(state: LiveState) -> LiveState:
+    """The same state with checkpoints of its own: a sleep lets go of those that it has written."""
+    own = Checkpoints(state.checkpoints.record_bytes, state.checkpoints.budget_bytes)
+    for each in state.checkpoints:
+        own.add(each)
+    return replace(state, checkpoints=own)
+
+
+def _session_of(copy: Session, uri: SessionUri, request: KeepRequest) -> Session:
     """A copy of a branch as a session of its own: new, with no version yet."""
     return replace(
         copy,
-        uri=parse_reference(request.name),
+        uri=uri,
         labels=copy.labels if request.labels is None else tuple(request.labels),
         created_ns=now_ns(),
         durability=None,

@@ -24,6 +24,7 @@ from ..disk.lock import LOCK_NAME
 from ..disk.paths import closing_fd, list_names, open_file, open_folder, stat_name
 from ..errors import StoreError
 from ..folder.folder import list_strangers
+from ..folder.group_file import GROUP_FILE
 from ..folder.journal import TURNS_FILE
 from ..folder.marks import MARKS_FILE
 from ..folder.rates_file import RATES_FILE
@@ -37,7 +38,9 @@ from ..index.page_sums import SUMS_FILE
 from ..uri import SessionUri
 from ..writing.core import StoreCore
 
-_OWN_FILES: Final = frozenset({STORE_FILE, LOCK_NAME, MARKS_FILE, RATES_FILE, SCRUB_FILE, SUMS_FILE, *INDEX_FILES})
+_OWN_FILES: Final = frozenset(
+    {STORE_FILE, LOCK_NAME, MARKS_FILE, RATES_FILE, SCRUB_FILE, GROUP_FILE, SUMS_FILE, *INDEX_FILES}
+)
 _SET_ASIDE_TEXT: Final = re.compile(
     rf"({re.escape(MARKS_FILE)}|{re.escape(STORE_FILE)})\.[0-9]+|{re.escape(TURNS_FILE)}\.aside(\.[0-9]+)?", re.ASCII
 )

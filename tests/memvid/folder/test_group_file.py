@@ -1,0 +1,71 @@
+"""New sessions that count together are all there or none, wherever the writing ends."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from store_making import OTHER_URI, URI, sleep
+from torpor.memvid.errors import LimitExceeded, ReadOnlyStore
+from torpor.memvid.folder.group_file import MAX_GROUP
+from torpor.memvid.store import Store
+from torpor.memvid.uri import SessionUri
+
+GROUP = [SessionUri("default", name) for name in ("root", "root.1", "root.2")]
+
+
+def there(store: Store) -> set[SessionUri]:
+    """The sessions of the group that are listed."""
+    return {uri for uri in GROUP if store.find_session(uri) is not None}
+
+
+@pytest.mark.parametrize("written", range(4))
+def test_all_of_a_group_are_there_after_a_crash_or_none_br26(store: Store, store_path: Path, written: int) -> None:
+    sleep(store, 20, uri=URI)
+    store.begin_group(GROUP)
+    for uri in GROUP[::-1][:written]:
+        sleep(store, 40, uri=uri)
+    store.close()  # without an end: as a crash leaves it
+    with Store.open(store_path, writable=False) as reading:
+        assert len(there(reading)) == written
+    for _ in range(2):
+        with Store.open(store_path, writable=True) as opened:
+            assert there(opened) == (set(GROUP) if written == 3 else set())
+            assert opened.find_session(URI) is not None
+            assert opened.verify(deep=True).ok
+    assert not (store_path / "group.json").exists()
+
+
+def test_a_group_that_is_given_up_leaves_nothing_and_no_later_delete_goes_on_with_it(store: Store) -> None:
+    store.begin_group(GROUP)
+    sleep(store, 40, uri=GROUP[1])
+    store.end_group()
+    assert there(store) == set()
+    store.begin_group(GROUP)
+    for uri in reversed(GROUP):
+        sleep(store, 40, uri=uri)
+    store.end_group()
+    store.delete_session(GROUP[0])
+    store.begin_group(GROUP[:1])
+    assert there(store) == set(GROUP[1:]), "the others are sessions of their own now"
+    assert store.forget(GROUP[1]).problems == (), "the file is no stranger in the store"
+    sleep(store, 20, uri=OTHER_URI)
+    assert store.repair().problems == ()
+
+
+@pytest.mark.parametrize("damage", [b"", b"{}", b"\xff" * 100, b"[" * 5000])
+def test_a_damaged_file_removes_nothing(store: Store, store_path: Path, damage: bytes) -> None:
+    store.begin_group(GROUP)
+    sleep(store, 40, uri=GROUP[1])
+    store.close()
+    (store_path / "group.json").write_bytes(damage)
+    with Store.open(store_path, writable=True) as opened:
+        assert there(opened) == {GROUP[1]}
+
+
+def test_a_group_that_is_too_large_or_in_a_store_for_reading_is_refused(store: Store, store_path: Path) -> None:
+    with pytest.raises(LimitExceeded):
+        store.begin_group([SessionUri("default", f"s{at}") for at in range(MAX_GROUP + 1)])
+    store.close()
+    with Store.open(store_path, writable=False) as reading, pytest.raises(ReadOnlyStore):
+        reading.begin_group(GROUP)
