@@ -197,9 +197,10 @@ class Store(Exchanging, Upkeep, Tagging, Acknowledging):
     def end_group(self) -> None:
         """The group is written, or given up: without a version of its first session, the others are removed. The next
         opening does the same after a crash. Raises as `delete_session`."""
-        self._core.require_writable()
         group = load_group(self._core.folder)
-        if group and not self.index.bundles_of(group[0]):
+        if not group:
+            return
+        if not self.index.bundles_of(group[0]):
             for uri in filter(self.can_be_deleted, group):
                 self.delete_session(uri)
         with self._core.committing():

@@ -1,7 +1,7 @@
 """Trees of branches, by number: which branches there are, whose they are, and the memory that they hold.
 
-A branch has caches, ledger and sampling of its own, as a session has, and no name: it is in no list, never sleeps, and
-is never durable. Its memory counts in the budget until it is pruned. Requests for one tree take turns.
+A branch has caches, ledger and sampling of its own, as a session has, and no name: it is in no list, never sleeps by
+itself, and is never durable. Its memory counts in the budget until it is pruned. Requests for one tree take turns.
 """
 
 from __future__ import annotations

@@ -323,8 +323,8 @@ async def retain(parts: Parts, request: RetainRequest) -> BranchInfo:
 
 @answers(KeepRequest, queued=True)
 async def keep(parts: Parts, request: KeepRequest) -> SessionInfo:
-    """Raises BranchNotFound, EmptyContext, SessionExists, MemoryBudgetExceeded, and the errors of the journal; then
-    there is no session."""
+    """Raises BranchNotFound, EmptyContext, SessionExists, MemoryBudgetExceeded, LimitExceeded, and the errors of the
+    journal and of a sleep; then there is no session."""
     uri = parse_reference(request.name)
     async with parts.forest.working([request.branch]) as (kept,):
         if request.subtree:

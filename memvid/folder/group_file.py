@@ -42,5 +42,5 @@ def save_group(folder: StoreFolder, uris: Sequence[SessionUri]) -> None:
 
 def drop_group(folder: StoreFolder) -> None:
     """Say durably that the group is finished. Raises StoreIoError, DurabilityLost."""
-    if durable.remove(folder.root_fd, GROUP_FILE, folder.path):
-        durable.sync_folder(folder.root_fd, folder.path)
+    durable.remove(folder.root_fd, GROUP_FILE, folder.path)
+    durable.sync_folder(folder.root_fd, folder.path)

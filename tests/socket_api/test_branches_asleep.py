@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ import pytest
 from torpor.daemon.api.branching import BranchInfo
 from torpor.daemon.api.sampling import Sampling
 from torpor.memvid.store import Store
+from torpor.memvid.uri import SessionUri
 from torpor.socket_api import Client
 
 from .branch_rig import committed, forked, next_tokens, planted, refused
@@ -109,14 +110,15 @@ def test_a_kill_in_the_midst_leaves_no_branch_behind_br26(tmp_path: Path) -> Non
     with served(tmp_path, doors=True) as first, Client(first.socket) as torpor:
         root = grown(torpor, "cut")
         there = [each.session for each in torpor.list_sessions()]
-        first.doors.fail("hold", after=2)
-        asking = threading.Thread(target=refused, args=[lambda: torpor.keep(root, "half", subtree=True)])
-        asking.start()
-        until(lambda: not first.doors.is_armed("hold"))
-        first.end(kill=True)
-        asking.join()
+        first.doors.fail("hold", after=6)
+        with ThreadPoolExecutor(1) as threads:
+            asking = threads.submit(torpor.keep, root, "half", subtree=True)
+            until(lambda: not first.doors.is_armed("hold"))
+            first.end(kill=True)
+            assert asking.exception() is not None
         with Store.open(first.store, writable=False) as store:
-            assert len(store.list_sessions()) > len(there), "some branches were written"
+            written = [at for at in range(1, 5) if store.find_session(SessionUri("default", f"half.{at}"))]
+        assert 1 <= len(written) < 4, "the kill came between two branches"
     with served(tmp_path) as second, Client(second.socket) as torpor:
         assert [each.session for each in torpor.list_sessions()] == there
 
