@@ -17,6 +17,7 @@ BENCHMARKS = (
     "store.py",
     "delta.py",
     "forks.py",
+    "tree.py",
     "reuse.py",
     "agents.py",
     "loop.py",
