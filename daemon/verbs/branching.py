@@ -111,7 +111,14 @@ async def _plant_session(parts: Parts, request: TreeRequest, planted: list[Branc
 async def _plant_version(parts: Parts, row: IndexRow, request: TreeRequest, planted: list[Branch]) -> None:
     async with _woken_apart(parts, row, request) as live:
         planted.append(root := await parts.forest.plant(live))
-    stored = planted_in(await _session_map(parts, row), live.model.layout.vocabulary)
+    async with parts.forest.working([root.number]):
+        await _grow_again(parts, row, request, root)
+
+
+async def _grow_again(parts: Parts, row: IndexRow, request: TreeRequest, root: Branch) -> None:
+    """Give a root the branches of its stored tree, and each of them what it had."""
+    model = root.live.model
+    stored = planted_in(await _session_map(parts, row), model.layout.vocabulary)
     branches = [root]
     for at, each in enumerate(stored):
         if each.uri is not None and each.parent is not None:
@@ -125,7 +132,7 @@ async def _plant_version(parts: Parts, row: IndexRow, request: TreeRequest, plan
             async with _woken_apart(parts, found, request) as live:
                 branches.append(parts.forest.fork(branches[each.parent], live))
                 await parts.forest.settle(branches[-1])
-        matcher = await parts.encoder.matcher(live.model, AnswerForm(each.constraint, FREE))
+        matcher = await parts.encoder.matcher(model, AnswerForm(each.constraint, FREE))
         if matcher is not None:
             await parts.engine.call(partial(walk, matcher, each.accepted))
         each.dress(branches[at], matcher)
