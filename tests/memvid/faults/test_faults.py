@@ -57,7 +57,7 @@ def hold(found: dict[str, Any], **expected: int) -> None:
 
 def test_t1_threat_27_a_process_killed_at_any_step_loses_nothing_that_was_acknowledged(tmp_path: Path) -> None:
     found = sweep("kill", tmp_path)
-    hold(found, points=95)
+    hold(found, points=115)
     assert found["second_points"] >= 10
 
 
