@@ -201,7 +201,7 @@ def walk(matcher: Matcher, tokens: Sequence[int]) -> None:
 
 def _copy(engine: Engine, source: LiveState, model: LoadedModel) -> LiveState:
     engine.release(source)
-    found = fork(source, model.new_caches())
+    found = fork(source, model.branch_caches())
     found.last_logits = source.last_logits  # evaluated, and never written to
     found.random_key, found.computed_tokens = initial_key(), source.computed_tokens
     return found

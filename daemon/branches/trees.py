@@ -17,7 +17,8 @@ from typing import Final, TypeVar
 
 import mlx.core as mx
 
-from ...snapshot.forking import held_bytes
+from ...snapshot.caches import resident_bytes
+from ...snapshot.forking import fork_bytes, held_bytes
 from ...snapshot.memory import require_available
 from ...snapshot.state import LiveState
 from ..api.constraints import Constraint
@@ -67,6 +68,12 @@ class Branch:
     def position(self) -> int:
         """How many tokens it has."""
         return len(self.live.state.tokens)
+
+    @property
+    def fork_bytes(self) -> int:
+        """The most memory that a fork of it takes."""
+        state = self.live.state
+        return self.live.resident_bytes - resident_bytes(state.caches) + fork_bytes(state)
 
     def logits(self) -> LogitsView:
         """The logits of this step, lent until the branch goes on. Raises EmptyContext: it has read nothing."""

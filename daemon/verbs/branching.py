@@ -149,6 +149,7 @@ async def _woken_apart(parts: Parts, row: IndexRow, request: TreeRequest) -> Asy
         if live.unread is not None:
             await parts.residency.ledgers.read(live)
         live.state.random_key = await parts.engine.call(initial_key)
+        await parts.engine.call(partial(live.model.begin_branch, live.state))
         yield live
 
 
@@ -180,7 +181,7 @@ async def _forked(parts: Parts, parent: Branch, count: int, seeds: Sequence[int]
     parts.forest.require_places(parent.tree, count)
     children: list[Branch] = []
     try:
-        async with parts.forest.room(count * parent.live.resident_bytes):
+        async with parts.forest.room((count + 1) * parent.fork_bytes):
             states = await parts.stepping.copies(parent.live.state, parent.live.model, count)
             for at, state in enumerate(states):
                 drawing = parent.live.sampling.changed(Sampling(seed=seeds[at]) if seeds else None)
@@ -341,6 +342,7 @@ async def keep(parts: Parts, request: KeepRequest) -> SessionInfo:
         async with parts.residency.turn(uri) as use, _room_beside(parts, use, kept.live.resident_bytes):
             parts.residency.standing.require_new(uri)
             live = _session_of(await _copy_of(parts, kept.live), uri, request)
+            await parts.engine.call(partial(live.model.settle_form, live.state))
             require_session_map(live.to_map())
             parts.residency.awake.admit(live)
             parts.residency.memory.settle(use)

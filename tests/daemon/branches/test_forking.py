@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 import pytest
 from session_rig import Rigged, tokens_of
+from torpor.daemon.api.branching import BranchCommit
 from torpor.daemon.api.sampling import Sampling
+from torpor.snapshot.kinds import holds_shared
 
 DRAWN = Sampling(temperature=0.9, seed=3)
 
@@ -94,3 +97,32 @@ async def test_a_tree_that_cannot_be_counted_is_none(open_rig: Any, monkeypatch:
             await rig.service.tree(session="s")
         assert await seen(rig) == before
         assert len(rig.service.shelf.places["tiny"].holders) == 1, "of the other tree"
+
+
+@pytest.mark.parametrize("kind", ["tiny", "gemma3_text", "mamba2"])
+async def test_a_fork_takes_a_tail_and_no_more_than_was_reserved_br7(
+    open_rig: Any, open_kind: Any, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """Whatever cannot be shared is copied: windows and recurrences."""
+    async with planted(open_rig if kind == "tiny" else partial(open_kind, kind)) as (rig, root):
+        forest, trees = rig.service.forest, rig.service.residency.memory.trees
+        wanted: list[int] = []
+        room = forest.room
+        monkeypatch.setattr(forest, "room", lambda more: (wanted.append(more), room(more))[1])
+        for past in (0, 100, 27):  # 40, 140, 167 tokens: a tail alone, a tail of two segments, and one of whole ones
+            for token in tokens_of(3, past):
+                await rig.service.commit([BranchCommit(root, token)])
+            (before,) = trees.values()
+            wanted.clear()
+            await rig.service.branch(root, count=5)
+            assert sum(trees.values()) - before <= wanted[0]
+        assert (wanted[0] < 3 * forest.find(root).live.resident_bytes) is (kind != "mamba2")
+
+
+async def test_a_tree_that_wakes_has_the_form_of_branches_and_what_is_kept_that_of_its_history(open_rig: Any) -> None:
+    async with planted(open_rig) as (rig, root):
+        await rig.service.keep(root, "kept")
+        assert not holds_shared(rig.live("kept").state.caches), "not one token was read as branches read"
+        await rig.service.keep(root, "tree", subtree=True)
+        woken = await rig.service.tree(session="tree")
+        assert holds_shared(rig.service.forest.find(woken.branch).live.state.caches)
