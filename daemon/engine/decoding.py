@@ -56,6 +56,10 @@ MOST_PADDING: Final = 0.25
 """The most padding of a batch, as a part of its content, and the most empty rows, as a part of all rows. A session much
 shorter or longer than a batch decodes in another one, or alone."""
 
+_BLOCKS_BY_PLACE: Final = "index_block_size"
+"""An attribute of mlx-lm's layers that pick blocks of keys. They cut them by place, and padding moves places: in a
+batch such a session says something else."""
+
 
 def logits_after(model: LoadedModel, state: LiveState, tokens: Sequence[int]) -> mx.array:
     """Float32 logits `[vocabulary]` after reading the tokens, evaluated with all that the caches hold. Raises
@@ -442,8 +446,10 @@ class Decoder:
 def is_fit_for_batches(model: LoadedModel) -> bool:
     """Whether two sessions of different lengths give the same logits in a batch, and after it, as alone, but for the
     last bits."""
+    if any(getattr(module, _BLOCKS_BY_PLACE, None) for module in model.network.modules()):
+        return False
     most = model.layout.vocabulary - 1
-    prompts, steps = [[min(token, most) for token in each] for each in ([1, 2, 3], [4])], ([0, 1], [1, 0])
+    prompts, steps = [[min(token, most) for token in each] for each in (range(1, 13), [4])], ([0, 1], [1, 0])
     tolerance = min(TOLERANCE.get(name, 0.0) for name in model.compute_dtype.split("+"))
     try:
         alone = [_decoded(model, _read(model, prompt), step) for prompt, step in zip(prompts, steps, strict=True)]

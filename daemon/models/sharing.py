@@ -3,7 +3,8 @@
 Two things are tried. *Which caches are shared*: a network reads a few tokens with shared caches, and must say what it
 says with its own. *How many rows a call may have*: a linear layer computes a row to other bits in a call of another
 size, as its BLAS has kernels for small products. So there is a least number of rows, filled up with rows that compute
-for nothing, and each larger number is tried before a round has it. A row then has the bits that it has alone.
+for nothing, and each larger number is tried before a round has it. A row then has the bits that it has alone. Rows of a
+trial read several tokens: in some networks, what a row computes depends on what the others say.
 """
 
 from __future__ import annotations
@@ -34,8 +35,11 @@ MOST_ROWS: Final = 32
 _TRIAL_TOKENS: Final = 70
 """A run of one segment, and a tail."""
 
+_ROW_TOKENS: Final = 4
+"""The rows of a trial read so many tokens in turns."""
+
 _SURE_ROWS: Final = 8
-"""If a call of so many rows has the bits of a call of one, one is the least."""
+"""If a call of so many rows has the bits of calls of one, one is the least."""
 
 _BY: Final = 4
 """A call may be filled up to a multiple of so many rows: kernels take rows by fours."""
@@ -57,7 +61,7 @@ class Sharing:
     _is_settled: bool = False
     _least: int = 1
     _right: dict[int, bool] = field(default_factory=dict)
-    _trial: tuple[Sequence[Any], int] = ((), 0)
+    _trial: tuple[Sequence[Any], Sequence[int]] = ((), ())
     _wanted: bytes | None = None
 
     @property
@@ -76,12 +80,12 @@ class Sharing:
         try:
             plain, shared = new_caches(), [shareable(cache) for cache in new_caches()]
             wanted, found = (_said(network, caches, prompt) for caches in (plain, shared))
-            if any(difference(*each) > tolerance for each in zip(wanted, found, strict=True)):
+            if not all(difference(*each) <= tolerance for each in zip(wanted, found, strict=True)):
                 raise ValueError("with shared caches it says something else")
             if not _adds_up_in_order():
                 raise ValueError("sums depend on where runs end")
             self.routes = {path: _route_of(cache) for path, cache in leaves(shared)}
-            self.in_rounds = self._is_dense(network, shared) and self._find_least(network, shared, prompt[0])
+            self.in_rounds = self._is_dense(network, shared) and self._find_least(network, shared, prompt[:_ROW_TOKENS])
         except Exception as error:  # noqa: BLE001 - models are code of many authors, and may raise any error
             _LOG.warning("The branches of a model are copies: %s: %s", type(error).__name__, error)
             self.routes, self.in_rounds = {path: "copied" for path, _ in leaves(new_caches())}, False
@@ -94,8 +98,8 @@ class Sharing:
             is_shared(cache) and (cache.takes_segments or kind_of(cache).is_empty(cache)) for cache in caches
         )
 
-    def _find_least(self, network: Any, caches: Sequence[Any], token: int) -> bool:
-        self._trial = caches, token
+    def _find_least(self, network: Any, caches: Sequence[Any], tokens: Sequence[int]) -> bool:
+        self._trial = caches, tokens
         alone, sure = self._bits(network, 1), self._bits(network, _SURE_ROWS)
         if alone == sure:
             self._least, self._wanted = 1, alone
@@ -115,11 +119,17 @@ class Sharing:
         return self._right[rows]
 
     def _bits(self, network: Any, rows: int) -> bytes | None:
-        """The logits of a row, in a call of so many rows that all read the same; None if they differ."""
-        caches, token = self._trial
-        branches = [[_forked(cache) for cache in caches] for _ in range(rows)]
-        said = np.asarray(run_round(network, [token] * rows, branches, rows)).view(np.uint32)
-        return said[0].tobytes() if (said == said[0]).all() else None
+        """The logits of each token of the trial, in calls of so many rows; None if they differ beside other tokens."""
+        caches, tokens = self._trial
+        found: dict[int, bytes] = {}
+        for order in (tokens, tokens[::-1]):
+            for start in range(0, len(order), rows):
+                read = [order[(start + row) % len(order)] for row in range(rows)]
+                branches = [[_forked(cache) for cache in caches] for _ in read]
+                said = [row.tobytes() for row in np.asarray(run_round(network, read, branches, rows))]
+                if any(found.setdefault(*each) != each[1] for each in zip(read, said, strict=True)):
+                    return None
+        return b"".join(found[token] for token in tokens)
 
     @property
     def least_rows(self) -> int:
@@ -148,14 +158,14 @@ class Sharing:
 
 
 def difference(one: mx.array, other: mx.array) -> float:
-    """The largest difference of a log-probability between two logits `[vocabulary]`."""
+    """The largest difference of a log-probability between two logits `[vocabulary]`. Equal infinities do not differ."""
 
     def probabilities(logits: mx.array) -> mx.array:
         wide = logits.astype(mx.float32)
         return wide - mx.logsumexp(wide)
 
-    largest = mx.max(mx.abs(probabilities(one) - probabilities(other)))
-    return float(np.asarray(largest))
+    mine, its = probabilities(one), probabilities(other)
+    return float(np.asarray(mx.max(mx.where(mine == its, 0, mx.abs(mine - its)))))
 
 
 def _said(network: Any, caches: list[Any], prompt: Sequence[int]) -> list[mx.array]:

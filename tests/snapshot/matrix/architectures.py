@@ -402,7 +402,10 @@ _OWN: dict[str, dict[str, Any]] = {
         }
     },
     "ministral3": _MINISTRAL3,
-    "mistral3": {"text_config": {**_COMMON, **_MINISTRAL3, "model_type": "ministral3"}},
+    # Its window is a mask over a plain cache, and begins behind the tokens that Torpor tries a network with.
+    "mistral3": {
+        "text_config": {**_COMMON, **_MINISTRAL3, "model_type": "ministral3", "sliding_window": 100},
+    },
     "mistral4": {**_MLA_MOE, "rope_interleave": True, "rope_parameters": _LLAMA4_SCALED_ROPE},
     "mixtral": {},
     "muse_glimmer": {"layer_types": _SLIDING_THEN_FULL},

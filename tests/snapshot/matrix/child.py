@@ -26,13 +26,12 @@ from torpor.snapshot import capture, restore
 from torpor.snapshot.caches import can_truncate, truncate
 from torpor.snapshot.state import LiveState, token_array
 
-from matrix import live
+from matrix import branching, live
 from matrix.architectures import cases, digest_of_weights
 from matrix.live import SmallModel
+from matrix.rows import BRANCHES, OK
 
 import mlx.core as mx  # isort: skip  # after torpor, which chooses the BLAS
-
-OK = "ok"
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +167,14 @@ def _woken(
         yield str(session.tokens), _attempt(model, store, pool, session, None, wanted) if same else "other weights"
         for at, earlier in wanted["back"].items():
             yield f"{at} of {session.tokens}", _attempt(model, store, pool, session, int(at), earlier)
+    yield BRANCHES, _branched(model)
+
+
+def _branched(model: SmallModel) -> str:
+    try:
+        return branching.found_in(model)
+    except Exception as error:  # as below
+        return f"{type(error).__name__}: {error}".splitlines()[0]
 
 
 def _attempt(

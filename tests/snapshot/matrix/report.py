@@ -11,7 +11,7 @@ from typing import Any
 
 from torpor.snapshot.checkpoints import CHECKPOINT_TOKENS, DEFAULT_BUDGET_BYTES
 
-from matrix.rows import Row, is_ok
+from matrix.rows import BRANCHES, Row, is_ok
 
 # What stands in the table of kinds: the stored kind, mlx-lm's class, what is cut by token, what is whole state, and how
 # far a session that has it can be woken at an earlier token without computing.
@@ -81,13 +81,27 @@ sessions from the store, and compares, bit for bit:
 - after a second sleep, which refers to the blocks of the first, and a second wake: ledger, caches and logits once more.
 
 A plain wake must compute no token. The columns `1` to `620` are sessions of that many tokens. Windows and chunks are of
-64 tokens, so `1` and `48` lie within them and the others are past them; only those of deepseek_v41 are of 32. The last
-70 tokens of `620` were read one by one, which takes a window once round its ring.
+64 tokens, so `1` and `48` lie within them and the others are past them; only those of deepseek_v41 are of 32, and that
+of mistral3 is of 100. The last 70 tokens of `620` were read one by one, which takes a window once round its ring.
 
 The columns `30 of 48` to `610 of 620` are time travel: the session woken at an earlier token, gone on from there, and
 slept as a session of its own. It is compared with one that never slept and stands at that token: one that was cut back,
 where all its caches can be, and one that has read as far in the same model calls, where they cannot. In brackets stands
 how many tokens had to be computed; one, where only the logits of the last token were missing.
+
+The column `branches` is two branches of one prompt of 180 tokens, past all windows, as a tree of the daemon has them.
+Each reads 1 or 9 tokens of its own, and decodes 12, alone and beside the other. They are compared with the network
+alone, on mlx-lm's own caches. A cell names the ways that caches go ([decision
+53](../decisions/53-branches-share-runs-and-attention-follows-segments.md)):
+
+- *shared*: branches have memory together, and their attention goes segment by segment. It may differ from the network
+  alone in the last bits: in float32 by 0.01 in a log-probability at most, in bfloat16 by 0.25, where a network with
+  experts may choose another one at three of thirteen tokens.
+- *gathered*: they have memory together, and it is copied into a row for each token. *Copied*: each has its own. Where
+  none is shared, all is equal to the bit.
+
+Beside the other, a branch must have the bits that it has alone. Those that mlx-lm decodes in a batch with padding are
+compared as shared ones are.
 
 A cell with one word in it is of both types.
 
@@ -167,12 +181,24 @@ def _totals(rows: Sequence[Row]) -> list[str]:
         f"- {size}; each in {len(dtypes)} types: {len(rows)} rows.",
         f"- {right} right, {wrong} wrong, {idle} that mlx-lm cannot run on this machine.",
         f"- {sound} of {checks} checks came to what they should.",
+        f"- Branches: {_branches_of(rows)}.",
         f"- {packages}, CPython {platform.python_version()}, {platform.system()} {platform.machine()}, on the CPU.",
     ]
 
 
+def _branches_of(rows: Sequence[Row]) -> str:
+    """How many rows go each way."""
+    found = Counter(_routes(row) for row in rows if is_ok(row.checks.get(BRANCHES, "")))
+    return "; ".join(f"{routes}: {count} rows" for routes, count in found.most_common())
+
+
+def _routes(row: Row) -> str:
+    return row.checks[BRANCHES].partition(", ")[2].replace(", ", " and ")
+
+
 def _matrix(by_name: Sequence[tuple[str, list[Row]]]) -> list[str]:
-    columns = list(dict.fromkeys(check for _, rows in by_name for row in rows for check in row.checks))
+    found = dict.fromkeys(check for _, rows in by_name for row in rows for check in row.checks)
+    columns = sorted(found, key=lambda check: check != BRANCHES)
     lines = []
     for name, rows in by_name:
         facts = next((row.facts for row in rows if row.facts), {})
@@ -202,6 +228,8 @@ def _said(row: Row, column: str) -> str:
     check = row.checks[column]
     if not is_ok(check):
         return "**wrong**"
+    if column == BRANCHES:
+        return _routes(row)
     _, _, computed = check.partition(", ")
     return f"ok ({computed.split()[0]})" if computed else "ok"
 

@@ -16,6 +16,8 @@ from matrix.architectures import Case
 CHILD = Path(__file__).with_name("child.py")
 TIMEOUT_SECONDS = 600
 OK = "ok"
+BRANCHES = "branches"
+"""The check of branches. Behind its `ok` stand the ways that their caches go."""
 
 
 @dataclass(frozen=True, slots=True)

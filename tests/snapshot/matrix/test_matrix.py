@@ -39,7 +39,7 @@ def wrong_in(row: Row) -> str:
 def test_a_session_goes_on_in_a_new_process_as_if_it_had_never_slept(name: str) -> None:
     row = run_row(CASES[name], "bfloat16")
     assert row.is_right, wrong_in(row) or row.cannot_run
-    assert len(row.checks) == 12
+    assert len(row.checks) == 13
 
 
 @pytest.mark.heavy
@@ -61,15 +61,19 @@ def test_a_row_that_is_wrong_is_told_with_its_reason() -> None:
         [
             Row("a", "a", "float32", facts=facts, checks={"1": "ok", "2 of 3": "caches, logits differ"}),
             Row("a", "a", "bfloat16", failed="wake ended with -11: it said nothing"),
+            Row("c", "c", "float32", facts=facts, checks={"1": "ok", "branches": "ok, shared, copied"}),
             Row("b", "b", "float32", cannot_run="RuntimeError: no back-end", facts={"classes": ["KVCache"]}),
         ]
     )
-    assert "| `a` | kv/1, [arrays/1, kv/1 never filled] | 7 | float32: ok; bfloat16: **wrong** | **wrong** |" in text
+    caches = "kv/1, [arrays/1, kv/1 never filled]"
+    assert f"| `a` | {caches} | 7 | **wrong** | float32: ok; bfloat16: **wrong** | **wrong** |" in text
+    assert f"| `c` | {caches} | 7 | shared and copied | ok | **wrong** |" in text
+    assert "- Branches: shared and copied: 1 rows." in text
     assert "- `a` in float32: 2 of 3: caches, logits differ" in text
     assert "- `a` in bfloat16: wake ended with -11: it said nothing" in text
-    assert "| `b` | KVCache |  | cannot run | cannot run |" in text
+    assert "| `b` | KVCache |  | cannot run | cannot run | cannot run |" in text
     assert "- `b` in float32: RuntimeError: no back-end" in text
-    assert "0 right, 2 wrong, 1 that mlx-lm cannot run" in text
+    assert "1 right, 2 wrong, 1 that mlx-lm cannot run" in text
 
 
 def test_a_kind_that_the_table_does_not_tell_of_makes_no_document() -> None:
