@@ -129,6 +129,11 @@ PARTS: Final = (
         "install the version of mlx-lm it was slept with",
     ),
     Part(
+        "numpy", "representation", "may_differ",
+        "as for the device; on a CPU it takes the exponentials in the attention of branches",
+        "install the version of numpy it was slept with",
+    ),
+    Part(
         "torpor", "representation", "may_differ",
         "what must not differ between versions has a version of its own: format, slot kinds, state_layout",
         "install the version of torpor it was slept with",

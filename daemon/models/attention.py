@@ -12,12 +12,14 @@ models that compute attention themselves: what they fetch are all keys and value
 from __future__ import annotations
 
 import functools
+import itertools
 import sys
 from collections.abc import Sequence
 from typing import Any, Final
 from weakref import ref
 
 import mlx.core as mx
+import numpy as np
 from mlx_lm.models import base
 
 from ...snapshot.kinds import is_shared
@@ -115,82 +117,145 @@ def attend(
 def over_segments(queries: mx.array, caches: Sequence[Any], scale: float) -> mx.array:
     """The attention `[rows, heads, 1, dim]` of one query each, over all that the caches hold. Rows without a cache
     become zero."""
-    rows, heads = queries.shape[:2]
-    groups = _groups(caches)
-    kv_heads = next(iter(groups.values())).keys.shape[1]
-    queries = (queries * scale).reshape(rows, kv_heads, heads // kv_heads, -1)
-    highest: list[mx.array | None] = [None] * len(caches)
-    for group in groups.values():
-        group.score(queries)
-        for place, row in enumerate(group.rows):
-            mine, known = group.highest[:, place], highest[row]
-            highest[row] = mine if known is None else mx.maximum(known, mine)
-    sums: list[tuple[mx.array, mx.array] | None] = [None] * len(caches)
-    for group in groups.values():
-        group.add_to(sums, highest)
-    found = mx.stack([mixed / weights[..., None] for weights, mixed in filter(None, sums)])
-    if len(caches) < rows:
-        found = mx.concatenate([found, mx.zeros((rows - len(caches), *found.shape[1:]))])
-    return found.reshape(rows, heads, 1, -1).astype(queries.dtype)
+    rows, heads, count = *queries.shape[:2], len(caches)
+    ends = _Ends(caches)
+    groups: list[_Group | _Ends] = [*_groups(caches), ends]
+    mine = (queries[:count] * scale).reshape(count, ends.keys[0].shape[1], -1, queries.shape[3])
+    scores = [group.scores(_taken(mine, group.rows)) for group in groups]
+    highest = mx.full(mine.shape[:3], -mx.inf)
+    for group, each in zip(groups, scores, strict=True):
+        highest = _put(highest, group.rows, mx.maximum(_taken(highest, group.rows), group.highest(each)))
+    below = [group.below(each, _taken(highest, group.rows)) for group, each in zip(groups, scores, strict=True)]
+    sums, mixed = mx.zeros(mine.shape[:3]), mx.zeros(mine.shape)
+    for group, weights in zip(groups, _exponentials(below), strict=True):
+        added = functools.partial(group.added, is_first=group is groups[0])
+        sums = _put(sums, group.rows, added(_taken(sums, group.rows), weights.sum(-1)))
+        mixed = _put(mixed, group.rows, added(_taken(mixed, group.rows), group.mix(weights)))
+    found = (mixed / sums[..., None]).reshape(count, heads, 1, -1)
+    if count < rows:
+        found = mx.concatenate([found, mx.zeros((rows - count, *found.shape[1:]))])
+    return found.astype(queries.dtype)
+
+
+def _exponentials(arrays: list[mx.array]) -> list[mx.array]:
+    """The exponentials of arrays that nobody else has. On a CPU NumPy takes them by vectors: a twentieth of the time,
+    and a number has the same bits wherever it stands."""
+    if mx.default_device() != mx.Device(mx.cpu):
+        return [mx.exp(each) for each in arrays]
+    mx.eval(arrays)
+    for each in arrays:
+        seen = np.array(each, copy=False)
+        np.exp(seen, out=seen)
+    return arrays
+
+
+def _taken(array: mx.array, rows: mx.array | None) -> mx.array:
+    """Some rows of an array, None for all."""
+    return array if rows is None else array[rows]
+
+
+def _put(array: mx.array, rows: mx.array | None, found: mx.array) -> mx.array:
+    """An array with other numbers in some of its rows, None for all."""
+    if rows is None:
+        return found
+    array[rows] = found
+    return array
 
 
 class _Group:
-    """Rows that attend to the same segments. keys, values: `[segments, heads, 64, dim]`; tokens: in them."""
+    """Rows that attend to the same whole segments. keys, values: `[segments, heads, 64, dim]`. rows: which; None for
+    all."""
 
-    def __init__(self, keys: mx.array, values: mx.array, tokens: int) -> None:
-        self.keys, self.values, self.tokens = keys, values, tokens
-        self.rows: list[int] = []
-        self.highest = self._scores = keys
+    def __init__(self, keys: mx.array, values: mx.array, rows: mx.array | None) -> None:
+        self.keys, self.values, self.rows = keys, values, rows
 
-    def score(self, queries: mx.array) -> None:
-        """Find the scores `[segments, heads, rows, queries a head, 64]`, and the highest `[heads, rows, …]`."""
-        mine = queries if self.rows == list(range(queries.shape[0])) else queries[mx.array(self.rows)]
-        scores = mine.swapaxes(0, 1)[None] @ self.keys[:, :, None].swapaxes(-1, -2)
-        scores = scores.astype(mx.float32)
-        if self.tokens < self.keys.shape[0] * SEGMENT_TOKENS:
-            scores = mx.where(_is_there(self.keys.shape[0], self.tokens), scores, -mx.inf)
-        self._scores, self.highest = scores, scores.max(axis=(0, -1))
+    def scores(self, queries: mx.array) -> mx.array:
+        """`[segments, heads, rows, queries a head, 64]`: all rows take a segment while it is in the cache."""
+        scores = queries.swapaxes(0, 1)[None] @ self.keys[:, :, None].swapaxes(-1, -2)
+        return scores.astype(mx.float32)
 
-    def add_to(self, sums: list[tuple[mx.array, mx.array] | None], highest: Sequence[mx.array | None]) -> None:
-        """Add the sum of the weights `[heads, …]` and of the weighted values `[heads, …, dim]` to those of each row,
-        segment by segment: a sum along the first axis adds one after the other."""
-        top = mx.stack([each for row in self.rows if (each := highest[row]) is not None], axis=1)
-        weights = mx.exp(self._scores - top[None, ..., None])
-        mixed = (weights.astype(self.values.dtype) @ self.values[:, :, None]).astype(mx.float32)
-        summed = weights.sum(-1)
-        self._scores = self.highest
-        whole = (summed.sum(0), mixed.sum(0))
-        for place, row in enumerate(self.rows):
-            before = sums[row]
-            if before is None:
-                sums[row] = whole[0][:, place], whole[1][:, place]
-            elif self.keys.shape[0] == 1:
-                sums[row] = before[0] + whole[0][:, place], before[1] + whole[1][:, place]
-            else:
-                sums[row] = (
-                    mx.concatenate([before[0][None], summed[:, :, place]]).sum(0),
-                    mx.concatenate([before[1][None], mixed[:, :, place]]).sum(0),
-                )
+    def highest(self, scores: mx.array) -> mx.array:
+        """Of each row, `[rows, heads, queries a head]`."""
+        return scores.max(axis=(0, -1)).swapaxes(0, 1)
+
+    def below(self, scores: mx.array, highest: mx.array) -> mx.array:
+        """The scores without the highest of their rows."""
+        return scores - highest.swapaxes(0, 1)[None, ..., None]
+
+    def mix(self, weights: mx.array) -> mx.array:
+        """The weighted sums of values in each segment, `[segments, heads, rows, queries a head, dim]`."""
+        return (weights.astype(self.values.dtype) @ self.values[:, :, None]).astype(mx.float32)
+
+    def added(self, before: mx.array, parts: mx.array, *, is_first: bool) -> mx.array:
+        """What each row has before, `[rows, heads, …]`, and the parts of the segments, one added after the other as a
+        sum along the first axis does it. is_first: before there is only zero."""
+        if not is_first:
+            parts = mx.concatenate([before.swapaxes(0, 1)[None], parts])
+        return parts.sum(0).swapaxes(0, 1)
 
 
-def _groups(caches: Sequence[Any]) -> dict[Any, _Group]:
+class _Ends:
+    """What each row has for itself: the segments of its tail, all rows' one behind the other."""
+
+    rows = None
+
+    def __init__(self, caches: Sequence[Any]) -> None:
+        tails = [cache.tail_segments() for cache in caches]
+        self.keys, self.values = zip(*tails, strict=True)
+        self._counts = [keys.shape[0] for keys in self.keys]
+        self._starts = list(itertools.accumulate(self._counts[:-1]))
+        self._are_single = all(count == 1 for count in self._counts)
+        self._tokens = tuple(cache.tail_tokens for cache in caches)
+
+    def scores(self, queries: mx.array) -> mx.array:
+        """`[segments, heads, queries a head, 64]`, minus infinity where there is no token."""
+        mine = mx.split(queries, len(self.keys))
+        scores = [each @ keys.swapaxes(-1, -2) for each, keys in zip(mine, self.keys, strict=True)]
+        return mx.where(_is_there(self._tokens), mx.concatenate(scores).astype(mx.float32), -mx.inf)
+
+    def highest(self, scores: mx.array) -> mx.array:
+        """As of `_Group`."""
+        highest = scores.max(-1)
+        return highest if self._are_single else mx.stack([each.max(0) for each in mx.split(highest, self._starts)])
+
+    def below(self, scores: mx.array, highest: mx.array) -> mx.array:
+        """As of `_Group`."""
+        if not self._are_single:
+            of = [row for row, count in enumerate(self._counts) for _ in range(count)]
+            highest = highest[mx.array(of)]
+        return scores - highest[..., None]
+
+    def mix(self, weights: mx.array) -> mx.array:
+        """As of `_Group`, `[segments, heads, queries a head, dim]`."""
+        parts = mx.split(weights.astype(self.values[0].dtype), self._starts)
+        mixed = [each @ values for each, values in zip(parts, self.values, strict=True)]
+        return mx.concatenate(mixed).astype(mx.float32)
+
+    def added(self, before: mx.array, parts: mx.array, *, is_first: bool) -> mx.array:
+        """As of `_Group`."""
+        if self._are_single:
+            return before + parts
+        pairs = zip(mx.split(before, len(self.keys)), mx.split(parts, self._starts), strict=True)
+        return mx.stack([mx.concatenate(list(each)).sum(0) for each in pairs])
+
+
+def _groups(caches: Sequence[Any]) -> list[_Group]:
     """The groups in an order in which each row meets its segments from the first to the last."""
-    groups: dict[Any, _Group] = {}
+    found: dict[Any, tuple[Any, list[int]]] = {}
     for row, cache in enumerate(caches):
         for part in cache.parts:
-            key = (part.run.place, part.segments)
-            if key not in groups:
-                groups[key] = _Group(part.keys, part.values, part.segments * SEGMENT_TOKENS)
-            groups[key].rows.append(row)
-        if (tail := cache.tail_segments()) is not None:
-            groups[row] = _Group(tail[0], tail[1], cache.tail_tokens)
-            groups[row].rows.append(row)
-    return groups
+            found.setdefault((part.run.place, part.segments), (part, []))[1].append(row)
+    everybody = list(range(len(caches)))
+    return [
+        _Group(part.keys, part.values, None if rows == everybody else mx.array(rows)) for part, rows in found.values()
+    ]
 
 
-@functools.lru_cache(maxsize=1024)
-def _is_there(segments: int, tokens: int) -> mx.array:
-    """Which places of segments have a token, bool `[segments, 1, 1, 1, 64]`."""
-    found = mx.arange(segments * SEGMENT_TOKENS).reshape(segments, 1, 1, 1, SEGMENT_TOKENS) < tokens
-    mx.eval(found)  # other threads have other streams
-    return found
+@functools.lru_cache(maxsize=64)
+def _is_there(tokens: tuple[int, ...]) -> mx.array:
+    """Which places of tails with so many tokens have one, bool `[segments, 1, 1, 64]`."""
+    places = np.arange(SEGMENT_TOKENS)
+    found = [places + start < count for count in tokens for start in range(0, count, SEGMENT_TOKENS)]
+    there = mx.array(np.stack(found)[:, None, None])
+    mx.eval(there)  # other threads have other streams
+    return there

@@ -35,6 +35,7 @@ def describe(adapter: Path | None = None) -> dict[str, str]:
         "processor": (_gpu() if on_cuda else _processor())[:MAX_CIRCUMSTANCE_CHARS],
         "mlx": importlib.metadata.version("mlx"),
         "mlx_lm": importlib.metadata.version("mlx-lm"),
+        "numpy": importlib.metadata.version("numpy"),
         "torpor": __version__,
     }
     if adapter is not None:

@@ -91,7 +91,10 @@ async def sleep_elsewhere(open_rig: Any, monkeypatch: pytest.MonkeyPatch) -> Non
             await rig.sleep("a")
 
 
-DIFFERING = [("device", "metal", "cpu"), ("mlx", "0.1", describe()["mlx"]), ("mlx_lm", "0.1", describe()["mlx_lm"])]
+DIFFERING = [
+    ("device", "metal", "cpu"),
+    *((library, "0.1", describe()[library]) for library in ("mlx", "mlx_lm", "numpy")),
+]
 
 
 @pytest.mark.skipif(describe()["device"] != "cpu", reason="what differs is told for a CPU")

@@ -66,7 +66,7 @@ async def test_a_state_that_computes_something_else_is_refused_and_nothing_is_wo
 
 @pytest.mark.one_in(5)
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("part", ["processor", "mlx", "blas", "device", "mlx_lm"])
+@pytest.mark.parametrize("part", ["processor", "mlx", "blas", "device", "mlx_lm", "numpy"])
 async def test_elsewhere_the_same_within_the_tolerance_is_enough(open_kind: Any, kind: str, part: str) -> None:
     async with open_kind(kind) as rig:
         await asleep(rig)

@@ -78,7 +78,11 @@ def fresh(source: Path, target: Path) -> None:
 
 
 def events_of(
-    scenario: Scenario, original: Path, work: Path, world: World, handler: Callable[[Call], Any] = Call.run
+    scenario: Scenario,
+    original: Path,
+    work: Path,
+    world: World,
+    handler: Callable[[Call], Any] = lambda call: call.run(),
 ) -> list[Allowed]:
     """What may be found from each event of the scenario on when nothing goes wrong; the first of all is the start."""
     fresh(original, work)

@@ -236,6 +236,31 @@ def stand_ins(path: Path, tape: Tape) -> None:
             store.drop_stand_ins(URI)
 
 
+_GROUP: Final = [SessionUri("work", name) for name in ("root", "root.1", "root.2")]
+
+
+def group(path: Path, tape: Tape) -> None:
+    """New sessions that count together: one group is given up half done, the next one is finished."""
+    root, *others = (Version(uri, 1, 30 + at, seed=at) for at, uri in enumerate(_GROUP))
+    with Store.open(path, writable=True) as store:
+        with tape.step(store):
+            store.begin_group(_GROUP)
+            sleep(store, others[1])
+            store.end_group()
+        with tape.step(store, adds=[root, *others]):
+            store.begin_group(_GROUP)
+            for version in (*others, root):
+                sleep(store, version)
+        with tape.step(store):
+            store.end_group()
+
+
+def whole_group(store: Store) -> None:
+    there = [uri.name for uri in _GROUP if store.find_session(uri) is not None]
+    if 0 < len(there) < len(_GROUP):
+        raise Broken(f"of a group only {there} are there")
+
+
 def forget(path: Path, tape: Tape) -> None:
     """The versions go as in a delete; then the files that the fork needs are written anew, and so is the index."""
     with Store.open(path, writable=True) as store, tape.step(store, removes=[FIRST, SECOND]):
@@ -301,6 +326,7 @@ SCENARIOS: Final = {
         Scenario("fold_and_lose_the_count", a_pinned_version, fold_and_sleep, Sees(meanwhile=prune_beside_a_backup)),
         Scenario("prune", many_versions, prune),
         Scenario("stand_ins", one_session, stand_ins),
+        Scenario("group", one_session, group, Sees(is_whole=whole_group)),
         Scenario("forget", two_versions_and_a_fork, forget),
         Scenario("marks", two_versions_and_a_fork, marks, Sees(marks=marks_of)),
         Scenario("refused", one_session, refused),

@@ -23,6 +23,7 @@ from faults.mutants import EQUIVALENT, all_mutants, modules, mutate, touched_by
 from faults.scenarios import SCENARIOS
 from faults.states import Seen, state_of
 from faults.worlds import Tape
+from shares import share
 from torpor.memvid import Store
 from torpor.memvid.disk import durable
 
@@ -59,6 +60,13 @@ def test_t1_threat_27_a_process_killed_at_any_step_loses_nothing_that_was_acknow
     found = sweep("kill", tmp_path)
     hold(found, points=115)
     assert found["second_points"] >= 10
+
+
+@needs_strace
+def test_t1_a_process_killed_in_real_system_calls_loses_nothing_that_was_acknowledged(tmp_path: Path) -> None:
+    """Of one scenario, another one at each commit."""
+    chosen = sorted(SCENARIOS)[share() % len(SCENARIOS)]
+    assert sweep("strace", tmp_path, "--only", chosen)["points"]
 
 
 def test_t2_threat_29_no_power_cut_loses_what_was_acknowledged(tmp_path: Path) -> None:
