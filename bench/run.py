@@ -18,6 +18,7 @@ BENCHMARKS = (
     "delta.py",
     "forks.py",
     "tree.py",
+    "branches.py",
     "reuse.py",
     "agents.py",
     "loop.py",

@@ -79,10 +79,12 @@ class Plan:
 
 
 @contextmanager
-def serving(folder: Path) -> Iterator[Client]:
-    """A daemon on the store in a folder, and a client of it. It ends with SIGKILL."""
+def serving(folder: Path, *options: str) -> Iterator[Client]:
+    """A daemon on the store in a folder, and a client of it. It ends with SIGKILL. options: more of `torpor serve`."""
     command = [_TORPOR, "serve", "--store", str(folder / "store"), "--socket", str(folder / "s"), "--json"]
-    process = subprocess.Popen([*command, "--prefix-reuse", "off"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    process = subprocess.Popen(
+        [*command, "--prefix-reuse", "off", *options], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    )
     try:
         assert process.stdout is not None
         assert json.loads(process.stdout.readline()), "it says when it is ready"

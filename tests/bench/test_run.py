@@ -121,6 +121,19 @@ def test_a_stream_is_measured_beside_requests_for_all_sessions_and_beside_long_r
 
 
 @pytest.mark.heavy
+def test_branches_are_measured_beside_copies_in_mlx_lm_and_through_a_socket(tmp_path: Path) -> None:
+    found = run("branches", "--rounds", "1", out=tmp_path / "out")
+    cases = [(each["model"], each["tokens"], each["branches"]) for each in found["speed"]]
+    assert cases == [(model, 300, count) for model in ("demo", "qwen3") for count in (1, 3)]
+    assert all(each["speed"]["lowest"] > 0 for part in ("speed", "socket") for each in found[part])
+    assert all(each["milliseconds"]["lowest"] > 0 for each in found["forks"])
+    for each in found["memory"]:
+        assert 1 < each["account_over_segments"] < 1.5
+        assert 1 < each["active_over_segments"] < 2
+    assert [each["speed"].keys() for each in found["around"]] == [{"read", "sleep", "wake"}] * 2
+
+
+@pytest.mark.heavy
 def test_http_is_measured_beside_an_echo_and_for_each_token(tmp_path: Path) -> None:
     found = run("over_http", "--rounds", "1", out=tmp_path / "out")
     assert found["echoes"].keys() == {"/healthz", "/v1/models"}
