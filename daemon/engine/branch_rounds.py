@@ -23,6 +23,7 @@ from ..errors import GenerationFailed
 from ..events.bus import code_of
 from ..events.events import BatchFailed, Event
 from .asking import Decode
+from .sampler import can_draw
 
 _LOG = logging.getLogger(__name__)
 
@@ -59,7 +60,7 @@ class BranchRounds:
         put_back = [state.kept(one_token=True) for state in states]
         try:
             logits = model.run_round([each.token for each in asked], [state.caches for state in states], rows)
-            are_sound = mx.all(mx.isfinite(mx.logsumexp(logits, axis=-1)))
+            are_sound = mx.all(can_draw(logits))
             found = [logits[row] for row in range(len(states))]
             mx.eval(found, are_sound, [arrays_of(state.caches) for state in states])
             if are_sound.item():

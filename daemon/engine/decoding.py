@@ -42,6 +42,7 @@ from ..models.sharing import difference
 from ..options.serve_options import ServeOptions
 from .asking import Decode
 from .branch_rounds import BranchRounds
+from .sampler import can_draw
 
 _LOG = logging.getLogger(__name__)
 
@@ -65,7 +66,7 @@ def logits_after(model: LoadedModel, state: LiveState, tokens: Sequence[int]) ->
     """Float32 logits `[vocabulary]` after reading the tokens, evaluated with all that the caches hold. Raises
     GenerationFailed: no token can be drawn from them; an argmax over NaN would quietly give token 0."""
     logits = model.extend(tokens, state)[0, -1].astype(mx.float32)
-    is_sound = mx.isfinite(mx.logsumexp(logits))
+    is_sound = can_draw(logits)
     mx.eval(logits, is_sound, arrays_of(state.caches))
     if not is_sound.item():
         raise GenerationFailed(
@@ -188,7 +189,7 @@ class _Batch:
             put_back = batches.keep(self.caches, self.like)
             logits = self.model.run_batch(tokens, self.caches)
             mine = logits if len(held) == len(tokens) else logits[mx.array(held)]
-            are_sound = mx.all(mx.isfinite(mx.logsumexp(mine, axis=-1)))
+            are_sound = mx.all(can_draw(mine))
             found = [mine[row] for row in range(len(held))]
             mx.eval(found, are_sound, batches.arrays(self.caches))
             if are_sound.item():

@@ -96,4 +96,7 @@ class Guide:
 
 def logprob_of(logits: mx.array, token: int) -> float:
     """The log-probability of a token by float32 logits `[vocabulary]`, in nats; `LOWEST_LOGPROB` stands for less."""
-    return max(LOWEST_LOGPROB, float(np.asarray(logits[token] - mx.logsumexp(logits))))
+    values = np.asarray(logits)
+    highest = values.max()
+    logprob = float(values[token] - highest) - float(np.log(np.exp(values - highest).sum(dtype=np.float64)))
+    return max(LOWEST_LOGPROB, logprob)

