@@ -17,6 +17,7 @@ from typing import Final
 import mlx.core as mx
 
 from ...snapshot.caches import arrays_of
+from ...snapshot.kind import copied
 from ...snapshot.kinds import holds_shared
 from ...snapshot.passes import SEGMENTED
 from ..errors import GenerationFailed
@@ -61,7 +62,7 @@ class BranchRounds:
         try:
             logits = model.run_round([each.token for each in asked], [state.caches for state in states], rows)
             are_sound = mx.all(can_draw(logits))
-            found = [logits[row] for row in range(len(states))]
+            found = [copied(logits[row]) for row in range(len(states))]  # a row alone would keep all in memory
             mx.eval(found, are_sound, [arrays_of(state.caches) for state in states])
             if are_sound.item():
                 for state in states:

@@ -25,6 +25,7 @@ from ...snapshot.checkpoints import Checkpoints
 from ...snapshot.digests import DigestCache
 from ...snapshot.errors import ModelFilesChanging
 from ...snapshot.forking import fork
+from ...snapshot.kind import copied
 from ...snapshot.kinds import holds_shared, quantised
 from ...snapshot.layout import DEFAULT_KV_GROUP, KV_BITS, KV_GROUPS, CacheLayout, KvChoice, kv_format_of, layout_of
 from ...snapshot.model_files import NO_ADAPTER, files_of, identify, lacks, require_model_files
@@ -147,7 +148,7 @@ class LoadedModel:
         if len(tokens) > 1:  # one token fits, or the cache grows by itself
             make_room(caches, len(tokens))
         elif self.sharing.in_rounds and holds_shared(caches):
-            return self.run_round(tokens, [caches])[None]
+            return copied(self.run_round(tokens, [caches]))[None]  # without the rows that compute for nothing
         logits: mx.array = self.network(mx.array(list(tokens))[None], cache=caches)
         return logits
 

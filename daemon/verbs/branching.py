@@ -191,6 +191,7 @@ async def _forked(parts: Parts, parent: Branch, count: int, seeds: Sequence[int]
         yield children
     except BaseException:
         await in_any_case(parts.forest.prune(children))
+        await parts.forest.settle(parent)  # its tail has become a run for them
         raise
 
 
@@ -341,7 +342,11 @@ async def keep(parts: Parts, request: KeepRequest) -> SessionInfo:
         parts.residency.standing.require_new(uri)
         async with parts.residency.turn(uri) as use, _room_beside(parts, use, kept.live.resident_bytes):
             parts.residency.standing.require_new(uri)
-            live = _session_of(await _copy_of(parts, kept.live), uri, request)
+            try:
+                copy = await _copy_of(parts, kept.live)
+            finally:
+                await parts.forest.settle(kept)
+            live = _session_of(copy, uri, request)
             await parts.engine.call(partial(live.model.settle_form, live.state))
             require_session_map(live.to_map())
             parts.residency.awake.admit(live)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -174,37 +173,3 @@ async def test_a_holder_that_ends_takes_its_trees_with_it_and_no_others_br30(ope
         assert not theirs
         assert list(rig.service.residency.memory.trees) == [rig.service.forest.find(mine[0]).tree.number]
         assert not [claim for claim in rig.service.shelf.places["tiny"].holders if claim.uri is not None]
-
-
-async def at_random(rig: Rigged, root: int, steps: int, chance: random.Random) -> None:
-    """Forks, commits, readings and prunes, and after each: what is counted is what is there."""
-    forest = rig.service.forest
-    for _ in range(steps):
-        there = [each.number for each in forest.find(root).subtree()]
-        chosen = chance.choice(there)
-        match chance.randrange(5):
-            case 0 | 1 if len(there) < 12:
-                await rig.service.branch(chosen, count=chance.randint(1, 3))
-            case 2:
-                few = chance.sample(there, min(3, len(there)))
-                await rig.service.commit([BranchCommit(each, chance.randrange(256)) for each in few])
-            case 3:
-                await rig.service.prefill([BranchReading(chosen, tokens=tokens_of(1, chance.randint(1, 5)))])
-            case 4 if chosen != root:
-                await rig.service.prune([chosen], subtree=True)
-        await require_counted(rig, root)
-
-
-@pytest.mark.parametrize("steps", [150, pytest.param(10_000, marks=[pytest.mark.heavy, pytest.mark.timeout(1800)])])
-async def test_memory_is_counted_exactly_and_ends_at_zero_br24(open_rig: Any, steps: int) -> None:
-    async with planted(open_rig, 1, past=250) as (rig, branches):
-        chance = random.Random(steps)
-        root = (await rig.service.branches(branches[0])).branches[0].branch
-        for _ in range(0, steps, 150):
-            await at_random(rig, root, 150, chance)
-            if rig.service.forest.find(root).position > 1200:  # well within the context
-                await rig.service.prune([root], subtree=True)
-                root = (await rig.service.tree(session="s")).branch
-        await rig.service.prune([root], subtree=True)
-        assert rig.service.residency.memory.info().branches_bytes == 0
-        assert not rig.service.residency.memory.trees
