@@ -171,7 +171,8 @@ async def begin_session(service: Service, name: str, model: str, tokens: int, se
             cache.update_and_fetch(*(mx.array(random.standard_normal(shape, dtype=np.float32)) for _ in "kv"))
         mx.eval(arrays_of(state.caches))
         state.tokens.extend(ids[:-2])
-        state.passes.add(tokens - 2)
+        for _ in range(tokens - 2):
+            state.passes.add(1)
 
     await service.engine.call(fill)
 

@@ -15,7 +15,7 @@ import functools
 import itertools
 import sys
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 from weakref import ref
 
 import mlx.core as mx
@@ -202,9 +202,7 @@ class _Ends:
     def __init__(self, caches: Sequence[Any]) -> None:
         tails = [cache.tail_segments() for cache in caches]
         self.keys, self.values = zip(*tails, strict=True)
-        self._counts = [keys.shape[0] for keys in self.keys]
-        self._starts = list(itertools.accumulate(self._counts[:-1]))
-        self._are_single = all(count == 1 for count in self._counts)
+        self._places = _places_of(tuple(keys.shape[0] for keys in self.keys))
         self._tokens = tuple(cache.tail_tokens for cache in caches)
 
     def scores(self, queries: mx.array) -> mx.array:
@@ -216,27 +214,59 @@ class _Ends:
     def highest(self, scores: mx.array) -> mx.array:
         """As of `_Group`."""
         highest = scores.max(-1)
-        return highest if self._are_single else mx.stack([each.max(0) for each in mx.split(highest, self._starts)])
+        if self._places.of is None:
+            return highest
+        nothing = mx.full((1, *highest.shape[1:]), -mx.inf)
+        return mx.concatenate([highest, nothing])[self._places.padded].max(0)
 
     def below(self, scores: mx.array, highest: mx.array) -> mx.array:
         """As of `_Group`."""
-        if not self._are_single:
-            of = [row for row, count in enumerate(self._counts) for _ in range(count)]
-            highest = highest[mx.array(of)]
-        return scores - highest[..., None]
+        return scores - _taken(highest, self._places.of)[..., None]
 
     def mix(self, weights: mx.array) -> mx.array:
         """As of `_Group`, `[segments, heads, queries a head, dim]`."""
-        parts = mx.split(weights.astype(self.values[0].dtype), self._starts)
+        parts = mx.split(weights.astype(self.values[0].dtype), self._places.starts)
         mixed = [each @ values for each, values in zip(parts, self.values, strict=True)]
         return mx.concatenate(mixed).astype(mx.float32)
 
     def added(self, before: mx.array, parts: mx.array, *, is_first: bool) -> mx.array:
         """As of `_Group`."""
-        if self._are_single:
+        if self._places.of is None:
             return before + parts
-        pairs = zip(mx.split(before, len(self.keys)), mx.split(parts, self._starts), strict=True)
-        return mx.stack([mx.concatenate(list(each)).sum(0) for each in pairs])
+        found = mx.concatenate([before[None], parts[self._places.common]]).sum(0)
+        for rows, segments in self._places.further:
+            found = _put(found, rows, found[rows] + parts[segments])
+        return found
+
+
+class _Places(NamedTuple):
+    """Where the segments of tails lie that have so many each, one tail behind the other.
+
+    starts: of the tails but the first. of: each segment's tail; None where each tail has one segment. padded: the
+    segments of each tail, `[most, tails]`; one behind the last where it has none. common: those that every tail has,
+    `[fewest, tails]`. further: the other ones, a pair for each place in a tail: the tails that go so far, and their
+    segments there.
+    """
+
+    starts: list[int]
+    of: mx.array | None
+    padded: mx.array
+    common: mx.array
+    further: list[tuple[mx.array, mx.array]]
+
+
+@functools.lru_cache(maxsize=64)
+def _places_of(counts: tuple[int, ...]) -> _Places:
+    ends = list(itertools.accumulate(counts))
+    firsts = np.array([0, *ends[:-1]])
+    steps = np.arange(max(counts))[:, None]
+    padded = np.where(steps < np.array(counts), firsts + steps, ends[-1])
+    further = [(np.flatnonzero(row < ends[-1]), row[row < ends[-1]]) for row in padded[min(counts) :]]
+    of = None if max(counts) == 1 else mx.array(np.repeat(np.arange(len(counts)), counts))
+    common = mx.array(padded[: min(counts)])
+    found = _Places(ends[:-1], of, mx.array(padded), common, [(mx.array(one), mx.array(two)) for one, two in further])
+    mx.eval(found)  # other threads have other streams
+    return found
 
 
 def _groups(caches: Sequence[Any]) -> list[_Group]:

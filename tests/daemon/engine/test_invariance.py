@@ -101,7 +101,7 @@ def together(model: LoadedModel, count: int, prompt: int) -> list[int]:
     deep = read_into(model, branch_of(model, root), spine)
     states, controls = [], []
     for row in range(count):
-        own, steps = tokens_of(model, 100 + row, 1 + (37 * row) % 90), tokens_of(model, 200 + row, STEPS)
+        own, steps = tokens_of(model, 100 + row, 1 + (67 * row) % 200), tokens_of(model, 200 + row, STEPS)
         source, ways, of = [(root, [own], 0), (deep, [spine, own], 0), (stranger, [own], 1)][row % 3]
         states.append((read_into(model, branch_of(model, source), own), steps))
         controls.append(alone(model, prompts[of], ways, steps))
