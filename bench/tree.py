@@ -132,12 +132,13 @@ def facts_of(client: Client, root: int) -> list[tuple[Any, ...]]:
 
 
 def measure(plan: Plan, folder: Path | None, seconds: dict[str, list[float]]) -> dict[str, int]:
-    """One tree, in a store of its own: what its sessions take on the disk."""
+    """One tree, in a store of its own: what it takes on the disk, and in memory before and after."""
     with tempfile.TemporaryDirectory(prefix="torpor-bench-", dir=folder) as place:
         with serving(Path(place)) as client:
             root = grow(client, plan)[0]
             before = facts_of(client, root)
             client.delete("base")
+            memory = {"memory_before_bytes": client.status().memory.branches_bytes}
             seconds["sleep"].append(_timed(lambda: client.keep(root, "tree", subtree=True)))
         disk = _disk(Path(place) / "store")
         started = time.perf_counter()
@@ -146,8 +147,9 @@ def measure(plan: Plan, folder: Path | None, seconds: dict[str, list[float]]) ->
             started = time.perf_counter()
             root = client.tree("tree").branch
             seconds["wake"].append(time.perf_counter() - started)
+            memory["memory_after_bytes"] = client.status().memory.branches_bytes
             _require_same(before, facts_of(client, root))
-    return disk
+    return disk | memory
 
 
 def _timed(work: Any) -> float:
@@ -196,6 +198,7 @@ def report(plan: Plan, disk: dict[str, int], seconds: dict[str, list[float]], ou
     print(f"{branches} branches on a base of {plan.base_tokens} tokens, {plan.own_tokens} more each")
     for name, size in rows:
         print(f"  {name:22} {size / MIB:10.1f} MiB   {size / plan.base_and_tails:7.3f} of base and tails")
+    print(f"  memory {disk['memory_before_bytes'] / MIB:.1f} MiB before, {disk['memory_after_bytes'] / MIB:.1f} after")
     for name, values in seconds.items():
         print(f"  {name:22} {spread(values)['median']:10.2f} s")
     print(f"  after a SIGKILL all came back the same: {', '.join(figures['same'])}")

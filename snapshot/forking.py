@@ -46,6 +46,14 @@ def fork(source: LiveState, caches: Sequence[Any]) -> LiveState:
     )
 
 
+def share(state: LiveState, source: LiveState) -> None:
+    """Let a state hold in the source's memory what both have in common, if their caches can. On the engine thread, with
+    none of them in a batch. Both are evaluated, and the same as before."""
+    for (_, cache), (_, theirs) in zip(leaves(state.caches), leaves(source.caches), strict=True):
+        if is_shared(cache) and is_shared(theirs):
+            cache.adopt(theirs)
+
+
 def fork_bytes(state: LiveState) -> int:
     """The most memory that a fork adds to what a state holds, or the state to itself when it goes on behind one, as
     `held_bytes` counts: a segment of each cache whose content they share, and copies of the others."""

@@ -13,6 +13,7 @@ from typing import Any, Final, NamedTuple
 from weakref import ref
 
 import mlx.core as mx
+import numpy as np
 from mlx_lm.models.cache import create_attention_mask
 
 from .kind import copied
@@ -148,6 +149,28 @@ class SharedKVCache:
             # other array objects: what is assigned into one shows in all that refer to the very object
             empty.tail_keys, empty.tail_values = mx.array(self.tail_keys), mx.array(self.tail_values)
 
+    def adopt(self, source: SharedKVCache) -> None:
+        """Refer to the source's runs, as far as the segments have the same bits from the first on. What is behind them
+        is copied, so that the memory in which it lay is freed."""
+        source._close_segments()
+        self._close_segments()
+        if not self.parts:
+            return
+        keys = mx.concatenate([part.keys for part in self.parts])
+        values = mx.concatenate([part.values for part in self.parts])
+        parts, taken = [], 0
+        for part in source.parts:
+            behind = keys[taken : taken + part.segments], values[taken : taken + part.segments]
+            alike = min(map(_count_alike, (part.keys, part.values), behind))
+            parts += [Part(part.run, alike)] if alike else []
+            taken += alike
+            if alike < part.segments:
+                break
+        if taken:
+            keys, values = copied(keys[taken:]), copied(values[taken:])
+            rest = [Part(Run.of(keys, values, (keys, values)), keys.shape[0])] if keys.shape[0] else []
+            self.parts = (*parts, *rest)
+
     def _close_segments(self) -> None:
         whole, rest = divmod(self.tail_tokens, SEGMENT_TOKENS)
         if not whole or self.tail_keys is None or self.tail_values is None:
@@ -237,6 +260,16 @@ def _appended(tail: mx.array | None, held: int, rows: mx.array) -> mx.array:
     room = mx.zeros((1, heads, segments * SEGMENT_TOKENS - rows.shape[2], dim), dtype=rows.dtype)
     behind = _cut(mx.concatenate([rows, room], axis=2), segments)
     return mx.contiguous(mx.concatenate([tail[:at], behind]) if tail is not None and at else behind)
+
+
+def _count_alike(one: mx.array, other: mx.array) -> int:
+    """How many segments have the same bits, from the first on."""
+    count = min(one.shape[0], other.shape[0])
+    if not count:
+        return 0
+    bits = {2: mx.uint16, 4: mx.uint32}[one.itemsize]
+    differ = (one[:count].view(bits) != other[:count].view(bits)).any(axis=(1, 2, 3))
+    return int(np.append(np.array(differ), True).argmax())
 
 
 def _cut(rows: mx.array, segments: int) -> mx.array:

@@ -18,6 +18,7 @@ from ...memvid.store import IndexRow, Receipt
 from ...memvid.units import format_bytes
 from ...memvid.uri import VERSION_MARK, SessionUri, parse_reference
 from ...snapshot.checkpoints import Checkpoints
+from ...snapshot.forking import share
 from ...snapshot.state import LiveState
 from ..api.branching import (
     AdvanceRequest,
@@ -130,8 +131,10 @@ async def _grow_again(parts: Parts, row: IndexRow, request: TreeRequest, root: B
                     session=str(each.uri),
                 )
             async with _woken_apart(parts, found, request) as live:
-                branches.append(parts.forest.fork(branches[each.parent], live))
-                await parts.forest.settle(branches[-1])
+                parent = branches[each.parent]
+                await parts.engine.call(partial(share, live.state, parent.live.state))
+                branches.append(parts.forest.fork(parent, live))
+                await parts.forest.settle(parent, branches[-1])
         matcher = await parts.encoder.matcher(model, AnswerForm(each.constraint, FREE))
         if matcher is not None:
             await parts.engine.call(partial(walk, matcher, each.accepted))

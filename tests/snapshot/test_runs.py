@@ -10,7 +10,7 @@ import pytest
 from growers import VOCABULARY, read_kv
 from torpor.snapshot.caches import arrays_of, keep, length, resident_bytes, truncate, without_last
 from torpor.snapshot.capture import cut
-from torpor.snapshot.forking import fork, held_bytes
+from torpor.snapshot.forking import fork, held_bytes, share
 from torpor.snapshot.kinds import kind_of, shareable
 from torpor.snapshot.layout import layout_of
 from torpor.snapshot.runs import SEGMENT_TOKENS
@@ -20,6 +20,7 @@ import mlx.core as mx  # isort: skip  # after torpor, which chooses the BLAS
 from mlx_lm.models.cache import KVCache  # isort: skip
 
 LAYERS = 2
+SEGMENT_BYTES = SEGMENT_TOKENS * 2 * (64 + 32) * 4  # of keys and values in a layer
 
 
 def fresh(*, shared: bool = True) -> list[Any]:
@@ -101,7 +102,7 @@ def test_a_fork_copies_no_more_than_the_tail_br7(count: int) -> None:
     alone = resident_bytes(root.caches)
     forks = [fork(root, fresh()) for _ in range(8)]
     tail = sum(int(array.nbytes) for cache in root.caches for array in cache.tail())
-    assert tail <= LAYERS * SEGMENT_TOKENS * 2 * (64 + 32) * 4
+    assert tail <= LAYERS * SEGMENT_BYTES
     assert held_bytes([root, *forks]) == alone + 8 * tail
 
 
@@ -118,6 +119,32 @@ def test_forks_of_forks_share_each_run_and_a_fork_lives_on_without_them_br12_br1
     assert held_bytes([child, grandchild]) == before - own
     del root, child
     assert same(held(grandchild), wanted)
+
+
+@pytest.mark.parametrize("common", [0, 1, 63, 64, 100, 128, 200, 300])
+@pytest.mark.parametrize("more", [0, 5, 150])
+def test_states_share_what_they_have_in_common_and_nothing_else_br7(common: int, more: int) -> None:
+    """The source is of several runs, and goes on in another way; the other state was read apart."""
+    source = state_of(min(common, 130))
+    if common > 130:
+        read(source, common - 130)
+    fork(source, fresh())
+    read(source, 40, salt=1)
+    apart = state_of(common)
+    read(apart, more + 1, salt=2)
+    wanted = held(source), held(apart)
+    share(apart, source)
+    assert same(held(source), wanted[0])
+    assert same(held(apart), wanted[1])
+    theirs = {id(part.run) for part in source.caches[0].parts}
+    found = sum(part.segments for part in apart.caches[0].parts if id(part.run) in theirs)
+    assert found == common // SEGMENT_TOKENS
+    if found:
+        own = sum(part.segments for part in apart.caches[0].parts) - found
+        tails = sum(int(array.nbytes) for cache in apart.caches for array in cache.tail())
+        assert held_bytes([source, apart]) == held_bytes([source]) + own * LAYERS * SEGMENT_BYTES + tails
+    read(apart, 3, salt=3)
+    assert same(held(source), wanted[0])
 
 
 @pytest.mark.parametrize("back", [0, 1, 63, 64, 65, 127, 128, 150, 199, 200, 230, 260])

@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 from session_rig import Rigged, tokens_of
-from torpor.daemon.api.branching import BranchCommit
+from torpor.daemon.api.branching import BranchCommit, BranchReading
 from torpor.daemon.api.sampling import Sampling
+from torpor.snapshot.forking import held_bytes
 from torpor.snapshot.kinds import holds_shared
 
 DRAWN = Sampling(temperature=0.9, seed=3)
@@ -126,3 +127,24 @@ async def test_a_tree_that_wakes_has_the_form_of_branches_and_what_is_kept_that_
         await rig.service.keep(root, "tree", subtree=True)
         woken = await rig.service.tree(session="tree")
         assert holds_shared(rig.service.forest.find(woken.branch).live.state.caches)
+
+
+async def test_a_tree_that_wakes_takes_the_memory_that_it_took_before_br7(open_rig: Any) -> None:
+    """Its versions are read one by one, and what they have in common is kept once."""
+    async with planted(open_rig) as (rig, root):
+        trees = rig.service.residency.memory.trees
+        for token in tokens_of(3, 300):
+            await rig.service.commit([BranchCommit(root, token)])
+        below = (await rig.service.branch(root, count=6)).branches
+        (deep,) = (await rig.service.branch(below[0].branch)).branches
+        for each in (*below, deep):
+            await rig.service.prefill([BranchReading(each.branch, tokens=tokens_of(each.branch % 97, 80))])
+        before = sum(trees.values())
+        await rig.service.keep(root, "tree", subtree=True)
+        await rig.service.prune([root], subtree=True)
+        assert sum(trees.values()) == 0
+        woken = await rig.service.tree(session="tree")
+        states = [each.live.state for each in rig.service.forest.find(woken.branch).subtree()]
+        assert len(states) == 8
+        assert sum(trees.values()) <= 1.1 * before
+        assert sum(trees.values()) >= held_bytes(states)
