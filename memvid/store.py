@@ -28,8 +28,9 @@ from .access.tagging import Tagging
 from .access.upkeep import Upkeep
 from .disk.budget import UNLIMITED, Beyond, Budget
 from .disk.lock import StoreLock
+from .errors import StoreError
 from .folder.folder import StoreFolder
-from .folder.group_file import drop_group, load_group, save_group
+from .folder.group_file import GROUP, Group, drop_group, load_group, save_group
 from .folder.journal import Journal
 from .folder.store_file import (
     create_store,
@@ -64,6 +65,9 @@ __all__ = ["DeleteReport", "IndexRow", "OpenReport", "Progress", "Receipt", "Sto
 
 class Store(Exchanging, Upkeep, Tagging, Acknowledging):
     """An open store. Use `Store.open`; close it when done. All methods may be called from several threads."""
+
+    _group: Group | None = None
+    """The sessions whose versions count together now."""
 
     # --- opening and closing
 
@@ -171,7 +175,7 @@ class Store(Exchanging, Upkeep, Tagging, Acknowledging):
                 parent=parent,
                 reused=reused,
                 blocks=blocks,
-                session=session,
+                session=self._marked(uri, session),
                 token_count=token_count,
                 codec=codec,
                 on_progress=on_progress,
@@ -192,19 +196,36 @@ class Store(Exchanging, Upkeep, Tagging, Acknowledging):
         """
         self.end_group()
         with self._core.committing():
-            save_group(self._core.folder, uris)
+            self._group = save_group(self._core.folder, uris)
 
     def end_group(self) -> None:
-        """The group is written, or given up: without a version of its first session, the others are removed. The next
-        opening does the same after a crash. Raises as `delete_session`."""
+        """The group is written, or given up: without a version of its first session, the others are removed, as far as
+        they were written for it. The next opening does the same after a crash. Raises as `delete_session`."""
+        self._group = None
         group = load_group(self._core.folder)
-        if not group:
+        if group is None:
             return
-        if not self.index.bundles_of(group[0]):
-            for uri in filter(self.can_be_deleted, group):
-                self.delete_session(uri)
+        if not self._is_of(group, group.uris[0], unreadable=True):
+            for uri in group.uris[1:]:
+                if self._is_of(group, uri, unreadable=False):
+                    self.delete_session(uri)
         with self._core.committing():
             drop_group(self._core.folder)
+
+    def _marked(self, uri: SessionUri, session: Mapping[str, Any]) -> Mapping[str, Any]:
+        return session if self._group is None or uri not in self._group.uris else {**session, GROUP: self._group.mark}
+
+    def _is_of(self, group: Group, uri: SessionUri, *, unreadable: bool) -> bool:
+        """Whether a session has versions, all of them written for a group. unreadable: what one that cannot be read
+        counts as."""
+        found = []
+        for bundle_id in self.index.bundles_of(uri):
+            try:
+                with self._core.open_reader(bundle_id) as reader:
+                    found.append(reader.manifest.session.get(GROUP) == group.mark)
+            except StoreError:
+                found.append(unreadable)
+        return bool(found) and all(found)
 
     def backup(self, target: str | os.PathLike[str], *, on_progress: Progress | None = None) -> MaintenanceReport:
         """Copy the versions, tags and pins that the folder `target` lacks; `target` is a store that can replace this

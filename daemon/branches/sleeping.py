@@ -2,8 +2,8 @@
 
 The root's version is written last. The store knows them as one group: after a kill in the midst, whoever opens it next
 removes the others if the root has no version.
-Beside the names, the root's version has what a session has not: topology, measures, biases, constraints with the tokens
-that they have seen, and logits that were set.
+Each version has what a session has not: measures, biases, a constraint with the tokens that it has seen, and logits
+that were set.
 """
 
 from __future__ import annotations
@@ -11,31 +11,44 @@ from __future__ import annotations
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import mlx.core as mx
 import numpy as np
 
+from ...memvid.errors import InvalidUri
 from ...memvid.uri import SessionUri
 from ...snapshot.errors import MalformedSnapshot
 from ..api.constraints import Constraint
-from ..api.limits import MAX_BIAS, MAX_BRANCHES
-from ..engine.guiding import Bias, Guide
+from ..api.limits import MAX_BIAS, MAX_BRANCHES, MAX_NUMBER, MAX_SCHEMA_CHARS
+from ..api.logprobs import LOWEST_LOGPROB
+from ..engine.guiding import Bias, Guide, logits_of
+from ..errors import InvalidLogits
 from ..models.grammars import Matcher
 from ..sessions.sessions import TREE
 from .trees import Branch
 
+BRANCH: Final = "branch"
+"""The key of a version's session map for what its branch has beyond a session."""
+
 
 @dataclass(frozen=True, slots=True)
 class Planted:
-    """One branch of a stored tree, as the root's version tells it. uri, version, bundle_id: of its state; of the root
-    itself None. parent: its place in the list; None for the root. accepted: tokens that its constraint has seen. Others
-    as of `Branch` and `Guide`."""
+    """Where one branch of a stored tree is. uri, bundle_id: of its version; version: its number. parent: its place in
+    the tree's list."""
 
-    uri: SessionUri | None
+    uri: SessionUri
     version: int
     bundle_id: bytes
-    parent: int | None
+    parent: int
+
+
+@dataclass(frozen=True, slots=True)
+class Dress:
+    """What a stored branch has beyond a session. position: its tokens. accepted: those that its constraint has seen.
+    Others as of `Branch` and `Guide`."""
+
+    position: int
     fork_head: int
     step: int
     bias: Bias
@@ -46,106 +59,117 @@ class Planted:
     accepted: tuple[int, ...]
     replaced: bytes | None
 
-    @classmethod
-    def of(cls, branch: Branch, place: Mapping[Branch, int], kept: tuple[SessionUri, int, bytes] | None) -> Planted:
-        """A branch as it stands. place: of the branches in the list. kept: its version."""
-        uri, version, bundle_id = kept or (None, 0, b"")
-        guide = branch.guide
-        return cls(
-            uri=uri,
-            version=version,
-            bundle_id=bundle_id,
-            parent=place.get(branch.parent) if branch.parent is not None else None,
-            fork_head=branch.fork_head,
-            step=branch.step,
-            bias=guide.bias,
-            steer=guide.steer,
-            measured=guide.measured,
-            logprob_sum=guide.logprob_sum,
-            constraint=branch.constraint,
-            accepted=tuple(branch.accepted),
-            replaced=None if guide.replaced is None else np.asarray(guide.replaced).astype("<f4").tobytes(),
-        )
-
-    def to_map(self) -> dict[str, Any]:
-        """As the root's session map has it."""
-        form = self.constraint
-        return {
-            "session": None if self.uri is None else str(self.uri),
-            "version": self.version,
-            "bundle": self.bundle_id,
-            "parent": self.parent,
-            "fork_head": self.fork_head,
-            "step": self.step,
-            "bias": _packed(self.bias),
-            "steer": _packed(self.steer),
-            "measured": self.measured,
-            "logprob_sum": float(self.logprob_sum),
-            "constraint": None if form is None else [form.json_schema, form.regex, form.lark],
-            "accepted": array("I", self.accepted).tobytes(),
-            "logits": self.replaced,
-        }
-
-    def dress(self, branch: Branch, matcher: Matcher | None) -> None:
-        """Give a branch what it had. matcher: of its constraint, behind the tokens that it has seen."""
+    def put_on(self, branch: Branch, matcher: Matcher | None) -> None:
+        """Give a branch what it had. matcher: of its constraint, behind the tokens that it has seen. Raises
+        MalformedSnapshot: it was another branch's."""
+        if branch.position != self.position:
+            raise _malformed(f"it has {branch.position} tokens, and its branch had {self.position}")
         replaced = None if self.replaced is None else mx.array(np.frombuffer(self.replaced, "<f4"))
         branch.guide = Guide(self.bias, self.steer, replaced, self.measured, self.logprob_sum)
         branch.fork_head, branch.step = self.fork_head, self.step
         branch.constraint, branch.matcher, branch.accepted = self.constraint, matcher, list(self.accepted)
 
 
-def stored_tree(
-    branches: Sequence[Branch], kept: Sequence[tuple[SessionUri, int, bytes]]
-) -> tuple[Mapping[str, Any], ...]:
-    """The map of each branch, the root first and each behind its parent. kept: the versions of all but the root."""
+def map_of(branch: Branch) -> dict[str, Any]:
+    """A branch as the session map of its version has it."""
+    guide, form = branch.guide, branch.constraint
+    told = {
+        "position": branch.position,
+        "fork_head": branch.fork_head,
+        "step": branch.step,
+        "bias": _packed(guide.bias),
+        "steer": _packed(guide.steer),
+        "measured": guide.measured,
+        "logprob_sum": float(guide.logprob_sum),
+        "constraint": None if form is None else [form.json_schema, form.regex, form.lark],
+        "accepted": array("I", branch.accepted).tobytes(),
+        "logits": None if guide.replaced is None else np.asarray(guide.replaced).astype("<f4").tobytes(),
+    }
+    return {BRANCH: told}
+
+
+def map_of_root(branches: Sequence[Branch], kept: Sequence[tuple[SessionUri, int, bytes]]) -> dict[str, Any]:
+    """The root of a tree as the session map of its version has it. branches: the root first, and each behind its
+    parent. kept: the versions of all but the root."""
     place = {each: at for at, each in enumerate(branches)}
-    return tuple(
-        Planted.of(each, place, None if at == 0 else kept[at - 1]).to_map() for at, each in enumerate(branches)
-    )
+    listed = [
+        {
+            "session": str(uri),
+            "version": version,
+            "bundle": bundle_id,
+            "parent": None if each.parent is None else place[each.parent],
+        }
+        for each, (uri, version, bundle_id) in zip(branches[1:], kept, strict=True)
+    ]
+    return {TREE: listed, **map_of(branches[0])}
 
 
-def planted_in(kept: Mapping[str, Any], vocabulary: int) -> list[Planted]:
-    """The branches of a stored tree, the root first and each behind its parent; none for a version that is no tree.
+def planted_in(kept: Mapping[str, Any]) -> list[Planted]:
+    """The branches of a stored tree but the root, each behind its parent; none for a version that is no tree.
 
-    Raises MalformedSnapshot: `to_map` does not make this."""
-    stored = kept.get(TREE, ())
+    Raises MalformedSnapshot: `map_of_root` does not make this."""
+    stored = kept.get(TREE, [])
     try:
-        if len(stored) > MAX_BRANCHES:
-            raise ValueError(f"{len(stored)} branches")
-        return [_planted(each, at, vocabulary) for at, each in enumerate(stored)]
-    except (KeyError, TypeError, ValueError) as error:
-        raise MalformedSnapshot(
-            f"The version has no tree that can be read ({type(error).__name__}: {error})."
-        ) from error
+        if len(stored) >= MAX_BRANCHES:
+            raise ValueError(f"{len(stored) + 1} branches")
+        return [_planted(each, at) for at, each in enumerate(stored, start=1)]
+    except _WRONG as error:
+        raise _malformed(f"{type(error).__name__}: {error}") from error
 
 
-def _planted(stored: Mapping[str, Any], at: int, vocabulary: int) -> Planted:
-    accepted, replaced, form = array("I"), stored["logits"], stored["constraint"]
+def dress_in(kept: Mapping[str, Any], vocabulary: int) -> Dress:
+    """What a branch had, from the session map of its version. Raises MalformedSnapshot: `map_of` does not make this."""
+    try:
+        return _dress(kept[BRANCH], vocabulary)
+    except _WRONG as error:
+        raise _malformed(f"{type(error).__name__}: {error}") from error
+
+
+_WRONG: Final = (KeyError, TypeError, ValueError, InvalidUri, InvalidLogits)
+
+
+def _malformed(why: str) -> MalformedSnapshot:
+    return MalformedSnapshot(f"The version is of no tree that can be read ({why}). Use it as a session.")
+
+
+def _planted(stored: Mapping[str, Any], at: int) -> Planted:
+    version, bundle_id, parent = stored["version"], stored["bundle"], stored["parent"]
+    _require_counts(version, parent)
+    if type(bundle_id) is not bytes or parent >= at:
+        raise ValueError(f"branch {at} has the parent {parent}, and a bundle {type(bundle_id).__name__}")
+    return Planted(SessionUri.parse(stored["session"]), version, bundle_id, parent)
+
+
+def _dress(stored: Mapping[str, Any], vocabulary: int) -> Dress:
+    accepted, logits, form = array("I"), stored["logits"], stored["constraint"]
     accepted.frombytes(stored["accepted"])
-    numbers = [stored[name] for name in ("version", "fork_head", "step", "measured")]
-    if any(type(each) is not int or each < 0 for each in numbers):
-        raise ValueError(f"numbers {numbers}")
-    if (stored["parent"] is None) != (at == 0) or (at and not 0 <= stored["parent"] < at):
-        raise ValueError(f"branch {at} has the parent {stored['parent']}")
+    position, fork_head, measured = stored["position"], stored["fork_head"], stored["measured"]
+    _require_counts(position, fork_head, measured, stored["step"])
+    if not max(fork_head, measured, len(accepted)) <= position:
+        raise ValueError(f"{position} tokens, forked at {fork_head}, {measured} measured, {len(accepted)} accepted")
     if any(token >= vocabulary for token in accepted):
         raise ValueError("a token outside the vocabulary")
-    if replaced is not None and len(replaced) != 4 * vocabulary:
-        raise ValueError(f"{len(replaced)} bytes of logits")
-    return Planted(
-        uri=SessionUri.parse(stored["session"]) if at else None,
-        version=stored["version"],
-        bundle_id=bytes(stored["bundle"]),
-        parent=stored["parent"],
-        fork_head=stored["fork_head"],
+    if any(type(each) not in (str, type(None)) or len(each or "") > MAX_SCHEMA_CHARS for each in form or ()):
+        raise ValueError("a constraint that is no text, or a longer one than branches have")
+    if not LOWEST_LOGPROB * measured <= stored["logprob_sum"] <= measured:  # so no NaN
+        raise ValueError(f"{stored['logprob_sum']} of {measured} tokens")
+    return Dress(
+        position=position,
+        fork_head=fork_head,
         step=stored["step"],
         bias=_bias(stored["bias"], vocabulary),
         steer=_bias(stored["steer"], vocabulary),
-        measured=stored["measured"],
+        measured=measured,
         logprob_sum=float(stored["logprob_sum"]),
         constraint=None if form is None else Constraint(*form),
         accepted=tuple(accepted),
-        replaced=None if replaced is None else bytes(replaced),
+        replaced=None if logits is None else logits_of(logits, vocabulary).tobytes(),
     )
+
+
+def _require_counts(*numbers: object) -> None:
+    if any(type(each) is not int or not 0 <= each <= MAX_NUMBER for each in numbers):
+        raise ValueError(f"numbers {numbers}")
 
 
 def _packed(bias: Bias) -> list[bytes]:

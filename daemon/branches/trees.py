@@ -10,7 +10,7 @@ import asyncio
 import itertools
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Final, TypeVar
@@ -101,11 +101,12 @@ class Branch:
             )
         return self.guide.head(state.last_logits)
 
-    def subtree(self) -> Iterator[Branch]:
+    def subtree(self) -> list[Branch]:
         """It and all below it, each before its parent."""
-        for child in self.children:
-            yield from child.subtree()
-        yield self
+        found = [self]
+        for each in found:
+            found += each.children  # the list grows while it is walked
+        return found[::-1]
 
 
 @dataclass(slots=True, eq=False)
@@ -202,8 +203,10 @@ class Forest:
             require_available(wanted)
             yield
 
-    async def plant(self, live: Session) -> Branch:
-        """Begin a tree with a state, which becomes the root's. If it fails there is no tree."""
+    @asynccontextmanager
+    async def planting(self, live: Session) -> AsyncIterator[Branch]:
+        """Begin a tree with a state, which becomes the root's, and hold it alone meanwhile. If that or the work with it
+        fails, there is no tree."""
         needs = AsyncExitStack()
         await needs.enter_async_context(self._models.holding(live.model.name, Claim(None, next(self._memory.numbers))))
         tree = Tree(self._newest + 1, holder.get(), needs)
@@ -213,14 +216,14 @@ class Forest:
         async with tree.turn:
             try:
                 await self.settle(tree.root)
+                yield tree.root
             except BaseException:
-                await in_any_case(self.prune([tree.root]))
+                await in_any_case(self.prune(tree.root.subtree()))
                 raise
-        return tree.root
 
     def require_places(self, tree: Tree, count: int) -> None:
         """Raises TooManyBranches: the tree has no place for so many more."""
-        held = len(list(tree.root.subtree()))
+        held = len(tree.root.subtree())
         if held + count > MAX_BRANCHES:
             raise TooManyBranches(
                 f"A tree has at most {MAX_BRANCHES} branches, and this one would have {held + count}. Prune some of "
@@ -296,7 +299,7 @@ class Forest:
     async def retain(self, branch: Branch) -> None:
         """End all others of its tree; it becomes the root."""
         tree, before = branch.tree, branch.tree.root
-        going = [each for child in list(branch.children) for each in child.subtree()]
+        going = branch.subtree()[:-1]
         if branch.parent is not None:
             branch.parent.children.remove(branch)
             branch.parent, tree.root = None, branch
@@ -310,7 +313,7 @@ class Forest:
 
     async def _end(self, tree: Tree) -> None:
         async with tree.turn:
-            await self.prune(list(tree.root.subtree()))
+            await self.prune(tree.root.subtree())
 
     def _made(self, tree: Tree, parent: Branch | None, live: Session, guide: Guide) -> Branch:
         self._newest = next(self._numbers)

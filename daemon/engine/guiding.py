@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..api.logprobs import LOWEST_LOGPROB
+from ..errors import InvalidLogits
 from ..models.grammars import Allowed, require_some
 
 
@@ -92,6 +93,21 @@ class Guide:
     def mean_logprob(self) -> float | None:
         """Of the tokens committed, in nats; None without one."""
         return min(0.0, self.logprob_sum / self.measured) if self.measured else None
+
+
+def logits_of(given: bytes, vocabulary: int) -> NDArray[np.float32]:
+    """Logits from their bytes. Raises InvalidLogits: no token can be drawn from these."""
+    wrong = None
+    values = np.frombuffer(given[: len(given) // 4 * 4], "<f4")
+    if len(given) != 4 * vocabulary:
+        wrong = f"they have {len(given)} bytes, and {4 * vocabulary} are those of {vocabulary} float32 numbers"
+    elif np.isnan(values).any() or np.isposinf(values).any():
+        wrong = "one of them is NaN or infinity"
+    elif np.isneginf(values).all():
+        wrong = "all of them are minus infinity, so no token could be drawn"
+    if wrong is not None:
+        raise InvalidLogits(f"These logits cannot be drawn from: {wrong}.", vocabulary=vocabulary)
+    return values.astype(np.float32)
 
 
 def logprob_of(logits: mx.array, token: int) -> float:

@@ -43,7 +43,7 @@ MAX_TIME_NS = 2**63 - 1
 OPENED = "chat_opened_at"
 # And for the root of its chat.
 ROOT = "chat_root"
-# And for the branches of a tree, in the map of its root.
+# And for where the branches of a tree are, in the map of its root.
 TREE = "tree"
 # And for the choice of a session to throw away.
 DURABILITY = "durability"
@@ -113,7 +113,7 @@ class Session:
     forked_from: its origin; None unless it was forked. folded_from: the version whose summary it began with; None else.
     unread: the unread end of its ledger, to be read before any use; None without one.
     interrupted: the last request that was given up in its midst. It counts while the ledger ends where it ended then.
-    tree: the branches that its version names, for a root that is put to sleep with them.
+    tree: what its version says of the branch that it is, and of those below it; for a tree that is put to sleep.
     last_read: when the blocks of its last snapshot were last found sound.
     held_bytes: the memory of its state when a request last released it; the engine changes it during a request.
     last_used: when that was, by the monotonic clock.
@@ -149,7 +149,7 @@ class Session:
     folded_from: Origin | None = None
     unread: Unread | None = None
     interrupted: Interrupted | None = None
-    tree: tuple[Mapping[str, Any], ...] = ()
+    tree: Mapping[str, Any] = field(default_factory=dict)
     last_read: LastRead = field(default_factory=LastRead, compare=False)
     held_bytes: int = field(default=0, compare=False)
     last_used: float = field(default_factory=time.monotonic, compare=False)
@@ -278,7 +278,7 @@ class Session:
             **({FOLDED_FROM: asdict(self.folded_from)} if self.folded_from else {}),
             **({SALVAGED: self.salvaged.to_map()} if self.salvaged else {}),
             **({UNREAD: self.unread.to_map()} if self.unread else {}),
-            **({TREE: list(self.tree)} if self.tree else {}),
+            **self.tree,
             **({INTERRUPTED: self.left_midway.to_map()} if self.left_midway else {}),
         }
 

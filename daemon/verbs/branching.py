@@ -8,12 +8,10 @@ from dataclasses import fields, replace
 from functools import partial
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from ...memvid.disk.clock import now_ns
 from ...memvid.errors import SessionNotFound, StoreError
 from ...memvid.format.manifest import require_session_map
+from ...memvid.format.salvaged import salvaged_from
 from ...memvid.store import IndexRow, Receipt
 from ...memvid.units import format_bytes
 from ...memvid.uri import VERSION_MARK, SessionUri, parse_reference
@@ -48,16 +46,16 @@ from ..api.limits import MAX_LOGITS_BYTES, MAX_SEED
 from ..api.sampling import Sampling
 from ..api.session import SessionInfo
 from ..branches.ranking import measured, ranked
-from ..branches.sleeping import planted_in, stored_tree
+from ..branches.sleeping import Planted, dress_in, map_of, map_of_root, planted_in
 from ..branches.stepping import walk
 from ..branches.trees import Branch
 from ..engine import generation
 from ..engine.cancellation import in_any_case, require_wanted, to_the_end
 from ..engine.generation import PREFILL_CHUNK_TOKENS
-from ..engine.guiding import Bias
+from ..engine.guiding import Bias, logits_of
 from ..engine.pieces import SESSIONS_AT_ONCE, Pieces, in_pieces
 from ..engine.sampler import initial_key
-from ..errors import InvalidBranches, InvalidLogits, InvalidSampling, StaleStep
+from ..errors import InvalidBranches, InvalidSampling, StaleStep
 from ..events.events import SessionCreated
 from ..memory.line import Use
 from ..models.grammars import AnswerForm
@@ -72,16 +70,9 @@ from .answering import answers
 @answers(TreeRequest, queued=True)
 async def tree(parts: Parts, request: TreeRequest) -> BranchInfo:
     """Raises SessionNotFound, AmbiguousVersion, MemoryBudgetExceeded, and the errors of a wake."""
-    planted: list[Branch] = []
     parts.require_open()
-    try:
-        row = await _version_to_plant(parts, request.session)
-        await (_plant_session(parts, request, planted) if row is None else _plant_version(parts, row, request, planted))
-    except BaseException:
-        for root in planted:
-            await in_any_case(parts.forest.prune(list(root.subtree())))
-        raise
-    return info_of(planted[0])
+    row = await _version_to_plant(parts, request.session)
+    return info_of(await (_plant_session(parts, request) if row is None else _plant_version(parts, row, request)))
 
 
 async def _version_to_plant(parts: Parts, session: str) -> IndexRow | None:
@@ -89,57 +80,74 @@ async def _version_to_plant(parts: Parts, session: str) -> IndexRow | None:
     if VERSION_MARK in session:
         return await parts.hibernation.threads.on_io(lambda: parts.store.resolve_version(session))
     uri = parts.resolve(session)
-    live, row = parts.residency.awake.get(uri), parts.store.find_session(uri)
-    if row is None or parts.store.has_turns(uri) or (live is not None and not live.is_untouched):
+    awake, row = parts.residency.awake, parts.store.find_session(uri)
+    if row is None or parts.store.has_turns(uri) or awake.looks.find(uri) is not None:
+        return None
+    if uri in awake and not awake[uri].is_untouched:
         return None
     return row if TREE in await _session_map(parts, row) else None
 
 
 async def _session_map(parts: Parts, row: IndexRow) -> Mapping[str, Any]:
+    """The session map of a version; without its tree if a repair has saved a part of the version alone."""
+
     def look() -> Mapping[str, Any]:
         with parts.store.open_session(row.uri, row.version) as reader:
-            return dict(reader.manifest.session)
+            is_part = salvaged_from(reader.manifest) is not None
+            return {key: told for key, told in reader.manifest.session.items() if key != TREE or not is_part}
 
     return await parts.hibernation.threads.on_io(look)
 
 
-async def _plant_session(parts: Parts, request: TreeRequest, planted: list[Branch]) -> None:
-    awake = parts.woken(request.session, request.emit, create=False)
-    async with awake as (use, live), _room_beside(parts, use, live.resident_bytes):
-        planted.append(await parts.forest.plant(await _copy_of(parts, live)))
+async def _plant_session(parts: Parts, request: TreeRequest) -> Branch:
+    async with AsyncExitStack() as planting:
+        awake = parts.woken(request.session, request.emit, create=False)
+        async with awake as (use, live), _room_beside(parts, use, live.resident_bytes):
+            return await planting.enter_async_context(parts.forest.planting(await _copy_of(parts, live)))
 
 
-async def _plant_version(parts: Parts, row: IndexRow, request: TreeRequest, planted: list[Branch]) -> None:
-    async with _woken_apart(parts, row, request) as live:
-        planted.append(root := await parts.forest.plant(live))
-    async with parts.forest.working([root.number]):
-        await _grow_again(parts, row, request, root)
+async def _plant_version(parts: Parts, row: IndexRow, request: TreeRequest) -> Branch:
+    async with AsyncExitStack() as planting:
+        async with _woken_apart(parts, row, request) as live:
+            root = await planting.enter_async_context(parts.forest.planting(live))
+        kept = await _session_map(parts, row)
+        if TREE in kept:
+            await _dress(parts, root, kept)
+            await _grow_again(parts, row, request, root, planted_in(kept))
+        return root
 
 
-async def _grow_again(parts: Parts, row: IndexRow, request: TreeRequest, root: Branch) -> None:
-    """Give a root the branches of its stored tree, and each of them what it had."""
-    model = root.live.model
-    stored = planted_in(await _session_map(parts, row), model.layout.vocabulary)
+async def _grow_again(
+    parts: Parts, row: IndexRow, request: TreeRequest, root: Branch, stored: Sequence[Planted]
+) -> None:
+    """Give a root the branches of its stored tree."""
     branches = [root]
-    for at, each in enumerate(stored):
-        if each.uri is not None and each.parent is not None:
-            found = next((one for one in parts.store.versions(each.uri) if one.bundle_id == each.bundle_id), None)
-            if found is None:
-                raise SessionNotFound(
-                    f"Branch {at} of the tree {row.uri} is version {each.version} of {each.uri}, which is not stored "
-                    "any more. The other branches are: begin a tree on each, by its name.",
-                    session=str(each.uri),
-                )
-            async with _woken_apart(parts, found, request) as live:
-                parent = branches[each.parent]
-                await parts.engine.call(partial(share, live.state, parent.live.state))
-                branches.append(parts.forest.fork(parent, live))
-                await parts.forest.settle(parent, branches[-1])
-        matcher = await parts.encoder.matcher(model, AnswerForm(each.constraint, FREE))
-        if matcher is not None:
-            await parts.engine.call(partial(walk, matcher, each.accepted))
-        each.dress(branches[at], matcher)
+    for at, each in enumerate(stored, start=1):
+        require_wanted()
+        found = next((one for one in parts.store.versions(each.uri) if one.bundle_id == each.bundle_id), None)
+        if found is None:
+            raise SessionNotFound(
+                f"Branch {at} of the tree {row.uri} is version {each.version} of {each.uri}, which is not stored. "
+                "Begin a tree on each of the other branches, by its name.",
+                session=str(each.uri),
+            )
+        parent = branches[each.parent]
+        async with _woken_apart(parts, found, request) as live:
+            await parts.engine.call(partial(share, live.state, parent.live.state))
+            branches.append(parts.forest.fork(parent, live))
+            await parts.forest.settle(parent, branches[-1])
+        await _dress(parts, branches[-1], await _session_map(parts, found))
     parts.forest.count_given(root.tree)
+
+
+async def _dress(parts: Parts, branch: Branch, kept: Mapping[str, Any]) -> None:
+    """Give a branch what the session map of its version says. Raises MalformedSnapshot."""
+    model = branch.live.model
+    dress = dress_in(kept, model.layout.vocabulary)
+    matcher = await parts.encoder.matcher(model, AnswerForm(dress.constraint, FREE))
+    if matcher is not None:
+        await parts.engine.call(partial(walk, matcher, dress.accepted))
+    dress.put_on(branch, matcher)
 
 
 @asynccontextmanager
@@ -300,7 +308,7 @@ async def guide(parts: Parts, request: GuideRequest) -> BranchesResult:
         bias, steer, logits = _bias_of(request.logit_bias), _bias_of(request.steer), None
         if request.logits is not None:
             _require_read(branches)
-            logits = _logits_of(request.logits, model.layout.vocabulary)
+            logits = logits_of(request.logits, model.layout.vocabulary)
         # One for all branches, so it is in memory once.
         async with parts.forest.room(sum(each.nbytes for each in (bias, steer, logits) if each is not None)):
             if logits is not None:
@@ -407,21 +415,6 @@ def info_of(branch: Branch) -> BranchInfo:
     )
 
 
-def _logits_of(given: bytes, vocabulary: int) -> NDArray[np.float32]:
-    """Raises InvalidLogits."""
-    wrong = None
-    values = np.frombuffer(given[: len(given) // 4 * 4], "<f4")
-    if len(given) != 4 * vocabulary:
-        wrong = f"they have {len(given)} bytes, and {4 * vocabulary} are those of {vocabulary} float32 numbers"
-    elif np.isnan(values).any() or np.isposinf(values).any():
-        wrong = "one of them is NaN or infinity"
-    elif np.isneginf(values).all():
-        wrong = "all of them are minus infinity, so no token could be drawn"
-    if wrong is not None:
-        raise InvalidLogits(f"These logits cannot be drawn from: {wrong}.", vocabulary=vocabulary)
-    return values.astype(np.float32)
-
-
 def _bias_of(given: Sequence[TokenBias] | None) -> Bias | None:
     return None if given is None else Bias.of((each.token, each.bias) for each in given)
 
@@ -436,9 +429,6 @@ async def _keep_tree(parts: Parts, kept: Branch, request: KeepRequest) -> Sessio
         _session_of(replace(each.live, state=_for_a_sleep(each.live.state)), named, request)
         for each, named in zip(branches, uris, strict=True)
     ]
-    root = sleepers[0]
-    root.tree = stored_tree(branches, [(named, 1, bytes(32)) for named in uris[1:]])
-    require_session_map(root.to_map())  # before anything is written: the ids that follow are as long
     async with AsyncExitStack() as turns:
         for named in uris:
             parts.residency.standing.require_new(named)
@@ -446,9 +436,11 @@ async def _keep_tree(parts: Parts, kept: Branch, request: KeepRequest) -> Sessio
             parts.residency.standing.require_new(named)
         async with parts.hibernation.together(uris):
             try:
-                receipts = [await _slept(parts, each, request) for each in sleepers[1:]]
-                root.tree = stored_tree(branches, [(each.uri, each.version, each.bundle_id) for each in receipts])
-                await _slept(parts, root, request)
+                kept_below = []
+                for branch, each in zip(branches[1:], sleepers[1:], strict=True):
+                    receipt = await _slept(parts, each, map_of(branch), request)
+                    kept_below.append((each.uri, receipt.version, receipt.bundle_id))
+                await _slept(parts, sleepers[0], map_of_root(branches, kept_below), request)
             except BaseException:
                 for each in sleepers:
                     if each.durable is not None:
@@ -460,8 +452,12 @@ async def _keep_tree(parts: Parts, kept: Branch, request: KeepRequest) -> Sessio
     return listing.info_of_asleep(row, row.bundle_bytes, kept.live.sampling)
 
 
-async def _slept(parts: Parts, live: Session, request: KeepRequest) -> Receipt:
-    return await to_the_end(parts.hibernation.sleep(live, request.emit, cause="save", may_wait=True))
+async def _slept(parts: Parts, live: Session, tree: Mapping[str, Any], request: KeepRequest) -> Receipt:
+    live.tree = tree
+    try:
+        return await to_the_end(parts.hibernation.sleep(live, request.emit, cause="save", may_wait=True))
+    finally:
+        live.tree = {}  # logits that were set are as large as a vocabulary
 
 
 def _for_a_sleep(state: LiveState) -> LiveState:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from store_making import OTHER_URI, URI, sleep
+from store_making import OTHER_URI, URI, bundle_path, sleep
 from torpor.memvid.errors import LimitExceeded, ReadOnlyStore
 from torpor.memvid.folder.group_file import MAX_GROUP
 from torpor.memvid.store import Store
@@ -51,6 +51,30 @@ def test_a_group_that_is_given_up_leaves_nothing_and_no_later_delete_goes_on_wit
     assert store.forget(GROUP[1]).problems == (), "the file is no stranger in the store"
     sleep(store, 20, uri=OTHER_URI)
     assert store.repair().problems == ()
+
+
+def test_a_group_file_of_an_earlier_moment_removes_no_session_of_today(store: Store, store_path: Path) -> None:
+    store.begin_group(GROUP)
+    sleep(store, 40, uri=GROUP[1])
+    earlier = (store_path / "group.json").read_bytes()
+    store.end_group()
+    assert there(store) == set()
+    for uri in GROUP[1:]:
+        sleep(store, 40, uri=uri)
+    store.close()
+    (store_path / "group.json").write_bytes(earlier)
+    with Store.open(store_path, writable=True) as opened:
+        assert there(opened) == set(GROUP[1:])
+    assert not (store_path / "group.json").exists()
+
+
+def test_a_group_whose_first_version_cannot_be_read_counts(store: Store, store_path: Path) -> None:
+    store.begin_group(GROUP)
+    receipts = [sleep(store, 40, uri=uri, seed=at) for at, uri in enumerate(reversed(GROUP))]
+    store.close()
+    bundle_path(store, receipts[-1].bundle_id).write_bytes(b"")
+    with Store.open(store_path, writable=True) as opened:
+        assert there(opened) >= set(GROUP[1:])
 
 
 @pytest.mark.parametrize("damage", [b"", b"{}", b"\xff" * 100, b"[" * 5000])
