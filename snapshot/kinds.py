@@ -57,7 +57,7 @@ class _OfKeysAndValues(Kind):
         if self.is_empty(cache):
             return lambda: _emptied(cache), []
         held = int(cache.offset)
-        return lambda: self.truncate(cache, held), []
+        return lambda: _set(cache, offset=held), []  # also where it was cut since: the rows are there
 
 
 class _Plain(_OfKeysAndValues):
@@ -169,6 +169,12 @@ class _Concatenating(_OfKeysAndValues):
         if token_count < cache.keys.shape[-2]:
             cache.keys, cache.values = cache.keys[..., :token_count, :], cache.values[..., :token_count, :]
         cache.offset = min(cache.offset, token_count)
+
+    def keep(self, cache: Any, *, one_token: bool) -> tuple[Undo, list[mx.array]]:
+        if self.is_empty(cache):
+            return lambda: _emptied(cache), []
+        held = {"keys": cache.keys, "values": cache.values, "offset": int(cache.offset)}
+        return lambda: _set(cache, **held), []
 
 
 _QUANTISED_PARTS = ("", ".scales", ".biases")

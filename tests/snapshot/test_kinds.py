@@ -9,7 +9,7 @@ from typing import Any
 
 import growers
 import pytest
-from growers import GROWERS, VOCABULARY, Grower, Run, fingerprint, read_arrays, read_chunked
+from growers import GROWERS, VOCABULARY, Grower, Run, fingerprint, read_arrays, read_chunked, read_kv
 from torpor.memvid import Identity, SessionUri, Store
 from torpor.memvid.errors import CorruptBlock
 from torpor.snapshot.caches import (
@@ -21,6 +21,7 @@ from torpor.snapshot.caches import (
     length,
     resident_bytes,
     truncate,
+    without_last,
 )
 from torpor.snapshot.capture import cut
 from torpor.snapshot.errors import InconsistentState, UnsupportedCache
@@ -146,6 +147,28 @@ def test_a_failure_in_the_first_read_leaves_empty_caches_qx7(kind: str) -> None:
     again.read(3)
     control.read(3)
     assert fingerprint(again.state.caches) == fingerprint(control.state.caches)
+
+
+@pytest.mark.parametrize("kind", ["plain", "concatenating", "quantised to 8 bits", "quantised to 4 bits"])
+@pytest.mark.parametrize("count", [1, 255, 256, 257])
+@pytest.mark.parametrize("grown", [0, 1, 3])
+def test_a_failure_while_the_last_token_is_read_again_leaves_the_caches_as_they_were(
+    kind: str, count: int, grown: int
+) -> None:
+    """grown: caches that had it again when the call failed."""
+    run = Run(GROWERS[kind], mx.float32)
+    run.read(count)
+    before = fingerprint(run.state.caches)
+
+    def fail() -> None:
+        with without_last(run.state.caches, count):
+            for cache in run.state.caches[:grown]:
+                read_kv(cache, 7000, 1, mx.float32)
+            raise RuntimeError("the model broke")
+
+    with pytest.raises(RuntimeError, match="the model broke"):
+        fail()
+    assert fingerprint(run.state.caches) == before
 
 
 @pytest.mark.one_in(2)

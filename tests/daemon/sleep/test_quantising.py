@@ -16,7 +16,7 @@ import pytest
 import session_rig
 from session_rig import Rigged, crowded, ignore, tokens_of, until
 from torpor.daemon.api.session import Lossy
-from torpor.daemon.errors import SessionAwake, SessionBusy
+from torpor.daemon.errors import GenerationFailed, SessionAwake, SessionBusy
 from torpor.daemon.sleep.quantising import AgePolicy, Plan, QuantiseOrder, Span, plan_spans, why_left
 from torpor.memvid import BLOCK_TOKENS
 from torpor.memvid.errors import InvalidPolicy, NoSpace, SessionNotFound
@@ -160,6 +160,23 @@ async def test_a_lossy_session_stays_marked_and_its_lossy_blocks_are_referred_to
         woken = await rig.wake("s")
         assert (woken.lossy, woken.canary) == (Lossy(8, 512), "same_bits")
         assert await rig.fingerprint("s") == before
+
+
+@pytest.mark.parametrize("layers_grown", [0, 1])
+async def test_a_lossy_session_whose_canary_fails_stays_as_it_was(open_kind: Any, layers_grown: int) -> None:
+    async with open_kind() as rig:
+        await asleep(rig)
+        await quantise(rig)
+        await rig.wake("s")
+        await rig.write("s", 5)
+        before = await rig.fingerprint("s")
+        rig.network.reset()
+        rig.network.fail_at(1, layers_grown=layers_grown)
+        with pytest.raises(GenerationFailed, match="canary"):
+            await rig.sleep("s")
+        rig.network.reset()
+        assert await rig.fingerprint("s") == before
+        assert rig.live("s").state.is_consistent
 
 
 async def test_a_session_whose_lossy_blocks_are_gone_is_written_from_memory_and_stays_marked(
