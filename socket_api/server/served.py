@@ -365,7 +365,7 @@ class ServedConnection:
         except LocalProtocolError as unsendable:
             error = ReplyTooLarge(
                 f"{request.verb.name} was carried out, but its result cannot be sent: {unsendable.message}"
-                " Look at the session with show, and ask for less at a time."
+                " Look at the session with show, or at the tree with branches, and ask for less at a time."
             )
         return self._connection.send_error(request.id, error)
 

@@ -7,8 +7,9 @@ import random
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
-from torpor.daemon.api.events import TokenEvent
+from torpor.daemon.api.events import ProgressEvent, TokenEvent
 from torpor.daemon.api.limits import MAX_BRANCHES
 from torpor.daemon.api.sampling import Sampling
 from torpor.socket_api import Client, ConnectionLost
@@ -53,13 +54,17 @@ def test_to_produce_changes_nothing_br1(torpor: Any, name: str) -> None:
 
 
 def test_a_commit_appends_one_token_and_measures_the_logits_before_it_br2(torpor: Any, name: str) -> None:
+    """The token that is given, drawn or not."""
     root = planted(torpor, name).branch
-    (drawn,) = torpor.produce([root], logprobs=0).produced
-    (after,) = torpor.commit([{"branch": root, "token": drawn.token, "step": drawn.step}]).branches
+    (drawn,) = torpor.produce([root], logprobs=2).produced
+    other = next(each for each in drawn.logprob.top if each.token != drawn.token)
+    (after,) = torpor.commit([{"branch": root, "token": other.token, "step": drawn.step}]).branches
     assert after.position == len(PAST) + 1
     assert after.measured_tokens == 1
-    assert after.mean_logprob == pytest.approx(drawn.logprob.logprob, abs=1e-5)
+    assert after.mean_logprob == pytest.approx(other.logprob, abs=1e-5)
     assert torpor.keep(root, f"{name}-kept").token_count == len(PAST) + 1
+    torpor.append(name, tokens=[other.token])
+    assert next_tokens(torpor, root) == torpor.generate(name, max_tokens=6).tokens
 
 
 def test_what_is_drawn_and_committed_is_what_a_session_writes(torpor: Any, name: str) -> None:
@@ -89,12 +94,22 @@ def test_a_prefill_counts_for_no_measure_and_is_read_as_a_session_reads_it_br5(t
 
 
 def test_texts_and_tokens_of_many_branches_are_read_in_one_request_br32(torpor: Any, name: str) -> None:
+    """Its progress is that of all together, and what one of them cannot read none has read."""
     root = planted(torpor, name).branch
     one, other = forked(torpor, root, 1, 2)
-    read = torpor.prefill([{"branch": one, "text": " and so"}, {"branch": other, "tokens": tokens_of(1, 9)}])
+    events: list[Any] = []
+    readings = [{"branch": one, "text": " and so"}, {"branch": other, "tokens": tokens_of(1, 9)}]
+    read = torpor.prefill(readings, on_event=events.append)
     assert [each.branch for each in read.branches] == [one, other]
     assert read.branches[0].position > len(PAST)
     assert read.branches[1].position == len(PAST) + 9
+    total = sum(each.position - len(PAST) for each in read.branches)
+    told = [(each.done, each.total) for each in events if isinstance(each, ProgressEvent)]
+    assert told[-1] == (total, total)
+    assert {each for _, each in told} == {total}
+    readings = [{"branch": one, "text": " and so"}, {"branch": other, "tokens": [1] * 8100}]
+    assert refused(lambda: torpor.prefill(readings)).code == "context_overflow"
+    assert [info(torpor, each.branch) for each in read.branches] == list(read.branches)
 
 
 def test_each_token_of_a_stream_is_committed_and_names_its_branch_br20(torpor: Any, name: str) -> None:
@@ -172,18 +187,17 @@ def test_a_fork_takes_all_but_steer_with_it_br9(torpor: Any, name: str) -> None:
     assert (child.sampling, child.mean_logprob, child.step) == (parent.sampling, parent.mean_logprob, parent.step)
 
 
-def test_a_fork_stands_in_a_constraint_of_its_own(torpor: Any, name: str) -> None:
+def test_a_fork_stands_in_a_constraint_of_its_own_br9(torpor: Any, name: str) -> None:
+    """Where its parent stood in it, from which neither moves the other."""
     root = planted(torpor, name).branch
-    torpor.guide([root], constraint={"regex": "(abc|xyz)d"})
+    torpor.guide([root], constraint={"regex": "(123456789 ){3}"})
+    begun = torpor.advance([root], max_tokens=2).written[0].text
     one, other = forked(torpor, root, 1, 2)
     torpor.guide([one], free=True)
-    (text,) = torpor.advance([other], max_tokens=20).written
-    assert text.text in ("abcd", "xyzd")
-    assert text.finish_reason == "stop"
+    (rest,) = torpor.advance([other], max_tokens=60).written
+    assert (begun + rest.text, rest.finish_reason) == ("123456789 " * 3, "stop")
     assert not info(torpor, one).constrained
-    assert info(torpor, root).constrained
-    (third,) = forked(torpor, root, 3)
-    assert torpor.advance([third], max_tokens=20).written[0].text in ("abcd", "xyzd")
+    assert torpor.advance([root], max_tokens=60).written[0].text == rest.text
 
 
 def test_the_same_seed_draws_the_same_and_another_draws_otherwise_br10(torpor: Any, name: str) -> None:
@@ -375,6 +389,12 @@ def test_measures_begin_at_infinity_and_follow_what_is_committed_br23(torpor: An
     assert 0 < drawn.entropy < math.log(4096)
     torpor.commit([{"branch": fresh.branch, "token": drawn.token}])
     assert info(torpor, fresh.branch).perplexity == pytest.approx(math.exp(-drawn.logprob.logprob), rel=1e-4)
+    only = np.full(4096, -np.inf, "<f4")
+    only[5] = 0.0
+    torpor.guide([fresh.branch], logits=only.tobytes())
+    torpor.commit([{"branch": fresh.branch, "token": 6}])
+    assert info(torpor, fresh.branch).perplexity == math.inf, "a token that could not come counts all the same"
+    assert info(torpor, fresh.branch).measured_tokens == 2
 
 
 # --- sessions
@@ -404,7 +424,7 @@ def test_nothing_read_is_nothing_to_keep_br26(torpor: Any, name: str) -> None:
 
 
 @pytest.mark.one_in(4)
-def test_a_kept_branch_outlives_a_crash(tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_a_kept_branch_outlives_a_crash_and_no_number_does_br17(tmp_path_factory: pytest.TempPathFactory) -> None:
     """It is durable once `keep` is answered; the tree is not, and its numbers mean nothing to the next daemon."""
     folder = tmp_path_factory.mktemp("d")
     with served(folder) as first, Client(first.socket) as torpor:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from torpor.daemon.api.logprobs import LOWEST_LOGPROB
 from torpor.daemon.api.sampling import Sampling
 from torpor.socket_api import Client
 
@@ -118,6 +119,30 @@ def test_logits_that_are_set_hold_for_one_step_and_leave_the_keys_alone_lv9(torp
     (mine, its) = torpor.produce([one, other], logits=True).produced
     assert mine.logits == its.logits, "the same token was read behind the same keys"
     assert info(torpor, one).mean_logprob == pytest.approx(1.0 - math.log(4095 + math.e), abs=1e-4)
+
+
+def test_the_likeliest_of_any_logits_come_in_order_as_numbers_of_json_lp3_lp5_lp6_lp8(torpor: Any, name: str) -> None:
+    """Equal ones by the lower id, the drawn one with the number that it has alone, no infinity."""
+    root = planted(torpor, name, Sampling()).branch
+    given = np.full(4096, -np.inf, "<f4")
+    given[[900, 30, 77, 5]] = 2.0, 2.0, 3.0, -3e38
+    torpor.guide([root], logits=given.tobytes())
+    (alone,), (among,) = (torpor.produce([root], logprobs=count).produced for count in (0, 6))
+    top = among.logprob.top
+    assert [each.token for each in top] == [77, 30, 900, 5, 0, 1]
+    assert (alone.token, alone.logprob.logprob, alone.logprob.top) == (77, top[0].logprob, ())
+    assert among.logprob.logprob == top[0].logprob == pytest.approx(-math.log1p(2 / math.e))
+    assert [each.logprob for each in top[3:]] == [LOWEST_LOGPROB] * 3
+
+
+def test_log_probabilities_change_no_token_lp7(torpor: Any, name: str) -> None:
+    root = planted(torpor, name).branch
+    told, untold = forked(torpor, root, 3, 3)
+    (with_them,) = torpor.advance([told], max_tokens=12, logprobs=20).written
+    (without,) = torpor.advance([untold], max_tokens=12).written
+    assert (with_them.tokens, without.logprobs) == (without.tokens, None)
+    (mine, its) = torpor.produce([told, untold], logits=True).produced
+    assert mine.logits == its.logits
 
 
 def test_a_fork_draws_from_the_logits_that_were_set_br9(torpor: Any, name: str) -> None:

@@ -27,8 +27,10 @@ async def planted(opener: Any, count: int, *, past: int = 40) -> AsyncIterator[t
         await rig.service.create(session="s", sampling=DRAWN)
         await rig.service.append(session="s", tokens=tokens_of(1, past))
         root = await rig.service.tree(session="s")
-        children = await rig.service.branch(root.branch, count=count, seeds=list(range(count)))
-        yield rig, [each.branch for each in children.branches]
+        children = (
+            (await rig.service.branch(root.branch, count=count, seeds=list(range(count)))).branches if count else ()
+        )
+        yield rig, [each.branch for each in children]
 
 
 async def seen(rig: Rigged, branches: list[int]) -> tuple[Any, ...]:
@@ -54,7 +56,7 @@ async def require_counted(rig: Rigged, branch: int) -> None:
 
 @pytest.mark.parametrize("kind", ["tiny", "gemma3_text", "mamba2"])
 @pytest.mark.parametrize("fails_at", [1, 3])
-async def test_a_commit_that_fails_for_one_is_none_at_all_br3(
+async def test_a_commit_that_fails_for_one_is_none_at_all_and_then_appends_its_token_br2_br3(
     open_rig: Any, open_kind: Any, kind: str, fails_at: int
 ) -> None:
     """In a batch and alone, with caches that can be cut and those that cannot."""
@@ -78,6 +80,7 @@ async def test_a_commit_that_fails_for_one_is_none_at_all_br3(
         assert await seen(rig, branches) == before
         after = await rig.service.commit(commits)
         assert {each.position for each in after.branches} == {41}
+        assert [rig.service.forest.find(each).live.state.tokens[-1] for each in branches] == [7] * 4
 
 
 @pytest.mark.parametrize("kind", ["tiny", "gemma3_text", "mamba2"])
@@ -125,11 +128,20 @@ async def test_a_writer_that_leaves_keeps_what_was_told_br20_br30(open_rig: Any)
         assert all(len(each.tokens) == 4 for each in rest.written)
 
 
+async def test_what_branches_share_is_read_once_br33(open_rig: Any) -> None:
+    """Of a header and three suffixes the model has read the header for the session, and reads the suffixes alone."""
+    async with planted(open_rig, 0, past=600) as (rig, _):
+        root = rig.service.forest.trees()[0].root.number
+        rig.network.reset()
+        branches = (await rig.service.branch(root, count=3)).branches
+        await rig.service.prefill([BranchReading(each.branch, tokens=tokens_of(each.branch, 20)) for each in branches])
+        assert sum(rig.network.calls) == 60
+
+
 async def test_requests_at_once_for_one_tree_take_turns_br25(open_rig: Any) -> None:
     """No two model calls overlap, no token is lost, and the tree ends where it would end one after the other."""
     async with planted(open_rig, 3) as (rig, branches):
         working, most = 0, 0
-        run, run_batch = type(rig.model).run, type(rig.model).run_batch
 
         def before(*_: Any) -> None:
             nonlocal working, most
@@ -150,8 +162,6 @@ async def test_requests_at_once_for_one_tree_take_turns_br25(open_rig: Any) -> N
         )
         assert most == 1
         assert [rig.service.forest.find(each).position for each in branches] == [49, 46, 46]
-        assert run is type(rig.model).run
-        assert run_batch is type(rig.model).run_batch
 
 
 async def test_a_holder_that_ends_takes_its_trees_with_it_and_no_others_br30(open_rig: Any) -> None:

@@ -194,13 +194,14 @@ async def test_a_siblings_steps_change_no_view_lv11(open_rig: Any) -> None:
         assert (view.tobytes(), other.tobytes()) == before
 
 
-async def test_a_view_is_taken_back_before_the_model_is_called_lv12(open_rig: Any) -> None:
+@pytest.mark.parametrize("what", ["commit", "prefill", "advance"])
+async def test_a_view_is_taken_back_before_the_model_is_called_lv12(open_rig: Any, what: str) -> None:
     async with planted(open_rig) as (rig, branch):
         view = branch.logits()
         rig.network.reset()
         rig.network.fail_at(1)
         with pytest.raises(GenerationFailed):
-            await rig.service.commit([BranchCommit(branch.number, 7)])
+            await GOES_ON[what](rig.service, branch.number)
         assert is_stale(view)
         rig.network.reset()
         assert branch.logits().step == view.step, "the branch stands where it stood"

@@ -787,7 +787,9 @@ def test_a_result_too_large_for_a_frame_is_an_error_and_not_the_end(
         await client.answer(1)
         monkeypatch.setattr("torpor.socket_api.limits.MAX_REPLY_FRAME_BYTES", 1000)
         client.ask(2, "generate", session="s", max_tokens=30, prove=True)
-        assert (await client.answer(2))["error"]["code"] == "reply_too_large"
+        error = (await client.answer(2))["error"]
+        assert error["code"] == "reply_too_large"
+        assert "at the session with show, or at the tree with branches, and ask for less" in error["message"]
 
     play(short_path, story)
 
