@@ -25,11 +25,8 @@ from ..api.logprobs import LOWEST_LOGPROB
 from ..engine.guiding import Bias, Guide, logits_of
 from ..errors import InvalidLogits
 from ..models.grammars import Matcher
-from ..sessions.sessions import TREE
+from ..sessions.sessions import BRANCH, TREE
 from .trees import Branch
-
-BRANCH: Final = "branch"
-"""The key of a version's session map for what its branch has beyond a session."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,6 +45,8 @@ OPENED = "chat_opened_at"
 ROOT = "chat_root"
 # And for where the branches of a tree are, in the map of its root.
 TREE = "tree"
+# And for what a branch had beyond a session, in the map of each of them.
+BRANCH = "branch"
 # And for the choice of a session to throw away.
 DURABILITY = "durability"
 
@@ -326,6 +328,11 @@ class Session:
             raise MalformedSnapshot(
                 f"The snapshot of {uri} lacks what a session needs ({type(error).__name__}: {error}).", session=str(uri)
             ) from error
+
+
+def tree_in(kept: Mapping[str, Any]) -> dict[str, Any]:
+    """What a session map says of a branch and of those below it, for a version of the same tokens (`Session.tree`)."""
+    return {key: kept[key] for key in (TREE, BRANCH) if key in kept}
 
 
 def _unread_behind(count: int, kept: Mapping[str, Any]) -> Unread | None:

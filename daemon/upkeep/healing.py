@@ -27,7 +27,7 @@ import logging
 import time
 from collections.abc import Callable, Collection, Container, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final, Literal, TypeVar
+from typing import Any, Final, Literal, TypeVar
 
 from ...errors import TorporError
 from ...memvid.checking.set_aside_versions import LOST
@@ -62,7 +62,7 @@ from ..events.bus import Bus, code_of
 from ..events.events import HealFailed, SessionHealed, StoreRepaired
 from ..models.models import LoadedModel
 from ..residency.residency import Residency
-from ..sessions.sessions import Durable, Session
+from ..sessions.sessions import Durable, Session, tree_in
 from ..sessions.unprocessed_tail import unread_in
 from ..sleep.hibernation import Hibernation
 from ..sleep.maintenance import Maintenance
@@ -287,13 +287,24 @@ class Healing:
         if len(sound) == len(newest.entries):
             return _SETTLED
         live.durable = replace(newest, entries=sound)
+        live.tree = await asyncio.to_thread(self._tree_of, live)
         try:
             await self._residency.putting_away.keep(live, ignore, "heal")
         except TorporError as error:
             live.durable = newest
             self._tell_failure(live.uri, error)
             return _Outcome("not_now", sentence_of(error))  # all of it is in memory
+        finally:
+            live.tree = {}
         return _SETTLED
+
+    def _tree_of(self, live: Session) -> Mapping[str, Any]:
+        """The tree that the version of an awake session has, if the session has not changed since."""
+        with contextlib.suppress(StoreError):
+            if live.durable is not None and not live.dirty:
+                with self._store.open_session(live.uri, live.durable.version) as reader:
+                    return tree_in(reader.manifest.session)
+        return {}
 
     async def _lead_on(self, uri: SessionUri, row: IndexRow, receipt: Receipt, recomputed_from: int) -> None:
         """Move a session that was woken at an earlier token of the damaged version onto the new one, and its turns in
@@ -421,6 +432,7 @@ class Healing:
             same = await self._engine.run(self._unless_stopping(read_again(model, state, found.tokens, end)))
             session = Session.woken(row.uri, model, state, durable_of(reader, 0), reader.manifest.session)
             session.salvaged = salvaged_of(reader.manifest)
+            session.tree = tree_in(reader.manifest.session)
         finally:
             reader.close()
         session.recomputed = Recomputed(row.version, start, len(found.tokens) - start, same)

@@ -16,10 +16,10 @@ from session_rig import Rigged, tokens_of
 from torpor.daemon.api.branching import BranchReading
 from torpor.daemon.api.constraints import Constraint
 from torpor.daemon.api.sampling import Sampling
-from torpor.daemon.branches.sleeping import BRANCH
 from torpor.daemon.branches.trees import Branch
 from torpor.daemon.engine.guiding import Guide
 from torpor.daemon.errors import BranchNotFound
+from torpor.daemon.sessions.sessions import BRANCH
 from torpor.memvid.store import Store
 from torpor.memvid.uri import SessionUri
 from torpor.snapshot.errors import MalformedSnapshot
@@ -83,31 +83,43 @@ async def test_what_a_repair_saved_of_a_root_is_no_tree(open_rig: Any, store: Pa
     async with kept(open_rig):
         pass
     damage_last_span(store)
+    with Store.open(store, writable=True) as opened:
+        assert [each.kind for each in opened.repair().actions] == ["salvage", "quarantine"]
     async with open_rig() as rig:
         for name in ("tree", "tree@2"):
             root = await rig.service.tree(session=name)
-            assert (root.position, root.fork_head, root.step, root.measured_tokens, root.children) == (
-                512,
-                512,
-                0,
-                0,
-                (),
-            )
+            assert (root.position, root.fork_head, root.children) == (512, 512, ())
+            assert (root.step, root.measured_tokens) == (0, 0)
 
 
-def damage_last_span(store: Path) -> None:
-    """Flip a bit in what the root alone has, and repair the store."""
-    with Store.open(store, writable=True) as opened:
-        row = opened.find_session(ROOT)
-        assert row is not None
-        with opened.open_session(ROOT) as reader:
-            span = next(each for each in reversed(reader.entries) if each.kind == "span")
-            with reader.holding(span) as file:
-                frame, path = file.frame_of(span.id), Path(file.path)
-        data = bytearray(path.read_bytes())
-        data[frame.offset + frame.frame_bytes - 80] ^= 1
-        path.write_bytes(data)
-        assert [each.kind for each in opened.repair().actions] == ["salvage", "quarantine"]
+@pytest.mark.parametrize("awake", [False, True])
+async def test_a_root_that_was_healed_is_a_tree_all_the_same(open_rig: Any, store: Path, awake: bool) -> None:
+    async with kept(open_rig):
+        pass
+    if not awake:
+        damage_last_span(store)
+    async with open_rig() as rig:
+        if awake:
+            await rig.service.wake(session="tree")
+            damage_last_span(store, writable=False)
+        await rig.service.maintain(operation="repair")
+        assert rig.service.store.find_session(ROOT).version == 2
+        root = await rig.service.tree(session="tree")
+        assert (root.position, root.step, root.measured_tokens, len(root.children)) == (604, 4, 4, 3)
+        await rig.service.append(session="tree", tokens=tokens_of(5, 3))
+        await rig.service.sleep(session="tree")
+        assert (await rig.service.tree(session="tree")).children == ()
+
+
+def damage_last_span(store: Path, *, writable: bool = True) -> None:
+    """Flip a bit in what the root alone has."""
+    with Store.open(store, writable=writable) as opened, opened.open_session(ROOT) as reader:
+        span = next(each for each in reversed(reader.entries) if each.kind == "span")
+        with reader.holding(span) as file:
+            frame, path = file.frame_of(span.id), Path(file.path)
+    data = bytearray(path.read_bytes())
+    data[frame.offset + frame.frame_bytes - 80] ^= 1
+    path.write_bytes(data)
 
 
 @pytest.mark.parametrize("verb", ["branch", "advance"])
