@@ -27,18 +27,21 @@ class Item:
 
 def done_at(share: int, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(shares, "share", lambda: share)
-    items: list[Any] = [Item(f"test.py::test_of_kinds[{kind}]", 3) for kind in "abcdefg"]
-    items += [Item("test.py::test_one", 2), Item("test.py::test_another", None)]
+    items: list[Any] = [Item(f"test.py::test_of_kinds_t11[{kind}]", 3) for kind in "abcdefg"]
+    items += [Item("test.py::test_one_qc1_is", 2), Item("test.py::test_another", None), Item("test.py::test_plain", 2)]
     shares.leave_to_other_commits(items)
     assert all(item.marks in ([], ["heavy"]) for item in items)
     return [item.nodeid for item in items if not item.marks]
 
 
-def test_each_case_is_done_at_one_of_as_many_commits(monkeypatch: pytest.MonkeyPatch) -> None:
-    done = [done_at(share, monkeypatch) for share in range(40, 46)]
+def test_each_case_is_done_at_one_of_as_many_commits_and_without_an_id_half_as_often(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    done = [done_at(share, monkeypatch) for share in range(40, 52)]
     counts = Counter(name for names in done for name in names)
-    assert counts.pop("test.py::test_another") == 6
-    assert counts.pop("test.py::test_one") == 3
-    assert set(counts.values()) == {2}
+    assert counts.pop("test.py::test_another") == 12
+    assert counts.pop("test.py::test_one_qc1_is") == 6
+    assert counts.pop("test.py::test_plain") == 3
+    assert set(counts.values()) == {4}
     assert len(counts) == 7
     assert all(sum("of_kinds" in name for name in names) in (2, 3) for names in done)

@@ -47,7 +47,7 @@ async def test_many_rounds_of_sleep_change_nothing_t11(open_rig: Any, sampling: 
     async with open_rig() as rig:
         for name in ("sleeper", "control"):
             await rig.read(name, tokens_of(1, 200), sampling=sampling)
-        for round_, written in enumerate((1, 55, 64, 256, 3, 300)):
+        for round_, written in enumerate((1, 55, 64, 3, 130)):
             await rig.sleep("sleeper")
             await rig.wake("sleeper")
             assert await rig.write("sleeper", written) == await rig.write("control", written), round_

@@ -69,16 +69,16 @@ async def test_an_answer_beyond_the_budget_ends_where_the_memory_does(open_rig: 
 
 async def test_answers_that_crowd_each_other_all_end_and_are_as_alone(open_rig: Any, tmp_path: Path) -> None:
     """No two of them fit whole: those that came later give way, and come back."""
-    names, count = "abc", 500
+    names, count = "abc", 300
     async with open_rig(store=tmp_path / "alone") as rig:
         weights, alone = rig.model.weights_bytes, {}
         for at, name in enumerate(names):
-            await rig.read(name, tokens_of(at, 40), sampling=SAMPLED)
+            await rig.read(name, tokens_of(at, 240), sampling=SAMPLED)
             alone[name] = (await writing(rig, name, count)).tokens
             last = await rig.fingerprint(name)
     async with open_rig(memory_budget=weights + 4 * HELD) as rig:
         for at, name in enumerate(names):
-            await rig.read(name, tokens_of(at, 40), sampling=SAMPLED)
+            await rig.read(name, tokens_of(at, 240), sampling=SAMPLED)
         async with listening(rig) as heard:
             async with begun_together(rig, [writing(rig, name, count) for name in names]) as tasks:
                 pass
@@ -95,19 +95,19 @@ async def test_answers_that_crowd_each_other_all_end_and_are_as_alone(open_rig: 
 
 async def test_a_client_that_leaves_while_its_answer_waits_loses_nothing_of_it(open_rig: Any, tmp_path: Path) -> None:
     weights = await weights_of(open_rig, tmp_path / "other")
-    async with open_rig(memory_budget=weights + 5 * HELD) as rig:
+    async with open_rig(memory_budget=weights + 4 * HELD) as rig:
         said = [user("one")]
         await rig.read("other", tokens_of(1, 300))
         other = rig.service.residency.turns.take(rig.service.resolve("other"))
         async with other:
-            task = asyncio.ensure_future(converse(rig, said, max_tokens=1_000))
+            task = asyncio.ensure_future(converse(rig, said, max_tokens=600))
             await until(lambda: rig.service.residency.memory.info().waiting == 1)
             held = ledger(rig)
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await task
             assert ledger(rig) == held
-        result = await converse(rig, said, max_tokens=1_000)
+        result = await converse(rig, said, max_tokens=600)
         assert result.session == "torpor://default/a"
         assert ledger(rig)[: len(held)] == held
         assert len(result.tokens) > len(held) - 40

@@ -595,7 +595,7 @@ async def test_more_sessions_than_fit_answer_as_each_would_alone_qx1_qx10(
 ) -> None:
     """Eight clients play the turns of twelve sessions in any order: every reply is that of the session alone, and never
     is more memory taken than the budget, but for what one model call works with."""
-    sessions, turns = 12, 10
+    sessions, turns = 12, 6
     plays = script(fitting, sessions, turns)
     expected: list[list[Any]] = []
     async with open_rig(store=tmp_path / "alone") as rig:

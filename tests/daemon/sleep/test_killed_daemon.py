@@ -23,7 +23,7 @@ from shares import share
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="forks without exec, which macOS does not like")
 
-SHARE_OF_POINTS: Final = 4
+SHARE_OF_POINTS: Final = 2
 NEVER: Final = 10**9
 
 

@@ -37,11 +37,11 @@ async def test_ten_turns_go_on_in_one_session_and_nothing_is_read_twice(open_rig
 
 async def test_max_tokens_may_be_above_what_fits(open_rig: Any) -> None:
     async with open_rig() as rig:
-        told = await converse(rig, [user("q" * 1000)], max_tokens=1_000_000)
+        told = await converse(rig, [user("q" * 1900)], max_tokens=1_000_000)
         assert told.finish_reason == "length"
         assert told.token_count == rig.model.context_tokens
         with pytest.raises(ContextOverflow):
-            await converse(rig, [user("q" * 1000), assistant(told.text), user("on")], max_tokens=1)
+            await converse(rig, [user("q" * 1900), assistant(told.text), user("on")], max_tokens=1)
 
 
 async def test_a_changed_message_goes_on_in_a_fork_and_the_session_stays_as_it_is(open_rig: Any) -> None:

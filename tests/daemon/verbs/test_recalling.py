@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from conversing_rig import SYSTEM, assistant, cold, ledger, reply_with, script, user  # noqa: F401
 from session_rig import open_rigged
+from shares import share
 from torpor.daemon.api.constraints import ToolChoice
 from torpor.daemon.api.dialogue import ToolCall
 from torpor.daemon.api.events import TokenEvent
@@ -164,9 +165,10 @@ async def test_an_answer_that_was_cut_off_is_told_so(open_rig: Any) -> None:
 async def test_a_call_that_was_cut_off_anywhere_is_no_text_and_is_told_and_sent_again_alike(
     open_rig: Any, choice: ToolChoice | None
 ) -> None:
+    """At every ninth place; at other commits at others."""
     async with open_rig(endless=False) as rig:
         call = CALL.replace(">{", ">\n{")
-        for limit in range(1, len(rig.model.encode(call.partition("}")[0], opening=False)), 3):
+        for limit in range(1 + share() % 9, len(rig.model.encode(call.partition("}")[0], opening=False)), 9):
             said, answer_id = [user(f"{choice} {limit}?")], f"{limit:032x}"
             heard: list[Any] = []
             asked: Any = {"tools": TOOLS, "tool_choice": choice, "max_tokens": limit}

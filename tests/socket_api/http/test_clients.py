@@ -64,41 +64,31 @@ def asked(client: openai.OpenAI, messages: list[Any], *, stream: bool) -> tuple[
     return text, usage
 
 
-def test_ten_turns_survive_a_kill_and_nothing_is_read_twice(short_path: Path) -> None:
-    """T9: each turn finds all of the ones before in the session, also behind a `kill -9` and on the other address."""
-    messages: list[Any] = [{"role": "system", "content": "You are terse."}]
-    held = 0
+def test_ten_turns_by_either_api_survive_a_kill_and_nothing_is_read_twice(short_path: Path) -> None:
+    """T9: each turn finds all of the ones before in the session, also behind a `kill -9` and on the other address. Two
+    dialogues of one daemon at the same time, in turns."""
+    by_openai: list[Any] = [{"role": "system", "content": "You are terse."}]
+    by_anthropic: list[Any] = []
+    held = held_by_anthropic = 0
     with contextlib.ExitStack() as running:
         now = running.enter_context(serving(short_path))
         for at, question in enumerate(QUESTIONS):
             if at == 5:
                 now.daemon.end(kill=True)
                 now = running.enter_context(serving(short_path))
-            messages.append({"role": "user", "content": question})
+            by_openai.append({"role": "user", "content": question})
             with now.openai(on_unix=at % 2 == 1) as client:
-                _, usage = asked(client, messages, stream=at % 3 == 0)
+                _, usage = asked(client, by_openai, stream=at % 3 == 0)
             details = usage.prompt_tokens_details
             assert details.cached_tokens == held
             assert details.cached_tokens + details.cache_write_tokens == usage.prompt_tokens
             held = usage.total_tokens
-
-
-def test_ten_turns_of_the_other_api_survive_a_kill_too(short_path: Path) -> None:
-    """T9."""
-    messages: list[Any] = []
-    held = 0
-    with contextlib.ExitStack() as running:
-        now = running.enter_context(serving(short_path))
-        for at, question in enumerate(QUESTIONS):
-            if at == 5:
-                now.daemon.end(kill=True)
-                now = running.enter_context(serving(short_path))
-            messages.append({"role": "user", "content": question})
-            with now.anthropic(on_unix=at % 2 == 1) as client:
-                usage = asked_of_messages(client, messages, stream=at % 3 == 0)
-            assert usage.cache_read_input_tokens == held
-            assert usage.input_tokens == 0
-            held += usage.cache_creation_input_tokens + usage.output_tokens
+            by_anthropic.append({"role": "user", "content": question})
+            with now.anthropic(on_unix=at % 2 == 0) as other:
+                told = asked_of_messages(other, by_anthropic, stream=at % 3 == 0)
+            assert told.cache_read_input_tokens == held_by_anthropic
+            assert told.input_tokens == 0
+            held_by_anthropic += told.cache_creation_input_tokens + told.output_tokens
 
 
 def test_tokens_are_counted_before_they_are_read(served: Served) -> None:
