@@ -210,11 +210,12 @@ class Parts:
             try:
                 yield use, live
             except LeftMidway:
-                await self._acknowledge(uri)
+                await self.acknowledge(uri)
                 raise
-            await self._acknowledge(uri, durable=durable)
+            await self.acknowledge(uri, durable=durable)
 
-    async def _acknowledge(self, uri: SessionUri, *, durable: bool = False) -> None:
+    async def acknowledge(self, uri: SessionUri, *, durable: bool = False) -> None:
+        """Make what has changed in an awake session durable; as of `woken`, for a request that holds it."""
         live = self.residency.awake.get(uri)
         if live is not None:
             try:

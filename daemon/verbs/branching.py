@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from ...memvid.disk.clock import now_ns
-from ...memvid.errors import SessionNotFound, StoreError
+from ...memvid.errors import SessionNotFound
 from ...memvid.format.manifest import require_session_map
 from ...memvid.format.salvaged import salvaged_from
 from ...memvid.store import IndexRow, Receipt
@@ -351,25 +351,26 @@ async def keep(parts: Parts, request: KeepRequest) -> SessionInfo:
             return await _keep_tree(parts, kept, request)
         _require_read([kept])
         parts.residency.standing.require_new(uri)
-        async with parts.residency.turn(uri) as use, _room_beside(parts, use, kept.live.resident_bytes):
-            parts.residency.standing.require_new(uri)
+        async with parts.residency.turn(uri) as use:
+            async with _room_beside(parts, use, kept.live.resident_bytes):
+                parts.residency.standing.require_new(uri)
+                try:
+                    copy = await _copy_of(parts, kept.live)
+                finally:
+                    await parts.forest.settle(kept)
+                live = _session_of(copy, uri, request)
+                await parts.engine.call(partial(live.model.settle_form, live.state))
+                require_session_map(live.to_map())
+                parts.residency.awake.admit(live)
+                parts.residency.memory.settle(use)
             try:
-                copy = await _copy_of(parts, kept.live)
-            finally:
-                await parts.forest.settle(kept)
-            live = _session_of(copy, uri, request)
-            await parts.engine.call(partial(live.model.settle_form, live.state))
-            require_session_map(live.to_map())
-            parts.residency.awake.admit(live)
-            parts.residency.memory.settle(use)
+                await parts.acknowledge(uri, durable=True)
+            except BaseException:
+                await in_any_case(parts.delete_session(uri))
+                raise
             parts.bus.publish(SessionCreated(uri, live.model.name))
-    try:
-        async with parts.woken(str(uri), request.emit, create=False, durable=True) as (_, live):
             parts.reuse.note(live)
-        return listing.info_of_awake(live, parts.store.find_session(uri))
-    except StoreError:
-        await in_any_case(parts.delete_session(uri))
-        raise
+            return listing.info_of_awake(live, parts.store.find_session(uri))
 
 
 @answers(BranchesRequest, told=False)

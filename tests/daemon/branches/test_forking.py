@@ -12,6 +12,8 @@ import pytest
 from session_rig import Rigged, tokens_of
 from torpor.daemon.api.branching import BranchCommit, BranchReading
 from torpor.daemon.api.sampling import Sampling
+from torpor.daemon.errors import ServiceClosed
+from torpor.memvid.errors import SessionNotFound, StoreIoError
 from torpor.snapshot.forking import held_bytes
 from torpor.snapshot.kinds import holds_shared
 
@@ -148,3 +150,22 @@ async def test_a_tree_that_wakes_takes_the_memory_that_it_took_before_br7(open_r
         assert len(states) == 8
         assert sum(trees.values()) <= 1.1 * before
         assert sum(trees.values()) >= held_bytes(states)
+
+
+@pytest.mark.parametrize("error", [ServiceClosed("stopping"), StoreIoError("a bad disk", path="x")])
+async def test_a_keep_that_cannot_be_made_durable_leaves_no_session(
+    open_rig: Any, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    """Asked again it found its own name taken."""
+    async with planted(open_rig) as (rig, root):
+
+        async def refuse(_: Any) -> None:
+            raise error
+
+        with monkeypatch.context() as patched:
+            patched.setattr(rig.service.journal, "acknowledge", refuse)
+            with pytest.raises(type(error)):
+                await rig.service.keep(root, "kept")
+        with pytest.raises(SessionNotFound):
+            await rig.service.show(session="kept")
+        assert (await rig.service.keep(root, "kept")).token_count == 40

@@ -329,12 +329,12 @@ _ANSWERS: Final = (
     _check(
         "an answer is not flushed at all",
         f"{_DAEMON}test_a_chat_goes_on_with_its_messages_and_sampling_after_a_kill",
-        Edit("daemon.parts", "Parts._acknowledge", take_out="await self.journal.acknowledge("),
+        Edit("daemon.parts", "Parts.acknowledge", take_out="await self.journal.acknowledge("),
     ),
     _check(
         "what stays of a cancelled answer is not flushed",
         f"{_DAEMON}test_what_stays_of_a_cancelled_answer_is_there_after_a_kill",
-        Edit("daemon.parts", "Parts.woken", take_out="await self._acknowledge(uri)"),
+        Edit("daemon.parts", "Parts.woken", take_out="await self.acknowledge(uri)"),
     ),
     _check(
         "records that come during a flush are left to the next answer",
