@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
 from torpor.daemon.api.verbs import VERBS
 from verb_reference import reference
 
@@ -15,9 +14,8 @@ def test_the_reference_that_is_checked_in_is_that_of_the_table() -> None:
     assert reference() in WRITTEN, "make reference writes it anew"
 
 
-@pytest.mark.parametrize("name", VERBS)
-def test_each_verb_has_its_chapter(name: str) -> None:
-    assert f"\n## `{name}`\n" in WRITTEN
+def test_each_verb_has_its_chapter() -> None:
+    assert not [name for name in VERBS if f"\n## `{name}`\n" not in WRITTEN]
 
 
 def test_kinds_and_bounds_are_told_in_words() -> None:
