@@ -6,6 +6,7 @@ failures cross the wire as code, message and details, and come out of a client a
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from ..errors import TorporError
@@ -132,6 +133,17 @@ class StopRefused(ApiError):
 
 class StopIncomplete(ApiError):
     """The daemon stopped, but not every session could be put to sleep."""
+
+    @classmethod
+    def of(cls, failed: Mapping[str, str]) -> StopIncomplete:
+        """Name each session with the reason. Its answers are in the journal, unless the daemon kept none."""
+        count = f"{len(failed)} session{'' if len(failed) == 1 else 's'}"
+        reasons = "; ".join(f"{session}: {reason}" for session, reason in failed.items())
+        return cls(
+            f"{count} could not be put to sleep. The next start brings back what was answered, or only the last sleep"
+            f" if the daemon ran with --durability sleep. {reasons}",
+            failed=failed,
+        )
 
 
 class ExtraMissing(ApiError):

@@ -23,7 +23,7 @@ FileOption = Annotated[Path | None, option("--file -f PATH", "Read this file; - 
 
 def append(
     session: SessionArgument,
-    text: Annotated[str | None, argument("TEXT", "What to read.")] = None,
+    text: Annotated[str | None, argument("TEXT", "What to read; - is stdin.")] = None,
     file: FileOption = None,
     priority: PriorityOption = "normal",
     model: ModelOption = None,

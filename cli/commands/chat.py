@@ -43,7 +43,7 @@ PROMPT = "[bold cyan]you ›[/] "
 
 def chat(
     session: SessionArgument,
-    message: Annotated[str | None, argument("MESSAGE", "One message; without it, a dialogue.")] = None,
+    message: Annotated[str | None, argument("MESSAGE", "One message, - is stdin; without it, a dialogue.")] = None,
     transcript: TranscriptOption = None,
     on_divergence: DivergenceOption = None,
     max_tokens: MaxTokensOption = None,

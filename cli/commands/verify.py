@@ -65,7 +65,7 @@ def _finish(
         output.stdout.print(render_finding(finding), soft_wrap=True)
     checked = (
         f"{format_plural(report.bundles_checked, 'bundle')}, {format_plural(report.blocks_checked, 'block')},"
-        f" {format_bytes(report.bytes_checked)} in {format_seconds(seconds)}"
+        f" {format_bytes(report.bytes_checked)} read in {format_seconds(seconds)}"
     )
     if report.ok:
         output.line(f"[green]sound[/]  {checked}" + ("" if deep else "; --deep reads every byte"))

@@ -12,7 +12,7 @@ MAX_INPUT_BYTES = 15 << 20  # a request frame takes 16 MiB; the daemon would ref
 
 
 def load_text(argument: str | None, file: Path | None, *, what: str) -> str:
-    """Take a text from the argument, from a file (`-` is standard input), or from piped standard input.
+    """Take a text from the argument, from a file, or from piped standard input, which `-` stands for in both.
 
     Raises:
         NothingToDo: none of the three is there.
@@ -20,11 +20,12 @@ def load_text(argument: str | None, file: Path | None, *, what: str) -> str:
     """
     if argument is not None and file is not None:
         raise NothingToDo(f"Give {what} either as an argument or as a file, not both.")
-    if argument is not None:
+    asked = "-" in (argument, str(file))
+    if argument is not None and not asked:
         text = argument
-    elif file is not None and str(file) != "-":
+    elif file is not None and not asked:
         text = _load_file(file)
-    elif file is not None or not sys.stdin.isatty():
+    elif asked or not sys.stdin.isatty():
         text = _decode(sys.stdin.buffer.read(MAX_INPUT_BYTES + 1), "standard input")
     else:
         raise NothingToDo(f"There is no {what}: give it as an argument, with --file, or through a pipe.")

@@ -36,8 +36,8 @@ def stop(
     serve[/]. Says which sessions had changed and were put to sleep, and which had read nothing and are gone. Where a
     session cannot be put to sleep (on a full disk, for example), the daemon goes on with all of them and says why;
     exit status 3. With [cyan]--force[/] it stops all the same. It keeps such a session's ledger, and the next use
-    computes the rest again. If not even the ledger can be written, what the session did since its last sleep is lost:
-    status 3, too.
+    computes the rest again. If not even the ledger can be written, the session is named, and the status is 3, too:
+    the next start brings back what was answered, or only the last sleep with [cyan]--durability sleep[/].
 
     [bold]Examples[/]
 
@@ -98,11 +98,4 @@ def _tell(output: Output, pid: int | None, report: ShutdownResult) -> None:
     for session in report.empty:
         output.line(f"  {plain(session)}  had read nothing and is gone")
     if report.failed:
-        reasons = "; ".join(f"{session}: {reason}" for session, reason in report.failed.items())
-        count = format_plural(len(report.failed), "session")
-        report_error(
-            StopIncomplete(
-                f"{count} could not be put to sleep, and what happened there since the last sleep is lost: {reasons}"
-            ),
-            as_json=False,
-        )
+        report_error(StopIncomplete.of(report.failed), as_json=False)

@@ -146,12 +146,7 @@ async def _serve(
             await asyncio.gather(server.stop(), *(door.stop() for door in doors))
     on_stopped(report)
     if report.failed:
-        reasons = "; ".join(f"{session}: {reason}" for session, reason in report.failed.items())
-        raise StopIncomplete(
-            f"{len(report.failed)} sessions could not be put to sleep, and what they did since their last sleep is"
-            f" lost: {reasons}",
-            failed=report.failed,
-        )
+        raise StopIncomplete.of(report.failed)
 
 
 async def _close(

@@ -161,10 +161,11 @@ _PROBLEMS: Mapping[str, str] = MappingProxyType(
         "unexpected_keyword_argument": "there is no such field; leave it out",
         "missing_argument": "it is missing; give it",
         "string_type": "it is no text; give a text",
-        "string_too_short": "it is too short; give at least {min_length} characters",
+        "string_too_short": "it is too short; give {min_length} or more characters",
         "too_short": "it has {actual_length} entries; give at least {min_length}",
         "too_long": "it has too many entries; give at most {max_length}",
         "tuple_type": "it is no list; give a list",
+        "bytes_type": "these are no bytes; give bytes",
     }
 )
 _CONTENT_OF_PARTS = "it is no text; give one text for each message: join a list of parts, write a tool call out"

@@ -42,6 +42,8 @@ def test_append_reads_a_file_and_standard_input(
     assert torpor("append", "notes", "--file", text, "--json").document["tokens_added"] == 3
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"piped text")))
     assert torpor("append", "notes", "--json").document["tokens_added"] == 2
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"text behind a dash")))
+    assert torpor("append", "notes", "-", "--json").document["tokens_added"] == 4
 
 
 @pytest.mark.parametrize(

@@ -163,6 +163,19 @@ def test_a_stop_without_room_is_refused_and_loses_nothing(torpor: Torpor, servin
     assert kept["token_count"] == notes["token_count"]
 
 
+@pytest.mark.one_in(3)
+@pytest.mark.skipif(not hasattr(resource, "prlimit"), reason="needs prlimit, to take a process its room")
+def test_what_was_answered_comes_back_where_a_forced_stop_could_not_even_keep_the_ledger(
+    torpor: Torpor, serving: int, store: Path, tiny_model: Path
+) -> None:
+    read = torpor("append", "notes", "a text that is read", "--json").document["token_count"]
+    resource.prlimit(serving, resource.RLIMIT_FSIZE, (1, resource.prlimit(serving, resource.RLIMIT_FSIZE)[1]))
+    stopped = torpor("stop", "--force", "--json")
+    assert (stopped.status, list(stopped.document["failed"])) == (3, ["torpor://default/notes"])
+    serve_in_background(store, tiny_model)
+    assert torpor("generate", "notes", "-n", "1", "--json").document["token_count"] == read + 1
+
+
 @pytest.mark.one_in(2)
 def test_a_stop_with_force_keeps_the_ledger_of_what_there_is_no_room_for(
     torpor: Torpor, store: Path, tiny_model: Path

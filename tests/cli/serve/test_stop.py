@@ -51,6 +51,7 @@ def test_a_session_that_could_not_be_slept_is_told_and_status_3(
     assert "torpor://default/a  asleep" in ran.out
     assert "stop_incomplete" in ran.err
     assert "torpor://default/b: no [/] space" in ran.err
+    assert "The next start brings back what was answered" in " ".join(ran.err.split())
     as_json = torpor("stop", "--json")
     assert as_json.status == 3
     assert as_json.document["slept"] == ["torpor://default/a"]
