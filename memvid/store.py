@@ -28,7 +28,7 @@ from .access.tagging import Tagging
 from .access.upkeep import Upkeep
 from .disk.budget import UNLIMITED, Beyond, Budget
 from .disk.lock import StoreLock
-from .errors import StoreError
+from .errors import StoreError, StoreIoError
 from .folder.folder import StoreFolder
 from .folder.group_file import GROUP, Group, drop_group, load_group, save_group
 from .folder.journal import Journal
@@ -205,12 +205,16 @@ class Store(Exchanging, Upkeep, Tagging, Acknowledging):
         group = load_group(self._core.folder)
         if group is None:
             return
-        if not self._is_of(group, group.uris[0], unreadable=True):
-            for uri in group.uris[1:]:
-                if self._is_of(group, uri, unreadable=False):
-                    self.delete_session(uri)
-        with self._core.committing():
-            drop_group(self._core.folder)
+        counts = self._is_of(group, group.uris[0], unreadable=True)
+        for uri in () if counts else group.uris[1:]:
+            if self._is_of(group, uri, unreadable=False):
+                self.delete_session(uri)
+        try:
+            with self._core.committing():
+                drop_group(self._core.folder)
+        except StoreIoError:
+            if not counts:
+                raise  # else it says the same at the next opening
 
     def _marked(self, uri: SessionUri, session: Mapping[str, Any]) -> Mapping[str, Any]:
         return session if self._group is None or uri not in self._group.uris else {**session, GROUP: self._group.mark}
@@ -261,6 +265,9 @@ class Store(Exchanging, Upkeep, Tagging, Acknowledging):
             SessionNotFound, ReadOnlyStore, LockLost, DurabilityLost, StoreIoError
             UnsafePath: repair has set all versions aside, and the quarantine cannot be read; nothing was deleted.
         """
+        group = None if self._group is not None else load_group(self._core.folder)
+        if group is not None and group.uris[0] == uri:
+            self.end_group()  # else the others would not count without it
         with self._core.committing():
             if not self.can_be_deleted(uri):
                 raise self._not_found(uri, None)

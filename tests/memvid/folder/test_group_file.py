@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 from store_making import OTHER_URI, URI, bundle_path, sleep
-from torpor.memvid.errors import LimitExceeded, ReadOnlyStore
+from torpor.memvid.disk import durable
+from torpor.memvid.errors import LimitExceeded, ReadOnlyStore, StoreIoError
 from torpor.memvid.folder.group_file import MAX_GROUP
 from torpor.memvid.store import Store
 from torpor.memvid.uri import SessionUri
@@ -66,6 +67,26 @@ def test_a_group_file_of_an_earlier_moment_removes_no_session_of_today(store: St
     with Store.open(store_path, writable=True) as opened:
         assert there(opened) == set(GROUP[1:])
     assert not (store_path / "group.json").exists()
+
+
+def test_a_group_whose_file_cannot_be_removed_counts_and_outlives_its_first_session(
+    store: Store, store_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> bool:
+        raise StoreIoError("a bad disk", path="group.json")
+
+    store.begin_group(GROUP)
+    for uri in reversed(GROUP):
+        sleep(store, 40, uri=uri)
+    with monkeypatch.context() as patched:
+        patched.setattr(durable, "remove", broken)
+        store.end_group()
+    assert (store_path / "group.json").exists()
+    assert there(store) == set(GROUP)
+    store.delete_session(GROUP[0])
+    store.close()
+    with Store.open(store_path, writable=True) as opened:
+        assert there(opened) == set(GROUP[1:])
 
 
 def test_a_group_whose_first_version_cannot_be_read_counts(store: Store, store_path: Path) -> None:
