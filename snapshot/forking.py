@@ -69,9 +69,21 @@ def fork_bytes(state: LiveState) -> int:
 def held_bytes(states: Iterable[LiveState]) -> int:
     """The memory that the caches of these states take together, what they share counted once. A tail counts for each of
     its forks: it is copied when the second one goes on. Evaluated, and none of them in a batch."""
-    found: dict[int, int] = {}
+    own, shared = 0, dict[int, int]()
     for state in states:
-        for _, cache in leaves(state.caches):
-            kind = kind_of(cache)
-            found |= {} if kind.is_empty(cache) else kind.held(cache)
-    return sum(found.values())
+        mine, others = held(state)
+        own += mine
+        shared |= others
+    return own + sum(shared.values())
+
+
+def held(state: LiveState) -> tuple[int, dict[int, int]]:
+    """The memory of the caches of one state: the bytes that it alone has, and those that others may have, too, by the
+    place of each piece."""
+    own, shared = 0, dict[int, int]()
+    for _, cache in leaves(state.caches):
+        kind = kind_of(cache)
+        if not kind.is_empty(cache):
+            own += kind.own_bytes(cache)
+            shared |= kind.shared(cache)
+    return own, shared

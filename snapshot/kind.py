@@ -112,10 +112,13 @@ class Kind:
         record = self.record(cache) if not self.by_token else None
         return [*self.spans(cache).values(), *(record.arrays.values() if record else ())]
 
-    def held(self, cache: Any) -> dict[int, int]:
-        """The bytes of memory that it keeps, by a key of each piece; another cache has the same key for the same
-        memory. Evaluated."""
-        return {id(cache): int(cache.nbytes)}
+    def shared(self, cache: Any) -> dict[int, int]:
+        """The bytes of its memory that another cache may have, too, by the place of each piece. Evaluated."""
+        return {}
+
+    def own_bytes(self, cache: Any) -> int:
+        """The rest of its memory."""
+        return int(cache.nbytes)
 
     def sources(self, cache: Any) -> Sequence[SpanSource | SegmentSource]:
         """The memory of its span arrays, in stored order."""

@@ -71,8 +71,11 @@ class _Plain(_OfKeysAndValues):
     def fill(self, cache: Any, token_count: int, spans: Arrays, record: Record | None) -> None:
         cache.keys, cache.values, cache.offset = spans["k"], spans["v"], token_count
 
-    def held(self, cache: Any) -> dict[int, int]:
+    def shared(self, cache: Any) -> dict[int, int]:
         return {address_of(array): int(array.nbytes) for array in (cache.keys, cache.values)}
+
+    def own_bytes(self, cache: Any) -> int:
+        return 0
 
     def batches(self, cache: Any) -> bool:
         return not self.is_empty(cache)
@@ -126,11 +129,14 @@ class _Shared(_OfKeysAndValues):
     def arrays(self, cache: Any) -> list[mx.array]:
         return list(cache.tail())  # the runs are evaluated
 
-    def held(self, cache: Any) -> dict[int, int]:
-        found = {id(tail): int(tail.nbytes) for tail in cache.tail()}
+    def shared(self, cache: Any) -> dict[int, int]:
+        found: dict[int, int] = {}
         for part in cache.parts:
             found |= part.run.memory
         return found
+
+    def own_bytes(self, cache: Any) -> int:
+        return sum(int(tail.nbytes) for tail in cache.tail())
 
     def sources(self, cache: Any) -> list[SegmentSource]:
         return [segment_source(each) for each in zip(*cache.segments(), strict=True)]

@@ -18,9 +18,8 @@ from typing import Final, TypeVar
 import mlx.core as mx
 
 from ...snapshot.caches import resident_bytes
-from ...snapshot.forking import fork_bytes, held_bytes
+from ...snapshot.forking import fork_bytes, held
 from ...snapshot.memory import require_available
-from ...snapshot.state import LiveState
 from ..api.constraints import Constraint
 from ..api.limits import MAX_BRANCHES
 from ..engine.cancellation import in_any_case
@@ -33,6 +32,7 @@ from ..memory.loading import Loading
 from ..memory.memory import Memory
 from ..models.grammars import Matcher
 from ..sessions.sessions import Session
+from .accounts import Account
 from .holding import Holder, holder
 from .views import Lending, LogitsView
 
@@ -113,14 +113,14 @@ class Branch:
 class Tree:
     """The branches of one root. number: of its first root. owner: the connection that it ends with; None: no
     connection. turn: held by the request that uses it. needs: keeps its model loaded.
-    states_bytes: the memory of their states."""
+    account: the memory of their states, and of what `guide` has given to them."""
 
     number: int
     owner: Holder | None
     needs: AsyncExitStack
     root: Branch = field(init=False)
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
-    states_bytes: int = 0
+    account: Account = field(default_factory=Account)
 
 
 class Forest:
@@ -244,18 +244,19 @@ class Forest:
     async def settle(self, *changed: Branch) -> None:
         """Count the memory that a tree holds now, what its branches share once. changed: those of them that may hold
         more or less than before. Runs to its end."""
-        for branch in changed:
-            branch.live.held_bytes = branch.live.resident_bytes
         if changed:
-            tree = changed[0].tree
-            states = [each.live.state for each in tree.root.subtree()]
-            tree.states_bytes = await in_any_case(self._engine.call(lambda: _bytes_of(states)))
-            self.count_given(tree)
+            held = await in_any_case(self._engine.call(lambda: {each.number: _held(each) for each in changed}))
+            changed[0].tree.account.enter(held)
+            self.count_given(*changed)
 
-    def count_given(self, tree: Tree) -> None:
+    def count_given(self, *changed: Branch) -> None:
         """Count what `guide` has given to branches of a tree, what they share once. `settle` counts it, too."""
-        given = {id(one): one.nbytes for branch in tree.root.subtree() for one in branch.guide.given()}
-        self._memory.trees[tree.number] = tree.states_bytes + sum(given.values())
+        given = {~each.number: (0, {id(one): one.nbytes for one in each.guide.given()}) for each in changed}
+        changed[0].tree.account.enter(given)
+        self._count(changed[0].tree)
+
+    def _count(self, tree: Tree) -> None:
+        self._memory.trees[tree.number] = tree.account.total
 
     def prunable(self, branches: Sequence[Branch], *, subtree: bool) -> list[Branch]:
         """What goes with some branches, each before its parent. Raises BranchHasChildren: others would go that are not
@@ -281,6 +282,7 @@ class Forest:
         held = self._memory.trees.get(tree.number, 0)
         for branch in going:
             del self._branches[branch.number]
+            tree.account.leave((branch.number, ~branch.number))
             branch.revoke()
             branch.live.let_go()
             branch.matcher = None
@@ -292,7 +294,7 @@ class Forest:
                 tree.owner.let_go(tree.number)
             await tree.needs.aclose()
         else:
-            await self.settle(tree.root)
+            self._count(tree)
         self._memory.look_again()
         return held - self._memory.trees.get(tree.number, 0)
 
@@ -321,6 +323,9 @@ class Forest:
         return branch
 
 
-def _bytes_of(states: Sequence[LiveState]) -> int:
-    logits = sum(each.last_logits.nbytes for each in states if each.last_logits is not None)
-    return held_bytes(states) + logits + sum(each.checkpoints.resident_bytes for each in states)
+def _held(branch: Branch) -> tuple[int, dict[int, int]]:
+    live, state = branch.live, branch.live.state
+    live.held_bytes = live.resident_bytes
+    own, shared = held(state)
+    own += state.checkpoints.resident_bytes + (0 if state.last_logits is None else state.last_logits.nbytes)
+    return own, shared

@@ -137,7 +137,7 @@ async def _grow_again(
             branches.append(parts.forest.fork(parent, live))
             await parts.forest.settle(parent, branches[-1])
         await _dress(parts, branches[-1], await _session_map(parts, found))
-    parts.forest.count_given(root.tree)
+    parts.forest.count_given(*branches)
 
 
 async def _dress(parts: Parts, branch: Branch, kept: Mapping[str, Any]) -> None:
@@ -197,7 +197,7 @@ async def _forked(parts: Parts, parent: Branch, count: int, seeds: Sequence[int]
             for at, state in enumerate(states):
                 drawing = parent.live.sampling.changed(Sampling(seed=seeds[at]) if seeds else None)
                 children.append(parts.forest.fork(parent, replace(parent.live, state=state, sampling=drawing)))
-            await parts.forest.settle(*children)
+            await parts.forest.settle(parent, *children)  # its tail has become a run for them
         require_wanted()
         yield children
     except BaseException:
@@ -320,7 +320,7 @@ async def guide(parts: Parts, request: GuideRequest) -> BranchesResult:
                 if request.free or matcher is not None:
                     each.accepted.clear()
                     each.constraint, each.matcher = request.constraint, None if matcher is None else matcher.copy()
-            parts.forest.count_given(branches[0].tree)
+            parts.forest.count_given(*branches)
         return BranchesResult(await _told(parts, branches))
 
 
