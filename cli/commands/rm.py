@@ -6,6 +6,7 @@ from pathlib import Path
 
 from ...daemon.api.store import DeleteResult
 from ...memvid.units import format_bytes, format_plural
+from ...memvid.uri import parse_reference
 from ...socket_api.client.client import Client
 from ...socket_api.errors import DaemonUnreachable
 from ..exit_codes import ERROR
@@ -38,7 +39,24 @@ def rm(
                 output.remark(f"[yellow]{problem.code}[/] {plain(problem.message)}")
             return report
 
-        return run_batch(output, "rm", sessions, delete, _line)
+        status = run_batch(output, "rm", sessions, delete, _line)
+        for session in sessions if not as_json else ():
+            if branches := _branches_of(client, session):
+                output.remark(
+                    f"{format_plural(len(branches), 'session')} named after {plain(session)} stay, as a tree that was "
+                    f"kept leaves its branches: {plain(branches[0])} to {plain(branches[-1])}. Delete them by their "
+                    "names. A tree that is kept with a label goes whole by `torpor clear --label`."
+                )
+        return status
+
+
+def _branches_of(client: Client, session: str) -> list[str]:
+    """The sessions `NAME.1`, `NAME.2` and so on."""
+    of = parse_reference(session)
+    found = [parse_reference(each.session) for each in client.list_sessions()]
+    named = [each for each in found if each.namespace == of.namespace and each.name.startswith(f"{of.name}.")]
+    numbered = {int(end): str(each) for each in named if (end := each.name.removeprefix(f"{of.name}.")).isdecimal()}
+    return [numbered[at] for at in sorted(numbered)]
 
 
 def _connect(socket: Path | None) -> Client:

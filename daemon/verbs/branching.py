@@ -48,7 +48,7 @@ from ..api.session import SessionInfo
 from ..branches.ranking import measured, ranked
 from ..branches.sleeping import Planted, dress_in, map_of, map_of_root, planted_in
 from ..branches.stepping import walk
-from ..branches.trees import Branch
+from ..branches.trees import MATCHER_BYTES, Branch
 from ..engine import generation
 from ..engine.cancellation import in_any_case, require_wanted, to_the_end
 from ..engine.generation import PREFILL_CHUNK_TOKENS
@@ -309,8 +309,9 @@ async def guide(parts: Parts, request: GuideRequest) -> BranchesResult:
         if request.logits is not None:
             _require_read(branches)
             logits = logits_of(request.logits, model.layout.vocabulary)
-        # One for all branches, so it is in memory once.
-        async with parts.forest.room(sum(each.nbytes for each in (bias, steer, logits) if each is not None)):
+        # One for all branches, so it is in memory once; a place in a constraint each has for itself.
+        wanted = sum(each.nbytes for each in (bias, steer, logits) if each is not None)
+        async with parts.forest.room(wanted + (0 if matcher is None else MATCHER_BYTES * len(branches))):
             if logits is not None:
                 await parts.stepping.set_logits(branches, logits)
             for each, sampling in zip(branches, changed, strict=True):
@@ -531,6 +532,7 @@ async def _growing(parts: Parts, wanted: Sequence[tuple[Branch, int]]) -> AsyncI
     for each, count in wanted:
         generation.require_room(each.live.model, each.live.state, count)
     bytes_more = sum(each.live.growth_of(PREFILL_CHUNK_TOKENS)(each.position + count) for each, count in wanted)
+    bytes_more += sum(each.matcher_bytes(count) - each.matcher_bytes() for each, count in wanted)
     async with parts.forest.room(bytes_more):
         try:
             yield

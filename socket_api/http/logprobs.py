@@ -15,24 +15,33 @@ _REPLACEMENT: Final = "\N{REPLACEMENT CHARACTER}"
 
 
 class Untold:
-    """The log-probabilities that no event has told yet: a token whose text is held back comes with the next text."""
+    """The log-probabilities that no event has told yet: a token whose text is held back comes with the next text, if it
+    has not begun a mark."""
 
     def __init__(self) -> None:
-        self._held: list[TokenLogprobs] = []
+        self._shown: list[TokenLogprobs] = []
+        self._held_back: list[TokenLogprobs] = []
 
     def __bool__(self) -> bool:
         """Whether there are some."""
-        return bool(self._held)
+        return bool(self._shown or self._held_back)
 
     def add(self, event: TokenEvent) -> None:
         """Note those of a token of the text."""
-        if event.logprobs is not None and event.channel == "text" and event.logprobs.text:
-            self._held.append(event.logprobs)
+        if event.channel != "text":
+            self._held_back.clear()  # they were the beginning of the mark
+            return
+        if event.logprobs is not None and event.logprobs.text:
+            self._held_back.append(event.logprobs)
+        if event.text:
+            self._shown += self._held_back
+            self._held_back.clear()
 
     def take(self) -> list[TokenLogprobs]:
         """All of them; they count as told then."""
-        held, self._held = self._held, []
-        return held
+        told = self._shown + self._held_back
+        self._shown, self._held_back = [], []
+        return told
 
 
 def each_of(told: Sequence[TokenLogprobs]) -> list[dict[str, Any]]:

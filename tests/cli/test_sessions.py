@@ -521,6 +521,15 @@ def test_rm_needs_yes_where_nobody_can_be_asked(torpor: Torpor, daemon: FakeDaem
     assert daemon.service.sessions == {}
 
 
+def test_rm_tells_of_the_branches_that_a_kept_tree_leaves(torpor: Torpor, daemon: FakeDaemon) -> None:
+    for name in ("tree", "tree.1", "tree.10", "tree.2", "tree.x", "trees.3"):
+        torpor("append", name, "one")
+    said = torpor("rm", "tree", "--yes").err.split()
+    assert said[:6] == ["3", "sessions", "named", "after", "tree", "stay,"]
+    assert "torpor://default/tree.1 to torpor://default/tree.10." in " ".join(said)
+    assert torpor("rm", "trees.3", "tree.x", "--yes").err == ""
+
+
 def test_rm_tells_what_could_not_be_marked_as_deleted(
     torpor: Torpor, daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:

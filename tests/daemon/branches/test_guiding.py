@@ -69,6 +69,25 @@ async def test_all_that_is_given_to_branches_is_counted_once(open_rig: Any) -> N
         assert counted(rig) == 0
 
 
+async def test_a_place_in_a_constraint_is_counted_for_each_branch_and_token(open_rig: Any) -> None:
+    async with planted(open_rig, 2) as (rig, root, children):
+        before = counted(rig)
+        await rig.service.guide(children, constraint=Constraint(regex="[a-z]{3,9}"))
+        held = counted(rig)
+        each = (held - before) // 2
+        assert 4096 < each < 16_384
+        await rig.service.advance(children[:1], max_tokens=3)
+        assert counted(rig) - held == 3 * 400, "its tail had room for the tokens"
+        await rig.service.guide(children, free=True)
+        assert counted(rig) == before
+        await rig.service.guide(children, constraint=Constraint(regex="[a-z]{3,9}"))
+        held = counted(rig)
+        await rig.service.prune(children[1:])
+        assert held - counted(rig) > each
+        await rig.service.prune([root], subtree=True)
+        assert counted(rig) == 0
+
+
 async def test_what_has_no_room_is_not_given(open_rig: Any) -> None:
     async with planted(open_rig, 2) as (rig, root, children):
         await rig.service.delete("s")

@@ -246,7 +246,7 @@ def walked(branches: list[Branch]) -> int:
             elif not kind_of(cache).is_empty(cache):
                 found[id(cache)] = cache.nbytes
         found |= {id(one): one.nbytes for one in branch.guide.given()}
-        found[id(state)] = state.checkpoints.resident_bytes
+        found[id(state)] = state.checkpoints.resident_bytes + branch.matcher_bytes()
         if state.last_logits is not None:
             found[id(branch)] = state.last_logits.nbytes
     return sum(found.values())
