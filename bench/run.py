@@ -19,6 +19,7 @@ BENCHMARKS = (
     "forks.py",
     "tree.py",
     "branches.py",
+    "rounds.py",
     "reuse.py",
     "agents.py",
     "loop.py",

@@ -562,6 +562,11 @@ def shareable(cache: Any) -> Any:
     return SharedKVCache() if type(cache) is KVCache else cache
 
 
+def are_plain(caches: Sequence[Any]) -> bool:
+    """Whether a state keeps all of its context in plain caches."""
+    return bool(caches) and all(type(cache) is KVCache for cache in caches)
+
+
 def is_shared(cache: Any) -> bool:
     """Whether forks share the content of a cache, which is no list."""
     return type(cache) is SharedKVCache

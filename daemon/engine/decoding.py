@@ -1,6 +1,6 @@
-"""Decodes one token for each generating session: in one call per model where mlx-lm can, or each session alone.
+"""Decodes one token for each generating session: in rounds (`token_rounds.py`), in mlx-lm's batches, or each alone.
 
-Rules:
+Rules of batches, which are for models that decode in no rounds:
 - A state stays in a batch while its request generates. Meanwhile its caches are rows of the batch, and
   `LiveState.caches` is empty; code that needs them calls `release`.
 - After a failure every state is as it was before the token: the batch is restored and taken apart, and each state
@@ -8,7 +8,6 @@ Rules:
 - Numbers computed in a batch may differ in the last bits from those computed alone, so a ledger records which tokens
   were decoded in a batch (`passes.UNREPEATABLE`).
 - A model decodes in batches only after a test that a batch computes the same as a single state.
-- Branches decode in rounds of their own (`branch_rounds.py`).
 - Tokens that are decoded *along* need no extra call: their states take free rows of the batch, and give them up to
   other states that have none.
 
@@ -27,7 +26,6 @@ from typing import Any, Final
 import mlx.core as mx
 import numpy as np
 
-from ...errors import TorporError
 from ...memvid.units import format_plural
 from ...snapshot import batches
 from ...snapshot.caches import arrays_of
@@ -40,18 +38,15 @@ from ..events.events import BatchFailed, Event
 from ..models.models import LoadedModel
 from ..models.sharing import difference
 from ..options.serve_options import ServeOptions
+from .alone import tried
 from .asking import Decode
-from .branch_rounds import BranchRounds
 from .sampler import can_draw
+from .token_rounds import MOST_FAILURES, BranchRounds, Found, SessionRounds
 
 _LOG = logging.getLogger(__name__)
 
 _ROUNDS_TO_COPY: Final = 2
 """Copying a row takes about the time of decoding it this many times, with some thousands of tokens."""
-
-_MOST_FAILURES: Final = 3
-"""Batches of a model that may fail, without a failing session in them, before the model decodes in no batch any
-more."""
 
 MOST_PADDING: Final = 0.25
 """The most padding of a batch, as a part of its content, and the most empty rows, as a part of all rows. A session much
@@ -60,46 +55,6 @@ shorter or longer than a batch decodes in another one, or alone."""
 _BLOCKS_BY_PLACE: Final = "index_block_size"
 """An attribute of mlx-lm's layers that pick blocks of keys. They cut them by place, and padding moves places: in a
 batch such a session says something else."""
-
-
-def logits_after(model: LoadedModel, state: LiveState, tokens: Sequence[int]) -> mx.array:
-    """Float32 logits `[vocabulary]` after reading the tokens, evaluated with all that the caches hold. Raises
-    GenerationFailed: no token can be drawn from them; an argmax over NaN would quietly give token 0."""
-    logits = model.extend(tokens, state)[0, -1].astype(mx.float32)
-    is_sound = can_draw(logits)
-    mx.eval(logits, is_sound, arrays_of(state.caches))
-    if not is_sound.item():
-        raise GenerationFailed(
-            f"The model's logits after token {len(state.tokens)} contain NaN or infinity: its weights are damaged, or "
-            "its numbers overflow. The session is as it was.",
-            position=len(state.tokens),
-        )
-    return logits
-
-
-def raise_as_failure(error: BaseException, position: int) -> None:
-    """Turn an error of a model into GenerationFailed; our own errors and a closing of the steps pass."""
-    if isinstance(error, Exception) and not isinstance(error, TorporError):
-        raise GenerationFailed(
-            f"The model failed after token {position}: {type(error).__name__}: {error}. The session is as it was.",
-            position=position,
-        ) from error
-
-
-def decode_alone(asked: Decode) -> mx.array:
-    """The logits after the token, in a call of its own. Raises GenerationFailed: the model failed; the state is as it
-    was."""
-    state = asked.state
-    put_back = state.kept(one_token=True)
-    try:
-        logits = logits_after(asked.model, state, [asked.token])
-        if asked.behind is not None:
-            asked.behind(logits)
-        return logits
-    except BaseException as error:
-        put_back()
-        raise_as_failure(error, len(state.tokens))
-        raise
 
 
 @dataclass(slots=True, eq=False)
@@ -307,25 +262,35 @@ class Decoder:
         self._batches: list[_Batch] = []
         self._fit: dict[bytes, bool] = {}
         self._failures: Counter[bytes] = Counter()
-        self._rounds = BranchRounds(most_rows, tell)
+        self._rounds = BranchRounds(most_rows, tell), SessionRounds(most_rows, tell)
         self._batched_tokens = 0
 
     @property
     def batched_tokens(self) -> int:
         """Tokens that were decoded in one call with others."""
-        return self._batched_tokens + self._rounds.tokens
+        return self._batched_tokens + sum(each.tokens for each in self._rounds)
 
     def decode(self, asked: Sequence[Decode], along: Sequence[Decode] = ()) -> list[mx.array | BaseException | None]:
         """Decode one token for each; returns the logits or the error of each. along: decoded if they fit the calls of
         the others; None for one that did not."""
-        everybody = [*asked, *along]
-        by_state = {id(each.state): each for each in everybody}
+        found: Found = {}
+        for rounds in self._rounds:
+            rounds.decode(asked, along, found)
+        left, beside = ([each for each in them if id(each.state) not in found] for them in (asked, along))
+        self._decode_in_batches(left, beside, found)
+        for each in asked:
+            if id(each.state) not in found:
+                found[id(each.state)] = tried(each)
+        # An error's traceback refers to this frame, so the frame must not keep the error.
+        return [found.pop(id(each.state), None) for each in (*asked, *along)]
+
+    def _decode_in_batches(self, asked: Sequence[Decode], along: Sequence[Decode], found: Found) -> None:
+        by_state = {id(each.state): each for each in (*asked, *along)}
         try:
             self._settle(asked, along)
         except BaseException as error:  # noqa: BLE001 - a state without a batch decodes alone
             _LOG.warning("Batches could not be settled: %s: %s", type(error).__name__, error)
-        found: dict[int, mx.array | BaseException] = {}
-        found.update((id(each.state), lost(each.state)) for each in everybody if each.state.is_lost)
+        found.update((key, lost(each.state)) for key, each in by_state.items() if each.state.is_lost)
         self._batches = [batch for batch in self._batches if batch.states]
         for batch in self._batches_with(asked):
             rows = batch.decode(by_state)
@@ -334,12 +299,6 @@ class Decoder:
                 found.update((id(state), row) for state, row in zip(batch.states, rows, strict=True))
                 continue
             self._take_apart(batch, by_state, found)
-        found.update(self._rounds.decode(asked, along))
-        for each in asked:
-            if id(each.state) not in found:
-                found[id(each.state)] = _tried(each)
-        # An error's traceback refers to this frame, so the frame must not keep the error.
-        return [found.pop(id(each.state), None) for each in everybody]
 
     def release(self, states: Sequence[LiveState]) -> None:
         """Give states that are in a batch their caches back. A batch of one is dissolved."""
@@ -430,18 +389,16 @@ class Decoder:
                 _LOG.warning("Model %r does not decode in batches; its sessions decode one by one.", model.name)
         return self._fit[digest]
 
-    def _take_apart(
-        self, batch: _Batch, by_state: dict[int, Decode], found: dict[int, mx.array | BaseException]
-    ) -> None:
+    def _take_apart(self, batch: _Batch, by_state: dict[int, Decode], found: Found) -> None:
         """Decode each state of a failed batch alone; if none fails, the batch is at fault."""
         states = list(batch.states)
         self.release(states)
         for state in states:
-            found[id(state)] = lost(state) if state.is_lost else _tried(by_state[id(state)])
+            found[id(state)] = lost(state) if state.is_lost else tried(by_state[id(state)])
         if not any(isinstance(found[id(state)], BaseException) for state in states):
             digest = batch.model.identity.digest
             self._failures[digest] += 1
-            self._fit[digest] = self._failures[digest] < _MOST_FAILURES
+            self._fit[digest] = self._failures[digest] < MOST_FAILURES
 
 
 def is_fit_for_batches(model: LoadedModel) -> bool:
@@ -491,10 +448,3 @@ def _read(model: LoadedModel, prompt: Sequence[int]) -> list[Any]:
     caches = model.new_caches()
     mx.eval(model.run(prompt, caches), arrays_of(caches))
     return caches
-
-
-def _tried(asked: Decode) -> mx.array | BaseException:
-    try:
-        return decode_alone(asked)
-    except BaseException as error:  # noqa: BLE001 - it belongs to the asking session, even a SystemExit
-        return error

@@ -35,10 +35,10 @@ from ..models import canary
 from ..models.chat_template import Root
 from ..models.grammars import Matcher, require_some
 from ..models.models import LoadedModel
+from .alone import logits_after, raise_as_failure
 from .asking import Decode
 from .channels import Piece, Shown
 from .constrained import Constrained
-from .decoding import logits_after, raise_as_failure
 from .engine import SOON, Steps, WritingSteps
 from .guiding import Guide
 from .logprobs import Logprobs

@@ -1,8 +1,11 @@
-"""Attention of one token over keys and values that lie in segments (`snapshot/runs.py`), for several branches at once.
+"""Model calls that read one token for each of several states, whose attention lies where their caches are.
 
-Each branch takes products of its own query with one segment after the other, while the segment is in the processor's
-cache. A product has one shape, and the parts are added up in the order of the segments. So the bits follow from the
-branch's own tokens, never from who decodes beside it, or who shares a run with it.
+Sessions: row by row over each one's own cache, by mlx-lm's own function. So nothing is merged or padded.
+
+Branches: over keys and values in segments (`snapshot/runs.py`). Each branch takes products of its own query with one
+segment after the other, while the segment is in the processor's cache. A product has one shape, and the parts are added
+up in the order of the segments. So the bits follow from the branch's own tokens, never from who decodes beside it, or
+who shares a run with it.
 
 mlx-lm's models import `scaled_dot_product_attention` by name. `install` puts `attend` in its place; what a model hands
 over with a mask, with attention sinks, or with other keys than it has fetched goes on to mlx-lm's own function. So do
@@ -30,13 +33,13 @@ _plain = base.scaled_dot_product_attention
 
 
 class NoRound(Exception):
-    """A model wants something of its caches that several branches in one call do not have."""
+    """A model wants something of its caches that several states in one call do not have."""
 
 
 class RoundLayer:
-    """One layer's caches of several branches, as the cache of a model call that reads one token for each.
+    """One layer's caches of several states, as the cache of a model call that reads one token for each.
 
-    offset: int32 `[rows]`, the tokens that each has read. rows: of the call; those behind the branches compute for
+    offset: int32 `[rows]`, the tokens that each has read. rows: of the call; those behind the states compute for
     nothing.
     """
 
@@ -45,10 +48,9 @@ class RoundLayer:
         self._fetched: tuple[Any, ...] = ()
 
     def update_and_fetch(self, keys: mx.array, values: mx.array) -> tuple[mx.array, mx.array]:
-        """Put each branch's row `[1, heads, 1, dim]` at the end of its cache. What is fetched holds NaN: branches have
-        no common keys, so a model that looks at them fails."""
-        for row, cache in enumerate(self.caches):
-            cache.append(keys[row : row + 1], values[row : row + 1])
+        """Put each state's row `[1, heads, 1, dim]` at the end of its cache. What is fetched holds NaN: states have no
+        common keys, so a model that looks at them fails."""
+        self._append(list(mx.split(keys, self.rows)), list(mx.split(values, self.rows)))
         longest = max(cache.offset for cache in self.caches)
         fetched = [
             mx.broadcast_to(mx.array(float("nan"), dtype=each.dtype), (*each.shape[:2], longest, each.shape[3]))
@@ -66,29 +68,60 @@ class RoundLayer:
         if count != 1 or window_size:
             raise NoRound("a mask")
 
+    def attention(self, queries: mx.array, scale: float) -> mx.array:
+        """Of each row over its own cache, `[rows, heads, 1, dim]`."""
+        raise NotImplementedError
+
+    def _append(self, keys: Sequence[mx.array], values: Sequence[mx.array]) -> None:
+        raise NotImplementedError
+
+
+class _OfBranches(RoundLayer):
+    """Of caches that share runs."""
+
+    def attention(self, queries: mx.array, scale: float) -> mx.array:
+        return over_segments(queries, self.caches, scale)
+
+    def _append(self, keys: Sequence[mx.array], values: Sequence[mx.array]) -> None:
+        for cache, *row in zip(self.caches, keys, values, strict=False):
+            cache.append(*row)
+
+
+class _OfSessions(RoundLayer):
+    """Of plain caches, one for each row."""
+
+    def attention(self, queries: mx.array, scale: float) -> mx.array:
+        rows = zip(mx.split(queries, self.rows), self._held, self.caches, strict=True)
+        return mx.concatenate(
+            [_plain(query, *held, cache=cache, scale=scale, mask=None) for query, held, cache in rows]
+        )
+
+    def _append(self, keys: Sequence[mx.array], values: Sequence[mx.array]) -> None:
+        self._held = [cache.update_and_fetch(*row) for cache, *row in zip(self.caches, keys, values, strict=True)]
+
 
 def install(network: Any) -> None:
-    """Take the place of mlx-lm's attention in the modules that define a network's layers. Idempotent; other caches than
-    those of branches go on to what was there."""
+    """Take the place of mlx-lm's attention in the modules that define a network's layers. Idempotent; what is neither a
+    round nor of a branch goes on to what was there."""
     for name in {type(module).__module__ for module in network.modules()}:
         module = sys.modules.get(name)
         if module is not None and getattr(module, _NAME, None) is _plain:
             setattr(module, _NAME, attend)
 
 
-def run_round(network: Any, tokens: Sequence[int], branches: Sequence[Sequence[Any]], rows: int) -> mx.array:
-    """One model call that reads one token for each branch: unevaluated float32 logits `[branches, vocabulary]`.
+def run_round(network: Any, tokens: Sequence[int], states: Sequence[Sequence[Any]], rows: int) -> mx.array:
+    """One model call that reads one token for each state: unevaluated float32 logits `[states, vocabulary]`.
 
-    branches: the caches of each, all shared. rows: of the call, at least as many. Raises NoRound, or anything that the
-    model raises; then some of the caches may have the token.
+    states: the caches of each, all shared or all plain. rows: of the call; for branches it may be more. Raises NoRound,
+    or anything that the model raises; then some of the caches may have the token.
     """
-    idle = [0] * (rows - len(branches))
+    idle = [0] * (rows - len(states))
     layers = []
-    for caches in zip(*branches, strict=True):
+    for caches in zip(*states, strict=True):
         offset = mx.array([*(cache.offset for cache in caches), *idle])
-        layers.append(RoundLayer(caches, offset, rows))
+        layers.append((_OfBranches if is_shared(caches[0]) else _OfSessions)(caches, offset, rows))
     logits: mx.array = network(mx.array([*tokens, *idle])[:, None], cache=layers)
-    return logits[: len(branches), -1].astype(mx.float32)
+    return logits[: len(states), -1].astype(mx.float32)
 
 
 def attend(
@@ -101,14 +134,13 @@ def attend(
     sinks: mx.array | None = None,
 ) -> mx.array:
     """As mlx-lm's function, `[rows, heads, tokens, dim]`."""
-    in_round = isinstance(cache, RoundLayer)
     is_plain = mask is None and sinks is None and queries.shape[2] == 1
-    if is_plain and (in_round or is_shared(cache)) and cache.has_fetched(keys, values):
-        if in_round:
-            return over_segments(queries, cache.caches, scale)
+    if is_plain and (isinstance(cache, RoundLayer) or is_shared(cache)) and cache.has_fetched(keys, values):
+        if isinstance(cache, RoundLayer):
+            return cache.attention(queries, scale)
         cache.takes_segments = True
         return over_segments(queries, [cache], scale)
-    if in_round:
+    if isinstance(cache, RoundLayer):
         raise NoRound("attention over gathered keys")
     found: mx.array = _plain(queries, keys, values, cache=cache, scale=scale, mask=mask, sinks=sinks)
     return found

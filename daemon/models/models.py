@@ -37,6 +37,7 @@ from . import backend
 from .adapters import AdapterChoice, attach, folder_of
 from .attention import run_round
 from .chat_template import Render, renderer
+from .company import Company
 from .grammars import Grammars
 from .loaded_files import LoadedFiles, stamps_of
 from .marks import Marks
@@ -71,7 +72,7 @@ class LoadedModel:
     parameters: number of weights; weights_bytes: the memory they take; context_tokens: the longest ledger; end_tokens:
     ids that end a generation; control_texts: texts that the tokenizer always reads as one token; backend: the parts of
     the identity that may differ; files: those that it was loaded from; grammars: what answers can be held to. sharing:
-    what its branches share.
+    what its branches share. company: what its sessions get beside each other.
     """
 
     name: str
@@ -93,6 +94,7 @@ class LoadedModel:
     grammars: Grammars
     kv: KvChoice | None = None
     sharing: Sharing = field(default_factory=Sharing, compare=False)
+    company: Company = field(default_factory=Company, compare=False)
 
     def without_weights(self) -> LoadedModel:
         """The facts of the model for after its unload: it computes nothing, and has no tokenizer."""
@@ -157,10 +159,16 @@ class LoadedModel:
         logits: mx.array = self.network(mx.array(list(tokens))[:, None], cache=batch)[:, -1].astype(mx.float32)
         return logits
 
-    def run_round(self, tokens: Sequence[int], branches: Sequence[list[Any]], rows: int | None = None) -> mx.array:
-        """One model call that reads one token for each branch: unevaluated logits `[branches, vocabulary]`. branches:
-        the caches of each. rows: of the call, by `sharing`; None for the least."""
-        return run_round(self.network, tokens, branches, rows or self.sharing.least_rows)
+    @property
+    def can_read_in_rounds(self) -> bool:
+        """Whether `run_round` takes sessions."""
+        self.company.settle(self.network, self.new_caches, self.layout.vocabulary, self.compute_dtype)
+        return self.company.in_rounds
+
+    def run_round(self, tokens: Sequence[int], states: Sequence[list[Any]], rows: int | None = None) -> mx.array:
+        """One model call that reads one token for each session, or each branch: unevaluated logits `[states,
+        vocabulary]`. states: the caches of each. rows: of the call; None for the least for branches."""
+        return run_round(self.network, tokens, states, rows or self.sharing.least_rows)
 
     def _takes_segments(self, caches: Sequence[Any]) -> bool:
         return self.sharing.takes_segments and holds_shared(caches)

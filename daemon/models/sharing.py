@@ -91,10 +91,8 @@ class Sharing:
             self.routes, self.in_rounds = {path: "copied" for path, _ in leaves(new_caches())}, False
 
     def _is_dense(self, network: Any, caches: Sequence[Any]) -> bool:
-        """Whether every row goes the same way, through shared caches: where each row has experts of its own, who
-        shares a product with it depends on what the others say."""
-        experts = any("Switch" in type(module).__name__ for module in network.modules())
-        return not experts and all(
+        """Whether every row goes the same way, through shared caches."""
+        return not has_experts(network) and all(
             is_shared(cache) and (cache.takes_segments or kind_of(cache).is_empty(cache)) for cache in caches
         )
 
@@ -155,6 +153,12 @@ class Sharing:
     @property
     def _shares(self) -> bool:
         return any(route != "copied" for route in self.routes.values())
+
+
+def has_experts(network: Any) -> bool:
+    """Whether each row of a call has experts of its own: who shares a product with it then depends on what the others
+    say."""
+    return any("Switch" in type(module).__name__ for module in network.modules())
 
 
 def difference(one: mx.array, other: mx.array) -> float:

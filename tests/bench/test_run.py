@@ -134,6 +134,18 @@ def test_branches_are_measured_beside_copies_in_mlx_lm_and_through_a_socket(tmp_
 
 
 @pytest.mark.heavy
+def test_sessions_that_write_together_are_measured_in_rounds_and_in_batches(tmp_path: Path) -> None:
+    found = run("rounds", out=tmp_path / "out")
+    assert [(each["model"], each["lengths"]) for each in found["sessions"]] == [
+        (model, lengths) for model in ("demo", "qwen3") for lengths in ("50", "20 to 100")
+    ]
+    for each in found["sessions"]:
+        assert each["rounds"]["calls"]["highest"] == 1
+        assert each["batches"]["calls"]["lowest"] == (1 if each["lengths"] == "50" else 3)
+        assert each["speed_by_s"]["lowest"] > 0
+
+
+@pytest.mark.heavy
 def test_http_is_measured_beside_an_echo_and_for_each_token(tmp_path: Path) -> None:
     found = run("over_http", "--rounds", "1", out=tmp_path / "out")
     assert found["echoes"].keys() == {"/healthz", "/v1/models"}

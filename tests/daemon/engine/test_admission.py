@@ -216,25 +216,26 @@ async def test_a_text_that_is_read_in_the_background_waits_for_a_stream_and_a_st
             assert [tokens > 1 for tokens in rig.network.calls] == expected
 
 
-# --- rows of a batch
+# --- rows of a call
 
 
 async def test_a_background_session_has_a_row_beside_the_others_where_one_is_free(open_rig: Any) -> None:
     async with open_rig(batch=4) as rig:
         for at, name in enumerate(NAMES):
             await rig.read(name, tokens_of(at, 100 + at))
-        rig.network.reset()
-        work = [writing(rig, name, 30, priority="background" if name in "ab" else "normal") for name in NAMES]
-        async with begun_together(rig, work) as tasks:
-            pass
-        assert [len(each.tokens) for each in await asyncio.gather(*tasks)] == [30] * 4
+        for count in (2, 30):  # first the model is tried
+            rig.network.reset()
+            work = [writing(rig, name, count, priority="background" if name in "ab" else "normal") for name in NAMES]
+            async with begun_together(rig, work) as tasks:
+                pass
+            assert [len(each.tokens) for each in await asyncio.gather(*tasks)] == [count] * 4
         assert rig.network.rows.count(4) == 30, "in one call, all of them"
 
 
 @pytest.mark.one_in(2)
 async def test_one_that_is_in_a_hurry_gets_the_row_of_one_that_is_not(open_rig: Any) -> None:
-    """Four background sessions fill the batch. The next session takes the row of one of them, which waits until it has
-    one again; no round takes two calls, and everybody writes all it was asked for."""
+    """Four background sessions fill the round. The next session takes the row of one of them, and they take turns at
+    waiting; no round takes two calls, and everybody writes all it was asked for."""
     async with open_rig(batch=4, durability="sleep") as rig:  # while an answer is flushed, the others write on
         for at, name in enumerate((*NAMES, "late")):
             await rig.read(name, tokens_of(at, 100 + at))
@@ -256,7 +257,7 @@ async def test_one_that_is_in_a_hurry_gets_the_row_of_one_that_is_not(open_rig: 
         while_late = rig.network.rows[before : before + 40]
         ahead = [len(rig.live(name).state.tokens) - begun[name] for name in NAMES]
         assert while_late == [4] * 40, "one call a round, with every row in use"
-        assert sum(grown < 5 for grown in ahead) == 1, "one of them waits, the others go on"
+        assert all(28 <= grown <= 36 for grown in ahead), "three of four rounds each"
         for name, each in zip(NAMES, await asyncio.gather(*tasks), strict=True):
             assert len(each.tokens) == 120
             assert rig.live(name).state.is_consistent
@@ -288,10 +289,15 @@ async def test_a_row_that_comes_free_is_taken_by_one_that_was_in_another_batch(o
         assert [len(each.tokens) for each in await asyncio.gather(*tasks)] == [40, 40, 300, 300, 300, 300]
 
 
-async def test_a_background_session_that_would_take_a_call_of_its_own_waits(open_rig: Any) -> None:
-    async with open_rig(batch=4) as rig:
+@pytest.mark.parametrize(("kind", "most"), [("deepseek_v3", 4), ("qwen3", 2)])
+async def test_a_background_session_that_would_take_a_call_of_its_own_waits(
+    open_kind: Any, kind: str, most: int
+) -> None:
+    """As it would pad a batch, or as a round is full."""
+    async with open_kind(kind, batch=most) as rig:
         for name, count in (("a", 100), ("b", 110), ("long", 1000)):
             await rig.read(name, tokens_of(count, count))
+        await asyncio.gather(*(writing(rig, name, 2) for name in "ab"))  # the model has been tried
         work = [writing(rig, "long", 20, priority="background"), writing(rig, "a", 30), writing(rig, "b", 30)]
         rig.network.reset()
         async with begun_together(rig, work) as tasks:

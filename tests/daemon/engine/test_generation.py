@@ -17,8 +17,8 @@ from torpor.daemon.api.events import ProgressEvent, TokenEvent
 from torpor.daemon.api.sampling import Sampling
 from torpor.daemon.api.session import Look
 from torpor.daemon.engine import generation
+from torpor.daemon.engine.alone import decode_alone
 from torpor.daemon.engine.cancellation import LeftMidway
-from torpor.daemon.engine.decoding import decode_alone
 from torpor.daemon.engine.generation import WriteOrder, Written, read, write
 from torpor.daemon.errors import ContextOverflow, GenerationFailed, InvalidTokens
 from torpor.snapshot.caches import length
