@@ -47,10 +47,12 @@ def name(request: pytest.FixtureRequest) -> str:
 
 def test_to_produce_changes_nothing_br1(torpor: Any, name: str) -> None:
     root = planted(torpor, name).branch
-    before = info(torpor, root)
-    first, second = (torpor.produce([root], logprobs=3) for _ in range(2))
+    (bound,) = forked(torpor, root, 5)
+    torpor.guide([bound], constraint={"regex": "(123456789 ){3}"})
+    before = torpor.branches(root)
+    first, second = (torpor.produce([root, bound], logprobs=3) for _ in range(2))
     assert first == second
-    assert info(torpor, root) == before
+    assert torpor.branches(root) == before
 
 
 def test_a_commit_appends_one_token_and_measures_the_logits_before_it_br2(torpor: Any, name: str) -> None:
