@@ -322,4 +322,4 @@ class Conversing:
 
     def require_room(self, live: Session, turn: NewTurn, max_tokens: int) -> None:
         """Refuse a turn that does not fit into the context. Raises ContextOverflow: with both sizes."""
-        generation.require_room_behind(live.model, turn.at, len(turn.ids) + max_tokens)
+        generation.require_room(live.model, turn.at, len(turn.ids) + max_tokens)

@@ -390,7 +390,7 @@ class Folds:
         has no room for both, or it has read a message in part."""
         try:
             turn = await self._conversing.message(live, request)
-            require_room(live.model, live.state, len(turn.ids) + count)
+            require_room(live.model, len(live.state.tokens), len(turn.ids) + count)
         except ContextOverflow:
             return None
         return turn if turn.at == len(live.state.tokens) else None

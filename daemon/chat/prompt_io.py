@@ -80,7 +80,7 @@ class Exchanges:
         """Give the session, once it has room in its context for tokens to read and an answer, and in memory and the
         journal for those to read and the first step of the answer. has_written: tokens of it that stand there. marks:
         as of the turn that is to be read."""
-        generation.require_room(live.model, live.state, to_read + to_write - has_written)
+        generation.require_room(live.model, len(live.state.tokens), to_read + to_write - has_written)
         begins = len(live.state.tokens) + to_read
         count = to_read + next_end(begins, begins + to_write - has_written) - begins
         live.state.checkpoints.mark(marks)

@@ -14,7 +14,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import mlx.core as mx
 from blake3 import blake3
@@ -61,25 +61,26 @@ _ASKED_AHEAD: Final = 32
 _SHOWN_AT_ONCE: Final = 64
 """Tokens of an answer that are shown again in one piece."""
 
+_ROOMIER: Final = {
+    "session": "fold the session into a smaller one (torpor fold)",
+    "branch": "go on from a branch that holds less",
+}
+
 OnTokens = Callable[[int, int], None]
 OnToken = Callable[[int | None, Piece], None]
 
 
-def require_room(model: LoadedModel, state: LiveState, wanted_tokens: int) -> None:
-    """Refuse tokens that do not fit the context, before anything is computed (QC1, QX15). Raises ContextOverflow: with
-    both sizes; the session is as it was."""
-    require_room_behind(model, len(state.tokens), wanted_tokens)
-
-
-def require_room_behind(model: LoadedModel, held: int, wanted_tokens: int) -> None:
-    """As `require_room`, behind `held` tokens."""
+def require_room(
+    model: LoadedModel, held: int, wanted_tokens: int, of: Literal["session", "branch"] = "session"
+) -> None:
+    """Refuse tokens that do not fit the context behind `held` ones, before anything is computed (QC1, QX15). Raises
+    ContextOverflow: with both sizes; the session or branch is as it was."""
     if held + wanted_tokens > model.context_tokens:
         left = max(0, model.context_tokens - held)
         fitting = f"At most {format_count(left)} more fit" if left else "No more fit"
-        fold = f"{', or' if left else ';'} fold the session into a smaller one (torpor fold)"
-        way = fold if held else "; a shorter text fits"
+        way = f"{', or' if left else ';'} {_ROOMIER[of]}" if held else "; a shorter text fits"
         raise ContextOverflow(
-            f"The session holds {format_plural(held, 'token')} and {format_count(wanted_tokens)} more were asked for, "
+            f"The {of} holds {format_plural(held, 'token')} and {format_count(wanted_tokens)} more were asked for, "
             f"but the context of model {model.name!r} ends at {format_count(model.context_tokens)}. "
             f"{fitting}{way}.",
             token_count=held,
@@ -125,7 +126,7 @@ def read(
 
     Raises GenerationFailed: the model failed."""
     yield from require_valid(model, tokens)
-    require_room(model, state, len(tokens))
+    require_room(model, len(state.tokens), len(tokens))
     held, done, kept = len(state.tokens), 0, 0
     undo_all = put_back = state.kept()
     try:
@@ -309,7 +310,7 @@ def write(
     the model failed. InvalidConstraint: the grammar did. Tokens committed before stay."""
     begun, room = [] if written.shown else order.begun, room or Room()
     held = len(state.tokens) - len(begun)
-    require_room_behind(model, held, order.max_tokens - len(written.tokens))
+    require_room(model, held, order.max_tokens - len(written.tokens))
     if written.shown is None:
         _begin(model, order, written, state.tokens[:held])
     ends = False

@@ -271,7 +271,7 @@ async def diverge(parts: Parts, request: DivergeRequest) -> DivergeResult:
     async with parts.forest.working([request.branch]) as (parent,):
         _require_read([parent])
         _require_drawn(parent, request.count)
-        generation.require_room(parent.live.model, parent.live.state, request.max_tokens)
+        generation.require_room(parent.live.model, parent.position, request.max_tokens, "branch")
         own = parent.live.sampling.seed
         seeds = request.seeds or [(own + at) % (MAX_SEED + 1) for at in range(1, request.count + 1)]
         async with _forked(parts, parent, request.count, seeds) as children:
@@ -530,7 +530,7 @@ def _require_step(branch: Branch, step: int | None) -> None:
 async def _growing(parts: Parts, wanted: Sequence[tuple[Branch, int]]) -> AsyncIterator[None]:
     """Let branches grow by so many tokens at most. Raises ContextOverflow: one has no room for them."""
     for each, count in wanted:
-        generation.require_room(each.live.model, each.live.state, count)
+        generation.require_room(each.live.model, each.position, count, "branch")
     bytes_more = sum(each.live.growth_of(PREFILL_CHUNK_TOKENS)(each.position + count) for each, count in wanted)
     bytes_more += sum(each.matcher_bytes(count) - each.matcher_bytes() for each, count in wanted)
     async with parts.forest.room(bytes_more):

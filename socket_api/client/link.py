@@ -399,5 +399,5 @@ def connection_lost(reason: str) -> ConnectionLost:
     """The error of a connection that ended. It warns, so that no append is repeated blindly."""
     return ConnectionLost(
         f"The connection to the daemon ended ({reason}). Whether a request in flight was carried out is unknown:"
-        " look at the session with show before asking again. A tree of branches has ended with it: begin a new one."
+        " look at the session with show before asking again. If it had a tree of branches, begin a new one."
     )
