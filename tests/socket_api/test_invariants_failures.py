@@ -200,7 +200,7 @@ def test_qx13_a_save_that_is_killed_leaves_the_version_before(tmp_path: Path) ->
         name, control = two_alike(torpor, "killed", 14)
         torpor.sleep(name)
         expected = written(torpor.generate(control, max_tokens=8, prove=True))
-        torpor.generate(name, max_tokens=300)
+        torpor.append(name, tokens=tokens_of(15, 300))
         daemon.doors.fail("hold", after=1)
         link = Link(daemon.socket, timeout_s=120)
         saving = Asked(link, "sleep", {"session": name})

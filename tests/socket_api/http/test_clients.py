@@ -309,7 +309,7 @@ def leave_at(served: Served, asked: dict[str, Any], tokens: int) -> tuple[int, i
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize(("tokens", "cuts"), [(2_000, 3), pytest.param(20_000, 10, marks=pytest.mark.heavy)])
+@pytest.mark.parametrize(("tokens", "cuts"), [(1_200, 3), pytest.param(20_000, 10, marks=pytest.mark.heavy)])
 def test_a_prefill_that_its_client_cuts_again_and_again_ends(short_path: Path, tokens: int, cuts: int) -> None:
     """QX16: who gives up and asks again has less than a block read twice."""
     messages: list[Any] = [{"role": "user", "content": "word " * tokens}]

@@ -86,6 +86,7 @@ def edit_a_result(at: int, body: dict[str, Any]) -> None:
                 part["content"] = "[removed to save room]"
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("change", "at", "cause"),
     [(reorder_tools, 2, "reordered"), (tell_the_time, 2, "clock"), (edit_a_result, 3, "message")],
