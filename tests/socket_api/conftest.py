@@ -11,10 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torpor.socket_api import Client
 from torpor.socket_api.limits import ServerLimits
 from torpor.socket_api.server.server import ApiServer
 
+from .branch_rig import connected
 from .fake_service import FakeService
+from .real_daemon import RealDaemon, served, until
 
 
 @pytest.fixture
@@ -74,3 +77,25 @@ def server_thread(short_path: Path) -> Iterator[ServerThread]:
     running = ServerThread(short_path / "run" / "t.sock", limits=ServerLimits(goodbye_timeout_s=0.5))
     yield running
     running.stop()
+
+
+@pytest.fixture(scope="session")
+def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealDaemon]:
+    """A real one, for the tests of all files that ask for no option: each has sessions and trees of its own."""
+    with served(tmp_path_factory.mktemp("d")) as running:
+        yield running
+
+
+@pytest.fixture(params=["blocking", "awaited"])
+def torpor(daemon: RealDaemon, request: pytest.FixtureRequest) -> Iterator[Any]:
+    """Each client in turn. What it holds is gone at the end."""
+    with connected(daemon.socket, request.param) as client:
+        yield client
+    with Client(daemon.socket) as other:
+        until(lambda: other.status().memory.branches_bytes == 0)
+
+
+@pytest.fixture
+def name(request: pytest.FixtureRequest) -> str:
+    """A session for one test."""
+    return f"s{abs(hash(request.node.nodeid)):x}"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -14,32 +13,10 @@ from torpor.daemon.api.limits import MAX_BRANCHES
 from torpor.daemon.api.sampling import Sampling
 from torpor.socket_api import Client, ConnectionLost
 
-from .branch_rig import DRAWN, PAST, committed, connected, forked, info, next_tokens, planted, refused
+from .branch_rig import DRAWN, PAST, committed, forked, info, next_tokens, planted, refused
 from .real_daemon import RealDaemon, served, tokens_of, until
 
 pytestmark = pytest.mark.timeout(180)
-
-
-@pytest.fixture(scope="module")
-def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealDaemon]:
-    """One for all tests of this file: each has trees of its own."""
-    with served(tmp_path_factory.mktemp("d")) as running:
-        yield running
-
-
-@pytest.fixture(params=["blocking", "awaited"])
-def torpor(daemon: RealDaemon, request: pytest.FixtureRequest) -> Iterator[Any]:
-    """Each client in turn. What it holds is gone at the end."""
-    with connected(daemon.socket, request.param) as client:
-        yield client
-    with Client(daemon.socket) as other:
-        until(lambda: other.status().memory.branches_bytes == 0)
-
-
-@pytest.fixture
-def name(request: pytest.FixtureRequest) -> str:
-    """A session for one test."""
-    return f"s{abs(hash(request.node.nodeid)):x}"
 
 
 # --- drawing and committing

@@ -3,41 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 from torpor.daemon.api.logprobs import LOWEST_LOGPROB
 from torpor.daemon.api.sampling import Sampling
-from torpor.socket_api import Client
 
-from .branch_rig import DRAWN, PAST, connected, forked, info, next_tokens, planted
-from .real_daemon import RealDaemon, served, until
+from .branch_rig import DRAWN, PAST, forked, info, next_tokens, planted
 
 pytestmark = pytest.mark.timeout(180)
-
-
-@pytest.fixture(scope="module")
-def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealDaemon]:
-    """One for all tests of this file: each has trees of its own."""
-    with served(tmp_path_factory.mktemp("d")) as running:
-        yield running
-
-
-@pytest.fixture(params=["blocking", "awaited"])
-def torpor(daemon: RealDaemon, request: pytest.FixtureRequest) -> Iterator[Any]:
-    """Each client in turn. What it holds is gone at the end."""
-    with connected(daemon.socket, request.param) as client:
-        yield client
-    with Client(daemon.socket) as other:
-        until(lambda: other.status().memory.branches_bytes == 0)
-
-
-@pytest.fixture
-def name(request: pytest.FixtureRequest) -> str:
-    """A session for one test."""
-    return f"s{abs(hash(request.node.nodeid)):x}"
 
 
 @pytest.mark.parametrize("by", ["mean_logprob", "perplexity"])

@@ -9,25 +9,24 @@ from pathlib import Path
 import pytest
 from torpor.socket_api import Client
 
-from .real_daemon import served
+from .real_daemon import RealDaemon
 
 PROGRAM = Path(__file__).parents[2] / "examples" / "search.py"
 
 
 @pytest.mark.timeout(180)
-def test_the_search_finds_the_names_that_greedy_decoding_does_not(tmp_path: Path) -> None:
-    with served(tmp_path) as daemon:
-        told = subprocess.run(
-            [sys.executable, str(PROGRAM), "--socket", str(daemon.socket)],
-            capture_output=True,
-            text=True,
-            check=True,
-            timeout=150,
-        ).stdout
-        greedy, search, _ = told.splitlines()
-        assert search.startswith("search:  subtract, square (perplexity ")
-        assert greedy.startswith("greedy:  ")
-        assert "subtract, square" not in greedy
-        with Client(daemon.socket) as torpor:
-            assert torpor.status().memory.branches_bytes == 0, "the program has ended"
-            assert "def square(value):" in torpor.show("found").tail_text
+def test_the_search_finds_the_names_that_greedy_decoding_does_not(daemon: RealDaemon) -> None:
+    told = subprocess.run(
+        [sys.executable, str(PROGRAM), "--socket", str(daemon.socket)],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=150,
+    ).stdout
+    greedy, search, _ = told.splitlines()
+    assert search.startswith("search:  subtract, square (perplexity ")
+    assert greedy.startswith("greedy:  ")
+    assert "subtract, square" not in greedy
+    with Client(daemon.socket) as torpor:
+        assert torpor.status().memory.branches_bytes == 0, "the program has ended"
+        assert "def square(value):" in torpor.show("found").tail_text
