@@ -44,7 +44,7 @@ CASES: Final[dict[str, tuple[int, ...]]] = {
     "3,000": (3000,) * 8,
     "60 to 3,600": (60, 120, 240, 480, 900, 1500, 2400, 3600),
 }
-_QUICK: Final[dict[str, tuple[int, ...]]] = {"50": (50,) * 3, "20 to 100": (20, 60, 100)}
+_QUICK: Final[dict[str, tuple[int, ...]]] = {"50": (50,) * 3, "20 to 100": (20, 50, 100)}
 _MILLI: Final = 1000.0
 
 
