@@ -167,7 +167,7 @@ def test_more_branches_than_the_memory_holds_are_refused_whole(tmp_path: Path) -
     with served(tmp_path, "--memory-budget", "60MB") as small, Client(small.socket) as torpor:
         root = planted(torpor, "s").branch
         before = torpor.branches(root), torpor.status().memory
-        refusal = refused(lambda: torpor.branch(root, count=64))
+        refusal = refused(lambda: torpor.branch(root, count=500))
         assert refusal.code == "memory_budget_exceeded"
         assert (torpor.branches(root), torpor.status().memory) == before
         assert len(torpor.branch(root, count=4).branches) == 4
