@@ -114,7 +114,8 @@ class Store(Exchanging, Upkeep, Tagging, Acknowledging):
         try:
             if writable:
                 store.opening = replay(store._core, opening)
-                store.end_group()
+                with contextlib.suppress(StoreIoError):  # the next opening, or the next group, asks again
+                    store.end_group()
         except BaseException:
             store.close()
             raise
@@ -227,6 +228,8 @@ class Store(Exchanging, Upkeep, Tagging, Acknowledging):
             try:
                 with self._core.open_reader(bundle_id) as reader:
                     found.append(reader.manifest.session.get(GROUP) == group.mark)
+            except StoreIoError:
+                raise  # it may be readable later
             except StoreError:
                 found.append(unreadable)
         return bool(found) and all(found)

@@ -11,6 +11,7 @@ from torpor.memvid.errors import LimitExceeded, ReadOnlyStore, StoreIoError
 from torpor.memvid.folder.group_file import MAX_GROUP
 from torpor.memvid.store import Store
 from torpor.memvid.uri import SessionUri
+from torpor.memvid.writing.core import StoreCore
 
 GROUP = [SessionUri("default", name) for name in ("root", "root.1", "root.2")]
 
@@ -96,6 +97,27 @@ def test_a_group_whose_first_version_cannot_be_read_counts(store: Store, store_p
     bundle_path(store, receipts[-1].bundle_id).write_bytes(b"")
     with Store.open(store_path, writable=True) as opened:
         assert there(opened) >= set(GROUP[1:])
+
+
+def test_what_a_disk_does_not_read_today_is_removed_by_a_later_opening(
+    store: Store, store_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was left for ever: as a version that is not of the group."""
+
+    def broken(*_: object) -> bool:
+        raise StoreIoError("a bad disk", path="bundles")
+
+    store.begin_group(GROUP)
+    sleep(store, 40, uri=GROUP[1])
+    store.close()
+    with monkeypatch.context() as patched:
+        patched.setattr(StoreCore, "open_reader", broken)
+        with Store.open(store_path, writable=True) as opened:
+            assert there(opened) == {GROUP[1]}
+            with pytest.raises(StoreIoError):
+                opened.begin_group(GROUP)
+    with Store.open(store_path, writable=True) as opened:
+        assert there(opened) == set()
 
 
 @pytest.mark.parametrize("damage", [b"", b"{}", b"\xff" * 100, b"[" * 5000])
