@@ -99,6 +99,7 @@ _MILLI: Final = 1000.0
 _SHADES: Final = ("#9ecae1", "#4292c6", "#08519c")
 """Torpor's blue, the darker the longer the past."""
 
+_APART: Final = 1.15
 _TICKS: Final = (0.5, 1, 2, 4, 8, 16)
 _SAMPLING: Final = Sampling(1.0, seed=1)
 _QWEN3: Final[dict[str, Any]] = {
@@ -424,9 +425,8 @@ async def around(service: Service, name: str, tokens: int, rounds: int) -> dict[
                 await service.delete(session=way)
                 reading = [BranchReading(root, tokens=more)]
                 await _clocked(taken[way]["read"], service.prefill(readings=reading))
-                await _clocked(taken[way]["sleep"], service.keep(branch=root, name=way))
+                await _clocked(taken[way]["sleep"], _keep_asleep(service, root, way))
                 await service.prune(branches=[root])
-                await service.sleep(session=way)
             await _clocked(taken[way]["wake"], service.wake(session=way))
             await service.delete(session=way)
     return {
@@ -438,6 +438,11 @@ async def around(service: Service, name: str, tokens: int, rounds: int) -> dict[
             for what, each in taken["branch"].items()
         },
     }
+
+
+async def _keep_asleep(service: Service, branch: int, name: str) -> None:
+    await service.keep(branch=branch, name=name)
+    await service.sleep(session=name)
 
 
 async def _clocked(into: list[float], work: Awaitable[Any]) -> None:
@@ -532,7 +537,8 @@ def _plot(measured: list[dict[str, Any]], document: dict[str, Any], path: Path) 
             mine = [each for each in measured if each["model"] == name]
             counts = sorted({each["branches"] for each in mine})
             axes.axhline(1, color=PEER, linewidth=1)
-            axes.annotate("mlx-lm", (counts[0], 1), xytext=(0, 3), textcoords="offset points", fontsize=8, color=PEER)
+            axes.annotate("mlx-lm", (0, 1), (4, 3), axes.get_yaxis_transform(), "offset points", fontsize=8, color=PEER)
+            below = 0.0
             lengths = sorted({each["tokens"] for each in mine})
             for tokens, colour in zip(lengths, _SHADES[-len(lengths) :], strict=True):
                 line = sorted((each for each in mine if each["tokens"] == tokens), key=lambda each: each["branches"])
@@ -541,7 +547,8 @@ def _plot(measured: list[dict[str, Any]], document: dict[str, Any], path: Path) 
                 axes.plot(xs, medians, "o-", color=colour)
                 lowest, highest = ([each[end] for each in speeds] for end in ("lowest", "highest"))
                 axes.fill_between(xs, lowest, highest, alpha=0.2, color=colour)
-                label_at_end(axes, xs, medians, f"{tokens:,} tokens", colour)
+                below = max(medians[-1], below * _APART)  # a label has a line of its own
+                label_at_end(axes, xs, [below], f"{tokens:,} tokens", colour)
             axes.set(xlabel=f"branches, {name.replace('qwen3', 'Qwen3-0.6B shape')}", xscale="log", yscale="log")
             axes.set_xticks(counts, [str(each) for each in counts], minor=False)
             axes.set_yticks(_TICKS, [str(each) for each in _TICKS])
