@@ -70,6 +70,7 @@ def run_shell(script: str, environment: dict[str, str]) -> str:
 # --- examples
 
 
+@pytest.mark.one_in(1)
 @pytest.mark.timeout(600)
 def test_the_shell_lines_of_the_readme_run_as_they_stand_and_again(home: dict[str, str]) -> None:
     for _ in range(2):

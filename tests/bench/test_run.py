@@ -153,6 +153,7 @@ def test_http_is_measured_beside_an_echo_and_for_each_token(tmp_path: Path) -> N
     assert found["token_share_s"]["lowest"] > 0
 
 
+@pytest.mark.one_in(1)
 def test_forty_answers_to_schemas_are_valid(tmp_path: Path) -> None:
     """`make bench` draws 10,000."""
     found = run("constraints", out=tmp_path / "out")

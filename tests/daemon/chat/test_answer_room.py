@@ -67,6 +67,7 @@ async def test_an_answer_beyond_the_budget_ends_where_the_memory_does(open_rig: 
         await all_is_free(rig)
 
 
+@pytest.mark.one_in(1)
 async def test_answers_that_crowd_each_other_all_end_and_are_as_alone(open_rig: Any, tmp_path: Path) -> None:
     """No two of them fit whole: those that came later give way, and come back."""
     names, count = "abc", 300

@@ -200,6 +200,7 @@ def test_a_client_that_closes_its_stream_frees_the_session(served: Served) -> No
         assert asked(client, messages, stream=False)[0]
 
 
+@pytest.mark.one_in(1)
 def test_the_blocks_of_the_page_on_http_run_as_they_stand(served: Served) -> None:
     text = HOW_TO.read_text(encoding="utf-8")
     found = re.findall(r"<!-- python: .*?-->\n```python\n(.*?)```", text, re.DOTALL)

@@ -22,6 +22,7 @@ def texts(items: Any) -> list[str]:
     return [each.content[0].text for each in items]
 
 
+@pytest.mark.one_in(1)
 def test_a_conversation_grows_by_items_and_responses_and_survives_a_kill(short_path: Path) -> None:
     import openai
 

@@ -24,6 +24,7 @@ def asked(client: openai.OpenAI, *, stream: bool, **options: Any) -> Any:
     return last.response
 
 
+@pytest.mark.one_in(1)
 def test_ten_turns_survive_a_kill_both_resent_and_named_by_the_response_before(short_path: Path) -> None:
     """T9: each turn finds all of the ones before, also behind a `kill -9` and on the other address. What was said is
     told again from its tokens."""
