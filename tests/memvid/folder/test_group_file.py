@@ -21,6 +21,11 @@ def there(store: Store) -> set[SessionUri]:
     return {uri for uri in GROUP if store.find_session(uri) is not None}
 
 
+def broken(*_: object) -> bool:
+    """In place of an operation that a bad disk refuses."""
+    raise StoreIoError("a bad disk", path="/store")
+
+
 @pytest.mark.parametrize("written", range(4))
 def test_all_of_a_group_are_there_after_a_crash_or_none_br26(store: Store, store_path: Path, written: int) -> None:
     sleep(store, 20, uri=URI)
@@ -73,9 +78,6 @@ def test_a_group_file_of_an_earlier_moment_removes_no_session_of_today(store: St
 def test_a_group_whose_file_cannot_be_removed_counts_and_outlives_its_first_session(
     store: Store, store_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def broken(*_: object) -> bool:
-        raise StoreIoError("a bad disk", path="group.json")
-
     store.begin_group(GROUP)
     for uri in reversed(GROUP):
         sleep(store, 40, uri=uri)
@@ -103,9 +105,6 @@ def test_what_a_disk_does_not_read_today_is_removed_by_a_later_opening(
     store: Store, store_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It was left for ever: as a version that is not of the group."""
-
-    def broken(*_: object) -> bool:
-        raise StoreIoError("a bad disk", path="bundles")
 
     store.begin_group(GROUP)
     sleep(store, 40, uri=GROUP[1])
