@@ -201,8 +201,8 @@ class ShutdownRequest(Request):
     """Stop the daemon. When this returns, it has put its sessions to sleep, and its process ends.
 
     If a session cannot be put to sleep, this fails with the code `stop_refused`, and the daemon goes on. With `force`
-    it stops all the same. `failed` of the result names the sessions of which not even the ledger could be written: the
-    next start brings back what was answered, or only their last sleep with `--durability sleep`.
+    it stops all the same. `failed` of the result names the sessions whose ledger could not be written either. The next
+    start brings back what was answered, or only their last sleep with `--durability sleep`.
     """
 
     _: KW_ONLY
