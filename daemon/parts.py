@@ -28,7 +28,6 @@ from .chat.recalling import Recalling
 from .config.configuring import Configuring
 from .engine.admission import Queue
 from .engine.buffers import Buffers
-from .engine.cancellation import LeftMidway, to_the_end
 from .engine.engine import Engine
 from .engine.sampler import initial_key
 from .errors import ServiceClosed
@@ -60,6 +59,7 @@ from .sleep.orders import LastSleep
 from .sleep.quantising import Ageing, Quantising
 from .sleep.recomputing import Recomputing
 from .sleep.turn_journal import TurnJournal
+from .tasks.cancellation import LeftMidway, to_the_end
 from .upkeep.analyst import Analyst
 from .upkeep.healing import Healing
 from .upkeep.retaining import Retaining

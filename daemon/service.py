@@ -25,7 +25,6 @@ from .api.verb import Awaiting, R, Verb
 from .api.verbs import Verbs
 from .config.configuring import ConfigFile, Configuring
 from .config.settings import Settings
-from .engine.cancellation import to_the_end
 from .engine.decoding import Decoder
 from .engine.engine import Engine
 from .events.bus import Bus, Subscription, Wanted
@@ -37,6 +36,7 @@ from .parts import Parts
 from .residency.stopping import Keeping
 from .sleep.orders import LastSleep
 from .sleep.quantising import Ageing, AgePolicy
+from .tasks.cancellation import to_the_end
 from .upkeep.scrubbing import Scrub, ScrubPolicy
 from .verbs import HANDLERS
 from .verbs import store as store_verbs

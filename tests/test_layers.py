@@ -41,7 +41,7 @@ HOLDS: dict[str, tuple[str, ...]] = {
         *("recovery", "maintenance", "access", "store", "operations"),
     ),
     "daemon": (
-        *("errors", "api", "options", "events", "models", "engine", "sessions", "sleep", "prefixes", "memory"),
+        *("errors", "api", "options", "events", "tasks", "models", "engine", "sessions", "sleep", "prefixes", "memory"),
         *("residency", "branches", "chat", "config", "upkeep", "parts", "verbs", "service", "doctor"),
     ),
     "socket_api": ("limits", "errors", "wire", "client", "mcp", "server", "http", "main"),

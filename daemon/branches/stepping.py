@@ -23,7 +23,6 @@ from ..api.branching import BranchText, Produced
 from ..api.events import OnEvent, ProgressEvent, TokenEvent
 from ..engine import generation
 from ..engine.asking import Decode
-from ..engine.cancellation import in_any_case, settled
 from ..engine.channels import Piece
 from ..engine.constrained import Constrained
 from ..engine.engine import Engine, Steps, WritingSteps
@@ -34,6 +33,7 @@ from ..engine.text import TextStream
 from ..errors import InvalidConstraint
 from ..models.grammars import Matcher
 from ..models.models import LoadedModel
+from ..tasks.cancellation import in_any_case, settled
 from .trees import Branch
 
 Result = TypeVar("Result")

@@ -22,7 +22,6 @@ from ...snapshot.forking import fork_bytes, held
 from ...snapshot.memory import require_available
 from ..api.constraints import Constraint
 from ..api.limits import MAX_BRANCHES
-from ..engine.cancellation import in_any_case
 from ..engine.decoding import lost
 from ..engine.engine import Engine
 from ..engine.guiding import Guide
@@ -32,8 +31,9 @@ from ..memory.loading import Loading
 from ..memory.memory import Memory
 from ..models.grammars import Matcher
 from ..sessions.sessions import Session
+from ..tasks.cancellation import in_any_case
+from ..tasks.holding import Holder, holder
 from .accounts import Account
-from .holding import Holder, holder
 from .views import Lending, LogitsView
 
 Result = TypeVar("Result")

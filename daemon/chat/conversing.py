@@ -20,7 +20,6 @@ from ...memvid.units import format_plural
 from ...memvid.uri import SessionUri
 from ..api.events import OnEvent
 from ..engine import generation
-from ..engine.cancellation import to_the_end
 from ..engine.engine import Engine
 from ..engine.sampler import initial_key
 from ..errors import ContextOverflow, InvalidTranscript, TemplateUnusable, TranscriptDiverged
@@ -36,6 +35,7 @@ from ..sessions.encoding import Encoder, Place
 from ..sessions.sessions import Session
 from ..sessions.transcripts import MAX_TURNS, NewTurn, TextMap, digest_of_root, message_of, spoken, standing
 from ..sleep.orders import WakeOrder
+from ..tasks.cancellation import to_the_end
 
 ROLES: Final = frozenset({"system", "user", "assistant", "tool"})
 

@@ -26,7 +26,6 @@ from ..api.events import OnEvent
 from ..api.forking import FoldResult
 from ..api.sampling import Sampling
 from ..api.session import Origin, OwnDurability
-from ..engine.cancellation import to_the_end
 from ..engine.generation import WriteOrder, require_room
 from ..engine.sampler import initial_key
 from ..errors import ContextOverflow, InvalidFold, TemplateUnusable
@@ -44,6 +43,7 @@ from ..sessions.sessions import Durable, Session
 from ..sessions.transcripts import NewTurn, TextMap, Turn, message_of, spoken, without_thinking
 from ..sleep.hibernation import Hibernation
 from ..sleep.orders import WakeOrder
+from ..tasks.cancellation import to_the_end
 from .conversing import Conversing
 from .prompt_io import Exchanges, require_same_model
 

@@ -21,7 +21,6 @@ from ..api.reading import GenerateResult
 from ..api.sampling import Sampling
 from ..api.session import Look
 from ..engine import generation
-from ..engine.cancellation import LeftMidway, is_unwanted, require_wanted
 from ..engine.channels import Piece
 from ..engine.engine import AnySteps, Engine
 from ..engine.generation import WriteOrder, Written
@@ -40,6 +39,7 @@ from ..sessions.sessions import Session
 from ..sessions.tracing import tell_decode, tell_prefill
 from ..sessions.transcripts import NewTurn, TextMap
 from ..sleep.turn_journal import TurnJournal
+from ..tasks.cancellation import LeftMidway, is_unwanted, require_wanted
 from .answer_room import AnswerRoom, next_end
 from .under_way import NEVER, Known, UnderWay
 

@@ -32,9 +32,9 @@ import mlx.core as mx
 from ...snapshot.state import LiveState
 from ..errors import GenerationFailed, ServiceClosed
 from ..models.grammars import roomy_stack
+from ..tasks.cancellation import settled
 from .admission import Request, current
 from .asking import Decode
-from .cancellation import settled
 from .decoding import Decoder, lost
 
 Result = TypeVar("Result")

@@ -35,6 +35,7 @@ from ..models import canary
 from ..models.chat_template import Root
 from ..models.grammars import Matcher, require_some
 from ..models.models import LoadedModel
+from ..tasks.pieces import Pieces
 from .alone import logits_after, raise_as_failure
 from .asking import Decode
 from .channels import Piece, Shown
@@ -42,7 +43,6 @@ from .constrained import Constrained
 from .engine import SOON, Steps, WritingSteps
 from .guiding import Guide
 from .logprobs import Logprobs
-from .pieces import Pieces
 from .sampler import Draw, draw
 
 DEFAULT_MAX_TOKENS = 512

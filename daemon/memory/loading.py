@@ -19,12 +19,12 @@ from ...errors import TorporError
 from ...snapshot.digests import DigestCache
 from ...snapshot.memory import require_available
 from ..engine.aside import Aside
-from ..engine.cancellation import to_the_end
 from ..errors import ModelChanged, ModelUnavailable
 from ..events.bus import Bus
 from ..events.events import ModelUnloaded
 from ..models.models import LoadedModel, estimate_bytes, load_model, look_at
 from ..sessions.tracing import tell_load
+from ..tasks.cancellation import to_the_end
 from .line import Claim
 from .memory import Memory, require_models_fit
 from .model_registry import ModelChoice, Place, Shelf

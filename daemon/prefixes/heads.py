@@ -21,13 +21,13 @@ from ...memvid.store import Store
 from ...memvid.uri import SessionUri
 from ..api.dialogue import canonical
 from ..engine.channels import id_of_call
-from ..engine.pieces import NAMES_AT_ONCE
 from ..models.chat_template import Message, Root
 from ..sessions.interrupted import DIGEST_BYTES, INTERRUPTED, Interrupted
 from ..sessions.sessions import Session
 from ..sessions.transcripts import TEXT_MAP, TextMap, Turn, digest_of_root
 from ..sessions.unprocessed_tail import unread_in
 from ..sleep.store_threads import StoreThreads
+from ..tasks.pieces import NAMES_AT_ONCE
 
 MAX_HEADS: Final = 1_000_000
 """Places of all sessions together, about 200 bytes each. Sessions beyond that are not found by what was said."""

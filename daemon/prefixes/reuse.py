@@ -32,16 +32,16 @@ from ...snapshot.identity import decide_bits, require_circumstances, tokens_from
 from ...snapshot.passes import Passes
 from ...snapshot.state import LiveState, token_array
 from ..api.events import OnEvent
-from ..engine.cancellation import to_the_end
 from ..engine.engine import Engine, Steps
 from ..engine.generation import reading
-from ..engine.pieces import NAMES_AT_ONCE
 from ..events.bus import Bus
 from ..events.events import PrefixHit
 from ..options.serve_options import ReusePolicy
 from ..sessions.sessions import Session
 from ..sleep.hibernation import Hibernation
 from ..sleep.orders import WakeOrder
+from ..tasks.cancellation import to_the_end
+from ..tasks.pieces import NAMES_AT_ONCE
 from .prefixes import PrefixTree, tokens_in_common
 
 

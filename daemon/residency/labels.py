@@ -17,10 +17,10 @@ from ..api.events import OnEvent
 from ..api.session import SessionInfo
 from ..api.store import ClearResult, DeleteResult, LabelFigures, StatsResult
 from ..api.waking import Warmed, WarmResult
-from ..engine.cancellation import to_the_end
-from ..engine.pieces import SESSIONS_AT_ONCE, Pieces, in_pieces
 from ..prefixes.reuse import Hits
 from ..sleep.maintenance import MAX_PROBLEMS_TOLD
+from ..tasks.cancellation import to_the_end
+from ..tasks.pieces import SESSIONS_AT_ONCE, Pieces, in_pieces
 from .listing import Roll
 from .residency import Residency
 

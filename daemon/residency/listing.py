@@ -29,7 +29,6 @@ from ..api.process import ModelInfo
 from ..api.sampling import Sampling
 from ..api.session import Look, Lossy, Origin, Salvaged, SessionDetail, SessionInfo, VersionInfo
 from ..api.waking import PartDiffers, SleepResult, WakeResult
-from ..engine.pieces import NAMES_AT_ONCE, SESSIONS_AT_ONCE, Pieces
 from ..memory.model_registry import Place
 from ..models.models import LoadedModel
 from ..sessions.origin import FOLDED_FROM, FORKED_FROM, origin_in
@@ -37,6 +36,7 @@ from ..sessions.sessions import Durable, Session
 from ..sessions.unprocessed_tail import unread_in
 from ..sleep.forking import Forked, ForkOrder
 from ..sleep.waking import durable_of
+from ..tasks.pieces import NAMES_AT_ONCE, SESSIONS_AT_ONCE, Pieces
 from .awake import LeftLook, Looks
 
 # The end of a session to show: enough to recognise it.

@@ -20,7 +20,6 @@ from ..api.events import OnEvent
 from ..api.waking import WakeResult
 from ..engine.admission import apart
 from ..engine.buffers import Buffers
-from ..engine.cancellation import in_any_case, to_the_end
 from ..engine.generation import PREFILL_CHUNK_TOKENS
 from ..errors import ServiceClosed
 from ..events.bus import Bus
@@ -38,6 +37,7 @@ from ..sleep.hibernation import Hibernation
 from ..sleep.ledgers import Ledgers
 from ..sleep.orders import WakeOrder
 from ..sleep.turn_journal import TurnJournal
+from ..tasks.cancellation import in_any_case, to_the_end
 from . import listing
 from .awake import AwakeSessions
 from .putting_away import PuttingAway

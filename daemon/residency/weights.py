@@ -11,7 +11,6 @@ from typing import Final
 
 from ...memvid.uri import SessionUri
 from ..engine.buffers import Buffers
-from ..engine.cancellation import to_the_end
 from ..errors import ModelInUse, sentence_of
 from ..events.bus import Bus
 from ..events.events import ModelUnloaded, UnloadCause
@@ -21,6 +20,7 @@ from ..memory.model_registry import Shelf
 from ..memory.model_unloading import Disuse
 from ..models.models import LoadedModel
 from ..sessions.sessions import Session, Turns
+from ..tasks.cancellation import to_the_end
 from .awake import AwakeSessions
 
 _MAX_TOLD: Final = 4

@@ -17,12 +17,12 @@ from itertools import accumulate
 from typing import Any, TypeVar
 
 from ...memvid.units import format_plural
-from ..engine.cancellation import to_the_end
 from ..errors import ContextOverflow, TemplateUnusable
 from ..models import chat_template
 from ..models.chat_template import NO_ROOT, Message, Root
 from ..models.grammars import AnswerForm, Matcher, roomy_stack
 from ..models.models import LoadedModel
+from ..tasks.cancellation import to_the_end
 from .sessions import Session
 from .why import Words
 

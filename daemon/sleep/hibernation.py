@@ -31,7 +31,6 @@ from ...memvid.uri import SessionUri, not_found
 from ...snapshot.canary import Policy
 from ...snapshot.capture import Cut, cut
 from ..api.events import OnEvent, ignore
-from ..engine.cancellation import in_any_case
 from ..engine.engine import Engine
 from ..errors import ServiceClosed
 from ..events.bus import Bus
@@ -40,6 +39,7 @@ from ..models import canary
 from ..models.rates import Measured
 from ..sessions.sessions import Durable, Session
 from ..sessions.tracing import tell_sleep
+from ..tasks.cancellation import in_any_case
 from .compactor import Compactor
 from .disk_space import Way
 from .orders import LastSleep

@@ -22,9 +22,9 @@ from ...memvid.errors import Corruption, LimitExceeded, StoreError
 from ...memvid.format.journal import JournalRecord
 from ...memvid.store import Store
 from ...memvid.uri import SessionUri
-from ..engine.cancellation import in_any_case
 from ..options.serve_options import Durability
 from ..sessions.sessions import Session
+from ..tasks.cancellation import in_any_case
 from .ledgers import Behind
 from .store_threads import StoreThreads
 

@@ -54,7 +54,6 @@ from ...snapshot.state import LiveState, token_array
 from ..api.events import ignore
 from ..api.session import Recomputed
 from ..engine.admission import standing_back
-from ..engine.cancellation import to_the_end
 from ..engine.engine import Engine, Steps
 from ..engine.sampler import initial_key
 from ..errors import NotRecomputable, RepairPutOff, ServiceClosed, SessionBusy, UnknownModel, sentence_of
@@ -69,6 +68,7 @@ from ..sleep.maintenance import Maintenance
 from ..sleep.orders import WakeOrder
 from ..sleep.recomputing import read_again
 from ..sleep.waking import durable_of
+from ..tasks.cancellation import to_the_end
 
 _LOG = logging.getLogger(__name__)
 

@@ -20,12 +20,12 @@ from ...memvid.folder.retention import Retention, plan_retention
 from ...memvid.format.records import MaintenanceReport
 from ...memvid.store import Store
 from ...memvid.uri import SessionUri
-from ..engine.pieces import NAMES_AT_ONCE
 from ..engine.rounds import Rounds
 from ..errors import ServiceClosed
 from ..events.bus import Bus
 from ..events.events import VersionsPruned
 from ..sleep.maintenance import Maintenance
+from ..tasks.pieces import NAMES_AT_ONCE
 
 _LOG = logging.getLogger(__name__)
 

@@ -23,12 +23,12 @@ from ...memvid.format.records import Finding, VerifyReport
 from ...memvid.store import Store
 from ...memvid.uri import SessionUri
 from ..api.process import ScrubInfo
-from ..engine.pieces import NAMES_AT_ONCE, in_pieces
 from ..engine.rounds import Rounds
 from ..errors import ServiceClosed
 from ..events.bus import Bus
 from ..events.events import DamageFound, SessionScrubbed
 from ..options.serve_options import ServeOptions
+from ..tasks.pieces import NAMES_AT_ONCE, in_pieces
 
 _LOG = logging.getLogger(__name__)
 Result = TypeVar("Result")

@@ -50,10 +50,8 @@ from ..branches.sleeping import Planted, dress_in, map_of, map_of_root, planted_
 from ..branches.stepping import walk
 from ..branches.trees import MATCHER_BYTES, Branch
 from ..engine import generation
-from ..engine.cancellation import in_any_case, require_wanted, to_the_end
 from ..engine.generation import PREFILL_CHUNK_TOKENS
 from ..engine.guiding import Bias, logits_of
-from ..engine.pieces import SESSIONS_AT_ONCE, Pieces, in_pieces
 from ..engine.sampler import initial_key
 from ..errors import InvalidBranches, InvalidSampling, StaleStep
 from ..events.events import SessionCreated
@@ -64,6 +62,8 @@ from ..residency import listing
 from ..sessions.rereading import LastRead
 from ..sessions.sessions import TREE, Session
 from ..sleep.orders import WakeOrder
+from ..tasks.cancellation import in_any_case, require_wanted, to_the_end
+from ..tasks.pieces import SESSIONS_AT_ONCE, Pieces, in_pieces
 from .answering import answers
 
 

@@ -18,13 +18,13 @@ from ..api.forking import ForkRequest
 from ..api.reading import ChatRequest, GenerateResult
 from ..chat.conversing import Behind, Dialogue, require_transcript, root_of, said_behind
 from ..chat.under_way import Known
-from ..engine.cancellation import to_the_end
 from ..errors import InvalidTranscript, TranscriptDiverged
 from ..memory.line import Use
 from ..models.chat_template import Root
 from ..parts import Parts
 from ..prefixes.heads import Head, digest_of_request
 from ..sessions.encoding import Place
+from ..tasks.cancellation import to_the_end
 from .answering import answers
 from .forking import fork
 from .reading import answer

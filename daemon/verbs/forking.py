@@ -9,12 +9,12 @@ from ...memvid.uri import VERSION_MARK, SessionUri, parse_reference
 from ..api.events import OnEvent
 from ..api.forking import FoldRequest, FoldResult, ForkRequest, ForkResult
 from ..chat.folds import FoldOrder
-from ..engine.cancellation import to_the_end
 from ..events.events import SessionForked
 from ..memory.line import Use
 from ..parts import Parts
 from ..residency import listing
 from ..sleep.forking import ForkOrder
+from ..tasks.cancellation import to_the_end
 from .answering import answers
 
 

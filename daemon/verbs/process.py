@@ -9,10 +9,10 @@ import time
 from ... import __version__
 from ...snapshot.blas import library_in_use
 from ..api.process import LoadModelRequest, ModelInfo, StatusRequest, StatusResult, UnloadModelRequest
-from ..engine.pieces import in_pieces
 from ..memory.model_registry import Place
 from ..parts import Parts
 from ..residency import listing
+from ..tasks.pieces import in_pieces
 from .answering import answers
 
 

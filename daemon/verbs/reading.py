@@ -24,12 +24,12 @@ from ..chat.conversing import Behind, require_transcript, root_of
 from ..chat.under_way import NEVER, Known
 from ..engine import generation
 from ..engine.generation import WriteOrder
-from ..engine.pieces import in_pieces
 from ..errors import EmptyContext, InvalidTokens, InvalidTranscript
 from ..models.grammars import AnswerForm, Matcher
 from ..parts import Parts
 from ..sessions.sessions import Session
 from ..sessions.transcripts import NewTurn, message_of
+from ..tasks.pieces import in_pieces
 from .answering import answers
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from ...memvid.uri import parse_reference
 from ..api.session import CreateRequest, ListRequest, ListResult, SessionDetail, SessionInfo, SetRequest, ShowRequest
-from ..engine.pieces import in_pieces
 from ..errors import SessionAwake
 from ..parts import Parts
 from ..residency import listing
 from ..sessions.sessions import Session
+from ..tasks.pieces import in_pieces
 from .answering import answers
 
 

@@ -28,14 +28,14 @@ from ..api.store import (
     StatsResult,
 )
 from ..api.waking import SleepResult
-from ..engine.cancellation import to_the_end
-from ..engine.pieces import NAMES_AT_ONCE
 from ..errors import SessionAwake, SessionBusy, SessionExists
 from ..memory.line import Use
 from ..models.models import LoadedModel
 from ..parts import Parts
 from ..sleep.maintenance import healed_first, nothing_done, result_of, with_awake
 from ..sleep.quantising import QuantiseOrder, Tally, order_of
+from ..tasks.cancellation import to_the_end
+from ..tasks.pieces import NAMES_AT_ONCE
 from .answering import answers
 
 

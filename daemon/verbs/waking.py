@@ -18,7 +18,6 @@ from ..api.waking import (
     WarmRequest,
     WarmResult,
 )
-from ..engine.cancellation import to_the_end
 from ..events.events import SleepCause
 from ..memory.line import Use
 from ..parts import Parts
@@ -26,6 +25,7 @@ from ..residency import listing
 from ..residency.planning import require_as_ordered
 from ..sessions.sessions import Durable
 from ..sleep.orders import WakeOrder
+from ..tasks.cancellation import to_the_end
 from .answering import answers
 
 

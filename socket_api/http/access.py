@@ -24,7 +24,7 @@ import platformdirs
 
 from ...daemon.api.records import Request
 from ...daemon.api.verb import Verb
-from ...daemon.engine.pieces import in_pieces
+from ...daemon.tasks.pieces import in_pieces
 from ..errors import HttpRefused, UnsafeTokenFile
 from ..wire.checking import load_request_in_pieces
 from ..wire.naming import name_in

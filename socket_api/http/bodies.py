@@ -16,7 +16,7 @@ from typing import Any, Final
 from pydantic_core import from_json
 from starlette.requests import Request
 
-from ...daemon.engine.pieces import Pieces, in_pieces
+from ...daemon.tasks.pieces import Pieces, in_pieces
 from ..errors import HttpRefused, InvalidRequest
 from ..server.budget import Held, RequestBudget
 from ..wire.framing import whole

@@ -17,7 +17,7 @@ from starlette.routing import Route
 
 from ...daemon.api.verb import Verb
 from ...daemon.api.verbs import VERBS
-from ...daemon.engine.pieces import in_pieces
+from ...daemon.tasks.pieces import in_pieces
 from ..server.wire_map import wire_map
 from ..wire.checking import params_of_json
 from .desk import desk_of

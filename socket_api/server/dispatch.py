@@ -14,9 +14,9 @@ from ...daemon.api.events import OnEvent, Reporting, SessionEvent, TokenEvent, W
 from ...daemon.api.process import ShutdownRequest, ShutdownResult, SubscribeRequest, SubscribeResult
 from ...daemon.api.records import Request
 from ...daemon.api.verb import R, Verb
-from ...daemon.engine.cancellation import in_any_case
-from ...daemon.engine.pieces import in_pieces
 from ...daemon.events.events import Notice
+from ...daemon.tasks.cancellation import in_any_case
+from ...daemon.tasks.pieces import in_pieces
 from .wire_map import wire_map
 
 

@@ -21,10 +21,10 @@ import os
 from dataclasses import asdict
 
 from ...daemon.api.events import WorkEvent
-from ...daemon.branches.holding import Holder, holder
-from ...daemon.engine.cancellation import LeftMidway
-from ...daemon.engine.pieces import Pieces, in_pieces
 from ...daemon.events.events import Notice
+from ...daemon.tasks.cancellation import LeftMidway
+from ...daemon.tasks.holding import Holder, holder
+from ...daemon.tasks.pieces import Pieces, in_pieces
 from ...errors import TorporError
 from ..errors import (
     ApiError,

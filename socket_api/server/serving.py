@@ -22,7 +22,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
 from ...daemon.api.process import ShutdownResult
-from ...daemon.engine.cancellation import to_the_end
+from ...daemon.tasks.cancellation import to_the_end
 from ..errors import StopIncomplete
 from ..wire.listener import require_free
 from .descriptors import limits_within, raise_limit

@@ -15,7 +15,7 @@ from pydantic import TypeAdapter
 
 from ...daemon.api.records import IGNORING
 from ...daemon.api.verb import R, Verb
-from ...daemon.engine.pieces import SESSIONS_AT_ONCE, Pieces
+from ...daemon.tasks.pieces import SESSIONS_AT_ONCE, Pieces
 from ..wire.checking import reader_of_result
 
 _PLAIN_ITEMS_AT_ONCE: Final = 4096

@@ -86,9 +86,9 @@ from torpor.daemon.api.waking import (
     WarmRequest,
     WarmResult,
 )
-from torpor.daemon.engine.cancellation import LeftMidway
 from torpor.daemon.errors import AnswerNotFound
 from torpor.daemon.events.bus import Bus, Subscription, Wanted
+from torpor.daemon.tasks.cancellation import LeftMidway
 from torpor.errors import TorporError
 from torpor.memvid.uri import SessionUri
 

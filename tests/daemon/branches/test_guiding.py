@@ -14,8 +14,8 @@ from torpor.daemon.api.constraints import Constraint
 from torpor.daemon.api.limits import MAX_BIASES, MAX_BRANCHES
 from torpor.daemon.api.sampling import Sampling
 from torpor.daemon.api.verbs import VERBS
-from torpor.daemon.engine.pieces import in_pieces
 from torpor.daemon.errors import InvalidBranches, MemoryBudgetExceeded
+from torpor.daemon.tasks.pieces import in_pieces
 from torpor.daemon.verbs import branching
 from torpor.socket_api import limits
 from torpor.socket_api.server.wire_map import wire_map

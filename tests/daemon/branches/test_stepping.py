@@ -13,8 +13,8 @@ from session_rig import Rigged, fingerprint_of, tokens_of
 from torpor.daemon.api.branching import BranchCommit, BranchInfo, BranchReading
 from torpor.daemon.api.events import TokenEvent
 from torpor.daemon.api.sampling import Sampling
-from torpor.daemon.branches.holding import Holder, holder
 from torpor.daemon.errors import BranchNotFound, GenerationFailed
+from torpor.daemon.tasks.holding import Holder, holder
 from torpor.snapshot.forking import held_bytes
 
 DRAWN = Sampling(temperature=0.9, seed=3)

@@ -18,9 +18,9 @@ from torpor.daemon.api.sampling import Sampling
 from torpor.daemon.api.session import Look
 from torpor.daemon.engine import generation
 from torpor.daemon.engine.alone import decode_alone
-from torpor.daemon.engine.cancellation import LeftMidway
 from torpor.daemon.engine.generation import WriteOrder, Written, read, write
 from torpor.daemon.errors import ContextOverflow, GenerationFailed, InvalidTokens
+from torpor.daemon.tasks.cancellation import LeftMidway
 from torpor.snapshot.caches import length
 
 import mlx.core as mx  # isort: skip  # after torpor, which chooses the BLAS

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 from session_rig import DEADLINE_S, SAMPLED, Gate, ignore, tokens_of
 from torpor.daemon.api.sampling import Sampling
-from torpor.daemon.engine.cancellation import LeftMidway
 from torpor.daemon.errors import GenerationFailed
 from torpor.daemon.sessions.transcripts import message_of
 from torpor.daemon.sleep import turn_journal
+from torpor.daemon.tasks.cancellation import LeftMidway
 from torpor.memvid.errors import NoSpace
 from torpor.memvid.folder.journal import Journal
 from torpor.memvid.store import Store

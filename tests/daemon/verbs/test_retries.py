@@ -13,8 +13,8 @@ from conversing_rig import SYSTEM, assistant, cold, converse, ledger, names, rep
 from session_rig import END, Rigged, ignore
 from torpor.daemon.api.events import ProgressEvent, TokenEvent
 from torpor.daemon.api.sampling import Sampling
-from torpor.daemon.engine.cancellation import LeftMidway
 from torpor.daemon.errors import GenerationFailed
+from torpor.daemon.tasks.cancellation import LeftMidway
 
 LONG = "".join(chr(97 + at % 26) for at in range(700))
 

@@ -16,7 +16,7 @@ from torpor.daemon.api.sampling import Sampling
 from torpor.daemon.api.session import ListResult, SessionInfo
 from torpor.daemon.api.verb import Verb
 from torpor.daemon.api.verbs import VERBS
-from torpor.daemon.engine.pieces import SESSIONS_AT_ONCE, Pieces
+from torpor.daemon.tasks.pieces import SESSIONS_AT_ONCE, Pieces
 from torpor.socket_api.errors import LocalProtocolError
 from torpor.socket_api.server.dispatch import event_map
 from torpor.socket_api.server.wire_map import wire_map

@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 from session_rig import Rigged, ignore, tokens_of, until
-from torpor.daemon.engine import generation, pieces
-from torpor.daemon.engine.pieces import Pieces, in_pieces
+from torpor.daemon.engine import generation
 from torpor.daemon.errors import InvalidTokens
 from torpor.daemon.prefixes import heads, reuse
 from torpor.daemon.residency import labels, listing
+from torpor.daemon.tasks import pieces
+from torpor.daemon.tasks.pieces import Pieces, in_pieces
 from torpor.daemon.upkeep import scrubbing
 from torpor.daemon.upkeep.scrubbing import ScrubPolicy
 from torpor.daemon.verbs import store as store_verbs

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from torpor.daemon.engine.cancellation import settled, to_the_end
+from torpor.daemon.tasks.cancellation import settled, to_the_end
 
 
 async def test_work_runs_to_its_end_when_the_caller_is_cancelled_again_and_again() -> None:
