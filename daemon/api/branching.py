@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -29,7 +29,6 @@ Seeds = Annotated[Sequence[Annotated[int, Field(ge=0, le=MAX_SEED)]], Listed(), 
 Measure = Literal["perplexity", "mean_logprob", "client"]
 
 
-@dataclass(frozen=True, slots=True)
 class TokenBias(Record):
     """What is added to the logit of a token before it is drawn; None: it is never drawn."""
 
@@ -40,7 +39,6 @@ class TokenBias(Record):
 Biases = Annotated[Sequence[TokenBias], Listed(), Field(max_length=MAX_BIASES)]
 
 
-@dataclass(frozen=True, slots=True)
 class BranchInfo(Result):
     """A branch. parent: None for the root. position: its tokens; fork_head: how many it had when it was forked.
 
@@ -85,14 +83,12 @@ def perplexity_of(mean_logprob: float | None) -> float:
         return math.inf
 
 
-@dataclass(frozen=True, slots=True)
 class BranchesResult(Result):
     """Branches, in the order in which they were named or made."""
 
     branches: tuple[BranchInfo, ...]
 
 
-@dataclass(frozen=True, slots=True)
 class Produced(Result):
     """The token that a branch would draw at its step; nothing has changed. ends: whether it ends an answer.
 
@@ -110,14 +106,12 @@ class Produced(Result):
     logits: bytes | None = None
 
 
-@dataclass(frozen=True, slots=True)
 class ProduceResult(Result):
     """What each branch would draw, in the order in which they were named."""
 
     produced: tuple[Produced, ...]
 
 
-@dataclass(frozen=True, slots=True)
 class BranchText(Result):
     """What one branch has written, as of `GenerateResult`. `length`: it was cut off."""
 
@@ -130,7 +124,6 @@ class BranchText(Result):
     position: Count
 
 
-@dataclass(frozen=True, slots=True)
 class Attempt(BranchText):
     """One of several futures. kept: whether the branch is still there. measure: what it was ranked by; None where it
     has none."""
@@ -140,21 +133,18 @@ class Attempt(BranchText):
     measure: float | None
 
 
-@dataclass(frozen=True, slots=True)
 class DivergeResult(Result):
     """All attempts, the best first; those that were cut off behind all others."""
 
     attempts: tuple[Attempt, ...]
 
 
-@dataclass(frozen=True, slots=True)
 class AdvanceResult(Result):
     """What each branch has written, in the order in which they were named."""
 
     written: tuple[BranchText, ...]
 
 
-@dataclass(frozen=True, slots=True)
 class PruneResult(Result):
     """The branches that are gone, each before its parent, and the memory that they held."""
 
@@ -162,7 +152,6 @@ class PruneResult(Result):
     bytes_freed: Count
 
 
-@dataclass(frozen=True, slots=True)
 class BranchReading(Record):
     """What a branch is to read: a text, or token ids."""
 
@@ -176,7 +165,6 @@ class BranchReading(Record):
             raise ValueError("give either text or tokens for each branch")
 
 
-@dataclass(frozen=True, slots=True)
 class BranchCommit(Record):
     """A token for a branch. step: the step at which it was drawn; None: whatever the step is."""
 
@@ -185,7 +173,6 @@ class BranchCommit(Record):
     step: Count | None = None
 
 
-@dataclass(frozen=True, slots=True)
 class TreeRequest(Reporting):
     """Begin a tree. Its root stands where `session` stands, or where a version of it behind an `@` ends. If that
     version was kept with its subtree, all branches of that come back. The session does not change, and goes on by
@@ -197,7 +184,6 @@ class TreeRequest(Reporting):
     on_event: Listener = None
 
 
-@dataclass(frozen=True, slots=True)
 class BranchRequest(Request):
     """Fork a branch: `count` children that stand where it stands, with its sampling, biases, constraint and measures,
     but not its `steer`. seeds: one for each; without them all have the parent's, and draw the same. At temperature 0
@@ -213,7 +199,6 @@ class BranchRequest(Request):
         require_seeds(self.seeds, self.count)
 
 
-@dataclass(frozen=True, slots=True)
 class PrefillRequest(Reporting):
     """Let branches read: all of it, or nothing if one fails. It counts for no measure and no constraint."""
 
@@ -223,7 +208,6 @@ class PrefillRequest(Reporting):
     on_event: Listener = None
 
 
-@dataclass(frozen=True, slots=True)
 class ProduceRequest(Request):
     """The token that each branch would draw next. Nothing changes: asked again, it is the same. logprobs: with its
     log-probability, and of so many of the likeliest. logits: with all logits."""
@@ -235,7 +219,6 @@ class ProduceRequest(Request):
     priority: Priority = "normal"
 
 
-@dataclass(frozen=True, slots=True)
 class CommitRequest(Request):
     """Append one token to each of some branches, whatever it is: to all, or to none if one fails."""
 
@@ -244,7 +227,6 @@ class CommitRequest(Request):
     priority: Priority = "normal"
 
 
-@dataclass(frozen=True, slots=True)
 class AdvanceRequest(Reporting):
     """Let branches write, side by side. Each event of a token names its branch, and the token is committed. A token
     that ends an answer is not.
@@ -264,7 +246,6 @@ class AdvanceRequest(Reporting):
         require_tellable(self.max_tokens * max(1, len(self.branches)), self.logprobs)
 
 
-@dataclass(frozen=True, slots=True)
 class GuideRequest(Request):
     """Change how branches draw from now on. What is left out stays.
 
@@ -287,7 +268,6 @@ class GuideRequest(Request):
             raise ValueError("give either a constraint or free")
 
 
-@dataclass(frozen=True, slots=True)
 class DivergeRequest(Reporting):
     """Fork a branch, let the children write side by side, and keep the best. The branch itself does not change.
 
@@ -314,7 +294,6 @@ class DivergeRequest(Reporting):
         require_tellable(self.max_tokens * self.count, self.logprobs)
 
 
-@dataclass(frozen=True, slots=True)
 class PruneRequest(Request):
     """End branches and free their memory; those that are gone already are left out. subtree: with all below them; the
     root with its subtree is the whole tree."""
@@ -324,14 +303,12 @@ class PruneRequest(Request):
     subtree: bool = False
 
 
-@dataclass(frozen=True, slots=True)
 class RetainRequest(Request):
     """End all branches of a tree but this one, which becomes its root and goes on as it is."""
 
     branch: BranchId
 
 
-@dataclass(frozen=True, slots=True)
 class KeepRequest(Reporting):
     """Make a session `name` of a branch, as it stands. The branch stays. The session is awake, and durable when this is
     answered. From then on its turns are kept as the daemon's option says, even if those of the tree's session are not.
@@ -350,7 +327,6 @@ class KeepRequest(Reporting):
     on_event: Listener = None
 
 
-@dataclass(frozen=True, slots=True)
 class BranchesRequest(Request):
     """All branches of the tree that a branch is of, each behind its parent; without one, of all trees of this
     connection."""

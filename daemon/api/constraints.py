@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -16,7 +15,6 @@ SchemaText = Annotated[str, Field(min_length=1, max_length=MAX_SCHEMA_CHARS)]
 GrammarText = Annotated[str, Field(min_length=1, max_length=MAX_GRAMMAR_CHARS)]
 
 
-@dataclass(frozen=True, slots=True)
 class Constraint(Record):
     """What an answer's text must match from its first character to its last: a JSON schema, a regular expression, or a
     grammar in llguidance's form of Lark. One of them, as its source. A model thinks freely before it.
@@ -35,7 +33,6 @@ class Constraint(Record):
             raise ValueError("give one of json_schema, regex and lark")
 
 
-@dataclass(frozen=True, slots=True)
 class ToolChoice(Record):
     """Which of the conversation's tools an answer may call.
 

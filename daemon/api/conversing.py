@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY
 from typing import Annotated
 
 from pydantic import Field
@@ -23,7 +23,6 @@ Checkpoints = Annotated[
 KeepAwake = Annotated[float, Field(ge=0, le=MAX_KEEP_AWAKE_S)]
 
 
-@dataclass(frozen=True, slots=True)
 class MeasureResult(Result):
     """The tokens of a transcript, and how many of them a session has read already. context_tokens: of the model;
     model: its own name, also where the request gives an alias."""
@@ -34,7 +33,6 @@ class MeasureResult(Result):
     model: ModelName
 
 
-@dataclass(frozen=True, slots=True)
 class ConverseRequest(Reporting):
     """Answer a whole transcript, in the session that has read the most of it. A transcript that leaves that session's
     way goes on in a fork; one that no session knows begins a new one. What a session has read and written stays in it.
@@ -90,7 +88,6 @@ class ConverseRequest(Reporting):
         _require_after(self)
 
 
-@dataclass(frozen=True, slots=True)
 class MeasureRequest(Request):
     """Count the tokens of a transcript as `converse` would read it; nothing is read. Its fields are as for
     `converse`."""

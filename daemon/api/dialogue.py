@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, GetCoreSchemaHandler, JsonValue
@@ -68,7 +67,6 @@ AnswerId = Annotated[str, Field(pattern="^[0-9a-f]{32}$")]
 Content = Annotated[str, Field(max_length=MAX_TEXT_CHARS)]
 
 
-@dataclass(frozen=True, slots=True)
 class ToolCall(Result):
     """A call of a tool. id: names the call for its result; empty without one."""
 
@@ -77,7 +75,6 @@ class ToolCall(Result):
     id: CallId = ""
 
 
-@dataclass(frozen=True, slots=True)
 class Tool(Record):
     """A tool that the model may call. parameters: a JSON schema."""
 
@@ -86,7 +83,6 @@ class Tool(Record):
     parameters: JsonObject | None = None
 
 
-@dataclass(frozen=True, slots=True)
 class Message(Record):
     """The fields of a message, which is given and handled as a map of them. reasoning, tool_calls: an assistant's.
     tool_call_id: of the call that a tool's message answers. answer_id: of the answer that an assistant's message is: a

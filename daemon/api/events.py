@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Annotated, Any, Final, Literal, NoReturn, Self
 
 from pydantic import Field, PlainValidator
@@ -15,7 +15,6 @@ from .records import Count, Request, Result, TokenId
 Stage = Literal["prefill", "sleep", "wake", "analyse"]
 
 
-@dataclass(frozen=True, slots=True)
 class ProgressEvent(Result):
     """How far a stage is; `done` and `total` are tokens for prefill and sleep, bytes for wake and analyse."""
 
@@ -25,7 +24,6 @@ class ProgressEvent(Result):
     kind: Literal["progress"] = "progress"
 
 
-@dataclass(frozen=True, slots=True)
 class TokenEvent(Result):
     """One token that has been committed to the ledger; `text` is the text that it adds, and may be empty.
 
@@ -45,7 +43,6 @@ class TokenEvent(Result):
     kind: Literal["token"] = "token"
 
 
-@dataclass(frozen=True, slots=True)
 class SessionEvent(Result):
     """The session in which `converse` answers, once that is certain: before anything is read or written for it."""
 
@@ -53,7 +50,6 @@ class SessionEvent(Result):
     kind: Literal["session"] = "session"
 
 
-@dataclass(frozen=True, slots=True)
 class NoticeEvent(Result):
     """An event in the daemon, for a subscription. docs/reference/protocol.md lists the names and the facts of each; a
     newer daemon may send more of both.
@@ -98,10 +94,11 @@ NEVER_SENT: Final = frozenset({"on_event"})
 
 
 class Reporting(Request):
-    """A request that reports its progress. Each declares `on_event` itself, as its last field."""
+    """A request that reports its progress. Each has `on_event: Listener = None` as its last field."""
 
-    __slots__ = ()
-    on_event: Listener
+    @property
+    def on_event(self) -> Listener:
+        raise NotImplementedError
 
     @property
     def emit(self) -> OnEvent:

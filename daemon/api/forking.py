@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY
 from typing import Annotated
 
 from pydantic import Field
@@ -14,7 +14,6 @@ from .records import Count, Labels, Position, Priority, Result, Seconds, Session
 from .session import Origin
 
 
-@dataclass(frozen=True, slots=True)
 class ForkResult(Result):
     """The receipt of a fork, which sleeps and is durable. forked_from: its origin; blocks_reused: blocks shared with
     that; tokens_prefilled: tokens the model computed for it, 0 unless it was forked at an earlier token."""
@@ -32,7 +31,6 @@ class ForkResult(Result):
     seconds: Seconds
 
 
-@dataclass(frozen=True, slots=True)
 class FoldResult(Result):
     """The receipt of a fold: of the new session, which is awake and durable.
 
@@ -53,7 +51,6 @@ class FoldResult(Result):
     seconds: Seconds
 
 
-@dataclass(frozen=True, slots=True)
 class ForkRequest(Reporting):
     """Make a session `name` from the present state of `session`, or from a version of it behind an `@`. The fork
     sleeps, is durable, and shares all blocks with it. Changes of an awake session are put to sleep first.
@@ -70,7 +67,6 @@ class ForkRequest(Reporting):
     on_event: Listener = None
 
 
-@dataclass(frozen=True, slots=True)
 class FoldRequest(Reporting):
     """Put `session` to sleep, and begin a smaller session `name` with its system text, a summary and its last tokens.
     The new session is awake, and durable as well.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated, Final
 
 from pydantic import Field
@@ -19,7 +18,6 @@ TopLogprobs = Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)]
 Logprob = Annotated[float, Field(ge=LOWEST_LOGPROB, le=0)]
 
 
-@dataclass(frozen=True, slots=True)
 class Likelihood(Result):
     """How likely a token was at its place, by the model's own logits: before penalties, filters, temperature and
     constraints. logprob: natural logarithm of its probability, at least -9999. text: of the token alone; empty if it
@@ -31,7 +29,6 @@ class Likelihood(Result):
     logprob: Logprob
 
 
-@dataclass(frozen=True, slots=True)
 class TokenLogprobs(Likelihood):
     """The same of a token that was drawn. top: the likeliest at its place, the likeliest first, equal ones by the
     lower id; as many as were asked for, or the whole vocabulary. The token may not be among them."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, field
 from fnmatch import fnmatchcase
 from typing import Annotated
 
@@ -13,7 +13,6 @@ from .limits import MAX_EVENT_NAME_CHARS, MAX_EVENT_NAMES
 from .records import Count, Listed, ModelName, ProcessId, Request, Result, Seconds, SessionText
 
 
-@dataclass(frozen=True, slots=True)
 class ModelInfo(Result):
     """A served model. resident: whether it is loaded; facts known only from a load are None before the first load.
 
@@ -42,7 +41,6 @@ class ModelInfo(Result):
     changed: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
 class MemoryInfo(Result):
     """The use of the memory budget by models and sessions, in bytes.
 
@@ -61,7 +59,6 @@ class MemoryInfo(Result):
     branches_bytes: Count = 0
 
 
-@dataclass(frozen=True, slots=True)
 class QueueInfo(Result):
     """Requests that neither read nor write at the moment: they wait for a turn, memory or the engine, or are new.
     background: how many of them stand back. limit: how many may wait."""
@@ -71,7 +68,6 @@ class QueueInfo(Result):
     limit: Count
 
 
-@dataclass(frozen=True, slots=True)
 class ScrubInfo(Result):
     """The idle scrub since the daemon began: sessions that it read, their bytes, and how many had damage. Of these and
     of sessions that share their blocks: how many were computed again (`healed`), and how many could not be. last_ns:
@@ -86,7 +82,6 @@ class ScrubInfo(Result):
     last_ns: int | None
 
 
-@dataclass(frozen=True, slots=True)
 class ConfigInfo(Result):
     """A configuration file. reloads: how often it was applied since the start. problem: why the last reading was not
     applied; the earlier settings hold. waits_for_restart: settings that a running daemon cannot change.
@@ -99,7 +94,6 @@ class ConfigInfo(Result):
     waits_for_disuse: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
 class StatusResult(Result):
     """The daemon as a whole. prefix_hits, prefix_misses: new sessions since the start that shared a prefix with another
     session, and those that did not; cached_tokens: tokens the hits did not prefill; batched_tokens: tokens that several
@@ -135,7 +129,6 @@ def meant_by(name: str, aliases: Iterable[tuple[str, str]]) -> str:
     return next((own for alias, own in aliases if fnmatchcase(name, alias)), name)
 
 
-@dataclass(frozen=True, slots=True)
 class SubscribeResult(Result):
     """The end of a subscription, when the daemon has stopped: how many events it was sent, and how many it lost."""
 
@@ -143,7 +136,6 @@ class SubscribeResult(Result):
     lost: Count
 
 
-@dataclass(frozen=True, slots=True)
 class ShutdownResult(Result):
     """The result of a stop, by session URI: those put to sleep, and those that could not be, with why.
 
@@ -159,19 +151,16 @@ class ShutdownResult(Result):
     ledgers: dict[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
 class StatusRequest(Request):
     """The daemon as a whole."""
 
 
-@dataclass(frozen=True, slots=True)
 class LoadModelRequest(Request):
     """Load a model, if it is not; idle sessions and models make room for it."""
 
     model: ModelName
 
 
-@dataclass(frozen=True, slots=True)
 class UnloadModelRequest(Request):
     """Put the sessions on a model to sleep, and free its memory until it is needed again."""
 
@@ -182,7 +171,6 @@ EventName = Annotated[str, Field(min_length=1, max_length=MAX_EVENT_NAME_CHARS)]
 EventNames = Annotated[Sequence[EventName], Listed(or_one=True), Field(min_length=1, max_length=MAX_EVENT_NAMES)]
 
 
-@dataclass(frozen=True, slots=True)
 class SubscribeRequest(Request):
     """Events of the daemon from now on, until the subscription is closed or the daemon stops: sleeps, wakes, evictions,
     reads and writes, with sizes and times. A slow reader is told how many events were `lost`.
@@ -196,7 +184,6 @@ class SubscribeRequest(Request):
     namespace: SessionText | None = None
 
 
-@dataclass(frozen=True, slots=True)
 class ShutdownRequest(Request):
     """Stop the daemon. When this returns, it has put its sessions to sleep, and its process ends.
 

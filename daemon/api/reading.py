@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -26,7 +26,6 @@ Cause = Literal[
 ]
 
 
-@dataclass(frozen=True, slots=True)
 class AppendResult(Result):
     """The result of reading new text or tokens. woken: the report of the wake that this request caused.
 
@@ -44,7 +43,6 @@ class AppendResult(Result):
     branched: Look | None = None
 
 
-@dataclass(frozen=True, slots=True)
 class GenerateResult(Result):
     """A whole generation. With `prove`, `logits_blake3` has one digest per token: of the float32 logits it was drawn
     from; `final_logits_blake3` is the digest of the logits for the next token.
@@ -79,7 +77,6 @@ class GenerateResult(Result):
     seed: Count | None = None
 
 
-@dataclass(frozen=True, slots=True)
 class Reuse(Result):
     """The outcome for the prefix of one request.
 
@@ -111,7 +108,6 @@ class Reuse(Result):
     left_out: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
 class WhyResult(Result):
     """The prefix outcomes of the last requests for a session, the latest last. Requests before the daemon began are
     unknown."""
@@ -127,7 +123,6 @@ Role = Literal["user", "system", "tool"]
 OnDivergence = Literal["refuse", "rewind"]
 
 
-@dataclass(frozen=True, slots=True)
 class AppendRequest(Reporting):
     """Append text, token ids or messages to the session: all, or nothing if it fails or is cancelled. Never sent twice,
     also after a failure.
@@ -153,7 +148,6 @@ class AppendRequest(Reporting):
             raise ValueError("give either text, tokens or messages")
 
 
-@dataclass(frozen=True, slots=True)
 class WritingRequest(Request):
     """Base of what lets the model write."""
 
@@ -169,7 +163,6 @@ class WritingRequest(Request):
     priority: Priority = "normal"
 
 
-@dataclass(frozen=True, slots=True)
 class GenerateRequest(WritingRequest, Reporting):
     """Continue the session's text, after reading `text` if there is some.
 
@@ -189,7 +182,6 @@ class GenerateRequest(WritingRequest, Reporting):
         require_tellable(self.max_tokens, self.logprobs)
 
 
-@dataclass(frozen=True, slots=True)
 class ChatRequest(WritingRequest, Reporting):
     """One turn of a chat: a new message, or `messages`, the whole transcript up to the message to answer: maps of role
     and content; an assistant's may have reasoning and tool_calls, a tool's its tool_call_id. The daemon renders the
@@ -228,7 +220,6 @@ class ChatRequest(WritingRequest, Reporting):
             raise ValueError("the last of messages is the assistant's, so there is nothing to answer")
 
 
-@dataclass(frozen=True, slots=True)
 class WhyRequest(Request):
     """How much of the prefixes of the session's last requests was kept, where one diverged, and why."""
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY
 
 from .dialogue import AnswerId, Role, ToolCall
 from .records import Count, ModelName, Request, Result, SessionText
 
 
-@dataclass(frozen=True, slots=True)
 class RecalledMessage(Result):
     """A message, as its tokens tell it. answer_id: of an answer that has one. start, end: the tokens of the ledger
     before it, or before the messages that were read with it, and at its end. finished: whether an answer came to its
@@ -26,7 +25,6 @@ class RecalledMessage(Result):
     finished: bool = True
 
 
-@dataclass(frozen=True, slots=True)
 class RecallResult(Result):
     """What was said. after: the id of the answer before; None without one."""
 
@@ -36,7 +34,6 @@ class RecallResult(Result):
     after: AnswerId | None = None
 
 
-@dataclass(frozen=True, slots=True)
 class RecallRequest(Request):
     """What was said in a session, decoded from its tokens; one that sleeps stays asleep. With `answer_id`: that answer,
     behind the messages since the answer before it that has an id.
@@ -53,7 +50,6 @@ class RecallRequest(Request):
             raise ValueError("either session or answer_id names what to tell; give one of them")
 
 
-@dataclass(frozen=True, slots=True)
 class DisownResult(Result):
     """The sessions that had the answer."""
 
@@ -61,7 +57,6 @@ class DisownResult(Result):
     sessions: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
 class DisownRequest(Request):
     """Take the id from an answer: nothing finds it by that any more. Its words stay in the sessions that have it;
     deleting those erases them."""

@@ -8,9 +8,9 @@ In the process a record is a plain value, and not checked.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import GenericAlias
-from typing import Annotated, Any, ClassVar, Final, Literal, get_args
+from typing import Annotated, Any, ClassVar, Final, Literal, dataclass_transform, get_args
 
 from pydantic import ConfigDict, Field, GetCoreSchemaHandler
 
@@ -58,11 +58,15 @@ Priority = Literal["normal", "background"]
 """`background` gives way to `normal`."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass_transform(frozen_default=True, field_specifiers=(field,))
+@dataclass(frozen=True)
 class Record:
-    """Base of all: no conversion, no NaN."""
+    """Base of all, which makes frozen dataclasses of them: no conversion, no NaN."""
 
     __pydantic_config__: ClassVar[ConfigDict] = FORBIDDING
+
+    def __init_subclass__(cls) -> None:
+        dataclass(frozen=True)(cls)
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> Any:
@@ -73,14 +77,12 @@ class Record:
         return schema
 
 
-@dataclass(frozen=True, slots=True)
 class Result(Record):
     """Base of every answer of the daemon."""
 
     __pydantic_config__: ClassVar[ConfigDict] = IGNORING
 
 
-@dataclass(frozen=True, slots=True)
 class Request(Record):
     """Base of every request of a client."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import secrets
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from functools import cache
 from typing import Annotated, Any, get_args, get_type_hints
 
@@ -36,7 +36,6 @@ class _Naming:
     _named: frozenset[str]
 
 
-@dataclass(frozen=True, slots=True)
 class Sampling(Record, _Naming):
     """How the next token is drawn from the logits. A request names only the fields given to the constructor; these
     override the session's.

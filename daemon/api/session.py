@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, field
 from typing import Literal
 
 from .dialogue import JsonObject, Tools, require_root
@@ -16,7 +16,6 @@ OwnDurability = Literal["none"]
 """`none`: the session is to be thrown away; its turns do not wait for the journal, and a crash loses them."""
 
 
-@dataclass(frozen=True, slots=True)
 class Lossy(Result):
     """The loss of a session: the keys and values of its first `tokens` tokens were once kept in `bits` bits, and all
     later tokens were computed from those."""
@@ -25,7 +24,6 @@ class Lossy(Result):
     tokens: Count
 
 
-@dataclass(frozen=True, slots=True)
 class Salvaged(Result):
     """The part of a session that a repair saved: the first `tokens` of `of` tokens; `of` is None where unknown. The
     tokens behind them are lost, even if others were read there since."""
@@ -34,7 +32,6 @@ class Salvaged(Result):
     of: Count | None
 
 
-@dataclass(frozen=True, slots=True)
 class Recomputed(Result):
     """The part of `version` that was computed again from stored tokens: `tokens` tokens from position `start`.
     same_logits: whether the logits behind them equal the stored ones bit for bit. damaged: whether their blocks were
@@ -47,7 +44,6 @@ class Recomputed(Result):
     damaged: bool = True
 
 
-@dataclass(frozen=True, slots=True)
 class Origin(Result):
     """Where a fork or a fold comes from: a version of another session, and how many of its tokens the new one took over
     or summarised."""
@@ -58,7 +54,6 @@ class Origin(Result):
     tokens: Count
 
 
-@dataclass(frozen=True, slots=True)
 class Look(Result):
     """Where a session was woken before its end: at `version`, with `token_count` tokens. The newest version, with
     `newest_tokens`, stays the newest until something is read or written; then history branches here."""
@@ -69,7 +64,6 @@ class Look(Result):
     newest_tokens: Count
 
 
-@dataclass(frozen=True, slots=True)
 class SessionInfo(Result):
     """A session as a listing shows it; `session` is its URI.
 
@@ -102,7 +96,6 @@ class SessionInfo(Result):
     durability: OwnDurability | None = None
 
 
-@dataclass(frozen=True, slots=True)
 class VersionInfo(Result):
     """One sleep of a session, with its marks."""
 
@@ -117,7 +110,6 @@ class VersionInfo(Result):
     pinned: bool = False
 
 
-@dataclass(frozen=True, slots=True)
 class SessionDetail(Result):
     """All facts of `show` about one session. backend: what computes it, or computed it last: the parts of the identity
     that may differ. lossy: None for an exact one. forked_from: None unless it is a fork; folded_from: None unless it
@@ -135,7 +127,6 @@ class SessionDetail(Result):
     folded_from: Origin | None = None
 
 
-@dataclass(frozen=True, slots=True)
 class ListResult(Result):
     """The sessions of a namespace, or all, by name. Iterates over them."""
 
@@ -151,7 +142,6 @@ class ListResult(Result):
         return self.sessions[at]
 
 
-@dataclass(frozen=True, slots=True)
 class CreateRequest(Request):
     """Make a session. It is empty, and in memory only until its first turn or sleep.
 
@@ -174,7 +164,6 @@ class CreateRequest(Request):
         require_root(self.tools, self.template_arguments)
 
 
-@dataclass(frozen=True, slots=True)
 class SetRequest(Reporting):
     """Change how the session draws its tokens from now on: only the given fields of `sampling`. A given seed begins its
     random numbers anew. labels: in place of those that it has. A sleeping session is woken, and its next sleep keeps
@@ -191,14 +180,12 @@ class SetRequest(Reporting):
             raise ValueError("name at least one of the sampling's parameters, or labels")
 
 
-@dataclass(frozen=True, slots=True)
 class ListRequest(Request):
     """All sessions, or those of one namespace: this one, else the client's."""
 
     namespace: SessionText | None = None
 
 
-@dataclass(frozen=True, slots=True)
 class ShowRequest(Request):
     """Everything that can be seen of one session; one that sleeps is read from its bundle and stays asleep."""
 

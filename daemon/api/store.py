@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY
 from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
@@ -14,7 +14,6 @@ from .limits import MAX_DAYS, MAX_KIND_CHARS, MAX_NUMBER, MAX_TAG_CHARS
 from .records import Count, Label, Labels, Request, Result, Seconds, SessionText
 
 
-@dataclass(frozen=True, slots=True)
 class LabelFigures(Result):
     """All sessions of a label together; `label` is None for all sessions that were looked at, with or without labels.
 
@@ -31,7 +30,6 @@ class LabelFigures(Result):
     hits: Count
 
 
-@dataclass(frozen=True, slots=True)
 class StatsResult(Result):
     """Figures of all sessions, and of those of each label. One with several labels counts in each."""
 
@@ -39,7 +37,6 @@ class StatsResult(Result):
     labels: tuple[LabelFigures, ...]
 
 
-@dataclass(frozen=True, slots=True)
 class AnalysisResult(Result):
     """Figures of a stored version. artifact: the document of figures, as JSON.
 
@@ -55,7 +52,6 @@ class AnalysisResult(Result):
     seconds: Seconds
 
 
-@dataclass(frozen=True, slots=True)
 class MaintenanceProblem(Result):
     """Something that an operation could not put right: where, the code of the error it is, and a sentence."""
 
@@ -64,7 +60,6 @@ class MaintenanceProblem(Result):
     message: str
 
 
-@dataclass(frozen=True, slots=True)
 class DeleteResult(Result):
     """The result of a delete. problems: files in quarantine that it could not mark as deleted, bundles that kept it
     from removing files, and what to do; problems_left_out counts those cut off at the end."""
@@ -77,7 +72,6 @@ class DeleteResult(Result):
     problems_left_out: Count = 0
 
 
-@dataclass(frozen=True, slots=True)
 class ClearResult(Result):
     """The sessions that a clear removed, or with `dry_run` would remove: their URIs and their totals.
 
@@ -98,7 +92,6 @@ class ClearResult(Result):
     problems_left_out: Count = 0
 
 
-@dataclass(frozen=True, slots=True)
 class MaintenanceAction(Result):
     """One thing that an operation on the store did, or with `dry_run` would do; `keep` says why something stays."""
 
@@ -110,7 +103,6 @@ class MaintenanceAction(Result):
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
 class MaintenanceResult(Result):
     """The result of an operation on the store, or with `dry_run` its plan.
 
@@ -153,7 +145,6 @@ class MaintenanceResult(Result):
         )
 
 
-@dataclass(frozen=True, slots=True)
 class MarksResult(Result):
     """The marks of one version. A version with a mark is never pruned."""
 
@@ -191,7 +182,6 @@ OPERATION_OPTIONS: Mapping[str, frozenset[str]] = MappingProxyType(
 _ALL_OPTIONS = frozenset().union(*OPERATION_OPTIONS.values())
 
 
-@dataclass(frozen=True, slots=True)
 class MaintainRequest(Request):
     """Run an operation on the daemon's store: gc, empty_quarantine, compact, repair, rebuild_index, prune, forget or
     quantise, with its own options; any other option is refused, not ignored.
@@ -224,7 +214,6 @@ class MaintainRequest(Request):
             raise ValueError("quantise needs a session, or after how many days of sleep it takes all: after_days")
 
 
-@dataclass(frozen=True, slots=True)
 class MarkRequest(Request):
     """Put one mark on a version (`NAME@3`; the latest of a bare name), or take one off: `tag`, `untag` or `pinned`.
 
@@ -247,7 +236,6 @@ class MarkRequest(Request):
             raise ValueError("untag takes a session without a version: the tag says which one has it")
 
 
-@dataclass(frozen=True, slots=True)
 class ImportRequest(Request):
     """Adopt a bundle that was put into the store's folder `incoming` under its id: as its own session, or another."""
 
@@ -256,7 +244,6 @@ class ImportRequest(Request):
     session: SessionText | None = None
 
 
-@dataclass(frozen=True, slots=True)
 class AnalyseRequest(Reporting):
     """Figures of a stored version (`NAME@3`; the newest of a bare name), as a JSON document in `artifact`.
 
@@ -270,7 +257,6 @@ class AnalyseRequest(Reporting):
     on_event: Listener = None
 
 
-@dataclass(frozen=True, slots=True)
 class StatsRequest(Request):
     """Figures of all sessions, or of those of a label or namespace: together, and by label."""
 
@@ -278,14 +264,12 @@ class StatsRequest(Request):
     namespace: SessionText | None = None
 
 
-@dataclass(frozen=True, slots=True)
 class DeleteRequest(Request):
     """Remove the session and all its versions, from memory and from disk. Bytes that others share stay."""
 
     session: SessionText
 
 
-@dataclass(frozen=True, slots=True)
 class ClearRequest(Request):
     """Delete all sessions of a label, in one `namespace` or all, from memory and disk; `dry_run` tells which, and
     changes nothing."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -17,7 +17,6 @@ WakeWay = Literal["restore", "recompute"]
 CanaryVerdict = Literal["same_bits", "within_tolerance", "not_run"]
 
 
-@dataclass(frozen=True, slots=True)
 class SleepResult(Result):
     """The receipt of a sleep or a save: it exists only once the state is durable, and tells what the next wake gives.
 
@@ -55,7 +54,6 @@ class SleepResult(Result):
         )
 
 
-@dataclass(frozen=True, slots=True)
 class PartDiffers(Result):
     """A part of the identity that differs; None where the snapshot or this daemon has none."""
 
@@ -64,7 +62,6 @@ class PartDiffers(Result):
     live: str | None
 
 
-@dataclass(frozen=True, slots=True)
 class WakeResult(Result):
     """The report of a wake. tokens_prefilled: tokens that the model computed; zero, unless an earlier token was asked
     for, the snapshot was salvaged, or the daemon recomputes because that is faster. differs: the parts of the backend
@@ -95,7 +92,6 @@ class WakeResult(Result):
     look: Look | None = None
 
 
-@dataclass(frozen=True, slots=True)
 class PlannedFile(Result):
     """A bundle's file, and how much a wake would read of it. bytes_to_read: decoded bytes of state."""
 
@@ -104,7 +100,6 @@ class PlannedFile(Result):
     bytes_to_read: Count
 
 
-@dataclass(frozen=True, slots=True)
 class MeasuredRate(Result):
     """A rate measured on the daemon's machine. value: per second, or seconds, as the name says; None if not measured.
     samples: the number of measurements."""
@@ -114,7 +109,6 @@ class MeasuredRate(Result):
     samples: Count
 
 
-@dataclass(frozen=True, slots=True)
 class WakePlanResult(Result):
     """The plan of a wake; nothing was done.
 
@@ -150,7 +144,6 @@ class WakePlanResult(Result):
     differs: tuple[PartDiffers, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
 class Warmed(Result):
     """The result of warming one session. hit: it was awake already. left: why it still sleeps: `no_room`,
     `model_not_loaded`, or the code of an error; None for one that is awake. hits: as in `LabelFigures`."""
@@ -161,14 +154,12 @@ class Warmed(Result):
     hits: Count
 
 
-@dataclass(frozen=True, slots=True)
 class WarmResult(Result):
     """The results of warming sessions, in the order in which they were tried."""
 
     sessions: tuple[Warmed, ...]
 
 
-@dataclass(frozen=True, slots=True)
 class SleepRequest(Reporting):
     """Put the session to sleep: when this returns, its state is durable, and its memory free. A second request gives
     the same receipt and writes nothing."""
@@ -178,13 +169,11 @@ class SleepRequest(Reporting):
     on_event: Listener = None
 
 
-@dataclass(frozen=True, slots=True)
 class SaveRequest(SleepRequest):
     """Make the session durable as `sleep` does, and leave it in memory. A session that sleeps stays asleep: the receipt
     is that of its last version. So it is where nothing is new."""
 
 
-@dataclass(frozen=True, slots=True)
 class WakingRequest(Request):
     """Base of the requests that name a state to wake."""
 
@@ -199,7 +188,6 @@ class WakingRequest(Request):
             raise ValueError("name the version once: behind the @ of session, or in version")
 
 
-@dataclass(frozen=True, slots=True)
 class WakeRequest(WakingRequest, Reporting):
     """Wake the session at its last version, or at an earlier one; nothing is prefilled again.
 
@@ -213,12 +201,10 @@ class WakeRequest(WakingRequest, Reporting):
     on_event: Listener = None
 
 
-@dataclass(frozen=True, slots=True)
 class PlanWakeRequest(WakingRequest):
     """Plan the same `wake`, and estimate its time on the daemon's machine; nothing is done."""
 
 
-@dataclass(frozen=True, slots=True)
 class WarmRequest(Reporting):
     """Wake sessions ahead of need, by name, by label (in one `namespace`, or all) or both, as far as memory is free: no
     other session goes to sleep for it, and no model is loaded. A session that is awake already counts as a hit."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar, Final, Literal
+from typing import Any, ClassVar, Final, Literal, dataclass_transform
 
 from ...memvid.uri import SessionUri
 
@@ -33,51 +33,47 @@ Fact = str | int | float | bool | None
 _MADE: Final[dict[str, type[Event]]] = {}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass_transform(frozen_default=True)
+@dataclass(frozen=True)
 class Event:
-    """Base of all. name: a word of the protocol, made from the class's name. session: None if the event is about
-    none."""
+    """Base of all, which makes frozen dataclasses of them. name: a word of the protocol, made from the class's name.
+    session: None if the event is about none."""
 
     name: ClassVar[str] = ""
     session: SessionUri | None
 
     def __init_subclass__(cls) -> None:
         cls.name = re.sub(r"(?<!^)(?=[A-Z])", "_", cls.__name__).lower()
-        _MADE[cls.name] = cls  # a second time for the class with slots, which replaces the first
+        _MADE[cls.name] = dataclass(frozen=True)(cls)
 
     def facts(self) -> dict[str, Fact]:
         """The event's fields but for the session."""
         return {each.name: _plain(getattr(self, each.name)) for each in fields(self) if each.name != "session"}
 
 
-@dataclass(frozen=True, slots=True)
 class Subscribed(Event):
     """A subscription has begun. From here on it misses only the events that `lost` counts. Told to that subscriber
     only."""
 
 
-@dataclass(frozen=True, slots=True)
 class Lost(Event):
     """`count` events were dropped, the oldest first, because the subscriber did not take them. Told to it only."""
 
     count: int
 
 
-@dataclass(frozen=True, slots=True)
 class RequestAccepted(Event):
     """A request to read, write, keep or remove something was accepted. verb: its method."""
 
     verb: str
 
 
-@dataclass(frozen=True, slots=True)
 class RequestQueued(Event):
     """A request has to wait for the session's turn. ahead: how many requests wait before it."""
 
     ahead: int
 
 
-@dataclass(frozen=True, slots=True)
 class RequestFinished(Event):
     """A request was carried out."""
 
@@ -85,7 +81,6 @@ class RequestFinished(Event):
     seconds: float
 
 
-@dataclass(frozen=True, slots=True)
 class RequestFailed(Event):
     """A request was refused, failed, or was cancelled. code: of the error; `cancelled`, or `internal_error`."""
 
@@ -94,14 +89,12 @@ class RequestFailed(Event):
     seconds: float
 
 
-@dataclass(frozen=True, slots=True)
 class SessionCreated(Event):
     """A new session is awake: an empty one, or one made of a branch."""
 
     model: str
 
 
-@dataclass(frozen=True, slots=True)
 class SessionForked(Event):
     """A fork was made, and sleeps. source: the session that it was forked from."""
 
@@ -113,7 +106,6 @@ class SessionForked(Event):
     seconds: float
 
 
-@dataclass(frozen=True, slots=True)
 class SessionFolded(Event):
     """A new, smaller session goes on in the place of an exhausted one, which sleeps. source: the exhausted one;
     tail_tokens: how many of its last tokens the new one has; prefilled_tokens: how many tokens were read."""
@@ -127,7 +119,6 @@ class SessionFolded(Event):
     seconds: float
 
 
-@dataclass(frozen=True, slots=True)
 class SessionRewound(Event):
     """A session went back to the token at which a transcript leaves it. version: the version that has all its
     tokens."""
@@ -137,7 +128,6 @@ class SessionRewound(Event):
     to_tokens: int
 
 
-@dataclass(frozen=True, slots=True)
 class SessionDeleted(Event):
     """A session and all its versions are gone, from memory and from disk."""
 
@@ -145,7 +135,6 @@ class SessionDeleted(Event):
     bytes_freed: int
 
 
-@dataclass(frozen=True, slots=True)
 class PrefixHit(Event):
     """A session that had read nothing took over tokens of another. awake: they came from memory."""
 
@@ -156,14 +145,12 @@ class PrefixHit(Event):
     seconds: float
 
 
-@dataclass(frozen=True, slots=True)
 class PrefillBegan(Event):
     """Tokens are about to be read."""
 
     tokens: int
 
 
-@dataclass(frozen=True, slots=True)
 class PrefillProgress(Event):
     """A chunk has been read."""
 
@@ -171,7 +158,6 @@ class PrefillProgress(Event):
     total_tokens: int
 
 
-@dataclass(frozen=True, slots=True)
 class PrefillEnded(Event):
     """Reading has ended. tokens: how many were read into the ledger; 0 if reading failed or was given up."""
 
@@ -179,14 +165,12 @@ class PrefillEnded(Event):
     seconds: float
 
 
-@dataclass(frozen=True, slots=True)
 class FirstToken(Event):
     """The first token of a generation is committed. seconds: since the request was accepted."""
 
     seconds: float
 
 
-@dataclass(frozen=True, slots=True)
 class DecodeEnded(Event):
     """A generation has ended. tokens: how many it committed, even if it failed or was given up."""
 
@@ -194,7 +178,6 @@ class DecodeEnded(Event):
     seconds: float
 
 
-@dataclass(frozen=True, slots=True)
 class BatchFailed(Event):
     """A model call for several sessions failed. All are as they were. Each goes on alone, so only the failing one is
     refused. code: of the error."""
@@ -204,7 +187,6 @@ class BatchFailed(Event):
     code: str
 
 
-@dataclass(frozen=True, slots=True)
 class SleepBegan(Event):
     """A session is being made durable."""
 
@@ -212,7 +194,6 @@ class SleepBegan(Event):
     tokens: int
 
 
-@dataclass(frozen=True, slots=True)
 class SleepEnded(Event):
     """The state is durable. bytes_written and blocks_new are 0 if the last version has all of it."""
 
@@ -226,7 +207,6 @@ class SleepEnded(Event):
     seconds: float
 
 
-@dataclass(frozen=True, slots=True)
 class SleepFailed(Event):
     """The session stays awake as it was. code: of the error."""
 
@@ -235,7 +215,6 @@ class SleepFailed(Event):
     seconds: float
 
 
-@dataclass(frozen=True, slots=True)
 class VersionsPruned(Event):
     """The daemon has removed versions: those that no rule keeps (`serve --keep-last`, `--keep-days`), and stand-ins
     that a later version has taken over. bytes_freed: less than their size where other versions need their blocks."""
@@ -244,7 +223,6 @@ class VersionsPruned(Event):
     bytes_freed: int
 
 
-@dataclass(frozen=True, slots=True)
 class LedgerKept(Event):
     """A stop could not write all of a session, and kept its ledger with the durable part of its state. Or the scrub
     found damage in the blocks below such a ledger. tokens: of the ledger; unread_tokens: those that the next request
@@ -257,7 +235,6 @@ class LedgerKept(Event):
     code: str
 
 
-@dataclass(frozen=True, slots=True)
 class BlocksWritten(Event):
     """Full blocks of a session that is awake and not in use were written behind its requests, as a version that a later
     one replaces. tokens: of its ledger; unread_tokens: those behind the blocks."""
@@ -269,7 +246,6 @@ class BlocksWritten(Event):
     seconds: float
 
 
-@dataclass(frozen=True, slots=True)
 class LedgerRead(Event):
     """The tokens of a kept ledger were computed again. same_logits: the logits behind them are the same to the
     bit."""
@@ -279,7 +255,6 @@ class LedgerRead(Event):
     same_logits: bool
 
 
-@dataclass(frozen=True, slots=True)
 class WakeBegan(Event):
     """A snapshot is to be read. version: None is the newest."""
 
@@ -287,7 +262,6 @@ class WakeBegan(Event):
     version: int | None
 
 
-@dataclass(frozen=True, slots=True)
 class WakeVerified(Event):
     """The snapshot has been read into memory. hashed: every byte was compared with its digest."""
 
@@ -296,7 +270,6 @@ class WakeVerified(Event):
     seconds: float
 
 
-@dataclass(frozen=True, slots=True)
 class WakeEnded(Event):
     """The state is put back. canary: the verdict; tokens_prefilled: how many tokens had to be computed."""
 
@@ -310,7 +283,6 @@ class WakeEnded(Event):
     seconds: float
 
 
-@dataclass(frozen=True, slots=True)
 class WakeFailed(Event):
     """Nothing live has changed. code: of the error."""
 
@@ -319,7 +291,6 @@ class WakeFailed(Event):
     seconds: float
 
 
-@dataclass(frozen=True, slots=True)
 class EvictionPlanned(Event):
     """Idle sessions go to sleep and models are unloaded, so that the request for this session finds memory. Each of
     them has its own event."""
@@ -330,14 +301,12 @@ class EvictionPlanned(Event):
     models: int
 
 
-@dataclass(frozen=True, slots=True)
 class EvictionRefused(Event):
     """This session could not be put to sleep to make room. code: of the error."""
 
     code: str
 
 
-@dataclass(frozen=True, slots=True)
 class MemoryAwaited(Event):
     """The request for this session waits for memory. ahead: how many requests wait before it."""
 
@@ -346,7 +315,6 @@ class MemoryAwaited(Event):
     ahead: int
 
 
-@dataclass(frozen=True, slots=True)
 class MemoryGranted(Event):
     """The request has its memory. granted: False if its session has to give way first; it then asks again."""
 
@@ -355,7 +323,6 @@ class MemoryGranted(Event):
     seconds: float
 
 
-@dataclass(frozen=True, slots=True)
 class MemoryRefused(Event):
     """The request for this session wants more memory than it can ever have."""
 
@@ -364,7 +331,6 @@ class MemoryRefused(Event):
     budget_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
 class ModelLoadBegan(Event):
     """A model is being read into memory. wanted_bytes: its size by its files."""
 
@@ -372,7 +338,6 @@ class ModelLoadBegan(Event):
     wanted_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
 class ModelLoaded(Event):
     """A model is ready. weights_bytes: the memory that it takes."""
 
@@ -381,7 +346,6 @@ class ModelLoaded(Event):
     seconds: float
 
 
-@dataclass(frozen=True, slots=True)
 class ModelLoadFailed(Event):
     """A model could not be loaded. code: of the error, or `cancelled`."""
 
@@ -390,7 +354,6 @@ class ModelLoadFailed(Event):
     seconds: float
 
 
-@dataclass(frozen=True, slots=True)
 class ModelUnloaded(Event):
     """A model has left memory. cause: a client asked, others need the room, it was not used, or its files have
     changed."""
@@ -400,7 +363,6 @@ class ModelUnloaded(Event):
     cause: UnloadCause
 
 
-@dataclass(frozen=True, slots=True)
 class ModelFilesChanged(Event):
     """The files of a model have changed since it was loaded. policy: refuse or reload."""
 
@@ -408,28 +370,24 @@ class ModelFilesChanged(Event):
     policy: str
 
 
-@dataclass(frozen=True, slots=True)
 class ModelFilesRestored(Event):
     """The files of a model are again those that it was loaded from."""
 
     model: str
 
 
-@dataclass(frozen=True, slots=True)
 class ConfigurationTakenOver(Event):
     """The configuration file was taken over. waiting: how many of its settings wait for a restart."""
 
     waiting: int
 
 
-@dataclass(frozen=True, slots=True)
 class ConfigurationRefused(Event):
     """The configuration file is wrong, so the earlier settings hold. code: of the error."""
 
     code: str
 
 
-@dataclass(frozen=True, slots=True)
 class SessionScrubbed(Event):
     """Every byte that a sleeping session's versions need was read again. damage: how many findings."""
 
@@ -439,7 +397,6 @@ class SessionScrubbed(Event):
     seconds: float
 
 
-@dataclass(frozen=True, slots=True)
 class DamageFound(Event):
     """The scrub found damage in the files of a session. code: of the first finding."""
 
@@ -447,7 +404,6 @@ class DamageFound(Event):
     code: str
 
 
-@dataclass(frozen=True, slots=True)
 class SessionHealed(Event):
     """The damaged part was computed again from the stored tokens, and slept as a new version. same_logits: the logits
     behind it are the stored ones to the bit."""
@@ -460,14 +416,12 @@ class SessionHealed(Event):
     seconds: float
 
 
-@dataclass(frozen=True, slots=True)
 class HealFailed(Event):
     """The damaged part was not computed again. code: of the error."""
 
     code: str
 
 
-@dataclass(frozen=True, slots=True)
 class StoreRepaired(Event):
     """A repair has ended. mended: files that are whole again; salvaged: sessions whose beginning it saved;
     quarantined: files that it set aside; problems: how many are left."""

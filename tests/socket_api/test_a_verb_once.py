@@ -16,14 +16,12 @@ FOLDERS = ("memvid", "snapshot", "daemon", "socket_api", "cli")
 
 RECORD = '''
 
-@dataclass(frozen=True, slots=True)
 class EchoResult(Result):
     """What was said."""
 
     said: str
 
 
-@dataclass(frozen=True, slots=True)
 class EchoRequest(Request):
     """Say a text again, some times over."""
 
@@ -137,7 +135,7 @@ def test_a_verb_is_added_by_a_record_a_handler_and_a_command_and_answers_everywh
     put(package / "cli" / "command_list.py", before='    Command(_SYSTEM, "stats"', what=row)
 
     waking = package / "daemon" / "api" / "waking.py"
-    next_record = "    on_event: Listener = None\n\n\n@dataclass(frozen=True, slots=True)\nclass PlanWakeRequest"
+    next_record = "    on_event: Listener = None\n\n\nclass PlanWakeRequest"
     put(waking, before=next_record, what=FIELD)
     waking = package / "daemon" / "verbs" / "waking.py"
     put(waking, before="    started = time.monotonic()\n    uri, version", what=READ)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 import pytest
@@ -52,7 +52,6 @@ def test_a_long_list_is_made_and_encoded_in_pieces_and_is_what_it_would_be_at_on
     assert sessions // 256 <= pauses <= sessions // 64
 
 
-@dataclass(frozen=True)
 class Numbers(Result):
     """A result with nothing else."""
 
