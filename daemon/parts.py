@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 
 from ..memvid.folder.retention import Retention
@@ -41,7 +42,7 @@ from .models.rates import Measured
 from .options.serve_options import ServeOptions
 from .prefixes.heads import Heads
 from .prefixes.prefix_history import Reasons
-from .prefixes.reuse import Hits, PrefixReuse
+from .prefixes.reuse import PrefixReuse
 from .residency import listing
 from .residency.labels import Labels
 from .residency.listing import Roll
@@ -104,7 +105,7 @@ class Parts:
         self.forking = Forking(store, self.hibernation)
         self.quantising = Quantising(store, engine, self.hibernation)
         self.config: Configuring | None = None
-        self.hits = Hits()
+        self.hits: Counter[SessionUri] = Counter()
         self.reuse = PrefixReuse(store, engine, self.hibernation, self.bus, self.hits, options.prefix_reuse)
         self.encoder = Encoder()
         shelf.on_drop = self.encoder.let_go
@@ -285,7 +286,7 @@ class Parts:
         self.reuse.forget(uri)
         self.heads.forget(uri)
         self.reasons.forget(uri)
-        self.hits.forget(uri)
+        self.hits.pop(uri, None)
         self.hibernation.waking.forget(uri)
 
     def require_working(self) -> None:

@@ -333,7 +333,6 @@ class Difference:
     `max_abs` is max|x - p|, `relative_l2` is |x - p| / |p| of all of them together.
     """
 
-    compared: int = 0
     _squares: float = 0.0
     _parent_squares: float = 0.0
     _max_abs: float = 0.0
@@ -347,7 +346,6 @@ class Difference:
         parent = parents.astype(np.float64)
         with np.errstate(invalid="ignore"):
             away = values.astype(np.float64) - parent
-        self.compared += away.size
         self._is_finite &= bool(np.isfinite(away).all())
         if self._is_finite:
             self._max_abs = max(self._max_abs, float(np.abs(away).max()))

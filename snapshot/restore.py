@@ -41,7 +41,6 @@ from .records import CANARY_SLOT, LOGITS_SLOT, RANDOM_KEY_SLOT, StoredRecord, re
 from .state import LiveState, token_array
 
 OnProgress = Callable[[int, int], None]
-OnFilled = Callable[[str], None]
 ReadSlots = Callable[[BlockEntry, Sequence[tuple[int, Sequence[memoryview]]]], None]
 
 
@@ -279,28 +278,21 @@ class Filling:
         on_progress: OnProgress | None = None,
         *,
         trusting: bool = False,
-        on_filled: OnFilled | None = None,
     ) -> None:
-        """Read and verify every slot, first caches first, on the threads of the pool.
+        """Read and verify every slot, on the threads of the pool.
 
-        on_filled: told the path of each cache, in order, once all of its memory is filled and verified: from then on it
-            may be looked at, while later ones are still being read. Only the end proves the state as a whole.
         trusting: raw bytes are not hashed (`BundleReader.read_slots_into`).
 
         Raises:
             StoreError: a byte does not match its block id; nothing live has been changed.
         """
         source = partial(reader.read_slots_into, trusting=trusting)
-        planned = list(self._jobs(source, LargePages()))
-        jobs = [pool.submit(job) for _, job in planned]
+        jobs = [pool.submit(job) for job in self._jobs(source, LargePages())]
         try:
             for done, job in enumerate(jobs, start=1):
                 job.result()
                 if on_progress is not None:
                     on_progress(self.plan.read_bytes * done // len(jobs), self.plan.read_bytes)
-                path = planned[done - 1][0]
-                if on_filled is not None and (done == len(jobs) or planned[done][0] != path):
-                    on_filled(path)
         finally:
             # After a failure the rest is not worth reading, but no thread may go on writing into freed memory.
             for job in jobs:
@@ -377,19 +369,15 @@ class Filling:
         if plan.is_cut_back:
             truncate(caches, plan.resumed_tokens)
 
-    def _jobs(self, source: ReadSlots, large: LargePages) -> Iterator[tuple[str, Callable[[], None]]]:
-        """The reads that fill each array, with the path of its cache, in the order of the caches."""
-        places = {entry.path: index for index, entry in enumerate(self.plan.layout.entries)}
-        jobs: list[tuple[int, Callable[[], None]]] = []
+    def _jobs(self, source: ReadSlots, large: LargePages) -> Iterator[Callable[[], None]]:
+        """The reads that fill each array."""
         if self.spans:
             paths = [entry.path for entry, _ in self.plan.layout.spans()]
-            for path, indexes in itertools.groupby(range(len(paths)), key=paths.__getitem__):
-                jobs.append((places[path], partial(self._fill_spans, source, large, list(indexes))))
+            for _, indexes in itertools.groupby(range(len(paths)), key=paths.__getitem__):
+                yield partial(self._fill_spans, source, large, list(indexes))
         for record, arrays in zip(self.plan.records, self.records, strict=True):
             for slot, words in enumerate(arrays, start=record.first_slot):
-                jobs.append((places[record.entry.path], partial(self._fill_whole, source, large, slot, words)))
-        for place, fill in sorted(jobs, key=lambda each: each[0]):
-            yield self.plan.layout.entries[place].path, fill
+                yield partial(self._fill_whole, source, large, slot, words)
 
     def _fill_spans(self, source: ReadSlots, large: LargePages, indexes: Sequence[int]) -> None:
         """Fill one cache's span arrays, which lie side by side in each block."""

@@ -236,28 +236,18 @@ class _Source:
         )
 
 
+@dataclass(eq=False, repr=False)
 class Folds:
     """forget: called for a new session that is taken back."""
 
-    def __init__(
-        self,
-        store: Store,
-        hibernation: Hibernation,
-        residency: Residency,
-        encoder: Encoder,
-        conversing: Conversing,
-        exchanges: Exchanges,
-        forget: Callable[[SessionUri], None],
-        bus: Bus,
-    ) -> None:
-        self._store = store
-        self._hibernation = hibernation
-        self._residency = residency
-        self._encoder = encoder
-        self._conversing = conversing
-        self._exchanges = exchanges
-        self._forget = forget
-        self._bus = bus
+    _store: Store
+    _hibernation: Hibernation
+    _residency: Residency
+    _encoder: Encoder
+    _conversing: Conversing
+    _exchanges: Exchanges
+    _forget: Callable[[SessionUri], None]
+    _bus: Bus
 
     async def make(self, source: SessionUri, wanted: SessionUri, order: FoldOrder, emit: OnEvent) -> FoldResult:
         """Put `source` to sleep as it stands, and begin `wanted`, awake and durable, from its fold. Raises InvalidFold,

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 from ...memvid.errors import StoreError
@@ -44,27 +45,20 @@ from .answer_room import AnswerRoom, next_end
 from .under_way import NEVER, Known, UnderWay
 
 
+@dataclass(eq=False, repr=False)
 class Exchanges:
     """Reads and writes in sessions."""
 
-    def __init__(
-        self,
-        engine: Engine,
-        residency: Residency,
-        reuse: PrefixReuse,
-        reasons: Reasons,
-        measured: Measured,
-        bus: Bus,
-        journal: TurnJournal,
-    ) -> None:
-        self._journal = journal
-        self._engine = engine
-        self._residency = residency
-        self._reuse = reuse
-        self._reasons = reasons
-        self._measured = measured
-        self._bus = bus
-        self._in_flight = InFlight(reuse)
+    _engine: Engine
+    _residency: Residency
+    _reuse: PrefixReuse
+    _reasons: Reasons
+    _measured: Measured
+    _bus: Bus
+    _journal: TurnJournal
+
+    def __post_init__(self) -> None:
+        self._in_flight = InFlight(self._reuse)
 
     async def room_for(
         self,
@@ -117,9 +111,9 @@ class Exchanges:
             if not before.tokens:
                 adopted = await self._reuse.adopt(live, ids, self._residency.awake.get, emit)
             if adopted is not None:
-                live.state = adopted.state
+                live.state = adopted
                 live.state.checkpoints.mark(before.checkpoints.marks)
-                self._reasons.took_over(live.uri, adopted.cached_tokens)
+                self._reasons.took_over(live.uri, len(adopted.tokens))
             begins, held = len(before.tokens), len(live.state.tokens)
             try:
                 await self._read(live, ids[held - begins :], emit, under_way, by_block=by_block)
@@ -136,7 +130,7 @@ class Exchanges:
                 if count > held:
                     live.dirty = True
                     self._reuse.note(live)
-        return adopted.cached_tokens if adopted else 0
+        return held - begins
 
     async def _read(
         self, live: Session, ids: Sequence[int], emit: OnEvent, under_way: Reading, *, by_block: bool

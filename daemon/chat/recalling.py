@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
 from typing import Final
@@ -37,17 +37,15 @@ from .conversing import Dialogue
 _WORDS: Final = "torporwordsplaceholder5e1a"
 
 
+@dataclass(eq=False, repr=False)
 class Recalling:
     """Tells what was said."""
 
-    def __init__(
-        self, store: Store, threads: StoreThreads, encoder: Encoder, residency: Residency, journal: TurnJournal
-    ) -> None:
-        self._store = store
-        self._threads = threads
-        self._encoder = encoder
-        self._residency = residency
-        self._journal = journal
+    _store: Store
+    _threads: StoreThreads
+    _encoder: Encoder
+    _residency: Residency
+    _journal: TurnJournal
 
     async def known(self, uri: SessionUri, *, past_look: bool = False) -> Dialogue:
         """The words of a session, which stays asleep if it sleeps. past_look: those of its newest version while it is

@@ -15,7 +15,6 @@ import itertools
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
@@ -44,27 +43,6 @@ from ..tasks.cancellation import to_the_end
 from ..tasks.pieces import NAMES_AT_ONCE
 from .prefixes import PrefixTree, tokens_in_common
 
-
-class Hits:
-    """Counts hits of sessions since the daemon began. A session that is gone has none."""
-
-    def __init__(self) -> None:
-        self._counts: Counter[SessionUri] = Counter()
-
-    def add(self, uri: SessionUri) -> int:
-        """Count one more, and give the new count."""
-        self._counts[uri] += 1
-        return self._counts[uri]
-
-    def of(self, uri: SessionUri) -> int:
-        """The count."""
-        return self._counts.get(uri, 0)
-
-    def forget(self, uri: SessionUri) -> None:
-        """Drop the count of a session that is gone."""
-        self._counts.pop(uri, None)
-
-
 AwakeOf = Callable[[SessionUri], Session | None]
 
 _MOST_SOURCES: Final = 4
@@ -77,17 +55,9 @@ _MOST_NAMES: Final = 1024
 """Sessions whose names are compared for that."""
 
 
-@dataclass(frozen=True, slots=True)
-class Adopted:
-    """A state with the first tokens of a text, their number, and the session that had read them."""
-
-    state: LiveState
-    cached_tokens: int
-    source: SessionUri
-
-
 class PrefixReuse:
-    """Finds and copies states that need not be computed again. The event loop's."""
+    """Finds and copies states that need not be computed again. The event loop's. found: counts, how often of which
+    session."""
 
     def __init__(
         self,
@@ -95,7 +65,7 @@ class PrefixReuse:
         engine: Engine,
         hibernation: Hibernation,
         bus: Bus,
-        found: Hits,
+        found: Counter[SessionUri],
         policy: ReusePolicy = "exact",
     ) -> None:
         self.hits = self.misses = self.cached_tokens = 0
@@ -133,7 +103,7 @@ class PrefixReuse:
         """Forget a session."""
         self._tree.remove(uri)
 
-    async def adopt(self, session: Session, ids: Sequence[int], awake_of: AwakeOf, emit: OnEvent) -> Adopted | None:
+    async def adopt(self, session: Session, ids: Sequence[int], awake_of: AwakeOf, emit: OnEvent) -> LiveState | None:
         """A state for a new session that is to read `ids`; None if all of them have to be read. The last token is
         always read, for its logits (QX6)."""
         if self._policy == "off" or len(ids) <= BLOCK_TOKENS:
@@ -156,11 +126,11 @@ class PrefixReuse:
                 continue
             if state is not None:
                 self.hits += 1
-                self._found.add(uri)
+                self._found[uri] += 1
                 self.cached_tokens += (cached := len(state.tokens))
                 seconds = time.monotonic() - begun
                 self._bus.publish(PrefixHit(session.uri, uri, len(ids), cached, live is not None, seconds))
-                return Adopted(state, cached, uri)
+                return state
         self.misses += 1
         return None
 

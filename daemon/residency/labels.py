@@ -7,8 +7,9 @@ disk, the prefixes for new sessions, and counters (GM8).
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from ...errors import TorporError
 from ...memvid.errors import SessionNotFound
@@ -17,7 +18,6 @@ from ..api.events import OnEvent
 from ..api.session import SessionInfo
 from ..api.store import ClearResult, DeleteResult, LabelFigures, StatsResult
 from ..api.waking import Warmed, WarmResult
-from ..prefixes.reuse import Hits
 from ..sleep.maintenance import MAX_PROBLEMS_TOLD
 from ..tasks.cancellation import to_the_end
 from ..tasks.pieces import SESSIONS_AT_ONCE, Pieces, in_pieces
@@ -25,20 +25,14 @@ from .listing import Roll
 from .residency import Residency
 
 
+@dataclass(eq=False, repr=False)
 class Labels:
-    """Carries these operations out. delete: deletes a session in its turn."""
+    """Carries these operations out. hits: since the daemon began. delete: deletes a session in its turn."""
 
-    def __init__(
-        self,
-        residency: Residency,
-        hits: Hits,
-        roll: Roll,
-        delete: Callable[[SessionUri], Awaitable[DeleteResult]],
-    ) -> None:
-        self._residency = residency
-        self._hits = hits
-        self._roll = roll
-        self._delete = delete
+    _residency: Residency
+    _hits: Counter[SessionUri]
+    _roll: Roll
+    _delete: Callable[[SessionUri], Awaitable[DeleteResult]]
 
     async def stats(self, label: str | None, namespace: str | None) -> StatsResult:
         """Figures of all sessions, and of those of each label."""
@@ -61,7 +55,7 @@ class Labels:
         infos = await in_pieces(self._roll.of(uri for uri, _, _ in warmed))
         return WarmResult(
             tuple(
-                Warmed(info=infos[uri], hit=hit, left=left, hits=self._hits.of(uri))
+                Warmed(info=infos[uri], hit=hit, left=left, hits=self._hits[uri])
                 for uri, hit, left in warmed
                 if uri in infos  # else it was deleted meanwhile
             )
@@ -71,7 +65,7 @@ class Labels:
         try:
             async with self._residency.turn(uri) as use:
                 if self._residency.putting_away.live(uri) is not None:
-                    self._hits.add(uri)
+                    self._hits[uri] += 1
                     return uri, True, None
                 return uri, False, await self._residency.warm(use, emit)
         except TorporError as error:
@@ -140,5 +134,5 @@ class Labels:
             tokens=figures.tokens + info.token_count,
             resident_bytes=figures.resident_bytes + info.resident_bytes,
             stored_bytes=figures.stored_bytes + info.stored_bytes,
-            hits=figures.hits + self._hits.of(SessionUri(info.namespace, info.name)),
+            hits=figures.hits + self._hits[SessionUri(info.namespace, info.name)],
         )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from ...memvid.store import IndexRow, Receipt, Store
 from ...memvid.uri import SessionUri
 from ..api.events import OnEvent, ignore
@@ -25,24 +27,16 @@ def require_read(live: Session) -> None:
         )
 
 
+@dataclass(eq=False, repr=False)
 class PuttingAway:
     """Puts sessions to sleep."""
 
-    def __init__(
-        self,
-        store: Store,
-        hibernation: Hibernation,
-        awake: AwakeSessions,
-        standing: Standing,
-        buffers: Buffers,
-        bus: Bus,
-    ) -> None:
-        self._store = store
-        self._hibernation = hibernation
-        self._awake = awake
-        self._standing = standing
-        self._buffers = buffers
-        self._bus = bus
+    _store: Store
+    _hibernation: Hibernation
+    _awake: AwakeSessions
+    _standing: Standing
+    _buffers: Buffers
+    _bus: Bus
 
     def live(self, uri: SessionUri) -> Session | None:
         """The session if it is awake. A superseded one is dropped: its sleep would hide a fuller version."""

@@ -44,17 +44,15 @@ class Keeping:
         return ShutdownResult(tuple(self.slept), dict(self.failed), tuple(self.empty), dict(self.ledgers))
 
 
+@dataclass(eq=False, repr=False)
 class LastSleeps:
     """Keeps all awake sessions, in an order of its own."""
 
-    def __init__(
-        self, putting_away: PuttingAway, ledgers: Ledgers, awake: AwakeSessions, turns: Turns, memory: Memory
-    ) -> None:
-        self._putting_away = putting_away
-        self._ledgers = ledgers
-        self._awake = awake
-        self._turns = turns
-        self._memory = memory
+    _putting_away: PuttingAway
+    _ledgers: Ledgers
+    _awake: AwakeSessions
+    _turns: Turns
+    _memory: Memory
 
     async def keep_all(self, order: LastSleep, keeping: Keeping, *, give_up: bool) -> None:
         """Put every changed session to sleep while no new work is taken; they all stay in memory. First the sessions

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
@@ -27,35 +28,25 @@ _MAX_TOLD: Final = 4
 """Sessions that a refusal names."""
 
 
+@dataclass(eq=False, repr=False)
 class Weights:
     """Loads and unloads models. require_working: raises if the daemon takes no more work. put_away: puts an unused
     session to sleep for a request to unload its model; idled: for an unload by the daemon itself, while it takes work.
     """
 
-    def __init__(
-        self,
-        shelf: Shelf,
-        loading: Loading,
-        awake: AwakeSessions,
-        turns: Turns,
-        memory: Memory,
-        buffers: Buffers,
-        bus: Bus,
-        require_working: Callable[[], None],
-        put_away: Callable[[SessionUri], Awaitable[object]],
-        idled: Callable[[SessionUri], Awaitable[object]],
-    ) -> None:
-        self._shelf = shelf
-        self._loading = loading
-        self._awake = awake
-        self._turns = turns
-        self._memory = memory
-        self._buffers = buffers
-        self._bus = bus
-        self._require_working = require_working
-        self._put_away = put_away
-        self._idled = idled
-        self._disuse = Disuse(shelf, self.last_use, partial(self.retire, cause="unused"))
+    _shelf: Shelf
+    _loading: Loading
+    _awake: AwakeSessions
+    _turns: Turns
+    _memory: Memory
+    _buffers: Buffers
+    _bus: Bus
+    _require_working: Callable[[], None]
+    _put_away: Callable[[SessionUri], Awaitable[object]]
+    _idled: Callable[[SessionUri], Awaitable[object]]
+
+    def __post_init__(self) -> None:
+        self._disuse = Disuse(self._shelf, self.last_use, partial(self.retire, cause="unused"))
 
     def last_use(self, name: str) -> float:
         """The last use of a model or of a session on it, by the monotonic clock."""

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
+from typing import TypeVar
 
 from ...memvid.store import Receipt
 from ...memvid.uri import SessionUri
 from ..events.bus import Bus, code_of
 from ..events.events import (
     DecodeEnded,
+    Event,
     FirstToken,
     ModelLoadBegan,
     ModelLoaded,
@@ -29,6 +32,8 @@ from ..events.events import (
 )
 from ..models.rates import Measured
 from .sessions import Durable, Session
+
+Result = TypeVar("Result")
 
 
 @contextmanager
@@ -57,22 +62,33 @@ def tell_decode(bus: Bus, measured: Measured, live: Session) -> Iterator[Callabl
 
 
 @contextmanager
-def tell_sleep(bus: Bus, live: Session, cause: SleepCause) -> Iterator[Callable[[Receipt | Durable], None]]:
-    """Around a sleep. Gives a function to call with its result: a new version, or the one there was."""
-    begun, count = time.monotonic(), len(live.state.tokens)
-    bus.publish(SleepBegan(live.uri, cause, count))
-    ended: list[Receipt | Durable] = []
+def _tell_stage(
+    bus: Bus, began: Event, failed: Callable[[str, float], Event], ended: Callable[[Result, float], Event]
+) -> Iterator[Callable[[Result], None]]:
+    """Around a stage. Gives a function to call with its result. failed, ended: make the event of the end, from the code
+    of an error or from the result, and the seconds."""
+    begun = time.monotonic()
+    bus.publish(began)
+    results: list[Result] = []
     try:
-        yield ended.append
+        yield results.append
     except BaseException as error:
-        bus.publish(SleepFailed(live.uri, cause, code_of(error), time.monotonic() - begun))
+        bus.publish(failed(code_of(error), time.monotonic() - begun))
         raise
-    kept = ended[0]
-    written = (kept.bytes_written, kept.blocks_new, kept.blocks_reused) if isinstance(kept, Receipt) else None
-    bytes_written, new, reused = written or (0, 0, len(kept.entries))
-    bus.publish(
-        SleepEnded(
-            live.uri,
+    bus.publish(ended(results[0], time.monotonic() - begun))
+
+
+def tell_sleep(
+    bus: Bus, live: Session, cause: SleepCause
+) -> AbstractContextManager[Callable[[Receipt | Durable], None]]:
+    """Around a sleep. Gives a function to call with its result: a new version, or the one there was."""
+    uri = live.uri
+
+    def ended(kept: Receipt | Durable, seconds: float) -> SleepEnded:
+        written = (kept.bytes_written, kept.blocks_new, kept.blocks_reused) if isinstance(kept, Receipt) else None
+        bytes_written, new, reused = written or (0, 0, len(kept.entries))
+        return SleepEnded(
+            uri,
             cause,
             version=kept.version,
             tokens=kept.token_count,
@@ -80,36 +96,22 @@ def tell_sleep(bus: Bus, live: Session, cause: SleepCause) -> Iterator[Callable[
             logical_bytes=kept.logical_bytes,
             blocks_new=new,
             blocks_reused=reused,
-            seconds=time.monotonic() - begun,
+            seconds=seconds,
         )
-    )
+
+    began = SleepBegan(uri, cause, len(live.state.tokens))
+    return _tell_stage(bus, began, partial(SleepFailed, uri, cause), ended)
 
 
-@contextmanager
 def tell_wake(
-    bus: Bus, uri: SessionUri, cause: WakeCause, version: int | None
-) -> Iterator[Callable[[Callable[[float], WakeEnded]], None]]:
-    """Around a wake. Gives a function to call with the maker of its end event, which takes the wake's seconds."""
-    begun = time.monotonic()
-    bus.publish(WakeBegan(uri, cause, version))
-    ended: list[Callable[[float], WakeEnded]] = []
-    try:
-        yield ended.append
-    except BaseException as error:
-        bus.publish(WakeFailed(uri, cause, code_of(error), time.monotonic() - begun))
-        raise
-    bus.publish(ended[0](time.monotonic() - begun))
+    bus: Bus, uri: SessionUri, cause: WakeCause, version: int | None, ended: Callable[[Result, float], WakeEnded]
+) -> AbstractContextManager[Callable[[Result], None]]:
+    """Around a wake. Gives a function to call with its result. ended: makes the event of its end, from that and the
+    seconds."""
+    return _tell_stage(bus, WakeBegan(uri, cause, version), partial(WakeFailed, uri, cause), ended)
 
 
-@contextmanager
-def tell_load(bus: Bus, model: str, wanted: int) -> Iterator[Callable[[int], None]]:
+def tell_load(bus: Bus, model: str, wanted: int) -> AbstractContextManager[Callable[[int], None]]:
     """Around the load of a model. wanted: the reserved bytes. Gives a function to call with the bytes that it takes."""
-    begun = time.monotonic()
-    bus.publish(ModelLoadBegan(None, model, wanted))
-    taken: list[int] = []
-    try:
-        yield taken.append
-    except BaseException as error:
-        bus.publish(ModelLoadFailed(None, model, code_of(error), time.monotonic() - begun))
-        raise
-    bus.publish(ModelLoaded(None, model, taken[0], time.monotonic() - begun))
+    began = ModelLoadBegan(None, model, wanted)
+    return _tell_stage(bus, began, partial(ModelLoadFailed, None, model), partial(ModelLoaded, None, model))

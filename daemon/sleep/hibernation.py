@@ -36,7 +36,6 @@ from ..errors import ServiceClosed
 from ..events.bus import Bus
 from ..events.events import SleepCause
 from ..models import canary
-from ..models.rates import Measured
 from ..sessions.sessions import Durable, Session
 from ..sessions.tracing import tell_sleep
 from ..tasks.cancellation import in_any_case
@@ -61,8 +60,8 @@ class Hibernation:
     """Puts sessions to sleep in a store. waking: wakes them from it.
 
     stopping: the limits of all sleeps once the daemon stops, even of those that had begun. on_version: called with a
-    session that has a new version. recomputing: decides whether
-    a wake restores or recomputes. canary, trusting: as of `Waking`.
+    session that has a new version. recomputing: decides whether a wake restores or recomputes. canary, trusting: as of
+    `Waking`.
     """
 
     def __init__(
@@ -71,21 +70,13 @@ class Hibernation:
         engine: Engine,
         way: Way,
         bus: Bus,
-        recomputing: Recomputing | None = None,
+        recomputing: Recomputing,
         *,
-        canary: Policy = "always",
-        trusting: bool = False,
+        canary: Policy,
+        trusting: bool,
     ) -> None:
         self.threads = StoreThreads(store)
-        self.waking = Waking(
-            store,
-            engine,
-            self.threads,
-            bus,
-            recomputing or Recomputing(engine, Measured(store), "off"),
-            canary=canary,
-            trusting=trusting,
-        )
+        self.waking = Waking(store, engine, self.threads, bus, recomputing, canary, trusting)
         self.stopping: LastSleep | None = None
         self.on_version: Callable[[SessionUri], None] = ignore
         self._store = store

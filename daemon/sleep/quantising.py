@@ -49,7 +49,6 @@ from .orders import WakeOrder
 _LOG = logging.getLogger(__name__)
 _DAY_NS: Final = 24 * 3600 * 10**9
 
-QUANTISE_BITS: Final = BITS
 PASS_SECONDS: Final = 3600.0
 """Seconds between two looks of an age policy at the store."""
 

@@ -79,6 +79,7 @@ class _Brought:
     recomputed: Recomputed | None = None
 
 
+@dataclass(eq=False, repr=False)
 class Waking:
     """Wakes sessions from a store.
 
@@ -86,25 +87,14 @@ class Waking:
     trusting: do not hash bytes that a canary covers. on_damage: called with a session that a wake has found damaged.
     """
 
-    def __init__(
-        self,
-        store: Store,
-        engine: Engine,
-        threads: StoreThreads,
-        bus: Bus,
-        recomputing: Recomputing,
-        *,
-        canary: Policy,
-        trusting: bool,
-    ) -> None:
-        self._store = store
-        self._engine = engine
-        self._threads = threads
-        self._bus = bus
-        self._recomputing = recomputing
-        self._canary = canary
-        self._trusting = trusting
-        self.on_damage: Callable[[SessionUri], None] = ignore
+    _store: Store
+    _engine: Engine
+    _threads: StoreThreads
+    _bus: Bus
+    _recomputing: Recomputing
+    _canary: Policy
+    _trusting: bool
+    on_damage: Callable[[SessionUri], None] = ignore
 
     @property
     def recompute_policy(self) -> RecomputePolicy:
@@ -135,7 +125,8 @@ class Waking:
             SnapshotError: it belongs to another model, or cannot be restored by this version of Torpor.
             GenerationFailed: the model failed on it.
         """
-        with tell_wake(self._bus, uri, order.cause, order.version) as tell_end:
+        ended = partial(_end_of_wake, order.cause)
+        with tell_wake(self._bus, uri, order.cause, order.version, ended) as tell_end:
             try:
                 with await self._threads.on_io(lambda: self._store.open_session(uri, order.version)) as reader:
                     woken = await self._wake(reader, order, model, emit)
@@ -143,7 +134,7 @@ class Waking:
                 if order.cause != "heal":
                     self.on_damage(uri)
                 raise
-            tell_end(partial(_end_of_wake, woken, order.cause))
+            tell_end(woken)
         return woken
 
     async def look(self, uri: SessionUri, order: WakeOrder, model: LoadedModel) -> tuple[BundleReader, Prospect | None]:
@@ -282,7 +273,7 @@ class _Assembly:
         self.canary_seconds = time.monotonic() - begun
 
 
-def _end_of_wake(woken: Woken, cause: WakeCause, seconds: float) -> WakeEnded:
+def _end_of_wake(cause: WakeCause, woken: Woken, seconds: float) -> WakeEnded:
     session = woken.session
     assert session.durable is not None
     return WakeEnded(

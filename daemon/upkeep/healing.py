@@ -123,24 +123,18 @@ class _Outcome:
 _SETTLED: Final = _Outcome()
 
 
+@dataclass(eq=False, repr=False)
 class Healing:
     """Heals sessions, each in its turn, and then repairs the store."""
 
-    def __init__(
-        self,
-        store: Store,
-        engine: Engine,
-        hibernation: Hibernation,
-        maintenance: Maintenance,
-        residency: Residency,
-        bus: Bus,
-    ) -> None:
-        self._store = store
-        self._engine = engine
-        self._hibernation = hibernation
-        self._maintenance = maintenance
-        self._residency = residency
-        self._bus = bus
+    _store: Store
+    _engine: Engine
+    _hibernation: Hibernation
+    _maintenance: Maintenance
+    _residency: Residency
+    _bus: Bus
+
+    def __post_init__(self) -> None:
         self.healed = self.failed = 0
 
     async def mend(self, uri: SessionUri) -> None:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import growers
 import pytest
 from growers import GROWERS, VOCABULARY, Grower, Run, fingerprint, read_arrays, read_chunked, read_kv
 from torpor.memvid import Identity, SessionUri, Store
-from torpor.memvid.errors import CorruptBlock
 from torpor.snapshot.caches import (
     arrays_of,
     can_truncate,
@@ -275,38 +273,6 @@ def test_a_model_of_recurrent_caches_alone_sleeps_and_wakes(shelf: Shelf) -> Non
     assert len(again.tokens) == 600
     assert length(again.caches) is None
     assert again.is_consistent
-
-
-@pytest.mark.parametrize("kind", GROWERS)
-def test_each_cache_is_told_once_it_is_filled_in_their_order(shelf: Shelf, pool: ThreadPoolExecutor, kind: str) -> None:
-    run = Run(GROWERS[kind], mx.float32)
-    run.read(20)
-    run.read(1)
-    shelf.put(run)
-    layout = run.layout()
-    order: list[str] = []
-    with shelf.store.open_session(shelf.uri) as reader:
-        filling = allocate(plan_wake(reader, shelf.identity, layout, model="m", context_tokens=1000))
-        filling.run(reader, pool, on_filled=order.append)
-    assert order == [entry.path for entry in layout.entries if entry.in_use]
-
-
-def test_a_cache_with_a_bad_byte_is_never_said_to_be_filled(shelf: Shelf, pool: ThreadPoolExecutor) -> None:
-    run = Run(GROWERS["rotating"], mx.float32)
-    run.read(20)
-    shelf.put(run)
-    (path,) = Path(shelf.store.path).rglob("*.mvb")
-    data = bytearray(path.read_bytes())
-    last = run.state.caches[2].values
-    at = data.rindex(bytes(memoryview(mx.contiguous(last)))[:64])
-    data[at] ^= 1
-    path.write_bytes(data)
-    told: list[str] = []
-    with shelf.store.open_session(shelf.uri) as reader:
-        filling = allocate(plan_wake(reader, shelf.identity, run.layout(), model="m", context_tokens=1000))
-        with pytest.raises(CorruptBlock):
-            filling.run(reader, pool, on_filled=told.append)
-    assert told == ["0", "1"]
 
 
 # --- what has no adapter
