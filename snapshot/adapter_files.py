@@ -38,11 +38,8 @@ class AdapterSettings:
 
 
 def load_settings(folder: Path) -> AdapterSettings:
-    """Read an adapter's settings.
-
-    Raises:
-        AdapterFilesMissing: the folder or a file of it is missing, or lacks a setting.
-    """
+    """Read an adapter's settings. Raises AdapterFilesMissing: the folder or a file of it is missing, or lacks a
+    setting."""
     for name in (CONFIG_FILE, WEIGHTS_FILE):
         if not (folder / name).is_file():
             raise AdapterFilesMissing(
@@ -76,11 +73,7 @@ def load_settings(folder: Path) -> AdapterSettings:
 
 def identify_adapter(settings: AdapterSettings, folder: Path, *, fused: bool, digests: DigestCache) -> str:
     """The adapter as a part of an identity: kind, rank, scale, `fused` or `unfused`, and a digest of its weights and
-    settings. `full HEX` for whole weights.
-
-    Raises:
-        ModelFilesChanging: the weights are being written to.
-    """
+    settings. `full HEX` for whole weights. Raises ModelFilesChanging: the weights are being written to."""
     weights = digests.digest(folder / WEIGHTS_FILE)
     digest = digest_of(
         [settings.kind, settings.rank, settings.scale, settings.layers, settings.keys and list(settings.keys), weights]
@@ -92,11 +85,8 @@ def identify_adapter(settings: AdapterSettings, folder: Path, *, fused: bool, di
 
 
 def tensor_names(folder: Path) -> frozenset[str]:
-    """The names of the adapter's tensors, from the list at the beginning of its weights.
-
-    Raises:
-        AdapterFilesMissing: it is no such file, or is cut off.
-    """
+    """The names of the adapter's tensors, from the list at the beginning of its weights. Raises AdapterFilesMissing: it
+    is no such file, or is cut off."""
     file = folder / WEIGHTS_FILE
     try:
         return tensor_list.tensor_names(file)

@@ -91,11 +91,8 @@ def can_truncate(caches: Sequence[Any], token_count: int) -> bool:
 
 
 def truncate(caches: Sequence[Any], token_count: int) -> None:
-    """Drop all that was appended after the first `token_count` tokens, cache by cache.
-
-    Raises:
-        InconsistentState: a cache cannot go back that far; none has been touched.
-    """
+    """Drop all that was appended after the first `token_count` tokens, cache by cache. Raises InconsistentState: a
+    cache cannot go back that far; none has been touched."""
     if not can_truncate(caches, token_count):
         raise InconsistentState(
             f"The caches cannot go back to token {token_count}: a window or a recurrence has gone past it.",
@@ -153,11 +150,7 @@ def put_last_rows(caches: Sequence[Any], rows: Rows) -> None:
 @contextlib.contextmanager
 def without_last(caches: Sequence[Any], token_count: int) -> Iterator[None]:
     """For the block, the caches as they were before the last of their `token_count` tokens; afterwards as they are, bit
-    for bit: a token read alone may differ from one read in a chunk.
-
-    Raises:
-        InconsistentState: they cannot go back.
-    """
+    for bit: a token read alone may differ from one read in a chunk. Raises InconsistentState: they cannot go back."""
     rows, put_back = last_rows(caches), keep(caches)
     truncate(caches, token_count - 1)
     try:

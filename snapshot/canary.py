@@ -39,11 +39,8 @@ class Expectation:
 
 
 def agree(expected: Expectation, found: mx.array, *, compute_dtype: str, position: int) -> Verdict:
-    """Compare the canary's logits, float32 `[vocabulary]` and evaluated, with the kept ones.
-
-    Raises:
-        CanaryFailed: they do not agree; the state is not to be used.
-    """
+    """Compare the canary's logits, float32 `[vocabulary]` and evaluated, with the kept ones. Raises CanaryFailed: they
+    do not agree; the state is not to be used."""
     then, now = np.frombuffer(expected.logits, dtype="<f4"), np.asarray(found)
     if then.tobytes() == now.tobytes():
         return "same_bits"

@@ -63,11 +63,7 @@ class StateSource:
     slots: tuple[tuple[SlotSpec, memoryview], ...]
 
     def draft(self) -> BlockDraft:
-        """The block.
-
-        Raises:
-            NonFiniteState: an array of it, or its logits, hold NaN or infinity.
-        """
+        """The block. Raises NonFiniteState: an array of it, or its logits, hold NaN or infinity."""
         for spec, view in self.slots:
             drawn = spec.kind in (LOGITS_KIND, CANARY_KIND) and view.nbytes
             if not (is_drawable(view) if drawn else is_finite([view], spec.dtype)):
@@ -101,11 +97,8 @@ class Cut:
     lossy: LossyTokens | None = None
 
     def drafts(self) -> Iterator[BlockDraft]:
-        """The new blocks in the order of the chain, the state record last, if there is one.
-
-        Raises:
-            NonFiniteState: keys or values of a new block, or a state record, hold NaN or infinity.
-        """
+        """The new blocks in the order of the chain, the state record last, if there is one. Raises NonFiniteState: keys
+        or values of a new block, or a state record, hold NaN or infinity."""
         for start in range(self.reused_tokens, self.token_count, BLOCK_TOKENS):
             if start in self.checkpoints:
                 yield self.checkpoints[start].draft()
@@ -221,11 +214,8 @@ def cut(
 
 
 def _used(state: LiveState, layout: CacheLayout) -> list[Any]:
-    """The caches that the model uses.
-
-    Raises:
-        InconsistentState: a cache is of another kind than the model's, or is empty or filled against the model's use.
-    """
+    """The caches that the model uses. Raises InconsistentState: a cache is of another kind than the model's, or is
+    empty or filled against the model's use."""
     found = []
     for entry, (path, cache) in zip(layout.entries, leaves(state.caches), strict=True):
         kind = kind_of(cache)

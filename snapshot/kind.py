@@ -46,11 +46,7 @@ def is_storable(dtype: str) -> bool:
 
 
 def name_of_dtype(array: mx.array) -> str:
-    """The stored name of an array's element type.
-
-    Raises:
-        UnsupportedCache: it has none.
-    """
+    """The stored name of an array's element type. Raises UnsupportedCache: it has none."""
     name = _DTYPE_NAMES.get(array.dtype)
     if name is None:
         raise UnsupportedCache(

@@ -513,11 +513,7 @@ _KINDS = {kind.name: kind for kind in (*_KIND_OF_CLASS.values(), *_KIND_OF_MODEL
 
 
 def kind_named(name: str) -> Kind:
-    """The adapter of a stored kind.
-
-    Raises:
-        UnsupportedCache: this version of Torpor has no such kind.
-    """
+    """The adapter of a stored kind. Raises UnsupportedCache: this version of Torpor has no such kind."""
     kind = _KINDS.get(name)
     if kind is None:
         raise UnsupportedCache(
@@ -529,11 +525,7 @@ def kind_named(name: str) -> Kind:
 
 
 def kind_of(cache: Any) -> Kind:
-    """The adapter of a cache.
-
-    Raises:
-        UnsupportedCache: its class has none.
-    """
+    """The adapter of a cache. Raises UnsupportedCache: its class has none."""
     known = type(cache)
     kind = _KIND_OF_CLASS.get(known) or _KIND_OF_MODEL_CLASS.get(f"{known.__module__}.{known.__qualname__}")
     if kind is None:

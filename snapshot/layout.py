@@ -243,11 +243,8 @@ def _paths_in(places: str) -> Iterator[str]:
 
 
 def layout_of(caches: Sequence[Any], vocabulary: int) -> CacheLayout:
-    """The layout of caches that hold at least one token.
-
-    Raises:
-        UnsupportedCache: a cache is of a kind without adapter, or its arrays cannot be stored.
-    """
+    """The layout of caches that hold at least one token. Raises UnsupportedCache: a cache is of a kind without adapter,
+    or its arrays cannot be stored."""
     return CacheLayout(tuple(entry_of(path, cache) for path, cache in leaves(caches)), vocabulary)
 
 

@@ -50,11 +50,7 @@ class Loss:
 
     @classmethod
     def from_map(cls, stored: object) -> Loss | None:
-        """From a session map; None if it has none.
-
-        Raises:
-            ValueError: `to_map` does not make this.
-        """
+        """From a session map; None if it has none. Raises ValueError: `to_map` does not make this."""
         if stored is None:
             return None
         if not isinstance(stored, Mapping) or stored.keys() != {"bits", "tokens"}:
@@ -106,11 +102,7 @@ def arranged(found: Sequence[SlotSpec], expected: Sequence[SlotSpec]) -> tuple[S
 
 def expand(stored: StoredArray, parts: Sequence[Buffer]) -> np.ndarray:
     """The values of words, scales and biases: integers of the array's own width, bit for bit its numbers, in the shape
-    of the exact slot.
-
-    Raises:
-        MalformedSnapshot: a scale or a bias is no number.
-    """
+    of the exact slot. Raises MalformedSnapshot: a scale or a bias is no number."""
     assert stored.quantisation is not None
     *outer, dim = stored.exact.shape
     group = stored.quantisation.group_size

@@ -78,11 +78,7 @@ def is_beside(slot: SlotSpec) -> bool:
 
 
 def exact_of(words: SlotSpec, scales: SlotSpec) -> SlotSpec:
-    """The exact slot of words and their scales.
-
-    Raises:
-        ValueError: they are not of one array.
-    """
+    """The exact slot of words and their scales. Raises ValueError: they are not of one array."""
     quantisation = Quantisation.of_kind(words.kind)
     if quantisation is None:
         raise ValueError(f"slot {words.name!r} is not lossy")

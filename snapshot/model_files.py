@@ -111,12 +111,8 @@ def parts_of_files(folder: Path, digests: DigestCache) -> dict[str, str]:
 
 
 def require_model_files(folder: Path) -> None:
-    """Check before loading that a folder has all files of a model. Reads no weights.
-
-    Raises:
-        ModelFilesMissing: it lacks weights, a config or a tokenizer, some weights are missing, or the config is of
-            something else.
-    """
+    """Check before loading that a folder has all files of a model. Reads no weights. Raises ModelFilesMissing: it lacks
+    weights, a config or a tokenizer, some weights are missing, or the config is of something else."""
     weights, _ = files_of(folder)
     config = folder / CONFIG_FILE
     try:
@@ -174,11 +170,7 @@ def rope_of(settings: Mapping[str, Any]) -> str:
 
 
 def load_object(file: Path) -> dict[str, Any]:
-    """The JSON object in a file.
-
-    Raises:
-        ModelFilesMissing: it holds something else.
-    """
+    """The JSON object in a file. Raises ModelFilesMissing: it holds something else."""
     try:
         loaded = json.loads(file.read_bytes())
     except (ValueError, RecursionError) as error:

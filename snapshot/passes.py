@@ -43,11 +43,8 @@ class Passes:
 
     @classmethod
     def from_bytes(cls, stored: bytes | bytearray | memoryview, token_count: int) -> Passes:
-        """Passes as they are stored.
-
-        Raises:
-            ValueError: they do not read exactly `token_count` tokens, or one call reads more than `MAX_PASS_TOKENS`.
-        """
+        """Passes as they are stored. Raises ValueError: they do not read exactly `token_count` tokens, or one call
+        reads more than `MAX_PASS_TOKENS`."""
         runs = array("I")
         runs.frombytes(stored)
         sizes, counts = runs[::2], runs[1::2]

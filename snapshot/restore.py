@@ -446,11 +446,8 @@ def _record(stored: StoredRecord, arrays: Sequence[mx.array]) -> Record:
 
 
 def allocate(plan: WakePlan) -> Filling:
-    """Memory for the caches, of the capacity that mlx-lm would have given them.
-
-    Raises:
-        NotEnoughMemory: the system does not have it; MLX itself would end the process.
-    """
+    """Memory for the caches, of the capacity that mlx-lm would have given them. Raises NotEnoughMemory: the system does
+    not have it; MLX itself would end the process."""
     granted = memory.grant(plan.memory_bytes)
     spans = [memory.unfilled(shape, dtype_named(each.dtype)) for each, shape in plan.span_shapes()]
     records = [

@@ -79,11 +79,8 @@ class TurnJournal:
         self._few = asyncio.Event()
 
     async def make_room(self, session: Session, more_tokens: int) -> None:
-        """Take the disk space for the record of a session that grows by so many tokens.
-
-        Raises:
-            StoreError: there is none. Nothing has changed.
-        """
+        """Take the disk space for the record of a session that grows by so many tokens. Raises StoreError: there is
+        none. Nothing has changed."""
         if not self.keeps(session):
             return
         self._begun.setdefault(session.uri, time.monotonic())
@@ -102,11 +99,7 @@ class TurnJournal:
 
     async def acknowledge(self, session: Session) -> None:
         """Make durable what the session has beyond its last version. A cancellation is ignored: the turn is done, and
-        its answer says so.
-
-        Raises:
-            StoreError: it is not durable. The session has it in memory.
-        """
+        its answer says so. Raises StoreError: it is not durable. The session has it in memory."""
         if self.keeps(session) and session.dirty and session.state.tokens:
             await in_any_case(self._acknowledge(session))
 
@@ -186,10 +179,7 @@ class TurnJournal:
                 each.written.set_result(None)
 
     async def replay(self, uri: SessionUri) -> None:
-        """Make a version of turns whose session has left memory without a sleep.
-
-        Raises:
-            StoreError: it cannot be made now. Until it can, the session is not to be used.
-        """
+        """Make a version of turns whose session has left memory without a sleep. Raises StoreError: it cannot be made
+        now. Until it can, the session is not to be used."""
         if self._store.has_turns(uri):
             await self._threads.on_indexed_writer(partial(self._store.replay_turns, uri))
