@@ -11,7 +11,9 @@ import hashlib
 import os
 import struct
 import sys
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from torpor.memvid import (
     RAW,
@@ -127,6 +129,12 @@ def sleep(
     )
 
 
+def write(store: Store, blocks: Iterable[BlockDraft], token_count: int, **changes: Any) -> Receipt:
+    """Put these blocks to sleep. changes: other arguments of `Store.write_bundle` than those of a first version."""
+    first = {"uri": URI, "identity": IDENTITY, "parent": None, "reused": (), "session": {}}
+    return store.write_bundle(blocks=blocks, token_count=token_count, **(first | changes))
+
+
 def turn(store: Store, tail: int, *, uri: SessionUri = URI, seed: int = 0) -> JournalRecord:
     """So many tokens behind the newest version of a session, or the first ones of a new session, for the journal."""
     row = store.find_session(uri)
@@ -183,6 +191,29 @@ def spoil(store: Store, receipt: Receipt, number: int) -> None:
     data = bytearray(path.read_bytes())
     data[frame.offset + frame.head_bytes + 5] ^= 1
     path.write_bytes(data)
+
+
+def flip(file: Path, at: int, bits: int = 1) -> bytes:
+    """Change bits of one byte of a file; what it held, to put it back."""
+    good = file.read_bytes()
+    bad = bytearray(good)
+    bad[at] ^= bits
+    file.write_bytes(bad)
+    return good
+
+
+def put(file: Path, data: bytes) -> None:
+    """Write a file that belongs to its owner alone, as all of a store's do."""
+    file.write_bytes(data)
+    file.chmod(0o600)
+
+
+def reopened(store: Store, *, anew: bool = False) -> Store:
+    """The store, closed and opened again. anew: its index is lost in between."""
+    store.close()
+    if anew:
+        Path(store.path, "index.sqlite").unlink()
+    return Store.open(store.path, writable=True)
 
 
 def sleep_compressed(store: Store, uri: SessionUri = URI) -> Receipt:

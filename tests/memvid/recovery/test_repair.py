@@ -1,4 +1,4 @@
-"""Repair: from what is left to a sound store, nothing deleted, nothing that was sound made worse (P4, threat 28)."""
+"""Repair: from what is left to a sound store, nothing deleted, nothing that was sound made worse (P4)."""
 
 from __future__ import annotations
 
@@ -10,10 +10,24 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 from blake3 import blake3
-from store_making import IDENTITY, OTHER_URI, URI, Receipt, adopt, contents, expected, require_awake, sleep, state
+from store_making import (
+    OTHER_URI,
+    URI,
+    Receipt,
+    adopt,
+    contents,
+    expected,
+    put,
+    reopened,
+    require_awake,
+    sleep,
+    state,
+    write,
+)
 from torpor.memvid import SessionUri, Store
 from torpor.memvid.checking import scanning
 from torpor.memvid.disk.budget import Budget
@@ -305,35 +319,48 @@ def test_the_sound_beginning_of_a_lost_version_becomes_the_next_one(store: Store
     require_told_for_good(store, report)
 
 
-def test_a_version_that_only_lost_its_state_record_keeps_all_its_tokens(store: Store, store_path: Path) -> None:
-    lost = sleep(store, 600)
-    damage_frame(store_path, lost.bundle_id, 3)
-    store.repair()
-    (row,) = store.versions(URI)
-    assert (row.version, row.token_count) == (2, 600)
+SAVED = ["salvage", "quarantine"]
+LOSSES = {  # tokens, seed and whether the one before is reused; version and frame; actions; versions left; what is told
+    "a lost state record costs no token": ([(600, 0, False)], [(0, 3)], SAVED, [(2, 600)], ""),
+    "an older version begins the same way": (
+        *([(300, 0, False), (600, 0, True)], [(1, 0)], ["quarantine"], [(1, 300)]),
+        "the first 300 are in another version, 300 are gone",
+    ),
+    "a later version has the tokens in another block": (
+        *([(40, 0, False), (42, 0, False), (43, 0, False)], [(1, 0)], ["quarantine"], [(1, 40), (3, 43)]),
+        "of its 42 tokens the first 42 are in another version, 0 are gone",
+    ),
+    "the rest of an old version never becomes the newest": (
+        *([(600, 0, False), (20, 3, False)], [(0, 2)], ["quarantine"], [(2, 20)], ""),
+    ),
+    "of two the longer beginning is saved": (
+        *([(600, 0, False), (400, 2, False)], [(0, 2), (1, 1)], [*SAVED, "quarantine"], [(3, 512)], ""),
+    ),
+    "the first block is lost": (
+        *([(600, 0, False)], [(0, 0)], ["quarantine"], [], "no other version has any, 600 are gone"),
+    ),
+}
 
 
-def test_an_older_version_that_begins_the_same_way_needs_no_salvage(store: Store, store_path: Path) -> None:
-    first = sleep(store, 300)
-    second = sleep(store, 600, before=first)
-    damage_frame(store_path, second.bundle_id, 0)  # from token 256 on: the first version has all that is left
-    report = store.repair()
-    assert kinds(report) == ["quarantine"]
-    assert "the first 300 are in another version, 300 are gone" in report.problems[0].message
-    require_awake(store, 300)
-    assert [row.version for row in store.versions(URI)] == [1]
-
-
-def test_tokens_that_a_later_version_has_in_another_block_are_not_told_as_gone(store: Store, store_path: Path) -> None:
-    """A block that was not full is another one once a token is behind it."""
-    sleep(store, 40)
-    lost = sleep(store, 42)
-    sleep(store, 43)
-    damage_frame(store_path, lost.bundle_id, 0)
-    told = "of its 42 tokens the first 42 are in another version, 0 are gone"
+@pytest.mark.parametrize(("slept", "damaged", "actions", "left", "told"), LOSSES.values(), ids=LOSSES)
+def test_what_is_saved_of_lost_versions_and_what_is_told(
+    store: Store,
+    store_path: Path,
+    slept: list[tuple[int, int, bool]],
+    damaged: list[tuple[int, int]],
+    actions: list[str],
+    left: list[tuple[int, int]],
+    told: str,
+) -> None:
+    receipts: list[Receipt] = []
+    for tokens, seed, reuses in slept:
+        receipts.append(sleep(store, tokens, seed=seed, before=receipts[-1] if reuses else None))
+    for version, frame in damaged:
+        damage_frame(store_path, receipts[version].bundle_id, frame)
     assert told in store.repair(dry_run=True).problems[0].message
     report = store.repair()
-    assert told in report.problems[0].message
+    assert (kinds(report), told in report.problems[0].message) == (actions, True)
+    assert [(row.version, row.token_count) for row in store.versions(URI)] == left
     require_told_for_good(store, report)
 
 
@@ -346,33 +373,6 @@ def test_tokens_that_nobody_can_read_any_more_are_told_as_gone_at_most(store: St
     report = store.repair()
     assert "is lost: of its 42 tokens up to 42 are gone" in report.problems[0].message
     require_told_for_good(store, report)
-
-
-def test_what_is_left_of_an_old_version_never_becomes_the_newest(store: Store, store_path: Path) -> None:
-    lost = sleep(store, 600)
-    sleep(store, 20, seed=3)
-    damage_frame(store_path, lost.bundle_id, 2)
-    assert kinds(store.repair()) == ["quarantine"]
-    require_awake(store, 20, seed=3)
-
-
-def test_of_two_lost_versions_the_longer_beginning_is_saved(store: Store, store_path: Path) -> None:
-    one = sleep(store, 600)
-    two = sleep(store, 400, seed=2)
-    damage_frame(store_path, one.bundle_id, 2)
-    damage_frame(store_path, two.bundle_id, 1)
-    assert kinds(store.repair()) == ["salvage", "quarantine", "quarantine"]
-    (row,) = store.versions(URI)
-    assert (row.version, row.token_count, row.parent) == (3, 512, one.bundle_id)
-
-
-def test_nothing_is_saved_where_the_first_block_is_lost(store: Store, store_path: Path) -> None:
-    lost = sleep(store, 600)
-    damage_frame(store_path, lost.bundle_id, 0)
-    report = store.repair()
-    assert kinds(report) == ["quarantine"]
-    assert "no other version has any, 600 are gone" in report.problems[0].message
-    assert store.versions(URI) == []
 
 
 @pytest.mark.parametrize("part", ["header", "directory", "trailer", "all three", "version number"])
@@ -449,8 +449,7 @@ def test_a_bundle_that_nobody_can_tell_the_owner_of_goes_to_quarantine(store: St
     lost = sleep(store, 20)
     store.close()
     damaged = change(file_of(store_path, lost.bundle_id), cut_to(100))
-    (store_path / "index.sqlite").unlink()
-    with Store.open(store_path, writable=True) as again:
+    with reopened(store, anew=True) as again:
         assert len(again.index.with_status("unreadable")) == 1
         report = again.repair()
         assert kinds(report) == ["quarantine"]
@@ -463,8 +462,7 @@ def test_a_version_that_a_new_index_could_not_read_comes_back_with_its_row(store
     receipt = sleep(store, 600)
     store.close()
     change(file_of(store_path, receipt.bundle_id), flip_at(-10))
-    (store_path / "index.sqlite").unlink()
-    with Store.open(store_path, writable=True) as again:
+    with reopened(store, anew=True) as again:
         assert again.find_session(URI) is None
         assert kinds(again.repair()) == ["quarantine", "rewrite"]
         require_awake(again, 600)
@@ -491,8 +489,7 @@ def test_a_rival_goes_to_quarantine(store: Store, store_path: Path) -> None:
     store.delete_session(URI)
     sleep(store, 30, seed=2)
     store.close()
-    place.write_bytes(backup)
-    place.chmod(0o600)
+    put(place, backup)
     with Store.open(store_path, writable=True) as again:
         assert not again.verify(deep=True).ok
         assert kinds(again.repair()) == ["quarantine"]
@@ -591,7 +588,7 @@ def test_a_file_with_a_damaged_version_number_and_a_cut_end_is_saved_from_and_se
     assert [row.token_count for row in store.versions(URI)] == ([600] if with_manifest else [])
 
 
-def test_an_index_that_says_something_else_is_made_anew(store: Store, store_path: Path) -> None:
+def test_an_index_that_says_something_else_is_made_anew(store: Store) -> None:
     receipt = sleep(store, 300)
     store.index._connection.execute("UPDATE bundles SET token_count = 7")
     with pytest.raises(StoreError):
@@ -672,8 +669,7 @@ def test_what_lies_in_quarantine_is_never_overwritten(store: Store, store_path: 
     inside = store_path / "quarantine"
     earlier = [inside / f"{receipt.bundle_id.hex()}.mvb.1" for receipt in (lost, other)]
     for file in earlier:
-        file.write_bytes(b"earlier")
-        file.chmod(0o600)
+        put(file, b"earlier")
     change(file_of(store_path, lost.bundle_id), cut_to(100))
     change(file_of(store_path, other.bundle_id), flip_at(-10))
     assert kinds(store.repair()) == ["quarantine", "rewrite", "quarantine"]
@@ -694,8 +690,7 @@ def test_an_index_that_missed_the_end_of_a_mending_reads_the_file_again(
         patched.setattr(Index, "finish_rewrite", die)
         with pytest.raises(Killed):
             store.repair()
-    store.close()
-    with Store.open(store_path, writable=True) as again:
+    with reopened(store) as again:
         assert heir.bundle_id.hex() not in str(again.rebuild_index(dry_run=True).actions)
         require_awake(again, 700, uri=THIRD_URI)
 
@@ -756,8 +751,7 @@ def test_a_session_is_whole_again_once_a_missing_file_is_put_back(
     require_told_for_good(store, report)
     store.close()
     if new_index:
-        (store_path / "index.sqlite").unlink()
-        with Store.open(store_path, writable=True) as again:
+        with reopened(store, anew=True) as again:
             told = [finding.message for finding in again.verify(deep=False).findings]
         assert [str(file) in one for one in told] == [True] * 3
     away.rename(file)
@@ -1030,8 +1024,7 @@ def test_a_version_in_quarantine_is_not_forgotten_for_a_wrong_file_in_its_place(
     damage_frame(store_path, base.bundle_id, 0)
     store.repair()
     assert not file.exists()
-    file.write_bytes(alone.read_bytes() if other else bytes(size))
-    file.chmod(0o600)
+    put(file, alone.read_bytes() if other else bytes(size))
     if new_index:
         store = with_new_index(store)
     told = {problem.path: problem.message for problem in store.repair().problems}
@@ -1039,10 +1032,8 @@ def test_a_version_in_quarantine_is_not_forgotten_for_a_wrong_file_in_its_place(
     assert str(needed) in told[str(file)]
     assert store.gc().actions == ()
     assert sleep(store, 100, seed=7).version == 2
-    needed.write_bytes(sound)
-    needed.chmod(0o600)
-    store.close()
-    with Store.open(store_path, writable=True) as again:
+    put(needed, sound)
+    with reopened(store) as again:
         assert kinds(again.repair()) == ["restore"]
         require_version(again, 1, 900, seed=1)
         require_awake(again, 600, uri=OTHER_URI, seed=1)
@@ -1077,8 +1068,7 @@ def test_a_version_that_only_marks_tell_of_is_told_by_a_repair_as_by_a_verify(st
     store.tag(URI, 1, "kept")
     store.close()
     file_of(store_path, missed.bundle_id).unlink()
-    (store_path / "index.sqlite").unlink()
-    with Store.open(store_path, writable=True) as again:
+    with reopened(store, anew=True) as again:
         findings = again.verify(deep=True).findings
         assert [finding.code for finding in findings] == ["bundle_missing"]
         for dry_run in (True, False):
@@ -1145,37 +1135,10 @@ def test_what_somebody_has_marked_stays_when_the_version_that_it_was_saved_from_
     store.pin(URI, 2)
     place = store_path / "bundles" / lost.bundle_id.hex()[:2] / f"{lost.bundle_id.hex()}.mvb"
     store.close()
-    place.write_bytes(good)
-    place.chmod(0o600)
+    put(place, good)
     with Store.open(store_path, writable=True) as again:
         again.repair()
         assert [row.version for row in again.versions(URI)] == [1, 2]
-
-
-@pytest.mark.parametrize("new_index", [False, True])
-def test_nothing_that_a_version_in_quarantine_needs_is_removed(store: Store, store_path: Path, new_index: bool) -> None:
-    gone = sleep(store, 600, uri=THIRD_URI)
-    missing = sleep(store, 900, uri=OTHER_URI, before=gone)
-    versions = [sleep(store, 1200, before=missing)]
-    store.tag(URI, 1, "good")
-    store.delete_session(THIRD_URI)  # its file stays for the others
-    file = file_of(store_path, missing.bundle_id)
-    away = store_path.parent / "not mounted"
-    file.rename(away)
-    store.repair()
-    for _ in range(2):
-        store.close()
-        if new_index:
-            (store_path / "index.sqlite").unlink()
-        store = Store.open(store_path, writable=True)
-        store.gc()
-        store.compact()
-    assert file_of(store_path, gone.bundle_id).suffix == ".mvr"
-    store.close()
-    away.rename(file)
-    come_back(store_path, versions)
-    with Store.open(store_path, writable=True) as again:
-        assert again.marks(URI).tags == {"good": versions[0].bundle_id}
 
 
 def test_a_version_in_quarantine_comes_back_when_its_blocks_are_imported(store: Store, store_path: Path) -> None:
@@ -1231,25 +1194,6 @@ def test_an_earlier_copy_in_quarantine_makes_up_for_a_file_that_is_lost_since(
     assert (store.repair().actions, store.verify(deep=True).findings) == ((), ())
 
 
-@pytest.mark.parametrize("new_index", [False, True])
-@pytest.mark.parametrize("how", ["delete_session", "forget"])
-def test_a_version_in_quarantine_of_a_session_deleted_since_does_not_come_back(
-    store: Store, store_path: Path, how: str, new_index: bool
-) -> None:
-    first, *_ = chain(store, 600, 900)
-    file_of(store_path, first.bundle_id).unlink()
-    store.repair()
-    sleep(store, 20, seed=4)
-    getattr(store, how)(URI)
-    store.close()
-    if new_index:
-        (store_path / "index.sqlite").unlink()
-    with Store.open(store_path, writable=True) as again:
-        sleep(again, 900, uri=THIRD_URI)
-        assert "restore" not in kinds(again.repair())
-        assert again.versions(URI) == []
-
-
 def test_a_retired_file_in_quarantine_is_no_version_for_who_tells_of_losses_either(
     store: Store, store_path: Path
 ) -> None:
@@ -1283,58 +1227,6 @@ def test_t7_a_file_whose_blocks_a_retired_one_has_too_is_not_asked_for_by_who_te
     (message,) = (one.message for one in told if "Version 3" in one.message)
     assert second.bundle_id.hex() in message
     assert first.bundle_id.hex() not in message
-
-
-@pytest.mark.parametrize("new_index", [False, True])
-def test_the_number_of_a_version_that_was_set_aside_is_given_to_no_other(
-    store: Store, store_path: Path, new_index: bool
-) -> None:
-    sleep(store, 20)
-    lost = sleep(store, 600, seed=2)
-    good = file_of(store_path, lost.bundle_id).read_bytes()
-    store.tag(URI, 2, "good")
-    damage_frame(store_path, lost.bundle_id, 0)
-    store.repair()
-    store.close()
-    if new_index:
-        (store_path / "index.sqlite").unlink()
-    with Store.open(store_path, writable=True) as again:
-        assert [row.version for row in again.versions(URI)] == [1]
-        assert sleep(again, 30, seed=3).version == 3
-        assert again.gc().actions == ()
-        assert again.import_file(_exported_as(again, 2)).version == 4
-    place = store_path / "bundles" / lost.bundle_id.hex()[:2] / f"{lost.bundle_id.hex()}.mvb"
-    place.write_bytes(good)
-    place.chmod(0o600)
-    with Store.open(store_path, writable=True) as again:
-        assert [row.version for row in again.versions(URI)] == [1, 2, 3, 4]
-        assert again.resolve_version(f"{URI}@good").bundle_id == lost.bundle_id
-        assert again.verify(deep=True).ok
-
-
-def _exported_as(store: Store, version: int) -> Path:
-    """An exported file that says it is this version of the session."""
-    path = Path(store.path).parent / "elsewhere"
-    with Store.open(path, writable=True) as other:
-        for _ in range(version):
-            sleep(other, 40, seed=8)
-        other.export_session(URI, version, path.parent / "elsewhere.mvb")
-    return path.parent / "elsewhere.mvb"
-
-
-def test_an_index_that_missed_a_file_put_back_from_quarantine_finds_it(
-    store: Store, store_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    versions = set_aside_with_all_its_blocks_back(store, store_path)
-    with Store.open(store_path, writable=True) as again, monkeypatch.context() as patched:
-
-        def die(*_: object, **__: object) -> None:
-            raise Killed
-
-        patched.setattr(Index, "reconcile", die)
-        with pytest.raises(Killed):
-            again.repair()
-    come_back(store_path, versions)
 
 
 def test_emptying_the_quarantine_gives_up_what_lies_there_and_all_that_was_kept_for_it(
@@ -1408,14 +1300,6 @@ def twin_with_more(store: Store, store_path: Path) -> tuple[Receipt, Receipt, by
     return second, fork, backup
 
 
-def put_beside(store_path: Path, bundle_id: bytes, data: bytes) -> Path:
-    name = bundle_id.hex()
-    place = store_path / "bundles" / name[:2] / f"{name}.mvb"
-    place.write_bytes(data)
-    place.chmod(0o600)
-    return place
-
-
 def damages(data: bytes) -> list[bytes]:
     return [
         b"",
@@ -1433,7 +1317,7 @@ def test_a_version_put_back_beside_its_retired_file_costs_nobody_a_block(
     store: Store, store_path: Path, damage: int | None, reopening: bool
 ) -> None:
     second, fork, backup = twin_with_more(store, store_path)
-    place = put_beside(store_path, second.bundle_id, backup if damage is None else damages(backup)[damage])
+    place = put_back(store_path, second.bundle_id, backup if damage is None else damages(backup)[damage])
     if reopening:
         store.close()
         store = Store.open(store_path, writable=True)
@@ -1447,8 +1331,7 @@ def test_a_version_put_back_beside_its_retired_file_costs_nobody_a_block(
     assert store.repair().actions == ()
     if damage is None:
         require_awake(store, 1024)
-    store.close()
-    with Store.open(store_path, writable=True) as again:
+    with reopened(store) as again:
         require_awake(again, 1280, uri=OTHER_URI)
         assert again.verify(deep=True).ok
         assert fork.version == 1
@@ -1461,12 +1344,12 @@ def test_a_delete_beside_a_retired_file_leaves_what_others_need_of_both(
     store: Store, store_path: Path, damage: int | None, how: str
 ) -> None:
     second, _, backup = twin_with_more(store, store_path)
-    put_beside(store_path, second.bundle_id, backup)
+    put_back(store_path, second.bundle_id, backup)
     store.close()
     store = Store.open(store_path, writable=True)
     extra = sleep(store, 1024, uri=THIRD_URI, before=sleep(store, 900, uri=THIRD_URI, seed=0))
     if damage is not None:
-        put_beside(store_path, second.bundle_id, damages(backup)[damage])
+        put_back(store_path, second.bundle_id, damages(backup)[damage])
     getattr(store, how)(URI)
     assert [name for name in os.listdir(file_of(store_path, second.bundle_id).parent) if name.endswith(".mvb")].count(
         f"{second.bundle_id.hex()}.mvb"
@@ -1482,10 +1365,9 @@ def test_a_delete_beside_a_retired_file_leaves_what_others_need_of_both(
 def test_a_retired_file_that_cannot_be_judged_is_left_beside_the_live_one(store: Store, store_path: Path) -> None:
     second, _, backup = twin_with_more(store, store_path)
     retired = file_of(store_path, second.bundle_id)
-    put_beside(store_path, second.bundle_id, backup)
+    put_back(store_path, second.bundle_id, backup)
     os.link(retired, store_path.parent / "second name")
-    store.close()
-    with Store.open(store_path, writable=True) as again:
+    with reopened(store) as again:
         before = files_of(store_path)
         report = again.repair()
         assert report.actions == ()
@@ -1505,9 +1387,8 @@ def test_a_retired_file_that_has_nothing_of_its_own_goes_when_the_store_is_opene
     backup = file_of(store_path, first.bundle_id).read_bytes()
     store.delete_session(URI)
     retired = file_of(store_path, first.bundle_id)
-    put_beside(store_path, first.bundle_id, backup)
-    store.close()
-    with Store.open(store_path, writable=True) as again:
+    put_back(store_path, first.bundle_id, backup)
+    with reopened(store) as again:
         assert not retired.exists()
         require_awake(again, 600)
         require_awake(again, 700, uri=OTHER_URI)
@@ -1520,9 +1401,8 @@ def test_a_sound_retired_frame_is_not_given_up_for_a_damaged_live_one(store: Sto
     backup = bytearray(file_of(store_path, first.bundle_id).read_bytes())
     store.delete_session(URI)
     backup[3000] ^= 1
-    place = put_beside(store_path, first.bundle_id, bytes(backup))
-    store.close()
-    with Store.open(store_path, writable=True) as again:
+    place = put_back(store_path, first.bundle_id, bytes(backup))
+    with reopened(store) as again:
         assert place.with_suffix(".mvr").exists()
         again.repair()
         require_awake(again, 600)
@@ -1625,8 +1505,7 @@ def test_a_rival_stays_where_the_version_it_yielded_to_goes_meanwhile(
     store.delete_session(URI)
     newer = sleep(store, 30, seed=2)
     store.close()
-    place.write_bytes(backup)
-    place.chmod(0o600)
+    put(place, backup)
     with Store.open(store_path, writable=True) as again:
         while_looking(monkeypatch, lambda: again.index.drop([newer.bundle_id]))
         assert [problem.code for problem in again.repair().problems] == [CHANGED]
@@ -1654,10 +1533,7 @@ def branched(store_path: Path) -> Store:
         store = Store.open(store_path, writable=True)
         _, second = chain(store, 600, 900)
         spans = tuple(entry for entry in second.entries if entry.kind == "span")
-        store.write_bundle(
-            uri=URI, identity=IDENTITY, parent=second.bundle_id, reused=spans, blocks=[state(900, seed=99)],
-            session={}, token_count=900,
-        )  # fmt: skip
+        write(store, [state(900, seed=99)], 900, parent=second.bundle_id, reused=spans)
         newest = sleep(store, 1800, before=second)
         if newest.bundle_id == min(row.bundle_id for row in store.index.all_rows()):
             return store
@@ -1782,10 +1658,10 @@ def place_of(store_path: Path, bundle_id: bytes) -> Path:
     return store_path / "bundles" / bundle_id.hex()[:2] / f"{bundle_id.hex()}.mvb"
 
 
-def put_back(store_path: Path, bundle_id: bytes, data: bytes) -> None:
+def put_back(store_path: Path, bundle_id: bytes, data: bytes) -> Path:
     place = place_of(store_path, bundle_id)
-    place.write_bytes(data)
-    place.chmod(0o600)
+    put(place, data)
+    return place
 
 
 @pytest.mark.parametrize("step", ["set_aside", "move_bundle"])
@@ -1818,26 +1694,19 @@ def test_what_a_repair_sets_aside_is_in_the_index_s_file_though_a_delete_has_lef
     store.delete_session(THIRD_URI)
     store.repair()
     assert not store.index.file_is_behind
-    store.close()
-    with Store.open(store_path, writable=True) as again:
+    with reopened(store) as again:
         assert again.opening.unreadable == ()
         assert {row.uri for row in again.index.all_rows()} == {URI, OTHER_URI}
         assert set(again.index.given_up()) == {lost.bundle_id}
     require_remembered(store_path, lost, good)
 
 
-def test_a_repair_does_nothing_beside_an_index_that_cannot_have_its_file_again(
-    store: Store, store_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_repair_does_nothing_beside_an_index_that_cannot_have_its_file_again(store: Store, store_path: Path) -> None:
     shelved(store, store_path)
     store.index.go_on_in_memory()
     before = files_of(store_path)
 
-    def full(index: Index) -> None:
-        raise NoSpace("There is no room.", path=index.path)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(Index, "return_to_file", full)
+    with mock.patch.object(Index, "return_to_file", side_effect=NoSpace("There is no room.", path="index")):
         with pytest.raises(NoSpace):
             store.repair()
         assert store.repair(dry_run=True).actions
@@ -1873,8 +1742,7 @@ def test_what_a_delete_on_a_full_disk_has_emptied_is_no_damage_and_does_not_come
         store.delete_session(OTHER_URI)
     assert file_of(store_path, gone.bundle_id).stat().st_size == 0
     assert (store.repair(dry_run=True).actions, store.repair().actions) == ((), ())
-    store.close()
-    with Store.open(store_path, writable=True) as again:
+    with reopened(store) as again:
         assert [row.uri for row in again.iter_sessions()] == [URI]
         assert again.verify(deep=True).findings == ()
     assert quarantined(store_path) == []
@@ -1896,75 +1764,6 @@ def damage_much(path: Path, made: dict[str, bytes]) -> None:
     change(file_of(path, made["alone"]), flip_at(-100))
     (path / "marks.json").write_text("{}")
     (path / "marks.json").chmod(0o600)
-
-
-@pytest.mark.one_in(2)
-@pytest.mark.parametrize("reopening", [True, False])
-def test_threat_28_a_repair_killed_at_any_step_is_finished_by_the_next(
-    made: dict[str, bytes], store_path: Path, monkeypatch: pytest.MonkeyPatch, reopening: bool
-) -> None:
-    damage_much(store_path, made)
-    whole = store_path.parent / "whole"
-    shutil.copytree(store_path, whole)
-    with Store.open(whole, writable=True) as store:
-        intact = wakeable(store)
-        store.repair()
-        end = wakeable(store)
-        told = told_of(store)
-        assert [code for _, code in told].count("marks_lost") == 1
-        assert {code for _, code in told} == {"marks_lost", LOST}
-    wanted = quarantined(whole)
-    point = 0
-    while True:
-        point += 1
-        work = store_path.parent / f"work-{point}"
-        shutil.copytree(store_path, work)
-        store = Store.open(work, writable=True)
-        with monkeypatch.context() as patched:
-            survived = dies_at(point, patched, store)
-        if reopening or survived:
-            store.close()
-            store = Store.open(work, writable=True)
-        meanwhile = wakeable(store)
-        assert all(meanwhile.get(key) == blocks for key, blocks in intact.items()), point
-        store.repair()
-        assert wakeable(store) == end, point
-        assert told_of(store) == told, point
-        assert store.repair().actions == (), point
-        assert quarantined(work) == wanted, point
-        store.close()
-        shutil.rmtree(work)
-        if survived:
-            break
-    print(f"killed at {point - 1} points")
-    assert point > 40
-
-
-def told_of(store: Store) -> list[tuple[str, str]]:
-    return [(os.path.relpath(one.path, store.path), one.code) for one in store.verify(deep=True).findings]
-
-
-def dies_at(point: int, patched: pytest.MonkeyPatch, store: Store) -> bool:
-    """Repair until the `point`-th step; whether it came to its end before."""
-    seen = 0
-
-    def counted(real: Callable[..., object]) -> Callable[..., object]:
-        def call(*args: object, **kwargs: object) -> object:
-            nonlocal seen
-            seen += 1
-            if seen == point:
-                raise Killed
-            return real(*args, **kwargs)
-
-        return call
-
-    for owner, name in STEPS:
-        patched.setattr(owner, name, counted(getattr(owner, name)))
-    try:
-        store.repair()
-    except Killed:
-        return False
-    return True
 
 
 def test_who_reads_beside_a_repair_misses_nothing_at_any_step(
