@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 from secret_making import SECRET, TEXT, THIRD, adopt, fork, sleep_secret
 from store_making import (
-    IDENTITY,
     OTHER_URI,
     URI,
     Receipt,
@@ -25,12 +25,16 @@ from store_making import (
     contents,
     drafts,
     expected,
+    flip,
     frame_of,
+    put,
     raw_bytes,
+    reopened,
     require_awake,
     sleep,
     token_ids,
     turn,
+    write,
 )
 from torpor.memvid.disk import durable
 from torpor.memvid.errors import NoSpace, ReadOnlyStore, SessionNotFound
@@ -107,14 +111,14 @@ def test_of_a_forgotten_session_nothing_is_left(store: Store, store_path: Path) 
 def fork_that_tells(store: Store, uri: SessionUri, before: Receipt) -> Receipt:
     """A session that says what it was forked from, as the daemon's do."""
     origin = {"session": str(SECRET), "version": before.version, "bundle_id": before.bundle_id.hex(), "tokens": 512}
-    return store.write_bundle(
+    return write(
+        store,
+        drafts(768, first=512, seed=9)[:1],
+        768,
         uri=uri,
-        identity=IDENTITY,
         parent=before.bundle_id,
         reused=[entry for entry in before.entries if entry.kind == "span" and entry.token_count == 256],
-        blocks=drafts(768, first=512, seed=9)[:1],
         session={"model": "demo", "forked_from": origin},
-        token_count=768,
     )
 
 
@@ -204,17 +208,15 @@ def test_what_a_fork_shares_stays_and_the_report_names_it(store: Store, store_pa
 def test_its_blocks_in_another_session_s_files_go_too(store: Store, store_path: Path) -> None:
     """A compaction may have put them there, or the other session was deleted and this one had gone on from it."""
     base = sleep_secret(store, 300)
-    store.close()
-    with Store.open(store_path, writable=True) as again:
+    with reopened(store) as again:
         other = fork(again, 700, base)  # its file holds what the third needs
-        third = again.write_bundle(
+        third = write(
+            again,
+            drafts(600, first=512, seed=3),
+            600,
             uri=THIRD,
-            identity=IDENTITY,
             parent=other.bundle_id,
             reused=[entry for entry in other.entries if entry.token_count == 256],
-            blocks=drafts(600, first=512, seed=3),
-            session={},
-            token_count=600,
         )
         assert third.blocks_reused == 2
         assert again.forget(OTHER_URI).ok
@@ -265,19 +267,6 @@ def test_a_session_deleted_before_can_still_be_forgotten(store: Store, store_pat
         store.forget(SECRET)
 
 
-def test_the_bytes_that_a_forget_freed_and_wrote_are_what_the_disk_says(store: Store, store_path: Path) -> None:
-    secret = sleep_secret(store, 700)
-    fork(store, 600, secret)
-
-    def held() -> int:
-        return sum(file.stat().st_size for file in store_path.rglob("*.mv?"))
-
-    before = held()
-    report = store.forget(SECRET)
-    assert report.bytes_written > 0
-    assert before - held() == report.bytes_freed - report.bytes_written
-
-
 def test_a_name_that_nothing_has_is_not_found(store: Store) -> None:
     sleep_secret(store, 300)
     with pytest.raises(SessionNotFound, match="Did you mean"):
@@ -323,13 +312,18 @@ def be_adopted(store: Store) -> None:
 
 @pytest.mark.parametrize("shape", [share_a_part, share_every_block, be_adopted])
 def test_a_dry_run_counts_to_the_byte_what_a_strip_writes_and_frees(
-    store: Store, shape: Callable[[Store], None]
+    store: Store, store_path: Path, shape: Callable[[Store], None]
 ) -> None:
+    def held() -> int:
+        return sum(file.stat().st_size for file in store_path.rglob("*.mv?"))
+
     shape(store)
+    before = held()
     planned, done = store.forget(SECRET, dry_run=True), store.forget(SECRET)
     assert "strip" in [action.kind for action in done.actions]
     assert figures_of(planned) == figures_of(done)
     assert planned.bytes_written > 0
+    assert before - held() == done.bytes_freed - done.bytes_written
 
 
 def test_what_somebody_has_open_is_reported_and_goes_when_it_is_asked_for_again(store: Store, store_path: Path) -> None:
@@ -389,8 +383,7 @@ def test_a_temporary_file_that_went_at_the_opening_is_gone_for_good_once_its_ses
 def test_what_cannot_be_told_is_reported_and_left(store: Store, store_path: Path) -> None:
     secret = sleep_secret(store, 300)
     torn = store_path / "quarantine" / f"{secret.bundle_id.hex()}.mvb.1"
-    torn.write_bytes(bundle_path(store, secret.bundle_id).read_bytes()[:-1])
-    torn.chmod(0o600)
+    put(torn, bundle_path(store, secret.bundle_id).read_bytes()[:-1])
     old_marks = store_path / "quarantine" / "marks.json.1"
     old_marks.write_text(f'{{"{SECRET}": broken')
     old_marks.chmod(0o600)
@@ -437,7 +430,6 @@ def left_as_it_is(path: Path) -> None:
     del path
 
 
-@pytest.mark.parametrize("dry_run", [False, True])
 @pytest.mark.parametrize(
     ("place", "change", "code"),
     [
@@ -460,7 +452,7 @@ def left_as_it_is(path: Path) -> None:
     ],
 )
 def test_whatever_lies_in_the_store_s_folder_and_may_hold_it_is_told(
-    store: Store, store_path: Path, place: str, change: Callable[[Path], None], code: str, dry_run: bool
+    store: Store, store_path: Path, place: str, change: Callable[[Path], None], code: str
 ) -> None:
     secret = sleep_secret(store, 300)
     other = "01" if secret.bundle_id.hex().startswith("00") else "00"
@@ -469,13 +461,14 @@ def test_whatever_lies_in_the_store_s_folder_and_may_hold_it_is_told(
     shutil.copy(bundle_path(store, secret.bundle_id), path)
     path.chmod(0o600)
     change(path)
-    report = store.forget(SECRET, dry_run=dry_run)
-    assert [(finding.path, finding.code) for finding in report.problems] == [(str(path), code)]
-    assert str(path) in report.problems[0].message
-    assert path.exists()
+    for dry_run in (True, False):
+        report = store.forget(SECRET, dry_run=dry_run)
+        assert [(finding.path, finding.code) for finding in report.problems] == [(str(path), code)]
+        assert str(path) in report.problems[0].message
+        assert path.exists()
 
 
-def test_a_retired_file_behind_a_live_one_is_looked_into(store: Store, store_path: Path) -> None:
+def test_a_retired_file_behind_a_live_one_is_looked_into(store: Store) -> None:
     secret = sleep_secret(store, 300)
     other, third = sleep(store, 300, uri=OTHER_URI, seed=1), sleep(store, 300, uri=THIRD, seed=2)
     adopt(store, other, secret)
@@ -525,9 +518,7 @@ def test_while_a_bundle_cannot_be_read_what_it_may_need_stays_and_the_report_say
     assert found_in(store_path, *traces(from_token=512)) == []
 
 
-def test_a_sleep_that_comes_to_need_a_frame_meanwhile_keeps_it(
-    store: Store, store_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_sleep_that_comes_to_need_a_frame_meanwhile_keeps_it(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """A surplus frame of a live file is found by its id, and referred to, between the look and the commit."""
     secret = sleep_secret(store, 300)
     other = sleep(store, 300, uri=OTHER_URI, seed=1)
@@ -544,10 +535,7 @@ def test_a_sleep_that_comes_to_need_a_frame_meanwhile_keeps_it(
     def committing(self: StoreCore) -> Iterator[None]:
         if not late and self.index.find(SECRET) is None and self.pins.count(other.bundle_id):
             late.append(secret)
-            late[0] = store.write_bundle(
-                uri=THIRD, identity=IDENTITY, parent=None, reused=(), blocks=drafts(300, seed=7), session={},
-                token_count=300,
-            )  # fmt: skip
+            late[0] = write(store, drafts(300, seed=7), 300, uri=THIRD)
             monkeypatch.setattr(Prepared, "commit", commit)
         with writing(self):
             yield
@@ -562,18 +550,12 @@ def test_a_sleep_that_comes_to_need_a_frame_meanwhile_keeps_it(
     assert store.verify(deep=True).ok
 
 
-def test_no_room_to_strip_is_reported_and_everything_else_goes(
-    store: Store, store_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_room_to_strip_is_reported_and_everything_else_goes(store: Store, store_path: Path) -> None:
     secret = sleep_secret(store, 700)
     fork(store, 600, secret)
     sleep_secret(store, 300, seed=8)
 
-    def full(*_: object) -> None:
-        raise NoSpace("No room.")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Temps, "new", full)
+    with mock.patch.object(Temps, "new", side_effect=NoSpace("No room.")):
         report = store.forget(SECRET)
     assert [finding.code for finding in report.problems] == ["no_space"]
     assert store.find_session(SECRET) is None
@@ -584,60 +566,8 @@ def test_no_room_to_strip_is_reported_and_everything_else_goes(
 def test_an_index_that_cannot_be_written_anew_is_reported(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     sleep_secret(store, 300)
 
-    def full(*_: object) -> None:
-        raise NoSpace("No room.")
-
-    monkeypatch.setattr(Index, "erase_dropped", full)
+    monkeypatch.setattr(Index, "erase_dropped", mock.Mock(side_effect=NoSpace("No room.")))
     assert [finding.code for finding in store.forget(SECRET).problems] == ["no_space"]
-
-
-@pytest.mark.one_in(2)
-def test_a_forget_cut_off_at_any_change_is_finished_by_another(store_path: Path) -> None:
-    """At each rename, removal and replacement in turn: what is left opens, and forgetting again leaves nothing."""
-
-    class CutError(BaseException):
-        pass
-
-    for point in range(1, 100):
-        shutil.rmtree(store_path, ignore_errors=True)
-        with Store.open(store_path, writable=True) as store:
-            secret = sleep_secret(store, 700, before=sleep_secret(store, 300))
-            fork(store, 600, secret)
-            store.tag(SECRET, 1, "first")
-        seen = 0
-
-        def step(real: object, at: int = point) -> object:
-            def call(*args: object, **kwargs: object) -> object:
-                nonlocal seen
-                seen += 1
-                if seen == at:
-                    raise CutError
-                return real(*args, **kwargs)  # type: ignore[operator]
-
-            return call
-
-        with (
-            pytest.MonkeyPatch.context() as patch,
-            contextlib.suppress(CutError),
-            Store.open(store_path, writable=True) as store,
-        ):
-            for name in ("rename", "unlink", "ftruncate", "fsync"):
-                patch.setattr(os, name, step(getattr(os, name)))
-            for name in ("drop", "erase_dropped", "_delete"):
-                patch.setattr(Index, name, step(getattr(Index, name)))
-            store.forget(SECRET)
-        finished = seen < point
-        with Store.open(store_path, writable=True) as store:
-            assert store.opening.unreadable == ()
-            require_forked(store, 600, 512)
-            with contextlib.suppress(SessionNotFound):
-                assert store.forget(SECRET).ok
-            assert found_in(store_path, *traces(from_token=512)) == [], point
-            require_forked(store, 600, 512)
-            assert store.verify(deep=True).ok
-        if finished:
-            break
-    assert point > 12
 
 
 # --- what comes while a session is being forgotten
@@ -854,7 +784,7 @@ def test_a_missing_version_that_is_set_aside_keeps_what_the_index_says_that_it_n
     assert found_in(store_path, SECRET.name.encode()) == []
 
 
-def test_a_session_of_which_all_is_set_aside_can_be_forgotten(store: Store, store_path: Path) -> None:
+def test_a_session_of_which_all_is_set_aside_can_be_forgotten(store: Store) -> None:
     secret = sleep_secret(store, 300)
     store.tag(SECRET, 1, "hush")
     spoil(store, secret, 0)
@@ -896,9 +826,7 @@ def test_a_store_file_that_repair_has_set_aside_hides_no_session(store: Store, s
     sleep_secret(store, 300)
     sleep(store, 300, uri=OTHER_URI, seed=1)
     file = store_path / "store.json"
-    data = bytearray(file.read_bytes())
-    data[60] ^= 1
-    file.write_bytes(data)
+    flip(file, 60)
     store.repair()
     aside = store_path / "quarantine" / "store.json.1"
     assert aside.exists()

@@ -1,4 +1,4 @@
-"""Gc: what nothing needs goes, and nothing that anybody might need (threats 28 and 51)."""
+"""Gc: what nothing needs goes, and nothing that anybody might need (threat 51)."""
 
 from __future__ import annotations
 
@@ -12,19 +12,22 @@ from typing import Any
 
 import pytest
 from store_making import (
-    IDENTITY,
     OTHER_URI,
     URI,
     bundle_path,
     contents,
     drafts,
     expected,
+    flip,
+    put,
+    reopened,
     require_awake,
     sleep,
     spoil,
+    write,
 )
 from torpor.memvid import SessionUri, Store
-from torpor.memvid.errors import ReadOnlyStore, StoreIoError
+from torpor.memvid.errors import ReadOnlyStore
 from torpor.memvid.folder import quarantine
 from torpor.memvid.folder.folder import StoreFolder
 from torpor.memvid.folder.marks import Marks
@@ -118,11 +121,7 @@ def test_a_temporary_file_goes_unless_a_sleep_is_writing_it(store: Store, store_
         assert go_on.wait(30)
         yield from rest
 
-    sleeping = threading.Thread(
-        target=lambda: store.write_bundle(
-            uri=URI, identity=IDENTITY, parent=None, reused=(), blocks=blocks(), session={}, token_count=600
-        )
-    )
+    sleeping = threading.Thread(target=lambda: write(store, blocks(), 600))
     sleeping.start()
     try:
         assert reached.wait(30)
@@ -145,8 +144,7 @@ def test_what_lies_in_incoming_for_long_goes(store: Store, store_path: Path) -> 
     old, young, mine = folder / ("a" * 64 + ".mvb"), folder / ("b" * 64 + ".mvb"), folder / "notes"
     temp = folder / ("c" * 16 + ".tmp")
     for file in (old, young, mine, temp):
-        file.write_bytes(b"123")
-        file.chmod(0o600)
+        put(file, b"123")
     long_ago = time.time() - INCOMING_HOURS * 3600 - 60
     for file in (old, mine, temp):
         os.utime(file, (long_ago, long_ago))
@@ -197,8 +195,7 @@ def test_what_a_gc_has_done_is_told_where_marks_cannot_be_written(store: Store, 
     file.write_bytes(whole[:-1])
     store.delete_session(receipt.uri)
     leftover = store_path / "bundles" / f"{'0' * 16}.tmp"
-    leftover.write_bytes(bytes(8))
-    leftover.chmod(0o600)
+    put(leftover, bytes(8))
     report = store.gc()
     assert (str(leftover), "remove") in [(action.path, action.kind) for action in report.actions]
     assert not [action for action in report.actions if action.kind == "unmark"]
@@ -268,7 +265,7 @@ def test_what_is_set_aside_while_the_quarantine_is_emptied_stays(
     assert (store_path / "quarantine" / f"{file.name}.2").exists()
 
 
-def test_what_a_version_needs_whose_file_was_put_back_stays(store: Store, store_path: Path, tmp_path: Path) -> None:
+def test_what_a_version_needs_whose_file_was_put_back_stays(store: Store, tmp_path: Path) -> None:
     sleep(store, 600, uri=OTHER_URI)
     heir = sleep(store, 900)
     store.delete_session(OTHER_URI)
@@ -280,16 +277,13 @@ def test_what_a_version_needs_whose_file_was_put_back_stays(store: Store, store_
         report = store.empty_quarantine(dry_run=dry_run)
         assert done(report) == [("keep", file.name)]
         assert "under bundles/ again" in report.actions[0].reason
-    store.close()
-    with Store.open(store_path, writable=True) as again:
+    with reopened(store) as again:
         require_awake(again, 900)
         assert again.verify(deep=True).ok
 
 
 def cut_trailer(file: Path) -> None:
-    data = bytearray(file.read_bytes())
-    data[-10] ^= 1
-    file.write_bytes(data)
+    flip(file, -10)
 
 
 def require_kept_until_a_repair(store: Store, token_count: int, uri: SessionUri) -> None:
@@ -323,8 +317,7 @@ def test_blocks_of_a_version_that_was_put_back_stay_in_quarantine_until_a_repair
     store.repair()  # nothing says any more what the version needs
     shutil.copy(tmp_path / "backup", file)
     file.chmod(0o600)
-    store.close()
-    with Store.open(store_path, writable=True) as again:
+    with reopened(store) as again:
         assert 1 in [row.version for row in again.versions(URI)]
         held = sorted(os.listdir(store_path / "quarantine"))
         report = again.empty_quarantine()
@@ -406,27 +399,6 @@ def test_versions_that_are_given_up_are_told_though_they_have_no_file(store: Sto
     assert not store.index.given_up()
 
 
-def test_an_emptying_that_is_cut_off_is_finished_by_the_next(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    for number in range(3):
-        spoil(store, sleep(store, 900, uri=SessionUri("default", f"n-{number}"), seed=number), 2)
-    store.repair()
-    remove, asked = quarantine.remove, []
-
-    def refuse_the_second(folder: StoreFolder, name: str) -> None:
-        asked.append(name)
-        if len(asked) == 2:
-            raise StoreIoError("refused")
-        remove(folder, name)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(quarantine, "remove", refuse_the_second)
-        with pytest.raises(StoreIoError):
-            store.empty_quarantine()
-    assert len(store.index.given_up()) == 3
-    store.empty_quarantine()
-    assert (os.listdir(f"{store.path}/quarantine"), store.index.given_up()) == ([], {})
-
-
 def test_a_store_opened_for_reading_only_plans(
     forked: Store, store_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -435,30 +407,3 @@ def test_a_store_opened_for_reading_only_plans(
         assert len(reader.gc(dry_run=True).actions) == 2
         with pytest.raises(ReadOnlyStore):
             reader.gc()
-
-
-class Killed(BaseException):
-    """Stands for a SIGKILL."""
-
-
-def test_threat_28_a_gc_killed_between_two_removals_is_finished_by_the_next(
-    forked: Store, store_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    left = let_go(forked, monkeypatch)
-    assert len(left) == 2
-    real, seen = StoreFolder.remove, 0
-
-    def dying(*args: Any) -> int:
-        nonlocal seen
-        seen += 1
-        if seen == 2:
-            raise Killed
-        return real(*args)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(StoreFolder, "remove", dying)
-        with pytest.raises(Killed):
-            forked.gc()
-    assert len(list(store_path.rglob("*.mvr"))) == 1
-    assert len(forked.gc().actions) == 1
-    assert not list(store_path.rglob("*.mvr"))
