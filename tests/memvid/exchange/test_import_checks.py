@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import store_making as making
-from store_making import IDENTITY, URI, require_awake, sleep, token_ids
+from store_making import IDENTITY, URI, require_awake, sleep, token_ids, write
 from torpor.memvid import BlockDraft, SlotDraft, SlotSpec, Store, zstd
 from torpor.memvid.disk.durable import TempFile
 from torpor.memvid.errors import CorruptBundle, LimitExceeded
@@ -177,16 +177,7 @@ def test_what_a_store_compressed_itself_is_never_too_dense_to_be_imported(
     """Even a session of nothing but zeros."""
     monkeypatch.setattr(import_checks, "MAX_SMALL_BUNDLE_BYTES", 0)
     for number, size_bytes in enumerate((1, KIB, 300 * KIB, 4 * MIB)):
-        store.write_bundle(
-            uri=making.SessionUri("default", f"zeros-{number}"),
-            identity=IDENTITY,
-            parent=None,
-            reused=(),
-            blocks=[zeros(size_bytes)],
-            session={},
-            token_count=4,
-            codec=zstd(1),
-        )
+        write(store, [zeros(size_bytes)], 4, uri=making.SessionUri("default", f"zeros-{number}"), codec=zstd(1))
         target = tmp_path / f"{number}.mvb"
         report = store.export_session(making.SessionUri("default", f"zeros-{number}"), None, target)
         assert report.logical_bytes <= MAX_EXPANSION * report.file_bytes

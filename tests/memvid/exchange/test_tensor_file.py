@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import store_making as making
 from safetensors import safe_open
-from store_making import URI, drafts, sleep
+from store_making import URI, drafts, sleep, write
 from torpor.memvid import BlockDraft, SessionUri, SlotDraft, SlotSpec, Store, zstd
 from torpor.memvid.errors import (
     CorruptBlock,
@@ -154,15 +154,7 @@ def written(
     chain = sorted([*made, *record], key=lambda block: (block.start, block.kind != "state"))
     if state and state_at is None:
         chain = [*made, *record]
-    store.write_bundle(
-        uri=URI,
-        identity=making.IDENTITY,
-        parent=None,
-        reused=(),
-        blocks=iter(chain),
-        session={},
-        token_count=end,
-    )
+    write(store, iter(chain), end)
     return made
 
 
