@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import shutil
 import sqlite3
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
-from store_making import FORK_URI, OTHER_URI, URI, bundle_path, contents, expected, require_awake, sleep, spoil
+from store_making import (
+    FORK_URI,
+    OTHER_URI,
+    URI,
+    bundle_path,
+    contents,
+    expected,
+    flip,
+    put,
+    reopened,
+    require_awake,
+    sleep,
+    spoil,
+)
 from torpor.memvid import Receipt, SessionUri, Store
 from torpor.memvid.disk import durable
 from torpor.memvid.errors import (
@@ -20,7 +33,6 @@ from torpor.memvid.errors import (
     DurabilityLost,
     NoSpace,
     SessionNotFound,
-    StoreError,
     StoreIoError,
     UnsafePath,
 )
@@ -48,19 +60,13 @@ def test_a_deleted_session_is_gone_with_its_files(store: Store) -> None:
         store.open_session(URI)
     assert files(store) == [".mvb"]
     require_awake(store, 20, uri=OTHER_URI)
-
-
-def test_a_deleted_name_begins_again_at_version_1(store: Store) -> None:
-    sleep(store, 300)
-    sleep(store, 300)
-    store.delete_session(URI)
     assert sleep(store, 20).version == 1
     require_awake(store, 20)
 
 
 def test_bundles_that_a_fork_needs_stay_until_the_fork_goes(store: Store, store_path: Path) -> None:
     first = sleep(store, 600)
-    sleep(store, 700, uri=OTHER_URI, before=first)
+    fork = sleep(store, 700, uri=OTHER_URI, before=first)
     report = store.delete_session(URI)
     assert (report.bundles_deleted, report.bundles_kept, report.bytes_freed) == (0, 1, 0)
     require_awake(store, 700, uri=OTHER_URI)
@@ -73,8 +79,7 @@ def test_bundles_that_a_fork_needs_stay_until_the_fork_goes(store: Store, store_
             assert again.find_session(URI) is None
             require_awake(again, 700, uri=OTHER_URI)
     with Store.open(store_path, writable=True) as again:
-        again.delete_session(OTHER_URI)
-    with Store.open(store_path, writable=True) as again:
+        assert again.delete_session(OTHER_URI).bytes_freed == first.bytes_written + fork.bytes_written
         assert files(again) == []
 
 
@@ -103,25 +108,6 @@ def test_leftovers_of_an_interrupted_delete_are_removed(store: Store, store_path
     assert files(store) == []
 
 
-def test_nothing_retired_is_removed_while_a_bundle_cannot_be_read(store: Store, store_path: Path) -> None:
-    """What an unreadable bundle refers to is unknown; once put back it must find its blocks."""
-    first = sleep(store, 600)
-    fork = sleep(store, 700, uri=OTHER_URI, before=first)
-    store.delete_session(URI)
-    name = fork.bundle_id.hex()
-    file = store_path / "bundles" / name[:2] / f"{name}.mvb"
-    data = file.read_bytes()
-    store.close()
-    file.write_bytes(data[:-1])
-    (store_path / "index.sqlite").unlink()
-    with Store.open(store_path, writable=True):
-        assert files(store) == [".mvb", ".mvr"]
-    file.write_bytes(data)
-    (store_path / "index.sqlite").unlink()
-    with Store.open(store_path, writable=True) as again:
-        require_awake(again, 700, uri=OTHER_URI)
-
-
 def test_blocks_of_a_deleted_session_cannot_be_reused(store: Store) -> None:
     first = sleep(store, 600)
     store.delete_session(URI)
@@ -130,28 +116,11 @@ def test_blocks_of_a_deleted_session_cannot_be_reused(store: Store) -> None:
     assert store.find_session(URI) is None
 
 
-def test_a_version_whose_file_is_gone_does_not_stop_a_delete(store: Store, store_path: Path) -> None:
-    sleep(store, 300)
-    for file in store_path.rglob("*.mvb"):
-        file.unlink()
-    assert store.delete_session(URI).versions_deleted == 1
-    assert store.find_session(URI) is None
-
-
 def damage(file: Path) -> bytes:
     """Make a bundle unreadable; what it held, to put it back."""
     good = file.read_bytes()
     file.write_bytes(good[:-1])
     return good
-
-
-def test_what_only_the_deleted_session_needed_goes_with_it(store: Store) -> None:
-    """Also files that were retired, and needed, when an earlier session was deleted."""
-    first = sleep(store, 600)
-    fork = sleep(store, 700, uri=OTHER_URI, before=first)
-    assert store.delete_session(URI).bytes_freed == 0
-    assert store.delete_session(OTHER_URI).bytes_freed == first.bytes_written + fork.bytes_written
-    assert files(store) == []
 
 
 def test_a_file_that_is_open_and_needed_goes_with_its_last_user(store: Store) -> None:
@@ -169,8 +138,7 @@ def test_a_delete_removes_nothing_that_an_unreadable_bundle_may_need(store: Stor
     file = bundle_path(store, sleep(store, 700, uri=OTHER_URI, before=first).bundle_id)
     store.close()
     good = damage(file)
-    (store_path / "index.sqlite").unlink()
-    with Store.open(store_path, writable=True) as again:
+    with reopened(store, anew=True) as again:
         with again.open_session(URI):
             report = again.delete_session(URI)
         assert (report.bundles_kept, report.bytes_freed, report.unreadable) == (1, 0, (str(file),))
@@ -184,9 +152,7 @@ def test_a_delete_removes_nothing_that_an_unreadable_bundle_may_need(store: Stor
     assert files(store) == []
 
 
-def test_what_waits_for_its_reader_stays_where_a_bundle_is_found_that_cannot_be_read(
-    store: Store, store_path: Path, tmp_path: Path
-) -> None:
+def test_what_waits_for_its_reader_stays_where_a_bundle_is_found_that_cannot_be_read(store: Store) -> None:
     """A backup of a fork is put back, damaged, while the base waits to be removed."""
     first = sleep(store, 600)
     file = bundle_path(store, sleep(store, 700, uri=OTHER_URI, before=first).bundle_id)
@@ -194,13 +160,11 @@ def test_what_waits_for_its_reader_stays_where_a_bundle_is_found_that_cannot_be_
     with store.open_session(URI):
         store.delete_session(OTHER_URI)
         store.delete_session(URI)
-        file.write_bytes(good[:-1])
-        file.chmod(0o600)
+        put(file, good[:-1])
         store.rebuild_index()
     assert files(store) == [".mvb", ".mvr"]
     file.write_bytes(good)
-    store.close()
-    with Store.open(store_path, writable=True) as again:
+    with reopened(store) as again:
         require_awake(again, 700, uri=OTHER_URI)
 
 
@@ -220,86 +184,23 @@ def test_a_deleted_session_s_rival_bundles_do_not_come_back(store: Store, store_
         report = again.delete_session(URI)
         assert (report.versions_deleted, report.bundles_deleted) == (2, 3)
     assert files(store) == []
-    (store_path / "index.sqlite").unlink()
-    with Store.open(store_path, writable=True) as again:
+    with reopened(store, anew=True) as again:
         assert list(again.iter_sessions()) == []
 
 
-def test_a_delete_that_failed_half_way_and_is_repeated_leaves_nothing(
-    store: Store, store_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    first = sleep(store, 300)
-    second = sleep(store, 600, before=first)
-    sleep(store, 700, before=second)
-    real, calls = os.rename, 0
-
-    def rename(*args: object, **kwargs: object) -> None:
-        nonlocal calls
-        calls += 1
-        if calls == 2:
-            raise OSError(errno.EIO, "a failure of the system")
-        real(*args, **kwargs)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "rename", rename)
-        with pytest.raises(StoreIoError):
-            store.delete_session(URI)
-    assert [row.version for row in store.versions(URI)] == [2, 3], "as the next opening has it"
-    store.close()
-    with Store.open(store_path, writable=True) as again:
-        require_awake(again, 700)
-        again.delete_session(URI)
-    assert files(store) == []
-
-
 @pytest.mark.parametrize("versions", [1, 3])
-def test_a_delete_on_a_full_disk_that_is_cut_off_is_no_loss(
-    store: Store, store_path: Path, monkeypatch: pytest.MonkeyPatch, versions: int
-) -> None:
+def test_a_delete_on_a_full_disk_that_is_cut_off_is_no_loss(store: Store, store_path: Path, versions: int) -> None:
     """Bytes are freed before the rows can go; what is left must still say that it was a delete."""
     receipt = sleep(store, 300)
     for number in range(1, versions):
         receipt = sleep(store, 300 * number + 300, before=receipt)
 
-    def full(*_: object) -> None:
-        raise NoSpace("No room for the index.")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Index, "drop", full)
-        with pytest.raises(NoSpace):
-            store.delete_session(URI)
+    with mock.patch.object(Index, "drop", side_effect=NoSpace("No room for the index.")), pytest.raises(NoSpace):
+        store.delete_session(URI)
     assert sum(file.stat().st_size for file in store_path.rglob("*.mv?")) == 0
-    store.close()
-    with Store.open(store_path, writable=True) as again:
+    with reopened(store) as again:
         assert (again.find_session(URI), again.opening.unreadable) == (None, ())
     assert files(store) == []
-
-
-def test_a_delete_succeeds_on_a_full_disk_where_others_need_every_byte(
-    store: Store, store_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Nothing can be freed and the index file takes no change: the names of the files say that the session is gone."""
-    base = sleep(store, 512)
-    sleep(store, 600, uri=OTHER_URI, before=base)
-    real = Index.drop
-
-    def full_on_disk(self: Index, bundle_ids: list[bytes]) -> None:
-        if self._connection.execute("PRAGMA database_list").fetchone()[2]:  # the index has a file
-            raise NoSpace("No room for the index.")
-        real(self, bundle_ids)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Index, "drop", full_on_disk)
-        assert store.delete_session(URI).versions_deleted == 1
-    assert store.find_session(URI) is None
-    require_awake(store, 600, uri=OTHER_URI)
-    after = sleep(store, 20, uri=SessionUri("default", "later"))
-    store.close()
-    with Store.open(store_path, writable=True) as again:
-        assert again.find_session(URI) is None
-        assert again.find_session(after.uri) is not None
-        require_awake(again, 600, uri=OTHER_URI)
-        assert again.verify(deep=True).ok
 
 
 def test_what_is_deleted_while_the_index_file_takes_no_change_is_no_loss_at_the_next_open(
@@ -307,18 +208,8 @@ def test_what_is_deleted_while_the_index_file_takes_no_change_is_no_loss_at_the_
 ) -> None:
     """The file keeps the rows of both sessions: neither may look like one whose file is missing, nor come back."""
     sleep(store, 600, uri=OTHER_URI, before=sleep(store, 512))
-    real = Index.drop
-
-    def full_on_disk(self: Index, bundle_ids: list[bytes]) -> None:
-        if self._connection.execute("PRAGMA database_list").fetchone()[2]:  # the index has a file
-            raise NoSpace("No room for the index.")
-        real(self, bundle_ids)
-
-    def full(_index: Index) -> None:
-        raise NoSpace("No room for the index.")
-
-    monkeypatch.setattr(Index, "drop", full_on_disk)
-    monkeypatch.setattr(Index, "return_to_file", full)
+    make_failing(store, sqlite3.SQLITE_FULL)
+    monkeypatch.setattr(Index, "return_to_file", mock.Mock(side_effect=NoSpace("No room for the index.")))
     store.delete_session(URI)
     forgotten = store.forget(OTHER_URI)
     assert [problem.path for problem in forgotten.problems] == [store.index.path]
@@ -333,7 +224,7 @@ def test_what_is_deleted_while_the_index_file_takes_no_change_is_no_loss_at_the_
         assert again.verify(deep=True).ok
 
 
-def test_once_the_disk_has_room_again_an_index_in_memory_has_its_file_again(store: Store, store_path: Path) -> None:
+def test_once_the_disk_has_room_again_an_index_in_memory_has_its_file_again(store: Store) -> None:
     """A daemon runs for weeks: what a full disk left undone must not wait for the next one."""
     sleep(store, 600, uri=OTHER_URI, before=sleep(store, 512))
     make_failing(store, sqlite3.SQLITE_FULL)
@@ -345,15 +236,14 @@ def test_once_the_disk_has_room_again_an_index_in_memory_has_its_file_again(stor
     assert store.gc().bytes_freed == 0, "they were emptied before"
     assert (files(store), store.index.file_is_behind) == ([".mvb"], False)
     assert sleep(store, 300, before=after, seed=3).version == 2
-    store.close()
-    with Store.open(store_path, writable=True) as again:
+    with reopened(store) as again:
         assert again.opening == OpenReport(None, 0, 0, 0, ())
         assert [(row.uri, row.version) for row in again.iter_sessions()] == [(URI, 2)]
 
 
 @pytest.mark.parametrize("by", ["close", "sleep", "prune", "compact", "import"])
 def test_an_index_in_memory_has_its_file_again_before_the_next_work_and_at_the_end(
-    store: Store, store_path: Path, tmp_path: Path, by: str
+    store: Store, tmp_path: Path, by: str
 ) -> None:
     sleep(store, 40, uri=OTHER_URI, seed=3)
     sleep(store, 600)
@@ -370,8 +260,7 @@ def test_an_index_in_memory_has_its_file_again_before_the_next_work_and_at_the_e
     }
     work[by]()
     assert not store.index.file_is_behind
-    store.close()
-    with Store.open(store_path, writable=True) as again:
+    with reopened(store) as again:
         assert again.opening == OpenReport(None, 0, 0, int(by in ("close", "sleep", "import")), ())
 
 
@@ -384,10 +273,7 @@ def test_a_compaction_beside_an_index_file_that_is_behind_reports_no_removal_of_
         store.delete_session(OTHER_URI)
         store.index.go_on_in_memory()
 
-    def full(_index: Index) -> None:
-        raise NoSpace("No room for the index.")
-
-    monkeypatch.setattr(Index, "return_to_file", full)
+    monkeypatch.setattr(Index, "return_to_file", mock.Mock(side_effect=NoSpace("No room for the index.")))
     file = bundle_path(store, gone.bundle_id).with_suffix(".mvr")
     file.write_bytes(b"as of a delete that had no time to empty it")
     for kinds in (["strip"], []):
@@ -401,19 +287,12 @@ def test_a_compaction_beside_an_index_file_that_is_behind_reports_no_removal_of_
     assert not file.exists()
 
 
-def test_a_store_whose_index_cannot_have_its_file_is_closed_all_the_same(
-    store: Store, store_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_store_whose_index_cannot_have_its_file_is_closed_all_the_same(store: Store, store_path: Path) -> None:
     sleep(store, 600)
     for error in (NoSpace("No room."), DurabilityLost("Not flushed.")):
-
-        def refuse(_index: Index, error: Exception = error) -> None:
-            raise error
-
         again = Store.open(store_path, writable=True) if error.code != "no_space" else store
         again.index.go_on_in_memory()
-        with monkeypatch.context() as patched:
-            patched.setattr(Index, "return_to_file", refuse)
+        with mock.patch.object(Index, "return_to_file", side_effect=error):
             again.close()
     with Store.open(store_path, writable=True) as again:
         require_awake(again, 600)
@@ -422,7 +301,7 @@ def test_a_store_whose_index_cannot_have_its_file_is_closed_all_the_same(
 @pytest.mark.parametrize("state", ["missing", "given up"])
 @pytest.mark.parametrize("newest_is_there", [False, True])
 def test_a_delete_that_nothing_on_disk_tells_of_says_so(
-    store: Store, store_path: Path, monkeypatch: pytest.MonkeyPatch, state: str, newest_is_there: bool
+    store: Store, store_path: Path, state: str, newest_is_there: bool
 ) -> None:
     first = sleep(store, 300)
     bundle_path(store, first.bundle_id).unlink()
@@ -435,11 +314,7 @@ def test_a_delete_that_nothing_on_disk_tells_of_says_so(
     report = store.delete_session(URI)
     assert [problem.code for problem in report.problems] == ([] if newest_is_there else ["index_failed"])
 
-    def refuse(_index: Index) -> None:
-        raise NoSpace("No room.")
-
-    with monkeypatch.context() as patched:
-        patched.setattr(Index, "return_to_file", refuse)
+    with mock.patch.object(Index, "return_to_file", side_effect=NoSpace("No room.")):
         store.close()
     with Store.open(store_path, writable=True) as again:
         assert bool(again.index.bundles_of(URI)) == (not newest_is_there)
@@ -557,7 +432,7 @@ def remove(store: Store, how: str) -> None:
 @pytest.mark.parametrize("how", ["delete", "prune", "forget"])
 @pytest.mark.parametrize("code", [sqlite3.SQLITE_IOERR, sqlite3.SQLITE_FULL, sqlite3.SQLITE_BUSY])
 def test_rows_that_the_index_file_does_not_let_go_are_gone_as_they_are_for_the_next_opening(
-    store: Store, store_path: Path, how: str, code: int
+    store: Store, how: str, code: int
 ) -> None:
     """The files are retired by then: a row that stayed would list and wake what is no version any more."""
     first = sleep(store, 512)
@@ -574,8 +449,7 @@ def test_rows_that_the_index_file_does_not_let_go_are_gone_as_they_are_for_the_n
     later = sleep(store, 40, uri=SessionUri("default", "later"))
     store.gc()
     require_awake(store, 700, uri=OTHER_URI)
-    store.close()
-    with Store.open(store_path, writable=True) as again:
+    with reopened(store) as again:
         assert again.opening.unreadable == ()
         rows = sorted((row.uri, row.version) for row in again.index.all_rows())
         assert rows == sorted([*expected, (later.uri, 1)])
@@ -583,7 +457,7 @@ def test_rows_that_the_index_file_does_not_let_go_are_gone_as_they_are_for_the_n
         assert again.verify(deep=True).ok
 
 
-def test_where_the_rows_cannot_be_dropped_at_all_nothing_more_is_written(store: Store, store_path: Path) -> None:
+def test_where_the_rows_cannot_be_dropped_at_all_nothing_more_is_written(store: Store) -> None:
     first = sleep(store, 512)
     sleep(store, 700, uri=OTHER_URI, before=first)
     make_failing(store, sqlite3.SQLITE_IOERR, also="backup")
@@ -592,8 +466,7 @@ def test_where_the_rows_cannot_be_dropped_at_all_nothing_more_is_written(store: 
     with pytest.raises(DurabilityLost):
         sleep(store, 40, seed=3)
     require_awake(store, 700, uri=OTHER_URI)
-    store.close()
-    with Store.open(store_path, writable=True) as again:
+    with reopened(store) as again:
         assert (again.find_session(URI), again.opening.unreadable) == (None, ())
         require_awake(again, 700, uri=OTHER_URI)
 
@@ -615,43 +488,23 @@ def test_a_session_deleted_while_it_is_opened_is_not_found(store: Store, monkeyp
     assert files(store) == []
 
 
-def test_a_session_deleted_beside_a_read_only_store_is_not_taken_for_damage(store: Store, store_path: Path) -> None:
-    sleep(store, 700, before=sleep(store, 600))
-    sleep(store, 300, uri=OTHER_URI)
-    with Store.open(store_path, writable=False) as reader:
-        store.delete_session(URI)
-        for uri in (None, URI, OTHER_URI):
-            report = reader.verify(uri, deep=True)
-            assert report.findings == ()
-        with pytest.raises(SessionNotFound, match="no session"):
-            reader.open_session(URI)
-        bundle_path(store, store.versions(OTHER_URI)[0].bundle_id).unlink()
-        assert [found.code for found in reader.verify(deep=True).findings] == ["bundle_missing"]
-        with pytest.raises(BundleMissing):
-            reader.open_session(OTHER_URI)
-    with Store.open(store_path, writable=False) as reader:
-        assert reader.find_session(URI) is None
-
-
 def test_an_ancestor_deleted_beside_a_read_only_store_is_not_taken_for_damage(
     store: Store, store_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The session goes after its own bundle was checked, before the one it refers to is looked at."""
     second = sleep(store, 700, before=sleep(store, 600))
-    with Store.open(store_path, writable=False) as reader:
-        store.close()
-        with Store.open(store_path, writable=True) as writer:
-            folder = reader._core.folder
-            real = type(folder).open_bundle
+    with Store.open(store_path, writable=False) as reader, reopened(store) as writer:
+        folder = reader._core.folder
+        real = type(folder).open_bundle
 
-            def open_bundle(self: object, bundle_id: bytes) -> tuple[int, str]:
-                opened = real(self, bundle_id)  # type: ignore[arg-type]
-                if self is folder and bundle_id == second.bundle_id and writer.find_session(URI):
-                    writer.delete_session(URI)
-                return opened
+        def open_bundle(self: object, bundle_id: bytes) -> tuple[int, str]:
+            opened = real(self, bundle_id)  # type: ignore[arg-type]
+            if self is folder and bundle_id == second.bundle_id and writer.find_session(URI):
+                writer.delete_session(URI)
+            return opened
 
-            monkeypatch.setattr(type(folder), "open_bundle", open_bundle)
-            assert reader.verify(deep=True).findings == ()
+        monkeypatch.setattr(type(folder), "open_bundle", open_bundle)
+        assert reader.verify(deep=True).findings == ()
 
 
 def test_a_session_deleted_while_a_read_only_store_opens_is_not_listed(
@@ -704,45 +557,12 @@ def come_back(store: Store, export: Path) -> list[int]:
 
 
 def test_a_delete_that_fails_before_its_first_rename_leaves_what_is_set_aside_as_it_was(
-    store: Store, set_aside: tuple[Receipt, Path], monkeypatch: pytest.MonkeyPatch
+    store: Store, set_aside: tuple[Receipt, Path]
 ) -> None:
-    def refuse(*_: object) -> None:
-        raise StoreIoError("refused")
-
-    with monkeypatch.context() as patched:
-        patched.setattr(StoreFolder, "retire", refuse)
-        with pytest.raises(StoreIoError):
-            store.delete_session(URI)
+    with mock.patch.object(StoreFolder, "retire", side_effect=StoreIoError("refused")), pytest.raises(StoreIoError):
+        store.delete_session(URI)
     assert list(store.index.given_up()) == [set_aside[0].bundle_id]
     assert 2 in come_back(store, set_aside[1])
-
-
-def test_a_delete_cut_off_before_what_is_set_aside_is_finished_by_the_next_opening(
-    store: Store, store_path: Path, set_aside: tuple[Receipt, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class Killed(BaseException):
-        pass
-
-    give_ending = quarantine.give_ending
-
-    def die(folder: StoreFolder, names: Iterable[str], suffix: str) -> dict[str, StoreError]:
-        if names := list(names):
-            raise Killed
-        return give_ending(folder, names, suffix)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(quarantine, "give_ending", die)
-        with pytest.raises(Killed):
-            store.delete_session(URI)
-    store.close()
-    with Store.open(store_path, writable=False) as reader:
-        assert list(reader.iter_sessions()) == []
-    assert [file.suffixes[0] for file in (store_path / "quarantine").iterdir()] == [".mvb"]
-    with Store.open(store_path, writable=True) as again:
-        assert (again.index.given_up(), again.opening.unreadable) == ({}, ())
-        assert [file.suffixes[0] for file in (store_path / "quarantine").iterdir()] == [".mvr"]
-    with make_new_index(again) as anew:
-        assert come_back(anew, set_aside[1]) == []
 
 
 @pytest.mark.parametrize("how", ["delete", "prune"])
@@ -820,8 +640,7 @@ def test_an_index_made_anew_refuses_a_quarantine_that_it_cannot_look_into(
 ) -> None:
     """It holds numbers that were given, and what must stay: an index without them would lose both."""
     (store_path / "quarantine").chmod(0o770)
-    store.close()
-    with Store.open(store_path, writable=True) as again:  # an index that is there knows by itself
+    with reopened(store) as again:  # an index that is there knows by itself
         assert list(again.index.given_up()) == [set_aside[0].bundle_id]
     with pytest.raises(UnsafePath):
         make_new_index(store)
@@ -831,7 +650,7 @@ def test_an_index_made_anew_refuses_a_quarantine_that_it_cannot_look_into(
 
 
 @pytest.mark.parametrize("status", ["aside", "missed"])
-def test_a_session_of_which_nothing_is_listed_can_be_deleted(store: Store, store_path: Path, status: str) -> None:
+def test_a_session_of_which_nothing_is_listed_can_be_deleted(store: Store, status: str) -> None:
     receipt = sleep(store, 300)
     store.tag(URI, 1, "good")
     bundle_path(store, receipt.bundle_id).unlink()
@@ -844,8 +663,7 @@ def test_a_session_of_which_nothing_is_listed_can_be_deleted(store: Store, store
     assert (store.index.bundles_of(URI), bool(store.marks(URI))) == ([], False)
     with pytest.raises(SessionNotFound):
         store.delete_session(URI)
-    store.close()
-    with Store.open(store_path, writable=True) as again:
+    with reopened(store) as again:
         assert again.opening.unreadable == ()
         assert sleep(again, 20).version == 1
 
@@ -876,27 +694,20 @@ def test_what_is_set_aside_and_cannot_be_let_go_is_not_said_to_be_deleted(
 
 
 def test_what_was_set_aside_and_deleted_while_the_index_file_takes_no_change_is_gone_at_the_next_open(
-    store: Store, store_path: Path
+    store: Store,
 ) -> None:
     receipt = sleep(store, 300)
     spoil(store, receipt, 0)
     store.repair()
     make_failing(store, sqlite3.SQLITE_FULL)
     store.delete_session(URI)
-    store.close()
-    with Store.open(store_path, writable=True) as again:
+    with reopened(store) as again:
         assert again.index.bundles_of(URI) == []
         assert sleep(again, 20).version == 1
 
 
-def test_a_delete_on_a_full_disk_makes_no_folder(
-    store: Store, set_aside: tuple[Receipt, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(*_: object) -> None:
-        raise NoSpace("No room for a folder.")
-
-    with monkeypatch.context() as patched:
-        patched.setattr(durable, "make_folder", full)
+def test_a_delete_on_a_full_disk_makes_no_folder(store: Store, set_aside: tuple[Receipt, Path]) -> None:
+    with mock.patch.object(durable, "make_folder", side_effect=NoSpace("No room for a folder.")):
         assert store.delete_session(URI).problems == ()
     with make_new_index(store) as anew:
         assert come_back(anew, set_aside[1]) == []
@@ -923,61 +734,6 @@ def set_aside_alone(store: Store) -> tuple[Receipt, Receipt]:
     return first, second
 
 
-@pytest.mark.parametrize("renames", range(6))
-def test_a_delete_of_what_is_set_aside_is_finished_or_undone_wherever_it_is_cut_off(
-    store: Store, store_path: Path, monkeypatch: pytest.MonkeyPatch, renames: int
-) -> None:
-    """No version is left that has lost one of its files, and none that is gone can come back."""
-    first, second = set_aside_alone(store)
-    before = {one: len(list((store_path / "quarantine").glob(f"{one.bundle_id.hex()}.*"))) for one in (first, second)}
-    rename, left = durable.rename, [None] * renames
-
-    def cut_off(*args: Any) -> None:
-        if not left:
-            raise KeyboardInterrupt
-        left.pop()
-        rename(*args)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(durable, "rename", cut_off)
-        with pytest.raises(KeyboardInterrupt):
-            store.delete_session(URI)
-    store.close()
-    with Store.open(store_path, writable=True) as again:
-        standing = set(again.index.given_up())
-        for one, count in before.items():
-            files = list((store_path / "quarantine").glob(f"{one.bundle_id.hex()}.*"))
-            assert len(files) == count
-            wanted = ".mvb" if one.bundle_id in standing else ".mvr"
-            assert {file.suffixes[0] for file in files} == {wanted}
-        if renames >= 3:  # each file has left
-            assert standing == set()
-    with make_new_index(again) as anew:
-        assert set(anew.index.given_up()) == standing
-
-
-def test_a_delete_that_cannot_take_all_that_is_set_aside_takes_none(
-    store: Store, store_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    first, second = set_aside_alone(store)
-    rename, calls = durable.rename, []
-
-    def refuse_the_second(*args: Any) -> None:
-        calls.append(args)
-        if len(calls) == 2:
-            raise StoreIoError("refused")
-        rename(*args)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(durable, "rename", refuse_the_second)
-        with pytest.raises(StoreIoError):
-            store.delete_session(URI)
-    store.close()
-    assert set(endings(store_path)) == {".mvb"}
-    with Store.open(store_path, writable=True) as again:
-        assert set(again.index.given_up()) == {first.bundle_id, second.bundle_id}
-
-
 @pytest.mark.parametrize("marked", [True, False])
 def test_a_version_is_not_deleted_because_of_what_an_earlier_one_of_the_same_bundle_left(
     store: Store, store_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, marked: bool
@@ -998,9 +754,7 @@ def test_a_version_is_not_deleted_because_of_what_an_earlier_one_of_the_same_bun
             store.delete_session(URI)
         assert endings(store_path) == [".mvd"]
     else:
-        data = bytearray(file.read_bytes())
-        data[-10] ^= 1
-        file.write_bytes(data)
+        flip(file, -10)
         store.repair()
         store.delete_session(URI)
         assert endings(store_path) == [".mvr"]
@@ -1009,8 +763,7 @@ def test_a_version_is_not_deleted_because_of_what_an_earlier_one_of_the_same_bun
     backup = file.read_bytes()
     file.unlink()
     store.repair()
-    store.close()
-    with Store.open(store_path, writable=True) as again:
+    with reopened(store) as again:
         assert set(again.index.given_up()) == {receipt.bundle_id}
         again.gc()
         assert again.marks(URI).tags == {"release": receipt.bundle_id}

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 import store_making as making
-from store_making import OTHER_URI, sleep
+from store_making import OTHER_URI, sleep, write
 from torpor.memvid import RAW, BlockDraft, BlockEntry, Codec, Receipt, SessionUri, SlotDraft, SlotSpec, Store, zstd
 from torpor.memvid.errors import StoreError, Truncated
 from torpor.memvid.format.blocks import BlockHeader, span_parents
@@ -155,10 +155,7 @@ def alike(store: Store, codec: Codec, *, uri: SessionUri = making.URI, seed: int
         return BlockDraft("span", start, making.token_ids(start, count, seed), slots)
 
     blocks = [*(span(at, 256) for at in range(0, 768, 256)), span(768, 100), making.state(868, seed=seed)]
-    return store.write_bundle(
-        uri=uri, identity=making.IDENTITY, parent=None, reused=(), blocks=blocks, session={}, token_count=868,
-        codec=codec,
-    )  # fmt: skip
+    return write(store, blocks, 868, uri=uri, codec=codec)
 
 
 CODECS = {"raw": RAW, "zstd": zstd(3), "planes": planes(3)}

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import os
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from unittest import mock
 
 import pytest
-from store_making import IDENTITY, OTHER_URI, URI, drafts, require_awake, sleep, span, state
-from torpor.memvid import RAW, BlockDraft, Store
+from store_making import OTHER_URI, URI, drafts, require_awake, sleep, span, state, write
+from torpor.memvid import BlockDraft, Store
 from torpor.memvid.disk.budget import Budget, utc_day
 from torpor.memvid.errors import BudgetExceeded, NoSpace
 from torpor.memvid.folder.folder import StoreFolder
@@ -47,19 +47,6 @@ def test_a_store_is_never_larger_than_its_budget(store_path: Path) -> None:
         assert bundle_bytes(store_path) == first.bytes_written + second.bytes_written <= limit
         store.delete_session(OTHER_URI)  # and what it frees can be used at once
         assert sleep(store, 300, uri=OTHER_URI, seed=1).version == 1
-
-
-def test_a_full_budget_refuses_before_a_temporary_file_is_made(
-    store_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with Store.open(store_path, writable=True) as store:
-        sleep(store, 300)
-    with Store.open(store_path, writable=True, budget=Budget(max_store_bytes=1)) as store:
-        monkeypatch.setattr(Temps, "new", lambda *_: pytest.fail("it wrote"))
-        with pytest.raises(BudgetExceeded):
-            sleep(store, 20, uri=OTHER_URI)
-        store.delete_session(URI)
-    assert bundle_bytes(store_path) == 0
 
 
 @pytest.mark.parametrize("bound", ["max_store_bytes", "max_bytes_per_day"])
@@ -107,26 +94,17 @@ def test_retired_files_count_as_what_the_store_holds(store_path: Path) -> None:
 
 
 def test_what_the_store_holds_is_kept_up_with_through_everything_that_changes_it(store_path: Path) -> None:
-    budget = Budget(max_store_bytes=1 << 40)
-    with Store.open(store_path, writable=True, budget=budget) as store:
-        folder = store._core.folder
-        held: list[bool] = []
-
-        def look() -> None:
-            held.append(folder.held_bytes() == bundle_bytes(store_path))
-
+    with Store.open(store_path, writable=True, budget=Budget(max_store_bytes=1 << 40)) as store:
         receipt = sleep(store, 300)
-        look()
-        sleep(store, 700, uri=OTHER_URI, before=sleep(store, 600, before=receipt))
-        look()
-        store.prune(Retention(keep_last=1))
-        look()
-        store.delete_session(URI)
-        look()
-        store.delete_session(OTHER_URI)
-        look()
-        assert held == [True] * 5
-        assert folder.held_bytes() == 0
+        for change in (
+            lambda: sleep(store, 700, uri=OTHER_URI, before=sleep(store, 600, before=receipt)),
+            lambda: store.prune(Retention(keep_last=1)),
+            lambda: store.delete_session(URI),
+            lambda: store.delete_session(OTHER_URI),
+        ):
+            assert store._core.folder.held_bytes() == bundle_bytes(store_path)
+            change()
+        assert store._core.folder.held_bytes() == bundle_bytes(store_path) == 0
 
 
 def test_a_day_s_writes_are_counted_across_openings_and_with_the_day_they_begin_anew(
@@ -176,50 +154,6 @@ def test_the_disk_keeps_free_what_it_should(store_path: Path, monkeypatch: pytes
         require_untouched(store, store_path, 300, 1)
 
 
-def test_two_sleeps_at_once_share_one_budget(store_path: Path) -> None:
-    """Each begins before the other ends; together they may not go past it."""
-    with Store.open(store_path, writable=True) as store:
-        one = sleep(store, 300).bytes_written
-        store.delete_session(URI)
-    limit = one + one // 2
-    with Store.open(store_path, writable=True, budget=Budget(max_store_bytes=limit)) as store:
-        both = threading.Barrier(2)
-        refused: list[str] = []
-
-        def drafts(seed: int) -> Iterator[BlockDraft]:
-            both.wait(10)
-            yield span(0, 256, seed=seed)
-            yield span(256, 44, seed=seed)
-            both.wait(10)
-            yield state(300, seed=seed)
-
-        def put(name: str, seed: int) -> None:
-            try:
-                store.write_bundle(
-                    uri=type(URI)("default", name),
-                    identity=IDENTITY,
-                    parent=None,
-                    reused=(),
-                    blocks=drafts(seed),
-                    session={},
-                    token_count=300,
-                    codec=RAW,
-                )
-            except BudgetExceeded:
-                refused.append(name)
-                both.abort()
-            except threading.BrokenBarrierError:
-                refused.append(name)
-
-        threads = [threading.Thread(target=put, args=(f"s{seed}", seed)) for seed in (1, 2)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(30)
-        assert refused
-        assert bundle_bytes(store_path) <= limit
-
-
 def test_a_sleep_that_begins_during_another_finds_what_that_one_has_written(store_path: Path) -> None:
     with Store.open(store_path, writable=True) as store:
         one = sleep(store, 300).bytes_written
@@ -232,14 +166,10 @@ def test_a_sleep_that_begins_during_another_finds_what_that_one_has_written(stor
                 sleep(store, 300, uri=OTHER_URI, seed=1)
             yield from (span(256, 44), state(300))
 
-        store.write_bundle(
-            uri=URI,
-            identity=IDENTITY,
-            parent=None,
-            reused=(),
-            blocks=blocks(),
-            session={},
-            token_count=300,
+        write(
+            store,
+            blocks(),
+            300,
             codec=zstd(1),  # else all blocks are looked at before the first is written
         )
         require_untouched(store, store_path, 300, 1)
@@ -263,9 +193,7 @@ def test_a_sleep_that_fits_is_not_refused_for_what_a_compaction_writes_beside_it
             yield state(300, seed=1)
 
         with core.metering(replacing=True) as room, prepared(core, second.bundle_id, Contents(frames, {}), room):
-            store.write_bundle(
-                uri=OTHER_URI, identity=IDENTITY, parent=None, reused=(), blocks=blocks(), session={}, token_count=300
-            )
+            write(store, blocks(), 300, uri=OTHER_URI)
             with pytest.raises(BudgetExceeded):
                 sleep(store, 1, uri=OTHER_URI, seed=2)
         require_awake(store, 300, uri=OTHER_URI, seed=1)
@@ -284,20 +212,10 @@ def test_what_a_sleep_wrote_that_failed_beside_another_is_given_back(store_path:
 
         def blocks() -> Iterator[BlockDraft]:
             with pytest.raises(KeyError):
-                store.write_bundle(
-                    uri=OTHER_URI,
-                    identity=IDENTITY,
-                    parent=None,
-                    reused=(),
-                    blocks=failing(),
-                    session={},
-                    token_count=9,
-                )
+                write(store, failing(), 9, uri=OTHER_URI)
             yield from (span(0, 256), span(256, 44), state(300))
 
-        store.write_bundle(
-            uri=URI, identity=IDENTITY, parent=None, reused=(), blocks=blocks(), session={}, token_count=300
-        )
+        write(store, blocks(), 300)
         require_untouched(store, store_path, 300, 1)
 
 
@@ -324,16 +242,7 @@ def test_a_file_that_has_its_name_does_not_count_twice_while_its_row_is_written(
 @pytest.mark.parametrize("budget", [Budget(max_store_bytes=1), Budget(max_bytes_per_day=1)])
 def test_a_last_sleep_goes_beyond_the_budget_and_counts(store_path: Path, budget: Budget) -> None:
     with Store.open(store_path, writable=True, budget=budget) as store:
-        receipt = store.write_bundle(
-            uri=URI,
-            identity=IDENTITY,
-            parent=None,
-            reused=(),
-            blocks=drafts(300),
-            session={},
-            token_count=300,
-            beyond="budgets",
-        )
+        receipt = write(store, drafts(300), 300, beyond="budgets")
         assert store._core.folder.held_bytes() == receipt.bytes_written
         assert store.index.written_on(utc_day(time.time_ns())) == receipt.bytes_written
         with pytest.raises(BudgetExceeded):
@@ -344,24 +253,12 @@ def test_a_last_sleep_goes_beyond_the_budget_and_counts(store_path: Path, budget
 def test_a_last_sleep_leaves_the_disk_what_it_must_keep_free(store_path: Path) -> None:
     with Store.open(store_path, writable=True, budget=Budget(min_free_bytes=1 << 59)) as store:
         with pytest.raises(BudgetExceeded):
-            store.write_bundle(
-                uri=URI,
-                identity=IDENTITY,
-                parent=None,
-                reused=(),
-                blocks=drafts(300),
-                session={},
-                token_count=300,
-                beyond="budgets",
-            )
+            write(store, drafts(300), 300, beyond="budgets")
         assert not list(store_path.rglob("*.tmp"))
 
 
 def test_a_count_that_cannot_be_kept_does_not_fail_the_sleep(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: object) -> None:
-        raise NoSpace("No room for the index.")
-
-    monkeypatch.setattr(Index, "add_written", full)
+    monkeypatch.setattr(Index, "add_written", mock.Mock(side_effect=NoSpace("No room for the index.")))
     sleep(store, 300)
     require_awake(store, 300)
 

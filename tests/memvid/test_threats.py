@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from store_making import IDENTITY, OTHER_URI, URI, bundle_path, raw_bytes, require_awake, sleep, token_ids
+from store_making import IDENTITY, OTHER_URI, URI, bundle_path, raw_bytes, require_awake, sleep, token_ids, write
 from torpor.memvid import BlockDraft, SlotDraft, SlotSpec, Store
 from torpor.memvid.errors import CorruptBundle, InvalidDraft, StoreError, StoreIoError, UnsafePath
 from torpor.memvid.format.blocks import BlockHeader
@@ -103,9 +103,7 @@ def test_threat_18_a_class_name_or_a_pickle_in_a_session_map_is_plain_data(
     monkeypatch.chdir(tmp_path)
     spec = SlotSpec("0.k", "mlx_lm.models.cache.KVCache", "uint8", (4,))
     draft = BlockDraft("span", 0, token_ids(0, 1), [SlotDraft(spec, [memoryview(raw_bytes(4, 1))])])
-    store.write_bundle(
-        uri=URI, identity=IDENTITY, parent=None, reused=(), blocks=[draft], session=hostile, token_count=1
-    )
+    write(store, [draft], 1, session=hostile)
     with store.open_session(URI) as reader:
         assert dict(reader.manifest.session) == hostile
         assert reader.read_header(reader.entries[0]).slots[0][0].kind == "mlx_lm.models.cache.KVCache"
