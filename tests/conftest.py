@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
+import inspect
 import itertools
 import json
 import os
 import shutil
 import signal
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -120,6 +124,25 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: places.get(item.path, len(places)))
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run a test that is a coroutine function on a loop of its own, within those of its fixtures that are asynchronous
+    context managers."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+
+    async def run() -> None:
+        async with AsyncExitStack() as within:
+            given = {name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}
+            for name, value in given.items():
+                if isinstance(value, AbstractAsyncContextManager):
+                    given[name] = await within.enter_async_context(value)
+            await pyfuncitem.obj(**given)
+
+    asyncio.run(run())
+    return True
+
+
 def pytest_collection_finish() -> None:
     """Thousands of tests lie in memory until the end: what looks for garbage, as each unloading of a model does, need
     not look at them each time."""
@@ -169,6 +192,14 @@ def thin_qwen3(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def own_tiny_model(tiny_model: Path, tmp_path: Path) -> Path:
     """A copy of the tiny model that a test may change."""
     return Path(shutil.copytree(tiny_model, tmp_path / "model"))
+
+
+@pytest.fixture
+def short_path() -> Iterator[Path]:
+    """A folder whose name leaves room for a socket's: pytest's own are too long for the 107 bytes of the kernel."""
+    folder = Path(tempfile.mkdtemp(prefix="tw", dir="/tmp" if len(tempfile.gettempdir()) > 40 else None))
+    yield folder
+    shutil.rmtree(folder)
 
 
 EditUnseen = Callable[..., None]

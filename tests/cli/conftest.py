@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import shutil
 import signal
 import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,9 +11,11 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))  # the tests of this folder share cli_rig.py
 
-from cli_rig import FakeDaemon, MadeStore, Ran, Torpor, load_module
+from cli_rig import MadeStore, Ran, Torpor
 from torpor.cli.registry import run
 from torpor.memvid.store import Store
+from torpor.tests.memvid import store_making as making
+from torpor.tests.socket_api.server_rig import ServerThread
 
 
 @pytest.fixture
@@ -29,14 +29,6 @@ def torpor(capsys: pytest.CaptureFixture[str]) -> Torpor:
         return Ran(status, out, err)
 
     return runner
-
-
-@pytest.fixture
-def short_path() -> Iterator[Path]:
-    """A folder whose name leaves room for a socket's."""
-    folder = Path(tempfile.mkdtemp(prefix="tc", dir="/tmp" if len(tempfile.gettempdir()) > 40 else None))
-    yield folder
-    shutil.rmtree(folder)
 
 
 @pytest.fixture(autouse=True)
@@ -56,16 +48,15 @@ def interrupts_that_arrive() -> Iterator[None]:
 
 
 @pytest.fixture
-def daemon(short_path: Path) -> Iterator[FakeDaemon]:
+def daemon(short_path: Path) -> Iterator[ServerThread]:
     """A daemon on the default socket of this test."""
-    running = FakeDaemon(short_path / "run" / "t.sock")
+    running = ServerThread(short_path / "run" / "t.sock")
     yield running
     running.stop()
 
 
 @pytest.fixture
 def made_store(short_path: Path) -> MadeStore:
-    making = load_module("memvid/store_making.py")
     path = short_path / "store"
     with Store.open(path, writable=True) as store:
         first = making.sleep(store, 300)

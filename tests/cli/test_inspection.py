@@ -11,7 +11,7 @@ import socket
 from pathlib import Path
 
 import pytest
-from cli_rig import FakeDaemon, MadeStore, Torpor, load_module, pretend_terminal, unstyled
+from cli_rig import MadeStore, Torpor, pretend_terminal, unstyled
 from rich.console import Console
 from torpor.cli.commands.show import render_detail
 from torpor.cli.serve.doctor import _describe_config, _describe_queue
@@ -20,6 +20,8 @@ from torpor.daemon.api.store import MaintainRequest, MaintenanceProblem, Mainten
 from torpor.memvid.errors import PUT_BACK, BundleMissing, Truncated
 from torpor.memvid.store import Store
 from torpor.memvid.uri import SessionUri
+from torpor.tests.memvid import store_making as making
+from torpor.tests.socket_api.server_rig import ServerThread
 
 WAKE_VERSION_1 = (
     "Version 1 of torpor://default/agent is intact: `torpor wake torpor://default/agent --version 1` goes on"
@@ -68,7 +70,7 @@ def test_looking_tells_of_a_daemon_that_ended_without_a_stop(
 
 @pytest.mark.parametrize("beside_a_daemon", [False, True])
 def test_ls_marks_a_session_whose_newest_version_has_no_file(
-    torpor: Torpor, made_store: MadeStore, daemon: FakeDaemon, beside_a_daemon: bool
+    torpor: Torpor, made_store: MadeStore, daemon: ServerThread, beside_a_daemon: bool
 ) -> None:
     torpor("append", "agent", "one")
     torpor("append", "fresh", "one")
@@ -145,7 +147,6 @@ def test_show_with_no_daemon_tells_all_but_the_text(torpor: Torpor, made_store: 
 def test_show_tells_what_computed_a_session_as_far_as_that_is_short_text(
     torpor: Torpor, short_path: Path, kept: object, shown: dict[str, str]
 ) -> None:
-    making = load_module("memvid/store_making.py")
     with Store.open(short_path / "store", writable=True) as store:
         store.write_bundle(
             uri=SessionUri("default", "agent"),
@@ -418,7 +419,7 @@ def test_show_of_a_version_without_a_file_names_the_others(torpor: Torpor, made_
 @pytest.mark.parametrize("damage", ["missing", "cut"])
 @pytest.mark.parametrize(("bundle", "situation"), [(1, WAKE_VERSION_1), (0, "No version of torpor://")])
 def test_who_looks_and_who_wakes_are_advised_alike(
-    torpor: Torpor, made_store: MadeStore, daemon: FakeDaemon, damage: str, bundle: int, situation: str
+    torpor: Torpor, made_store: MadeStore, daemon: ServerThread, damage: str, bundle: int, situation: str
 ) -> None:
     damaged = made_store.bundles[bundle]
     if damage == "missing":
@@ -444,7 +445,7 @@ def test_who_looks_and_who_wakes_are_advised_alike(
 
 @pytest.mark.parametrize("command", [("wake",), ("generate",), ("generate", "more"), ("chat", "more"), ("append", "x")])
 def test_every_command_that_wakes_a_damaged_session_names_the_intact_version(
-    torpor: Torpor, made_store: MadeStore, daemon: FakeDaemon, command: tuple[str, ...]
+    torpor: Torpor, made_store: MadeStore, daemon: ServerThread, command: tuple[str, ...]
 ) -> None:
     damaged = made_store.bundles[1]
     os.truncate(damaged, damaged.stat().st_size - 1)
@@ -459,7 +460,7 @@ def test_every_command_that_wakes_a_damaged_session_names_the_intact_version(
 
 @pytest.mark.parametrize("command", ["export", "export-kv", "analyse"])
 def test_every_command_that_reads_a_damaged_version_names_the_intact_one(
-    torpor: Torpor, made_store: MadeStore, daemon: FakeDaemon, tmp_path: Path, command: str
+    torpor: Torpor, made_store: MadeStore, daemon: ServerThread, tmp_path: Path, command: str
 ) -> None:
     damaged = made_store.bundles[1]
     os.truncate(damaged, damaged.stat().st_size - 1)
@@ -476,7 +477,7 @@ def test_every_command_that_reads_a_damaged_version_names_the_intact_one(
 
 
 def test_a_quantise_that_meets_damage_names_the_intact_version(
-    torpor: Torpor, made_store: MadeStore, daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
+    torpor: Torpor, made_store: MadeStore, daemon: ServerThread, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     damaged = made_store.bundles[1]
     os.truncate(damaged, damaged.stat().st_size - 1)
@@ -570,7 +571,7 @@ def test_an_empty_namespace_is_named(torpor: Torpor, made_store: MadeStore) -> N
     assert "One session: torpor show elsewhere" in nothing, "it may be meant for a session's name"
 
 
-def test_verify_takes_the_running_daemon_s_store(torpor: Torpor, daemon: FakeDaemon) -> None:
+def test_verify_takes_the_running_daemon_s_store(torpor: Torpor, daemon: ServerThread) -> None:
     ran = torpor("verify")
     assert ran.status == 10
     assert "/store" in ran.err, "the store that the daemon told of"

@@ -5,15 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from cli_rig import MadeStore, Torpor, load_module
+from cli_rig import MadeStore, Torpor
 from torpor.memvid.store import Store
 from torpor.memvid.uri import SessionUri
+from torpor.tests.memvid import store_making as making
 
 
 def test_a_look_at_the_files_tells_of_turns_that_stand_in_the_journal_alone(
     torpor: Torpor, made_store: MadeStore, tmp_path: Path
 ) -> None:
-    making, new = load_module("memvid/store_making.py"), SessionUri("work", "new")
+    new = SessionUri("work", "new")
     with Store.open(made_store.path, writable=True) as store:
         store.acknowledge([making.turn(store, 5), making.turn(store, 5, uri=new)])
         for command in (("ls",), ("backup", str(tmp_path / "backup"))):
@@ -38,7 +39,6 @@ def test_a_look_at_the_files_tells_of_turns_that_stand_in_the_journal_alone(
 def test_damage_to_the_journal_is_told_by_the_command_that_finds_it(
     torpor: Torpor, made_store: MadeStore, arguments: tuple[str, ...]
 ) -> None:
-    making = load_module("memvid/store_making.py")
     with Store.open(made_store.path, writable=True) as store:
         store.acknowledge([making.turn(store, 5)])
     journal = made_store.path / "journal" / "turns.mvj"

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from cli_rig import FakeDaemon, Torpor
+from cli_rig import Torpor
+from torpor.tests.socket_api.server_rig import ServerThread
 
 
 @pytest.fixture
-def labelled(torpor: Torpor, daemon: FakeDaemon) -> FakeDaemon:
+def labelled(torpor: Torpor, daemon: ServerThread) -> ServerThread:
     """Sessions a, b and c, of which the first two are nightly."""
 
     async def make() -> None:
@@ -18,7 +19,7 @@ def labelled(torpor: Torpor, daemon: FakeDaemon) -> FakeDaemon:
     return daemon
 
 
-def test_stats_is_a_table_by_label_and_a_document(torpor: Torpor, labelled: FakeDaemon) -> None:
+def test_stats_is_a_table_by_label_and_a_document(torpor: Torpor, labelled: ServerThread) -> None:
     ran = torpor("stats")
     assert ran.status == 0
     rows = [line.split() for line in ran.out.splitlines()]
@@ -31,7 +32,7 @@ def test_stats_is_a_table_by_label_and_a_document(torpor: Torpor, labelled: Fake
     assert labelled.service.calls[-1][1] == {"label": "big", "namespace": "default"}
 
 
-def test_warm_says_what_became_of_each(torpor: Torpor, labelled: FakeDaemon) -> None:
+def test_warm_says_what_became_of_each(torpor: Torpor, labelled: ServerThread) -> None:
     ran = torpor("warm", "c", "--label", "nightly")
     assert ran.status == 0
     assert ran.out.splitlines()[1] == "torpor://default/a  awake already, 0 tokens, found 3×  nightly"
@@ -49,11 +50,11 @@ def test_warm_says_what_became_of_each(torpor: Torpor, labelled: FakeDaemon) -> 
 
 
 @pytest.mark.parametrize("arguments", [(), ("a@1",)])
-def test_warm_needs_to_know_what(torpor: Torpor, daemon: FakeDaemon, arguments: tuple[str, ...]) -> None:
+def test_warm_needs_to_know_what(torpor: Torpor, daemon: ServerThread, arguments: tuple[str, ...]) -> None:
     assert torpor("warm", *arguments).status == 2
 
 
-def test_clear_needs_yes_where_nobody_can_be_asked(torpor: Torpor, labelled: FakeDaemon) -> None:
+def test_clear_needs_yes_where_nobody_can_be_asked(torpor: Torpor, labelled: ServerThread) -> None:
     assert torpor("clear", "--label", "nightly").status == 2
     assert torpor("clear").status == 2
     ran = torpor("clear", "--label", "nightly", "--dry-run")
@@ -66,7 +67,7 @@ def test_clear_needs_yes_where_nobody_can_be_asked(torpor: Torpor, labelled: Fak
     assert labelled.service.calls[-1][1] == {"label": "nightly", "namespace": "default"}
 
 
-def test_clear_says_what_stays(torpor: Torpor, labelled: FakeDaemon) -> None:
+def test_clear_says_what_stays(torpor: Torpor, labelled: ServerThread) -> None:
     labelled.service.fail_clear = {"b": "no_space: no room"}
     ran = torpor("clear", "--label", "nightly", "--yes")
     assert ran.status == 3
@@ -79,7 +80,7 @@ def test_clear_says_what_stays(torpor: Torpor, labelled: FakeDaemon) -> None:
 
 @pytest.mark.parametrize("verb", ["append", "generate", "chat"])
 def test_a_session_that_a_command_begins_has_the_labels_that_it_gives(
-    torpor: Torpor, daemon: FakeDaemon, verb: str
+    torpor: Torpor, daemon: ServerThread, verb: str
 ) -> None:
     assert torpor(verb, "new", "some text", "--label", "x", "--label", "y").status == 0
     assert torpor("ls", "--json").document["sessions"][0]["labels"] == ["x", "y"]

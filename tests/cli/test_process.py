@@ -15,10 +15,11 @@ import time
 from pathlib import Path
 
 import pytest
-from cli_rig import FakeDaemon, MadeStore, Torpor
+from cli_rig import MadeStore, Torpor
 from torpor.cli import detached
 from torpor.cli.errors import DaemonStartFailed
 from torpor.cli.reach import background
+from torpor.tests.socket_api.server_rig import ServerThread
 
 TORPOR = [sys.executable, "-m", "torpor.cli.main"]
 TIME = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} "
@@ -30,7 +31,7 @@ def run(*arguments: str | bytes, **options: object) -> subprocess.CompletedProce
 
 @pytest.mark.one_in(4)
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
-def test_a_closed_stream_is_no_trace(daemon: FakeDaemon, closed: str) -> None:
+def test_a_closed_stream_is_no_trace(daemon: ServerThread, closed: str) -> None:
     command = f'exec "$@" {closed}'
     for arguments in (("ls",), ("append", "notes")):
         done = subprocess.run(["sh", "-c", command, "sh", *TORPOR, *arguments], capture_output=True, timeout=60)
@@ -98,7 +99,7 @@ def test_an_interrupt_after_the_work_is_too_late(made_store: MadeStore, when: st
 
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", [b"\xff", b"no\xffname"])
-def test_bytes_that_are_no_text_are_refused_in_one_line(daemon: FakeDaemon, name: bytes) -> None:
+def test_bytes_that_are_no_text_are_refused_in_one_line(daemon: ServerThread, name: bytes) -> None:
     for arguments in ((b"ls", b"--store", b"/" + name), (b"show", name), (b"wake", name), (b"append", b"x", name)):
         done = run(*arguments, b"--json", capture_output=True)
         assert b"Traceback" not in done.stderr, arguments
@@ -109,7 +110,7 @@ def test_bytes_that_are_no_text_are_refused_in_one_line(daemon: FakeDaemon, name
 
 
 @pytest.mark.one_in(2)
-def test_a_terminal_of_ascii_is_no_trace_and_json_stays_json(daemon: FakeDaemon) -> None:
+def test_a_terminal_of_ascii_is_no_trace_and_json_stays_json(daemon: ServerThread) -> None:
     environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
     daemon.do(lambda: daemon.service.create(session="notes", labels=("ü",)))
     assert run("ls", env=environment, capture_output=True).returncode == 0

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli_rig import FakeDaemon, Torpor
+from cli_rig import Torpor
 from torpor.daemon.api.reading import GenerateRequest, GenerateResult, Reuse
 from torpor.daemon.api.session import Look, Lossy, Origin, Recomputed, Salvaged
 from torpor.daemon.api.store import DeleteRequest, MaintenanceProblem
@@ -21,9 +21,10 @@ from torpor.daemon.api.verbs import VERBS
 from torpor.daemon.api.waking import PartDiffers, SaveRequest, SleepRequest
 from torpor.daemon.engine.generation import DEFAULT_MAX_TOKENS
 from torpor.errors import TorporError
+from torpor.tests.socket_api.server_rig import ServerThread
 
 
-def test_append_makes_the_session_and_says_what_was_read(torpor: Torpor, daemon: FakeDaemon) -> None:
+def test_append_makes_the_session_and_says_what_was_read(torpor: Torpor, daemon: ServerThread) -> None:
     ran = torpor("append", "notes", "one two three")
     assert ran.status == 0
     assert "read 3 tokens" in ran.out
@@ -35,7 +36,7 @@ def test_append_makes_the_session_and_says_what_was_read(torpor: Torpor, daemon:
 
 
 def test_append_reads_a_file_and_standard_input(
-    torpor: Torpor, daemon: FakeDaemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    torpor: Torpor, daemon: ServerThread, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text = tmp_path / "report.md"
     text.write_text("from a file")
@@ -58,7 +59,7 @@ def test_append_reads_a_file_and_standard_input(
 )
 def test_append_refuses_what_is_no_text(
     torpor: Torpor,
-    daemon: FakeDaemon,
+    daemon: ServerThread,
     monkeypatch: pytest.MonkeyPatch,
     arguments: tuple[str, ...],
     content: bytes,
@@ -71,7 +72,7 @@ def test_append_refuses_what_is_no_text(
     assert daemon.service.sessions == {}
 
 
-def test_generate_streams_text_to_stdout_and_remarks_to_stderr(torpor: Torpor, daemon: FakeDaemon) -> None:
+def test_generate_streams_text_to_stdout_and_remarks_to_stderr(torpor: Torpor, daemon: ServerThread) -> None:
     torpor("append", "notes", "one two")
     ran = torpor("generate", "notes", "-n", "3")
     assert ran.status == 0
@@ -79,14 +80,14 @@ def test_generate_streams_text_to_stdout_and_remarks_to_stderr(torpor: Torpor, d
     assert "3 tokens" in ran.err
 
 
-def test_generate_with_json_is_one_document_and_nothing_else(torpor: Torpor, daemon: FakeDaemon) -> None:
+def test_generate_with_json_is_one_document_and_nothing_else(torpor: Torpor, daemon: ServerThread) -> None:
     ran = torpor("generate", "tale", "once", "-n", "2", "--prove", "--json")
     assert ran.err == ""
     assert ran.document["tokens"] == [1, 2]
     assert len(ran.document["logits_blake3"]) == 2
 
 
-def test_generate_says_what_to_do_where_the_model_ends_at_once(torpor: Torpor, daemon: FakeDaemon) -> None:
+def test_generate_says_what_to_do_where_the_model_ends_at_once(torpor: Torpor, daemon: ServerThread) -> None:
     async def ended(request: GenerateRequest) -> GenerateResult:
         return GenerateResult(
             request.session, "", (), "stop", token_count=3, prefilled_tokens=0, seconds=0.1, time_to_first_token_s=None
@@ -98,19 +99,19 @@ def test_generate_says_what_to_do_where_the_model_ends_at_once(torpor: Torpor, d
     assert "so it wrote nothing; give it a text to go on from" in " ".join(ran.err.split())
 
 
-def test_generate_hands_on_every_option(torpor: Torpor, daemon: FakeDaemon) -> None:
+def test_generate_hands_on_every_option(torpor: Torpor, daemon: ServerThread) -> None:
     torpor("generate", "x", "hi", "-n", "1", "-t", "0.5", "--top-p", "0.9", "--seed", "3", "--stop", "a", "--stop", "b")
     asked = daemon.service.calls[-1][1]
     assert asked["stop"] == ("a", "b")
     assert asked["sampling"] == {"temperature": 0.5, "top_p": 0.9, "seed": 3}
 
 
-def test_generate_without_sampling_options_keeps_the_sessions_own(torpor: Torpor, daemon: FakeDaemon) -> None:
+def test_generate_without_sampling_options_keeps_the_sessions_own(torpor: Torpor, daemon: ServerThread) -> None:
     torpor("generate", "x", "hi", "-n", "1")
     assert "sampling" not in daemon.service.calls[-1][1]
 
 
-def test_set_changes_what_is_named_and_nothing_else(torpor: Torpor, daemon: FakeDaemon) -> None:
+def test_set_changes_what_is_named_and_nothing_else(torpor: Torpor, daemon: ServerThread) -> None:
     torpor("append", "x", "hi")
     assert "temperature 0.8, top_p 1," in torpor("set", "x", "--temperature", "0.8").out
     assert torpor("set", "x", "--top-k", "4", "--json").document["sampling"]["temperature"] == 0.8
@@ -118,18 +119,18 @@ def test_set_changes_what_is_named_and_nothing_else(torpor: Torpor, daemon: Fake
     assert torpor("set", "x").status == 2
 
 
-def test_a_sampling_value_that_no_sampler_takes_is_wrong_usage(torpor: Torpor, daemon: FakeDaemon) -> None:
+def test_a_sampling_value_that_no_sampler_takes_is_wrong_usage(torpor: Torpor, daemon: ServerThread) -> None:
     ran = torpor("generate", "x", "hi", "--top-p", "0")
     assert ran.status == 2
     assert "--top-p" in ran.err
 
 
-def test_generate_without_a_text_makes_no_session(torpor: Torpor, daemon: FakeDaemon) -> None:
+def test_generate_without_a_text_makes_no_session(torpor: Torpor, daemon: ServerThread) -> None:
     assert torpor("generate", "typo").status == 4
     assert daemon.service.sessions == {}
 
 
-def test_chat_answers_a_message_once(torpor: Torpor, daemon: FakeDaemon) -> None:
+def test_chat_answers_a_message_once(torpor: Torpor, daemon: ServerThread) -> None:
     ran = torpor("chat", "helper", "hello", "-n", "2")
     assert ran.status == 0
     assert ran.out == "t1 t2 \n"
@@ -137,14 +138,14 @@ def test_chat_answers_a_message_once(torpor: Torpor, daemon: FakeDaemon) -> None
 
 
 def test_chat_takes_the_message_from_a_pipe(
-    torpor: Torpor, daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
+    torpor: Torpor, daemon: ServerThread, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"piped question\n")))
     assert torpor("chat", "helper", "-n", "1", "--json").document["text"] == "t1 "
     assert daemon.service.calls[-1][1]["message"] == "piped question\n"
 
 
-def test_what_is_not_in_a_hurry_says_so(torpor: Torpor, daemon: FakeDaemon, tmp_path: Path) -> None:
+def test_what_is_not_in_a_hurry_says_so(torpor: Torpor, daemon: ServerThread, tmp_path: Path) -> None:
     said = tmp_path / "said.json"
     said.write_text(json.dumps([{"role": "user", "content": "hi"}]))
     asked = [
@@ -165,7 +166,7 @@ def test_what_is_not_in_a_hurry_says_so(torpor: Torpor, daemon: FakeDaemon, tmp_
 
 
 def test_chat_takes_a_whole_transcript(
-    torpor: Torpor, daemon: FakeDaemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    torpor: Torpor, daemon: ServerThread, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     said = [{"role": "system", "content": "S"}, {"role": "user", "content": "hi"}]
     file = tmp_path / "said.json"
@@ -200,7 +201,7 @@ def test_chat_takes_a_whole_transcript(
 )
 def test_chat_refuses_what_is_no_transcript(
     torpor: Torpor,
-    daemon: FakeDaemon,
+    daemon: ServerThread,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     arguments: tuple[str, ...],
@@ -214,7 +215,7 @@ def test_chat_refuses_what_is_no_transcript(
     assert not [method for method, _ in daemon.service.calls if method == "chat"]
 
 
-def test_sleep_shows_receipts_and_goes_on_after_a_failure(torpor: Torpor, daemon: FakeDaemon) -> None:
+def test_sleep_shows_receipts_and_goes_on_after_a_failure(torpor: Torpor, daemon: ServerThread) -> None:
     torpor("append", "a", "one")
     torpor("append", "b", "two")
     ran = torpor("sleep", "a", "nobody", "b")
@@ -223,7 +224,7 @@ def test_sleep_shows_receipts_and_goes_on_after_a_failure(torpor: Torpor, daemon
     assert "session_not_found" in ran.err
 
 
-def test_save_shows_receipts_and_leaves_the_sessions_awake(torpor: Torpor, daemon: FakeDaemon) -> None:
+def test_save_shows_receipts_and_leaves_the_sessions_awake(torpor: Torpor, daemon: ServerThread) -> None:
     torpor("append", "a", "one")
     ran = torpor("save", "a", "nobody")
     assert ran.status == 3
@@ -232,20 +233,20 @@ def test_save_shows_receipts_and_leaves_the_sessions_awake(torpor: Torpor, daemo
     assert daemon.service.sessions["a"].info.state == "awake"
 
 
-def test_sleep_of_nothing_but_unknown_sessions_has_their_own_status(torpor: Torpor, daemon: FakeDaemon) -> None:
+def test_sleep_of_nothing_but_unknown_sessions_has_their_own_status(torpor: Torpor, daemon: ServerThread) -> None:
     ran = torpor("sleep", "x", "y", "--json")
     assert ran.status == 4
     assert [failure["session"] for failure in ran.document["failures"]] == ["x", "y"]
     assert ran.document["results"] == []
 
 
-def test_ids_in_json_are_whole_and_short_in_text(torpor: Torpor, daemon: FakeDaemon) -> None:
+def test_ids_in_json_are_whole_and_short_in_text(torpor: Torpor, daemon: ServerThread) -> None:
     torpor("append", "a", "one")
     assert len(torpor("sleep", "a", "--json").document["results"][0]["bundle_id"]) == 64
     assert f"bundle {'0' * 12}:" in torpor("sleep", "a").out
 
 
-def test_wake_says_that_nothing_was_prefilled(torpor: Torpor, daemon: FakeDaemon) -> None:
+def test_wake_says_that_nothing_was_prefilled(torpor: Torpor, daemon: ServerThread) -> None:
     torpor("append", "a", "one")
     torpor("sleep", "a")
     ran = torpor("wake", "a")
@@ -255,7 +256,7 @@ def test_wake_says_that_nothing_was_prefilled(torpor: Torpor, daemon: FakeDaemon
     assert torpor("wake", "a", "--version", "1", "--json").document["tokens_prefilled"] == 0
 
 
-def test_wake_tells_in_one_line_what_computed_the_session_otherwise(torpor: Torpor, daemon: FakeDaemon) -> None:
+def test_wake_tells_in_one_line_what_computed_the_session_otherwise(torpor: Torpor, daemon: ServerThread) -> None:
     torpor("append", "a", "one")
     torpor("sleep", "a")
     daemon.service.differs = (PartDiffers("device", "metal", "cpu"), PartDiffers("mlx", None, "1.2"))
@@ -270,7 +271,7 @@ def test_wake_tells_in_one_line_what_computed_the_session_otherwise(torpor: Torp
     assert daemon.service.calls[-1][1]["strict"] is True
 
 
-def test_wake_plan_tells_what_would_be_done_and_wakes_nothing(torpor: Torpor, daemon: FakeDaemon) -> None:
+def test_wake_plan_tells_what_would_be_done_and_wakes_nothing(torpor: Torpor, daemon: ServerThread) -> None:
     torpor("append", "a", "one two")
     torpor("sleep", "a")
     ran = torpor("wake", "a", "--plan", "--at", "1", "--strict")
@@ -296,7 +297,7 @@ def test_wake_plan_tells_what_would_be_done_and_wakes_nothing(torpor: Torpor, da
     assert "awake already, 2 tokens: a wake does nothing" in torpor("wake", "a", "--plan").out
 
 
-def test_wake_tells_apart_what_was_healed_and_what_was_recomputed(torpor: Torpor, daemon: FakeDaemon) -> None:
+def test_wake_tells_apart_what_was_healed_and_what_was_recomputed(torpor: Torpor, daemon: ServerThread) -> None:
     torpor("append", "a", "one two")
     torpor("sleep", "a")
     daemon.service.recomputed = Recomputed(3, 1024, 1276, same_logits=False, damaged=False)
@@ -305,7 +306,7 @@ def test_wake_tells_apart_what_was_healed_and_what_was_recomputed(torpor: Torpor
     assert "damaged" not in told
 
 
-def test_wake_tells_in_one_line_what_was_healed(torpor: Torpor, daemon: FakeDaemon) -> None:
+def test_wake_tells_in_one_line_what_was_healed(torpor: Torpor, daemon: ServerThread) -> None:
     torpor("append", "a", "one")
     torpor("sleep", "a")
     assert "healed" not in torpor("wake", "a").err
@@ -317,7 +318,7 @@ def test_wake_tells_in_one_line_what_was_healed(torpor: Torpor, daemon: FakeDaem
     assert "is not the same to the bit" in torpor("wake", "a").err
 
 
-def test_wake_and_show_tell_in_one_line_what_a_session_has_lost(torpor: Torpor, daemon: FakeDaemon) -> None:
+def test_wake_and_show_tell_in_one_line_what_a_session_has_lost(torpor: Torpor, daemon: ServerThread) -> None:
     torpor("append", "a", "one")
     torpor("sleep", "a")
     assert "lossy" not in torpor("wake", "a").err
@@ -327,7 +328,7 @@ def test_wake_and_show_tell_in_one_line_what_a_session_has_lost(torpor: Torpor, 
     assert "lossy\tkeys and values of the first 7,680 tokens in 8 bits" in torpor("show", "a").out
 
 
-def test_wake_show_and_ls_tell_what_a_repair_saved_of_a_session(torpor: Torpor, daemon: FakeDaemon) -> None:
+def test_wake_show_and_ls_tell_what_a_repair_saved_of_a_session(torpor: Torpor, daemon: ServerThread) -> None:
     for name in ("a", "b"):
         torpor("append", name, "one")
         torpor("sleep", name)
@@ -357,7 +358,7 @@ def test_wake_show_and_ls_tell_what_a_repair_saved_of_a_session(torpor: Torpor, 
     ],
 )
 def test_ls_marks_a_session_that_is_lossy_or_only_looked_at(
-    torpor: Torpor, daemon: FakeDaemon, fact: str, mark: str, told: Lossy | Look, legend: str
+    torpor: Torpor, daemon: ServerThread, fact: str, mark: str, told: Lossy | Look, legend: str
 ) -> None:
     for name in ("a", "b"):
         torpor("append", name, "one")
@@ -372,7 +373,7 @@ def test_ls_marks_a_session_that_is_lossy_or_only_looked_at(
     assert [info[fact] for info in sessions] == [dataclasses.asdict(told), None]
 
 
-def test_what_was_computed_again_is_told_once(torpor: Torpor, daemon: FakeDaemon) -> None:
+def test_what_was_computed_again_is_told_once(torpor: Torpor, daemon: ServerThread) -> None:
     torpor("append", "a", "one")
     torpor("sleep", "a")
     daemon.service.recomputed, daemon.service.prefilled_by_wakes = Recomputed(1, 0, 44, True, damaged=False), 44
@@ -384,7 +385,7 @@ def test_what_was_computed_again_is_told_once(torpor: Torpor, daemon: FakeDaemon
     assert "read again: 6 tokens that were not restored" in torpor("generate", "a", "--max-tokens", "1").err
 
 
-def test_ls_marks_a_session_whose_last_tokens_will_be_computed_again(torpor: Torpor, daemon: FakeDaemon) -> None:
+def test_ls_marks_a_session_whose_last_tokens_will_be_computed_again(torpor: Torpor, daemon: ServerThread) -> None:
     torpor("append", "a", "one")
     torpor("sleep", "a")
     assert "+" not in torpor("ls").out
@@ -397,7 +398,7 @@ def test_ls_marks_a_session_whose_last_tokens_will_be_computed_again(torpor: Tor
 
 @pytest.mark.parametrize("command", ["append", "chat", "generate"])
 def test_a_command_that_wakes_a_session_tells_in_what_it_is_not_as_it_was(
-    torpor: Torpor, daemon: FakeDaemon, command: str
+    torpor: Torpor, daemon: ServerThread, command: str
 ) -> None:
     torpor("append", "a", "one")
     torpor("sleep", "a")
@@ -420,7 +421,7 @@ def test_a_command_that_wakes_a_session_tells_in_what_it_is_not_as_it_was(
 
 @pytest.mark.parametrize("command", ["append", "chat", "generate"])
 def test_a_command_gives_scripts_the_report_of_the_wake_that_it_made(
-    torpor: Torpor, daemon: FakeDaemon, command: str
+    torpor: Torpor, daemon: ServerThread, command: str
 ) -> None:
     torpor("append", "a", "one")
     torpor("sleep", "a")
@@ -429,7 +430,7 @@ def test_a_command_gives_scripts_the_report_of_the_wake_that_it_made(
     assert torpor(command, "a", "three", "--json").document["woken"] is None
 
 
-def test_why_shows_where_requests_left_what_was_there(torpor: Torpor, daemon: FakeDaemon) -> None:
+def test_why_shows_where_requests_left_what_was_there(torpor: Torpor, daemon: ServerThread) -> None:
     torpor("append", "a", "x")
     assert "no request since the daemon began" in torpor("why", "a").out
     uri, texts = "torpor://default/a", ("it is [red]6:30", "it is \x1b[31m7:45\n")
@@ -458,7 +459,7 @@ def test_why_shows_where_requests_left_what_was_there(torpor: Torpor, daemon: Fa
     assert torpor("why", "a").out.splitlines()[-1] == told
 
 
-def test_fold_goes_on_in_a_smaller_session(torpor: Torpor, daemon: FakeDaemon) -> None:
+def test_fold_goes_on_in_a_smaller_session(torpor: Torpor, daemon: ServerThread) -> None:
     torpor("append", "a", "one two three four")
     ran = torpor("fold", "a", "b", "--summary", "We [did] it.", "--tail", "2", "--label", "x")
     assert ran.status == 0
@@ -474,7 +475,7 @@ def test_fold_goes_on_in_a_smaller_session(torpor: Torpor, daemon: FakeDaemon) -
     assert "folded from\ttorpor://default/full at version 3, a summary of 7,800 tokens" in torpor("show", "a").out
 
 
-def test_fork_makes_a_session_of_a_version_and_says_what_it_has_in_common(torpor: Torpor, daemon: FakeDaemon) -> None:
+def test_fork_makes_a_session_of_a_version_and_says_what_it_has_in_common(torpor: Torpor, daemon: ServerThread) -> None:
     torpor("append", "a", "one two")
     torpor("sleep", "a")
     ran = torpor("fork", "a@1", "b", "--at", "1", "--label", "x", "--label", "y")
@@ -486,14 +487,14 @@ def test_fork_makes_a_session_of_a_version_and_says_what_it_has_in_common(torpor
     assert torpor("fork", "a", "e", "--at", "0").status == 2
 
 
-def test_models_whose_files_have_changed_are_named(torpor: Torpor, daemon: FakeDaemon) -> None:
+def test_models_whose_files_have_changed_are_named(torpor: Torpor, daemon: ServerThread) -> None:
     daemon.service.model = dataclasses.replace(daemon.service.model, changed=("weights", "config"), problem="it broke")
     listed = torpor("models")
     assert "changed since they were loaded (weights, config)" in " ".join(listed.err.split())
     assert "it broke" in listed.err
 
 
-def test_models_are_listed_loaded_and_unloaded(torpor: Torpor, daemon: FakeDaemon) -> None:
+def test_models_are_listed_loaded_and_unloaded(torpor: Torpor, daemon: ServerThread) -> None:
     listed = torpor("models")
     assert "fake" in listed.out
     assert "loaded" in listed.out
@@ -504,14 +505,14 @@ def test_models_are_listed_loaded_and_unloaded(torpor: Torpor, daemon: FakeDaemo
     assert torpor("models", "drop", "fake").status == 2
 
 
-def test_show_says_where_a_fork_comes_from(torpor: Torpor, daemon: FakeDaemon) -> None:
+def test_show_says_where_a_fork_comes_from(torpor: Torpor, daemon: ServerThread) -> None:
     torpor("append", "a", "one two")
     assert "forked from" not in torpor("show", "a").out
     daemon.service.forked_from = Origin("torpor://default/base", 3, "ab" * 32, 1500)
     assert "forked from\ttorpor://default/base at version 3, with 1,500 tokens" in torpor("show", "a").out
 
 
-def test_rm_needs_yes_where_nobody_can_be_asked(torpor: Torpor, daemon: FakeDaemon) -> None:
+def test_rm_needs_yes_where_nobody_can_be_asked(torpor: Torpor, daemon: ServerThread) -> None:
     torpor("append", "a", "one")
     assert torpor("rm", "a").status == 2
     assert torpor("rm", "a", "--json").status == 2
@@ -521,7 +522,7 @@ def test_rm_needs_yes_where_nobody_can_be_asked(torpor: Torpor, daemon: FakeDaem
     assert daemon.service.sessions == {}
 
 
-def test_rm_tells_of_the_branches_that_a_kept_tree_leaves(torpor: Torpor, daemon: FakeDaemon) -> None:
+def test_rm_tells_of_the_branches_that_a_kept_tree_leaves(torpor: Torpor, daemon: ServerThread) -> None:
     for name in ("tree", "tree.1", "tree.10", "tree.2", "tree.x", "trees.3"):
         torpor("append", name, "one")
     said = torpor("rm", "tree", "--yes").err.split()
@@ -531,7 +532,7 @@ def test_rm_tells_of_the_branches_that_a_kept_tree_leaves(torpor: Torpor, daemon
 
 
 def test_rm_tells_what_could_not_be_marked_as_deleted(
-    torpor: Torpor, daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
+    torpor: Torpor, daemon: ServerThread, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     delete = daemon.service.answers[DeleteRequest]
 
@@ -548,7 +549,7 @@ def test_rm_tells_what_could_not_be_marked_as_deleted(
     assert result["problems"][0]["path"] == "/store/quarantine"
 
 
-def test_ls_and_show_ask_the_daemon(torpor: Torpor, daemon: FakeDaemon) -> None:
+def test_ls_and_show_ask_the_daemon(torpor: Torpor, daemon: ServerThread) -> None:
     torpor("append", "notes", "one two")
     listed = torpor("ls", "--json").document
     assert listed["source"] == "daemon"
@@ -559,7 +560,7 @@ def test_ls_and_show_ask_the_daemon(torpor: Torpor, daemon: FakeDaemon) -> None:
     assert torpor("show", "notes", "--json").document["source"] == "daemon"
 
 
-def test_text_that_steers_terminals_is_shown_harmless(torpor: Torpor, daemon: FakeDaemon) -> None:
+def test_text_that_steers_terminals_is_shown_harmless(torpor: Torpor, daemon: ServerThread) -> None:
     """Threat 46: what a session holds was written by a model or a stranger."""
     torpor("append", "notes", "one")
     daemon.do(lambda: setattr(daemon.service.sessions["notes"], "info", _labelled(daemon, "\x1b[2Jgone")))
@@ -567,7 +568,7 @@ def test_text_that_steers_terminals_is_shown_harmless(torpor: Torpor, daemon: Fa
     assert "␛[2Jgone" in torpor("ls").out
 
 
-def _labelled(daemon: FakeDaemon, label: str) -> object:
+def _labelled(daemon: ServerThread, label: str) -> object:
     return dataclasses.replace(daemon.service.sessions["notes"].info, labels=(label,))
 
 
@@ -576,7 +577,7 @@ class FakeOverflow(TorporError):
 
 
 def test_a_session_that_was_made_for_nothing_is_deleted_again(
-    torpor: Torpor, daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
+    torpor: Torpor, daemon: ServerThread, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     delete = daemon.service.answers[DeleteRequest]
 
@@ -593,7 +594,7 @@ def test_a_session_that_was_made_for_nothing_is_deleted_again(
         assert daemon.service.sessions == {}
 
 
-def test_an_existing_session_keeps_its_model(torpor: Torpor, daemon: FakeDaemon) -> None:
+def test_an_existing_session_keeps_its_model(torpor: Torpor, daemon: ServerThread) -> None:
     torpor("append", "notes", "one", "--model", "fake")
     calls = len(daemon.service.calls)
     ran = torpor("append", "notes", "two", "--model", "other")
@@ -606,7 +607,7 @@ def test_an_existing_session_keeps_its_model(torpor: Torpor, daemon: FakeDaemon)
     assert torpor("generate", "notes", "--model", "fake").status == 0
 
 
-def test_without_a_number_the_daemon_says_how_many_tokens_are_written(torpor: Torpor, daemon: FakeDaemon) -> None:
+def test_without_a_number_the_daemon_says_how_many_tokens_are_written(torpor: Torpor, daemon: ServerThread) -> None:
     for command in (("generate", "notes", "x"), ("chat", "notes", "x")):
         assert torpor(*command).status == 0
         assert "max_tokens" not in daemon.service.calls[-1][1]
@@ -615,7 +616,7 @@ def test_without_a_number_the_daemon_says_how_many_tokens_are_written(torpor: To
         )
 
 
-def test_chat_ends_where_the_model_writes_a_stop_text(torpor: Torpor, daemon: FakeDaemon) -> None:
+def test_chat_ends_where_the_model_writes_a_stop_text(torpor: Torpor, daemon: ServerThread) -> None:
     assert torpor("chat", "notes", "x", "--stop", "END", "--stop", "\n\n").status == 0
     assert daemon.service.calls[-1][1]["stop"] == ("END", "\n\n")
     assert torpor("chat", "notes", "x", "--stop", "").status == 2
@@ -623,14 +624,14 @@ def test_chat_ends_where_the_model_writes_a_stop_text(torpor: Torpor, daemon: Fa
 
 @pytest.mark.parametrize("options", [(), ("--summary", "x", "--summarise", "5")])
 def test_a_fold_takes_one_way_to_its_summary_by_the_names_of_its_options(
-    torpor: Torpor, daemon: FakeDaemon, options: tuple[str, ...]
+    torpor: Torpor, daemon: ServerThread, options: tuple[str, ...]
 ) -> None:
     ran = torpor("fold", "notes", "more", *options)
     assert (ran.status, "either --summary TEXT or --summarise N" in ran.err) == (2, True)
 
 
 def test_a_look_and_the_branch_that_ends_it_are_said_with_the_way_back(
-    torpor: Torpor, daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
+    torpor: Torpor, daemon: ServerThread, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torpor("append", "notes", "one")
     torpor("sleep", "notes")
@@ -664,7 +665,7 @@ def test_a_look_and_the_branch_that_ends_it_are_said_with_the_way_back(
     ],
 )
 def test_of_a_sleep_or_save_that_writes_nothing_it_is_said_why(
-    torpor: Torpor, daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch, verb: str, kept: dict[str, Any], said: str
+    torpor: Torpor, daemon: ServerThread, monkeypatch: pytest.MonkeyPatch, verb: str, kept: dict[str, Any], said: str
 ) -> None:
     torpor("append", "notes", "one")
     request = {"sleep": SleepRequest, "save": SaveRequest}[verb]
@@ -680,7 +681,7 @@ def test_of_a_sleep_or_save_that_writes_nothing_it_is_said_why(
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("as_json", [False, True])
 def test_ctrl_c_cancels_the_generation_and_the_session_stays_usable(
-    torpor: Torpor, daemon: FakeDaemon, as_json: bool
+    torpor: Torpor, daemon: ServerThread, as_json: bool
 ) -> None:
     torpor("append", "notes", "one")
     daemon.do(daemon.service.hold)
@@ -701,7 +702,7 @@ def test_ctrl_c_cancels_the_generation_and_the_session_stays_usable(
     assert torpor("generate", "notes", "-n", "1", "--json").document["tokens"] == [1]
 
 
-def test_a_reader_that_goes_away_ends_the_command_quietly(daemon: FakeDaemon, torpor: Torpor) -> None:
+def test_a_reader_that_goes_away_ends_the_command_quietly(daemon: ServerThread, torpor: Torpor) -> None:
     torpor("append", "notes", "one")
     command = [sys.executable, "-m", "torpor.cli.main", "generate", "notes", "-n", "5"]
     read_end, write_end = os.pipe()

@@ -1,9 +1,7 @@
-"""Coroutines as tests, and a service on a tiny model for each."""
+"""A service on a tiny model for each test."""
 
 from __future__ import annotations
 
-import asyncio
-import inspect
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -19,17 +17,6 @@ from torpor.daemon.engine import generation
 from torpor.daemon.memory.model_registry import ModelChoice
 from torpor.daemon.models.models import KvChoice
 from torpor.daemon.upkeep import writing_behind
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    """Run a test that is a coroutine function on a loop of its own."""
-    if not inspect.iscoroutinefunction(pyfuncitem.obj):
-        return None
-    names = pyfuncitem._fixtureinfo.argnames
-    asyncio.run(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in names}))
-    return True
-
 
 OpenRig = Callable[..., AbstractAsyncContextManager[Rigged]]
 

@@ -2,47 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from torpor.daemon.api.branching import BranchInfo
 from torpor.daemon.api.sampling import Sampling
-from torpor.socket_api import AsyncClient, Client, RemoteError
+from torpor.socket_api import RemoteError
 
 from .real_daemon import tokens_of
 
 DRAWN = Sampling(temperature=0.9, top_p=0.95, seed=5)
 PAST = tokens_of(19, 150)
-
-
-class Awaited:
-    """The asynchronous client with the blocking one's manners: each method waits for its answer."""
-
-    def __init__(self, socket: Path) -> None:
-        self._loop = asyncio.new_event_loop()
-        self._client = self._loop.run_until_complete(AsyncClient(socket).connect())
-
-    def __getattr__(self, name: str) -> Any:
-        method = getattr(self._client, name)
-        return lambda *args, **options: self._loop.run_until_complete(method(*args, **options))
-
-    def close(self) -> None:
-        self._loop.run_until_complete(self._client.close())
-        self._loop.close()
-
-
-@contextmanager
-def connected(socket: Path, kind: str = "blocking") -> Iterator[Any]:
-    """One of the two clients."""
-    client = Client(socket) if kind == "blocking" else Awaited(socket)
-    try:
-        yield client
-    finally:
-        client.close()
 
 
 def planted(torpor: Any, name: str, sampling: Sampling = DRAWN, past: list[int] = PAST) -> BranchInfo:

@@ -1,80 +1,31 @@
-"""What the tests of the wire share: a short folder for sockets, and servers on a thread for the blocking client."""
+"""Servers of the wire's tests: over a service without a model, and a real daemon."""
 
 from __future__ import annotations
 
-import asyncio
-import shutil
-import tempfile
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
 
 import pytest
 from torpor.socket_api import Client
-from torpor.socket_api.limits import ServerLimits
-from torpor.socket_api.server.server import ApiServer
 
-from .branch_rig import connected
-from .fake_service import FakeService
+from .both_clients import connected
 from .real_daemon import RealDaemon, served, until
+from .server_rig import Running, ServerThread, quick, running
 
 
 @pytest.fixture
-def short_path() -> Iterator[Path]:
-    """A folder whose name leaves room for a socket's: pytest's own are too long for the 107 bytes of the kernel."""
-    folder = Path(tempfile.mkdtemp(prefix="tw"))
-    yield folder
-    shutil.rmtree(folder)
-
-
-class ServerThread:
-    """A server with a FakeService on an event loop of its own."""
-
-    def __init__(self, socket_path: Path, **arguments: Any) -> None:
-        self.socket_path = socket_path
-        self.service: FakeService
-        self.server: ApiServer
-        self._arguments = arguments
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever)
-        self._thread.start()
-        self.do(self._start)
-
-    def do(self, action: Callable[[], Any]) -> Any:
-        """Run a function or coroutine function on the loop."""
-
-        async def run() -> Any:
-            result = action()
-            return await result if asyncio.iscoroutine(result) else result
-
-        return asyncio.run_coroutine_threadsafe(run(), self._loop).result(timeout=20)
-
-    def wait_until(self, condition: Callable[[], bool]) -> None:
-        self.do(lambda: poll(condition))
-
-    def stop(self) -> None:
-        self.do(self.server.stop)
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(timeout=20)
-        self._loop.close()
-
-    async def _start(self) -> None:
-        self.service = FakeService()
-        self.server = ApiServer(self.service, self.socket_path, **self._arguments)
-        await self.server.start()
-
-
-async def poll(condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
-    """Wait until a condition holds; fails the test if it never does."""
-    async with asyncio.timeout(timeout_s):
-        while not condition():
-            await asyncio.sleep(0.002)
+def state(short_path: Path, request: pytest.FixtureRequest) -> AbstractAsyncContextManager[Running]:
+    """A server on the loop of a test; `serving` says with which limits."""
+    given = dict(getattr(request, "param", {}))
+    more = {name: given.pop(name) for name in ("find_peer_uid",) if name in given}
+    return running(short_path, quick(**given), **more)
 
 
 @pytest.fixture
-def server_thread(short_path: Path) -> Iterator[ServerThread]:
-    running = ServerThread(short_path / "run" / "t.sock", limits=ServerLimits(goodbye_timeout_s=0.5))
+def server_thread(short_path: Path, request: pytest.FixtureRequest) -> Iterator[ServerThread]:
+    running = ServerThread(short_path / "run" / "t.sock", quick(**getattr(request, "param", {})))
     yield running
     running.stop()
 

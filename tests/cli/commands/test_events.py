@@ -10,9 +10,10 @@ import threading
 from pathlib import Path
 
 import pytest
-from cli_rig import WAIT_S, FakeDaemon, Torpor
+from cli_rig import WAIT_S, Torpor
 from torpor.daemon.events.events import Event, SleepEnded, WakeBegan, WakeVerified
 from torpor.memvid.uri import SessionUri
+from torpor.tests.socket_api.server_rig import ServerThread
 
 A = SessionUri("default", "a")
 HAPPENING = (
@@ -22,7 +23,7 @@ HAPPENING = (
 )
 
 
-def tell(daemon: FakeDaemon, *events: Event, end: bool = True) -> threading.Thread:
+def tell(daemon: ServerThread, *events: Event, end: bool = True) -> threading.Thread:
     """Publish once somebody listens, and then end."""
 
     def publish() -> None:
@@ -38,7 +39,7 @@ def tell(daemon: FakeDaemon, *events: Event, end: bool = True) -> threading.Thre
     return thread
 
 
-def test_each_event_is_a_line_with_its_facts(torpor: Torpor, daemon: FakeDaemon) -> None:
+def test_each_event_is_a_line_with_its_facts(torpor: Torpor, daemon: ServerThread) -> None:
     thread = tell(daemon, *HAPPENING)
     ran = torpor("events", "--session", "a", "--name", "sleep_ended", "--name", "wake_began")
     thread.join()
@@ -52,7 +53,7 @@ def test_each_event_is_a_line_with_its_facts(torpor: Torpor, daemon: FakeDaemon)
     assert daemon.service.calls[-1][1]["names"] == ("sleep_ended", "wake_began")
 
 
-def test_with_json_each_line_is_a_document(torpor: Torpor, daemon: FakeDaemon) -> None:
+def test_with_json_each_line_is_a_document(torpor: Torpor, daemon: ServerThread) -> None:
     thread = tell(daemon, *HAPPENING)
     ran = torpor("events", "--json")
     thread.join()
@@ -63,14 +64,14 @@ def test_with_json_each_line_is_a_document(torpor: Torpor, daemon: FakeDaemon) -
     assert documents[0]["session"] == "torpor://default/a"
 
 
-def test_an_event_that_does_not_exist_is_wrong_usage(torpor: Torpor, daemon: FakeDaemon) -> None:
+def test_an_event_that_does_not_exist_is_wrong_usage(torpor: Torpor, daemon: ServerThread) -> None:
     ran = torpor("events", "--name", "sleeps")
     assert ran.status == 2
     assert "sleep_ended" in ran.err
 
 
 @pytest.mark.one_in(3)
-def test_ctrl_c_is_how_it_ends(daemon: FakeDaemon, short_path: Path) -> None:
+def test_ctrl_c_is_how_it_ends(daemon: ServerThread, short_path: Path) -> None:
     command = [sys.executable, "-m", "torpor.cli.main", "events", "--socket", str(daemon.socket_path)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     try:

@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli_rig import FakeDaemon, MadeStore, Torpor, pretend_terminal, unstyled
+from cli_rig import MadeStore, Torpor, pretend_terminal, unstyled
 from torpor.daemon.api.store import ImportRequest, MaintenanceProblem
 from torpor.errors import TorporError
+from torpor.tests.socket_api.server_rig import ServerThread
 
 
-def asked(daemon: FakeDaemon, method: str) -> list[dict[str, Any]]:
+def asked(daemon: ServerThread, method: str) -> list[dict[str, Any]]:
     """What a method was asked with, without what was left at its default."""
     return [
         {name: value for name, value in arguments.items() if value not in (None, False)}
@@ -23,7 +24,7 @@ def asked(daemon: FakeDaemon, method: str) -> list[dict[str, Any]]:
 
 
 @pytest.fixture
-def slept(torpor: Torpor, daemon: FakeDaemon) -> FakeDaemon:
+def slept(torpor: Torpor, daemon: ServerThread) -> ServerThread:
     """A daemon with a session that slept twice."""
     torpor("append", "notes", "one two")
     torpor("sleep", "notes")
@@ -50,7 +51,7 @@ def slept(torpor: Torpor, daemon: FakeDaemon) -> FakeDaemon:
 )
 @pytest.mark.parametrize("dry_run", [False, True])
 def test_a_running_daemon_carries_out_what_is_asked(
-    torpor: Torpor, slept: FakeDaemon, arguments: tuple[str, ...], order: dict[str, Any], dry_run: bool
+    torpor: Torpor, slept: ServerThread, arguments: tuple[str, ...], order: dict[str, Any], dry_run: bool
 ) -> None:
     ran = torpor(*arguments, *(["--dry-run"] if dry_run else []))
     assert ran.status == 0
@@ -74,7 +75,7 @@ def test_a_running_daemon_carries_out_what_is_asked(
     ],
 )
 def test_a_terminal_is_shown_that_long_work_is_under_way_and_for_how_long(
-    torpor: Torpor, slept: FakeDaemon, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], what: str
+    torpor: Torpor, slept: ServerThread, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], what: str
 ) -> None:
     pretend_terminal(monkeypatch, 100)
     assert re.search(rf"{what} +0:00:0\d", unstyled(torpor(*arguments).err))
@@ -92,7 +93,7 @@ def test_a_terminal_is_shown_how_much_of_a_file_is_written_or_read(
     assert re.search(rf"{command}ing +100% [\d.]+ (KiB|B|MiB) of", unstyled(ran.err))
 
 
-def test_a_report_in_json_is_the_whole_answer(torpor: Torpor, slept: FakeDaemon) -> None:
+def test_a_report_in_json_is_the_whole_answer(torpor: Torpor, slept: ServerThread) -> None:
     document = torpor("gc", "--dry-run", "--json").document
     assert (document["command"], document["operation"], document["dry_run"]) == ("gc", "gc", True)
     assert (document["ok"], document["bytes_freed"], document["actions_left_out"]) == (True, 2048, 3)
@@ -100,7 +101,7 @@ def test_a_report_in_json_is_the_whole_answer(torpor: Torpor, slept: FakeDaemon)
     assert document["problems"] == []
 
 
-def test_what_stays_wrong_is_told_and_is_the_exit_status(torpor: Torpor, slept: FakeDaemon) -> None:
+def test_what_stays_wrong_is_told_and_is_the_exit_status(torpor: Torpor, slept: ServerThread) -> None:
     slept.service.problems = (MaintenanceProblem("/store/x", "corrupt_block", "It is lost."),)
     ran = torpor("repair")
     assert ran.status == 6
@@ -110,7 +111,7 @@ def test_what_stays_wrong_is_told_and_is_the_exit_status(torpor: Torpor, slept: 
     assert torpor("repair", "--dry-run").status == 0, "a plan has done its work by being told"
 
 
-def test_forget_needs_yes_where_nobody_can_be_asked_but_a_plan_does_not(torpor: Torpor, slept: FakeDaemon) -> None:
+def test_forget_needs_yes_where_nobody_can_be_asked_but_a_plan_does_not(torpor: Torpor, slept: ServerThread) -> None:
     assert torpor("forget", "notes").status == 2
     assert torpor("forget", "notes", "--json").status == 2
     assert asked(slept, "maintain") == []
@@ -122,7 +123,7 @@ def test_forget_needs_yes_where_nobody_can_be_asked_but_a_plan_does_not(torpor: 
     assert (again.status, again.out) == (0, "nothing of notes is in the store\n")
 
 
-def test_prune_without_a_rule_is_wrong_usage(torpor: Torpor, slept: FakeDaemon) -> None:
+def test_prune_without_a_rule_is_wrong_usage(torpor: Torpor, slept: ServerThread) -> None:
     ran = torpor("prune", "notes")
     assert ran.status == 2
     assert "--keep-last" in ran.err
@@ -133,7 +134,7 @@ def test_prune_without_a_rule_is_wrong_usage(torpor: Torpor, slept: FakeDaemon) 
     ("arguments", "hint"), [((), "--after DAYS"), (("notes", "--bits", "5"), "--bits"), (("--after", "-1"), "--after")]
 )
 def test_quantise_needs_to_know_whom_and_in_how_many_bits(
-    torpor: Torpor, slept: FakeDaemon, arguments: tuple[str, ...], hint: str
+    torpor: Torpor, slept: ServerThread, arguments: tuple[str, ...], hint: str
 ) -> None:
     ran = torpor("quantise", *arguments)
     assert ran.status == 2
@@ -147,7 +148,7 @@ def test_quantising_needs_a_daemon(torpor: Torpor) -> None:
     assert "torpor ensure" in ran.err
 
 
-def test_versions_are_tagged_and_pinned(torpor: Torpor, slept: FakeDaemon) -> None:
+def test_versions_are_tagged_and_pinned(torpor: Torpor, slept: ServerThread) -> None:
     assert torpor("tag", "notes@1", "before").out == "torpor://default/notes  version 1: tagged before\n"
     assert torpor("pin", "notes@1").out == "torpor://default/notes  version 1: tagged before, pinned\n"
     assert torpor("pin", "notes", "--json").document["version"] == 2
@@ -175,13 +176,13 @@ def test_a_name_that_is_no_store_is_not_made_one(torpor: Torpor, short_path: Pat
     ],
 )
 def test_a_version_is_woken_by_every_name_it_has(
-    torpor: Torpor, slept: FakeDaemon, arguments: tuple[str, ...], sent: dict[str, Any]
+    torpor: Torpor, slept: ServerThread, arguments: tuple[str, ...], sent: dict[str, Any]
 ) -> None:
     torpor("wake", *arguments)
     assert asked(slept, "wake") == [sent]
 
 
-def test_a_version_that_is_named_twice_is_wrong_usage(torpor: Torpor, slept: FakeDaemon) -> None:
+def test_a_version_that_is_named_twice_is_wrong_usage(torpor: Torpor, slept: ServerThread) -> None:
     assert torpor("wake", "notes@1", "--version", "1").status == 2
     assert asked(slept, "wake") == []
 
@@ -190,7 +191,7 @@ def test_a_version_that_is_named_twice_is_wrong_usage(torpor: Torpor, slept: Fak
 
 
 def test_a_daemon_is_handed_a_checked_copy_and_told_its_id(
-    torpor: Torpor, daemon: FakeDaemon, made_store: MadeStore, short_path: Path, monkeypatch: pytest.MonkeyPatch
+    torpor: Torpor, daemon: ServerThread, made_store: MadeStore, short_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A client's path never reaches the daemon (threat 19)."""
     daemon.service.store = str(made_store.path)
@@ -211,7 +212,7 @@ def test_a_daemon_is_handed_a_checked_copy_and_told_its_id(
 
 
 def test_what_a_daemon_does_not_take_is_taken_back(
-    torpor: Torpor, daemon: FakeDaemon, made_store: MadeStore, monkeypatch: pytest.MonkeyPatch
+    torpor: Torpor, daemon: ServerThread, made_store: MadeStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     daemon.service.store = str(made_store.path)
     daemon.service.fault = FakeRefusal("It is there already.")

@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli_rig import FakeDaemon, MadeStore, Torpor, load_module
+from cli_rig import MadeStore, Torpor
 from torpor.memvid.disk.durable import TempFile
 from torpor.memvid.store import Store
+from torpor.tests.memvid import store_making as making
+from torpor.tests.socket_api.server_rig import ServerThread
 
 OPERATIONS = [
     ("gc",),
@@ -167,7 +169,7 @@ def test_an_import_of_what_no_export_wrote_says_what_it_is_and_copies_nothing(
     torpor: Torpor,
     made_store: MadeStore,
     short_path: Path,
-    daemon: FakeDaemon,
+    daemon: ServerThread,
     monkeypatch: pytest.MonkeyPatch,
     kind: str,
     what: str,
@@ -233,7 +235,6 @@ def test_an_import_under_the_name_of_another_session_is_refused_and_leaves_that_
 def test_an_import_of_another_stores_session_of_the_same_name_is_refused_with_what_takes_it(
     torpor: Torpor, made_store: MadeStore, short_path: Path
 ) -> None:
-    making = load_module("memvid/store_making.py")
     file = short_path / "theirs.mvb"
     with Store.open(short_path / "theirs", writable=True) as theirs:
         first = making.sleep(theirs, 600, seed=3)
@@ -273,7 +274,7 @@ def test_what_works_on_whole_sessions_says_so_of_a_version(torpor: Torpor, comma
     ],
 )
 def test_a_value_that_no_daemon_takes_is_refused_in_words_of_the_command_line(
-    torpor: Torpor, daemon: FakeDaemon, command: tuple[str, ...], said: str
+    torpor: Torpor, daemon: ServerThread, command: tuple[str, ...], said: str
 ) -> None:
     refused = torpor(*command)
     assert (refused.status, said in refused.err) == (2, True), refused.err
@@ -561,7 +562,7 @@ def test_a_place_where_no_store_can_be_made_says_so(
 
 @pytest.mark.parametrize("beside_a_daemon", [False, True])
 def test_a_backup_copies_the_store_once_and_then_what_is_new(
-    torpor: Torpor, made_store: MadeStore, daemon: FakeDaemon, short_path: Path, beside_a_daemon: bool
+    torpor: Torpor, made_store: MadeStore, daemon: ServerThread, short_path: Path, beside_a_daemon: bool
 ) -> None:
     daemon.service.store = str(made_store.path)
     where = () if beside_a_daemon else ("--store", made_store.path)
@@ -577,7 +578,7 @@ def test_a_backup_copies_the_store_once_and_then_what_is_new(
 
 
 def test_a_backup_names_the_awake_sessions_of_which_it_has_not_all(
-    torpor: Torpor, made_store: MadeStore, daemon: FakeDaemon, short_path: Path
+    torpor: Torpor, made_store: MadeStore, daemon: ServerThread, short_path: Path
 ) -> None:
     daemon.service.store = str(made_store.path)
     for name, text in {"slept": "some text", "one": "some text", "two": "some text", "empty": ""}.items():

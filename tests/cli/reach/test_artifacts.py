@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli_rig import FakeDaemon, MadeStore, Torpor, load_module
+from cli_rig import MadeStore, Torpor
 from rich.console import Console
 from torpor.cli.commands.analyse import render_analysis
 from torpor.memvid.store import Store
+from torpor.tests.memvid import store_making as making
+from torpor.tests.socket_api.server_rig import ServerThread
 
 
 def group(**figures: list[Any]) -> dict[str, list[Any]]:
@@ -146,7 +148,7 @@ def test_names_in_a_document_cannot_steer_the_terminal(document: dict[str, Any])
 
 
 @pytest.fixture
-def analysed(torpor: Torpor, daemon: FakeDaemon, document: dict[str, Any], made_store: MadeStore) -> FakeDaemon:
+def analysed(torpor: Torpor, daemon: ServerThread, document: dict[str, Any], made_store: MadeStore) -> ServerThread:
     """A daemon with a session that slept once, and what it says of it."""
     torpor("append", "notes", "one two")
     torpor("sleep", "notes")
@@ -156,7 +158,7 @@ def analysed(torpor: Torpor, daemon: FakeDaemon, document: dict[str, Any], made_
     return daemon
 
 
-def test_an_analysis_is_asked_of_the_daemon_and_drawn(torpor: Torpor, analysed: FakeDaemon) -> None:
+def test_an_analysis_is_asked_of_the_daemon_and_drawn(torpor: Torpor, analysed: ServerThread) -> None:
     ran = torpor("analyse", "notes", "--kind", "probe", "--label", "a", "--label", "b")
     assert ran.status == 0
     assert "torpor://default/notes" in ran.out
@@ -166,14 +168,14 @@ def test_an_analysis_is_asked_of_the_daemon_and_drawn(torpor: Torpor, analysed: 
 
 
 def test_an_analysis_in_json_has_the_whole_document(
-    torpor: Torpor, analysed: FakeDaemon, document: dict[str, Any]
+    torpor: Torpor, analysed: ServerThread, document: dict[str, Any]
 ) -> None:
     found = torpor("analyse", "notes@1", "--json").document
     assert found["artifact"] == document
     assert (found["version"], found["awake_tokens"], found["path"]) == (1, None, None)
 
 
-def test_an_awake_session_is_told_to_hold_more_than_was_analysed(torpor: Torpor, analysed: FakeDaemon) -> None:
+def test_an_awake_session_is_told_to_hold_more_than_was_analysed(torpor: Torpor, analysed: ServerThread) -> None:
     torpor("wake", "notes")
     torpor("append", "notes", "three")
     ran = torpor("analyse", "notes")
@@ -181,7 +183,7 @@ def test_an_awake_session_is_told_to_hold_more_than_was_analysed(torpor: Torpor,
 
 
 def test_the_document_is_written_byte_for_byte_and_replaces_nothing_unasked(
-    torpor: Torpor, analysed: FakeDaemon, short_path: Path, made_store: MadeStore
+    torpor: Torpor, analysed: ServerThread, short_path: Path, made_store: MadeStore
 ) -> None:
     file = short_path / "notes.json"
     ran = torpor("analyse", "notes", "--out", file)
@@ -214,7 +216,7 @@ def test_a_kind_or_label_that_no_artifact_has_is_wrong_usage(
     assert (ran.status, ran.error["error"]["code"]) == (2, "invalid_usage")
 
 
-def test_an_unknown_session_is_not_found(torpor: Torpor, analysed: FakeDaemon, made_store: MadeStore) -> None:
+def test_an_unknown_session_is_not_found(torpor: Torpor, analysed: ServerThread, made_store: MadeStore) -> None:
     assert torpor("analyse", "nobody").status == 4
     assert torpor("export-kv", "nobody", "x.safetensors", "--store", made_store.path).status == 4
     assert torpor("export-kv", "agent@9", "x.safetensors", "--store", made_store.path).status == 4
@@ -223,7 +225,7 @@ def test_an_unknown_session_is_not_found(torpor: Torpor, analysed: FakeDaemon, m
 def test_an_export_of_tensors_tells_of_tokens_that_have_none_yet(torpor: Torpor, short_path: Path) -> None:
     path = short_path / "store"
     with Store.open(path, writable=True) as store:
-        load_module("memvid/store_making.py").sleep(store, 300, unread=7)
+        making.sleep(store, 300, unread=7)
     ran = torpor("export-kv", "agent", short_path / "x.safetensors", "--store", path)
     assert (ran.status, "of 300 tokens" in ran.out, "7 tokens behind these" in ran.err) == (0, True, True)
     ran = torpor("export-kv", "agent", short_path / "y.safetensors", "--store", path, "--json")

@@ -5,11 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from cli_rig import FakeDaemon, MadeStore, Torpor
+from cli_rig import MadeStore, Torpor
+from torpor.tests.socket_api.server_rig import ServerThread
 
 
 @pytest.fixture
-def another_store(made_store: MadeStore, daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch) -> MadeStore:
+def another_store(made_store: MadeStore, daemon: ServerThread, monkeypatch: pytest.MonkeyPatch) -> MadeStore:
     """A store that $TORPOR_STORE names, and that the daemon which runs does not serve."""
     monkeypatch.setenv("TORPOR_STORE", str(made_store.path))
     return made_store
@@ -17,7 +18,7 @@ def another_store(made_store: MadeStore, daemon: FakeDaemon, monkeypatch: pytest
 
 @pytest.mark.parametrize("words", [("append", "notes", "one"), ("sleep", "notes"), ("wake", "notes"), ("stats",)])
 def test_what_needs_a_daemon_refuses_one_of_another_store_than_the_variable_names(
-    torpor: Torpor, daemon: FakeDaemon, another_store: MadeStore, words: tuple[str, ...]
+    torpor: Torpor, daemon: ServerThread, another_store: MadeStore, words: tuple[str, ...]
 ) -> None:
     ran = torpor(*words, "--json")
     assert (ran.status, ran.error["error"]["code"]) == (2, "invalid_usage")
@@ -29,7 +30,7 @@ def test_what_needs_a_daemon_refuses_one_of_another_store_than_the_variable_name
 
 
 def test_a_stop_does_not_end_the_daemon_of_another_store(
-    torpor: Torpor, daemon: FakeDaemon, another_store: MadeStore, monkeypatch: pytest.MonkeyPatch
+    torpor: Torpor, daemon: ServerThread, another_store: MadeStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ran = torpor("stop")
     assert (ran.status, "serves the store /store" in " ".join(ran.err.split())) == (2, True)
@@ -47,7 +48,7 @@ def test_what_needs_no_daemon_reads_the_store_that_the_variable_names(
 
 
 def test_a_show_an_export_and_a_backup_are_of_the_store_that_the_variable_names(
-    torpor: Torpor, daemon: FakeDaemon, another_store: MadeStore, tmp_path: Path
+    torpor: Torpor, daemon: ServerThread, another_store: MadeStore, tmp_path: Path
 ) -> None:
     assert torpor("show", "agent", "--json").document["source"] == "store"
     assert torpor("export", "agent", tmp_path / "agent.mvb").status == 0
@@ -56,7 +57,7 @@ def test_a_show_an_export_and_a_backup_are_of_the_store_that_the_variable_names(
 
 
 def test_a_tag_and_a_plan_are_of_the_store_that_the_variable_names(
-    torpor: Torpor, daemon: FakeDaemon, another_store: MadeStore
+    torpor: Torpor, daemon: ServerThread, another_store: MadeStore
 ) -> None:
     assert torpor("tag", "agent", "here").status == 0
     assert "here" in torpor("show", "agent", "--store", another_store.path).out
@@ -66,14 +67,14 @@ def test_a_tag_and_a_plan_are_of_the_store_that_the_variable_names(
 
 @pytest.mark.parametrize("words", [("ls",), ("verify",), ("tag", "agent", "here")])
 def test_a_daemon_that_was_named_is_not_passed_over_for_the_store_that_the_variable_names(
-    torpor: Torpor, daemon: FakeDaemon, another_store: MadeStore, words: tuple[str, ...]
+    torpor: Torpor, daemon: ServerThread, another_store: MadeStore, words: tuple[str, ...]
 ) -> None:
     ran = torpor(*words, "--socket", daemon.socket_path)
     assert (ran.status, "but $TORPOR_STORE names" in " ".join(ran.err.split())) == (2, True)
 
 
 def test_the_same_store_by_another_name_is_the_daemons(
-    torpor: Torpor, daemon: FakeDaemon, made_store: MadeStore, short_path: Path, monkeypatch: pytest.MonkeyPatch
+    torpor: Torpor, daemon: ServerThread, made_store: MadeStore, short_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     link = short_path / "link"
     link.symlink_to(made_store.path)

@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli_rig import FakeDaemon, Torpor
+from cli_rig import Torpor
 from torpor.cli.reach import background
 from torpor.socket_api.wire.address import default_socket_path
+from torpor.tests.socket_api.server_rig import ServerThread
 
 Given = Callable[..., dict[str, Any]]
 
@@ -171,7 +172,7 @@ def test_a_program_is_told_which_option_is_wrong(torpor: Torpor) -> None:
 
 
 def test_a_socket_in_use_is_told_before_any_process_is_started(
-    torpor: Torpor, daemon: FakeDaemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    torpor: Torpor, daemon: ServerThread, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The daemon itself finds out only once MLX is loaded, which takes seconds."""
     monkeypatch.setattr(background, "start", lambda *_: pytest.fail("a process was started"))

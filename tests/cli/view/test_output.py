@@ -9,11 +9,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from cli_rig import FakeDaemon, Torpor, pretend_terminal, unstyled
+from cli_rig import Torpor, pretend_terminal, unstyled
 from torpor.cli.reach.daemon_link import STAGE_NAMES
 from torpor.cli.view.output import PIPED_WIDTH, Output, neutralise, report_error, rows_table
 from torpor.cli.view.progress import Amount
 from torpor.errors import TorporError
+from torpor.tests.socket_api.server_rig import ServerThread
 
 
 def test_piped_output_has_no_escape_sequences_and_is_not_cut(capsys: pytest.CaptureFixture[str]) -> None:
@@ -26,7 +27,7 @@ def test_piped_output_has_no_escape_sequences_and_is_not_cut(capsys: pytest.Capt
 
 @pytest.mark.parametrize("columns", ["20", "400"])
 def test_a_piped_table_is_one_line_a_row_whatever_the_environment_says(
-    torpor: Torpor, daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch, columns: str
+    torpor: Torpor, daemon: ServerThread, monkeypatch: pytest.MonkeyPatch, columns: str
 ) -> None:
     name = "a-session-of-some-" + "length-" * 12 + "indeed"
     torpor("append", name, "one two three")

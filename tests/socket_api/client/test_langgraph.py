@@ -14,7 +14,7 @@ from torpor.socket_api import Client
 from torpor.socket_api.client.langgraph import VERSION_KEY, SessionCheckpoints
 from torpor.socket_api.errors import DaemonUnreachable
 
-from ..conftest import ServerThread
+from ..server_rig import ServerThread
 
 
 class Saver:

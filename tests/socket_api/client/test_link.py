@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import math
 import signal
-import socket
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,65 +15,43 @@ from torpor.daemon.api.verbs import VERBS
 from torpor.socket_api.client import link as link_module
 from torpor.socket_api.client.link import Link
 from torpor.socket_api.errors import ConnectionLost
-from torpor.socket_api.limits import REQUEST_LIMITS
 from torpor.socket_api.wire.asking import Call
-from torpor.socket_api.wire.framing import FrameDecoder
 from torpor.socket_api.wire.messages import ResultMessage
 
 from ..real_daemon import until
-from .test_client import HELLO, frame
+from ..server_rig import EVICTION, answer, refusal, scripted
 
 LIST = Call(VERBS["list"], {})
-EVICTION = frame(
-    {"type": "error", "id": None, "error": {"code": "connection_evicted", "message": "Gone.", "details": {}}}
-)
-
-
-def answer(request_id: int) -> bytes:
-    return frame({"type": "result", "id": request_id, "result": {"sessions": ()}})
-
-
-def refusal(request_id: int) -> bytes:
-    error = {"code": "daemon_busy", "message": "All work.", "details": {}}
-    return frame({"type": "error", "id": request_id, "error": error})
 
 
 @contextlib.contextmanager
 def greeted(path: Path, *replies: Callable[[list[int]], bytes]) -> Iterator[tuple[Link, list[int]]]:
     """A link to a daemon that takes so many connections, one after the other, and what was asked of it, by id.
-    replies: what it says on each when something more was asked; the end of its place ends the connection."""
+    replies: what it says on each when something more was asked."""
     asked: list[int] = []
 
-    def serve() -> None:
-        for reply in replies:
-            connected, _ = listener.accept()
-            with connected, contextlib.suppress(ConnectionError):
-                decoder, said = FrameDecoder(REQUEST_LIMITS), b""
-                while said != EVICTION and (data := connected.recv(65536)):
-                    decoder.feed(data)
-                    while (message := decoder.next_frame()) is not None:
-                        if message["type"] == "hello":
-                            connected.sendall(frame(HELLO))
-                        elif message["type"] == "request":
-                            asked.append(message["id"])
-                            said = reply(asked)
-                            connected.sendall(said)
+    def told(reply: Callable[[list[int]], bytes], request: dict[str, Any]) -> bytes:
+        asked.append(request["id"])
+        return reply(asked)
 
-    with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(str(path))
-        listener.listen(8)
-        daemon = threading.Thread(target=serve)
-        daemon.start()
+    with scripted(path, *(lambda all, reply=reply: told(reply, all[-1]) for reply in replies)):  # type: ignore[misc]
         link = Link(path, timeout_s=20)
         try:
             yield link, asked
         finally:
             link.close()
-            daemon.join(timeout=10)
+
+
+def listed(request_id: int) -> bytes:
+    return answer(request_id, sessions=())
+
+
+def refused(request_id: int) -> bytes:
+    return refusal(request_id, "daemon_busy")
 
 
 def refuse_the_second_once(asked: list[int]) -> bytes:
-    return {(1, 2): refusal(2), (1, 2, 2): answer(2)}.get(tuple(asked), b"")
+    return {(1, 2): refused(2), (1, 2, 2): listed(2)}.get(tuple(asked), b"")
 
 
 def test_an_interrupt_in_the_pause_after_a_refusal_loses_no_request(
@@ -89,7 +66,7 @@ def test_an_interrupt_in_the_pause_after_a_refusal_loses_no_request(
     main = threading.main_thread().ident
     assert main is not None
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
-    monkeypatch.setattr(link_module, "pause_s", lambda _attempt: 1.0)
+    monkeypatch.setattr(link_module, "pause_s", lambda _attempt: 0.2)
     with greeted(short_path / "t.sock", refuse_the_second_once) as (link, asked):
         one, other = link.begin(LIST), link.begin(LIST)
         interrupting = threading.Thread(target=interrupt)
@@ -122,7 +99,7 @@ def test_the_pause_after_a_refusal_holds_up_no_answer_of_another_request(
     short_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(link_module, "pause_s", lambda _attempt: 5.0)
-    said = {(1, 2): refusal(2) + answer(1), (1, 2, 2): answer(2)}
+    said = {(1, 2): refused(2) + listed(1), (1, 2, 2): listed(2)}
     with greeted(short_path / "t.sock", lambda asked: said.get(tuple(asked), b"")) as (link, asked):
         one, other = link.begin(LIST), link.begin(LIST)
         assert isinstance(link.wait_for(one), ResultMessage)
@@ -143,7 +120,7 @@ def test_an_interrupt_while_an_evicted_connection_is_made_anew_loses_no_request(
     with greeted(
         short_path / "t.sock",
         lambda asked: evict.get(tuple(asked), b""),
-        lambda asked: b"".join(map(answer, asked[2:])) if len(asked) == 4 else b"",
+        lambda asked: b"".join(map(listed, asked[2:])) if len(asked) == 4 else b"",
     ) as (link, asked):
         one, other = link.begin(LIST), link.begin(LIST)
         with pytest.raises(KeyboardInterrupt):

@@ -20,8 +20,8 @@ from torpor.socket_api.limits import ServerLimits
 from torpor.socket_api.server.server import ApiServer
 from torpor.socket_api.wire.messages import EventMessage
 
-from ..conftest import ServerThread, poll
 from ..fake_service import FakeService
+from ..server_rig import ServerThread, poll
 
 A = SessionUri("default", "a")
 SLEPT = SleepEnded(A, "idle", 2, 30, 4096, 8192, 1, 0, 0.25)

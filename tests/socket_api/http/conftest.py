@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import http.client
 import json
 import shutil
 import socket
 import tempfile
-import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,8 +17,8 @@ import pytest
 from torpor.socket_api.http.limits import HttpLimits
 from torpor.socket_api.http.server import HttpServer
 
-from ..conftest import poll
 from ..fake_service import FakeService
+from ..server_rig import LoopThread
 
 if TYPE_CHECKING:
     from .serving import Served
@@ -57,25 +55,20 @@ def asked(connection: http.client.HTTPConnection, method: str, path: str, body: 
     return Answer(answer.status, {name.lower(): value for name, value in answer.getheaders()}, answer.read())
 
 
-class HttpThread:
-    """An HTTP server with a FakeService on an event loop of its own, on both addresses."""
+class HttpThread(LoopThread):
+    """An HTTP server with a FakeService, on both addresses."""
 
     def __init__(self, folder: Path, *, seen_as: Callable[[Any], Any] = lambda service: service, **arguments: Any):
         self.seen_as = seen_as
         self.socket_path = folder / "h.sock"
         self.tokens_path = folder / "config" / "http-tokens"
         self.service: FakeService
-        self.server: HttpServer
         self._arguments = arguments
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever)
-        self._thread.start()
-        self.do(self._start)
+        super().__init__()
 
     @property
     def port(self) -> int:
-        assert self.server.port is not None
-        return self.server.port
+        return int(self.server.port)
 
     @property
     def token(self) -> str:
@@ -95,25 +88,7 @@ class HttpThread:
         finally:
             connection.close()
 
-    def do(self, action: Callable[[], Any]) -> Any:
-        """Run a function or coroutine function on the loop."""
-
-        async def run() -> Any:
-            result = action()
-            return await result if asyncio.iscoroutine(result) else result
-
-        return asyncio.run_coroutine_threadsafe(run(), self._loop).result(timeout=20)
-
-    def wait_until(self, condition: Callable[[], bool]) -> None:
-        self.do(lambda: poll(condition))
-
-    def stop(self) -> None:
-        self.do(self.server.stop)
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(timeout=20)
-        self._loop.close()
-
-    async def _start(self) -> None:
+    async def start(self) -> None:
         self.service = FakeService()
         self.server = HttpServer(socket_path=self.socket_path, port=0, tokens_path=self.tokens_path, **self._arguments)
         await self.server.start(self.seen_as(self.service))

@@ -5,147 +5,57 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 from torpor.daemon.api.process import StatusRequest, SubscribeResult
-from torpor.errors import TorporError
-from torpor.socket_api.limits import REPLY_LIMITS, ServerLimits
 from torpor.socket_api.server import served
-from torpor.socket_api.server.server import ApiServer
-from torpor.socket_api.wire.framing import FrameDecoder, Pieces, encode_frame
+from torpor.socket_api.wire.framing import Pieces
 
-from ..conftest import poll
-from ..fake_service import FakeService
-
-QUICK = ServerLimits(goodbye_timeout_s=0.3)
+from ..server_rig import RawClient, Running, frame, poll, serving, turns
 
 
-class RawClient:
-    """A connection that sends whatever a test wants."""
-
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.reader, self.writer = reader, writer
-        self._decoder = FrameDecoder(REPLY_LIMITS)
-
-    def send(self, **message: object) -> None:
-        self.writer.write(encode_frame(message, max_frame_bytes=2**26))
-
-    def ask(self, request_id: int, method: str, **params: object) -> None:
-        self.send(type="request", id=request_id, method=method, params=params)
-
-    async def hello(self) -> dict[str, Any]:
-        self.send(type="hello", protocol=1, client="raw")
-        return await self.read()
-
-    async def read(self) -> dict[str, Any]:
-        """The next message; an empty map at the end of the stream."""
-        while (frame := self._decoder.next_frame()) is None:
-            try:
-                data = await asyncio.wait_for(self.reader.read(65536), 10)
-            except ConnectionResetError:
-                return {}
-            if not data:
-                return {}
-            self._decoder.feed(data)
-        return frame
-
-    async def answer(self, request_id: int) -> dict[str, Any]:
-        """The result or error of a request; events are passed over."""
-        while (message := await self.read())["type"] == "event" or message["id"] != request_id:
-            pass
-        return message
-
-    async def error_code_then_end(self) -> str:
-        code = (await self.read())["error"]["code"]
-        assert await self.read() == {}
-        return str(code)
-
-    def close(self) -> None:
-        self.writer.transport.abort()
+def pass_time(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+    """Let the loop's clock go forward."""
+    loop = asyncio.get_running_loop()
+    clock = loop.time
+    monkeypatch.setattr(loop, "time", lambda: clock() + seconds)
 
 
-class Running:
-    def __init__(self, server: ApiServer, service: FakeService, path: Path) -> None:
-        self.server, self.service, self.path = server, service, path
-        self.clients: list[RawClient] = []
+def waiting_replies(served: served.ServedConnection) -> list[int]:
+    """The bytes of replies that wait for a client, each time that one more is put there."""
+    outbox, waiting = served._outbox, [0]
+    put = outbox.put_reply
 
-    async def connect(self, *, greet: bool = True) -> RawClient:
-        client = RawClient(*await asyncio.open_unix_connection(str(self.path)))
-        self.clients.append(client)
-        if greet:
-            assert (await client.hello())["type"] == "hello"
-        return client
+    def watch(frame: bytes) -> None:
+        put(frame)
+        waiting.append(outbox._reply_bytes)
 
-    async def assert_serves_others(self) -> None:
-        other = await self.connect()
-        other.ask(1, "status")
-        assert (await other.read())["type"] == "result"
-        other.close()
+    outbox.put_reply = watch  # type: ignore[method-assign]
+    return waiting
 
 
-@asynccontextmanager
-async def running(path: Path, **arguments: Any) -> AsyncIterator[Running]:
-    service = FakeService()
-    arguments.setdefault("limits", QUICK)
-    server = ApiServer(service, path / "t.sock", **arguments)
-    await server.start()
-    state = Running(server, service, path / "t.sock")
-    try:
-        yield state
-    finally:
-        service.release()
-        await server.stop()
-        for client in state.clients:
-            client.close()
-        await asyncio.sleep(0)
+async def test_hello_says_who_serves_and_what_it_takes(state: Running) -> None:
+    client = await state.connect(greet=False)
+    hello = await client.hello()
+    assert (hello["protocol"], hello["pid"], hello["server"][:7]) == (1, os.getpid(), "torpor ")
+    assert hello["limits"] == {
+        "max_request_frame_bytes": 16 * 2**20,
+        "max_reply_frame_bytes": 64 * 2**20,
+        "max_in_flight": 32,
+    }
 
 
-Story = Callable[[Running], Awaitable[None]]
-
-
-def play(path: Path, story: Story, *, within_s: float = 30, **arguments: Any) -> None:
-    async def run() -> None:
-        async with asyncio.timeout(within_s), running(path, **arguments) as state:
-            await story(state)
-
-    asyncio.run(run())
-
-
-def test_hello_says_who_serves_and_what_it_takes(short_path: Path) -> None:
-    async def story(state: Running) -> None:
-        client = await state.connect(greet=False)
-        hello = await client.hello()
-        assert hello["protocol"] == 1
-        assert hello["pid"] == os.getpid()
-        assert hello["server"].startswith("torpor ")
-        assert hello["limits"] == {
-            "max_request_frame_bytes": 16 * 2**20,
-            "max_reply_frame_bytes": 64 * 2**20,
-            "max_in_flight": 32,
-        }
-
-    play(short_path, story)
-
-
-def test_requests_of_one_connection_are_answered_as_they_end_not_as_they_came(short_path: Path) -> None:
-    async def story(state: Running) -> None:
-        client = await state.connect()
-        client.ask(1, "create", session="s")
-        await client.answer(1)
-        state.service.hold()
-        client.ask(2, "generate", session="s", max_tokens=2)
-        client.ask(3, "status")
-        assert (await client.read())["id"] == 3
-        state.service.release()
-        kinds = [(await client.read())["type"] for _ in range(3)]
-        assert kinds == ["event", "event", "result"]
-
-    play(short_path, story)
+async def test_requests_of_one_connection_are_answered_as_they_end_not_as_they_came(state: Running) -> None:
+    client = await state.connect("s")
+    state.service.hold()
+    client.ask(2, "generate", session="s", max_tokens=2)
+    client.ask(3, "status")
+    assert (await client.read())["id"] == 3
+    state.service.release()
+    kinds = [(await client.read())["type"] for _ in range(3)]
+    assert kinds == ["event", "event", "result"]
 
 
 # --- bad frames end their connection only
@@ -159,111 +69,82 @@ def test_requests_of_one_connection_are_answered_as_they_end_not_as_they_came(sh
         (b"\x01\x00\x00\x00\xc1", "malformed_frame"),
         (b"\x00\x00\x00\x00", "malformed_frame"),
         (b"\x01\x00\x00\x00\x90", "malformed_frame"),
-        (encode_frame({"type": "?"}, max_frame_bytes=99), "malformed_message"),
+        (frame({"type": "?"}), "malformed_message"),
+        (frame({"type": "hello", "protocol": 99, "shiny": True}), "unsupported_protocol"),
     ],
 )
 @pytest.mark.parametrize("greet", [True, False])
-def test_a_bad_frame_is_answered_and_ends_that_connection_only(
-    short_path: Path, data: bytes, code: str, greet: bool
+async def test_a_bad_frame_is_answered_and_ends_that_connection_only(
+    state: Running, data: bytes, code: str, greet: bool
 ) -> None:
     """Threats 17 and 43."""
-
-    async def story(state: Running) -> None:
-        client = await state.connect(greet=greet)
-        client.writer.write(data)
-        assert await client.error_code_then_end() == code
-        await state.assert_serves_others()
-        await poll(lambda: state.server.connections == 0)
-
-    play(short_path, story)
+    client = await state.connect(greet=greet)
+    client.writer.write(data)
+    assert await client.error_code_then_end() == code
+    await state.assert_serves_others()
+    await state.until_left()
 
 
-def test_another_protocol_version_is_answered_with_the_supported_one(short_path: Path) -> None:
-    async def story(state: Running) -> None:
-        client = await state.connect(greet=False)
-        client.send(type="hello", protocol=99, shiny=True)
-        error = (await client.read())["error"]
-        assert (error["code"], error["details"]) == ("unsupported_protocol", {"supported": (1,)})
-        assert await client.read() == {}
-
-    play(short_path, story)
-
-
-def test_half_a_frame_and_then_a_disconnect_frees_everything_at_every_offset(short_path: Path) -> None:
+async def test_half_a_frame_and_then_a_disconnect_frees_everything_at_every_offset(state: Running) -> None:
     """Threat 42."""
-    whole = encode_frame({"type": "request", "id": 1, "method": "status", "params": {}}, max_frame_bytes=99)
-
-    async def story(state: Running) -> None:
-        for cut in range(1, len(whole)):
-            client = await state.connect()
-            client.writer.write(whole[:cut])
-            client.writer.write_eof()
-            assert await client.error_code_then_end() == "truncated_frame"
-            client.close()
-        for cut in range(1, len(whole)):
-            client = await state.connect()
-            client.writer.write(whole[:cut])
-            client.close()
-        await poll(lambda: state.server.connections == 0, timeout_s=1)
-        await state.assert_serves_others()
-
-    play(short_path, story)
+    whole = frame({"type": "request", "id": 1, "method": "status", "params": {}})
+    for cut in range(1, len(whole)):
+        client = await state.connect()
+        client.writer.write(whole[:cut])
+        client.writer.write_eof()
+        assert await client.error_code_then_end() == "truncated_frame"
+        client.close()
+    for cut in range(1, len(whole)):
+        client = await state.connect()
+        client.writer.write(whole[:cut])
+        client.close()
+    await poll(lambda: state.server.connections == 0, timeout_s=1)
+    await state.assert_serves_others()
 
 
-def test_a_frame_that_does_not_end_runs_into_its_deadline(short_path: Path) -> None:
+@serving(frame_timeout_s=0.15)
+async def test_a_frame_that_does_not_end_runs_into_its_deadline(state: Running) -> None:
     """Threat 41: one byte now and then does not extend the deadline, which runs from the first."""
+    client = await state.connect()
+    client.writer.write(b"\xff\x00")
 
-    async def story(state: Running) -> None:
-        client = await state.connect()
-        client.writer.write(b"\xff\x00")
+    async def drip() -> None:
+        while not client.writer.is_closing():
+            client.writer.write(b"\x00")
+            await asyncio.sleep(0.02)
 
-        async def drip() -> None:
-            while not client.writer.is_closing():
-                client.writer.write(b"\x00")
-                await asyncio.sleep(0.02)
-
-        dripping = asyncio.create_task(drip())
-        assert (await client.read())["error"]["code"] == "frame_timeout"
-        dripping.cancel()
-        await state.assert_serves_others()
-
-    play(short_path, story, limits=replace(QUICK, frame_timeout_s=0.15))
+    dripping = asyncio.create_task(drip())
+    assert (await client.read())["error"]["code"] == "frame_timeout"
+    dripping.cancel()
+    await state.assert_serves_others()
 
 
-def test_the_deadline_of_a_frame_does_not_hurt_an_idle_connection_nor_a_busy_one(
-    short_path: Path, monkeypatch: pytest.MonkeyPatch
+@serving(frame_timeout_s=1000)
+async def test_the_deadline_of_a_frame_does_not_hurt_an_idle_connection_nor_a_busy_one(
+    state: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def story(state: Running) -> None:
-        client = await state.connect()
-        loop, passed_s = asyncio.get_running_loop(), 0.0
-        clock = loop.time
-        monkeypatch.setattr(loop, "time", lambda: clock() + passed_s)
-        request = encode_frame({"type": "request", "id": 1, "method": "status"}, max_frame_bytes=99)
-        client.writer.write(request[:7])
-        for _ in range(5):  # there is always a frame begun, and each has a deadline of its own
-            client.writer.write(request[7:] + request[:7])
-            assert (await client.read())["type"] == "result"
-            passed_s += 600
-        client.writer.write(request[7:])
+    client = await state.connect()
+    request = frame({"type": "request", "id": 1, "method": "status"})
+    client.writer.write(request[:7])
+    for _ in range(5):  # there is always a frame begun, and each has a deadline of its own
+        client.writer.write(request[7:] + request[:7])
         assert (await client.read())["type"] == "result"
-        passed_s += 3000  # idle for longer than the deadline
-        client.ask(0, "status")
-        assert (await client.read())["type"] == "result"
+        pass_time(monkeypatch, 600)
+    client.writer.write(request[7:])
+    assert (await client.read())["type"] == "result"
+    pass_time(monkeypatch, 3000)  # idle for longer than the deadline
+    client.ask(0, "status")
+    assert (await client.read())["type"] == "result"
 
-    play(short_path, story, within_s=10_000, limits=replace(QUICK, frame_timeout_s=1000))
 
-
-def test_a_connection_that_never_says_hello_is_closed(short_path: Path) -> None:
+@serving(hello_timeout_s=0.1)
+async def test_a_connection_that_never_says_hello_is_closed(state: Running) -> None:
     """Threat 41."""
-
-    async def story(state: Running) -> None:
-        silent = await state.connect(greet=False)
-        half = await state.connect(greet=False)
-        half.writer.write(b"\x20\x00")
-        assert await silent.error_code_then_end() == "hello_timeout"
-        assert await half.error_code_then_end() == "hello_timeout"
-
-    play(short_path, story, limits=replace(QUICK, hello_timeout_s=0.1))
+    silent = await state.connect(greet=False)
+    half = await state.connect(greet=False)
+    half.writer.write(b"\x20\x00")
+    assert await silent.error_code_then_end() == "hello_timeout"
+    assert await half.error_code_then_end() == "hello_timeout"
 
 
 # --- limits
@@ -271,691 +152,451 @@ def test_a_connection_that_never_says_hello_is_closed(short_path: Path) -> None:
 
 async def at_work(state: Running, name: str) -> RawClient:
     before = state.service.running
-    client = await state.connect()
-    client.ask(1, "create", session=name)
-    await client.answer(1)
+    client = await state.connect(name)
     client.ask(2, "generate", session=name, max_tokens=1)
     await poll(lambda: state.service.running == before + 1)
     return client
 
 
-def test_a_new_connection_takes_the_place_of_the_one_idle_for_longest(short_path: Path) -> None:
+@serving(max_connections=2, reserved_connections=2)
+async def test_a_new_connection_takes_the_place_of_the_one_idle_for_longest(state: Running) -> None:
     """Threat 41: connections that only stand there lock nobody out."""
-
-    async def story(state: Running) -> None:
-        first, second = await state.connect(), await state.connect()
-        first.ask(1, "status")  # now the second has been idle for longer
-        await first.answer(1)
-        third = await state.connect()
-        assert await second.error_code_then_end() == "connection_evicted"
-        for client in (first, third):
-            client.ask(2, "status")
-            assert (await client.answer(2))["type"] == "result"
-        for _ in range(20):  # many at once, too
-            state.clients.append(RawClient(*await asyncio.open_unix_connection(str(state.path))))
-        for client in state.clients[-2:]:
-            assert (await client.hello())["type"] == "hello"
-        await poll(lambda: state.server.connections == 2)
-
-    play(short_path, story, limits=replace(QUICK, max_connections=2, reserved_connections=2))
+    first, second = await state.connect(), await state.connect()
+    first.ask(1, "status")  # now the second has been idle for longer
+    await first.answer(1)
+    third = await state.connect()
+    assert await second.error_code_then_end() == "connection_evicted"
+    for client in (first, third):
+        client.ask(2, "status")
+        assert (await client.answer(2))["type"] == "result"
+    for _ in range(20):  # many at once, too
+        state.clients.append(RawClient(*await asyncio.open_unix_connection(str(state.path))))
+    for client in state.clients[-2:]:
+        assert (await client.hello())["type"] == "hello"
+    await state.until_left(2)
 
 
-def test_while_all_connections_work_one_in_reserve_may_look_and_stop_and_takes_a_place_that_is_free(
-    short_path: Path,
+@serving(max_connections=2, reserved_connections=1)
+async def test_while_all_connections_work_one_in_reserve_may_look_and_stop_and_takes_a_place_that_is_free(
+    state: Running,
 ) -> None:
-    async def story(state: Running) -> None:
-        state.service.hold()
-        workers = [await at_work(state, name) for name in ("a", "b")]
-        reserve = await state.connect()
-        reserve.ask(1, "status")
-        assert (await reserve.answer(1))["type"] == "result"
-        reserve.ask(2, "show", session="a")
-        assert (await reserve.answer(2))["error"]["code"] == "daemon_busy"
-        workers[0].close()
-        await poll(lambda: state.server.connections == 2)
-        reserve.ask(3, "show", session="a")
-        assert (await reserve.answer(3))["type"] == "result"
-        asking = await state.connect()  # in place of the idle one
-        asking.ask(1, "shutdown", force=True)
-        await poll(lambda: all(served.idle_since is None for served in state.server._served))
-        other = await state.connect()
-        other.ask(1, "shutdown", force=True)
-        await poll(lambda: all(served.idle_since is None for served in state.server._served))
-        refused = await state.connect(greet=False)
-        assert await refused.error_code_then_end() == "too_many_connections"
-        state.service.release()
-        assert (await workers[1].answer(2))["type"] == "result"
-
-    play(short_path, story, limits=replace(QUICK, max_connections=2, reserved_connections=1))
+    state.service.hold()
+    workers = [await at_work(state, name) for name in ("a", "b")]
+    reserve = await state.connect()
+    reserve.ask(1, "status")
+    assert (await reserve.answer(1))["type"] == "result"
+    reserve.ask(2, "show", session="a")
+    assert await reserve.error_code(2) == "daemon_busy"
+    workers[0].close()
+    await state.until_left(2)
+    reserve.ask(3, "show", session="a")
+    assert (await reserve.answer(3))["type"] == "result"
+    asking = await state.connect()  # in place of the idle one
+    asking.ask(1, "shutdown", force=True)
+    await poll(lambda: all(served.idle_since is None for served in state.server._served))
+    other = await state.connect()
+    other.ask(1, "shutdown", force=True)
+    await poll(lambda: all(served.idle_since is None for served in state.server._served))
+    refused = await state.connect(greet=False)
+    assert await refused.error_code_then_end() == "too_many_connections"
+    state.service.release()
+    assert (await workers[1].answer(2))["type"] == "result"
 
 
-def test_requests_beyond_the_budgets_are_not_read_until_others_have_ended(short_path: Path) -> None:
+@serving(max_connection_request_bytes=150_000, max_request_bytes=350_000)
+async def test_requests_beyond_the_budgets_are_not_read_until_others_have_ended(state: Running) -> None:
     """Threat 44: bytes of requests in flight, counted at the service."""
     size = 100_000
-
-    async def story(state: Running) -> None:
-        clients = [await state.connect() for _ in range(4)]
-        for number, client in enumerate(clients):
-            client.ask(1, "create", session=f"s{number}")
-            await client.answer(1)
-        state.service.hold()
-
-        def begun() -> int:
-            return sum(call == "append" for call, _ in state.service.calls)
-
-        for number, client in enumerate(clients):
-            for request_id in (2, 3, 4):
-                client.ask(request_id, "append", session=f"s{number}", text="x" * size)
-        await poll(lambda: begun() == 3)
-        for _ in range(200):
-            await asyncio.sleep(0)
-        assert begun() == 3  # one of each connection, and of all of them three
-        await state.assert_serves_others()  # what is small gets through
-        state.service.release()
-        for client in clients:
-            for _ in range(3):
-                while (message := await client.read())["type"] == "event":
-                    pass
-                assert message["type"] == "result"
-        assert begun() == 12
-        assert state.server._budget.used_bytes == 0
-
-    limits = replace(QUICK, max_connection_request_bytes=150_000, max_request_bytes=350_000)
-    play(short_path, story, limits=limits)
+    clients = [await state.connect(f"s{number}") for number in range(4)]
+    state.service.hold()
+    for number, client in enumerate(clients):
+        for request_id in (2, 3, 4):
+            client.ask(request_id, "append", session=f"s{number}", text="x" * size)
+    await state.until_asked("append", 3)
+    await turns(200)
+    assert state.asked("append") == 3  # one of each connection, and of all of them three
+    await state.assert_serves_others()  # what is small gets through
+    state.service.release()
+    for client in clients:
+        for _ in range(3):
+            while (message := await client.read())["type"] == "event":
+                pass
+            assert message["type"] == "result"
+    assert state.asked("append") == 12
+    assert state.held_bytes == 0
 
 
 BIG = 2**24
 
 
-def test_clients_that_announce_much_and_send_little_keep_nobody_waiting(short_path: Path) -> None:
+@serving(frame_timeout_s=1000, max_request_bytes=24_000_000)
+async def test_clients_that_announce_much_and_send_little_keep_nobody_waiting(state: Running) -> None:
     """Threats 41 and 44: forty bytes, as eight frames of 16 MiB each of which one byte comes."""
-
-    async def story(state: Running) -> None:
-        for _ in range(8):
-            slow = await state.connect()
-            slow.writer.write(BIG.to_bytes(4, "little") + b"\x84")
-        other = await state.connect()
-        other.ask(1, "create", session="s")
-        await other.answer(1)
-        for request_id in (2, 3):
-            other.ask(request_id, "append", session="s", text="x" * 10_000_000)
-            assert (await other.answer(request_id))["type"] == "result"
-        assert state.server._budget.used_bytes == 8 * 5
-        assert state.server.connections == 9, "and nobody minds the slow ones"
-
-    play(short_path, story, limits=replace(QUICK, frame_timeout_s=1000, max_request_bytes=24_000_000))
+    for _ in range(8):
+        slow = await state.connect()
+        slow.writer.write(BIG.to_bytes(4, "little") + b"\x84")
+    other = await state.connect("s")
+    for request_id in (2, 3):
+        other.ask(request_id, "append", session="s", text="x" * 10_000_000)
+        assert (await other.answer(request_id))["type"] == "result"
+    assert state.held_bytes == 8 * 5
+    assert state.server.connections == 9, "and nobody minds the slow ones"
 
 
-def test_who_sends_slowly_while_others_wait_for_the_room_that_it_holds_is_dropped_and_they_go_on(
-    short_path: Path, monkeypatch: pytest.MonkeyPatch
+@serving(frame_timeout_s=1000, max_request_bytes=24_000_000)
+async def test_who_sends_slowly_while_others_wait_for_the_room_that_it_holds_is_dropped_and_they_go_on(
+    state: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Threats 41 and 44. Alone it may be as slow as the deadline of its frame allows."""
-
-    async def story(state: Running) -> None:
-        slow, other = await state.connect(), await state.connect()
-        slow.writer.write(BIG.to_bytes(4, "little") + b"x" * 15_000_000)
-        await poll(lambda: state.server._budget.used_bytes == 15_000_004)
-        loop, passed_s = asyncio.get_running_loop(), 0.0
-        clock = loop.time
-        monkeypatch.setattr(loop, "time", lambda: clock() + passed_s)
-        passed_s = 100
-        slow.writer.write(b"x")
-        await poll(lambda: state.server._budget.used_bytes == 15_000_005)
-        other.ask(1, "create", session="s")
-        await other.answer(1)
-        other.ask(2, "append", session="s", text="x" * 10_000_000)
-        assert await slow.error_code_then_end() == "frame_timeout"
-        assert (await other.answer(2))["type"] == "result"
-
-    limits = replace(QUICK, frame_timeout_s=1000, max_request_bytes=24_000_000)
-    play(short_path, story, within_s=1000, limits=limits)
+    slow, other = await state.connect(), await state.connect("s")
+    slow.writer.write(BIG.to_bytes(4, "little") + b"x" * 15_000_000)
+    await state.until_held(15_000_004)
+    pass_time(monkeypatch, 100)
+    slow.writer.write(b"x")
+    await state.until_held(15_000_005)
+    other.ask(2, "append", session="s", text="x" * 10_000_000)
+    assert await slow.error_code_then_end() == "frame_timeout"
+    assert (await other.answer(2))["type"] == "result"
 
 
-def test_a_daemon_that_stood_still_drops_nobody_for_it(short_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@serving(frame_timeout_s=1000, max_request_bytes=24_000_000)
+async def test_a_daemon_that_stood_still_drops_nobody_for_it(state: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     """Threats 41 and 44. What was sent meanwhile waits in the socket, and was not slow."""
-
-    async def story(state: Running) -> None:
-        sender, other = await state.connect(), await state.connect()
-        whole = encode_frame(
-            {"type": "request", "id": 1, "method": "create", "params": {"session": "s", "system": "x" * 15_000_000}},
-            max_frame_bytes=BIG,
-        )
-        sender.writer.write(whole[:-200_000])
-        await poll(lambda: state.server._budget.used_bytes == len(whole) - 200_000)
-        other.ask(1, "create", session="t")
-        await other.answer(1)
-        other.ask(2, "append", session="t", text="x" * 10_000_000)
-        await poll(lambda: state.server._budget.is_short)
-        loop, passed_s = asyncio.get_running_loop(), 0.0
-        clock = loop.time
-        monkeypatch.setattr(loop, "time", lambda: clock() + passed_s)
-        passed_s = 100
-        sender.writer.write(whole[-200_000:])
-        assert (await sender.answer(1))["id"] == 1
-        assert (await other.answer(2))["type"] == "result"
-
-    limits = replace(QUICK, frame_timeout_s=1000, max_request_bytes=24_000_000)
-    play(short_path, story, within_s=1000, limits=limits)
+    sender, other = await state.connect(), await state.connect("t")
+    whole = frame(
+        {"type": "request", "id": 1, "method": "create", "params": {"session": "s", "system": "x" * 15_000_000}}
+    )
+    sender.writer.write(whole[:-200_000])
+    await state.until_held(len(whole) - 200_000)
+    other.ask(2, "append", session="t", text="x" * 10_000_000)
+    await poll(lambda: state.server._budget.is_short)
+    pass_time(monkeypatch, 100)
+    sender.writer.write(whole[-200_000:])
+    assert (await sender.answer(1))["id"] == 1
+    assert (await other.answer(2))["type"] == "result"
 
 
-def test_halves_of_frames_never_keep_each_other_from_becoming_whole(short_path: Path) -> None:
+@serving(max_request_bytes=20_000_000)
+async def test_halves_of_frames_never_keep_each_other_from_becoming_whole(state: Running) -> None:
     """Threat 44: more is sent at once than there is room for, and all of it is served, within the bound."""
+    clients = [await state.connect(f"s{number}") for number in range(6)]
+    most = 0
 
-    async def story(state: Running) -> None:
-        clients = [await state.connect() for _ in range(6)]
-        for number, client in enumerate(clients):
-            client.ask(1, "create", session=f"s{number}")
-            await client.answer(1)
-        most = 0
+    async def watch() -> None:
+        nonlocal most
+        while True:
+            most = max(most, state.held_bytes)
+            await asyncio.sleep(0)
 
-        async def watch() -> None:
-            nonlocal most
-            while True:
-                most = max(most, state.server._budget.used_bytes)
-                await asyncio.sleep(0)
-
-        watching = asyncio.create_task(watch())
-        for number, client in enumerate(clients):
-            client.ask(2, "append", session=f"s{number}", text="x" * 8_000_000)
-        for client in clients:
-            assert (await client.answer(2))["type"] == "result"
-        watching.cancel()
-        assert 8_000_000 < most <= 20_000_000
-        assert state.server._budget.used_bytes == 0
-
-    play(short_path, story, limits=replace(QUICK, max_request_bytes=20_000_000))
-
-
-def test_a_client_that_leaves_while_it_is_not_read_is_seen_to_leave(short_path: Path) -> None:
-    async def story(state: Running) -> None:
-        client = await state.connect()
-        client.ask(1, "create", session="s")
-        await client.answer(1)
-        state.service.hold()
-        for request_id in (2, 3):
-            client.ask(request_id, "append", session="s", text="x" * 200_000)
-        await poll(lambda: any(call == "append" for call, _ in state.service.calls))
-        client.close()
-        await poll(lambda: state.server.connections == 0)
-        assert state.server._budget.used_bytes == 0
-
-    play(short_path, story, limits=replace(QUICK, max_connection_request_bytes=250_000))
-
-
-def test_the_bytes_of_frames_that_break_off_or_are_refused_are_given_back(short_path: Path) -> None:
-    async def story(state: Running) -> None:
-        half, wrong = await state.connect(), await state.connect()
-        half.writer.write((10_000_000).to_bytes(4, "little") + b"x" * 100_000)
-        await poll(lambda: state.server._budget.used_bytes == 100_004)  # what came, and not what was announced
-        wrong.ask(1, "append", session="s", text=["x" * 10_000])
-        assert (await wrong.answer(1))["error"]["code"] == "invalid_request"
-        assert state.server._budget.used_bytes == 100_004
-        half.close()
-        await poll(lambda: state.server._budget.used_bytes == 0)
-
-    play(short_path, story)
-
-
-def test_requests_beyond_the_cap_are_refused_one_by_one(short_path: Path) -> None:
-    async def story(state: Running) -> None:
-        client = await state.connect()
-        client.ask(1, "create", session="s")
-        await client.answer(1)
-        state.service.hold()
-        for request_id in (2, 3, 4):
-            client.ask(request_id, "generate", session="s", max_tokens=1)
-        refused = await client.read()
-        assert (refused["id"], refused["error"]["code"]) == (4, "too_many_requests")
-        state.service.release()
+    watching = asyncio.create_task(watch())
+    for number, client in enumerate(clients):
+        client.ask(2, "append", session=f"s{number}", text="x" * 8_000_000)
+    for client in clients:
         assert (await client.answer(2))["type"] == "result"
+    watching.cancel()
+    assert 8_000_000 < most <= 20_000_000
+    assert state.held_bytes == 0
 
-    play(short_path, story, limits=replace(QUICK, max_in_flight=2))
+
+@serving(max_connection_request_bytes=250_000)
+async def test_a_client_that_leaves_while_it_is_not_read_is_seen_to_leave(state: Running) -> None:
+    client = await state.connect("s")
+    state.service.hold()
+    for request_id in (2, 3):
+        client.ask(request_id, "append", session="s", text="x" * 200_000)
+    await state.until_asked("append")
+    client.close()
+    await state.until_left()
+    assert state.held_bytes == 0
 
 
-def test_a_duplicate_id_fails_the_second_request_and_not_the_first(short_path: Path) -> None:
+async def test_the_bytes_of_frames_that_break_off_or_are_refused_are_given_back(state: Running) -> None:
+    half, wrong = await state.connect(), await state.connect()
+    half.writer.write((10_000_000).to_bytes(4, "little") + b"x" * 100_000)
+    await state.until_held(100_004)  # what came, and not what was announced
+    wrong.ask(1, "append", session="s", text=["x" * 10_000])
+    assert await wrong.error_code(1) == "invalid_request"
+    assert state.held_bytes == 100_004
+    half.close()
+    await state.until_held(0)
+
+
+async def test_a_duplicate_id_fails_the_second_request_and_not_the_first(state: Running) -> None:
     """Threat 47."""
-
-    async def story(state: Running) -> None:
-        client = await state.connect()
-        client.ask(1, "create", session="s")
-        await client.answer(1)
-        state.service.hold()
-        client.ask(7, "generate", session="s", max_tokens=1)
-        client.ask(7, "status")
-        assert (await client.read())["error"]["code"] == "duplicate_id"
-        state.service.release()
-        assert (await client.answer(7))["result"]["text"] == "t0 "
-
-    play(short_path, story)
+    client = await state.connect("s")
+    state.service.hold()
+    client.ask(7, "generate", session="s", max_tokens=1)
+    client.ask(7, "status")
+    assert (await client.read())["error"]["code"] == "duplicate_id"
+    state.service.release()
+    assert (await client.answer(7))["result"]["text"] == "t0 "
 
 
-def test_ids_of_one_connection_say_nothing_about_another(short_path: Path) -> None:
+async def test_ids_of_one_connection_say_nothing_about_another(state: Running) -> None:
     """Threat 47: a forged cancel reaches only the forger's own requests."""
-
-    async def story(state: Running) -> None:
-        mine, other = await state.connect(), await state.connect()
-        mine.ask(1, "create", session="s")
-        await mine.answer(1)
-        state.service.hold()
-        mine.ask(5, "generate", session="s", max_tokens=1)
-        await poll(lambda: state.service.running == 1)
-        other.send(type="cancel", id=5)
-        other.ask(5, "status")
-        assert (await other.read())["id"] == 5
-        state.service.release()
-        assert (await mine.answer(5))["type"] == "result"
-
-    play(short_path, story)
+    mine, other = await state.connect("s"), await state.connect()
+    state.service.hold()
+    mine.ask(5, "generate", session="s", max_tokens=1)
+    await poll(lambda: state.service.running == 1)
+    other.send(type="cancel", id=5)
+    other.ask(5, "status")
+    assert (await other.read())["id"] == 5
+    state.service.release()
+    assert (await mine.answer(5))["type"] == "result"
 
 
-def test_a_client_that_stops_reading_a_stream_is_dropped_and_others_go_on(short_path: Path) -> None:
+@serving(max_waiting_event_bytes=500_000)
+async def test_a_client_that_stops_reading_a_stream_is_dropped_and_others_go_on(state: Running) -> None:
     """Threat 44: the bound on waiting events."""
-
-    async def story(state: Running) -> None:
-        state.service.piece = "x" * 10_000
-        deaf = socket.socket(socket.AF_UNIX)
-        deaf.connect(str(state.path))
-        for message in (
-            {"type": "hello", "protocol": 1},
-            {"type": "request", "id": 1, "method": "create", "params": {"session": "s"}},
-            {"type": "request", "id": 2, "method": "generate", "params": {"session": "s", "max_tokens": 10**6}},
-        ):
-            deaf.sendall(encode_frame(message, max_frame_bytes=999))
-        await poll(lambda: any(name == "generate" for name, _ in state.service.calls))
+    state.service.piece = "x" * 10_000
+    with state.deaf(10**6):
+        await state.until_asked("generate")
         await state.assert_serves_others()
         await poll(lambda: state.service.cancelled == 1 and state.server.connections == 0)
         await state.assert_serves_others()
-        deaf.close()
-
-    play(short_path, story, limits=replace(QUICK, max_waiting_event_bytes=500_000))
 
 
-def test_a_client_that_takes_no_bytes_is_dropped_after_the_stall_deadline(short_path: Path) -> None:
+@serving(stall_timeout_s=0.1)
+async def test_a_client_that_takes_no_bytes_is_dropped_after_the_stall_deadline(state: Running) -> None:
     """Threat 44: the deadline, for a client below the bound of bytes."""
-
-    async def story(state: Running) -> None:
-        state.service.piece = "x" * 100_000
-        deaf = socket.socket(socket.AF_UNIX)
-        deaf.connect(str(state.path))
-        for message in (
-            {"type": "hello", "protocol": 1},
-            {"type": "request", "id": 1, "method": "create", "params": {"session": "s"}},
-            {"type": "request", "id": 2, "method": "generate", "params": {"session": "s", "max_tokens": 20}},
-        ):
-            deaf.sendall(encode_frame(message, max_frame_bytes=999))
-        await poll(lambda: any(name == "generate" for name, _ in state.service.calls))
-        await poll(lambda: state.server.connections == 0)
-        deaf.close()
-
-    play(short_path, story, limits=replace(QUICK, stall_timeout_s=0.1))
+    state.service.piece = "x" * 100_000
+    with state.deaf(20):
+        await state.until_asked("generate")
+        await state.until_left()
 
 
-def test_a_flood_of_bad_requests_is_read_no_faster_than_its_answers_are_taken(short_path: Path) -> None:
+@serving(stall_timeout_s=0.2, max_waiting_reply_bytes=100_000)
+async def test_a_flood_of_bad_requests_is_read_no_faster_than_its_answers_are_taken(state: Running) -> None:
     """Threat 44 for refusals: what waits for a client that only sends is bounded, and then the client is dropped."""
-
-    async def story(state: Running) -> None:
-        deaf = socket.socket(socket.AF_UNIX)
-        deaf.connect(str(state.path))
-        deaf.setblocking(False)
-        loop = asyncio.get_running_loop()
-        await loop.sock_sendall(deaf, encode_frame({"type": "hello", "protocol": 1}, max_frame_bytes=999))
-        bad = encode_frame({"type": "request", "id": 1, "method": "x" * 60}, max_frame_bytes=999) * 100
-        await poll(lambda: len(state.server._served) == 1)
-        (served,) = state.server._served
-        outbox, waiting = served._outbox, [0]
-        put = outbox.put_reply
-
-        def watch(frame: bytes) -> None:
-            put(frame)
-            waiting.append(outbox._reply_bytes)
-
-        outbox.put_reply = watch  # type: ignore[method-assign]
-        with pytest.raises(OSError):  # noqa: PT012
-            while True:
-                await loop.sock_sendall(deaf, bad)
-        assert 100_000 <= max(waiting) < 101_000
-        await poll(lambda: state.server.connections == 0)
-        deaf.close()
-
-    play(short_path, story, limits=replace(QUICK, stall_timeout_s=0.2, max_waiting_reply_bytes=100_000))
+    deaf = socket.socket(socket.AF_UNIX)
+    deaf.connect(str(state.path))
+    deaf.setblocking(False)
+    loop = asyncio.get_running_loop()
+    await loop.sock_sendall(deaf, frame({"type": "hello", "protocol": 1}))
+    bad = frame({"type": "request", "id": 1, "method": "x" * 60}) * 100
+    await poll(lambda: len(state.server._served) == 1)
+    (served,) = state.server._served
+    waiting = waiting_replies(served)
+    with pytest.raises(OSError):  # noqa: PT012
+        while True:
+            await loop.sock_sendall(deaf, bad)
+    assert 100_000 <= max(waiting) < 101_000
+    await state.until_left()
+    deaf.close()
 
 
-def test_another_user_is_refused_before_hello(short_path: Path) -> None:
+def unnamed(connected: object) -> int:
+    raise OSError
+
+
+@pytest.mark.parametrize(
+    "state", [{"find_peer_uid": lambda connected: os.geteuid() + 1}, {"find_peer_uid": unnamed}], indirect=True
+)
+async def test_another_user_and_a_peer_that_the_kernel_does_not_name_are_refused_before_hello(state: Running) -> None:
     """Threat 39."""
-
-    async def story(state: Running) -> None:
-        client = await state.connect(greet=False)
-        assert await client.error_code_then_end() == "peer_refused"
-        assert state.server.connections == 0
-
-    play(short_path, story, find_peer_uid=lambda connected: os.geteuid() + 1)
-
-
-def test_a_peer_that_the_kernel_does_not_name_is_refused(short_path: Path) -> None:
-    def fails(connected: object) -> int:
-        raise OSError
-
-    async def story(state: Running) -> None:
-        client = await state.connect(greet=False)
-        assert await client.error_code_then_end() == "peer_refused"
-
-    play(short_path, story, find_peer_uid=fails)
+    client = await state.connect(greet=False)
+    assert await client.error_code_then_end() == "peer_refused"
+    assert state.server.connections == 0
 
 
 # --- cancellation and disconnects
 
 
-def test_cancel_stops_a_generation_and_answers_it(short_path: Path) -> None:
-    async def story(state: Running) -> None:
-        client = await state.connect()
-        client.ask(1, "create", session="s")
-        await client.answer(1)
-        client.ask(2, "generate", session="s", max_tokens=10**6)
-        assert (await client.read())["event"]["kind"] == "token"
-        client.send(type="cancel", id=2)
-        error = (await client.answer(2))["error"]
-        assert error["code"] == "cancelled"
-        committed = state.service.sessions["s"].tokens
-        assert error["details"]["tokens"] == tuple(committed)  # what stays in the ledger, said to who cancelled
-        assert error["details"]["text"] == "".join(f"t{token} " for token in committed)
-        assert state.service.running == 0
-        client.send(type="cancel", id=2)  # too late, and no fault
-        client.ask(3, "status")
-        assert (await client.read())["id"] == 3
-
-    play(short_path, story)
+async def test_cancel_stops_a_generation_and_answers_it(state: Running) -> None:
+    client = await state.connect("s")
+    client.ask(2, "generate", session="s", max_tokens=10**6)
+    assert (await client.read())["event"]["kind"] == "token"
+    client.send(type="cancel", id=2)
+    error = (await client.answer(2))["error"]
+    assert error["code"] == "cancelled"
+    committed = state.service.sessions["s"].tokens
+    assert error["details"]["tokens"] == tuple(committed)  # what stays in the ledger, said to who cancelled
+    assert error["details"]["text"] == "".join(f"t{token} " for token in committed)
+    assert state.service.running == 0
+    client.send(type="cancel", id=2)  # too late, and no fault
+    client.ask(3, "status")
+    assert (await client.read())["id"] == 3
 
 
-def test_cancel_in_the_same_write_as_its_request_still_gets_one_answer(short_path: Path) -> None:
-    async def story(state: Running) -> None:
-        client = await state.connect()
-        client.ask(1, "create", session="s")
-        await client.answer(1)
-        client.ask(2, "generate", session="s", max_tokens=10**6)
-        client.send(type="cancel", id=2)
-        client.ask(3, "status")
-        assert {(await client.read())["id"], (await client.read())["id"]} == {2, 3}
-
-    play(short_path, story)
+async def test_cancel_in_the_same_write_as_its_request_still_gets_one_answer(state: Running) -> None:
+    client = await state.connect("s")
+    client.ask(2, "generate", session="s", max_tokens=10**6)
+    client.send(type="cancel", id=2)
+    client.ask(3, "status")
+    assert {(await client.read())["id"], (await client.read())["id"]} == {2, 3}
 
 
-def test_cancel_does_not_stop_a_sleep(short_path: Path) -> None:
+async def test_cancel_does_not_stop_a_sleep(state: Running) -> None:
     """A sleep that is half done helps nobody: it runs to its receipt."""
-
-    async def story(state: Running) -> None:
-        client = await state.connect()
-        client.ask(1, "create", session="s")
-        await client.answer(1)
-        state.service.hold()
-        client.ask(2, "sleep", session="s")
-        client.send(type="cancel", id=2)
-        client.ask(3, "status")
-        await client.answer(3)
-        state.service.release()
-        assert (await client.answer(2))["result"]["version"] == 1
-
-    play(short_path, story)
+    client = await state.connect("s")
+    state.service.hold()
+    client.ask(2, "sleep", session="s")
+    client.send(type="cancel", id=2)
+    client.ask(3, "status")
+    await client.answer(3)
+    state.service.release()
+    assert (await client.answer(2))["result"]["version"] == 1
 
 
 @pytest.mark.parametrize("how", ["abort", "eof", "broken frame"])
-def test_a_disconnect_cancels_the_generations_of_that_connection_only(short_path: Path, how: str) -> None:
+async def test_a_disconnect_cancels_the_generations_of_that_connection_only(state: Running, how: str) -> None:
     """Threat 45 (QX16)."""
-
-    async def story(state: Running) -> None:
-        going, staying = await state.connect(), await state.connect()
-        for client, name in ((going, "a"), (staying, "b")):
-            client.ask(1, "create", session=name)
-            await client.answer(1)
-            client.ask(2, "generate", session=name, max_tokens=10**6)
-            await client.read()
-        if how == "abort":
-            going.close()
-        elif how == "eof":
-            going.writer.write_eof()
-        else:
-            going.writer.write(b"\xff\xff\xff\xff")
-        await poll(lambda: state.service.cancelled == 1)
-        assert state.service.running == 1
-        assert (await staying.read())["type"] == "event"
-
-    play(short_path, story)
+    going, staying = await state.connect("a"), await state.connect("b")
+    for client, name in ((going, "a"), (staying, "b")):
+        client.ask(2, "generate", session=name, max_tokens=10**6)
+        await client.read()
+    if how == "abort":
+        going.close()
+    elif how == "eof":
+        going.writer.write_eof()
+    else:
+        going.writer.write(b"\xff\xff\xff\xff")
+    await poll(lambda: state.service.cancelled == 1)
+    assert state.service.running == 1
+    assert (await staying.read())["type"] == "event"
 
 
-def test_a_disconnect_lets_a_sleep_finish_and_holds_its_place_until_then(short_path: Path) -> None:
+async def test_a_disconnect_lets_a_sleep_finish_and_holds_its_place_until_then(state: Running) -> None:
     """Threat 46; and clients that leave cannot pile up work beyond the cap on connections."""
-
-    async def story(state: Running) -> None:
-        client = await state.connect()
-        client.ask(1, "create", session="s")
-        await client.answer(1)
-        state.service.hold()
-        client.ask(2, "sleep", session="s")
-        await poll(lambda: any(name == "sleep" for name, _ in state.service.calls))
-        client.close()
-        for _ in range(20):
-            await asyncio.sleep(0)
-        assert state.server.connections == 1
-        state.service.release()
-        await poll(lambda: state.server.connections == 0)
-        assert len(state.service.sessions["s"].versions) == 1
-
-    play(short_path, story)
+    client = await state.connect("s")
+    state.service.hold()
+    client.ask(2, "sleep", session="s")
+    await state.until_asked("sleep")
+    client.close()
+    await turns()
+    assert state.server.connections == 1
+    state.service.release()
+    await state.until_left()
+    assert len(state.service.sessions["s"].versions) == 1
 
 
 # --- failures of the service
 
 
-def test_the_services_errors_cross_with_code_message_and_details(short_path: Path) -> None:
-    async def story(state: Running) -> None:
-        client = await state.connect()
-        client.ask(1, "show", session="ghost")
-        assert (await client.answer(1))["error"] == {
-            "code": "session_not_found",
-            "message": "There is no session 'ghost'. See: torpor ls",
-            "details": {"session": "ghost"},
-        }
-
-    play(short_path, story)
-
-
 @pytest.mark.parametrize("fault", [RuntimeError("swordfish"), MemoryError(), KeyError("swordfish")])
-def test_a_fault_fails_its_request_without_details_and_the_connection_goes_on(
-    short_path: Path, fault: Exception, caplog: pytest.LogCaptureFixture
+async def test_a_fault_fails_its_request_without_details_and_the_connection_goes_on(
+    state: Running, fault: Exception, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def story(state: Running) -> None:
-        client = await state.connect()
-        client.ask(1, "create", session="s")
-        await client.answer(1)
-        state.service.fault = fault
-        client.ask(2, "generate", session="s", max_tokens=1)
-        error = (await client.answer(2))["error"]
-        assert error["code"] == "internal_error"
-        assert "swordfish" not in error["message"]
-        client.ask(3, "status")
-        assert (await client.answer(3))["type"] == "result"
-
-    play(short_path, story)
+    client = await state.connect("s")
+    state.service.fault = fault
+    client.ask(2, "generate", session="s", max_tokens=1)
+    error = (await client.answer(2))["error"]
+    assert error["code"] == "internal_error"
+    assert "swordfish" not in error["message"]
+    client.ask(3, "status")
+    assert (await client.answer(3))["type"] == "result"
     assert "fault in generate" in caplog.text
 
 
-def test_a_result_too_large_for_a_frame_is_an_error_and_not_the_end(
-    short_path: Path, monkeypatch: pytest.MonkeyPatch
+async def test_a_result_too_large_for_a_frame_is_an_error_and_not_the_end(
+    state: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def story(state: Running) -> None:
-        client = await state.connect()
-        client.ask(1, "create", session="s")
-        await client.answer(1)
-        monkeypatch.setattr("torpor.socket_api.limits.MAX_REPLY_FRAME_BYTES", 1000)
-        client.ask(2, "generate", session="s", max_tokens=30, prove=True)
-        error = (await client.answer(2))["error"]
-        assert error["code"] == "reply_too_large"
-        assert "at the session with show, or at the tree with branches, and ask for less" in error["message"]
-
-    play(short_path, story)
+    client = await state.connect("s")
+    monkeypatch.setattr("torpor.socket_api.limits.MAX_REPLY_FRAME_BYTES", 1000)
+    client.ask(2, "generate", session="s", max_tokens=30, prove=True)
+    error = (await client.answer(2))["error"]
+    assert error["code"] == "reply_too_large"
+    assert "at the session with show, or at the tree with branches, and ask for less" in error["message"]
 
 
-def test_sampling_that_the_daemon_refuses_is_an_error_of_the_request(short_path: Path) -> None:
-    async def story(state: Running) -> None:
-        client = await state.connect()
-        client.ask(1, "create", session="s", sampling={"temperature": 1e-9})
-        assert (await client.answer(1))["error"]["code"] == "invalid_sampling"
-
-    play(short_path, story)
-
-
-def test_a_result_that_is_not_what_the_protocol_says_is_a_fault_of_the_daemon_and_not_sent(short_path: Path) -> None:
+async def test_a_result_that_is_not_what_the_protocol_says_is_a_fault_of_the_daemon_and_not_sent(
+    state: Running,
+) -> None:
     """A client would take it for a breach of the protocol, and give up the connection."""
+    client = await state.connect()
 
-    async def story(state: Running) -> None:
-        client = await state.connect()
+    async def drifted(_request: object) -> object:
+        return SubscribeResult(-5, 0)
 
-        async def drifted(_request: object) -> object:
-            return SubscribeResult(-5, 0)
-
-        state.service.answers[StatusRequest] = drifted
-        client.ask(1, "status")
-        assert (await client.answer(1))["error"]["code"] == "internal_error"
-
-    play(short_path, story)
+    state.service.answers[StatusRequest] = drifted
+    client.ask(1, "status")
+    assert await client.error_code(1) == "internal_error"
 
 
-def test_a_message_of_the_service_is_cut_to_its_limit(short_path: Path) -> None:
-    async def story(state: Running) -> None:
-        client = await state.connect()
-        client.ask(1, "show", session="x" * 500)
-        await client.answer(1)
-        client.ask(2, "create", session="s")
-        await client.answer(2)
-        state.service.fault = TorporError("y" * 10_000)
-        client.ask(3, "generate", session="s", max_tokens=1)
-        assert (await client.answer(3))["error"]["message"] == "y" * 4096
-
-    play(short_path, story)
-
-
-def test_results_wait_until_those_before_them_are_taken(short_path: Path) -> None:
+@serving(max_waiting_reply_bytes=100_000)
+async def test_results_wait_until_those_before_them_are_taken(state: Running) -> None:
     """Threat 44: results that wait for a client which does not read are at most the bound and one more."""
-
-    async def story(state: Running) -> None:
-        state.service.piece = "x" * 300_000
-        client = await state.connect()
-        client.ask(0, "create", session="s")
-        await client.answer(0)
-        (served,) = state.server._served
-        waiting = [0]
-        put = served._outbox.put_reply
-
-        def watch(frame: bytes) -> None:
-            put(frame)
-            waiting.append(served._outbox._reply_bytes)
-
-        served._outbox.put_reply = watch  # type: ignore[method-assign]
-        served._send_event = lambda request_id, event: None  # type: ignore[method-assign]
-        client.writer.transport.pause_reading()  # type: ignore[attr-defined]
-        for request_id in range(1, 9):
-            client.ask(request_id, "generate", session="s", max_tokens=1)
-        await poll(lambda: sum(call == "generate" for call, _ in state.service.calls) == 8)
-        await poll(lambda: state.service.running == 0)
-        for _ in range(100):
-            await asyncio.sleep(0)
-        client.writer.transport.resume_reading()  # type: ignore[attr-defined]
-        for _ in range(8):
-            assert (await client.read())["type"] == "result"
-        assert max(waiting) < 700_000
-
-    play(short_path, story, limits=replace(QUICK, max_waiting_reply_bytes=100_000))
+    state.service.piece = "x" * 300_000
+    client = await state.connect("s")
+    (served,) = state.server._served
+    waiting = waiting_replies(served)
+    served._send_event = lambda request_id, event: None  # type: ignore[method-assign]
+    client.writer.transport.pause_reading()  # type: ignore[attr-defined]
+    for request_id in range(1, 9):
+        client.ask(request_id, "generate", session="s", max_tokens=1)
+    await state.until_asked("generate", 8)
+    await poll(lambda: state.service.running == 0)
+    await turns(100)
+    client.writer.transport.resume_reading()  # type: ignore[attr-defined]
+    for _ in range(8):
+        assert (await client.read())["type"] == "result"
+    assert max(waiting) < 700_000
 
 
-def test_accepting_goes_on_after_the_process_had_no_descriptors_left(
-    short_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+async def test_accepting_goes_on_after_the_process_had_no_descriptors_left(
+    state: Running, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("torpor.socket_api.server.server._ACCEPT_PAUSE_S", 0.02)
+    listener = state.server._listener
+    assert listener is not None
+    failures = [OSError(24, "Too many open files")]
 
-    async def story(state: Running) -> None:
-        listener = state.server._listener
-        assert listener is not None
-        failures = [OSError(24, "Too many open files")]
+    class Exhausted:
+        def accept(self) -> object:
+            if failures:
+                raise failures.pop()
+            return listener.socket.accept()
 
-        class Exhausted:
-            def accept(self) -> object:
-                if failures:
-                    raise failures.pop()
-                return listener.socket.accept()
+        def fileno(self) -> int:
+            return listener.socket.fileno()
 
-            def fileno(self) -> int:
-                return listener.socket.fileno()
-
-        broken = replace(listener, socket=Exhausted())  # type: ignore[arg-type]
-        asyncio.get_running_loop().remove_reader(listener.socket)
-        state.server._watch(broken)
-        await state.assert_serves_others()
-
-    play(short_path, story)
+    broken = replace(listener, socket=Exhausted())  # type: ignore[arg-type]
+    asyncio.get_running_loop().remove_reader(listener.socket)
+    state.server._watch(broken)
+    await state.assert_serves_others()
     assert "Too many open files" in caplog.text
 
 
 # --- the stop
 
 
-def test_stop_answers_what_is_in_flight_says_goodbye_and_removes_the_socket(short_path: Path) -> None:
-    async def story(state: Running) -> None:
-        client, idle = await state.connect(), await state.connect()
-        client.ask(1, "create", session="s")
-        await client.answer(1)
-        client.ask(2, "generate", session="s", max_tokens=10**6)
-        await client.read()
-        await state.server.stop()
-        assert not state.path.exists()
-        assert (await client.answer(2))["error"]["code"] == "shutting_down"
-        assert await client.error_code_then_end() == "shutting_down"
-        assert await idle.error_code_then_end() == "shutting_down"
-        assert state.server.connections == 0
-        assert not state.service.closed  # whoever made the service closes it
-        await state.server.stop()
-
-    play(short_path, story)
+async def test_stop_answers_what_is_in_flight_says_goodbye_and_removes_the_socket(state: Running) -> None:
+    client, idle = await state.connect("s"), await state.connect()
+    client.ask(2, "generate", session="s", max_tokens=10**6)
+    await client.read()
+    await state.server.stop()
+    assert not state.path.exists()
+    assert await client.error_code(2) == "shutting_down"
+    assert await client.error_code_then_end() == "shutting_down"
+    assert await idle.error_code_then_end() == "shutting_down"
+    assert state.server.connections == 0
+    assert not state.service.closed  # whoever made the service closes it
+    await state.server.stop()
 
 
-def test_stop_waits_for_a_sleep_and_sends_its_receipt(short_path: Path) -> None:
-    async def story(state: Running) -> None:
-        client = await state.connect()
-        client.ask(1, "create", session="s")
-        await client.answer(1)
-        state.service.hold()
-        client.ask(2, "sleep", session="s")
-        await poll(lambda: any(name == "sleep" for name, _ in state.service.calls))
-        stopping = asyncio.create_task(state.server.stop())
-        for _ in range(20):
-            await asyncio.sleep(0)
-        assert not stopping.done()
-        state.service.release()
-        await stopping
-        assert (await client.answer(2))["result"]["version"] == 1
-
-    play(short_path, story)
+async def test_stop_waits_for_a_sleep_and_sends_its_receipt(state: Running) -> None:
+    client = await state.connect("s")
+    state.service.hold()
+    client.ask(2, "sleep", session="s")
+    await state.until_asked("sleep")
+    stopping = asyncio.create_task(state.server.stop())
+    await turns()
+    assert not stopping.done()
+    state.service.release()
+    await stopping
+    assert (await client.answer(2))["result"]["version"] == 1
 
 
-def test_stop_is_not_held_up_by_a_client_that_does_not_read(short_path: Path) -> None:
-    async def story(state: Running) -> None:
-        state.service.piece = "x" * 100_000
-        deaf = socket.socket(socket.AF_UNIX)
-        deaf.connect(str(state.path))
-        for message in (
-            {"type": "hello", "protocol": 1},
-            {"type": "request", "id": 1, "method": "create", "params": {"session": "s"}},
-            {"type": "request", "id": 2, "method": "generate", "params": {"session": "s", "max_tokens": 20}},
-        ):
-            deaf.sendall(encode_frame(message, max_frame_bytes=999))
-        await poll(lambda: any(name == "generate" for name, _ in state.service.calls))
+async def test_stop_is_not_held_up_by_a_client_that_does_not_read(state: Running) -> None:
+    state.service.piece = "x" * 100_000
+    with state.deaf(20):
+        await state.until_asked("generate")
         async with asyncio.timeout(5):
             await state.server.stop()
-        deaf.close()
-
-    play(short_path, story)
 
 
-def test_a_large_request_is_checked_in_pieces_one_at_a_time_and_in_its_order(
-    short_path: Path, monkeypatch: pytest.MonkeyPatch
+async def test_a_large_request_is_checked_in_pieces_one_at_a_time_and_in_its_order(
+    state: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Threat 44. While one is checked others are served, another large one waits, and what its client asked behind it
     begins behind it."""
@@ -977,21 +618,15 @@ def test_a_large_request_is_checked_in_pieces_one_at_a_time_and_in_its_order(
 
     behind = served.in_pieces
     monkeypatch.setattr(served, "in_pieces", counted)
-
-    async def story(state: Running) -> None:
-        client = await state.connect()
-        client.ask(1, "create", session="s")
-        await client.answer(1)
-        async with state.server._checking:
-            pieces_of.clear()
-            client.ask(2, "append", session="s", tokens=[70_000] * 100_000)
-            client.ask(3, "show", session="s")
-            await poll(lambda: state.server._budget.used_bytes > 100_000)
-            await state.assert_serves_others()
-            assert max(pieces_of, default=0) == 0
-            state.service.calls.clear()
-        assert (await client.answer(3))["type"] == "result"
-        assert [name for name, _ in state.service.calls] == ["append", "show"]
-        assert max(pieces_of) > 2 * 100_000 // 4096
-
-    play(short_path, story)
+    client = await state.connect("s")
+    async with state.server._checking:
+        pieces_of.clear()
+        client.ask(2, "append", session="s", tokens=[70_000] * 100_000)
+        client.ask(3, "show", session="s")
+        await poll(lambda: state.held_bytes > 100_000)
+        await state.assert_serves_others()
+        assert max(pieces_of, default=0) == 0
+        state.service.calls.clear()
+    assert (await client.answer(3))["type"] == "result"
+    assert [name for name, _ in state.service.calls] == ["append", "show"]
+    assert max(pieces_of) > 2 * 100_000 // 4096

@@ -20,7 +20,7 @@ from torpor.socket_api.errors import ApiError, DaemonUnreachable, RemoteError, S
 from torpor.socket_api.server.serving import _on_first_signal, _serve, harden_process, serve_until_signal
 
 from .. import fake_service as fake
-from ..conftest import poll
+from ..server_rig import poll
 
 _SCRIPT = """
 import json, os, sys
