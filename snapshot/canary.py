@@ -31,11 +31,22 @@ Half precision keeps 8 or 11 bits of a logit of some tens. A state that is wrong
 @dataclass(frozen=True, slots=True)
 class Expectation:
     """The kept canary. logits: float32 `[vocabulary]`; exact: whether the same bits must come again, because the same
-    environment reads the token in a call of the same size; hashed: whether the whole state was hashed."""
+    environment reads the token in a call of the same size; hashed: whether the whole state was hashed; device: what
+    computed it, as its backend says."""
 
     logits: bytes
     exact: bool
     hashed: bool = True
+    device: str = "cpu"
+
+
+def tolerance_of(compute_dtype: str, device: str = "cpu") -> float:
+    """The tolerance between this device and another one. compute_dtype: one, or several with `+` between; the least
+    counts. Where one of both is a GPU, float32 has that of float16: MLX multiplies in TF32 there, which keeps 11 bits.
+    """
+    on_gpu = device != "cpu" or mx.default_device() != mx.Device(mx.cpu)
+    names = ("float16" if on_gpu and name == "float32" else name for name in compute_dtype.split("+"))
+    return min(TOLERANCE.get(name, 0.0) for name in names)
 
 
 def agree(expected: Expectation, found: mx.array, *, compute_dtype: str, position: int) -> Verdict:
@@ -45,7 +56,7 @@ def agree(expected: Expectation, found: mx.array, *, compute_dtype: str, positio
     if then.tobytes() == now.tobytes():
         return "same_bits"
     difference = _difference(then, now)
-    tolerance = 0.0 if expected.exact else min(TOLERANCE.get(name, 0.0) for name in compute_dtype.split("+"))
+    tolerance = 0.0 if expected.exact else tolerance_of(compute_dtype, expected.device)
     if not difference <= tolerance:  # also for NaN
         what_to_do = (
             "Wake an earlier version; `torpor verify --deep` reads all stored bytes, `torpor doctor` looks at the "

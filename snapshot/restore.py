@@ -30,7 +30,7 @@ from .canary import Expectation
 from .capture import is_drawable
 from .checkpoints import Checkpoint
 from .errors import ContextTooShort, MalformedSnapshot, NonFiniteState, NoSuchPosition
-from .identity import require_same, tokens_from_elsewhere
+from .identity import circumstances_in, require_same, tokens_from_elsewhere
 from .kind import Record, dtype_named
 from .kinds import kind_named, kind_of, leaves
 from .layout import ArrayLayout, CacheLayout
@@ -312,13 +312,14 @@ class Filling:
         # The session map tells only the environment that computed the end. A record that was the end of a snapshot
         # before it went on elsewhere, and is so again, may come from another.
         manifest = reader.manifest
+        device = circumstances_in(manifest.session.get("backend")).get("device", "cpu")
         is_told = state.start == manifest.token_count and state.start > tokens_from_elsewhere(manifest.session)
         if not self.plan.has_canary:
             # the last token is run again alone: the same bits only if it was read alone
             is_exact = is_told and self.plan.passes.cut(state.start).ends_alone
-            self.expected = Expectation(bytes(self._logits), is_exact, hashed)
+            self.expected = Expectation(bytes(self._logits), is_exact, hashed, device)
         elif logits := reader.read_slot(state, CANARY_SLOT):
-            self.expected = Expectation(bytes(logits), is_told, hashed)
+            self.expected = Expectation(bytes(logits), is_told, hashed, device)
 
     def assemble(self, caches: list[Any], random_key: mx.array) -> LiveState:
         """The caches, over the filled memory, cut back to where they resume, with ledger, logits and random key.

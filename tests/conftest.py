@@ -28,6 +28,9 @@ collect_ignore = ["clients"]
 settings.register_profile("torpor", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("torpor")
 
+# Tests compare float32 in its own precision. On a GPU MLX would multiply in TF32, which has that of float16.
+os.environ.setdefault("MLX_ENABLE_TF32", "0")
+
 CHAT_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"

@@ -29,7 +29,7 @@ import numpy as np
 from ...memvid.units import format_plural
 from ...snapshot import batches
 from ...snapshot.caches import arrays_of
-from ...snapshot.canary import TOLERANCE
+from ...snapshot.canary import tolerance_of
 from ...snapshot.passes import UNREPEATABLE
 from ...snapshot.state import LiveState
 from ..errors import GenerationFailed
@@ -408,7 +408,7 @@ def is_fit_for_batches(model: LoadedModel) -> bool:
         return False
     most = model.layout.vocabulary - 1
     prompts, steps = [[min(token, most) for token in each] for each in (range(1, 13), [4])], ([0, 1], [1, 0])
-    tolerance = min(TOLERANCE.get(name, 0.0) for name in model.compute_dtype.split("+"))
+    tolerance = tolerance_of(model.compute_dtype)
     try:
         alone = [_decoded(model, _read(model, prompt), step) for prompt, step in zip(prompts, steps, strict=True)]
         together = _decoded_together(model, prompts, steps)

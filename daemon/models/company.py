@@ -17,7 +17,7 @@ import mlx.core as mx
 import numpy as np
 
 from ...snapshot.caches import arrays_of
-from ...snapshot.canary import TOLERANCE
+from ...snapshot.canary import tolerance_of
 from ...snapshot.kinds import are_plain, kind_of, with_room
 from .attention import install, run_round
 from .sharing import difference, has_experts
@@ -51,7 +51,7 @@ class Company:
         if self._is_settled:
             return
         self._is_settled = True
-        tolerance = min(TOLERANCE.get(name, 0.0) for name in compute_dtype.split("+"))
+        tolerance = tolerance_of(compute_dtype)
         try:
             if not are_plain(new_caches()):
                 return

@@ -18,7 +18,7 @@ import mlx.core as mx
 import numpy as np
 
 from ...snapshot.caches import arrays_of
-from ...snapshot.canary import TOLERANCE
+from ...snapshot.canary import tolerance_of
 from ...snapshot.kinds import is_shared, kind_of, leaves, shareable
 from ...snapshot.runs import SEGMENT_TOKENS, SharedKVCache
 from .attention import install, over_segments, run_round
@@ -75,7 +75,7 @@ class Sharing:
             return
         self._is_settled = True
         install(network)
-        tolerance = min(TOLERANCE.get(name, 0.0) for name in compute_dtype.split("+"))
+        tolerance = tolerance_of(compute_dtype)
         prompt = [at % vocabulary for at in range(1, _TRIAL_TOKENS + 1)]
         try:
             plain, shared = new_caches(), [shareable(cache) for cache in new_caches()]

@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from torpor.snapshot.canary import Expectation, agree
+from torpor.snapshot import canary
+from torpor.snapshot.canary import Expectation, agree, tolerance_of
 from torpor.snapshot.errors import CanaryFailed
 
 import mlx.core as mx  # isort: skip  # after torpor, which chooses the BLAS
 
 
-def verdict(then: np.ndarray, at: int, by: float, compute_dtype: str = "float32") -> str:
+@pytest.fixture(autouse=True)
+def on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(canary.mx, "default_device", lambda: mx.Device(mx.cpu))
+
+
+def verdict(then: np.ndarray, at: int, by: float, compute_dtype: str = "float32", device: str = "cpu") -> str:
     """Of logits of which one is other than what was kept."""
     now = then.copy()
     now[at] += by
-    kept = Expectation(then.astype("<f4").tobytes(), exact=False)
+    kept = Expectation(then.astype("<f4").tobytes(), exact=False, device=device)
     return agree(kept, mx.array(now.astype(np.float32)), compute_dtype=compute_dtype, position=1)
 
 
@@ -31,6 +37,17 @@ def test_a_log_probability_may_differ_by_the_tolerance_of_its_type_and_no_more(
     with pytest.raises(CanaryFailed) as refusal:
         verdict(sure, 1, 1.1 * tolerance + 1e-4, compute_dtype)
     assert refusal.value.tolerance == tolerance
+
+
+def test_float32_of_a_gpu_may_differ_as_float16_does_on_both_sides(monkeypatch: pytest.MonkeyPatch) -> None:
+    """MLX multiplies float32 in TF32 there."""
+    sure = np.array([0.0, *[-20.0] * 299])
+    assert verdict(sure, 1, 0.2, device="cuda") == "within_tolerance"
+    with pytest.raises(CanaryFailed):
+        verdict(sure, 1, 0.3, device="cuda")
+    monkeypatch.setattr(canary.mx, "default_device", lambda: mx.Device(mx.gpu))
+    assert verdict(sure, 1, 0.2) == "within_tolerance"
+    assert [tolerance_of(each) for each in ("float32", "float32+bfloat16", "float8")] == [0.25, 0.25, 0.0]
 
 
 def test_the_256_most_probable_tokens_are_compared_and_no_others() -> None:

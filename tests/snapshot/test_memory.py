@@ -139,6 +139,7 @@ def test_what_is_available_is_what_the_gpu_has_if_that_is_less(
     monkeypatch: pytest.MonkeyPatch, info: dict[str, str | int], bound: int | None
 ) -> None:
     """MLX says of CUDA what is free there; on Metal the memory is the system's."""
+    monkeypatch.setattr(memory.mx, "default_device", lambda: mx.Device(mx.cpu))
     monkeypatch.setattr(memory.mx, "device_info", lambda: info)
     monkeypatch.setattr(memory, "_told_by_kernel", lambda: 50_000)
     assert memory.available_bytes() == 50_000, "computing on a CPU"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -16,6 +17,15 @@ from torpor.snapshot.restore import allocate, plan_wake
 import mlx.core as mx  # isort: skip  # after torpor, which chooses the BLAS
 
 RELEASES = sorted(FOLDER.iterdir())
+
+
+@pytest.fixture(autouse=True)
+def on_a_cpu() -> Iterator[None]:
+    """As the fixtures were: a GPU quantises to other last bits."""
+    before = mx.default_device()
+    mx.set_default_device(mx.cpu)
+    yield
+    mx.set_default_device(before)
 
 
 def test_there_are_fixtures_of_the_installed_release_for_every_kind() -> None:

@@ -83,6 +83,7 @@ async def test_a_commit_that_fails_for_one_is_none_at_all_and_then_appends_its_t
         assert [rig.service.forest.find(each).live.state.tokens[-1] for each in branches] == [7] * 4
 
 
+@pytest.mark.usefixtures("short_calls")
 @pytest.mark.parametrize("kind", ["tiny", "gemma3_text", "mamba2"])
 async def test_a_reading_that_fails_is_none_for_all_br6(open_rig: Any, open_kind: Any, kind: str) -> None:
     """The second branch fails in its second call, when the first has read all of its text."""

@@ -21,7 +21,12 @@ from killed_daemon import STEPS, go_through, prepare
 from session_rig import MODEL, Fingerprint, Rigged, open_rigged
 from shares import share
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="forks without exec, which macOS does not like")
+import mlx.core as mx  # isort: skip  # after torpor, which chooses the BLAS
+
+pytestmark = [
+    pytest.mark.skipif(sys.platform != "linux", reason="forks without exec, which macOS does not like"),
+    pytest.mark.skipif(mx.default_device() != mx.Device(mx.cpu), reason="a fork without exec has no CUDA"),
+]
 
 SHARE_OF_POINTS: Final = 2
 NEVER: Final = 10**9

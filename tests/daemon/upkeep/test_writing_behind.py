@@ -290,6 +290,7 @@ async def test_beside_requests_it_rests_for_long_behind_each_write(
         assert len(heard.of("blocks_written")) == 1
 
 
+@pytest.mark.usefixtures("short_calls")
 async def test_a_long_session_is_written_part_by_part(open_rig: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(writing_behind, "_MOST_BYTES", 1)
     async with open_rig() as rig, listening(rig) as heard:

@@ -16,6 +16,8 @@ from torpor.daemon.api.sampling import Sampling
 from torpor.daemon.errors import GenerationFailed
 from torpor.daemon.tasks.cancellation import LeftMidway
 
+pytestmark = pytest.mark.usefixtures("short_calls")
+
 LONG = "".join(chr(97 + at % 26) for at in range(700))
 
 
