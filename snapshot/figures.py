@@ -17,7 +17,7 @@ A head that holds NaN or infinity has no figures; nor has one what its tokens do
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -184,37 +184,17 @@ def figures_of(sums: HeadSums, outliers: HeadOutliers) -> dict[str, Any]:
     told = [problem or (None if finite else NOT_FINITE) for finite in sums.is_finite]
     groups: dict[str, dict[str, list[Any]]] = {}
     for head, why in enumerate(told):
-        for group, figures in _GROUPS.items():
-            found = {} if why else _figures_of_head(group, sums, outliers, head, undefined)
+        for group, (figures, made) in _GROUPS.items():
+            found = {} if why else made(sums, outliers, head, undefined)
             if why:
                 undefined.note(group, head, why)
             for name in figures:
                 groups.setdefault(group, {}).setdefault(name, []).append(found.get(name))
-    empty: dict[str, Any] = {group: {name: [] for name in figures} for group, figures in _GROUPS.items()}
+    empty: dict[str, Any] = {group: {name: [] for name in figures} for group, (figures, _) in _GROUPS.items()}
     return {**empty, **groups, "undefined": undefined.to_list()}
 
 
-_GROUPS: Final[dict[str, Sequence[str]]] = {
-    "rms": ("mean", "max", "max_at"),
-    "coherence": ("consecutive", "with_mean"),
-    "spectrum": ("entropy_nats", "effective_rank"),
-    "outliers": ("sigma", "count", "share", "channel", "channel_count"),
-}
-
-
-def _figures_of_head(
-    group: str, sums: HeadSums, outliers: HeadOutliers, head: int, undefined: Undefined
-) -> dict[str, Any]:
-    if group == "rms":
-        return _rms(sums, head)
-    if group == "coherence":
-        return _coherence(sums, head, undefined)
-    if group == "spectrum":
-        return _spectrum(sums, head, undefined)
-    return _outliers(sums, outliers, head, undefined)
-
-
-def _rms(sums: HeadSums, head: int) -> dict[str, Any]:
+def _rms(sums: HeadSums, _outliers: HeadOutliers, head: int, _undefined: Undefined) -> dict[str, Any]:
     return {
         "mean": rounded(sums.rms_sum[head] / sums.count),
         "max": rounded(sums.rms_max[head]),
@@ -222,7 +202,7 @@ def _rms(sums: HeadSums, head: int) -> dict[str, Any]:
     }
 
 
-def _coherence(sums: HeadSums, head: int, undefined: Undefined) -> dict[str, Any]:
+def _coherence(sums: HeadSums, _outliers: HeadOutliers, head: int, undefined: Undefined) -> dict[str, Any]:
     consecutive = with_mean = None
     if sums.pairs[head]:
         consecutive = rounded(sums.pair_cosines[head] / sums.pairs[head])
@@ -237,7 +217,7 @@ def _coherence(sums: HeadSums, head: int, undefined: Undefined) -> dict[str, Any
     return {"consecutive": consecutive, "with_mean": with_mean}
 
 
-def _spectrum(sums: HeadSums, head: int, undefined: Undefined) -> dict[str, Any]:
+def _spectrum(sums: HeadSums, _outliers: HeadOutliers, head: int, undefined: Undefined) -> dict[str, Any]:
     covariance = sums.covariance(head)
     if np.trace(covariance) <= _NO_VARIANCE * sums.squares[head] / sums.count:
         undefined.note("spectrum", head, "its vectors do not vary")
@@ -265,6 +245,14 @@ def _outliers(sums: HeadSums, outliers: HeadOutliers, head: int, undefined: Unde
         "channel": channel,
         "channel_count": int(by_channel[channel]) if channel is not None else 0,
     }
+
+
+_GROUPS: Final[dict[str, tuple[Sequence[str], Callable[[HeadSums, HeadOutliers, int, Undefined], dict[str, Any]]]]] = {
+    "rms": (("mean", "max", "max_at"), _rms),
+    "coherence": (("consecutive", "with_mean"), _coherence),
+    "spectrum": (("entropy_nats", "effective_rank"), _spectrum),
+    "outliers": (("sigma", "count", "share", "channel", "channel_count"), _outliers),
+}
 
 
 class ElementFigures:

@@ -38,6 +38,12 @@ class _OfKeysAndValues(Kind):
     step: ClassVar[int] = 1
     """The step in rows by which its arrays grow."""
 
+    def spans(self, cache: Any) -> dict[str, mx.array]:
+        return {"k": cache.keys, "v": cache.values}
+
+    def fill(self, cache: Any, token_count: int, spans: Arrays, record: Record | None) -> None:
+        cache.keys, cache.values, cache.offset = spans["k"], spans["v"], token_count
+
     def most_capacity(self, settings: Mapping[str, int], token_count: int, at_once: int) -> int:
         # they grow behind their last row by whole steps
         return token_count + self.step - 1
@@ -64,12 +70,6 @@ class _Plain(_OfKeysAndValues):
     name = "kv/1"
     has_places = True
     step = KVCache.step
-
-    def spans(self, cache: Any) -> dict[str, mx.array]:
-        return {"k": cache.keys, "v": cache.values}
-
-    def fill(self, cache: Any, token_count: int, spans: Arrays, record: Record | None) -> None:
-        cache.keys, cache.values, cache.offset = spans["k"], spans["v"], token_count
 
     def shared(self, cache: Any) -> dict[int, int]:
         return {address_of(array): int(array.nbytes) for array in (cache.keys, cache.values)}
@@ -165,12 +165,6 @@ class _Concatenating(_OfKeysAndValues):
 
     name = "kvcat/1"
 
-    def spans(self, cache: Any) -> dict[str, mx.array]:
-        return {"k": cache.keys, "v": cache.values}
-
-    def fill(self, cache: Any, token_count: int, spans: Arrays, record: Record | None) -> None:
-        cache.keys, cache.values, cache.offset = spans["k"], spans["v"], token_count
-
     def truncate(self, cache: Any, token_count: int) -> None:
         if token_count < cache.keys.shape[-2]:
             cache.keys, cache.values = cache.keys[..., :token_count, :], cache.values[..., :token_count, :]
@@ -210,13 +204,23 @@ class _OfLastRows(Kind):
 
     by_token = False
     row_axes = (2,)
+    numbers: ClassVar[tuple[str, str]]
+    """The attributes of a cache that locate them; the first tells its tokens."""
 
     def record(self, cache: Any) -> Record:
         live = self._live(cache)
-        return Record(self._numbers(cache), {"k": cache.keys[..., :live, :], "v": cache.values[..., :live, :]})
+        return Record(
+            tuple(int(getattr(cache, each)) for each in self.numbers),
+            {"k": cache.keys[..., :live, :], "v": cache.values[..., :live, :]},
+        )
 
     def number_count(self, settings: Mapping[str, int]) -> int:
         return 2
+
+    def fill(self, cache: Any, token_count: int, spans: Arrays, record: Record | None) -> None:
+        assert record is not None
+        cache.keys, cache.values = record.arrays["k"], record.arrays["v"]
+        _set(cache, **dict(zip(self.numbers, record.numbers, strict=True)))
 
     def problem(self, settings: Mapping[str, int], position: int, stored: RecordShape) -> str | None:
         if list(stored.shapes) != ["k", "v"]:
@@ -224,9 +228,6 @@ class _OfLastRows(Kind):
         return self._problem_of_rows(settings, position, stored)
 
     def _live(self, cache: Any) -> int:
-        raise NotImplementedError
-
-    def _numbers(self, cache: Any) -> tuple[int, int]:
         raise NotImplementedError
 
     def _problem_of_rows(self, settings: Mapping[str, int], position: int, stored: RecordShape) -> str | None:
@@ -238,6 +239,7 @@ class _Rotating(_OfLastRows):
     sums in that order: so they are stored in it."""
 
     name = "ring/1"
+    numbers = ("offset", "_idx")
 
     def settings(self, cache: Any) -> dict[str, int]:
         return {"max_size": int(cache.max_size), "keep": int(cache.keep)}
@@ -252,9 +254,6 @@ class _Rotating(_OfLastRows):
     def _live(self, cache: Any) -> int:
         return int(min(cache.offset, cache.keys.shape[-2]))  # behind it are rows without a token
 
-    def _numbers(self, cache: Any) -> tuple[int, int]:
-        return int(cache.offset), int(cache._idx)
-
     def _problem_of_rows(self, settings: Mapping[str, int], position: int, stored: RecordShape) -> str | None:
         offset, at = stored.numbers
         rows = stored.shapes["k"][-2]
@@ -263,11 +262,6 @@ class _Rotating(_OfLastRows):
         unwrapped = rows == offset == at
         wrapped = settings["max_size"] <= rows < offset and settings["keep"] <= at <= rows
         return None if unwrapped or wrapped else "its rows are not those of a window"
-
-    def fill(self, cache: Any, token_count: int, spans: Arrays, record: Record | None) -> None:
-        assert record is not None
-        cache.keys, cache.values = record.arrays["k"], record.arrays["v"]
-        cache.offset, cache._idx = record.numbers
 
     def reaches_back(self, settings: Mapping[str, int], numbers: Sequence[int]) -> bool:
         # MS3: once the window is full, rows of an earlier state are gone.
@@ -330,6 +324,7 @@ class _Chunked(_OfLastRows):
     """The tokens of the current chunk, and up to one chunk of tokens before it."""
 
     name = "chunk/1"
+    numbers = ("offset", "start_position")
 
     def settings(self, cache: Any) -> dict[str, int]:
         return {"chunk_size": int(cache.chunk_size)}
@@ -349,20 +344,12 @@ class _Chunked(_OfLastRows):
     def _live(self, cache: Any) -> int:
         return int(cache.offset) - int(cache.start_position)
 
-    def _numbers(self, cache: Any) -> tuple[int, int]:
-        return int(cache.offset), int(cache.start_position)
-
     def _problem_of_rows(self, settings: Mapping[str, int], position: int, stored: RecordShape) -> str | None:
         offset, begin = stored.numbers
         if offset != position or not 0 <= begin <= offset:
             return "its tokens are not those of the session"
         rows = {shape[-2] for shape in stored.shapes.values()}
         return None if rows == {offset - begin} else "its rows are not those of its tokens"
-
-    def fill(self, cache: Any, token_count: int, spans: Arrays, record: Record | None) -> None:
-        assert record is not None
-        cache.keys, cache.values = record.arrays["k"], record.arrays["v"]
-        cache.offset, cache.start_position = record.numbers
 
     def reaches_back(self, settings: Mapping[str, int], numbers: Sequence[int]) -> bool:
         # An earlier state may have had the rows dropped at the front.

@@ -14,7 +14,7 @@ from ..memvid.format.blocks import BLOCK_TOKENS, SlotSpec
 from ..memvid.limits import MAX_SLOTS
 from .kind import Kind, Record, name_of_dtype
 from .kinds import kind_named, kind_of, leaves
-from .lossy_kinds import Quantisation, exact_of, is_beside
+from .lossy_kinds import Quantisation, cache_kind_of, exact_of, is_beside
 
 # the slots of a state record that are no cache's: the source of the next token, and how tokens were read
 LOGITS_KIND: Final = "state.logits/1"
@@ -306,8 +306,7 @@ def path_of(slot: SlotSpec) -> str:
 
 def _described(path: str, slots: Sequence[tuple[SlotSpec, bool]]) -> str:
     kept = list(_exact(slots))
-    family, version = kept[0][0].kind.partition(".")[0], kept[0][0].kind.partition("/")[2]
-    kind = kind_named(f"{family}/{version}")
+    kind = kind_named(cache_kind_of(kept[0][0].kind))
     arrays = []
     for slot, by_token, loss in kept:
         name = slot.name.removeprefix(f"{path}.")

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Final
 
 import mlx.core as mx
@@ -83,7 +84,8 @@ class StoredArray:
         return (self.exact,) if self.quantisation is None else self.quantisation.slots(self.exact)
 
 
-def arranged(found: Sequence[SlotSpec], expected: Sequence[SlotSpec]) -> tuple[StoredArray, ...] | None:
+@lru_cache(maxsize=64)  # most blocks of a session have the very same slots
+def arranged(found: tuple[SlotSpec, ...], expected: tuple[SlotSpec, ...]) -> tuple[StoredArray, ...] | None:
     """The arrays in a block's slots; None unless they are the expected ones in order, each exact or lossy."""
     arrays, at = [], 0
     for exact in expected:
@@ -93,7 +95,7 @@ def arranged(found: Sequence[SlotSpec], expected: Sequence[SlotSpec]) -> tuple[S
             if quantisation is None or not quantisation.fits(exact):
                 return None
         array = StoredArray(exact, at, quantisation)
-        if tuple(found[at : at + len(array.slots)]) != array.slots:
+        if found[at : at + len(array.slots)] != array.slots:
             return None
         arrays.append(array)
         at += len(array.slots)

@@ -16,6 +16,11 @@ _EXACT_FAMILY, _VERSION = "kv", "1"
 _SCALES, _BIASES = ".scales", ".biases"
 
 
+def cache_kind_of(slot_kind: str) -> str:
+    """The kind of the cache that a slot is of, by the slot's kind: `kv/1` for `kv.k/1`."""
+    return f"{slot_kind.partition('.')[0]}/{slot_kind.partition('/')[2]}"
+
+
 @dataclass(frozen=True, slots=True)
 class Quantisation:
     """How an array is kept: `bits` a value, and a scale and a bias for each `group_size` values of a row."""
@@ -36,13 +41,11 @@ class Quantisation:
     @classmethod
     def of_kind(cls, slot_kind: str) -> Quantisation | None:
         """The quantisation of a slot of this kind; None for an exact slot, and for an unknown kind."""
-        family, version = slot_kind.partition(".")[0], slot_kind.partition("/")[2]
-        return _KNOWN.get(f"{family}/{version}")
+        return _KNOWN.get(cache_kind_of(slot_kind))
 
     def fits(self, exact: SlotSpec) -> bool:
         """Whether an array with this exact slot can be kept so: keys or values of a plain cache, in whole groups."""
-        family, version = exact.kind.partition(".")[0], exact.kind.partition("/")[2]
-        plain = (family, version) == (_EXACT_FAMILY, _VERSION) and exact.dtype in _FLOATS
+        plain = cache_kind_of(exact.kind) == f"{_EXACT_FAMILY}/{_VERSION}" and exact.dtype in _FLOATS
         return plain and len(exact.shape) > 1 and exact.shape[-1] > 0 and exact.shape[-1] % self.group_size == 0
 
     def slots(self, exact: SlotSpec) -> tuple[SlotSpec, SlotSpec, SlotSpec]:

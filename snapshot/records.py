@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from .kinds import kind_named
 from .layout import NUMBERS, STATE_KINDS, CacheEntry, CacheLayout
 from .lossy import StoredArray, arranged
 from .lossy_kinds import KINDS as LOSSY_KINDS
+from .lossy_kinds import cache_kind_of
 from .passes import Passes
 
 MAX_ARRAY_SIZE: Final = 2**31 - 1
@@ -61,15 +61,11 @@ def require_spans(reader: BundleReader, entry: BlockEntry, expected: tuple[SlotS
         LayoutMismatch, UnsupportedCache
     """
     found = tuple(spec for spec, _ in reader.read_header(entry).slots)
-    arrays = _arranged(found, expected)
+    arrays = arranged(found, expected)
     if arrays is None:
         _require_known(found)
         _refuse_slots(entry, found, expected)
     return arrays
-
-
-# most blocks of a session have the very same slots
-_arranged = functools.lru_cache(maxsize=64)(arranged)
 
 
 def stored_state(reader: BundleReader, entry: BlockEntry, layout: CacheLayout) -> StoredState:
@@ -155,9 +151,8 @@ def _may_come_late(cache: CacheEntry, slot: SlotSpec) -> bool:
 
 def _require_known(slots: Sequence[SlotSpec]) -> None:
     for kind in dict.fromkeys(slot.kind for slot in slots):
-        family, version = kind.partition(".")[0], kind.partition("/")[2]
-        if f"{family}/{version}" not in LOSSY_KINDS:
-            kind_named(f"{family}/{version}")
+        if (cache_kind := cache_kind_of(kind)) not in LOSSY_KINDS:
+            kind_named(cache_kind)
 
 
 def _refuse_slots(entry: BlockEntry, found: Sequence[SlotSpec], expected: Sequence[SlotSpec]) -> NoReturn:

@@ -7,7 +7,6 @@ above `MAX_READ_SLOT_BYTES`. Nothing is computed by MLX, so any thread may do th
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -24,7 +23,7 @@ from .kind import RecordShape
 from .kinds import kind_named
 from .layout import NUMBERS, STATE_KINDS, ToldCache, path_of, told_caches
 from .lossy import StoredArray, arranged, expand
-from .lossy_kinds import Quantisation, exact_of, is_beside
+from .lossy_kinds import Quantisation, cache_kind_of, exact_of, is_beside
 
 MAX_READ_SLOT_BYTES: Final = 256 << 20
 """Of one slot held in memory: a window of 32,768 tokens has half of it."""
@@ -159,7 +158,7 @@ class StoredVersion:
         if expected is None:  # all blocks but the last have as many tokens
             expected = tuple(_with_tokens(spec, entry.token_count) for spec in self._span_slots)
             self._expected[entry.token_count] = expected
-        kept = _arranged(_slots_of(self.reader, entry), expected)
+        kept = arranged(_slots_of(self.reader, entry), expected)
         if kept is None:
             raise MalformedSnapshot(
                 f"The block at token {entry.start} does not have the slots that the first one has.",
@@ -327,10 +326,6 @@ def _slots_of(reader: BundleReader, entry: BlockEntry) -> tuple[SlotSpec, ...]:
     return tuple(spec for spec, _ in reader.read_header(entry).slots)
 
 
-# most blocks of a session have the very same slots
-_arranged = functools.lru_cache(maxsize=64)(arranged)
-
-
 def _exact_slots(slots: Sequence[SlotSpec]) -> tuple[SlotSpec, ...]:
     """The slots as without a loss."""
     exact = []
@@ -356,8 +351,7 @@ def _place_of(spec: SlotSpec) -> tuple[str, str]:
         path = path_of(spec)
     except ValueError as error:
         raise MalformedSnapshot(f"The snapshot has a slot that is of no cache: {error}.", slot=spec.name) from error
-    family, version = spec.kind.partition(".")[0], spec.kind.partition("/")[2]
-    return path, f"{family}/{version}"
+    return path, cache_kind_of(spec.kind)
 
 
 def _sized(array: CacheArray, heads: int, dim: int) -> CacheArray:

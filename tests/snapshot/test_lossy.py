@@ -425,11 +425,11 @@ def test_arrangement_needs_every_slot_in_its_place() -> None:
     exact = SlotSpec("0.k", "kv.k/1", "float32", (2, 256, 64))
     other = replace(exact, name="0.v", kind="kv.v/1")
     lossy = Quantisation(8, 32).slots(exact)
-    found = arranged([*lossy, other], [exact, other])
+    found = arranged((*lossy, other), (exact, other))
     assert found is not None
     assert [(each.first_slot, each.quantisation) for each in found] == [(0, Quantisation(8, 32)), (3, None)]
     for slots in ([*lossy], [other, *lossy], [*lossy, other, other], [lossy[0], lossy[2], lossy[1], other], []):
-        assert arranged(slots, [exact, other]) is None
+        assert arranged(tuple(slots), (exact, other)) is None
 
 
 def test_losses_add_up_to_the_worst_of_both_and_outlive_a_cut() -> None:
