@@ -94,12 +94,14 @@ class Parts:
         self.bus = bus
         self.queue = Queue(options.max_waiting)
         way, self.measured = Way(), Measured(store)
-        recomputing = Recomputing(engine, self.measured, options.recompute)
+        self.recomputing = Recomputing(engine, self.measured, options.recompute)
         self.hibernation = Hibernation(
-            store, engine, way, self.bus, recomputing, canary=options.canary, trusting=options.trusting
+            store, engine, way, self.bus, self.recomputing, canary=options.canary, trusting=options.trusting
         )
         self.maintenance = Maintenance(store, way)
-        self.retaining = Retaining(store, self.maintenance, bus, self._retention)
+        self.retaining = Retaining(
+            store, self.maintenance, bus, lambda: Retention(self.options.keep_last, self.options.keep_days)
+        )
         self.hibernation.on_version = self.retaining.note
         self.analyst = Analyst(store)
         self.forking = Forking(store, self.hibernation)
@@ -124,7 +126,7 @@ class Parts:
             self.bus,
             options,
         )
-        self.planning = Planning(self.hibernation, self.residency, shelf)
+        self.planning = Planning(self.hibernation, self.recomputing, self.residency, shelf)
         self.reasons = Reasons(self.encoder, self.reuse, self.residency.awake.get)
         self.heads = Heads(store, self.hibernation.threads)
         self.recalling = Recalling(store, threads, self.encoder, self.residency, self.journal)
@@ -143,9 +145,6 @@ class Parts:
         self.preparing: asyncio.Task[ShutdownResult] | None = None
         self.keeping: asyncio.Task[Keeping] | None = None
         self.closing: asyncio.Task[ShutdownResult] | None = None
-
-    def _retention(self) -> Retention:
-        return Retention(self.options.keep_last, self.options.keep_days)
 
     @property
     def options(self) -> ServeOptions:
@@ -237,7 +236,7 @@ class Parts:
     def is_at_look(self, uri: SessionUri) -> bool:
         """Whether the next use of a session finds it at a look, and not at its end."""
         live = self.residency.awake.get(uri)
-        return self.residency.awake.looks.find(uri) is not None if live is None else live.is_mere_look
+        return self.residency.awake.looks.get(uri) is not None if live is None else live.is_mere_look
 
     def resolve(self, name: str) -> SessionUri:
         self.require_open()
@@ -287,7 +286,7 @@ class Parts:
         self.heads.forget(uri)
         self.reasons.forget(uri)
         self.hits.pop(uri, None)
-        self.hibernation.waking.forget(uri)
+        self.recomputing.forget(uri)
 
     def require_working(self) -> None:
         self.require_open()

@@ -307,8 +307,8 @@ class Folds:
 
     def _end_look(self, full: _Source) -> None:
         """End the look of the full session, which sleeps now, unless another request has moved the look meanwhile."""
-        if full.look is not None and self._residency.awake.looks.find(full.uri) is full.look:
-            self._residency.awake.looks.end(full.uri)
+        if full.look is not None and self._residency.awake.looks.get(full.uri) is full.look:
+            self._residency.awake.looks.pop(full.uri, None)
 
     async def _smaller(self, live: Session, old: Exhausted, summary: str, tail: int) -> Fold:
         """The fold with this summary; with an empty one, the least it can be. Raises InvalidFold if it is not smaller

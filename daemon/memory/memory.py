@@ -97,7 +97,7 @@ class Memory:
     ) -> None:
         self._bus = bus
         self.numbers = itertools.count()
-        self._budget = budget
+        self.budget = budget
         self._shelf = shelf
         self._awake = awake
         self.trees: dict[int, int] = {}
@@ -115,7 +115,7 @@ class Memory:
     def info(self) -> MemoryInfo:
         """The use of the budget, by owner."""
         return MemoryInfo(
-            budget_bytes=self._budget,
+            budget_bytes=self.budget,
             weights_bytes=self._shelf.weights_bytes(),
             sessions_bytes=self._sessions(),
             branches_bytes=sum(self.trees.values()),
@@ -128,16 +128,11 @@ class Memory:
     @property
     def for_sessions(self) -> int:
         """The bytes of the budget without the models."""
-        return self._budget - self._shelf.weights_bytes()
-
-    @property
-    def budget(self) -> int:
-        """Bytes for all."""
-        return self._budget
+        return self.budget - self._shelf.weights_bytes()
 
     def resize(self, budget: int) -> None:
         """Set another budget. If more is in use, idle sessions and models leave."""
-        self._budget = budget
+        self.budget = budget
         self._keep_to_budget()
         self.look_again()
 
@@ -262,7 +257,7 @@ class Memory:
     @property
     def _free(self) -> int:
         held = self._shelf.weights_bytes() + self._sessions() + sum(self.trees.values())
-        return self._budget - held - self._reserved
+        return self.budget - held - self._reserved
 
     def _sessions(self) -> int:
         return sum(session.held_bytes for session in self._awake.values())
@@ -317,9 +312,9 @@ class Memory:
 
     def _plan(self, first: Claim, yielding: Collection[Claim] = ()) -> tuple[SessionUri | str, ...]:
         """The sessions and models to evict. yielding: waiting requests that may lose the models they hold."""
-        held = self._budget - self._free
+        held = self.budget - self._free
         residents, models = self._residents(first, yielding), self._shelf.residents(yielding)
-        return plan_eviction(residents, held, first.wanted, self._budget, models).leaving
+        return plan_eviction(residents, held, first.wanted, self.budget, models).leaving
 
     def _residents(self, first: Claim, yielding: Collection[Claim]) -> Iterator[Resident]:
         with_turn = self._turns.in_use()
@@ -389,24 +384,24 @@ class Memory:
         it."""
         grown = self._session_of(use) if use.grows else None
         needed, held = ({grown.model.name}, grown.held_bytes + use.reserved) if grown is not None else (set(), 0)
-        if held + self._shelf.staying_bytes(needed, use) + wanted > self._budget:
+        if held + self._shelf.staying_bytes(needed, use) + wanted > self.budget:
             raise self._refusal(use, wanted)
 
     def _refusal(self, use: Claim, wanted: int) -> MemoryBudgetExceeded:
-        held, weights = self._budget - self._free, self._shelf.weights_bytes()
-        self._bus.publish(MemoryRefused(use.uri, wanted, held, self._budget))
+        held, weights = self.budget - self._free, self._shelf.weights_bytes()
+        self._bus.publish(MemoryRefused(use.uri, wanted, held, self.budget))
         told = list(use.unslept.items())[:MAX_REASONS_TOLD]
         reasons = [f"{uri} cannot be put to sleep ({why})" for uri, why in told]
         why = f" {'; '.join(reasons)}." if reasons else ""
         slept = ", put sessions to sleep" if self._sessions() else ""
         return MemoryBudgetExceeded(
             f"{use.what or use.uri} needs {format_bytes(wanted)} more memory. The budget is "
-            f"{format_bytes(self._budget)}; {format_bytes(held)} of it is taken, {format_bytes(weights)} by the "
+            f"{format_bytes(self.budget)}; {format_bytes(held)} of it is taken, {format_bytes(weights)} by the "
             f"models.{why} Ask for fewer tokens{slept}, or give the daemon a larger memory budget.",
             session=None if use.uri is None else str(use.uri),
             wanted_bytes=wanted,
             held_bytes=held,
             weights_bytes=weights,
-            budget_bytes=self._budget,
+            budget_bytes=self.budget,
             unslept={str(uri): why for uri, why in told},
         )

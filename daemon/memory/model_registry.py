@@ -90,7 +90,7 @@ class Shelf:
 
     def __init__(self, choices: Mapping[str, ModelChoice]) -> None:
         self.places = {name: Place(name, choice) for name, choice in choices.items()}
-        self.on_drop: Callable[[], None] = _ignore
+        self.on_drop: Callable[[], None] = lambda: None
         # By the id of the reference: a network is a dict, so it and its references cannot be keys.
         self._lingering: dict[int, tuple[weakref.ref[object], int, float]] = {}
 
@@ -181,12 +181,9 @@ class Shelf:
         self.on_drop()
 
     def weights_bytes(self) -> int:
-        """Bytes of the weights in memory."""
-        return self.lingering_bytes() + sum(model.weights_bytes for model in self.loaded())
-
-    def lingering_bytes(self) -> int:
-        """Bytes of dropped weights that other code still holds."""
-        return sum(size for network, size, _ in list(self._lingering.values()) if network() is not None)
+        """Bytes of the weights in memory, with dropped ones that other code still holds."""
+        lingering = (size for network, size, _ in list(self._lingering.values()) if network() is not None)
+        return sum(lingering) + sum(model.weights_bytes for model in self.loaded())
 
     def let_go_last(self) -> float:
         """When such weights were last dropped, by the monotonic clock; minus infinity if there are none."""
@@ -215,7 +212,3 @@ class Shelf:
                 freed()
 
         return gone
-
-
-def _ignore() -> None:
-    """The default of `on_drop`."""

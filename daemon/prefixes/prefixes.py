@@ -97,11 +97,6 @@ class PrefixTree:
         if node.parent is None and not node.sources and not node.children:
             del self._roots[root]
 
-    def clear(self) -> None:
-        """Forget all."""
-        self._roots.clear()
-        self._ends.clear()
-
     def sessions(self, namespace: str, identity: bytes) -> Iterator[SessionUri]:
         """Sessions of a namespace and identity, lazily and in no order."""
         root = self._roots.get((namespace, identity))

@@ -82,37 +82,19 @@ class LeftLook:
         )
 
 
-class Looks:
-    """The looks that have left memory. An entry counts while its session is not awake."""
-
-    def __init__(self) -> None:
-        self._left: dict[SessionUri, LeftLook] = {}
-
-    def find(self, uri: SessionUri) -> LeftLook | None:
-        """The look at which the next use finds a session; None for the end of its newest version."""
-        return self._left.get(uri)
-
-    def remember(self, look: LeftLook) -> None:
-        """Keep a look that leaves memory."""
-        self._left[look.uri] = look
-
-    def end(self, uri: SessionUri) -> LeftLook | None:
-        """End a look, and return it: the next use finds the newest version."""
-        return self._left.pop(uri, None)
-
-    def lead_on(self, uri: SessionUri, bundle_id: bytes, healed: Receipt) -> None:
-        """Move a look at a damaged version to the version that replaces it."""
-        look = self._left.get(uri)
-        if look is not None and look.bundle_id == bundle_id:
-            self._left[uri] = replace(look, version=healed.version, bundle_id=healed.bundle_id)
-
-
 class AwakeSessions(dict[SessionUri, Session]):
-    """The sessions that are awake."""
+    """The sessions that are awake. looks: those that have left memory, at which the next use finds a session. An entry
+    counts while its session is not awake; without one the next use finds the newest version."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.looks = Looks()
+        self.looks: dict[SessionUri, LeftLook] = {}
+
+    def lead_on(self, uri: SessionUri, bundle_id: bytes, healed: Receipt) -> None:
+        """Move a look at a damaged version to the version that replaces it."""
+        look = self.looks.get(uri)
+        if look is not None and look.bundle_id == bundle_id:
+            self.looks[uri] = replace(look, version=healed.version, bundle_id=healed.bundle_id)
 
     def admit(self, session: Session) -> None:
         """Add an awake session."""
@@ -121,7 +103,7 @@ class AwakeSessions(dict[SessionUri, Session]):
     def drop(self, uri: SessionUri) -> None:
         """Free a session's memory, if it is awake, and end its look: its next use finds its newest version."""
         self.free(uri)
-        self.looks.end(uri)
+        self.looks.pop(uri, None)
 
     def set_aside(self, live: Session) -> None:
         """As `drop`, but the next use finds a look at its position."""
@@ -131,7 +113,7 @@ class AwakeSessions(dict[SessionUri, Session]):
         """Free a session's memory, if it is awake: its next use finds that look; None: its newest version."""
         self.drop(uri)
         if look is not None:
-            self.looks.remember(look)
+            self.looks[uri] = look
 
     def free(self, uri: SessionUri) -> None:
         """Free a session's memory. Other objects keep the session without its state."""

@@ -7,8 +7,9 @@ meanwhile. But a session that is there all the time is listed exactly once.
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
+from typing import TypeVar
 
 from ...memvid.folder.marks import SessionMarks
 from ...memvid.folder.versions import lineage_of
@@ -27,7 +28,7 @@ from ...snapshot.state import token_array
 from ..api.forking import ForkResult
 from ..api.process import ModelInfo
 from ..api.sampling import Sampling
-from ..api.session import Look, Lossy, Origin, Salvaged, SessionDetail, SessionInfo, VersionInfo
+from ..api.session import Look, Lossy, Salvaged, SessionDetail, SessionInfo, VersionInfo
 from ..api.waking import PartDiffers, SleepResult, WakeResult
 from ..memory.model_registry import Place
 from ..models.models import LoadedModel
@@ -37,7 +38,9 @@ from ..sessions.unprocessed_tail import unread_in
 from ..sleep.forking import Forked, ForkOrder
 from ..sleep.waking import durable_of
 from ..tasks.pieces import NAMES_AT_ONCE, SESSIONS_AT_ONCE, Pieces
-from .awake import LeftLook, Looks
+from .awake import LeftLook
+
+Told = TypeVar("Told")
 
 # The end of a session to show: enough to recognise it.
 TAIL_TOKENS = 160
@@ -197,8 +200,8 @@ def detail_of_asleep(
             )
         layers = _layers(row.uri, reader)
         sampling = Sampling.from_map(manifest.session["sampling"])
-        forked_from = _origin_in(row, manifest.session.get(FORKED_FROM))
-        folded_from = _origin_in(row, manifest.session.get(FOLDED_FROM))
+        forked_from = _told(row, "where it comes from", origin_in, manifest.session.get(FORKED_FROM))
+        folded_from = _told(row, "where it comes from", origin_in, manifest.session.get(FOLDED_FROM))
         info = info_of_left(versions, look, sampling)
         tail = _tail(model, ledger[: info.token_count]) if model is not None else ""
         loss = _loss_in(row, manifest.session.get(LOSSY), info.token_count)
@@ -335,21 +338,16 @@ def _salvaged(told: StoredSalvaged | None) -> Salvaged | None:
 
 def _loss_in(row: IndexRow, stored: object, token_count: int) -> Loss | None:
     """The loss in a version's map, cut to its tokens: a salvaged version has fewer than the map tells."""
-    try:
-        found = Loss.from_map(stored)
-    except ValueError as error:
-        raise MalformedSnapshot(
-            f"The snapshot of {row.uri} does not tell its loss: {error}.", session=str(row.uri)
-        ) from error
+    found = _told(row, "its loss", Loss.from_map, stored)
     return found and found.within(min(token_count, row.token_count))
 
 
-def _origin_in(row: IndexRow, stored: object) -> Origin | None:
+def _told(row: IndexRow, what: str, read: Callable[[object], Told], stored: object) -> Told:
     try:
-        return origin_in(stored)
+        return read(stored)
     except ValueError as error:
         raise MalformedSnapshot(
-            f"The snapshot of {row.uri} does not tell where it comes from: {error}.", session=str(row.uri)
+            f"The snapshot of {row.uri} does not tell {what}: {error}.", session=str(row.uri)
         ) from error
 
 
@@ -386,7 +384,7 @@ def _layers(uri: SessionUri, reader: BundleReader) -> tuple[str, ...]:
 class Roll:
     """Lists sessions. awake: those in memory. looks: those that have left it."""
 
-    def __init__(self, store: Store, awake: Mapping[SessionUri, Session], looks: Looks) -> None:
+    def __init__(self, store: Store, awake: Mapping[SessionUri, Session], looks: Mapping[SessionUri, LeftLook]) -> None:
         self._store = store
         self._awake = awake
         self._looks = looks
@@ -400,7 +398,7 @@ class Roll:
                 yield
             for row, stored_bytes in page:
                 live = self._awake.get(row.uri)
-                if live is None and self._looks.find(row.uri) is not None:
+                if live is None and row.uri in self._looks:
                     unlisted.append(row.uri)  # it may be at a version outside the page
                 elif live is None or live.gave_way_to(row, self._store.versions):
                     found[row.uri] = info_of_asleep(row, stored_bytes)
@@ -427,7 +425,7 @@ class Roll:
         stored_bytes = _stored_bytes(versions)
         if live is not None and not live.gave_way_to(newest, lambda _: versions):
             return info_of_awake(live, newest, stored_bytes)
-        return info_of_left(versions, self._looks.find(uri)) if versions else None
+        return info_of_left(versions, self._looks.get(uri)) if versions else None
 
     def count_asleep(self) -> Pieces[int]:
         """The number of sessions that are only on disk."""

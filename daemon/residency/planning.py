@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 
 from ...memvid.format.blocks import BlockEntry
 from ...memvid.format.reader import BundleReader
@@ -27,6 +27,7 @@ from ..sessions.sessions import Session
 from ..sessions.unprocessed_tail import unread_in
 from ..sleep.hibernation import Hibernation
 from ..sleep.orders import WakeOrder
+from ..sleep.recomputing import Recomputing
 from ..sleep.waking import Prospect
 from . import listing
 from .residency import Residency
@@ -38,8 +39,9 @@ MAX_FILES_TOLD: Final = 32
 class Planning:
     """Plans wakes. Belongs to the event loop."""
 
-    def __init__(self, hibernation: Hibernation, residency: Residency, shelf: Shelf) -> None:
+    def __init__(self, hibernation: Hibernation, recomputing: Recomputing, residency: Residency, shelf: Shelf) -> None:
         self._hibernation = hibernation
+        self._recomputing = recomputing
         self._residency = residency
         self._shelf = shelf
 
@@ -105,8 +107,7 @@ class Planning:
             memory_bytes=model.layout.most_bytes(needed, PREFILL_CHUNK_TOKENS),
             restore_seconds=choice.restore_s,
             recompute_seconds=choice.recompute_s,
-            recompute=self._hibernation.waking.recompute_policy,
-            rates=_rates(self._hibernation.waking.rates_of(model)),
+            **self._measured(model),
             differs=listing.parts_that_differ(prospect.differs),
         )
 
@@ -125,9 +126,11 @@ class Planning:
             reason="A stop had no time to keep more than its ledger, so all of it is computed again.",
             computed_tokens=count,
             memory_bytes=model.layout.most_bytes(count, PREFILL_CHUNK_TOKENS),
-            recompute=self._hibernation.waking.recompute_policy,
-            rates=_rates(self._hibernation.waking.rates_of(model)),
+            **self._measured(model),
         )
+
+    def _measured(self, model: LoadedModel) -> dict[str, Any]:
+        return {"recompute": self._recomputing.policy, "rates": _rates(self._recomputing.measured.of(model))}
 
     def _of_awake(self, live: Session) -> WakePlanResult:
         return WakePlanResult(
@@ -140,8 +143,7 @@ class Planning:
             model_loaded=live.model.is_loaded,
             way=None,
             reason="It is awake already, so a wake does nothing.",
-            recompute=self._hibernation.waking.recompute_policy,
-            rates=_rates(self._hibernation.waking.rates_of(live.model)),
+            **self._measured(live.model),
             differs=listing.parts_that_differ(live.differs),
         )
 

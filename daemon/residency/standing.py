@@ -30,7 +30,7 @@ class Standing:
             SessionNotFound: there is no version, or that of its look is gone. NoSuchPosition: the look's tokens have
                 only a ledger now.
         """
-        newest, look = self.require_row(uri), self._awake.looks.find(uri)
+        newest, look = self.require_row(uri), self._awake.looks.get(uri)
         if look is None:
             return newest, None
         row = look.row_in(self._store.versions(uri))
@@ -40,7 +40,7 @@ class Standing:
         """Complete an order to wake a session: without a version, it is for its look.
 
         Raises SessionNotFound: the look's version is not stored any more. NoSuchPosition: as `of`."""
-        look = self._awake.looks.find(uri)
+        look = self._awake.looks.get(uri)
         if look is None or order.version is not None:
             return order
         row = look.row_in(self._store.versions(uri))
@@ -81,7 +81,7 @@ class Standing:
         newest = self._store.find_session(uri)
         if newest is None or at_token is None or version not in (None, newest.version):
             return False
-        return newest.token_count < at_token <= newest.ledger_tokens and self._awake.looks.find(uri) is None
+        return newest.token_count < at_token <= newest.ledger_tokens and self._awake.looks.get(uri) is None
 
     def require_new(self, uri: SessionUri) -> None:
         """Refuse a name of a session, awake or asleep, or of versions that cannot be woken now: a new session would

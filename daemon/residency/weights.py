@@ -62,10 +62,6 @@ class Weights:
         place = self._shelf.place(name)
         return place.model or place.facts
 
-    def sessions_on(self, name: str) -> int:
-        """The number of awake sessions on a model."""
-        return len(self._awake.on(name))
-
     async def load(self, name: str) -> None:
         """Load a model, if it is not loaded. Raises as `Loading.using`."""
         self._require_working()

@@ -305,12 +305,12 @@ class Session:
                 model=model,
                 state=state,
                 sampling=sampling_of(kept),
-                labels=tuple(_label(label) for label in _typed(kept, "labels", list)),
-                system=None if system is None else _typed({"system": system}, "system", str),
+                labels=tuple(_typed(label, "a label", str) for label in _typed(kept["labels"], "labels", list)),
+                system=None if system is None else _typed(system, "system", str),
                 root=Root.from_text(kept.get(ROOT)),
                 opened_at=_opened_before(end, kept),
                 # At the end of a chat it is the assistant's turn.
-                turn_open=_typed(kept, "turn_open", bool) or text_map.end == len(state.tokens),
+                turn_open=_typed(kept["turn_open"], "turn_open", bool) or text_map.end == len(state.tokens),
                 durability="none" if kept.get(DURABILITY) == "none" else None,
                 text_map=text_map,
                 created_ns=_time_ns(kept, "created_ns"),
@@ -347,7 +347,7 @@ def _opened_before(end: int, kept: Mapping[str, Any]) -> int | None:
     said."""
     if OPENED not in kept:
         return 0 if kept["system"] is None else None
-    at = None if kept[OPENED] is None else _typed(kept, OPENED, int)
+    at = None if kept[OPENED] is None else _typed(kept[OPENED], OPENED, int)
     if at is not None and at < 0:
         raise ValueError(f"a chat has begun at token {at}")
     return at if at is not None and at < end else None
@@ -366,22 +366,15 @@ def sampling_of(kept: Mapping[str, Any]) -> Sampling:
     return Sampling.from_map(stored)
 
 
-def _typed(kept: Mapping[str, Any], name: str, kind: type[Kind]) -> Kind:
-    value = kept[name]
+def _typed(value: object, name: str, kind: type[Kind]) -> Kind:
     # The exact type: to isinstance a bool is an int, and `to_map` writes exact types.
     if type(value) is not kind:
         raise TypeError(f"{name} is of type {type(value).__name__}, not {kind.__name__}")
     return value
 
 
-def _label(value: object) -> str:
-    if type(value) is not str:
-        raise TypeError(f"a label is of type {type(value).__name__}, not str")
-    return value
-
-
 def _time_ns(kept: Mapping[str, Any], name: str) -> int:
-    value = _typed(kept, name, int)
+    value = _typed(kept[name], name, int)
     if not 0 <= value <= MAX_TIME_NS:
         raise ValueError(f"{name} is {value}, not a time from 0 to {MAX_TIME_NS}")
     return value

@@ -10,26 +10,8 @@ from typing import TypeVar
 
 from ...memvid.store import Receipt
 from ...memvid.uri import SessionUri
+from ..events import events
 from ..events.bus import Bus, code_of
-from ..events.events import (
-    DecodeEnded,
-    Event,
-    FirstToken,
-    ModelLoadBegan,
-    ModelLoaded,
-    ModelLoadFailed,
-    PrefillBegan,
-    PrefillEnded,
-    PrefillProgress,
-    SleepBegan,
-    SleepCause,
-    SleepEnded,
-    SleepFailed,
-    WakeBegan,
-    WakeCause,
-    WakeEnded,
-    WakeFailed,
-)
 from ..models.rates import Measured
 from .sessions import Durable, Session
 
@@ -40,13 +22,13 @@ Result = TypeVar("Result")
 def tell_prefill(bus: Bus, measured: Measured, live: Session, count: int) -> Iterator[Callable[[int, int], None]]:
     """Around the reading of tokens. Gives a function to call, from any thread, with the tokens read and all."""
     begun, held, tell = time.monotonic(), len(live.state.tokens), bus.from_any_thread()
-    bus.publish(PrefillBegan(live.uri, count))
+    bus.publish(events.PrefillBegan(live.uri, count))
     try:
-        yield lambda done, total: tell(PrefillProgress(live.uri, done, total))
+        yield lambda done, total: tell(events.PrefillProgress(live.uri, done, total))
     finally:
         read, seconds = len(live.state.tokens) - held, time.monotonic() - begun
         measured.add(live.model, "prefill", read, seconds)
-        bus.publish(PrefillEnded(live.uri, read, seconds))
+        bus.publish(events.PrefillEnded(live.uri, read, seconds))
 
 
 @contextmanager
@@ -54,16 +36,19 @@ def tell_decode(bus: Bus, measured: Measured, live: Session) -> Iterator[Callabl
     """Around the writing of tokens. Gives a function to call, from any thread, with the seconds to the first token."""
     begun, held, tell = time.monotonic(), len(live.state.tokens), bus.from_any_thread()
     try:
-        yield lambda seconds: tell(FirstToken(live.uri, seconds))
+        yield lambda seconds: tell(events.FirstToken(live.uri, seconds))
     finally:
         written, seconds = len(live.state.tokens) - held, time.monotonic() - begun
         measured.add(live.model, "decode", written, seconds)
-        bus.publish(DecodeEnded(live.uri, written, seconds))
+        bus.publish(events.DecodeEnded(live.uri, written, seconds))
 
 
 @contextmanager
 def _tell_stage(
-    bus: Bus, began: Event, failed: Callable[[str, float], Event], ended: Callable[[Result, float], Event]
+    bus: Bus,
+    began: events.Event,
+    failed: Callable[[str, float], events.Event],
+    ended: Callable[[Result, float], events.Event],
 ) -> Iterator[Callable[[Result], None]]:
     """Around a stage. Gives a function to call with its result. failed, ended: make the event of the end, from the code
     of an error or from the result, and the seconds."""
@@ -79,15 +64,15 @@ def _tell_stage(
 
 
 def tell_sleep(
-    bus: Bus, live: Session, cause: SleepCause
+    bus: Bus, live: Session, cause: events.SleepCause
 ) -> AbstractContextManager[Callable[[Receipt | Durable], None]]:
     """Around a sleep. Gives a function to call with its result: a new version, or the one there was."""
     uri = live.uri
 
-    def ended(kept: Receipt | Durable, seconds: float) -> SleepEnded:
+    def ended(kept: Receipt | Durable, seconds: float) -> events.SleepEnded:
         written = (kept.bytes_written, kept.blocks_new, kept.blocks_reused) if isinstance(kept, Receipt) else None
         bytes_written, new, reused = written or (0, 0, len(kept.entries))
-        return SleepEnded(
+        return events.SleepEnded(
             uri,
             cause,
             version=kept.version,
@@ -99,19 +84,25 @@ def tell_sleep(
             seconds=seconds,
         )
 
-    began = SleepBegan(uri, cause, len(live.state.tokens))
-    return _tell_stage(bus, began, partial(SleepFailed, uri, cause), ended)
+    began = events.SleepBegan(uri, cause, len(live.state.tokens))
+    return _tell_stage(bus, began, partial(events.SleepFailed, uri, cause), ended)
 
 
 def tell_wake(
-    bus: Bus, uri: SessionUri, cause: WakeCause, version: int | None, ended: Callable[[Result, float], WakeEnded]
+    bus: Bus,
+    uri: SessionUri,
+    cause: events.WakeCause,
+    version: int | None,
+    ended: Callable[[Result, float], events.WakeEnded],
 ) -> AbstractContextManager[Callable[[Result], None]]:
     """Around a wake. Gives a function to call with its result. ended: makes the event of its end, from that and the
     seconds."""
-    return _tell_stage(bus, WakeBegan(uri, cause, version), partial(WakeFailed, uri, cause), ended)
+    return _tell_stage(bus, events.WakeBegan(uri, cause, version), partial(events.WakeFailed, uri, cause), ended)
 
 
 def tell_load(bus: Bus, model: str, wanted: int) -> AbstractContextManager[Callable[[int], None]]:
     """Around the load of a model. wanted: the reserved bytes. Gives a function to call with the bytes that it takes."""
-    began = ModelLoadBegan(None, model, wanted)
-    return _tell_stage(bus, began, partial(ModelLoadFailed, None, model), partial(ModelLoaded, None, model))
+    began = events.ModelLoadBegan(None, model, wanted)
+    return _tell_stage(
+        bus, began, partial(events.ModelLoadFailed, None, model), partial(events.ModelLoaded, None, model)
+    )

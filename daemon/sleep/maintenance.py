@@ -97,11 +97,6 @@ def result_of(report: MaintenanceReport) -> MaintenanceResult:
     return MaintenanceResult.of(report, most_actions=MAX_ACTIONS_TOLD, most_problems=MAX_PROBLEMS_TOLD)
 
 
-def nothing_done(operation: str, *, dry_run: bool) -> MaintenanceResult:
-    """The report of an operation with nothing to do on the disk."""
-    return MaintenanceResult(operation, dry_run, (), 0, 0, 0, (), 0)
-
-
 def with_awake(result: MaintenanceResult, session: str, token_count: int) -> MaintenanceResult:
     """The report of a forget of an awake session: its memory goes too, as the first action."""
     tokens = f"{token_count:,} token{'' if token_count == 1 else 's'}"

@@ -24,7 +24,7 @@ from ...memvid.folder.marks import SessionMarks
 from ...memvid.folder.retention import EARLIEST_NS
 from ...memvid.format.blocks import BLOCK_TOKENS, BlockEntry
 from ...memvid.format.reader import BundleReader
-from ...memvid.format.records import Receipt
+from ...memvid.format.records import Action, Finding, MaintenanceReport, Receipt
 from ...memvid.format.salvaged import salvaged_from
 from ...memvid.limits import MAX_KEEP_DAYS
 from ...memvid.store import IndexRow, Store
@@ -36,14 +36,14 @@ from ...snapshot.lossy_kinds import BITS, choose
 from ...snapshot.records import require_spans
 from ...snapshot.restore import read_checkpoint
 from ..api.events import ignore
-from ..api.store import MaintenanceAction, MaintenanceProblem, MaintenanceResult
+from ..api.store import MaintenanceResult
 from ..engine.engine import Engine, Steps
 from ..engine.rounds import Rounds
 from ..errors import ServiceClosed
 from ..models.models import LoadedModel
 from ..sessions.sessions import Session
 from .hibernation import Hibernation
-from .maintenance import MAX_ACTIONS_TOLD, MAX_PROBLEMS_TOLD
+from .maintenance import result_of
 from .orders import WakeOrder
 
 _LOG = logging.getLogger(__name__)
@@ -275,26 +275,26 @@ class Tally:
 
     def __init__(self, order: QuantiseOrder) -> None:
         self._order = order
-        self._actions: list[MaintenanceAction] = []
-        self._problems: list[MaintenanceProblem] = []
+        self._actions: list[Action] = []
+        self._problems: list[Finding] = []
         self._written = 0
 
     def add(self, plan: Plan, receipt: Receipt | None) -> None:
         """Add a session: left, planned (no receipt), or done."""
         row = plan.row
         if plan.left is not None:
-            self._actions.append(MaintenanceAction("keep", "", str(row.uri), row.version, 0, plan.left))
+            self._actions.append(Action("keep", "", row.uri, row.version, 0, plan.left))
             return
         before, after = format_bytes(plan.before), format_bytes(plan.after)
         what = f"{before} of keys and values are {after} in {self._order.bits} bits"
         stays = f"version {row.version} stays as it is until a prune removes it"
         size, version = (plan.raw_bytes, row.version) if receipt is None else (receipt.bytes_written, receipt.version)
         self._written += 0 if receipt is None else receipt.bytes_written
-        self._actions.append(MaintenanceAction("quantise", "", str(row.uri), version, size, f"{what}; {stays}"))
+        self._actions.append(Action("quantise", "", row.uri, version, size, f"{what}; {stays}"))
 
     def fail(self, uri: SessionUri, error: TorporError) -> None:
         """Add a session that could not be quantised."""
-        self._problems.append(MaintenanceProblem(str(uri), error.code, error.message))
+        self._problems.append(Finding(str(uri), error.code, error.message))
 
     def report(self) -> MaintenanceResult:
         """The report, with done work first, as long as an answer takes. A plan's bytes_written are raw bytes, without
@@ -302,15 +302,8 @@ class Tally:
         written, actions = self._written, sorted(self._actions, key=lambda action: action.kind == "keep")
         if self._order.dry_run:
             written = sum(action.size_bytes for action in self._actions)
-        return MaintenanceResult(
-            operation="quantise",
-            dry_run=self._order.dry_run,
-            actions=tuple(actions[:MAX_ACTIONS_TOLD]),
-            actions_left_out=max(0, len(actions) - MAX_ACTIONS_TOLD),
-            bytes_freed=0,
-            bytes_written=written,
-            problems=tuple(self._problems[:MAX_PROBLEMS_TOLD]),
-            problems_left_out=max(0, len(self._problems) - MAX_PROBLEMS_TOLD),
+        return result_of(
+            MaintenanceReport("quantise", self._order.dry_run, tuple(actions), 0, written, tuple(self._problems))
         )
 
 

@@ -58,15 +58,17 @@ def read_again(model: LoadedModel, state: LiveState, tokens: Sequence[int], end:
 
 
 @dataclass(frozen=True, slots=True)
-class Again:
-    """A state that was computed again. unchanged_tokens: how many of its tokens equal the stored blocks. recomputed:
-    its report if not all do."""
+class Brought:
+    """A restored or recomputed state. verdict: of its canary. unchanged_tokens: how many of its tokens equal the stored
+    blocks. recomputed: its report if not all do. verified: whether all bytes read were hashed."""
 
     state: LiveState
     verdict: Verdict
     bytes_read: int
     unchanged_tokens: int
-    recomputed: Recomputed | None
+    recomputed: Recomputed | None = None
+    verified: bool = True
+    canary_seconds: float = 0.0
 
 
 class Recomputing:
@@ -118,7 +120,7 @@ class Recomputing:
         model: LoadedModel,
         begin: Callable[[], Awaitable[LiveState]],
         on_io: Callable[[Callable[[], Any]], Awaitable[Any]],
-    ) -> Again | None:
+    ) -> Brought | None:
         """Compute the state of a whole version again; None if that fails, or the policy refuses the result. on_io:
         reads the store off the event loop."""
         assert plan.state is not None
@@ -138,7 +140,7 @@ class Recomputing:
             _LOG.warning("%s cannot be computed again, and is restored: %s", reader.manifest.uri, error.message)
             return None
         state.checkpoints.became_durable(each for each in plan.checkpoints if each <= same.tokens)
-        return Again(state, verdict, plan.state.raw_bytes, same.tokens, _told(reader, plan, same, same_logits))
+        return Brought(state, verdict, plan.state.raw_bytes, same.tokens, _told(reader, plan, same, same_logits))
 
     def forget(self, uri: SessionUri) -> None:
         """Forget a session."""

@@ -25,8 +25,6 @@ from ...snapshot.identity import Difference, decide_bits, require_circumstances,
 from ...snapshot.lossy import Loss, worst
 from ...snapshot.state import LiveState, token_array
 from ..api.events import OnEvent, ignore
-from ..api.limits import RecomputePolicy
-from ..api.session import Recomputed
 from ..engine.engine import Engine, Steps
 from ..engine.generation import find_logits, replay
 from ..engine.sampler import initial_key
@@ -34,13 +32,12 @@ from ..events.bus import Bus
 from ..events.events import WakeCause, WakeEnded, WakeVerified
 from ..models import canary
 from ..models.models import LoadedModel
-from ..models.rates import Rates
 from ..sessions.sessions import Durable, Session
 from ..sessions.tracing import tell_wake
 from ..sessions.unprocessed_tail import without_unread
 from .choosing import Choice
 from .orders import WakeOrder
-from .recomputing import Recomputing
+from .recomputing import Brought, Recomputing
 from .store_threads import StoreThreads, reporter
 
 
@@ -66,19 +63,6 @@ class Prospect:
     choice: Choice
 
 
-@dataclass(frozen=True, slots=True)
-class _Brought:
-    """A restored or recomputed state; fields as of `Woken`. unchanged_tokens: as of `Session`."""
-
-    state: LiveState
-    bytes_read: int
-    verified: bool
-    verdict: Verdict
-    canary_seconds: float
-    unchanged_tokens: int
-    recomputed: Recomputed | None = None
-
-
 @dataclass(eq=False, repr=False)
 class Waking:
     """Wakes sessions from a store.
@@ -95,19 +79,6 @@ class Waking:
     _canary: Policy
     _trusting: bool
     on_damage: Callable[[SessionUri], None] = ignore
-
-    @property
-    def recompute_policy(self) -> RecomputePolicy:
-        """The policy for wakes that compute the tokens again."""
-        return self._recomputing.policy
-
-    def forget(self, uri: SessionUri) -> None:
-        """Forget a session that is gone."""
-        self._recomputing.forget(uri)
-
-    def rates_of(self, model: LoadedModel) -> Rates:
-        """The measured rates of a model."""
-        return self._recomputing.measured.of(model)
 
     async def begin(self, model: LoadedModel, random_key: Callable[[], mx.array]) -> LiveState:
         """The state of a new session; its random key is made on the engine thread."""
@@ -176,7 +147,8 @@ class Waking:
         prospect = await self._look(reader, order, model)
         plan, brought = prospect.plan, None
         if prospect.choice.way == "recompute" and order.may_recompute:
-            brought = await self._recompute(reader, plan, model)
+            begin = partial(self.begin, model, initial_key)
+            brought = await self._recomputing.compute(reader, plan, model, begin, self._threads.on_io)
         is_restored = brought is None
         brought = brought or await self._restore(reader, prospect, model, begun, emit)
         session = Session.woken(uri, model, brought.state, durable_of(reader, plan.read_bytes), kept)
@@ -192,7 +164,7 @@ class Waking:
 
     async def _restore(
         self, reader: BundleReader, prospect: Prospect, model: LoadedModel, begun: float, emit: OnEvent
-    ) -> _Brought:
+    ) -> Brought:
         plan, trusting = prospect.plan, prospect.trusting
         looked = time.monotonic()
         filling = await self._engine.call(lambda: restore.allocate(plan))
@@ -208,16 +180,13 @@ class Waking:
         if not state.computed_tokens:
             measured.add(model, "fixed", 1, looked - begun + time.monotonic() - filled)
         # Later tokens were computed again, perhaps in other calls: their bits may differ from the blocks.
-        unchanged = plan.resumed_tokens
-        return _Brought(state, plan.read_bytes, not trusting, assembly.verdict, assembly.canary_seconds, unchanged)
-
-    async def _recompute(self, reader: BundleReader, plan: restore.WakePlan, model: LoadedModel) -> _Brought | None:
-        begin = partial(self.begin, model, initial_key)
-        again = await self._recomputing.compute(reader, plan, model, begin, self._threads.on_io)
-        if again is None:
-            return None
-        return _Brought(
-            again.state, again.bytes_read, True, again.verdict, 0.0, again.unchanged_tokens, again.recomputed
+        return Brought(
+            state,
+            assembly.verdict,
+            plan.read_bytes,
+            plan.resumed_tokens,
+            verified=not trusting,
+            canary_seconds=assembly.canary_seconds,
         )
 
     async def _begin_kept(self, reader: BundleReader, model: LoadedModel) -> Woken:

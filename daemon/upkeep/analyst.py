@@ -9,7 +9,6 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass
 from typing import Final
 
 from ...memvid.errors import BundleMissing
@@ -23,14 +22,6 @@ from ..errors import ServiceClosed
 _GONE: Final = "its parent is not in the store any more"
 
 
-@dataclass(frozen=True, slots=True)
-class Analysed:
-    """The analysed version, and its artifact as JSON."""
-
-    row: IndexRow
-    artifact: str
-
-
 class Analyst:
     """Analyses stored versions. `close` stops a running analysis and waits for its end."""
 
@@ -39,8 +30,10 @@ class Analyst:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="torpor-analyse")
         self._closing = threading.Event()
 
-    async def analyse(self, version: str, *, kind: str | None, labels: Sequence[str] | None, emit: OnEvent) -> Analysed:
-        """The artifact of a version. To cancel the task stops the work at its next step.
+    async def analyse(
+        self, version: str, *, kind: str | None, labels: Sequence[str] | None, emit: OnEvent
+    ) -> tuple[IndexRow, str]:
+        """A version, and its artifact as JSON. To cancel the task stops the work at its next step.
 
         Raises:
             SessionNotFound, AmbiguousVersion: `version` names none, or several.
@@ -55,7 +48,7 @@ class Analyst:
             self._require_wanted(left)
             loop.call_soon_threadsafe(emit, ProgressEvent("analyse", done, total))
 
-        def work() -> Analysed:
+        def work() -> tuple[IndexRow, str]:
             self._require_wanted(left)
             return self._analyse(version, kind or DEFAULT_KIND, labels, report)
 
@@ -70,7 +63,7 @@ class Analyst:
 
     def _analyse(
         self, version: str, kind: str, labels: Sequence[str] | None, report: Callable[[int, int], None]
-    ) -> Analysed:
+    ) -> tuple[IndexRow, str]:
         row = self._store.resolve_version(version)
         with ExitStack() as stack:
             reader = stack.enter_context(self._store.open_session(row.uri, row.version))
@@ -78,7 +71,7 @@ class Analyst:
             if parent is not None:
                 stack.enter_context(parent)
             document = analyse(reader, parent, kind=kind, labels=labels, why_no_parent=why, on_progress=report)
-        return Analysed(row, encode(document).decode())
+        return row, encode(document).decode()
 
     def _open_parent(self, reader: BundleReader) -> tuple[BundleReader | None, str]:
         if reader.manifest.parent is None:

@@ -18,29 +18,7 @@ from ...memvid.uri import VERSION_MARK, SessionUri, parse_reference
 from ...snapshot.checkpoints import Checkpoints
 from ...snapshot.forking import share
 from ...snapshot.state import LiveState
-from ..api.branching import (
-    AdvanceRequest,
-    AdvanceResult,
-    Attempt,
-    BranchesRequest,
-    BranchesResult,
-    BranchInfo,
-    BranchRequest,
-    BranchText,
-    CommitRequest,
-    DivergeRequest,
-    DivergeResult,
-    GuideRequest,
-    KeepRequest,
-    PrefillRequest,
-    ProduceRequest,
-    ProduceResult,
-    PruneRequest,
-    PruneResult,
-    RetainRequest,
-    TokenBias,
-    TreeRequest,
-)
+from ..api import branching as api
 from ..api.constraints import FREE
 from ..api.limits import MAX_LOGITS_BYTES, MAX_SEED
 from ..api.sampling import Sampling
@@ -67,8 +45,8 @@ from ..tasks.pieces import SESSIONS_AT_ONCE, Pieces, in_pieces
 from .answering import answers
 
 
-@answers(TreeRequest, queued=True)
-async def tree(parts: Parts, request: TreeRequest) -> BranchInfo:
+@answers(api.TreeRequest, queued=True)
+async def tree(parts: Parts, request: api.TreeRequest) -> api.BranchInfo:
     """Raises SessionNotFound, AmbiguousVersion, MemoryBudgetExceeded, and the errors of a wake."""
     parts.require_open()
     row = await _version_to_plant(parts, request.session)
@@ -81,7 +59,7 @@ async def _version_to_plant(parts: Parts, session: str) -> IndexRow | None:
         return await parts.hibernation.threads.on_io(lambda: parts.store.resolve_version(session))
     uri = parts.resolve(session)
     awake, row = parts.residency.awake, parts.store.find_session(uri)
-    if row is None or parts.store.has_turns(uri) or awake.looks.find(uri) is not None:
+    if row is None or parts.store.has_turns(uri) or awake.looks.get(uri) is not None:
         return None
     if uri in awake and not awake[uri].is_untouched:
         return None
@@ -99,14 +77,14 @@ async def _session_map(parts: Parts, row: IndexRow) -> Mapping[str, Any]:
     return await parts.hibernation.threads.on_io(look)
 
 
-async def _plant_session(parts: Parts, request: TreeRequest) -> Branch:
+async def _plant_session(parts: Parts, request: api.TreeRequest) -> Branch:
     async with AsyncExitStack() as planting:
         awake = parts.woken(request.session, request.emit, create=False)
         async with awake as (use, live), _room_beside(parts, use, live.resident_bytes):
             return await planting.enter_async_context(parts.forest.planting(await _copy_of(parts, live)))
 
 
-async def _plant_version(parts: Parts, row: IndexRow, request: TreeRequest) -> Branch:
+async def _plant_version(parts: Parts, row: IndexRow, request: api.TreeRequest) -> Branch:
     async with AsyncExitStack() as planting:
         async with _woken_apart(parts, row, request) as live:
             root = await planting.enter_async_context(parts.forest.planting(live))
@@ -118,7 +96,7 @@ async def _plant_version(parts: Parts, row: IndexRow, request: TreeRequest) -> B
 
 
 async def _grow_again(
-    parts: Parts, row: IndexRow, request: TreeRequest, root: Branch, stored: Sequence[Planted]
+    parts: Parts, row: IndexRow, request: api.TreeRequest, root: Branch, stored: Sequence[Planted]
 ) -> None:
     """Give a root the branches of its stored tree."""
     branches = [root]
@@ -151,7 +129,7 @@ async def _dress(parts: Parts, branch: Branch, kept: Mapping[str, Any]) -> None:
 
 
 @asynccontextmanager
-async def _woken_apart(parts: Parts, row: IndexRow, request: TreeRequest) -> AsyncIterator[Session]:
+async def _woken_apart(parts: Parts, row: IndexRow, request: api.TreeRequest) -> AsyncIterator[Session]:
     """A version as a session that nobody finds, with memory for it until it is counted elsewhere."""
     async with parts.residency.turn(row.uri) as use, parts.residency.room_to_wake(use, row) as model:
         order = WakeOrder(row.version, cause="fork")
@@ -178,12 +156,12 @@ async def _copy_of(parts: Parts, live: Session) -> Session:
     return replace(live, state=state)
 
 
-@answers(BranchRequest, queued=True)
-async def branch(parts: Parts, request: BranchRequest) -> BranchesResult:
+@answers(api.BranchRequest, queued=True)
+async def branch(parts: Parts, request: api.BranchRequest) -> api.BranchesResult:
     """Raises BranchNotFound, TooManyBranches, MemoryBudgetExceeded; then there is no new branch."""
     working = parts.forest.working([request.branch])
     async with working as (parent,), _forked(parts, parent, request.count, request.seeds) as children:
-        return BranchesResult(await _told(parts, children))
+        return api.BranchesResult(await _told(parts, children))
 
 
 @asynccontextmanager
@@ -206,8 +184,8 @@ async def _forked(parts: Parts, parent: Branch, count: int, seeds: Sequence[int]
         raise
 
 
-@answers(PrefillRequest, queued=True)
-async def prefill(parts: Parts, request: PrefillRequest) -> BranchesResult:
+@answers(api.PrefillRequest, queued=True)
+async def prefill(parts: Parts, request: api.PrefillRequest) -> api.BranchesResult:
     """Raises BranchNotFound, InvalidBranches, InvalidTokens, ContextOverflow, GenerationFailed,
     MemoryBudgetExceeded."""
     async with parts.forest.working([each.branch for each in request.readings]) as branches:
@@ -223,22 +201,22 @@ async def prefill(parts: Parts, request: PrefillRequest) -> BranchesResult:
             await parts.stepping.read(texts, request.emit)
         for each in branches:
             each.live.turn_open = False
-        return BranchesResult(await _told(parts, branches))
+        return api.BranchesResult(await _told(parts, branches))
 
 
-@answers(ProduceRequest, queued=True)
-async def produce(parts: Parts, request: ProduceRequest) -> ProduceResult:
+@answers(api.ProduceRequest, queued=True)
+async def produce(parts: Parts, request: api.ProduceRequest) -> api.ProduceResult:
     """Raises BranchNotFound, InvalidBranches, EmptyContext, InvalidConstraint, GenerationFailed."""
     async with parts.forest.working(request.branches) as branches:
         _require_read(branches)
         if request.logits and branches:
             _require_tellable(len(branches), 4 * branches[0].live.model.layout.vocabulary)
         found = await parts.stepping.produce(branches, request.logprobs, logits=request.logits)
-        return ProduceResult(tuple(found))
+        return api.ProduceResult(tuple(found))
 
 
-@answers(CommitRequest, queued=True)
-async def commit(parts: Parts, request: CommitRequest) -> BranchesResult:
+@answers(api.CommitRequest, queued=True)
+async def commit(parts: Parts, request: api.CommitRequest) -> api.BranchesResult:
     """Raises BranchNotFound, InvalidBranches, EmptyContext, InvalidTokens, StaleStep, InvalidConstraint,
     ContextOverflow, GenerationFailed, MemoryBudgetExceeded."""
     async with parts.forest.working([each.branch for each in request.commits]) as branches:
@@ -249,11 +227,11 @@ async def commit(parts: Parts, request: CommitRequest) -> BranchesResult:
         async with _growing(parts, [(each, 1) for each in branches]):
             tokens = [(each, wanted.token) for each, wanted in zip(branches, request.commits, strict=True)]
             await to_the_end(parts.stepping.commit(tokens))
-        return BranchesResult(await _told(parts, branches))
+        return api.BranchesResult(await _told(parts, branches))
 
 
-@answers(AdvanceRequest, queued=True)
-async def advance(parts: Parts, request: AdvanceRequest) -> AdvanceResult:
+@answers(api.AdvanceRequest, queued=True)
+async def advance(parts: Parts, request: api.AdvanceRequest) -> api.AdvanceResult:
     """Raises BranchNotFound, InvalidBranches, EmptyContext, InvalidConstraint, ContextOverflow, GenerationFailed,
     MemoryBudgetExceeded. What events told of is committed all the same."""
     async with parts.forest.working(request.branches) as branches:
@@ -261,11 +239,11 @@ async def advance(parts: Parts, request: AdvanceRequest) -> AdvanceResult:
         async with _growing(parts, [(each, request.max_tokens) for each in branches]):
             stop = tuple(request.stop)
             written = await parts.stepping.advance(branches, request.max_tokens, stop, request.logprobs, request.emit)
-        return AdvanceResult(tuple(written))
+        return api.AdvanceResult(tuple(written))
 
 
-@answers(DivergeRequest, queued=True)
-async def diverge(parts: Parts, request: DivergeRequest) -> DivergeResult:
+@answers(api.DivergeRequest, queued=True)
+async def diverge(parts: Parts, request: api.DivergeRequest) -> api.DivergeResult:
     """Raises BranchNotFound, EmptyContext, TooManyBranches, InvalidSampling, and as `advance`; then there is no new
     branch."""
     async with parts.forest.working([request.branch]) as (parent,):
@@ -283,22 +261,22 @@ async def diverge(parts: Parts, request: DivergeRequest) -> DivergeResult:
             order = ranked([each.finish_reason == "length" for each in texts], request.by, measures)
             losers = order[1:] if request.by != "client" else []
             await in_any_case(parts.forest.prune([children[at] for at in losers]))
-            return DivergeResult(
-                tuple(Attempt(**_fields(texts[at]), kept=at not in losers, measure=measures[at]) for at in order)
+            return api.DivergeResult(
+                tuple(api.Attempt(**_fields(texts[at]), kept=at not in losers, measure=measures[at]) for at in order)
             )
 
 
-def _fields(text: BranchText) -> dict[str, Any]:
+def _fields(text: api.BranchText) -> dict[str, Any]:
     return {each.name: getattr(text, each.name) for each in fields(text)}
 
 
-@answers(GuideRequest)
-async def guide(parts: Parts, request: GuideRequest) -> BranchesResult:
+@answers(api.GuideRequest)
+async def guide(parts: Parts, request: api.GuideRequest) -> api.BranchesResult:
     """Raises BranchNotFound, InvalidBranches, InvalidSampling, InvalidTokens, InvalidConstraint, InvalidLogits,
     EmptyContext, MemoryBudgetExceeded."""
     async with parts.forest.working(request.branches) as branches:
         if not branches:
-            return BranchesResult(())
+            return api.BranchesResult(())
         model = branches[0].live.model
         named = [each.token for biases in (request.logit_bias, request.steer) for each in biases or ()]
         if named:
@@ -322,28 +300,28 @@ async def guide(parts: Parts, request: GuideRequest) -> BranchesResult:
                     each.accepted.clear()
                     each.constraint, each.matcher = request.constraint, None if matcher is None else matcher.copy()
             parts.forest.count_given(*branches)
-        return BranchesResult(await _told(parts, branches))
+        return api.BranchesResult(await _told(parts, branches))
 
 
-@answers(PruneRequest)
-async def prune(parts: Parts, request: PruneRequest) -> PruneResult:
+@answers(api.PruneRequest)
+async def prune(parts: Parts, request: api.PruneRequest) -> api.PruneResult:
     """Raises BranchNotFound, InvalidBranches, BranchHasChildren."""
     async with parts.forest.working(request.branches, gone_is_fine=True) as branches:
         going = parts.forest.prunable(branches, subtree=request.subtree)
         numbers = tuple(each.number for each in going)
-        return PruneResult(numbers, await to_the_end(parts.forest.prune(going)))
+        return api.PruneResult(numbers, await to_the_end(parts.forest.prune(going)))
 
 
-@answers(RetainRequest)
-async def retain(parts: Parts, request: RetainRequest) -> BranchInfo:
+@answers(api.RetainRequest)
+async def retain(parts: Parts, request: api.RetainRequest) -> api.BranchInfo:
     """Raises BranchNotFound."""
     async with parts.forest.working([request.branch]) as (kept,):
         await to_the_end(parts.forest.retain(kept))
         return info_of(kept)
 
 
-@answers(KeepRequest, queued=True)
-async def keep(parts: Parts, request: KeepRequest) -> SessionInfo:
+@answers(api.KeepRequest, queued=True)
+async def keep(parts: Parts, request: api.KeepRequest) -> SessionInfo:
     """Raises BranchNotFound, EmptyContext, SessionExists, MemoryBudgetExceeded, LimitExceeded, and the errors of the
     journal and of a sleep; then there is no session."""
     uri = parse_reference(request.name)
@@ -374,21 +352,21 @@ async def keep(parts: Parts, request: KeepRequest) -> SessionInfo:
             return listing.info_of_awake(live, parts.store.find_session(uri))
 
 
-@answers(BranchesRequest, told=False)
-async def branches(parts: Parts, request: BranchesRequest) -> BranchesResult:
+@answers(api.BranchesRequest, told=False)
+async def branches(parts: Parts, request: api.BranchesRequest) -> api.BranchesResult:
     """Raises BranchNotFound."""
     parts.require_open()
     trees = parts.forest.trees() if request.branch is None else [parts.forest.find(request.branch).tree]
     found = [each for tree in trees for each in tree.root.subtree()]
-    return BranchesResult(await _told(parts, sorted(found, key=lambda each: each.number)))
+    return api.BranchesResult(await _told(parts, sorted(found, key=lambda each: each.number)))
 
 
-async def _told(parts: Parts, branches: Sequence[Branch]) -> tuple[BranchInfo, ...]:
+async def _told(parts: Parts, branches: Sequence[Branch]) -> tuple[api.BranchInfo, ...]:
     """Branches as answers show them, in this order, without those that are pruned meanwhile. A cancellation is ignored:
     what was done is told."""
 
-    def pieces() -> Pieces[tuple[BranchInfo, ...]]:
-        found: list[BranchInfo] = []
+    def pieces() -> Pieces[tuple[api.BranchInfo, ...]]:
+        found: list[api.BranchInfo] = []
         for start in range(0, len(branches), SESSIONS_AT_ONCE):
             if start:
                 yield
@@ -398,9 +376,9 @@ async def _told(parts: Parts, branches: Sequence[Branch]) -> tuple[BranchInfo, .
     return await in_any_case(in_pieces(pieces()))
 
 
-def info_of(branch: Branch) -> BranchInfo:
+def info_of(branch: Branch) -> api.BranchInfo:
     """A branch as answers show it."""
-    return BranchInfo(
+    return api.BranchInfo(
         branch=branch.number,
         parent=None if branch.parent is None else branch.parent.number,
         children=tuple(child.number for child in branch.children),
@@ -417,11 +395,11 @@ def info_of(branch: Branch) -> BranchInfo:
     )
 
 
-def _bias_of(given: Sequence[TokenBias] | None) -> Bias | None:
+def _bias_of(given: Sequence[api.TokenBias] | None) -> Bias | None:
     return None if given is None else Bias.of((each.token, each.bias) for each in given)
 
 
-async def _keep_tree(parts: Parts, kept: Branch, request: KeepRequest) -> SessionInfo:
+async def _keep_tree(parts: Parts, kept: Branch, request: api.KeepRequest) -> SessionInfo:
     """Put a branch and all below it to sleep: the root's version, which names the others, comes last."""
     branches = sorted(kept.subtree(), key=lambda each: each.number)
     _require_read(branches)
@@ -454,7 +432,7 @@ async def _keep_tree(parts: Parts, kept: Branch, request: KeepRequest) -> Sessio
     return listing.info_of_asleep(row, row.bundle_bytes, kept.live.sampling)
 
 
-async def _slept(parts: Parts, live: Session, tree: Mapping[str, Any], request: KeepRequest) -> Receipt:
+async def _slept(parts: Parts, live: Session, tree: Mapping[str, Any], request: api.KeepRequest) -> Receipt:
     live.tree = tree
     try:
         return await to_the_end(parts.hibernation.sleep(live, request.emit, cause="save", may_wait=True))
@@ -470,7 +448,7 @@ def _for_a_sleep(state: LiveState) -> LiveState:
     return replace(state, checkpoints=own)
 
 
-def _session_of(copy: Session, uri: SessionUri, request: KeepRequest) -> Session:
+def _session_of(copy: Session, uri: SessionUri, request: api.KeepRequest) -> Session:
     """A copy of a branch as a session of its own: new, with no version yet."""
     return replace(
         copy,

@@ -60,5 +60,5 @@ async def unload_model(parts: Parts, request: UnloadModelRequest) -> ModelInfo:
 
 
 def _info_of(parts: Parts, place: Place) -> ModelInfo:
-    residency = parts.residency
-    return listing.model_info(place, residency.weights.last_use(place.name), residency.weights.sessions_on(place.name))
+    residency, name = parts.residency, place.name
+    return listing.model_info(place, residency.weights.last_use(name), len(residency.awake.on(name)))

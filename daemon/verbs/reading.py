@@ -6,18 +6,9 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 
+from ..api import reading as api
 from ..api.constraints import FREE
 from ..api.events import SessionEvent
-from ..api.reading import (
-    AppendRequest,
-    AppendResult,
-    ChatRequest,
-    GenerateRequest,
-    GenerateResult,
-    WhyRequest,
-    WhyResult,
-    WritingRequest,
-)
 from ..api.sampling import Sampling, new_seed
 from ..api.session import Look
 from ..chat.conversing import Behind, require_transcript, root_of
@@ -33,8 +24,8 @@ from ..tasks.pieces import in_pieces
 from .answering import answers
 
 
-@answers(AppendRequest, queued=True)
-async def append(parts: Parts, request: AppendRequest) -> AppendResult:
+@answers(api.AppendRequest, queued=True)
+async def append(parts: Parts, request: api.AppendRequest) -> api.AppendResult:
     """Raises InvalidTokens, ContextOverflow, GenerationFailed, and the errors of a wake."""
     if request.messages is None and (request.text is None) == (request.tokens is None):
         raise InvalidTokens("Give either text or tokens to append.")
@@ -55,7 +46,7 @@ async def append(parts: Parts, request: AppendRequest) -> AppendResult:
             cached = await parts.exchanges.read(live, ids, request.emit, turn_open=False)
         else:
             cached = await parts.exchanges.read_turn(live, turn, request.emit)
-        return AppendResult(
+        return api.AppendResult(
             session=str(live.uri),
             tokens_added=len(ids),
             token_count=len(live.state.tokens),
@@ -67,8 +58,8 @@ async def append(parts: Parts, request: AppendRequest) -> AppendResult:
         )
 
 
-@answers(GenerateRequest, queued=True)
-async def generate(parts: Parts, request: GenerateRequest) -> GenerateResult:
+@answers(api.GenerateRequest, queued=True)
+async def generate(parts: Parts, request: api.GenerateRequest) -> api.GenerateResult:
     """Raises InvalidSampling, InvalidConstraint, EmptyContext, ContextOverflow, GenerationFailed, and the errors of a
     wake."""
     started = time.monotonic()
@@ -87,8 +78,8 @@ async def generate(parts: Parts, request: GenerateRequest) -> GenerateResult:
         return await parts.exchanges.write(use, live, order, request.emit, read=read, started=started, look=look)
 
 
-@answers(ChatRequest, queued=True)
-async def chat(parts: Parts, request: ChatRequest) -> GenerateResult:
+@answers(api.ChatRequest, queued=True)
+async def chat(parts: Parts, request: api.ChatRequest) -> api.GenerateResult:
     """Raises InvalidSampling, InvalidConstraint, InvalidTranscript, TranscriptDiverged, TemplateUnusable,
     ContextOverflow, GenerationFailed, and the errors of a wake."""
     return await answer(parts, request)
@@ -96,7 +87,7 @@ async def chat(parts: Parts, request: ChatRequest) -> GenerateResult:
 
 async def answer(
     parts: Parts,
-    request: ChatRequest,
+    request: api.ChatRequest,
     model: str | None = None,
     *,
     behind: Behind | None = None,
@@ -105,7 +96,7 @@ async def answer(
     labels: Sequence[str] = (),
     marked: Sequence[int] = (),
     fitting: bool = False,
-) -> GenerateResult:
+) -> api.GenerateResult:
     """One turn of a chat. model, labels, durable: as of `Parts.woken`. behind: where the messages stand, if they are no
     whole transcript. known: by what it is known again, to go on where it was given up. marked: behind how many messages
     of a whole transcript it has marks. fitting: `max_tokens` may be above what fits. Raises as `chat`."""
@@ -163,7 +154,7 @@ async def answer(
 async def _turn(
     parts: Parts,
     live: Session,
-    request: ChatRequest,
+    request: api.ChatRequest,
     behind: Behind | None,
     digest: bytes | None,
     marked: Sequence[int],
@@ -184,11 +175,11 @@ async def _turn(
     return turn
 
 
-@answers(WhyRequest)
-async def why(parts: Parts, request: WhyRequest) -> WhyResult:
+@answers(api.WhyRequest)
+async def why(parts: Parts, request: api.WhyRequest) -> api.WhyResult:
     """Raises SessionNotFound."""
     uri = parts.resolve(request.session)
-    return WhyResult(str(uri), parts.reasons.of(uri))
+    return api.WhyResult(str(uri), parts.reasons.of(uri))
 
 
 def _branch(parts: Parts, live: Session) -> Look | None:
@@ -202,7 +193,7 @@ def _branch(parts: Parts, live: Session) -> Look | None:
     return Look(live.durable.version, live.unchanged_tokens, newest.version, newest.ledger_tokens)
 
 
-def _order(request: WritingRequest, count: int, drawing: Sampling, matcher: Matcher | None) -> WriteOrder:
+def _order(request: api.WritingRequest, count: int, drawing: Sampling, matcher: Matcher | None) -> WriteOrder:
     """What both write. matcher: at the beginning of the grammar that the answer is held to."""
     return WriteOrder(
         count,

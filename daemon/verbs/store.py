@@ -9,38 +9,25 @@ from functools import partial
 from ...errors import TorporError
 from ...memvid.errors import SessionNotFound
 from ...memvid.exchange.incoming import owner_of
+from ...memvid.format.records import MaintenanceReport
 from ...memvid.operations import Order, set_mark
 from ...memvid.store import IndexRow
 from ...memvid.uri import VERSION_MARK, SessionUri, parse_reference
-from ..api.store import (
-    AnalyseRequest,
-    AnalysisResult,
-    ClearRequest,
-    ClearResult,
-    DeleteRequest,
-    DeleteResult,
-    ImportRequest,
-    MaintainRequest,
-    MaintenanceResult,
-    MarkRequest,
-    MarksResult,
-    StatsRequest,
-    StatsResult,
-)
+from ..api import store as api
 from ..api.waking import SleepResult
 from ..errors import SessionAwake, SessionBusy, SessionExists
 from ..memory.line import Use
 from ..models.models import LoadedModel
 from ..parts import Parts
-from ..sleep.maintenance import healed_first, nothing_done, result_of, with_awake
+from ..sleep.maintenance import healed_first, result_of, with_awake
 from ..sleep.quantising import QuantiseOrder, Tally, order_of
 from ..tasks.cancellation import to_the_end
 from ..tasks.pieces import NAMES_AT_ONCE
 from .answering import answers
 
 
-@answers(MaintainRequest)
-async def maintain(parts: Parts, request: MaintainRequest) -> MaintenanceResult:
+@answers(api.MaintainRequest)
+async def maintain(parts: Parts, request: api.MaintainRequest) -> api.MaintenanceResult:
     """Raises:
     SessionNotFound, InvalidPolicy, CorruptMarks, and the store's other refusals.
     SessionAwake: the session is to be quantised, and is awake.
@@ -69,8 +56,8 @@ async def maintain(parts: Parts, request: MaintainRequest) -> MaintenanceResult:
     return await to_the_end(parts.maintenance.carry_out(order))
 
 
-@answers(MarkRequest)
-async def mark(parts: Parts, request: MarkRequest) -> MarksResult:
+@answers(api.MarkRequest)
+async def mark(parts: Parts, request: api.MarkRequest) -> api.MarksResult:
     """Raises SessionNotFound, AmbiguousVersion, InvalidTag, TagTaken, MarkNotFound, CorruptMarks."""
     parts.require_open()
     marking = partial(
@@ -82,11 +69,11 @@ async def mark(parts: Parts, request: MarkRequest) -> MarksResult:
         pinned=request.pinned,
         move=request.move,
     )
-    return MarksResult.of(await to_the_end(parts.hibernation.threads.on_writer(marking)))
+    return api.MarksResult.of(await to_the_end(parts.hibernation.threads.on_writer(marking)))
 
 
-@answers(ImportRequest)
-async def import_bundle(parts: Parts, request: ImportRequest) -> SleepResult:
+@answers(api.ImportRequest)
+async def import_bundle(parts: Parts, request: api.ImportRequest) -> SleepResult:
     """Raises:
     SessionExists: a session of that name is awake.
     NameTaken: an unrelated session has that name.
@@ -112,8 +99,8 @@ async def import_bundle(parts: Parts, request: ImportRequest) -> SleepResult:
     return SleepResult.of(receipt, seconds=time.monotonic() - started)
 
 
-@answers(AnalyseRequest)
-async def analyse(parts: Parts, request: AnalyseRequest) -> AnalysisResult:
+@answers(api.AnalyseRequest)
+async def analyse(parts: Parts, request: api.AnalyseRequest) -> api.AnalysisResult:
     """Raises:
     SessionNotFound: also if the session is awake and has never slept. AmbiguousVersion.
     MalformedSnapshot, and the errors of a damaged bundle.
@@ -126,47 +113,49 @@ async def analyse(parts: Parts, request: AnalyseRequest) -> AnalysisResult:
             f"{uri} is awake and has never slept, and only stored versions are analysed; put it to sleep first.",
             session=str(uri),
         )
-    found = await parts.analyst.analyse(request.session, kind=request.kind, labels=request.labels, emit=request.emit)
-    live = parts.residency.awake.get(found.row.uri)
-    return AnalysisResult(
-        session=str(found.row.uri),
-        version=found.row.version,
-        bundle_id=found.row.bundle_id.hex(),
-        token_count=found.row.token_count,
+    row, artifact = await parts.analyst.analyse(
+        request.session, kind=request.kind, labels=request.labels, emit=request.emit
+    )
+    live = parts.residency.awake.get(row.uri)
+    return api.AnalysisResult(
+        session=str(row.uri),
+        version=row.version,
+        bundle_id=row.bundle_id.hex(),
+        token_count=row.token_count,
         awake_tokens=len(live.state.tokens) if live is not None else None,
-        artifact=found.artifact,
+        artifact=artifact,
         seconds=time.monotonic() - started,
     )
 
 
-@answers(StatsRequest, told=False)
-async def stats(parts: Parts, request: StatsRequest) -> StatsResult:
+@answers(api.StatsRequest, told=False)
+async def stats(parts: Parts, request: api.StatsRequest) -> api.StatsResult:
     parts.require_open()
     return await parts.labels.stats(request.label, request.namespace)
 
 
-@answers(DeleteRequest)
-async def delete(parts: Parts, request: DeleteRequest) -> DeleteResult:
+@answers(api.DeleteRequest)
+async def delete(parts: Parts, request: api.DeleteRequest) -> api.DeleteResult:
     """Raises SessionNotFound."""
     uri = _resolve_to_delete(parts, request.session)
     async with parts.residency.turn(uri):
         return await to_the_end(parts.delete_session(uri))
 
 
-@answers(ClearRequest)
-async def clear(parts: Parts, request: ClearRequest) -> ClearResult:
+@answers(api.ClearRequest)
+async def clear(parts: Parts, request: api.ClearRequest) -> api.ClearResult:
     parts.require_open()
     return await parts.labels.clear(request.label, request.namespace, dry_run=request.dry_run)
 
 
-async def _forget(parts: Parts, uri: SessionUri, *, dry_run: bool) -> MaintenanceResult:
+async def _forget(parts: Parts, uri: SessionUri, *, dry_run: bool) -> api.MaintenanceResult:
     await parts.writing_behind.settled()
     try:
         result = await parts.maintenance.carry_out(Order("forget", uri, dry_run))
     except SessionNotFound:
         if uri not in parts.residency.awake:
             raise
-        result = nothing_done("forget", dry_run=dry_run)  # the session has never slept
+        result = result_of(MaintenanceReport("forget", dry_run, (), 0, 0))  # the session has never slept
     live = parts.residency.awake.get(uri)
     if not dry_run:
         parts.residency.awake.drop(uri)  # only now, as in `delete_session`
@@ -176,7 +165,7 @@ async def _forget(parts: Parts, uri: SessionUri, *, dry_run: bool) -> Maintenanc
     return with_awake(result, str(uri), len(live.state.tokens))
 
 
-async def quantise(parts: Parts, session: str | None, order: QuantiseOrder) -> MaintenanceResult:
+async def quantise(parts: Parts, session: str | None, order: QuantiseOrder) -> api.MaintenanceResult:
     """Keep one session in fewer bits, or all that are old enough, each in its turn; sessions in use come last."""
     tally = Tally(order)
     if session is not None:

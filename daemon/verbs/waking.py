@@ -6,18 +6,8 @@ import asyncio
 import time
 
 from ...memvid.uri import SessionUri
+from ..api import waking as api
 from ..api.events import OnEvent
-from ..api.waking import (
-    PlanWakeRequest,
-    SaveRequest,
-    SleepRequest,
-    SleepResult,
-    WakePlanResult,
-    WakeRequest,
-    WakeResult,
-    WarmRequest,
-    WarmResult,
-)
 from ..events.events import SleepCause
 from ..memory.line import Use
 from ..parts import Parts
@@ -29,20 +19,20 @@ from ..tasks.cancellation import to_the_end
 from .answering import answers
 
 
-@answers(SleepRequest)
-async def sleep(parts: Parts, request: SleepRequest) -> SleepResult:
+@answers(api.SleepRequest)
+async def sleep(parts: Parts, request: api.SleepRequest) -> api.SleepResult:
     """Raises EmptyContext, NoSpace and the store's other refusals; the session then stays awake."""
     return await _keep(parts, request, stays=False)
 
 
-@answers(SaveRequest)
-async def save(parts: Parts, request: SaveRequest) -> SleepResult:
+@answers(api.SaveRequest)
+async def save(parts: Parts, request: api.SaveRequest) -> api.SleepResult:
     """Raises as `sleep`; the session then is as it was."""
     return await _keep(parts, request, stays=True)
 
 
-@answers(WakeRequest, queued=True)
-async def wake(parts: Parts, request: WakeRequest) -> WakeResult:
+@answers(api.WakeRequest, queued=True)
+async def wake(parts: Parts, request: api.WakeRequest) -> api.WakeResult:
     """Raises:
     AmbiguousVersion: several versions fit the text behind the `@`.
     SessionAwake: the session is awake with another version or position.
@@ -64,23 +54,23 @@ async def wake(parts: Parts, request: WakeRequest) -> WakeResult:
         )
 
 
-@answers(PlanWakeRequest, told=False)
-async def plan_wake(parts: Parts, request: PlanWakeRequest) -> WakePlanResult:
+@answers(api.PlanWakeRequest, told=False)
+async def plan_wake(parts: Parts, request: api.PlanWakeRequest) -> api.WakePlanResult:
     """Raises the errors of `wake` before it reads a block. ModelNotLoaded: the model was never loaded."""
     uri, version = await parts.version_of(request.session, request.version)
     async with parts.residency.turn(uri):
         return await parts.planning.plan(uri, WakeOrder(version, request.at_token, request.strict))
 
 
-@answers(WarmRequest, queued=True)
-async def warm(parts: Parts, request: WarmRequest) -> WarmResult:
+@answers(api.WarmRequest, queued=True)
+async def warm(parts: Parts, request: api.WarmRequest) -> api.WarmResult:
     """Raises SessionNotFound: a named session is missing; then none is woken."""
     parts.require_open()
     uris = [parts.resolve(session) for session in request.sessions]
     return await parts.labels.warm(uris, request.label, request.namespace, request.emit)
 
 
-async def _wake(parts: Parts, use: Use, order: WakeOrder, emit: OnEvent, started: float) -> WakeResult:
+async def _wake(parts: Parts, use: Use, order: WakeOrder, emit: OnEvent, started: float) -> api.WakeResult:
     try:
         return await parts.residency.bring_back(use, order, emit, started)
     except asyncio.CancelledError:
@@ -89,19 +79,21 @@ async def _wake(parts: Parts, use: Use, order: WakeOrder, emit: OnEvent, started
         return use.woken  # the wake ran to its end
 
 
-async def _keep(parts: Parts, request: SleepRequest, *, stays: bool) -> SleepResult:
+async def _keep(parts: Parts, request: api.SleepRequest, *, stays: bool) -> api.SleepResult:
     """Make a session durable. stays: leave it where it is, in memory or not."""
     started = time.monotonic()
     async with parts.residency.turn(parts.resolve(request.session)) as use:
         return await to_the_end(_keep_in_turn(parts, use.uri, request.emit, started, stays=stays))
 
 
-async def _keep_in_turn(parts: Parts, uri: SessionUri, emit: OnEvent, started: float, *, stays: bool) -> SleepResult:
+async def _keep_in_turn(
+    parts: Parts, uri: SessionUri, emit: OnEvent, started: float, *, stays: bool
+) -> api.SleepResult:
     residency = parts.residency
     live, looks = residency.putting_away.live(uri), residency.awake.looks
     if live is None:
         await parts.journal.replay(uri)
-        row, look = residency.standing.require_row(uri), looks.find(uri) if stays else looks.end(uri)
+        row, look = residency.standing.require_row(uri), looks.get(uri) if stays else looks.pop(uri, None)
         durable = await parts.hibernation.threads.on_io(lambda: listing.durable_of_asleep(parts.store, row))
         return listing.receipt_of_kept(
             durable, uri, already_asleep=stays or look is None, looked_at=look.token_count if look else None
@@ -114,4 +106,4 @@ async def _keep_in_turn(parts: Parts, uri: SessionUri, emit: OnEvent, started: f
         if row.bundle_id != kept.bundle_id:
             kept = await parts.hibernation.threads.on_io(lambda: listing.durable_of_asleep(parts.store, row))
         return listing.receipt_of_kept(kept, uri, looked_at=looked_at)
-    return SleepResult.of(kept, seconds=time.monotonic() - started)
+    return api.SleepResult.of(kept, seconds=time.monotonic() - started)
