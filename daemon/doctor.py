@@ -59,7 +59,6 @@ def examine() -> dict[str, Any]:
 
 
 def main() -> None:
-    """Print the report."""
     print(json.dumps(examine(), indent=2))
 
 

@@ -148,7 +148,6 @@ class Parts:
 
     @property
     def options(self) -> ServeOptions:
-        """The options that hold now."""
         return self._options if self.config is None else self.config.options
 
     def place_for(self, name: str | None) -> Place:

@@ -34,7 +34,6 @@ _OTHER_SHAPE = "the parent's has another shape"
 
 
 def drift_from(version: StoredVersion, parent: StoredVersion) -> dict[str, Any]:
-    """The drift as plain data."""
     common = common_tokens(version.reader, parent.reader)
     parents = {entry.start: entry for entry in parent.spans}
     shared = [entry for entry in version.spans if entry.start < common]

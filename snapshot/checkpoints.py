@@ -50,7 +50,6 @@ class Checkpoint:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of its arrays."""
         arrays = [array for record in self.records.values() for array in record.arrays.values()]
         own = [self.logits, self.random_key, *([] if self.canary is None else [self.canary])]
         return sum(array.nbytes for array in (*arrays, *own))
@@ -128,7 +127,6 @@ class Checkpoints:
                 return due
 
     def is_due(self, position: int) -> bool:
-        """Whether a checkpoint is to be taken at this position."""
         if position in self.marks:
             return True
         return self._fits and position > 0 and position % self._distance(position) == 0

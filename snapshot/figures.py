@@ -61,7 +61,6 @@ def rounded(value: float) -> float:
 
 
 def sums_bytes(heads: int, dim: int) -> int:
-    """Bytes that `HeadSums` takes."""
     return heads * 8 * (dim * dim + 4 * dim)
 
 
@@ -341,7 +340,6 @@ class Difference:
             self._parent_squares += float((parent**2).sum())
 
     def refuse(self, why: str) -> None:
-        """Say that the two cannot be compared."""
         self._why = why
 
     def to_map(self) -> dict[str, Any]:

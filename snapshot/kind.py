@@ -36,7 +36,6 @@ Arrays = Mapping[str, mx.array]
 
 
 def dtype_named(name: str) -> mx.Dtype:
-    """The MLX dtype of a stored name."""
     return _DTYPES[name]
 
 

@@ -167,7 +167,6 @@ class CacheLayout:
 
     @property
     def canary_bytes(self) -> int:
-        """Bytes of the logits of a canary."""
         return 4 * self.vocabulary
 
     def state_slots(self, pass_count: int, *, canary: bool = False, is_lossy: bool = False) -> tuple[SlotSpec, ...]:

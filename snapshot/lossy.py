@@ -46,7 +46,6 @@ class Loss:
         return Loss(self.bits, min(self.tokens, token_count)) if token_count else None
 
     def to_map(self) -> dict[str, int]:
-        """As the session map keeps it."""
         return {"bits": self.bits, "tokens": self.tokens}
 
     @classmethod
@@ -80,7 +79,6 @@ class StoredArray:
 
     @property
     def slots(self) -> tuple[SlotSpec, ...]:
-        """The slots that it takes."""
         return (self.exact,) if self.quantisation is None else self.quantisation.slots(self.exact)
 
 

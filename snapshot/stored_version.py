@@ -137,7 +137,6 @@ class StoredVersion:
             yield from self._record_pieces(array, self.state)
 
     def piece(self, array: CacheArray, entry: BlockEntry) -> Piece:
-        """The vectors of one span."""
         kept = self._kept_in(entry)
         parts = []
         for index in array.slots:

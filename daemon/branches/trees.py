@@ -321,7 +321,6 @@ class Forest:
         await self.prune(going)
 
     async def close(self) -> None:
-        """End all trees."""
         while self._branches:
             await self._end(next(iter(self._branches.values())).tree)
 

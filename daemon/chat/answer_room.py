@@ -59,7 +59,6 @@ class AnswerRoom(Room):
             self._loop.call_soon_threadsafe(self._take)
 
     async def settled(self) -> None:
-        """Wait until no room is being taken."""
         if self._taking is not None:
             await asyncio.wait({self._taking})
 

@@ -69,7 +69,6 @@ class Exhausted:
 
     @property
     def is_chat(self) -> bool:
-        """Whether it is a chat."""
         return self.turn_open or bool(self.text_map.turns)
 
 

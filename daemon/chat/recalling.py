@@ -39,8 +39,6 @@ _WORDS: Final = "torporwordsplaceholder5e1a"
 
 @dataclass(eq=False, repr=False)
 class Recalling:
-    """Tells what was said."""
-
     _store: Store
     _threads: StoreThreads
     _encoder: Encoder

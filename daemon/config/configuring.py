@@ -60,7 +60,6 @@ class Configuring:
         self._loads: set[asyncio.Task[None]] = set()
 
     def info(self) -> ConfigInfo:
-        """The state of the configuration."""
         said = self._settings.options
         waits = [name for name in AT_NEXT_START if getattr(said, name) != getattr(self._begun_with, name)]
         if self._budget is not None and said.memory_budget is None:

@@ -53,7 +53,6 @@ class Wanted:
             )
 
     def has(self, event: Event) -> bool:
-        """Whether the subscriber wants this event."""
         if self.names is not None and event.name not in self.names:
             return False
         if self.session is not None and event.session != self.session:
@@ -78,11 +77,9 @@ class Bus:
 
     @property
     def is_watched(self) -> bool:
-        """Whether there is a subscription."""
         return bool(self._subscriptions)
 
     def publish(self, event: Event) -> None:
-        """Pass an event to all subscriptions that want it."""
         if self._subscriptions:
             self._number += 1
             notice = self._notice(event)

@@ -82,7 +82,6 @@ class Line:
             use.answer.set_exception(error)
 
     def refuse_all(self, error: Callable[[], TorporError]) -> None:
-        """Refuse all waiting requests."""
         for use in tuple(self.waiting):
             self.refuse(use, error())
 

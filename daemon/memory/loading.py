@@ -59,7 +59,6 @@ class Loader:
         return await self._run(name, partial(self._load, name, choice, expected))
 
     def close(self) -> None:
-        """End the threads."""
         self._aside.close()
 
     def _load(self, name: str, choice: ModelChoice, expected: int) -> LoadedModel:

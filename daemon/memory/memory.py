@@ -113,7 +113,6 @@ class Memory:
         self.slept_by_idling = 0
 
     def info(self) -> MemoryInfo:
-        """The use of the budget, by owner."""
         return MemoryInfo(
             budget_bytes=self.budget,
             weights_bytes=self._shelf.weights_bytes(),

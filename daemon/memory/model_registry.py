@@ -135,7 +135,6 @@ class Shelf:
             del self.places[place.name]
 
     def loaded(self) -> Iterator[LoadedModel]:
-        """The models in memory."""
         return (place.model for place in self.places.values() if place.model is not None)
 
     def facts(self, name: str) -> LoadedModel | None:
@@ -154,7 +153,6 @@ class Shelf:
                 place.loaded_as = None
 
     def put(self, place: Place, model: LoadedModel) -> None:
-        """Put a loaded model in its place."""
         place.model, place.facts, place.problem, place.changed = model, None, None, ()
         place.loads += 1
         place.last_used = time.monotonic()

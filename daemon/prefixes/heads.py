@@ -74,7 +74,6 @@ class Heads:
         self._learning = asyncio.ensure_future(self._learn_stored())
 
     async def close(self) -> None:
-        """Stop learning."""
         if self._learning is not None:
             self._learning.cancel()
             await asyncio.wait({self._learning})
@@ -85,7 +84,6 @@ class Heads:
             await asyncio.wait({self._learning})
 
     def note(self, session: Session) -> None:
-        """Learn a session as it is now."""
         tokens = len(session.state.tokens)
         self._put(session.uri, session.model.name, session.text_map, tokens, session.left_midway)
 
@@ -99,7 +97,6 @@ class Heads:
         self._put(uri, *found)
 
     def forget(self, uri: SessionUri) -> None:
-        """Forget a session."""
         for digest in self._of.pop(uri, ()):
             heads = self._at[digest]
             del heads[uri]

@@ -58,8 +58,6 @@ class Reading:
 
 
 class InFlight:
-    """The readings under way."""
-
     def __init__(self, reuse: PrefixReuse) -> None:
         self._reuse = reuse
         self._under_way: dict[Reading, None] = {}

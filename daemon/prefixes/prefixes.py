@@ -64,7 +64,6 @@ class PrefixTree:
         self._ends: dict[SessionUri, tuple[Root, _Node, int]] = {}
 
     def __len__(self) -> int:
-        """The number of sessions."""
         return len(self._ends)
 
     def __contains__(self, uri: SessionUri) -> bool:
@@ -116,7 +115,6 @@ class PrefixTree:
 
 
 def tokens_in_common(ledger: Sequence[int], tokens: Sequence[int]) -> int:
-    """How many leading tokens two ledgers share."""
     one, other = _packed(ledger), _packed(tokens)
     most = min(len(one), len(other))
     for start in range(0, most, BLOCK_TOKENS):

@@ -84,7 +84,6 @@ class PrefixReuse:
             self._learning = asyncio.ensure_future(self._learn_stored())
 
     async def close(self) -> None:
-        """Stop learning."""
         if self._learning is not None:
             self._learning.cancel()
             await asyncio.wait({self._learning})
@@ -95,12 +94,10 @@ class PrefixReuse:
             await asyncio.wait({self._learning})
 
     def note(self, session: Session) -> None:
-        """Learn a session's ledger as it is now."""
         if self._policy != "off":
             self._tree.put(session.uri, session.model.identity.digest, session.state.tokens)
 
     def forget(self, uri: SessionUri) -> None:
-        """Forget a session."""
         self._tree.remove(uri)
 
     async def adopt(self, session: Session, ids: Sequence[int], awake_of: AwakeOf, emit: OnEvent) -> LiveState | None:

@@ -97,7 +97,6 @@ class AwakeSessions(dict[SessionUri, Session]):
             self.looks[uri] = replace(look, version=healed.version, bundle_id=healed.bundle_id)
 
     def admit(self, session: Session) -> None:
-        """Add an awake session."""
         self[session.uri] = session
 
     def drop(self, uri: SessionUri) -> None:
@@ -131,5 +130,4 @@ class AwakeSessions(dict[SessionUri, Session]):
         return True
 
     def on(self, model: str) -> list[Session]:
-        """The sessions on a model."""
         return [session for session in self.values() if session.model.name == model]

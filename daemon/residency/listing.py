@@ -235,7 +235,6 @@ def version_info(row: IndexRow, marks: SessionMarks) -> VersionInfo:
 
 
 def result_of_fork(order: ForkOrder, forked: Forked, *, seconds: float) -> ForkResult:
-    """The receipt of a fork."""
     receipt = forked.receipt
     return ForkResult(
         session=str(receipt.uri),
@@ -324,7 +323,6 @@ def wake_result(
 
 
 def parts_that_differ(differs: Sequence[Difference]) -> tuple[PartDiffers, ...]:
-    """The differences since a session slept, as records."""
     return tuple(PartDiffers(each.field, each.stored, each.live) for each in differs)
 
 
@@ -428,7 +426,6 @@ class Roll:
         return info_of_left(versions, self._looks.get(uri)) if versions else None
 
     def count_asleep(self) -> Pieces[int]:
-        """The number of sessions that are only on disk."""
         asleep = 0
         for number, page in enumerate(self._store.iter_uris(NAMES_AT_ONCE)):
             if number:

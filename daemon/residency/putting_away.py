@@ -29,8 +29,6 @@ def require_read(live: Session) -> None:
 
 @dataclass(eq=False, repr=False)
 class PuttingAway:
-    """Puts sessions to sleep."""
-
     _store: Store
     _hibernation: Hibernation
     _awake: AwakeSessions

@@ -349,7 +349,6 @@ class Residency:
             self.memory.slept_by_idling += 1
 
     def is_working(self) -> bool:
-        """Whether new work is taken."""
         try:
             self._require_working()
         except ServiceClosed:

@@ -17,8 +17,6 @@ from .awake import AwakeSessions
 
 
 class Standing:
-    """The positions of sessions."""
-
     def __init__(self, store: Store, awake: AwakeSessions) -> None:
         self._store = store
         self._awake = awake
@@ -104,5 +102,4 @@ class Standing:
 
 
 def session_exists(uri: SessionUri) -> SessionExists:
-    """The error for a name that is taken."""
     return SessionExists(f"{uri} exists already; use it, delete it, or choose another name.", session=str(uri))

@@ -293,7 +293,6 @@ class _Marks:
         self._model = model
 
     def of_message(self, message: Message) -> Message:
-        """The message with marks."""
         found: dict[str, Any] = {**message, "content": self._of_content(message)}
         for name in ("reasoning", "tool_calls", "tool_call_id"):
             if name in message:
@@ -301,7 +300,6 @@ class _Marks:
         return found
 
     def of_root(self, root: Root) -> Root:
-        """The root with marks."""
         return Root(tuple(map(self._of_value, root.tools)), self._of_value(root.arguments))
 
     def _of_content(self, message: Message) -> str:

@@ -34,7 +34,6 @@ class Interrupted:
     seed: int | None = None
 
     def to_map(self) -> dict[str, Any]:
-        """The entry of the session map."""
         seed = b"" if self.seed is None else self.seed.to_bytes(_SEED_BYTES, "little")
         return {**{name: getattr(self, name) for name in _FIELDS if name != "random_key"}, "random_key": seed}
 

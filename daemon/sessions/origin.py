@@ -41,7 +41,6 @@ _DAMAGED = "damaged"
 
 
 def map_of_recomputed(told: Recomputed) -> dict[str, Any]:
-    """The entry of the session map."""
     return {name: value for name, value in asdict(told).items() if name != _DAMAGED or not value}
 
 

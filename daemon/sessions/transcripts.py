@@ -63,11 +63,9 @@ class Turn:
 
     @classmethod
     def of(cls, message: Message, end: int) -> Turn:
-        """The turn of a message."""
         return cls(message["role"], _digest(message), end)
 
     def is_mark_of(self, message: Message) -> bool:
-        """Whether this is the message."""
         return _digest(message) == self.digest
 
 
@@ -156,7 +154,6 @@ class TextMap:
         return replace(self, turns=(*self.turns, *(replace(turn, end=turn.end + moved) for turn in turns)))
 
     def to_map(self) -> dict[str, Any]:
-        """The entry of the session map."""
         lines = (_LINE.pack(_ROLES.index(turn.role), turn.end, turn.digest) for turn in self.turns)
         answers = b"".join(_ANSWER.pack(at, turn.answer) for at, turn in enumerate(self.turns) if turn.answer)
         found = {"version": _VERSION, "turns": b"".join(lines), "system": self.system, "root": self.root}

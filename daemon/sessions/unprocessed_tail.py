@@ -65,7 +65,6 @@ class Unread:
     damaged: bool = False
 
     def to_map(self) -> dict[str, Any]:
-        """The entry of the session map."""
         return {
             "start": self.start,
             "tokens": self.tokens.tobytes(),

@@ -75,7 +75,6 @@ class Scrub(Rounds):
         super().__init__()
 
     def info(self, healed: int, unhealed: int) -> ScrubInfo:
-        """The figures since the daemon began."""
         return ScrubInfo(
             bytes_per_s=self._policy.bytes_per_s,
             sessions=self._sessions,

@@ -377,7 +377,6 @@ async def _told(parts: Parts, branches: Sequence[Branch]) -> tuple[api.BranchInf
 
 
 def info_of(branch: Branch) -> api.BranchInfo:
-    """A branch as answers show it."""
     return api.BranchInfo(
         branch=branch.number,
         parent=None if branch.parent is None else branch.parent.number,

@@ -55,7 +55,6 @@ async def find_answer(parts: Parts, namespace: str | None, answer_id: str) -> li
 
 
 def answer_not_found(answer_id: str) -> AnswerNotFound:
-    """The error for an id that no session has."""
     return AnswerNotFound(
         f"There is no answer {answer_id}. It was never given, or it or its session was deleted. Send the whole"
         " dialogue.",
