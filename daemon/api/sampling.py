@@ -58,7 +58,7 @@ class Sampling(Record, _Naming):
         Raises:
             InvalidSampling: naming the field and the values it takes.
         """
-        given = {name for name, value in self._values() if not isinstance(value, (_LeftFraction, _LeftWhole))}
+        given = {name for name, value in vars(self).items() if not isinstance(value, (_LeftFraction, _LeftWhole))}
         object.__setattr__(self, "_named", frozenset(given))
         for name, (kind, lowest, highest) in _ranges().items():
             value = getattr(self, name)
@@ -72,7 +72,7 @@ class Sampling(Record, _Naming):
 
     def named(self) -> dict[str, float | int]:
         """The fields given to the constructor."""
-        return {name: value for name, value in self._values() if name in self._named}
+        return {name: value for name, value in vars(self).items() if name in self._named}
 
     def changed(self, by: Sampling | None) -> Sampling:
         """These parameters, changed by those that another names."""
@@ -80,10 +80,7 @@ class Sampling(Record, _Naming):
 
     def to_map(self) -> dict[str, float | int]:
         """The parameters as plain data, as a snapshot keeps them."""
-        return dict(self._values())
-
-    def _values(self) -> list[tuple[str, float | int]]:
-        return [(each.name, getattr(self, each.name)) for each in fields(self)]
+        return dict(vars(self))
 
     @classmethod
     def from_map(cls, stored: Mapping[str, Any]) -> Sampling:

@@ -155,7 +155,9 @@ class Forest:
 
     def trees(self) -> list[Tree]:
         """Those of this connection, in the order of their making."""
-        return [each.tree for each in self._branches.values() if each is each.tree.root and self._is_mine(each)]
+        return [
+            each.tree for each in self._branches.values() if each is each.tree.root and each.tree.owner is holder.get()
+        ]
 
     def holds(self, branch: Branch) -> bool:
         """Whether a branch is not pruned."""
@@ -185,9 +187,6 @@ class Forest:
                 branch=other.number,
             )
         return branches
-
-    def _is_mine(self, branch: Branch) -> bool:
-        return branch.tree.owner is holder.get()
 
     def _was(self, number: int) -> bool:
         return self._first < number <= self._newest

@@ -40,20 +40,20 @@ class ConfigFile:
     read: Callable[[], Settings]
 
 
+@dataclass(eq=False, repr=False)
 class Configuring:
     """Applies the file to a daemon until it is closed. settings: those of the start."""
 
-    def __init__(
-        self, file: ConfigFile, settings: Settings, shelf: Shelf, residency: Residency, requests: Queue, bus: Bus
-    ) -> None:
-        self._file = file
-        self._settings = settings
-        self._begun_with = settings.options
-        self._budget = settings.options.memory_budget
-        self._shelf = shelf
-        self._residency = residency
-        self._requests = requests
-        self._bus = bus
+    _file: ConfigFile
+    _settings: Settings
+    _shelf: Shelf
+    _residency: Residency
+    _requests: Queue
+    _bus: Bus
+
+    def __post_init__(self) -> None:
+        self._begun_with = self._settings.options
+        self._budget = self._begun_with.memory_budget
         self._problem: str | None = None
         self._reloads = 0
         self._turn = asyncio.Lock()

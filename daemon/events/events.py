@@ -10,7 +10,7 @@ begins a stage, another ends it.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, ClassVar, Final, Literal, dataclass_transform
 
 from ...memvid.uri import SessionUri
@@ -48,7 +48,7 @@ class Event:
 
     def facts(self) -> dict[str, Fact]:
         """The event's fields but for the session."""
-        return {each.name: _plain(getattr(self, each.name)) for each in fields(self) if each.name != "session"}
+        return {name: _plain(value) for name, value in vars(self).items() if name != "session"}
 
 
 class Subscribed(Event):

@@ -25,6 +25,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Final
 
 from ...memvid.units import format_bytes
@@ -74,6 +75,7 @@ def require_models_fit(weights_bytes: int, budget: int) -> None:
         )
 
 
+@dataclass(eq=False, repr=False)
 class Memory:
     """The accounts. budget: bytes for all; shelf: the models.
 
@@ -85,28 +87,20 @@ class Memory:
 
     Raises MemoryBudgetExceeded: the models alone take more."""
 
-    def __init__(
-        self,
-        budget: int,
-        shelf: Shelf,
-        awake: Mapping[SessionUri, Session],
-        turns: Turns,
-        put_away: Callable[[SessionUri], Awaitable[object]],
-        unload: Callable[[str], Awaitable[object]],
-        bus: Bus,
-    ) -> None:
-        self._bus = bus
+    budget: int
+    _shelf: Shelf
+    _awake: Mapping[SessionUri, Session]
+    _turns: Turns
+    _put_away: Callable[[SessionUri], Awaitable[object]]
+    _unload: Callable[[str], Awaitable[object]]
+    _bus: Bus
+
+    def __post_init__(self) -> None:
         self.numbers = itertools.count()
-        self.budget = budget
-        self._shelf = shelf
-        self._awake = awake
         self.trees: dict[int, int] = {}
-        self._turns = turns
-        self._put_away = put_away
-        self._unload = unload
-        require_models_fit(shelf.weights_bytes(), budget)
+        require_models_fit(self._shelf.weights_bytes(), self.budget)
         self._reserved = 0
-        self.line = Line(turns)
+        self.line = Line(self._turns)
         self._evicting: asyncio.Task[None] | None = None
         self._looks_again_at = 0.0
         self.slept_by_pressure = 0
@@ -369,14 +363,11 @@ class Memory:
             await self._unload(chosen)
             return
         async with self._turns.take(chosen):
-            await self._evict_one(chosen)
-
-    async def _evict_one(self, uri: SessionUri) -> None:
-        try:
-            await self._put_away(uri)
-            self.slept_by_pressure += 1
-        except Exception as error:  # noqa: BLE001 - one session that cannot sleep must not keep others from it
-            self.could_not_sleep(uri, error)
+            try:
+                await self._put_away(chosen)
+                self.slept_by_pressure += 1
+            except Exception as error:  # noqa: BLE001 - one session that cannot sleep must not keep others from it
+                self.could_not_sleep(chosen, error)
 
     def _require_possible(self, use: Claim, wanted: int) -> None:
         """Refuse a request that would not fit even with all sessions asleep that can be; none is put to sleep for

@@ -15,6 +15,7 @@ import itertools
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
@@ -55,26 +56,20 @@ _MOST_NAMES: Final = 1024
 """Sessions whose names are compared for that."""
 
 
+@dataclass(eq=False, repr=False)
 class PrefixReuse:
     """Finds and copies states that need not be computed again. The event loop's. found: counts, how often of which
     session."""
 
-    def __init__(
-        self,
-        store: Store,
-        engine: Engine,
-        hibernation: Hibernation,
-        bus: Bus,
-        found: Counter[SessionUri],
-        policy: ReusePolicy = "exact",
-    ) -> None:
+    _store: Store
+    _engine: Engine
+    _hibernation: Hibernation
+    _bus: Bus
+    _found: Counter[SessionUri]
+    _policy: ReusePolicy = "exact"
+
+    def __post_init__(self) -> None:
         self.hits = self.misses = self.cached_tokens = 0
-        self._bus = bus
-        self._found = found
-        self._store = store
-        self._engine = engine
-        self._hibernation = hibernation
-        self._policy = policy
         self._tree = PrefixTree()
         self._learning: asyncio.Task[None] | None = None
 

@@ -114,16 +114,13 @@ class Residency:
                 finally:
                     self.journal.give_back_room(uri)
                     if self.awake.drop_if_lost(uri):
-                        await in_any_case(self._keep_turns(uri))
+                        # The turns that only the journal has become a version, so that every request finds them. If
+                        # that fails, the session's next use tries again.
+                        with suppress(StoreError):
+                            await in_any_case(self.journal.replay(uri))
                     self.memory.settle(use)
         finally:
             self.memory.look_again()
-
-    async def _keep_turns(self, uri: SessionUri) -> None:
-        """Make a version of the turns that only the journal has, so that every request finds them. If that fails, the
-        session's next use tries again."""
-        with suppress(StoreError):
-            await self.journal.replay(uri)
 
     @asynccontextmanager
     async def turn_with_name(self, uri: SessionUri, name: SessionUri) -> AsyncIterator[Use]:

@@ -22,7 +22,7 @@ from ...errors import TorporError
 from ...memvid.errors import InvalidPolicy
 from ...memvid.folder.marks import SessionMarks
 from ...memvid.folder.retention import EARLIEST_NS
-from ...memvid.format.blocks import BLOCK_TOKENS, BlockEntry
+from ...memvid.format.blocks import BLOCK_TOKENS
 from ...memvid.format.reader import BundleReader
 from ...memvid.format.records import Action, Finding, MaintenanceReport, Receipt
 from ...memvid.format.salvaged import salvaged_from
@@ -257,17 +257,15 @@ def _quantise(session: Session, reader: BundleReader, plan: Plan, bits: int) -> 
     read into memory, to be written again.
     """
     state, layout = session.state, session.model.layout
-    for entry in _checkpoints_behind(reader.entries, plan.start, state.checkpoints.positions):
-        state.checkpoints.add(read_checkpoint(reader, entry, layout))
-        yield None
+    positions = state.checkpoints.positions
+    for entry in reader.entries:
+        if entry.kind == "state" and entry.start > plan.start and entry.start in positions:
+            state.checkpoints.add(read_checkpoint(reader, entry, layout))
+            yield None
     session.lossy = yield from quantise(state.caches, layout, bits, plan.start, plan.end)
     session.loss = worst(session.loss, Loss(bits, plan.end))
     session.unchanged_tokens = min(session.unchanged_tokens, plan.start)
     session.dirty = True
-
-
-def _checkpoints_behind(entries: Sequence[BlockEntry], start: int, positions: Collection[int]) -> list[BlockEntry]:
-    return [entry for entry in entries if entry.kind == "state" and entry.start > start and entry.start in positions]
 
 
 class Tally:

@@ -56,23 +56,19 @@ class _Waiting:
     written: asyncio.Future[None]
 
 
+@dataclass(eq=False, repr=False)
 class TurnJournal:
     """Keeps the turns of awake sessions. Callers hold the session alone.
 
     durability: what holds now. sleep: makes a session durable as a version.
     """
 
-    def __init__(
-        self,
-        store: Store,
-        threads: StoreThreads,
-        durability: Callable[[], Durability],
-        sleep: Callable[[Session], Awaitable[object]],
-    ) -> None:
-        self._store = store
-        self._threads = threads
-        self._durability = durability
-        self._sleep = sleep
+    _store: Store
+    _threads: StoreThreads
+    _durability: Callable[[], Durability]
+    _sleep: Callable[[Session], Awaitable[object]]
+
+    def __post_init__(self) -> None:
         self._waiting: list[_Waiting] = []
         self._flushing: asyncio.Task[None] | None = None
         self._begun: dict[SessionUri, float] = {}  # when each turn under way began

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import fields, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -262,12 +262,8 @@ async def diverge(parts: Parts, request: api.DivergeRequest) -> api.DivergeResul
             losers = order[1:] if request.by != "client" else []
             await in_any_case(parts.forest.prune([children[at] for at in losers]))
             return api.DivergeResult(
-                tuple(api.Attempt(**_fields(texts[at]), kept=at not in losers, measure=measures[at]) for at in order)
+                tuple(api.Attempt(**vars(texts[at]), kept=at not in losers, measure=measures[at]) for at in order)
             )
-
-
-def _fields(text: api.BranchText) -> dict[str, Any]:
-    return {each.name: getattr(text, each.name) for each in fields(text)}
 
 
 @answers(api.GuideRequest)
