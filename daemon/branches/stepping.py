@@ -33,7 +33,7 @@ from ..engine.text import TextStream
 from ..errors import InvalidConstraint
 from ..models.grammars import Matcher
 from ..models.models import LoadedModel
-from ..tasks.cancellation import in_any_case, settled
+from ..tasks.cancellation import in_any_case
 from .trees import Branch
 
 Result = TypeVar("Result")
@@ -61,10 +61,11 @@ class Stepping:
 
         def reading(at: int) -> Steps[None]:
             branch, tokens = texts[at]
-            live = branch.live
-            return generation.read(
-                live.model, live.state, tokens, lambda count, _: _soon(loop, lambda: tell(at, count))
-            )
+
+            def on_tokens(count: int, _: int) -> None:
+                loop.call_soon_threadsafe(tell, at, count)
+
+            return generation.read(branch.live.model, branch.live.state, tokens, on_tokens)
 
         await self._all_or_none([self._engine.run(reading(at)) for at in range(len(texts))], undo)
         for branch, _ in texts:
@@ -168,7 +169,7 @@ class _Writing:
         def on_token(token: int | None, piece: Piece) -> None:
             told = self.written.logprobs_of(token)
             event = TokenEvent(token, piece.text, piece.channel, piece.call, told, number)
-            _soon(loop, lambda: emit(event))
+            loop.call_soon_threadsafe(emit, event)
 
         return generation.write(live.model, live.state, self.order, self.written, on_token)
 
@@ -293,24 +294,12 @@ def _evaluated(array: mx.array) -> mx.array:
     return array
 
 
-def _soon(loop: asyncio.AbstractEventLoop, call: Callable[[], None]) -> None:
-    loop.call_soon_threadsafe(call)
-
-
 async def _together(works: Sequence[Coroutine[Any, Any, Result]]) -> list[Result]:
     """The results of works that run at once. If one fails or the caller is cancelled, the others are stopped, and have
     ended when this raises."""
-    tasks = [asyncio.ensure_future(work) for work in works]
-    if not tasks:
-        return []
     try:
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
-        failed = next((task for task in tasks if task.done() and not task.cancelled() and task.exception()), None)
-        if failed is None:
-            return [task.result() for task in tasks]
-    finally:
-        for task in tasks:
-            task.cancel()
-        for task in tasks:
-            await settled(task)
-    raise failed.exception() or AssertionError  # of a task that has failed
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(work) for work in works]
+    except BaseExceptionGroup as failed:
+        raise failed.exceptions[0] from None
+    return [task.result() for task in tasks]

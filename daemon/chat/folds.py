@@ -13,6 +13,7 @@ import time
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from ...errors import TorporError
@@ -23,9 +24,8 @@ from ...memvid.units import format_count, format_plural
 from ...memvid.uri import SessionUri
 from ...snapshot.state import LiveState
 from ..api.events import OnEvent
-from ..api.forking import FoldResult
-from ..api.sampling import Sampling
-from ..api.session import Origin, OwnDurability
+from ..api.forking import FoldRequest, FoldResult
+from ..api.session import Origin
 from ..engine.generation import WriteOrder, require_room
 from ..engine.sampler import initial_key
 from ..errors import ContextOverflow, InvalidFold, TemplateUnusable
@@ -183,56 +183,17 @@ _MORE_AT_ANOTHER_PLACE: Final = 16
 
 
 @dataclass(frozen=True, slots=True)
-class FoldOrder:
-    """A request for a fold. summary: the text; None if the model writes one of at most `summarise` tokens. tail: how
-    many of the full session's last tokens the new one keeps, at most. labels: None for those of the full one."""
-
-    summary: str | None
-    summarise: int | None
-    tail: int = 0
-    labels: tuple[str, ...] | None = None
-
-    def __post_init__(self) -> None:
-        """Raises InvalidFold unless exactly one of summary and summarise is given."""
-        if (self.summary is None) == (self.summarise is None) or self.summary == "":
-            raise InvalidFold("Give either a summary or how many tokens the model may write one in.")
-
-
-@dataclass(frozen=True, slots=True)
 class _Source:
     """The facts of the full session, without its state and its model, which may be unloaded. look: its position, if it
-    was only looked at.
+    was only looked at. begin: makes the new session, of a name, a model and a state.
     """
 
     uri: SessionUri
     identity: Identity
     model: str
-    sampling: Sampling
-    labels: tuple[str, ...]
-    system: str | None
-    root: Root
-    opened: bool
-    durability: OwnDurability | None
     origin: Origin
-    parent: Durable
     look: LeftLook | None
-
-    def begun(self, uri: SessionUri, model: LoadedModel, state: LiveState) -> Session:
-        """The new session, before it reads anything. Raises ModelChanged."""
-        require_same_model(self.identity, model, uri)
-        return Session(
-            uri,
-            model,
-            state,
-            self.sampling,
-            self.labels,
-            system=self.system,
-            root=self.root,
-            opened_at=0 if self.opened else None,
-            durability=self.durability,
-            durable=self.parent,
-            folded_from=self.origin,
-        )
+    begin: Callable[[SessionUri, LoadedModel, LiveState], Session]
 
 
 @dataclass(eq=False, repr=False)
@@ -248,11 +209,13 @@ class Folds:
     _forget: Callable[[SessionUri], None]
     _bus: Bus
 
-    async def make(self, source: SessionUri, wanted: SessionUri, order: FoldOrder, emit: OnEvent) -> FoldResult:
+    async def make(self, source: SessionUri, wanted: SessionUri, order: FoldRequest, emit: OnEvent) -> FoldResult:
         """Put `source` to sleep as it stands, and begin `wanted`, awake and durable, from its fold. Raises InvalidFold,
         SessionExists, SessionNotFound, EmptyContext, TemplateUnusable, ContextOverflow, GenerationFailed, ModelChanged,
         and the errors of a sleep or a wake. Then there is no new session."""
         started = time.monotonic()
+        if (order.summary is None) == (order.summarise is None) or order.summary == "":
+            raise InvalidFold("Give either a summary or how many tokens the model may write one in.")
         self._residency.standing.require_new(wanted)
         full, fold, summary = await self._end(source, order, emit)
         async with self._residency.turn(wanted) as use:
@@ -275,27 +238,26 @@ class Folds:
         self._tell(wanted, full, result)
         return result
 
-    async def _end(self, source: SessionUri, order: FoldOrder, emit: OnEvent) -> tuple[_Source, Fold, str]:
+    async def _end(self, source: SessionUri, order: FoldRequest, emit: OnEvent) -> tuple[_Source, Fold, str]:
         """Make the full session durable and free its memory. Gives its facts, the fold, and the summary."""
         async with self._residency.woken(source, emit) as (use, live):
             require_read(live)
             old = Exhausted.of(live)
             least = await self._smaller(live, old, order.summary or "", order.tail)
             row = await to_the_end(self._residency.putting_away.keep_changed(live, emit, "fold"))
-            full = _Source(
-                uri=source,
-                identity=live.model.identity,
-                model=row.model,
+            origin = origin_of(row, len(old.tokens))
+            begin = partial(
+                Session,
                 sampling=live.sampling,
-                labels=live.labels if order.labels is None else order.labels,
+                labels=live.labels if order.labels is None else tuple(order.labels),
                 system=live.system,
                 root=live.root,
-                opened=live.opened_at is not None,
+                opened_at=None if live.opened_at is None else 0,
                 durability=live.durability,
-                origin=origin_of(row, len(old.tokens)),
-                parent=Durable(row.version, row.bundle_id, None, 0, 0, ()),
-                look=LeftLook.of(live),
+                durable=Durable(row.version, row.bundle_id, None, 0, 0, ()),
+                folded_from=origin,
             )
+            full = _Source(source, live.model.identity, row.model, origin, LeftLook.of(live), begin)
             try:
                 if order.summary:
                     return full, least, order.summary
@@ -331,7 +293,8 @@ class Folds:
         self._residency.standing.require_new(use.uri)
         async with self._residency.models.using(full.model, use) as model:
             state = await self._hibernation.waking.begin(model, initial_key)
-            new = full.begun(use.uri, model, state)
+            require_same_model(full.identity, model, use.uri)
+            new = full.begin(use.uri, model, state)
             require_session_map(new.to_map())
             self._residency.awake.admit(new)
         del model, state  # others may have their memory while this waits
@@ -354,7 +317,7 @@ class Folds:
             self._residency.awake.drop(uri)
             self._forget(uri)
 
-    async def _summary(self, use: Use, live: Session, old: Exhausted, order: FoldOrder, emit: OnEvent) -> str:
+    async def _summary(self, use: Use, live: Session, old: Exhausted, order: FoldRequest, emit: OnEvent) -> str:
         """The model's summary, without its thinking. The session as used here is not kept. If its context has no room,
         it first goes back to an earlier token, if the tail has all that follows."""
         request, count = message_of("user", REQUEST), order.summarise or 0
@@ -384,7 +347,7 @@ class Folds:
             return None
         return turn if turn.at == len(live.state.tokens) else None
 
-    async def _go_back(self, use: Use, live: Session, old: Exhausted, order: FoldOrder, emit: OnEvent) -> Session:
+    async def _go_back(self, use: Use, live: Session, old: Exhausted, order: FoldRequest, emit: OnEvent) -> Session:
         """Take the durable session back to an earlier token with room for a summary. Raises ContextOverflow:
         tokens behind it would be in neither the summary nor the tail."""
         opening = Place(0, None, turn_open=False)

@@ -60,20 +60,16 @@ class Encoder:
         self._most_bytes: dict[bytes, int | None] = {}  # by identity: a name may get another model
 
     async def text(self, live: Session, text: str) -> list[int]:
-        """The tokens of a text that continues the ledger. Raises ContextOverflow: it cannot fit in any tokenisation."""
-        model, held = live.model, len(live.state.tokens)
+        """The tokens of a text that continues the ledger. Raises as `plain`."""
+        held = len(live.state.tokens)
+        return await self.plain(live.model, text, opening=not held, held=held)
+
+    async def plain(self, model: LoadedModel, text: str, *, opening: bool, held: int = 0) -> list[int]:
+        """The tokens of a plain text. held: tokens before it. Raises ContextOverflow: it cannot fit in any
+        tokenisation."""
 
         def encode() -> list[int]:
             self._require_could_fit(model, text, held=held)
-            return model.encode_plain(text, opening=not held)
-
-        return await self._aside(encode)
-
-    async def plain(self, model: LoadedModel, text: str, *, opening: bool) -> list[int]:
-        """The tokens of a plain text. Raises ContextOverflow as `text`."""
-
-        def encode() -> list[int]:
-            self._require_could_fit(model, text, held=0)
             return model.encode_plain(text, opening=opening)
 
         return await self._aside(encode)

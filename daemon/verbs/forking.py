@@ -8,7 +8,6 @@ from ...memvid.store import IndexRow
 from ...memvid.uri import VERSION_MARK, SessionUri, parse_reference
 from ..api.events import OnEvent
 from ..api.forking import FoldRequest, FoldResult, ForkRequest, ForkResult
-from ..chat.folds import FoldOrder
 from ..events.events import SessionForked
 from ..memory.line import Use
 from ..parts import Parts
@@ -60,11 +59,8 @@ async def fold(parts: Parts, request: FoldRequest) -> FoldResult:
     """Raises InvalidFold, SessionExists, SessionNotFound, EmptyContext, TemplateUnusable, ContextOverflow,
     GenerationFailed, and the errors of a sleep or a wake. Then there is no new session, and the other one has lost
     nothing."""
-    order = FoldOrder(
-        request.summary, request.summarise, request.tail, None if request.labels is None else tuple(request.labels)
-    )
     wanted = parse_reference(request.name)
-    folded = await parts.folds.make(parts.resolve(request.session), wanted, order, request.emit)
+    folded = await parts.folds.make(parts.resolve(request.session), wanted, request, request.emit)
     await parts.learn_words(wanted)
     return folded
 
