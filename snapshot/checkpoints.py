@@ -154,6 +154,14 @@ class Checkpoints:
             if position % distance and position not in kept:
                 del self._held[position]
 
+    def copy(self, up_to: int = MAX_TOKENS) -> Checkpoints:
+        """Those in memory, up to a position, for another state: none is ever written to, so both may have it."""
+        found = Checkpoints(self.record_bytes, self.budget_bytes)
+        for each in self:
+            if each.position <= up_to:
+                found.add(each)
+        return found
+
     def cut(self, token_count: int) -> None:
         """Forget those behind the first `token_count` tokens."""
         for position in self.positions:

@@ -26,8 +26,8 @@ from ...memvid.format.salvaged import SALVAGED
 from ...memvid.store import Store
 from ...memvid.uri import SessionUri
 from ...snapshot import restore
-from ...snapshot.borrowing import borrow
 from ...snapshot.errors import NotEnoughMemory
+from ...snapshot.forking import borrow
 from ...snapshot.identity import decide_bits, require_circumstances, tokens_from_elsewhere
 from ...snapshot.passes import Passes
 from ...snapshot.state import LiveState, token_array

@@ -1,4 +1,4 @@
-"""The sleep of one session: its steps and their threads, in the order of `design.md`.
+"""The sleep of one session: its steps and their threads.
 
 The engine thread cuts, because that is MLX; disk work and hashing run on other threads, so that other sessions go on.
 Callers hold the session alone (`sessions.Turns`).

@@ -1,4 +1,4 @@
-"""The wake of one session: its steps and their threads, in the order of `design.md`.
+"""The wake of one session: its steps and their threads.
 
 The engine thread assembles, because that is MLX; disk work and hashing run on other threads, so that other sessions go
 on. Callers hold the session alone (`sessions.Turns`).

@@ -15,9 +15,7 @@ from ...memvid.format.salvaged import salvaged_from
 from ...memvid.store import IndexRow, Receipt
 from ...memvid.units import format_bytes
 from ...memvid.uri import VERSION_MARK, SessionUri, parse_reference
-from ...snapshot.checkpoints import Checkpoints
 from ...snapshot.forking import share
-from ...snapshot.state import LiveState
 from ..api import branching as api
 from ..api.constraints import FREE
 from ..api.limits import MAX_LOGITS_BYTES, MAX_SEED
@@ -400,9 +398,11 @@ async def _keep_tree(parts: Parts, kept: Branch, request: api.KeepRequest) -> Se
     _require_read(branches)
     uri = parse_reference(request.name)
     uris = [uri, *(SessionUri(uri.namespace, f"{uri.name}.{at}") for at in range(1, len(branches)))]
+    # Each with checkpoints of its own: a sleep lets go of those that it has written.
+    states = [replace(each.live.state, checkpoints=each.live.state.checkpoints.copy()) for each in branches]
     sleepers = [
-        _session_of(replace(each.live, state=_for_a_sleep(each.live.state)), named, request)
-        for each, named in zip(branches, uris, strict=True)
+        _session_of(replace(each.live, state=state), named, request)
+        for each, state, named in zip(branches, states, uris, strict=True)
     ]
     async with AsyncExitStack() as turns:
         for named in uris:
@@ -433,14 +433,6 @@ async def _slept(parts: Parts, live: Session, tree: Mapping[str, Any], request: 
         return await to_the_end(parts.hibernation.sleep(live, request.emit, cause="save", may_wait=True))
     finally:
         live.tree = {}  # logits that were set are as large as a vocabulary
-
-
-def _for_a_sleep(state: LiveState) -> LiveState:
-    """The same state with checkpoints of its own: a sleep lets go of those that it has written."""
-    own = Checkpoints(state.checkpoints.record_bytes, state.checkpoints.budget_bytes)
-    for each in state.checkpoints:
-        own.add(each)
-    return replace(state, checkpoints=own)
 
 
 def _session_of(copy: Session, uri: SessionUri, request: api.KeepRequest) -> Session:

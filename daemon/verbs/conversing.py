@@ -17,7 +17,7 @@ from ..api.conversing import ConverseRequest, MeasureRequest, MeasureResult
 from ..api.forking import ForkRequest
 from ..api.reading import ChatRequest, GenerateResult
 from ..chat.conversing import Behind, Dialogue, require_transcript, root_of, said_behind
-from ..chat.under_way import Known
+from ..chat.prompt_io import Known
 from ..errors import InvalidTranscript, TranscriptDiverged
 from ..memory.line import Use
 from ..models.chat_template import Root

@@ -12,7 +12,7 @@ from ..api.events import SessionEvent
 from ..api.sampling import Sampling, new_seed
 from ..api.session import Look
 from ..chat.conversing import Behind, require_transcript, root_of
-from ..chat.under_way import NEVER, Known
+from ..chat.prompt_io import NEVER, Known
 from ..engine import generation
 from ..engine.generation import WriteOrder
 from ..errors import EmptyContext, InvalidTokens, InvalidTranscript
