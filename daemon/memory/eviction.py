@@ -30,23 +30,15 @@ class ResidentModel:
     in_use: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Eviction:
-    """leaving: sessions (URIs) to put to sleep and models (names) to unload, in this order. short_bytes: bytes still
-    missing then."""
-
-    leaving: tuple[SessionUri | str, ...]
-    short_bytes: int
-
-
 def plan_eviction(
     residents: Iterable[Resident],
     held_bytes: int,
     wanted_bytes: int,
     budget_bytes: int,
     models: Iterable[ResidentModel] = (),
-) -> Eviction:
-    """Choose sessions and models to evict, the least recently used first, so that `wanted_bytes` fit.
+) -> tuple[SessionUri | str, ...]:
+    """The sessions (URIs) to put to sleep and models (names) to unload, in this order, so that `wanted_bytes` fit: the
+    least recently used first.
 
     The use of a session is a use of its model, and a model goes only after all its sessions. So a model unused for long
     goes before the sessions of another, and a session before its own model.
@@ -72,4 +64,4 @@ def plan_eviction(
             break
         leaving.append(name)
         missing -= size
-    return Eviction(tuple(leaving), max(0, missing))
+    return tuple(leaving)

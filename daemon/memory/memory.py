@@ -307,7 +307,7 @@ class Memory:
         """The sessions and models to evict. yielding: waiting requests that may lose the models they hold."""
         held = self.budget - self._free
         residents, models = self._residents(first, yielding), self._shelf.residents(yielding)
-        return plan_eviction(residents, held, first.wanted, self.budget, models).leaving
+        return plan_eviction(residents, held, first.wanted, self.budget, models)
 
     def _residents(self, first: Claim, yielding: Collection[Claim]) -> Iterator[Resident]:
         with_turn = self._turns.in_use()

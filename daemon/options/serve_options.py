@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any, Final, Literal, get_args, get_origin, get_type_hints
@@ -52,6 +53,9 @@ class Option:
     flag: str | None = ""
     unless: str | None = None
     alone: bool = False
+
+
+_OfModel = partial(Option, group="Models", changes="at the next load of the model")
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,63 +106,41 @@ class ModelOptions:
     path: Annotated[
         str,
         Source(),
-        Option(
+        _OfModel(
             "Serve the model in this folder (or of this hub name) as NAME. Can be repeated; the first is the default.",
-            "Models",
-            changes="at the next load of the model",
             flag="--model",
         ),
     ]
     adapter: Annotated[
         str | None,
         Source(),
-        Option(
-            "Load the LoRA or DoRA adapter in this folder on the model NAME. Can be repeated, once a model.",
-            "Models",
-            changes="at the next load of the model",
-        ),
+        _OfModel("Load the LoRA or DoRA adapter in this folder on the model NAME. Can be repeated, once a model."),
     ] = None
     fuse: Annotated[
-        bool,
-        Option(
-            "Add the adapters to the weights once, instead of applying them each step.",
-            "Models",
-            changes="at the next load of the model",
-            alone=True,
-        ),
+        bool, _OfModel("Add the adapters to the weights once, instead of applying them each step.", alone=True)
     ] = False
     kv_bits: Annotated[
         Literal[8, 4] | None,
-        Option(
+        _OfModel(
             "Keep keys and values of this model in so many bits, 8 or 4: less memory and disk, and no longer the "
             "model's own numbers. Can be repeated. N alone is for the only model.",
-            "Models",
-            changes="at the next load of the model",
             alone=True,
         ),
     ] = None
     kv_group: Annotated[
-        Literal[32, 64, 128],
-        Option(
-            "How many of these numbers share a scale: 32, 64 or 128.",
-            "Models",
-            changes="at the next load of the model",
-            alone=True,
-        ),
+        Literal[32, 64, 128], _OfModel("How many of these numbers share a scale: 32, 64 or 128.", alone=True)
     ] = 64
     pin: Annotated[
         bool,
-        Option(
+        _OfModel(
             "Keep the model NAME in memory once it is loaded, even where others need the room. Can be repeated.",
-            "Models",
             changes="at once",
         ),
     ] = False
     load: Annotated[
         Literal["start", "use"] | None,
-        Option(
+        _OfModel(
             "Load this model at the start, or when a request needs it.",
-            "Models",
             changes="at once",
             flag=None,
             unless="as `load` of the file has it",
@@ -167,9 +149,8 @@ class ModelOptions:
     ttl: Annotated[
         float | None,
         Duration(),
-        Option(
+        _OfModel(
             "Unload this model when it was not used for so long.",
-            "Models",
             changes="at once",
             flag=None,
             unless="`model_ttl` of the file",

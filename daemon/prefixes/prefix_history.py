@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Final
 
 from ...memvid.uri import SessionUri
@@ -173,17 +173,4 @@ def _diverged(
     told: Explanation,
     message_index: int | None,
 ) -> Reuse:
-    return Reuse(
-        verb,
-        now,
-        "diverged",
-        str(source),
-        common,
-        stored,
-        common,
-        message_index,
-        told.expected_text,
-        told.found_text,
-        told.cause,
-        told.remedy,
-    )
+    return Reuse(verb, now, "diverged", str(source), common, stored, common, message_index, **asdict(told))

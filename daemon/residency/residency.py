@@ -314,7 +314,6 @@ class Residency:
             bytes_read=woken.bytes_read,
             tokens_prefilled=woken.session.state.computed_tokens,
             seconds=time.monotonic() - started,
-            already_awake=False,
             verified=woken.verified,
             canary=woken.canary,
             canary_seconds=woken.canary_seconds,

@@ -49,9 +49,7 @@ async def wake(parts: Parts, request: api.WakeRequest) -> api.WakeResult:
             return await _wake(parts, use, order, request.emit, started)
         require_as_ordered(live, order, parts.residency.standing.find_row(use.uri, version))
         newest = parts.store.find_session(use.uri)
-        return listing.wake_result(
-            live, newest, bytes_read=0, tokens_prefilled=0, seconds=time.monotonic() - started, already_awake=True
-        )
+        return listing.wake_result(live, newest, seconds=time.monotonic() - started, already_awake=True)
 
 
 @answers(api.PlanWakeRequest, told=False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from torpor.daemon.memory.eviction import Eviction, Resident, ResidentModel, plan_eviction
+from torpor.daemon.memory.eviction import Resident, ResidentModel, plan_eviction
 from torpor.memvid.uri import SessionUri
 
 
@@ -13,12 +13,12 @@ def resident(name: str, size: int, last_used: float, *, in_use: bool = False) ->
     return Resident(SessionUri("default", name), size, last_used, in_use)
 
 
-def names(eviction: Eviction) -> list[str]:
-    return [uri.name for uri in eviction.leaving if isinstance(uri, SessionUri)]
+def names(leaving: tuple[SessionUri | str, ...]) -> list[str]:
+    return [uri.name for uri in leaving if isinstance(uri, SessionUri)]
 
 
 def test_nothing_goes_where_all_fits() -> None:
-    assert plan_eviction([resident("a", 60, 1)], 60, 40, 100) == Eviction((), 0)
+    assert plan_eviction([resident("a", 60, 1)], 60, 40, 100) == ()
 
 
 def test_the_least_recently_used_go_first_and_no_more_than_needed() -> None:
@@ -33,11 +33,11 @@ def test_what_is_in_use_stays_however_old_it_is() -> None:
 
 
 def test_what_takes_nothing_stays_for_its_sleep_would_free_nothing() -> None:
-    assert plan_eviction([resident("empty", 0, 0)], 100, 10, 100) == Eviction((), 10)
+    assert plan_eviction([resident("empty", 0, 0)], 100, 10, 100) == ()
 
 
-def test_what_is_missing_even_then_is_told() -> None:
-    assert plan_eviction([resident("a", 30, 1)], 90, 60, 100) == Eviction((SessionUri("default", "a"),), 20)
+def test_what_can_go_goes_even_where_it_is_not_enough() -> None:
+    assert plan_eviction([resident("a", 30, 1)], 90, 60, 100) == (SessionUri("default", "a"),)
 
 
 def test_those_used_at_the_same_time_go_by_name_so_that_a_plan_is_always_the_same() -> None:
@@ -53,8 +53,8 @@ def on(name: str, size: int, last_used: float, model: str, *, in_use: bool = Fal
     return Resident(SessionUri("default", name), size, last_used, in_use, model)
 
 
-def leaving(plan: Eviction) -> list[str]:
-    return [each if isinstance(each, str) else each.name for each in plan.leaving]
+def leaving(plan: tuple[SessionUri | str, ...]) -> list[str]:
+    return [each if isinstance(each, str) else each.name for each in plan]
 
 
 def test_a_model_goes_after_its_sessions_and_before_the_sessions_of_one_that_was_used_later() -> None:
@@ -81,7 +81,7 @@ def test_a_model_that_was_used_itself_later_than_its_sessions_goes_then() -> Non
 def test_a_model_stays_that_is_held_or_has_a_session_that_stays(
     residents: list[Resident], models: list[ResidentModel]
 ) -> None:
-    assert plan_eviction(residents, 110, 50, 110, models).leaving == ()
+    assert plan_eviction(residents, 110, 50, 110, models) == ()
 
 
 @given(
@@ -89,19 +89,18 @@ def test_a_model_stays_that_is_held_or_has_a_session_that_stays(
     st.integers(0, 300),
     st.integers(0, 300),
 )
-def test_a_plan_frees_what_is_wanted_or_tells_what_is_short(
+def test_a_plan_frees_what_is_wanted_or_all_that_can_go(
     sizes: list[tuple[int, int, bool]], wanted: int, budget: int
 ) -> None:
     residents = [resident(f"s{at:02}", size, used, in_use=busy) for at, (size, used, busy) in enumerate(sizes)]
     held = sum(each.bytes for each in residents)
     plan = plan_eviction(residents, held, wanted, budget)
     by_uri = {each.uri: each for each in residents}
-    gone = [by_uri[uri] for uri in plan.leaving]
+    gone = [by_uri[uri] for uri in plan if isinstance(uri, SessionUri)]
     assert not any(each.in_use for each in gone)
     assert [each.last_used for each in gone] == sorted(each.last_used for each in gone)
     left = held - sum(each.bytes for each in gone)
-    assert max(0, left + wanted - budget) == plan.short_bytes
     if gone:
         assert left + gone[-1].bytes + wanted > budget, "the last one need not have gone"
-    if plan.short_bytes:
-        assert {each.uri for each in residents if not each.in_use and each.bytes} == set(plan.leaving)
+    if left + wanted > budget:
+        assert {each.uri for each in residents if not each.in_use and each.bytes} == set(plan)
