@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Sequence
 
 from ..memvid.folder.retention import Retention
 from ..memvid.format.manifest import require_session_map
+from ..memvid.format.records import DeleteReport
 from ..memvid.store import Store
 from ..memvid.uri import VERSION_MARK, SessionUri, parse_reference
 from .api.events import OnEvent, ignore
@@ -250,14 +251,11 @@ class Parts:
         return self.resolve(str(row.uri)), row.version
 
     async def delete_session(self, uri: SessionUri) -> DeleteResult:
-        if not self.store.can_be_deleted(uri):
-            if uri not in self.residency.awake:
-                self.residency.standing.require_row(uri)  # raises
-            self.residency.awake.drop(uri)
-            self.forget_words(uri)
-            self.bus.publish(SessionDeleted(uri, 0, 0))
-            return DeleteResult(str(uri), 0, 0, 0)
-        report = await self.hibernation.threads.on_writer(lambda: self.store.delete_session(uri))
+        report = DeleteReport(uri, 0, 0, 0, 0)
+        if self.store.can_be_deleted(uri):
+            report = await self.hibernation.threads.on_writer(lambda: self.store.delete_session(uri))
+        elif uri not in self.residency.awake:
+            self.residency.standing.require_row(uri)  # raises
         # Only now: a session that cannot be removed from the disk must not be lost from memory.
         self.residency.awake.drop(uri)
         self.forget_words(uri)
