@@ -11,9 +11,10 @@ import hashlib
 import os
 import struct
 import sys
-from collections.abc import Iterable
+import tracemalloc
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from torpor.memvid import (
     RAW,
@@ -176,6 +177,26 @@ def bundle_path(store: Store, bundle_id: bytes) -> Path:
     return Path(store.path) / "bundles" / name[:2] / f"{name}.mvb"
 
 
+def refusing(error: Exception | type[BaseException]) -> Callable[..., NoReturn]:
+    """A call that the system or the store refuses, in place of the real one."""
+
+    def refuse(*_: object, **__: object) -> NoReturn:
+        raise error
+
+    return refuse
+
+
+@contextlib.contextmanager
+def taking_at_most(size_bytes: int) -> Iterator[None]:
+    """Python's own memory never grows by more than this meanwhile."""
+    tracemalloc.start()
+    try:
+        yield
+        assert tracemalloc.get_traced_memory()[1] < size_bytes
+    finally:
+        tracemalloc.stop()
+
+
 def frame_of(store: Store, entry: BlockEntry) -> Frame:
     """Where a block's frame lies in the file of the bundle that the entry names."""
     assert entry.bundle_id is not None
@@ -187,10 +208,7 @@ def frame_of(store: Store, entry: BlockEntry) -> Frame:
 def spoil(store: Store, receipt: Receipt, number: int) -> None:
     """Damage a block of a version's file."""
     frame = frame_of(store, receipt.entries[number])
-    path = bundle_path(store, receipt.bundle_id)
-    data = bytearray(path.read_bytes())
-    data[frame.offset + frame.head_bytes + 5] ^= 1
-    path.write_bytes(data)
+    flip(bundle_path(store, receipt.bundle_id), frame.offset + frame.head_bytes + 5)
 
 
 def flip(file: Path, at: int, bits: int = 1) -> bytes:

@@ -12,7 +12,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))  # the tests of this folder share growers.py and stored_rig.py
 
-from stored_rig import Kept
+from stored_rig import Kept, Shelf
 from torpor.memvid import Identity, SessionUri, Store
 from torpor.snapshot import memory
 from torpor.snapshot.state import LiveState, token_array
@@ -102,6 +102,11 @@ def pool() -> Iterator[ThreadPoolExecutor]:
         yield opened
 
 
+@pytest.fixture
+def shelf(store: Store, uri: SessionUri, identity: Identity, pool: ThreadPoolExecutor) -> Shelf:
+    return Shelf(store, uri, identity, pool)
+
+
 def live_bytes(array: mx.array, count: int) -> bytes:
     """The bytes of the first tokens of an array `[1, heads, capacity, dim]`."""
     plain = mx.contiguous(array[:, :, :count]).view(mx.uint8)
@@ -125,8 +130,12 @@ def kv_of() -> Callable[[LiveState], list[tuple[bytes, bytes]]]:
 def kept(store: Store) -> Iterator[Callable[..., Kept]]:
     made: list[Kept] = []
 
-    def make(*args: Any, **options: Any) -> Kept:
+    def make(*args: Any, slept: int = 0, **options: Any) -> Kept:
+        """slept: how many tokens it has read and put to sleep."""
         made.append(Kept(store, *args, **options))
+        if slept:
+            made[-1].read(slept)
+            made[-1].sleep()
         return made[-1]
 
     yield make

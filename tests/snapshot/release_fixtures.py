@@ -20,6 +20,7 @@ from blake3 import blake3  # isort: skip
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+import stored_rig
 from growers import GROWERS, Run, fingerprint
 
 FOLDER = Path(__file__).parent / "release_fixtures"
@@ -54,16 +55,7 @@ def write(folder: Path) -> None:
         run = grown(kind)
         with tempfile.TemporaryDirectory() as scratch, Store.open(Path(scratch) / "store", writable=True) as store:
             snapshot = cut(run.state, run.layout(), durable=(), unchanged_tokens=0)
-            store.write_bundle(
-                uri=URI,
-                identity=IDENTITY,
-                parent=None,
-                reused=(),
-                blocks=snapshot.drafts(),
-                session={"model": "m", "labels": []},
-                token_count=snapshot.token_count,
-                codec=zstd(9),
-            )
+            stored_rig.write(store, URI, IDENTITY, snapshot.drafts(), snapshot.token_count, codec=zstd(9))
             (bundle,) = Path(scratch).rglob("*.mvb")
             shutil.copyfile(bundle, folder / file_of(kind))
         held[kind] = digest_of(run)

@@ -2,22 +2,116 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import numpy as np
-from torpor.memvid import BundleReader, Identity, Receipt, SessionUri, Store
+from torpor.memvid import BlockDraft, BlockEntry, BundleReader, Identity, Receipt, SessionUri, Store
 from torpor.snapshot.caches import arrays_of
 from torpor.snapshot.capture import cut
 from torpor.snapshot.layout import CacheLayout, layout_of
 from torpor.snapshot.lossy import LossyTokens
+from torpor.snapshot.restore import WakePlan, allocate, plan_wake
 from torpor.snapshot.state import LiveState, token_array
 
 import mlx.core as mx  # isort: skip  # after torpor, which chooses the BLAS
+from mlx_lm.models.cache import KVCache  # isort: skip
 
 VOCABULARY = 50
 HEADS, KEY_DIM, VALUE_DIM = 2, 64, 32
+CONTEXT_TOKENS = 10_000
+
+
+def write(
+    store: Store,
+    uri: SessionUri,
+    identity: Identity,
+    blocks: Iterable[BlockDraft],
+    token_count: int,
+    *,
+    before: Receipt | None = None,
+    reused: tuple[BlockEntry, ...] = (),
+    labels: Sequence[str] = (),
+    **options: Any,
+) -> Receipt:
+    """Write these blocks as a version, the next one after `before`."""
+    parent, session = before.bundle_id if before else None, {"model": "m", "labels": list(labels)}
+    return store.write_bundle(
+        uri=uri,
+        identity=identity,
+        parent=parent,
+        reused=reused,
+        blocks=blocks,
+        session=session,
+        token_count=token_count,
+        **options,
+    )
+
+
+def spoil(store: Store, payload: bytes) -> None:
+    """Flip a bit where these bytes stand last, in the one bundle of the store that has them."""
+    (path,) = (path for path in Path(store.path).rglob("*.mvb") if payload in path.read_bytes())
+    data = bytearray(path.read_bytes())
+    data[data.rindex(payload)] ^= 1
+    path.write_bytes(data)
+
+
+class Shelf:
+    """Puts states into a store, as versions of one session, and takes them out again.
+
+    Where no layout is told, it is the one that the state's own caches have.
+    """
+
+    def __init__(self, store: Store, uri: SessionUri, identity: Identity, pool: ThreadPoolExecutor) -> None:
+        self.store, self.uri, self.identity, self.pool = store, uri, identity, pool
+
+    def put(
+        self,
+        state: LiveState,
+        layout: CacheLayout | None = None,
+        *,
+        before: Receipt | None = None,
+        unchanged: int = 0,
+        lossy: LossyTokens | None = None,
+        **options: Any,
+    ) -> Receipt:
+        loss = {"is_lossy": lossy is not None or before is not None, "lossy": lossy}
+        durable = before.entries if before else ()
+        layout = layout or layout_of(state.caches, VOCABULARY)
+        snapshot = cut(state, layout, durable=durable, unchanged_tokens=unchanged, **loss)
+        options |= {"before": before, "reused": snapshot.reused}
+        return self.write(snapshot.drafts(), snapshot.token_count, **options)
+
+    def write(self, blocks: Iterable[BlockDraft], token_count: int, **options: Any) -> Receipt:
+        return write(self.store, self.uri, self.identity, blocks, token_count, **options)
+
+    def plan(
+        self,
+        layout: CacheLayout,
+        at: int | None = None,
+        *,
+        identity: Identity | None = None,
+        most: int = CONTEXT_TOKENS,
+    ) -> WakePlan:
+        """The plan of a wake. most: how many tokens the model's context holds."""
+        with self.store.open_session(self.uri) as reader:
+            return plan_wake(reader, identity or self.identity, layout, model="m", context_tokens=most, at=at)
+
+    def take(self, layout: CacheLayout, caches: list[Any], at: int | None = None, **options: Any) -> LiveState:
+        """Wake into empty caches."""
+        with self.store.open_session(self.uri) as reader:
+            filling = allocate(
+                plan_wake(reader, self.identity, layout, model="m", context_tokens=CONTEXT_TOKENS, at=at)
+            )
+            filling.run(reader, self.pool, **options)
+            return filling.assemble(caches, mx.random.key(0))
+
+    def wake(self, like: LiveState, at: int | None = None, **options: Any) -> LiveState:
+        """Wake into plain caches, as many as another state has."""
+        return self.take(layout_of(like.caches, VOCABULARY), [KVCache() for _ in like.caches], at, **options)
 
 
 class Kept:
@@ -93,15 +187,9 @@ class Kept:
         loss = {"is_lossy": lossy is not None, "lossy": lossy}
         snapshot = cut(self.state, self.layout, durable=durable, unchanged_tokens=unchanged, **loss)
         parts = (("cache_layout", str(self.layout)), ("weights", "w" * 64))
-        self.last = self.store.write_bundle(
-            uri=self.uri,
-            identity=identity or Identity(parts),
-            parent=self.last.bundle_id if self.last else None,
-            reused=snapshot.reused,
-            blocks=snapshot.drafts(),
-            session={"model": "m", "labels": list(labels)},
-            token_count=snapshot.token_count,
-        )
+        options: dict[str, Any] = {"before": self.last, "reused": snapshot.reused, "labels": labels}
+        named = identity or Identity(parts)
+        self.last = write(self.store, self.uri, named, snapshot.drafts(), snapshot.token_count, **options)
         return self.last
 
     def open(self, receipt: Receipt | None = None) -> BundleReader:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from stored_rig import HEADS, KEY_DIM, VALUE_DIM, Kept
+from stored_rig import HEADS, KEY_DIM, VALUE_DIM, Kept, spoil
 from torpor import __version__
 from torpor.memvid.errors import CorruptBlock
 from torpor.snapshot.analysis import FORMAT, analyse, encode
@@ -33,9 +33,7 @@ def analysed(session: Kept, **options: Any) -> dict[str, Any]:
 
 
 def test_an_artifact_says_of_what_it_is(kept: MakeKept) -> None:
-    session = kept(one_layer)
-    session.read(5)
-    session.sleep()
+    session = kept(one_layer, slept=5)
     session.read(5)
     receipt = session.sleep(labels=["draft"])
     found = analysed(session)
@@ -66,9 +64,7 @@ def test_kind_and_labels_default_to_what_an_artifact_is_found_by_gm6(kept: MakeK
 
 
 def test_the_same_bundle_gives_the_same_bytes(kept: MakeKept) -> None:
-    session = kept(lambda: [*one_layer(), caches.RotatingKVCache(max_size=8), caches.ArraysCache(3)])
-    session.read(20)
-    session.sleep()
+    session = kept(lambda: [*one_layer(), caches.RotatingKVCache(max_size=8), caches.ArraysCache(3)], slept=20)
     once = encode(analyse(session.open(), None))
     assert once == encode(analyse(session.open(), None))
     assert once.endswith(b"}\n")
@@ -76,9 +72,7 @@ def test_the_same_bundle_gives_the_same_bytes(kept: MakeKept) -> None:
 
 
 def test_figures_are_those_of_the_live_cache(kept: MakeKept) -> None:
-    session = kept(one_layer, dtype=mx.bfloat16)
-    session.read(300)
-    session.sleep()
+    session = kept(one_layer, dtype=mx.bfloat16, slept=300)
     keys, values = analysed(session)["layers"][0]["arrays"]
     assert {name: keys[name] for name in ("name", "dtype", "heads", "dim", "tokens", "first_token", "why")} == {
         "name": "k",
@@ -156,9 +150,7 @@ def test_a_pooled_cache_has_norms_and_outliers(kept: MakeKept) -> None:
 
 
 def test_a_cache_that_the_model_leaves_empty_is_told_with_a_reason(kept: MakeKept) -> None:
-    session = kept(lambda: [caches.KVCache(), caches.KVCache()], idle=[1])
-    session.read(3)
-    session.sleep()
+    session = kept(lambda: [caches.KVCache(), caches.KVCache()], idle=[1], slept=3)
     assert analysed(session)["layers"][1] == {
         "path": "1",
         "kind": "kv/1",
@@ -170,9 +162,7 @@ def test_a_cache_that_the_model_leaves_empty_is_told_with_a_reason(kept: MakeKep
 def test_an_array_that_cannot_be_read_says_why_and_leaves_the_others_their_figures(
     kept: MakeKept, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    session = kept(one_layer)
-    session.read(20)
-    session.sleep()
+    session = kept(one_layer, slept=20)
     monkeypatch.setattr("torpor.snapshot.stored_version.MAX_READ_SLOT_BYTES", 4 * 20 * HEADS * VALUE_DIM)
     keys, values = analysed(session)["layers"][0]["arrays"]
     assert "more than" in keys["why"]
@@ -181,9 +171,8 @@ def test_an_array_that_cannot_be_read_says_why_and_leaves_the_others_their_figur
 
 
 def test_the_drift_is_that_against_the_parent_or_says_why_there_is_none(kept: MakeKept) -> None:
-    session = kept(one_layer)
-    session.read(256)
-    first = session.sleep()
+    session = kept(one_layer, slept=256)
+    first = session.last
     session.read(9)
     session.sleep()
     found = analyse(session.open(), session.open(first))["drift"]
@@ -194,21 +183,14 @@ def test_the_drift_is_that_against_the_parent_or_says_why_there_is_none(kept: Ma
 
 
 def test_a_flipped_bit_ends_the_analysis(kept: MakeKept) -> None:
-    session = kept(one_layer)
-    session.read(20)
-    receipt = session.sleep()
-    path = next(Path(session.store.path).rglob(f"{receipt.bundle_id.hex()}.mvb"))
-    data = bytearray(path.read_bytes())
-    data[data.index(session.numbers(0, 0, 0, 1, KEY_DIM)[0].tobytes())] ^= 1
-    path.write_bytes(data)
+    session = kept(one_layer, slept=20)
+    spoil(session.store, session.numbers(0, 0, 0, 1, KEY_DIM)[0].tobytes())
     with pytest.raises(CorruptBlock):
         analyse(session.open(), None)
 
 
 def test_progress_comes_to_its_end_and_may_stop_the_work(kept: MakeKept) -> None:
-    session = kept(one_layer)
-    session.read(600)
-    session.sleep()
+    session = kept(one_layer, slept=600)
     told: list[tuple[int, int]] = []
     analyse(session.open(), None, on_progress=lambda done, total: told.append((done, total)))
     assert [done for done, _ in told] == sorted({done for done, _ in told})
@@ -246,9 +228,8 @@ def test_memory_does_not_grow_with_the_session(kept: MakeKept) -> None:
 
 def test_every_field_of_the_document_is_in_its_description(kept: MakeKept) -> None:
     text = (Path(__file__).parents[2] / "docs" / "reference" / "artifacts.md").read_text()
-    session = kept(lambda: [caches.KVCache(), caches.ArraysCache(3)])
-    session.read(256)
-    first = session.sleep()
+    session = kept(lambda: [caches.KVCache(), caches.ArraysCache(3)], slept=256)
+    first = session.last
     session.read(9)
     session.sleep()
     found = analyse(session.open(), session.open(first))

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from torpor.memvid import Identity, Receipt, SessionUri, Store
+from stored_rig import VOCABULARY, Shelf
+from torpor.memvid import Receipt
 from torpor.memvid.limits import MAX_TOKENS
-from torpor.snapshot.capture import cut
 from torpor.snapshot.checkpoints import (
     CHECKPOINT_TOKENS,
     DEFAULT_BUDGET_BYTES,
@@ -13,14 +13,11 @@ from torpor.snapshot.checkpoints import (
     Checkpoints,
     checkpoint_of,
 )
-from torpor.snapshot.layout import layout_of
 from torpor.snapshot.passes import Passes
 from torpor.snapshot.state import LiveState, token_array
 
 import mlx.core as mx  # isort: skip  # after torpor, which chooses the BLAS
 from mlx_lm.models.cache import ArraysCache, KVCache  # isort: skip
-
-VOCABULARY = 50
 
 
 def grow(state: LiveState, until: int) -> None:
@@ -39,23 +36,9 @@ def grow(state: LiveState, until: int) -> None:
             state.checkpoints.add(made)
 
 
-def sleep(store: Store, state: LiveState, uri: SessionUri, identity: Identity, before: Receipt | None) -> Receipt:
+def sleep(shelf: Shelf, state: LiveState, before: Receipt | None = None) -> Receipt:
     """Put it to sleep as its next version, and know what is durable since."""
-    snapshot = cut(
-        state,
-        layout_of(state.caches, VOCABULARY),
-        durable=before.entries if before else (),
-        unchanged_tokens=before.token_count if before else 0,
-    )
-    receipt = store.write_bundle(
-        uri=uri,
-        identity=identity,
-        parent=before.bundle_id if before else None,
-        reused=snapshot.reused,
-        blocks=snapshot.drafts(),
-        session={},
-        token_count=snapshot.token_count,
-    )
+    receipt = shelf.put(state, before=before, unchanged=before.token_count if before else 0)
     state.checkpoints.became_durable(records_in(receipt)[:-1])
     return receipt
 
@@ -64,23 +47,21 @@ def records_in(receipt: Receipt) -> list[int]:
     return [entry.start for entry in receipt.entries if entry.kind == "state"]
 
 
-def test_a_session_that_keeps_fewer_checkpoints_than_it_did_sleeps_on(
-    store: Store, uri: SessionUri, identity: Identity
-) -> None:
+def test_a_session_that_keeps_fewer_checkpoints_than_it_did_sleeps_on(shelf: Shelf) -> None:
     """What lies in the last snapshot and is let go stands in the middle of its chain."""
     state = LiveState(token_array(), [KVCache(), ArraysCache(1)], None, mx.random.key(7))
     grow(state, CHECKPOINT_TOKENS)
     state.checkpoints.record_bytes = next(iter(state.checkpoints)).size_bytes
     state.checkpoints.budget_bytes = 2 * state.checkpoints.record_bytes
     grow(state, 2 * CHECKPOINT_TOKENS + 10)
-    first = sleep(store, state, uri, identity, None)
+    first = sleep(shelf, state)
     assert records_in(first) == [CHECKPOINT_TOKENS, 2 * CHECKPOINT_TOKENS, first.token_count]
     grow(state, 4 * CHECKPOINT_TOKENS + 10)
     assert state.checkpoints.positions == (2 * CHECKPOINT_TOKENS, 4 * CHECKPOINT_TOKENS)
-    second = sleep(store, state, uri, identity, first)
+    second = sleep(shelf, state, first)
     assert records_in(second) == [2 * CHECKPOINT_TOKENS, 4 * CHECKPOINT_TOKENS, second.token_count]
     assert second.entries[0] == first.entries[0]
-    assert store.verify(deep=True).ok
+    assert shelf.store.verify(deep=True).ok
 
 
 def test_where_checkpoints_are_taken_does_not_depend_on_those_that_there_are() -> None:

@@ -27,9 +27,8 @@ def drift(session: Kept, first: Receipt, second: Receipt) -> dict[str, Any]:
 
 
 def test_a_session_that_only_grew_has_all_its_full_blocks_and_no_difference(kept: MakeKept) -> None:
-    session = kept(plain)
-    session.read(600)
-    first = session.sleep()
+    session = kept(plain, slept=600)
+    first = session.last
     session.read(200)
     found = drift(session, first, session.sleep())
     assert found["common_tokens"] == 600
@@ -50,9 +49,8 @@ def test_a_session_that_only_grew_has_all_its_full_blocks_and_no_difference(kept
 
 
 def test_blocks_of_one_id_are_not_read(kept: MakeKept, monkeypatch: pytest.MonkeyPatch) -> None:
-    session = kept(plain)
-    session.read(512)
-    first = session.sleep()
+    session = kept(plain, slept=512)
+    first = session.last
     session.read(40)
     second = StoredVersion(session.open(session.sleep()))
     monkeypatch.setattr(second, "piece", lambda *_: pytest.fail("it read a block that is the same"))
@@ -61,9 +59,8 @@ def test_blocks_of_one_id_are_not_read(kept: MakeKept, monkeypatch: pytest.Monke
 
 def test_the_difference_of_blocks_that_differ_is_that_of_their_common_tokens(kept: MakeKept) -> None:
     """The same tokens, computed otherwise: as after an adapter's last bits, or on another device."""
-    session = kept(plain)
-    session.read(300)
-    first = session.sleep()
+    session = kept(plain, slept=300)
+    first = session.last
     session.state.caches[1].keys[:, 1, 270, 3] += 0.5
     session.state.caches[1].values[:, :, :256] *= 1.25
     session.read(200)
@@ -82,9 +79,8 @@ def test_the_difference_of_blocks_that_differ_is_that_of_their_common_tokens(kep
 
 
 def test_what_comes_after_another_token_is_not_compared(kept: MakeKept) -> None:
-    session = kept(plain)
-    session.read(520)
-    first = session.sleep()
+    session = kept(plain, slept=520)
+    first = session.last
     session.state = kept(plain).state
     session.read(400)
     session.read(1, token=session.state.tokens[399])  # another token than the parent's at 400
@@ -106,9 +102,8 @@ def test_common_tokens_end_with_the_shorter_ledger(kept: MakeKept, mine: int, th
 
 
 def test_nothing_in_common_is_no_share_and_no_difference(kept: MakeKept) -> None:
-    session = kept(plain)
-    session.read(20)
-    first = session.sleep()
+    session = kept(plain, slept=20)
+    first = session.last
     session.state = kept(plain).state
     session.read(20, token=7)
     found = drift(session, first, session.sleep(reuse=False))
@@ -139,9 +134,8 @@ def test_arrays_of_the_records_and_logits_are_compared_as_they_lie(kept: MakeKep
 
 
 def test_what_the_parent_keeps_otherwise_is_told_with_a_reason(kept: MakeKept) -> None:
-    session = kept(lambda: [caches.KVCache()])
-    session.read(20)
-    first = session.sleep()
+    session = kept(lambda: [caches.KVCache()], slept=20)
+    first = session.last
     other = kept(lambda: [caches.QuantizedKVCache(group_size=32, bits=8), caches.KVCache()], name="other")
     other.read(20)
     found = drift(other, first, other.sleep())

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import growers
 import pytest
 from growers import GROWERS, VOCABULARY, Grower, Run, fingerprint, read_arrays, read_chunked, read_kv
-from torpor.memvid import Identity, SessionUri, Store
+from stored_rig import Shelf
 from torpor.snapshot.caches import (
     arrays_of,
     can_truncate,
@@ -21,13 +20,10 @@ from torpor.snapshot.caches import (
     truncate,
     without_last,
 )
-from torpor.snapshot.capture import cut
 from torpor.snapshot.errors import InconsistentState, UnsupportedCache
 from torpor.snapshot.kind import dtype_named, name_of_dtype
 from torpor.snapshot.kinds import kind_named, kind_of, leaves, quantised
 from torpor.snapshot.layout import layout_of
-from torpor.snapshot.restore import allocate, plan_wake
-from torpor.snapshot.state import LiveState
 
 import mlx.core as mx  # isort: skip  # after torpor, which chooses the BLAS
 from mlx_lm.models import cache as caches  # isort: skip
@@ -49,35 +45,6 @@ WAYS = {
 }
 
 
-class Shelf:
-    def __init__(self, store: Store, uri: SessionUri, identity: Identity, pool: ThreadPoolExecutor) -> None:
-        self.store, self.uri, self.identity, self.pool = store, uri, identity, pool
-
-    def put(self, run: Run) -> Any:
-        snapshot = cut(run.state, run.layout(), durable=(), unchanged_tokens=0)
-        return self.store.write_bundle(
-            uri=self.uri,
-            identity=self.identity,
-            parent=None,
-            reused=snapshot.reused,
-            blocks=snapshot.drafts(),
-            session={"model": "m", "labels": []},
-            token_count=snapshot.token_count,
-        )
-
-    def take(self, run: Run, at: int | None = None) -> LiveState:
-        with self.store.open_session(self.uri) as reader:
-            plan = plan_wake(reader, self.identity, run.layout(), model="m", context_tokens=10_000, at=at)
-            filling = allocate(plan)
-            filling.run(reader, self.pool)
-            return filling.assemble(run.fresh(), mx.random.key(0))
-
-
-@pytest.fixture
-def shelf(store: Store, uri: SessionUri, identity: Identity, pool: ThreadPoolExecutor) -> Shelf:
-    return Shelf(store, uri, identity, pool)
-
-
 @pytest.mark.one_in(14)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("kind", GROWERS)
@@ -85,9 +52,9 @@ def test_what_was_slept_wakes_bit_for_bit_and_goes_on_alike_t11(shelf: Shelf, ki
     run = Run(GROWERS[kind], mx.float32)
     for count in WAYS[way]:
         run.read(count)
-    shelf.put(run)
+    shelf.put(run.state, run.layout())
     again = Run(GROWERS[kind], mx.float32)
-    again.state = shelf.take(run)
+    again.state = shelf.take(run.layout(), run.fresh())
     assert fingerprint(again.state.caches) == fingerprint(run.state.caches)
     assert again.state.tokens == run.state.tokens
     assert list(again.state.passes) == list(run.state.passes)
@@ -105,8 +72,8 @@ def test_every_element_type_comes_back_as_it_was_t11(shelf: Shelf, kind: str, dt
     run = Run(GROWERS[kind], dtype)
     for count in (20, 1):
         run.read(count)
-    shelf.put(run)
-    assert fingerprint(shelf.take(run).caches) == fingerprint(run.state.caches)
+    shelf.put(run.state, run.layout())
+    assert fingerprint(shelf.take(run.layout(), run.fresh()).caches) == fingerprint(run.state.caches)
 
 
 @pytest.mark.one_in(12)
@@ -175,9 +142,9 @@ def test_a_failure_while_the_last_token_is_read_again_leaves_the_caches_as_they_
 def test_what_is_cut_by_token_wakes_at_any_token(shelf: Shelf, kind: str, at: int) -> None:
     run, control = Run(GROWERS[kind], mx.float32), Run(GROWERS[kind], mx.float32)
     run.read(300)
-    shelf.put(run)
+    shelf.put(run.state, run.layout())
     control.read(at)
-    woken = shelf.take(run, at)
+    woken = shelf.take(run.layout(), run.fresh(), at)
     assert fingerprint(woken.caches) == fingerprint(control.state.caches)
     assert woken.tokens == control.state.tokens
     assert (woken.last_logits is None) == (at != 300)
@@ -241,8 +208,8 @@ def test_a_cache_that_the_model_leaves_empty_is_empty_again_when_it_wakes(shelf:
     idle = Grower(caches.KVCache, lambda *_: None)
     run = Run(idle, mx.float32)
     run.read(300)
-    shelf.put(run)
-    again = shelf.take(run)
+    shelf.put(run.state, run.layout())
+    again = shelf.take(run.layout(), run.fresh())
     assert [kind_of(cache).is_empty(cache) for cache in again.caches] == [True, False, True]
     assert again.is_consistent
 
@@ -267,8 +234,8 @@ def test_a_model_of_recurrent_caches_alone_sleeps_and_wakes(shelf: Shelf) -> Non
 
     run = Alone(GROWERS["arrays"], mx.float32)
     run.read(600)
-    shelf.put(run)
-    again = shelf.take(run)
+    shelf.put(run.state, run.layout())
+    again = shelf.take(run.layout(), run.fresh())
     assert fingerprint(again.caches) == fingerprint(run.state.caches)
     assert len(again.tokens) == 600
     assert length(again.caches) is None

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from growers import GROWERS, VOCABULARY, Run, fingerprint
-from torpor.memvid import BLOCK_TOKENS, Identity, SessionUri, Store
+from stored_rig import Shelf, spoil
+from torpor.memvid import BLOCK_TOKENS
 from torpor.memvid.errors import CorruptBlock
 from torpor.memvid.format.blocks import BlockDraft, SlotDraft, SlotSpec
 from torpor.snapshot import memory
@@ -20,10 +19,10 @@ from torpor.snapshot.capture import Cut, cut
 from torpor.snapshot.checkpoints import checkpoint_of
 from torpor.snapshot.errors import LayoutMismatch, MalformedSnapshot, NonFiniteState, UnsupportedCache
 from torpor.snapshot.kinds import kind_of, leaves
-from torpor.snapshot.layout import CacheLayout, described, layout_of
+from torpor.snapshot.layout import described, layout_of
 from torpor.snapshot.lossy import Loss, LossyTokens, StoredArray, arranged, expand, quantise, stored_bytes, worst
 from torpor.snapshot.lossy_kinds import Quantisation, choose
-from torpor.snapshot.restore import allocate, plan_wake, read_checkpoint
+from torpor.snapshot.restore import read_checkpoint
 from torpor.snapshot.state import LiveState, token_array
 
 import mlx.core as mx  # isort: skip  # after torpor, which chooses the BLAS
@@ -67,53 +66,6 @@ def lossy_of(state: LiveState, tokens: int, bits: int, start: int = 0) -> LossyT
     return found
 
 
-class Shelf:
-    """Puts states into a store, some of their tokens in few bits, and takes them out again."""
-
-    def __init__(self, store: Store, uri: SessionUri, identity: Identity, pool: ThreadPoolExecutor) -> None:
-        self.store, self.uri, self.identity, self.pool = store, uri, identity, pool
-
-    def put(self, state: LiveState, lossy: LossyTokens | None, parent: Any = None, unchanged: int = 0) -> Any:
-        snapshot = cut(
-            state,
-            layout_of(state.caches, VOCABULARY),
-            durable=parent.entries if parent else (),
-            unchanged_tokens=unchanged,
-            is_lossy=lossy is not None or parent is not None,
-            lossy=lossy,
-        )
-        return self.write(snapshot, snapshot.drafts(), parent)
-
-    def write(self, snapshot: Cut, drafts: Iterable[BlockDraft], parent: Any = None) -> Any:
-        return self.store.write_bundle(
-            uri=self.uri,
-            identity=self.identity,
-            parent=parent.bundle_id if parent else None,
-            reused=snapshot.reused,
-            blocks=drafts,
-            session={"model": "m", "labels": []},
-            token_count=snapshot.token_count,
-        )
-
-    def plan(self, layout: CacheLayout, at: int | None = None) -> Any:
-        with self.store.open_session(self.uri) as reader:
-            return plan_wake(reader, self.identity, layout, model="m", context_tokens=10_000, at=at)
-
-    def take(self, layout: CacheLayout, caches: list[Any], at: int | None = None) -> LiveState:
-        with self.store.open_session(self.uri) as reader:
-            filling = allocate(plan_wake(reader, self.identity, layout, model="m", context_tokens=10_000, at=at))
-            filling.run(reader, self.pool)
-            return filling.assemble(caches, mx.random.key(0))
-
-    def wake(self, like: LiveState, at: int | None = None) -> LiveState:
-        return self.take(layout_of(like.caches, VOCABULARY), [KVCache() for _ in like.caches], at)
-
-
-@pytest.fixture
-def shelf(store: Store, uri: SessionUri, identity: Identity, pool: ThreadPoolExecutor) -> Shelf:
-    return Shelf(store, uri, identity, pool)
-
-
 def there_and_back(rows: mx.array, bits: int) -> mx.array:
     """What MLX makes of rows in that many bits, computed in float32 and rounded once. A GPU would round once less."""
     size = 64 if rows.shape[-1] % 64 == 0 else 32
@@ -131,7 +83,7 @@ def test_what_comes_back_is_quantised_and_dequantised_by_mlx_bit_for_bit(
 ) -> None:
     state, before = state_of(count, dtype=dtype), state_of(count, dtype=dtype)
     kept = count - count % BLOCK_TOKENS
-    shelf.put(state, lossy_of(state, kept, bits))
+    shelf.put(state, lossy=lossy_of(state, kept, bits))
     again = shelf.wake(state)
     for found, cache in zip(again.caches, before.caches, strict=True):
         for name in ("keys", "values"):
@@ -145,7 +97,7 @@ def test_what_comes_back_is_quantised_and_dequantised_by_mlx_bit_for_bit(
 @pytest.mark.parametrize("bits", [8, 4])
 def test_float32_is_what_dequantize_gives_of_it(shelf: Shelf, bits: int) -> None:
     state, before = state_of(256), state_of(256)
-    shelf.put(state, lossy_of(state, 256, bits))
+    shelf.put(state, lossy=lossy_of(state, 256, bits))
     again = shelf.wake(state)
     for found, cache in zip(again.caches, before.caches, strict=True):
         for name, size in (("keys", 64), ("values", 32)):
@@ -158,13 +110,13 @@ def test_float32_is_what_dequantize_gives_of_it(shelf: Shelf, bits: int) -> None
 def test_the_session_goes_to_sleep_as_what_a_wake_gives_back(shelf: Shelf, dtype: mx.Dtype) -> None:
     """So a canary of it can be taken before it is written."""
     state = state_of(700, dtype=dtype)
-    shelf.put(state, lossy_of(state, 512, 4))
+    shelf.put(state, lossy=lossy_of(state, 512, 4))
     assert fingerprint(shelf.wake(state).caches) == fingerprint(state.caches)
 
 
 def test_ledger_logits_random_key_and_passes_are_exact(shelf: Shelf) -> None:
     state = state_of(600)
-    shelf.put(state, lossy_of(state, 512, 4))
+    shelf.put(state, lossy=lossy_of(state, 512, 4))
     again = shelf.wake(state)
     assert again.tokens == state.tokens
     assert bytes(memoryview(again.last_logits)) == bytes(memoryview(state.last_logits))  # type: ignore[arg-type]
@@ -181,7 +133,7 @@ def test_it_takes_the_share_of_the_disk_that_was_told(shelf: Shelf, bits: int, s
     exact = sum(draft_bytes(draft) for draft in cut_of(state).drafts() if draft.kind == "span")
     lossy = lossy_of(state, 512, bits)
     layout = layout_of(state.caches, VOCABULARY)
-    receipt = shelf.put(state, lossy)
+    receipt = shelf.put(state, lossy=lossy)
     spans = [entry.raw_bytes for entry in receipt.entries if entry.kind == "span"]
     assert sum(spans) == exact * share
     assert spans == [stored_bytes(layout, bits)] * 2
@@ -202,13 +154,10 @@ def cut_of(state: LiveState, lossy: LossyTokens | None = None) -> Cut:
 def test_damage_in_any_of_its_slots_is_found_as_in_any_other(shelf: Shelf, part: str) -> None:
     state = state_of(512)
     lossy = lossy_of(state, 512, 8)
-    receipt = shelf.put(state, lossy)
+    shelf.put(state, lossy=lossy)
     assert lossy.arrays[1] is not None
     source = lossy.arrays[1][1][["words", "scales", "biases"].index(part)]
-    (path,) = Path(shelf.store.path).rglob(f"{receipt.bundle_id.hex()}.mvb")
-    data = bytearray(path.read_bytes())
-    data[data.index(bytes(source.runs(256, 256)[1])) + 5] ^= 1
-    path.write_bytes(data)
+    spoil(shelf.store, bytes(source.runs(256, 256)[1]))
     with pytest.raises(CorruptBlock):
         shelf.wake(state)
 
@@ -225,7 +174,7 @@ def test_bits_and_groups_that_this_version_does_not_know_are_refused_by_name(she
     def strange(spec: SlotSpec) -> SlotSpec:
         return replace(spec, kind=spec.kind.replace("kv8g64", family))
 
-    shelf.write(snapshot, [changed(draft, strange) for draft in snapshot.drafts()])
+    shelf.write([changed(draft, strange) for draft in snapshot.drafts()], snapshot.token_count)
     with pytest.raises(UnsupportedCache, match=f"{family}/1") as refusal:
         shelf.wake(state)
     assert refusal.value.details["cache_kind"] == f"{family}/1"
@@ -246,7 +195,7 @@ def test_slots_that_are_not_those_of_the_models_arrays_are_refused(shelf: Shelf,
     state = state_of(256)
     snapshot = cut_of(state, lossy_of(state, 256, 8))
     span, record = snapshot.drafts()
-    shelf.write(snapshot, [changed(span, change), record])
+    shelf.write([changed(span, change), record], snapshot.token_count)
     with pytest.raises(LayoutMismatch):
         shelf.wake(state)
 
@@ -257,7 +206,7 @@ def test_a_block_that_lacks_one_of_the_slots_is_refused(shelf: Shelf, left_out: 
     snapshot = cut_of(state, lossy_of(state, 256, 8))
     span, record = snapshot.drafts()
     slots = [slot for at, slot in enumerate(span.slots) if at != left_out]
-    shelf.write(snapshot, [replace(span, slots=slots), record])
+    shelf.write([replace(span, slots=slots), record], snapshot.token_count)
     with pytest.raises(LayoutMismatch):
         shelf.wake(state)
 
@@ -283,10 +232,10 @@ def test_values_too_far_apart_for_their_type_are_not_quantised() -> None:
 
 def test_one_chain_may_hold_both_and_blocks_of_different_bits(shelf: Shelf) -> None:
     state, before = state_of(1000), state_of(1000)
-    first = shelf.put(state, lossy_of(state, 256, 4))
+    first = shelf.put(state, lossy=lossy_of(state, 256, 4))
     layout = layout_of(state.caches, VOCABULARY)
     assert shelf.plan(layout).loss == Loss(4, 256)
-    second = shelf.put(state, lossy_of(state, 512, 8, start=256), first, unchanged=256)
+    second = shelf.put(state, lossy=lossy_of(state, 512, 8, start=256), before=first, unchanged=256)
     assert second.blocks_reused == 1
     assert shelf.plan(layout).loss == Loss(4, 512)
     again = shelf.wake(state)
@@ -300,13 +249,13 @@ def test_one_chain_may_hold_both_and_blocks_of_different_bits(shelf: Shelf) -> N
 
 def test_the_next_sleep_refers_to_lossy_blocks_and_writes_new_ones_exact(shelf: Shelf) -> None:
     state = state_of(600)
-    first = shelf.put(state, lossy_of(state, 512, 8))
+    first = shelf.put(state, lossy=lossy_of(state, 512, 8))
     woken = shelf.wake(state)
     for cache in woken.caches:
         cache.update_and_fetch(mx.ones((1, HEADS, 300, KEY_DIM)), mx.ones((1, HEADS, 300, VALUE_DIM)))
     woken.tokens.extend([1] * 300)
     woken.passes.add(300)
-    second = shelf.put(woken, None, first, unchanged=600)
+    second = shelf.put(woken, before=first, unchanged=600)
     spans = [entry for entry in second.entries if entry.kind == "span"]
     assert [entry.id for entry in spans[:2]] == [entry.id for entry in first.entries[:2]]
     assert spans[2].raw_bytes == 2 * HEADS * 256 * (KEY_DIM + VALUE_DIM) * 4
@@ -316,7 +265,7 @@ def test_the_next_sleep_refers_to_lossy_blocks_and_writes_new_ones_exact(shelf: 
 @pytest.mark.parametrize("at", [1, 255, 256, 300, 512, 599])
 def test_it_can_be_cut_back_to_any_token_and_says_how_much_of_it_is_lossy(shelf: Shelf, at: int) -> None:
     state = state_of(600)
-    shelf.put(state, lossy_of(state, 512, 8))
+    shelf.put(state, lossy=lossy_of(state, 512, 8))
     again = shelf.wake(state, at)
     truncate(state.caches, at)
     assert fingerprint(again.caches) == fingerprint(state.caches)
@@ -344,7 +293,7 @@ def test_arrays_that_stay_exact_stand_beside_others_in_one_block(shelf: Shelf) -
     state, before = state_of(300, key_dim=48), state_of(300, key_dim=48)
     lossy = lossy_of(state, 256, 8)
     assert [kept is None for kept in lossy.arrays] == [True, False] * 2
-    shelf.put(state, lossy)
+    shelf.put(state, lossy=lossy)
     again = shelf.wake(state)
     for found, cache in zip(again.caches, before.caches, strict=True):
         assert mx.array_equal(found.keys[..., :300, :], cache.keys[..., :300, :])
@@ -361,7 +310,7 @@ def test_every_other_kind_of_cache_is_left_as_it_is(shelf: Shelf, name: str) -> 
     layout = grown.layout()
     lossy = run(quantise(grown.state.caches, layout, 4, 0, 256))
     snapshot = cut(grown.state, layout, durable=(), unchanged_tokens=0, is_lossy=True, lossy=lossy)
-    shelf.write(snapshot, snapshot.drafts())
+    shelf.write(snapshot.drafts(), snapshot.token_count)
     again = shelf.take(layout, grown.fresh())
     assert fingerprint(again.caches) == fingerprint(grown.state.caches)
     for path, held in kept_of(again.caches):
@@ -382,7 +331,7 @@ def test_a_state_record_can_be_read_as_the_checkpoint_that_it_was_but_for_its_ca
     was = checkpoint_of(state.caches, 512, state.last_logits, state.random_key, state.passes, canary)
     state.checkpoints.add(was)
     grown.read(100)
-    receipt = shelf.put(state, None)
+    receipt = shelf.put(state)
     entry = next(each for each in receipt.entries if each.kind == "state" and each.start == 512)
     with shelf.store.open_session(shelf.uri) as reader:
         found = read_checkpoint(reader, entry, grown.layout())
@@ -414,8 +363,8 @@ def test_the_block_says_in_words_that_it_is_lossy(shelf: Shelf) -> None:
 
 def test_another_block_under_the_same_identity_has_another_id(shelf: Shelf) -> None:
     state = state_of(256)
-    exact = shelf.put(state, None)
-    lossy = shelf.put(state, lossy_of(state, 256, 8), exact)
+    exact = shelf.put(state)
+    lossy = shelf.put(state, lossy=lossy_of(state, 256, 8), before=exact)
     assert exact.entries[0].id != lossy.entries[0].id
     with shelf.store.open_session(shelf.uri, 1) as first, shelf.store.open_session(shelf.uri, 2) as second:
         assert first.manifest.identity == second.manifest.identity

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from growers import GROWERS, Run
-from torpor.memvid import Identity, SessionUri, Store
+from stored_rig import Shelf
 from torpor.memvid.format.blocks import BlockDraft, SlotDraft, SlotSpec
 from torpor.snapshot import restore
 from torpor.snapshot.capture import cut
@@ -22,9 +22,7 @@ KINDS = ["rotating", "chunked", "arrays", "pooled", "list"]
 
 
 @pytest.fixture
-def wake_with(
-    store: Store, uri: SessionUri, identity: Identity, monkeypatch: pytest.MonkeyPatch
-) -> Callable[[str, Callable[[Slots], Slots]], None]:
+def wake_with(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, Callable[[Slots], Slots]], None]:
     """Plans a wake of a session whose state record was changed before it was written; no memory may be taken."""
 
     def plan(kind: str, change: Callable[[Slots], Slots]) -> None:
@@ -36,18 +34,9 @@ def wake_with(
         slots = change([(slot.spec, b"".join(bytes(each) for each in slot.buffers)) for slot in state.slots])
         made = [SlotDraft(spec, [memoryview(data)]) for spec, data in slots]
         record = BlockDraft(kind="state", start=21, tokens=b"", slots=made)
-        store.write_bundle(
-            uri=uri,
-            identity=identity,
-            parent=None,
-            reused=(),
-            blocks=[*spans, record],
-            session={"model": "m", "labels": []},
-            token_count=21,
-        )
+        shelf.write([*spans, record], 21)
         monkeypatch.setattr(restore.memory, "allocate", lambda *_: pytest.fail("memory was taken"))
-        with store.open_session(uri) as reader:
-            restore.plan_wake(reader, identity, run.layout(), model="m", context_tokens=1000)
+        shelf.plan(run.layout())
 
     return plan
 
@@ -73,27 +62,12 @@ def test_a_record_that_is_as_it_was_written_is_taken(wake_with: Any, kind: str) 
 
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_record_without_any_one_of_its_slots_is_refused(
-    kind: str, tmp_path_factory: pytest.TempPathFactory, identity: Identity, uri: SessionUri
-) -> None:
-    run = Run(GROWERS[kind], mx.float32)
-    run.read(21)
-    snapshot = cut(run.state, run.layout(), durable=(), unchanged_tokens=0)
-    *spans, state = snapshot.drafts()
-    for gone in range(len(state.slots)):
-        with Store.open(tmp_path_factory.mktemp("gone") / "store", writable=True) as store:
-            left = [slot for at, slot in enumerate(state.slots) if at != gone]
-            store.write_bundle(
-                uri=uri,
-                identity=identity,
-                parent=None,
-                reused=(),
-                blocks=[*spans, replace(state, slots=left)],
-                session={"model": "m", "labels": []},
-                token_count=21,
-            )
-            with store.open_session(uri) as reader, pytest.raises(SnapshotError):
-                restore.plan_wake(reader, identity, run.layout(), model="m", context_tokens=1000)
+def test_a_record_without_any_one_of_its_slots_is_refused(wake_with: Any, kind: str) -> None:
+    counts: list[int] = []
+    wake_with(kind, lambda slots: counts.append(len(slots)) or slots)
+    for gone in range(counts[0]):
+        with pytest.raises(SnapshotError):
+            wake_with(kind, lambda slots, gone=gone: [slot for at, slot in enumerate(slots) if at != gone])
 
 
 BIG = 2**63 - 1

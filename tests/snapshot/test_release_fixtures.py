@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from growers import GROWERS, Run
 from release_fixtures import FOLDER, IDENTITY, READ, URI, digest_of, file_of
+from stored_rig import Shelf
 from torpor.memvid import Store
-from torpor.snapshot.restore import allocate, plan_wake
 
 import mlx.core as mx  # isort: skip  # after torpor, which chooses the BLAS
 
@@ -43,10 +43,7 @@ def test_a_fixture_wakes_with_all_that_it_held_and_goes_on_t16(
     with Store.open(tmp_path / "store", writable=True) as store:
         store.import_file(release / file_of(kind))
         run = Run(GROWERS[kind], mx.float32)
-        with store.open_session(URI) as reader:
-            filling = allocate(plan_wake(reader, IDENTITY, run.layout(), model="m", context_tokens=1000))
-            filling.run(reader, pool)
-            run.state = filling.assemble(run.fresh(), mx.random.key(0))
+        run.state = Shelf(store, URI, IDENTITY, pool).take(run.layout(), run.fresh())
     assert digest_of(run) == json.loads((release / "held.json").read_text())[kind]
     control = Run(GROWERS[kind], mx.float32)
     for count in (*READ, 1, 5):

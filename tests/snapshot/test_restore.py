@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
-from pathlib import Path
+from concurrent.futures import Future
 from typing import Any
 
 import pytest
-from torpor.memvid import Identity, SessionUri, Store, zstd
+from stored_rig import VOCABULARY, Shelf, spoil
+from torpor.memvid import BundleReader, Identity, Store, zstd
 from torpor.memvid.errors import CorruptBlock
 from torpor.memvid.units import format_bytes
 from torpor.snapshot import capture, memory, restore
-from torpor.snapshot.capture import cut
 from torpor.snapshot.errors import (
     ContextTooShort,
     IdentityMismatch,
@@ -20,50 +19,15 @@ from torpor.snapshot.errors import (
     NonFiniteState,
     NotEnoughMemory,
 )
-from torpor.snapshot.layout import CacheLayout, layout_of
-from torpor.snapshot.restore import allocate, plan_wake
+from torpor.snapshot.layout import layout_of
+from torpor.snapshot.restore import allocate
 from torpor.snapshot.state import LiveState
 
 import mlx.core as mx  # isort: skip  # after torpor, which chooses the BLAS
-from mlx_lm.models.cache import KVCache  # isort: skip
 
 pytestmark = pytest.mark.usefixtures("dirty_memory")
 
 MakeState = Callable[..., LiveState]
-VOCABULARY = 50
-LONG = 10_000
-
-
-class Shelf:
-    """Puts states into a store and takes them out again."""
-
-    def __init__(self, store: Store, uri: SessionUri, identity: Identity, pool: ThreadPoolExecutor) -> None:
-        self.store, self.uri, self.identity, self.pool = store, uri, identity, pool
-
-    def put(self, state: LiveState, **options: Any) -> Any:
-        layout = layout_of(state.caches, VOCABULARY)
-        snapshot = cut(state, layout, durable=(), unchanged_tokens=0)
-        return self.store.write_bundle(
-            uri=self.uri,
-            identity=self.identity,
-            parent=None,
-            reused=snapshot.reused,
-            blocks=snapshot.drafts(),
-            session={"model": "m", "labels": []},
-            token_count=snapshot.token_count,
-            **options,
-        )
-
-    def take(self, layout: CacheLayout, on_progress: Any = None, *, trusting: bool = False) -> LiveState:
-        with self.store.open_session(self.uri) as reader:
-            filling = allocate(plan_wake(reader, self.identity, layout, model="m", context_tokens=LONG))
-            filling.run(reader, self.pool, on_progress, trusting=trusting)
-            return filling.assemble([KVCache() for _ in layout.entries], mx.random.key(0))
-
-
-@pytest.fixture
-def shelf(store: Store, uri: SessionUri, identity: Identity, pool: ThreadPoolExecutor) -> Shelf:
-    return Shelf(store, uri, identity, pool)
 
 
 @pytest.mark.parametrize("dtype", [mx.float32, mx.float16, mx.bfloat16])
@@ -73,7 +37,7 @@ def test_what_was_cut_comes_back_bit_for_bit_t11(
 ) -> None:
     state = make_state(count, dtype=dtype)
     shelf.put(state)
-    again = shelf.take(layout_of(state.caches, VOCABULARY))
+    again = shelf.wake(state)
     assert kv_of(again) == kv_of(state)
     assert again.tokens == state.tokens
     assert [cache.offset for cache in again.caches] == [count] * 3
@@ -89,7 +53,7 @@ def test_a_trusting_wake_gives_the_same_state(
 ) -> None:
     state = make_state(600)
     shelf.put(state, **options)
-    again = shelf.take(layout_of(state.caches, VOCABULARY), trusting=True)
+    again = shelf.wake(state, trusting=True)
     assert kv_of(again) == kv_of(state)
     assert again.last_logits.tolist() == state.last_logits.tolist()  # type: ignore[union-attr]
 
@@ -98,15 +62,11 @@ def test_only_a_trusting_wake_takes_a_flipped_bit_for_what_was_written(
     shelf: Shelf, make_state: MakeState, kv_of: Any
 ) -> None:
     state = make_state(300)
-    receipt = shelf.put(state)
-    path = next(Path(shelf.store.path).rglob(f"{receipt.bundle_id.hex()}.mvb"))
-    data = bytearray(path.read_bytes())
-    data[data.index(bytes(memoryview(state.caches[0].keys))[:64])] ^= 1
-    path.write_bytes(data)
-    layout = layout_of(state.caches, VOCABULARY)
+    shelf.put(state)
+    spoil(shelf.store, bytes(memoryview(state.caches[0].keys))[:64])
     with pytest.raises(CorruptBlock):
-        shelf.take(layout)
-    assert kv_of(shelf.take(layout, trusting=True)) != kv_of(state)
+        shelf.wake(state)
+    assert kv_of(shelf.wake(state, trusting=True)) != kv_of(state)
 
 
 def test_odd_numbers_come_back_as_they_were(shelf: Shelf, make_state: MakeState, kv_of: Any) -> None:
@@ -116,7 +76,7 @@ def test_odd_numbers_come_back_as_they_were(shelf: Shelf, make_state: MakeState,
     state.caches[0].keys[..., :2, :] = mx.broadcast_to(odd.view(mx.float32), (1, 2, 2, 8))
     mx.eval(state.caches[0].keys)
     shelf.put(state)
-    again = shelf.take(layout_of(state.caches, VOCABULARY))
+    again = shelf.wake(state)
     assert kv_of(again) == kv_of(state)
 
 
@@ -127,7 +87,7 @@ def test_compressed_blocks_come_back_bit_for_bit(shelf: Shelf, make_state: MakeS
         mx.eval(cache.keys)
     receipt = shelf.put(state, codec=zstd(3))
     assert receipt.bytes_written < receipt.logical_bytes
-    assert kv_of(shelf.take(layout_of(state.caches, VOCABULARY))) == kv_of(state)
+    assert kv_of(shelf.wake(state)) == kv_of(state)
 
 
 def test_a_restored_state_goes_on_growing_without_touching_the_store(
@@ -135,8 +95,7 @@ def test_a_restored_state_goes_on_growing_without_touching_the_store(
 ) -> None:
     state = make_state(300)
     shelf.put(state)
-    layout = layout_of(state.caches, VOCABULARY)
-    first, second = shelf.take(layout), shelf.take(layout)
+    first, second = shelf.wake(state), shelf.wake(state)
     grow(first, 20)
     assert kv_of(second) == kv_of(state), "two wakes of one bundle share no memory (BR8)"
     assert store.verify(deep=True).findings == ()
@@ -145,7 +104,7 @@ def test_a_restored_state_goes_on_growing_without_touching_the_store(
 def test_two_layers_of_one_restored_state_share_no_memory_br8(shelf: Shelf, make_state: MakeState) -> None:
     state = make_state(3)
     shelf.put(state)
-    again = shelf.take(layout_of(state.caches, VOCABULARY))
+    again = shelf.wake(state)
     before = again.caches[1].keys.tolist()
     again.caches[0].keys[..., :3, :] = 5.0
     mx.eval(again.caches[0].keys, again.caches[1].keys)
@@ -156,8 +115,7 @@ def test_progress_is_told_in_bytes_up_to_all_of_them(shelf: Shelf, make_state: M
     state = make_state(600)
     shelf.put(state)
     told: list[tuple[int, int]] = []
-    layout = layout_of(state.caches, VOCABULARY)
-    shelf.take(layout, lambda done, total: told.append((done, total)))
+    shelf.wake(state, on_progress=lambda done, total: told.append((done, total)))
     size = 600 * 3 * 2 * (8 + 4) * 4 + 50 * 4 + 8 + 8
     assert told[-1] == (size, size)
     assert told == sorted(told)
@@ -167,7 +125,7 @@ def test_padding_behind_the_tokens_is_zero(shelf: Shelf, make_state: MakeState) 
     """No bytes of another session reach a woken one through memory that was not filled."""
     state = make_state(3)
     shelf.put(state)
-    again = shelf.take(layout_of(state.caches, VOCABULARY))
+    again = shelf.wake(state)
     assert again.caches[0].keys.shape == (1, 2, 256, 8)
     assert not mx.any(again.caches[0].keys[..., 3:, :]).item()
 
@@ -177,11 +135,10 @@ def test_another_identity_is_refused_before_a_block_is_looked_at_gm3(
 ) -> None:
     state = make_state(3)
     shelf.put(state)
-    other = Identity((("compute_dtype", "float32"), ("weights", "v" * 64)))
-    with shelf.store.open_session(shelf.uri) as reader:
-        monkeypatch.setattr(type(reader), "read_header", lambda *_: pytest.fail("a block was looked at"))
-        with pytest.raises(IdentityMismatch) as refusal:
-            plan_wake(reader, other, layout_of(state.caches, VOCABULARY), model="m", context_tokens=LONG)
+    shelf.identity = Identity((("compute_dtype", "float32"), ("weights", "v" * 64)))
+    monkeypatch.setattr(BundleReader, "read_header", lambda *_: pytest.fail("a block was looked at"))
+    with pytest.raises(IdentityMismatch) as refusal:
+        shelf.plan(layout_of(state.caches, VOCABULARY))
     assert refusal.value.mismatched_fields == [
         {"field": "weights", "stored": "w" * 64, "live": "v" * 64, "policy": "must_match"}
     ]
@@ -198,8 +155,8 @@ def test_a_layout_that_the_model_does_not_have_is_refused_before_memory_is_taken
     """Threat 14: even where the identity says that all is well."""
     shelf.put(make_state(3))
     layout = layout_of(make_state(1, **options).caches, vocabulary)
-    with shelf.store.open_session(shelf.uri) as reader, pytest.raises(LayoutMismatch):
-        plan_wake(reader, shelf.identity, layout, model="m", context_tokens=LONG)
+    with pytest.raises(LayoutMismatch):
+        shelf.plan(layout)
 
 
 def test_a_snapshot_longer_than_the_context_is_refused_before_memory_is_taken(
@@ -208,10 +165,9 @@ def test_a_snapshot_longer_than_the_context_is_refused_before_memory_is_taken(
     state = make_state(300)
     shelf.put(state)
     layout = layout_of(state.caches, VOCABULARY)
-    with shelf.store.open_session(shelf.uri) as reader:
-        plan_wake(reader, shelf.identity, layout, model="m", context_tokens=300)
-        with pytest.raises(ContextTooShort) as refusal:
-            plan_wake(reader, shelf.identity, layout, model="m", context_tokens=299)
+    shelf.plan(layout, most=300)
+    with pytest.raises(ContextTooShort) as refusal:
+        shelf.plan(layout, most=299)
     assert (refusal.value.token_count, refusal.value.context_tokens) == (300, 299)
 
 
@@ -225,7 +181,7 @@ def test_memory_that_the_system_does_not_have_is_refused_before_mlx_is_asked_thr
     monkeypatch.setattr(restore.memory, "unfilled", lambda *_: pytest.fail("MLX was asked"))
     monkeypatch.setattr(restore.memory, "_told_available", lambda: needed - 1)
     with pytest.raises(NotEnoughMemory) as refusal:
-        shelf.take(layout_of(state.caches, VOCABULARY))
+        shelf.wake(state)
     assert (refusal.value.size_bytes, refusal.value.available_bytes) == (needed, needed - 1)
     assert f"needs {format_bytes(needed)} of memory and {format_bytes(needed - 1)} are" in refusal.value.message
 
@@ -237,15 +193,14 @@ def test_wakes_that_fit_one_by_one_are_refused_while_another_one_is_not_filled(
     shelf.put(state)
     needed = 512 * 3 * 2 * (8 + 4) * 4
     monkeypatch.setattr(restore.memory, "_told_available", lambda: needed * 3 // 2)
-    layout = layout_of(state.caches, VOCABULARY)
+    filling = allocate(shelf.plan(layout_of(state.caches, VOCABULARY)))
     with shelf.store.open_session(shelf.uri) as reader:
-        filling = allocate(plan_wake(reader, shelf.identity, layout, model="m", context_tokens=LONG))
         with pytest.raises(NotEnoughMemory) as refusal:
-            shelf.take(layout)
+            shelf.wake(state)
         assert refusal.value.promised_bytes == needed
         filling.run(reader, shelf.pool)
         assert memory.granted_bytes() == 0, "all that was granted is filled"
-        shelf.take(layout)
+        shelf.wake(state)
         assert filling.spans
 
 
@@ -263,7 +218,7 @@ def test_logits_that_no_token_can_be_drawn_from_are_refused_threat_11(
         patch.setattr(capture, "is_drawable", lambda _: True)
         shelf.put(state)
     with pytest.raises(NonFiniteState, match="NaN"):
-        shelf.take(layout_of(state.caches, VOCABULARY))
+        shelf.wake(state)
 
 
 @pytest.mark.parametrize("dtype", [mx.float32, mx.float16, mx.bfloat16])
@@ -293,7 +248,7 @@ def test_what_lies_behind_the_last_token_is_not_looked_at(shelf: Shelf, make_sta
     state.caches[0].keys[0, 0, 3:, :] = float("nan")
     mx.eval(state.caches[0].keys)
     shelf.put(state)
-    assert kv_of(shelf.take(layout_of(state.caches, VOCABULARY))) == kv_of(state)
+    assert kv_of(shelf.wake(state)) == kv_of(state)
 
 
 def test_every_reader_thread_has_stopped_when_a_wake_is_refused(
@@ -301,11 +256,8 @@ def test_every_reader_thread_has_stopped_when_a_wake_is_refused(
 ) -> None:
     """T12: none may go on writing into memory that has been let go."""
     state = make_state(600)
-    receipt = shelf.put(state)
-    path = next(Path(shelf.store.path).rglob(f"{receipt.bundle_id.hex()}.mvb"))
-    data = bytearray(path.read_bytes())
-    data[data.index(bytes(memoryview(state.caches[0].keys))[:64])] ^= 1
-    path.write_bytes(data)
+    shelf.put(state)
+    spoil(shelf.store, bytes(memoryview(state.caches[0].keys))[:64])
     jobs: list[Future[None]] = []
     submit = shelf.pool.submit
 
@@ -315,7 +267,7 @@ def test_every_reader_thread_has_stopped_when_a_wake_is_refused(
 
     monkeypatch.setattr(shelf.pool, "submit", remember)
     with pytest.raises(CorruptBlock):
-        shelf.take(layout_of(state.caches, VOCABULARY))
+        shelf.wake(state)
     assert len(jobs) == 3  # one a cache
     assert all(job.done() for job in jobs)
 
@@ -327,7 +279,6 @@ def test_the_memory_of_a_wake_is_taken_on_the_engine_and_filled_elsewhere(
     state = make_state(600)
     shelf.put(state)
     monkeypatch.setattr(restore.memory, "unfilled", lambda *_: pytest.fail("memory was taken"))
-    with shelf.store.open_session(shelf.uri) as reader:
-        plan = plan_wake(reader, shelf.identity, layout_of(state.caches, VOCABULARY), model="m", context_tokens=LONG)
+    plan = shelf.plan(layout_of(state.caches, VOCABULARY))
     assert plan.read_bytes == 600 * 3 * 2 * (8 + 4) * 4 + 50 * 4 + 8 + 8
     assert plan.tokens == state.tokens.tobytes()

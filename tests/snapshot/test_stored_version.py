@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from stored_rig import HEADS, KEY_DIM, VALUE_DIM, Kept
+from stored_rig import HEADS, KEY_DIM, VALUE_DIM, Kept, write
 from torpor.memvid import BlockDraft, Identity, SlotDraft, SlotSpec, Store
 from torpor.memvid.format.reader import BundleReader
 from torpor.snapshot import stored_version
@@ -39,9 +39,7 @@ def as_live(array: mx.array) -> np.ndarray:
 @pytest.mark.parametrize("make", [caches.KVCache, caches.ConcatenateKVCache])
 @pytest.mark.parametrize("count", [1, 256, 300])
 def test_keys_and_values_are_those_of_the_live_cache(kept: MakeKept, make: Any, dtype: mx.Dtype, count: int) -> None:
-    session = kept(lambda: [make(), make()], dtype=dtype)
-    session.read(count)
-    session.sleep()
+    session = kept(lambda: [make(), make()], dtype=dtype, slept=count)
     version = StoredVersion(session.open())
     for layer, cache in enumerate(session.state.caches):
         for name, array in (("k", cache.keys), ("v", cache.values)):
@@ -57,9 +55,7 @@ def test_keys_and_values_are_those_of_the_live_cache(kept: MakeKept, make: Any, 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("bits", [2, 3, 4, 5, 6, 8])
 def test_quantised_values_are_those_that_mlx_makes_of_them(kept: MakeKept, bits: int, dtype: mx.Dtype) -> None:
-    session = kept(lambda: [caches.QuantizedKVCache(group_size=32, bits=bits)], dtype=dtype)
-    session.read(270)
-    session.sleep()
+    session = kept(lambda: [caches.QuantizedKVCache(group_size=32, bits=bits)], dtype=dtype, slept=270)
     version = StoredVersion(session.open())
     for name, parts in (("k", session.state.caches[0].keys), ("v", session.state.caches[0].values)):
         words, scales, biases = (each[..., :270, :] for each in parts)
@@ -138,9 +134,9 @@ def test_the_rows_of_a_chunked_cache_begin_where_its_chunk_does(kept: MakeKept) 
 
 def test_arrays_without_tokens_come_as_elements(kept: MakeKept, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stored_version, "_PIECE_ELEMENTS", 50)
-    session = kept(lambda: [caches.ArraysCache(3), caches.CacheList(caches.KVCache(), caches.KVCache())], idle=[1])
-    session.read(9)
-    session.sleep()
+    session = kept(
+        lambda: [caches.ArraysCache(3), caches.CacheList(caches.KVCache(), caches.KVCache())], idle=[1], slept=9
+    )
     version = StoredVersion(session.open())
     first, third = version.arrays["0", "a0"], version.arrays["0", "a2"]
     assert not first.has_tokens
@@ -151,9 +147,9 @@ def test_arrays_without_tokens_come_as_elements(kept: MakeKept, monkeypatch: pyt
 
 
 def test_the_caches_that_a_model_leaves_empty_are_named(kept: MakeKept) -> None:
-    session = kept(lambda: [caches.KVCache(), caches.KVCache(), caches.CacheList(caches.KVCache())], idle=[1, 2])
-    session.read(5)
-    session.sleep()
+    session = kept(
+        lambda: [caches.KVCache(), caches.KVCache(), caches.CacheList(caches.KVCache())], idle=[1, 2], slept=5
+    )
     version = StoredVersion(session.open())
     assert [(cache.path, cache.kind, len(cache.arrays)) for cache in version.caches] == [
         ("0", "kv/1", 2),
@@ -163,9 +159,7 @@ def test_the_caches_that_a_model_leaves_empty_are_named(kept: MakeKept) -> None:
 
 
 def test_the_arrays_of_the_record_that_are_no_cache_s_are_had_by_name(kept: MakeKept) -> None:
-    session = kept(lambda: [caches.KVCache()])
-    session.read(5)
-    session.sleep()
+    session = kept(lambda: [caches.KVCache()], slept=5)
     version = StoredVersion(session.open())
     logits = version.state_array("logits")
     assert logits is not None
@@ -199,9 +193,7 @@ def test_a_told_quantisation_that_does_not_fit_is_not_believed(kept: MakeKept) -
 
 
 def test_no_slot_above_the_limit_is_held(kept: MakeKept, monkeypatch: pytest.MonkeyPatch) -> None:
-    session = kept(lambda: [caches.KVCache(), caches.RotatingKVCache(max_size=16)])
-    session.read(40)
-    session.sleep()
+    session = kept(lambda: [caches.KVCache(), caches.RotatingKVCache(max_size=16)], slept=40)
     monkeypatch.setattr(stored_version, "MAX_READ_SLOT_BYTES", 4 * HEADS * 16 * KEY_DIM)
     version = StoredVersion(session.open())
     told = {place: array.why_not for place, array in version.arrays.items()}
@@ -213,17 +205,13 @@ def test_no_slot_above_the_limit_is_held(kept: MakeKept, monkeypatch: pytest.Mon
 def test_no_array_is_read_whose_numbers_or_sums_would_be_too_many(
     kept: MakeKept, monkeypatch: pytest.MonkeyPatch, limit: str
 ) -> None:
-    session = kept(lambda: [caches.KVCache()])
-    session.read(3)
-    session.sleep()
+    session = kept(lambda: [caches.KVCache()], slept=3)
     monkeypatch.setattr(stored_version, limit, 1000)
     assert StoredVersion(session.open()).arrays["0", "k"].why_not == stored_version.TOO_MANY
 
 
 def test_every_byte_that_is_read_is_told(kept: MakeKept) -> None:
-    session = kept(lambda: [caches.KVCache()], dtype=mx.bfloat16)
-    session.read(300)
-    session.sleep()
+    session = kept(lambda: [caches.KVCache()], dtype=mx.bfloat16, slept=300)
     told: list[int] = []
     version = StoredVersion(session.open(), told.append)
     for array in version.arrays.values():
@@ -238,16 +226,8 @@ def made_by_hand(store: Store, session: Kept, *blocks: list[SlotSpec]) -> Bundle
         filled = [SlotDraft(spec, [memoryview(bytes(spec.size_bytes))]) for spec in slots]
         count = 256 if number < len(blocks) - 1 else 4
         drafts.append(BlockDraft(kind="span", start=256 * number, tokens=bytes(4 * count), slots=filled))
-    receipt = store.write_bundle(
-        uri=session.uri,
-        identity=Identity((("cache_layout", "x"),)),
-        parent=None,
-        reused=(),
-        blocks=iter(drafts),
-        session={},
-        token_count=256 * (len(blocks) - 1) + 4,
-    )
-    return session.open(receipt)
+    identity = Identity((("cache_layout", "x"),))
+    return session.open(write(store, session.uri, identity, drafts, 256 * (len(blocks) - 1) + 4))
 
 
 def test_a_record_that_is_not_of_the_end_is_not_that_of_the_version(store: Store, kept: MakeKept) -> None:
@@ -259,15 +239,8 @@ def test_a_record_that_is_not_of_the_end_is_not_that_of_the_version(store: Store
     draft = BlockDraft(
         kind="span", start=256, tokens=bytes(16), slots=[SlotDraft(last, [memoryview(bytes(last.size_bytes))])]
     )
-    receipt = store.write_bundle(
-        uri=session.uri,
-        identity=session.open().manifest.identity,
-        parent=whole.bundle_id,
-        reused=whole.entries,
-        blocks=iter([draft]),
-        session={},
-        token_count=260,
-    )
+    identity = session.open().manifest.identity
+    receipt = write(store, session.uri, identity, [draft], 260, before=whole, reused=whole.entries)
     version = StoredVersion(session.open(receipt))
     assert version.state is None
     assert version.state_array("logits") is None

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from blake3 import blake3
-from store_making import FORK_URI, OTHER_URI, URI, bundle_path, frame_of, require_awake, sleep
+from store_making import FORK_URI, OTHER_URI, URI, bundle_path, flip, frame_of, require_awake, sleep
 from torpor.memvid import BlockEntry, IndexRow, Receipt, SessionUri, Store
 from torpor.memvid.checking import verify
 from torpor.memvid.errors import BundleMissing, IndexMismatch, NoSpace, SessionNotFound
@@ -65,9 +65,8 @@ def test_whoever_verifies_is_told_of_each_block_and_may_give_up(store: Store) ->
 def test_only_a_deep_verify_sees_a_damaged_payload(store: Store) -> None:
     receipt = sleep(store, 600)
     file = bundle_path(store, receipt.bundle_id)
-    data = bytearray(file.read_bytes())
-    data[payload_of(store, receipt.entries[1])] ^= 1
-    file.write_bytes(data)
+    flip(file, payload_of(store, receipt.entries[1]))
+    data = file.read_bytes()
     assert store.verify(deep=False).ok
     report = store.verify(deep=True)
     assert [(finding.code, finding.path) for finding in report.findings] == [("corrupt_block", str(file))]
@@ -85,9 +84,7 @@ def test_one_session_is_verified_with_the_ancestors_it_needs(store: Store) -> No
     first = sleep(store, 600)
     sleep(store, 700, uri=OTHER_URI, before=first)
     file = bundle_path(store, first.bundle_id)
-    data = bytearray(file.read_bytes())
-    data[payload_of(store, first.entries[0])] ^= 1
-    file.write_bytes(data)
+    flip(file, payload_of(store, first.entries[0]))
     assert store.verify(OTHER_URI, deep=False).ok
     assert {finding.code for finding in store.verify(OTHER_URI, deep=True).findings} == {"corrupt_block"}
     assert {finding.code for finding in store.verify(URI, deep=True).findings} == {"corrupt_block"}
@@ -284,9 +281,7 @@ def test_damage_in_what_a_deleted_session_left_for_a_fork_is_damage(store: Store
     sleep(store, 800, uri=FORK_URI, before=first)
     store.delete_session(URI)
     file = bundle_path(store, first.bundle_id).with_suffix(".mvr")
-    data = bytearray(file.read_bytes())
-    data[offset] ^= 1
-    file.write_bytes(data)
+    flip(file, offset)
     assert codes(store) == ["corrupt_block"]
 
 

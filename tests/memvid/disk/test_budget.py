@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from store_making import refusing
 from torpor.memvid.disk.budget import UNLIMITED, Account, Budget, Standing, free_bytes_of, require_room, utc_day
 from torpor.memvid.disk.clock import now_ns
 from torpor.memvid.errors import BudgetExceeded, InvalidPolicy, StoreIoError
@@ -22,6 +23,7 @@ def standing(store_bytes: int | None = 0, written_today: int = 0, free_bytes: in
 
 
 TODAY = 20_000
+nothing_is_asked = refusing(AssertionError("it was asked"))
 
 
 def account(
@@ -37,64 +39,47 @@ def account(
     )
 
 
-def nothing_is_asked(*_: int) -> int:
-    raise AssertionError("it was asked")
-
-
 # --- what a budget is
 
 
-@pytest.mark.parametrize("name", ["max_store_bytes", "max_bytes_per_day", "min_free_bytes"])
-@pytest.mark.parametrize("value", [-1, 1.0, True, "1", float("nan"), (1 << 60) + 1, 10**400])
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(
+            (name, value)
+            for name in ("max_store_bytes", "max_bytes_per_day", "min_free_bytes")
+            for value in (-1, 1.0, True, "1", float("nan"), (1 << 60) + 1, 10**400)
+        ),
+        ("min_free_bytes", None),
+    ],
+)
 def test_a_budget_that_is_no_number_of_bytes_is_refused(name: str, value: Any) -> None:
     with pytest.raises(InvalidPolicy) as refusal:
         Budget(**{name: value})
     assert refusal.value.field == name
 
 
-def test_room_to_leave_is_a_number_and_not_nothing() -> None:
-    with pytest.raises(InvalidPolicy):
-        Budget(min_free_bytes=None)  # type: ignore[arg-type]
-
-
-def test_no_budget_allows_everything() -> None:
-    require_room(UNLIMITED, standing(PLENTY, PLENTY, 0), PLENTY)
-
-
 # --- the decision
 
 
-def test_the_store_may_be_filled_to_the_last_byte_and_no_further() -> None:
-    budget = Budget(max_store_bytes=1000)
-    require_room(budget, standing(store_bytes=900), 100)
+@pytest.mark.parametrize(
+    ("which", "now", "used", "facts"),
+    [
+        ("max_store_bytes", standing(store_bytes=900), 900, ["900 B", "torpor rm", "torpor prune", "--store-budget"]),
+        ("max_bytes_per_day", standing(written_today=900), 900, ["900 B", "UTC", "--daily-write-budget"]),
+        ("min_free_bytes", standing(free_bytes=1100), 1100, ["1.07 KiB", "torpor rm", "--keep-free"]),
+    ],
+)
+def test_each_budget_may_be_filled_to_the_last_byte_and_no_further(
+    which: str, now: Standing, used: int, facts: list[str]
+) -> None:
+    require_room(Budget(**{which: 1000}), now, 100)
     with pytest.raises(BudgetExceeded) as refusal:
-        require_room(budget, standing(store_bytes=900), 101)
+        require_room(Budget(**{which: 1000}), now, 101)
     error = refusal.value
-    assert (error.which, error.limit, error.used, error.needed) == ("max_store_bytes", 1000, 900, 101)
+    assert (error.which, error.limit, error.used, error.needed) == (which, 1000, used, 101)
     assert error.code == "budget_exceeded"
-    for fact in ("1000 B", "900 B", "101 B", "torpor rm", "torpor prune", "--store-budget"):
-        assert fact in error.message
-
-
-def test_the_day_may_be_filled_to_the_last_byte_and_no_further() -> None:
-    budget = Budget(max_bytes_per_day=1000)
-    require_room(budget, standing(written_today=900), 100)
-    with pytest.raises(BudgetExceeded) as refusal:
-        require_room(budget, standing(written_today=900), 101)
-    error = refusal.value
-    assert (error.which, error.limit, error.used, error.needed) == ("max_bytes_per_day", 1000, 900, 101)
-    for fact in ("1000 B", "900 B", "101 B", "UTC", "--daily-write-budget"):
-        assert fact in error.message
-
-
-def test_the_disk_keeps_the_room_that_it_must() -> None:
-    budget = Budget(min_free_bytes=1000)
-    require_room(budget, standing(free_bytes=1100), 100)
-    with pytest.raises(BudgetExceeded) as refusal:
-        require_room(budget, standing(free_bytes=1100), 101)
-    error = refusal.value
-    assert (error.which, error.limit, error.used, error.needed) == ("min_free_bytes", 1000, 1100, 101)
-    for fact in ("1000 B", "1.07 KiB", "101 B", "torpor rm", "--keep-free"):
+    for fact in ("1000 B", "101 B", *facts):
         assert fact in error.message
 
 
@@ -145,23 +130,17 @@ def test_a_write_is_allowed_exactly_when_no_budget_is_passed(
 # --- the account
 
 
-def test_a_meter_adds_up_what_is_written() -> None:
+def test_a_meter_adds_up_what_is_written_and_not_what_was_refused() -> None:
     for budget in (Budget(max_store_bytes=1000), Budget(max_bytes_per_day=1000)):
         one = account(budget, store_bytes=700, written={TODAY: 700}).begin(TODAY)
         one(100)
+        with pytest.raises(BudgetExceeded):
+            one(201)
         one(200)
         with pytest.raises(BudgetExceeded) as refusal:
             one(1)
         assert refusal.value.used == 1000
         assert one.written_bytes == 300
-
-
-def test_what_was_refused_is_not_counted() -> None:
-    one = account(Budget(max_store_bytes=100)).begin(TODAY)
-    with pytest.raises(BudgetExceeded):
-        one(101)
-    one(100)
-    assert one.written_bytes == 100
 
 
 def test_what_others_are_writing_counts_until_they_have_ended() -> None:
@@ -180,7 +159,10 @@ def test_what_others_are_writing_counts_until_they_have_ended() -> None:
 def test_what_was_published_counts_as_held_and_not_a_second_time() -> None:
     held = [0]
     books = Account(
-        Budget(max_store_bytes=100), held_bytes=lambda: held[0], written_on=nothing_is_asked, free_bytes=lambda: 1 // 0
+        Budget(max_store_bytes=100),
+        held_bytes=lambda: held[0],
+        written_on=nothing_is_asked,
+        free_bytes=nothing_is_asked,
     )
     one, two = books.begin(TODAY), books.begin(TODAY)
     one(60)
@@ -210,25 +192,22 @@ def test_a_compaction_leaves_half_of_a_day_to_sleeps() -> None:
         sleep(1)
 
 
-def test_work_beyond_the_budget_is_refused_by_the_disk_alone_and_counted() -> None:
-    books = account(Budget(max_store_bytes=10, max_bytes_per_day=10, min_free_bytes=1000), free=[2000, 1100, 1100])
+def test_work_beyond_the_budget_is_counted_and_refused_by_the_disk_alone_or_where_it_may_take_the_reserve_never() -> (
+    None
+):
+    budget, kept = Budget(max_store_bytes=10, max_bytes_per_day=10, min_free_bytes=1000), list[tuple[int, int]]()
+    books = account(budget, free=[2000, 1100, 1100])
     last = books.begin(TODAY, beyond="budgets")
     last(500)
     with pytest.raises(BudgetExceeded) as refusal:
         last(101)
     assert refusal.value.which == "min_free_bytes"
-    kept: list[tuple[int, int]] = []
-    books.end(last, lambda day, size_bytes: kept.append((day, size_bytes)))
-    assert kept == [(TODAY, 500)]
-
-
-def test_what_may_go_into_the_reserve_is_counted_and_never_refused() -> None:
-    books = account(Budget(max_store_bytes=10, max_bytes_per_day=10, min_free_bytes=1000), free=[1001, 1001])
+    books.end(last, lambda *told: kept.append(told))
+    books = account(budget, free=[1001])
     ledger = books.begin(TODAY, beyond="reserve")
     ledger(500)
-    kept: list[tuple[int, int]] = []
-    books.end(ledger, lambda day, size_bytes: kept.append((day, size_bytes)))
-    assert kept == [(TODAY, 500)]
+    books.end(ledger, lambda *told: kept.append(told))
+    assert kept == [(TODAY, 500)] * 2
 
 
 def test_what_is_written_goes_to_the_day_on_which_it_was_begun() -> None:
@@ -263,9 +242,7 @@ def test_the_disk_is_asked_each_time_and_what_others_wrote_is_in_its_answer() ->
 
 
 def test_without_a_budget_bytes_are_counted_and_nobody_is_asked() -> None:
-    books = Account(
-        UNLIMITED, held_bytes=nothing_is_asked, written_on=nothing_is_asked, free_bytes=lambda: nothing_is_asked()
-    )
+    books = Account(UNLIMITED, held_bytes=nothing_is_asked, written_on=nothing_is_asked, free_bytes=nothing_is_asked)
     one = books.begin(TODAY)
     one(PLENTY)
     assert one.written_bytes == PLENTY
@@ -301,56 +278,54 @@ def test_threat_37_a_clock_before_1970_shows_the_first_day(monkeypatch: pytest.M
     assert utc_day(now_ns()) == 0
 
 
-class Ledger:
-    """What the store does with a day: the count of a day is what was written while the clock showed it."""
-
-    def __init__(self, budget: Budget) -> None:
-        self.budget = budget
-        self.written: dict[int, int] = {}
-
-    def write(self, now_ns: int, size_bytes: int) -> bool:
-        books = account(self.budget, written=self.written)
-        one = books.begin(utc_day(now_ns))
-        try:
-            one(size_bytes)
-        except BudgetExceeded:
-            return False
-        books.end(one, lambda day, total: self.written.update({day: self.written.get(day, 0) + total}))
-        return True
+def may_write(written: dict[int, int], now_ns: int, size_bytes: int) -> bool:
+    """Whether a budget of 100 bytes a day allows it, by what was written while the clock showed each day; and counts it
+    as the store does."""
+    books = account(Budget(max_bytes_per_day=100), written=written)
+    one = books.begin(utc_day(now_ns))
+    try:
+        one(size_bytes)
+    except BudgetExceeded:
+        return False
+    books.end(one, lambda day, total: written.update({day: written.get(day, 0) + total}))
+    return True
 
 
 def test_threat_37_a_clock_set_back_neither_lifts_a_days_budget_nor_locks_for_ever() -> None:
-    ledger = Ledger(Budget(max_bytes_per_day=100))
-    today = 20_000 * DAY_NS
-    assert ledger.write(today, 100)
-    assert not ledger.write(today, 1)
-    assert ledger.write(today - DAY_NS, 100)  # the clock is set back: that day's own budget, once
-    assert not ledger.write(today - DAY_NS, 1)
-    assert not ledger.write(today, 1)  # and put right: today's count is as it was
-    assert ledger.write(today + 3653 * DAY_NS, 100)  # ten years ahead
-    assert not ledger.write(today, 1)
-    assert ledger.write(today + DAY_NS, 100)  # tomorrow comes all the same
+    written: dict[int, int] = {}
+    for days, size_bytes, allowed in (
+        (0, 100, True),
+        (0, 1, False),
+        (-1, 100, True),  # the clock is set back: that day's own budget, once
+        (-1, 1, False),
+        (0, 1, False),  # and put right: today's count is as it was
+        (3653, 100, True),  # ten years ahead
+        (0, 1, False),
+        (1, 100, True),  # tomorrow comes all the same
+    ):
+        assert may_write(written, (TODAY + days) * DAY_NS, size_bytes) == allowed
 
 
 @given(st.lists(st.tuples(st.integers(-3, 3), st.integers(0, 150)), max_size=40))
 def test_threat_37_however_the_clock_jumps_no_day_gets_more_than_its_budget(jumps: list[tuple[int, int]]) -> None:
-    ledger = Ledger(Budget(max_bytes_per_day=100))
+    written: dict[int, int] = {}
     for days, size_bytes in jumps:
-        ledger.write((20_000 + days) * DAY_NS, size_bytes)
-    assert all(written <= 100 for written in ledger.written.values())
-    fresh = (20_000 + 4) * DAY_NS
-    assert ledger.write(fresh, 100)
+        may_write(written, (TODAY + days) * DAY_NS, size_bytes)
+    assert all(size_bytes <= 100 for size_bytes in written.values())
+    assert may_write(written, (TODAY + 4) * DAY_NS, 100)
 
 
 def test_the_free_space_is_what_the_disk_has_for_us(tmp_path: Path) -> None:
     fd = os.open(tmp_path, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        free = free_bytes_of(fd, str(tmp_path))
-        status = os.statvfs(tmp_path)
-        assert 0 <= free <= status.f_blocks * status.f_frsize
-        assert abs(free - status.f_bavail * status.f_frsize) < 1 << 30  # others write while we look
+        free, status = free_bytes_of(fd, str(tmp_path)), os.statvfs(tmp_path)
     finally:
         os.close(fd)
+    assert 0 <= free <= status.f_blocks * status.f_frsize
+    assert abs(free - status.f_bavail * status.f_frsize) < 1 << 30  # others write while we look
+    with pytest.raises(StoreIoError) as refusal:
+        free_bytes_of(-1, "store")
+    assert refusal.value.path == "store"
 
 
 def test_room_for_the_superuser_alone_is_not_ours(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -359,9 +334,3 @@ def test_room_for_the_superuser_alone_is_not_ours(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(os, "statvfs", lambda fd: Disk)
     assert free_bytes_of(0, "store") == 5120
-
-
-def test_a_disk_that_cannot_be_asked_is_a_typed_error() -> None:
-    with pytest.raises(StoreIoError) as refusal:
-        free_bytes_of(-1, "store")
-    assert refusal.value.path == "store"

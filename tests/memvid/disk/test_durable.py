@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from store_making import IDENTITY, OTHER_URI, URI, bundle_path, require_awake, sleep, span
+from store_making import IDENTITY, OTHER_URI, URI, bundle_path, refusing, require_awake, sleep, span
 from torpor.memvid import BlockDraft, Store
 from torpor.memvid.disk import durable
 from torpor.memvid.errors import DurabilityLost, InvalidDraft, NoSpace, ReadBackFailed, StoreError, StoreIoError
@@ -308,10 +308,7 @@ def test_threat_30_no_room_for_the_index_row_takes_the_bundle_back(
 ) -> None:
     sleep(store, 300)
     before = bundles(store)
-
-    def full(*_: object) -> None:
-        raise NoSpace("No room for the index.")
-
+    full = refusing(NoSpace("No room for the index."))
     with monkeypatch.context() as patch:
         patch.setattr(Index, "add", full)
         with pytest.raises(NoSpace):

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from store_making import IDENTITY, token_ids
+from store_making import IDENTITY, refusing, token_ids
 from torpor.memvid import SessionUri
 from torpor.memvid.disk import durable
 from torpor.memvid.errors import (
@@ -293,11 +293,8 @@ def full_disk(monkeypatch: pytest.MonkeyPatch, folder: StoreFolder) -> None:
             raise NoSpace("The disk is full.")
         write_at(fd, offset, data, path)
 
-    def append(*_: object) -> None:
-        raise NoSpace("The disk is full.")
-
     monkeypatch.setattr(durable, "write_at", write)
-    monkeypatch.setattr(durable.TempFile, "append", append)
+    monkeypatch.setattr(durable.TempFile, "append", refusing(NoSpace("The disk is full.")))
 
 
 @pytest.mark.parametrize("is_begun", [False, True])
@@ -343,10 +340,7 @@ def test_room_is_asked_for_before_it_is_taken_and_only_then(journal: Journal, fo
     before = file_of(folder).stat().st_size
     journal.reserve(ONE, 4 * before, asked.append)
     assert before + asked[1] == file_of(folder).stat().st_size
-
-    def refuse(_: int) -> None:
-        raise BudgetExceeded("The disk must keep some free.")
-
+    refuse = refusing(BudgetExceeded("The disk must keep some free."))
     size = file_of(folder).stat().st_size
     with pytest.raises(BudgetExceeded):
         journal.reserve(TWO, 9 * size, refuse)
@@ -564,16 +558,12 @@ def test_while_the_new_file_has_no_name_the_old_one_counts(
     folder: StoreFolder, journal: Journal, monkeypatch: pytest.MonkeyPatch, fails: str
 ) -> None:
     journal.append([turn(ONE, 3), turn(TWO, 3)])
-
-    def refuse(*_: object, **__: object) -> None:
-        raise OSError(errno.EMFILE, "too many")
+    refuse = refusing(OSError(errno.EMFILE, "too many"))
 
     def full(*_: object) -> None:
         raise NoSpace("full")
 
-    def lost(*_: object) -> None:
-        raise DurabilityLost("flush")
-
+    lost = refusing(DurabilityLost("flush"))
     with monkeypatch.context() as patch:
         if fails == "temporary file":
             patch.setattr(durable.TempFile, "append", full)
@@ -775,10 +765,7 @@ def test_a_file_that_cannot_be_read_shuts_the_store_to_writers_alone(
     folder: StoreFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     history(folder)
-
-    def broken(*_: object) -> bytes:
-        raise OSError(errno.EIO, "Input/output error")
-
+    broken = refusing(OSError(errno.EIO, "Input/output error"))
     monkeypatch.setattr(os, "pread", broken)
     with pytest.raises(StoreIoError, match="Put the disk right"):
         Journal.load(folder, writable=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-import tracemalloc
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ import pytest
 from blake3 import blake3
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from store_making import refusing, taking_at_most
 from torpor.memvid import SessionUri
 from torpor.memvid.disk import durable
 from torpor.memvid.errors import (
@@ -67,21 +67,18 @@ def some_marks() -> Marks:
 # --- what marks mean
 
 
-def test_a_store_without_the_file_has_no_marks(folder: StoreFolder) -> None:
+def test_marks_read_back_as_they_were_saved(folder: StoreFolder) -> None:
     assert Marks.load(folder) == Marks(folder.uuid)
-    assert not Marks.load(folder).of(A)
-
-
-def test_marks_read_back_as_they_were_saved(folder: StoreFolder, marked: Marks) -> None:
-    assert Marks.load(folder) == marked
-    assert marked.of(A) == VersionMarks(("before-refactor",), pinned=False)
-    assert marked.of(B) == VersionMarks((), pinned=True)
-    assert marked.tagged(WRITER, "draft") == C
-    assert marked.session(SCOUT) == SessionMarks({"before-refactor": A}, frozenset({B}), {A: 1, B: 2})
-
-
-def test_a_version_carries_all_its_tags_in_order() -> None:
-    assert some_marks().of(A) == VersionMarks(("before-refactor", "v1.0"), pinned=True)
+    marks = Marks(folder.uuid).tag(SCOUT, A, 1, "before-refactor").pin(SCOUT, B, 2).tag(WRITER, C, 3, "draft")
+    assert marks.save(folder) == file_of(folder).stat().st_size
+    assert file_of(folder).stat().st_mode & 0o777 == 0o600
+    assert Marks.load(folder) == marks
+    assert marks.of(A) == VersionMarks(("before-refactor",), pinned=False)
+    assert marks.of(B) == VersionMarks((), pinned=True)
+    assert marks.session(SCOUT) == SessionMarks({"before-refactor": A}, frozenset({B}), {A: 1, B: 2})
+    marks.without(SCOUT).save(folder)
+    assert Marks.load(folder) == Marks(folder.uuid).tag(WRITER, C, 3, "draft")
+    assert b"scout" not in file_of(folder).read_bytes()
 
 
 def test_a_tag_names_one_version_and_moves_only_on_purpose() -> None:
@@ -94,16 +91,6 @@ def test_a_tag_names_one_version_and_moves_only_on_purpose() -> None:
     assert not moved.of(A)
 
 
-def test_tagging_the_same_version_again_changes_nothing() -> None:
-    marks = Marks(UUID).tag(SCOUT, A, 1, "stable")
-    assert marks.tag(SCOUT, A, 1, "stable") == marks
-
-
-def test_sessions_have_tags_of_their_own() -> None:
-    marks = Marks(UUID).tag(SCOUT, A, 1, "stable").tag(WRITER, B, 2, "stable")
-    assert (marks.tagged(SCOUT, "stable"), marks.tagged(WRITER, "stable")) == (A, B)
-
-
 def test_a_change_leaves_the_marks_that_it_came_from() -> None:
     marks = some_marks()
     before = encode_marks(marks)
@@ -111,37 +98,11 @@ def test_a_change_leaves_the_marks_that_it_came_from() -> None:
     assert encode_marks(marks) == before
 
 
-def test_untag_and_unpin_take_away_one_mark() -> None:
-    marks = some_marks().untag(SCOUT, "v1.0").unpin(SCOUT, A)
-    assert marks == Marks(UUID).tag(SCOUT, A, 1, "before-refactor").pin(SCOUT, B, 2)
-
-
 def test_taking_away_what_is_not_there_is_refused_with_what_is() -> None:
-    with pytest.raises(MarkNotFound) as refusal:
+    with pytest.raises(MarkNotFound, match=r"v1\.0"):
         some_marks().untag(SCOUT, "v1.1")
-    assert "v1.0" in refusal.value.message
-    with pytest.raises(MarkNotFound):
-        Marks(UUID).untag(SCOUT, "v1.0")
     with pytest.raises(MarkNotFound):
         some_marks().unpin(SCOUT, C)
-    with pytest.raises(MarkNotFound):
-        some_marks().unpin(WRITER, A)
-
-
-def test_pinning_twice_is_pinning_once() -> None:
-    assert some_marks().pin(SCOUT, B, 2) == some_marks()
-
-
-def test_a_deleted_session_leaves_no_marks(folder: StoreFolder, marked: Marks) -> None:
-    marked.without(SCOUT).save(folder)
-    left = Marks.load(folder)
-    assert left == Marks(folder.uuid).tag(WRITER, C, 3, "draft")
-    assert b"scout" not in file_of(folder).read_bytes()
-
-
-def test_versions_that_are_gone_leave_no_marks() -> None:
-    assert some_marks().without_bundles([A]) == Marks(UUID).pin(SCOUT, B, 2)
-    assert some_marks().without_bundles([A, B]) == Marks(UUID)
 
 
 def test_marks_of_two_are_all_there_and_a_tag_that_both_have_is_the_latters() -> None:
@@ -378,57 +339,33 @@ def test_t6_a_malformed_file_with_a_right_digest_is_refused(malformed: Callable[
         lambda data: data.replace(b"scout", b"sc\\u006fut"),
         lambda data: json.dumps(dict(reversed(json.loads(data).items()))).encode(),
         lambda data: data.replace(b'"version":1', b'"version":1e0'),
+        lambda data: data.replace(b'"version":1}', b'"version":1,"version":1}'),
         lambda data: b"\xef\xbb\xbf" + data,
         lambda data: data.decode().encode("utf-16"),
+        lambda data: b"[" * 50_000,
+        lambda data: b'{"a":' * 50_000,
+        lambda data: b'{"version":' + b"9" * 1_000_000 + b"}",
     ],
 )
-def test_the_same_marks_written_in_another_form_are_refused(rewrite: Callable[[bytes], bytes]) -> None:
+def test_threat_17_what_encode_does_not_write_is_refused(rewrite: Callable[[bytes], bytes]) -> None:
     data = encode_marks(some_marks())
     assert rewrite(data) != data
     with pytest.raises(CorruptMarks):
         decode_marks(rewrite(data), UUID, "marks.json")
 
 
-def test_threat_17_a_key_that_is_there_twice_is_refused_as_such() -> None:
-    data = encode_marks(some_marks())
-    twice = data.replace(b'"version":1}', b'"version":1,"version":1}')
-    with pytest.raises(CorruptMarks, match="twice"):
-        decode_marks(twice, UUID, "marks.json")
-
-
-def test_threat_17_a_file_nested_very_deep_is_refused() -> None:
-    for opening in (b"[", b'{"a":'):
-        with pytest.raises(CorruptMarks):
-            decode_marks(opening * 50_000, UUID, "marks.json")
-
-
-def test_threat_17_a_number_of_a_million_digits_is_refused() -> None:
-    with pytest.raises(CorruptMarks):
-        decode_marks(b'{"version":' + b"9" * 1_000_000 + b"}", UUID, "marks.json")
-
-
 @pytest.mark.parametrize("value", [b"[],", b"{},", b"0,", b'{"":', b"[["])
 def test_t6_a_file_full_of_small_values_takes_little_memory(value: bytes) -> None:
     data = b"[" + value * (MAX_MARKS_BYTES // len(value) - 2) + b"0]"
-    tracemalloc.start()
-    try:
-        with pytest.raises(CorruptMarks, match=str(MAX_MARKS_NODES)):
-            decode_marks(data, UUID, "marks.json")
-        assert tracemalloc.get_traced_memory()[1] < 4 << 20
-    finally:
-        tracemalloc.stop()
+    with taking_at_most(4 << 20), pytest.raises(CorruptMarks, match=str(MAX_MARKS_NODES)):
+        decode_marks(data, UUID, "marks.json")
 
 
 def test_a_file_larger_than_the_limit_is_not_read_to_its_end(folder: StoreFolder) -> None:
     file_of(folder).touch(0o600)
     os.truncate(file_of(folder), 1 << 40)
-    tracemalloc.start()
-    try:
-        with pytest.raises(CorruptMarks, match=str(MAX_MARKS_BYTES)):
-            Marks.load(folder)
-        assert tracemalloc.get_traced_memory()[1] < 4 * MAX_MARKS_BYTES
-    finally:
-        tracemalloc.stop()
+    with taking_at_most(4 * MAX_MARKS_BYTES), pytest.raises(CorruptMarks, match=str(MAX_MARKS_BYTES)):
+        Marks.load(folder)
 
 
 def test_too_many_marks_in_a_file_are_refused() -> None:
@@ -462,23 +399,18 @@ def test_threat_26_marks_of_another_store_are_refused(folder: StoreFolder) -> No
 
 def test_damaged_marks_are_never_taken_for_none(folder: StoreFolder, marked: Marks) -> None:
     file_of(folder).write_bytes(b"")
-    with pytest.raises(CorruptMarks) as refusal:
+    with pytest.raises(CorruptMarks, match="repair") as refusal:
         Marks.load(folder)
     assert refusal.value.path == str(file_of(folder))
-    assert "repair" in refusal.value.message
 
 
 # --- threats 20 and 21
 
 
-def link(path: Path, target: Path) -> None:
-    path.symlink_to(target)
-
-
 @pytest.mark.parametrize(
     "place",
     [
-        link,
+        lambda path, target: path.symlink_to(target),
         lambda path, target: path.hardlink_to(target),
         lambda path, target: os.mkfifo(path),
         lambda path, target: path.mkdir(),
@@ -507,14 +439,6 @@ def test_threat_20_a_link_in_the_place_of_the_marks_is_replaced_and_not_written_
 
 
 # --- saving
-
-
-def test_the_file_is_for_its_owner_alone(folder: StoreFolder, marked: Marks) -> None:
-    assert file_of(folder).stat().st_mode & 0o777 == 0o600
-
-
-def test_saving_tells_the_bytes_that_it_wrote(folder: StoreFolder) -> None:
-    assert Marks(folder.uuid).pin(SCOUT, A, 1).save(folder) == file_of(folder).stat().st_size
 
 
 def failing(*numbers: int, error: int, real: Callable[..., Any]) -> Callable[..., Any]:
@@ -589,7 +513,7 @@ def test_threat_28_what_a_save_that_was_killed_leaves_is_removed_as_a_leftover(
     folder: StoreFolder, marked: Marks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(durable.TempFile, "publish", failing(0, error=errno.EIO, real=print))
+        patch.setattr(durable.TempFile, "publish", refusing(OSError(errno.EIO, "Input/output error")))
         patch.setattr(durable.TempFile, "close", lambda temp: os.close(temp.fd))
         with pytest.raises(OSError, match="error"):
             marked.pin(WRITER, A, 1).save(folder)

@@ -55,80 +55,87 @@ def dropped(plan: RetentionPlan) -> list[int]:
     return [one.version for one in plan.drop]
 
 
+def require_plan(
+    rows: list[IndexRow],
+    retention: Retention,
+    wanted: list[int],
+    reasons: dict[int, tuple[str, ...]],
+    now_ns: int = NOW_NS,
+    **more: Any,
+) -> None:
+    """These versions are dropped, the others kept, some of them for these reasons."""
+    plan = plan_retention(rows, more.get("marks", NO_MARKS), retention, now_ns, more.get("unsound", frozenset()))
+    assert dropped(plan) == wanted
+    assert sorted([*wanted, *kept(plan)]) == sorted(one.version for one in rows)
+    assert {version: kept(plan)[version] for version in reasons} == reasons
+
+
 # --- the rules
 
 
-def test_without_a_rule_everything_stays() -> None:
-    plan = plan_retention(daily(5), NO_MARKS, Retention(), NOW_NS + YEARS_NS)
-    assert dropped(plan) == []
-    assert sorted(kept(plan)) == [1, 2, 3, 4, 5]
-    assert all(one.reasons for one in plan.keep)
+def unsound(*versions: int) -> set[bytes]:
+    return {id_of(SCOUT, version) for version in versions}
 
 
-def test_the_last_n_stay_and_the_newest_is_told_as_such() -> None:
-    plan = plan_retention(daily(5), NO_MARKS, Retention(keep_last=2), NOW_NS)
-    assert dropped(plan) == [1, 2, 3]
-    assert kept(plan) == {4: ("among the last 2",), 5: ("newest", "among the last 2")}
+MARKED = (
+    NO_MARKS.tag(SCOUT, id_of(SCOUT, 1), 1, "stable")
+    .tag(SCOUT, id_of(SCOUT, 1), 1, "good")
+    .pin(SCOUT, id_of(SCOUT, 1), 1)
+    .pin(SCOUT, id_of(SCOUT, 3), 3)
+)
+WITH_LEDGERS = [dataclasses.replace(one, unread_tokens=9) if one.version in (4, 6) else one for one in daily(6)]
+LAST_2 = ("among the last 2",)
+UNWOKEN = ("no later version can be woken",)
 
 
-def test_the_days_stay_that_are_asked_for() -> None:
-    plan = plan_retention(daily(10), NO_MARKS, Retention(keep_days=3), NOW_NS)
-    assert dropped(plan) == [1, 2, 3, 4, 5, 6]
-    assert kept(plan)[7] == ("within 3 days",)  # to the very nanosecond
-    assert kept(plan)[10] == ("newest", "within 3 days")
-
-
-def test_parts_of_a_day_count() -> None:
-    plan = plan_retention(daily(4), NO_MARKS, Retention(keep_days=1.5), NOW_NS)
-    assert dropped(plan) == [1, 2]
-
-
-def test_a_version_stays_if_either_rule_keeps_it() -> None:
-    assert dropped(plan_retention(daily(10), NO_MARKS, Retention(keep_last=5, keep_days=1), NOW_NS)) == [1, 2, 3, 4, 5]
-    assert dropped(plan_retention(daily(10), NO_MARKS, Retention(keep_last=1, keep_days=7), NOW_NS)) == [1, 2]
-
-
-def test_marked_versions_stay_with_every_reason_told() -> None:
-    marks = NO_MARKS.tag(SCOUT, id_of(SCOUT, 1), 1, "stable").tag(SCOUT, id_of(SCOUT, 1), 1, "good")
-    marks = marks.pin(SCOUT, id_of(SCOUT, 1), 1).pin(SCOUT, id_of(SCOUT, 3), 3)
-    plan = plan_retention(daily(5), marks, Retention(keep_last=1), NOW_NS)
-    assert dropped(plan) == [2, 4]
-    assert kept(plan)[1] == ("pinned", "tagged good", "tagged stable")
-    assert kept(plan)[3] == ("pinned",)
-
-
-def test_marked_versions_count_among_the_last_n() -> None:
-    marks = NO_MARKS.pin(SCOUT, id_of(SCOUT, 5), 5)
-    assert dropped(plan_retention(daily(5), marks, Retention(keep_last=2), NOW_NS)) == [1, 2, 3]
-
-
-def test_a_version_that_cannot_be_woken_counts_for_nothing() -> None:
-    unsound = {id_of(SCOUT, 3), id_of(SCOUT, 5)}
-    plan = plan_retention(daily(6), NO_MARKS, Retention(keep_last=2), NOW_NS, {id_of(SCOUT, 5)})
-    assert dropped(plan) == [1, 2, 3]
-    plan = plan_retention(daily(5), NO_MARKS, Retention(keep_last=1), NOW_NS, unsound)
-    assert dropped(plan) == [1, 2, 3]
-    assert kept(plan)[4] == ("no later version can be woken", "among the last 1")
-    plan = plan_retention(daily(5), NO_MARKS, Retention(keep_days=1), NOW_NS, unsound)
-    assert dropped(plan) == [1, 2]
-    assert "within 1 days" in kept(plan)[3]
-
-
-def test_versions_that_end_in_a_ledger_do_not_count_among_the_last_n() -> None:
-    rows = [dataclasses.replace(one, unread_tokens=9) if one.version in (4, 6) else one for one in daily(6)]
-    plan = plan_retention(rows, NO_MARKS, Retention(keep_last=2), NOW_NS)
-    assert kept(plan) == {
-        3: ("among the last 2",),
-        4: ("among the last 2",),
-        5: ("among the last 2",),
-        6: ("newest", "among the last 2"),
-    }
-    assert dropped(plan) == [1, 2]
-
-
-def test_a_session_of_which_nothing_can_be_woken_loses_nothing() -> None:
-    unsound = {id_of(SCOUT, version) for version in range(1, 6)}
-    assert dropped(plan_retention(daily(5), NO_MARKS, Retention(keep_last=1, keep_days=1), NOW_NS, unsound)) == []
+@pytest.mark.parametrize(
+    ("rows", "retention", "wanted", "reasons", "more"),
+    [
+        pytest.param(daily(5), Retention(keep_last=2), [1, 2, 3], {4: LAST_2, 5: ("newest", *LAST_2)}, {}, id="last"),
+        pytest.param(
+            daily(10), Retention(keep_days=3), [1, 2, 3, 4, 5, 6],
+            {7: ("within 3 days",), 10: ("newest", "within 3 days")}, {}, id="days, to the very nanosecond",
+        ),
+        pytest.param(daily(4), Retention(keep_days=1.5), [1, 2], {}, {}, id="parts of a day"),
+        pytest.param(daily(10), Retention(keep_last=5, keep_days=1), [1, 2, 3, 4, 5], {}, {}, id="either: the last"),
+        pytest.param(daily(10), Retention(keep_last=1, keep_days=7), [1, 2], {}, {}, id="either: the days"),
+        pytest.param(
+            daily(5), Retention(keep_last=1), [2, 4], {1: ("pinned", "tagged good", "tagged stable"), 3: ("pinned",)},
+            {"marks": MARKED}, id="marked versions, with every reason",
+        ),
+        pytest.param(
+            daily(5), Retention(keep_last=2), [1, 2, 3], {}, {"marks": NO_MARKS.pin(SCOUT, id_of(SCOUT, 5), 5)},
+            id="marked versions count among the last",
+        ),
+        pytest.param(
+            daily(6), Retention(keep_last=2), [1, 2, 3], {}, {"unsound": unsound(5)}, id="unsound ones do not count",
+        ),
+        pytest.param(
+            daily(5), Retention(keep_last=1), [1, 2, 3], {4: (*UNWOKEN, "among the last 1")},
+            {"unsound": unsound(3, 5)}, id="what stands in for an unsound newest one",
+        ),
+        pytest.param(
+            daily(5), Retention(keep_days=1), [1, 2], {3: ("within 1 days",)}, {"unsound": unsound(3, 5)},
+            id="unsound ones are kept by their date",
+        ),
+        pytest.param(
+            daily(5), Retention(keep_last=1, keep_days=1), [], {}, {"unsound": unsound(1, 2, 3, 4, 5)},
+            id="nothing is lost of a session that cannot be woken",
+        ),
+        pytest.param(
+            WITH_LEDGERS, Retention(keep_last=2), [1, 2],
+            {3: LAST_2, 4: LAST_2, 5: LAST_2, 6: ("newest", *LAST_2)}, {}, id="versions that end in a ledger",
+        ),
+        pytest.param(
+            daily(3), Retention(keep_last=(1 << 53) - 1, keep_days=36_500), [], {}, {}, id="the largest numbers",
+        ),
+        pytest.param([row(7, EARLIEST_NS)], Retention(keep_days=0.001), [], {}, {}, id="the only version"),
+    ],
+)  # fmt: skip
+def test_what_a_rule_keeps_and_why(
+    rows: list[IndexRow], retention: Retention, wanted: list[int], reasons: dict[int, tuple[str, ...]], more: Any
+) -> None:
+    require_plan(rows, retention, wanted, reasons, **more)
 
 
 def test_each_session_is_judged_for_itself() -> None:
@@ -137,41 +144,17 @@ def test_each_session_is_judged_for_itself() -> None:
     assert [(one.uri, one.version) for one in plan.drop] == [(SCOUT, 1), (WRITER, 1), (WRITER, 2)]
 
 
-def test_a_sessions_only_version_stays() -> None:
-    for retention in (Retention(keep_last=1), Retention(keep_days=0.001)):
-        plan = plan_retention([row(7, EARLIEST_NS)], NO_MARKS, retention, NOW_NS)
-        assert kept(plan)[7][0] == "newest"
-
-
-def test_nothing_is_planned_for_nothing() -> None:
-    assert plan_retention([], NO_MARKS, Retention(keep_last=1), NOW_NS) == RetentionPlan((), ())
-
-
-def test_the_oldest_is_dropped_first_in_whatever_order_the_versions_come() -> None:
-    rows = daily(9)
-    mixed = rows[5:] + rows[:5][::-1]
-    plan = plan_retention(mixed, NO_MARKS, Retention(keep_last=3), NOW_NS)
-    assert dropped(plan) == [1, 2, 3, 4, 5, 6]
-    assert plan == plan_retention(rows, NO_MARKS, Retention(keep_last=3), NOW_NS)
-
-
-@pytest.mark.parametrize("keep_last", [0, -1, True, 1.0, "3", 1 << 53, 10**400])
-def test_a_number_of_versions_that_means_nothing_is_refused(keep_last: Any) -> None:
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        *(("keep_last", value) for value in (0, -1, True, 1.0, "3", 1 << 53, 10**400)),
+        *(("keep_days", value) for value in (0, 0.0, -1, True, "3", float("nan"), float("inf"), 36_501, 10**400)),
+    ],
+)
+def test_a_number_that_means_nothing_is_refused(field: str, value: Any) -> None:
     with pytest.raises(InvalidPolicy) as refusal:
-        Retention(keep_last=keep_last)
-    assert refusal.value.field == "keep_last"
-
-
-@pytest.mark.parametrize("keep_days", [0, 0.0, -1, True, "3", float("nan"), float("inf"), 36_501, 10**400])
-def test_a_number_of_days_that_means_nothing_is_refused(keep_days: Any) -> None:
-    with pytest.raises(InvalidPolicy) as refusal:
-        Retention(keep_days=keep_days)
-    assert refusal.value.field == "keep_days"
-
-
-def test_the_largest_numbers_are_accepted() -> None:
-    plan = plan_retention(daily(3), NO_MARKS, Retention(keep_last=(1 << 53) - 1, keep_days=36_500), NOW_NS)
-    assert dropped(plan) == []
+        Retention(**{field: value})
+    assert refusal.value.field == field
 
 
 # --- clocks
@@ -184,56 +167,47 @@ def test_threat_37_time_alone_removes_nothing() -> None:
         assert plan_retention(daily(10), NO_MARKS, retention, NOW_NS + YEARS_NS) == fresh
 
 
+UNBELIEVED = ("its date cannot be believed",)
+IN_TEN_YEARS = row(6, NOW_NS + YEARS_NS)
+
+
+@pytest.mark.parametrize(
+    ("rows", "retention", "wanted", "reasons"),
+    [
+        pytest.param(
+            [*daily(5), IN_TEN_YEARS, row(7)], Retention(keep_days=3), [1], {6: UNBELIEVED}, id="one from the future",
+        ),
+        pytest.param(
+            [*daily(5), IN_TEN_YEARS], Retention(keep_days=3), [1], {}, id="the newest from the future",
+        ),
+        *(
+            pytest.param([row(1, made), *daily(6)[1:]], Retention(keep_days=3), [2], {1: UNBELIEVED}, id=f"at {made}")
+            for made in (0, 1, EARLIEST_NS - 1)
+        ),
+        pytest.param(
+            [row(1, EARLIEST_NS), row(2, NOW_NS - DAY_NS), row(3)], Retention(keep_days=3), [1],
+            {3: ("newest", "within 3 days")}, id="the first date that can be believed, and the present",
+        ),
+        pytest.param(
+            [row(1, NOW_NS - DAY_NS), row(2, NOW_NS - 365 * DAY_NS), row(3)], Retention(keep_days=3), [],
+            {2: ("within 3 days",)}, id="one made while the clock was a year behind",
+        ),
+        pytest.param([row(at, 0) for at in range(1, 5)], Retention(keep_days=1), [], {}, id="no date can be believed"),
+        pytest.param([row(at, 0) for at in range(1, 5)], Retention(keep_last=1), [1, 2, 3], {}, id="and none decides"),
+        pytest.param(
+            [row(at, NOW_NS - at * YEARS_NS) for at in range(1, 8)], Retention(keep_last=4), [1, 2, 3], {},
+            id="without days no date decides",
+        ),
+    ],
+)  # fmt: skip
+def test_threat_37_a_date_that_cannot_be_believed_removes_nothing(
+    rows: list[IndexRow], retention: Retention, wanted: list[int], reasons: dict[int, tuple[str, ...]]
+) -> None:
+    require_plan(rows, retention, wanted, reasons)
+
+
 def test_threat_37_a_clock_set_back_removes_nothing_that_was_kept_by_its_date() -> None:
-    plan = plan_retention(daily(10), NO_MARKS, Retention(keep_days=3), NOW_NS - YEARS_NS)
-    assert dropped(plan) == []
-    assert kept(plan)[1] == ("its date cannot be believed",)
-
-
-def test_threat_37_a_version_from_the_future_stays_and_makes_no_other_look_old() -> None:
-    rows = [*daily(5), row(6, NOW_NS + YEARS_NS), row(7, NOW_NS)]
-    plan = plan_retention(rows, NO_MARKS, Retention(keep_days=3), NOW_NS)
-    assert dropped(plan) == [1]
-    assert kept(plan)[6] == ("its date cannot be believed",)
-
-
-def test_threat_37_a_newest_version_from_the_future_makes_no_other_look_old() -> None:
-    rows = [*daily(5), row(6, NOW_NS + YEARS_NS)]
-    assert dropped(plan_retention(rows, NO_MARKS, Retention(keep_days=3), NOW_NS)) == [1]
-
-
-@pytest.mark.parametrize("created_ns", [0, 1, EARLIEST_NS - 1])
-def test_threat_37_a_version_of_1970_stays(created_ns: int) -> None:
-    rows = [row(1, created_ns), *daily(6)[1:]]
-    plan = plan_retention(rows, NO_MARKS, Retention(keep_days=3), NOW_NS)
-    assert kept(plan)[1] == ("its date cannot be believed",)
-    assert dropped(plan) == [2]
-
-
-def test_threat_37_the_first_date_that_can_be_believed_and_the_present_are_believed() -> None:
-    rows = [row(1, EARLIEST_NS), row(2, NOW_NS - DAY_NS), row(3, NOW_NS)]
-    plan = plan_retention(rows, NO_MARKS, Retention(keep_days=3), NOW_NS)
-    assert dropped(plan) == [1]
-    assert kept(plan)[3] == ("newest", "within 3 days")
-
-
-def test_threat_37_a_version_is_never_taken_to_be_older_than_those_before_it() -> None:
-    """Made while the clock was a year behind, between two versions of today."""
-    rows = [row(1, NOW_NS - DAY_NS), row(2, NOW_NS - 365 * DAY_NS), row(3, NOW_NS)]
-    plan = plan_retention(rows, NO_MARKS, Retention(keep_days=3), NOW_NS)
-    assert dropped(plan) == []
-    assert kept(plan)[2] == ("within 3 days",)
-
-
-def test_threat_37_no_date_at_all_can_be_believed() -> None:
-    rows = [row(number, 0) for number in range(1, 5)]
-    assert dropped(plan_retention(rows, NO_MARKS, Retention(keep_days=1), NOW_NS)) == []
-    assert dropped(plan_retention(rows, NO_MARKS, Retention(keep_last=1), NOW_NS)) == [1, 2, 3]
-
-
-def test_threat_37_without_days_dates_decide_nothing() -> None:
-    rows = [row(number, NOW_NS - number * YEARS_NS) for number in range(1, 8)]
-    assert dropped(plan_retention(rows, NO_MARKS, Retention(keep_last=4), NOW_NS)) == [1, 2, 3]
+    require_plan(daily(10), Retention(keep_days=3), [], {1: UNBELIEVED}, NOW_NS - YEARS_NS)
 
 
 dates = st.one_of(
@@ -285,10 +259,3 @@ def test_keeping_more_never_drops_what_keeping_less_kept(rows: list[IndexRow], l
     few = plan_retention(rows, NO_MARKS, Retention(keep_last=last, keep_days=2), now_ns)
     more = plan_retention(rows, NO_MARKS, Retention(keep_last=last + 1, keep_days=3), now_ns)
     assert set(dropped(more)) <= set(dropped(few))
-
-
-def test_a_plan_is_a_value_and_leaves_the_rows_as_they_were() -> None:
-    rows = daily(4)[::-1]
-    before = [dataclasses.replace(one) for one in rows]
-    plan_retention(rows, NO_MARKS, Retention(keep_last=1), NOW_NS)
-    assert rows == before

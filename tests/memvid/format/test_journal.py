@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import struct
-import tracemalloc
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import pytest
 from blake3 import blake3
-from store_making import IDENTITY, OTHER_URI, URI, token_ids
+from store_making import IDENTITY, OTHER_URI, URI, taking_at_most, token_ids
 from torpor.memvid.errors import CorruptJournal
 from torpor.memvid.format import journal
 from torpor.memvid.format.journal import HEADER_BYTES, VOID, Found, JournalRecord, Key, scan, size_of
@@ -224,12 +223,8 @@ def test_a_scan_of_a_large_file_takes_little_memory() -> None:
     def noise(start: int, count: int) -> bytes:
         return bytes((start // 8 % 251 + 1,)) * max(0, min(count, sizes[1] - start))
 
-    tracemalloc.start()
-    try:
+    with taking_at_most(4 * CHUNK_BYTES):
         assert payloads(list(scan(noise, sizes[1], key_of()))) == [None]
-        assert tracemalloc.get_traced_memory()[1] < 4 * CHUNK_BYTES
-    finally:
-        tracemalloc.stop()
 
 
 def test_a_length_above_its_limit_is_no_record() -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from store_making import OTHER_URI, URI, bundle_path, require_awake, sleep
+from store_making import OTHER_URI, URI, bundle_path, refusing, require_awake, sleep
 from torpor.memvid import SessionUri, Store
 from torpor.memvid.checking import scanning
 from torpor.memvid.errors import (
@@ -195,10 +195,7 @@ def test_a_store_opens_on_a_full_disk_and_can_delete(
     sleep(store, 300)
     store.close()
     (store_path / "index.sqlite").unlink()
-
-    def full(*_: object, **__: object) -> None:
-        raise NoSpace("No room for the index.")
-
+    full = refusing(NoSpace("No room for the index."))
     with monkeypatch.context() as patch:
         patch.setattr(Index, "return_to_file", full)
         with Store.open(store_path, writable=True) as again:
@@ -749,10 +746,7 @@ def test_a_file_that_a_rebuild_could_not_replace_is_behind_and_what_is_deleted_t
 ) -> None:
     sleep(store, 300)
     sleep(store, 20, uri=OTHER_URI)
-
-    def failing(*_: object) -> None:
-        raise NoSpace("No room for the index.")
-
+    failing = refusing(NoSpace("No room for the index."))
     with monkeypatch.context() as patch:
         patch.setattr(index_module, "configure" if half_made else "put_in_place", failing)
         store.rebuild_index()
@@ -772,10 +766,7 @@ def test_an_index_that_cannot_return_to_its_file_goes_on_in_memory(
     store.index.go_on_in_memory()
     (store_path / "index.sqlite").unlink()
     store.index.file_is_behind = False  # as after an opening that could make none
-
-    def failing(*_: object) -> None:
-        raise DurabilityLost("The flush failed.") if step == "flush" else NoSpace("No room.")
-
+    failing = refusing(DurabilityLost("The flush failed.") if step == "flush" else NoSpace("No room."))
     here, durable = "torpor.memvid.index.index.", "torpor.memvid.disk.durable."
     places = {"create": here + "new_file", "flush": durable + "sync_folder", "place": here + "put_in_place"}
     with monkeypatch.context() as patch:
@@ -859,10 +850,7 @@ def test_an_index_that_has_lost_its_count_is_a_typed_error(store: Store) -> None
 
 def test_a_rebuild_on_a_full_disk_goes_on_in_memory(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     sleep(store, 300)
-
-    def full(*_: object, **__: object) -> None:
-        raise NoSpace("No room for the index.")
-
+    full = refusing(NoSpace("No room for the index."))
     with monkeypatch.context() as patch:
         patch.setattr(Index, "return_to_file", full)
         assert "kept in memory" in str(reindexing.rebuild(store._core.folder, store.index).index_rebuilt)
@@ -875,10 +863,7 @@ def test_a_rebuild_that_is_asked_for_says_that_the_index_has_no_file(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sleep(store, 300)
-
-    def full(*_: object) -> None:
-        raise NoSpace("No room for the index.")
-
+    full = refusing(NoSpace("No room for the index."))
     with monkeypatch.context() as patch:
         patch.setattr(Index, "return_to_file", full)
         (problem,) = store.rebuild_index().problems

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from store_making import OTHER_URI, URI, bundle_path, sleep
+from store_making import OTHER_URI, URI, bundle_path, refusing, sleep
 from torpor.memvid import SessionUri, Store
 from torpor.memvid.disk import durable
 from torpor.memvid.errors import (
@@ -215,10 +215,7 @@ def test_a_full_disk_keeps_no_delete_from_happening_for_the_marks(
     three: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     three.tag(URI, 1, "first")
-
-    def full(*_: object) -> int:
-        raise NoSpace("No room for marks.json.")
-
+    full = refusing(NoSpace("No room for marks.json."))
     with monkeypatch.context() as patch:
         patch.setattr(Marks, "save", full)
         assert three.delete_session(URI).versions_deleted == 3
@@ -325,10 +322,7 @@ def test_a_full_disk_leaves_it_to_the_next_opening_that_a_version_is_missed_no_m
     bundle_path(three, three.versions(URI)[2].bundle_id).unlink()
     three.close()
     (store_path / "index.sqlite").unlink()
-
-    def full(*_: object) -> None:
-        raise NoSpace("No space left.", path="x")
-
+    full = refusing(NoSpace("No space left.", path="x"))
     with Store.open(store_path, writable=True) as again:
         with monkeypatch.context() as patch:
             patch.setattr(again.index, "drop", full)

@@ -13,7 +13,7 @@ from typing import NoReturn
 
 import pytest
 import store_making as making
-from store_making import OTHER_URI, URI, expected, require_awake, sleep
+from store_making import OTHER_URI, URI, expected, refusing, require_awake, sleep
 from torpor.memvid import Receipt, Store, zstd
 from torpor.memvid.errors import (
     BlockMissing,
@@ -317,9 +317,7 @@ def cut_off(store: Store, chain: tuple[Receipt, Receipt], monkeypatch: pytest.Mo
     class Died(BaseException):
         pass
 
-    def die(*_: object, **__: object) -> None:
-        raise Died
-
+    die = refusing(Died)
     _, second = chain
     owner: type = Index if before in ("begin_rewrite", "finish_rewrite") else StoreFolder
     with monkeypatch.context() as patch:
@@ -397,10 +395,7 @@ def test_a_rewrite_that_finds_no_room_changes_nothing(
     store: Store, chain: tuple[Receipt, Receipt], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, second = chain
-
-    def writev(*_: object) -> int:
-        raise OSError(errno.ENOSPC, "injected")
-
+    writev = refusing(OSError(errno.ENOSPC, "injected"))
     monkeypatch.setattr(os, "writev", writev)
     with pytest.raises(StoreError) as refusal:
         rewrite(store, second, with_all(second))

@@ -205,23 +205,23 @@ _MINISTRAL3 = {"layer_types": _SLIDING_THEN_FULL, "rope_parameters": _LLAMA4_SCA
 # The masks of mlx_lm.models.olmo fit a single token only.
 _CHUNKS = {"olmo": 1}
 
-# What each module needs beside, or in place of, what is common.
+# Those that need nothing beside it.
+_AS_COMMON = (
+    *("Klear", "bailing_moe", "bitnet", "cohere", "deepseek", "dots1", "ernie4_5", "gemma", "glm", "glm4"),
+    *("glm4_moe", "granite", "granitemoe", "helium", "hunyuan_v1_dense", "internlm2", "internlm3", "mimo"),
+    *("minicpm", "mixtral", "nanochat", "olmo2", "olmoe", "phi", "phi3", "qwen2", "qwen2_moe", "qwen3"),
+    *("qwen3_moe", "seed_oss", "solar_open", "starcoder2", "talkie", "telechat3"),
+)
+
+# What the others need beside, or in place of, what is common.
 _OWN: dict[str, dict[str, Any]] = {
-    "Klear": {},
     "afm7": {"hidden_dim": 64, "num_layers": 4, "num_kv_reuse_layers": 2, "num_heads": 4, "num_kv_heads": 2},
     "afmoe": {"layer_types": _SLIDING_THEN_FULL, "num_dense_layers": 1},
     "apertus": {"post_norm": False, "qk_norm": True},
     "baichuan_m1": {"sliding_window_layers": [0], "conv_window": 2},
     "bailing_hybrid": {"layer_group_size": 2, "group_norm_size": 2},
-    "bailing_moe": {},
     "bailing_moe_linear": {"layer_group_size": 2, "group_norm_size": 2},
-    "bailing_moe_v3": {
-        "layer_group_size": 2,
-        "moe_shared_expert_intermediate_size": 32,
-        "head_dim": 32,
-    },
-    "bitnet": {},
-    "cohere": {},
+    "bailing_moe_v3": {"layer_group_size": 2, "moe_shared_expert_intermediate_size": 32, "head_dim": 32},
     "cohere2": {"sliding_window_pattern": 2},
     "dbrx": {
         "d_model": 64,
@@ -230,7 +230,6 @@ _OWN: dict[str, dict[str, Any]] = {
         "attn_config": {"kv_n_heads": 2, "clip_qkv": 8.0, "rope_theta": 10000.0},
         "ffn_config": {"ffn_hidden_size": 96, "moe_num_experts": 4, "moe_top_k": 2},
     },
-    "deepseek": {},
     "deepseek_v2": {
         **_MLA_MOE,
         "topk_method": "greedy",
@@ -262,8 +261,6 @@ _OWN: dict[str, dict[str, Any]] = {
         "rms_norm_eps": 1e-6,
         "hc_mult": 2,
     },
-    "dots1": {},
-    "ernie4_5": {},
     "ernie4_5_moe": {"moe_num_experts": 4, "moe_layer_start_index": 1, "moe_k": 2, "moe_num_shared_experts": 1},
     "exaone": {"num_layers": 2},
     "exaone4": {"sliding_window_pattern": "LG"},
@@ -275,20 +272,13 @@ _OWN: dict[str, dict[str, Any]] = {
         "mamba_n_heads": 4,
         "mamba_rms_norm": True,
     },
-    "gear": {
-        "num_hidden_layers": 3,
-        "layer_types": ["conv_mixer", *_SLIDING_THEN_FULL],
-    },
-    "gemma": {},
+    "gear": {"num_hidden_layers": 3, "layer_types": ["conv_mixer", *_SLIDING_THEN_FULL]},
     "gemma2": {"query_pre_attn_scalar": 16.0},
     "gemma3": {"text_config": {**_COMMON, **_GEMMA3, "model_type": "gemma3_text"}},
     "gemma3_text": _GEMMA3,
     "gemma3n": {"text_config": {**_COMMON, **_GEMMA3N, "model_type": "gemma3n_text"}},
     "gemma4": {"text_config": {**_COMMON, **_GEMMA4}},
     "gemma4_text": _GEMMA4,
-    "glm": {},
-    "glm4": {},
-    "glm4_moe": {},
     "glm4_moe_lite": _MLA_MOE,
     "glm_moe_dsa": {**_MLA_MOE, "rope_parameters": {"rope_theta": 10000.0, "rope_type": "default"}},
     "gpt2": {"n_ctx": 1024, "n_embd": 64, "n_head": 4, "n_layer": 2, "n_positions": 1024, "num_key_value_heads": 4},
@@ -303,14 +293,7 @@ _OWN: dict[str, dict[str, Any]] = {
     "gpt_neox": {"rotary_emb_base": 10000, "rotary_pct": 0.5},
     "gpt_oss": {"layer_types": _SLIDING_THEN_FULL},
     "gptj": {"n_embd": 64, "n_positions": 1024, "n_head": 4, "rotary_dim": 8, "n_layer": 2},
-    "granite": {},
-    "granitemoe": {},
-    "granitemoehybrid": {
-        "layer_types": ["mamba", "attention"],
-        "mamba_n_heads": 4,
-        "mamba_d_head": 16,
-    },
-    "helium": {},
+    "granitemoehybrid": {"layer_types": ["mamba", "attention"], "mamba_n_heads": 4, "mamba_d_head": 16},
     "hunyuan": {
         "num_hidden_layers": 4,
         "moe_topk": 2,
@@ -320,9 +303,6 @@ _OWN: dict[str, dict[str, Any]] = {
         "cla_share_factor": 2,
         "rope_scaling": {"type": "dynamic", "alpha": 1000.0, "factor": 1.0},
     },
-    "hunyuan_v1_dense": {},
-    "internlm2": {},
-    "internlm3": {},
     "iquestloopcoder": {"loop_window_size": WINDOW},
     "jamba": {
         "num_hidden_layers": 4,
@@ -332,9 +312,7 @@ _OWN: dict[str, dict[str, Any]] = {
         "expert_layer_period": 4,
     },
     "kimi_k25": {"text_config": {**_COMMON, **_MLA_MOE}},
-    "kimi_k3": {
-        "text_config": {**_COMMON, **_KIMI_LINEAR, "attn_res_block_size": 1},
-    },
+    "kimi_k3": {"text_config": {**_COMMON, **_KIMI_LINEAR, "attn_res_block_size": 1}},
     "kimi_linear": {**_KIMI_LINEAR, "model_max_length": 2048},
     "kimi_vl": {"text_config": {**_COMMON, **_MLA_MOE}},
     "laguna": {
@@ -350,16 +328,10 @@ _OWN: dict[str, dict[str, Any]] = {
     "llama4": {"text_config": {**_COMMON, **_LLAMA4}},
     "llama4_text": {"intermediate_size_mlp": 96, "no_rope_layers": [1, 0]},
     "longcat_flash": _LONGCAT,
-    "longcat_flash_ngram": {
-        **_LONGCAT,
-        "ngram_vocab_size_ratio": 3,
-        "emb_neighbor_num": 3,
-        "emb_split_num": 2,
-    },
+    "longcat_flash_ngram": {**_LONGCAT, "ngram_vocab_size_ratio": 3, "emb_neighbor_num": 3, "emb_split_num": 2},
     "mamba": {"intermediate_size": 128, "time_step_rank": 4, "use_bcdt_rms": True},
     "mamba2": {"num_heads": 8, "head_dim": 16, "intermediate_size": 128, "time_step_rank": "auto"},
     "mellum": {"layer_types": _SLIDING_THEN_FULL, "rope_parameters": _TWO_ROPES},
-    "mimo": {},
     "mimo_v2_flash": {
         **_MLA_MOE,
         "hybrid_layer_pattern": [1, 0],
@@ -376,7 +348,6 @@ _OWN: dict[str, dict[str, Any]] = {
         "swa_v_head_dim": 8,
         "v_head_dim": 8,
     },
-    "minicpm": {},
     "minicpm3": {
         "rope_scaling": {
             "type": "longrope",
@@ -403,11 +374,8 @@ _OWN: dict[str, dict[str, Any]] = {
     },
     "ministral3": _MINISTRAL3,
     # Its window is a mask over a plain cache, and begins behind the tokens that Torpor tries a network with.
-    "mistral3": {
-        "text_config": {**_COMMON, **_MINISTRAL3, "model_type": "ministral3", "sliding_window": 100},
-    },
+    "mistral3": {"text_config": {**_COMMON, **_MINISTRAL3, "model_type": "ministral3", "sliding_window": 100}},
     "mistral4": {**_MLA_MOE, "rope_interleave": True, "rope_parameters": _LLAMA4_SCALED_ROPE},
-    "mixtral": {},
     "muse_glimmer": {"layer_types": _SLIDING_THEN_FULL},
     "muse_spark": {
         "text_config": {
@@ -423,7 +391,6 @@ _OWN: dict[str, dict[str, Any]] = {
         }
     },
     "nanbeige": {"num_loops": 2},
-    "nanochat": {},
     "nemotron": {"hidden_act": "relu2"},
     # One layer without attention, one whose attention is a linear map, and one with both halves.
     "nemotron-nas": {
@@ -441,10 +408,8 @@ _OWN: dict[str, dict[str, Any]] = {
         "moe_shared_expert_intermediate_size": 32,
     },
     "olmo": {"d_model": 64, "n_layers": 2, "mlp_hidden_size": 96, "n_heads": 4, "embedding_size": VOCABULARY},
-    "olmo2": {},
     "olmo3": {"layer_types": _SLIDING_THEN_FULL},
     "olmo_hybrid": {"layer_types": ["linear_attention", "full_attention"]},
-    "olmoe": {},
     "openelm": {
         "num_transformer_layers": 2,
         "model_dim": 64,
@@ -453,8 +418,6 @@ _OWN: dict[str, dict[str, Any]] = {
         "num_kv_heads": [1, 2],
         "ffn_multipliers": [1.0, 2.0],
     },
-    "phi": {},
-    "phi3": {},
     "phi3small": {
         "dense_attention_every_n_layers": 2,
         "ff_intermediate_size": 96,
@@ -471,7 +434,7 @@ _OWN: dict[str, dict[str, Any]] = {
             "short_factor": [1.0] * 8,
             "long_mscale": 1.2,
             "short_mscale": 1.1,
-        },
+        }
     },
     "phixtral": {"num_vocab": VOCABULARY, "model_dim": 64, "num_heads": 4, "num_layers": 2, "rotary_dim": 8},
     "pixtral": {"text_config": {**_COMMON, "model_type": "mistral"}},
@@ -485,12 +448,7 @@ _OWN: dict[str, dict[str, Any]] = {
     },
     "plamo3": {"sliding_window_pattern": 2},
     "prism_hadamard_qwen35": {
-        "text_config": {
-            **_COMMON,
-            **_QWEN35,
-            "hidden_size": 128,
-            "intermediate_size": 512,
-        },
+        "text_config": {**_COMMON, **_QWEN35, "hidden_size": 128, "intermediate_size": 512},
         "schema_version": 1,
         "tensor_namespace": "mlx-lm-text",
         "quantization": {"bits": 2, "group_size": 128, "mode": "affine"},
@@ -500,13 +458,9 @@ _OWN: dict[str, dict[str, Any]] = {
         ],
     },
     "qwen": {"kv_channels": 16},
-    "qwen2": {},
-    "qwen2_moe": {},
     "qwen2_vl": {"text_config": {**_COMMON, "model_type": "qwen2"}},
-    "qwen3": {},
     "qwen3_5": {"text_config": {**_COMMON, **_QWEN35}},
     "qwen3_5_moe": {"text_config": {**_COMMON, **_QWEN35_MOE}},
-    "qwen3_moe": {},
     "qwen3_next": {"full_attention_interval": 2},
     "qwen3_vl": {"text_config": {**_COMMON, "model_type": "qwen3"}},
     "qwen3_vl_moe": {"text_config": {**_COMMON, "model_type": "qwen3_moe"}},
@@ -524,12 +478,9 @@ _OWN: dict[str, dict[str, Any]] = {
         "gate_low_rank_dim": 8,
         "decay_low_rank_dim": 8,
     },
-    "seed_oss": {},
     "smollm3": {"no_rope_layers": [1, 0]},
-    "solar_open": {},
     "spark2_5": {"layer_types": _SLIDING_THEN_FULL, "rope_parameters": _TWO_ROPES},
     "stablelm": {"use_qkv_bias": True, "qk_layernorm": True},
-    "starcoder2": {},
     "step3p5": {
         "num_attention_groups": 2,
         "layer_types": _SLIDING_THEN_FULL,
@@ -538,8 +489,6 @@ _OWN: dict[str, dict[str, Any]] = {
         "moe_top_k": 2,
         "share_expert_dim": 32,
     },
-    "talkie": {},
-    "telechat3": {},
     "youtu_llm": {"num_key_value_heads": 4},
 }
 
@@ -595,7 +544,7 @@ def cases() -> list[Case]:
     """Every row: one for each architecture, then those with caches that a caller may ask for instead."""
     rows = [
         Case(name, name, {**_COMMON, "model_type": name, **own}, chunk_tokens=_CHUNKS.get(name, 256))
-        for name, own in _OWN.items()
+        for name, own in sorted((_OWN | {name: {} for name in _AS_COMMON}).items())
     ]
     of = {row.name: row for row in rows}
     rows.append(_variant(of["qwen3"], "all layers rotating, 4 kept", _rotating_with_sinks))

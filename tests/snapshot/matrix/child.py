@@ -19,6 +19,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+import stored_rig
 from torpor.daemon.engine.generation import find_logits
 from torpor.memvid import SessionUri, Store
 from torpor.memvid.format.blocks import BlockEntry
@@ -146,14 +147,8 @@ def _write(store: Store, model: SmallModel, uri: SessionUri, state: LiveState, l
         durable=last.entries if last else (),
         unchanged_tokens=last.tokens if last else 0,
     )
-    store.write_bundle(
-        uri=uri,
-        identity=model.identity,
-        parent=last.bundle_id if last else None,
-        reused=snapshot.reused,
-        blocks=snapshot.drafts(),
-        session={"model": model.name, "labels": []},
-        token_count=snapshot.token_count,
+    stored_rig.write(
+        store, uri, model.identity, snapshot.drafts(), snapshot.token_count, before=last, reused=snapshot.reused
     )
 
 
