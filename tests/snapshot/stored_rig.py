@@ -195,5 +195,4 @@ class Kept:
     def open(self, receipt: Receipt | None = None) -> BundleReader:
         """A reader of a version, the newest by default; `opened.close()` ends them all."""
         found = receipt or self.last
-        assert found is not None
         return self.opened.enter_context(self.store.open_bundle(found.bundle_id))

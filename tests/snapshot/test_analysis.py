@@ -45,7 +45,6 @@ def test_an_artifact_says_of_what_it_is(kept: MakeKept) -> None:
         "model": "m",
         "token_count": 10,
     }
-    assert receipt.parent is not None
     assert found["parent"] == receipt.parent.hex()
     assert found["made_by"] == f"torpor {__version__}"
     assert found["identity"]["weights"] == "w" * 64

@@ -162,7 +162,6 @@ def test_the_arrays_of_the_record_that_are_no_cache_s_are_had_by_name(kept: Make
     session = kept(lambda: [caches.KVCache()], slept=5)
     version = StoredVersion(session.open())
     logits = version.state_array("logits")
-    assert logits is not None
     assert np.concatenate(list(version.elements(logits))).tolist() == session.state.last_logits.tolist()  # type: ignore[union-attr]
     assert version.state_array("0.k") is None
     assert version.state_array("passes").shape == (1, 2)  # type: ignore[union-attr]

@@ -151,7 +151,6 @@ def test_threat_24_a_sound_version_that_the_index_does_not_list_is_reported(
     lost = sleep(store, 600, before=first)
     assert store.verify(deep=deep).ok
     kept = store.index.stored(lost.bundle_id)
-    assert kept is not None
     store.index.drop([lost.bundle_id])
     if status is not None:
         row = None if status == "unreadable" else kept.row
@@ -507,7 +506,6 @@ def test_a_version_that_describes_a_block_in_another_file_wrongly_is_reported_an
         sleep(store, 700, uri=other_uri, before=base, seed=3)
     path = bundle_path(store, liar.bundle_id)
     with contextlib.closing(BundleFile(os.open(path, os.O_RDONLY), str(path), liar.bundle_id)) as file:
-        assert file.manifest is not None
         blocks = (dataclasses.replace(file.manifest.blocks[0], **change), *file.manifest.blocks[1:])
         manifest = dataclasses.replace(file.manifest, blocks=blocks).encode()
         directory = file.directory.encode()
@@ -550,7 +548,6 @@ def test_what_verify_advises_lists_a_version_that_is_back_and_forgets_no_other(
 def test_what_a_refusal_advises_lets_the_version_be_woken(store: Store) -> None:
     receipt = sleep(store, 300)
     kept = store.index.stored(receipt.bundle_id)
-    assert kept is not None
     assert kept.row is not None
     store.index.drop([receipt.bundle_id])
     store.index.add(dataclasses.replace(kept, row=dataclasses.replace(kept.row, token_count=299)))

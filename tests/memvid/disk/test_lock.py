@@ -29,7 +29,6 @@ def holder(store_path: Path):  # type: ignore[no-untyped-def]
     """Another process that has the store open for writing."""
     command = [sys.executable, "-c", HOLDER, str(store_path)]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
     assert process.stdout.readline() == "open\n"
     yield process
     process.kill()
@@ -223,7 +222,6 @@ def test_threat_38_a_started_program_does_not_inherit_the_lock(store: Store, sto
     command = [sys.executable, "-c", "import sys; print('on', flush=True); sys.stdin.read()"]
     child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, close_fds=False, text=True)
     try:
-        assert child.stdout is not None
         assert child.stdout.readline() == "on\n"
         store.close()
         Store.open(store_path, writable=True).close()

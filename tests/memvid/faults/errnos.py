@@ -20,13 +20,13 @@ import itertools
 import os
 import sqlite3
 import traceback
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from faults.kill import fresh, prepare
-from faults.scenarios import Scenario
+from faults.beginnings import Scenario, Swept, fresh, prepare
 from faults.shim import Call, Shim, files_up_to, repeatable
 from faults.worlds import Allowed, Broken, Tape, Version, World, check, require_bit_exact, sleep
 from torpor.memvid import SessionUri, Store
@@ -39,7 +39,6 @@ _READS: Final = frozenset({"read", "pread", "preadv", "listdir", "stat", "fstat"
 _SQL_WRITES: Final = ("INSERT", "DELETE", "UPDATE", "COMMIT", "CREATE")
 _SINCE: Final = SessionUri("default", "since-the-fault")
 _POISONS: Final = (DurabilityLost, LockLost)
-_MOST_FAILURES: Final = 5
 _STORE: Final = f"{Path(inspect.getfile(Store)).parent}{os.sep}"
 
 UNTOLD: Final = {
@@ -168,18 +167,6 @@ def _do_a_part(call: Call) -> int:
 
 
 @dataclass
-class Refused:
-    """What a sweep did."""
-
-    scenario: str
-    calls: int = 0
-    runs: int = 0
-    refused: int = 0
-    poisoned: int = 0
-    failures: list[str] = field(default_factory=list)
-
-
-@dataclass
 class _Run:
     """One run under one fault."""
 
@@ -230,7 +217,7 @@ class _Run:
         return Allowed(last.before | self.added, after | self.added)
 
 
-def sweep(scenario: Scenario, base: Path, *, stride: int = 1, first: int = 1) -> Refused:
+def sweep(scenario: Scenario, base: Path, *, stride: int = 1, first: int = 1) -> Swept:
     """Every `stride`-th of: each fault at each call that it can hit, once and for ever.
 
     A fault that begins at a call which it cannot hit is the one that begins at the next call which it can.
@@ -238,7 +225,7 @@ def sweep(scenario: Scenario, base: Path, *, stride: int = 1, first: int = 1) ->
     original, work = base / "original" / "store", base / "work" / "store"
     world = prepare(scenario, original)
     calls = _calls(scenario, original, work, world)
-    result = Refused(scenario.name, calls=len(calls))
+    result = Swept(scenario.name, Counter(calls=len(calls)))
     number = 0
     for point, (name, faults) in enumerate(calls, start=1):
         for fault, for_ever in itertools.product(faults, (False, True)):
@@ -248,23 +235,21 @@ def sweep(scenario: Scenario, base: Path, *, stride: int = 1, first: int = 1) ->
             fresh(original, work)
             run = _Run(scenario, work, Tape(world), _Faulty(fault, point, for_ever))
             _try(run, world, f"{fault.name} {'from' if for_ever else 'at'} call {point} ({name})", result)
-            if len(result.failures) >= _MOST_FAILURES:
+            if result.has_seen_enough:
                 return result
     return result
 
 
-def _try(run: _Run, world: World, what: str, result: Refused) -> None:
-    try:
+def _try(run: _Run, world: World, what: str, result: Swept) -> None:
+    with result.blaming(what):
         run()
         if not run.handler.struck:
             return
-        result.runs += 1
-        result.refused += run.error is not None
-        result.poisoned += isinstance(run.error, DurabilityLost)
+        result.counts["runs"] += 1
+        result.counts["refused"] += run.error is not None
+        result.counts["poisoned"] += isinstance(run.error, DurabilityLost)
         run.require_told()
         check(run.path, run.allowed(world), thorough=False, sees=run.scenario.sees)
-    except Exception as error:  # whatever goes wrong here is the store's fault, and is reported with its place
-        result.failures.append(f"{run.scenario.name}, {what}: {type(error).__name__}: {error}")
 
 
 def _calls(scenario: Scenario, original: Path, work: Path, world: World) -> list[tuple[str, list[Fault]]]:
@@ -281,12 +266,12 @@ def _calls(scenario: Scenario, original: Path, work: Path, world: World) -> list
     return calls
 
 
-def deletes_when_full(scenario: Scenario, base: Path) -> Refused:
+def deletes_when_full(scenario: Scenario, base: Path) -> Swept:
     """A full disk from each call on, until a file goes: the scenario, which only deletes, must succeed every time."""
     original, work = base / "original" / "store", base / "work" / "store"
     world = prepare(scenario, original)
     calls = _calls(scenario, original, work, world)
-    result = Refused(scenario.name, calls=len(calls))
+    result = Swept(scenario.name, Counter(calls=len(calls)))
     for point, (name, faults) in enumerate(calls, start=1):
         if FAULTS[0] not in faults:
             continue
@@ -298,11 +283,11 @@ def deletes_when_full(scenario: Scenario, base: Path) -> Refused:
     return result
 
 
-def size_limits(scenario: Scenario, base: Path, limits: range) -> Refused:
+def size_limits(scenario: Scenario, base: Path, limits: range) -> Swept:
     """The system itself refuses to let a file, SQLite's too, grow beyond each of these sizes (RLIMIT_FSIZE)."""
     original, work = base / "original" / "store", base / "work" / "store"
     world = prepare(scenario, original)
-    result = Refused(scenario.name, calls=len(limits))
+    result = Swept(scenario.name, Counter(calls=len(limits)))
     for limit in limits:
         fresh(original, work)
         run = _Run(scenario, work, Tape(world), _SizeLimit(limit))

@@ -20,14 +20,7 @@ _TURN_JOURNAL: Final = "daemon.sleep.turn_journal"
 _ORDER: Final = (
     Mutant(
         "turns are acknowledged before they are flushed, by the next write",
-        (
-            Edit(
-                "folder.journal",
-                "Journal._write",
-                take_out="durable.sync_file(",
-                before="durable.write_at(self._fd, sel",
-            ),
-        ),
+        (Edit("folder.journal", "Journal._write", "durable.sync_file(", before="durable.write_at(self._fd, sel"),),
     ),
     Mutant(
         "nothing flushes the name of the journal's folder",
@@ -35,8 +28,8 @@ _ORDER: Final = (
             Edit(
                 "folder.journal",
                 "Journal._open_folder",
-                take_out="durable.make_folder(",
-                put_in="os.mkdir(JOURNAL, FOLDER_MODE, dir_fd=self._folder.root_fd)",
+                "durable.make_folder(",
+                "os.mkdir(JOURNAL, FOLDER_MODE, dir_fd=self._folder.root_fd)",
             ),
         ),
     ),
@@ -46,27 +39,27 @@ _ORDER: Final = (
             Edit(
                 "folder.journal",
                 "Journal._publish",
-                take_out="temp.publish(",
-                put_in="temp.publish(self._folder_fd, TURNS_FILE, self.folder_path, replacing=True, flushing=False)",
+                "temp.publish(",
+                "temp.publish(self._folder_fd, TURNS_FILE, self.folder_path, replacing=True, flushing=False)",
             ),
         ),
     ),
     Mutant(
         "a sleep does not tell the journal",  # it names the record that it covers, so no crash loses anything
-        (Edit("sleeping", "write_version", take_out="core.journal.cover("),),
+        (Edit("sleeping", "write_version", "core.journal.cover("),),
         test=f"{_REPLAYING}test_a_sleep_takes_its_turns_out_of_the_journal_of_a_store_that_stays_open",
     ),
     Mutant(
         "a delete does not tell the journal",
-        (Edit("store", "Store.delete_session", take_out="drop_turns =", put_in="drop_turns = lambda: None"),),
+        (Edit("store", "Store.delete_session", "drop_turns =", "drop_turns = lambda: None"),),
     ),
     Mutant(
         "a forget does not tell the journal",
-        (Edit("forgetting", "_Forget.erase_turns", take_out="journal.erase("),),
+        (Edit("forgetting", "_Forget.erase_turns", "journal.erase("),),
     ),
     Mutant(
         "a record that counts no more is void in memory only",
-        (Edit("folder.journal", "Journal._write", take_out="VOID, self.path"),),
+        (Edit("folder.journal", "Journal._write", "VOID, self.path"),),
     ),
 )
 
@@ -81,17 +74,17 @@ _RECORDS: Final = (
     _check(
         "a damaged record counts",
         f"{_FORMAT}test_every_flipped_bit_is_told_and_costs_the_record_in_which_it_lies_at_most",
-        Edit("format.journal", "Key.record_at", take_out="if digest !="),
+        Edit("format.journal", "Key.record_at", "if digest !="),
     ),
     _check(
         "a record counts in any place",
         f"{_FORMAT}test_records_that_changed_places_do_not_count",
-        Edit("format.journal", "Key.record", take_out="digest =", put_in=_WHOLE.replace("place)", "0)")),
+        Edit("format.journal", "Key.record", "digest =", _WHOLE.replace("place)", "0)")),
         Edit(
             "format.journal",
             "Key.record_at",
-            take_out="if digest !=",
-            put_in="if digest != _digest(self.store, nonce, _PLACE.pack(0), payload): return None",
+            "if digest !=",
+            "if digest != _digest(self.store, nonce, _PLACE.pack(0), payload): return None",
         ),
     ),
     _check(
@@ -100,65 +93,60 @@ _RECORDS: Final = (
         Edit(
             "format.journal",
             "Key.payload_bytes_at",
-            take_out="self.nonce not in",
-            put_in="if length > MAX_JOURNAL_RECORD_BYTES: return None",
+            "self.nonce not in",
+            "if length > MAX_JOURNAL_RECORD_BYTES: return None",
         ),
     ),
     _check(
         "a record of another store counts",
         f"{_FORMAT}test_a_record_of_an_earlier_journal_or_of_another_store_does_not_count",
-        Edit("format.journal", "Key.record", take_out="digest =", put_in=_WHOLE.replace("self.store", "b''")),
+        Edit("format.journal", "Key.record", "digest =", _WHOLE.replace("self.store", "b''")),
         Edit(
             "format.journal",
             "Key.record_at",
-            take_out="if digest !=",
-            put_in="if digest != _digest(b'', nonce, _PLACE.pack(place), payload): return None",
+            "if digest !=",
+            "if digest != _digest(b'', nonce, _PLACE.pack(place), payload): return None",
         ),
     ),
     _check(
         "the journal of another store is read",
         f"{_FORMAT}test_a_whole_journal_of_another_store_or_version_is_not_read",
-        Edit("format.journal", "Key.read", take_out="if store != ours"),
+        Edit("format.journal", "Key.read", "if store != ours"),
     ),
     _check(
         "the journal of another store is written over",
         f"{_FOLDER}test_a_foreign_file_is_put_aside_and_never_in_the_place_of_an_earlier_one",
-        Edit("folder.journal", "Journal.load", take_out="journal._put_aside()"),
+        Edit("folder.journal", "Journal.load", "journal._put_aside()"),
     ),
     _check(
         "a record whose mark is damaged is not told",
         f"{_FORMAT}test_every_flipped_bit_is_told_and_costs_the_record_in_which_it_lies_at_most",
-        Edit("format.journal", "Key.record_at", take_out="is_spoilt = mark not in", put_in="is_spoilt = any(padding)"),
+        Edit("format.journal", "Key.record_at", "is_spoilt = mark not in", "is_spoilt = any(padding)"),
     ),
     _check(
         "damage in the zeros behind a record is not told",
-        f"{_FOLDER}test_every_flipped_bit_of_a_journal_costs_one_record_at_most_and_is_told",
-        Edit(
-            "format.journal",
-            "Key.record_at",
-            take_out="is_spoilt = mark not in",
-            put_in="is_spoilt = mark not in (_TURN, VOID)",
-        ),
+        f"{_FOLDER}test_a_flipped_bit_in_any_byte_of_a_journal_costs_one_record_at_most_and_is_told",
+        Edit("format.journal", "Key.record_at", "is_spoilt = mark not in", "is_spoilt = mark not in (_TURN, VOID)"),
     ),
     _check(
         "a mark with one damaged bit means the other one",
         f"{_FORMAT}test_a_mark_with_some_flipped_bits_is_still_known",
-        Edit("format.journal", "Key.record_at", take_out="is_void = _distance", put_in="is_void = mark != _TURN"),
+        Edit("format.journal", "Key.record_at", "is_void = _distance", "is_void = mark != _TURN"),
     ),
     _check(
         "a damaged header is not told",
-        f"{_FOLDER}test_every_flipped_bit_of_a_journal_costs_one_record_at_most_and_is_told",
-        Edit("folder.journal", "Journal._scan", take_out="its header is damaged"),
+        f"{_FOLDER}test_a_flipped_bit_in_any_byte_of_a_journal_costs_one_record_at_most_and_is_told",
+        Edit("folder.journal", "Journal._scan", "its header is damaged"),
     ),
     _check(
         "bytes that hold no record are not told",
-        f"{_FOLDER}test_every_flipped_bit_of_a_journal_costs_one_record_at_most_and_is_told",
-        Edit("folder.journal", "Journal._scan", take_out="self._find(f'{self.path}: {_describe_hole(found)}')"),
+        f"{_FOLDER}test_a_flipped_bit_in_any_byte_of_a_journal_costs_one_record_at_most_and_is_told",
+        Edit("folder.journal", "Journal._scan", "self._find(f'{self.path}: {_describe_hole(found)}')"),
     ),
     _check(
         "a journal that was cut off behind a record is not told",
         f"{_FOLDER}test_every_cut_of_a_journal_costs_what_stood_behind_it_and_is_told",
-        Edit("format.journal", "scan", take_out="yield Found(place, place)"),
+        Edit("format.journal", "scan", "yield Found(place, place)"),
     ),
     _check(
         "the first record of a session counts",
@@ -166,8 +154,8 @@ _RECORDS: Final = (
         Edit(
             "folder.journal",
             "Journal._scan",
-            take_out="if not found.is_void",
-            put_in="if older is None and not found.is_void: self._live[record.uri] = "
+            "if not found.is_void",
+            "if older is None and not found.is_void: self._live[record.uri] = "
             "_Place(found.place, len(found.payload), digest_of(found.payload), record.base, older)\n"
             "elif older is not None: self._live[record.uri] = older",
         ),
@@ -175,37 +163,37 @@ _RECORDS: Final = (
     _check(
         "only the last record of a session becomes void",
         f"{_FOLDER}test_each_record_of_a_session_is_void_once_it_is_covered",
-        Edit("folder.journal", "_Place.starts", take_out="place = place.older", put_in="place = None"),
+        Edit("folder.journal", "_Place.starts", "place = place.older", "place = None"),
     ),
     _check(
         "a void record leaves the ones before it",
         f"{_FOLDER}test_earlier_records_that_a_crash_left_are_void_after_the_next_opening",
-        Edit("folder.journal", "Journal._scan", take_out="self._void.append(older)"),
+        Edit("folder.journal", "Journal._scan", "self._void.append(older)"),
     ),
     _check(
         "a damaged journal is written on",
         f"{_FOLDER}test_after_damage_the_next_record_is_written_into_a_new_file",
-        Edit("folder.journal", "Journal._find", take_out="self._is_spoilt = True"),
+        Edit("folder.journal", "Journal._find", "self._is_spoilt = True"),
     ),
     _check(
         "a journal that has left its place is written on",
         f"{_FOLDER}test_a_file_that_has_left_its_place_is_written_anew_before_the_next_record",
-        Edit("folder.journal", "Journal._is_in_place", take_out="return _has_name", put_in="return True"),
+        Edit("folder.journal", "Journal._is_in_place", "return _has_name", "return True"),
     ),
     _check(
         "a refused record stays in the file",
         f"{_FOLDER}test_a_whole_record_that_is_refused_is_taken_back_durably",
-        Edit("folder.journal", "Journal._write", take_out="self._take_back("),
+        Edit("folder.journal", "Journal._write", "self._take_back("),
     ),
     _check(
         "a refused record is taken back without a flush",
         f"{_FOLDER}test_a_whole_record_that_is_refused_is_taken_back_durably",
-        Edit("folder.journal", "Journal._take_back", take_out="durable.sync_file("),
+        Edit("folder.journal", "Journal._take_back", "durable.sync_file("),
     ),
     _check(
         "a session whose turns wait goes on without them",
         f"{_FOLDER}test_a_session_whose_turns_wait_takes_no_more",
-        Edit("folder.journal", "Journal.append", take_out="self.require_settled("),
+        Edit("folder.journal", "Journal.append", "self.require_settled("),
     ),
 )
 
@@ -216,87 +204,77 @@ _REPLAYED: Final = (
         Edit(
             "replaying",
             "_is_covered",
-            take_out="session.get(COVERS)",
-            put_in="if any(_is(core, one, lambda reader: COVERS in reader.manifest.session) for one in later):\n"
+            "session.get(COVERS)",
+            "if any(_is(core, one, lambda reader: COVERS in reader.manifest.session) for one in later):\n"
             "    return True",
         ),
     ),
     _check(
         "a version that names the turns does not cover them",
         f"{_REPLAYING}test_turns_that_a_sleep_took_back_do_not_return_even_if_the_journal_was_not_told",
-        Edit("replaying", "_is_covered", take_out="return True", put_in="pass"),
+        Edit("replaying", "_is_covered", "return True", "pass"),
     ),
     _check(
         "a version that begins with the turns does not cover them",
         f"{_REPLAYING}test_a_version_that_begins_with_the_turns_covers_them_though_it_does_not_name_them",
-        Edit("replaying", "_is_covered", take_out="_all_tokens(reader)", put_in="return False"),
+        Edit("replaying", "_is_covered", "_all_tokens(reader)", "return False"),
     ),
     _check(
         "a version from before the turns covers them",
         f"{_REPLAYING}test_a_session_that_was_taken_back_is_so_though_its_newest_version_begins_with_its_turns",
-        Edit("replaying", "_is_covered", take_out="known =", put_in="known = 0"),
+        Edit("replaying", "_is_covered", "known =", "known = 0"),
     ),
     _check(
         "any later version covers the turns",
         f"{_REPLAYING}test_turns_behind_a_version_that_a_later_one_does_not_begin_with_are_not_lost",
-        Edit("replaying", "_is_covered", take_out="_all_tokens(reader)", put_in="return bool(later)"),
+        Edit("replaying", "_is_covered", "_all_tokens(reader)", "return bool(later)"),
     ),
     _check(
         "a damaged version covers the turns",
         f"{_REPLAYING}test_a_damaged_later_version_covers_no_turns",
-        Edit("replaying", "_is", take_out="return False", put_in="return True"),
+        Edit("replaying", "_is", "return False", "return True"),
     ),
     _check(
         "a session that was deleted comes back out of the journal",
         f"{_REPLAYING}test_a_delete_that_was_cut_off_before_it_told_the_journal_is_a_delete",
-        Edit("replaying", "drop_deleted", take_out="journal.cover(uri)", put_in="pass"),
+        Edit("replaying", "drop_deleted", "journal.cover(uri)", "pass"),
     ),
     _check(
         "a delete tells the journal when the files are gone",
         f"{_REPLAYING}test_a_delete_that_was_cut_off_before_it_told_the_journal_is_a_delete",
         Edit("deletion", "delete_session", put_in="drop_turns()", after="freed = retirement.freed"),
-        Edit("deletion", "retire", take_out="drop_turns()", put_in="pass"),
+        Edit("deletion", "retire", "drop_turns()", "pass"),
     ),
     _check(
         "a session whose newest file is missing is taken for a deleted one",
         f"{_REPLAYING}test_turns_wait_for_a_file_that_is_gone_with_the_index",
-        Edit("replaying", "drop_deleted", take_out="if RETIRED_SUFFIX"),
-        Edit(
-            "replaying",
-            "drop_deleted",
-            take_out="if files.get(",
-            put_in="if not index.bundles_of(uri): journal.cover(uri)",
-        ),
+        Edit("replaying", "drop_deleted", "if RETIRED_SUFFIX"),
+        Edit("replaying", "drop_deleted", "if files.get(", "if not index.bundles_of(uri): journal.cover(uri)"),
     ),
     _check(
         "a version takes the place of turns that wait",
         f"{_REPLAYING}test_a_version_that_is_made_while_turns_wait_does_not_take_their_place",
-        Edit(
-            "folder.journal",
-            "Journal.cover",
-            take_out="if uri not in",
-            put_in="if self._let_go(uri) is not None: self._write(b'')",
-        ),
+        Edit("folder.journal", "Journal.cover", "if uri not in", "if self._let_go(uri) is not None: self._write(b'')"),
     ),
     _check(
         "turns go with the bundle of another session",
         f"{_REPLAYING}test_turns_of_another_session_outlive_the_bundle_that_they_stand_behind",
-        Edit("replaying", "keep_turns_behind", take_out="replay_session("),
+        Edit("replaying", "keep_turns_behind", "replay_session("),
     ),
     _check(
         "turns that become no version now are given up",
         f"{_REPLAYING}test_turns_that_find_no_room_for_their_version_wait_and_their_session_is_not_used",
-        Edit("replaying", "replay", take_out="journal.waiting[uri] = error.message", put_in="journal.cover(uri)"),
+        Edit("replaying", "replay", "journal.waiting[uri] = error.message", "journal.cover(uri)"),
     ),
     _check(
         "turns stand behind a version that was pruned",
         f"{_DAEMON}test_a_turn_behind_a_version_that_was_pruned_survives",
-        Edit("folder.journal", "Journal.append", take_out="if record.base is not None"),
+        Edit("folder.journal", "Journal.append", "if record.base is not None"),
     ),
     _check(
         "a heal covers the turns of a session that went back before it",
         f"{_HEALING}test_turns_of_a_session_that_went_back_before_its_healed_version_survive_a_kill",
-        Edit("sleeping", "write_version", take_out="if request.covers", put_in="core.journal.cover(request.uri)"),
+        Edit("sleeping", "write_version", "if request.covers", "core.journal.cover(request.uri)"),
     ),
 )
 
@@ -304,7 +282,7 @@ _ANSWERS: Final = (
     _check(
         "an answer is given before the flush",
         f"{_DAEMON}test_an_answer_waits_for_its_flush",
-        Edit(_TURN_JOURNAL, "TurnJournal._acknowledge", take_out="await written"),
+        Edit(_TURN_JOURNAL, "TurnJournal._acknowledge", "await written"),
     ),
     _check(
         "an answer is given once its flush has begun",
@@ -312,29 +290,24 @@ _ANSWERS: Final = (
         Edit(
             _TURN_JOURNAL,
             "TurnJournal._write",
-            take_out="await self._threads.on_journal(acknowledge)",
-            put_in="asyncio.ensure_future(self._threads.on_journal(acknowledge))",
+            "await self._threads.on_journal(acknowledge)",
+            "asyncio.ensure_future(self._threads.on_journal(acknowledge))",
         ),
     ),
     _check(
         "an answer that nobody waits for is not flushed",
         f"{_DAEMON}test_a_turn_that_is_cancelled_while_it_is_flushed_is_answered",
-        Edit(
-            _TURN_JOURNAL,
-            "TurnJournal.acknowledge",
-            take_out="await in_any_case",
-            put_in="await self._acknowledge(session)",
-        ),
+        Edit(_TURN_JOURNAL, "TurnJournal.acknowledge", "await in_any_case", "await self._acknowledge(session)"),
     ),
     _check(
         "an answer is not flushed at all",
         f"{_DAEMON}test_a_chat_goes_on_with_its_messages_and_sampling_after_a_kill",
-        Edit("daemon.parts", "Parts.acknowledge", take_out="await self.journal.acknowledge("),
+        Edit("daemon.parts", "Parts.acknowledge", "await self.journal.acknowledge("),
     ),
     _check(
         "what stays of a cancelled answer is not flushed",
         f"{_DAEMON}test_what_stays_of_a_cancelled_answer_is_there_after_a_kill",
-        Edit("daemon.parts", "Parts.woken", take_out="await self.acknowledge(uri)"),
+        Edit("daemon.parts", "Parts.woken", "await self.acknowledge(uri)"),
     ),
     _check(
         "records that come during a flush are left to the next answer",
@@ -342,65 +315,60 @@ _ANSWERS: Final = (
         Edit(
             _TURN_JOURNAL,
             "TurnJournal._flush",
-            take_out="while self._waiting",
-            put_in="batch, self._waiting = self._waiting, []\nawait self._write(batch)\n"
+            "while self._waiting",
+            "batch, self._waiting = self._waiting, []\nawait self._write(batch)\n"
             "for left in self._waiting: left.written.set_result(None)",
         ),
     ),
     _check(
         "a turn that cannot be written refuses all that wait with it",
         f"{_DAEMON}test_a_turn_that_cannot_be_written_refuses_no_other",
-        Edit(_TURN_JOURNAL, "TurnJournal._write", take_out="if len(batch) > 1"),
+        Edit(_TURN_JOURNAL, "TurnJournal._write", "if len(batch) > 1"),
     ),
     _check(
         "a refused turn is told as durable",
         f"{_DAEMON}test_a_turn_that_cannot_be_written_refuses_no_other",
-        Edit(
-            _TURN_JOURNAL,
-            "TurnJournal._write",
-            take_out="each.written.set_exception(error)",
-            put_in="each.written.set_result(None)",
-        ),
+        Edit(_TURN_JOURNAL, "TurnJournal._write", "each.written.set_exception(error)", "each.written.set_result(None)"),
     ),
     _check(
         "room for a turn is not taken before it begins",
         f"{_DAEMON}test_a_full_disk_refuses_a_turn_before_it_changes_the_session",
-        Edit("daemon.chat.prompt_io", "Exchanges._room_for", take_out="make_room("),
+        Edit("daemon.chat.prompt_io", "Exchanges._room_for", "make_room("),
     ),
     _check(
         "the room of a request that failed is kept",
         f"{_DAEMON}test_room_that_a_failed_request_leaves_is_given_back",
-        Edit("daemon.residency.residency", "Residency.turn", take_out="self.journal.give_back_room(uri)"),
+        Edit("daemon.residency.residency", "Residency.turn", "self.journal.give_back_room(uri)"),
     ),
     _check(
         "a session that lost its state is gone if it never slept",
         f"{_DAEMON}test_a_session_that_lost_its_state_is_there_with_its_turns_whatever_is_asked",
-        Edit("daemon.residency.residency", "Residency.turn", take_out="await in_any_case("),
+        Edit("daemon.residency.residency", "Residency.turn", "await in_any_case("),
     ),
     _check(
         "a fork of a session that lost its state lacks its turns",
         f"{_DAEMON}test_turns_of_a_lost_state_that_became_no_version_at_once_become_one_at_the_next_use",
-        Edit("daemon.verbs.forking", "_order_of_fork", take_out="await parts.journal.replay("),
+        Edit("daemon.verbs.forking", "_order_of_fork", "await parts.journal.replay("),
     ),
     _check(
         "a sleep of a session that lost its state lacks its turns",
         f"{_DAEMON}test_turns_of_a_lost_state_that_became_no_version_at_once_become_one_at_the_next_use",
-        Edit("daemon.verbs.waking", "_keep_in_turn", take_out="await parts.journal.replay("),
+        Edit("daemon.verbs.waking", "_keep_in_turn", "await parts.journal.replay("),
     ),
     _check(
         "a wake of a session that lost its state lacks its turns",
         f"{_DAEMON}test_turns_of_a_lost_state_that_became_no_version_at_once_become_one_at_the_next_use",
-        Edit("daemon.residency.residency", "Residency.bring_back", take_out="await self.journal.replay("),
+        Edit("daemon.residency.residency", "Residency.bring_back", "await self.journal.replay("),
     ),
     _check(
         "a session that lost its state is warmed without its turns",
         f"{_DAEMON}test_turns_of_a_lost_state_that_became_no_version_at_once_become_one_at_the_next_use",
-        Edit("daemon.residency.residency", "Residency.warm", take_out="await self.journal.replay("),
+        Edit("daemon.residency.residency", "Residency.warm", "await self.journal.replay("),
     ),
     _check(
         "a session that lost its state is begun anew by the next request",
         f"{_DAEMON}test_a_request_that_may_make_a_session_goes_on_with_the_turns_of_one_that_lost_its_state",
-        Edit("daemon.residency.residency", "Residency.woken", take_out="await self.journal.replay("),
+        Edit("daemon.residency.residency", "Residency.woken", "await self.journal.replay("),
     ),
 )
 

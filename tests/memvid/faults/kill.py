@@ -8,31 +8,19 @@ missing flush cannot be seen here: `power.py` is for that.
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from faults.scenarios import Scenario
+from faults.beginnings import Scenario, Swept, fresh, prepare
 from faults.shim import Call, Shim, repeatable
 from faults.worlds import Allowed, Broken, Tape, World, check
 from torpor.memvid import Store
 
 _WRITERS = frozenset({"write", "writev", "pwrite", "pwritev"})
-_MOST_FAILURES = 5
-
-
-@dataclass
-class Swept:
-    """What a sweep did."""
-
-    scenario: str
-    points: int = 0
-    second_points: int = 0
-    failures: list[str] = field(default_factory=list)
 
 
 @dataclass
@@ -62,19 +50,6 @@ def write_half(call: Call) -> None:
             os.pwrite(fd, half, call.args[2])
         else:
             os.write(fd, half)
-
-
-def prepare(scenario: Scenario, path: Path) -> World:
-    """Make the scenario's store; the folder above it is there in any case."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with repeatable(seed=1):
-        return scenario.prepare(path) if scenario.prepare else frozenset()
-
-
-def fresh(source: Path, target: Path) -> None:
-    """Copy a store, and what lies beside it: exported files."""
-    shutil.rmtree(target.parent, ignore_errors=True)
-    shutil.copytree(source.parent, target.parent)
 
 
 def events_of(
@@ -132,42 +107,39 @@ def sweep(
     counting = _Killer(0)
     worlds = events_of(scenario, original, work, world, counting)
     result = Swept(scenario.name)
-    _try_check(scenario, work, worlds[-1], "not killed at all", result)
+    with result.blaming("not killed at all"):
+        check(work, worlds[-1], thorough=True, sees=scenario.sees)
     points = [(point, False) for point in range(1 + first % stride, counting.seen + 1, stride)]
     if torn_stride:
         points += [(point, True) for point in range(1 + first % torn_stride, counting.seen + 1, torn_stride)]
     for point, torn in points:
-        if len(result.failures) >= _MOST_FAILURES:
+        if result.has_seen_enough:
             break
         fresh(original, work)
         survived, events = run_and_kill(scenario, work, world, _Killer(point, torn))
         if survived:
             raise AssertionError(f"{scenario.name}: the child has made fewer than {point} calls")
-        result.points += 1
+        result.counts["points"] += 1
         if second_stride and not torn:
             seconds = range(1 + point % second_stride, 10_000, second_stride)
-            result.second_points += _kill_recoveries(scenario, work, again, worlds[events], seconds, (result, point))
-        _try_check(scenario, work, worlds[events], f"killed at point {point}", result)
+            _kill_recoveries(scenario, work, again, worlds[events], seconds, (result, point))
+        with result.blaming(f"killed at point {point}"):
+            check(work, worlds[events], thorough=True, sees=scenario.sees)
     return result
 
 
 def _kill_recoveries(
     scenario: Scenario, crashed: Path, work: Path, allowed: Allowed, points: range, report: tuple[Swept, int]
-) -> int:
-    """Kill the recovery of one crashed store at these points, each time from the same state; how many there were."""
+) -> None:
+    """Kill the recovery of one crashed store at these points, each time from the same state."""
     recovery = Scenario("recovery", None, lambda path, tape: Store.open(path, writable=True).close())
     result, first = report
-    for count, point in enumerate(points):
+    for point in points:
         fresh(crashed, work)
         survived, _ = run_and_kill(recovery, work, frozenset(), _Killer(point), seed=3)
         if survived:
-            return count
-        _try_check(scenario, work, allowed, f"killed at point {first}, then at {point} of the recovery", result)
+            return
+        result.counts["second_points"] += 1
+        with result.blaming(f"killed at point {first}, then at {point} of the recovery"):
+            check(work, allowed, thorough=True, sees=scenario.sees)
     raise AssertionError("a recovery of 10,000 calls")
-
-
-def _try_check(scenario: Scenario, path: Path, allowed: Allowed, what: str, result: Swept) -> None:
-    try:
-        check(path, allowed, thorough=True, sees=scenario.sees)
-    except Exception as error:  # whatever goes wrong here is the store's fault, and is reported with its place
-        result.failures.append(f"{scenario.name}, {what}: {type(error).__name__}: {error}")

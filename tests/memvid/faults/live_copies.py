@@ -12,7 +12,8 @@ import time
 from pathlib import Path
 from typing import Any, Final
 
-from faults.moments import INDEX, Swept, require_kept
+from faults.beginnings import Swept
+from faults.moments import INDEX, require_kept
 from faults.worlds import SIZES
 from store_making import OTHER_URI, URI
 from store_making import sleep as put_to_sleep
@@ -45,11 +46,9 @@ def sweep(base: Path, copies: int) -> Swept:
             copy = base / "copy"
             shutil.rmtree(copy, ignore_errors=True)
             _copy(store, copy, files_first=bool(number % 2))
-            result.mixed += 1
-            try:
-                result.awake += require_kept(copy)
-            except Exception as error:  # whatever goes wrong here is the store's fault
-                result.failures.append(f"copy {number}: {error!r}")
+            result.counts["mixed"] += 1
+            with result.blaming(f"copy {number}"):
+                result.counts["awake"] += require_kept(copy)
     finally:
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)

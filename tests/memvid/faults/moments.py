@@ -15,8 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from faults import kill
-from faults.scenarios import Scenario
+from faults.beginnings import Scenario, Swept, fresh, prepare
 from faults.shim import Call, Shim, files_up_to, repeatable
 from faults.states import Seen, state_of
 from faults.worlds import Broken, Tape
@@ -28,22 +27,11 @@ from torpor.memvid.maintenance.compaction_plan import CompactionPolicy
 
 INDEX: Final = "index.sqlite"
 _FOLDED: Final = CompactionPolicy(max_holders=1, min_dead_ratio=0.0)
-_MOST_FAILURES: Final = 5
 
 _SEEN: Final = Seen[int]()
 
 Awake = dict[tuple[SessionUri, int], str]
 """What each version that wakes wakes as."""
-
-
-@dataclass
-class Swept:
-    """What a sweep did. `mixed` counts stores, `awake` the versions that woke and were asked for again after it."""
-
-    scenario: str
-    mixed: int = 0
-    awake: int = 0
-    failures: list[str] = field(default_factory=list)
 
 
 @dataclass
@@ -87,10 +75,11 @@ def _copy(source: Path, target: Path) -> None:
 
 
 def sweep(scenario: Scenario, base: Path, *, stride: int = 1, first: int = 0) -> Swept:
-    """Mix at every `stride`-th pair of moments."""
+    """Mix at every `stride`-th pair of moments. Counts the stores, `mixed`, and the versions that were `awake` and were
+    asked for again after it."""
     original, work = base / "original" / "store", base / "work" / "store"
-    world = kill.prepare(scenario, original)
-    kill.fresh(original, work)
+    world = prepare(scenario, original)
+    fresh(original, work)
     moments = _Moments(work, base / "moments")
     with repeatable(seed=2), Shim(moments):
         scenario.run(work, Tape(world))
@@ -98,7 +87,7 @@ def sweep(scenario: Scenario, base: Path, *, stride: int = 1, first: int = 0) ->
     pairs = [(files, index) for files in moments.files.values() for index in moments.indexes.values()]
     result = Swept(scenario.name)
     for files, index in pairs[first % stride :: stride]:
-        if not (files / "store.json").is_file() or len(result.failures) == _MOST_FAILURES:
+        if not (files / "store.json").is_file() or result.has_seen_enough:
             continue
         mixed = base / "mixed"
         shutil.rmtree(mixed, ignore_errors=True)
@@ -106,11 +95,9 @@ def sweep(scenario: Scenario, base: Path, *, stride: int = 1, first: int = 0) ->
             if source.is_dir():
                 shutil.copytree(source, mixed, dirs_exist_ok=True)
         (mixed / "bundles").mkdir(mode=0o700, exist_ok=True)
-        result.mixed += 1
-        try:
-            result.awake += require_kept(mixed)
-        except Exception as error:  # whatever goes wrong here is the store's fault
-            result.failures.append(f"{scenario.name}, {files.name[:8]} with {index.name[:8]}: {error!r}")
+        result.counts["mixed"] += 1
+        with result.blaming(f"{files.name[:8]} with {index.name[:8]}"):
+            result.counts["awake"] += require_kept(mixed)
     return result
 
 

@@ -24,7 +24,7 @@ def main(name: str, folder: Path, test: str = "") -> None:
         mutants.install(mutants.all_mutants()[name])
     if test:
         sys.exit(pytest.main([test, "-q", "-x", "-p", "no:cacheprovider", f"--basetemp={folder}"]))
-    from faults.kill import prepare
+    from faults.beginnings import prepare
     from faults.recording import record
     from faults.scenarios import SCENARIOS
     from faults.worlds import EarlyTape, Tape

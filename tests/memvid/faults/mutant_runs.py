@@ -114,9 +114,9 @@ def judge(mutant: Mutant, plain: dict[str, Recording], base: Path, effort: Effor
     for one_in, name in itertools.product((_FEW, 1) if full else (_FEW,), verdict.scenarios):
         settings = {"effort": effort, "begin": begins[name], "one_in": one_in, "most_failures": 1}
         result = replay(name, recordings[name], base / "work", workers=1, sees=SCENARIOS[name].sees, **settings)
-        verdict.states += result.states
+        verdict.states += result.counts["states"]
         if result.failures:
-            verdict.caught_by, verdict.lost = result.failures[0], bool(result.lost)
+            verdict.caught_by, verdict.lost = result.failures[0], bool(result.counts["lost"])
             break
     verdict.is_judged = full or bool(verdict.caught_by)
     return verdict

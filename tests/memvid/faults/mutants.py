@@ -35,28 +35,28 @@ SWAPS: Final = (
     Mutant(
         "the file is flushed after it got its name",
         (
-            Edit("writer", "BundleWriter.finish", take_out="self._temp.sync()"),
+            Edit("writer", "BundleWriter.finish", "self._temp.sync()"),
             Edit("durable", "TempFile.publish", put_in="self.sync()", after="sync_folder(folder_fd, folder_path)"),
         ),
     ),
     Mutant(
         "the new name is flushed before it is given",
-        (Edit("durable", "TempFile.publish", take_out="sync_folder(folder_fd, folder_path)", before="os.rename("),),
+        (Edit("durable", "TempFile.publish", "sync_folder(folder_fd, folder_path)", before="os.rename("),),
     ),
     Mutant(
         "the index row comes before the bundle file",
-        (Edit("sleeping", "publish", take_out="core.folder.publish(", after="core.index.add("),),
+        (Edit("sleeping", "publish", "core.folder.publish(", after="core.index.add("),),
     ),
     Mutant(
         "nothing flushes the name of a bundle's folder",
         (
-            Edit("durable", "make_folder", take_out="sync_folder(", before="os.mkdir("),
-            Edit("durable", "TempFile.publish", take_out="sync_folder(self._folder_fd"),
+            Edit("durable", "make_folder", "sync_folder(", before="os.mkdir("),
+            Edit("durable", "TempFile.publish", "sync_folder(self._folder_fd"),
         ),
     ),
     Mutant(
         "a retired name is flushed before it is given",
-        (Edit("folder", "StoreFolder.retire", take_out="durable.sync_folder(", before="durable.rename("),),
+        (Edit("folder", "StoreFolder.retire", "durable.sync_folder(", before="durable.rename("),),
     ),
     Mutant(
         "the newest version is retired first",
@@ -64,18 +64,18 @@ SWAPS: Final = (
     ),
     Mutant(
         "a dropped row is settled before it is dropped",
-        (Edit("index", "Index.drop", take_out="self._settle()", before="self._transaction()"),),
+        (Edit("index", "Index.drop", "self._settle()", before="self._transaction()"),),
     ),
     Mutant(
         "nothing flushes that a file is about to be written anew",
         (
-            Edit("index", "Index.begin_rewrite", take_out="self._settle()"),
-            Edit("index", "Index._count_on_disk", take_out="sync_folder("),
+            Edit("index", "Index.begin_rewrite", "self._settle()"),
+            Edit("index", "Index._count_on_disk", "sync_folder("),
         ),
     ),
     Mutant(
         "a refused sleep's file is flushed away before it is removed",
-        (Edit("folder", "StoreFolder.remove", take_out="durable.sync_folder(", before="durable.remove("),),
+        (Edit("folder", "StoreFolder.remove", "durable.sync_folder(", before="durable.remove("),),
     ),
     Mutant(EARLY),
 )
@@ -117,7 +117,6 @@ EQUIVALENT: Final[dict[str, str]] = {
 def package_folder() -> Path:
     """Where the package's source is, without importing it."""
     spec = importlib.util.find_spec("torpor")
-    assert spec is not None
     assert spec.origin is not None
     return Path(spec.origin).parent
 

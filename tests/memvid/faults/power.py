@@ -26,12 +26,14 @@ import os
 import random
 import shutil
 import traceback
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path
 from typing import Final
 
+from faults.beginnings import Swept
 from faults.recording import ROOT, Cut, Disk, Inode, Link, Operation, Recording, Step, Sync, Unlink, Write, record
 from faults.worlds import NOTHING_ELSE, Allowed, Broken, Sees, Tape, check
 from torpor.memvid import Store
@@ -60,25 +62,6 @@ class Effort:
 
     subsets: int
     tears: int
-
-
-@dataclass
-class Replayed:
-    """What a replay found. `beyond_temps` counts the states that differ in more than bytes of temporary files."""
-
-    scenario: str
-    states: int = 0
-    beyond_temps: int = 0
-    checks: int = 0
-    lost: int = 0
-    failures: list[str] = field(default_factory=list)
-
-    def add(self, other: Replayed) -> None:
-        self.states += other.states
-        self.beyond_temps += other.beyond_temps
-        self.checks += other.checks
-        self.lost += other.lost
-        self.failures += other.failures
 
 
 @dataclass
@@ -286,7 +269,8 @@ def materialise(disk: Disk, base: Path) -> None:
 
 @dataclass
 class Replay:
-    """Makes and checks the states of one recording from the operation number `begin` on.
+    """Makes and checks the states of one recording from the operation number `begin` on. Counts those that differ in
+    more than bytes of temporary files as `beyond_temps`.
 
     `share` is (mine, of) when several processes do it. `one_in` is how few of the states are taken at all: those of
     another `part` are others. After every `recoveries_every`-th the recovery is recorded and replayed too.
@@ -304,8 +288,8 @@ class Replay:
     one_in: int = 1
     sees: Sees = NOTHING_ELSE
 
-    def run(self) -> Replayed:
-        result = Replayed(self.name)
+    def run(self) -> Swept:
+        result = Swept(self.name)
         known: set[bytes] = set()
         beyond: set[bytes] = set()
         checked: set[tuple[bytes, int]] = set()
@@ -331,15 +315,14 @@ class Replay:
                 if (whole, cursor.step) in checked:
                     continue
                 checked.add((whole, cursor.step))
-                result.checks += 1
+                result.counts["checks"] += 1
                 self._check(disk, cursor, (position, operation, fates), result)
                 if len(result.failures) >= self.most_failures:
                     break
             else:
                 continue
             break
-        result.states += len(known)
-        result.beyond_temps += len(beyond)
+        result.counts += Counter(states=len(known), beyond_temps=len(beyond))
         return result
 
     def _check(
@@ -347,27 +330,23 @@ class Replay:
         disk: Disk,
         cursor: _Cursor,
         place: tuple[int, Operation | None, Sequence[Fate]],
-        result: Replayed,
+        result: Swept,
     ) -> None:
         materialise(disk, self.work)
+        checks = result.counts["checks"]
         try:
-            thorough = result.checks % _THOROUGH_EVERY == 0
-            check(self.work / "store", cursor.allowed, thorough=thorough, sees=self.sees)
-        except Exception as error:  # whatever goes wrong here is the store's fault, and is reported with its place
+            check(self.work / "store", cursor.allowed, thorough=checks % _THOROUGH_EVERY == 0, sees=self.sees)
+        except Exception as error:
+            result.counts["lost"] += isinstance(error, Broken) and error.lost
             position, operation, fates = place
-            result.lost += isinstance(error, Broken) and error.lost
-            pending = "; ".join(
-                f"{_brief(waiting)}: {fate}" for waiting, fate in zip(cursor.pending, fates, strict=True)
-            )
-            result.failures.append(
-                f"{self.name}, cut after operation {position} ({_brief(operation)}), unflushed [{pending}]: "
-                f"{type(error).__name__}: {error}"[:2000]
-            )
+            told = [f"{_brief(waiting)}: {fate}" for waiting, fate in zip(cursor.pending, fates, strict=True)]
+            with result.blaming(f"cut after operation {position} ({_brief(operation)}), unflushed [{'; '.join(told)}]"):
+                raise
             return
-        if self.recoveries_every and result.checks % self.recoveries_every == 0:
-            result.add(self._recover_and_cut(disk, cursor.allowed, result.checks))
+        if self.recoveries_every and checks % self.recoveries_every == 0:
+            result.add(self._recover_and_cut(disk, cursor.allowed, checks))
 
-    def _recover_and_cut(self, disk: Disk, allowed: Allowed, number: int) -> Replayed:
+    def _recover_and_cut(self, disk: Disk, allowed: Allowed, number: int) -> Swept:
         """Cut the power again while the store recovers from a state."""
         materialise(disk, self.work)
         recording = record(_open, self.work / "store", Tape(frozenset()))
@@ -399,7 +378,7 @@ def _brief(operation: Operation | None) -> str:
             return "start"
 
 
-def replay(scenario_name: str, recording: Recording, work: Path, *, workers: int, **settings: object) -> Replayed:
+def replay(scenario_name: str, recording: Recording, work: Path, *, workers: int, **settings: object) -> Swept:
     """Replay in several processes, each with its share of the states."""
     pipes = []
     for mine in range(workers):
@@ -417,14 +396,15 @@ def replay(scenario_name: str, recording: Recording, work: Path, *, workers: int
                 os._exit(status)
         os.close(writer)
         pipes.append((child, reader))
-    result = Replayed(scenario_name)
+    result = Swept(scenario_name)
     for child, reader in pipes:
         with os.fdopen(reader, "rb") as pipe:
             text = pipe.read()
         _, status = os.waitpid(child, 0)
         if status:
             raise AssertionError(f"{scenario_name}: a replaying process failed with status {status}")
-        result.add(Replayed(**json.loads(text)))
+        found = json.loads(text)
+        result.add(Swept(found["scenario"], Counter(found["counts"]), found["failures"]))
     with contextlib.suppress(FileNotFoundError):
         shutil.rmtree(work)
     return result

@@ -28,9 +28,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from faults import errnos, kill, live_copies, moments, mutant_runs, power, strace_kill
+from faults.beginnings import Scenario, Swept, prepare
 from faults.mutants import EQUIVALENT, all_mutants
 from faults.recording import record
-from faults.scenarios import SCENARIOS, Scenario
+from faults.scenarios import SCENARIOS
 from faults.worlds import Tape
 from shares import share
 
@@ -71,7 +72,7 @@ def run_power(scenarios: list[Scenario], base: Path, full: int, *, one_in: int =
     found = []
     for number, scenario in enumerate(scenarios):
         path = base / str(number) / "store"
-        recording = record(scenario.run, path, Tape(kill.prepare(scenario, path)))
+        recording = record(scenario.run, path, Tape(prepare(scenario, path)))
         settings: dict[str, Any] = {"effort": _SHARE_EFFORT, "part": share(), "one_in": one_in}
         if full:
             settings |= {"effort": _FULL_EFFORT, "one_in": full, "recoveries_every": 500}
@@ -179,16 +180,14 @@ def _tell(*lines: str) -> None:
     print(*(f"  {line}" for line in lines), sep="\n", file=sys.stderr, flush=True)
 
 
-def _tell_progress(swept: Any) -> None:
+def _tell_progress(swept: Swept) -> None:
     """A full sweep takes an hour: what has been done is told at once, for one that is ended early."""
-    told = dataclasses.asdict(swept)
-    name, failures = told.pop("scenario"), told.pop("failures")
-    counts = ", ".join(f"{count} {what}" for what, count in told.items())
-    _tell(f"{name}: {counts}, {len(failures)} wrong", *failures)
+    counts = ", ".join(f"{count} {what}" for what, count in swept.counts.items())
+    _tell(f"{swept.scenario}: {counts}, {len(swept.failures)} wrong", *swept.failures)
 
 
-def _report(found: Iterable[Any], counts: tuple[str, ...]) -> Report:
-    rows = [dataclasses.asdict(one) for one in found]
+def _report(found: Iterable[Swept], counts: tuple[str, ...]) -> Report:
+    rows = [dict.fromkeys(counts, 0) | one.told() for one in found]
     totals: Report = {name: sum(row[name] for row in rows) for name in counts}
     totals["failures"] = [failure for row in rows for failure in row.pop("failures")]
     totals["scenarios"] = rows

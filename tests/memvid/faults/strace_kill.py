@@ -18,16 +18,15 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
 
-from faults.kill import Swept, events_of, fresh, prepare
-from faults.scenarios import Scenario
-from faults.worlds import Allowed, check
+from faults.beginnings import Scenario, Swept, fresh, prepare
+from faults.kill import events_of
+from faults.worlds import check
 
 CALLS: Final = (
     "write,pwrite64,writev,pwritev,pwritev2,fsync,fdatasync,sync_file_range,rename,renameat,renameat2,link,linkat,"
     "unlink,unlinkat,mkdir,mkdirat,rmdir,truncate,ftruncate,fallocate,copy_file_range,sendfile"
 )
 _CHILD: Final = Path(__file__).with_name("strace_child.py")
-_MOST_FAILURES: Final = 5
 _SECONDS_TO_DIE: Final = 20
 
 
@@ -50,15 +49,16 @@ def sweep(scenario: Scenario, base: Path, *, stride: int = 1, first: int = 0, wo
     survived = False
     begin = 1 + first % stride
     with ThreadPoolExecutor(workers) as pool:
-        while not survived and len(result.failures) < _MOST_FAILURES:
+        while not survived and not result.has_seen_enough:
             points = [begin + stride * number for number in range(8)]
             begin = points[-1] + stride
             kills = [pool.submit(_kill, scenario, original, base / str(point), world_file, point) for point in points]
             for point, killed in zip(points, kills, strict=True):
                 was_killed, events = killed.result()
                 survived = survived or not was_killed
-                result.points += was_killed
-                _check(scenario, base / str(point) / "store", worlds[events], point, result)
+                result.counts["points"] += was_killed
+                with result.blaming(f"killed at system call {point}"):
+                    check(base / str(point) / "store", worlds[events], thorough=True, sees=scenario.sees)
                 shutil.rmtree(base / str(point))
     return result
 
@@ -92,10 +92,3 @@ def await_end(lock: Path) -> None:
                 if time.monotonic() > deadline:
                     raise
             time.sleep(0.001)
-
-
-def _check(scenario: Scenario, path: Path, allowed: Allowed, point: int, result: Swept) -> None:
-    try:
-        check(path, allowed, thorough=True, sees=scenario.sees)
-    except Exception as error:  # whatever goes wrong here is the store's fault, and is reported with its place
-        result.failures.append(f"{scenario.name}, killed at system call {point}: {type(error).__name__}: {error}")

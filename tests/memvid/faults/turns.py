@@ -7,6 +7,7 @@ the session's. Which version has them is open: the one that an opening makes of 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import shutil
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -14,11 +15,10 @@ from typing import Final
 
 import store_making as making
 from faults.beginnings import FIRST, SECOND, Scenario
-from faults.upkeep import SECRET
+from faults.upkeep import SECRET, seeing
 from faults.worlds import Broken, Mark, Sees, Tape, Version, World, sleep
 from store_making import URI
 from torpor.memvid import SessionUri, Store
-from torpor.memvid.errors import SessionNotFound
 from torpor.memvid.folder import journal
 from torpor.memvid.format.ledger_tail import tail_of
 
@@ -167,14 +167,6 @@ def put_aside(path: Path, tape: Tape) -> None:
 _TRACES: Final = {"name": SECRET.name.encode(), "turn": making.token_ids(520, 10, _SEEDS[SECRET])}
 
 
-def traces(path: Path) -> Iterator[Mark]:
-    """What any file of the store has of the secret session."""
-    whole = b"\0".join(file.read_bytes() for file in sorted(path.rglob("*")) if file.is_file())
-    for kind, needle in _TRACES.items():
-        if needle in whole:
-            yield Mark("trace", kind)
-
-
 def a_secret(path: Path) -> World:
     secret = Version(SECRET, 1, 516, seed=_SEEDS[SECRET])
     with Store.open(path, writable=True) as store:
@@ -202,18 +194,13 @@ def forgotten_anew(path: Path, tape: Tape) -> None:
         forgotten(path, tape)
 
 
-def forget_again(store: Store) -> None:
-    with contextlib.suppress(SessionNotFound):
-        store.forget(SECRET)
-    if left := [mark.name for mark in traces(Path(store.path))]:
-        raise Broken(f"asked again, forget still leaves its {', '.join(left)}")
-
+_FORGETTING: Final = dataclasses.replace(seeing(_TRACES), marks=said)
 
 SCENARIOS: Iterable[Scenario] = (
     Scenario("turns", one_asleep, turns, Sees(marks=said)),
     Scenario("turns_anew", one_asleep, turns_anew, Sees(marks=said)),
     Scenario("turns_and_a_way_back", one_asleep, a_way_back, Sees(marks=said)),
     Scenario("turns_beside_foreign_ones", a_foreign_journal, put_aside, Sees(marks=said, files=foreign_bytes)),
-    Scenario("turns_forgotten", a_secret, forgotten, Sees(marks=said, files=traces, again=forget_again)),
-    Scenario("turns_forgotten_anew", a_secret, forgotten_anew, Sees(marks=said, files=traces, again=forget_again)),
+    Scenario("turns_forgotten", a_secret, forgotten, _FORGETTING),
+    Scenario("turns_forgotten_anew", a_secret, forgotten_anew, _FORGETTING),
 )

@@ -11,9 +11,9 @@ import functools
 import os
 import shutil
 import sqlite3
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Final, NoReturn
+from typing import Any, Final
 
 import store_making as making
 from faults.beginnings import FIRST, FORK, SECOND, Scenario, two_versions_and_a_fork
@@ -137,12 +137,22 @@ _TRACES: Final = {
 }
 
 
-def traces(path: Path) -> Iterator[Mark]:
-    """What of the secret session any file of the store still has."""
+def traces(needles: Mapping[str, bytes], path: Path) -> list[Mark]:
+    """Which of these bytes of the secret session any file of the store still has."""
     whole = b"\0".join(file.read_bytes() for file in sorted(path.rglob("*")) if file.is_file())
-    for kind, needle in _TRACES.items():
-        if needle in whole:
-            yield Mark("trace", kind)
+    return [Mark("trace", kind) for kind, needle in needles.items() if needle in whole]
+
+
+def forget_again(needles: Mapping[str, bytes], store: Store) -> None:
+    with contextlib.suppress(SessionNotFound):
+        store.forget(SECRET)
+    if left := [mark.name for mark in traces(needles, Path(store.path))]:
+        raise Broken(f"asked again, forget still leaves its {', '.join(left)}")
+
+
+def seeing(needles: Mapping[str, bytes]) -> Sees:
+    """What is left of the secret session; where its forget was cut off, the next one leaves nothing."""
+    return Sees(files=functools.partial(traces, needles), again=functools.partial(forget_again, needles))
 
 
 def a_secret_everywhere(path: Path) -> World:
@@ -187,13 +197,6 @@ def forget(path: Path, tape: Tape) -> None:
     with Store.open(path, writable=True) as store, tape.step(store, removes=gone) as unsure:
         if store.forget(SECRET).problems:
             unsure.update(fact for fact in gone if isinstance(fact, Mark))
-
-
-def forget_again(store: Store) -> None:
-    with contextlib.suppress(SessionNotFound):
-        store.forget(SECRET)
-    if left := [mark.name for mark in traces(Path(store.path))]:
-        raise Broken(f"asked again, forget still leaves its {', '.join(left)}")
 
 
 # --- repair
@@ -573,9 +576,6 @@ def _refuse_two_drops(store: Store) -> None:
 def no_room_for_an_index() -> Iterator[None]:
     connect, new_file = sqlite3.connect, index.new_file
 
-    def no_room(*_: object) -> NoReturn:
-        raise NoSpace("No room.")
-
     def refuse(database: str, *args: object, **kwargs: object) -> sqlite3.Connection:
         if database != ":memory:":
             error = sqlite3.OperationalError("database or disk is full")
@@ -584,7 +584,7 @@ def no_room_for_an_index() -> Iterator[None]:
         return connect(database, *args, **kwargs)  # type: ignore[arg-type]
 
     sqlite3.connect = refuse  # type: ignore[assignment]
-    index.new_file = no_room  # type: ignore[assignment]
+    index.new_file = making.refusing(NoSpace("No room."))
     try:
         yield
     finally:
@@ -596,8 +596,8 @@ SCENARIOS: Final = (
     Scenario("export_tensors", a_version_and_its_tensors, export_tensors, Sees(files=exported_tensors)),
     Scenario("import", a_file_from_elsewhere, import_files),
     Scenario("adopt", a_file_from_elsewhere, adopt, Sees(files=handed_over)),
-    Scenario("forget_everywhere", a_secret_everywhere, forget, Sees(files=traces, again=forget_again)),
-    Scenario("forget_alone", a_secret_alone, forget, Sees(files=traces, again=forget_again)),
+    Scenario("forget_everywhere", a_secret_everywhere, forget, seeing(_TRACES)),
+    Scenario("forget_alone", a_secret_alone, forget, seeing(_TRACES)),
     Scenario("repair", damaged, repair, REPAIRED),
     Scenario("delete_set_aside", sessions_with_versions_set_aside, delete_what_is_set_aside, SET_ASIDE),
     Scenario("empty_quarantine", sessions_with_versions_set_aside, empty_quarantine, SET_ASIDE),

@@ -182,7 +182,6 @@ class ReplayTarget(Target):
         with Store.open(self._template.path, writable=False) as store:
             self._newest = {row.uri: row.version for row in store.iter_sessions()}
             agent = store.find_session(store_making.URI)
-            assert agent is not None
             session = {"model": "demo", UNREAD: {"tokens": token_ids(260, 5)}}
             records = [
                 store_making.turn(store, 5),

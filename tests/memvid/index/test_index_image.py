@@ -54,7 +54,6 @@ def rows_by_image(folder: Path) -> list[tuple[int, bytes]]:
         found = read_image(root_fd, str(folder), NAME, page_bytes=PAGE, max_bytes=LIMIT)
     finally:
         os.close(root_fd)
-    assert found is not None
     with contextlib.closing(sqlite3.connect(":memory:", isolation_level=None)) as memory:
         memory.deserialize(found.data)
         assert memory.execute("PRAGMA integrity_check").fetchone() == ("ok",)

@@ -71,8 +71,6 @@ def test_an_adopting_file_is_the_same_bundle_and_needs_no_other(store: Store, ch
     with file_of(store, second) as file:
         assert file.directory.holders == ()
     after = store.find_session(URI)
-    assert before is not None
-    assert after is not None
     assert (after.bundle_id, after.version) == (before.bundle_id, 2)
     assert after.bundle_bytes == making.bundle_path(store, second.bundle_id).stat().st_size > before.bundle_bytes
     require_awake(store, 900)
@@ -343,7 +341,6 @@ def test_t1_a_rewrite_that_is_cut_off_leaves_one_of_the_two_files_and_an_index_t
         replaced = before == "finish_rewrite"
         assert again.index.users_of(first.bundle_id) == ([] if replaced else [second.bundle_id])
         found = again.find_session(URI)
-        assert found is not None
         assert found.bundle_bytes == making.bundle_path(again, second.bundle_id).stat().st_size
         require_awake(again, 900)
         assert again.verify(deep=True).ok
