@@ -64,8 +64,6 @@ class Heads:
         self._threads = threads
         self._at: dict[bytes, dict[SessionUri, Head]] = {}
         self._of: dict[SessionUri, tuple[bytes, ...]] = {}
-        self._midway: dict[bytes, dict[SessionUri, Head]] = {}
-        self._midway_of: dict[SessionUri, bytes] = {}
         self._count = 0
         self._learning: asyncio.Task[None] | None = None
 
@@ -103,12 +101,6 @@ class Heads:
             self._count -= 1
             if not heads:
                 del self._at[digest]
-        if (request := self._midway_of.pop(uri, None)) is not None:
-            sessions = self._midway[request]
-            del sessions[uri]
-            self._count -= 1
-            if not sessions:
-                del self._midway[request]
 
     def find(self, namespace: str, model: str, root: Root, messages: Sequence[Message]) -> list[Head]:
         """The heads with the longest beginning of a transcript, in one namespace; none if no session has any of it. If
@@ -119,7 +111,7 @@ class Heads:
         for kept in range(len(turns), 0, -1):
             if (turns[kept - 1].role == "assistant") != (kept < len(turns)):
                 continue
-            heads = [head for uri, head in self._at.get(chain[kept - 1], {}).items() if uri.namespace == namespace]
+            heads = self._heads_at(chain[kept - 1], namespace)
             if named:
                 heads = [replace(head, is_named=True) for head in heads if head.uri in named]
             if heads:
@@ -137,31 +129,31 @@ class Heads:
 
     def behind(self, namespace: str | None, answer: bytes) -> list[Head]:
         """The heads behind an answer, by its id, in one namespace or in all: several where forks share it."""
-        heads = self._at.get(_key_of(answer), {}).items()
-        return [head for uri, head in heads if namespace in (None, uri.namespace)]
+        return self._heads_at(_key_of("answer", answer), namespace)
 
     def left_midway(self, namespace: str, request: bytes) -> list[Head]:
         """The places before the messages of a request that was given up in its midst, in one namespace."""
-        return [head for uri, head in self._midway.get(request, {}).items() if uri.namespace == namespace]
+        return self._heads_at(_key_of("request", request), namespace)
+
+    def _heads_at(self, key: bytes, namespace: str | None) -> list[Head]:
+        return [head for uri, head in self._at.get(key, {}).items() if namespace in (None, uri.namespace)]
 
     def _put(self, uri: SessionUri, model: str, text_map: TextMap, tokens: int, midway: Interrupted | None) -> None:
         self.forget(uri)
         turns = text_map.turns
         if self._count + 2 * len(turns) + 1 > MAX_HEADS:
             return
+        places: dict[bytes, Head] = {}
         if midway is not None:
             head = Head(uri, 0, midway.begins_at, is_last=True, model=model)
-            self._midway.setdefault(midway.request, {})[uri] = head
-            self._midway_of[uri] = midway.request
-            self._count += 1
-        places: dict[bytes, Head] = {}
+            places[_key_of("request", midway.request)] = head
         for at, digest in enumerate(_chain(model, text_map.root, turns)):
             end, is_last = turns[at].end, at == len(turns) - 1
             if is_last or turns[at + 1].end > end:
                 answer = turns[at].answer
                 head = Head(uri, at + 1, end, is_last and end == tokens, model, answer)
                 # Clients make the ids up: one that was given twice names its last answer.
-                places.update(dict.fromkeys((digest, _key_of(answer)) if answer else (digest,), head))
+                places.update(dict.fromkeys((digest, _key_of("answer", answer)) if answer else (digest,), head))
         for key, head in places.items():
             self._at.setdefault(key, {})[uri] = head
         self._of[uri] = tuple(places)
@@ -184,9 +176,9 @@ class Heads:
                 await self.learn(uri)
 
 
-def _key_of(answer: bytes) -> bytes:
-    """Where the heads behind an answer are: no id that a client makes up stands for a chain digest."""
-    return blake3(b"answer\0" + answer).digest(16)
+def _key_of(what: str, name: bytes) -> bytes:
+    """Where the heads of an answer or of a request are: no id that a client makes up stands for a chain digest."""
+    return blake3(f"{what}\0".encode() + name).digest(16)
 
 
 def digest_of_request(model: str, root: Root, messages: Sequence[Message], *how: object) -> bytes:

@@ -75,26 +75,36 @@ class Planning:
         with reader:
             unread = unread_in(reader.manifest.session, uri) if order.at_token is None else None
             count, is_loaded = len(unread.tokens) if unread else 0, place.model is not None
-            if prospect is None:
-                return self._of_ledger_alone(reader, model, count, is_loaded=is_loaded)
             return self._told(reader, prospect, model, count, is_loaded=is_loaded)
 
     def _told(
-        self, reader: BundleReader, prospect: Prospect, model: LoadedModel, unread: int, *, is_loaded: bool
+        self, reader: BundleReader, prospect: Prospect | None, model: LoadedModel, unread: int, *, is_loaded: bool
     ) -> WakePlanResult:
         """unread: tokens behind all blocks; the wake computes them in any case."""
-        at_token = None if prospect.plan.target_tokens == reader.manifest.token_count else prospect.plan.target_tokens
-        plan, choice, manifest = prospect.plan, prospect.choice, reader.manifest
-        files = _files_of([*plan.spans, *([plan.state] if plan.state else [])])
+        manifest = reader.manifest
+        target = manifest.token_count if prospect is None else prospect.plan.target_tokens
+        at_token = None if target == manifest.token_count else target
         needed = model.layout.tokens_to_wake(manifest.token_count + unread, at_token)
-        return WakePlanResult(
+        told = WakePlanResult(
             session=str(manifest.uri),
             version=manifest.version,
             bundle_id=reader.bundle_id.hex(),
-            token_count=plan.target_tokens + unread,
+            token_count=target + unread,
             already_awake=False,
             model=model.name,
             model_loaded=is_loaded,
+            way="recompute",
+            reason="A stop had no time to keep more than its ledger, so all of it is computed again.",
+            computed_tokens=unread,
+            memory_bytes=model.layout.most_bytes(needed, PREFILL_CHUNK_TOKENS),
+            **self._measured(model),
+        )
+        if prospect is None:
+            return told
+        plan, choice = prospect.plan, prospect.choice
+        files = _files_of([*plan.spans, *([plan.state] if plan.state else [])])
+        return replace(
+            told,
             way=choice.way,
             reason=choice.reason,
             bytes_to_read=plan.read_bytes,
@@ -104,29 +114,9 @@ class Planning:
             restored_tokens=plan.resumed_tokens,
             computed_tokens=plan.replayed_tokens + unread,
             verified=not prospect.trusting,
-            memory_bytes=model.layout.most_bytes(needed, PREFILL_CHUNK_TOKENS),
             restore_seconds=choice.restore_s,
             recompute_seconds=choice.recompute_s,
-            **self._measured(model),
             differs=listing.parts_that_differ(prospect.differs),
-        )
-
-    def _of_ledger_alone(
-        self, reader: BundleReader, model: LoadedModel, count: int, *, is_loaded: bool
-    ) -> WakePlanResult:
-        return WakePlanResult(
-            session=str(reader.manifest.uri),
-            version=reader.manifest.version,
-            bundle_id=reader.bundle_id.hex(),
-            token_count=count,
-            already_awake=False,
-            model=model.name,
-            model_loaded=is_loaded,
-            way="recompute",
-            reason="A stop had no time to keep more than its ledger, so all of it is computed again.",
-            computed_tokens=count,
-            memory_bytes=model.layout.most_bytes(count, PREFILL_CHUNK_TOKENS),
-            **self._measured(model),
         )
 
     def _measured(self, model: LoadedModel) -> dict[str, Any]:
