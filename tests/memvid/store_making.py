@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import os
 import struct
 import sys
@@ -232,6 +233,32 @@ def reopened(store: Store, *, anew: bool = False) -> Store:
     if anew:
         Path(store.path, "index.sqlite").unlink()
     return Store.open(store.path, writable=True)
+
+
+@contextlib.contextmanager
+def meanwhile(owner: Any, name: str, act: Callable[[], object], *, at: int = 1, after: bool = False) -> Iterator[None]:
+    """Let something happen in the so-many-th call of a function, before its work or after it. That call must come."""
+    real, is_own, calls, happened = getattr(owner, name), name in vars(owner), itertools.count(1), list[bool]()
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        is_now = next(calls) == at
+        happened.extend([True] * is_now)
+        if is_now and not after:
+            act()
+        found = real(*args, **kwargs)
+        if is_now and after:
+            act()
+        return found
+
+    setattr(owner, name, call)
+    try:
+        yield
+    finally:
+        if is_own:
+            setattr(owner, name, real)
+        else:
+            delattr(owner, name)
+    assert happened, f"{name} was called less than {at} times"
 
 
 def sleep_compressed(store: Store, uri: SessionUri = URI) -> Receipt:

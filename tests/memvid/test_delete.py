@@ -19,6 +19,7 @@ from store_making import (
     contents,
     expected,
     flip,
+    meanwhile,
     put,
     reopened,
     require_awake,
@@ -320,17 +321,9 @@ def test_a_delete_that_nothing_on_disk_tells_of_says_so(
         assert bool(again.index.bundles_of(URI)) == (not newest_is_there)
 
 
-def test_a_file_of_another_version_stays_where_the_system_does_not_let_anybody_look(
-    store: Store, store_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_of_another_version_stays_where_the_system_does_not_let_anybody_look(store: Store) -> None:
     """Two files were swapped: what a delete retires are another session's only bytes."""
-    mine, other = (
-        bundle_path(store, sleep(store, 300).bundle_id),
-        bundle_path(store, sleep(store, 600, uri=OTHER_URI, seed=3).bundle_id),
-    )
-    mine.rename(store_path / "aside")
-    other.rename(mine)
-    (store_path / "aside").rename(other)
+    swapped(store)
     opening = StoreFolder.open_as
 
     def refuse(folder: StoreFolder, bundle_id: bytes, suffix: str) -> tuple[int, str]:
@@ -338,13 +331,12 @@ def test_a_file_of_another_version_stays_where_the_system_does_not_let_anybody_l
             raise StoreIoError("Too many open files.")
         return opening(folder, bundle_id, suffix)
 
-    with monkeypatch.context() as patched:
-        patched.setattr(StoreFolder, "open_as", refuse)
+    with mock.patch.object(StoreFolder, "open_as", refuse):
         store.delete_session(URI)
     store.gc()
     for _ in range(2):
         store.repair()
-    require_awake(store, 600, uri=OTHER_URI, seed=3)
+    require_awake(store, 400, uri=OTHER_URI, seed=2)
 
 
 @pytest.mark.parametrize("put", ["nothing", "link"])
@@ -366,23 +358,19 @@ def test_a_store_whose_bundles_are_away_is_closed_all_the_same_and_lets_its_lock
 
 
 def test_an_index_that_cannot_have_its_file_is_tried_again_after_a_while_and_not_before_each_piece_of_work(
-    store: Store, monkeypatch: pytest.MonkeyPatch
+    store: Store,
 ) -> None:
-    tried, now = [], [1000.0]
-
-    def refuse(_index: Index) -> None:
-        tried.append(now[0])
-        raise NoSpace("No room.")
-
-    monkeypatch.setattr(core_module.time, "monotonic", lambda: now[0])
     store.index.go_on_in_memory()
-    with monkeypatch.context() as patched:
-        patched.setattr(Index, "return_to_file", refuse)
+    with (
+        mock.patch.object(Index, "return_to_file", side_effect=NoSpace("No room.")) as tried,
+        mock.patch.object(core_module.time, "monotonic", return_value=1000.0) as now,
+    ):
         for number in range(3):
             sleep(store, 20, seed=number)
-        now[0] += 61.0
+        assert tried.call_count == 1
+        now.return_value += 61.0
         sleep(store, 20, seed=5)
-    assert tried == [1000.0, 1061.0]
+        assert tried.call_count == 2
     store.close()
     assert not store.index.file_is_behind
 
@@ -471,57 +459,37 @@ def test_where_the_rows_cannot_be_dropped_at_all_nothing_more_is_written(store: 
         require_awake(again, 700, uri=OTHER_URI)
 
 
-def test_a_session_deleted_while_it_is_opened_is_not_found(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_session_deleted_while_it_is_opened_is_not_found(store: Store) -> None:
     """Between the opening of its bundle and the pinning of its ancestors: not damage."""
-    second = sleep(store, 700, before=sleep(store, 600))
-    real = StoreCore.open_bundle
-
-    def open_bundle(self: StoreCore, bundle_id: bytes) -> object:
-        file = real(self, bundle_id)
-        if bundle_id == second.bundle_id and self.index.find(URI):
-            store.delete_session(URI)
-        return file
-
-    monkeypatch.setattr(StoreCore, "open_bundle", open_bundle)
-    with pytest.raises(SessionNotFound):
+    sleep(store, 700, before=sleep(store, 600))
+    with (
+        meanwhile(StoreCore, "open_bundle", lambda: store.delete_session(URI), after=True),
+        pytest.raises(SessionNotFound),
+    ):
         store.open_session(URI)
     assert files(store) == []
 
 
+@pytest.mark.parametrize("at", [1, 2])
 def test_an_ancestor_deleted_beside_a_read_only_store_is_not_taken_for_damage(
-    store: Store, store_path: Path, monkeypatch: pytest.MonkeyPatch
+    store: Store, store_path: Path, at: int
 ) -> None:
     """The session goes after its own bundle was checked, before the one it refers to is looked at."""
-    second = sleep(store, 700, before=sleep(store, 600))
-    with Store.open(store_path, writable=False) as reader, reopened(store) as writer:
-        folder = reader._core.folder
-        real = type(folder).open_bundle
-
-        def open_bundle(self: object, bundle_id: bytes) -> tuple[int, str]:
-            opened = real(self, bundle_id)  # type: ignore[arg-type]
-            if self is folder and bundle_id == second.bundle_id and writer.find_session(URI):
-                writer.delete_session(URI)
-            return opened
-
-        monkeypatch.setattr(type(folder), "open_bundle", open_bundle)
+    sleep(store, 700, before=sleep(store, 600))
+    with (
+        Store.open(store_path, writable=False) as reader,
+        meanwhile(StoreFolder, "open_bundle", lambda: store.delete_session(URI), at=at, after=True),
+    ):
         assert reader.verify(deep=True).findings == ()
 
 
-def test_a_session_deleted_while_a_read_only_store_opens_is_not_listed(
-    store: Store, store_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_session_deleted_while_a_read_only_store_opens_is_not_listed(store: Store, store_path: Path) -> None:
     """Its file was listed, its row is gone by then, and a fork still needs the retired file."""
     sleep(store, 700, uri=OTHER_URI, before=sleep(store, 600))
-    real = StoreFolder.list_with_twins
-
-    def list_with_twins(self: StoreFolder) -> tuple[dict[bytes, str], list[bytes]]:
-        listed = real(self)
-        if store.find_session(URI):
-            store.delete_session(URI)
-        return listed
-
-    monkeypatch.setattr(StoreFolder, "list_with_twins", list_with_twins)
-    with Store.open(store_path, writable=False) as reader:
+    with (
+        meanwhile(StoreFolder, "list_with_twins", lambda: store.delete_session(URI), after=True),
+        Store.open(store_path, writable=False) as reader,
+    ):
         assert files(store) == [".mvb", ".mvr"]
         assert [row.uri for row in reader.iter_sessions()] == [OTHER_URI]
         assert reader.opening.unreadable == ()

@@ -60,9 +60,7 @@ class FullFile(sqlite3.Connection):
         return super().execute(sql, *args)
 
 
-def test_an_index_stays_in_memory_until_its_file_answers(
-    store: Store, store_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_index_stays_in_memory_until_its_file_answers(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     first = sleep(store, 300)
     sleep(store, 300, uri=OTHER_URI, seed=1)
     store.index.go_on_in_memory()

@@ -27,6 +27,7 @@ from store_making import (
     expected,
     flip,
     frame_of,
+    meanwhile,
     put,
     raw_bytes,
     reopened,
@@ -362,22 +363,15 @@ def test_leftovers_handed_over_and_quarantined_files_of_it_go(store: Store, stor
 
 
 def test_a_temporary_file_that_went_at_the_opening_is_gone_for_good_once_its_session_is_forgotten(
-    store: Store, store_path: Path, monkeypatch: pytest.MonkeyPatch
+    store: Store, store_path: Path
 ) -> None:
     secret = sleep_secret(store, 300)
     shutil.copy(bundle_path(store, secret.bundle_id), store_path / "bundles" / "0123456789abcdef.tmp")
-    store.close()
-    flush, flushed = durable.sync_folder, []
-
-    def note(fd: int, path: str) -> None:
-        flushed.append(path)
-        flush(fd, path)
-
-    with Store.open(store_path, writable=True) as again:
+    with reopened(store) as again:
         assert again.opening.leftovers_removed == 1
-        monkeypatch.setattr(durable, "sync_folder", note)
-        assert again.forget(SECRET).ok
-    assert str(store_path / "bundles") in flushed
+        with mock.patch.object(durable, "sync_folder", side_effect=durable.sync_folder) as flushed:
+            assert again.forget(SECRET).ok
+    assert str(store_path / "bundles") in [call.args[1] for call in flushed.call_args_list]
 
 
 def test_what_cannot_be_told_is_reported_and_left(store: Store, store_path: Path) -> None:
@@ -623,18 +617,9 @@ def test_a_version_that_is_being_written_is_told_and_not_lost(
     assert found_in(store_path, *traces()) == []
 
 
-def test_a_version_that_came_after_the_last_look_is_told(
-    store: Store, store_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_version_that_came_after_the_last_look_is_told(store: Store, store_path: Path) -> None:
     sleep_secret(store, 600)
-    real = Index.erase_dropped
-
-    def erase(index: Index) -> None:
-        real(index)
-        sleep_secret(store, 300)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Index, "erase_dropped", erase)
+    with meanwhile(Index, "erase_dropped", lambda: sleep_secret(store, 300), after=True):
         report = store.forget(SECRET)
     (row,) = store.versions(SECRET)
     assert [(one.code, one.path) for one in report.problems] == [

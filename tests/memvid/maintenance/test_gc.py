@@ -7,6 +7,7 @@ import shutil
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from store_making import (
     drafts,
     expected,
     flip,
+    meanwhile,
     put,
     reopened,
     require_awake,
@@ -215,51 +217,26 @@ def test_the_quarantine_is_never_emptied(store: Store, store_path: Path) -> None
 # --- the quarantine is emptied
 
 
-def test_a_version_that_is_imported_while_the_quarantine_is_emptied_stays(
-    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_version_that_is_imported_while_the_quarantine_is_emptied_stays(store: Store, tmp_path: Path) -> None:
     first = sleep(store, 300)
     second = sleep(store, 900, before=first)
     store.export_session(URI, 2, tmp_path / "second.mvb")
     spoil(store, second, 2)
     store.repair()
-    list_ours, imported = quarantine.list_ours, []
-
-    def list_while_it_is_imported(folder: StoreFolder) -> list[tuple[str, str]]:
-        names = list_ours(folder)
-        imported.append(store.import_file(tmp_path / "second.mvb"))
-        return names
-
-    with monkeypatch.context() as patched:
-        patched.setattr(quarantine, "list_ours", list_while_it_is_imported)
+    with meanwhile(quarantine, "list_ours", lambda: store.import_file(tmp_path / "second.mvb"), after=True):
         assert store.empty_quarantine().ok
-    assert [receipt.bundle_id for receipt in imported] == [second.bundle_id]
     with store.open_session(URI, 2) as reader:
-        assert contents(reader) == expected(900)
+        assert (reader.bundle_id, contents(reader)) == (second.bundle_id, expected(900))
     assert sleep(store, 20).version == 4
     assert store.verify(deep=True).ok
 
 
-def test_what_is_set_aside_while_the_quarantine_is_emptied_stays(
-    store: Store, store_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_set_aside_while_the_quarantine_is_emptied_stays(store: Store, store_path: Path) -> None:
     receipt = sleep(store, 900)
     file = bundle_path(store, receipt.bundle_id)
     spoil(store, receipt, 2)
-    earlier = store_path / "quarantine" / f"{file.name}.1"  # of a repair that could mend it
-    shutil.copy(file, earlier)
-    earlier.chmod(0o600)
-    spoil(store, receipt, 2)
-    list_ours = quarantine.list_ours
-
-    def list_before_a_repair(folder: StoreFolder) -> list[tuple[str, str]]:
-        names = list_ours(folder)
-        spoil(store, receipt, 2)
-        store.repair()
-        return names
-
-    with monkeypatch.context() as patched:
-        patched.setattr(quarantine, "list_ours", list_before_a_repair)
+    put(store_path / "quarantine" / f"{file.name}.1", file.read_bytes())  # of a repair that could mend it
+    with meanwhile(quarantine, "list_ours", store.repair, after=True):
         store.empty_quarantine()
     assert list(store.index.given_up()) == [receipt.bundle_id]
     assert (store_path / "quarantine" / f"{file.name}.2").exists()
@@ -364,24 +341,18 @@ def test_blocks_that_are_sound_under_bundles_keep_nothing_in_quarantine(store: S
 
 
 @pytest.mark.parametrize("when", ["before", "meanwhile"])
-def test_beside_a_bundle_that_cannot_be_read_nothing_is_given_up(
-    store: Store, store_path: Path, when: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_beside_a_bundle_that_cannot_be_read_nothing_is_given_up(store: Store, store_path: Path, when: str) -> None:
     spoil(store, sleep(store, 900), 2)
     other = sleep(store, 600, uri=OTHER_URI, seed=2)
     store.repair()
-    held = names(store_path)
-    aside = store.index.given_up()
+    held, aside = names(store_path), store.index.given_up()
 
-    def be_unreadable(*_: object) -> None:
+    def be_unreadable() -> None:
         store.index.reconcile([IndexedBundle(other.bundle_id, UNREADABLE, None, (), ())], [other.bundle_id])
 
     if when == "before":
         be_unreadable()
-    list_ours = quarantine.list_ours
-    with monkeypatch.context() as patched:
-        if when == "meanwhile":
-            patched.setattr(quarantine, "list_ours", lambda folder: (list_ours(folder), be_unreadable())[0])
+    with meanwhile(quarantine, "list_ours", be_unreadable, after=True) if when == "meanwhile" else nullcontext():
         report = store.empty_quarantine()
     assert (report.actions, report.bytes_freed) == ((), 0)
     assert [problem.code for problem in report.problems] == ["unreadable_bundle"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import shutil
 import time
 from dataclasses import replace
@@ -12,8 +11,20 @@ from typing import Any
 from unittest import mock
 
 import pytest
-from store_making import OTHER_URI, URI, bundle_path, contents, expected, flip, frame_of, reopened, require_awake, sleep
-from torpor.memvid import BundleReader, Finding, IndexRow, Receipt, SessionUri, Store
+from store_making import (
+    OTHER_URI,
+    URI,
+    bundle_path,
+    contents,
+    expected,
+    flip,
+    frame_of,
+    meanwhile,
+    reopened,
+    require_awake,
+    sleep,
+)
+from torpor.memvid import Receipt, SessionUri, Store
 from torpor.memvid.errors import (
     Corruption,
     CorruptMarks,
@@ -96,16 +107,10 @@ def test_tagged_and_pinned_versions_stay_and_the_report_says_why(store: Store) -
         assert reader.manifest.token_count == 300
 
 
-def test_a_version_that_is_tagged_while_a_prune_plans_stays(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_version_that_is_tagged_while_a_prune_plans_stays(store: Store) -> None:
     four_versions(store)
-    real = pruning._steps
-
-    def steps(drop: object) -> object:
-        store.tag(URI, 2, "just-in-time")
-        return real(drop)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(pruning, "_steps", steps)
-    store.prune(LAST)
+    with meanwhile(pruning, "_steps", lambda: store.tag(URI, 2, "just-in-time")):
+        store.prune(LAST)
     assert versions(store) == [2, 4]
 
 
@@ -170,20 +175,10 @@ def test_with_damaged_marks_nothing_is_dropped(store: Store, store_path: Path) -
     assert store.find_session(URI) is None
 
 
-def test_a_prune_on_a_full_disk_makes_itself_room(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_prune_on_a_full_disk_makes_itself_room(store: Store) -> None:
     """The index takes no change until bytes were freed; what is freed is only what nothing needs."""
     receipts = four_versions(store)
-    real, refusals = Index.drop, 0
-
-    def drop(self: Index, bundle_ids: object) -> None:
-        nonlocal refusals
-        if not refusals:
-            refusals += 1
-            raise NoSpace("No room for the index.")
-        real(self, bundle_ids)  # type: ignore[arg-type]
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Index, "drop", drop)
+    with meanwhile(Index, "drop", mock.Mock(side_effect=NoSpace("No room for the index."))):
         report = store.prune(LAST)
     assert report.bytes_freed == receipts[1].bytes_written
     assert versions(store) == [4]
@@ -235,22 +230,17 @@ def test_a_lost_version_that_is_tagged_is_still_reported_when_a_prune_is_cut_off
         assert [finding.code for finding in again.opening.unreadable] == ["bundle_missing"]
 
 
-def test_many_sessions_are_pruned_in_steps_that_never_split_one(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    uris = [type(URI)("default", f"agent{number}") for number in range(5)]
+def test_many_sessions_are_pruned_in_steps_that_never_split_one(store: Store) -> None:
+    uris = [SessionUri("default", f"agent{number}") for number in range(5)]
     for uri in uris:
         for tokens in (5, 6, 7):
             sleep(store, tokens, uri=uri)
-    drops: list[int] = []
-    real = Index.drop
-
-    def drop(self: Index, bundle_ids: list[bytes]) -> None:
-        drops.append(len(bundle_ids))
-        real(self, bundle_ids)
-
-    monkeypatch.setattr(pruning, "_STEP_VERSIONS", 3)
-    monkeypatch.setattr(Index, "drop", drop)
-    report = store.prune(LAST)
-    assert drops == [4, 4, 2]
+    with (
+        mock.patch.object(pruning, "_STEP_VERSIONS", 3),
+        mock.patch.object(Index, "drop", autospec=True, side_effect=Index.drop) as dropped,
+    ):
+        report = store.prune(LAST)
+    assert [len(call.args[1]) for call in dropped.call_args_list] == [4, 4, 2]
     assert all([row.token_count for row in store.versions(uri)] == [7] for uri in uris)
     assert len(report.actions) == 10
     assert report.bytes_freed == sum(action.size_bytes for action in report.actions)
@@ -385,70 +375,46 @@ def test_a_lost_version_that_no_rule_keeps_is_dropped_and_no_problem(store: Stor
     assert (versions(store), report.problems) == ([2], ())
 
 
-def test_what_a_prune_drops_is_not_looked_at(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_prune_drops_is_not_looked_at(store: Store) -> None:
     """It reads what stays, of every session, and nothing else."""
-    looked: list[bytes] = []
-    real = StoreCore.open_reader
-
-    def open_reader(self: StoreCore, bundle_id: bytes) -> BundleReader:
-        looked.append(bundle_id)
-        return real(self, bundle_id)
-
     other = sleep(store, 100, uri=OTHER_URI)
     sleep(store, 100)
     newest = sleep(store, 200, seed=1)
-    monkeypatch.setattr(StoreCore, "open_reader", open_reader)
-    store.prune(LAST)
-    assert sorted(looked) == sorted([newest.bundle_id, other.bundle_id])
+    with mock.patch.object(StoreCore, "open_reader", autospec=True, side_effect=StoreCore.open_reader) as looked:
+        store.prune(LAST)
+    assert sorted(call.args[1] for call in looked.call_args_list) == sorted([newest.bundle_id, other.bundle_id])
 
 
-def test_a_version_deleted_while_a_prune_looks_at_it_is_no_problem(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_version_deleted_while_a_prune_looks_at_it_is_no_problem(store: Store) -> None:
     sleep(store, 100)
     sleep(store, 200, seed=1)
-    real = pruning._problem
-
-    def problem(core: StoreCore, row: IndexRow) -> Finding | None:
-        store.delete_session(URI)
-        return real(core, row)
-
-    monkeypatch.setattr(pruning, "_problem", problem)
-    assert store.prune(LAST).problems == ()
+    with meanwhile(pruning, "_problem", lambda: store.delete_session(URI)):
+        assert store.prune(LAST).problems == ()
     assert store.find_session(URI) is None
 
 
-def test_what_cannot_be_woken_does_not_count_in_the_second_look_either(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_cannot_be_woken_does_not_count_in_the_second_look_either(store: Store) -> None:
     """The version that was to stay leaves while the prune is about to drop the ones before it."""
     receipts = [sleep(store, 100 + number, seed=number) for number in range(3)]
     bundle_path(store, receipts[-1].bundle_id).unlink()
-    real = pruning._steps
 
-    def steps(drop: Any) -> Any:
-        with store._core.committing():
-            deletion.retire(store._core.folder, store._core.index, store._core.pins, [receipts[1].bundle_id])
-        return real(drop)
+    def leave() -> None:
+        core = store._core
+        with core.committing():
+            deletion.retire(core.folder, core.index, core.pins, [receipts[1].bundle_id])
 
-    monkeypatch.setattr(pruning, "_steps", steps)
-    store.prune(LAST)
+    with meanwhile(pruning, "_steps", leave):
+        store.prune(LAST)
     assert versions(store) == [1, 3]
 
 
-def test_a_failure_of_the_system_is_no_reason_to_keep_or_drop_anything(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    first = sleep(store, 256)
-    sleep(store, 512, before=first)
-
-    monkeypatch.setattr(
-        StoreCore,
-        "open_reader",
-        mock.Mock(side_effect=StoreIoError("It could not be read.", action="read", path="here", errno=errno.EIO)),
-    )
+def test_a_failure_of_the_system_is_no_reason_to_keep_or_drop_anything(store: Store) -> None:
+    sleep(store, 512, before=sleep(store, 256))
     for dry_run in (True, False):
-        with pytest.raises(StoreIoError):
+        with (
+            mock.patch.object(StoreCore, "open_reader", side_effect=StoreIoError("It could not be read.")),
+            pytest.raises(StoreIoError),
+        ):
             store.prune(LAST, URI, dry_run=dry_run)
     assert versions(store) == [1, 2]
 
@@ -577,18 +543,12 @@ def test_a_stand_in_goes_where_a_later_version_has_its_tokens_alone(
     assert versions(store) == left
 
 
-def test_many_stand_ins_that_nothing_covers_take_a_few_openings_each(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_many_stand_ins_that_nothing_covers_take_a_few_openings_each(store: Store) -> None:
     for seed in range(8):
         sleep(store, 20, seed=seed, unread=2)
-    opened = []
-    opens = StoreCore.open_reader
-    monkeypatch.setattr(
-        StoreCore, "open_reader", lambda core, bundle_id: opened.append(bundle_id) or opens(core, bundle_id)
-    )
-    assert store.drop_stand_ins(URI).actions == ()
-    assert 8 <= len(opened) <= 4 * 8
+    with mock.patch.object(StoreCore, "open_reader", autospec=True, side_effect=StoreCore.open_reader) as opened:
+        assert store.drop_stand_ins(URI).actions == ()
+    assert 8 <= opened.call_count <= 4 * 8
 
 
 def test_whole_versions_stay(store: Store) -> None:

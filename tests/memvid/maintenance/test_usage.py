@@ -6,10 +6,11 @@ import contextlib
 import os
 import shutil
 from pathlib import Path
+from unittest import mock
 
 import pytest
 from secret_making import SECRET, THIRD, adopt, fork, sleep_secret
-from store_making import OTHER_URI, URI, Receipt, SessionUri, bundle_path, reopened, sleep
+from store_making import OTHER_URI, URI, Receipt, SessionUri, bundle_path, meanwhile, reopened, sleep
 from torpor.memvid import Store
 from torpor.memvid.folder.folder import StoreFolder
 from torpor.memvid.folder.retention import Retention
@@ -253,46 +254,27 @@ def test_a_store_that_only_reads_counts_beside_a_writer(store: Store, store_path
     )
 
 
-def test_files_that_go_while_they_are_counted_are_left_out(
-    store: Store, store_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_files_that_go_while_they_are_counted_are_left_out(store: Store, store_path: Path) -> None:
     """A daemon beside a read-only store deletes a session between the listing and the reading."""
-    secret = sleep_secret(store, 300)
+    sleep_secret(store, 300)
     sleep(store, 300, uri=OTHER_URI, seed=1)
-    with Store.open(store_path, writable=False) as reader:
-        real = StoreFolder.list_bundles
-
-        def list_bundles(self: StoreFolder) -> dict[bytes, str]:
-            listed = real(self)
-            if self is reader._core.folder and store.find_session(SECRET):
-                store.delete_session(SECRET)
-            return listed
-
-        monkeypatch.setattr(StoreFolder, "list_bundles", list_bundles)
+    with (
+        Store.open(store_path, writable=False) as reader,
+        meanwhile(StoreFolder, "list_bundles", lambda: store.delete_session(SECRET), after=True),
+    ):
         report = reader.usage()
     assert [session.uri for session in report.sessions] == [OTHER_URI]
     assert (report.problems, report.unneeded_bytes) == ((), 0)
-    assert secret.version == 1
 
 
-def test_the_work_grows_with_the_versions_and_not_with_their_pairs(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_work_grows_with_the_versions_and_not_with_their_pairs(store: Store) -> None:
     """Each file is opened once, and those that others look into once more."""
     receipt = sleep(store, 300)
     for number in range(20):
         receipt = sleep(store, 600 + 256 * number, before=receipt)
-    opened = 0
-    real = StoreCore.open_bundle
-
-    def open_bundle(self: StoreCore, bundle_id: bytes) -> object:
-        nonlocal opened
-        opened += 1
-        return real(self, bundle_id)
-
-    monkeypatch.setattr(StoreCore, "open_bundle", open_bundle)
-    store.usage()
-    assert opened == 21
+    with mock.patch.object(StoreCore, "open_bundle", autospec=True, side_effect=StoreCore.open_bundle) as opened:
+        store.usage()
+    assert opened.call_count == 21
 
 
 def test_a_backup_put_back_beside_is_no_version_and_its_bytes_count(

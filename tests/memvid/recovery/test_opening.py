@@ -24,6 +24,7 @@ from store_making import (
     expected,
     flip,
     frame_of,
+    meanwhile,
     put,
     reopened,
     require_awake,
@@ -67,6 +68,14 @@ def two_versions(store: Store) -> tuple[Receipt, Receipt, Path]:
     second = sleep(store, 600, before=first)
     store.close()
     return first, second, bundle_path(store, second.bundle_id)
+
+
+def flushed_folders(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What is flushed from now on."""
+    flushed: list[str] = []
+    fsync = os.fsync
+    monkeypatch.setattr(os, "fsync", lambda fd: (flushed.append(os.path.realpath(f"/proc/self/fd/{fd}")), fsync(fd)))
+    return flushed
 
 
 # --- an index that was believed too early
@@ -214,7 +223,7 @@ def test_a_failure_of_the_system_is_tried_again_and_never_taken_for_damage(
 
 
 def test_a_failure_of_the_system_while_the_index_is_mended_does_not_make_it_anew(
-    store: Store, store_path: Path, monkeypatch: pytest.MonkeyPatch
+    store: Store, store_path: Path
 ) -> None:
     sleep(store, 300)
     store.close()
@@ -222,17 +231,15 @@ def test_a_failure_of_the_system_while_the_index_is_mended_does_not_make_it_anew
     with Store.open(store_path, writable=True) as again:
         file = bundle_path(again, sleep(again, 600).bundle_id)
     (store_path / "index.sqlite").write_bytes(old)
-    real = os.open
+    opening = os.open
 
     def failing(path: str, *args: object, **kwargs: object) -> int:
         if file.name in str(path):
             raise OSError(errno.EMFILE, "too many")
-        return real(path, *args, **kwargs)
+        return opening(path, *args, **kwargs)
 
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "open", failing)
-        with pytest.raises(StoreIoError):
-            Store.open(store_path, writable=True)
+    with mock.patch.object(os, "open", failing), pytest.raises(StoreIoError):
+        Store.open(store_path, writable=True)
     assert (store_path / "index.sqlite").read_bytes() == old
     with Store.open(store_path, writable=True) as again:
         require_awake(again, 600)
@@ -576,7 +583,7 @@ def test_a_version_that_is_marked_while_a_reader_opens_is_not_missed(
 @pytest.mark.parametrize("state", ["aside", "absent", "missed"])
 @pytest.mark.parametrize("killed_at", ["drop", "unmark", None])
 def test_the_marks_of_a_version_without_a_file_go_before_its_row(
-    store: Store, store_path: Path, monkeypatch: pytest.MonkeyPatch, state: str, killed_at: str | None
+    store: Store, state: str, killed_at: str | None
 ) -> None:
     """Else nothing says that it was deleted, and the next opening takes its marks for those of a loss."""
     first = sleep(store, 300)
@@ -587,22 +594,16 @@ def test_the_marks_of_a_version_without_a_file_go_before_its_row(
         store.repair()
     else:
         bundle_path(store, first.bundle_id).unlink()
-    store.close()
-    if state == "missed":
-        (store_path / "index.sqlite").unlink()
-
-    def killed(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    with Store.open(store_path, writable=True) as again:
-        with monkeypatch.context() as patched:
-            if killed_at is not None:
-                patched.setattr(*{"drop": (Index, "drop"), "unmark": (deletion, "unmark")}[killed_at], killed)
-            with pytest.raises(KeyboardInterrupt) if killed_at else contextlib.nullcontext():
+    with reopened(store, anew=state == "missed") as again:
+        if killed_at is None:
+            again.delete_session(URI)
+        else:
+            owner = Index if killed_at == "drop" else deletion
+            with mock.patch.object(owner, killed_at, side_effect=KeyboardInterrupt), pytest.raises(KeyboardInterrupt):
                 again.delete_session(URI)
         assert not again.marks(URI)
     for _ in range(2):
-        with Store.open(store_path, writable=True) as again:
+        with reopened(store) as again:
             assert again.index.missed() == {}
             if killed_at != "drop" or state != "absent":
                 assert (again.opening.unreadable, again.index.bundles_of(URI)) == ((), [])
@@ -844,25 +845,14 @@ def test_threat_25_a_version_whose_file_is_missing_is_refused_and_not_replaced(
 
 @pytest.mark.parametrize("call", ["configure", "require_ours"])
 def test_what_only_the_index_knows_outlives_a_system_that_refuses_to_open_it(
-    store: Store, store_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+    store: Store, store_path: Path, call: str
 ) -> None:
     second = sleep(store, 600, before=sleep(store, 300))
     written = store.index.written()
     store.close()
     bundle_path(store, second.bundle_id).unlink()
-    asked = 0
-
-    def refused(*args: object, **kwargs: object) -> object:
-        nonlocal asked
-        asked += 1
-        if asked == 1:
-            raise sqlite3.OperationalError("disk I/O error")
-        return real(*args, **kwargs)
-
-    real = getattr(index_module, call)
-    monkeypatch.setattr(index_module, call, refused)
-    with Store.open(store_path, writable=True) as again:
-        assert asked
+    refused = mock.Mock(side_effect=sqlite3.OperationalError("disk I/O error"))
+    with meanwhile(index_module, call, refused), Store.open(store_path, writable=True) as again:
         assert "disk I/O error" in (again.opening.index_rebuilt or "")
         assert [one.code for one in again.opening.unreadable] == ["bundle_missing"]
         assert again.index.written() == written
@@ -924,21 +914,11 @@ def test_an_index_that_is_replaced_is_durably_gone(
     sleep(store, 300)
     store.close()
     (store_path / "index.sqlite").write_bytes(b"not a database" * 1000)
-    steps: list[str] = []
-    rename, fsync = os.rename, os.fsync
-
-    def spy_rename(old: str, new: str, **kwargs: int) -> None:
-        steps.append(new)
-        rename(old, new, **kwargs)
-
-    def spy_fsync(fd: int) -> None:
-        steps.append(f"flush {os.path.realpath(f'/proc/self/fd/{fd}')}")
-        fsync(fd)
-
-    monkeypatch.setattr(os, "rename", spy_rename)
-    monkeypatch.setattr(os, "fsync", spy_fsync)
+    steps = flushed_folders(monkeypatch)
+    rename = os.rename
+    monkeypatch.setattr(os, "rename", lambda old, new, **options: (steps.append(new), rename(old, new, **options)))
     Store.open(store_path, writable=True).close()
-    assert f"flush {store_path}" in steps[steps.index("index.sqlite") :]
+    assert str(store_path) in steps[steps.index("index.sqlite") :]
 
 
 # --- a hostile or oversized index
@@ -1019,16 +999,10 @@ def test_a_store_without_its_bundles_folder_is_refused(store: Store, store_path:
 
 
 @pytest.mark.parametrize("call", ["listdir", "stat"])
-def test_a_folder_that_cannot_be_looked_at_is_a_typed_error(
-    store: Store, store_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
-) -> None:
+def test_a_folder_that_cannot_be_looked_at_is_a_typed_error(store: Store, store_path: Path, call: str) -> None:
     sleep(store, 300)
-
-    def failing(*_: object, **__: object) -> object:
-        raise OSError(errno.EIO, "a failure of the system")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(os, call, failing)
+    failure = OSError(errno.EIO, "a failure of the system")
+    with mock.patch.object(os, call, side_effect=failure):
         if call == "listdir":
             assert [found.code for found in store.verify(deep=False).findings] == [StoreIoError.code]
         with pytest.raises(StoreIoError):
@@ -1036,10 +1010,8 @@ def test_a_folder_that_cannot_be_looked_at_is_a_typed_error(
         with contextlib.nullcontext() if call == "listdir" else pytest.raises(StoreIoError):
             store.delete_session(URI)  # lists nothing
     store.close()
-    with monkeypatch.context() as patch:
-        patch.setattr(os, call, failing)
-        with pytest.raises(StoreIoError):
-            Store.open(store_path, writable=True)
+    with mock.patch.object(os, call, side_effect=failure), pytest.raises(StoreIoError):
+        Store.open(store_path, writable=True)
 
 
 def test_only_what_an_unfinished_sleep_names_is_a_leftover(store: Store, store_path: Path) -> None:
@@ -1066,14 +1038,7 @@ def test_only_what_an_unfinished_sleep_names_is_a_leftover(store: Store, store_p
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc to tell which folder is flushed")
 def test_new_folders_above_a_store_are_flushed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    flushed: list[str] = []
-    real = os.fsync
-
-    def fsync(fd: int) -> None:
-        flushed.append(os.path.realpath(f"/proc/self/fd/{fd}"))
-        real(fd)
-
-    monkeypatch.setattr(os, "fsync", fsync)
+    flushed = flushed_folders(monkeypatch)
     Store.open(tmp_path / "a" / "b" / "store", writable=True).close()
     assert {str(tmp_path), str(tmp_path / "a"), str(tmp_path / "a" / "b")} <= set(flushed)
 
@@ -1088,20 +1053,16 @@ def test_a_clock_before_1970_does_not_stop_a_sleep(store: Store, monkeypatch: py
 # --- an undo that fails
 
 
-def test_a_version_that_can_neither_be_entered_nor_taken_back_ends_writing(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_version_that_can_neither_be_entered_nor_taken_back_ends_writing(store: Store) -> None:
     """Else the next sleep would get the same version number, and the clock would decide between the two."""
     first = sleep(store, 300)
-
-    def failing(*_: object, **__: object) -> object:
-        raise StoreIoError("Input/output error.")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Index, "add", failing)
-        patch.setattr(type(store._core.folder), "remove", failing)
-        with pytest.raises(DurabilityLost, match="taken back"):
-            sleep(store, 600, before=first)
+    refusal = StoreIoError("Input/output error.")
+    with (
+        mock.patch.object(Index, "add", side_effect=refusal),
+        mock.patch.object(StoreFolder, "remove", side_effect=refusal),
+        pytest.raises(DurabilityLost, match="taken back"),
+    ):
+        sleep(store, 600, before=first)
     with pytest.raises(DurabilityLost):
         sleep(store, 400, before=first)
     assert not store.statistics().writable
@@ -1140,30 +1101,22 @@ def test_the_figures_of_a_store_keep_up_with_it_and_list_nothing(
 
 @pytest.mark.parametrize("step", ["new_file", "put_in_place", None])
 def test_what_only_the_index_knows_is_known_after_an_opening_that_could_not_write(
-    store: Store, store_path: Path, monkeypatch: pytest.MonkeyPatch, step: str | None
+    store: Store, store_path: Path, step: str | None
 ) -> None:
     """Threat 28. A full disk lets a sound index be opened no more than a new one be made."""
     first = sleep(store, 300)
-    lost = bundle_path(store, sleep(store, 600, before=first).bundle_id)
-    lost.unlink()
+    bundle_path(store, sleep(store, 600, before=first).bundle_id).unlink()
     store.repair()
     store.close()
-
-    def refuse(*_: object) -> None:
-        raise NoSpace("No room.")
-
-    def refuse_to_open(*_: object) -> None:
-        error = sqlite3.OperationalError("disk I/O error")
-        error.sqlite_errorcode = sqlite3.SQLITE_IOERR_WRITE
-        raise error
-
-    with monkeypatch.context() as patch:
-        patch.setattr(index_module, "configure", refuse_to_open)
+    full = sqlite3.OperationalError("disk I/O error")
+    full.sqlite_errorcode = sqlite3.SQLITE_IOERR_WRITE
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(mock.patch.object(index_module, "configure", side_effect=full))
         if step is not None:
-            patch.setattr(index_module, step, refuse)
-        with Store.open(store_path, writable=True) as full:
-            assert "takes no change now" in str(full.opening.index_rebuilt)
-            assert [row.version for row in full.index.given_up().values()] == [2]
+            stack.enter_context(mock.patch.object(index_module, step, side_effect=NoSpace("No room.")))
+        again = stack.enter_context(Store.open(store_path, writable=True))
+        assert "takes no change now" in str(again.opening.index_rebuilt)
+        assert [row.version for row in again.index.given_up().values()] == [2]
     with Store.open(store_path, writable=True) as again:
         assert again.opening.index_rebuilt is None
         assert [row.version for row in again.index.given_up().values()] == [2]

@@ -21,6 +21,7 @@ from store_making import (
     adopt,
     contents,
     expected,
+    meanwhile,
     put,
     reopened,
     require_awake,
@@ -50,7 +51,7 @@ from torpor.memvid.format.salvaged import SALVAGED_FROM, Salvaged
 from torpor.memvid.index.index import Index
 from torpor.memvid.maintenance.compaction_plan import CompactionPolicy
 from torpor.memvid.recovery import reindexing, repair, survey
-from torpor.memvid.recovery.plan_steps import Return, SetAside
+from torpor.memvid.recovery.plan_steps import SetAside
 from torpor.memvid.recovery.repair import CHANGED, LOST
 from torpor.memvid.recovery.repair_steps import RepairSteps
 from torpor.memvid.writing.core import StoreCore
@@ -678,18 +679,12 @@ def test_what_lies_in_quarantine_is_never_overwritten(store: Store, store_path: 
 
 
 def test_an_index_that_missed_the_end_of_a_mending_reads_the_file_again(
-    store: Store, store_path: Path, monkeypatch: pytest.MonkeyPatch, twice: tuple[Receipt, Receipt]
+    store: Store, store_path: Path, twice: tuple[Receipt, Receipt]
 ) -> None:
     heir = sleep(store, 700, uri=THIRD_URI, before=twice[0])
     file_of(store_path, twice[0].bundle_id).unlink()
-    with monkeypatch.context() as patched:
-
-        def die(*_: object) -> None:
-            raise Killed
-
-        patched.setattr(Index, "finish_rewrite", die)
-        with pytest.raises(Killed):
-            store.repair()
+    with mock.patch.object(Index, "finish_rewrite", side_effect=Killed), pytest.raises(Killed):
+        store.repair()
     with reopened(store) as again:
         assert heir.bundle_id.hex() not in str(again.rebuild_index(dry_run=True).actions)
         require_awake(again, 700, uri=THIRD_URI)
@@ -801,34 +796,26 @@ def test_the_index_tells_what_was_saved_also_when_it_is_made_anew(store: Store, 
             }
 
 
-@pytest.mark.parametrize("meanwhile", ["deleted", "taken away", "slept"])
+MEANWHILE: dict[str, tuple[Callable[[Store, Path], object], list[tuple[int, int]]]] = {
+    "deleted": (lambda store, place: store.delete_session(URI), []),
+    "taken away": (lambda store, place: place.unlink(), [(2, 768)]),
+    "slept": (lambda store, place: sleep(store, 1100), [(1, 1000), (2, 768), (3, 1100)]),
+}
+
+
+@pytest.mark.parametrize(("act", "left"), MEANWHILE.values(), ids=MEANWHILE)
 def test_a_file_that_was_put_back_is_entered_only_if_it_is_so_still(
-    store: Store, store_path: Path, monkeypatch: pytest.MonkeyPatch, meanwhile: str
+    store: Store, store_path: Path, act: Callable[[Store, Path], object], left: list[tuple[int, int]]
 ) -> None:
     lost = sleep(store, 1000)
     good = file_of(store_path, lost.bundle_id).read_bytes()
     damage_frame(store_path, lost.bundle_id, 3)
     store.repair()
-    put_back(store_path, lost.bundle_id, good)
-    real = RepairSteps.take_back
-
-    def take_back(run: RepairSteps, step: Return) -> None:
-        if meanwhile == "deleted":
-            store.delete_session(URI)
-        elif meanwhile == "taken away":
-            place_of(store_path, lost.bundle_id).unlink()
-        else:
-            sleep(store, 1100)
-        real(run, step)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(RepairSteps, "take_back", take_back)
+    place = put_back(store_path, lost.bundle_id, good)
+    with meanwhile(RepairSteps, "take_back", lambda: act(store, place)):
         report = store.repair()
-    numbers = {"deleted": [], "taken away": [2], "slept": [1, 2, 3]}[meanwhile]
-    assert [version for version, _ in versions_of(store)] == numbers
     assert {problem.code for problem in report.problems} <= {CHANGED}
-    sizes = {"deleted": [], "taken away": [768], "slept": [1000, 768, 1100]}[meanwhile]
-    assert [row.token_count for row in store.versions(URI)] == sizes
+    assert [(row.version, row.token_count) for row in store.versions(URI)] == left
 
 
 def test_what_names_a_version_that_is_set_aside_is_told_so_and_what_to_do(store: Store, store_path: Path) -> None:
@@ -1413,46 +1400,36 @@ def test_a_sound_retired_frame_is_not_given_up_for_a_damaged_live_one(store: Sto
 # --- what others do while a repair looks
 
 
-def while_looking(monkeypatch: pytest.MonkeyPatch, work: Callable[[], object]) -> None:
+def while_looking(work: Callable[[], object]) -> contextlib.AbstractContextManager[None]:
     """Let `work` happen once, between a repair's look at the store and its first step."""
-    real, done = survey.take_survey, []
-
-    def looking(core: StoreCore) -> survey.Survey:
-        found = real(core)
-        if not done:
-            done.append(work())
-        return found
-
-    monkeypatch.setattr(repair, "take_survey", looking)
+    return meanwhile(repair, "take_survey", work, after=True)
 
 
 @pytest.mark.parametrize("how", ["delete_session", "forget"])
 def test_a_session_that_is_deleted_while_a_repair_looks_does_not_come_back(
-    store: Store, store_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+    store: Store, store_path: Path, how: str
 ) -> None:
     sleep(store, 256)  # has the first block of the other session
     lost = sleep(store, 600, uri=OTHER_URI)
     damage_frame(store_path, lost.bundle_id, 0)
-    while_looking(monkeypatch, lambda: getattr(store, how)(OTHER_URI))
-    report = store.repair()
+    with while_looking(lambda: getattr(store, how)(OTHER_URI)):
+        report = store.repair()
     assert (kinds(report), report.problems) == ([], ())
     assert store.versions(OTHER_URI) == []
     assert store.repair().actions == ()
 
 
-def test_a_file_that_goes_while_a_repair_looks_is_told_as_no_loss(
-    store: Store, store_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_that_goes_while_a_repair_looks_is_told_as_no_loss(store: Store, store_path: Path) -> None:
     lost = sleep(store, 300)
     file_of(store_path, lost.bundle_id).unlink()
-    while_looking(monkeypatch, lambda: store.delete_session(URI))
-    report = store.repair()
+    with while_looking(lambda: store.delete_session(URI)):
+        report = store.repair()
     assert (kinds(report), report.problems) == ([], ())
 
 
 @pytest.mark.parametrize("ended", [True, False])
 def test_what_is_saved_does_not_become_newer_than_a_sleep_beside_the_repair(
-    store: Store, store_path: Path, monkeypatch: pytest.MonkeyPatch, ended: bool
+    store: Store, store_path: Path, ended: bool
 ) -> None:
     lost = sleep(store, 600)
     damage_frame(store_path, lost.bundle_id, 2)
@@ -1464,8 +1441,8 @@ def test_what_is_saved_does_not_become_newer_than_a_sleep_beside_the_repair(
             else:
                 stack.enter_context(store._core.next_version(URI))
 
-        while_looking(monkeypatch, work)
-        report = store.repair()
+        with while_looking(work):
+            report = store.repair()
     assert "salvage" not in kinds(report)
     assert CHANGED in {problem.code for problem in report.problems}
     assert [row.bundle_id for row in store.versions(URI) if row.version == 1] == [lost.bundle_id]
@@ -1474,31 +1451,27 @@ def test_what_is_saved_does_not_become_newer_than_a_sleep_beside_the_repair(
 
 
 def test_a_version_whose_blocks_are_written_anew_while_a_repair_looks_is_not_given_up(
-    store: Store, store_path: Path, monkeypatch: pytest.MonkeyPatch
+    store: Store, store_path: Path
 ) -> None:
     lost = sleep(store, 600)
     damage_frame(store_path, lost.bundle_id, 0)
-    while_looking(monkeypatch, lambda: sleep(store, 256, uri=OTHER_URI))
-    assert [problem.code for problem in store.repair().problems] == [CHANGED]
+    with while_looking(lambda: sleep(store, 256, uri=OTHER_URI)):
+        assert [problem.code for problem in store.repair().problems] == [CHANGED]
     assert kinds(store.repair()) == ["quarantine", "rewrite"]
     require_awake(store, 600)
 
 
-def test_a_file_that_is_put_back_in_place_while_a_repair_looks_stays(
-    store: Store, store_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_that_is_put_back_in_place_while_a_repair_looks_stays(store: Store, store_path: Path) -> None:
     receipt = sleep(store, 600)
     file = file_of(store_path, receipt.bundle_id)
     good = file.read_bytes()
     damage_frame(store_path, receipt.bundle_id, 0)
-    while_looking(monkeypatch, lambda: file.write_bytes(good))  # the same inode
-    assert [problem.code for problem in store.repair().problems] == [CHANGED]
+    with while_looking(lambda: file.write_bytes(good)):  # the same inode
+        assert [problem.code for problem in store.repair().problems] == [CHANGED]
     require_awake(store, 600)
 
 
-def test_a_rival_stays_where_the_version_it_yielded_to_goes_meanwhile(
-    store: Store, store_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_rival_stays_where_the_version_it_yielded_to_goes_meanwhile(store: Store, store_path: Path) -> None:
     old = sleep(store, 20)
     place = file_of(store_path, old.bundle_id)
     backup = place.read_bytes()
@@ -1507,8 +1480,8 @@ def test_a_rival_stays_where_the_version_it_yielded_to_goes_meanwhile(
     store.close()
     put(place, backup)
     with Store.open(store_path, writable=True) as again:
-        while_looking(monkeypatch, lambda: again.index.drop([newer.bundle_id]))
-        assert [problem.code for problem in again.repair().problems] == [CHANGED]
+        with while_looking(lambda: again.index.drop([newer.bundle_id])):
+            assert [problem.code for problem in again.repair().problems] == [CHANGED]
         assert place.read_bytes() == backup
 
 
@@ -1602,24 +1575,20 @@ def test_a_sleep_beside_a_repair_keeps_the_frames_of_a_file_that_was_to_leave(
 
 
 @pytest.mark.parametrize("dry_run", [False, True])
-def test_versions_that_come_and_go_beside_a_repair_are_no_fault_of_the_index(
-    store: Store, monkeypatch: pytest.MonkeyPatch, dry_run: bool
-) -> None:
+def test_versions_that_come_and_go_beside_a_repair_are_no_fault_of_the_index(store: Store, dry_run: bool) -> None:
     sleep(store, 20)
     sleep(store, 30, uri=OTHER_URI)
-    real, done = reindexing._contents, []
 
-    def contents(*args: Any, **kwargs: Any) -> Any:
-        if not done:  # the folder was listed, and the index was not asked yet
-            done.append(True)
-            store.delete_session(OTHER_URI)
-            sleep(store, 40, uri=THIRD_URI)
-        return real(*args, **kwargs)
+    def come_and_go() -> None:
+        store.delete_session(OTHER_URI)
+        sleep(store, 40, uri=THIRD_URI)
 
-    monkeypatch.setattr(reindexing, "_contents", contents)
-    monkeypatch.setattr(reindexing, "rebuild", None)  # not made anew
-    report = store.repair(dry_run=dry_run)
-    assert (done, report.actions, report.problems) == ([True], (), ())
+    with (
+        meanwhile(reindexing, "_contents", come_and_go),  # the folder was listed, and the index was not asked yet
+        mock.patch.object(reindexing, "rebuild", None),  # not made anew
+    ):
+        report = store.repair(dry_run=dry_run)
+    assert (report.actions, report.problems) == ((), ())
     require_awake(store, 40, uri=THIRD_URI)
 
 
@@ -1715,30 +1684,29 @@ def test_a_repair_does_nothing_beside_an_index_that_cannot_have_its_file_again(s
 
 
 def test_an_index_left_behind_in_the_middle_of_a_repair_has_its_file_again_before_a_version_is_set_aside(
-    store: Store, store_path: Path, monkeypatch: pytest.MonkeyPatch
+    store: Store, store_path: Path
 ) -> None:
     lost, good = shelved(store, store_path)
-    while_looking(monkeypatch, lambda: store.index.go_on_in_memory())
-    store.repair()
+    with while_looking(lambda: store.index.go_on_in_memory()):
+        store.repair()
     assert not store.index.file_is_behind
     store.close()
     require_remembered(store_path, lost, good)
 
 
 def test_what_a_delete_on_a_full_disk_has_emptied_is_no_damage_and_does_not_come_back(
-    store: Store, store_path: Path, monkeypatch: pytest.MonkeyPatch
+    store: Store, store_path: Path
 ) -> None:
     sleep(store, 40)
     gone = sleep(store, 40, uri=OTHER_URI, seed=2)
-    real = Index.drop
+    refusals, drop = iter([NoSpace("There is no room.")] * 2), Index.drop
 
-    def drop(index: Index, bundle_ids: list[bytes]) -> None:
-        if index._sums is not None:
-            raise NoSpace("There is no room.", path=index.path)
-        real(index, bundle_ids)
+    def refuse_twice(index: Index, bundle_ids: list[bytes]) -> None:
+        for refusal in refusals:
+            raise refusal
+        drop(index, bundle_ids)
 
-    with monkeypatch.context() as patched:
-        patched.setattr(Index, "drop", drop)
+    with mock.patch.object(Index, "drop", refuse_twice):
         store.delete_session(OTHER_URI)
     assert file_of(store_path, gone.bundle_id).stat().st_size == 0
     assert (store.repair(dry_run=True).actions, store.repair().actions) == ((), ())
