@@ -238,7 +238,7 @@ def reopened(store: Store, *, anew: bool = False) -> Store:
 @contextlib.contextmanager
 def meanwhile(owner: Any, name: str, act: Callable[[], object], *, at: int = 1, after: bool = False) -> Iterator[None]:
     """Let something happen in the so-many-th call of a function, before its work or after it. That call must come."""
-    real, is_own, calls, happened = getattr(owner, name), name in vars(owner), itertools.count(1), list[bool]()
+    real, own, calls, happened = getattr(owner, name), vars(owner).get(name), itertools.count(1), list[bool]()
 
     def call(*args: Any, **kwargs: Any) -> Any:
         is_now = next(calls) == at
@@ -254,10 +254,10 @@ def meanwhile(owner: Any, name: str, act: Callable[[], object], *, at: int = 1, 
     try:
         yield
     finally:
-        if is_own:
-            setattr(owner, name, real)
-        else:
+        if own is None:
             delattr(owner, name)
+        else:
+            setattr(owner, name, own)
     assert happened, f"{name} was called less than {at} times"
 
 

@@ -189,21 +189,6 @@ def test_a_deleted_session_s_rival_bundles_do_not_come_back(store: Store, store_
         assert list(again.iter_sessions()) == []
 
 
-@pytest.mark.parametrize("versions", [1, 3])
-def test_a_delete_on_a_full_disk_that_is_cut_off_is_no_loss(store: Store, store_path: Path, versions: int) -> None:
-    """Bytes are freed before the rows can go; what is left must still say that it was a delete."""
-    receipt = sleep(store, 300)
-    for number in range(1, versions):
-        receipt = sleep(store, 300 * number + 300, before=receipt)
-
-    with mock.patch.object(Index, "drop", side_effect=NoSpace("No room for the index.")), pytest.raises(NoSpace):
-        store.delete_session(URI)
-    assert sum(file.stat().st_size for file in store_path.rglob("*.mv?")) == 0
-    with reopened(store) as again:
-        assert (again.find_session(URI), again.opening.unreadable) == (None, ())
-    assert files(store) == []
-
-
 def test_what_is_deleted_while_the_index_file_takes_no_change_is_no_loss_at_the_next_open(
     store: Store, store_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -659,19 +644,6 @@ def test_what_is_set_aside_and_cannot_be_let_go_is_not_said_to_be_deleted(
     (store_path / "quarantine").chmod(0o700)
     assert list(store.index.given_up()) == [receipt.bundle_id]
     assert store.delete_session(URI).problems == ()
-
-
-def test_what_was_set_aside_and_deleted_while_the_index_file_takes_no_change_is_gone_at_the_next_open(
-    store: Store,
-) -> None:
-    receipt = sleep(store, 300)
-    spoil(store, receipt, 0)
-    store.repair()
-    make_failing(store, sqlite3.SQLITE_FULL)
-    store.delete_session(URI)
-    with reopened(store) as again:
-        assert again.index.bundles_of(URI) == []
-        assert sleep(again, 20).version == 1
 
 
 def test_a_delete_on_a_full_disk_makes_no_folder(store: Store, set_aside: tuple[Receipt, Path]) -> None:

@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from store_making import URI, bundle_path, contents, expected, raw_bytes, require_awake, sleep
+from store_making import URI, bundle_path, contents, expected, meanwhile, raw_bytes, require_awake, sleep
 from torpor.memvid import SessionUri, Store
 from torpor.memvid.checking import scanning
 from torpor.memvid.errors import IndexMismatch, NoSpace
 from torpor.memvid.folder.retention import Retention
+from torpor.memvid.index.index import Index
 from torpor.memvid.index.unknown_references import UNREADABLE_CODE
 from torpor.memvid.maintenance.compaction_plan import CompactionPolicy
 
@@ -201,20 +202,12 @@ def test_verify_is_silent_of_a_file_that_is_written_anew_while_it_reads(tmp_path
 
 
 @pytest.mark.parametrize("deep", [False, True])
-def test_a_session_slept_while_a_reader_opened_and_deleted_since_is_no_loss(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, deep: bool
-) -> None:
-    path, opened = tmp_path / "store", []
+def test_a_session_slept_while_a_reader_opened_and_deleted_since_is_no_loss(tmp_path: Path, deep: bool) -> None:
+    path, opened = tmp_path / "store", list[Store]()
     with Store.open(path, writable=True) as daemon:
         sleep(daemon, uri=SessionUri("default", "other"), seed=2)
-        add = daemon.index.add
-
-        def add_after_a_reader_opened(bundle: Any) -> None:
-            opened.append(Store.open(path, writable=False))  # it sees the file, and no row of it
-            add(bundle)
-
-        monkeypatch.setattr(daemon.index, "add", add_after_a_reader_opened)
-        sleep(daemon)
+        with meanwhile(Index, "add", lambda: opened.append(Store.open(path, writable=False))):
+            sleep(daemon)  # the reader sees the file, and no row of it
         daemon.delete_session(URI)
         with opened[0] as reader:
             assert reader.index.not_in_file

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from unittest import mock
 
 import pytest
 from store_making import HEIR_URI, OTHER_URI, URI, bundle_path, contents, expected, require_awake, sleep, spoil
@@ -246,23 +247,16 @@ def test_a_backup_builds_no_version_on_blocks_of_its_own_that_have_rotted(source
 
 
 def test_a_backup_reads_each_block_that_it_has_once_however_many_versions_refer_to_it(
-    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    source: Path, tmp_path: Path
 ) -> None:
     back_up(source, tmp_path / "copy")
     for count in (1500, 1800, 2100):
         with Store.open(source, writable=True) as store, store.open_session(URI) as newest:
             sleep(store, count, before=newest)
-    looked_for: list[bytes] = []
-    find_sound = Holdings.find_sound
-
-    def counting(self: Holdings, block_id: bytes) -> bytes | None:
-        looked_for.append(block_id)
-        return find_sound(self, block_id)
-
-    monkeypatch.setattr(Holdings, "find_sound", counting)
-    back_up(source, tmp_path / "copy")
-    assert looked_for
-    assert len(looked_for) == len(set(looked_for))
+    with mock.patch.object(Holdings, "find_sound", autospec=True, side_effect=Holdings.find_sound) as looked_for:
+        back_up(source, tmp_path / "copy")
+    found = [call.args[1] for call in looked_for.call_args_list]
+    assert len(found) == len(set(found)) > 0
 
 
 def test_a_folder_that_is_no_place_for_a_backup_is_refused_and_left_as_it_is(source: Path, tmp_path: Path) -> None:

@@ -7,11 +7,12 @@ import json
 import os
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import store_making as making
 from safetensors import safe_open
-from store_making import URI, drafts, sleep, write
+from store_making import URI, drafts, meanwhile, sleep, write
 from torpor.memvid import BlockDraft, SessionUri, SlotDraft, SlotSpec, Store, zstd
 from torpor.memvid.errors import (
     CorruptBlock,
@@ -20,6 +21,7 @@ from torpor.memvid.errors import (
     NoSpace,
     NotTensors,
     SessionNotFound,
+    StoreError,
     StoreIoError,
     TargetExists,
     UnsafePath,
@@ -281,23 +283,12 @@ def test_a_damaged_block_ends_it_and_nothing_is_left(store: Store, target: Path,
     assert not replacing or target.read_text() == "mine"
 
 
-@pytest.mark.parametrize("failure", [errno.ENOSPC, errno.EIO])
-def test_a_failed_write_leaves_nothing(
-    store: Store, target: Path, failure: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize(("failure", "kind"), [(errno.ENOSPC, NoSpace), (errno.EIO, StoreIoError)])
+def test_a_failed_write_leaves_nothing(store: Store, target: Path, failure: int, kind: type[StoreError]) -> None:
     sleep(store, 600)
-    real, calls = os.pwrite, []
-
-    def pwrite(fd: int, data: memoryview, offset: int) -> int:
-        calls.append(offset)
-        if len(calls) == 9:
-            raise OSError(failure, "injected")
-        return real(fd, data[: max(1, len(data) // 2)], offset)
-
-    monkeypatch.setattr(os, "pwrite", pwrite)
-    with pytest.raises(NoSpace if failure == errno.ENOSPC else StoreIoError):
+    injected = mock.Mock(side_effect=OSError(failure, "injected"))
+    with meanwhile(os, "pwrite", injected, at=9), pytest.raises(kind):
         store.export_tensors(URI, None, target)
-    monkeypatch.undo()
     assert os.listdir(target.parent) == []
     assert store.statistics().writable
 

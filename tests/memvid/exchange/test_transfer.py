@@ -10,7 +10,7 @@ import shutil
 import struct
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from unittest import mock
 
@@ -18,7 +18,7 @@ import pytest
 import store_making as making
 from blake3 import blake3
 from resealing import reseal
-from store_making import OTHER_URI, URI, contents, expected, put, require_awake, sleep, write
+from store_making import OTHER_URI, URI, contents, expected, meanwhile, put, require_awake, sleep, write
 from torpor.memvid import BlockDraft, Receipt, SessionUri, SlotDraft, SlotSpec, Store, zstd
 from torpor.memvid.disk.budget import Budget, utc_day
 from torpor.memvid.errors import (
@@ -183,20 +183,10 @@ def test_a_file_that_appears_while_the_export_runs_is_not_overwritten_on_a_disk_
     assert {name.name: name.read_text() for name in target.parent.iterdir()} == {target.name: "mine"}
 
 
-def test_an_export_whose_temporary_name_would_not_go_at_once_leaves_its_file_alone(
-    store: Store, target: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_export_whose_temporary_name_would_not_go_at_once_leaves_its_file_alone(store: Store, target: Path) -> None:
     sleep(store, 300)
-    unlink, refusals = os.unlink, iter([OSError(errno.EIO, "once")])
-
-    def refuse_once(name: str, *, dir_fd: int | None = None) -> None:
-        for error in refusals:
-            raise error
-        unlink(name, dir_fd=dir_fd)
-
-    monkeypatch.setattr(os, "unlink", refuse_once)
-    store.export_session(URI, None, target)
-    assert next(refusals, None) is None
+    with meanwhile(os, "unlink", mock.Mock(side_effect=OSError(errno.EIO, "once"))):
+        store.export_session(URI, None, target)
     assert [file.name for file in target.parent.iterdir() if file.is_file()] == [target.name]
 
 
@@ -243,19 +233,13 @@ def damage(path: Path, frame: object) -> None:
         file.write(bytes([value ^ 4]))
 
 
-@pytest.mark.parametrize("failure", [errno.ENOSPC, errno.EIO])
+@pytest.mark.parametrize(("failure", "kind"), [(errno.ENOSPC, NoSpace), (errno.EIO, StoreIoError)])
 def test_a_failed_write_leaves_nothing_of_an_export(
-    store: Store, target: Path, failure: int, monkeypatch: pytest.MonkeyPatch
+    store: Store, target: Path, failure: int, kind: type[StoreError]
 ) -> None:
     sleep(store, 300)
-
-    def writev(*_: object) -> int:
-        raise OSError(failure, "injected")
-
-    monkeypatch.setattr(os, "writev", writev)
-    with pytest.raises(NoSpace if failure == errno.ENOSPC else StoreIoError) as refusal:
+    with mock.patch.object(os, "writev", side_effect=OSError(failure, "injected")), pytest.raises(kind) as refusal:
         store.export_session(URI, None, target)
-    monkeypatch.undo()
     assert "torpor rm" not in refusal.value.message  # the file lies outside the store
     if failure == errno.ENOSPC:
         assert refusal.value.message.startswith(f"No room for {target}: No space left on device. ")
@@ -266,23 +250,13 @@ def test_a_failed_write_leaves_nothing_of_an_export(
 
 @pytest.mark.parametrize("at", [1, 2])
 def test_an_export_that_cannot_be_flushed_is_taken_back_and_the_store_writes_on(
-    store: Store, target: Path, at: int, monkeypatch: pytest.MonkeyPatch
+    store: Store, target: Path, at: int
 ) -> None:
     """Its disk may be another one than the store's."""
     sleep(store, 300)
-    real, calls = os.fsync, []
-
-    def fsync(fd: int) -> None:
-        calls.append(fd)
-        if len(calls) == at:
-            raise OSError(errno.EIO, "injected")
-        real(fd)
-
-    monkeypatch.setattr(os, "fsync", fsync)
-    with pytest.raises(DurabilityLost):
+    failure = mock.Mock(side_effect=OSError(errno.EIO, "injected"))
+    with meanwhile(os, "fsync", failure, at=at), pytest.raises(DurabilityLost):
         store.export_session(URI, None, target)
-    monkeypatch.undo()
-    assert len(calls) == at
     assert os.listdir(target.parent) == []
     assert store.statistics().writable
     sleep(store, 600)
@@ -761,22 +735,14 @@ def test_a_version_forked_from_the_imported_bundle_is_not_taken_for_its_import(
     assert store.import_file(target, as_uri=OTHER_URI).version == 2
 
 
-def slept_as(store: Store, version: int, monkeypatch: pytest.MonkeyPatch, **what: int) -> Receipt:
+def slept_as(store: Store, version: int, **what: int) -> Receipt:
     """A sleep that gets a version number of our choice, as only bytes from elsewhere can have it."""
-
-    @contextlib.contextmanager
-    def chosen(_core: StoreCore, _uri: SessionUri) -> Iterator[int]:
-        yield version
-
-    with monkeypatch.context() as patch:
-        patch.setattr(StoreCore, "next_version", chosen)
+    with mock.patch.object(StoreCore, "next_version", return_value=contextlib.nullcontext(version)):
         return sleep(store, 300, **what)
 
 
-def test_the_largest_number_that_an_import_keeps_is_kept(
-    store: Store, other: Store, target: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    slept = slept_as(store, MAX_IMPORTED_VERSION, monkeypatch)
+def test_the_largest_number_that_an_import_keeps_is_kept(store: Store, other: Store, target: Path) -> None:
+    slept = slept_as(store, MAX_IMPORTED_VERSION)
     receipt = other.import_file(exported(store, target))
     assert (receipt.version, receipt.bundle_id) == (MAX_IMPORTED_VERSION, slept.bundle_id)
     assert sleep(other, 600, before=receipt).version == MAX_IMPORTED_VERSION + 1
@@ -785,11 +751,11 @@ def test_the_largest_number_that_an_import_keeps_is_kept(
 @pytest.mark.parametrize("version", [MAX_IMPORTED_VERSION + 1, MAX_VERSION])
 @pytest.mark.parametrize("held", [0, 2])
 def test_a_number_that_no_store_counts_to_is_not_taken_over_and_stops_no_sleep(
-    store: Store, other: Store, target: Path, monkeypatch: pytest.MonkeyPatch, version: int, held: int
+    store: Store, other: Store, target: Path, version: int, held: int
 ) -> None:
     for number in range(held):
         sleep(other, 300 + number, seed=5)
-    slept = slept_as(store, version, monkeypatch)
+    slept = slept_as(store, version)
     receipt = other.import_file(exported(store, target))
     assert (receipt.version, receipt.parent) == (held + 1, slept.bundle_id)
     require_awake(other, 300)
@@ -804,7 +770,7 @@ def test_a_session_whose_numbers_are_used_up_is_told_so_before_anything_is_writt
 ) -> None:
     sleep(store, 600, uri=OTHER_URI)
     exported(store, target, OTHER_URI)
-    slept_as(other, MAX_VERSION, monkeypatch, seed=5)
+    slept_as(other, MAX_VERSION, seed=5)
     before = tree(Path(other.path))
     monkeypatch.setattr(Temps, "new", lambda _folder: pytest.fail("a file was begun"))
     with pytest.raises(LimitExceeded, match="import --as"):
@@ -855,22 +821,16 @@ def test_a_file_of_a_version_set_aside_that_is_back_ends_an_import_and_says_what
     require_awake(store, 600)
 
 
-@pytest.mark.parametrize("how", ["as it is", "another name"])
+@pytest.mark.parametrize("as_uri", [None, OTHER_URI], ids=["as it is", "another name"])
 def test_an_import_whose_blocks_go_elsewhere_each_time_copies_them_at_last(
-    store: Store, other: Store, target: Path, monkeypatch: pytest.MonkeyPatch, how: str
+    store: Store, other: Store, target: Path, as_uri: SessionUri | None
 ) -> None:
     sleep(store, 600)
     exported(store, target)
     sleep(other, 900, uri=THIRD_URI)  # holds the same first blocks
-    asked = []
-
-    def never(_core: StoreCore, places: Mapping[bytes, bytes]) -> list[bytes]:
-        asked.append(len(places))
-        return list(places)
-
-    monkeypatch.setattr("torpor.memvid.exchange.transfer.moved_blocks", never)
-    receipt = other.import_file(target, as_uri=OTHER_URI if how == "another name" else None)
-    assert asked == [2] * (transfer._TRIES - 1) + [0]
+    with mock.patch.object(transfer, "moved_blocks", side_effect=lambda _core, places: list(places)) as asked:
+        receipt = other.import_file(target, as_uri=as_uri)
+    assert [len(call.args[1]) for call in asked.call_args_list] == [2] * (transfer._TRIES - 1) + [0]
     assert receipt.blocks_reused == 0
     require_awake(other, 600, uri=receipt.uri)
     assert [file.name for file in (Path(other.path) / "bundles").glob("*.tmp")] == []
@@ -1145,18 +1105,11 @@ def test_a_file_that_changes_while_it_is_imported_is_never_taken_half_and_half(
     assert not list((Path(other.path) / "bundles").rglob("*.*"))
 
 
-def test_a_full_disk_leaves_the_store_as_it_was(
-    store: Store, other: Store, target: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_leaves_the_store_as_it_was(store: Store, other: Store, target: Path) -> None:
     sleep(store, 600)
     exported(store, target)
-
-    def writev(*_: object) -> int:
-        raise OSError(errno.ENOSPC, "injected")
-
-    monkeypatch.setattr(os, "writev", writev)
-    refused(other, target, NoSpace)
-    monkeypatch.undo()
+    with mock.patch.object(os, "writev", side_effect=OSError(errno.ENOSPC, "injected")):
+        refused(other, target, NoSpace)
     other.import_file(target)
     require_awake(other, 600)
 

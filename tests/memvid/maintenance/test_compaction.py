@@ -11,11 +11,12 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
+from unittest import mock
 
 import pytest
 import store_making
-from store_making import OTHER_URI, URI, bundle_path, contents, expected, flip, reopened, sleep, token_ids
+from store_making import OTHER_URI, URI, bundle_path, contents, expected, flip, meanwhile, reopened, sleep, token_ids
 from torpor.memvid import BLOCK_TOKENS, CompactionPolicy, Receipt, SessionUri, Store
 from torpor.memvid.disk.budget import Budget, utc_day
 from torpor.memvid.disk.durable import TempFile
@@ -405,7 +406,7 @@ def test_a_read_only_store_reads_on_while_files_lose_their_frames(store: Store, 
             reader.close()
 
 
-def meanwhile(monkeypatch: pytest.MonkeyPatch, number: int, act: Callable[[], object]) -> None:
+def while_writing(monkeypatch: pytest.MonkeyPatch, number: int, act: Callable[[], object]) -> None:
     """Do something while the so-many-th new file is being written: after the needs were asked, before the lock."""
     original = compaction.prepared
     calls = iter(range(1, 10**6))
@@ -429,7 +430,7 @@ def test_a_sleep_that_comes_between_keeps_what_it_refers_to(
     receipts = sleeps(store, 8)
     forks: list[Receipt] = []
     with monkeypatch.context() as patch:
-        meanwhile(patch, number, lambda: forks.append(sleep(store, 2400, uri=OTHER_URI)))
+        while_writing(patch, number, lambda: forks.append(sleep(store, 2400, uri=OTHER_URI)))
         store.compact(policy=FEW)
     assert forks
     require_exact(store, [*receipts, *forks])
@@ -442,7 +443,7 @@ def test_a_sleep_that_comes_between_keeps_what_it_refers_to(
 def test_the_session_itself_may_sleep_meanwhile(store: Store, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
     receipts = sleeps(store, 8)
     with monkeypatch.context() as patch:
-        meanwhile(patch, number, lambda: receipts.extend(sleeps(store, 1, before=receipts[-1])))
+        while_writing(patch, number, lambda: receipts.extend(sleeps(store, 1, before=receipts[-1])))
         store.compact(policy=FEW)
     require_exact(store, receipts)
     store.compact(policy=FEW)
@@ -454,7 +455,7 @@ def test_the_session_itself_may_sleep_meanwhile(store: Store, monkeypatch: pytes
 def test_a_session_that_is_deleted_meanwhile_stays_deleted(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     sleeps(store, 8)
     with monkeypatch.context() as patch:
-        meanwhile(patch, 2, lambda: store.delete_session(URI))
+        while_writing(patch, 2, lambda: store.delete_session(URI))
         assert store.compact(policy=FEW).ok
     assert store.versions(URI) == []
     store.gc()
@@ -467,43 +468,19 @@ def overtaking(store: Store, receipts: list[Receipt]) -> None:
     assert store.compact(policy=CompactionPolicy(max_holders=1, min_dead_ratio=0)).bytes_written
 
 
-def after_the_plan(monkeypatch: pytest.MonkeyPatch, happens: Callable[[], None]) -> None:
-    """Let something happen once a compaction has made its next plan, and before it carries that out."""
-    original = compaction.plan_compaction
-
-    def planned(*args: Any) -> tuple[Step, ...]:
-        steps = original(*args)
-        monkeypatch.setattr(compaction, "plan_compaction", original)
-        happens()
-        return steps
-
-    monkeypatch.setattr(compaction, "plan_compaction", planned)
-
-
-def test_a_plan_that_another_compaction_has_overtaken_finds_no_damage(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_plan_that_another_compaction_has_overtaken_finds_no_damage(store: Store) -> None:
     """It takes frames from files that have lost them since they were looked at."""
     receipts = sleeps(store, 8)
-    after_the_plan(monkeypatch, lambda: overtaking(store, receipts))
-    assert store.compact(policy=FEW).problems == ()
+    with meanwhile(compaction, "plan_compaction", lambda: overtaking(store, receipts), after=True):
+        assert store.compact(policy=FEW).problems == ()
     require_exact(store, receipts)
 
 
-def test_blocks_that_move_between_two_looks_of_a_compaction_are_no_damage(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_blocks_that_move_between_two_looks_of_a_compaction_are_no_damage(store: Store) -> None:
     """The file that was the newest is read, and the files that it names only when they have lost the blocks."""
     receipts = sleeps(store, 8)
-    original = compaction._Look._load_holders
-
-    def loading(look: Any, newest: FileView) -> None:
-        monkeypatch.setattr(compaction._Look, "_load_holders", original)
-        overtaking(store, receipts)
-        original(look, newest)
-
-    monkeypatch.setattr(compaction._Look, "_load_holders", loading)
-    assert store.compact(policy=FEW).problems == ()
+    with meanwhile(compaction._Look, "_load_holders", lambda: overtaking(store, receipts)):
+        assert store.compact(policy=FEW).problems == ()
     require_exact(store, receipts)
 
 
@@ -735,8 +712,7 @@ def test_an_index_that_cannot_be_told_of_a_new_file_is_a_problem_and_the_file_is
     monkeypatch.setattr(store_making, "raw_bytes", lambda size, *salt: (repr(salt).encode() * size)[:size])
     receipts = sleeps(store, 3)
     before = size_of(store)
-    with monkeypatch.context() as patch:
-        patch.setattr(Index, "finish_rewrite", lambda *_: _raise(refusal))
+    with mock.patch.object(Index, "finish_rewrite", side_effect=refusal):
         report = store.compact(policy=cold())
     assert {problem.code for problem in report.problems} == {refusal.code}
     assert report.bytes_freed - report.bytes_written == before - size_of(store) > 0
@@ -754,15 +730,11 @@ def test_what_the_system_refuses_is_told_also_where_the_session_slept_meanwhile(
 
     def overtaken() -> None:
         overtaking(store, receipts)
-        monkeypatch.setattr(compaction, "prepared", lambda *_: _raise(StoreIoError("read-only")))
+        monkeypatch.setattr(compaction, "prepared", mock.Mock(side_effect=StoreIoError("read-only")))
 
-    after_the_plan(monkeypatch, overtaken)
-    assert {problem.code for problem in store.compact(policy=FEW).problems} == {"store_io"}
+    with meanwhile(compaction, "plan_compaction", overtaken, after=True):
+        assert {problem.code for problem in store.compact(policy=FEW).problems} == {"store_io"}
     require_exact(store, receipts)
-
-
-def _raise(error: Exception) -> NoReturn:
-    raise error
 
 
 def test_what_does_not_shrink_stays_as_it_is(store: Store) -> None:

@@ -204,17 +204,6 @@ def test_a_prune_that_nothing_on_disk_tells_of_says_so(store: Store, store_path:
         assert versions(again) == [2]
 
 
-def test_a_prune_cut_off_on_a_full_disk_is_no_loss(store: Store) -> None:
-    """Bytes are freed before the rows can go; what is left must still say that the versions were pruned."""
-    four_versions(store)
-
-    with mock.patch.object(Index, "drop", side_effect=NoSpace("No room for the index.")), pytest.raises(NoSpace):
-        store.prune(LAST)
-    with reopened(store) as again:
-        assert (versions(again), again.opening.unreadable) == ([4], ())
-        require_awake(again, 800)
-
-
 def test_a_lost_version_that_is_tagged_is_still_reported_when_a_prune_is_cut_off(store: Store) -> None:
     """A retired newer version means a delete only if it is the newest: a prune retires versions between others."""
     first = sleep(store, 20)

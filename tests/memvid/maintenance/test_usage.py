@@ -73,17 +73,6 @@ def test_a_session_alone_needs_all_that_is_there(store: Store, store_path: Path)
     require_even(report, store_path)
 
 
-def test_what_two_sessions_need_counts_once_and_stands_with_both(store: Store, store_path: Path) -> None:
-    secret = sleep_secret(store, 700)
-    other = fork(store, 600, secret)
-    shared = frame_bytes(store, secret, first=0, last=2)
-    report = store.usage()
-    assert report.shared_bytes == of(report, SECRET).shared_bytes == of(report, OTHER_URI).shared_bytes == shared
-    assert of(report, SECRET).exclusive_bytes == secret.bytes_written - shared
-    assert of(report, OTHER_URI).exclusive_bytes == other.bytes_written
-    require_even(report, store_path)
-
-
 def test_what_a_deleted_session_s_fork_needs_is_the_fork_s_alone(store: Store, store_path: Path) -> None:
     secret = sleep_secret(store, 700)
     other = fork(store, 600, secret)
@@ -161,14 +150,15 @@ def test_versions_of_one_session_share_without_sharing_with_others(store: Store,
     require_even(report, store_path)
 
 
-def test_three_sessions_of_one_beginning_count_it_once(store: Store, store_path: Path) -> None:
+def test_what_three_sessions_need_counts_once_and_stands_with_each(store: Store, store_path: Path) -> None:
     secret = sleep_secret(store, 700)
-    fork(store, 600, secret)
-    fork(store, 800, secret, uri=THIRD, seed=5)
+    forks = [fork(store, 600, secret), fork(store, 800, secret, uri=THIRD, seed=5)]
     shared = frame_bytes(store, secret, first=0, last=2)
     report = store.usage()
     assert report.shared_bytes == shared
     assert [session.shared_bytes for session in report.sessions] == [shared] * 3
+    assert of(report, SECRET).exclusive_bytes == secret.bytes_written - shared
+    assert [of(report, one.uri).exclusive_bytes for one in forks] == [one.bytes_written for one in forks]
     require_even(report, store_path)
 
 

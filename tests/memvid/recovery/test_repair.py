@@ -459,18 +459,6 @@ def test_a_bundle_that_nobody_can_tell_the_owner_of_goes_to_quarantine(store: St
         assert again.verify(deep=True).ok
 
 
-def test_a_version_that_a_new_index_could_not_read_comes_back_with_its_row(store: Store, store_path: Path) -> None:
-    receipt = sleep(store, 600)
-    store.close()
-    change(file_of(store_path, receipt.bundle_id), flip_at(-10))
-    with reopened(store, anew=True) as again:
-        assert again.find_session(URI) is None
-        assert kinds(again.repair()) == ["quarantine", "rewrite"]
-        require_awake(again, 600)
-    with Store.open(store_path, writable=True) as again:
-        require_awake(again, 600)
-
-
 def test_a_retired_file_that_only_a_lost_version_needed_is_not_left_for_the_next_opening_to_remove(
     store: Store, store_path: Path
 ) -> None:
@@ -535,23 +523,17 @@ def test_marks_that_lie_in_quarantine_whole_are_named_with_the_way_back(store: S
 
 def test_strangers_and_what_cannot_be_judged_are_left_and_told(store: Store, store_path: Path) -> None:
     first = sleep(store, 300)
-    heir = sleep(store, 600, uri=OTHER_URI, before=first)
+    sleep(store, 600, uri=OTHER_URI, before=first)
     stranger = store_path / "bundles" / first.bundle_id.hex()[:2] / "note.txt"
     stranger.write_text("mine")
-    file = file_of(store_path, first.bundle_id)
-    os.link(file, store_path.parent / "second name")  # refused: a hard link
+    os.link(file_of(store_path, first.bundle_id), store_path.parent / "second name")  # refused: a hard link
     before = files_of(store_path)
     report = store.repair()
     assert report.actions == ()
-    assert sorted({problem.code for problem in report.problems}) == [
-        "bundle_missing",
-        "unknown_file",
-        "unsafe_path",
-    ] or (sorted({problem.code for problem in report.problems}) == ["unknown_file", "unsafe_path"])
+    assert {problem.code for problem in report.problems} - {"bundle_missing"} == {"unknown_file", "unsafe_path"}
     assert files_of(store_path) == before
     (store_path.parent / "second name").unlink()
     require_awake(store, 600, uri=OTHER_URI)
-    assert heir.version == 1
 
 
 def test_a_file_of_a_later_version_is_not_touched(store: Store, store_path: Path) -> None:
@@ -859,20 +841,6 @@ def test_an_earlier_version_that_is_set_aside_is_told_where_it_is_named(store: S
         store.open_session(URI, 7)
     (finding,) = store.verify(URI, deep=False).findings
     assert finding.code == LOST
-
-
-def test_a_version_is_told_of_until_it_is_given_up(store: Store, store_path: Path) -> None:
-    lost = sleep(store, 600)
-    sleep(store, 20, uri=OTHER_URI, seed=3)
-    file = file_of(store_path, lost.bundle_id)
-    damage_frame(store_path, lost.bundle_id, 0)
-    report = store.repair()
-    require_told_for_good(store, report)
-    assert f"until {file} is put back" in report.problems[0].message
-    assert store.verify(OTHER_URI, deep=False).ok
-    store.empty_quarantine()
-    assert store.verify(deep=True).ok
-    assert store.repair().problems == ()
 
 
 def test_a_version_whose_blocks_are_all_there_again_is_told_to_be_brought_back_by_a_repair(

@@ -12,7 +12,7 @@ from typing import Any
 from unittest import mock
 
 import pytest
-from store_making import OTHER_URI, URI, bundle_path, put, sleep, token_ids, turn
+from store_making import OTHER_URI, URI, bundle_path, meanwhile, put, sleep, token_ids, turn
 from torpor.memvid import SessionUri, Store
 from torpor.memvid.disk.budget import Budget
 from torpor.memvid.errors import (
@@ -223,19 +223,12 @@ def test_a_deleted_session_does_not_come_back_out_of_the_journal(path: Path) -> 
 
 
 @pytest.mark.parametrize("with_index", [True, False])
-def test_a_delete_that_was_cut_off_before_it_told_the_journal_is_a_delete(
-    path: Path, monkeypatch: pytest.MonkeyPatch, with_index: bool
-) -> None:
-    left, drop = path.parent / "left", Journal.drop
-
-    def cut_off(journal: Journal, uri: SessionUri) -> None:
-        shutil.copytree(path, left)
-        drop(journal, uri)
-
-    monkeypatch.setattr(Journal, "drop", cut_off)
+def test_a_delete_that_was_cut_off_before_it_told_the_journal_is_a_delete(path: Path, with_index: bool) -> None:
+    left = path.parent / "left"
     with Store.open(path, writable=True) as store:
         store.acknowledge([turn(store, 5)])
-        store.delete_session(URI)
+        with meanwhile(Journal, "drop", lambda: shutil.copytree(path, left)):
+            store.delete_session(URI)
     if not with_index:
         remove_index(left)
     with Store.open(left, writable=True) as store:
