@@ -8,8 +8,8 @@ In one process, taking turns, for 1 to 32 branches of some thousand tokens:
   with a past); its sampler draws for all rows at once. One branch stands beside `generate_step` on a plain cache.
 
 The models: the demo model, which has read a text; and two of the 28 layers of the Qwen3-0.6B shape with a fourteenth of
-its vocabulary, so that each part keeps its share of the work. Its weights, keys and values are random (float32, of unit
-variance), and no text is read. No model has an end token here, so all write as much.
+its vocabulary, so that each part keeps its share of the work. Its weights, keys and values are random, of unit variance
+(float32 on a CPU, bfloat16 on a GPU), and no text is read. No model has an end token here, so all write as much.
 
 Then the memory of the branches, what a fork takes, the same work through the socket of a daemon in a process of its
 own, and whether a branch reads on, sleeps and wakes as fast as a session that shares nothing.
@@ -139,6 +139,7 @@ def write_models(folder: Path) -> dict[str, str]:
     (folder / "demo" / "config.json").write_text(json.dumps(config))
     (folder / "qwen3" / "config.json").write_text(json.dumps(_QWEN3))
     network = qwen3.Model(qwen3.ModelArgs.from_dict(_QWEN3))
+    network.set_dtype(mx.bfloat16)
     mx.save_safetensors(str(folder / "qwen3" / "model.safetensors"), dict(tree_flatten(network.parameters())))
     return {name: str(folder / name) for name in MODELS}
 
@@ -169,7 +170,8 @@ async def begin_session(service: Service, name: str, model: str, tokens: int, se
     def fill() -> None:
         for cache in state.caches:
             shape = (1, cache.keys.shape[1], tokens - 2, cache.keys.shape[3])
-            cache.update_and_fetch(*(mx.array(random.standard_normal(shape, dtype=np.float32)) for _ in "kv"))
+            drawn = (mx.array(random.standard_normal(shape, dtype=np.float32)) for _ in "kv")
+            cache.update_and_fetch(*(each.astype(cache.keys.dtype) for each in drawn))
         mx.eval(arrays_of(state.caches))
         state.tokens.extend(ids[:-2])
         for _ in range(tokens - 2):

@@ -38,10 +38,13 @@ def save(name: str, figures: dict[str, Any], out: Path) -> dict[str, Any]:
     out.mkdir(parents=True, exist_ok=True)
     (out / f"{name}.json").write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
     versions = ", ".join(f"{package} {version}" for package, version in machine["packages"].items())
-    print(
-        f"{machine['processor']}, {machine['cpu_count']} cores, load average {machine['load_average']:.1f}; {versions}"
-    )
+    print(f"{_named(machine)}, load average {machine['load_average']:.1f}; {versions}")
     return document
+
+
+def _named(machine: dict[str, Any]) -> str:
+    cores = f"{machine['processor']}, {machine['cpu_count']} cores"
+    return f"{machine['gpu']}, {cores}" if machine["gpu"] else cores
 
 
 @contextlib.contextmanager
@@ -64,11 +67,8 @@ def panels(
 
     figure, grid = plt.subplots(*shape, figsize=size, squeeze=False, **shared)
     try:
-        machine = document["machine"]
         figure.suptitle(title, fontsize=10, fontweight="bold", x=0.01, ha="left")
-        figure.text(
-            0.01, 0.01, f"{machine['processor']}, {machine['cpu_count']} cores", fontsize=7, color="gray", ha="left"
-        )
+        figure.text(0.01, 0.01, _named(document["machine"]), fontsize=7, color="gray", ha="left")
         yield list(grid.flat)
         for axes in grid.flat:
             axes.grid(visible=True, which="major", alpha=0.3)

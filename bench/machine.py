@@ -18,8 +18,9 @@ PACKAGES = (
 
 def describe() -> dict[str, Any]:
     """The machine and the versions, as plain data. load_average: processes that wanted a core in the last five minutes,
-    the benchmark among them."""
+    the benchmark among them. gpu: None where a CPU computes."""
     return {
+        "gpu": gpu_name(),
         "processor": processor_name(),
         "cpu_count": os.cpu_count(),
         "load_average": os.getloadavg()[1],
@@ -38,6 +39,15 @@ def spread(values: Sequence[float]) -> dict[str, float | int]:
         "highest": max(values),
         "runs": len(values),
     }
+
+
+def gpu_name() -> str | None:
+    """The GPU that computes, if one does."""
+    import mlx.core as mx  # not above: torpor, which chooses the BLAS, may yet have to be imported
+
+    if mx.default_device() == mx.Device(mx.cpu):
+        return None
+    return str(mx.device_info().get("device_name", "GPU"))
 
 
 def processor_name() -> str:

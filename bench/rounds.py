@@ -101,7 +101,7 @@ def _state(model: LoadedModel, count: int, seed: int) -> LiveState:
     keys = iter(mx.random.split(mx.random.key(seed), 2 * len(state.caches)))
     for cache in state.caches:
         shape = (1, cache.keys.shape[1], count - 2, cache.keys.shape[3])
-        cache.update_and_fetch(*(mx.random.normal(shape, key=next(keys)) for _ in "kv"))
+        cache.update_and_fetch(*(mx.random.normal(shape, cache.keys.dtype, key=next(keys)) for _ in "kv"))
     mx.eval(arrays_of(state.caches))
     state.tokens.extend([5] * count)
     for _ in range(count - 2):

@@ -2,10 +2,10 @@
 
 - The demo model, through the daemon's own service: from the request to the first token, the model loaded, the bundle in
   the page cache. Round by round: a new session that reads the tokens, and the sleeping one woken.
-- The shape of Qwen3-0.6B, random weights in float32: the network reads in the daemon's chunks, the last token alone,
-  and the state is slept at each length on the way, so that one reading (minutes on a CPU) gives all lengths: the time
-  to the first token at a length is all that was computed up to it. Woken, verified and by the same steps as the daemon,
-  in several rounds; the logits that come back are compared with those that went.
+- The shape of Qwen3-0.6B, random weights (float32; on a GPU bfloat16): the network reads in the daemon's chunks, the
+  last token alone, and the state is slept at each length on the way, so that one reading (minutes on a CPU) gives all
+  lengths: the time to the first token at a length is all that was computed up to it. Woken, verified and by the same
+  steps as the daemon, in several rounds; the logits that come back are compared with those that went.
 
 Where the two lines cross is the shortest length from which on waking is faster at every length.
 """
@@ -167,6 +167,8 @@ def measure_qwen3(sizes: dict[str, Any], lengths: Sequence[int], rounds: int, pa
             **sizes,
         )
     )
+    if mx.default_device() != mx.Device(mx.cpu):
+        network.set_dtype(mx.bfloat16)
     mx.eval(network.parameters())
     measured = []
     with (

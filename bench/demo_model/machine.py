@@ -7,7 +7,7 @@ import ctypes
 import os
 import sys
 
-from machine import processor_name
+from machine import gpu_name, processor_name
 
 # mallopt's names for: keep large blocks off mmap, never trim the heap (each would fault its pages in anew).
 _MMAP_THRESHOLD, _TRIM_THRESHOLD = -3, -1
@@ -31,8 +31,4 @@ def prepare_cpu() -> None:
 
 def device_name() -> str:
     """What computes, in words: the GPU's name, or the processor's and how many cores it has."""
-    import mlx.core as mx
-
-    if mx.default_device() != mx.Device(mx.cpu):
-        return str(mx.device_info().get("device_name", "GPU"))
-    return f"{processor_name()}, {os.cpu_count()} cores (CPU only)"
+    return gpu_name() or f"{processor_name()}, {os.cpu_count()} cores (CPU only)"
