@@ -86,13 +86,9 @@ class Parts:
         changed_unseen: Sequence[str] = (),
     ) -> None:
         self._options = options
-        self.store = store
+        self.store, self.engine, self.shelf, self.loader, self.bus = store, engine, shelf, loader, bus
         self.last_sleep: LastSleep | None = None
         self.changed_unseen = tuple(changed_unseen)
-        self.engine = engine
-        self.shelf = shelf
-        self.loader = loader
-        self.bus = bus
         self.queue = Queue(options.max_waiting)
         way, self.measured = Way(), Measured(store)
         self.recomputing = Recomputing(engine, self.measured, options.recompute)
