@@ -43,28 +43,22 @@ class Planted:
 @dataclass(frozen=True, slots=True)
 class Dress:
     """What a stored branch has beyond a session. position: its tokens. accepted: those that its constraint has seen.
-    Others as of `Branch` and `Guide`."""
+    Others as of `Branch`."""
 
     position: int
     fork_head: int
     step: int
-    bias: Bias
-    steer: Bias
-    measured: int
-    logprob_sum: float
+    guide: Guide
     constraint: Constraint | None
-    accepted: tuple[int, ...]
-    replaced: bytes | None
+    accepted: list[int]
 
     def put_on(self, branch: Branch, matcher: Matcher | None) -> None:
         """Give a branch what it had. matcher: of its constraint, behind the tokens that it has seen. Raises
         MalformedSnapshot: it was another branch's."""
         if branch.position != self.position:
             raise _malformed(f"it has {branch.position} tokens, and its branch had {self.position}")
-        replaced = None if self.replaced is None else mx.array(np.frombuffer(self.replaced, "<f4"))
-        branch.guide = Guide(self.bias, self.steer, replaced, self.measured, self.logprob_sum)
-        branch.fork_head, branch.step = self.fork_head, self.step
-        branch.constraint, branch.matcher, branch.accepted = self.constraint, matcher, list(self.accepted)
+        branch.guide, branch.fork_head, branch.step = self.guide, self.fork_head, self.step
+        branch.constraint, branch.matcher, branch.accepted = self.constraint, matcher, self.accepted
 
 
 def map_of(branch: Branch) -> dict[str, Any]:
@@ -150,18 +144,11 @@ def _dress(stored: Mapping[str, Any], vocabulary: int) -> Dress:
         raise ValueError("a constraint that is no text, or a longer one than branches have")
     if not LOWEST_LOGPROB * measured <= stored["logprob_sum"] <= measured:  # so no NaN
         raise ValueError(f"{stored['logprob_sum']} of {measured} tokens")
-    return Dress(
-        position=position,
-        fork_head=fork_head,
-        step=stored["step"],
-        bias=_bias(stored["bias"], vocabulary),
-        steer=_bias(stored["steer"], vocabulary),
-        measured=measured,
-        logprob_sum=float(stored["logprob_sum"]),
-        constraint=None if form is None else Constraint(*form),
-        accepted=tuple(accepted),
-        replaced=None if logits is None else logits_of(logits, vocabulary).tobytes(),
-    )
+    bias, steer = _bias(stored["bias"], vocabulary), _bias(stored["steer"], vocabulary)
+    replaced = None if logits is None else mx.array(logits_of(logits, vocabulary))
+    guide = Guide(bias, steer, replaced, measured, float(stored["logprob_sum"]))
+    constraint = None if form is None else Constraint(*form)
+    return Dress(position, fork_head, stored["step"], guide, constraint, list(accepted))
 
 
 def _require_counts(*numbers: object) -> None:
