@@ -173,21 +173,44 @@ class Waking:
         )
         filled = time.monotonic()
         self._bus.publish(WakeVerified(reader.manifest.uri, plan.read_bytes, not trusting, filled - begun))
-        assembly = _Assembly(model, filling, self._canary, foreign=decide_bits(prospect.differs))
-        state = await self._engine.run(assembly.steps(initial_key()))
+        foreign = decide_bits(prospect.differs)
+        steps = self._assemble(filling, model, initial_key(), foreign=foreign)
+        state, verdict, canary_seconds = await self._engine.run(steps)
         measured = self._recomputing.measured
         measured.add(model, "restore_trusting" if trusting else "restore_verified", plan.read_bytes, filled - looked)
         if not state.computed_tokens:
             measured.add(model, "fixed", 1, looked - begun + time.monotonic() - filled)
         # Later tokens were computed again, perhaps in other calls: their bits may differ from the blocks.
         return Brought(
-            state,
-            assembly.verdict,
-            plan.read_bytes,
-            plan.resumed_tokens,
-            verified=not trusting,
-            canary_seconds=assembly.canary_seconds,
+            state, verdict, plan.read_bytes, plan.resumed_tokens, verified=not trusting, canary_seconds=canary_seconds
         )
+
+    def _assemble(
+        self, filling: restore.Filling, model: LoadedModel, random_key: mx.array, *, foreign: bool
+    ) -> Steps[tuple[LiveState, Verdict, float]]:
+        """Turn filled memory into a state, run its canary, and bring it to its position: tokens behind the record are
+        computed in the same calls as before, and missing logits by reading the last token once more. On the engine
+        thread. Gives the verdict of the canary and its seconds, too.
+
+        random_key: for a state without one in a record. foreign: whether the backend that computed the state may give
+        other bits than this one.
+        """
+        state, plan = filling.assemble(model.new_caches(), random_key), filling.plan
+        model.settle_form(state)
+        verdict: Verdict = "not_run"
+        begun, expected = time.monotonic(), filling.expected
+        if expected is not None and (self._canary == "always" or (self._canary == "changed" and foreign)):
+            verdict = canary.check(model, state, replace(expected, exact=expected.exact and not foreign))
+        canary_seconds = 0.0 if verdict == "not_run" else time.monotonic() - begun
+        if plan.resumed_tokens:
+            yield None
+        behind = token_array(plan.tokens)[plan.resumed_tokens :]
+        if behind:
+            sizes = list(plan.passes.between(plan.resumed_tokens, plan.target_tokens))
+            yield from replay(model, state, behind, sizes)
+        elif not plan.has_logits:
+            find_logits(model, state)
+        return state, verdict, canary_seconds
 
     async def _begin_kept(self, reader: BundleReader, model: LoadedModel) -> Woken:
         """A session with only its ledger, before that is read."""
@@ -197,49 +220,6 @@ class Waking:
         session = Session.woken(manifest.uri, model, state, durable_of(reader, 0), manifest.session)
         session.salvaged = _salvaged_in(session, 0, reader)
         return Woken(session, 0, verified=True, canary="not_run", canary_seconds=0.0)
-
-
-@dataclass(slots=True)
-class _Assembly:
-    """The steps that turn filled memory into a proven state, on the engine thread.
-
-    foreign: whether the backend that computed the state may give other bits than this one.
-    """
-
-    model: LoadedModel
-    filling: restore.Filling
-    policy: Policy
-    foreign: bool
-    verdict: Verdict = "not_run"
-    canary_seconds: float = 0.0
-
-    def steps(self, random_key: mx.array) -> Steps[LiveState]:
-        """Assemble the state, run its canary, and bring it to its position: tokens behind the record are computed in
-        the same calls as before, and missing logits by reading the last token once more.
-
-        random_key: for a state without one in a record.
-        """
-        state, plan = self.filling.assemble(self.model.new_caches(), random_key), self.filling.plan
-        self.model.settle_form(state)
-        if plan.resumed_tokens:
-            self._prove(state)
-            yield None
-        behind = token_array(plan.tokens)[plan.resumed_tokens :]
-        if behind:
-            sizes = list(plan.passes.between(plan.resumed_tokens, plan.target_tokens))
-            yield from replay(self.model, state, behind, sizes)
-        elif not plan.has_logits:
-            find_logits(self.model, state)
-        return state
-
-    def _prove(self, state: LiveState) -> None:
-        expected = self.filling.expected
-        if expected is None or self.policy == "never" or (self.policy == "changed" and not self.foreign):
-            return
-        begun = time.monotonic()
-        expected = replace(expected, exact=expected.exact and not self.foreign)
-        self.verdict = canary.check(self.model, state, expected)
-        self.canary_seconds = time.monotonic() - begun
 
 
 def _end_of_wake(cause: WakeCause, woken: Woken, seconds: float) -> WakeEnded:
