@@ -33,7 +33,7 @@ from ..engine.text import TextStream
 from ..errors import InvalidConstraint
 from ..models.grammars import Matcher
 from ..models.models import LoadedModel
-from ..tasks.cancellation import in_any_case
+from ..tasks.cancellation import in_any_case, settled
 from .trees import Branch
 
 Result = TypeVar("Result")
@@ -297,9 +297,18 @@ def _evaluated(array: mx.array) -> mx.array:
 async def _together(works: Sequence[Coroutine[Any, Any, Result]]) -> list[Result]:
     """The results of works that run at once. If one fails or the caller is cancelled, the others are stopped, and have
     ended when this raises."""
+    # No TaskGroup: where one work fails, it leaves the caller's task with a cancellation that no caller asked for.
+    tasks = [asyncio.ensure_future(work) for work in works]
+    if not tasks:
+        return []
     try:
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(work) for work in works]
-    except BaseExceptionGroup as failed:
-        raise failed.exceptions[0] from None
-    return [task.result() for task in tasks]
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+        failed = next((task for task in tasks if task.done() and not task.cancelled() and task.exception()), None)
+        if failed is None:
+            return [task.result() for task in tasks]
+    finally:
+        for task in tasks:
+            task.cancel()
+        for task in tasks:
+            await settled(task)
+    raise failed.exception() or AssertionError  # of a task that has failed
