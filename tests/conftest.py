@@ -166,6 +166,12 @@ def models_of_kinds(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str],
 
 
 @pytest.fixture(scope="session")
+def model_writer() -> Callable[..., Path]:
+    """`write_model`, for the fixtures of other folders."""
+    return write_model
+
+
+@pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a tiny random-weight Qwen3; tests must not write into it."""
     return write_model(tmp_path_factory.mktemp("models") / "tiny")

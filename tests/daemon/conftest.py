@@ -12,11 +12,26 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))  # the tests of this folder share session_rig.py
 
-from session_rig import MODEL, Rigged, open_rigged, open_service
+from session_rig import MODEL, FullDisk, Rigged, open_rigged, open_service
 from torpor.daemon.engine import generation
 from torpor.daemon.memory.model_registry import ModelChoice
-from torpor.daemon.models.models import KvChoice
+from torpor.daemon.models.models import KvChoice, estimate_bytes
 from torpor.daemon.upkeep import writing_behind
+
+TINY = {"num_hidden_layers": 2, "head_dim": 24, "intermediate_size": 144}
+"""A layer less than elsewhere: a test spends much of its time on the tokens that it has written. A token takes as many
+bytes as elsewhere."""
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory, model_writer: Callable[..., Path]) -> Path:
+    return model_writer(tmp_path_factory.mktemp("models") / "tiny", **TINY)
+
+
+@pytest.fixture(scope="session")
+def another_model(tmp_path_factory: pytest.TempPathFactory, model_writer: Callable[..., Path]) -> Path:
+    return model_writer(tmp_path_factory.mktemp("models") / "another", seed=9, **TINY)
+
 
 OpenRig = Callable[..., AbstractAsyncContextManager[Rigged]]
 
@@ -31,6 +46,19 @@ def digest_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("digests") / "digests.json"
 
 
+@pytest.fixture(scope="session")
+def weights(tiny_model: Path) -> int:
+    """Bytes that the tiny model takes, without sessions."""
+    return estimate_bytes(MODEL, str(tiny_model))
+
+
+@pytest.fixture
+def full_disk() -> Iterator[Callable[..., FullDisk]]:
+    """Makes a `FullDisk` for sessions of these names."""
+    with pytest.MonkeyPatch.context() as patch:  # of its own: a test may undo what it has patched
+        yield lambda *names: FullDisk(patch, *names)
+
+
 @pytest.fixture
 def open_rig(store: Path, tiny_model: Path, digest_cache: Path) -> OpenRig:
     """Opens a service on this test's store: `async with open_rig() as rig`. model: another folder for the model."""
@@ -39,6 +67,12 @@ def open_rig(store: Path, tiny_model: Path, digest_cache: Path) -> OpenRig:
         return open_rigged(store, {MODEL: str(model)}, digest_cache, **options)
 
     return opener
+
+
+@pytest.fixture
+def rig(open_rig: OpenRig) -> AbstractAsyncContextManager[Rigged]:
+    """A service on this test's store. A test gets it open, in its own event loop, and leaves it to be closed."""
+    return open_rig()
 
 
 @pytest.fixture
@@ -51,9 +85,11 @@ def short_calls() -> Iterator[None]:
 
 @pytest.fixture
 def open_kind(open_rig: OpenRig, models_of_kinds: Callable[[str], Path], quantisable_model: Path) -> OpenRig:
-    """As `open_rig`, with a tiny model of that architecture; `quantised` is one that keeps its KV in 8 bits."""
+    """As `open_rig`, with a tiny model of that architecture; `plain` is the usual one, `quantised` has KV in 8 bits."""
 
     def opener(kind: str, **options: Any) -> AbstractAsyncContextManager[Rigged]:
+        if kind == "plain":
+            return open_rig(**options)
         if kind == "quantised":
             return open_rig(quantisable_model, kv=KvChoice(8, 32), **options)
         return open_rig(models_of_kinds(kind), **options)

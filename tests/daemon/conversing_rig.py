@@ -58,11 +58,11 @@ def ledger(rig: Rigged, name: str = "a") -> list[int]:
 
 
 async def send(rig: Rigged, messages: Sequence[Any], name: str = "a", **options: Any) -> Any:
-    return await rig.service.chat(session=name, messages=messages, **({"max_tokens": 60, "on_event": ignore} | options))
+    return await rig.service.chat(name, messages=messages, **({"max_tokens": 60, "on_event": ignore} | options))
 
 
 async def tell(rig: Rigged, message: str, name: str = "a", **options: Any) -> Any:
-    return await rig.service.chat(session=name, message=message, **({"max_tokens": 60, "on_event": ignore} | options))
+    return await rig.service.chat(name, message=message, **({"max_tokens": 60, "on_event": ignore} | options))
 
 
 async def converse(rig: Rigged, messages: Sequence[Any], reply: str = "", name: str = "a", **options: Any) -> Any:

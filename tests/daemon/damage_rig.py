@@ -5,27 +5,26 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from session_rig import tokens_of, until
+from session_rig import flip, tokens_of, until
 from torpor.memvid import Store
 from torpor.memvid.uri import SessionUri
 
 TEXT = tokens_of(1, 1300)
 
 
-def damage(store: Path, name: str, *, span: int = -1, kind: str = "span", head: bool = False) -> None:
-    """Flip a bit in a block of a session's newest version: in its bytes, or in the tokens of its header."""
-    with Store.open(store, writable=False) as opened:
-        row = opened.find_session(SessionUri("default", name))
-        assert row is not None
-        with opened.open_session(row.uri) as reader:
-            entry = [each for each in reader.entries if each.kind == kind][span]
-            with reader.holding(entry) as frames:
-                frame, path = frames.frame_of(entry.id), Path(frames.path)
-    data = bytearray(path.read_bytes())
-    at = frame.offset + frame.head_bytes - 40 if head else frame.offset + frame.head_bytes + 80
-    data[at] ^= 1
-    path.chmod(0o600)
-    path.write_bytes(data)
+def damage(
+    store: Path, name: str, *, span: int = -1, kind: str = "span", head: bool = False, version: int | None = None
+) -> None:
+    """Flip a bit in a block of a session's newest version, or of that one: in its bytes, or in the tokens of its
+    header."""
+    with (
+        Store.open(store, writable=False) as opened,
+        opened.open_session(SessionUri("default", name), version) as reader,
+    ):
+        entry = [each for each in reader.entries if each.kind == kind][span]
+        with reader.holding(entry) as frames:
+            frame, path = frames.frame_of(entry.id), Path(frames.path)
+    flip(path, frame.offset + frame.head_bytes + (-40 if head else 80))
 
 
 async def told(heard: Any, name: str, count: int = 1) -> list[dict[str, Any]]:

@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "memvid"))
 
 from faults.kill import write_half
 from faults.shim import Call, Shim
-from session_rig import MODEL, SAMPLED, Rigged, ignore, open_rigged, tokens_of
+from session_rig import MODEL, SAMPLED, Rigged, open_rigged, tokens_of
 from torpor.daemon.api.sampling import Sampling
 from torpor.daemon.sessions.transcripts import message_of
 
@@ -35,41 +35,41 @@ Step = Callable[[Rigged], Awaitable[object]]
 
 
 def _append(name: str, seed: int, count: int, **options: Any) -> Step:
-    return lambda rig: rig.service.append(session=name, tokens=tokens_of(seed, count), on_event=ignore, **options)
+    return lambda rig: rig.service.append(name, tokens=tokens_of(seed, count), **options)
 
 
 def _write(name: str, count: int, **options: Any) -> Step:
-    return lambda rig: rig.service.generate(session=name, max_tokens=count, on_event=ignore, **options)
+    return lambda rig: rig.service.generate(name, max_tokens=count, **options)
 
 
 def _chat(name: str, message: str) -> Step:
-    return lambda rig: rig.service.chat(session=name, message=message, max_tokens=4, create=True, on_event=ignore)
+    return lambda rig: rig.service.chat(name, message=message, max_tokens=4, create=True)
 
 
 def _converse(*said: str) -> Step:
     messages = [message_of("user" if at % 2 == 0 else "assistant", text) for at, text in enumerate(said)]
-    return lambda rig: rig.service.converse(session="spoken", messages=messages, max_tokens=4, on_event=ignore)
+    return lambda rig: rig.service.converse("spoken", messages=messages, max_tokens=4)
 
 
 STEPS: Final[dict[str, Step]] = {
     "append makes a session": _append("new", 1, 70, create=True),
     "generate": _write("new", 5, sampling=SAMPLED),
-    "set": lambda rig: rig.service.set(session="new", sampling=Sampling(temperature=0.3)),
+    "set": lambda rig: rig.service.set("new", sampling=Sampling(temperature=0.3)),
     "append wakes a session": _append("slept", 3, 40),
     "chat makes a session": _chat("talk", "Who are you?"),
     "chat": _chat("talk", "And I?"),
     "converse": _converse("Hello."),
     "converse forks": _converse("Hello.", "It leaves its way.", "And now?"),
-    "save": lambda rig: rig.service.save(session="new", on_event=ignore),
+    "save": lambda rig: rig.service.save("new"),
     "generate behind a save": _write("new", 4),
     "sleep": lambda rig: rig.sleep("slept"),
     "wake at a token": lambda rig: rig.wake("slept", at_token=300),
     "go on from there": _append("slept", 4, 12),
-    "fork": lambda rig: rig.service.fork(session="new", name="copy"),
+    "fork": lambda rig: rig.service.fork("new", name="copy"),
     "generate in the fork": _write("copy", 3),
-    "fold": lambda rig: rig.service.fold(session="talk", name="folded", summary="Two.", tail=8, on_event=ignore),
+    "fold": lambda rig: rig.service.fold("talk", name="folded", summary="Two.", tail=8),
     "generate in the fold": _write("folded", 3),
-    "delete": lambda rig: rig.service.delete(session="copy"),
+    "delete": lambda rig: rig.service.delete("copy"),
     "append at the end": _append("new", 5, 9),
 }
 """Each kind of request that acknowledges turns, by what it does; one after the other, in one daemon."""

@@ -14,6 +14,7 @@ import json
 import math
 import os
 import random
+import shutil
 import sys
 import threading
 import time
@@ -31,6 +32,7 @@ from torpor.daemon.models.models import LoadedModel
 from torpor.daemon.options.serve_options import SERVE_OPTIONS, ServeOptions
 from torpor.daemon.service import Service
 from torpor.daemon.sessions.sessions import MAX_WAITING, Session
+from torpor.memvid.errors import NoSpace
 from torpor.memvid.store import Store
 from torpor.snapshot.kinds import kind_of, leaves
 from torpor.snapshot.state import LiveState
@@ -40,6 +42,13 @@ import mlx.core as mx  # isort: skip  # after torpor, which chooses the BLAS
 MODEL = "tiny"
 END = 258  # <|im_end|>
 DEADLINE_S = 30.0
+ROW = 2 * 2 * 2 * 24 * 4
+"""Bytes of one token of the tiny model."""
+STEP = 256
+"""A session's memory grows by the rows of so many tokens."""
+LOGITS = 4 * 259
+HELD = STEP * ROW + LOGITS
+"""One session of up to 256 tokens."""
 SAMPLED = Sampling(temperature=0.9, top_p=0.95, top_k=120, min_p=0.01, repetition_penalty=1.2, seed=2**63 + 11)
 
 
@@ -95,23 +104,24 @@ class Watched:
         self.__init__(self.network)  # type: ignore[misc]
 
     def fail_at(self, number: int, *, layers_grown: int = 0) -> None:
-        """Raise at the call of that number, when the caches of some layers have already grown."""
+        """Raise at the call of that number from now, when the caches of some layers have already grown."""
+        at = len(self.calls) + number
 
         def fail(now: int, tokens: Any, cache: Any) -> None:
-            if now == number:
+            if now == at:
                 for layer in cache[:layers_grown]:
-                    grown = mx.ones((1, 2, tokens.shape[1], 16))
+                    grown = mx.ones((1, 2, tokens.shape[1], 24))
                     layer.update_and_fetch(grown, grown)
                 raise RuntimeError("the model broke")
 
         self.before = fail
 
     def hold_at(self, number: int) -> Gate:
-        """Stop the engine inside the call of that number until the gate is opened."""
-        gate = Gate()
+        """Stop the engine inside the call of that number from now until the gate is opened."""
+        gate, at = Gate(), len(self.calls) + number
 
         def hold(now: int, *_: Any) -> None:
-            if now == number:
+            if now == at:
                 gate.pass_through()
 
         self.before = hold
@@ -138,6 +148,55 @@ class Gate:
 
     def open(self) -> None:
         self._open.set()
+
+
+def hold_calls(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str) -> Gate:
+    """The gate at which each call of that function waits from now on."""
+    gate, real = Gate(), getattr(owner, name)
+
+    def held(*args: Any, **options: Any) -> Any:
+        gate.pass_through()
+        return real(*args, **options)
+
+    monkeypatch.setattr(owner, name, held)
+    return gate
+
+
+def flip(path: Path, at: int, mask: int = 1) -> None:
+    """Change a bit of a file."""
+    data = bytearray(path.read_bytes())
+    data[at] ^= mask
+    path.chmod(0o600)
+    path.write_bytes(data)
+
+
+def most(tokens: int) -> int:
+    """Bytes that a state of so many tokens of the tiny model may take at most."""
+    return (tokens + STEP - 1) * ROW + LOGITS
+
+
+def as_killed(store: Path, name: str = "killed") -> Path:
+    """The store as a SIGKILL leaves it now."""
+    return Path(shutil.copytree(store, store.parent / name, ignore=shutil.ignore_patterns("lock")))
+
+
+class FullDisk:
+    """A disk without room for new versions of the sessions of those names, of any if there are none, until `free`."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
+        self.is_full, self.refused = True, 0
+        write = Store.write_bundle
+
+        def put(store: Store, *, uri: Any, **options: Any) -> Any:
+            if self.is_full and (not names or uri.name in names):
+                self.refused += 1
+                raise NoSpace("The disk is full.")
+            return write(store, uri=uri, **options)
+
+        monkeypatch.setattr(Store, "write_bundle", put)
+
+    def free(self) -> None:
+        self.is_full = False
 
 
 def make_unreadable(path: Path, how: str, monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
@@ -278,21 +337,30 @@ class Rigged:
 
     async def read(self, name: str, tokens: list[int], **create: Any) -> None:
         """A new session that has read the tokens."""
-        await self.service.create(session=name, **create)
-        await self.service.append(session=name, tokens=tokens, on_event=ignore)
+        await self.service.create(name, **create)
+        await self.service.append(name, tokens=tokens)
 
     async def write(self, name: str, count: int, **options: Any) -> tuple[tuple[int, ...], tuple[str, ...], str]:
         """What a generation gives: tokens, a digest of the logits of each, and of the logits after the last."""
-        result = await self.service.generate(session=name, max_tokens=count, prove=True, on_event=ignore, **options)
+        result = await self.service.generate(name, max_tokens=count, prove=True, **options)
         assert result.logits_blake3 is not None
         assert result.final_logits_blake3 is not None
         return result.tokens, result.logits_blake3, result.final_logits_blake3
 
     async def sleep(self, name: str) -> Any:
-        return await self.service.sleep(session=name, on_event=ignore)
+        return await self.service.sleep(name)
+
+    async def asleep(self, name: str, tokens: list[int], **create: Any) -> Any:
+        """A new session that has read the tokens, and sleeps; the receipt."""
+        await self.read(name, tokens, **create)
+        return await self.sleep(name)
 
     async def wake(self, name: str, version: int | None = None, **order: Any) -> Any:
-        return await self.service.wake(session=name, version=version, on_event=ignore, **order)
+        return await self.service.wake(name, version=version, **order)
+
+    async def sleep_and_wake(self, name: str) -> Any:
+        await self.sleep(name)
+        return await self.wake(name)
 
 
 def fingerprint_of(state: LiveState) -> Fingerprint:
@@ -373,9 +441,44 @@ async def begun_together(rig: Rigged, work: Sequence[Any]) -> AsyncIterator[list
     await holding
 
 
+async def all_begun(rig: Rigged, work: Sequence[Any]) -> list[asyncio.Task[Any]]:
+    """As `begun_together`, and nothing happens before they are taken up."""
+    async with begun_together(rig, work) as tasks:
+        pass
+    return tasks
+
+
+async def given_up(rig: Rigged, work: Any, call: int = 1) -> Any:
+    """The result of work that is cancelled while the engine is inside the model call of that number from now, and of
+    which nothing is left. It may be done before."""
+    gate = rig.network.hold_at(call)
+    task = asyncio.ensure_future(work)
+    await until(lambda: gate.is_reached or task.done())
+    task.cancel()
+    await asyncio.sleep(0)
+    gate.open()
+    try:
+        return await task
+    finally:
+        await until(lambda: not rig.service.residency.turns.in_use())
+
+
+@contextlib.asynccontextmanager
+async def held_up(rig: Rigged, name: str, **options: Any) -> AsyncIterator[asyncio.Task[Any]]:
+    """A generation of that session that stands inside its model call until the block ends, and writes 256 tokens."""
+    gate = rig.network.hold_at(1)
+    task = asyncio.ensure_future(rig.write(name, STEP, **options))
+    await gate.reached()
+    try:
+        yield task
+    finally:
+        gate.open()
+        await task
+
+
 def writing(rig: Rigged, name: str, count: int, **options: Any) -> Any:
     """A generation of that session, begun when it is awaited."""
-    return rig.service.generate(session=name, max_tokens=count, on_event=ignore, **options)
+    return rig.service.generate(name, max_tokens=count, **options)
 
 
 class Heard(list[Notice]):

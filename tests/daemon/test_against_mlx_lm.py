@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 from blake3 import blake3
-from session_rig import Rigged, begun_together, ignore, tokens_of, writing
+from session_rig import Rigged, all_begun, tokens_of, writing
 from torpor.daemon.models.models import DEMO_MODEL_FOLDER
 
 import mlx.core as mx  # isort: skip  # after torpor, which chooses the BLAS
@@ -105,9 +105,8 @@ async def test_tokens_and_logits_are_to_the_bit_those_of_mlx_lm_s_own_generation
         expected, logits = oracle.generate(first, 12)
         assert len(set(expected)) > 1, "a model that repeats one token would prove little"
         assert await rig.write("a", 12) == (tuple(expected), digests(logits[:-1]), digests(logits[-1:])[0])
-        await rig.sleep("a")
-        await rig.wake("a")
-        await rig.service.append(session="a", tokens=second, on_event=ignore)
+        await rig.sleep_and_wake("a")
+        await rig.service.append("a", tokens=second)
         if not rig.model.layout.by_token:
             before = KEPT_AT - len(first) - 12
             oracle.generate(second[:before], 0)
@@ -126,8 +125,7 @@ async def test_each_row_of_a_batch_is_what_mlx_lm_computes_of_it_alone_qx1(
         for name, prompt in prompts.items():
             await rig.read(name, prompt)
         rig.network.reset()
-        async with begun_together(rig, [writing(rig, name, 40) for name in prompts]) as tasks:
-            pass
+        tasks = await all_begun(rig, [writing(rig, name, 40) for name in prompts])
         await asyncio.gather(*tasks)
         assert rig.network.rows.count(4) >= 38
         for name, prompt in prompts.items():
@@ -152,8 +150,8 @@ def assert_greedy(rig: Rigged, name: str, oracle: Oracle, prompt: list[int]) -> 
 async def test_a_text_is_read_and_written_as_mlx_lm_does(open_rig: Any) -> None:
     oracle, text = Oracle(DEMO_MODEL_FOLDER), 'def read_lines(path):\n    """Zeilen, ohne Umbrüche: 行 🙂"""\n'
     async with open_rig(DEMO_MODEL_FOLDER, endless=False) as rig:
-        await rig.service.create(session="a")
-        result = await rig.service.generate(session="a", text=text, max_tokens=60, on_event=ignore)
+        await rig.service.create("a")
+        result = await rig.service.generate("a", text=text, max_tokens=60)
         assert list(rig.live("a").state.tokens[: -len(result.tokens)]) == oracle.tokenizer.encode(text)
         assert result.text == mlx_lm.generate(
             oracle.network, oracle.tokenizer, text, max_tokens=60, prefill_step_size=CHUNK
@@ -165,11 +163,11 @@ async def test_each_turn_of_a_chat_stands_in_the_ledger_as_mlx_lm_renders_the_wh
     oracle = Oracle(DEMO_MODEL_FOLDER)
     messages = [{"role": "system", "content": "You answer questions about Python."}]
     async with open_rig(DEMO_MODEL_FOLDER, endless=False) as rig:
-        await rig.service.create(session="a", system=messages[0]["content"])
+        await rig.service.create("a", system=messages[0]["content"])
         for question in ("What does os.path.join do?", "And what does os.path.split do?"):
             messages.append({"role": "user", "content": question})
             prompt = oracle.tokenizer.apply_chat_template(messages, add_generation_prompt=True)
-            result = await rig.service.chat(session="a", message=question, max_tokens=80, on_event=ignore)
+            result = await rig.service.chat("a", message=question, max_tokens=80)
             assert list(rig.live("a").state.tokens[: -len(result.tokens)]) == prompt
             assert result.text == mlx_lm.generate(
                 oracle.network, oracle.tokenizer, prompt, max_tokens=80, prefill_step_size=CHUNK

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from session_rig import Gate, ignore, tokens_of, until
+from session_rig import Gate, Rigged, tokens_of, until
 from torpor.daemon.options.serve_options import ServeOptions
 from torpor.daemon.service import Service
 from torpor.memvid import CompactionPolicy
@@ -127,70 +127,59 @@ class Crowded:
     ],
 )
 async def test_a_sleep_without_room_waits_for_the_compaction_that_takes_it_and_is_tried_again(
-    open_rig: Any, monkeypatch: pytest.MonkeyPatch, refusal: StoreError, waits: bool
+    rig: Rigged, monkeypatch: pytest.MonkeyPatch, refusal: StoreError, waits: bool
 ) -> None:
-    async with open_rig() as rig:
-        rig.service.hibernation._compactor._policy = CompactionPolicy(max_holders=1)
-        disk = Crowded(monkeypatch, refusal)
-        await rig.service.create(session="a")
-        for number in range(3):
-            await rig.service.append(session="a", tokens=tokens_of(number, 300), on_event=ignore)
-            await rig.sleep("a")
-        await disk.gate.reached()
-        await rig.read("b", tokens_of(1, 300))
-        disk.asked = 0
-        sleeping = asyncio.ensure_future(rig.sleep("b"))
-        await until(lambda: disk.asked == 1)
-        if waits:
-            waiting = rig.service.hibernation._way._changed
-            await until(lambda: sleeping.done() or bool(waiting._waiters))
-            assert (disk.asked, sleeping.done()) == (1, False)
-            disk.gate.open()
-            assert (await sleeping).version == 1
-            assert disk.asked == 2
-        else:
-            with pytest.raises(BudgetExceeded):
-                await sleeping
-            disk.gate.open()
-
-
-async def test_a_sleep_without_room_waits_for_a_compaction_that_a_user_ordered_too(
-    open_rig: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async with open_rig() as rig:
-        await rig.service.create(session="a")
-        for number in range(3):
-            await rig.service.append(session="a", tokens=tokens_of(number, 300), on_event=ignore)
-            await rig.sleep("a")
-        disk = Crowded(monkeypatch, NoSpace("No room."))
-        ordered = asyncio.ensure_future(rig.service.maintain(operation="compact"))
-        await disk.gate.reached()
-        await rig.read("b", tokens_of(1, 300))
-        sleeping = asyncio.ensure_future(rig.sleep("b"))
+    rig.service.hibernation._compactor._policy = CompactionPolicy(max_holders=1)
+    disk = Crowded(monkeypatch, refusal)
+    await rig.service.create("a")
+    for number in range(3):
+        await rig.service.append("a", tokens=tokens_of(number, 300))
+        await rig.sleep("a")
+    await disk.gate.reached()
+    await rig.read("b", tokens_of(1, 300))
+    disk.asked = 0
+    sleeping = asyncio.ensure_future(rig.sleep("b"))
+    await until(lambda: disk.asked == 1)
+    if waits:
         waiting = rig.service.hibernation._way._changed
         await until(lambda: sleeping.done() or bool(waiting._waiters))
         assert (disk.asked, sleeping.done()) == (1, False)
         disk.gate.open()
         assert (await sleeping).version == 1
-        assert (await ordered).problems == ()
+        assert disk.asked == 2
+    else:
+        with pytest.raises(BudgetExceeded):
+            await sleeping
+        disk.gate.open()
 
 
-async def test_a_sleep_without_room_is_refused_at_once_where_nothing_is_compacted(
-    open_rig: Any, monkeypatch: pytest.MonkeyPatch
+async def test_a_sleep_without_room_waits_for_a_compaction_that_a_user_ordered_too(
+    rig: Rigged, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with open_rig() as rig:
-        asked = []
+    await rig.service.create("a")
+    for number in range(3):
+        await rig.service.append("a", tokens=tokens_of(number, 300))
+        await rig.sleep("a")
+    disk = Crowded(monkeypatch, NoSpace("No room."))
+    ordered = asyncio.ensure_future(rig.service.maintain(operation="compact"))
+    await disk.gate.reached()
+    await rig.read("b", tokens_of(1, 300))
+    sleeping = asyncio.ensure_future(rig.sleep("b"))
+    waiting = rig.service.hibernation._way._changed
+    await until(lambda: sleeping.done() or bool(waiting._waiters))
+    assert (disk.asked, sleeping.done()) == (1, False)
+    disk.gate.open()
+    assert (await sleeping).version == 1
+    assert (await ordered).problems == ()
 
-        def full(*_: Any, **__: Any) -> Any:
-            asked.append(1)
-            raise NoSpace("No room.")
 
-        with monkeypatch.context() as patch:
-            patch.setattr(Store, "write_bundle", full)
-            await rig.read("a", tokens_of(1, 300))
-            with pytest.raises(NoSpace):
-                await rig.sleep("a")
-        assert asked == [1]
+async def test_a_sleep_without_room_is_refused_at_once_where_nothing_is_compacted(rig: Rigged, full_disk: Any) -> None:
+    disk = full_disk()
+    await rig.read("a", tokens_of(1, 300))
+    with pytest.raises(NoSpace):
+        await rig.sleep("a")
+    assert disk.refused == 1
+    disk.free()
 
 
 async def test_a_budget_that_means_nothing_is_refused_before_anything_is_opened(store: Path) -> None:

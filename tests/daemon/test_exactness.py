@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import session_rig
-from session_rig import SAMPLED, ignore, tokens_of
+from session_rig import ROW, SAMPLED, Rigged, tokens_of
 from torpor.daemon.api.sampling import Sampling
 
 GREEDY = Sampling()
@@ -24,152 +24,128 @@ SAMPLINGS = pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy"
 @SAMPLINGS
 @pytest.mark.parametrize("count", [1, 255, 256, 257, 511, 512, 513, 700])
 async def test_a_session_goes_on_after_sleep_as_if_it_had_never_slept_t11(
-    open_rig: Any, count: int, sampling: Sampling
+    rig: Rigged, count: int, sampling: Sampling
 ) -> None:
-    async with open_rig() as rig:
-        for name in ("sleeper", "control"):
-            await rig.read(name, tokens_of(count, count), sampling=sampling)
-        before = await rig.fingerprint("sleeper")
-        receipt = await rig.sleep("sleeper")
-        assert receipt.token_count == count
-        rig.network.reset()
-        report = await rig.wake("sleeper")
-        assert report.tokens_prefilled == 0
-        assert rig.network.calls == [1], "the canary, which leaves no trace"
-        assert await rig.fingerprint("sleeper") == before == await rig.fingerprint("control")
-        assert await rig.write("sleeper", 64) == await rig.write("control", 64)
-        assert await rig.fingerprint("sleeper") == await rig.fingerprint("control")
+    for name in ("sleeper", "control"):
+        await rig.read(name, tokens_of(count, count), sampling=sampling)
+    before = await rig.fingerprint("sleeper")
+    receipt = await rig.sleep("sleeper")
+    assert receipt.token_count == count
+    rig.network.reset()
+    report = await rig.wake("sleeper")
+    assert report.tokens_prefilled == 0
+    assert rig.network.calls == [1], "the canary, which leaves no trace"
+    assert await rig.fingerprint("sleeper") == before == await rig.fingerprint("control")
+    assert await rig.write("sleeper", 64) == await rig.write("control", 64)
+    assert await rig.fingerprint("sleeper") == await rig.fingerprint("control")
 
 
 @pytest.mark.one_in(2)
 @SAMPLINGS
-async def test_many_rounds_of_sleep_change_nothing_t11(open_rig: Any, sampling: Sampling) -> None:
-    async with open_rig() as rig:
+async def test_many_rounds_of_sleep_change_nothing_t11(rig: Rigged, sampling: Sampling) -> None:
+    for name in ("sleeper", "control"):
+        await rig.read(name, tokens_of(1, 200), sampling=sampling)
+    for round_, written in enumerate((1, 55, 64, 3, 130)):
+        await rig.sleep_and_wake("sleeper")
+        assert await rig.write("sleeper", written) == await rig.write("control", written), round_
         for name in ("sleeper", "control"):
-            await rig.read(name, tokens_of(1, 200), sampling=sampling)
-        for round_, written in enumerate((1, 55, 64, 3, 130)):
-            await rig.sleep("sleeper")
-            await rig.wake("sleeper")
-            assert await rig.write("sleeper", written) == await rig.write("control", written), round_
-            for name in ("sleeper", "control"):
-                await rig.service.append(session=name, tokens=tokens_of(round_, 41), on_event=ignore)
-            assert await rig.fingerprint("sleeper") == await rig.fingerprint("control"), round_
+            await rig.service.append(name, tokens=tokens_of(round_, 41))
+        assert await rig.fingerprint("sleeper") == await rig.fingerprint("control"), round_
 
 
 @pytest.mark.one_in(2)
-async def test_a_cache_of_odd_capacity_wakes_exactly(open_rig: Any) -> None:
+async def test_a_cache_of_odd_capacity_wakes_exactly(rig: Rigged) -> None:
     """mlx-lm grows a partly filled cache to capacities that are no multiple of its step; a wake makes them even."""
-    async with open_rig() as rig:
-        for name in ("sleeper", "control"):
-            await rig.read(name, tokens_of(1, 300))
-            await rig.service.append(session=name, tokens=tokens_of(2, 520), on_event=ignore)
-        cache = rig.live("sleeper").state.caches[0]
-        assert cache.keys.shape[2] % cache.step != 0
-        await rig.sleep("sleeper")
-        await rig.wake("sleeper")
-        assert rig.live("sleeper").state.caches[0].keys.shape[2] % cache.step == 0
-        assert await rig.write("sleeper", 64) == await rig.write("control", 64)
-        assert await rig.fingerprint("sleeper") == await rig.fingerprint("control")
+    for name in ("sleeper", "control"):
+        await rig.read(name, tokens_of(1, 300))
+        await rig.service.append(name, tokens=tokens_of(2, 520))
+    cache = rig.live("sleeper").state.caches[0]
+    assert cache.keys.shape[2] % cache.step != 0
+    await rig.sleep_and_wake("sleeper")
+    assert rig.live("sleeper").state.caches[0].keys.shape[2] % cache.step == 0
+    assert await rig.write("sleeper", 64) == await rig.write("control", 64)
+    assert await rig.fingerprint("sleeper") == await rig.fingerprint("control")
 
 
-async def test_a_request_wakes_a_session_by_itself_and_prefills_only_what_is_new(open_rig: Any) -> None:
+async def test_a_request_wakes_a_session_by_itself_and_prefills_only_what_is_new(rig: Rigged) -> None:
     """#26676: what the model is asked to compute is counted, not believed."""
-    async with open_rig() as rig:
-        for name in ("sleeper", "control"):
-            await rig.read(name, tokens_of(1, 600))
-        await rig.sleep("sleeper")
-        rig.network.reset()
-        first = await rig.service.generate(session="sleeper", max_tokens=5, on_event=ignore)
-        assert rig.network.calls == [1] * 6, "the canary and what was asked for"
-        assert first.prefilled_tokens == 0
-        assert first.tokens == (await rig.service.generate(session="control", max_tokens=5, on_event=ignore)).tokens
+    for name in ("sleeper", "control"):
+        await rig.read(name, tokens_of(1, 600))
+    await rig.sleep("sleeper")
+    rig.network.reset()
+    first = await rig.service.generate("sleeper", max_tokens=5)
+    assert rig.network.calls == [1] * 6, "the canary and what was asked for"
+    assert first.prefilled_tokens == 0
+    assert first.tokens == (await rig.service.generate("control", max_tokens=5)).tokens
 
 
-async def test_the_wake_report_counts_what_the_model_computes(open_rig: Any) -> None:
+async def test_the_wake_report_counts_what_the_model_computes(rig: Rigged) -> None:
     """#26676: the figure comes from the model calls on the woken state, so a wake that prefilled would say so."""
-    async with open_rig() as rig:
-        await rig.read("a", tokens_of(1, 30))
-        assert rig.live("a").state.computed_tokens == 30
-        await rig.sleep("a")
-        report = await rig.wake("a")
-        assert (report.tokens_prefilled, rig.live("a").state.computed_tokens) == (0, 0)
-        await rig.write("a", 4)
-        assert rig.live("a").state.computed_tokens == 4
+    await rig.read("a", tokens_of(1, 30))
+    assert rig.live("a").state.computed_tokens == 30
+    report = await rig.sleep_and_wake("a")
+    assert (report.tokens_prefilled, rig.live("a").state.computed_tokens) == (0, 0)
+    await rig.write("a", 4)
+    assert rig.live("a").state.computed_tokens == 4
 
 
 @pytest.mark.one_in(2)
-async def test_a_second_sleep_writes_only_what_is_new(open_rig: Any) -> None:
+async def test_a_second_sleep_writes_only_what_is_new(rig: Rigged) -> None:
     """Promise 5: full blocks are referred to; the unfinished last one, new ones and the state record are written."""
-    async with open_rig() as rig:
-        await rig.read("a", tokens_of(1, 2 * 256 + 10))
-        first = await rig.sleep("a")
-        assert (first.blocks_new, first.blocks_reused) == (4, 0)
-        await rig.write("a", 3)
-        second = await rig.sleep("a")
-        assert (second.blocks_new, second.blocks_reused) == (2, 2)
-        block_bytes = 256 * 3 * 2 * 2 * 16 * 4
-        assert first.bytes_written > 2 * block_bytes > second.bytes_written
-        assert second.parent == first.bundle_id
-        assert second.token_count == first.token_count + 3
-        await rig.write("a", 256)
-        third = await rig.sleep("a")
-        assert (third.blocks_new, third.blocks_reused) == (3, 2)
-        assert third.logical_bytes > third.bytes_written
+    first = await rig.asleep("a", tokens_of(1, 2 * 256 + 10))
+    assert (first.blocks_new, first.blocks_reused) == (4, 0)
+    await rig.write("a", 3)
+    second = await rig.sleep("a")
+    assert (second.blocks_new, second.blocks_reused) == (2, 2)
+    block_bytes = 256 * ROW
+    assert first.bytes_written > 2 * block_bytes > second.bytes_written
+    assert second.parent == first.bundle_id
+    assert second.token_count == first.token_count + 3
+    await rig.write("a", 256)
+    third = await rig.sleep("a")
+    assert (third.blocks_new, third.blocks_reused) == (3, 2)
+    assert third.logical_bytes > third.bytes_written
 
 
-async def test_a_delta_sleep_after_a_wake_refers_to_the_blocks_that_the_wake_read(open_rig: Any) -> None:
-    async with open_rig() as rig:
-        for name in ("sleeper", "control"):
-            await rig.read(name, tokens_of(1, 700))
-        await rig.sleep("sleeper")
-        for _ in range(3):
-            await rig.write("sleeper", 2)
-            receipt = await rig.sleep("sleeper")
-            assert (receipt.blocks_reused, receipt.blocks_new) == (2, 2)
-        await rig.wake("sleeper")
-        await rig.write("control", 6)
-        assert await rig.fingerprint("sleeper") == await rig.fingerprint("control")
-
-
-async def test_a_delta_sleep_at_a_block_boundary_reuses_every_block(open_rig: Any) -> None:
-    async with open_rig() as rig:
-        for name in ("sleeper", "control"):
-            await rig.read(name, tokens_of(1, 512))
-        await rig.sleep("sleeper")
-        await rig.write("sleeper", 1)
+@pytest.mark.parametrize(("count", "rounds"), [(700, 3), (512, 1)], ids=["inside a block", "at its end"])
+async def test_a_delta_sleep_after_a_wake_refers_to_the_full_blocks_that_the_wake_read(
+    rig: Rigged, count: int, rounds: int
+) -> None:
+    for name in ("sleeper", "control"):
+        await rig.read(name, tokens_of(1, count))
+    await rig.sleep("sleeper")
+    for _ in range(rounds):
+        await rig.write("sleeper", 2)
         receipt = await rig.sleep("sleeper")
         assert (receipt.blocks_reused, receipt.blocks_new) == (2, 2)
-        await rig.wake("sleeper")
-        await rig.write("control", 1)
-        assert await rig.fingerprint("sleeper") == await rig.fingerprint("control")
+    await rig.wake("sleeper")
+    await rig.write("control", 2 * rounds)
+    assert await rig.fingerprint("sleeper") == await rig.fingerprint("control")
 
 
-async def test_changed_sampling_alone_makes_a_new_version_of_the_same_blocks(open_rig: Any) -> None:
-    async with open_rig() as rig:
-        await rig.read("a", tokens_of(1, 512), sampling=SAMPLED)
-        await rig.sleep("a")
-        await rig.service.set(session="a", sampling=Sampling(temperature=GREEDY.temperature), on_event=ignore)
-        receipt = await rig.sleep("a")
-        assert (receipt.version, receipt.blocks_reused, receipt.blocks_new) == (2, 3, 0)
-        await rig.wake("a")
-        assert rig.live("a").sampling.temperature == GREEDY.temperature
+async def test_changed_sampling_alone_makes_a_new_version_of_the_same_blocks(rig: Rigged) -> None:
+    await rig.asleep("a", tokens_of(1, 512), sampling=SAMPLED)
+    await rig.service.set("a", sampling=Sampling(temperature=GREEDY.temperature))
+    receipt = await rig.sleep("a")
+    assert (receipt.version, receipt.blocks_reused, receipt.blocks_new) == (2, 3, 0)
+    await rig.wake("a")
+    assert rig.live("a").sampling.temperature == GREEDY.temperature
 
 
 @pytest.mark.one_in(2)
-async def test_an_earlier_version_wakes_as_it_was(open_rig: Any) -> None:
-    async with open_rig() as rig:
-        for name in ("sleeper", "control"):
-            await rig.read(name, tokens_of(1, 600), sampling=SAMPLED)
-        await rig.sleep("sleeper")
-        await rig.write("sleeper", 40)
-        await rig.sleep("sleeper")
-        report = await rig.wake("sleeper", version=1)
-        assert (report.version, report.token_count) == (1, 600)
-        assert await rig.write("sleeper", 64) == await rig.write("control", 64)
-        third = await rig.sleep("sleeper")
-        assert (third.version, third.blocks_reused) == (3, 2)
-        await rig.wake("sleeper")
-        assert await rig.fingerprint("sleeper") == await rig.fingerprint("control")
+async def test_an_earlier_version_wakes_as_it_was(rig: Rigged) -> None:
+    for name in ("sleeper", "control"):
+        await rig.read(name, tokens_of(1, 600), sampling=SAMPLED)
+    await rig.sleep("sleeper")
+    await rig.write("sleeper", 40)
+    await rig.sleep("sleeper")
+    report = await rig.wake("sleeper", version=1)
+    assert (report.version, report.token_count) == (1, 600)
+    assert await rig.write("sleeper", 64) == await rig.write("control", 64)
+    third = await rig.sleep("sleeper")
+    assert (third.version, third.blocks_reused) == (3, 2)
+    await rig.wake("sleeper")
+    assert await rig.fingerprint("sleeper") == await rig.fingerprint("control")
 
 
 def in_another_process(verb: str, **order: Any) -> subprocess.Popen[str]:
@@ -203,7 +179,7 @@ async def test_a_session_goes_on_in_a_new_process_t11(
 
 @pytest.mark.one_in(5)
 async def test_an_acknowledged_sleep_survives_sigkill(
-    open_rig: Any, store: Path, tiny_model: Path, digest_cache: Path
+    rig: Rigged, store: Path, tiny_model: Path, digest_cache: Path
 ) -> None:
     """Promise 1, threat 27: the process that slept is killed before it can close anything."""
     order = {"store": str(store), "model": str(tiny_model), "digests": str(digest_cache), "session": "a"}
@@ -213,12 +189,11 @@ async def test_an_acknowledged_sleep_survives_sigkill(
     bundle_id = json.loads(process.stdout.readline())["bundle_id"]
     process.kill()
     process.communicate()
-    async with open_rig() as rig:
-        await rig.read("control", tokens, sampling=SAMPLED)
-        await rig.write("control", 10)
-        assert (await rig.wake("a")).bundle_id == bundle_id
-        assert await rig.write("a", 64) == await rig.write("control", 64)
-        assert await rig.fingerprint("a") == await rig.fingerprint("control")
+    await rig.read("control", tokens, sampling=SAMPLED)
+    await rig.write("control", 10)
+    assert (await rig.wake("a")).bundle_id == bundle_id
+    assert await rig.write("a", 64) == await rig.write("control", 64)
+    assert await rig.fingerprint("a") == await rig.fingerprint("control")
 
 
 def vars_of(fingerprint: session_rig.Fingerprint) -> dict[str, Any]:

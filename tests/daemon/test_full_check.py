@@ -42,8 +42,7 @@ async def test_a_remembered_file_edited_unseen_is_found_by_a_full_check_which_na
     served = {"model": own_tiny_model, "adapters": {"tiny": AdapterChoice(str(adapter))}}
     file = next(folder / name for folder in (own_tiny_model, adapter) if (folder / name).exists())
     async with open_rig(**served) as rig:
-        await rig.read("a", tokens_of(1, 10))
-        await rig.sleep("a")
+        await rig.asleep("a", tokens_of(1, 10))
         slept_with = rig.model.identity
     edit_unseen(file, digest_cache, old, new)
     async with open_rig(**served) as rig:
@@ -81,8 +80,7 @@ async def test_settings_and_templates_are_read_at_each_load_and_need_no_check(
         (own_tiny_model / name).write_text(JINJA)
     served = {"model": own_tiny_model, "adapters": {"tiny": AdapterChoice(str(adapter))}}
     async with open_rig(**served) as rig:
-        await rig.read("a", tokens_of(1, 10))
-        await rig.sleep("a")
+        await rig.asleep("a", tokens_of(1, 10))
     edit_unseen(
         next(each / name for each in (own_tiny_model, adapter) if (each / name).exists()), digest_cache, old, new
     )

@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
 import pytest
-from session_rig import SAMPLED, Fingerprint, Rigged, fingerprint_of, ignore, until
+from session_rig import SAMPLED, Fingerprint, Rigged, fingerprint_of, given_up
 from torpor.daemon.engine import generation
 from torpor.daemon.engine.engine import Steps
 from torpor.daemon.engine.generation import WriteOrder, Written
@@ -87,7 +87,7 @@ class History:
     async def begin(self, *readings: int) -> None:
         """A new session that has read so many tokens at a time."""
         with self._telling():
-            await self.rig.service.create(session=SESSION, sampling=SAMPLED)
+            await self.rig.service.create(SESSION, sampling=SAMPLED)
             key = self.live.random_key
             self.control = await self._on_engine(lambda: self.rig.model.new_state(key))
             for count in readings:
@@ -124,7 +124,7 @@ class History:
         drawn = self._chance.choice((*READINGS, self._chance.randint(1, 300), self._chance.randint(1, 700)))
         tokens = self._chance.choices(range(256), k=min(count or drawn, CONTEXT_TOKENS - before))
         self.log.append(f"read {len(tokens)} {trouble or ''}".strip())
-        await self._ask(lambda: self.rig.service.append(session=SESSION, tokens=tokens, on_event=ignore), trouble)
+        await self._ask(lambda: self.rig.service.append(SESSION, tokens=tokens), trouble)
         if len(self.live.tokens) > before:  # then all of them (QX7), or the two will differ
             self._is_look = False
             await self._control_does(generation.read(self.rig.model, self.control, tokens, lambda *_: None))
@@ -133,7 +133,7 @@ class History:
         before = len(self.control.tokens)
         count = min(self._chance.choice(WRITINGS), CONTEXT_TOKENS - before)
         self.log.append(f"write {count} {trouble or ''}".strip())
-        await self._ask(lambda: self.rig.service.generate(session=SESSION, max_tokens=count, on_event=ignore), trouble)
+        await self._ask(lambda: self.rig.service.generate(SESSION, max_tokens=count), trouble)
         written = len(self.live.tokens) - before  # what was committed before it failed stays (QC9)
         assert 0 <= written <= count
         assert trouble or written == count
@@ -217,7 +217,7 @@ class History:
         self.rig.network.reset()
         call = self._chance.choice(CALLS)
         with contextlib.suppress(GenerationFailed, asyncio.CancelledError), self._breaking(trouble, call):
-            await (given_up(self.rig, request, call) if trouble == "given up" else request())
+            await (given_up(self.rig, request(), call) if trouble == "given up" else request())
 
     @contextlib.contextmanager
     def _breaking(self, trouble: str, call: int) -> Iterator[None]:
@@ -278,17 +278,6 @@ def failing_at(call: int, update: Callable[..., Any]) -> Callable[..., Any]:
         return update(*arguments, **options)
 
     return failing
-
-
-async def given_up(rig: Rigged, request: Callable[[], Awaitable[Any]], call: int) -> None:
-    """Cancel a request inside the model call of that number, so that every run of a history gives up at one place."""
-    gate = rig.network.hold_at(call)
-    task = asyncio.ensure_future(request())
-    await until(lambda: gate.is_reached or task.done())
-    task.cancel()
-    await asyncio.sleep(0)
-    gate.open()
-    await task
 
 
 def taken_back(model: LoadedModel, whole: LiveState, at: int) -> LiveState:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from session_rig import MODEL, SAMPLED, Rigged, ignore, tokens_of
+from session_rig import MODEL, SAMPLED, Rigged, flip, tokens_of
 from torpor.daemon.api.session import Look, Salvaged
 from torpor.daemon.engine import generation
 from torpor.daemon.engine.sampler import BY_PLACE
@@ -28,9 +28,7 @@ def damage_last_block(store: Path, name: str = "a") -> None:
             span = next(entry for entry in reversed(reader.entries) if entry.kind == "span")
             with reader.holding(span) as frames:
                 frame = frames.frame_of(span.id)
-        data = bytearray(file.read_bytes())
-        data[frame.offset + frame.frame_bytes - 80] ^= 1
-        file.write_bytes(data)
+        flip(file, frame.offset + frame.frame_bytes - 80)
         report = opened.repair()
         assert [action.kind for action in report.actions] == ["salvage", "quarantine"]
 
@@ -81,7 +79,7 @@ async def test_a_salvaged_session_goes_on_and_sleeps_with_a_state_of_its_own(ope
     damage_last_block(store)
     async with open_rig() as rig:
         await rig.wake("a")
-        await rig.service.append(session="a", tokens=[7], on_event=ignore)
+        await rig.service.append("a", tokens=[7])
         before = await rig.fingerprint("a")
         receipt = await rig.sleep("a")
         assert (receipt.version, receipt.blocks_new, receipt.blocks_reused) == (3, 2, 2)
@@ -104,10 +102,10 @@ async def test_a_salvaged_session_is_no_source_of_a_prefix(open_rig: Any, store:
             await rig.service.reuse.learned()
             if awake:
                 await rig.wake("a")
-            await rig.service.create(session="b")
-            found = await rig.service.append(session="b", tokens=tokens_of(1, 600), on_event=ignore)
+            await rig.service.create("b")
+            found = await rig.service.append("b", tokens=tokens_of(1, 600))
             assert found.cached_tokens == 0
-            await rig.service.delete(session="b")
+            await rig.service.delete("b")
 
 
 async def test_the_greedy_words_of_a_salvaged_session_are_those_of_one_that_read_as_much(
@@ -120,7 +118,7 @@ async def test_the_greedy_words_of_a_salvaged_session_are_those_of_one_that_read
         await rig.sleep("a")
     damage_last_block(store)
     async with open_rig() as rig:
-        result = await rig.service.generate(session="a", max_tokens=20, on_event=ignore)
+        result = await rig.service.generate("a", max_tokens=20)
         assert result.tokens == wanted
 
 
@@ -129,7 +127,7 @@ async def test_a_salvaged_session_is_listed_and_shown(open_rig: Any, store: Path
         await begin(rig)
     damage_last_block(store)
     async with open_rig() as rig:
-        detail = await rig.service.show(session="a")
+        detail = await rig.service.show("a")
         assert (detail.info.token_count, detail.info.version, detail.info.model) == (512, 2, MODEL)
         assert [info.token_count for info in await rig.service.list_sessions() if info.name == "a"] == [512]
 
@@ -140,19 +138,18 @@ SAVED = Salvaged(512, 600)
 async def test_a_salvaged_session_says_how_much_was_saved_whatever_wakes_it(open_rig: Any, store: Path) -> None:
     async with open_rig() as rig:
         await begin(rig)
-        await rig.read("sound", tokens_of(2, 600))
-        await rig.sleep("sound")
+        await rig.asleep("sound", tokens_of(2, 600))
     damage_last_block(store)
     async with open_rig() as rig:
         told = {info.name: info.salvaged for info in await rig.service.list_sessions()}
         assert told == {"a": SAVED, "sound": None}
-        assert (await rig.service.show(session="a")).info.salvaged == SAVED
+        assert (await rig.service.show("a")).info.salvaged == SAVED
         assert (await rig.wake("a")).salvaged == SAVED
         assert (await rig.wake("sound")).salvaged is None
-        assert (await rig.service.show(session="a")).info.salvaged == SAVED, "awake too"
+        assert (await rig.service.show("a")).info.salvaged == SAVED, "awake too"
         assert (await rig.wake("a")).salvaged == SAVED, "whoever comes later"
         await rig.sleep("a")
-        appended = await rig.service.append(session="a", tokens=[7], on_event=ignore)
+        appended = await rig.service.append("a", tokens=[7])
         assert appended.woken.salvaged == SAVED
 
 
@@ -162,16 +159,16 @@ async def test_what_goes_on_from_a_salvaged_session_says_so_too(open_rig: Any, s
         await begin(rig)
     damage_last_block(store)
     async with open_rig() as rig:
-        await rig.service.append(session="a", tokens=tokens_of(3, 100), on_event=ignore)
+        await rig.service.append("a", tokens=tokens_of(3, 100))
         await rig.sleep("a")
     async with open_rig() as rig:
         assert [info.salvaged for info in await rig.service.list_sessions()] == [SAVED]
-        written = await rig.service.generate(session="a", max_tokens=1, on_event=ignore)
+        written = await rig.service.generate("a", max_tokens=1)
         assert (written.woken.salvaged, written.woken.version) == (SAVED, 3)
         await rig.sleep("a")
-        await rig.service.fork(session="a", name="branch", on_event=ignore)
+        await rig.service.fork("a", name="branch")
         assert (await rig.wake("branch")).salvaged == SAVED
-        earlier = await rig.service.wake(session="a", at_token=300, on_event=ignore)
+        earlier = await rig.service.wake("a", at_token=300)
         assert earlier.salvaged is None, "it was cut back to where nothing is lost"
 
 
@@ -199,7 +196,7 @@ async def bring_back(open_rig: Any, store: Path, *, change: bool) -> tuple[int, 
     async with open_rig() as rig:
         await rig.wake("a")
         if change:
-            await rig.service.append(session="a", tokens=[7], on_event=ignore)
+            await rig.service.append("a", tokens=[7])
         await put_back(rig, file, whole)
         assert (await rig.service.close()).failed == {}
     with Store.open(store, writable=False) as opened:
@@ -225,7 +222,7 @@ async def test_a_session_that_gave_way_is_listed_and_shown_as_the_one_it_was_sav
         if first == "list":
             (info,) = await rig.service.list_sessions()
         else:
-            info = (await rig.service.show(session="a")).info
+            info = (await rig.service.show("a")).info
         assert (info.state, info.version, info.token_count, info.salvaged) == ("asleep", 1, 600, None)
 
 
@@ -234,11 +231,11 @@ async def test_a_session_that_went_on_is_listed_as_awake_where_what_it_woke_from
 ) -> None:
     file, whole = await begin_and_damage(open_rig, store)
     async with open_rig() as rig:
-        await rig.service.append(session="a", tokens=[7], on_event=ignore)
+        await rig.service.append("a", tokens=[7])
         await put_back(rig, file, whole)
         (info,) = await rig.service.list_sessions()
         assert (info.state, info.token_count, info.salvaged) == ("awake", 513, SAVED)
-        assert (await rig.service.show(session="a")).info.token_count == 513
+        assert (await rig.service.show("a")).info.token_count == 513
 
 
 @pytest.mark.one_in(2)
@@ -282,9 +279,9 @@ async def test_a_look_at_an_earlier_token_of_what_was_salvaged_is_not_dropped_wh
             assert (await rig.service.close()).slept == ()
         elif left:
             with pytest.raises(SessionNotFound, match="look at version 2, token 100"):
-                await rig.service.append(session="a", tokens=[7], on_event=ignore)
+                await rig.service.append("a", tokens=[7])
         else:
-            assert (await rig.service.append(session="a", tokens=[7], on_event=ignore)).branched == look
+            assert (await rig.service.append("a", tokens=[7])).branched == look
     if end != "use":
         async with open_rig() as rig:
             assert (await rig.wake("a")).token_count == 600
@@ -312,40 +309,32 @@ async def test_a_session_that_gave_way_is_used_as_the_one_it_was_saved_from(
             assert len(rig.live("a").state.tokens) == 601
 
 
-async def test_a_session_whose_state_alone_is_damaged_on_disk_keeps_the_one_in_memory(
-    open_rig: Any, store: Path
-) -> None:
+async def test_a_session_whose_state_alone_is_damaged_on_disk_keeps_the_one_in_memory(rig: Rigged, store: Path) -> None:
     """What was salvaged of its own version is less than what is awake, and no reason to give way."""
-    async with open_rig() as rig:
-        await begin(rig)
-        await rig.write("a", 5)
-        await rig.sleep("a")
-        await rig.wake("a")
-        wanted = await rig.fingerprint("a")
-        opened = rig.service.store
-        (row,) = opened.versions(rig.live("a").uri)[-1:]
-        file = store / "bundles" / row.bundle_id.hex()[:2] / f"{row.bundle_id.hex()}.mvb"
-        with opened.open_session(row.uri) as reader:
-            state = next(entry for entry in reader.entries if entry.kind == "state")
-            with reader.holding(state) as frames:
-                frame = frames.frame_of(state.id)
-        data = bytearray(file.read_bytes())
-        data[frame.offset + frame.head_bytes + 5] ^= 1
-        file.write_bytes(data)
-        report = await rig.service.maintenance.run(rig.service.store.repair)  # as where nothing can be healed
-        assert "salvage" in [action.kind for action in report.actions]
-        await rig.sleep("a")
-        await rig.wake("a")
-        assert await rig.fingerprint("a") == wanted
+    await begin(rig)
+    await rig.write("a", 5)
+    await rig.sleep_and_wake("a")
+    wanted = await rig.fingerprint("a")
+    opened = rig.service.store
+    (row,) = opened.versions(rig.live("a").uri)[-1:]
+    file = store / "bundles" / row.bundle_id.hex()[:2] / f"{row.bundle_id.hex()}.mvb"
+    with opened.open_session(row.uri) as reader:
+        state = next(entry for entry in reader.entries if entry.kind == "state")
+        with reader.holding(state) as frames:
+            frame = frames.frame_of(state.id)
+    flip(file, frame.offset + frame.head_bytes + 5)
+    report = await rig.service.maintenance.run(rig.service.store.repair)  # as where nothing can be healed
+    assert "salvage" in [action.kind for action in report.actions]
+    await rig.sleep_and_wake("a")
+    assert await rig.fingerprint("a") == wanted
 
 
 async def test_a_session_that_was_rolled_back_is_not_rolled_forward_where_its_version_is_lost(
     open_rig: Any, store: Path
 ) -> None:
     async with open_rig() as rig:
-        await rig.read("a", tokens_of(1, 300))
-        await rig.sleep("a")
-        await rig.service.append(session="a", tokens=tokens_of(2, 300), on_event=ignore)
+        await rig.asleep("a", tokens_of(1, 300))
+        await rig.service.append("a", tokens=tokens_of(2, 300))
         await rig.sleep("a")
         await rig.wake("a", 1)
         rig.live("a").dirty = True  # as if it had been changed: it goes on from there
@@ -383,7 +372,7 @@ async def test_what_was_salvaged_of_windows_and_recurrences_is_computed_from_the
         assert report.token_count == 512
         assert report.tokens_prefilled == (0 if checkpointed else 512)
         assert await rig.fingerprint("a") == wanted
-        await rig.service.append(session="a", tokens=[1, 2, 3], on_event=ignore)
+        await rig.service.append("a", tokens=[1, 2, 3])
         again = await rig.fingerprint("a")
         await rig.sleep("a")
         assert (await rig.wake("a")).tokens_prefilled == 0

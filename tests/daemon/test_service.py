@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from session_rig import DEADLINE_S, MODEL, SAMPLED, Rigged, Writing, ignore, tokens_of, until
+from session_rig import DEADLINE_S, LOGITS, MODEL, ROW, SAMPLED, Rigged, Writing, given_up, ignore, tokens_of, until
 from torpor.daemon.api.events import ProgressEvent
 from torpor.daemon.api.sampling import Sampling
 from torpor.daemon.api.session import Look
@@ -29,7 +29,7 @@ from torpor.daemon.errors import (
 from torpor.daemon.residency import stopping
 from torpor.daemon.sessions.sessions import MAX_WAITING
 from torpor.errors import TorporError
-from torpor.memvid.errors import IndexFailed, InvalidUri, NoSpace, SessionNotFound, StoreIoError
+from torpor.memvid.errors import IndexFailed, InvalidUri, SessionNotFound, StoreIoError
 from torpor.memvid.index.session_queries import SessionQueries
 from torpor.memvid.store import Store
 from torpor.snapshot.errors import NoSuchPosition
@@ -47,166 +47,122 @@ async def held(rig: Rigged, name: str, count: int = 3) -> tuple[asyncio.Task[Any
 # --- create
 
 
-async def test_a_new_session_is_awake_and_empty(open_rig: Any) -> None:
-    async with open_rig() as rig:
-        info = await rig.service.create(session="a", labels=["x"], sampling=SAMPLED)
-        assert (info.session, info.state, info.token_count, info.version) == ("torpor://default/a", "awake", 0, None)
-        assert (info.labels, info.sampling, info.model) == (("x",), SAMPLED, MODEL)
+async def test_a_new_session_is_awake_and_empty(rig: Rigged) -> None:
+    info = await rig.service.create("a", labels=["x"], sampling=SAMPLED)
+    assert (info.session, info.state, info.token_count, info.version) == ("torpor://default/a", "awake", 0, None)
+    assert (info.labels, info.sampling, info.model) == (("x",), SAMPLED, MODEL)
 
 
-@pytest.mark.parametrize(
-    ("name", "uri"),
-    [
-        ("a", "torpor://default/a"),
-        ("work/a", "torpor://work/a"),
-        ("torpor://work/b.c-d_e", "torpor://work/b.c-d_e"),
-    ],
-)
-async def test_a_session_is_named_by_name_namespace_or_uri(open_rig: Any, name: str, uri: str) -> None:
-    async with open_rig() as rig:
-        assert (await rig.service.create(session=name)).session == uri
+async def test_a_session_is_named_by_name_namespace_or_uri(rig: Rigged) -> None:
+    for name, uri in (("a", "default/a"), ("work/a", "work/a"), ("torpor://work/b.c-d_e", "work/b.c-d_e")):
+        assert (await rig.service.create(name)).session == f"torpor://{uri}"
 
 
-@pytest.mark.one_in(3)
-@pytest.mark.parametrize("name", ["", "/a", "a/", "a/b/c", "../a", "a\0", "torpor://a", "http://a/b", "é", "a" * 129])
-async def test_a_name_outside_the_syntax_is_refused_threat_19(open_rig: Any, name: str) -> None:
-    async with open_rig() as rig:
+async def test_a_name_outside_the_syntax_is_refused_threat_19(rig: Rigged) -> None:
+    for name in ("", "/a", "a/", "a/b/c", "../a", "a\0", "torpor://a", "http://a/b", "é", "a" * 129):
         with pytest.raises(InvalidUri):
-            await rig.service.create(session=name)
-        assert not await rig.service.list_sessions()
+            await rig.service.create(name)
+    assert not await rig.service.list_sessions()
 
 
-async def test_a_name_is_given_once_awake_or_asleep(open_rig: Any) -> None:
-    async with open_rig() as rig:
-        await rig.read("a", [1, 2, 3])
-        with pytest.raises(SessionExists):
-            await rig.service.create(session="default/a")
-        await rig.sleep("a")
-        with pytest.raises(SessionExists):
-            await rig.service.create(session="a")
-        assert (await rig.wake("a")).token_count == 3
+async def test_a_name_is_given_once_awake_or_asleep(rig: Rigged) -> None:
+    await rig.read("a", [1, 2, 3])
+    with pytest.raises(SessionExists):
+        await rig.service.create("default/a")
+    await rig.sleep("a")
+    with pytest.raises(SessionExists):
+        await rig.service.create("a")
+    assert (await rig.wake("a")).token_count == 3
 
 
-async def test_a_model_that_is_not_loaded_is_refused_at_creation(open_rig: Any) -> None:
-    async with open_rig() as rig:
-        with pytest.raises(UnknownModel) as refusal:
-            await rig.service.create(session="a", model="other")
-        assert refusal.value.served == [MODEL]
-        assert not await rig.service.list_sessions()
-
-
-@pytest.mark.one_in(2)
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"system": "x" * (4 * 1024 * 1024)},
-        {"labels": ["x"] * 257},
-        {"labels": [""]},
-        {"labels": ["x" * 257]},
-    ],
-    ids=["long system", "many labels", "empty label", "long label"],
-)
-async def test_what_could_never_be_slept_is_refused_at_creation(open_rig: Any, options: dict[str, Any]) -> None:
+async def test_what_could_never_be_slept_is_refused_at_creation(rig: Rigged) -> None:
     """Otherwise the refusal comes with the sleep, when there is something to lose."""
-    async with open_rig() as rig:
+    long_system = {"system": "x" * (4 * 1024 * 1024)}
+    for options in (long_system, *({"labels": labels} for labels in (["x"] * 257, [""], ["x" * 257]))):
         with pytest.raises(TorporError):
-            await rig.service.create(session="a", **options)
-        assert not await rig.service.list_sessions()
+            await rig.service.create("a", **options)
+    with pytest.raises(UnknownModel) as refusal:
+        await rig.service.create("a", model="other")
+    assert refusal.value.served == [MODEL]
+    assert not await rig.service.list_sessions()
 
 
 # --- empty sessions
 
 
-async def test_an_empty_session_has_no_next_token_and_stays_as_it_is(open_rig: Any) -> None:
-    async with open_rig() as rig:
-        await rig.service.create(session="a")
-        with pytest.raises(EmptyContext):
-            await rig.service.generate(session="a", max_tokens=3, sampling=SAMPLED, on_event=ignore)
-        assert rig.live("a").sampling == Sampling(), "a refusal changes nothing, the sampling included"
-        assert rig.network.calls == []
+async def test_an_empty_session_has_no_next_token_and_stays_as_it_is(rig: Rigged) -> None:
+    await rig.service.create("a")
+    with pytest.raises(EmptyContext):
+        await rig.service.generate("a", max_tokens=3, sampling=SAMPLED)
+    assert rig.live("a").sampling == Sampling(), "a refusal changes nothing, the sampling included"
+    assert rig.network.calls == []
 
 
-async def test_an_empty_session_cannot_sleep_and_nothing_is_stored_gm4(open_rig: Any, store: Any) -> None:
-    async with open_rig() as rig:
-        await rig.service.create(session="a")
-        with pytest.raises(EmptyContext):
-            await rig.sleep("a")
-        assert rig.is_awake("a")
-        assert [path for path in (store / "bundles").rglob("*") if path.is_file()] == []
-
-
-async def test_an_empty_session_can_be_deleted(open_rig: Any) -> None:
-    async with open_rig() as rig:
-        await rig.service.create(session="a")
-        assert (await rig.service.delete(session="a")).versions_deleted == 0
-        assert not await rig.service.list_sessions()
+async def test_an_empty_session_cannot_sleep_and_nothing_is_stored_gm4(rig: Rigged, store: Any) -> None:
+    await rig.service.create("a")
+    with pytest.raises(EmptyContext):
+        await rig.sleep("a")
+    assert rig.is_awake("a")
+    assert [path for path in (store / "bundles").rglob("*") if path.is_file()] == []
+    assert (await rig.service.delete("a")).versions_deleted == 0
+    assert not await rig.service.list_sessions()
 
 
 # --- append
 
 
-@pytest.mark.parametrize("what", [{}, {"text": "x", "tokens": [1]}])
-async def test_either_text_or_tokens_are_appended(open_rig: Any, what: dict[str, Any]) -> None:
-    async with open_rig() as rig:
-        await rig.service.create(session="a")
+async def test_text_is_read_as_its_tokens(rig: Rigged) -> None:
+    await rig.service.create("a")
+    for neither in ({}, {"text": "x", "tokens": [1]}):
         with pytest.raises(InvalidTokens):
-            await rig.service.append(session="a", on_event=ignore, **what)
+            await rig.service.append("a", **neither)
+    result = await rig.service.append("a", text="héllo")
+    assert (result.tokens_added, result.prefilled_tokens, result.token_count) == (6, 6, 6)
+    assert rig.model.decode(rig.live("a").state.tokens) == "héllo"
 
 
-async def test_text_is_read_as_its_tokens(open_rig: Any) -> None:
-    async with open_rig() as rig:
-        await rig.service.create(session="a")
-        result = await rig.service.append(session="a", text="héllo", on_event=ignore)
-        assert (result.tokens_added, result.prefilled_tokens, result.token_count) == (6, 6, 6)
-        assert rig.model.decode(rig.live("a").state.tokens) == "héllo"
-
-
-async def test_generate_reads_its_text_first(open_rig: Any) -> None:
-    async with open_rig() as rig:
-        for name in ("a", "control"):
-            await rig.read(name, tokens_of(1, 20))
-        result = await rig.service.generate(session="a", text="more", max_tokens=5, on_event=ignore)
-        await rig.service.append(session="control", text="more", on_event=ignore)
-        assert result.prefilled_tokens == 4
-        assert result.tokens == (await rig.service.generate(session="control", max_tokens=5, on_event=ignore)).tokens
+async def test_generate_reads_its_text_first(rig: Rigged) -> None:
+    for name in ("a", "control"):
+        await rig.read(name, tokens_of(1, 20))
+    result = await rig.service.generate("a", text="more", max_tokens=5)
+    await rig.service.append("control", text="more")
+    assert result.prefilled_tokens == 4
+    assert result.tokens == (await rig.service.generate("control", max_tokens=5)).tokens
 
 
 # --- seeds and settings
 
 
-async def test_the_same_seed_gives_the_same_tokens_and_another_seed_others_br10(open_rig: Any) -> None:
-    async with open_rig() as rig:
-        settings = {"a": Sampling(1.0, seed=1), "b": Sampling(1.0, seed=1), "c": Sampling(1.0, seed=2)}
-        for name, sampling in settings.items():
-            await rig.read(name, tokens_of(1, 20), sampling=sampling)
-        a, b, c = [(await rig.write(name, 30))[0] for name in settings]
-        assert a == b != c
+async def test_the_same_seed_gives_the_same_tokens_and_another_seed_others_br10(rig: Rigged) -> None:
+    settings = {"a": Sampling(1.0, seed=1), "b": Sampling(1.0, seed=1), "c": Sampling(1.0, seed=2)}
+    for name, sampling in settings.items():
+        await rig.read(name, tokens_of(1, 20), sampling=sampling)
+    a, b, c = [(await rig.write(name, 30))[0] for name in settings]
+    assert a == b != c
 
 
-async def test_a_seed_does_not_matter_to_greedy_tokens_br10(open_rig: Any) -> None:
-    async with open_rig() as rig:
-        for seed in (1, 2):
-            await rig.read(f"s{seed}", tokens_of(1, 20), sampling=Sampling(seed=seed))
-        assert await rig.write("s1", 30) == await rig.write("s2", 30)
+async def test_a_seed_does_not_matter_to_greedy_tokens_br10(rig: Rigged) -> None:
+    for seed in (1, 2):
+        await rig.read(f"s{seed}", tokens_of(1, 20), sampling=Sampling(seed=seed))
+    assert await rig.write("s1", 30) == await rig.write("s2", 30)
 
 
-async def test_the_sampling_of_a_request_holds_for_it_alone_and_overrides_what_it_names(open_rig: Any) -> None:
+async def test_the_sampling_of_a_request_holds_for_it_alone_and_overrides_what_it_names(rig: Rigged) -> None:
     """What it does not name is the session's own; a seed draws by random numbers beside those of the session."""
     own = Sampling(0.9, top_p=0.95, seed=11)
     asked = {"warm": Sampling(temperature=2.0), "seeded": Sampling(seed=7)}
-    async with open_rig() as rig:
-        for name, named in asked.items():
-            await rig.read("a", tokens_of(1, 20), sampling=own)
-            await rig.read(name, tokens_of(1, 20), sampling=own.changed(named))
-            before = (await rig.fingerprint("a")).random_key
-            plain = await rig.write("a", 10)
-            await rig.service.delete(session="a")
-            await rig.read("a", tokens_of(1, 20), sampling=own)
-            written = await rig.write("a", 10, sampling=named)
-            assert written == await rig.write(name, 10) != plain
-            assert rig.live("a").sampling == own
-            assert (await rig.fingerprint("a")).random_key == before
-            await rig.service.delete(session="a")
+    for name, named in asked.items():
+        await rig.read("a", tokens_of(1, 20), sampling=own)
+        await rig.read(name, tokens_of(1, 20), sampling=own.changed(named))
+        before = (await rig.fingerprint("a")).random_key
+        plain = await rig.write("a", 10)
+        await rig.service.delete("a")
+        await rig.read("a", tokens_of(1, 20), sampling=own)
+        written = await rig.write("a", 10, sampling=named)
+        assert written == await rig.write(name, 10) != plain
+        assert rig.live("a").sampling == own
+        assert (await rig.fingerprint("a")).random_key == before
+        await rig.service.delete("a")
 
 
 @pytest.mark.parametrize(
@@ -217,77 +173,69 @@ async def test_the_sampling_of_a_request_holds_for_it_alone_and_overrides_what_i
         ("chat", {"message": "hello", "max_tokens": 2}),
     ],
 )
-async def test_what_reads_makes_its_session_if_it_is_told_to(open_rig: Any, verb: str, asked: dict[str, Any]) -> None:
+async def test_what_reads_makes_its_session_if_it_is_told_to(rig: Rigged, verb: str, asked: dict[str, Any]) -> None:
     """It is gone again where nothing was read; one that is there, awake or asleep, is used as it is."""
-    async with open_rig() as rig:
-        work = getattr(rig.service, verb)
-        with pytest.raises(SessionNotFound):
-            await work(session="a", on_event=ignore, **asked)
-        rig.network.reset()
-        rig.network.fail_at(1)
-        with pytest.raises(TorporError):
-            await work(session="a", create=True, on_event=ignore, **asked)
-        assert not await rig.service.list_sessions()
-        rig.network.reset()
-        first = await asyncio.gather(*(work(session="a", create=True, on_event=ignore, **asked) for _ in range(3)))
-        assert (await rig.service.show(session="a")).info.token_count == max(each.token_count for each in first)
-        await rig.sleep("a")
-        again = await work(session="a", create=True, on_event=ignore, **asked)
-        assert again.woken is not None
-        rig.network.reset()
-        rig.network.fail_at(1)
-        with pytest.raises(TorporError):
-            await work(session="a", create=True, on_event=ignore, **asked)
-        assert rig.is_awake("a")
+    work = getattr(rig.service, verb)
+    with pytest.raises(SessionNotFound):
+        await work(session="a", on_event=ignore, **asked)
+    rig.network.fail_at(1)
+    with pytest.raises(TorporError):
+        await work(session="a", create=True, on_event=ignore, **asked)
+    assert not await rig.service.list_sessions()
+    rig.network.reset()
+    first = await asyncio.gather(*(work(session="a", create=True, on_event=ignore, **asked) for _ in range(3)))
+    assert (await rig.service.show("a")).info.token_count == max(each.token_count for each in first)
+    await rig.sleep("a")
+    again = await work(session="a", create=True, on_event=ignore, **asked)
+    assert again.woken is not None
+    rig.network.fail_at(1)
+    with pytest.raises(TorporError):
+        await work(session="a", create=True, on_event=ignore, **asked)
+    assert rig.is_awake("a")
 
 
 @pytest.mark.one_in(3)
-async def test_without_a_number_some_tokens_are_written_as_far_as_they_fit(open_rig: Any) -> None:
-    async with open_rig() as rig:
-        await rig.read("a", tokens_of(1, 20))
-        context = rig.live("a").model.context_tokens
-        assert len((await rig.service.generate(session="a", on_event=ignore)).tokens) == DEFAULT_MAX_TOKENS
-        left = context - len(rig.live("a").state.tokens)
-        await rig.service.append(session="a", tokens=tokens_of(2, left - 3), on_event=ignore)
-        assert len((await rig.service.generate(session="a", on_event=ignore)).tokens) == 3
-        with pytest.raises(ContextOverflow):
-            await rig.service.generate(session="a", on_event=ignore)
+async def test_without_a_number_some_tokens_are_written_as_far_as_they_fit(rig: Rigged) -> None:
+    await rig.read("a", tokens_of(1, 20))
+    context = rig.live("a").model.context_tokens
+    assert len((await rig.service.generate("a")).tokens) == DEFAULT_MAX_TOKENS
+    left = context - len(rig.live("a").state.tokens)
+    await rig.service.append("a", tokens=tokens_of(2, left - 3))
+    assert len((await rig.service.generate("a")).tokens) == 3
+    with pytest.raises(ContextOverflow):
+        await rig.service.generate("a")
 
 
-async def test_set_changes_what_it_names_for_good(open_rig: Any) -> None:
-    async with open_rig() as rig:
-        await rig.read("a", tokens_of(1, 20), sampling=Sampling(1.0, top_p=0.9, seed=1))
-        await rig.write("a", 5)
-        before = await rig.fingerprint("a")
-        await rig.sleep("a")
-        changed = await rig.service.set(session="a", sampling=Sampling(temperature=0.5), on_event=ignore)
-        assert (changed.sampling, changed.dirty) == (Sampling(0.5, top_p=0.9, seed=1), True)
-        assert await rig.fingerprint("a") == before, "the random key goes on"
-        await rig.sleep("a")
-        await rig.wake("a")
-        assert rig.live("a").sampling == Sampling(0.5, top_p=0.9, seed=1)
-        same = await rig.service.set(session="a", sampling=Sampling(temperature=0.5), on_event=ignore)
-        assert not same.dirty
+async def test_set_changes_what_it_names_for_good(rig: Rigged) -> None:
+    await rig.read("a", tokens_of(1, 20), sampling=Sampling(1.0, top_p=0.9, seed=1))
+    await rig.write("a", 5)
+    before = await rig.fingerprint("a")
+    await rig.sleep("a")
+    changed = await rig.service.set("a", sampling=Sampling(temperature=0.5))
+    assert (changed.sampling, changed.dirty) == (Sampling(0.5, top_p=0.9, seed=1), True)
+    assert await rig.fingerprint("a") == before, "the random key goes on"
+    await rig.sleep_and_wake("a")
+    assert rig.live("a").sampling == Sampling(0.5, top_p=0.9, seed=1)
+    same = await rig.service.set("a", sampling=Sampling(temperature=0.5))
+    assert not same.dirty
 
 
-async def test_set_with_a_seed_begins_the_random_numbers_anew(open_rig: Any) -> None:
-    async with open_rig() as rig:
-        await rig.read("a", tokens_of(1, 20), sampling=Sampling(1.0, seed=1))
-        await rig.write("a", 5)
-        await rig.service.set(session="a", sampling=Sampling(seed=7), on_event=ignore)
-        await rig.read("b", tokens_of(1, 20), sampling=Sampling(1.0, seed=7))
-        assert (await rig.fingerprint("a")).random_key == (await rig.fingerprint("b")).random_key
+async def test_set_with_a_seed_begins_the_random_numbers_anew(rig: Rigged) -> None:
+    await rig.read("a", tokens_of(1, 20), sampling=Sampling(1.0, seed=1))
+    await rig.write("a", 5)
+    await rig.service.set("a", sampling=Sampling(seed=7))
+    await rig.read("b", tokens_of(1, 20), sampling=Sampling(1.0, seed=7))
+    assert (await rig.fingerprint("a")).random_key == (await rig.fingerprint("b")).random_key
 
 
-async def test_settings_out_of_range_are_refused_before_anything_is_read(open_rig: Any) -> None:
-    async with open_rig() as rig:
-        await rig.read("a", tokens_of(1, 20))
-        before = await rig.fingerprint("a")
-        with pytest.raises(InvalidSampling):
-            await rig.write("a", 5, text="hello", sampling=Sampling(temperature=1e-9))
-        with pytest.raises(InvalidSampling):
-            await rig.service.set(session="a", sampling=Sampling(top_p=2.0), on_event=ignore)
-        assert await rig.fingerprint("a") == before
+async def test_settings_out_of_range_are_refused_before_anything_is_read(rig: Rigged) -> None:
+    await rig.read("a", tokens_of(1, 20))
+    before = await rig.fingerprint("a")
+    with pytest.raises(InvalidSampling):
+        await rig.write("a", 5, text="hello", sampling=Sampling(temperature=1e-9))
+    with pytest.raises(InvalidSampling):
+        await rig.service.set("a", sampling=Sampling(top_p=2.0))
+    assert await rig.fingerprint("a") == before
 
 
 async def refused(rig: Rigged, verb: str) -> None:
@@ -302,202 +250,143 @@ async def refused(rig: Rigged, verb: str) -> None:
         await work(session="a", sampling=SAMPLED, on_event=ignore, **request)
 
 
-@pytest.mark.parametrize("verb", ["generate", "generate after a text", "chat"])
-async def test_a_request_that_fails_before_anything_is_committed_leaves_the_session_as_it_was(
-    open_rig: Any, verb: str
+async def test_a_request_that_fails_or_is_given_up_before_anything_is_committed_leaves_the_session_as_it_was(
+    rig: Rigged,
 ) -> None:
     """Its settings, its random key and its being clean included."""
-    async with open_rig() as rig:
-        await rig.read("a", tokens_of(1, 30))
-        await rig.sleep("a")
-        await rig.wake("a")
-        before = await rig.fingerprint("a")
-        rig.network.reset()
+    await rig.asleep("a", tokens_of(1, 30))
+    await rig.wake("a")
+    before = await rig.fingerprint("a")
+    for verb in ("generate", "generate after a text", "chat", "given up"):
         rig.network.fail_at(1)
-        await refused(rig, verb)
+        if verb == "given up":
+            with pytest.raises(asyncio.CancelledError):
+                await given_up(rig, rig.write("a", 5, text="x" * 600, sampling=SAMPLED))
+        else:
+            await refused(rig, verb)
         assert await rig.fingerprint("a") == before
         assert (rig.live("a").sampling, rig.live("a").dirty) == (Sampling(), False)
 
 
-async def test_a_request_cancelled_before_anything_is_committed_leaves_the_settings_as_they_were(open_rig: Any) -> None:
-    async with open_rig() as rig:
-        await rig.read("a", tokens_of(1, 30))
-        before = await rig.fingerprint("a")
-        rig.network.reset()
-        gate = rig.network.hold_at(1)
-        writing = asyncio.ensure_future(rig.write("a", 5, text="x" * 600, sampling=SAMPLED))
-        await gate.reached()
-        writing.cancel()
-        await asyncio.sleep(0)
-        gate.open()
-        with pytest.raises(asyncio.CancelledError):
-            await writing
-        assert await rig.fingerprint("a") == before
-        assert rig.live("a").sampling == Sampling()
+async def test_a_write_that_fails_at_its_first_token_keeps_what_was_read_and_not_the_settings(rig: Rigged) -> None:
+    for name in ("a", "control"):
+        await rig.read(name, tokens_of(1, 30))
+    await rig.service.append("control", text="hello")
+    rig.network.fail_at(3)  # "hell", "o", the first token
+    await refused(rig, "generate after a text")
+    assert await rig.fingerprint("a") == await rig.fingerprint("control")
+    assert rig.live("a").sampling == Sampling()
 
 
-async def test_a_write_that_fails_at_its_first_token_keeps_what_was_read_and_not_the_settings(open_rig: Any) -> None:
-    async with open_rig() as rig:
-        for name in ("a", "control"):
-            await rig.read(name, tokens_of(1, 30))
-        await rig.service.append(session="control", text="hello", on_event=ignore)
-        rig.network.reset()
-        rig.network.fail_at(3)  # "hell", "o", the first token
-        await refused(rig, "generate after a text")
-        assert await rig.fingerprint("a") == await rig.fingerprint("control")
-        assert rig.live("a").sampling == Sampling()
-
-
-async def test_a_token_that_was_drawn_stays_though_the_next_fails(open_rig: Any) -> None:
-    async with open_rig() as rig:
-        for name in ("a", "control"):
-            await rig.read(name, tokens_of(1, 30))
-        await rig.write("control", 1, sampling=SAMPLED)
-        rig.network.reset()
-        rig.network.fail_at(2)
-        await refused(rig, "generate")
-        assert await rig.fingerprint("a") == await rig.fingerprint("control")
-        assert (rig.live("a").sampling, rig.live("a").dirty) == (Sampling(), True)
-
-
-async def test_a_session_goes_on_with_its_settings_after_a_wake(open_rig: Any) -> None:
-    async with open_rig() as rig:
-        await rig.read("a", tokens_of(1, 20), sampling=SAMPLED, labels=["x", "y"], system="Be brief.")
-        await rig.sleep("a")
-        await rig.wake("a")
-        live = rig.live("a")
-        assert (live.sampling, live.labels, live.system) == (SAMPLED, ("x", "y"), "Be brief.")
+async def test_a_token_that_was_drawn_stays_though_the_next_fails(rig: Rigged) -> None:
+    for name in ("a", "control"):
+        await rig.read(name, tokens_of(1, 30))
+    await rig.write("control", 1, sampling=SAMPLED)
+    rig.network.fail_at(2)
+    await refused(rig, "generate")
+    assert await rig.fingerprint("a") == await rig.fingerprint("control")
+    assert (rig.live("a").sampling, rig.live("a").dirty) == (Sampling(), True)
 
 
 # --- sessions beside each other
 
 
 @pytest.mark.one_in(2)
-async def test_two_sessions_at_the_same_time_write_what_each_writes_alone_qx1(open_rig: Any) -> None:
-    async with open_rig() as rig:
-        for name, seed in (("a", 1), ("b", 2), ("a-alone", 1), ("b-alone", 2)):
-            await rig.read(name, tokens_of(seed, 200 + seed), sampling=Sampling(0.8, seed=seed))
-        together = await asyncio.gather(rig.write("a", 50), rig.write("b", 50))
-        assert together == [await rig.write("a-alone", 50), await rig.write("b-alone", 50)]
-        assert await rig.fingerprint("a") == await rig.fingerprint("a-alone")
+async def test_two_sessions_at_the_same_time_write_what_each_writes_alone_qx1(rig: Rigged) -> None:
+    for name, seed in (("a", 1), ("b", 2), ("a-alone", 1), ("b-alone", 2)):
+        await rig.read(name, tokens_of(seed, 200 + seed), sampling=Sampling(0.8, seed=seed))
+    together = await asyncio.gather(rig.write("a", 50), rig.write("b", 50))
+    assert together == [await rig.write("a-alone", 50), await rig.write("b-alone", 50)]
+    assert await rig.fingerprint("a") == await rig.fingerprint("a-alone")
 
 
 @pytest.mark.one_in(2)
-async def test_a_stream_goes_on_while_another_session_reads_a_long_text(open_rig: Any) -> None:
-    async with open_rig() as rig:
-        await rig.read("a", tokens_of(1, 20))
-        await rig.service.create(session="b")
-        order: list[str] = []
-        reading = asyncio.ensure_future(
-            rig.service.append(session="b", tokens=tokens_of(2, 2000), on_event=lambda _: order.append("chunk"))
-        )
-        await rig.service.generate(session="a", max_tokens=30, on_event=lambda _: order.append("token"))
-        await reading
-        first, last = order.index("chunk"), len(order) - 1 - order[::-1].index("chunk")
-        assert "token" in order[first:last], "tokens come between the chunks of the other session"
+async def test_a_stream_goes_on_while_another_session_reads_a_long_text(rig: Rigged) -> None:
+    await rig.read("a", tokens_of(1, 20))
+    await rig.service.create("b")
+    order: list[str] = []
+    reading = asyncio.ensure_future(
+        rig.service.append("b", tokens=tokens_of(2, 2000), on_event=lambda _: order.append("chunk"))
+    )
+    await rig.service.generate("a", max_tokens=30, on_event=lambda _: order.append("token"))
+    await reading
+    first, last = order.index("chunk"), len(order) - 1 - order[::-1].index("chunk")
+    assert "token" in order[first:last], "tokens come between the chunks of the other session"
 
 
-async def test_the_random_numbers_of_the_process_do_not_touch_a_session(open_rig: Any) -> None:
+async def test_the_random_numbers_of_the_process_do_not_touch_a_session(rig: Rigged) -> None:
     """Someone else who draws from mlx's global random state must not change what a seeded session writes."""
     import mlx.core as mx
 
-    async with open_rig() as rig:
-        for name in ("a", "control"):
-            await rig.read(name, tokens_of(1, 20), sampling=SAMPLED)
-        await rig.write("control", 20)
-        for _ in range(4):
-            await rig.service.engine.call(lambda: mx.eval(mx.random.normal((3,))))
-            await rig.write("a", 5)
-        assert await rig.fingerprint("a") == await rig.fingerprint("control")
+    for name in ("a", "control"):
+        await rig.read(name, tokens_of(1, 20), sampling=SAMPLED)
+    await rig.write("control", 20)
+    for _ in range(4):
+        await rig.service.engine.call(lambda: mx.eval(mx.random.normal((3,))))
+        await rig.write("a", 5)
+    assert await rig.fingerprint("a") == await rig.fingerprint("control")
 
 
-async def test_requests_for_one_session_take_turns_in_the_order_of_their_coming(open_rig: Any) -> None:
-    async with open_rig() as rig:
-        for name in ("a", "control"):
-            await rig.read(name, tokens_of(1, 20))
-        task, gate = await held(rig, "a")
-        appending = asyncio.ensure_future(rig.service.append(session="a", tokens=[7, 8], on_event=ignore))
-        writing = asyncio.ensure_future(rig.write("a", 2))
-        gate.open()
-        await asyncio.gather(task, appending, writing)
-        rig.network.reset()
-        await rig.write("control", 3)
-        await rig.service.append(session="control", tokens=[7, 8], on_event=ignore)
-        await rig.write("control", 2)
-        assert await rig.fingerprint("a") == await rig.fingerprint("control")
+async def test_requests_for_one_session_take_turns_in_the_order_of_their_coming(rig: Rigged) -> None:
+    for name in ("a", "control"):
+        await rig.read(name, tokens_of(1, 20))
+    task, gate = await held(rig, "a")
+    appending = asyncio.ensure_future(rig.service.append("a", tokens=[7, 8]))
+    writing = asyncio.ensure_future(rig.write("a", 2))
+    gate.open()
+    await asyncio.gather(task, appending, writing)
+    rig.network.reset()
+    await rig.write("control", 3)
+    await rig.service.append("control", tokens=[7, 8])
+    await rig.write("control", 2)
+    assert await rig.fingerprint("a") == await rig.fingerprint("control")
 
 
-async def test_one_request_too_many_is_told_that_the_session_is_busy_and_nothing_happens_qx18(open_rig: Any) -> None:
-    async with open_rig() as rig:
-        for name in ("a", "control", "other"):
-            await rig.read(name, tokens_of(1, 20))
-        task, gate = await held(rig, "a", 1)
-        waiting = [asyncio.ensure_future(rig.write("a", 1)) for _ in range(MAX_WAITING)]
-        await asyncio.sleep(0)
-        for verb in (rig.write("a", 1), rig.sleep("a"), rig.wake("a"), rig.service.delete(session="a")):
-            with pytest.raises(SessionBusy):
-                await verb
-        gate.open()
-        await asyncio.gather(task, *waiting)
-        rig.network.reset()
-        await rig.write("control", MAX_WAITING + 1)
-        assert await rig.fingerprint("a") == await rig.fingerprint("control")
-        assert await rig.write("a", 1) == await rig.write("control", 1)
-
-
-async def test_a_busy_session_does_not_keep_others_waiting(open_rig: Any) -> None:
-    async with open_rig() as rig:
-        for name in ("a", "b"):
-            await rig.read(name, tokens_of(1, 20))
-        await rig.sleep("b")
-        turn = rig.service.residency.turns.take(rig.live("a").uri)
-        async with turn:
-            await rig.wake("b")
-            await rig.write("b", 2)
+async def test_one_request_too_many_is_told_that_the_session_is_busy_and_nothing_happens_qx18(rig: Rigged) -> None:
+    for name in ("a", "control", "other"):
+        await rig.read(name, tokens_of(1, 20))
+    task, gate = await held(rig, "a", 1)
+    waiting = [asyncio.ensure_future(rig.write("a", 1)) for _ in range(MAX_WAITING)]
+    await asyncio.sleep(0)
+    for verb in (rig.write("a", 1), rig.sleep("a"), rig.wake("a"), rig.service.delete("a")):
+        with pytest.raises(SessionBusy):
+            await verb
+    gate.open()
+    await asyncio.gather(task, *waiting)
+    rig.network.reset()
+    await rig.write("control", MAX_WAITING + 1)
+    assert await rig.fingerprint("a") == await rig.fingerprint("control")
+    assert await rig.write("a", 1) == await rig.write("control", 1)
 
 
 # --- sleep
 
 
-async def test_sleep_frees_the_memory_and_says_what_is_durable(open_rig: Any) -> None:
-    async with open_rig() as rig:
-        await rig.read("a", tokens_of(1, 300))
-        events: list[Any] = []
-        receipt = await rig.service.sleep(session="a", on_event=events.append)
-        assert not rig.is_awake("a")
-        (info,) = await rig.service.list_sessions()
-        assert (info.state, info.resident_bytes, info.dirty) == ("asleep", 0, False)
-        assert (info.version, info.bundle_id, info.token_count) == (receipt.version, receipt.bundle_id, 300)
-        assert all(isinstance(event, ProgressEvent) and event.stage == "sleep" for event in events)
-        assert events[-1].done == events[-1].total
+async def test_sleep_frees_the_memory_and_says_what_is_durable(rig: Rigged) -> None:
+    await rig.read("a", tokens_of(1, 300))
+    events: list[Any] = []
+    receipt = await rig.service.sleep("a", on_event=events.append)
+    assert not rig.is_awake("a")
+    (info,) = await rig.service.list_sessions()
+    assert (info.state, info.resident_bytes, info.dirty) == ("asleep", 0, False)
+    assert (info.version, info.bundle_id, info.token_count) == (receipt.version, receipt.bundle_id, 300)
+    assert all(isinstance(event, ProgressEvent) and event.stage == "sleep" for event in events)
+    assert events[-1].done == events[-1].total
 
 
-async def test_sleeping_again_gives_the_same_receipt_and_writes_nothing_threat_46(open_rig: Any) -> None:
-    async with open_rig() as rig:
-        await rig.read("a", tokens_of(1, 300))
-        first = await rig.sleep("a")
+async def test_sleeping_again_gives_the_same_receipt_and_writes_nothing_threat_46(rig: Rigged) -> None:
+    await rig.read("a", tokens_of(1, 600))
+    for version in (1, 2):
+        slept = await rig.sleep("a")
         asleep = await rig.sleep("a")
         await rig.wake("a")
         clean = await rig.sleep("a")
         assert asleep == replace(clean, already_asleep=True)
-        assert (clean.version, clean.bundle_id, clean.token_count) == (1, first.bundle_id, 300)
-        assert (clean.bytes_written, clean.blocks_new, clean.blocks_reused) == (0, 0, 2)
-        assert clean.logical_bytes == first.logical_bytes
-        assert len((await rig.service.show(session="a")).versions) == 1
-
-
-async def test_the_receipt_of_a_session_that_sleeps_already_is_the_same_after_several_sleeps(open_rig: Any) -> None:
-    async with open_rig() as rig:
-        await rig.read("a", tokens_of(1, 600))
-        await rig.sleep("a")
-        await rig.service.append(session="a", tokens=[1], on_event=ignore)
-        second = await rig.sleep("a")
-        asleep = await rig.sleep("a")
-        await rig.wake("a")
-        clean = await rig.sleep("a")
-        assert asleep == replace(clean, already_asleep=True)
-        assert (clean.version, clean.bundle_id, clean.parent) == (2, second.bundle_id, second.parent)
-        assert (clean.logical_bytes, clean.blocks_reused) == (second.logical_bytes, 3)
+        assert (clean.version, clean.bundle_id, clean.parent) == (version, slept.bundle_id, slept.parent)
+        assert (clean.bytes_written, clean.blocks_new, clean.blocks_reused) == (0, 0, 3)
+        assert (clean.logical_bytes, clean.token_count) == (slept.logical_bytes, slept.token_count)
+        assert len((await rig.service.show("a")).versions) == version
+        await rig.service.append("a", tokens=[1])
 
 
 @pytest.mark.one_in(2)
@@ -506,8 +395,7 @@ async def test_an_unchanged_session_whose_bundle_is_gone_is_written_again_before
     open_rig: Any, store: Any, stop: bool
 ) -> None:
     async with open_rig() as rig:
-        await rig.read("a", tokens_of(1, 300))
-        await rig.sleep("a")
+        await rig.asleep("a", tokens_of(1, 300))
         await rig.wake("a")
         before = await rig.fingerprint("a")
         (bundle,) = store.rglob("*.mvb")
@@ -523,110 +411,101 @@ async def test_an_unchanged_session_whose_bundle_is_gone_is_written_again_before
 
 @pytest.mark.parametrize("verb", ["sleep", "wake", "delete"])
 async def test_a_request_that_is_given_up_while_it_waits_for_its_turn_is_not_carried_out(
-    open_rig: Any, verb: str
+    rig: Rigged, verb: str
 ) -> None:
-    async with open_rig() as rig:
-        for name in ("a", "control"):
-            await rig.read(name, tokens_of(1, 20))
-        if verb == "wake":
-            await rig.sleep("a")
-        uri = rig.service.resolve("a")
-        async with rig.service.residency.turns.take(uri):
-            options = {} if verb == "delete" else {"on_event": ignore}
-            asking = asyncio.ensure_future(getattr(rig.service, verb)(session="a", **options))
-            await asyncio.sleep(0)
-            asking.cancel()
-            # It is told at once: its turn has not come, and does not come within this block.
-            assert await asyncio.wait([asking], timeout=DEADLINE_S) == ({asking}, set())
-            assert asking.cancelled()
-        assert rig.service.residency.turns.in_use() == set()
-        assert rig.is_awake("a") == (verb != "wake")
-        assert [info.version for info in await rig.service.list_sessions(namespace="default")] == [
-            1 if verb == "wake" else None,
-            None,
-        ]
-
-
-async def test_two_sleeps_at_the_same_time_make_one_version_threat_49(open_rig: Any) -> None:
-    async with open_rig() as rig:
-        await rig.read("a", tokens_of(1, 300))
-        receipts = await asyncio.gather(*(rig.sleep("a") for _ in range(4)))
-        assert {receipt.version for receipt in receipts} == {1}
-        assert {receipt.bundle_id for receipt in receipts} == {receipts[0].bundle_id}
-        assert len((await rig.service.show(session="a")).versions) == 1
-
-
-async def test_a_sleep_waits_for_the_generation_that_is_running_threat_50(open_rig: Any) -> None:
-    async with open_rig() as rig:
-        for name in ("a", "control"):
-            await rig.read(name, tokens_of(1, 20))
-        task, gate = await held(rig, "a", 10)
-        sleeping = asyncio.ensure_future(rig.sleep("a"))
+    for name in ("a", "control"):
+        await rig.read(name, tokens_of(1, 20))
+    if verb == "wake":
+        await rig.sleep("a")
+    uri = rig.service.resolve("a")
+    async with rig.service.residency.turns.take(uri):
+        options = {} if verb == "delete" else {"on_event": ignore}
+        asking = asyncio.ensure_future(getattr(rig.service, verb)(session="a", **options))
         await asyncio.sleep(0)
-        gate.open()
+        asking.cancel()
+        # It is told at once: its turn has not come, and does not come within this block.
+        assert await asyncio.wait([asking], timeout=DEADLINE_S) == ({asking}, set())
+        assert asking.cancelled()
+    assert rig.service.residency.turns.in_use() == set()
+    assert rig.is_awake("a") == (verb != "wake")
+    assert [info.version for info in await rig.service.list_sessions(namespace="default")] == [
+        1 if verb == "wake" else None,
+        None,
+    ]
+
+
+async def test_two_sleeps_at_the_same_time_make_one_version_threat_49(rig: Rigged) -> None:
+    await rig.read("a", tokens_of(1, 300))
+    receipts = await asyncio.gather(*(rig.sleep("a") for _ in range(4)))
+    assert {receipt.version for receipt in receipts} == {1}
+    assert {receipt.bundle_id for receipt in receipts} == {receipts[0].bundle_id}
+    assert len((await rig.service.show("a")).versions) == 1
+
+
+async def test_a_sleep_waits_for_the_generation_that_is_running_threat_50(rig: Rigged) -> None:
+    for name in ("a", "control"):
+        await rig.read(name, tokens_of(1, 20))
+    task, gate = await held(rig, "a", 10)
+    sleeping = asyncio.ensure_future(rig.sleep("a"))
+    await asyncio.sleep(0)
+    gate.open()
+    await task
+    assert (await sleeping).token_count == 30
+    rig.network.reset()
+    await rig.write("control", 10)
+    await rig.wake("a")
+    assert await rig.fingerprint("a") == await rig.fingerprint("control")
+
+
+async def test_a_request_during_a_sleep_waits_and_wakes_the_session_again_threat_50(rig: Rigged) -> None:
+    for name in ("a", "control"):
+        await rig.read(name, tokens_of(1, 300))
+    sleeping = asyncio.ensure_future(rig.sleep("a"))
+    await until(lambda: bool(rig.service.residency.turns.in_use()))
+    written = await rig.write("a", 10)
+    assert (await sleeping).token_count == 300
+    assert written == await rig.write("control", 10)
+
+
+async def test_a_sleep_runs_to_its_end_when_the_client_goes_away_threat_46(rig: Rigged) -> None:
+    await rig.read("a", tokens_of(1, 600))
+    task = asyncio.ensure_future(rig.sleep("a"))
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
         await task
-        assert (await sleeping).token_count == 30
-        rig.network.reset()
-        await rig.write("control", 10)
-        await rig.wake("a")
-        assert await rig.fingerprint("a") == await rig.fingerprint("control")
-
-
-async def test_a_request_during_a_sleep_waits_and_wakes_the_session_again_threat_50(open_rig: Any) -> None:
-    async with open_rig() as rig:
-        for name in ("a", "control"):
-            await rig.read(name, tokens_of(1, 300))
-        sleeping = asyncio.ensure_future(rig.sleep("a"))
-        await until(lambda: bool(rig.service.residency.turns.in_use()))
-        written = await rig.write("a", 10)
-        assert (await sleeping).token_count == 300
-        assert written == await rig.write("control", 10)
-
-
-async def test_a_sleep_runs_to_its_end_when_the_client_goes_away_threat_46(open_rig: Any) -> None:
-    async with open_rig() as rig:
-        await rig.read("a", tokens_of(1, 600))
-        task = asyncio.ensure_future(rig.sleep("a"))
-        await asyncio.sleep(0)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        assert not rig.is_awake("a")
-        again = await rig.sleep("a")
-        assert (again.version, again.token_count, again.bytes_written) == (1, 600, 0)
+    assert not rig.is_awake("a")
+    again = await rig.sleep("a")
+    assert (again.version, again.token_count, again.bytes_written) == (1, 600, 0)
 
 
 # --- wake
 
 
 @pytest.mark.usefixtures("short_calls")
-async def test_a_wake_reports_what_it_read(open_rig: Any) -> None:
-    async with open_rig() as rig:
-        await rig.read("a", tokens_of(1, 600))
-        receipt = await rig.sleep("a")
-        events: list[Any] = []
-        report = await rig.service.wake(session="a", on_event=events.append)
-        assert (report.version, report.bundle_id, report.token_count) == (1, receipt.bundle_id, 600)
-        assert report.bytes_read == receipt.logical_bytes == 600 * 3 * 2 * 2 * 16 * 4 + 259 * 4 + 8 + 3 * 8
-        assert not report.already_awake
-        assert [event.stage for event in events] == ["wake"] * 3
-        assert (events[-1].done, events[-1].total) == (report.bytes_read, report.bytes_read)
+async def test_a_wake_reports_what_it_read(rig: Rigged) -> None:
+    receipt = await rig.asleep("a", tokens_of(1, 600))
+    events: list[Any] = []
+    report = await rig.service.wake("a", on_event=events.append)
+    assert (report.version, report.bundle_id, report.token_count) == (1, receipt.bundle_id, 600)
+    assert report.bytes_read == receipt.logical_bytes == 600 * ROW + LOGITS + 8 + 3 * 8
+    assert not report.already_awake
+    assert [event.stage for event in events] == ["wake"] * 2
+    assert (events[-1].done, events[-1].total) == (report.bytes_read, report.bytes_read)
 
 
-async def test_waking_a_session_that_is_awake_reads_nothing(open_rig: Any) -> None:
-    async with open_rig() as rig:
-        await rig.read("a", tokens_of(1, 30))
-        before = await rig.fingerprint("a")
-        report = await rig.wake("a")
-        assert (report.already_awake, report.bytes_read, report.version) == (True, 0, None)
-        assert await rig.fingerprint("a") == before
+async def test_waking_a_session_that_is_awake_reads_nothing(rig: Rigged) -> None:
+    await rig.read("a", tokens_of(1, 30))
+    before = await rig.fingerprint("a")
+    report = await rig.wake("a")
+    assert (report.already_awake, report.bytes_read, report.version) == (True, 0, None)
+    assert await rig.fingerprint("a") == before
 
 
 async def test_an_earlier_version_that_was_woken_and_not_used_leaves_the_newest_the_newest(open_rig: Any) -> None:
     """Whoever puts it to sleep: a request, a stop, or nobody, for it is in the way of none."""
     async with open_rig() as rig:
-        await rig.read("a", tokens_of(1, 300))
-        await rig.sleep("a")
+        await rig.asleep("a", tokens_of(1, 300))
         await rig.write("a", 3)
         at_version_2 = await rig.fingerprint("a")
         second = await rig.sleep("a")
@@ -644,72 +523,57 @@ async def test_an_earlier_version_that_was_woken_and_not_used_leaves_the_newest_
         assert await rig.fingerprint("a") == at_version_2
 
 
-async def test_a_generation_from_an_earlier_version_says_that_history_branches_there(open_rig: Any) -> None:
-    async with open_rig() as rig:
-        await rig.read("a", tokens_of(1, 30))
+async def test_a_generation_from_an_earlier_version_says_that_history_branches_there(rig: Rigged) -> None:
+    await rig.asleep("a", tokens_of(1, 30))
+    await rig.write("a", 3)
+    await rig.sleep("a")
+    for verb, asked in (("generate", {}), ("chat", {"message": "hello"})):
+        await rig.wake("a", version=1)
+        forked = await rig.service.fork("a", name=verb)
+        assert (forked.token_count, rig.live("a").is_mere_look) == (30, True), "what is looked at is forked"
+        looks = {info.name: info.look for info in await rig.service.list_sessions()}
+        assert (looks.pop("a").token_count, set(looks.values())) == (30, {None})
+        written = await getattr(rig.service, verb)(session="a", max_tokens=2, on_event=ignore, **asked)
+        assert written.branched is not None
+        assert (written.branched.version, written.branched.token_count) == (1, 30)
+        assert (await rig.service.list_sessions())[0].look is None
+        again = await rig.service.generate("a", max_tokens=2)
+        assert again.branched is None
         await rig.sleep("a")
-        await rig.write("a", 3)
-        await rig.sleep("a")
-        for verb, asked in (("generate", {}), ("chat", {"message": "hello"})):
-            await rig.wake("a", version=1)
-            forked = await rig.service.fork(session="a", name=verb, on_event=ignore)
-            assert (forked.token_count, rig.live("a").is_mere_look) == (30, True), "what is looked at is forked"
-            looks = {info.name: info.look for info in await rig.service.list_sessions()}
-            assert (looks.pop("a").token_count, set(looks.values())) == (30, {None})
-            written = await getattr(rig.service, verb)(session="a", max_tokens=2, on_event=ignore, **asked)
-            assert written.branched is not None
-            assert (written.branched.version, written.branched.token_count) == (1, 30)
-            assert (await rig.service.list_sessions())[0].look is None
-            again = await rig.service.generate(session="a", max_tokens=2, on_event=ignore)
-            assert again.branched is None
-            await rig.sleep("a")
-        assert [info.version for info in await rig.service.list_sessions()] == [4, 1, 1]
+    assert [info.version for info in await rig.service.list_sessions()] == [4, 1, 1]
 
 
-async def test_another_version_of_a_session_that_is_awake_is_refused(open_rig: Any) -> None:
-    async with open_rig() as rig:
-        await rig.read("a", tokens_of(1, 30))
-        await rig.sleep("a")
-        await rig.write("a", 1)
-        await rig.sleep("a")
-        await rig.wake("a")
-        assert (await rig.wake("a", version=2)).already_awake
-        with pytest.raises(SessionAwake):
-            await rig.wake("a", version=1)
-        await rig.write("a", 1)
-        with pytest.raises(SessionAwake, match="has changed"):
-            await rig.wake("a", version=2)
-        assert (await rig.fingerprint("a")).offsets == (32, 32, 32)
+async def test_another_version_of_a_session_that_is_awake_is_refused(rig: Rigged) -> None:
+    await rig.asleep("a", tokens_of(1, 30))
+    with pytest.raises(SessionNotFound, match="version 9"):
+        await rig.wake("a", version=9)
+    await rig.write("a", 1)
+    await rig.sleep_and_wake("a")
+    assert (await rig.wake("a", version=2)).already_awake
+    with pytest.raises(SessionAwake):
+        await rig.wake("a", version=1)
+    await rig.write("a", 1)
+    with pytest.raises(SessionAwake, match="has changed"):
+        await rig.wake("a", version=2)
+    assert (await rig.fingerprint("a")).offsets == (32, 32)
 
 
-async def test_a_version_that_never_was_is_named(open_rig: Any) -> None:
-    async with open_rig() as rig:
-        await rig.read("a", tokens_of(1, 30))
-        await rig.sleep("a")
-        with pytest.raises(SessionNotFound, match="version 9"):
-            await rig.wake("a", version=9)
-
-
-async def test_two_wakes_at_the_same_time_make_one_session(open_rig: Any) -> None:
-    async with open_rig() as rig:
-        await rig.read("a", tokens_of(1, 300))
-        await rig.sleep("a")
-        reports = await asyncio.gather(*(rig.wake("a") for _ in range(3)))
-        assert sorted(report.already_awake for report in reports) == [False, True, True]
+async def test_two_wakes_at_the_same_time_make_one_session(rig: Rigged) -> None:
+    await rig.asleep("a", tokens_of(1, 300))
+    reports = await asyncio.gather(*(rig.wake("a") for _ in range(3)))
+    assert sorted(report.already_awake for report in reports) == [False, True, True]
 
 
 async def test_a_wake_that_has_begun_runs_to_its_end_and_is_answered_as_done_when_it_is_cancelled(
-    open_rig: Any,
+    rig: Rigged,
 ) -> None:
-    async with open_rig() as rig:
-        await rig.read("a", tokens_of(1, 300))
-        await rig.sleep("a")
-        task = asyncio.ensure_future(rig.wake("a"))
-        await asyncio.sleep(0)
-        task.cancel()
-        woken = await task
-        assert (woken.token_count, woken.already_awake) == (300, False)
-        assert (await rig.wake("a")).already_awake
+    await rig.asleep("a", tokens_of(1, 300))
+    task = asyncio.ensure_future(rig.wake("a"))
+    await asyncio.sleep(0)
+    task.cancel()
+    woken = await task
+    assert (woken.token_count, woken.already_awake) == (300, False)
+    assert (await rig.wake("a")).already_awake
 
 
 # --- delete
@@ -719,13 +583,12 @@ async def test_a_wake_that_has_begun_runs_to_its_end_and_is_answered_as_done_whe
 @pytest.mark.parametrize("awake", [True, False])
 async def test_a_deleted_session_is_gone_from_memory_and_disk(open_rig: Any, store: Any, awake: bool) -> None:
     async with open_rig() as rig:
-        await rig.read("a", tokens_of(1, 300))
-        await rig.sleep("a")
+        await rig.asleep("a", tokens_of(1, 300))
         await rig.write("a", 2)
         await rig.sleep("a")
         if awake:
             await rig.wake("a")
-        result = await rig.service.delete(session="a")
+        result = await rig.service.delete("a")
         assert (result.versions_deleted, result.bundles_deleted) == (2, 2)
         assert result.bytes_freed > 0
         assert not await rig.service.list_sessions()
@@ -738,8 +601,7 @@ async def test_a_deleted_session_is_gone_from_memory_and_disk(open_rig: Any, sto
 
 async def test_a_session_of_which_all_is_set_aside_is_deleted_by_its_name(open_rig: Any, store: Any) -> None:
     async with open_rig() as rig:
-        await rig.read("a", tokens_of(1, 300))
-        await rig.sleep("a")
+        await rig.asleep("a", tokens_of(1, 300))
     for file in (store / "bundles").rglob("*.mvb"):
         file.unlink()
     with Store.open(store, writable=True) as opened:
@@ -747,133 +609,110 @@ async def test_a_session_of_which_all_is_set_aside_is_deleted_by_its_name(open_r
         assert len(opened.index.given_up()) == 1
     async with open_rig() as rig:
         assert not await rig.service.list_sessions()
-        result = await rig.service.delete(session="a")
+        result = await rig.service.delete("a")
         assert (result.versions_deleted, result.problems) == (1, ())
         with pytest.raises(SessionNotFound):
-            await rig.service.delete(session="a")
+            await rig.service.delete("a")
         await rig.read("a", tokens_of(1, 300))
         assert (await rig.sleep("a")).version == 1
 
 
-async def test_what_a_delete_could_not_mark_in_quarantine_is_told(open_rig: Any, store: Any) -> None:
-    async with open_rig() as rig:
-        await rig.read("a", tokens_of(1, 300))
-        await rig.sleep("a")
-        (store / "quarantine").chmod(0o770)
-        result = await rig.service.delete(session="a")
-        (store / "quarantine").chmod(0o700)
-        assert [(one.path, one.code) for one in result.problems] == [(str(store / "quarantine"), "unsafe_path")]
-        assert (result.versions_deleted, result.problems_left_out) == (1, 0)
+async def test_what_a_delete_could_not_mark_in_quarantine_is_told(rig: Rigged, store: Any) -> None:
+    await rig.asleep("a", tokens_of(1, 300))
+    (store / "quarantine").chmod(0o770)
+    result = await rig.service.delete("a")
+    (store / "quarantine").chmod(0o700)
+    assert [(one.path, one.code) for one in result.problems] == [(str(store / "quarantine"), "unsafe_path")]
+    assert (result.versions_deleted, result.problems_left_out) == (1, 0)
 
 
-async def test_a_name_can_be_used_again_after_a_delete(open_rig: Any) -> None:
-    async with open_rig() as rig:
-        await rig.read("a", tokens_of(1, 300))
-        await rig.sleep("a")
-        await rig.service.delete(session="a")
-        await rig.read("a", tokens_of(2, 10))
-        assert (await rig.sleep("a")).version == 1
-        assert (await rig.wake("a")).token_count == 10
+async def test_a_delete_that_fails_leaves_the_session_in_memory(rig: Rigged, monkeypatch: pytest.MonkeyPatch) -> None:
+    await rig.asleep("a", tokens_of(1, 300))
+    await rig.write("a", 5)
+    before = await rig.fingerprint("a")
+
+    def fail(_uri: object) -> None:
+        raise StoreIoError("the disk is gone")
+
+    monkeypatch.setattr(rig.service.store, "delete_session", fail)
+    with pytest.raises(StoreIoError):
+        await rig.service.delete("a")
+    monkeypatch.undo()
+    assert await rig.fingerprint("a") == before
+    assert (await rig.sleep("a")).token_count == 305
 
 
-async def test_a_delete_that_fails_leaves_the_session_in_memory(open_rig: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with open_rig() as rig:
-        await rig.read("a", tokens_of(1, 300))
-        await rig.sleep("a")
-        await rig.write("a", 5)
-        before = await rig.fingerprint("a")
-
-        def fail(_uri: object) -> None:
-            raise StoreIoError("the disk is gone")
-
-        monkeypatch.setattr(rig.service.store, "delete_session", fail)
-        with pytest.raises(StoreIoError):
-            await rig.service.delete(session="a")
-        monkeypatch.undo()
-        assert await rig.fingerprint("a") == before
-        assert (await rig.sleep("a")).token_count == 305
-
-
-async def test_a_delete_takes_its_turn_among_what_writes(open_rig: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_delete_takes_its_turn_among_what_writes(rig: Rigged, monkeypatch: pytest.MonkeyPatch) -> None:
     """It waits for the store's writers, so it must not take a thread that wakes are read on."""
-    async with open_rig() as rig:
-        await rig.read("a", [1, 2])
-        await rig.sleep("a")
-        delete, threads = Store.delete_session, []
+    await rig.asleep("a", [1, 2])
+    delete, threads = Store.delete_session, []
 
-        def noted(*args: Any) -> Any:
-            threads.append(threading.current_thread().name)
-            return delete(*args)
+    def noted(*args: Any) -> Any:
+        threads.append(threading.current_thread().name)
+        return delete(*args)
 
-        monkeypatch.setattr(Store, "delete_session", noted)
-        await rig.service.delete(session="a")
-        assert [name.rstrip("_0123456789") for name in threads] == ["torpor-write"]
+    monkeypatch.setattr(Store, "delete_session", noted)
+    await rig.service.delete("a")
+    assert [name.rstrip("_0123456789") for name in threads] == ["torpor-write"]
 
 
-async def test_a_request_that_waited_for_a_deleted_session_finds_none_threat_52(open_rig: Any) -> None:
-    async with open_rig() as rig:
-        await rig.read("a", tokens_of(1, 20))
-        task, gate = await held(rig, "a", 1)
-        deleting = asyncio.ensure_future(rig.service.delete(session="a"))
-        await asyncio.sleep(0)
-        late = [asyncio.ensure_future(work) for work in (rig.write("a", 1), rig.wake("a"), rig.sleep("a"))]
-        gate.open()
-        await task
-        await deleting
-        for each in late:
-            with pytest.raises(SessionNotFound):
-                await each
+async def test_a_request_that_waited_for_a_deleted_session_finds_none_threat_52(rig: Rigged) -> None:
+    await rig.read("a", tokens_of(1, 20))
+    task, gate = await held(rig, "a", 1)
+    deleting = asyncio.ensure_future(rig.service.delete("a"))
+    await asyncio.sleep(0)
+    late = [asyncio.ensure_future(work) for work in (rig.write("a", 1), rig.wake("a"), rig.sleep("a"))]
+    gate.open()
+    await task
+    await deleting
+    for each in late:
+        with pytest.raises(SessionNotFound):
+            await each
 
 
 # --- asking
 
 
 async def test_a_request_does_not_list_the_store_to_find_its_session(
-    open_rig: Any, monkeypatch: pytest.MonkeyPatch
+    rig: Rigged, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with open_rig() as rig:
-        for name in ("a", "work/b"):
-            await rig.read(name, [1, 2])
-            await rig.sleep(name)
-        await rig.read("c", [1, 2])
-        for listing in (SessionQueries.latest, SessionQueries.all_rows):
-            monkeypatch.delattr(SessionQueries, listing.__name__)
-        for name in ("a", "work/b", "torpor://default/c"):
-            await rig.write(name, 1)
-            await rig.sleep(name)
-            await rig.wake(name)
-            await rig.service.show(session=name)
-        await rig.service.delete(session="a")
+    for name in ("a", "work/b"):
+        await rig.asleep(name, [1, 2])
+    await rig.read("c", [1, 2])
+    for listing in (SessionQueries.latest, SessionQueries.all_rows):
+        monkeypatch.delattr(SessionQueries, listing.__name__)
+    for name in ("a", "work/b", "torpor://default/c"):
+        await rig.write(name, 1)
+        await rig.sleep_and_wake(name)
+        await rig.service.show(name)
+    await rig.service.delete("a")
 
 
-async def test_sessions_are_listed_by_name_and_by_namespace(open_rig: Any) -> None:
-    async with open_rig() as rig:
-        for name in ("b/x", "a/y", "a/x"):
-            await rig.read(name, [1, 2])
-        await rig.sleep("a/y")
-        listed = await rig.service.list_sessions()
-        assert [(info.session, info.state) for info in listed] == [
-            ("torpor://a/x", "awake"),
-            ("torpor://a/y", "asleep"),
-            ("torpor://b/x", "awake"),
-        ]
-        assert [info.name for info in await rig.service.list_sessions(namespace="a")] == ["x", "y"]
-        assert not await rig.service.list_sessions(namespace="c")
+async def test_sessions_are_listed_by_name_and_by_namespace(rig: Rigged) -> None:
+    for name in ("b/x", "a/y", "a/x"):
+        await rig.read(name, [1, 2])
+    await rig.sleep("a/y")
+    listed = await rig.service.list_sessions()
+    assert [(info.session, info.state) for info in listed] == [
+        ("torpor://a/x", "awake"),
+        ("torpor://a/y", "asleep"),
+        ("torpor://b/x", "awake"),
+    ]
+    assert [info.name for info in await rig.service.list_sessions(namespace="a")] == ["x", "y"]
+    assert not await rig.service.list_sessions(namespace="c")
 
 
-async def test_status_counts_sessions_and_names_models(open_rig: Any, store: Any) -> None:
-    async with open_rig() as rig:
-        for name in ("a", "b", "c"):
-            await rig.read(name, [1, 2])
-        await rig.sleep("a")
-        await rig.sleep("b")
-        await rig.wake("b")
-        status = await rig.service.status()
-        assert (status.sessions_awake, status.sessions_asleep) == (2, 1)
-        assert status.store == str(store)
-        (model,) = status.models
-        assert (model.name, model.context_tokens, model.resident) == (MODEL, 2048, True)
-        assert model.identity == rig.model.identity.digest.hex()
+async def test_status_counts_sessions_and_names_models(rig: Rigged, store: Any) -> None:
+    for name in ("a", "b", "c"):
+        await rig.read(name, [1, 2])
+    await rig.sleep("a")
+    await rig.sleep_and_wake("b")
+    status = await rig.service.status()
+    assert (status.sessions_awake, status.sessions_asleep) == (2, 1)
+    assert status.store == str(store)
+    (model,) = status.models
+    assert (model.name, model.context_tokens, model.resident) == (MODEL, 2048, True)
+    assert model.identity == rig.model.identity.digest.hex()
 
 
 # --- stopping
@@ -883,8 +722,7 @@ async def test_a_stop_puts_every_changed_session_to_sleep(open_rig: Any) -> None
     async with open_rig() as rig:
         for name in ("a", "b", "clean"):
             await rig.read(name, tokens_of(1, 50), sampling=SAMPLED)
-        await rig.sleep("clean")
-        await rig.wake("clean")
+        await rig.sleep_and_wake("clean")
         before = await rig.fingerprint("a")
         report = await rig.service.close()
         assert sorted(report.slept) == ["torpor://default/a", "torpor://default/b"]
@@ -896,31 +734,22 @@ async def test_a_stop_puts_every_changed_session_to_sleep(open_rig: Any) -> None
 
 
 async def test_a_stop_reports_the_sessions_that_could_not_be_kept_and_keeps_the_others(
-    open_rig: Any, monkeypatch: pytest.MonkeyPatch
+    rig: Rigged, full_disk: Any
 ) -> None:
-    async with open_rig() as rig:
-        for name in ("a", "b"):
-            await rig.read(name, [1, 2, 3])
-        write = Store.write_bundle
-
-        def fail_for_b(store: Store, *, uri: Any, **options: Any) -> Any:
-            if uri.name == "b":
-                raise StoreIoError("the disk is gone")
-            return write(store, uri=uri, **options)
-
-        monkeypatch.setattr(Store, "write_bundle", fail_for_b)
-        report = await rig.service.close()
-        assert report.slept == ("torpor://default/a",)
-        assert report.failed["torpor://default/b"].startswith("store_io: the disk is gone")
-        assert list(report.failed) == ["torpor://default/b"]
+    for name in ("a", "b"):
+        await rig.read(name, [1, 2, 3])
+    full_disk("b")
+    report = await rig.service.close()
+    assert report.slept == ("torpor://default/a",)
+    assert report.failed["torpor://default/b"].startswith("no_space: The disk is full")
+    assert list(report.failed) == ["torpor://default/b"]
 
 
 async def test_a_stop_keeps_a_session_whose_index_was_damaged_meanwhile(open_rig: Any, store: Path) -> None:
     async with open_rig() as rig:
-        await rig.read("a", [1, 2, 3])
-        await rig.sleep("a")
+        await rig.asleep("a", [1, 2, 3])
     async with open_rig() as rig:
-        await rig.service.append(session="a", tokens=[4], on_event=ignore)
+        await rig.service.append("a", tokens=[4])
         await rig.read("b", [5, 6])
         wanted = [await rig.fingerprint(name) for name in "ab"]
         (store / "index.sqlite").write_bytes(b"garbage")
@@ -934,12 +763,11 @@ async def test_a_stop_keeps_a_session_whose_index_was_damaged_meanwhile(open_rig
         assert [await rig.fingerprint(name) for name in "ab"] == wanted
 
 
-async def test_a_session_that_has_read_nothing_ends_with_the_daemon_and_is_no_failure(open_rig: Any) -> None:
-    async with open_rig() as rig:
-        await rig.service.create(session="empty", system="Be brief.")
-        await rig.read("a", [1, 2, 3])
-        report = await rig.service.close()
-        assert (report.slept, report.failed, report.empty) == (("torpor://default/a",), {}, ("torpor://default/empty",))
+async def test_a_session_that_has_read_nothing_ends_with_the_daemon_and_is_no_failure(rig: Rigged) -> None:
+    await rig.service.create("empty", system="Be brief.")
+    await rig.read("a", [1, 2, 3])
+    report = await rig.service.close()
+    assert (report.slept, report.failed, report.empty) == (("torpor://default/a",), {}, ("torpor://default/empty",))
 
 
 async def test_an_unforeseen_failure_of_one_sleep_does_not_cost_the_other_sessions_theirs(
@@ -977,7 +805,7 @@ async def test_a_stop_waits_for_what_is_running_and_refuses_what_comes_after(ope
         closing = asyncio.ensure_future(rig.service.close())
         await asyncio.sleep(0)
         with pytest.raises(ServiceClosed):
-            await rig.service.create(session="late")
+            await rig.service.create("late")
         gate.open()
         assert len((await task)[0]) == 5
         report = await closing
@@ -993,9 +821,7 @@ async def test_a_stop_waits_for_what_is_running_and_refuses_what_comes_after(ope
 async def test_a_session_woken_by_a_request_that_was_under_way_is_kept_by_the_stop(open_rig: Any) -> None:
     """What was acknowledged before the stop ended must not be lost, though the session slept when it began."""
     async with open_rig() as rig:
-        await rig.read("a", tokens_of(1, 300))
-        await rig.sleep("a")
-        rig.network.reset()
+        await rig.asleep("a", tokens_of(1, 300))
         gate = rig.network.hold_at(2)
         writing = asyncio.ensure_future(rig.write("a", 5))
         await asyncio.sleep(0)
@@ -1008,12 +834,11 @@ async def test_a_session_woken_by_a_request_that_was_under_way_is_kept_by_the_st
         assert (await rig.wake("a")).token_count == 305
 
 
-async def test_stopping_twice_is_stopping_once(open_rig: Any) -> None:
-    async with open_rig() as rig:
-        await rig.read("a", [1])
-        reports = await asyncio.gather(rig.service.close(), rig.service.close())
-        assert [report.slept for report in reports] == [("torpor://default/a",)] * 2
-        assert await rig.service.close() == reports[0]
+async def test_stopping_twice_is_stopping_once(rig: Rigged) -> None:
+    await rig.read("a", [1])
+    reports = await asyncio.gather(rig.service.close(), rig.service.close())
+    assert [report.slept for report in reports] == [("torpor://default/a",)] * 2
+    assert await rig.service.close() == reports[0]
 
 
 async def test_a_stop_runs_to_its_end_when_whoever_asked_is_cancelled(open_rig: Any) -> None:
@@ -1037,30 +862,15 @@ async def test_a_stop_runs_to_its_end_when_whoever_asked_is_cancelled(open_rig: 
         assert (await rig.wake("a")).token_count == 302
 
 
-class FullDisk:
-    """A disk without room for the sessions of those names, until it is given some."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
-        self.names = set(names)
-        write = Store.write_bundle
-
-        def write_if_there_is_room(store: Store, *, uri: Any, **options: Any) -> Any:
-            if uri.name in self.names:
-                raise NoSpace("The disk is full.")
-            return write(store, uri=uri, **options)
-
-        monkeypatch.setattr(Store, "write_bundle", write_if_there_is_room)
-
-
 @pytest.mark.one_in(2)
 async def test_a_stop_that_would_lose_a_session_is_not_begun_and_all_go_on_bit_for_bit(
-    open_rig: Any, monkeypatch: pytest.MonkeyPatch
+    open_rig: Any, full_disk: Any
 ) -> None:
-    disk = FullDisk(monkeypatch, "a")
+    disk = full_disk("a")
     async with open_rig() as rig:
         for name in ("a", "b", "control"):
             await rig.read(name, tokens_of(1, 300), sampling=SAMPLED)
-        await rig.service.create(session="empty", system="Be brief.")
+        await rig.service.create("empty", system="Be brief.")
         for _ in range(2):
             before = [await rig.fingerprint(name) for name in ("a", "b")]
             report = await rig.service.prepare_close()
@@ -1070,7 +880,7 @@ async def test_a_stop_that_would_lose_a_session_is_not_begun_and_all_go_on_bit_f
             assert await rig.write("a", 5) == await rig.write("b", 5) == await rig.write("control", 5)
         assert [rig.is_awake(name) for name in ("a", "b", "control", "empty")] == [True] * 4
         before = [await rig.fingerprint("a")]
-        disk.names.clear()
+        disk.free()
         report = await rig.service.prepare_close()
         assert "torpor://default/a" in report.slept
         assert report.failed == {}
@@ -1080,28 +890,27 @@ async def test_a_stop_that_would_lose_a_session_is_not_begun_and_all_go_on_bit_f
         assert [await rig.fingerprint("a")] == before
 
 
-async def test_from_the_moment_that_all_are_kept_no_session_changes_any_more(open_rig: Any) -> None:
-    async with open_rig() as rig:
-        await rig.read("a", tokens_of(1, 300))
-        assert (await rig.service.prepare_close()).slept == ("torpor://default/a",)
-        for work in (
-            rig.service.create(session="b"),
-            rig.write("a", 1),
-            rig.sleep("a"),
-            rig.service.delete(session="a"),
-        ):
-            with pytest.raises(ServiceClosed):
-                await work
-        assert [info.name for info in await rig.service.list_sessions()] == ["a"]
-        report = await rig.service.close()
-        assert (report.slept, report.failed) == (("torpor://default/a",), {}), "who asked hears of all that it took"
-        assert await rig.service.prepare_close() == report
+async def test_from_the_moment_that_all_are_kept_no_session_changes_any_more(rig: Rigged) -> None:
+    await rig.read("a", tokens_of(1, 300))
+    assert (await rig.service.prepare_close()).slept == ("torpor://default/a",)
+    for work in (
+        rig.service.create("b"),
+        rig.write("a", 1),
+        rig.sleep("a"),
+        rig.service.delete("a"),
+    ):
+        with pytest.raises(ServiceClosed):
+            await work
+    assert [info.name for info in await rig.service.list_sessions()] == ["a"]
+    report = await rig.service.close()
+    assert (report.slept, report.failed) == (("torpor://default/a",), {}), "who asked hears of all that it took"
+    assert await rig.service.prepare_close() == report
 
 
 async def test_before_a_stop_what_runs_is_waited_for_and_what_comes_is_refused_until_the_verdict(
-    open_rig: Any, monkeypatch: pytest.MonkeyPatch
+    open_rig: Any, full_disk: Any
 ) -> None:
-    disk = FullDisk(monkeypatch, "a")
+    disk = full_disk("a")
     async with open_rig() as rig:
         await rig.read("a", tokens_of(1, 20))
         task, gate = await held(rig, "a", 5)
@@ -1110,7 +919,7 @@ async def test_before_a_stop_what_runs_is_waited_for_and_what_comes_is_refused_u
         preparing = [asyncio.ensure_future(rig.service.prepare_close()) for _ in range(2)]
         await asyncio.sleep(0)
         with pytest.raises(ServiceClosed):
-            await rig.service.create(session="late")
+            await rig.service.create("late")
         assert (await rig.service.status()).sessions_awake == 1
         gate.open()
         assert len((await task)[0]) == 5
@@ -1118,15 +927,15 @@ async def test_before_a_stop_what_runs_is_waited_for_and_what_comes_is_refused_u
             await waiting
         for each in preparing:
             assert list((await each).failed) == ["torpor://default/a"]
-        await rig.service.create(session="late")
+        await rig.service.create("late")
         assert len((await rig.write("a", 1))[0]) == 1
-        disk.names.clear()
+        disk.free()
 
 
 async def test_a_stop_that_overtakes_the_trying_waits_for_it_and_tells_of_what_it_put_to_sleep(
-    open_rig: Any, monkeypatch: pytest.MonkeyPatch
+    open_rig: Any, full_disk: Any
 ) -> None:
-    FullDisk(monkeypatch, "full")
+    full_disk("full")
     async with open_rig() as rig:
         for name in ("a", "full"):
             await rig.read(name, tokens_of(1, 20))
@@ -1165,18 +974,17 @@ async def test_from_the_beginning_of_a_stop_its_time_runs_and_no_work_is_begun_t
         assert (report.slept, report.failed) == ((), {})
 
 
-async def test_a_stop_goes_before_the_rest_of_an_unloading(open_rig: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with open_rig() as rig:
-        for count, name in ((300, "first"), (40, "shallow"), (600, "deep")):
-            await rig.read(name, tokens_of(1, count))
-        writing = Writing(monkeypatch, "first")
-        unloading = asyncio.ensure_future(rig.service.unload_model(model=MODEL))
-        beginning = await writing.meets_a_stop(rig)
-        with pytest.raises(ServiceClosed):
-            await unloading
-        await beginning
-        assert writing.begun == ["first", "deep", "shallow"]
-        assert set((await rig.service.close()).slept) == {f"torpor://default/{name}" for name in ("deep", "shallow")}
+async def test_a_stop_goes_before_the_rest_of_an_unloading(rig: Rigged, monkeypatch: pytest.MonkeyPatch) -> None:
+    for count, name in ((300, "first"), (40, "shallow"), (600, "deep")):
+        await rig.read(name, tokens_of(1, count))
+    writing = Writing(monkeypatch, "first")
+    unloading = asyncio.ensure_future(rig.service.unload_model(model=MODEL))
+    beginning = await writing.meets_a_stop(rig)
+    with pytest.raises(ServiceClosed):
+        await unloading
+    await beginning
+    assert writing.begun == ["first", "deep", "shallow"]
+    assert set((await rig.service.close()).slept) == {f"torpor://default/{name}" for name in ("deep", "shallow")}
 
 
 @pytest.mark.parametrize(("patience_s", "order"), [(0.0, ["other", "deep"]), (DEADLINE_S, ["deep", "other"])])
@@ -1203,8 +1011,7 @@ async def test_a_version_that_nothing_is_lost_without_gives_its_time_to_the_stop
 ) -> None:
     async with open_rig(quantisable_model) as rig:
         for name in ("a", "b"):
-            await rig.read(name, tokens_of(1, 600))
-            await rig.sleep(name)
+            await rig.asleep(name, tokens_of(1, 600))
         await rig.read("awake", tokens_of(2, 40))
         writing = Writing(monkeypatch, "a")
         quantising = asyncio.ensure_future(rig.service.maintain(operation="quantise", bits=8, after_days=0))
@@ -1216,20 +1023,19 @@ async def test_a_version_that_nothing_is_lost_without_gives_its_time_to_the_stop
         assert [each.version for each in await rig.service.list_sessions()] == [1, 1, 1]
 
 
-async def test_nothing_goes_to_sleep_for_being_idle_while_the_daemon_stops(open_rig: Any) -> None:
-    async with open_rig() as rig:
-        await rig.read("a", tokens_of(1, 20))
-        beginning = asyncio.ensure_future(rig.service.begin_close())
-        await asyncio.sleep(0)
-        await rig.service.residency._idled(rig.service.resolve("a"))
-        assert rig.is_awake("a")
-        await beginning
+async def test_nothing_goes_to_sleep_for_being_idle_while_the_daemon_stops(rig: Rigged) -> None:
+    await rig.read("a", tokens_of(1, 20))
+    beginning = asyncio.ensure_future(rig.service.begin_close())
+    await asyncio.sleep(0)
+    await rig.service.residency._idled(rig.service.resolve("a"))
+    assert rig.is_awake("a")
+    await beginning
 
 
 async def test_a_refusal_of_a_stop_that_another_one_has_overtaken_gives_that_no_time_again(
-    open_rig: Any, monkeypatch: pytest.MonkeyPatch
+    open_rig: Any, full_disk: Any
 ) -> None:
-    FullDisk(monkeypatch, "full")
+    full_disk("full")
     async with open_rig(stop_within=3600) as rig:
         await rig.read("full", tokens_of(1, 20))
         task, gate = await held(rig, "full", 2)
@@ -1245,22 +1051,21 @@ async def test_a_refusal_of_a_stop_that_another_one_has_overtaken_gives_that_no_
         assert rig.service.hibernation.stopping is order
 
 
-async def test_nothing_is_done_after_the_stop(open_rig: Any) -> None:
-    async with open_rig() as rig:
-        await rig.read("a", [1])
-        await rig.service.close()
-        service = rig.service
-        for work in (
-            service.create(session="b"),
-            rig.write("a", 1),
-            rig.sleep("a"),
-            rig.wake("a"),
-            service.append(session="a", tokens=[1], on_event=ignore),
-            service.chat(session="a", message="x", max_tokens=1, on_event=ignore),
-            service.show(session="a"),
-            service.delete(session="a"),
-            service.list_sessions(),
-            service.status(),
-        ):
-            with pytest.raises(ServiceClosed):
-                await work
+async def test_nothing_is_done_after_the_stop(rig: Rigged) -> None:
+    await rig.read("a", [1])
+    await rig.service.close()
+    service = rig.service
+    for work in (
+        service.create("b"),
+        rig.write("a", 1),
+        rig.sleep("a"),
+        rig.wake("a"),
+        service.append("a", tokens=[1]),
+        service.chat("a", message="x", max_tokens=1),
+        service.show("a"),
+        service.delete("a"),
+        service.list_sessions(),
+        service.status(),
+    ):
+        with pytest.raises(ServiceClosed):
+            await work

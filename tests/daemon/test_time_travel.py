@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from damage_rig import damage
-from session_rig import Rigged, ignore, tokens_of
+from session_rig import Rigged, tokens_of
 from torpor.daemon.api.sampling import Sampling
 from torpor.daemon.api.session import Look
 from torpor.daemon.errors import GenerationFailed, SessionAwake
@@ -28,10 +28,10 @@ TOKENS = tokens_of(1, 2000)
 
 
 async def read_turns(rig: Rigged, name: str, turns: list[int]) -> None:
-    await rig.service.create(session=name)
+    await rig.service.create(name)
     start = 0
     for count in turns:
-        await rig.service.append(session=name, tokens=TOKENS[start : start + count], on_event=ignore)
+        await rig.service.append(name, tokens=TOKENS[start : start + count])
         start += count
 
 
@@ -39,7 +39,7 @@ async def look_at_the_first_of_two_versions(rig: Rigged, at: int | None) -> None
     """Of 300 tokens, and of 350."""
     await read_turns(rig, "s", [300])
     await rig.sleep("s")
-    await rig.service.append(session="s", tokens=TOKENS[300:350], on_event=ignore)
+    await rig.service.append("s", tokens=TOKENS[300:350])
     await rig.sleep("s")
     await rig.wake("s", 1, at_token=at)
 
@@ -61,8 +61,7 @@ async def test_a_session_sleeps_and_wakes_with_nothing_computed_and_goes_on_alik
             await rig.read(name, TOKENS[:count])
             _, wanted = await control_at(rig, f"c{count}", [count], 64)
             before = await rig.fingerprint(name)
-            await rig.sleep(name)
-            report = await rig.wake(name)
+            report = await rig.sleep_and_wake(name)
             assert (report.tokens_prefilled, report.canary) == (0, "same_bits")
             assert await rig.fingerprint(name) == before
             assert await rig.write(name, 64) == wanted
@@ -117,10 +116,9 @@ async def test_a_session_woken_inside_a_turn_is_one_that_read_no_further(open_ki
 
 async def test_what_is_read_behind_an_earlier_token_sleeps_as_a_version_of_its_own(open_kind: Any) -> None:
     async with open_kind("lfm2") as rig:
-        await rig.read("s", TOKENS[:1100])
-        first = await rig.sleep("s")
+        first = await rig.asleep("s", TOKENS[:1100])
         await rig.wake("s", at_token=600)
-        await rig.service.append(session="s", tokens=[7] * 30, on_event=ignore)
+        await rig.service.append("s", tokens=[7] * 30)
         state = await rig.fingerprint("s")
         receipt = await rig.sleep("s")
         assert (first.version, receipt.version, receipt.token_count) == (1, 2, 630)
@@ -142,8 +140,7 @@ async def test_what_was_computed_again_is_written_again(open_kind: Any, kind: st
             await rig.wake(name, at_token=at)
             state = await rig.fingerprint(name)
             rig.live(name).dirty = True  # as if it had been changed: its state is written as it is
-            await rig.sleep(name)
-            report = await rig.wake(name)
+            report = await rig.sleep_and_wake(name)
             assert (report.tokens_prefilled, report.canary) == (0, "same_bits")
             assert await rig.fingerprint(name) == state
 
@@ -156,7 +153,7 @@ async def test_a_mere_look_at_an_earlier_token_makes_no_version(open_kind: Any, 
         await rig.read("s", TOKENS[:700])
         whole = await rig.fingerprint("s")
         first = await rig.sleep("s")
-        await rig.wake("s", at_token=200)
+        await rig.wake("s", 1, at_token=200)
         with pytest.raises(SessionAwake):
             await rig.wake("s", 1)
         receipt = await rig.sleep("s")
@@ -168,7 +165,7 @@ async def test_a_mere_look_at_an_earlier_token_makes_no_version(open_kind: Any, 
         assert await rig.fingerprint("s") == whole
         await rig.sleep("s")
         await rig.wake("s", at_token=200)
-        await rig.service.append(session="s", tokens=[1], on_event=ignore)
+        await rig.service.append("s", tokens=[1])
         assert (await rig.sleep("s")).token_count == 201, "what is read there is kept"
 
 
@@ -184,8 +181,7 @@ async def test_a_mere_look_never_stands_before_the_version_that_it_looks_at(
         raise StoreIoError("Cannot open: too many open files.", path="x", action="open", errno=errno.EMFILE)
 
     async with open_rig(close=False) as rig:
-        await rig.read("s", TOKENS[:1300])
-        await rig.sleep("s")
+        await rig.asleep("s", TOKENS[:1300])
         await rig.wake("s", at_token=300)
         with monkeypatch.context() as patched:
             if trouble == "damaged":
@@ -194,7 +190,7 @@ async def test_a_mere_look_never_stands_before_the_version_that_it_looks_at(
                 patched.setattr(Store, "open_session", out_of_reach)
             if ending == "fork":
                 with contextlib.suppress(TorporError):
-                    await rig.service.fork(session="s", name="f", on_event=ignore)
+                    await rig.service.fork("s", name="f")
             elif ending == "sleep":
                 await rig.sleep("s")
             await rig.service.close()
@@ -207,8 +203,7 @@ async def test_a_mere_look_never_stands_before_the_version_that_it_looks_at(
 @pytest.mark.one_in(2)
 async def test_a_look_at_a_version_that_is_gone_is_kept_for_it_is_all_there_is(open_rig: Any, store: Path) -> None:
     async with open_rig() as rig:
-        await rig.read("s", TOKENS[:1300])
-        first = await rig.sleep("s")
+        first = await rig.asleep("s", TOKENS[:1300])
         await rig.wake("s", at_token=300)
         (path,) = store.rglob(f"{first.bundle_id}.mvb")
         path.unlink()
@@ -224,9 +219,8 @@ async def test_an_earlier_version_is_looked_at_until_something_is_read_from_whic
 ) -> None:
     """A look leaves the newest version the newest; what is read from there makes another, and says where."""
     async with open_kind(kind) as rig:
-        await rig.read("s", TOKENS[:200])
-        await rig.sleep("s")
-        await rig.service.append(session="s", tokens=TOKENS[200:300], on_event=ignore)
+        await rig.asleep("s", TOKENS[:200])
+        await rig.service.append("s", tokens=TOKENS[200:300])
         await rig.sleep("s")
         held = (await rig.wake("s", 1, at_token=at)).token_count
         woken = await rig.fingerprint("s")
@@ -235,9 +229,9 @@ async def test_an_earlier_version_is_looked_at_until_something_is_read_from_whic
         assert (dropped.bytes_written, (await rig.sleep("s")).bundle_id) == (0, dropped.bundle_id)
         assert (await rig.wake("s", 1, at_token=at)).look == Look(1, held, 2, 300)
         assert await rig.fingerprint("s") == woken
-        read = await rig.service.append(session="s", tokens=[7], on_event=ignore)
+        read = await rig.service.append("s", tokens=[7])
         assert read.branched == Look(1, held, 2, 300)
-        assert (await rig.service.append(session="s", tokens=[8], on_event=ignore)).branched is None, "it was said"
+        assert (await rig.service.append("s", tokens=[8])).branched is None, "it was said"
         went_on = await rig.fingerprint("s")
         receipt = await rig.sleep("s")
         assert (receipt.version, receipt.token_count, receipt.looked_at) == (3, held + 2, None)
@@ -254,13 +248,13 @@ async def test_what_begins_with_a_look_refuses_one_whose_version_was_pruned(open
         woken = await rig.fingerprint("s")
         await rig.service.maintain(operation="prune", session="s", keep_last=1)
         with pytest.raises(SessionNotFound, match="a look at version 1, which is not stored any more"):
-            await rig.service.fork(session="s", name="f", on_event=ignore)
+            await rig.service.fork("s", name="f")
         with pytest.raises(SessionNotFound, match="a look at version 1"):
-            await rig.service.fold(session="s", name="f", summary="A tale.", on_event=ignore)
+            await rig.service.fold("s", name="f", summary="A tale.")
         assert [each.name for each in await rig.service.list_sessions()] == ["s"]
         assert await rig.fingerprint("s") == woken, "it is looked at still"
-        await rig.service.append(session="s", tokens=[7], on_event=ignore)
-        await rig.service.fork(session="s", name="f", on_event=ignore)
+        await rig.service.append("s", tokens=[7])
+        await rig.service.fork("s", name="f")
         assert (await rig.wake("f")).token_count == len(woken.tokens) + 1
 
 
@@ -275,7 +269,7 @@ async def test_a_look_whose_version_was_pruned_is_dropped_by_a_sleep_and_by_a_st
         dropped = await rig.sleep("s")
         assert (dropped.version, dropped.token_count, dropped.looked_at) == (2, 350, at or 300)
         await rig.wake("s")
-        await rig.service.append(session="s", tokens=[7], on_event=ignore)
+        await rig.service.append("s", tokens=[7])
         await rig.sleep("s")
         await rig.wake("s", 2, at_token=at)
         await rig.service.maintain(operation="prune", session="s", keep_last=1)
@@ -293,90 +287,66 @@ async def test_a_look_takes_no_settings_for_those_would_make_a_version(
         await rig.sleep("s")
         await rig.wake("s", version, at_token=at)
         with pytest.raises(SessionAwake, match=r"a look at version \d, token \d+.* or fork it"):
-            await rig.service.set(session="s", sampling=Sampling(temperature=0.5), on_event=ignore)
+            await rig.service.set("s", sampling=Sampling(temperature=0.5))
         assert not rig.live("s").dirty
         assert (await rig.sleep("s")).version == 2
-        await rig.service.set(session="s", sampling=Sampling(temperature=0.5), on_event=ignore)
+        await rig.service.set("s", sampling=Sampling(temperature=0.5))
         assert (await rig.sleep("s")).version == 3
 
 
 async def test_a_fold_of_a_look_names_the_version_that_is_looked_at(open_kind: Any) -> None:
     async with open_kind("qwen3") as rig:
         await look_at_the_first_of_two_versions(rig, None)
-        made = await rig.service.fold(session="s", name="f", summary="A tale.", on_event=ignore)
+        made = await rig.service.fold("s", name="f", summary="A tale.")
         assert (made.folded_from.version, made.folded_from.tokens) == (1, 300)
-        assert (await rig.service.show(session="s")).info.token_count == 350
-
-
-async def test_the_newest_version_named_by_its_number_is_only_looked_at(open_kind: Any) -> None:
-    async with open_kind("qwen3") as rig:
-        await rig.read("s", TOKENS[:300])
-        await rig.sleep("s")
-        await rig.wake("s", 1, at_token=200)
-        receipt = await rig.sleep("s")
-        assert (receipt.version, receipt.token_count, receipt.looked_at) == (1, 300, 200)
+        assert (await rig.service.show("s")).info.token_count == 350
 
 
 async def test_an_earlier_token_is_hashed_whatever_the_daemon_trusts(open_kind: Any) -> None:
     async with open_kind("qwen3", trusting=True) as rig:
-        await rig.read("s", TOKENS[:300])
-        await rig.sleep("s")
+        await rig.asleep("s", TOKENS[:300])
         assert (await rig.wake("s", at_token=200)).verified
         await rig.sleep("s")
         assert not (await rig.wake("s")).verified
 
 
-@pytest.mark.parametrize("at", [301, 10**6])
-async def test_a_token_that_a_session_does_not_have_is_refused_with_both_numbers(open_kind: Any, at: int) -> None:
-    async with open_kind("qwen3") as rig:
-        await rig.read("s", TOKENS[:300])
-        await rig.sleep("s")
-        with pytest.raises(NoSuchPosition) as refusal:
-            await rig.wake("s", at_token=at)
-        assert (refusal.value.token_count, refusal.value.at) == (300, at)
-        assert not rig.is_awake("s")
-
-
-async def test_a_session_that_is_awake_is_not_taken_back(open_kind: Any) -> None:
-    async with open_kind("qwen3") as rig:
-        await rig.read("s", TOKENS[:300])
-        with pytest.raises(SessionAwake, match="token 20"):
-            await rig.wake("s", at_token=20)
-        assert (await rig.wake("s", at_token=300)).already_awake
-
-
-async def test_of_an_awake_session_a_token_that_it_does_not_have_is_refused_as_that(open_kind: Any) -> None:
-    """Putting it to sleep first would not help."""
+async def test_a_token_that_a_session_does_not_have_is_refused_with_both_numbers(rig: Rigged) -> None:
+    """Awake, too: putting it to sleep first would not help. An earlier token that it has takes a sleep."""
 
     async def refused(at: int, version: int | None = None) -> tuple[int, int]:
         with pytest.raises(NoSuchPosition) as refusal:
             await rig.wake("s", version, at_token=at)
         return refusal.value.token_count, refusal.value.at
 
-    async with open_kind("qwen3") as rig:
-        await rig.read("s", TOKENS[:300])
-        assert await refused(301) == (300, 301)
-        await rig.sleep("s")
-        await rig.wake("s", at_token=200)
-        assert await refused(301) == (300, 301)
-        with pytest.raises(SessionAwake, match="token 250"):
-            await rig.wake("s", at_token=250)
-        await rig.service.append(session="s", tokens=[1], on_event=ignore)
-        assert await refused(202) == (201, 202), "it would sleep with 201"
-        assert await refused(301, 1) == (300, 301)
-        with pytest.raises(SessionAwake, match="token 250 of version 1"):
-            await rig.wake("s", 1, at_token=250)
+    await rig.read("s", TOKENS[:300])
+    assert await refused(301) == (300, 301)
+    with pytest.raises(SessionAwake, match="token 20"):
+        await rig.wake("s", at_token=20)
+    assert (await rig.wake("s", at_token=300)).already_awake
+    await rig.sleep("s")
+    for at in (301, 10**6):
+        assert await refused(at) == (300, at)
+        assert not rig.is_awake("s")
+    await rig.wake("s", at_token=200)
+    assert await refused(301) == (300, 301)
+    with pytest.raises(SessionAwake, match="token 250"):
+        await rig.wake("s", at_token=250)
+    await rig.service.append("s", tokens=[1])
+    assert await refused(202) == (201, 202), "it would sleep with 201"
+    assert await refused(301, 1) == (300, 301)
+    with pytest.raises(SessionAwake, match="token 250 of version 1"):
+        await rig.wake("s", 1, at_token=250)
 
 
 async def test_checkpoints_stay_within_their_budget_and_wakes_compute_what_lies_behind_them(open_kind: Any) -> None:
     async with open_kind("lfm2") as rig:
-        await rig.service.create(session="s")
-        await rig.service.append(session="s", tokens=[1], on_event=ignore)
+        await rig.service.create("s")
+        await rig.service.append("s", tokens=[1])
         state = rig.live("s").state
-        await rig.service.append(session="s", tokens=TOKENS[1:CHECKPOINT_TOKENS], on_event=ignore)
+        await rig.service.append("s", tokens=TOKENS[1:CHECKPOINT_TOKENS])
         assert len(list(state.checkpoints)) == 1
         state.checkpoints.budget_bytes = state.checkpoints.record_bytes * 3 // 2
-        await rig.service.append(session="s", tokens=TOKENS[CHECKPOINT_TOKENS:1800], on_event=ignore)
+        await rig.service.append("s", tokens=TOKENS[CHECKPOINT_TOKENS:1800])
         assert state.checkpoints.positions == (2 * CHECKPOINT_TOKENS,)
         await rig.sleep("s")
         assert (await rig.wake("s", at_token=1100)).tokens_prefilled == 1100 - 2 * CHECKPOINT_TOKENS
@@ -387,8 +357,7 @@ async def test_checkpoints_stay_within_their_budget_and_wakes_compute_what_lies_
 async def test_woken_at_a_checkpoint_and_slept_at_once_it_wakes_again(open_kind: Any, kind: str) -> None:
     """Where the checkpoint stood stands the record of the end now; two at one token would be no chain."""
     async with open_kind(kind) as rig:
-        await rig.read("s", TOKENS[: CHECKPOINT_TOKENS + 100])
-        await rig.sleep("s")
+        await rig.asleep("s", TOKENS[: CHECKPOINT_TOKENS + 100])
         await rig.wake("s", at_token=CHECKPOINT_TOKENS)
         state = await rig.fingerprint("s")
         rig.live("s").dirty = True  # as if it had been changed: its state is written as it is
@@ -401,9 +370,7 @@ async def test_woken_at_a_checkpoint_and_slept_at_once_it_wakes_again(open_kind:
 @pytest.mark.usefixtures("short_calls")
 async def test_a_model_that_fails_on_the_way_to_an_earlier_token_is_told_as_that(open_kind: Any) -> None:
     async with open_kind("lfm2") as rig:
-        await rig.read("s", TOKENS[:400])
-        await rig.sleep("s")
-        rig.network.reset()
+        await rig.asleep("s", TOKENS[:400])
         rig.network.fail_at(3)  # behind the canary
         with pytest.raises(GenerationFailed, match="the model broke"):
             await rig.wake("s", at_token=390)

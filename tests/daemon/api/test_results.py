@@ -8,27 +8,27 @@ from dataclasses import FrozenInstanceError
 from typing import Any
 
 import pytest
-from session_rig import SAMPLED, ignore, tokens_of
+from session_rig import SAMPLED, tokens_of
 
 
 async def test_every_answer_is_plain_data(open_rig: Any) -> None:
     async with open_rig() as rig:
         service = rig.service
         events: list[Any] = []
-        answers: list[Any] = [await service.create(session="a", sampling=SAMPLED, labels=["x"])]
-        answers.append(await service.append(session="a", tokens=tokens_of(1, 300), on_event=events.append))
-        answers.append(await service.generate(session="a", max_tokens=2, prove=True, on_event=events.append))
-        answers.append(await service.chat(session="a", message="hi", max_tokens=2, on_event=events.append))
-        answers.append(await service.sleep(session="a", on_event=events.append))
+        answers: list[Any] = [await service.create("a", sampling=SAMPLED, labels=["x"])]
+        answers.append(await service.append("a", tokens=tokens_of(1, 300), on_event=events.append))
+        answers.append(await service.generate("a", max_tokens=2, prove=True, on_event=events.append))
+        answers.append(await service.chat("a", message="hi", max_tokens=2, on_event=events.append))
+        answers.append(await service.sleep("a", on_event=events.append))
         answers += await service.list_sessions()
-        answers.append(await service.show(session="a"))
-        answers.append(await service.wake(session="a", on_event=events.append))
+        answers.append(await service.show("a"))
+        answers.append(await service.wake("a", on_event=events.append))
         answers += await service.list_sessions()
-        answers.append(await service.show(session="a"))
+        answers.append(await service.show("a"))
         answers.append(await service.status())
-        answers.append(await service.delete(session="a"))
-        await service.create(session="b")
-        await service.append(session="b", tokens=[1], on_event=ignore)
+        answers.append(await service.delete("a"))
+        await service.create("b")
+        await service.append("b", tokens=[1])
         answers.append(await service.close())
     kinds = {type(answer).__name__ for answer in answers}
     assert len(kinds) == 9

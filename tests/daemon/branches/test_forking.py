@@ -24,9 +24,9 @@ DRAWN = Sampling(temperature=0.9, seed=3)
 async def planted(opener: Any) -> AsyncIterator[tuple[Rigged, int]]:
     """A tree of a root alone."""
     async with opener() as rig:
-        await rig.service.create(session="s", sampling=DRAWN)
-        await rig.service.append(session="s", tokens=tokens_of(1, 40))
-        yield rig, (await rig.service.tree(session="s")).branch
+        await rig.service.create("s", sampling=DRAWN)
+        await rig.service.append("s", tokens=tokens_of(1, 40))
+        yield rig, (await rig.service.tree("s")).branch
 
 
 async def seen(rig: Rigged) -> tuple[Any, ...]:
@@ -97,7 +97,7 @@ async def test_a_tree_that_cannot_be_counted_is_none(open_rig: Any, monkeypatch:
         before = await seen(rig)
         before_settling(rig, monkeypatch, broken, at=1)
         with pytest.raises(RuntimeError, match="the engine broke"):
-            await rig.service.tree(session="s")
+            await rig.service.tree("s")
         assert await seen(rig) == before
         assert len(rig.service.shelf.places["tiny"].holders) == 1, "of the other tree"
 
@@ -127,7 +127,7 @@ async def test_a_tree_that_wakes_has_the_form_of_branches_and_what_is_kept_that_
         await rig.service.keep(root, "kept")
         assert not holds_shared(rig.live("kept").state.caches), "not one token was read as branches read"
         await rig.service.keep(root, "tree", subtree=True)
-        woken = await rig.service.tree(session="tree")
+        woken = await rig.service.tree("tree")
         assert holds_shared(rig.service.forest.find(woken.branch).live.state.caches)
 
 
@@ -145,7 +145,7 @@ async def test_a_tree_that_wakes_takes_the_memory_that_it_took_before_br7(open_r
         await rig.service.keep(root, "tree", subtree=True)
         await rig.service.prune([root], subtree=True)
         assert sum(trees.values()) == 0
-        woken = await rig.service.tree(session="tree")
+        woken = await rig.service.tree("tree")
         states = [each.live.state for each in rig.service.forest.find(woken.branch).subtree()]
         assert len(states) == 8
         assert sum(trees.values()) <= 1.1 * before
@@ -167,5 +167,5 @@ async def test_a_keep_that_cannot_be_made_durable_leaves_no_session(
             with pytest.raises(type(error)):
                 await rig.service.keep(root, "kept")
         with pytest.raises(SessionNotFound):
-            await rig.service.show(session="kept")
+            await rig.service.show("kept")
         assert (await rig.service.keep(root, "kept")).token_count == 40

@@ -30,9 +30,9 @@ BIASES = [TokenBias(token, 1.0) for token in range(100)]
 async def planted(opener: Any, count: int) -> AsyncIterator[tuple[Rigged, int, list[int]]]:
     """A root and some children of it."""
     async with opener() as rig:
-        await rig.service.create(session="s", sampling=Sampling())
-        await rig.service.append(session="s", tokens=tokens_of(1, 40))
-        root = (await rig.service.tree(session="s")).branch
+        await rig.service.create("s", sampling=Sampling())
+        await rig.service.append("s", tokens=tokens_of(1, 40))
+        root = (await rig.service.tree("s")).branch
         children = (await rig.service.branch(root, count=count)).branches
         yield rig, root, [each.branch for each in children]
 

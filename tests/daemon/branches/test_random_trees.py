@@ -74,7 +74,7 @@ class Gardener:
         return self.chance.sample(there, min(self.chance.randint(1, most), len(there)))
 
     async def plant(self) -> None:
-        self.root = (await self.service.tree(session="s")).branch
+        self.root = (await self.service.tree("s")).branch
 
     # --- what is done
 
@@ -140,7 +140,7 @@ class Gardener:
         finally:
             for each in (await self.service.list_sessions()).sessions:
                 if each.name.startswith(name):
-                    await self.service.delete(session=each.session)
+                    await self.service.delete(each.session)
 
     def wrong(self) -> Step:
         """A request that is refused, and changes nothing."""
@@ -276,13 +276,13 @@ async def test_memory_is_counted_exactly_and_ends_at_zero_br24(
 ) -> None:
     async with (open_rig if kind == "tiny" else partial(open_kind, kind))() as rig:
         service, memory = rig.service, rig.service.residency.memory
-        await service.create(session="s", sampling=Sampling(temperature=0.9, seed=3))
-        await service.append(session="s", tokens=tokens_of(1, PAST))
+        await service.create("s", sampling=Sampling(temperature=0.9, seed=3))
+        await service.append("s", tokens=tokens_of(1, PAST))
         tree = Gardener(rig, kind, random.Random(steps))
         for _ in range(2):
             await tree.plant()  # with the first one, what branches share is tried
             await service.prune([tree.root], subtree=True)
-            await service.generate(session="s", max_tokens=2)  # where memory is shared with a session, one writes on
+            await service.generate("s", max_tokens=2)  # where memory is shared with a session, one writes on
         there = {id(each) for each in left_over()}
         tree.idle_bytes = await tree.taken()
         holders = len(service.shelf.places["tiny"].holders)

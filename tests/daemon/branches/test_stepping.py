@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from session_rig import Rigged, fingerprint_of, tokens_of
+from session_rig import Rigged, fingerprint_of, given_up, tokens_of
 from torpor.daemon.api.branching import BranchCommit, BranchInfo, BranchReading
 from torpor.daemon.api.events import TokenEvent
 from torpor.daemon.api.sampling import Sampling
@@ -24,9 +24,9 @@ DRAWN = Sampling(temperature=0.9, seed=3)
 async def planted(opener: Any, count: int, *, past: int = 40) -> AsyncIterator[tuple[Rigged, list[int]]]:
     """A tree with some children of its root."""
     async with opener() as rig:
-        await rig.service.create(session="s", sampling=DRAWN)
-        await rig.service.append(session="s", tokens=tokens_of(1, past))
-        root = await rig.service.tree(session="s")
+        await rig.service.create("s", sampling=DRAWN)
+        await rig.service.append("s", tokens=tokens_of(1, past))
+        root = await rig.service.tree("s")
         children = (
             (await rig.service.branch(root.branch, count=count, seeds=list(range(count)))).branches if count else ()
         )
@@ -111,14 +111,8 @@ async def test_a_writer_that_leaves_keeps_what_was_told_br20_br30(open_rig: Any)
     """Cancelled in its midst: the branches hold the tokens of the events and no others, and go on."""
     async with planted(open_rig, 2) as (rig, branches):
         events: list[TokenEvent] = []
-        rig.network.reset()
-        gate = rig.network.hold_at(6)
-        writing = asyncio.ensure_future(rig.service.advance(branches, max_tokens=50, on_event=events.append))
-        await gate.reached()
-        writing.cancel()
-        gate.open()
         with pytest.raises(asyncio.CancelledError):
-            await writing
+            await given_up(rig, rig.service.advance(branches, max_tokens=50, on_event=events.append), 6)
         rig.network.reset()
         for each in branches:
             told = [event.token for event in events if event.branch == each and event.token is not None]
@@ -159,7 +153,7 @@ async def test_requests_at_once_for_one_tree_take_turns_br25(open_rig: Any) -> N
             *(rig.service.advance([each], max_tokens=5) for each in branches),
             *(rig.service.commit([BranchCommit(each, 9)]) for each in branches),
             rig.service.prefill([BranchReading(branches[0], tokens=(1, 2, 3))]),
-            rig.service.generate(session="s", max_tokens=5),
+            rig.service.generate("s", max_tokens=5),
         )
         assert most == 1
         assert [rig.service.forest.find(each).position for each in branches] == [49, 46, 46]
@@ -171,7 +165,7 @@ async def test_a_holder_that_ends_takes_its_trees_with_it_and_no_others_br30(ope
 
         async def plant() -> BranchInfo:
             holder.set(theirs)
-            root: BranchInfo = await rig.service.tree(session="s")
+            root: BranchInfo = await rig.service.tree("s")
             await rig.service.branch(root.branch, count=2)
             return root
 

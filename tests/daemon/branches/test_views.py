@@ -23,10 +23,10 @@ import mlx.core as mx  # isort: skip  # after torpor, which chooses the BLAS
 async def planted(open_rig: Any, count: int = 30) -> AsyncIterator[tuple[Rigged, Branch]]:
     """A tree of one branch."""
     async with open_rig() as rig:
-        await rig.service.create(session="s")
+        await rig.service.create("s")
         if count:
-            await rig.service.append(session="s", tokens=tokens_of(1, count))
-        root = await rig.service.tree(session="s")
+            await rig.service.append("s", tokens=tokens_of(1, count))
+        root = await rig.service.tree("s")
         yield rig, rig.service.forest.find(root.branch)
 
 
@@ -198,7 +198,6 @@ async def test_a_siblings_steps_change_no_view_lv11(open_rig: Any) -> None:
 async def test_a_view_is_taken_back_before_the_model_is_called_lv12(open_rig: Any, what: str) -> None:
     async with planted(open_rig) as (rig, branch):
         view = branch.logits()
-        rig.network.reset()
         rig.network.fail_at(1)
         with pytest.raises(GenerationFailed):
             await GOES_ON[what](rig.service, branch.number)

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from session_rig import Rigged, tokens_of
+from session_rig import Rigged, flip, tokens_of
 from torpor.daemon.api.branching import BranchReading
 from torpor.daemon.api.constraints import Constraint
 from torpor.daemon.api.sampling import Sampling
@@ -32,16 +32,16 @@ ROOT = SessionUri("default", "tree")
 async def kept(opener: Any, count: int = 3, **options: Any) -> AsyncIterator[Rigged]:
     """A session `tree` with a stored tree of a root of 604 tokens, and children of 606; no tree is in memory."""
     async with opener(**options) as rig:
-        await rig.service.create(session="s", sampling=DRAWN)
-        await rig.service.append(session="s", tokens=tokens_of(1, 600))
-        root = (await rig.service.tree(session="s")).branch
+        await rig.service.create("s", sampling=DRAWN)
+        await rig.service.append("s", tokens=tokens_of(1, 600))
+        root = (await rig.service.tree("s")).branch
         await rig.service.advance([root], max_tokens=4)
         children = await rig.service.branch(root, count=count, seeds=list(range(count)))
         numbers = [each.branch for each in children.branches]
         await rig.service.prefill([BranchReading(each, tokens=tokens_of(each, 2)) for each in numbers])
         await rig.service.keep(root, "tree", subtree=True)
         await rig.service.prune([root], subtree=True)
-        await rig.service.delete(session="s")
+        await rig.service.delete("s")
         yield rig
 
 
@@ -70,12 +70,12 @@ def changed(store: Path, name: str, **changes: Any) -> None:
 
 async def test_a_tree_begins_where_a_look_stands_that_has_left_memory(open_rig: Any) -> None:
     async with kept(open_rig, idle_sleep=0.01) as rig:
-        await rig.service.wake(session="tree", at_token=300)
+        await rig.service.wake("tree", at_token=300)
         while ROOT in rig.service.residency.awake:
             await asyncio.sleep(0)
-        root = await rig.service.tree(session="tree")
+        root = await rig.service.tree("tree")
         assert (root.position, root.children) == (300, ())
-        assert len((await rig.service.tree(session="tree@1")).children) == 3
+        assert len((await rig.service.tree("tree@1")).children) == 3
 
 
 async def test_what_a_repair_saved_of_a_root_is_no_tree(open_rig: Any, store: Path) -> None:
@@ -87,7 +87,7 @@ async def test_what_a_repair_saved_of_a_root_is_no_tree(open_rig: Any, store: Pa
         assert [each.kind for each in opened.repair().actions] == ["salvage", "quarantine"]
     async with open_rig() as rig:
         for name in ("tree", "tree@2"):
-            root = await rig.service.tree(session=name)
+            root = await rig.service.tree(name)
             assert (root.position, root.fork_head, root.children) == (512, 512, ())
             assert (root.step, root.measured_tokens) == (0, 0)
 
@@ -100,15 +100,15 @@ async def test_a_root_that_was_healed_is_a_tree_all_the_same(open_rig: Any, stor
         damage_last_span(store)
     async with open_rig() as rig:
         if awake:
-            await rig.service.wake(session="tree")
+            await rig.service.wake("tree")
             damage_last_span(store, writable=False)
         await rig.service.maintain(operation="repair")
         assert rig.service.store.find_session(ROOT).version == 2
-        root = await rig.service.tree(session="tree")
+        root = await rig.service.tree("tree")
         assert (root.position, root.step, root.measured_tokens, len(root.children)) == (604, 4, 4, 3)
-        await rig.service.append(session="tree", tokens=tokens_of(5, 3))
-        await rig.service.sleep(session="tree")
-        assert (await rig.service.tree(session="tree")).children == ()
+        await rig.service.append("tree", tokens=tokens_of(5, 3))
+        await rig.service.sleep("tree")
+        assert (await rig.service.tree("tree")).children == ()
 
 
 def damage_last_span(store: Path, *, writable: bool = True) -> None:
@@ -117,16 +117,14 @@ def damage_last_span(store: Path, *, writable: bool = True) -> None:
         span = next(each for each in reversed(reader.entries) if each.kind == "span")
         with reader.holding(span) as file:
             frame, path = file.frame_of(span.id), Path(file.path)
-    data = bytearray(path.read_bytes())
-    data[frame.offset + frame.frame_bytes - 80] ^= 1
-    path.write_bytes(data)
+    flip(path, frame.offset + frame.frame_bytes - 80)
 
 
 @pytest.mark.parametrize("verb", ["branch", "advance"])
 async def test_a_request_that_waits_for_a_tree_that_does_not_come_to_be_finds_none(open_rig: Any, verb: str) -> None:
     """It used to find the tree, and its children were held for ever."""
     async with kept(open_rig, 20) as rig:
-        waking = asyncio.ensure_future(rig.service.tree(session="tree"))
+        waking = asyncio.ensure_future(rig.service.tree("tree"))
         forest = rig.service.forest
         while not forest.trees():
             await asyncio.sleep(0)
@@ -146,7 +144,7 @@ async def test_a_request_that_waits_for_a_tree_that_does_not_come_to_be_finds_no
 
 async def test_a_request_sees_a_tree_that_wakes_once_it_is_whole(open_rig: Any) -> None:
     async with kept(open_rig, 5) as rig:
-        waking = asyncio.ensure_future(rig.service.tree(session="tree"))
+        waking = asyncio.ensure_future(rig.service.tree("tree"))
         while not rig.service.forest.trees():
             await asyncio.sleep(0)
         (root,) = [each.root.number for each in rig.service.forest.trees()]
@@ -156,17 +154,16 @@ async def test_a_request_sees_a_tree_that_wakes_once_it_is_whole(open_rig: Any) 
         assert (there[root].position, there[root].step, len(there)) == (607, 5, 6)
 
 
-async def test_more_than_one_session_map_holds_of_constraints_can_sleep(open_rig: Any) -> None:
-    async with open_rig() as rig:
-        await rig.service.create(session="s", sampling=DRAWN)
-        await rig.service.append(session="s", tokens=tokens_of(1, 40))
-        root = (await rig.service.tree(session="s")).branch
-        schema = json.dumps({"type": "integer", "description": "x" * 65_000})
-        await rig.service.guide([root], constraint=Constraint(json_schema=schema))
-        await rig.service.branch(root, count=70)
-        await rig.service.keep(root, "tree", subtree=True)
-        woken = (await rig.service.tree(session="tree")).branch
-        assert [each.constrained for each in (await rig.service.branches(woken)).branches] == [True] * 71
+async def test_more_than_one_session_map_holds_of_constraints_can_sleep(rig: Rigged) -> None:
+    await rig.service.create("s", sampling=DRAWN)
+    await rig.service.append("s", tokens=tokens_of(1, 40))
+    root = (await rig.service.tree("s")).branch
+    schema = json.dumps({"type": "integer", "description": "x" * 65_000})
+    await rig.service.guide([root], constraint=Constraint(json_schema=schema))
+    await rig.service.branch(root, count=70)
+    await rig.service.keep(root, "tree", subtree=True)
+    woken = (await rig.service.tree("tree")).branch
+    assert [each.constrained for each in (await rig.service.branches(woken)).branches] == [True] * 71
 
 
 WRONG: tuple[dict[str, Any], ...] = (
@@ -204,7 +201,7 @@ async def test_a_tree_that_nobody_kept_so_is_refused_by_name(open_rig: Any, stor
     async with open_rig() as rig:
         for at, changes in enumerate(WRONG):
             with pytest.raises(MalformedSnapshot):
-                await rig.service.tree(session=f"wrong-{at}")
+                await rig.service.tree(f"wrong-{at}")
             assert (trees_of(rig), rig.service.forest.trees()) == (0, []), changes
 
 

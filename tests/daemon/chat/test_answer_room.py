@@ -8,19 +8,11 @@ from typing import Any
 
 import pytest
 from conversing_rig import converse, ledger, user
-from session_rig import SAMPLED, Rigged, begun_together, ignore, listening, tokens_of, until, writing
+from session_rig import HELD, SAMPLED, Rigged, all_begun, listening, tokens_of, until, writing
 from torpor.daemon.chat.answer_room import STEP_TOKENS, next_end
 from torpor.daemon.errors import MemoryBudgetExceeded
 from torpor.memvid.errors import NoSpace
 from torpor.memvid.store import Store
-
-ROW = 3 * 2 * 2 * 16 * 4  # bytes of one token of the tiny model
-HELD = STEP_TOKENS * ROW + 4 * 259
-
-
-async def weights_of(open_rig: Any, store: Path) -> int:
-    async with open_rig(store=store) as rig:
-        return int(rig.model.weights_bytes)
 
 
 async def told(rig: Rigged) -> Any:
@@ -39,8 +31,7 @@ def test_room_ends_at_a_step_or_at_the_ceiling(tokens: int, end: int) -> None:
     assert next_end(tokens, 10_000 if end % STEP_TOKENS == 0 else end) == end
 
 
-async def test_a_ceiling_far_above_the_budget_is_no_demand(open_rig: Any, tmp_path: Path) -> None:
-    weights = await weights_of(open_rig, tmp_path / "other")
+async def test_a_ceiling_far_above_the_budget_is_no_demand(open_rig: Any, weights: int) -> None:
     async with open_rig(memory_budget=weights + 9 * HELD) as rig:
         for name in "abcdefgh":
             await rig.read(name, tokens_of(1, 50))
@@ -54,8 +45,7 @@ STOP = tuple(chr(each) for each in range(32, 127))
 """Any plain letter."""
 
 
-async def test_an_answer_beyond_the_budget_ends_where_the_memory_does(open_rig: Any, tmp_path: Path) -> None:
-    weights = await weights_of(open_rig, tmp_path / "other")
+async def test_an_answer_beyond_the_budget_ends_where_the_memory_does(open_rig: Any, weights: int) -> None:
     async with open_rig(memory_budget=weights + 3 * HELD) as rig:
         await rig.read("a", tokens_of(1, 50))
         result = await writing(rig, "a", 1_900)
@@ -63,16 +53,18 @@ async def test_an_answer_beyond_the_budget_ends_where_the_memory_does(open_rig: 
         assert 100 < len(result.tokens) == result.token_count - 50 < 3 * STEP_TOKENS
         assert rig.live("a").state.is_consistent
         with pytest.raises(MemoryBudgetExceeded):
-            await rig.service.append(session="a", tokens=tokens_of(2, 800), on_event=ignore)
+            await rig.service.append("a", tokens=tokens_of(2, 800))
         await all_is_free(rig)
 
 
 @pytest.mark.one_in(1)
-async def test_answers_that_crowd_each_other_all_end_and_are_as_alone(open_rig: Any, tmp_path: Path) -> None:
+async def test_answers_that_crowd_each_other_all_end_and_are_as_alone(
+    open_rig: Any, weights: int, tmp_path: Path
+) -> None:
     """No two of them fit whole: those that came later give way, and come back."""
     names, count = "abc", 300
     async with open_rig(store=tmp_path / "alone") as rig:
-        weights, alone = rig.model.weights_bytes, {}
+        alone = {}
         for at, name in enumerate(names):
             await rig.read(name, tokens_of(at, 240), sampling=SAMPLED)
             alone[name] = (await writing(rig, name, count)).tokens
@@ -81,8 +73,7 @@ async def test_answers_that_crowd_each_other_all_end_and_are_as_alone(open_rig: 
         for at, name in enumerate(names):
             await rig.read(name, tokens_of(at, 240), sampling=SAMPLED)
         async with listening(rig) as heard:
-            async with begun_together(rig, [writing(rig, name, count) for name in names]) as tasks:
-                pass
+            tasks = await all_begun(rig, [writing(rig, name, count) for name in names])
             results = await asyncio.wait_for(asyncio.gather(*tasks), 60)
         for name, result in zip(names, results, strict=True):
             assert (result.tokens, result.finish_reason) == (alone[name], "length")
@@ -94,8 +85,7 @@ async def test_answers_that_crowd_each_other_all_end_and_are_as_alone(open_rig: 
         await all_is_free(rig)
 
 
-async def test_a_client_that_leaves_while_its_answer_waits_loses_nothing_of_it(open_rig: Any, tmp_path: Path) -> None:
-    weights = await weights_of(open_rig, tmp_path / "other")
+async def test_a_client_that_leaves_while_its_answer_waits_loses_nothing_of_it(open_rig: Any, weights: int) -> None:
     async with open_rig(memory_budget=weights + 4 * HELD) as rig:
         said = [user("one")]
         await rig.read("other", tokens_of(1, 300))
@@ -115,18 +105,17 @@ async def test_a_client_that_leaves_while_its_answer_waits_loses_nothing_of_it(o
         await all_is_free(rig)
 
 
-async def test_an_answer_ends_where_the_journal_finds_no_room(open_rig: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with open_rig() as rig:
-        await rig.read("a", tokens_of(1, 50))
-        asked: list[int] = []
+async def test_an_answer_ends_where_the_journal_finds_no_room(rig: Rigged, monkeypatch: pytest.MonkeyPatch) -> None:
+    await rig.read("a", tokens_of(1, 50))
+    asked: list[int] = []
 
-        def make_room(_store: Store, _uri: Any, record_bytes: int) -> None:
-            asked.append(record_bytes)
-            if len(asked) > 2:
-                raise NoSpace("The disk is full.")
+    def make_room(_store: Store, _uri: Any, record_bytes: int) -> None:
+        asked.append(record_bytes)
+        if len(asked) > 2:
+            raise NoSpace("The disk is full.")
 
-        monkeypatch.setattr(Store, "make_room_to_acknowledge", make_room)
-        result = await writing(rig, "a", 1_900)
-        assert (result.finish_reason, result.token_count) == ("length", 512)
-        assert asked[0] < 32 * 1024
-        await all_is_free(rig)
+    monkeypatch.setattr(Store, "make_room_to_acknowledge", make_room)
+    result = await writing(rig, "a", 1_900)
+    assert (result.finish_reason, result.token_count) == ("length", 512)
+    assert asked[0] < 32 * 1024
+    await all_is_free(rig)

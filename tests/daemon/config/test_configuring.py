@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from session_rig import SAMPLED, Rigged, ignore, listening, tokens_of, until
+from session_rig import SAMPLED, Rigged, listening, tokens_of, until
 from torpor.daemon.api.process import ConfigInfo
 from torpor.daemon.config.configuring import ConfigFile
 from torpor.daemon.config.settings import settings_of
@@ -123,8 +123,8 @@ async def test_a_changed_file_adds_changes_and_removes_models(
             await taken_over(rig, 2)
             assert (await rig.service.status()).models[1].problem, "it is in use, and goes later"
             with pytest.raises(UnknownModel):
-                await rig.service.create(session="b", model="one")
-            assert (await rig.service.create(session="b")).model == "two"
+                await rig.service.create("b", model="one")
+            assert (await rig.service.create("b")).model == "two"
         await until(lambda: served(rig) == ["two"])
         assert not rig.is_awake("a"), "it sleeps"
         with pytest.raises(UnknownModel):
@@ -137,14 +137,14 @@ async def test_a_changed_file_adds_changes_and_removes_models(
 async def test_a_model_answers_to_its_aliases_and_its_own_name_holds_over_them(followed: Followed) -> None:
     models = '[models.one]\npath = "ONE"\n[models.two]\npath = "TWO"\n'
     async with followed(models + '[aliases]\n"on*" = "two"\n"o?e*" = "one"') as (rig, write):
-        made = [await rig.service.create(session=f"s{at}", model=name) for at, name in enumerate(("one", "one-9"))]
+        made = [await rig.service.create(f"s{at}", model=name) for at, name in enumerate(("one", "one-9"))]
         assert [each.model for each in made] == ["one", "two"], "the first alias that fits"
         with pytest.raises(UnknownModel):
-            await rig.service.create(session="b", model="ONE-9")
+            await rig.service.create("b", model="ONE-9")
         write(models + '[aliases]\n"one-9" = "one"')
         await taken_over(rig)
         hello = ({"role": "user", "content": "hello"},)
-        assert (await rig.service.measure(session="c", messages=hello, model="one-9")).model == "one"
+        assert (await rig.service.measure("c", messages=hello, model="one-9")).model == "one"
         assert (await rig.service.status()).aliases == (("one-9", "one"),)
 
 
@@ -268,7 +268,7 @@ async def test_a_model_that_is_to_be_loaded_from_elsewhere_is_so_when_nobody_use
         assert (one.resident, one.identity, one.path) == (False, None, str(another_model)), (
             "what it was is not told of it"
         )
-        await rig.service.create(session="a")
+        await rig.service.create("a")
         (one,) = (await rig.service.status()).models
         assert (one.path, one.identity != first) == (str(another_model.resolve()), True)
 
@@ -281,7 +281,7 @@ async def test_a_model_that_is_brought_back_while_it_is_still_in_use_stays(follo
             await taken_over(rig)
             write('[models.one]\npath = "ONE"')
             await taken_over(rig, 2)
-        assert (await rig.service.create(session="b")).model == "one"
+        assert (await rig.service.create("b")).model == "one"
         await until(lambda: served(rig) == ["one"])  # the other one may be loading still
         assert (await rig.service.status()).models[0].loads == 1
 
@@ -299,7 +299,7 @@ async def test_what_the_file_says_holds_whether_a_model_that_it_drops_can_be_unl
         status = await rig.service.status()
         assert status.memory.budget_bytes == 32 << 20
         assert rig.service.residency._idling is not None
-        assert (await rig.service.create(session="b")).model == "two"
+        assert (await rig.service.create("b")).model == "two"
         await until(lambda: rig.service.shelf.places["one"].stays_for is not None)
         told = await config(rig)
         assert (told.problem, told.waits_for_disuse, served(rig)) == (None, ("one",), ["two", "one"])
@@ -325,7 +325,7 @@ async def test_a_model_in_use_that_is_to_be_loaded_from_elsewhere_is_so_after_it
             assert "once it is not in use" in ((await rig.service.status()).models[0].problem or "")
         await until(lambda: rig.service.shelf.places["one"].model is None)
         assert (await config(rig)).waits_for_disuse == ()
-        await rig.service.create(session="b")
+        await rig.service.create("b")
         assert rig.live("b").model.identity != first
         assert (await rig.service.status()).models[0].problem is None
 
@@ -366,5 +366,5 @@ async def test_asking_for_it_reads_the_file_anew_and_one_at_a_time(followed: Fol
     async with followed('[models.one]\npath = "ONE"') as (rig, _):
         await asyncio.gather(*(rig.service.reload_config() for _ in range(3)))
         assert (await config(rig)).reloads == 3
-        await rig.service.create(session="a")
-        await rig.service.append(session="a", tokens=tokens_of(1, 5), on_event=ignore)
+        await rig.service.create("a")
+        await rig.service.append("a", tokens=tokens_of(1, 5))

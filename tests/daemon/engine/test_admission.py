@@ -10,7 +10,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from session_rig import SAMPLED, Gate, Rigged, begun_together, ignore, open_rigged, tokens_of, until, writing
+from session_rig import (
+    LOGITS,
+    ROW,
+    SAMPLED,
+    Gate,
+    Rigged,
+    all_begun,
+    begun_together,
+    held_up,
+    most,
+    open_rigged,
+    tokens_of,
+    until,
+    writing,
+)
 from torpor.daemon.engine import admission
 from torpor.daemon.engine.admission import MOST_STOOD_BACK_S, Queue, Request, apart, current
 from torpor.daemon.engine.engine import Engine, Steps
@@ -21,8 +35,6 @@ from torpor.memvid.errors import SessionNotFound
 
 NAMES = ("a", "b", "c", "d")
 CHUNK = 256
-ROW = 3 * 2 * 2 * 16 * 4  # bytes of one token of the tiny model
-LOGITS = 4 * 259
 
 
 class Clock:
@@ -35,52 +47,62 @@ class Clock:
         return self.now
 
 
-def counting(log: list[str], name: str, pieces: int, clock: Clock, seconds: float = 1.0) -> Steps[None]:
-    for piece in range(pieces):
-        clock.now += seconds
-        log.append(f"{name}{piece}")
-        yield
+class Line:
+    """An engine whose seconds pass by what it does, and requests for it."""
+
+    def __init__(self) -> None:
+        self.log: list[str] = []
+        self.requests: list[Request] = []
+        self.clock = Clock()
+        self.engine = Engine(clock=self.clock)
+        self._queue = Queue()
+
+    def counting(self, name: str, pieces: int, seconds: float = 1.0) -> Steps[None]:
+        for piece in range(pieces):
+            self.clock.now += seconds
+            self.log.append(f"{name}{piece}")
+            yield
+
+    def ask(self, priority: Any, work: Steps[None]) -> asyncio.Future[None]:
+        async def asked() -> None:
+            with self._queue.admitted(priority):
+                self.requests.append(current())
+                await self.engine.run(work)
+
+        return asyncio.ensure_future(asked())
+
+    async def arrived(self, count: int = 1) -> None:
+        await until(lambda: self.engine._inbox.qsize() == count)
+
+
+@asynccontextmanager
+async def lined_up(*gates: Gate) -> AsyncIterator[Line]:
+    """gates: that hold its work, and are opened at the end whatever happens."""
+    line = Line()
+    try:
+        yield line
+    finally:
+        for gate in gates:
+            gate.open()
+        await asyncio.to_thread(line.engine.stop)
 
 
 async def served(jobs: Sequence[tuple[str, str, int]], *, seconds: float = 1.0) -> list[str]:
     """The pieces of jobs (name, priority, pieces) that come to the engine together, in the order in which it does them;
     each takes so many seconds."""
-    log: list[str] = []
-    clock, gate, requests = Clock(), Gate(), Queue()
-    engine = Engine(clock=clock)
-
-    async def ask(name: str, priority: Any, pieces: int) -> None:
-        with requests.admitted(priority):
-            await engine.run(counting(log, name, pieces, clock, seconds))
-
-    try:
-        holding = asyncio.ensure_future(engine.call(gate.pass_through))
+    gate = Gate()
+    async with lined_up(gate) as line:
+        holding = asyncio.ensure_future(line.engine.call(gate.pass_through))
         await gate.reached()
-        asking = [asyncio.ensure_future(ask(*job)) for job in jobs]
-        await until(lambda: engine._inbox.qsize() == len(jobs))
+        asking = [line.ask(priority, line.counting(name, pieces, seconds)) for name, priority, pieces in jobs]
+        await line.arrived(len(jobs))
         gate.open()
         await asyncio.gather(holding, *asking)
-    finally:
-        gate.open()
-        await asyncio.to_thread(engine.stop)
-    return log
-
-
-@asynccontextmanager
-async def held_up(rig: Rigged, name: str, **options: Any) -> AsyncIterator[asyncio.Task[Any]]:
-    """A generation of that session that stands inside its model call until the block ends."""
-    gate = rig.network.hold_at(len(rig.network.calls) + 1)
-    task = asyncio.ensure_future(rig.write(name, CHUNK, **options))
-    await gate.reached()
-    try:
-        yield task
-    finally:
-        gate.open()
-        await task
+    return line.log
 
 
 def reading(rig: Rigged, name: str, count: int, **options: Any) -> Any:
-    return rig.service.append(session=name, tokens=tokens_of(count, count), on_event=ignore, **options)
+    return rig.service.append(name, tokens=tokens_of(count, count), **options)
 
 
 # --- order on the engine
@@ -100,120 +122,92 @@ async def test_what_has_stood_back_for_long_takes_turns_like_the_others() -> Non
 
 async def test_only_what_is_done_for_others_that_are_in_a_hurry_counts_as_standing_back() -> None:
     """Background requests that wait for each other do not become normal by it."""
-    clock, gate, requests, log = Clock(), Gate(), Queue(), list[str]()
-    engine = Engine(clock=clock)
+    gate = Gate()
+    async with lined_up(gate) as line:
 
-    async def ask(priority: Any, work: Steps[None]) -> None:
-        with requests.admitted(priority):
-            await engine.run(work)
+        def held() -> Steps[None]:
+            yield from line.counting("b", 4, 100.0)
+            gate.pass_through()
 
-    def held() -> Steps[None]:
-        yield from counting(log, "b", 4, clock, 100.0)
-        gate.pass_through()
-
-    try:
-        others = [asyncio.ensure_future(ask("background", work)) for work in (held(), counting(log, "c", 8, clock))]
+        others = [line.ask("background", work) for work in (held(), line.counting("c", 8))]
         await gate.reached()
-        normal = asyncio.ensure_future(ask("normal", counting(log, "n", 2, clock)))
-        await until(lambda: engine._inbox.qsize() == 1)
-        before = len(log)
-        assert "c0" in log
-        assert "c7" not in log
+        normal = line.ask("normal", line.counting("n", 2))
+        await line.arrived()
+        before = len(line.log)
+        assert "c0" in line.log
+        assert "c7" not in line.log
         gate.open()
         await asyncio.gather(normal, *others)
-        assert log[before : before + 2] == ["n0", "n1"]
-    finally:
-        gate.open()
-        await asyncio.to_thread(engine.stop)
+        assert line.log[before : before + 2] == ["n0", "n1"]
 
 
 async def test_what_it_is_served_in_between_is_not_standing_back() -> None:
     """It stands back for ten seconds, is served, and stands back for ten more: that is twenty."""
-    clock, requests = Clock(), Queue()
-    engine = Engine(clock=clock)
-    gates, asked = [Gate() for _ in range(3)], list[Request]()
+    gates = [Gate() for _ in range(3)]
 
     def held() -> Steps[None]:
         for gate in gates:
             gate.pass_through()
             yield
 
-    async def ask(priority: Any, work: Steps[None]) -> None:
-        with requests.admitted(priority):
-            asked.append(current())
-            await engine.run(work)
-
-    try:
-        background = asyncio.ensure_future(ask("background", held()))
+    async with lined_up(*gates) as line:
+        background = line.ask("background", held())
         for gate in gates[:2]:
             await gate.reached()
-            normal = asyncio.ensure_future(ask("normal", counting([], "n", 1, clock, 10.0)))
-            await until(lambda: engine._inbox.qsize() == 1)
+            normal = line.ask("normal", line.counting("n", 1, 10.0))
+            await line.arrived()
             gate.open()
             await normal
         gates[2].open()
         await background
-        assert asked[0].stood_back_s == 20.0
-    finally:
-        for gate in gates:
-            gate.open()
-        await asyncio.to_thread(engine.stop)
+        assert line.requests[0].stood_back_s == 20.0
 
 
 async def test_a_background_job_that_is_given_up_is_closed_though_it_stands_back() -> None:
-    clock, gate, requests, log = Clock(), Gate(), Queue(), []
-    engine = Engine(clock=clock)
+    gate = Gate()
+    async with lined_up(gate) as line:
 
-    def steps() -> Steps[None]:
-        try:
-            while "over" not in log:
-                log.append("b")
+        def steps() -> Steps[None]:
+            try:
+                while "over" not in line.log:
+                    line.log.append("b")
+                    yield
+            finally:
+                line.log.append("closed")
+
+        def endless() -> Steps[None]:
+            gate.pass_through()
+            while not {"closed", "over"} & {*line.log}:
                 yield
-        finally:
-            log.append("closed")
 
-    def endless() -> Steps[None]:
-        gate.pass_through()
-        while not {"closed", "over"} & {*log}:
-            yield
-
-    async def ask(priority: Any, work: Steps[None]) -> None:
-        with requests.admitted(priority):
-            await engine.run(work)
-
-    try:
-        background = asyncio.ensure_future(ask("background", steps()))
-        await until(lambda: "b" in log)
-        normal = asyncio.ensure_future(ask("normal", endless()))
+        background = line.ask("background", steps())
+        await until(lambda: "b" in line.log)
+        normal = line.ask("normal", endless())
         await gate.reached()
         background.cancel()
         await asyncio.sleep(0)
         gate.open()
         await asyncio.wait([background], timeout=10)
-        assert log[-1] == "closed"
+        last = line.log[-1]
+        line.log.append("over")
+        assert last == "closed"
         await normal
-    finally:
-        log.append("over")
-        gate.open()
-        await asyncio.to_thread(engine.stop)
 
 
 @pytest.mark.one_in(3)
-async def test_a_text_that_is_read_in_the_background_waits_for_a_stream_and_a_stream_for_a_text(open_rig: Any) -> None:
-    async with open_rig() as rig:
-        for name in ("late", "first"):
-            await rig.service.create(session=name)
-        await rig.read("a", tokens_of(1, 100))
-        text, stream = [True] * math.ceil(1799 / PREFILL_CHUNK_TOKENS) + [False], [False] * 40
-        for work, expected in (
-            ([reading(rig, "late", 1800, priority="background"), writing(rig, "a", 40)], stream + text),
-            ([writing(rig, "a", 40, priority="background"), reading(rig, "first", 1800)], text + stream),
-        ):
-            rig.network.reset()
-            async with begun_together(rig, work) as tasks:
-                pass
-            await asyncio.gather(*tasks)
-            assert [tokens > 1 for tokens in rig.network.calls] == expected
+async def test_a_text_that_is_read_in_the_background_waits_for_a_stream_and_a_stream_for_a_text(rig: Rigged) -> None:
+    for name in ("late", "first"):
+        await rig.service.create(name)
+    await rig.read("a", tokens_of(1, 100))
+    text, stream = [True] * math.ceil(1799 / PREFILL_CHUNK_TOKENS) + [False], [False] * 40
+    for work, expected in (
+        ([reading(rig, "late", 1800, priority="background"), writing(rig, "a", 40)], stream + text),
+        ([writing(rig, "a", 40, priority="background"), reading(rig, "first", 1800)], text + stream),
+    ):
+        rig.network.reset()
+        tasks = await all_begun(rig, work)
+        await asyncio.gather(*tasks)
+        assert [tokens > 1 for tokens in rig.network.calls] == expected
 
 
 # --- rows of a call
@@ -226,8 +220,7 @@ async def test_a_background_session_has_a_row_beside_the_others_where_one_is_fre
         for count in (2, 30):  # first the model is tried
             rig.network.reset()
             work = [writing(rig, name, count, priority="background" if name in "ab" else "normal") for name in NAMES]
-            async with begun_together(rig, work) as tasks:
-                pass
+            tasks = await all_begun(rig, work)
             assert [len(each.tokens) for each in await asyncio.gather(*tasks)] == [count] * 4
         assert rig.network.rows.count(4) == 30, "in one call, all of them"
 
@@ -244,8 +237,7 @@ async def test_one_that_is_in_a_hurry_gets_the_row_of_one_that_is_not(open_rig: 
         rig.network.reset()
         gate = rig.network.hold_at(20)
         work = [writing(rig, name, 120, priority="background") for name in NAMES]
-        async with begun_together(rig, work) as tasks:
-            pass
+        tasks = await all_begun(rig, work)
         await gate.reached()
         begun = {name: len(rig.live(name).state.tokens) for name in NAMES}
         late = asyncio.ensure_future(writing(rig, "late", 40))
@@ -274,10 +266,9 @@ async def test_a_row_that_comes_free_is_taken_by_one_that_was_in_another_batch(o
         rig.network.reset()
         gate = rig.network.hold_at(20)
         short = {"a": 40, "b": 40}
-        async with begun_together(
+        tasks = await all_begun(
             rig, [writing(rig, name, short.get(name, 300), priority="background") for name in names]
-        ) as tasks:
-            pass
+        )
         await gate.reached()
         late = asyncio.ensure_future(writing(rig, "late", 100))
         await until(lambda: rig.service.engine._inbox.qsize() == 1)
@@ -300,8 +291,7 @@ async def test_a_background_session_that_would_take_a_call_of_its_own_waits(
         await asyncio.gather(*(writing(rig, name, 2) for name in "ab"))  # the model has been tried
         work = [writing(rig, "long", 20, priority="background"), writing(rig, "a", 30), writing(rig, "b", 30)]
         rig.network.reset()
-        async with begun_together(rig, work) as tasks:
-            pass
+        tasks = await all_begun(rig, work)
         await asyncio.gather(*tasks)
         twos = [at for at, rows in enumerate(rig.network.rows) if rows == 2]
         assert len(twos) >= 30
@@ -316,8 +306,7 @@ async def test_background_sessions_on_another_model_wait_too(store: Path, tiny_m
         other = rig.networks["other"]
         other.reset()
         gate = other.hold_at(10)
-        async with begun_together(rig, [writing(rig, name, 30, priority="background") for name in "ab"]) as tasks:
-            pass
+        tasks = await all_begun(rig, [writing(rig, name, 30, priority="background") for name in "ab"])
         await gate.reached()
         normal = asyncio.ensure_future(writing(rig, "c", 50))
         await until(lambda: rig.service.engine._inbox.qsize() == 1)
@@ -332,43 +321,40 @@ async def test_background_sessions_on_another_model_wait_too(store: Path, tiny_m
 
 
 @pytest.mark.one_in(2)
-async def test_in_the_background_a_session_writes_the_very_same(open_rig: Any) -> None:
+async def test_in_the_background_a_session_writes_the_very_same(rig: Rigged) -> None:
     """Standing back changes when something is computed, and not what."""
-    async with open_rig() as rig:
-        for each in ("a", "a-alone"):
-            await rig.read(each, tokens_of(3, 300), sampling=SAMPLED)
-        await rig.read("busy", tokens_of(4, 300))
-        alone = await rig.write("a-alone", 30)
-        async with begun_together(
-            rig, [rig.write("a", 30, priority="background"), writing(rig, "busy", 60), reading(rig, "a-alone", 700)]
-        ) as tasks:
-            pass
-        assert (await asyncio.gather(*tasks))[0] == alone
+    for each in ("a", "a-alone"):
+        await rig.read(each, tokens_of(3, 300), sampling=SAMPLED)
+    await rig.read("busy", tokens_of(4, 300))
+    alone = await rig.write("a-alone", 30)
+    tasks = await all_begun(
+        rig, [rig.write("a", 30, priority="background"), writing(rig, "busy", 60), reading(rig, "a-alone", 700)]
+    )
+    assert (await asyncio.gather(*tasks))[0] == alone
 
 
 # --- whom somebody waits for
 
 
 @pytest.mark.one_in(2)
-async def test_a_background_request_that_a_normal_one_waits_for_stands_back_no_more(open_rig: Any) -> None:
-    async with open_rig() as rig:
-        for name in "ab":
-            await rig.read(name, tokens_of(1, 50))
-        ended: list[str] = []
+async def test_a_background_request_that_a_normal_one_waits_for_stands_back_no_more(rig: Rigged) -> None:
+    for name in "ab":
+        await rig.read(name, tokens_of(1, 50))
+    ended: list[str] = []
 
-        async def note(name: str, work: Any) -> None:
-            await work
-            ended.append(name)
+    async def note(name: str, work: Any) -> None:
+        await work
+        ended.append(name)
 
-        work = [
-            note("background", writing(rig, "a", 60, priority="background")),
-            note("busy", writing(rig, "b", 300)),
-        ]
-        async with begun_together(rig, work) as tasks:
-            behind = asyncio.ensure_future(note("behind", writing(rig, "a", 1)))
-            await until(lambda: rig.service.residency.turns.users(rig.service.resolve("a")) == 2)
-        await asyncio.gather(*tasks, behind)
-        assert ended == ["background", "behind", "busy"]
+    work = [
+        note("background", writing(rig, "a", 60, priority="background")),
+        note("busy", writing(rig, "b", 300)),
+    ]
+    async with begun_together(rig, work) as tasks:
+        behind = asyncio.ensure_future(note("behind", writing(rig, "a", 1)))
+        await until(lambda: rig.service.residency.turns.users(rig.service.resolve("a")) == 2)
+    await asyncio.gather(*tasks, behind)
+    assert ended == ["background", "behind", "busy"]
 
 
 async def test_what_the_daemon_does_by_itself_is_no_requests(open_rig: Any) -> None:
@@ -402,51 +388,42 @@ async def test_who_makes_room_for_a_background_request_does_not_stand_back(
         assert not rig.is_awake("a")
 
 
-async def test_a_background_request_that_loads_what_a_normal_one_needs_stands_back_no_more(open_rig: Any) -> None:
-    async with open_rig() as rig:
-        for name in "ab":
-            await rig.read(name, tokens_of(1, 50))
-            await rig.sleep(name)
-        await rig.service.unload_model(model="tiny")
-        loading, gate = rig.service.residency.models._loader, asyncio.Event()
-        estimate = loading.estimate
+async def test_a_background_request_that_loads_what_a_normal_one_needs_stands_back_no_more(rig: Rigged) -> None:
+    for name in "ab":
+        await rig.asleep(name, tokens_of(1, 50))
+    await rig.service.unload_model(model="tiny")
+    loading, gate = rig.service.residency.models._loader, asyncio.Event()
+    estimate = loading.estimate
 
-        async def held(*args: Any) -> int:
-            await gate.wait()
-            return int(await estimate(*args))
+    async def held(*args: Any) -> int:
+        await gate.wait()
+        return int(await estimate(*args))
 
-        loading.estimate = held
-        place = rig.service.shelf.place("tiny")
-        place.facts = None  # so that it has to be looked at
-        first = asyncio.ensure_future(writing(rig, "a", 1, priority="background"))
-        await until(lambda: bool(place.holders))
-        assert place.holders[0].request.stands_back()
-        second = asyncio.ensure_future(writing(rig, "b", 1))
-        await until(lambda: len(place.holders) == 2)
-        assert not place.holders[0].request.stands_back()
-        gate.set()
-        await asyncio.gather(first, second)
+    loading.estimate = held
+    place = rig.service.shelf.place("tiny")
+    place.facts = None  # so that it has to be looked at
+    first = asyncio.ensure_future(writing(rig, "a", 1, priority="background"))
+    await until(lambda: bool(place.holders))
+    assert place.holders[0].request.stands_back()
+    second = asyncio.ensure_future(writing(rig, "b", 1))
+    await until(lambda: len(place.holders) == 2)
+    assert not place.holders[0].request.stands_back()
+    gate.set()
+    await asyncio.gather(first, second)
 
 
 # --- memory
 
 
-def most(tokens: int) -> int:
-    return (tokens + CHUNK - 1) * ROW + LOGITS
-
-
 @pytest.fixture
-def open_tight(open_rig: Any, tmp_path: Any) -> Callable[..., Any]:
+def open_tight(open_rig: Any, weights: int) -> Callable[..., Any]:
     """A service with memory for one session that writes."""
 
     @asynccontextmanager
     async def opened(**options: Any) -> AsyncIterator[Rigged]:
-        async with open_rig(store=tmp_path / "another") as other:
-            weights = int(other.model.weights_bytes)
         async with open_rig(memory_budget=weights + most(50) + CHUNK * ROW, **options) as rig:
             for at, name in enumerate("abc"):
-                await rig.read(name, tokens_of(at, 50))
-                await rig.sleep(name)
+                await rig.asleep(name, tokens_of(at, 50))
             await rig.wake("a")
             yield rig
 
@@ -554,15 +531,15 @@ async def test_one_too_many_is_told_so_with_the_sizes_and_nothing_happens_qx18(o
             await until(lambda: rig.service.queue.info().waiting == 2)
             assert (await rig.service.status()).queue.waiting == 2
             for refused in (
-                rig.service.create(session="new"),
+                rig.service.create("new"),
                 writing(rig, "b", 1),
                 writing(rig, "nobody", 1),
                 reading(rig, "b", 10),
-                rig.service.chat(session="b", message="hi", max_tokens=1, on_event=ignore),
+                rig.service.chat("b", message="hi", max_tokens=1),
                 rig.wake("b"),
-                rig.service.fork(session="b", name="fork", on_event=ignore),
-                rig.service.fold(session="b", name="fold", summary="s", on_event=ignore),
-                rig.service.warm(sessions=["b"], on_event=ignore),
+                rig.service.fork("b", name="fork"),
+                rig.service.fold("b", name="fold", summary="s"),
+                rig.service.warm(sessions=["b"]),
                 rig.service.load_model(model="tiny"),
             ):
                 with pytest.raises(EngineBusy) as refusal:
@@ -572,9 +549,9 @@ async def test_one_too_many_is_told_so_with_the_sizes_and_nothing_happens_qx18(o
             assert rig.service.residency.memory.info().reserved_bytes > 0, "of the one that is served"
             for name in ("new", "fork", "fold"):
                 with pytest.raises(SessionNotFound):
-                    await rig.service.show(session=name)
+                    await rig.service.show(name)
             await rig.service.list_sessions()
-            assert (await rig.service.show(session="b")).info.token_count == 256, "who looks, or sleeps, is not counted"
+            assert (await rig.service.show("b")).info.token_count == 256, "who looks, or sleeps, is not counted"
             await rig.sleep("b")
         await asyncio.gather(*waiting)
         assert rig.service.residency.memory.info().reserved_bytes == 0
@@ -583,14 +560,11 @@ async def test_one_too_many_is_told_so_with_the_sizes_and_nothing_happens_qx18(o
 
 
 @pytest.mark.one_in(4)
-async def test_who_was_served_and_waits_again_counts_again(open_rig: Any, tmp_path: Path) -> None:
+async def test_who_was_served_and_waits_again_counts_again(open_rig: Any, weights: int) -> None:
     """For memory behind its wake, and for the turn of a second session."""
-    async with open_rig(store=tmp_path / "another") as other:
-        weights = int(other.model.weights_bytes)
     async with open_rig(memory_budget=weights + 1000 * ROW + 3 * LOGITS) as rig:
         for at, name in enumerate("abc"):
-            await rig.read(name, tokens_of(at, 50))
-            await rig.sleep(name)
+            await rig.asleep(name, tokens_of(at, 50))
         memory = rig.service.residency.memory
         with memory.apart(-1) as somebody:
             assert memory.take_free(somebody, 500 * ROW)
@@ -602,7 +576,7 @@ async def test_who_was_served_and_waits_again_counts_again(open_rig: Any, tmp_pa
     async with open_rig() as rig:
         b = rig.service.resolve("b")
         async with rig.service.residency.turn(b):
-            warming = asyncio.ensure_future(rig.service.warm(sessions=["a", "b"], on_event=ignore))
+            warming = asyncio.ensure_future(rig.service.warm(sessions=["a", "b"]))
             await until(lambda: rig.service.residency.turns.users(b) == 2)
             assert rig.service.queue.info().waiting == 1
         await warming
@@ -649,7 +623,7 @@ async def test_pieces_that_wait_for_the_engine_count_and_streams_do_not(open_rig
         await gate.reached()
         assert rig.network.rows[-1] == 4
         assert rig.service.queue.info().waiting == 0
-        new = [asyncio.ensure_future(rig.service.create(session=name)) for name in ("e", "f", "g")]
+        new = [asyncio.ensure_future(rig.service.create(name)) for name in ("e", "f", "g")]
         await until(lambda: rig.service.queue.info().waiting == 3)
         gate.open()
         await asyncio.gather(*tasks, *new)
@@ -657,25 +631,23 @@ async def test_pieces_that_wait_for_the_engine_count_and_streams_do_not(open_rig
 
 
 @pytest.mark.usefixtures("short_calls")
-async def test_who_stands_back_waits_and_so_does_a_text_while_another_is_read(open_rig: Any) -> None:
-    async with open_rig() as rig:
-        await rig.read("a", tokens_of(1, 60))
-        for name in "bc":
-            await rig.service.create(session=name)
-        rig.network.reset()
-        gate = rig.network.hold_at(5)
-        stream = asyncio.ensure_future(writing(rig, "a", 30, priority="background"))
-        await gate.reached()
-        assert rig.service.queue.info().waiting == 0
-        reads = [asyncio.ensure_future(reading(rig, name, 3 * CHUNK)) for name in "bc"]
-        await until(lambda: rig.service.engine._inbox.qsize() == 2)
-        second = rig.network.hold_at(8)  # the second chunk of the first of them
-        gate.open()
-        await second.reached()
-        info = rig.service.queue.info()
-        assert (info.waiting, info.background) == (2, 1), "the stream, and the text that has been begun as well"
-        second.open()
-        await asyncio.gather(stream, *reads)
+async def test_who_stands_back_waits_and_so_does_a_text_while_another_is_read(rig: Rigged) -> None:
+    await rig.read("a", tokens_of(1, 60))
+    for name in "bc":
+        await rig.service.create(name)
+    gate = rig.network.hold_at(5)
+    stream = asyncio.ensure_future(writing(rig, "a", 30, priority="background"))
+    await gate.reached()
+    assert rig.service.queue.info().waiting == 0
+    reads = [asyncio.ensure_future(reading(rig, name, 3 * CHUNK)) for name in "bc"]
+    await until(lambda: rig.service.engine._inbox.qsize() == 2)
+    second = rig.network.hold_at(3)  # the second chunk of the first of them
+    gate.open()
+    await second.reached()
+    info = rig.service.queue.info()
+    assert (info.waiting, info.background) == (2, 1), "the stream, and the text that has been begun as well"
+    second.open()
+    await asyncio.gather(stream, *reads)
 
 
 def test_a_request_counts_as_normal_once_it_has_stood_back_long_enough() -> None:

@@ -30,7 +30,7 @@ PET_TEXT = re.compile(r'\{"kind": "(cat|dog)", "age": [1-9]?[0-9]\}')
 
 async def generated(rig: Rigged, name: str, constraint: Constraint, **options: Any) -> Any:
     options = {"max_tokens": 200, "on_event": ignore} | options
-    return await rig.service.generate(session=name, constraint=constraint, **options)
+    return await rig.service.generate(name, constraint=constraint, **options)
 
 
 ENDING = (
@@ -40,22 +40,21 @@ ENDING = (
 )
 
 
-@pytest.mark.parametrize("sampling", [Sampling(), HOT, Sampling(1.5, top_p=0.3, top_k=4, repetition_penalty=1.3)])
-async def test_an_answer_matches_and_ends_where_the_grammar_does(open_rig: Any, sampling: Sampling) -> None:
+async def test_an_answer_matches_and_ends_where_the_grammar_does(open_rig: Any) -> None:
     async with open_rig(endless=False) as rig:
         await rig.read("a", tokens_of(1, 20))
-        for constraint, expected in ENDING:
-            result = await generated(rig, "a", constraint, sampling=sampling)
-            assert re.fullmatch(expected, result.text)
-            assert result.finish_reason == "stop"
-            assert list(result.tokens) == rig.model.encode(result.text, opening=False)
+        for sampling in (Sampling(), HOT, Sampling(1.5, top_p=0.3, top_k=4, repetition_penalty=1.3)):
+            for constraint, expected in ENDING:
+                result = await generated(rig, "a", constraint, sampling=sampling)
+                assert re.fullmatch(expected, result.text)
+                assert result.finish_reason == "stop"
+                assert list(result.tokens) == rig.model.encode(result.text, opening=False)
 
 
-async def test_an_answer_that_is_cut_says_so(open_rig: Any) -> None:
-    async with open_rig() as rig:
-        await rig.read("a", tokens_of(1, 20))
-        result = await generated(rig, "a", PET, max_tokens=5)
-        assert (result.finish_reason, result.text) == ("length", '{"kin')
+async def test_an_answer_that_is_cut_says_so(rig: Rigged) -> None:
+    await rig.read("a", tokens_of(1, 20))
+    result = await generated(rig, "a", PET, max_tokens=5)
+    assert (result.finish_reason, result.text) == ("length", '{"kin')
 
 
 async def test_an_end_token_comes_only_where_the_grammar_may_end(open_rig: Any) -> None:
@@ -79,22 +78,21 @@ async def test_a_batch_holds_each_of_its_answers_to_its_own_grammar(open_rig: An
             await rig.read(name, tokens_of(number, 30))
         wanted = [Constraint(regex=f"{number}[a-z]{{40}}{number}") for number in range(3)]
         work = [generated(rig, name, each, sampling=HOT) for name, each in zip(names, wanted, strict=False)]
-        free = rig.service.generate(session="s3", max_tokens=60, sampling=HOT, on_event=ignore)
+        free = rig.service.generate("s3", max_tokens=60, sampling=HOT)
         *held, free_one = await asyncio.gather(*work, free)
         assert all(re.fullmatch(each.regex or "", found.text) for each, found in zip(wanted, held, strict=True))
         assert len(free_one.tokens) == 60
         assert rig.service.engine.batched_tokens > 0
 
 
-async def test_a_constraint_that_allows_all_changes_no_token(open_rig: Any) -> None:
-    async with open_rig() as rig:
-        for name in ("free", "held"):
-            await rig.read(name, tokens_of(1, 20), sampling=Sampling(0.9, seed=3))
-        free = await rig.service.generate(session="free", max_tokens=20, on_event=ignore)
-        assert END not in free.tokens, "a grammar ends with it, this model does not"
-        held = await generated(rig, "held", Constraint(lark="start: <[0-258]>*"), max_tokens=20)
-        assert held.tokens == free.tokens
-        assert await rig.fingerprint("held") == await rig.fingerprint("free")
+async def test_a_constraint_that_allows_all_changes_no_token(rig: Rigged) -> None:
+    for name in ("free", "held"):
+        await rig.read(name, tokens_of(1, 20), sampling=Sampling(0.9, seed=3))
+    free = await rig.service.generate("free", max_tokens=20)
+    assert END not in free.tokens, "a grammar ends with it, this model does not"
+    held = await generated(rig, "held", Constraint(lark="start: <[0-258]>*"), max_tokens=20)
+    assert held.tokens == free.tokens
+    assert await rig.fingerprint("held") == await rig.fingerprint("free")
 
 
 REFUSED = (
@@ -117,16 +115,15 @@ REFUSED = (
 )
 
 
-async def test_what_cannot_be_compiled_is_refused_and_changes_nothing(open_rig: Any) -> None:
-    async with open_rig() as rig:
-        await rig.read("a", tokens_of(1, 20))
-        before = await rig.fingerprint("a")
-        for constraint, reason in REFUSED:
-            with pytest.raises(InvalidConstraint, match=reason) as refused:
-                await generated(rig, "a", constraint, text="more")
-            assert len(refused.value.message) < 700
-            assert await rig.fingerprint("a") == before
-        assert (await generated(rig, "a", PET)).finish_reason == "stop"
+async def test_what_cannot_be_compiled_is_refused_and_changes_nothing(rig: Rigged) -> None:
+    await rig.read("a", tokens_of(1, 20))
+    before = await rig.fingerprint("a")
+    for constraint, reason in REFUSED:
+        with pytest.raises(InvalidConstraint, match=reason) as refused:
+            await generated(rig, "a", constraint, text="more")
+        assert len(refused.value.message) < 700
+        assert await rig.fingerprint("a") == before
+    assert (await generated(rig, "a", PET)).finish_reason == "stop"
 
 
 async def test_neither_the_loop_nor_the_engine_waits_for_a_compiler(
@@ -145,42 +142,39 @@ async def test_neither_the_loop_nor_the_engine_waits_for_a_compiler(
             await rig.read(name, tokens_of(1, 20))
         held = asyncio.ensure_future(generated(rig, "a", PET, max_tokens=1))
         await until(has_begun.is_set)
-        assert len((await rig.service.generate(session="b", max_tokens=4, on_event=ignore)).tokens) == 4
+        assert len((await rig.service.generate("b", max_tokens=4)).tokens) == 4
         assert not held.done()
         may_end.set()
         await held
 
 
 async def test_a_grammar_is_compiled_once_and_let_go_with_its_model(
-    open_rig: Any, monkeypatch: pytest.MonkeyPatch
+    rig: Rigged, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with open_rig() as rig:
-        await rig.read("a", tokens_of(1, 20))
-        for _ in range(3):
-            await generated(rig, "a", PET)
-        assert len(rig.model.grammars._compiled) == 1
-        facts = rig.model.without_weights()
-        assert isinstance(facts.grammars, Grammars)
-        assert facts.grammars is not rig.model.grammars
+    await rig.read("a", tokens_of(1, 20))
+    for _ in range(3):
+        await generated(rig, "a", PET)
+    assert len(rig.model.grammars._compiled) == 1
+    facts = rig.model.without_weights()
+    assert isinstance(facts.grammars, Grammars)
+    assert facts.grammars is not rig.model.grammars
 
 
-async def test_many_grammars_are_not_all_kept(open_rig: Any) -> None:
-    async with open_rig() as rig:
-        await rig.read("a", tokens_of(1, 5))
-        for number in range(20):
-            await generated(rig, "a", Constraint(regex=f"a{number}"))
-        assert len(rig.model.grammars._compiled) == 16
+async def test_many_grammars_are_not_all_kept(rig: Rigged) -> None:
+    await rig.read("a", tokens_of(1, 5))
+    for number in range(20):
+        await generated(rig, "a", Constraint(regex=f"a{number}"))
+    assert len(rig.model.grammars._compiled) == 16
 
 
-async def test_a_cancelled_answer_leaves_the_next_one_its_own_grammar(open_rig: Any) -> None:
-    async with open_rig() as rig:
-        await rig.read("a", tokens_of(1, 20))
-        begun = asyncio.ensure_future(generated(rig, "a", Constraint(regex="[a-c]{150}")))
-        await until(lambda: len(rig.live("a").state.tokens) > 25)
-        begun.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await begun
-        assert PET_TEXT.fullmatch((await generated(rig, "a", PET)).text)
+async def test_a_cancelled_answer_leaves_the_next_one_its_own_grammar(rig: Rigged) -> None:
+    await rig.read("a", tokens_of(1, 20))
+    begun = asyncio.ensure_future(generated(rig, "a", Constraint(regex="[a-c]{150}")))
+    await until(lambda: len(rig.live("a").state.tokens) > 25)
+    begun.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await begun
+    assert PET_TEXT.fullmatch((await generated(rig, "a", PET)).text)
 
 
 # --- calls
@@ -200,59 +194,50 @@ WAIT = {"name": "wait", "description": "", "parameters": None}
 
 async def answered(rig: Rigged, choice: ToolChoice | None, **options: Any) -> Any:
     asked = {"messages": [{"role": "user", "content": "hi"}], "tools": (LOOK, WAIT), "create": True, "max_tokens": 300}
-    return await rig.service.chat(session="c", tool_choice=choice, on_event=ignore, **(asked | options))
+    return await rig.service.chat("c", tool_choice=choice, **(asked | options))
 
 
 @pytest.mark.parametrize("sampling", [Sampling(), HOT])
-async def test_a_required_call_is_one_of_the_offered_tools(open_rig: Any, sampling: Sampling) -> None:
-    async with open_rig() as rig:
-        for names in ((), ("look",), ("wait",)):
-            result = await answered(rig, ToolChoice("required", names), sampling=sampling, on_divergence="rewind")
-            (call,) = result.tool_calls
-            assert (result.text, result.finish_reason) == ("", "tool_calls")
-            assert call.name in (names or ("look", "wait"))
-            assert call.arguments == {} if call.name == "wait" else call.arguments["at"] in ("sky", "sea")
+async def test_a_required_call_is_one_of_the_offered_tools(rig: Rigged, sampling: Sampling) -> None:
+    for names in ((), ("look",), ("wait",)):
+        result = await answered(rig, ToolChoice("required", names), sampling=sampling, on_divergence="rewind")
+        (call,) = result.tool_calls
+        assert (result.text, result.finish_reason) == ("", "tool_calls")
+        assert call.name in (names or ("look", "wait"))
+        assert call.arguments == {} if call.name == "wait" else call.arguments["at"] in ("sky", "sea")
 
 
-@pytest.mark.parametrize(
-    ("choice", "options", "reason"),
-    [
-        (ToolChoice("required", ("jump",)), {}, "'jump'"),
-        (ToolChoice("required"), {"tools": ()}, "the conversation has none"),
-        (ToolChoice("required"), {"tools": ({**LOOK, "parameters": {"type": "object", "not": {}}},)}, "not"),
-    ],
-)
-async def test_a_call_that_cannot_be_forced_is_refused(
-    open_rig: Any, choice: ToolChoice, options: dict[str, Any], reason: str
-) -> None:
-    async with open_rig() as rig:
+async def test_a_call_that_cannot_be_forced_is_refused(rig: Rigged) -> None:
+    not_that = {**LOOK, "parameters": {"type": "object", "not": {}}}
+    for names, options, reason in (
+        (("jump",), {}, "'jump'"),
+        ((), {"tools": ()}, "the conversation has none"),
+        ((), {"tools": (not_that,)}, "not"),
+    ):
         with pytest.raises(InvalidConstraint, match=reason):
-            await answered(rig, choice, **options)
+            await answered(rig, ToolChoice("required", names), **options)
 
 
-async def test_a_model_that_may_call_nothing_writes_no_mark_of_a_call(open_rig: Any) -> None:
+async def test_a_model_that_may_call_nothing_writes_no_mark_of_a_call(rig: Rigged) -> None:
     script = "<tool_call>"
-    async with open_rig() as rig:
-        reply_with(rig, script * 3, end=False)
-        result = await answered(rig, ToolChoice("none"), max_tokens=30)
-        assert (result.tool_calls, result.text[:10]) == ((), "<tool_call")
-        assert script not in result.text
+    reply_with(rig, script * 3, end=False)
+    result = await answered(rig, ToolChoice("none"), max_tokens=30)
+    assert (result.tool_calls, result.text[:10]) == ((), "<tool_call")
+    assert script not in result.text
 
 
-async def test_strict_tools_are_held_to_their_schema_and_the_text_around_is_free(open_rig: Any) -> None:
-    async with open_rig() as rig:
-        reply_with(rig, 'so: <tool_call>\n{"name": "look", "arguments": {"at": "moon"', end=False)
-        result = await answered(rig, ToolChoice(strict=True), max_tokens=140)
-        assert result.text.startswith("so:")
-        assert result.tool_calls[0].arguments["at"] in ("sky", "sea")
+async def test_strict_tools_are_held_to_their_schema_and_the_text_around_is_free(rig: Rigged) -> None:
+    reply_with(rig, 'so: <tool_call>\n{"name": "look", "arguments": {"at": "moon"', end=False)
+    result = await answered(rig, ToolChoice(strict=True), max_tokens=140)
+    assert result.text.startswith("so:")
+    assert result.tool_calls[0].arguments["at"] in ("sky", "sea")
 
 
-async def test_an_answer_with_tools_and_a_schema_is_a_call_or_of_the_schema(open_rig: Any) -> None:
-    async with open_rig() as rig:
-        seen = set()
-        for seed in range(12):
-            sampling = Sampling(4.0, seed=seed)
-            result = await answered(rig, None, constraint=PET, sampling=sampling, on_divergence="rewind")
-            assert PET_TEXT.fullmatch(result.text) if result.text else len(result.tool_calls) == 1
-            seen.add(bool(result.text))
-        assert seen == {True, False}
+async def test_an_answer_with_tools_and_a_schema_is_a_call_or_of_the_schema(rig: Rigged) -> None:
+    seen = set()
+    for seed in range(5):
+        sampling = Sampling(4.0, seed=seed)
+        result = await answered(rig, None, constraint=PET, sampling=sampling, on_divergence="rewind")
+        assert PET_TEXT.fullmatch(result.text) if result.text else len(result.tool_calls) == 1
+        seen.add(bool(result.text))
+    assert seen == {True, False}

@@ -6,13 +6,12 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Callable, Coroutine
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
-from session_rig import SAMPLED, Rigged, begun_together, ignore, listening, tokens_of, until, writing
+from session_rig import SAMPLED, Rigged, all_begun, ignore, listening, tokens_of, until, writing
 from torpor.daemon.engine.decoding import MOST_PADDING, _Batch, is_fit_for_batches
 from torpor.daemon.errors import GenerationFailed
 from torpor.snapshot import batches
@@ -31,20 +30,14 @@ TOLERANCE = 2e-3
 
 
 @pytest.fixture
-def open_batching(open_rig: Any, models_of_kinds: Callable[[str], Path]) -> Callable[..., Any]:
+def open_batching(open_kind: Any) -> Callable[..., Any]:
     """A service whose sessions decode in batches; of four at most."""
-
-    def opened(kind: str = "plain", **options: Any) -> Any:
-        options = {"batch": 4, **options}
-        return open_rig(**options) if kind == "plain" else open_rig(models_of_kinds(kind), **options)
-
-    return opened
+    return lambda kind="plain", **options: open_kind(kind, **{"batch": 4, **options})
 
 
 async def together(rig: Rigged, counts: dict[str, int]) -> dict[str, Any]:
     """What sessions write at the same time."""
-    async with begun_together(rig, [writing(rig, name, count) for name, count in counts.items()]) as tasks:
-        pass
+    tasks = await all_begun(rig, [writing(rig, name, count) for name, count in counts.items()])
     return dict(zip(counts, await asyncio.gather(*tasks, return_exceptions=True), strict=True))
 
 
@@ -73,12 +66,17 @@ async def assert_like_alone(rig: Rigged, name: str, prompt: list[int]) -> None:
     control = f"{name}-control"
     await rig.read(control, prompt)
     for token in list(state.tokens)[len(prompt) :]:
-        await rig.service.append(session=control, tokens=[token], on_event=ignore)
+        await rig.service.append(control, tokens=[token])
     assert rig.live(control).state.tokens == state.tokens
     assert state.is_consistent
     for mine, its in zip(await values_of(rig, name), await values_of(rig, control), strict=True):
         np.testing.assert_allclose(mine, its, atol=TOLERANCE, rtol=TOLERANCE)
-    await rig.service.delete(session=control)
+    await rig.service.delete(control)
+
+
+@pytest.fixture
+def rig(open_batching: Any) -> Any:
+    return open_batching()
 
 
 @pytest.mark.one_in(5)
@@ -133,8 +131,7 @@ async def test_background_sessions_give_rows_up_and_get_them_back_and_each_has_i
         counts = {name: 5 + 9 * at for at, name in enumerate(prompts)}
         background = list(prompts)[::2]
         works = [writing(rig, name, counts[name], priority="background") for name in background]
-        async with begun_together(rig, works) as tasks:
-            pass
+        tasks = await all_begun(rig, works)
         for at, name in enumerate(list(prompts)[1::2]):
             await until(lambda at=at: len(rig.network.rows) > 8 * (at + 1))  # type: ignore[misc]
             tasks.append(asyncio.ensure_future(writing(rig, name, counts[name])))
@@ -175,112 +172,104 @@ async def test_in_a_deterministic_daemon_each_reply_is_to_the_bit_that_of_the_se
         await together(rig, dict.fromkeys(NAMES, 30))
         assert set(rig.network.rows) == {1}
         for name in NAMES:
-            await rig.service.generate(session=f"{name}-alone", max_tokens=30, on_event=ignore)
+            await rig.service.generate(f"{name}-alone", max_tokens=30)
             assert await rig.fingerprint(name) == await rig.fingerprint(f"{name}-alone")
 
 
-async def test_a_proven_generation_decodes_alone_beside_a_batch(open_batching: Any) -> None:
-    async with open_batching() as rig:
-        for name in (*NAMES, "control"):
-            await rig.read(name, tokens_of(7, 300), sampling=SAMPLED)
-        rig.network.reset()
-        work = [rig.write("a", 20), *(writing(rig, name, 30) for name in NAMES[1:])]
-        async with begun_together(rig, work) as (proven, *others):
-            pass
-        await asyncio.gather(proven, *others)
-        assert 3 in rig.network.rows
-        assert await rig.write("control", 20) == proven.result()
+async def test_a_proven_generation_decodes_alone_beside_a_batch(rig: Rigged) -> None:
+    for name in (*NAMES, "control"):
+        await rig.read(name, tokens_of(7, 300), sampling=SAMPLED)
+    rig.network.reset()
+    work = [rig.write("a", 20), *(writing(rig, name, 30) for name in NAMES[1:])]
+    proven, *others = await all_begun(rig, work)
+    await asyncio.gather(proven, *others)
+    assert 3 in rig.network.rows
+    assert await rig.write("control", 20) == proven.result()
 
 
 @pytest.mark.one_in(2)
-async def test_logits_of_one_that_are_nan_fail_that_one_alone_lp10(open_batching: Any) -> None:
-    async with open_batching() as rig:
-        prompts = {name: tokens_of(at, 100 + at) for at, name in enumerate(NAMES)}
-        for name, prompt in prompts.items():
-            await rig.read(name, prompt)
-        await together(rig, dict.fromkeys(NAMES, 2))  # the model has been tried
-        rig.network.reset()
-        victim, calls = rig.live("b").state, []
+async def test_logits_of_one_that_are_nan_fail_that_one_alone_lp10(rig: Rigged) -> None:
+    prompts = {name: tokens_of(at, 100 + at) for at, name in enumerate(NAMES)}
+    for name, prompt in prompts.items():
+        await rig.read(name, prompt)
+    await together(rig, dict.fromkeys(NAMES, 2))  # the model has been tried
+    rig.network.reset()
+    victim, calls = rig.live("b").state, []
 
-        def spoil(_number: int, logits: mx.array) -> mx.array:
-            if len(victim.tokens) < 115:
-                return logits
-            if len(logits) == 4:
-                return mx.concatenate([logits[:1], logits[1:2] * mx.nan, logits[2:]])
-            return logits * mx.nan if calls[-1] is victim.caches else logits
+    def spoil(_number: int, logits: mx.array) -> mx.array:
+        if len(victim.tokens) < 115:
+            return logits
+        if len(logits) == 4:
+            return mx.concatenate([logits[:1], logits[1:2] * mx.nan, logits[2:]])
+        return logits * mx.nan if calls[-1] is victim.caches else logits
 
-        rig.network.before = lambda _number, _tokens, cache: calls.append(cache)
-        rig.network.after = spoil
-        async with listening(rig) as heard:
-            found = await together(rig, dict.fromkeys(NAMES, 30))
-        assert isinstance(found.pop("b"), GenerationFailed)
-        assert heard.of("batch_failed") == [{"model": rig.model.name, "sessions": 4, "code": GenerationFailed.code}]
-        assert all(len(each.tokens) == 30 for each in found.values())
-        rig.network.reset()
-        for name, prompt in prompts.items():
-            await assert_like_alone(rig, name, prompt)
+    rig.network.before = lambda _number, _tokens, cache: calls.append(cache)
+    rig.network.after = spoil
+    async with listening(rig) as heard:
+        found = await together(rig, dict.fromkeys(NAMES, 30))
+    assert isinstance(found.pop("b"), GenerationFailed)
+    assert heard.of("batch_failed") == [{"model": rig.model.name, "sessions": 4, "code": GenerationFailed.code}]
+    assert all(len(each.tokens) == 30 for each in found.values())
+    rig.network.reset()
+    for name, prompt in prompts.items():
+        await assert_like_alone(rig, name, prompt)
 
 
 @pytest.mark.one_in(2)
-async def test_a_model_whose_batches_fail_decodes_one_by_one_and_nobody_notices(open_batching: Any) -> None:
-    async with open_batching() as rig:
-        prompts = {name: tokens_of(at, 100 + at) for at, name in enumerate(NAMES)}
-        for name, prompt in prompts.items():
-            await rig.read(name, prompt)
-        rig.network.reset()
-        failed = []
+async def test_a_model_whose_batches_fail_decodes_one_by_one_and_nobody_notices(rig: Rigged) -> None:
+    prompts = {name: tokens_of(at, 100 + at) for at, name in enumerate(NAMES)}
+    for name, prompt in prompts.items():
+        await rig.read(name, prompt)
+    rig.network.reset()
+    failed = []
 
-        def fail(number: int, tokens: Any, cache: Any) -> None:
-            if len(tokens) > 2:  # not where the model is tried
-                failed.append(number)
-                grown = mx.ones((len(tokens), 2, 1, 16))
-                cache[0].update_and_fetch(grown, grown)
-                raise RuntimeError("this model knows no batches")
+    def fail(number: int, tokens: Any, cache: Any) -> None:
+        if len(tokens) > 2:  # not where the model is tried
+            failed.append(number)
+            grown = mx.ones((len(tokens), 2, 1, 24))
+            cache[0].update_and_fetch(grown, grown)
+            raise RuntimeError("this model knows no batches")
 
-        rig.network.before = fail
-        async with listening(rig) as heard:
-            assert all(len(each.tokens) == 20 for each in (await together(rig, dict.fromkeys(NAMES, 20))).values())
-        assert len(failed) == 6, "neither rounds nor batches are tried again"
-        assert [each["sessions"] for each in heard.of("batch_failed")] == [4] * 6
-        for name, prompt in prompts.items():
-            await assert_like_alone(rig, name, prompt)
+    rig.network.before = fail
+    async with listening(rig) as heard:
+        assert all(len(each.tokens) == 20 for each in (await together(rig, dict.fromkeys(NAMES, 20))).values())
+    assert len(failed) == 6, "neither rounds nor batches are tried again"
+    assert [each["sessions"] for each in heard.of("batch_failed")] == [4] * 6
+    for name, prompt in prompts.items():
+        await assert_like_alone(rig, name, prompt)
 
 
-async def test_a_model_that_computes_something_else_in_a_batch_never_decodes_in_one(open_batching: Any) -> None:
-    async with open_batching() as rig:
-        assert await rig.service.engine.call(lambda: is_fit_for_batches(rig.model))
-        rig.network.after = lambda _, logits: logits if len(logits) == 1 else logits[::-1]
-        assert not await rig.service.engine.call(lambda: is_fit_for_batches(rig.model))
-        for at, name in enumerate(NAMES):
-            await rig.read(name, tokens_of(at, 60))
-        rig.network.rows.clear()
-        await together(rig, dict.fromkeys(NAMES, 20))
-        assert rig.network.rows.count(2) <= 2, "the trials of rounds and of batches"
-        assert max(rig.network.rows) <= 2
+async def test_a_model_that_computes_something_else_in_a_batch_never_decodes_in_one(rig: Rigged) -> None:
+    assert await rig.service.engine.call(lambda: is_fit_for_batches(rig.model))
+    rig.network.after = lambda _, logits: logits if len(logits) == 1 else logits[::-1]
+    assert not await rig.service.engine.call(lambda: is_fit_for_batches(rig.model))
+    for at, name in enumerate(NAMES):
+        await rig.read(name, tokens_of(at, 60))
+    rig.network.rows.clear()
+    await together(rig, dict.fromkeys(NAMES, 20))
+    assert rig.network.rows.count(2) <= 2, "the trials of rounds and of batches"
+    assert max(rig.network.rows) <= 2
 
 
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("call", [3, 9])
-async def test_giving_up_in_a_batch_keeps_whole_tokens_and_the_others_go_on_qx16(open_batching: Any, call: int) -> None:
-    async with open_batching() as rig:
-        prompts = {name: tokens_of(at, 100 + at) for at, name in enumerate(NAMES)}
-        for name, prompt in prompts.items():
-            await rig.read(name, prompt)
-        await together(rig, dict.fromkeys(NAMES, 2))  # the model has been tried
-        rig.network.reset()
-        gate = rig.network.hold_at(call)
-        async with begun_together(rig, [writing(rig, name, 30) for name in NAMES]) as tasks:
-            pass
-        await gate.reached()
-        held = len(rig.live("c").state.tokens)
-        tasks[2].cancel()
-        await asyncio.sleep(0)
-        gate.open()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        assert tasks[2].cancelled()
-        assert len(rig.live("c").state.tokens) <= held + 1
-        for name, prompt in prompts.items():
-            await assert_like_alone(rig, name, prompt)
+async def test_giving_up_in_a_batch_keeps_whole_tokens_and_the_others_go_on_qx16(rig: Rigged, call: int) -> None:
+    prompts = {name: tokens_of(at, 100 + at) for at, name in enumerate(NAMES)}
+    for name, prompt in prompts.items():
+        await rig.read(name, prompt)
+    await together(rig, dict.fromkeys(NAMES, 2))  # the model has been tried
+    gate = rig.network.hold_at(call)
+    tasks = await all_begun(rig, [writing(rig, name, 30) for name in NAMES])
+    await gate.reached()
+    held = len(rig.live("c").state.tokens)
+    tasks[2].cancel()
+    await asyncio.sleep(0)
+    gate.open()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    assert tasks[2].cancelled()
+    assert len(rig.live("c").state.tokens) <= held + 1
+    for name, prompt in prompts.items():
+        await assert_like_alone(rig, name, prompt)
 
 
 @pytest.mark.one_in(2)
@@ -343,24 +332,22 @@ def test_who_joins_is_padded_to_the_longest_row_also_where_its_state_has_left() 
 
 @pytest.mark.one_in(2)
 @pytest.mark.usefixtures("short_calls")
-async def test_a_long_text_does_not_stop_a_stream(open_batching: Any) -> None:
+async def test_a_long_text_does_not_stop_a_stream(rig: Rigged) -> None:
     """Reading and writing share the engine by time: between chunks of the text, others write. On a busy machine a step
     may look so long that the next chunk comes first."""
-    async with open_batching() as rig:
-        await rig.read("a", tokens_of(1, 100))
-        await rig.service.create(session="long")
-        rig.network.reset()
-        reading = rig.service.append(session="long", tokens=tokens_of(2, 1800), on_event=ignore)
-        async with begun_together(rig, [reading, writing(rig, "a", 1900)]) as tasks:
-            pass
-        await tasks[0]
-        tasks[1].cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        calls = rig.network.calls
-        chunks = [at for at, tokens in enumerate(calls) if tokens > 1]
-        between = [calls[one + 1 : other].count(1) for one, other in itertools.pairwise(chunks)]
-        assert len(chunks) > 5
-        assert between.count(0) <= len(between) / 4, f"the stream goes on between the chunks: {between}"
+    await rig.read("a", tokens_of(1, 100))
+    await rig.service.create("long")
+    rig.network.reset()
+    reading = rig.service.append("long", tokens=tokens_of(2, 1800))
+    tasks = await all_begun(rig, [reading, writing(rig, "a", 1900)])
+    await tasks[0]
+    tasks[1].cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    calls = rig.network.calls
+    chunks = [at for at, tokens in enumerate(calls) if tokens > 1]
+    between = [calls[one + 1 : other].count(1) for one, other in itertools.pairwise(chunks)]
+    assert len(chunks) > 5
+    assert between.count(0) <= len(between) / 4, f"the stream goes on between the chunks: {between}"
 
 
 async def test_a_session_takes_a_prefix_over_from_one_that_is_in_a_batch(open_batching: Any) -> None:
@@ -369,15 +356,13 @@ async def test_a_session_takes_a_prefix_over_from_one_that_is_in_a_batch(open_ba
         for name in NAMES[:3]:
             await rig.read(name, prompt if name == "a" else tokens_of(5, 610))
         await together(rig, dict.fromkeys(NAMES[:3], 2))
-        await rig.service.create(session="late")
-        rig.network.reset()
+        await rig.service.create("late")
         gate = rig.network.hold_at(8)
-        async with begun_together(rig, [writing(rig, name, 40) for name in NAMES[:3]]) as tasks:
-            pass
+        tasks = await all_begun(rig, [writing(rig, name, 40) for name in NAMES[:3]])
         await gate.reached()
         assert not rig.live("a").state.caches, "they are in a batch"
         late = [*prompt, *tokens_of(9, 20)]
-        reading = asyncio.ensure_future(rig.service.append(session="late", tokens=late, on_event=ignore))
+        reading = asyncio.ensure_future(rig.service.append("late", tokens=late))
         await until(lambda: rig.service.engine._inbox.qsize() >= 1)
         gate.open()
         found, *_ = await asyncio.gather(reading, *tasks)
@@ -392,10 +377,8 @@ async def test_the_state_of_a_session_in_a_batch_is_nowhere_twice(open_batching:
         for at, name in enumerate(NAMES):
             await rig.read(name, tokens_of(at, 300))
         await together(rig, dict.fromkeys(NAMES, 2))
-        rig.network.reset()
         gate = rig.network.hold_at(8)
-        async with begun_together(rig, [writing(rig, name, 20) for name in NAMES]) as tasks:
-            pass
+        tasks = await all_begun(rig, [writing(rig, name, 20) for name in NAMES])
         await gate.reached()
         assert all(not rig.live(name).state.caches for name in NAMES)
         assert all(info.resident_bytes > 0 for info in await rig.service.list_sessions())
@@ -434,8 +417,7 @@ async def test_no_fault_in_a_batch_ends_the_engine_and_every_session_is_whole_or
     async with open_batching(kind) as rig:
         faults = Faults(monkeypatch)
         for name, prompt in prompts.items():
-            await rig.read(name, prompt)
-            await rig.sleep(name)
+            await rig.asleep(name, prompt)
         lost = whole = 0
         faults.steps = 0
         await together(rig, counts)
@@ -443,7 +425,7 @@ async def test_no_fault_in_a_batch_ends_the_engine_and_every_session_is_whole_or
         assert steps > 20
         for at in range(1, steps + 1, 1 if kind == BATCHED else 5):
             for name in NAMES:  # from the sleep before: the beginning is the same each time
-                await rig.service.sleep(session=name, on_event=ignore)
+                await rig.service.sleep(name)
                 await rig.wake(name, 1)
             rig.service.engine._decoder._failures.clear()
             faults.steps, faults.at = 0, at

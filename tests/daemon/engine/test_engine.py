@@ -22,12 +22,26 @@ import mlx.core as mx  # isort: skip  # after torpor, which chooses the BLAS
 
 
 @asynccontextmanager
-async def running() -> AsyncIterator[Engine]:
-    engine = Engine()
+async def running(decoder: Decoder | None = None, **options: Any) -> AsyncIterator[Engine]:
+    engine = Engine(decoder, **options)
     try:
         yield engine
     finally:
         await asyncio.to_thread(engine.stop)
+
+
+async def done_together(
+    engine: Engine, readers: Sequence[Steps[Any]], writers: Sequence[WritingSteps[None]] = ()
+) -> None:
+    """Do the steps, which come to the engine at the same moment."""
+    gate = Gate()
+    holding = asyncio.ensure_future(engine.call(gate.pass_through))
+    await gate.reached()
+    jobs = [asyncio.ensure_future(engine.run(steps)) for steps in readers]
+    jobs += [asyncio.ensure_future(engine.run(steps, writes=True)) for steps in writers]
+    await asyncio.sleep(0)
+    gate.open()
+    await asyncio.gather(holding, *jobs)
 
 
 def counting(log: list[str], name: str, pieces: int) -> Steps[str]:
@@ -51,14 +65,8 @@ async def test_everything_runs_on_one_thread_which_is_not_the_loops() -> None:
 
 async def test_jobs_take_turns_piece_by_piece() -> None:
     log: list[str] = []
-    gate = Gate()
     async with running() as engine:
-        first = asyncio.ensure_future(engine.call(gate.pass_through))
-        await gate.reached()  # so that both are in the inbox before either begins
-        jobs = [asyncio.ensure_future(engine.run(counting(log, name, 3))) for name in "ab"]
-        await asyncio.sleep(0)
-        gate.open()
-        await asyncio.gather(first, *jobs)
+        await done_together(engine, [counting(log, name, 3) for name in "ab"])
     assert log == ["a0", "b0", "a1", "b1", "a2", "b2"]
 
 
@@ -97,18 +105,11 @@ async def test_tokens_get_half_of_the_time_and_a_quarter_at_least_where_more_job
     readers: int, writers: int, pieces_to_tokens: int
 ) -> None:
     assert MOST_PIECES_TO_TOKENS == 3
-    rounds, gate = Rounds(), Gate()
-    engine = Engine(rounds, clock=lambda: rounds.now)
-    try:
-        holding = asyncio.ensure_future(engine.call(gate.pass_through))
-        await gate.reached()
-        jobs = [asyncio.ensure_future(engine.run(rounds.reading(24))) for _ in range(readers)]
-        jobs += [asyncio.ensure_future(engine.run(rounds.writing(24), writes=True)) for _ in range(writers)]
-        await asyncio.sleep(0)
-        gate.open()
-        await asyncio.gather(holding, *jobs)
-    finally:
-        await asyncio.to_thread(engine.stop)
+    rounds = Rounds()
+    async with running(rounds, clock=lambda: rounds.now) as engine:
+        await done_together(
+            engine, [rounds.reading(24) for _ in range(readers)], [rounds.writing(24) for _ in range(writers)]
+        )
     shared = rounds.log[: 5 * (pieces_to_tokens + 1)]  # while all of them still have something to do
     assert shared.count("t") == 5
     assert shared.count("p") == 5 * pieces_to_tokens
@@ -119,42 +120,24 @@ async def test_between_two_rounds_of_tokens_is_one_piece_or_a_twentieth_of_a_sec
     piece_s: float, most_in_a_row: int
 ) -> None:
     """However many read, and whatever a round has taken."""
-    rounds, gate = Rounds(slow_s=1.0, piece_s=piece_s), Gate()
-    engine = Engine(rounds, clock=lambda: rounds.now)
-    try:
-        holding = asyncio.ensure_future(engine.call(gate.pass_through))
-        await gate.reached()
-        jobs = [asyncio.ensure_future(engine.run(rounds.reading(40))) for _ in range(3)]
-        jobs.append(asyncio.ensure_future(engine.run(rounds.writing(100), writes=True)))
-        await asyncio.sleep(0)
-        gate.open()
-        await asyncio.gather(holding, *jobs)
-    finally:
-        await asyncio.to_thread(engine.stop)
+    rounds = Rounds(slow_s=1.0, piece_s=piece_s)
+    async with running(rounds, clock=lambda: rounds.now) as engine:
+        await done_together(engine, [rounds.reading(40) for _ in range(3)], [rounds.writing(100)])
     shared = rounds.log.rpartition("t")[0]
     assert "p" in shared
     assert max(map(len, shared.split("t"))) == most_in_a_row
 
 
 async def test_after_a_piece_that_took_an_hour_tokens_do_not_have_the_thread_for_an_hour() -> None:
-    rounds, gate = Rounds(slow_s=1.0), Gate()
-    engine = Engine(rounds, clock=lambda: rounds.now)
+    rounds = Rounds(slow_s=1.0)
 
     def stopped_for_an_hour() -> Steps[None]:
         rounds.now += 3600.0
         rounds.log += "P"
         yield
 
-    try:
-        holding = asyncio.ensure_future(engine.call(gate.pass_through))
-        await gate.reached()
-        work = [rounds.writing(100), stopped_for_an_hour(), rounds.reading(1)]
-        jobs = [asyncio.ensure_future(engine.run(steps, writes=steps is work[0])) for steps in work]
-        await asyncio.sleep(0)
-        gate.open()
-        await asyncio.gather(holding, *jobs)
-    finally:
-        await asyncio.to_thread(engine.stop)
+    async with running(rounds, clock=lambda: rounds.now) as engine:
+        await done_together(engine, [stopped_for_an_hour(), rounds.reading(1)], [rounds.writing(100)])
     assert 0 < rounds.log.partition("P")[2].index("p") <= 60
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from session_rig import SAMPLED, Rigged, ignore, reply_with, tokens_of
+from session_rig import SAMPLED, Rigged, reply_with, tokens_of
 from torpor.daemon.api.constraints import Constraint
 from torpor.daemon.api.events import TokenEvent
 from torpor.daemon.api.logprobs import LOWEST_LOGPROB
@@ -23,7 +23,7 @@ VOCABULARY = 259
 
 
 async def told(rig: Rigged, name: str = "a", top: int = 5, count: int = 4, **options: Any) -> Any:
-    return await rig.service.generate(session=name, max_tokens=count, logprobs=top, on_event=ignore, **options)
+    return await rig.service.generate(name, max_tokens=count, logprobs=top, **options)
 
 
 def gives(rig: Rigged, logits: Any) -> None:
@@ -41,42 +41,38 @@ def reference(logits: mx.array) -> list[float]:
     return [value - whole for value in values]
 
 
-@pytest.mark.parametrize("kind", [mx.float32, mx.float16, mx.bfloat16], ids=["float32", "float16", "bfloat16"])
-async def test_half_precision_is_made_wide_before_the_sum_lp1_lp9(open_rig: Any, kind: Any) -> None:
+async def test_half_precision_is_made_wide_before_the_sum_lp1_lp9(rig: Rigged) -> None:
     mx.random.seed(3)
     wide = mx.random.normal((VOCABULARY,)) * 4
-    async with open_rig() as rig:
-        await rig.read("a", tokens_of(1, 20))
+    await rig.read("a", tokens_of(1, 20))
+    for kind, unit in ((mx.float32, 2**-23), (mx.float16, 2**-10), (mx.bfloat16, 2**-7)):
         gives(rig, wide.astype(kind))
-        await told(rig, count=1)  # the logits before it are the network's own
+        await told(rig, count=1)  # the logits before it are others
         found = (await told(rig, count=1)).logprobs[0]
         assert found.logprob == pytest.approx(reference(wide.astype(kind))[found.token], abs=1e-5)
-        unit = {mx.float32: 2**-23, mx.float16: 2**-10, mx.bfloat16: 2**-7}[kind]
         assert found.logprob == pytest.approx(reference(wide)[found.token], abs=unit * float(mx.abs(wide).max()))
 
 
-async def test_five_of_bfloat16_come_in_order_lp2(open_rig: Any) -> None:
-    async with open_rig() as rig:
-        await rig.read("a", tokens_of(1, 20))
-        logits = (mx.arange(VOCABULARY) * 7919 % VOCABULARY).astype(mx.bfloat16) * 0.125
-        gives(rig, logits)
-        await told(rig, count=1)
-        (found,) = (await told(rig, count=1)).logprobs
-        assert [each.logprob for each in found.top] == sorted((each.logprob for each in found.top), reverse=True)
-        values = np.array(logits.astype(mx.float32))
-        assert [each.token for each in found.top] == sorted(range(VOCABULARY), key=lambda at: (-values[at], at))[:5]
+async def test_five_of_bfloat16_come_in_order_lp2(rig: Rigged) -> None:
+    await rig.read("a", tokens_of(1, 20))
+    logits = (mx.arange(VOCABULARY) * 7919 % VOCABULARY).astype(mx.bfloat16) * 0.125
+    gives(rig, logits)
+    await told(rig, count=1)
+    (found,) = (await told(rig, count=1)).logprobs
+    assert [each.logprob for each in found.top] == sorted((each.logprob for each in found.top), reverse=True)
+    values = np.array(logits.astype(mx.float32))
+    assert [each.token for each in found.top] == sorted(range(VOCABULARY), key=lambda at: (-values[at], at))[:5]
 
 
-async def test_the_drawn_token_alone_is_as_it_is_among_others_lp3_lp6(open_rig: Any) -> None:
-    async with open_rig() as rig:
-        for name in ("alone", "among"):
-            await rig.read(name, tokens_of(1, 20), sampling=SAMPLED)
-        alone, among = [(await told(rig, *each, count=20)).logprobs for each in (("alone", 0), ("among", 20))]
-        assert all(not each.top for each in alone)
-        assert [each.logprob for each in alone] == [each.logprob for each in among]
-        entries = [(each, other) for each in among for other in each.top if other.token == each.token]
-        assert len(entries) > 3
-        assert all((each.logprob, each.text) == (other.logprob, other.text) for each, other in entries)
+async def test_the_drawn_token_alone_is_as_it_is_among_others_lp3_lp6(rig: Rigged) -> None:
+    for name in ("alone", "among"):
+        await rig.read(name, tokens_of(1, 20), sampling=SAMPLED)
+    alone, among = [(await told(rig, *each, count=20)).logprobs for each in (("alone", 0), ("among", 20))]
+    assert all(not each.top for each in alone)
+    assert [each.logprob for each in alone] == [each.logprob for each in among]
+    entries = [(each, other) for each in among for other in each.top if other.token == each.token]
+    assert len(entries) > 3
+    assert all((each.logprob, each.text) == (other.logprob, other.text) for each, other in entries)
 
 
 @pytest.mark.parametrize("size", [1, 5, 20])
@@ -97,33 +93,29 @@ def test_equal_ones_come_by_the_lower_id_lp5() -> None:
         assert likeliest(values, count) == sorted(range(30), key=lambda at: (-values[at], at))[:count]
 
 
-async def test_no_token_and_no_kv_differs_with_them_lp7(open_rig: Any) -> None:
-    async with open_rig() as rig:
-        for name in ("with", "without"):
-            await rig.read(name, tokens_of(1, 20), sampling=SAMPLED)
-        found = await told(rig, "with", 20, 40)
-        free = await rig.service.generate(session="without", max_tokens=40, on_event=ignore)
-        assert free.tokens == found.tokens
-        assert free.logprobs is None
-        assert [each.token for each in found.logprobs] == list(found.tokens)
-        assert await rig.fingerprint("with") == await rig.fingerprint("without")
+async def test_no_token_and_no_kv_differs_with_them_lp7(rig: Rigged) -> None:
+    for name in ("with", "without"):
+        await rig.read(name, tokens_of(1, 20), sampling=SAMPLED)
+    found = await told(rig, "with", 20, 40)
+    free = await rig.service.generate("without", max_tokens=40)
+    assert free.tokens == found.tokens
+    assert free.logprobs is None
+    assert [each.token for each in found.logprobs] == list(found.tokens)
+    assert await rig.fingerprint("with") == await rig.fingerprint("without")
 
 
-@pytest.mark.parametrize("lowest", [-math.inf, -3e38, -1e5])
-async def test_what_cannot_be_a_number_of_json_has_the_lowest_lp8(open_rig: Any, lowest: float) -> None:
-    async with open_rig() as rig:
-        await rig.read("a", tokens_of(1, 20))
-        (likely,) = rig.model.encode("B", opening=False)
+async def test_what_cannot_be_a_number_of_json_has_the_lowest_lp8(rig: Rigged) -> None:
+    await rig.read("a", tokens_of(1, 20))
+    (likely,) = rig.model.encode("B", opening=False)
+    for lowest in (-math.inf, -3e38, -1e5):
         gives(rig, mx.where(mx.arange(VOCABULARY) == likely, 0.0, lowest))
         await told(rig, count=1)
         result = await told(rig, count=2, constraint=Constraint(regex="AB"))
         impossible, certain = result.logprobs
         assert (impossible.text, impossible.logprob) == ("A", LOWEST_LOGPROB)
         assert (certain.text, certain.logprob) == ("B", 0.0)
-        assert [(each.token, each.logprob) for each in certain.top] == [
-            (likely, 0.0),
-            *((token, LOWEST_LOGPROB) for token in range(4)),
-        ]
+        others = [(token, LOWEST_LOGPROB) for token in range(4)]
+        assert [(each.token, each.logprob) for each in certain.top] == [(likely, 0.0), *others]
         json.dumps(asdict(result), allow_nan=False)
 
 
@@ -150,23 +142,20 @@ async def test_a_fault_in_one_request_leaves_the_other_lp10(open_rig: Any, monke
         assert len((await told(rig, "a", 3, 2)).tokens) == 2
 
 
-async def test_each_event_of_a_token_has_them_and_no_other(open_rig: Any) -> None:
+async def test_each_event_of_a_token_has_them_and_no_other(rig: Rigged) -> None:
     heard: list[Any] = []
-    async with open_rig() as rig:
-        await rig.read("a", tokens_of(1, 20))
-        result = await rig.service.generate(session="a", max_tokens=30, logprobs=2, on_event=heard.append)
-        events = [each for each in heard if isinstance(each, TokenEvent)]
-        assert tuple(each.logprobs for each in events if each.token is not None) == result.logprobs
-        assert all(each.logprobs is None for each in events if each.token is None)
+    await rig.read("a", tokens_of(1, 20))
+    result = await rig.service.generate("a", max_tokens=30, logprobs=2, on_event=heard.append)
+    events = [each for each in heard if isinstance(each, TokenEvent)]
+    assert tuple(each.logprobs for each in events if each.token is not None) == result.logprobs
+    assert all(each.logprobs is None for each in events if each.token is None)
 
 
 async def test_the_texts_make_up_the_answer_and_its_end_has_none(open_rig: Any) -> None:
     reply = "naïve  owl: 🦉"
     async with open_rig(endless=False) as rig:
         reply_with(rig, reply)
-        result = await rig.service.chat(
-            session="a", message="hi", create=True, max_tokens=60, logprobs=0, on_event=ignore
-        )
+        result = await rig.service.chat("a", message="hi", create=True, max_tokens=60, logprobs=0)
         assert result.text == reply
         texts = [each.text for each in result.logprobs]
         assert (texts[0], texts[-1], len(texts)) == ("n", "", len(result.tokens))

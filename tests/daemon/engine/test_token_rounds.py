@@ -4,16 +4,16 @@ says so, and within a tolerance elsewhere."""
 from __future__ import annotations
 
 import asyncio
+import copy
 import dataclasses
 import random
-import shutil
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from session_rig import SAMPLED, Rigged, Watched, begun_together, tokens_of, writing
+from session_rig import SAMPLED, Rigged, Watched, all_begun, as_killed, tokens_of, writing
 from torpor.daemon.engine.asking import Decode
 from torpor.daemon.engine.decoding import Decoder
 from torpor.daemon.engine.generation import read
@@ -29,6 +29,8 @@ import mlx.core as mx  # isort: skip  # after torpor, which chooses the BLAS
 
 LENGTHS = (60, 3, 700, 257, 120, 2, 64, 255)
 STEPS = 3
+_BEGUN: dict[tuple[str, int], LiveState] = {}
+_ALONE: dict[tuple[str, int, int], Any] = {}
 
 
 @pytest.fixture(scope="module", params=["demo", "qwen3"])
@@ -66,11 +68,14 @@ def written(model: LoadedModel, decoder: Decoder, states: dict[int, LiveState], 
 
 
 def begun(model: LoadedModel, row: int) -> LiveState:
-    state = model.new_state(mx.random.key(0))
-    tokens = random.Random(row).choices(range(5, model.layout.vocabulary), k=LENGTHS[row])
-    for _ in read(model, state, tokens, lambda *_: None):
-        pass
-    return state
+    """A session that has read its prompt, which is read once for all tests."""
+    if (model.name, row) not in _BEGUN:
+        state = model.new_state(mx.random.key(0))
+        tokens = random.Random(row).choices(range(5, model.layout.vocabulary), k=LENGTHS[row])
+        for _ in read(model, state, tokens, lambda *_: None):
+            pass
+        _BEGUN[model.name, row] = state
+    return copy.deepcopy(_BEGUN[model.name, row])
 
 
 def begun_in(model: LoadedModel, rows: Iterable[int]) -> dict[int, LiveState]:
@@ -79,7 +84,10 @@ def begun_in(model: LoadedModel, rows: Iterable[int]) -> dict[int, LiveState]:
 
 def alone(model: LoadedModel, rows: Iterable[int], steps: int = STEPS) -> Any:
     """As `written`, each in calls of its own."""
-    return [written(model, Decoder(1), begun_in(model, [row]), steps)[0] for row in rows]
+    for row in rows:
+        if (model.name, row, steps) not in _ALONE:
+            _ALONE[model.name, row, steps] = written(model, Decoder(1), begun_in(model, [row]), steps)[0]
+    return [_ALONE[model.name, row, steps] for row in rows]
 
 
 def assert_as_alone(model: LoadedModel, found: Any, wanted: Any, *, to_the_bit: bool) -> None:
@@ -173,10 +181,8 @@ async def test_a_cancelled_one_keeps_whole_tokens_and_the_others_are_as_without_
         for name, prompt in prompts.items():
             await rig.read(name, prompt)
         await together(rig, "abc", 2)
-        rig.network.reset()
         gate = rig.network.hold_at(5)
-        async with begun_together(rig, [writing(rig, name, 20) for name in "abc"]) as tasks:
-            pass
+        tasks = await all_begun(rig, [writing(rig, name, 20) for name in "abc"])
         await gate.reached()
         assert all(rig.live(name).state.caches for name in "abc"), "they stay where they are"
         tasks[1].cancel()
@@ -189,14 +195,8 @@ async def test_a_cancelled_one_keeps_whole_tokens_and_the_others_are_as_without_
         assert all(rig.live(name).state.is_consistent for name in "abc")
 
 
-def as_killed(store: Path) -> Path:
-    """The store as a SIGKILL leaves it now."""
-    return Path(shutil.copytree(store, store.parent / "killed", ignore=shutil.ignore_patterns("lock")))
-
-
 async def together(rig: Rigged, names: str, count: int) -> None:
-    async with begun_together(rig, [writing(rig, name, count) for name in names]) as tasks:
-        pass
+    tasks = await all_begun(rig, [writing(rig, name, count) for name in names])
     await asyncio.gather(*tasks)
 
 
@@ -209,8 +209,7 @@ async def test_what_was_read_in_rounds_sleeps_and_is_read_again_to_the_same_bits
             await rig.read(name, tokens_of(at, 5 + 150 * at), sampling=SAMPLED)
         await together(rig, "abc", 12)
         for name in "ab":
-            await rig.sleep(name)
-            await rig.wake(name)
+            await rig.sleep_and_wake(name)
         await together(rig, "abc", 9)
         assert rig.network.rows.count(3) >= 15
         repeats = all(UNREPEATABLE not in list(rig.live(name).state.passes) for name in "abc")

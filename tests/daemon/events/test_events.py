@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from session_rig import ignore, listening, tokens_of, until
+from session_rig import Rigged, flip, listening, tokens_of, until
 from torpor.daemon.errors import EmptyContext, GenerationFailed, MemoryBudgetExceeded, ServiceClosed
 from torpor.memvid.errors import NoSpace
 
@@ -22,14 +22,14 @@ async def test_a_whole_story_is_told_with_true_figures_and_without_a_word_of_it(
     one, two, three, four = SECRETS
     async with open_rig() as rig, listening(rig) as heard:
         service = rig.service
-        await service.create(session="story", system=one, labels=["label-of-mine"])
-        chatted = await service.chat(session="story", message=f"{two} {three}", max_tokens=4, on_event=ignore)
-        slept = await service.sleep(session="story", on_event=ignore)
-        woken = await service.wake(session="story", on_event=ignore)
-        appended = await service.append(session="story", text=four, on_event=ignore)
-        again = await service.sleep(session="story", on_event=ignore)
-        fork = await service.fork(session="story", name="branch", on_event=ignore)
-        deleted = await service.delete(session="branch")
+        await service.create("story", system=one, labels=["label-of-mine"])
+        chatted = await service.chat("story", message=f"{two} {three}", max_tokens=4)
+        slept = await service.sleep("story")
+        woken = await service.wake("story")
+        appended = await service.append("story", text=four)
+        again = await service.sleep("story")
+        fork = await service.fork("story", name="branch")
+        deleted = await service.delete("branch")
         await until(lambda: bool(heard.of("session_deleted")) and len(heard.of("request_finished")) == 8)
 
     assert [each["verb"] for each in heard.of("request_finished")] == [
@@ -86,14 +86,13 @@ async def test_what_fails_is_told_by_the_code_of_its_error(
     open_rig: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with open_rig() as rig, listening(rig) as heard:
-        await rig.service.create(session="a")
+        await rig.service.create("a")
         with pytest.raises(EmptyContext):
             await rig.sleep("a")
-        await rig.service.append(session="a", tokens=tokens_of(1, 300), on_event=ignore)
-        rig.network.reset()
+        await rig.service.append("a", tokens=tokens_of(1, 300))
         rig.network.fail_at(2)
         with pytest.raises(GenerationFailed):
-            await rig.service.append(session="a", tokens=tokens_of(2, 300), on_event=ignore)
+            await rig.service.append("a", tokens=tokens_of(2, 300))
         rig.network.reset()
 
         def full(*_args: Any, **_options: Any) -> None:
@@ -117,13 +116,9 @@ async def test_what_fails_is_told_by_the_code_of_its_error(
 
 async def test_a_wake_that_is_refused_is_told(open_rig: Any, store: Path) -> None:
     async with open_rig() as rig, listening(rig) as heard:
-        await rig.read("a", tokens_of(1, 30))
-        await rig.sleep("a")
+        await rig.asleep("a", tokens_of(1, 30))
         (bundle,) = store.glob("bundles/*/*.mvb")
-        damaged = bytearray(bundle.read_bytes())
-        damaged[len(damaged) // 2] ^= 1
-        bundle.chmod(0o600)
-        bundle.write_bytes(damaged)
+        flip(bundle, bundle.stat().st_size // 2)
         with pytest.raises(Exception, match=r".") as caught:
             await rig.wake("a")
         await until(lambda: bool(heard.of("request_failed")))
@@ -137,10 +132,10 @@ async def test_pressure_and_idling_and_a_stop_are_told_as_causes_of_sleeps(open_
         async with listening(rig) as heard:
             for name in ("a", "b", "c"):
                 await rig.read(name, tokens_of(1, 200))
-            await rig.service.append(session="a", tokens=[1], on_event=ignore)
+            await rig.service.append("a", tokens=[1])
             await until(lambda: len(heard.of("request_finished")) == 7)
             with pytest.raises(MemoryBudgetExceeded):
-                await rig.service.append(session="a", tokens=tokens_of(2, 1800), on_event=ignore)
+                await rig.service.append("a", tokens=tokens_of(2, 1800))
             assert heard.of("sleep_ended", "a")[0]["cause"] == "pressure"
             plan = heard.of("eviction_planned")[0]
             assert plan["wanted_bytes"] > plan["free_bytes"]
@@ -158,28 +153,13 @@ async def test_pressure_and_idling_and_a_stop_are_told_as_causes_of_sleeps(open_
             rig.service.subscribe()
 
 
-@pytest.fixture
-def weights(tiny_model: Path, open_rig: Any, tmp_path: Path) -> int:
-    async def look() -> int:
-        async with open_rig(store=tmp_path / "another") as rig:
-            return int(rig.model.weights_bytes)
-
-    return asyncio.run(look())
-
-
-async def test_a_session_that_cannot_make_room_is_told(
-    open_rig: Any, weights: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_session_that_cannot_make_room_is_told(open_rig: Any, weights: int, full_disk: Any) -> None:
     async with open_rig(memory_budget=weights + 400_000) as rig, listening(rig) as heard:
         await rig.read("a", tokens_of(1, 200))
-        with monkeypatch.context() as patch:
-
-            def full(*_args: Any, **_options: Any) -> None:
-                raise NoSpace("no room")
-
-            patch.setattr(type(rig.service.store), "write_bundle", full)
-            with pytest.raises(MemoryBudgetExceeded):
-                await rig.read("b", tokens_of(2, 200))
+        disk = full_disk()
+        with pytest.raises(MemoryBudgetExceeded):
+            await rig.read("b", tokens_of(2, 200))
+        disk.free()
         await until(lambda: bool(heard.of("request_failed")))
     assert heard.of("eviction_refused", "a") == [{"code": "no_space"}]
     assert heard.of("sleep_failed", "a")[0]["cause"] == "pressure"
@@ -204,11 +184,10 @@ async def test_idle_sessions_and_unchanged_ones_sleep_and_say_what_was_written(o
 async def test_a_request_behind_another_is_told_to_wait(open_rig: Any) -> None:
     async with open_rig() as rig, listening(rig) as heard:
         await rig.read("a", tokens_of(1, 10))
-        rig.network.reset()
         gate = rig.network.hold_at(1)
-        first = asyncio.create_task(rig.service.append(session="a", tokens=[1], on_event=ignore))
+        first = asyncio.create_task(rig.service.append("a", tokens=[1]))
         await gate.reached()
-        second = asyncio.create_task(rig.service.append(session="a", tokens=[2], on_event=ignore))
+        second = asyncio.create_task(rig.service.append("a", tokens=[2]))
         await until(lambda: bool(heard.of("request_queued")))
         gate.open()
         await asyncio.gather(first, second)
@@ -219,12 +198,12 @@ async def test_a_prefix_that_is_taken_over_is_told_with_its_source(open_rig: Any
     text = tokens_of(1, 600)
     async with open_rig(prefix_reuse="exact") as rig, listening(rig) as heard:
         await rig.read("a", text)
-        await rig.service.create(session="b")
-        from_memory = await rig.service.append(session="b", tokens=text, on_event=ignore)
+        await rig.service.create("b")
+        from_memory = await rig.service.append("b", tokens=text)
         await rig.sleep("a")
-        await rig.service.delete(session="b")
-        await rig.service.create(session="c")
-        from_store = await rig.service.append(session="c", tokens=text, on_event=ignore)
+        await rig.service.delete("b")
+        await rig.service.create("c")
+        from_store = await rig.service.append("c", tokens=text)
         await until(lambda: len(heard.of("prefix_hit")) == 2 and len(heard.of("prefill_ended", "c")) == 1)
     for told, result, awake in zip(heard.of("prefix_hit"), (from_memory, from_store), (True, False), strict=True):
         assert told["source"] == "torpor://default/a"
@@ -233,11 +212,10 @@ async def test_a_prefix_that_is_taken_over_is_told_with_its_source(open_rig: Any
     assert heard.of("prefill_ended", "c")[0]["tokens"] == 600 - from_store.cached_tokens
 
 
-async def test_subscribers_are_told_of_the_session_that_they_named_also_before_it_is_there(open_rig: Any) -> None:
-    async with open_rig() as rig:
-        async with listening(rig, session="lab/b", names=["session_created", "prefill_ended"]) as heard:
-            await rig.read("a", [1, 2, 3])
-            await rig.read("lab/b", [1, 2, 3])
-            await until(lambda: bool(heard.of("prefill_ended")))
-        assert [notice.event.name for notice in heard] == ["subscribed", "session_created", "prefill_ended"]
-        assert not rig.service.bus.is_watched
+async def test_subscribers_are_told_of_the_session_that_they_named_also_before_it_is_there(rig: Rigged) -> None:
+    async with listening(rig, session="lab/b", names=["session_created", "prefill_ended"]) as heard:
+        await rig.read("a", [1, 2, 3])
+        await rig.read("lab/b", [1, 2, 3])
+        await until(lambda: bool(heard.of("prefill_ended")))
+    assert [notice.event.name for notice in heard] == ["subscribed", "session_created", "prefill_ended"]
+    assert not rig.service.bus.is_watched

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 from adapter_making import write_adapter
-from session_rig import SAMPLED, Rigged, fingerprint_of, ignore, tokens_of, until
+from session_rig import HELD, SAMPLED, Gate, Rigged, fingerprint_of, ignore, tokens_of, until
 from torpor.daemon.errors import (
     MemoryBudgetExceeded,
     ModelInUse,
@@ -33,16 +33,8 @@ from torpor.snapshot.errors import IdentityMismatch, ModelFilesMissing, NotEnoug
 import mlx.core as mx  # isort: skip  # after torpor, which chooses the BLAS
 
 Opened = Callable[..., Any]
-STEP = 256
-ROW = 3 * 2 * 2 * 16 * 4  # bytes of one token of the tiny models
-LOGITS = 4 * 259
-ROOM = 2 * STEP * ROW + 2 * LOGITS
+ROOM = 2 * HELD
 """For a session of up to 256 tokens while it is read, and less than a model takes."""
-
-
-@pytest.fixture
-def weights(tiny_model: Path) -> int:
-    return estimate_bytes("one", str(tiny_model))
 
 
 def loaded(rig: Rigged) -> list[str]:
@@ -54,6 +46,34 @@ def resident_bytes(rig: Rigged) -> int:
     return rig.service.shelf.weights_bytes() + sum(session.resident_bytes for session in sessions)
 
 
+class Loads:
+    """The loads of models: their names, and the threads that they are done on. Those of `held` stop at the gate."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.names: list[str] = []
+        self.threads: list[str] = []
+        self.held: set[str] = set()
+        self.error: Exception | None = None
+        self.gate = Gate()
+        load = loading.load_model
+
+        def load_as_told(name: str, *args: Any) -> LoadedModel:
+            self.names.append(name)
+            self.threads.append(threading.current_thread().name)
+            if self.error is not None:
+                raise self.error
+            if name in self.held:
+                self.gate.pass_through()
+            return load(name, *args)
+
+        monkeypatch.setattr(loading, "load_model", load_as_told)
+
+
+@pytest.fixture
+def loads(monkeypatch: pytest.MonkeyPatch) -> Loads:
+    return Loads(monkeypatch)
+
+
 async def play(rig: Rigged, name: str, rounds: int = 3) -> list[Any]:
     """What a session says, a few times."""
     return [(await rig.write(name, 4))[0] for _ in range(rounds)]
@@ -62,24 +82,27 @@ async def play(rig: Rigged, name: str, rounds: int = 3) -> list[Any]:
 # --- on use
 
 
-async def test_a_model_is_loaded_by_the_first_request_that_needs_it(opened: Opened, weights: int) -> None:
-    async with opened() as rig:
-        assert loaded(rig) == []
-        (one, two) = (await rig.service.status()).models
-        assert (one.resident, one.identity, one.context_tokens, one.weights_bytes) == (False, None, None, 0)
-        await rig.read("a", tokens_of(1, 50), model="two")
-        assert loaded(rig) == ["two"]
-        (one, two) = (await rig.service.status()).models
-        assert (two.resident, two.loads, two.sessions_awake, two.weights_bytes) == (True, 1, 1, weights)
-        assert one.loads == 0
-        await rig.service.create(session="b")
-        assert loaded(rig) == ["one", "two"], "the first is the default"
+@pytest.fixture
+def rig(opened: Any) -> Any:
+    return opened()
+
+
+async def test_a_model_is_loaded_by_the_first_request_that_needs_it(rig: Rigged, weights: int) -> None:
+    assert loaded(rig) == []
+    (one, two) = (await rig.service.status()).models
+    assert (one.resident, one.identity, one.context_tokens, one.weights_bytes) == (False, None, None, 0)
+    await rig.read("a", tokens_of(1, 50), model="two")
+    assert loaded(rig) == ["two"]
+    (one, two) = (await rig.service.status()).models
+    assert (two.resident, two.loads, two.sessions_awake, two.weights_bytes) == (True, 1, 1, weights)
+    assert one.loads == 0
+    await rig.service.create("b")
+    assert loaded(rig) == ["one", "two"], "the first is the default"
 
 
 async def test_a_wake_loads_the_model_that_the_session_slept_with(opened: Opened) -> None:
     async with opened() as rig:
-        await rig.read("a", tokens_of(1, 50), model="two", sampling=SAMPLED)
-        await rig.sleep("a")
+        await rig.asleep("a", tokens_of(1, 50), model="two", sampling=SAMPLED)
         said = await rig.write("a", 5)
         await rig.sleep("a")
     async with opened() as rig:
@@ -102,60 +125,34 @@ async def test_models_of_the_start_are_there_and_the_others_are_looked_at(
             pass
 
 
-async def test_many_requests_for_one_model_wait_for_one_load(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
-    loads = []
-
-    def counted(name: str, *args: Any) -> LoadedModel:
-        loads.append(name)
-        return load(name, *args)
-
-    load = loading.load_model
-    monkeypatch.setattr(loading, "load_model", counted)
-    async with opened() as rig:
-        await asyncio.gather(*(rig.read(f"s{at}", tokens_of(at, 20), model="two") for at in range(8)))
-        assert loads == ["two"]
+async def test_many_requests_for_one_model_wait_for_one_load(rig: Rigged, loads: Loads) -> None:
+    await asyncio.gather(*(rig.read(f"s{at}", tokens_of(at, 20), model="two") for at in range(8)))
+    assert loads.names == ["two"]
 
 
 async def test_who_has_waited_for_a_load_is_at_work_as_soon_as_that_ends(
-    opened: Opened, monkeypatch: pytest.MonkeyPatch, weights: int
+    opened: Opened, loads: Loads, weights: int
 ) -> None:
     """The request for the other model waits for this one to be free: it is not told that it could never be."""
-    may_go_on, begun = threading.Event(), threading.Event()
-
-    def held(name: str, *args: Any) -> LoadedModel:
-        if name == "two":
-            begun.set()
-            assert may_go_on.wait(30)
-        return load(name, *args)
-
-    load = loading.load_model
-    monkeypatch.setattr(loading, "load_model", held)
+    loads.held = {"two"}
     async with opened(memory_budget=weights + ROOM) as rig:
         ordered = asyncio.ensure_future(rig.service.load_model(model="two"))
-        await until(begun.is_set)  # it has its memory: else the other could be before it
-        joined = asyncio.ensure_future(rig.service.create(session="a", model="two"))
+        await loads.gate.reached()  # it has its memory: else the other could be before it
+        joined = asyncio.ensure_future(rig.service.create("a", model="two"))
         await until(lambda: len(rig.service.shelf.places["two"].holders) == 2)
-        other = asyncio.ensure_future(rig.service.create(session="b", model="one"))
+        other = asyncio.ensure_future(rig.service.create("b", model="one"))
         await until(lambda: rig.service.residency.memory.info().waiting == 1)
-        may_go_on.set()
+        loads.gate.open()
         await asyncio.gather(ordered, joined, other)
         assert loaded(rig) == ["one"]
 
 
 async def test_a_load_that_fails_is_the_error_of_all_that_wait_and_is_tried_again_qc15(
-    opened: Opened, monkeypatch: pytest.MonkeyPatch
+    opened: Opened, loads: Loads
 ) -> None:
-    broken = True
-
-    def failing(name: str, *args: Any) -> LoadedModel:
-        if broken:
-            raise MemoryError("no memory for weights")
-        return load(name, *args)
-
-    load = loading.load_model
-    monkeypatch.setattr(loading, "load_model", failing)
+    loads.error = MemoryError("no memory for weights")
     async with opened() as rig:
-        requests = [rig.service.create(session=f"s{at}", model="two") for at in range(3)]
+        requests = [rig.service.create(f"s{at}", model="two") for at in range(3)]
         errors = await asyncio.gather(*requests, return_exceptions=True)
         assert [type(error) for error in errors] == [ModelUnavailable] * 3
         assert len({id(error) for error in errors}) == 3
@@ -163,36 +160,26 @@ async def test_a_load_that_fails_is_the_error_of_all_that_wait_and_is_tried_agai
         assert "no memory for weights" in (info.problem or "")
         memory = (await rig.service.status()).memory
         assert (memory.reserved_bytes, memory.weights_bytes) == (0, 0)
-        broken = False
+        loads.error = None
         await rig.read("s0", tokens_of(1, 5), model="two")
         assert (await rig.service.status()).models[1].problem is None
 
 
 async def test_a_request_that_is_aborted_while_its_model_loads_leaves_a_model_that_serves_the_next_qc15(
-    opened: Opened, monkeypatch: pytest.MonkeyPatch
+    opened: Opened, loads: Loads
 ) -> None:
-    may_go_on, begun = threading.Event(), threading.Event()
-    loads = []
-
-    def held(name: str, *args: Any) -> LoadedModel:
-        loads.append(name)
-        begun.set()
-        assert may_go_on.wait(30)
-        return load(name, *args)
-
-    load = loading.load_model
-    monkeypatch.setattr(loading, "load_model", held)
+    loads.held = {"two"}
     async with opened() as rig:
-        first = asyncio.ensure_future(rig.service.create(session="a", model="two"))
-        await until(begun.is_set)
-        second = asyncio.ensure_future(rig.service.create(session="b", model="two"))
+        first = asyncio.ensure_future(rig.service.create("a", model="two"))
+        await loads.gate.reached()
+        second = asyncio.ensure_future(rig.service.create("b", model="two"))
         first.cancel()
-        may_go_on.set()
+        loads.gate.open()
         with pytest.raises(asyncio.CancelledError):
             await first
         await second
-        await rig.service.append(session="b", tokens=tokens_of(1, 20), on_event=ignore)
-        assert loads == ["two"], "what the first had begun was of use to the second"
+        await rig.service.append("b", tokens=tokens_of(1, 20))
+        assert loads.names == ["two"], "what the first had begun was of use to the second"
         await rig.sleep("b")
         await rig.service.unload_model(model="two")
         assert loaded(rig) == []
@@ -200,41 +187,30 @@ async def test_a_request_that_is_aborted_while_its_model_loads_leaves_a_model_th
         assert (await rig.service.status()).memory.reserved_bytes == 0
 
 
-async def test_another_models_stream_goes_on_while_one_loads(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
-    may_go_on, begun = threading.Event(), threading.Event()
-    on_threads: list[str] = []
-
-    def held(name: str, *args: Any) -> LoadedModel:
-        on_threads.append(threading.current_thread().name)
-        begun.set()
-        assert may_go_on.wait(30)
-        return load(name, *args)
-
-    load = loading.load_model
+async def test_another_models_stream_goes_on_while_one_loads(opened: Opened, loads: Loads) -> None:
+    loads.held = {"two"}
     async with opened(one={"at_start": True}) as rig:
         await rig.read("a", tokens_of(1, 20))
-        monkeypatch.setattr(loading, "load_model", held)
-        waiting = asyncio.ensure_future(rig.service.create(session="b", model="two"))
-        await until(begun.is_set)
+        waiting = asyncio.ensure_future(rig.service.create("b", model="two"))
+        await loads.gate.reached()
         assert (await rig.service.status()).models[1].loading
         assert len((await rig.write("a", 8))[0]) > 0
         assert not waiting.done()
-        assert on_threads == ["torpor-load"]
-        may_go_on.set()
+        assert loads.threads[1:] == ["torpor-load"]
+        loads.gate.open()
         await waiting
 
 
 @pytest.mark.one_in(2)
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="the system does not say which threads there are")
-async def test_loads_one_after_the_other_leave_no_thread_of_the_system_behind(opened: Opened) -> None:
-    async with opened() as rig:
-        counts = []
-        for _ in range(10):
-            for name in ("one", "two"):
-                assert (await rig.service.load_model(model=name)).resident
-                await rig.service.unload_model(model=name)
-            counts.append(len(os.listdir("/proc/self/task")))
-        assert counts[-1] - counts[1] < 8, "18 loads; asyncio's own pool may still grow by a few threads"
+async def test_loads_one_after_the_other_leave_no_thread_of_the_system_behind(rig: Rigged) -> None:
+    counts = []
+    for _ in range(10):
+        for name in ("one", "two"):
+            assert (await rig.service.load_model(model=name)).resident
+            await rig.service.unload_model(model=name)
+        counts.append(len(os.listdir("/proc/self/task")))
+    assert counts[-1] - counts[1] < 8, "18 loads; asyncio's own pool may still grow by a few threads"
 
 
 async def test_models_that_load_at_once_do_not_wait_for_each_other_and_their_threads_end_with_the_service(
@@ -267,7 +243,7 @@ async def test_a_model_computes_the_same_wherever_it_was_loaded(opened: Opened, 
             await rig.wake(kind, at_token=300)
             again = await rig.write(kind, 5)
             assert first[1] == again[1] or kind == "", "the same logits after an unload and a load"
-            await rig.service.delete(session=kind)
+            await rig.service.delete(kind)
 
 
 # --- for others
@@ -280,7 +256,7 @@ async def test_two_models_that_do_not_fit_together_serve_their_sessions_in_turn(
             await rig.read(f"{model}-a", tokens_of(3, 60), model=model, sampling=SAMPLED)
         solo = {name: await play(rig, name) for name in ("one-a", "two-a")}
         for name in solo:
-            await rig.service.delete(session=name)
+            await rig.service.delete(name)
     budget = weights + ROOM
     async with opened(memory_budget=budget) as rig:
         for model in ("one", "two"):
@@ -310,7 +286,7 @@ async def test_many_clients_on_two_models_that_do_not_fit_together_all_get_what_
     async with opened() as rig:
         solo = {name: await client(rig, name) for name in names}
         for name in names:
-            await rig.service.delete(session=name)
+            await rig.service.delete(name)
     budget = weights + ROOM
     async with opened(memory_budget=budget) as rig:
         peaks: list[int] = []
@@ -331,32 +307,21 @@ async def _watch(rig: Rigged, peaks: list[int]) -> None:
         await asyncio.sleep(0.0005)
 
 
-async def test_a_load_that_has_begun_is_answered_as_done_when_it_is_cancelled(
-    opened: Opened, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    begun, may_go_on = threading.Event(), threading.Event()
-
-    def held(name: str, *args: Any) -> Any:
-        begun.set()
-        assert may_go_on.wait(30)
-        return load(name, *args)
-
-    load = loading.load_model
-    monkeypatch.setattr(loading, "load_model", held)
-    async with opened() as rig:
-        asking = asyncio.ensure_future(rig.service.load_model(model="two"))
-        await until(begun.is_set)
-        asking.cancel()
-        may_go_on.set()
-        assert (await asking).resident
-        assert loaded(rig) == ["two"]
+async def test_a_load_that_has_begun_is_answered_as_done_when_it_is_cancelled(rig: Rigged, loads: Loads) -> None:
+    loads.held = {"two"}
+    asking = asyncio.ensure_future(rig.service.load_model(model="two"))
+    await loads.gate.reached()
+    asking.cancel()
+    loads.gate.open()
+    assert (await asking).resident
+    assert loaded(rig) == ["two"]
 
 
 async def test_what_nobody_uses_leaves_for_a_model_and_what_is_in_use_does_not(opened: Opened, weights: int) -> None:
     async with opened(memory_budget=weights + ROOM) as rig:
         await rig.read("a", tokens_of(1, 50), model="one")
         async with rig.service.residency.turn(rig.live("a").uri):
-            waiting = asyncio.ensure_future(rig.service.create(session="b", model="two"))
+            waiting = asyncio.ensure_future(rig.service.create("b", model="two"))
             await until(lambda: bool(rig.service.residency.memory.info().waiting))
             assert loaded(rig) == ["one"]
             assert rig.is_awake("a")
@@ -372,7 +337,7 @@ async def test_a_pinned_model_stays_and_what_then_can_never_fit_is_refused_with_
     async with opened(one={"pinned": True}, memory_budget=budget) as rig:
         await rig.read("a", tokens_of(1, 50), model="one")
         with pytest.raises(MemoryBudgetExceeded, match="Model 'two' needs") as refusal:
-            await rig.service.create(session="b", model="two")
+            await rig.service.create("b", model="two")
         assert (refusal.value.wanted_bytes, refusal.value.budget_bytes) == (weights, budget)
         assert (loaded(rig), rig.is_awake("a")) == (["one"], True), "a refusal changes nothing (QX18)"
         assert (await rig.service.status()).memory.slept_by_pressure == 0
@@ -397,11 +362,11 @@ async def test_a_model_that_the_budget_has_room_for_and_the_system_has_not_is_re
             with pytest.raises(
                 NotEnoughMemory, match=r"^Model 'one' needs .* are available\. Serve a smaller model"
             ) as refusal:
-                await rig.service.create(session="a", model="one")
+                await rig.service.create("a", model="one")
         assert refusal.value.details["available_bytes"] == weights - 1
         assert loaded(rig) == []
         assert (await rig.service.status()).memory.reserved_bytes == 0
-        await rig.service.create(session="a", model="one")
+        await rig.service.create("a", model="one")
         assert loaded(rig) == ["one"]
 
 
@@ -447,7 +412,7 @@ async def test_a_model_that_takes_more_than_its_files_said_does_not_lie_in_memor
         monkeypatch.setattr(loading, "load_model", followed)
         memory = rig.service.residency.memory
         async with rig.service.residency.turn(rig.live("a").uri):
-            waiting = asyncio.ensure_future(rig.service.create(session="b", model="two"))
+            waiting = asyncio.ensure_future(rig.service.create("b", model="two"))
             await until(lambda: memory.info().waiting == 1)
             assert (len(networks), networks[0]()) == (1, None)
             assert memory.info().reserved_bytes == 1000
@@ -456,21 +421,13 @@ async def test_a_model_that_takes_more_than_its_files_said_does_not_lie_in_memor
 
 
 async def test_a_model_that_takes_more_than_its_files_said_is_loaded_once_where_the_rest_is_free(
-    opened: Opened, weights: int, monkeypatch: pytest.MonkeyPatch
+    opened: Opened, weights: int, monkeypatch: pytest.MonkeyPatch, loads: Loads
 ) -> None:
-    begun = []
-
-    def counted(name: str, *args: Any) -> LoadedModel:
-        begun.append(name)
-        return load(name, *args)
-
-    load = loading.load_model
-    monkeypatch.setattr(loading, "load_model", counted)
     monkeypatch.setattr(loading, "estimate_bytes", lambda *_: 1000)
     async with opened(memory_budget=weights + ROOM) as rig:
         await rig.service.load_model(model="two")
         memory = rig.service.residency.memory.info()
-        assert (begun, memory.reserved_bytes, memory.weights_bytes) == (["two"], 0, weights)
+        assert (loads.names, memory.reserved_bytes, memory.weights_bytes) == (["two"], 0, weights)
 
 
 async def test_a_session_that_has_read_nothing_does_not_keep_its_model_and_gets_it_back(
@@ -479,27 +436,24 @@ async def test_a_session_that_has_read_nothing_does_not_keep_its_model_and_gets_
     async with opened() as rig:
         await rig.read("solo", tokens_of(1, 20), model="one", sampling=SAMPLED)
         solo = await play(rig, "solo")
-        await rig.service.delete(session="solo")
+        await rig.service.delete("solo")
     async with opened(memory_budget=weights + ROOM) as rig:
-        await rig.service.create(session="a", model="one", sampling=SAMPLED)
-        await rig.service.create(session="b", model="two")
+        await rig.service.create("a", model="one", sampling=SAMPLED)
+        await rig.service.create("b", model="two")
         assert loaded(rig) == ["two"]
-        assert (await rig.service.show(session="a")).info.token_count == 0
-        await rig.service.append(session="a", tokens=tokens_of(1, 20), on_event=ignore)
+        assert (await rig.service.show("a")).info.token_count == 0
+        await rig.service.append("a", tokens=tokens_of(1, 20))
         assert loaded(rig) == ["one"]
         assert await play(rig, "a") == solo
 
 
 async def test_one_that_waits_gives_its_model_up_for_the_one_before_it(opened: Opened, weights: int) -> None:
     async with opened(memory_budget=weights + ROOM) as rig:
-        await rig.service.create(session="a", model="one")
-        await rig.service.create(session="b", model="two")
+        await rig.service.create("a", model="one")
+        await rig.service.create("b", model="two")
         uris = [rig.live(name).uri for name in "ab"]
         async with rig.service.residency.turns.take(uris[0]), rig.service.residency.turns.take(uris[1]):
-            both = [
-                asyncio.ensure_future(rig.service.append(session=n, tokens=tokens_of(1, 250), on_event=ignore))
-                for n in "ab"
-            ]
+            both = [asyncio.ensure_future(rig.service.append(n, tokens=tokens_of(1, 250))) for n in "ab"]
             await until(lambda: all(len(rig.service.residency.turns._lines[uri][0]._waiters or ()) for uri in uris))
         await asyncio.wait_for(asyncio.gather(*both), 30)
 
@@ -511,7 +465,7 @@ async def test_one_that_lost_its_model_while_it_waited_loads_it_again(opened: Op
         await rig.sleep("b")
         memory = rig.service.residency.memory
         async with rig.service.residency.turn(rig.live("c").uri):
-            first = asyncio.ensure_future(rig.service.create(session="a", model="one"))
+            first = asyncio.ensure_future(rig.service.create("a", model="one"))
             await until(lambda: memory.info().waiting == 1)
             second = asyncio.ensure_future(rig.wake("b"))
             await until(lambda: memory.info().waiting == 2)
@@ -534,30 +488,28 @@ async def test_a_pinned_model_stays_where_sessions_used_later_go(opened: Opened,
 # --- by word and by time
 
 
-async def test_an_unload_puts_the_sessions_to_sleep_and_frees_the_weights(opened: Opened, weights: int) -> None:
-    async with opened() as rig:
-        await rig.read("a", tokens_of(1, 50), model="two", sampling=SAMPLED)
-        network = weakref.ref(rig.live("a").model.network)
-        before = mx.get_active_memory()
-        info = await rig.service.unload_model(model="two")
-        assert (info.resident, info.sessions_awake, info.weights_bytes) == (False, 0, 0)
-        assert info.identity is not None, "it is still known"
-        assert network() is None
-        assert before - mx.get_active_memory() >= weights
-        assert (await rig.service.status()).memory.weights_bytes == 0
-        await rig.write("a", 3)
-        assert (await rig.service.unload_model(model="one")).resident is False, "it never was"
+async def test_an_unload_puts_the_sessions_to_sleep_and_frees_the_weights(rig: Rigged, weights: int) -> None:
+    await rig.read("a", tokens_of(1, 50), model="two", sampling=SAMPLED)
+    network = weakref.ref(rig.live("a").model.network)
+    before = mx.get_active_memory()
+    info = await rig.service.unload_model(model="two")
+    assert (info.resident, info.sessions_awake, info.weights_bytes) == (False, 0, 0)
+    assert info.identity is not None, "it is still known"
+    assert network() is None
+    assert before - mx.get_active_memory() >= weights
+    assert (await rig.service.status()).memory.weights_bytes == 0
+    await rig.write("a", 3)
+    assert (await rig.service.unload_model(model="one")).resident is False, "it never was"
 
 
-async def test_weights_that_somebody_still_has_count_until_they_are_gone(opened: Opened, weights: int) -> None:
-    async with opened() as rig:
-        await rig.service.load_model(model="two")
-        (held,) = rig.service.shelf.loaded()
-        await rig.service.unload_model(model="two")
-        assert (await rig.service.status()).memory.weights_bytes == weights
-        del held
-        gc.collect()
-        assert (await rig.service.status()).memory.weights_bytes == 0
+async def test_weights_that_somebody_still_has_count_until_they_are_gone(rig: Rigged, weights: int) -> None:
+    await rig.service.load_model(model="two")
+    (held,) = rig.service.shelf.loaded()
+    await rig.service.unload_model(model="two")
+    assert (await rig.service.status()).memory.weights_bytes == weights
+    del held
+    gc.collect()
+    assert (await rig.service.status()).memory.weights_bytes == 0
 
 
 async def test_a_request_waits_for_weights_that_somebody_has_for_a_moment_still(opened: Opened, weights: int) -> None:
@@ -610,18 +562,17 @@ async def test_weights_that_somebody_keeps_are_waited_for_no_longer_than_a_momen
         assert (await rig.service.load_model(model="one")).resident
 
 
-async def test_what_is_in_use_is_not_unloaded_by_word(opened: Opened) -> None:
-    async with opened() as rig:
-        await rig.read("a", tokens_of(1, 50), model="two")
-        async with rig.service.residency.turn(rig.live("a").uri):
-            with pytest.raises(ModelInUse) as refusal:
-                await rig.service.unload_model(model="two")
-        assert refusal.value.sessions == ["torpor://default/a"]
-        assert loaded(rig) == ["two"]
-        with pytest.raises(UnknownModel):
-            await rig.service.unload_model(model="three")
-        with pytest.raises(UnknownModel):
-            await rig.service.load_model(model="three")
+async def test_what_is_in_use_is_not_unloaded_by_word(rig: Rigged) -> None:
+    await rig.read("a", tokens_of(1, 50), model="two")
+    async with rig.service.residency.turn(rig.live("a").uri):
+        with pytest.raises(ModelInUse) as refusal:
+            await rig.service.unload_model(model="two")
+    assert refusal.value.sessions == ["torpor://default/a"]
+    assert loaded(rig) == ["two"]
+    with pytest.raises(UnknownModel):
+        await rig.service.unload_model(model="three")
+    with pytest.raises(UnknownModel):
+        await rig.service.load_model(model="three")
 
 
 async def test_a_model_that_nobody_uses_is_unloaded_after_its_time_and_a_pinned_one_is_not(opened: Opened) -> None:
@@ -650,14 +601,14 @@ async def test_the_same_files_under_two_names_are_one_identity_and_with_an_adapt
     async with opened(two=adapted, prefix_reuse="longest") as rig:
         tokens = tokens_of(1, 600)
         await rig.read("plain", tokens, model="one")
-        await rig.service.create(session="adapted", model="two")
-        report = await rig.service.append(session="adapted", tokens=tokens, on_event=ignore)
+        await rig.service.create("adapted", model="two")
+        report = await rig.service.append("adapted", tokens=tokens)
         assert report.cached_tokens == 0, "an adapter changes what keys and values are"
         one, two = (await rig.service.status()).models
         assert one.identity != two.identity
         assert (one.adapter, str(two.adapter).split()[0]) == ("none", "lora")
-        await rig.service.create(session="again", model="two")
-        assert (await rig.service.append(session="again", tokens=tokens, on_event=ignore)).cached_tokens > 0
+        await rig.service.create("again", model="two")
+        assert (await rig.service.append("again", tokens=tokens)).cached_tokens > 0
         await rig.sleep("plain")
         rig.service.shelf.places["one"].choice, rig.service.shelf.places["two"].choice = (
             rig.service.shelf.places["two"].choice,
@@ -672,7 +623,7 @@ async def test_sessions_that_wrote_in_one_batch_do_not_keep_their_model(opened: 
     async with opened(batch=8) as rig:
         for name in "ab":
             await rig.read(name, tokens_of(1, 50), model="two")
-        writing = (rig.service.generate(session=name, max_tokens=20, on_event=ignore) for name in "ab")
+        writing = (rig.service.generate(name, max_tokens=20) for name in "ab")
         await asyncio.gather(*writing)
         assert (await rig.service.status()).batched_tokens > 0
         network = weakref.ref(rig.live("a").model.network)
@@ -687,32 +638,30 @@ async def test_every_verb_copes_with_a_model_that_is_not_loaded(opened: Opened, 
     async with opened(two={"source": str(quantisable_model)}) as rig:
         service = rig.service
         for name in "ab":
-            await rig.read(name, tokens_of(1, 600), model="two")
-            await rig.sleep(name)
+            await rig.asleep(name, tokens_of(1, 600), model="two")
         await service.unload_model(model="two")
         assert [info.model for info in await service.list_sessions()] == ["two", "two"]
-        detail = await service.show(session="a")
+        detail = await service.show("a")
         assert (detail.info.token_count, detail.tail_text) == (600, ""), "no tokenizer is there to tell its text"
-        assert (await service.fork(session="a", name="whole", on_event=ignore)).tokens_prefilled == 0
-        assert (await service.analyse(session="a", on_event=ignore)).token_count == 600
+        assert (await service.fork("a", name="whole")).tokens_prefilled == 0
+        assert (await service.analyse("a")).token_count == 600
         planned = await service.maintain(operation="quantise", session="b", bits=8, dry_run=True)
         assert planned.actions
-        assert (await service.sleep(session="a", on_event=ignore)).blocks_new == 0, "it sleeps already"
+        assert (await service.sleep("a")).blocks_new == 0, "it sleeps already"
         assert loaded(rig) == [], "nothing of this needs the weights"
-        cut = await service.fork(session="a", name="cut", at_token=300, on_event=ignore)
+        cut = await service.fork("a", name="cut", at_token=300)
         assert (cut.token_count, loaded(rig)) == (300, ["two"])
         await service.unload_model(model="two")
         await service.maintain(operation="quantise", session="b", bits=8)
         assert loaded(rig) == ["two"]
         await service.unload_model(model="two")
-        await service.delete(session="b")
+        await service.delete("b")
         assert loaded(rig) == []
 
 
 async def test_what_ages_is_looked_at_before_its_model_is_loaded_for_it(opened: Opened) -> None:
     async with opened() as rig:
-        await rig.read("a", tokens_of(1, 600), model="two")
-        await rig.sleep("a")
+        await rig.asleep("a", tokens_of(1, 600), model="two")
     async with opened() as rig:
         await rig.service.maintain(operation="quantise", bits=8, after_days=1)
         assert loaded(rig) == [], "it is too young for that"
@@ -745,8 +694,8 @@ async def test_a_cache_that_keeps_its_kv_otherwise_is_never_taken_over_ms1_gm9(
     async with opened(one=one, two={**one, "kv": KvChoice(8, 32)}, prefix_reuse="longest") as rig:
         tokens = tokens_of(1, 600)
         for name, model in (("plain", "one"), ("quantised", "two")):
-            await rig.service.create(session=name, model=model)
-            report = await rig.service.append(session=name, tokens=tokens, on_event=ignore)
+            await rig.service.create(name, model=model)
+            report = await rig.service.append(name, tokens=tokens)
             assert report.cached_tokens == 0
-        await rig.service.create(session="again", model="one")
-        assert (await rig.service.append(session="again", tokens=tokens, on_event=ignore)).cached_tokens > 0
+        await rig.service.create("again", model="one")
+        assert (await rig.service.append("again", tokens=tokens)).cached_tokens > 0

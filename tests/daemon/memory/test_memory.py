@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
-from session_rig import Rigged, Writing, ignore, tokens_of, until
+from session_rig import Rigged, Writing, most, tokens_of, until
 from torpor.daemon import errors
 from torpor.daemon.api.session import Look
 from torpor.daemon.engine.generation import PREFILL_CHUNK_TOKENS
@@ -23,13 +23,10 @@ from torpor.daemon.service import Service
 from torpor.memvid.errors import SessionNotFound
 from torpor.snapshot.errors import NoSuchPosition
 
-ROW = 3 * 2 * 2 * 16 * 4  # bytes of one token of the tiny models
-LOGITS = 4 * 259
-STEP = 256
 LONGEST: Final = 400
 """Tokens of the longest session of a trial."""
 
-ROOM: Final = (LONGEST + STEP - 1) * ROW + LOGITS
+ROOM: Final = most(LONGEST)
 """For sessions: the longest one at most, alone."""
 
 REFUSED_RIGHTLY: Final = (
@@ -50,7 +47,7 @@ REFUSED_RIGHTLY: Final = (
 @asynccontextmanager
 async def held_up(rig: Rigged, working: Awaitable[Any]) -> AsyncIterator[None]:
     """Something under way that stands inside its next model call until the others wait for memory."""
-    gate = rig.network.hold_at(len(rig.network.calls) + 1)
+    gate = rig.network.hold_at(1)
     task = asyncio.ensure_future(working)
     await gate.reached()
     yield
@@ -75,7 +72,7 @@ async def look(rig: Rigged, _: pytest.MonkeyPatch) -> AsyncIterator[None]:
 async def look_of_which_a_new_session_takes_the_prefix(rig: Rigged, _: pytest.MonkeyPatch) -> AsyncIterator[None]:
     await rig.sleep("a")
     await rig.wake("a", at_token=290)
-    await rig.service.append(session="prefix", tokens=[*tokens_of(1, 300), 7], on_event=ignore)
+    await rig.service.append("prefix", tokens=[*tokens_of(1, 300), 7])
     yield
 
 
@@ -117,7 +114,7 @@ async def waiting(rig: Rigged, _: pytest.MonkeyPatch) -> AsyncIterator[None]:
     """One that has memory waits for more, behind another that is at work."""
     await rig.read("b", tokens_of(2, 200))
     async with held_up(rig, rig.write("a", 5)):
-        growing = asyncio.ensure_future(rig.service.append(session="b", tokens=tokens_of(3, 400), on_event=ignore))
+        growing = asyncio.ensure_future(rig.service.append("b", tokens=tokens_of(3, 400)))
         await until(lambda: rig.service.residency.memory.info().waiting == 1)
         yield
     assert (await growing).token_count == 600
@@ -126,11 +123,10 @@ async def waiting(rig: Rigged, _: pytest.MonkeyPatch) -> AsyncIterator[None]:
 @asynccontextmanager
 async def waiting_with_a_look(rig: Rigged, _: pytest.MonkeyPatch) -> AsyncIterator[None]:
     """As `waiting`; what the one that waits has is a look."""
-    await rig.read("b", tokens_of(2, 200))
-    await rig.sleep("b")
+    await rig.asleep("b", tokens_of(2, 200))
     await rig.wake("b", at_token=100)
     async with held_up(rig, rig.write("a", 5)):
-        growing = asyncio.ensure_future(rig.service.append(session="b", tokens=tokens_of(3, 500), on_event=ignore))
+        growing = asyncio.ensure_future(rig.service.append("b", tokens=tokens_of(3, 500)))
         await until(lambda: rig.service.residency.memory.info().waiting == 1)
         yield
     read = await growing
@@ -158,7 +154,7 @@ async def woken(rig: Rigged, _: pytest.MonkeyPatch) -> AsyncIterator[None]:
 @asynccontextmanager
 async def forked(rig: Rigged, _: pytest.MonkeyPatch) -> AsyncIterator[None]:
     await rig.sleep("a")
-    async with held_up(rig, rig.service.fork(session="a", name="f", at_token=100, on_event=ignore)):
+    async with held_up(rig, rig.service.fork("a", name="f", at_token=100)):
         yield
 
 
@@ -166,7 +162,7 @@ async def forked(rig: Rigged, _: pytest.MonkeyPatch) -> AsyncIterator[None]:
 async def forked_from_a_look(rig: Rigged, _: pytest.MonkeyPatch) -> AsyncIterator[None]:
     await rig.sleep("a")
     await rig.wake("a", at_token=100)
-    async with held_up(rig, rig.service.fork(session="a", name="f", at_token=50, on_event=ignore)):
+    async with held_up(rig, rig.service.fork("a", name="f", at_token=50)):
         yield
 
 
@@ -184,43 +180,40 @@ async def test_a_request_that_fits_alone_waits_for_whatever_is_in_memory_and_is_
 ) -> None:
     async with open_rig(prefix_reuse="exact") as rig:
         for name in ("asked", "prefix"):
-            await rig.service.create(session=name)
+            await rig.service.create(name)
         needed = rig.live("asked").growth_of(PREFILL_CHUNK_TOKENS)(700)
         await rig.service.residency.resize(rig.model.weights_bytes + needed)
         await rig.read("a", tokens_of(1, 300))
         async with resident(rig, monkeypatch):
-            asked = asyncio.ensure_future(
-                rig.service.append(session="asked", tokens=tokens_of(4, 700), on_event=ignore)
-            )
+            asked = asyncio.ensure_future(rig.service.append("asked", tokens=tokens_of(4, 700)))
             await asyncio.sleep(0)
         assert (await asked).token_count == 700
         assert not rig.is_awake("a")
 
 
 async def test_a_smaller_budget_that_comes_while_a_session_leaves_is_kept_to_afterwards(
-    open_rig: Any, monkeypatch: pytest.MonkeyPatch
+    rig: Rigged, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The session leaves for a request that is given up meanwhile."""
-    async with open_rig() as rig:
-        for seed, name in enumerate("abc"):
-            await rig.read(name, tokens_of(seed, 500))
-        memory, left = rig.service.residency.memory, asyncio.Event()
-        put_away, full = memory._put_away, memory.info().weights_bytes + memory.info().sessions_bytes
+    for seed, name in enumerate("abc"):
+        await rig.read(name, tokens_of(seed, 500))
+    memory, left = rig.service.residency.memory, asyncio.Event()
+    put_away, full = memory._put_away, memory.info().weights_bytes + memory.info().sessions_bytes
 
-        async def slowly(uri: Any) -> None:
-            await left.wait()
-            await put_away(uri)
+    async def slowly(uri: Any) -> None:
+        await left.wait()
+        await put_away(uri)
 
-        monkeypatch.setattr(memory, "_put_away", slowly)
-        await rig.service.residency.resize(full + 1000)
-        asked = asyncio.ensure_future(rig.read("d", tokens_of(1, 100)))
-        await until(lambda: memory._evicting is not None)
-        await rig.service.residency.resize(rig.model.weights_bytes + memory.info().sessions_bytes // 2)
-        asked.cancel()
-        await asyncio.wait([asked])
-        left.set()
-        await until(lambda: memory._evicting is None)
-        assert [rig.is_awake(name) for name in "abc"] == [False, False, True]
+    monkeypatch.setattr(memory, "_put_away", slowly)
+    await rig.service.residency.resize(full + 1000)
+    asked = asyncio.ensure_future(rig.read("d", tokens_of(1, 100)))
+    await until(lambda: memory._evicting is not None)
+    await rig.service.residency.resize(rig.model.weights_bytes + memory.info().sessions_bytes // 2)
+    asked.cancel()
+    await asyncio.wait([asked])
+    left.set()
+    await until(lambda: memory._evicting is None)
+    assert [rig.is_awake(name) for name in "abc"] == [False, False, True]
 
 
 # --- any mixture
@@ -279,17 +272,17 @@ class Trial:
     async def _create(self) -> None:
         name = next(self._names)
         self._most[name] = 0
-        await self._rig.service.create(session=name, model=self._draw.choice(("one", "two")))
+        await self._rig.service.create(name, model=self._draw.choice(("one", "two")))
 
     async def _append(self) -> None:
         name = self._some()
         if count := self._grow(name):
-            await self._rig.service.append(session=name, tokens=tokens_of(count, count), on_event=ignore)
+            await self._rig.service.append(name, tokens=tokens_of(count, count))
 
     async def _generate(self) -> None:
         name = self._some()
         if count := min(self._grow(name), 8):
-            await self._rig.service.generate(session=name, max_tokens=count, on_event=ignore)
+            await self._rig.service.generate(name, max_tokens=count)
 
     async def _sleep(self) -> None:
         await self._rig.sleep(self._some())
@@ -304,15 +297,15 @@ class Trial:
         await self._rig.wake(name, **self._draw.choice(({"at_token": 1 + self._draw.randrange(40)}, {"version": 1})))
 
     async def _warm(self) -> None:
-        await self._rig.service.warm(sessions=[self._some()], on_event=ignore)
+        await self._rig.service.warm(sessions=[self._some()])
 
     async def _show(self) -> None:
-        await self._rig.service.show(session=self._some())
+        await self._rig.service.show(self._some())
 
     async def _fork(self, at_token: int | None = None) -> None:
         name, source = next(self._names), self._some()
         with contextlib.suppress(asyncio.CancelledError):
-            await self._rig.service.fork(session=source, name=name, at_token=at_token, on_event=ignore)
+            await self._rig.service.fork(source, name=name, at_token=at_token)
         self._most[name] = self._most.get(source, LONGEST)
 
     async def _cut_fork(self) -> None:
@@ -321,15 +314,15 @@ class Trial:
     async def _fold(self) -> None:
         name, source = next(self._names), self._some()
         self._most[name] = LONGEST
-        await self._rig.service.fold(session=source, name=name, summary="short", tail=50, on_event=ignore)
+        await self._rig.service.fold(source, name=name, summary="short", tail=50)
 
     async def _clash(self) -> None:
-        await self._rig.service.fork(session=self._some(), name=self._some(), on_event=ignore)
+        await self._rig.service.fork(self._some(), name=self._some())
 
     async def _delete(self) -> None:
         name = self._some()
         del self._most[name]
-        await self._rig.service.delete(session=name)
+        await self._rig.service.delete(name)
 
     async def _load(self) -> None:
         await self._rig.service.load_model(model=self._draw.choice(("one", "two")))

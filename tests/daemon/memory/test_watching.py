@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import watchfiles
 from adapter_making import write_adapter
-from session_rig import SAMPLED, Gate, Rigged, ignore, tokens_of, until
+from session_rig import SAMPLED, Gate, Rigged, tokens_of, until
 from torpor.daemon.errors import ModelChanged
 from torpor.daemon.memory import watching
 from torpor.daemon.memory.model_registry import ModelChoice
@@ -46,17 +46,17 @@ async def test_a_changed_file_refuses_new_wakes_and_sessions_and_serves_what_is_
     async with open_rig(own_tiny_model) as rig:
         for name in ("awake", "asleep"):
             await rig.read(name, tokens_of(1, 50), sampling=SAMPLED)
-        await rig.service.create(session="empty")
+        await rig.service.create("empty")
         await rig.sleep("asleep")
         weights.write_bytes(before[:-4] + bytes(4))
         await until(lambda: changed(rig) == ("weights",))
         with pytest.raises(ModelChanged, match="weights"):
             await rig.wake("asleep")
         with pytest.raises(ModelChanged) as refusal:
-            await rig.service.create(session="new")
+            await rig.service.create("new")
         assert (refusal.value.model, refusal.value.changed) == ("tiny", ["weights"])
         said = await rig.write("awake", 5)
-        await rig.service.append(session="empty", tokens=tokens_of(1, 50), on_event=ignore)
+        await rig.service.append("empty", tokens=tokens_of(1, 50))
         (info,) = (await rig.service.status()).models
         assert (info.changed, info.resident) == (("weights",), True)
         weights.write_bytes(before)
@@ -76,7 +76,7 @@ async def test_whoever_unloads_a_changed_model_takes_the_new_files_and_what_slep
         assert changed(rig) == ()
         with pytest.raises(IdentityMismatch, match="rope"):
             await rig.wake("old")
-        await rig.service.create(session="new")
+        await rig.service.create("new")
 
 
 async def test_a_changed_model_that_made_room_is_not_loaded_anew_by_itself(
@@ -109,7 +109,7 @@ async def test_reloading_puts_the_sessions_to_sleep_and_takes_the_new_files(
         await until(lambda: rig.service.shelf.places["tiny"].model is None)
         assert not rig.is_awake("old")
         await until(lambda: changed(rig) == ())
-        await rig.service.create(session="new")
+        await rig.service.create("new")
         assert rig.model.identity != first
         with pytest.raises(IdentityMismatch):
             await rig.wake("old")
@@ -135,7 +135,7 @@ async def test_files_that_are_touched_and_say_the_same_are_no_change(
         (own_tiny_model / "README.md").write_text("of no concern")
         await until(lambda: len(looked) > seen + 1)
         assert set(looked) == {()}
-        await rig.service.create(session="a")
+        await rig.service.create("a")
 
 
 async def test_a_folder_that_goes_and_comes_back_is_noticed_both_ways(
@@ -147,10 +147,10 @@ async def test_a_folder_that_goes_and_comes_back_is_noticed_both_ways(
         own_tiny_model.rename(aside)
         await until(lambda: bool(changed(rig)))
         with pytest.raises(ModelChanged):
-            await rig.service.create(session="a")
+            await rig.service.create("a")
         aside.rename(own_tiny_model)
         await until(lambda: not changed(rig))
-        await rig.service.create(session="a")
+        await rig.service.create("a")
 
 
 async def test_a_changed_adapter_is_named(
@@ -236,7 +236,7 @@ async def test_a_look_at_files_that_ends_after_their_model_was_unloaded_says_not
         gate.open()
         await looking
         assert changed(rig) == ()
-        await rig.service.create(session="a")
+        await rig.service.create("a")
 
 
 # --- a wait for a change in folders

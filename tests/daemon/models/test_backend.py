@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from damage_rig import damage
 from recompute_rig import teach
-from session_rig import ignore, tokens_of
+from session_rig import Rigged, tokens_of
 from torpor.daemon.models import backend
 from torpor.daemon.models.backend import describe
 from torpor.memvid.uri import SessionUri
@@ -73,12 +73,10 @@ def test_on_a_gpu_the_facts_name_the_settings_that_decide_bits(monkeypatch: pyte
     assert len(on_cuda(monkeypatch, "NVIDIA H200", OTHERS)["blas"]) == MAX_CIRCUMSTANCE_CHARS
 
 
-async def test_every_snapshot_says_what_computed_it(open_rig: Any) -> None:
-    async with open_rig() as rig:
-        await rig.read("a", tokens_of(1, 10))
-        await rig.sleep("a")
-        with rig.service.store.open_session(SessionUri.parse("torpor://default/a")) as reader:
-            assert reader.manifest.session["backend"] == describe()
+async def test_every_snapshot_says_what_computed_it(rig: Rigged) -> None:
+    await rig.asleep("a", tokens_of(1, 10))
+    with rig.service.store.open_session(SessionUri.parse("torpor://default/a")) as reader:
+        assert reader.manifest.session["backend"] == describe()
 
 
 async def sleep_elsewhere(open_rig: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,8 +85,7 @@ async def sleep_elsewhere(open_rig: Any, monkeypatch: pytest.MonkeyPatch) -> Non
         elsewhere.setattr(backend, "_device", lambda: "metal")
         elsewhere.setattr(backend.importlib.metadata, "version", lambda _: "0.1")
         async with open_rig() as rig:
-            await rig.read("a", tokens_of(1, 300))
-            await rig.sleep("a")
+            await rig.asleep("a", tokens_of(1, 300))
 
 
 DIFFERING = [
@@ -103,10 +100,10 @@ async def test_what_another_backend_computed_wakes_and_the_wake_says_what_differ
 ) -> None:
     await sleep_elsewhere(open_rig, monkeypatch)
     async with open_rig() as rig:
-        asleep = (await rig.service.show(session="a")).backend
+        asleep = (await rig.service.show("a")).backend
         woken = await rig.wake("a")
         again = await rig.wake("a")
-        awake = (await rig.service.show(session="a")).backend
+        awake = (await rig.service.show("a")).backend
     assert (asleep["device"], asleep["mlx"]) == ("metal", "0.1")
     assert [(each.field, each.stored, each.live) for each in woken.differs] == DIFFERING
     assert (again.already_awake, again.differs) == (True, woken.differs)
@@ -120,15 +117,15 @@ async def test_whoever_is_strict_is_refused_what_another_backend_computed(
     await sleep_elsewhere(open_rig, monkeypatch)
     async with open_rig() as rig:
         with pytest.raises(IdentityMismatch, match="device was metal and is cpu") as refusal:
-            await rig.service.wake(session="a", strict=True, on_event=ignore)
+            await rig.service.wake("a", strict=True)
         assert not rig.is_awake("a")
         assert [(each["field"], each["stored"], each["live"]) for each in refusal.value.mismatched_fields] == DIFFERING
         await rig.wake("a")
         with pytest.raises(IdentityMismatch):
-            await rig.service.wake(session="a", strict=True, on_event=ignore)
+            await rig.service.wake("a", strict=True)
         await rig.write("a", 1)
         await rig.sleep("a")
-        woken = await rig.service.wake(session="a", strict=True, on_event=ignore)
+        woken = await rig.service.wake("a", strict=True)
     assert woken.differs == (), "it has slept here since"
 
 
@@ -143,25 +140,25 @@ async def test_what_another_backend_began_is_nobodys_prefix_however_it_goes_on(
     async with open_rig(prefix_reuse="exact") as rig:
         await rig.service.reuse.learned()
         await rig.wake("a")
-        await rig.service.append(session="a", tokens=[5, *tokens_of(2, 300)], on_event=ignore)
+        await rig.service.append("a", tokens=[5, *tokens_of(2, 300)])
         if goes_on != "awake":
             await rig.sleep("a")
         if goes_on == "woken again":
             assert (await rig.wake("a")).differs == ()
         if goes_on == "forked":
-            await rig.service.fork(session="a", name="b", on_event=ignore)
-            await rig.service.delete(session="a")
+            await rig.service.fork("a", name="b")
+            await rig.service.delete("a")
             await rig.wake("b")
         if goes_on == "cut at a look":
             await rig.wake("a", at_token=280)
-            await rig.service.append(session="a", tokens=[6], on_event=ignore)
+            await rig.service.append("a", tokens=[6])
             await rig.sleep("a")
         if goes_on == "healed":
             await asyncio.to_thread(damage, store, "a", span=-1)
             await rig.service.healing.mend(SessionUri("default", "a"))
-            assert (await rig.service.show(session="a")).info.version == 3
-        await rig.service.create(session="late")
-        read = await rig.service.append(session="late", tokens=[*text, 1, 2, 3], on_event=ignore)
+            assert (await rig.service.show("a")).info.version == 3
+        await rig.service.create("late")
+        read = await rig.service.append("late", tokens=[*text, 1, 2, 3])
         assert read.cached_tokens == 0
 
 
@@ -176,8 +173,8 @@ async def test_what_is_computed_here_from_its_first_token_is_a_prefix_again(
         await rig.service.healing.mend(SessionUri("default", "a"))
         await rig.wake("a")
         assert rig.live("a").elsewhere_tokens == 0
-        await rig.service.create(session="late")
-        read = await rig.service.append(session="late", tokens=[*tokens_of(1, 300), 1], on_event=ignore)
+        await rig.service.create("late")
+        read = await rig.service.append("late", tokens=[*tokens_of(1, 300), 1])
         assert read.cached_tokens == 256
 
 
@@ -187,10 +184,10 @@ async def test_what_another_backend_began_is_not_said_to_be_computed_again_to_th
     await sleep_elsewhere(open_rig, monkeypatch)
     async with open_rig(recompute="exact") as rig:
         await rig.wake("a")
-        await rig.service.append(session="a", tokens=[5], on_event=ignore)
+        await rig.service.append("a", tokens=[5])
         await rig.sleep("a")
         teach(rig, slow_disk=True)
-        plan = await rig.service.plan_wake(session="a")
+        plan = await rig.service.plan_wake("a")
         assert (plan.way, plan.differs) == ("restore", ())
         assert "another device, library or version computed" in plan.reason
 

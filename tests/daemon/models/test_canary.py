@@ -6,7 +6,7 @@ import dataclasses
 from typing import Any
 
 import pytest
-from session_rig import Rigged, ignore, tokens_of
+from session_rig import Rigged, tokens_of
 from torpor.daemon.errors import GenerationFailed
 from torpor.daemon.models import canary
 from torpor.daemon.sleep import hibernation
@@ -21,8 +21,7 @@ KINDS = ["qwen3", "quantised", "gemma3_text", "lfm2", "mamba2"]
 
 
 async def asleep(rig: Rigged, count: int = 300) -> None:
-    await rig.read("s", tokens_of(1, count))
-    await rig.sleep("s")
+    await rig.asleep("s", tokens_of(1, count))
     rig.network.reset()
 
 
@@ -145,8 +144,7 @@ async def test_the_canary_leaves_no_trace_in_a_session_that_goes_on(open_kind: A
         for _ in range(3):
             await rig.service.engine.call(lambda: canary.take(session.model, session.state))
         assert await rig.fingerprint("s") == before
-        await rig.sleep("s")
-        await rig.wake("s")
+        await rig.sleep_and_wake("s")
         assert await rig.fingerprint("s") == before
         assert await rig.write("s", 16) == await rig.write("control", 16)
 
@@ -179,7 +177,7 @@ async def test_a_snapshot_without_a_canary_wakes_and_says_that_none_was_run(open
         await asleep(rig)
     async with open_kind(kind) as rig:
         assert (await rig.wake("s")).canary == "not_run"
-        await rig.service.append(session="s", tokens=[1], on_event=ignore)
+        await rig.service.append("s", tokens=[1])
         await rig.sleep("s")
         assert (await rig.wake("s")).canary == "same_bits"
 
@@ -198,12 +196,12 @@ async def test_a_session_that_only_passes_through_another_place_wakes_in_both(op
         rig.live("s").dirty = True
         await rig.sleep("s")
         assert (await rig.wake("s")).canary in ("same_bits", "within_tolerance")
-        await rig.service.append(session="s", tokens=[1, 2], on_event=ignore)
+        await rig.service.append("s", tokens=[1, 2])
         await rig.sleep("s")
         assert (await rig.wake("s")).canary == "same_bits"
         await rig.sleep("s")
         assert (await rig.wake("s", at_token=512)).token_count == 512, "a checkpoint of before"
-        await rig.service.delete(session="s")
+        await rig.service.delete("s")
         assert here["processor"] != "another"
 
 
@@ -220,12 +218,12 @@ async def test_a_ledger_that_follows_a_checkpoint_of_another_place_wakes(open_ki
         await asleep(rig, 1000)
         move(rig)
         await rig.wake("s")
-        await rig.service.append(session="s", tokens=[1, 2], on_event=ignore)
+        await rig.service.append("s", tokens=[1, 2])
         await rig.sleep("s")
     async with open_kind(kind, stop_within=0) as rig:
         move(rig)
         await rig.wake("s", at_token=520)
-        await rig.service.append(session="s", tokens=[3, 4], on_event=ignore)
+        await rig.service.append("s", tokens=[3, 4])
     async with open_kind(kind) as rig:
         move(rig)
         (info,) = await rig.service.list_sessions()
@@ -238,13 +236,11 @@ async def test_a_write_whose_checkpoint_fails_has_not_written_that_token_qc9(ope
     """At token 512 a checkpoint is due, and its canary fails: the ledger ends before the token that nobody was told."""
     async with open_kind("lfm2") as rig:
         await rig.read("s", tokens_of(1, 510))
-        rig.network.reset()
         rig.network.fail_at(3)  # two tokens come to 512, then the canary
         with pytest.raises(GenerationFailed):
             await rig.write("s", 4)
         assert len(rig.live("s").state.tokens) == 511
         rig.network.reset()
         before = await rig.fingerprint("s")
-        await rig.sleep("s")
-        await rig.wake("s")
+        await rig.sleep_and_wake("s")
         assert await rig.fingerprint("s") == before

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from jinja2.sandbox import ImmutableSandboxedEnvironment
-from session_rig import END, MODEL, Rigged, ignore, reply_with
+from session_rig import END, MODEL, Rigged, reply_with
 from torpor.daemon.errors import TemplateUnusable
 from torpor.daemon.models import chat_template
 from torpor.daemon.models.chat_template import NO_ROOT, Message, Root, continuation, opening, renderer
@@ -19,7 +19,7 @@ from torpor.daemon.sessions.transcripts import spoken
 
 
 async def chat(rig: Rigged, message: str, **options: Any) -> Any:
-    return await rig.service.chat(session="a", message=message, on_event=ignore, **({"max_tokens": 60} | options))
+    return await rig.service.chat("a", message=message, **({"max_tokens": 60} | options))
 
 
 def ledger(rig: Rigged) -> list[int]:
@@ -38,109 +38,104 @@ def message(role: str, content: str) -> dict[str, str]:
 # --- conversations on the service
 
 
+@pytest.fixture
+def rig(open_rig: Any) -> Any:
+    """Its answers end where the model ends them."""
+    return open_rig(endless=False)
+
+
 @pytest.mark.parametrize("system", [None, "Be brief."])
-async def test_three_turns_are_the_tokens_of_a_cold_rendering_br28(open_rig: Any, system: str | None) -> None:
-    async with open_rig(endless=False) as rig:
-        await rig.service.create(session="a", system=system)
-        messages = [message("system", system)] if system else []
+async def test_three_turns_are_the_tokens_of_a_cold_rendering_br28(rig: Rigged, system: str | None) -> None:
+    await rig.service.create("a", system=system)
+    messages = [message("system", system)] if system else []
+    for number in range(3):
+        reply_with(rig, f"answer {number}")
+        result = await chat(rig, f"question {number}?")
+        assert (result.text, result.finish_reason) == (f"answer {number}", "stop")
+        messages += [message("user", f"question {number}?"), message("assistant", f"answer {number}")]
+        # The template ends a conversation with a line break that belongs to the turn after it.
+        whole = cold(rig, messages)
+        assert whole[-1:] == rig.model.encode("\n", opening=False)
+        assert ledger(rig) == whole[:-1]
+
+
+async def test_the_system_text_opens_the_chat_of_a_session_that_has_read_something_before(rig: Rigged) -> None:
+    await rig.service.create("a", system="Be brief.")
+    await rig.service.append("a", text="a document")
+    held = ledger(rig)
+    for number in range(2):
+        reply_with(rig, f"answer {number}")
+        await chat(rig, f"question {number}?")
+    opening = [message("system", "Be brief."), message("user", "question 0?"), message("assistant", "answer 0")]
+    conversation = [*opening, message("user", "question 1?"), message("assistant", "answer 1")]
+    assert ledger(rig) == held + cold(rig, conversation)[:-1], "once, and before the first question"
+
+
+async def test_only_the_new_turn_is_tokenised_and_computed(rig: Rigged) -> None:
+    await rig.service.create("a")
+    reply_with(rig, "a long answer to begin with")
+    await chat(rig, "x" * 500)
+    held = ledger(rig)
+    reply_with(rig, "fine")
+    result = await chat(rig, "and now?")
+    new = rig.model.encode("\n<|im_start|>user\nand now?<|im_end|>\n<|im_start|>assistant\n", opening=False)
+    assert result.prefilled_tokens == len(new)
+    assert ledger(rig)[: len(held)] == held
+    assert ledger(rig)[len(held) : len(held) + len(new)] == new
+    assert sum(rig.network.calls) == len(new) + len(result.tokens)
+
+
+async def test_a_reply_that_was_cut_short_is_closed_before_the_next_turn(rig: Rigged) -> None:
+    await rig.service.create("a")
+    reply_with(rig, "it never stops talk", end=False)
+    result = await chat(rig, "hello", max_tokens=19)
+    assert result.finish_reason == "length"
+    reply_with(rig, "ok")
+    await chat(rig, "stop")
+    conversation = [
+        message("user", "hello"),
+        message("assistant", "it never stops talk"),
+        message("user", "stop"),
+        message("assistant", "ok"),
+    ]
+    assert ledger(rig) == cold(rig, conversation)[:-1]
+
+
+async def test_a_conversation_goes_on_after_a_sleep_as_if_it_had_never_slept(rig: Rigged) -> None:
+    for name, sleeps in (("a", True), ("b", False)):
+        await rig.service.create(name, system="Be brief.")
         for number in range(3):
-            reply_with(rig, f"answer {number}")
-            result = await chat(rig, f"question {number}?")
-            assert (result.text, result.finish_reason) == (f"answer {number}", "stop")
-            messages += [message("user", f"question {number}?"), message("assistant", f"answer {number}")]
-            # The template ends a conversation with a line break that belongs to the turn after it.
-            whole = cold(rig, messages)
-            assert whole[-1:] == rig.model.encode("\n", opening=False)
-            assert ledger(rig) == whole[:-1]
+            reply_with(rig, f"reply {number}", end=number != 1)
+            await rig.service.chat(name, message=f"m{number}", max_tokens=7 + (number != 1))
+            if sleeps:
+                await rig.sleep_and_wake(name)
+    assert await rig.fingerprint("a") == await rig.fingerprint("b")
 
 
-async def test_the_system_text_opens_the_chat_of_a_session_that_has_read_something_before(open_rig: Any) -> None:
-    async with open_rig(endless=False) as rig:
-        await rig.service.create(session="a", system="Be brief.")
-        await rig.service.append(session="a", text="a document", on_event=ignore)
-        held = ledger(rig)
-        for number in range(2):
-            reply_with(rig, f"answer {number}")
-            await chat(rig, f"question {number}?")
-        opening = [message("system", "Be brief."), message("user", "question 0?"), message("assistant", "answer 0")]
-        conversation = [*opening, message("user", "question 1?"), message("assistant", "answer 1")]
-        assert ledger(rig) == held + cold(rig, conversation)[:-1], "once, and before the first question"
+async def test_the_end_token_is_kept_in_the_ledger_but_not_shown(rig: Rigged) -> None:
+    await rig.service.create("a")
+    reply_with(rig, "yes")
+    events: list[Any] = []
+    result = await rig.service.chat("a", message="?", max_tokens=9, on_event=events.append)
+    assert (result.tokens[-1], ledger(rig)[-1], result.text) == (END, END, "yes")
+    assert "".join(getattr(event, "text", "") for event in events) == "yes"
 
 
-async def test_only_the_new_turn_is_tokenised_and_computed(open_rig: Any) -> None:
-    async with open_rig(endless=False) as rig:
-        await rig.service.create(session="a")
-        reply_with(rig, "a long answer to begin with")
-        await chat(rig, "x" * 500)
-        held = ledger(rig)
-        reply_with(rig, "fine")
-        result = await chat(rig, "and now?")
-        new = rig.model.encode("\n<|im_start|>user\nand now?<|im_end|>\n<|im_start|>assistant\n", opening=False)
-        assert result.prefilled_tokens == len(new)
-        assert ledger(rig)[: len(held)] == held
-        assert ledger(rig)[len(held) : len(held) + len(new)] == new
-        assert sum(rig.network.calls) == len(new) + len(result.tokens)
+async def test_text_that_was_appended_in_between_closes_no_turn(rig: Rigged) -> None:
+    await rig.service.create("a")
+    await rig.service.append("a", text="A document.")
+    reply_with(rig, "ok")
+    await chat(rig, "hello")
+    assert rig.model.tokenizer.decode(ledger(rig)) == (
+        "A document.<|im_start|>user\nhello<|im_end|>\n<|im_start|>assistant\nok<|im_end|>"
+    )
 
 
-async def test_a_reply_that_was_cut_short_is_closed_before_the_next_turn(open_rig: Any) -> None:
-    async with open_rig(endless=False) as rig:
-        await rig.service.create(session="a")
-        reply_with(rig, "it never stops talk", end=False)
-        result = await chat(rig, "hello", max_tokens=19)
-        assert result.finish_reason == "length"
-        reply_with(rig, "ok")
-        await chat(rig, "stop")
-        conversation = [
-            message("user", "hello"),
-            message("assistant", "it never stops talk"),
-            message("user", "stop"),
-            message("assistant", "ok"),
-        ]
-        assert ledger(rig) == cold(rig, conversation)[:-1]
-
-
-async def test_a_conversation_goes_on_after_a_sleep_as_if_it_had_never_slept(open_rig: Any) -> None:
-    async with open_rig(endless=False) as rig:
-        for name, sleeps in (("a", True), ("b", False)):
-            await rig.service.create(session=name, system="Be brief.")
-            for number in range(3):
-                reply_with(rig, f"reply {number}", end=number != 1)
-                await rig.service.chat(
-                    session=name, message=f"m{number}", max_tokens=7 + (number != 1), on_event=ignore
-                )
-                if sleeps:
-                    await rig.sleep(name)
-                    await rig.wake(name)
-        assert await rig.fingerprint("a") == await rig.fingerprint("b")
-
-
-async def test_the_end_token_is_kept_in_the_ledger_but_not_shown(open_rig: Any) -> None:
-    async with open_rig(endless=False) as rig:
-        await rig.service.create(session="a")
-        reply_with(rig, "yes")
-        events: list[Any] = []
-        result = await rig.service.chat(session="a", message="?", max_tokens=9, on_event=events.append)
-        assert (result.tokens[-1], ledger(rig)[-1], result.text) == (END, END, "yes")
-        assert "".join(getattr(event, "text", "") for event in events) == "yes"
-
-
-async def test_text_that_was_appended_in_between_closes_no_turn(open_rig: Any) -> None:
-    async with open_rig(endless=False) as rig:
-        await rig.service.create(session="a")
-        await rig.service.append(session="a", text="A document.", on_event=ignore)
-        reply_with(rig, "ok")
-        await chat(rig, "hello")
-        assert rig.model.tokenizer.decode(ledger(rig)) == (
-            "A document.<|im_start|>user\nhello<|im_end|>\n<|im_start|>assistant\nok<|im_end|>"
-        )
-
-
-async def test_a_role_is_the_templates_affair(open_rig: Any) -> None:
-    async with open_rig(endless=False) as rig:
-        await rig.service.create(session="a")
-        reply_with(rig, "ok")
-        await chat(rig, "42", role="tool")
-        assert rig.model.tokenizer.decode(ledger(rig)).startswith("<|im_start|>tool\n42<|im_end|>")
+async def test_a_role_is_the_templates_affair(rig: Rigged) -> None:
+    await rig.service.create("a")
+    reply_with(rig, "ok")
+    await chat(rig, "42", role="tool")
+    assert rig.model.tokenizer.decode(ledger(rig)).startswith("<|im_start|>tool\n42<|im_end|>")
 
 
 @pytest.mark.parametrize("template", [None, "{{ raise_exception('no roles here') }}", "{{ nonsense( }}"])
@@ -152,23 +147,22 @@ async def test_a_template_that_is_missing_or_raises_is_refused_and_the_session_s
     settings.pop("chat_template")
     path.write_text(json.dumps(settings | ({"chat_template": template} if template else {})))
     async with open_rig(own_tiny_model) as rig:
-        await rig.service.create(session="a")
+        await rig.service.create("a")
         with pytest.raises(TemplateUnusable):
             await chat(rig, "hello")
         assert ledger(rig) == []
-        await rig.service.append(session="a", text="hello", on_event=ignore)
+        await rig.service.append("a", text="hello")
         assert len((await rig.write("a", 3))[0]) == 3
         await rig.sleep("a")
 
 
-async def test_a_message_that_leads_past_the_context_is_refused_before_it_is_read(open_rig: Any) -> None:
-    async with open_rig(endless=False) as rig:
-        await rig.service.create(session="a")
-        with pytest.raises(Exception, match="context of model") as refusal:
-            await chat(rig, "x" * 2040)
-        assert refusal.value.code == "context_overflow"  # type: ignore[attr-defined]
-        assert (ledger(rig), rig.live("a").turn_open) == ([], False)
-        assert rig.model.name == MODEL
+async def test_a_message_that_leads_past_the_context_is_refused_before_it_is_read(rig: Rigged) -> None:
+    await rig.service.create("a")
+    with pytest.raises(Exception, match="context of model") as refusal:
+        await chat(rig, "x" * 2040)
+    assert refusal.value.code == "context_overflow"  # type: ignore[attr-defined]
+    assert (ledger(rig), rig.live("a").turn_open) == ([], False)
+    assert rig.model.name == MODEL
 
 
 # --- the functions
@@ -311,10 +305,9 @@ def test_no_argument_replaces_what_the_daemon_sets(name: str) -> None:
         opening(by(KNOWS_TOOLS), [message("user", "hi")], Root(arguments={name: "x"}))
 
 
-async def test_the_template_itself_is_no_argument(open_rig: Any) -> None:
-    async with open_rig(endless=False) as rig:
-        with pytest.raises(TemplateUnusable, match="chat_template"):
-            rig.model.render([message("user", "hi")], True, Root(arguments={"chat_template": "{{ 7 * 7 }}"}))
+async def test_the_template_itself_is_no_argument(rig: Rigged) -> None:
+    with pytest.raises(TemplateUnusable, match="chat_template"):
+        rig.model.render([message("user", "hi")], True, Root(arguments={"chat_template": "{{ 7 * 7 }}"}))
 
 
 def test_a_root_comes_back_as_it_was_kept() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from session_rig import ignore, tokens_of
+from session_rig import Rigged, tokens_of
 from torpor.daemon.models.rates import RATE_NAMES, WINDOW, Measured
 from torpor.memvid import Store
 from torpor.memvid.folder.rates_file import MAX_SUBJECTS
@@ -19,51 +19,46 @@ def measured(store: Path) -> Any:
         yield Measured(opened)
 
 
-async def test_rates_are_measured_in_what_is_done_anyway(open_rig: Any) -> None:
-    async with open_rig() as rig:
-        assert all(getattr(rig.service.measured.of(rig.model), name) is None for name in RATE_NAMES)
-        await rig.read("a", tokens_of(1, 300))
-        after_reading = rig.service.measured.of(rig.model)
-        assert after_reading.prefill is not None
-        assert (after_reading.prefill.samples, after_reading.decode) == (1, None)
-        await rig.write("a", 5)
+async def test_rates_are_measured_in_what_is_done_anyway(rig: Rigged) -> None:
+    assert all(getattr(rig.service.measured.of(rig.model), name) is None for name in RATE_NAMES)
+    await rig.read("a", tokens_of(1, 300))
+    after_reading = rig.service.measured.of(rig.model)
+    assert after_reading.prefill is not None
+    assert (after_reading.prefill.samples, after_reading.decode) == (1, None)
+    await rig.write("a", 5)
+    await rig.sleep("a")
+    assert rig.service.measured.of(rig.model).fixed is None, "no wake, no rate"
+    for times in (1, 2):
+        await rig.wake("a")
+        woken = rig.service.measured.of(rig.model)
+        assert woken.decode.samples == 1
+        assert (woken.restore_verified.samples, woken.fixed.samples) == (times, times)
+        assert woken.restore_trusting is None
         await rig.sleep("a")
-        assert rig.service.measured.of(rig.model).fixed is None, "no wake, no rate"
-        for times in (1, 2):
-            await rig.wake("a")
-            woken = rig.service.measured.of(rig.model)
-            assert woken.decode.samples == 1
-            assert (woken.restore_verified.samples, woken.fixed.samples) == (times, times)
-            assert woken.restore_trusting is None
-            await rig.sleep("a")
 
 
 async def test_what_is_not_hashed_has_a_rate_of_its_own(open_rig: Any) -> None:
     async with open_rig(trusting=True) as rig:
-        await rig.read("a", tokens_of(1, 300))
-        await rig.sleep("a")
+        await rig.asleep("a", tokens_of(1, 300))
         await rig.wake("a")
         rates = rig.service.measured.of(rig.model)
         assert (rates.restore_trusting.samples, rates.restore_verified) == (1, None)
 
 
-async def test_what_was_read_for_nothing_is_no_sample(open_rig: Any) -> None:
-    async with open_rig() as rig:
-        await rig.service.create(session="a")
-        rig.network.fail_at(1)
-        with pytest.raises(Exception, match="the model broke"):
-            await rig.service.append(session="a", tokens=tokens_of(1, 300), on_event=ignore)
-        assert rig.service.measured.of(rig.model).prefill is None
+async def test_what_was_read_for_nothing_is_no_sample(rig: Rigged) -> None:
+    await rig.service.create("a")
+    rig.network.fail_at(1)
+    with pytest.raises(Exception, match="the model broke"):
+        await rig.service.append("a", tokens=tokens_of(1, 300))
+    assert rig.service.measured.of(rig.model).prefill is None
 
 
-async def test_a_wake_that_computes_is_no_sample_of_what_a_wake_takes_beside_reading(open_rig: Any) -> None:
-    async with open_rig() as rig:
-        await rig.read("a", tokens_of(1, 300))
-        await rig.sleep("a")
-        await rig.wake("a", at_token=100)
-        rates = rig.service.measured.of(rig.model)
-        assert rates.fixed is None
-        assert rates.restore_verified.samples == 1
+async def test_a_wake_that_computes_is_no_sample_of_what_a_wake_takes_beside_reading(rig: Rigged) -> None:
+    await rig.asleep("a", tokens_of(1, 300))
+    await rig.wake("a", at_token=100)
+    rates = rig.service.measured.of(rig.model)
+    assert rates.fixed is None
+    assert rates.restore_verified.samples == 1
 
 
 async def test_the_next_daemon_knows_what_this_one_has_measured(open_rig: Any) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from conversing_rig import converse, script, user  # noqa: F401
-from session_rig import Gate, Rigged, ignore, reply_with, tokens_of, until
+from session_rig import Gate, Rigged, reply_with, tokens_of, until
 from torpor.daemon.errors import GenerationFailed
 
 pytestmark = pytest.mark.usefixtures("short_calls")
@@ -17,7 +17,7 @@ NAMES = "abcdef"
 
 
 def reading(rig: Rigged, name: str, tokens: list[int], **options: Any) -> asyncio.Task[Any]:
-    append = rig.service.append(session=name, tokens=tokens, create=True, on_event=ignore, **options)
+    append = rig.service.append(name, tokens=tokens, create=True, **options)
     return asyncio.ensure_future(append)
 
 
@@ -26,8 +26,8 @@ async def begun(
 ) -> tuple[asyncio.Task[Any], Gate]:
     """A reading of the first session, which stands in a model call; there are the others, too."""
     for name in names:
-        await rig.service.create(session=name)
-    gate = rig.network.hold_at(len(rig.network.calls) + at)
+        await rig.service.create(name)
+    gate = rig.network.hold_at(at)
     task = reading(rig, names[0], tokens, **options)
     await gate.reached()
     return task, gate
@@ -38,6 +38,11 @@ async def all_wait(rig: Rigged, count: int) -> None:
     await until(lambda: len(rig.service.residency.turns.in_use()) == count)
     for _ in range(50):
         await asyncio.sleep(0)
+
+
+@pytest.fixture
+def rig(open_rig: Any) -> Any:
+    return open_rig(prefix_reuse="exact")
 
 
 @pytest.mark.parametrize("kind", ["plain", "gemma3_text"])
@@ -52,9 +57,9 @@ async def test_six_equal_prompts_are_read_once(open_kind: Any, open_rig: Any, ki
             assert sum(rig.network.calls) == read
         found = [await rig.fingerprint(name) for name in NAMES]
         answers = [await rig.write(name, 8) for name in NAMES]
-        await rig.service.create(session="alone")
+        await rig.service.create("alone")
         rig.service.reuse._policy = "off"
-        await rig.service.append(session="alone", tokens=TEXT, on_event=ignore)
+        await rig.service.append("alone", tokens=TEXT)
         assert found == [await rig.fingerprint("alone")] * 6
         assert answers == [await rig.write("alone", 8)] * 6
 
@@ -80,59 +85,55 @@ async def test_what_is_only_alike_at_first_is_shared_so_far_and_at_the_next_bloc
         await first
 
 
-async def test_none_waits_for_more_than_it_has_to_read(open_rig: Any) -> None:
-    async with open_rig(prefix_reuse="exact") as rig:
-        first, gate = await begun(rig, "ls", [*TEXT[:300], *tokens_of(2, 1_500)])
-        second = reading(rig, "s", [*TEXT[:300], *tokens_of(3, 10)])
-        await all_wait(rig, 2)
-        gate.open()
-        told = await second
-        assert (told.cached_tokens, first.done()) == (0, False)
-        await first
+async def test_none_waits_for_more_than_it_has_to_read(rig: Rigged) -> None:
+    first, gate = await begun(rig, "ls", [*TEXT[:300], *tokens_of(2, 1_500)])
+    second = reading(rig, "s", [*TEXT[:300], *tokens_of(3, 10)])
+    await all_wait(rig, 2)
+    gate.open()
+    told = await second
+    assert (told.cached_tokens, first.done()) == (0, False)
+    await first
 
 
 @pytest.mark.parametrize("how", ["left", "failed"])
-async def test_if_the_first_one_ends_early_the_next_one_reads_for_the_others(open_rig: Any, how: str) -> None:
-    async with open_rig(prefix_reuse="exact") as rig:
-        first, gate = await begun(rig, NAMES, TEXT, at=5)
-        others = [reading(rig, name, TEXT) for name in "bcdef"]
-        await all_wait(rig, 6)
-        if how == "failed":
-            rig.network.after = lambda _number, _logits: 1 / 0
-        else:
-            first.cancel()
-        gate.open()
-        with pytest.raises(GenerationFailed if how == "failed" else asyncio.CancelledError):
-            await first
-        rig.network.reset()
-        told = await asyncio.gather(*others)
-        assert sorted(each.prefilled_tokens for each in told) == [1] * 4 + [len(TEXT)]
-        assert sum(rig.network.calls) == len(TEXT) + 4
-        assert len({await rig.fingerprint(name) for name in "bcdef"}) == 1
+async def test_if_the_first_one_ends_early_the_next_one_reads_for_the_others(rig: Rigged, how: str) -> None:
+    first, gate = await begun(rig, NAMES, TEXT, at=5)
+    others = [reading(rig, name, TEXT) for name in "bcdef"]
+    await all_wait(rig, 6)
+    if how == "failed":
+        rig.network.after = lambda _number, _logits: 1 / 0
+    else:
+        first.cancel()
+    gate.open()
+    with pytest.raises(GenerationFailed if how == "failed" else asyncio.CancelledError):
+        await first
+    rig.network.reset()
+    told = await asyncio.gather(*others)
+    assert sorted(each.prefilled_tokens for each in told) == [1] * 4 + [len(TEXT)]
+    assert sum(rig.network.calls) == len(TEXT) + 4
+    assert len({await rig.fingerprint(name) for name in "bcdef"}) == 1
 
 
-async def test_one_that_waits_may_leave(open_rig: Any) -> None:
-    async with open_rig(prefix_reuse="exact") as rig:
-        first, gate = await begun(rig, "abc", TEXT)
-        second, third = reading(rig, "b", TEXT), reading(rig, "c", TEXT)
-        await all_wait(rig, 3)
-        second.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await second
-        gate.open()
-        assert [(await each).prefilled_tokens for each in (first, third)] == [len(TEXT), 1]
-        assert rig.live("b").state.tokens[:].tolist() == []
+async def test_one_that_waits_may_leave(rig: Rigged) -> None:
+    first, gate = await begun(rig, "abc", TEXT)
+    second, third = reading(rig, "b", TEXT), reading(rig, "c", TEXT)
+    await all_wait(rig, 3)
+    second.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await second
+    gate.open()
+    assert [(await each).prefilled_tokens for each in (first, third)] == [len(TEXT), 1]
+    assert rig.live("b").state.tokens[:].tolist() == []
 
 
-async def test_one_in_the_background_is_lifted_by_one_that_waits_for_it(open_rig: Any) -> None:
-    async with open_rig(prefix_reuse="exact") as rig:
-        first, gate = await begun(rig, "ab", TEXT, priority="background")
-        second = reading(rig, "b", TEXT)
-        await all_wait(rig, 2)
-        assert rig.service.queue.info().waiting >= 1
-        assert rig.service.queue.info().background == 0
-        gate.open()
-        assert [(await each).cached_tokens for each in (first, second)] == [0, len(TEXT) - 1]
+async def test_one_in_the_background_is_lifted_by_one_that_waits_for_it(rig: Rigged) -> None:
+    first, gate = await begun(rig, "ab", TEXT, priority="background")
+    second = reading(rig, "b", TEXT)
+    await all_wait(rig, 2)
+    assert rig.service.queue.info().waiting >= 1
+    assert rig.service.queue.info().background == 0
+    gate.open()
+    assert [(await each).cached_tokens for each in (first, second)] == [0, len(TEXT) - 1]
 
 
 @pytest.mark.parametrize(("policy", "spaces"), [("off", "default"), ("exact", "other")])

@@ -8,12 +8,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from session_rig import Gate, Rigged, ignore, tokens_of
+from session_rig import Rigged, hold_calls, tokens_of
 from torpor.daemon.errors import ContextOverflow, TranscriptDiverged
 from torpor.daemon.prefixes import prefix_history
 from torpor.daemon.prefixes.prefix_history import MAX_REQUESTS
 from torpor.daemon.sessions.transcripts import message_of
-from torpor.daemon.sessions.why import explain
 
 pytestmark = pytest.mark.usefixtures("short_calls")
 
@@ -22,56 +21,57 @@ TOKENS = tokens_of(1, 600)
 
 
 async def last(rig: Rigged, name: str = "a") -> Any:
-    return (await rig.service.why(session=name)).requests[-1]
+    return (await rig.service.why(name)).requests[-1]
 
 
 async def send(rig: Rigged, messages: Sequence[Any], name: str = "a", **options: Any) -> Any:
-    return await rig.service.chat(session=name, messages=messages, on_event=ignore, **({"max_tokens": 3} | options))
+    return await rig.service.chat(name, messages=messages, **({"max_tokens": 3} | options))
 
 
-async def test_a_cold_store_a_foreign_session_and_an_early_divergence_ms8(open_rig: Any) -> None:
-    async with open_rig(prefix_reuse="exact") as rig:
-        await rig.read("x/first", TOKENS)
-        assert (await last(rig, "x/first")).outcome == "none", "nothing was there"
-        await rig.read("y/foreign", TOKENS)
-        assert (await last(rig, "y/foreign")).outcome == "none", "no other namespace is looked into"
-        await rig.read("x/early", TOKENS[:40] + tokens_of(2, 500))
-        early = await last(rig, "x/early")
-        assert (early.outcome, early.common_tokens, early.stored_tokens, early.position) == ("diverged", 40, 600, 40)
-        assert early.source == "torpor://x/first"
-        assert early.expected_text == rig.model.decode(TOKENS[32:56])
-        assert early.found_text == rig.model.decode(TOKENS[32:40] + tokens_of(2, 500)[:16])
-        await rig.read("x/alike", [*TOKENS, 1, 2])
-        alike = await last(rig, "x/alike")
-        assert (alike.outcome, alike.common_tokens, alike.cached_tokens) == ("hit", 600, 576)
-        await rig.read("x/short", TOKENS[:200])
-        short = await last(rig, "x/short")
-        assert (short.outcome, short.common_tokens, short.cached_tokens) == ("hit", 200, 0), "less than a block"
-        await rig.read("x/other", tokens_of(3, 300))
-        assert (await last(rig, "x/other")).outcome == "none"
+@pytest.fixture
+def rig(open_rig: Any) -> Any:
+    return open_rig(prefix_reuse="exact")
 
 
-async def test_a_session_that_sleeps_is_compared_too(open_rig: Any) -> None:
-    async with open_rig(prefix_reuse="exact") as rig:
-        await rig.read("a", TOKENS)
-        await rig.sleep("a")
-        await rig.read("b", TOKENS[:300] + tokens_of(2, 300))
-        found = await last(rig, "b")
-        assert (found.outcome, found.position, found.stored_tokens) == ("diverged", 300, 600)
-        assert not rig.is_awake("a")
+async def test_a_cold_store_a_foreign_session_and_an_early_divergence_ms8(rig: Rigged) -> None:
+    await rig.read("x/first", TOKENS)
+    assert (await last(rig, "x/first")).outcome == "none", "nothing was there"
+    await rig.read("y/foreign", TOKENS)
+    assert (await last(rig, "y/foreign")).outcome == "none", "no other namespace is looked into"
+    await rig.read("x/early", TOKENS[:40] + tokens_of(2, 500))
+    early = await last(rig, "x/early")
+    assert (early.outcome, early.common_tokens, early.stored_tokens, early.position) == ("diverged", 40, 600, 40)
+    assert early.source == "torpor://x/first"
+    assert early.expected_text == rig.model.decode(TOKENS[32:56])
+    assert early.found_text == rig.model.decode(TOKENS[32:40] + tokens_of(2, 500)[:16])
+    await rig.read("x/alike", [*TOKENS, 1, 2])
+    alike = await last(rig, "x/alike")
+    assert (alike.outcome, alike.common_tokens, alike.cached_tokens) == ("hit", 600, 576)
+    await rig.read("x/short", TOKENS[:200])
+    short = await last(rig, "x/short")
+    assert (short.outcome, short.common_tokens, short.cached_tokens) == ("hit", 200, 0), "less than a block"
+    await rig.read("x/other", tokens_of(3, 300))
+    assert (await last(rig, "x/other")).outcome == "none"
+
+
+async def test_a_session_that_sleeps_is_compared_too(rig: Rigged) -> None:
+    await rig.asleep("a", TOKENS)
+    await rig.read("b", TOKENS[:300] + tokens_of(2, 300))
+    found = await last(rig, "b")
+    assert (found.outcome, found.position, found.stored_tokens) == ("diverged", 300, 600)
+    assert not rig.is_awake("a")
 
 
 @pytest.mark.parametrize("before", [0, 10])
-async def test_among_many_sessions_those_of_a_like_name_are_compared(open_rig: Any, before: int) -> None:
+async def test_among_many_sessions_those_of_a_like_name_are_compared(rig: Rigged, before: int) -> None:
     """A client's id names a group. Its text may leave the way before a block is full, and no tree finds it then."""
-    async with open_rig(prefix_reuse="exact") as rig:
-        for at in range(20):
-            if at == before:
-                await rig.read("client", TOKENS)
-            await rig.read(f"other-{at}", tokens_of(10 + at, 300))
-        await rig.read("client-0a1b2c3d", TOKENS[:40] + tokens_of(2, 300))
-        found = await last(rig, "client-0a1b2c3d")
-        assert (found.outcome, found.source, found.position) == ("diverged", "torpor://default/client", 40)
+    for at in range(20):
+        if at == before:
+            await rig.read("client", TOKENS)
+        await rig.read(f"other-{at}", tokens_of(10 + at, 300))
+    await rig.read("client-0a1b2c3d", TOKENS[:40] + tokens_of(2, 300))
+    found = await last(rig, "client-0a1b2c3d")
+    assert (found.outcome, found.source, found.position) == ("diverged", "torpor://default/client", 40)
 
 
 async def test_nothing_is_looked_up_where_nothing_is_reused(open_rig: Any) -> None:
@@ -85,8 +85,8 @@ async def test_a_request_that_goes_on_is_a_hit_of_all_that_there_is(open_rig: An
     async with open_rig(endless=False) as rig:
         await rig.read("a", TOKENS[:50])
         await rig.write("a", 3)
-        await rig.service.chat(session="a", message="hi", max_tokens=1, on_event=ignore)
-        told = (await rig.service.why(session="a")).requests
+        await rig.service.chat("a", message="hi", max_tokens=1)
+        told = (await rig.service.why("a")).requests
         assert [(each.verb, each.outcome, each.common_tokens) for each in told[:2]] == [
             ("append", "none", 0),
             ("generate", "hit", 50),
@@ -98,7 +98,7 @@ async def test_a_request_that_goes_on_is_a_hit_of_all_that_there_is(open_rig: An
 
 async def test_a_refused_transcript_is_explained(open_rig: Any) -> None:
     async with open_rig(endless=False) as rig:
-        await rig.service.create(session="a")
+        await rig.service.create("a")
         answer = (await send(rig, [SYSTEM, message_of("user", "one")])).text
         talked = [SYSTEM, message_of("user", "one"), message_of("assistant", answer), message_of("user", "two")]
         await send(rig, talked)
@@ -131,58 +131,47 @@ async def test_only_the_last_requests_of_the_last_sessions_are_remembered(
     monkeypatch.setattr(prefix_history, "MAX_SESSIONS", 2)
     async with open_rig() as rig:
         for name in ("a", "b", "c"):
-            await rig.service.create(session=name)
+            await rig.service.create(name)
             for number in range(MAX_REQUESTS + 3):
-                await rig.service.append(session=name, tokens=[number], on_event=ignore)
-        assert [len((await rig.service.why(session=name)).requests) for name in "abc"] == [0, 16, 16]
+                await rig.service.append(name, tokens=[number])
+        assert [len((await rig.service.why(name)).requests) for name in "abc"] == [0, 16, 16]
         assert (await last(rig, "c")).common_tokens == MAX_REQUESTS + 2
 
 
 @pytest.mark.parametrize("way", ["delete", "forget"])
-async def test_of_a_session_that_is_gone_nothing_is_remembered(open_rig: Any, way: str) -> None:
-    async with open_rig() as rig:
-        await rig.read("a", TOKENS[:9])
-        await rig.sleep("a")
-        if way == "delete":
-            await rig.service.delete(session="a")
-        else:
-            await rig.service.maintain(operation="forget", session="a")
-        await rig.service.create(session="a")
-        assert (await rig.service.why(session="a")).requests == ()
+async def test_of_a_session_that_is_gone_nothing_is_remembered(rig: Rigged, way: str) -> None:
+    await rig.asleep("a", TOKENS[:9])
+    if way == "delete":
+        await rig.service.delete("a")
+    else:
+        await rig.service.maintain(operation="forget", session="a")
+    await rig.service.create("a")
+    assert (await rig.service.why("a")).requests == ()
 
 
 @pytest.mark.parametrize("way", ["delete", "forget"])
-async def test_no_text_of_a_session_that_is_gone_is_told_of_another_one(open_rig: Any, way: str) -> None:
-    async with open_rig(prefix_reuse="exact") as rig:
-        await rig.read("a", [*TOKENS[:200], 5, 6, 7])
-        await rig.sleep("a")
-        await rig.read("b", [*TOKENS[:200], 8, 9])
-        assert (await last(rig, "b")).expected_text is not None
-        if way == "delete":
-            await rig.service.delete(session="a")
-        else:
-            await rig.service.maintain(operation="forget", session="a")
-        told = await last(rig, "b")
-        assert (told.outcome, told.common_tokens, told.expected_text) == ("diverged", 200, None)
-        assert told.found_text is not None
+async def test_no_text_of_a_session_that_is_gone_is_told_of_another_one(rig: Rigged, way: str) -> None:
+    await rig.asleep("a", [*TOKENS[:200], 5, 6, 7])
+    await rig.read("b", [*TOKENS[:200], 8, 9])
+    assert (await last(rig, "b")).expected_text is not None
+    if way == "delete":
+        await rig.service.delete("a")
+    else:
+        await rig.service.maintain(operation="forget", session="a")
+    told = await last(rig, "b")
+    assert (told.outcome, told.common_tokens, told.expected_text) == ("diverged", 200, None)
+    assert told.found_text is not None
 
 
 async def test_no_text_of_a_session_that_goes_while_it_is_explained_is_told(
     open_rig: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    gate = Gate()
-
-    def explained_slowly(*args: Any) -> Any:
-        gate.pass_through()
-        return explain(*args)
-
-    monkeypatch.setattr(prefix_history, "explain", explained_slowly)
+    gate = hold_calls(monkeypatch, prefix_history, "explain")
     async with open_rig(prefix_reuse="exact") as rig:
-        await rig.read("a", [*TOKENS[:200], 5, 6, 7])
-        await rig.sleep("a")
+        await rig.asleep("a", [*TOKENS[:200], 5, 6, 7])
         reading = asyncio.ensure_future(rig.read("b", [*TOKENS[:200], 8, 9]))
         await gate.reached()
-        await rig.service.delete(session="a")
+        await rig.service.delete("a")
         gate.open()
         await reading
         told = await last(rig, "b")
@@ -192,35 +181,33 @@ async def test_no_text_of_a_session_that_goes_while_it_is_explained_is_told(
 
 
 async def test_no_text_of_a_session_that_goes_while_others_are_looked_at_is_told(
-    open_rig: Any, monkeypatch: pytest.MonkeyPatch
+    rig: Rigged, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with open_rig(prefix_reuse="exact") as rig:
-        await rig.read("sleeping", [*TOKENS[:300], *tokens_of(5, 20)])
-        await rig.sleep("sleeping")
-        await rig.read("a", [*TOKENS[:350], *tokens_of(6, 20)])
-        reading, going = asyncio.Event(), asyncio.Event()
-        read = rig.service.reuse._stored_ledger
+    await rig.asleep("sleeping", [*TOKENS[:300], *tokens_of(5, 20)])
+    await rig.read("a", [*TOKENS[:350], *tokens_of(6, 20)])
+    reading, going = asyncio.Event(), asyncio.Event()
+    read = rig.service.reuse._stored_ledger
 
-        async def read_slowly(uri: Any) -> Any:
-            found = await read(uri)
-            reading.set()
-            await going.wait()
-            return found
+    async def read_slowly(uri: Any) -> Any:
+        found = await read(uri)
+        reading.set()
+        await going.wait()
+        return found
 
-        monkeypatch.setattr(rig.service.reuse, "_stored_ledger", read_slowly)
-        late = asyncio.ensure_future(rig.read("late", [*TOKENS[:350], *tokens_of(2, 50)]))
-        await reading.wait()
-        await rig.service.maintain(operation="forget", session="a")
-        going.set()
-        await late
-        told = await last(rig, "late")
-        assert (told.outcome, told.source, told.expected_text) == ("diverged", "torpor://default/a", None)
+    monkeypatch.setattr(rig.service.reuse, "_stored_ledger", read_slowly)
+    late = asyncio.ensure_future(rig.read("late", [*TOKENS[:350], *tokens_of(2, 50)]))
+    await reading.wait()
+    await rig.service.maintain(operation="forget", session="a")
+    going.set()
+    await late
+    told = await last(rig, "late")
+    assert (told.outcome, told.source, told.expected_text) == ("diverged", "torpor://default/a", None)
 
 
 async def test_no_text_of_it_gets_into_a_log(open_rig: Any, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.DEBUG):
         async with open_rig(endless=False) as rig:
-            await rig.service.create(session="a")
+            await rig.service.create("a")
             await send(rig, [message_of("user", "a secret of mine")])
             with pytest.raises(TranscriptDiverged):
                 await send(rig, [message_of("user", "a secret of theirs")])

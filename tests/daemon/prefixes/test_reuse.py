@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from session_rig import SAMPLED, Gate, Rigged, ignore, tokens_of
+from session_rig import SAMPLED, Gate, Rigged, tokens_of
 from torpor.daemon.errors import GenerationFailed
 from torpor.daemon.prefixes.reuse import _MOST_SOURCES, PrefixReuse, read_alike
 from torpor.snapshot.passes import Passes
@@ -21,17 +22,13 @@ TEXT = tokens_of(1, 1300)
 
 
 @pytest.fixture
-def open_kind(open_rig: Any, models_of_kinds: Callable[[str], Path]) -> Callable[..., Any]:
-    def opened(kind: str, **options: Any) -> Any:
-        options = {"prefix_reuse": "exact", **options}
-        return open_rig(**options) if kind == "plain" else open_rig(models_of_kinds(kind), **options)
-
-    return opened
+def open_kind(open_kind: Any) -> Any:
+    return partial(open_kind, prefix_reuse="exact")
 
 
 async def read(rig: Rigged, name: str, tokens: list[int], **create: Any) -> Any:
-    await rig.service.create(session=name, **create)
-    return await rig.service.append(session=name, tokens=tokens, on_event=ignore)
+    await rig.service.create(name, **create)
+    return await rig.service.append(name, tokens=tokens)
 
 
 async def control(open_kind: Callable[..., Any], kind: str, tokens: list[int]) -> tuple[Any, Any]:
@@ -39,8 +36,13 @@ async def control(open_kind: Callable[..., Any], kind: str, tokens: list[int]) -
     async with open_kind(kind, prefix_reuse="off") as rig:
         assert (await read(rig, "x", tokens, sampling=SAMPLED)).cached_tokens == 0
         found = await rig.fingerprint("x"), await rig.write("x", 8)
-        await rig.service.delete(session="x")
+        await rig.service.delete("x")
         return found
+
+
+@pytest.fixture
+def rig(open_rig: Any) -> Any:
+    return open_rig(prefix_reuse="exact")
 
 
 @pytest.mark.parametrize("where", ["awake", "asleep", "after a restart"])
@@ -71,26 +73,24 @@ async def check(rig: Rigged, other: list[int], expected: tuple[Any, Any], source
     assert found.cached_tokens + found.prefilled_tokens == found.tokens_added == len(other)
     assert await rig.fingerprint("new") == expected[0]
     assert await rig.write("new", 8) == expected[1]
-    await rig.sleep("new")
-    await rig.wake("new")
+    await rig.sleep_and_wake("new")
     await rig.wake("source")
     assert await rig.fingerprint("source") == source
 
 
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("asleep", [False, True])
-async def test_qx6_of_a_text_that_is_known_whole_the_end_is_read_all_the_same(open_rig: Any, asleep: bool) -> None:
-    async with open_rig(prefix_reuse="exact") as rig:
-        await rig.read("a", TEXT)
-        expected = await rig.fingerprint("a")
-        if asleep:
-            await rig.sleep("a")
-        found = await read(rig, "b", TEXT)
-        assert (found.cached_tokens, found.prefilled_tokens) == (1299, 1)
-        status = await rig.service.status()
-        assert (status.prefix_hits, status.prefix_misses, status.cached_tokens) == (1, 1, 1299)
-        again = await rig.fingerprint("b")
-        assert (again.tokens, again.kv, again.logits) == (expected.tokens, expected.kv, expected.logits)
+async def test_qx6_of_a_text_that_is_known_whole_the_end_is_read_all_the_same(rig: Rigged, asleep: bool) -> None:
+    await rig.read("a", TEXT)
+    expected = await rig.fingerprint("a")
+    if asleep:
+        await rig.sleep("a")
+    found = await read(rig, "b", TEXT)
+    assert (found.cached_tokens, found.prefilled_tokens) == (1299, 1)
+    status = await rig.service.status()
+    assert (status.prefix_hits, status.prefix_misses, status.cached_tokens) == (1, 1, 1299)
+    again = await rig.fingerprint("b")
+    assert (again.tokens, again.kv, again.logits) == (expected.tokens, expected.kv, expected.logits)
 
 
 @pytest.mark.one_in(2)
@@ -101,51 +101,47 @@ async def test_what_was_read_in_other_calls_is_taken_over_only_where_that_was_as
     for policy, cached in (("exact", 256), ("longest", 1299), ("off", 0)):
         async with open_rig(prefix_reuse=policy) as rig:
             await rig.read(policy, TEXT[:300], labels=(policy,))
-            await rig.service.append(session=policy, tokens=TEXT[300:], on_event=ignore)
+            await rig.service.append(policy, tokens=TEXT[300:])
             if asleep:
                 await rig.sleep(policy)
             assert (await read(rig, f"{policy}-2", TEXT)).cached_tokens == cached
-            await rig.service.delete(session=policy)
-            await rig.service.delete(session=f"{policy}-2")
+            await rig.service.delete(policy)
+            await rig.service.delete(f"{policy}-2")
 
 
 @pytest.mark.one_in(2)
-async def test_ms1_never_across_namespaces(open_rig: Any) -> None:
-    async with open_rig(prefix_reuse="exact") as rig:
-        await rig.read("torpor://mine/a", TEXT)
-        assert (await read(rig, "torpor://yours/a", TEXT)).cached_tokens == 0
-        assert (await read(rig, "torpor://mine/b", TEXT)).cached_tokens == 1299
+async def test_ms1_never_across_namespaces(rig: Rigged) -> None:
+    await rig.read("torpor://mine/a", TEXT)
+    assert (await read(rig, "torpor://yours/a", TEXT)).cached_tokens == 0
+    assert (await read(rig, "torpor://mine/b", TEXT)).cached_tokens == 1299
 
 
 @pytest.mark.one_in(2)
-async def test_a_session_that_is_gone_or_damaged_is_no_source_and_no_error(open_rig: Any) -> None:
+async def test_a_session_that_is_gone_or_damaged_is_no_source_and_no_error(rig: Rigged) -> None:
     """GM8 in part: what was deleted is not found any more; what cannot be read is a miss."""
-    async with open_rig(prefix_reuse="exact") as rig:
-        await rig.read("a", TEXT)
-        await rig.service.delete(session="a")
-        assert (await read(rig, "b", TEXT)).cached_tokens == 0
-        slept = await rig.sleep("b")
-        Path(rig.service.store._core.folder.bundle_path(bytes.fromhex(slept.bundle_id))).unlink()
-        assert (await read(rig, "c", TEXT)).cached_tokens == 0
-        assert (await read(rig, "d", TEXT)).cached_tokens == 1299
+    await rig.read("a", TEXT)
+    await rig.service.delete("a")
+    assert (await read(rig, "b", TEXT)).cached_tokens == 0
+    slept = await rig.sleep("b")
+    Path(rig.service.store._core.folder.bundle_path(bytes.fromhex(slept.bundle_id))).unlink()
+    assert (await read(rig, "c", TEXT)).cached_tokens == 0
+    assert (await read(rig, "d", TEXT)).cached_tokens == 1299
 
 
-async def test_qc9_a_reading_that_fails_behind_a_prefix_leaves_the_session_empty(open_rig: Any) -> None:
-    async with open_rig(prefix_reuse="exact") as rig:
-        await rig.read("a", TEXT)
-        await rig.service.create(session="b")
-        rig.network.reset()
-        rig.network.fail_at(1)
-        with pytest.raises(GenerationFailed):
-            await rig.service.append(session="b", tokens=TEXT, on_event=ignore)
-        rig.network.reset()
-        assert not rig.live("b").state.tokens
-        assert rig.live("b").state.is_consistent
-        assert (await rig.service.append(session="b", tokens=TEXT, on_event=ignore)).cached_tokens == 1299
+async def test_qc9_a_reading_that_fails_behind_a_prefix_leaves_the_session_empty(rig: Rigged) -> None:
+    await rig.read("a", TEXT)
+    await rig.service.create("b")
+    rig.network.fail_at(1)
+    with pytest.raises(GenerationFailed):
+        await rig.service.append("b", tokens=TEXT)
+    rig.network.reset()
+    assert not rig.live("b").state.tokens
+    assert rig.live("b").state.is_consistent
+    assert (await rig.service.append("b", tokens=TEXT)).cached_tokens == 1299
 
 
 async def test_a_request_that_is_given_up_while_a_prefix_is_read_waits_for_the_threads_that_fill_memory(
-    open_rig: Any, monkeypatch: pytest.MonkeyPatch
+    rig: Rigged, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gate, fill, ended = Gate(), Filling.run, []
 
@@ -154,76 +150,69 @@ async def test_a_request_that_is_given_up_while_a_prefix_is_read_waits_for_the_t
         fill(*args, **options)
         ended.append(True)
 
-    async with open_rig(prefix_reuse="exact") as rig:
-        await rig.read("a", TEXT)
-        await rig.sleep("a")
-        await rig.service.create(session="b")
-        monkeypatch.setattr(Filling, "run", hold_then_fill)
-        asking = asyncio.ensure_future(rig.service.append(session="b", tokens=TEXT, on_event=ignore))
-        await gate.reached()
-        asking.cancel()
-        await asyncio.sleep(0)
-        gate.open()
-        with pytest.raises(asyncio.CancelledError):
-            await asking
-        assert ended, "the file was closed under the thread that reads it"
-        monkeypatch.undo()
-        assert (rig.live("b").state.tokens.tolist(), rig.live("b").state.is_consistent) == ([], True)
-        assert (await rig.service.append(session="b", tokens=TEXT, on_event=ignore)).cached_tokens == 1299
+    await rig.asleep("a", TEXT)
+    await rig.service.create("b")
+    monkeypatch.setattr(Filling, "run", hold_then_fill)
+    asking = asyncio.ensure_future(rig.service.append("b", tokens=TEXT))
+    await gate.reached()
+    asking.cancel()
+    await asyncio.sleep(0)
+    gate.open()
+    with pytest.raises(asyncio.CancelledError):
+        await asking
+    assert ended, "the file was closed under the thread that reads it"
+    monkeypatch.undo()
+    assert (rig.live("b").state.tokens.tolist(), rig.live("b").state.is_consistent) == ([], True)
+    assert (await rig.service.append("b", tokens=TEXT)).cached_tokens == 1299
 
 
-async def test_ms11_what_a_failed_reading_had_is_not_given_to_others(open_rig: Any) -> None:
-    async with open_rig(prefix_reuse="exact") as rig:
-        await rig.service.create(session="a")
-        rig.network.fail_at(3)
-        with pytest.raises(GenerationFailed):
-            await rig.service.append(session="a", tokens=TEXT, on_event=ignore)
-        rig.network.reset()
-        assert (await read(rig, "b", TEXT)).cached_tokens == 0
+async def test_ms11_what_a_failed_reading_had_is_not_given_to_others(rig: Rigged) -> None:
+    await rig.service.create("a")
+    rig.network.fail_at(3)
+    with pytest.raises(GenerationFailed):
+        await rig.service.append("a", tokens=TEXT)
+    rig.network.reset()
+    assert (await read(rig, "b", TEXT)).cached_tokens == 0
 
 
 @pytest.mark.one_in(2)
 async def test_lossy_sessions_are_no_sources(open_rig: Any, quantisable_model: Path) -> None:
     async with open_rig(quantisable_model, prefix_reuse="exact") as rig:
-        await rig.read("a", TEXT)
-        await rig.sleep("a")
+        await rig.asleep("a", TEXT)
         await rig.service.maintain(operation="quantise", session="a", bits=8)
         assert (await read(rig, "b", TEXT)).cached_tokens == 0
-        await rig.service.delete(session="b")
+        await rig.service.delete("b")
         await rig.wake("a")
         assert (await read(rig, "c", TEXT)).cached_tokens == 0
 
 
 async def test_a_session_that_was_woken_at_an_earlier_token_gives_only_what_was_read_in_whole_calls(
-    open_rig: Any,
+    rig: Rigged,
 ) -> None:
     """Its last call was cut, so a new session of so many tokens would have read them in another one."""
-    async with open_rig(prefix_reuse="exact") as rig:
-        await rig.read("a", TEXT)
-        await rig.sleep("a")
-        await rig.wake("a", at_token=300)
-        await rig.write("a", 3)
-        await rig.sleep("a")
-        assert (await read(rig, "b", [*TEXT[:300], *tokens_of(5, 1)])).cached_tokens == 256
+    await rig.asleep("a", TEXT)
+    await rig.wake("a", at_token=300)
+    await rig.write("a", 3)
+    await rig.sleep("a")
+    assert (await read(rig, "b", [*TEXT[:300], *tokens_of(5, 1)])).cached_tokens == 256
 
 
 @pytest.mark.one_in(2)
-async def test_ms5_many_borrow_at_once_while_the_source_goes_on_and_goes(open_rig: Any) -> None:
-    async with open_rig(prefix_reuse="exact") as rig:
-        await rig.read("control", TEXT)
-        expected = await rig.fingerprint("control")
-        await rig.service.delete(session="control")
-        await rig.read("source", TEXT)
-        *found, _, _ = await asyncio.gather(
-            *(read(rig, f"b{number}", TEXT) for number in range(8)),
-            rig.write("source", 6),
-            rig.service.delete(session="source"),
-        )
-        assert {each.cached_tokens for each in found} <= {0, 1299}
-        assert found[0].cached_tokens == 1299, "the first, at least, found the source there"
-        for number in range(8):
-            got = await rig.fingerprint(f"b{number}")
-            assert (got.tokens, got.kv, got.logits) == (expected.tokens, expected.kv, expected.logits)
+async def test_ms5_many_borrow_at_once_while_the_source_goes_on_and_goes(rig: Rigged) -> None:
+    await rig.read("control", TEXT)
+    expected = await rig.fingerprint("control")
+    await rig.service.delete("control")
+    await rig.read("source", TEXT)
+    *found, _, _ = await asyncio.gather(
+        *(read(rig, f"b{number}", TEXT) for number in range(8)),
+        rig.write("source", 6),
+        rig.service.delete("source"),
+    )
+    assert {each.cached_tokens for each in found} <= {0, 1299}
+    assert found[0].cached_tokens == 1299, "the first, at least, found the source there"
+    for number in range(8):
+        got = await rig.fingerprint(f"b{number}")
+        assert (got.tokens, got.kv, got.logits) == (expected.tokens, expected.kv, expected.logits)
 
 
 def test_reading_alike_ends_at_the_first_call_that_differs() -> None:
@@ -241,8 +230,7 @@ async def test_what_is_deleted_while_its_ledger_is_learned_is_found_by_nobody(
     open_rig: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with open_rig(prefix_reuse="exact") as rig:
-        await rig.read("a", TEXT, labels=["x"])
-        await rig.sleep("a")
+        await rig.asleep("a", TEXT, labels=["x"])
     gate, real = Gate(), PrefixReuse._ledger_of
 
     def held(*order: Any) -> bytes:
@@ -263,24 +251,23 @@ async def test_what_is_deleted_while_its_ledger_is_learned_is_found_by_nobody(
 @pytest.mark.parametrize("slept", [False, True])
 @pytest.mark.parametrize("verb", ["delete", "forget", "clear"])
 async def test_sessions_that_are_gone_stand_before_no_source_that_is_there_gm8(
-    open_rig: Any, verb: str, slept: bool
+    rig: Rigged, verb: str, slept: bool
 ) -> None:
     """As many are gone as are asked before a text is read after all; of those that end alike the latest is first."""
-    async with open_rig(prefix_reuse="exact") as rig:
-        await read(rig, "kept", TEXT)
-        gone = [f"gone-{number}" for number in range(_MOST_SOURCES)]
-        for name in gone:
-            await read(rig, name, TEXT, labels=["old"])
-            if slept:
-                await rig.sleep(name)
-        if verb == "clear":
-            await rig.service.clear(label="old")
-        for name in gone if verb != "clear" else ():
-            if verb == "delete":
-                await rig.service.delete(session=name)
-            else:
-                await rig.service.maintain(operation="forget", session=name)
-        assert (await read(rig, "new", TEXT)).cached_tokens == 1299
+    await read(rig, "kept", TEXT)
+    gone = [f"gone-{number}" for number in range(_MOST_SOURCES)]
+    for name in gone:
+        await read(rig, name, TEXT, labels=["old"])
+        if slept:
+            await rig.sleep(name)
+    if verb == "clear":
+        await rig.service.clear(label="old")
+    for name in gone if verb != "clear" else ():
+        if verb == "delete":
+            await rig.service.delete(name)
+        else:
+            await rig.service.maintain(operation="forget", session=name)
+    assert (await read(rig, "new", TEXT)).cached_tokens == 1299
 
 
 async def test_what_comes_from_the_store_brings_no_record_of_the_other_session(
@@ -297,11 +284,9 @@ async def test_what_comes_from_the_store_brings_no_record_of_the_other_session(
 
 
 @pytest.mark.one_in(2)
-async def test_a_source_that_is_gone_from_the_store_is_not_asked_again(open_rig: Any) -> None:
-    async with open_rig(prefix_reuse="exact") as rig:
-        await rig.read("a", TEXT)
-        await rig.sleep("a")
-        source = rig.service.resolve("a")
-        await asyncio.to_thread(rig.service.store.delete_session, source)
-        assert (await read(rig, "b", TEXT)).cached_tokens == 0
-        assert source not in rig.service.reuse._tree
+async def test_a_source_that_is_gone_from_the_store_is_not_asked_again(rig: Rigged) -> None:
+    await rig.asleep("a", TEXT)
+    source = rig.service.resolve("a")
+    await asyncio.to_thread(rig.service.store.delete_session, source)
+    assert (await read(rig, "b", TEXT)).cached_tokens == 0
+    assert source not in rig.service.reuse._tree

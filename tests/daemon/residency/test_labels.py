@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from session_rig import Rigged, ignore, listening, tokens_of, until
+from session_rig import Rigged, flip, listening, tokens_of, until
 from torpor.memvid import Store
 from torpor.memvid.errors import NoSpace, SessionNotFound
 
@@ -15,40 +15,39 @@ ONE, TWO, THREE = tokens_of(1, 600), tokens_of(2, 600), tokens_of(3, 600)
 
 
 async def read(rig: Rigged, name: str, tokens: list[int], *labels: str) -> Any:
-    await rig.service.create(session=name, labels=labels)
-    return await rig.service.append(session=name, tokens=tokens, on_event=ignore)
+    await rig.service.create(name, labels=labels)
+    return await rig.service.append(name, tokens=tokens)
 
 
 async def warm(rig: Rigged, *names: str, **options: Any) -> dict[str, Any]:
-    result = await rig.service.warm(sessions=names, on_event=ignore, **options)
+    result = await rig.service.warm(sessions=names, **options)
     return {each.info.name: each for each in result.sessions}
 
 
 # --- stats
 
 
-async def test_figures_are_those_of_the_listing_by_label_and_together(open_rig: Any) -> None:
-    async with open_rig() as rig:
-        await read(rig, "a", ONE, "x")
-        await read(rig, "b", TWO, "x", "y")
-        await read(rig, "lab/c", THREE, "y")
-        await read(rig, "d", [1, 2], *())
-        await rig.sleep("b")
-        infos = {info.name: info for info in await rig.service.list_sessions()}
-        told = await rig.service.stats()
-        assert [(each.label, each.sessions, each.awake, each.tokens) for each in told.labels] == [
-            ("x", 2, 1, 1200),
-            ("y", 2, 1, 1200),
-        ]
-        assert (told.total.label, told.total.sessions, told.total.awake, told.total.tokens) == (None, 4, 3, 1802)
-        assert told.total.resident_bytes == sum(info.resident_bytes for info in infos.values())
-        assert told.labels[0].stored_bytes == infos["b"].stored_bytes > 0
-        (lab,) = (await rig.service.stats(namespace="lab")).labels
-        assert (lab.label, lab.sessions) == ("y", 1)
-        one = await rig.service.stats(label="x")
-        assert one.total.sessions == one.labels[0].sessions == 2
-        none = await rig.service.stats(label="nobody has it")
-        assert (none.total.sessions, none.labels[0].tokens) == (0, 0)
+async def test_figures_are_those_of_the_listing_by_label_and_together(rig: Rigged) -> None:
+    await read(rig, "a", ONE, "x")
+    await read(rig, "b", TWO, "x", "y")
+    await read(rig, "lab/c", THREE, "y")
+    await read(rig, "d", [1, 2], *())
+    await rig.sleep("b")
+    infos = {info.name: info for info in await rig.service.list_sessions()}
+    told = await rig.service.stats()
+    assert [(each.label, each.sessions, each.awake, each.tokens) for each in told.labels] == [
+        ("x", 2, 1, 1200),
+        ("y", 2, 1, 1200),
+    ]
+    assert (told.total.label, told.total.sessions, told.total.awake, told.total.tokens) == (None, 4, 3, 1802)
+    assert told.total.resident_bytes == sum(info.resident_bytes for info in infos.values())
+    assert told.labels[0].stored_bytes == infos["b"].stored_bytes > 0
+    (lab,) = (await rig.service.stats(namespace="lab")).labels
+    assert (lab.label, lab.sessions) == ("y", 1)
+    one = await rig.service.stats(label="x")
+    assert one.total.sessions == one.labels[0].sessions == 2
+    none = await rig.service.stats(label="nobody has it")
+    assert (none.total.sessions, none.labels[0].tokens) == (0, 0)
 
 
 # --- warm
@@ -70,7 +69,7 @@ async def test_a_warm_session_is_what_was_stored_and_the_second_warm_is_a_hit(op
         assert await rig.fingerprint("a") == before
         assert (await warm(rig, "a", label="kept"))["a"].hits == 2, "named twice, it is one"
         assert (await rig.service.stats(label="x")).total.hits == 2
-        woken = await rig.service.append(session="a", tokens=[1], on_event=ignore)
+        woken = await rig.service.append("a", tokens=[1])
         assert woken.woken is None
         assert [each["cause"] for each in heard.of("wake_ended", "a")] == ["warm"]
 
@@ -106,31 +105,18 @@ async def test_warming_takes_free_memory_only_and_the_last_used_first(open_rig: 
         assert memory.reserved_bytes == 0
 
 
-@pytest.fixture
-def weights(open_rig: Any, tmp_path: Path) -> int:
-    async def look() -> int:
-        async with open_rig(store=tmp_path / "another") as rig:
-            return int(rig.model.weights_bytes)
-
-    return asyncio.run(look())
-
-
-async def test_one_that_cannot_be_woken_is_left_and_the_others_are_not(open_rig: Any, store: Path) -> None:
-    async with open_rig() as rig:
-        await read(rig, "a", ONE, "x")
-        await rig.sleep("a")
-        (file,) = store.glob("bundles/*/*.mvb")
-        await read(rig, "b", TWO, "x")
-        await rig.sleep("b")
-        data = bytearray(file.read_bytes())
-        data[len(data) // 2] ^= 1
-        file.chmod(0o600)
-        file.write_bytes(data)
-        found = await warm(rig, label="x")
-        assert (found["a"].left, found["b"].left) == ("corrupt_block", None)
-        with pytest.raises(SessionNotFound):
-            await warm(rig, "b", "nobody")
-        assert await warm(rig, label="nobody has it") == {}
+async def test_one_that_cannot_be_woken_is_left_and_the_others_are_not(rig: Rigged, store: Path) -> None:
+    await read(rig, "a", ONE, "x")
+    await rig.sleep("a")
+    (file,) = store.glob("bundles/*/*.mvb")
+    await read(rig, "b", TWO, "x")
+    await rig.sleep("b")
+    flip(file, file.stat().st_size // 2)
+    found = await warm(rig, label="x")
+    assert (found["a"].left, found["b"].left) == ("corrupt_block", None)
+    with pytest.raises(SessionNotFound):
+        await warm(rig, "b", "nobody")
+    assert await warm(rig, label="nobody has it") == {}
 
 
 # --- clear
@@ -175,45 +161,41 @@ async def test_what_is_cleared_is_nowhere_and_the_others_are_untouched(open_rig:
         assert {row.uri.name for row in opened.iter_sessions()} == {"a", "c", "d", "e", "f"}
 
 
-async def test_a_clear_stays_in_its_namespace(open_rig: Any) -> None:
-    async with open_rig() as rig:
-        await read(rig, "a", [1], "x")
-        await read(rig, "lab/b", [1], "x")
-        assert (await rig.service.clear(label="x", namespace="lab")).sessions == ("torpor://lab/b",)
-        assert [info.name for info in await rig.service.list_sessions()] == ["a"]
+async def test_a_clear_stays_in_its_namespace(rig: Rigged) -> None:
+    await read(rig, "a", [1], "x")
+    await read(rig, "lab/b", [1], "x")
+    assert (await rig.service.clear(label="x", namespace="lab")).sessions == ("torpor://lab/b",)
+    assert [info.name for info in await rig.service.list_sessions()] == ["a"]
 
 
-async def test_a_session_in_use_is_cleared_when_its_turn_has_come(open_rig: Any) -> None:
-    async with open_rig() as rig:
-        await read(rig, "a", [1, 2], "x")
-        rig.network.reset()
-        gate = rig.network.hold_at(1)
-        busy = asyncio.create_task(rig.service.append(session="a", tokens=[1], on_event=ignore))
-        await gate.reached()
-        clearing = asyncio.create_task(rig.service.clear(label="x"))
-        await until(lambda: rig.service.residency.turns.users(rig.service.resolve("a")) == 2)
-        gate.open()
-        assert (await busy).token_count == 3
-        assert (await clearing).sessions == ("torpor://default/a",)
+async def test_a_session_in_use_is_cleared_when_its_turn_has_come(rig: Rigged) -> None:
+    await read(rig, "a", [1, 2], "x")
+    gate = rig.network.hold_at(1)
+    busy = asyncio.create_task(rig.service.append("a", tokens=[1]))
+    await gate.reached()
+    clearing = asyncio.create_task(rig.service.clear(label="x"))
+    await until(lambda: rig.service.residency.turns.users(rig.service.resolve("a")) == 2)
+    gate.open()
+    assert (await busy).token_count == 3
+    assert (await clearing).sessions == ("torpor://default/a",)
 
 
-async def test_what_cannot_be_deleted_is_told_and_stays(open_rig: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with open_rig() as rig:
-        for name in ("a", "b"):
-            await read(rig, name, [1, 2], "x")
-            await rig.sleep(name)
-        delete = type(rig.service.store).delete_session
+async def test_what_cannot_be_deleted_is_told_and_stays(rig: Rigged, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("a", "b"):
+        await read(rig, name, [1, 2], "x")
+        await rig.sleep(name)
+    delete = type(rig.service.store).delete_session
 
-        def refuse(store: Any, uri: Any) -> Any:
-            if uri.name == "a":
-                raise NoSpace("no room")
-            return delete(store, uri)
+    def refuse(store: Any, uri: Any) -> Any:
+        if uri.name == "a":
+            raise NoSpace("no room")
+        return delete(store, uri)
 
-        with monkeypatch.context() as patch:
-            patch.setattr(type(rig.service.store), "delete_session", refuse)
-            told = await rig.service.clear(label="x")
-        assert (told.sessions, told.failed) == (
-            ("torpor://default/b",),
-            {"torpor://default/a": "no_space: no room"},
-        )
-        assert [info.name for info in await rig.service.list_sessions()] == ["a"]
+    with monkeypatch.context() as patch:
+        patch.setattr(type(rig.service.store), "delete_session", refuse)
+        told = await rig.service.clear(label="x")
+    assert (told.sessions, told.failed) == (
+        ("torpor://default/b",),
+        {"torpor://default/a": "no_space: no room"},
+    )
+    assert [info.name for info in await rig.service.list_sessions()] == ["a"]

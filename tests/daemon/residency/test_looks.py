@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from damage_rig import damage, mend
-from session_rig import Rigged, ignore, listening, reply_with, tokens_of, until
+from session_rig import Rigged, given_up, listening, reply_with, tokens_of, until
 from test_time_travel import KINDS, TOKENS, look_at_the_first_of_two_versions
 from torpor.daemon import errors
 from torpor.daemon.api.sampling import Sampling
@@ -29,20 +29,20 @@ Use = Callable[[Rigged], Awaitable[Any]]
 
 async def crowd_out(rig: Rigged, name: str = "s") -> None:
     """Another session takes all that the budget leaves beside the model."""
-    await rig.service.create(session="other")
+    await rig.service.create("other")
     residency, needed = rig.service.residency, rig.live("other").growth_of(PREFILL_CHUNK_TOKENS)(OTHERS)
     before = residency.memory.budget
     await residency.resize(rig.model.weights_bytes + needed)
-    await rig.service.append(session="other", tokens=tokens_of(9, OTHERS), on_event=ignore)
+    await rig.service.append("other", tokens=tokens_of(9, OTHERS))
     assert not rig.is_awake(name)
-    await rig.service.delete(session="other")
+    await rig.service.delete("other")
     await residency.resize(before)
 
 
 async def told(rig: Rigged, name: str = "s") -> Any:
     """What is said of a session, but for whether it is in memory."""
     (listed,) = [info for info in await rig.service.list_sessions() if info.name == name]
-    shown = await rig.service.show(session=name)
+    shown = await rig.service.show(name)
     same = {"state": "", "resident_bytes": 0, "sampling": None}
     return dataclasses.replace(listed, **same), dataclasses.replace(shown, info=dataclasses.replace(shown.info, **same))
 
@@ -53,7 +53,7 @@ def receipt(slept: Any) -> Any:
 
 
 async def append(rig: Rigged) -> Any:
-    read = await rig.service.append(session="s", tokens=[7], on_event=ignore)
+    read = await rig.service.append("s", tokens=[7])
     return read.token_count, read.branched, await rig.write("s", 5), receipt(await rig.sleep("s"))
 
 
@@ -62,24 +62,24 @@ async def generate(rig: Rigged) -> Any:
 
 
 async def chat(rig: Rigged) -> Any:
-    said = await rig.service.chat(session="s", message="And then?", max_tokens=5, prove=True, on_event=ignore)
+    said = await rig.service.chat("s", message="And then?", max_tokens=5, prove=True)
     return said.tokens, said.logits_blake3, said.token_count, said.branched
 
 
 async def fork(rig: Rigged) -> Any:
-    made = await rig.service.fork(session="s", name="f", on_event=ignore)
+    made = await rig.service.fork("s", name="f")
     await rig.wake("f")
     return made.token_count, made.forked_from.version, await rig.fingerprint("f"), (await rig.wake("s")).look
 
 
 async def fork_at_an_earlier_token(rig: Rigged) -> Any:
-    made = await rig.service.fork(session="s", name="f", at_token=100, on_event=ignore)
+    made = await rig.service.fork("s", name="f", at_token=100)
     await rig.wake("f")
     return made.token_count, made.forked_from.version, await rig.fingerprint("f"), (await rig.wake("s")).look
 
 
 async def fold(rig: Rigged) -> Any:
-    made = await rig.service.fold(session="s", name="f", summary="A tale.", on_event=ignore)
+    made = await rig.service.fold("s", name="f", summary="A tale.")
     return made.folded_from.version, made.folded_from.tokens, made.token_count, await rig.write("f", 5)
 
 
@@ -89,18 +89,18 @@ async def wake(rig: Rigged) -> Any:
 
 
 async def plan(rig: Rigged) -> Any:
-    planned = await rig.service.plan_wake(session="s")
+    planned = await rig.service.plan_wake("s")
     return planned.version, planned.token_count
 
 
 async def warm(rig: Rigged) -> Any:
-    (warmed,) = (await rig.service.warm(sessions=["s"], on_event=ignore)).sessions
+    (warmed,) = (await rig.service.warm(sessions=["s"])).sessions
     return warmed.left, warmed.info.look, await rig.fingerprint("s")
 
 
 async def settings(rig: Rigged) -> Any:
     with pytest.raises(errors.SessionAwake) as refusal:
-        await rig.service.set(session="s", sampling=Sampling(temperature=0.5), on_event=ignore)
+        await rig.service.set("s", sampling=Sampling(temperature=0.5))
     return refusal.value.message
 
 
@@ -109,7 +109,7 @@ async def sleep(rig: Rigged) -> Any:
 
 
 async def save(rig: Rigged) -> Any:
-    saved = await rig.service.save(session="s", on_event=ignore)
+    saved = await rig.service.save("s")
     return receipt(saved)[:-1], (await rig.wake("s")).look
 
 
@@ -159,7 +159,7 @@ async def test_a_look_of_each_kind_of_cache_gives_way_and_is_back_to_the_bit_qx1
             await crowd_out(rig)
             assert (await rig.wake("s")).look == look
             assert await rig.fingerprint("s") == before
-        await rig.service.fork(session="s", name="alone", on_event=ignore)
+        await rig.service.fork("s", name="alone")
         await crowd_out(rig)
         went_on = await rig.write("s", 8)
         await rig.wake("alone")
@@ -167,8 +167,8 @@ async def test_a_look_of_each_kind_of_cache_gives_way_and_is_back_to_the_bit_qx1
         assert (await rig.sleep("s")).version == 3
 
 
-async def test_nothing_is_written_when_a_look_gives_way_and_why_it_went_is_told(open_rig: Any, store: Path) -> None:
-    async with open_rig() as rig, listening(rig) as heard:
+async def test_nothing_is_written_when_a_look_gives_way_and_why_it_went_is_told(rig: Rigged, store: Path) -> None:
+    async with listening(rig) as heard:
         await look_at_the_first_of_two_versions(rig, None)
         bundles = sorted(store.rglob("*.mvb"))
         await crowd_out(rig)
@@ -184,49 +184,45 @@ async def test_a_look_that_nobody_uses_sleeps_and_comes_back_where_it_stood(open
     async with open_rig(idle_sleep=0.01) as rig:
         await look_at_the_first_of_two_versions(rig, 280)
         await until(lambda: not rig.is_awake("s"))
-        assert (await rig.service.append(session="s", tokens=[7], on_event=ignore)).branched == Look(1, 280, 2, 350)
+        assert (await rig.service.append("s", tokens=[7])).branched == Look(1, 280, 2, 350)
 
 
-async def test_a_look_does_not_keep_its_model_from_being_unloaded(open_rig: Any) -> None:
-    async with open_rig() as rig:
-        await look_at_the_first_of_two_versions(rig, 280)
-        assert not (await rig.service.unload_model(model="tiny")).resident
-        assert (await rig.wake("s")).look == Look(1, 280, 2, 350)
+async def test_a_look_does_not_keep_its_model_from_being_unloaded(rig: Rigged) -> None:
+    await look_at_the_first_of_two_versions(rig, 280)
+    assert not (await rig.service.unload_model(model="tiny")).resident
+    assert (await rig.wake("s")).look == Look(1, 280, 2, 350)
 
 
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("order", [{"version": 2}, {"at_token": 100}, {"version": 1, "at_token": 100}])
 async def test_a_look_that_made_room_is_left_by_a_wake_that_asks_for_another_place(
-    open_rig: Any, order: dict[str, int]
+    rig: Rigged, order: dict[str, int]
 ) -> None:
-    async with open_rig() as rig:
-        await look_at_the_first_of_two_versions(rig, 280)
-        await crowd_out(rig)
-        held = (await rig.wake("s", **order)).token_count
-        assert held == order.get("at_token", 350)
-        await crowd_out(rig)
-        assert (await rig.wake("s")).token_count == held
+    await look_at_the_first_of_two_versions(rig, 280)
+    await crowd_out(rig)
+    held = (await rig.wake("s", **order)).token_count
+    assert held == order.get("at_token", 350)
+    await crowd_out(rig)
+    assert (await rig.wake("s")).token_count == held
 
 
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("at_token", [280, 100])
-async def test_a_token_alone_is_one_of_the_version_that_a_look_stood_at(open_rig: Any, at_token: int) -> None:
+async def test_a_token_alone_is_one_of_the_version_that_a_look_stood_at(rig: Rigged, at_token: int) -> None:
     """As it is while the look is in memory: what left in between changes nothing."""
-    async with open_rig() as rig:
-        await look_at_the_first_of_two_versions(rig, 280)
-        await crowd_out(rig)
-        woken = await rig.wake("s", at_token=at_token)
-        assert (woken.version, woken.token_count) == (1, at_token)
+    await look_at_the_first_of_two_versions(rig, 280)
+    await crowd_out(rig)
+    woken = await rig.wake("s", at_token=at_token)
+    assert (woken.version, woken.token_count) == (1, at_token)
 
 
-async def test_a_wake_elsewhere_that_fails_leaves_a_look_where_it_stood(open_rig: Any) -> None:
-    async with open_rig() as rig:
-        await look_at_the_first_of_two_versions(rig, 280)
-        await crowd_out(rig)
-        for order in ({"version": 3}, {"at_token": 351}):
-            with pytest.raises(TorporError):
-                await rig.wake("s", **order)
-        assert (await rig.wake("s")).look == Look(1, 280, 2, 350)
+async def test_a_wake_elsewhere_that_fails_leaves_a_look_where_it_stood(rig: Rigged) -> None:
+    await look_at_the_first_of_two_versions(rig, 280)
+    await crowd_out(rig)
+    for order in ({"version": 3}, {"at_token": 351}):
+        with pytest.raises(TorporError):
+            await rig.wake("s", **order)
+    assert (await rig.wake("s")).look == Look(1, 280, 2, 350)
 
 
 async def test_a_look_that_made_room_ends_with_the_daemon_as_one_in_memory_does(open_rig: Any) -> None:
@@ -240,21 +236,18 @@ async def test_a_look_that_made_room_ends_with_the_daemon_as_one_in_memory_does(
 
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("how", ["rm", "clear", "forget"])
-async def test_a_session_that_is_deleted_leaves_no_look_to_the_next_of_its_name(open_rig: Any, how: str) -> None:
-    async with open_rig() as rig:
-        await rig.read("s", TOKENS[:300], labels=["x"])
-        await rig.sleep("s")
-        await rig.wake("s", at_token=20)
-        await crowd_out(rig)
-        if how == "rm":
-            await rig.service.delete(session="s")
-        elif how == "clear":
-            await rig.service.clear(label="x")
-        else:
-            await rig.service.maintain(operation="forget", session="s")
-        await rig.read("s", TOKENS[:30])
-        await rig.sleep("s")
-        assert (await rig.wake("s")).token_count == 30
+async def test_a_session_that_is_deleted_leaves_no_look_to_the_next_of_its_name(rig: Rigged, how: str) -> None:
+    await rig.asleep("s", TOKENS[:300], labels=["x"])
+    await rig.wake("s", at_token=20)
+    await crowd_out(rig)
+    if how == "rm":
+        await rig.service.delete("s")
+    elif how == "clear":
+        await rig.service.clear(label="x")
+    else:
+        await rig.service.maintain(operation="forget", session="s")
+    await rig.asleep("s", TOKENS[:30])
+    assert (await rig.wake("s")).token_count == 30
 
 
 # --- the version is not there any more
@@ -274,17 +267,17 @@ async def test_what_needs_a_look_whose_version_was_pruned_is_refused_until_a_sle
         assert info.look == Look(1, at or 300, 2, 350)
         service = rig.service
         for ask in (
-            lambda: service.append(session="s", tokens=[7], on_event=ignore),
-            lambda: service.generate(session="s", max_tokens=1, on_event=ignore),
-            lambda: service.fork(session="s", name="f", on_event=ignore),
-            lambda: service.fold(session="s", name="f", summary="A tale.", on_event=ignore),
-            lambda: service.wake(session="s", on_event=ignore),
-            lambda: service.plan_wake(session="s"),
-            lambda: service.show(session="s"),
+            lambda: service.append("s", tokens=[7]),
+            lambda: service.generate("s", max_tokens=1),
+            lambda: service.fork("s", name="f"),
+            lambda: service.fold("s", name="f", summary="A tale."),
+            lambda: service.wake("s"),
+            lambda: service.plan_wake("s"),
+            lambda: service.show("s"),
         ):
             with pytest.raises(SessionNotFound, match=r"look at version 1, token \d+, which is not stored any more"):
                 await ask()
-        (warmed,) = (await service.warm(sessions=["s"], on_event=ignore)).sessions
+        (warmed,) = (await service.warm(sessions=["s"])).sessions
         assert warmed.left == "session_not_found"
         slept = await rig.sleep("s")
         assert (slept.version, slept.token_count, slept.looked_at) == (2, 350, at or 300)
@@ -293,52 +286,48 @@ async def test_what_needs_a_look_whose_version_was_pruned_is_refused_until_a_sle
 
 @pytest.mark.parametrize("trouble", ["pruned", "damaged"])
 async def test_a_look_that_could_not_be_had_back_stays_and_a_refusal_says_why(
-    open_rig: Any, store: Path, trouble: str
+    rig: Rigged, store: Path, trouble: str
 ) -> None:
     """All that there is of it may be in memory."""
-    async with open_rig() as rig:
-        await look_at_the_first_of_two_versions(rig, None)
-        before = await rig.fingerprint("s")
-        if trouble == "pruned":
-            await rig.service.maintain(operation="prune", session="s", keep_last=1)
-        else:
-            await asyncio.to_thread(damage, store, "s", span=0, head=True)
-        with pytest.raises(errors.MemoryBudgetExceeded) as refusal:
-            await crowd_out(rig)
-        assert list(refusal.value.unslept) == ["torpor://default/s"]
-        assert ("a look at version 1, which is not stored" in refusal.value.message) == (trouble == "pruned")
-        assert await rig.fingerprint("s") == before
-
-
-async def test_a_look_whose_version_was_damaged_since_is_refused_and_stays(open_rig: Any, store: Path) -> None:
-    async with open_rig() as rig:
-        await look_at_the_first_of_two_versions(rig, None)
+    await look_at_the_first_of_two_versions(rig, None)
+    before = await rig.fingerprint("s")
+    if trouble == "pruned":
+        await rig.service.maintain(operation="prune", session="s", keep_last=1)
+    else:
+        await asyncio.to_thread(damage, store, "s", span=0, head=True)
+    with pytest.raises(errors.MemoryBudgetExceeded) as refusal:
         await crowd_out(rig)
-        await asyncio.to_thread(damage, store, "s", span=0)
-        for _ in range(2):
-            with pytest.raises(Corruption):
-                await rig.service.append(session="s", tokens=[7], on_event=ignore)
-        (info,) = await rig.service.list_sessions()
-        assert info.look == Look(1, 300, 2, 350)
+    assert list(refusal.value.unslept) == ["torpor://default/s"]
+    assert ("a look at version 1, which is not stored" in refusal.value.message) == (trouble == "pruned")
+    assert await rig.fingerprint("s") == before
+
+
+async def test_a_look_whose_version_was_damaged_since_is_refused_and_stays(rig: Rigged, store: Path) -> None:
+    await look_at_the_first_of_two_versions(rig, None)
+    await crowd_out(rig)
+    await asyncio.to_thread(damage, store, "s", span=0)
+    for _ in range(2):
+        with pytest.raises(Corruption):
+            await rig.service.append("s", tokens=[7])
+    (info,) = await rig.service.list_sessions()
+    assert info.look == Look(1, 300, 2, 350)
 
 
 @pytest.mark.one_in(2)
 async def test_a_look_at_a_version_that_is_healed_is_one_at_the_version_that_takes_its_place(
-    open_rig: Any, store: Path
+    rig: Rigged, store: Path
 ) -> None:
-    async with open_rig() as rig:
-        await rig.read("s", tokens_of(1, 1300))
-        await rig.sleep("s")
-        await rig.wake("s", at_token=300)
-        before = await rig.fingerprint("s")
-        await crowd_out(rig)
-        await asyncio.to_thread(damage, store, "s", span=0)
-        await mend(rig, "s")
-        look = (await rig.wake("s")).look
-        assert look is not None
-        assert (look.token_count, look.version, look.newest_tokens) == (300, look.newest_version, 1300)
-        assert look.version > 1
-        assert await rig.fingerprint("s") == before
+    await rig.asleep("s", tokens_of(1, 1300))
+    await rig.wake("s", at_token=300)
+    before = await rig.fingerprint("s")
+    await crowd_out(rig)
+    await asyncio.to_thread(damage, store, "s", span=0)
+    await mend(rig, "s")
+    look = (await rig.wake("s")).look
+    assert look is not None
+    assert (look.token_count, look.version, look.newest_tokens) == (300, look.newest_version, 1300)
+    assert look.version > 1
+    assert await rig.fingerprint("s") == before
 
 
 @pytest.mark.one_in(2)
@@ -347,9 +336,8 @@ async def test_a_look_at_what_a_heal_makes_a_ledger_of_stays_in_memory_or_is_ref
     open_rig: Any, store: Path, left: bool
 ) -> None:
     async with open_rig(stop_within=0) as rig:
-        await rig.read("s", tokens_of(1, 600))
-        await rig.sleep("s")
-        await rig.service.append(session="s", tokens=tokens_of(2, 40), on_event=ignore)
+        await rig.asleep("s", tokens_of(1, 600))
+        await rig.service.append("s", tokens=tokens_of(2, 40))
         assert (await rig.service.close()).ledgers
     async with open_rig() as rig:
         await rig.wake("s", at_token=550)
@@ -367,35 +355,33 @@ async def test_a_look_at_what_a_heal_makes_a_ledger_of_stays_in_memory_or_is_ref
             assert await rig.fingerprint("s") == before
         else:
             with pytest.raises(NoSuchPosition, match=r"Put the session to sleep: that ends the look\. Then wake it"):
-                await rig.service.append(session="s", tokens=[7], on_event=ignore)
+                await rig.service.append("s", tokens=[7])
             assert (await rig.sleep("s")).looked_at == 550
             assert (await rig.wake("s")).token_count == 640
             await rig.sleep("s")
             assert (await rig.wake("s", at_token=550)).token_count == 550
-        assert (await rig.service.append(session="s", tokens=[7], on_event=ignore)).branched is not None
+        assert (await rig.service.append("s", tokens=[7])).branched is not None
 
 
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("how", ["wake", "look", "fork"])
 async def test_an_early_token_takes_the_memory_of_what_is_read_for_it_where_all_is_cut_by_token(
-    open_rig: Any, how: str
+    rig: Rigged, how: str
 ) -> None:
-    async with open_rig() as rig:
-        await rig.read("s", tokens_of(1, 1800))
-        await rig.sleep("s")
-        if how == "look":
-            await rig.wake("s", at_token=100)
-            await crowd_out(rig)
-        needed = rig.model.layout.most_bytes(600, PREFILL_CHUNK_TOKENS)
-        await rig.service.residency.resize(rig.model.weights_bytes + needed)
-        if how == "wake":
-            assert (await rig.service.plan_wake(session="s", at_token=100)).memory_bytes <= needed
-            assert (await rig.wake("s", at_token=100)).token_count == 100
-        elif how == "look":
-            assert (await rig.service.append(session="s", tokens=[7], on_event=ignore)).token_count == 101
-        else:
-            assert (await rig.service.fork(session="s", name="f", at_token=100, on_event=ignore)).token_count == 100
-        assert sum(each.resident_bytes for each in rig.service.residency.awake.values()) <= needed
+    await rig.asleep("s", tokens_of(1, 1800))
+    if how == "look":
+        await rig.wake("s", at_token=100)
+        await crowd_out(rig)
+    needed = rig.model.layout.most_bytes(600, PREFILL_CHUNK_TOKENS)
+    await rig.service.residency.resize(rig.model.weights_bytes + needed)
+    if how == "wake":
+        assert (await rig.service.plan_wake("s", at_token=100)).memory_bytes <= needed
+        assert (await rig.wake("s", at_token=100)).token_count == 100
+    elif how == "look":
+        assert (await rig.service.append("s", tokens=[7])).token_count == 101
+    else:
+        assert (await rig.service.fork("s", name="f", at_token=100)).token_count == 100
+    assert sum(each.resident_bytes for each in rig.service.residency.awake.values()) <= needed
 
 
 # --- a newer version comes back
@@ -410,9 +396,8 @@ async def test_where_a_session_goes_on_when_a_newer_version_comes_back_does_not_
     """One with nothing of its own gives way. One with something goes on, and says until its sleep that history
     branches."""
     async with open_rig() as rig:
-        await rig.read("s", TOKENS[:300])
-        await rig.sleep("s")
-        await rig.service.append(session="s", tokens=TOKENS[300:600], on_event=ignore)
+        await rig.asleep("s", TOKENS[:300])
+        await rig.service.append("s", tokens=TOKENS[300:600])
         newest = await rig.sleep("s")
     (file,) = store.rglob(f"{newest.bundle_id}.mvb")
     file.rename(tmp_path / "kept")
@@ -421,20 +406,20 @@ async def test_where_a_session_goes_on_when_a_newer_version_comes_back_does_not_
     async with open_rig() as rig:
         assert (await rig.wake("s")).token_count == 300
         if own:
-            await rig.service.append(session="s", tokens=[7], on_event=ignore)
+            await rig.service.append("s", tokens=[7])
         (tmp_path / "kept").rename(file)
         await rig.service.maintain(operation="repair")
         if crowded:
             await crowd_out(rig)
         (listed,) = await rig.service.list_sessions()
-        assert listed == dataclasses.replace((await rig.service.show(session="s")).info, sampling=listed.sampling)
+        assert listed == dataclasses.replace((await rig.service.show("s")).info, sampling=listed.sampling)
         assert listed.token_count == (301 if own else 600)
         assert listed.state == ("awake" if own and not crowded else "asleep")
-        read = await rig.service.append(session="s", tokens=[8], on_event=ignore)
+        read = await rig.service.append("s", tokens=[8])
         assert read.token_count == (302 if own else 601)
         assert read.branched == (Look(1, 300, 2, 600) if own and not crowded else None)
         assert (await rig.sleep("s")).version == (4 if own and crowded else 3)
-        assert (await rig.service.append(session="s", tokens=[9], on_event=ignore)).branched is None
+        assert (await rig.service.append("s", tokens=[9])).branched is None
 
 
 # --- a fold that does not come to its end
@@ -448,25 +433,18 @@ async def test_a_look_stays_where_it_stood_when_its_fold_does_not_come_to_its_en
 ) -> None:
     """Nothing goes on from the newest version untold."""
     async with open_rig(endless=False) as rig:
-        await rig.read("s", tokens_of(1, 600))
-        await rig.sleep("s")
-        await rig.service.append(session="s", tokens=tokens_of(2, 1448), on_event=ignore)
+        await rig.asleep("s", tokens_of(1, 600))
+        await rig.service.append("s", tokens=tokens_of(2, 1448))
         await rig.sleep("s")
         look = (await rig.wake("s", 2, at_token=2000) if at == "no room" else await rig.wake("s", 1, at_token=500)).look
         assert look is not None
         before = await rig.fingerprint("s")
         order = {"summary": "A tale. " * 10} if at == "new session" else {"summarise": 100, "tail": 300}
         reply_with(rig, "")
-        folding = rig.service.fold(session="s", name="f", on_event=ignore, **order)
+        folding = rig.service.fold("s", name="f", **order)
         if how == "is cancelled":
-            gate = rig.network.hold_at(1)
-            task = asyncio.ensure_future(folding)
-            await gate.reached()
-            task.cancel()
-            gate.open()
             with pytest.raises(asyncio.CancelledError):
-                await task
-            await until(lambda: not rig.service.residency.turns.in_use())
+                await given_up(rig, folding)
         else:
             if at != "no summary":
                 rig.network.fail_at(1)
@@ -477,7 +455,7 @@ async def test_a_look_stays_where_it_stood_when_its_fold_does_not_come_to_its_en
         assert (info.state, info.look) == ("asleep", look)
         assert (await rig.wake("s")).look == look
         assert await rig.fingerprint("s") == before
-        assert (await rig.service.append(session="s", tokens=[7], on_event=ignore)).branched == look
+        assert (await rig.service.append("s", tokens=[7])).branched == look
 
 
 def _timeless(answer: Any) -> Any:

@@ -9,21 +9,13 @@ from typing import Any
 
 import pytest
 from recompute_rig import teach
-from session_rig import MODEL, listening, tokens_of
+from session_rig import MODEL, Rigged, listening, tokens_of
 from torpor.daemon.errors import ModelChanged, ModelNotLoaded, SessionAwake
 from torpor.memvid.errors import BundleMissing, SessionNotFound
 from torpor.snapshot.errors import NoSuchPosition
 
 KINDS = ["plain", "gemma3_text", "lfm2"]
 TEXT = tokens_of(1, 700)
-
-
-@pytest.fixture
-def open_one(open_rig: Any, open_kind: Any) -> Any:
-    def opened(kind: str, **options: Any) -> Any:
-        return open_rig(**options) if kind == "plain" else open_kind(kind, **options)
-
-    return opened
 
 
 def all_files(store: Path) -> dict[str, str]:
@@ -34,37 +26,35 @@ def all_files(store: Path) -> dict[str, str]:
     }
 
 
-async def test_a_plan_has_no_side_effect(open_rig: Any, store: Path) -> None:
-    async with open_rig() as rig:
-        await rig.read("a", TEXT)
-        await rig.sleep("a")
-        rig.network.reset()
-        files, rates = all_files(store), rig.service.measured.of(rig.model)
-        before = await rig.service.status()
-        async with listening(rig) as heard:
-            for order in ({}, {"version": 1}, {"at_token": 300}, {"strict": True}):
-                plan = await rig.service.plan_wake(session="a", **order)
-                assert (plan.already_awake, plan.version, plan.model_loaded) == (False, 1, True)
-            assert [notice.event.name for notice in heard] == ["subscribed"]
-        assert rig.network.calls == [], "nothing was computed"
-        assert not rig.is_awake("a")
-        assert all_files(store) == files
-        assert rig.service.measured.of(rig.model) == rates
-        after = await rig.service.status()
-        assert dataclasses.replace(after, uptime_s=0, models=()) == dataclasses.replace(before, uptime_s=0, models=())
+async def test_a_plan_has_no_side_effect(rig: Rigged, store: Path) -> None:
+    await rig.asleep("a", TEXT)
+    rig.network.reset()
+    files, rates = all_files(store), rig.service.measured.of(rig.model)
+    before = await rig.service.status()
+    async with listening(rig) as heard:
+        for order in ({}, {"version": 1}, {"at_token": 300}, {"strict": True}):
+            plan = await rig.service.plan_wake("a", **order)
+            assert (plan.already_awake, plan.version, plan.model_loaded) == (False, 1, True)
+        assert [notice.event.name for notice in heard] == ["subscribed"]
+    assert rig.network.calls == [], "nothing was computed"
+    assert not rig.is_awake("a")
+    assert all_files(store) == files
+    assert rig.service.measured.of(rig.model) == rates
+    after = await rig.service.status()
+    assert dataclasses.replace(after, uptime_s=0, models=()) == dataclasses.replace(before, uptime_s=0, models=())
 
 
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("at", [None, 512, 300, 1])
 async def test_the_tokens_and_bytes_of_a_plan_are_what_the_wake_then_reports(
-    open_one: Any, kind: str, at: int | None
+    open_kind: Any, kind: str, at: int | None
 ) -> None:
-    async with open_one(kind) as rig:
+    async with open_kind(kind) as rig:
         await rig.read("a", TEXT)
         await rig.write("a", 6)
         await rig.sleep("a")
-        plan = await rig.service.plan_wake(session="a", at_token=at)
+        plan = await rig.service.plan_wake("a", at_token=at)
         woken = await rig.wake("a", at_token=at)
         assert (plan.way, plan.bytes_to_read) == ("restore", woken.bytes_read)
         assert (plan.token_count, plan.computed_tokens) == (woken.token_count, woken.tokens_prefilled)
@@ -72,94 +62,83 @@ async def test_the_tokens_and_bytes_of_a_plan_are_what_the_wake_then_reports(
         assert plan.restored_tokens <= plan.token_count
 
 
-async def test_a_plan_names_the_files_that_hold_the_blocks(open_rig: Any) -> None:
-    async with open_rig() as rig:
-        await rig.read("a", TEXT)
-        first = await rig.sleep("a")
-        await rig.service.append(session="a", tokens=tokens_of(2, 400), on_event=lambda _: None)
-        second = await rig.sleep("a")
-        plan = await rig.service.plan_wake(session="a")
-        assert {each.bundle_id: each.blocks for each in plan.files} == {first.bundle_id: 2, second.bundle_id: 4}
-        assert (sum(each.bytes_to_read for each in plan.files), plan.files_left_out) == (plan.bytes_to_read, 0)
-        assert plan.blocks == 6
-        assert (await rig.service.plan_wake(session="a@1")).version == 1
+async def test_a_plan_names_the_files_that_hold_the_blocks(rig: Rigged) -> None:
+    first = await rig.asleep("a", TEXT)
+    await rig.service.append("a", tokens=tokens_of(2, 400), on_event=lambda _: None)
+    second = await rig.sleep("a")
+    plan = await rig.service.plan_wake("a")
+    assert {each.bundle_id: each.blocks for each in plan.files} == {first.bundle_id: 2, second.bundle_id: 4}
+    assert (sum(each.bytes_to_read for each in plan.files), plan.files_left_out) == (plan.bytes_to_read, 0)
+    assert plan.blocks == 6
+    assert (await rig.service.plan_wake("a@1")).version == 1
 
 
-async def test_a_plan_tells_the_rates_and_what_is_not_measured(open_rig: Any) -> None:
-    async with open_rig() as rig:
-        await rig.read("a", TEXT)
-        await rig.sleep("a")
-        plan = await rig.service.plan_wake(session="a")
-        told = {each.name: each for each in plan.rates}
-        assert (told["prefill_tokens_per_s"].samples, told["fixed_seconds"].value) == (1, None)
-        assert (plan.restore_seconds, plan.way) == (None, "restore")
-        assert "not measured yet" in plan.reason
-        assert plan.recompute_seconds is not None, "all of it was read in chunks, of which there is a sample"
-        await rig.wake("a")
-        await rig.sleep("a")
-        plan = await rig.service.plan_wake(session="a")
-        assert plan.restore_seconds is not None
-        teach(rig, slow_disk=True)
-        assert "would be faster" in (await rig.service.plan_wake(session="a")).reason
+async def test_a_plan_tells_the_rates_and_what_is_not_measured(rig: Rigged) -> None:
+    await rig.asleep("a", TEXT)
+    plan = await rig.service.plan_wake("a")
+    told = {each.name: each for each in plan.rates}
+    assert (told["prefill_tokens_per_s"].samples, told["fixed_seconds"].value) == (1, None)
+    assert (plan.restore_seconds, plan.way) == (None, "restore")
+    assert "not measured yet" in plan.reason
+    assert plan.recompute_seconds is not None, "all of it was read in chunks, of which there is a sample"
+    await rig.wake("a")
+    await rig.sleep("a")
+    plan = await rig.service.plan_wake("a")
+    assert plan.restore_seconds is not None
+    teach(rig, slow_disk=True)
+    assert "would be faster" in (await rig.service.plan_wake("a")).reason
 
 
-async def test_of_a_session_that_is_awake_there_is_nothing_to_plan(open_rig: Any) -> None:
-    async with open_rig() as rig:
-        await rig.read("a", TEXT)
-        plan = await rig.service.plan_wake(session="a")
-        assert (plan.already_awake, plan.way, plan.token_count) == (True, None, len(TEXT))
-        await rig.sleep("a")
-        await rig.wake("a")
-        with pytest.raises(SessionAwake):
-            await rig.service.plan_wake(session="a", at_token=5)
+async def test_of_a_session_that_is_awake_there_is_nothing_to_plan(rig: Rigged) -> None:
+    await rig.read("a", TEXT)
+    plan = await rig.service.plan_wake("a")
+    assert (plan.already_awake, plan.way, plan.token_count) == (True, None, len(TEXT))
+    await rig.sleep_and_wake("a")
+    with pytest.raises(SessionAwake):
+        await rig.service.plan_wake("a", at_token=5)
 
 
-async def test_a_plan_is_refused_as_the_wake_would_be(open_rig: Any, store: Path) -> None:
-    async with open_rig() as rig:
-        await rig.read("a", TEXT)
-        receipt = await rig.sleep("a")
-        damage: list[Any] = []
-        rig.service.hibernation.waking.on_damage = damage.append
-        with pytest.raises(SessionNotFound):
-            await rig.service.plan_wake(session="b")
-        with pytest.raises(NoSuchPosition):
-            await rig.service.plan_wake(session="a", at_token=len(TEXT) + 1)
-        rig.service.shelf.places[MODEL].changed = ("weights",)
-        with pytest.raises(ModelChanged):
-            await rig.service.plan_wake(session="a")
-        rig.service.shelf.places[MODEL].changed = ()
-        (path,) = store.rglob(f"{receipt.bundle_id}.mvb")
-        path.unlink()
-        with pytest.raises(BundleMissing):
-            await rig.service.plan_wake(session="a")
-        assert damage == [], "nobody is told of what a plan finds"
+async def test_a_plan_is_refused_as_the_wake_would_be(rig: Rigged, store: Path) -> None:
+    receipt = await rig.asleep("a", TEXT)
+    damage: list[Any] = []
+    rig.service.hibernation.waking.on_damage = damage.append
+    with pytest.raises(SessionNotFound):
+        await rig.service.plan_wake("b")
+    with pytest.raises(NoSuchPosition):
+        await rig.service.plan_wake("a", at_token=len(TEXT) + 1)
+    rig.service.shelf.places[MODEL].changed = ("weights",)
+    with pytest.raises(ModelChanged):
+        await rig.service.plan_wake("a")
+    rig.service.shelf.places[MODEL].changed = ()
+    (path,) = store.rglob(f"{receipt.bundle_id}.mvb")
+    path.unlink()
+    with pytest.raises(BundleMissing):
+        await rig.service.plan_wake("a")
+    assert damage == [], "nobody is told of what a plan finds"
 
 
-async def test_a_plan_loads_no_model(open_rig: Any) -> None:
-    async with open_rig() as rig:
-        await rig.read("a", TEXT)
-        await rig.sleep("a")
-        await rig.service.unload_model(model=MODEL)
-        plan = await rig.service.plan_wake(session="a")
-        assert (plan.model_loaded, plan.blocks) == (False, 4)
-        place = rig.service.shelf.places[MODEL]
-        assert place.model is None
-        place.facts = None
-        with pytest.raises(ModelNotLoaded, match="torpor models load tiny"):
-            await rig.service.plan_wake(session="a")
+async def test_a_plan_loads_no_model(rig: Rigged) -> None:
+    await rig.asleep("a", TEXT)
+    await rig.service.unload_model(model=MODEL)
+    plan = await rig.service.plan_wake("a")
+    assert (plan.model_loaded, plan.blocks) == (False, 4)
+    place = rig.service.shelf.places[MODEL]
+    assert place.model is None
+    place.facts = None
+    with pytest.raises(ModelNotLoaded, match="torpor models load tiny"):
+        await rig.service.plan_wake("a")
 
 
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("kind", ["plain", "lfm2"])
-async def test_a_plan_counts_what_a_stop_had_no_time_to_write(open_one: Any, kind: str) -> None:
-    async with open_one(kind, stop_within=0) as rig:
+async def test_a_plan_counts_what_a_stop_had_no_time_to_write(open_kind: Any, kind: str) -> None:
+    async with open_kind(kind, stop_within=0) as rig:
         await rig.read("new", TEXT)
-        await rig.read("more", TEXT)
-        await rig.sleep("more")
-        await rig.service.append(session="more", tokens=tokens_of(2, 300), on_event=lambda _: None)
-    async with open_one(kind) as rig:
+        await rig.asleep("more", TEXT)
+        await rig.service.append("more", tokens=tokens_of(2, 300), on_event=lambda _: None)
+    async with open_kind(kind) as rig:
         for name in ("new", "more"):
-            plan = await rig.service.plan_wake(session=name)
+            plan = await rig.service.plan_wake(name)
             woken = await rig.wake(name)
             assert (plan.token_count, plan.computed_tokens) == (woken.token_count, woken.tokens_prefilled)
             assert plan.bytes_to_read == woken.bytes_read

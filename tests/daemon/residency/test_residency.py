@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 import random
 import weakref
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from session_rig import SAMPLED, Rigged, ignore, tokens_of, until
+from session_rig import HELD, LOGITS, ROW, SAMPLED, STEP, Rigged, held_up, most, tokens_of, until
 from torpor.daemon.api.sampling import Sampling
 from torpor.daemon.api.session import Look
 from torpor.daemon.engine import generation
@@ -22,33 +21,13 @@ from torpor.daemon.errors import GenerationFailed, MemoryBudgetExceeded, MemoryB
 from torpor.daemon.memory.memory import DEFAULT_SHARE, default_budget
 from torpor.daemon.service import Service
 from torpor.daemon.verbs import forking as forking_verbs
-from torpor.memvid.errors import NoSpace, SessionNotFound, StoreIoError
+from torpor.memvid.errors import SessionNotFound, StoreIoError
 from torpor.memvid.store import Store
 from torpor.snapshot import memory as system_memory
 from torpor.snapshot.errors import NotEnoughMemory
 from torpor.snapshot.memory import available_bytes
 
 import mlx.core as mx  # isort: skip  # after torpor, which chooses the BLAS
-
-ROW = 3 * 2 * 2 * 16 * 4  # bytes of one token of the tiny model
-LOGITS = 4 * 259
-STEP = 256
-# One session of up to 256 tokens, as it is held, and as much as may be reserved for it.
-HELD = STEP * ROW + LOGITS
-
-
-def most(tokens: int) -> int:
-    """What a state of so many tokens may take at most."""
-    return (tokens + STEP - 1) * ROW + LOGITS
-
-
-@pytest.fixture
-def weights(tiny_model: Path, open_rig: Any, tmp_path: Path) -> int:
-    async def look() -> int:
-        async with open_rig(store=tmp_path / "another") as rig:
-            return int(rig.model.weights_bytes)
-
-    return asyncio.run(look())
 
 
 def resident_bytes(rig: Rigged) -> int:
@@ -104,16 +83,15 @@ async def test_what_is_reserved_for_a_request_is_never_less_than_what_it_takes(
 ) -> None:
     monkeypatch.setattr(generation, "PREFILL_CHUNK_TOKENS", at_once)
     async with open_kind(kind) as rig:
-        await rig.service.create(session="a")
+        await rig.service.create("a")
         for count in (1, 255, 1, 700, 3):
             live = rig.live("a")
             growth = live.growth_of(at_once)(len(live.state.tokens) + count)
             before = live.resident_bytes
-            await rig.service.append(session="a", tokens=tokens_of(count, count), on_event=ignore)
+            await rig.service.append("a", tokens=tokens_of(count, count))
             assert live.resident_bytes - before <= growth
         layout, tokens = rig.live("a").model.layout, len(rig.live("a").state.tokens)
-        await rig.sleep("a")
-        await rig.wake("a")
+        await rig.sleep_and_wake("a")
         assert rig.live("a").resident_bytes <= layout.most_bytes(tokens, at_once)
 
 
@@ -133,11 +111,11 @@ async def test_the_least_recently_used_sleeps_and_comes_back_when_it_is_asked_fo
     async with open_rig(memory_budget=weights + 2 * HELD + most(50)) as rig:
         for at, name in enumerate("abc"):
             await rig.read(name, tokens_of(at, 50))
-        await rig.service.append(session="a", tokens=[1], on_event=ignore)
+        await rig.service.append("a", tokens=[1])
         await rig.read("d", tokens_of(4, 50))
         assert [rig.is_awake(name) for name in "abcd"] == [True, False, True, True]
         assert (await info(rig)).slept_by_pressure == 1
-        report = await rig.service.append(session="b", tokens=[1], on_event=ignore)
+        report = await rig.service.append("b", tokens=[1])
         assert (report.token_count, report.woken.tokens_prefilled) == (51, 0)
         assert not rig.is_awake("c")
         await all_is_free(rig)
@@ -147,8 +125,7 @@ async def test_a_session_that_has_not_changed_is_dropped_and_nothing_is_written(
     open_rig: Any, weights: int, store: Path
 ) -> None:
     async with open_rig(memory_budget=weights + most(50) + HELD) as rig:
-        await rig.read("a", tokens_of(1, 50))
-        await rig.sleep("a")
+        await rig.asleep("a", tokens_of(1, 50))
         await rig.wake("a")
         bundles = sorted((store / "bundles").rglob("*.mvb"))
         await rig.read("b", tokens_of(2, 50))
@@ -161,10 +138,9 @@ async def test_a_session_that_has_not_changed_is_dropped_and_nothing_is_written(
 async def test_a_session_in_use_is_not_evicted_and_what_wants_its_memory_waits(open_rig: Any, weights: int) -> None:
     async with open_rig(memory_budget=weights + most(50) + STEP * ROW) as rig:
         await rig.read("a", tokens_of(1, 50))
-        await rig.read("b", tokens_of(2, 50))
-        await rig.sleep("b")
+        await rig.asleep("b", tokens_of(2, 50))
         await rig.wake("a")
-        gate = rig.network.hold_at(len(rig.network.calls) + 1)
+        gate = rig.network.hold_at(1)
         writing = asyncio.ensure_future(rig.write("a", STEP))
         await gate.reached()
         waking = asyncio.ensure_future(rig.wake("b"))
@@ -180,45 +156,32 @@ async def test_a_session_in_use_is_not_evicted_and_what_wants_its_memory_waits(o
 
 
 async def test_an_eviction_whose_sleep_fails_leaves_the_session_awake_and_the_next_one_is_tried(
-    open_rig: Any, weights: int, monkeypatch: pytest.MonkeyPatch
+    open_rig: Any, weights: int, full_disk: Any
 ) -> None:
     async with open_rig(memory_budget=weights + most(50) + HELD) as rig:
         await rig.read("a", tokens_of(1, 50))
         await rig.read("b", tokens_of(2, 50))
         before = await rig.fingerprint("a")
-        write = Store.write_bundle
-
-        def full_for_a(self: Store, **options: Any) -> Any:
-            if options["uri"].name == "a":
-                raise NoSpace("The disk is full.")
-            return write(self, **options)
-
-        monkeypatch.setattr(Store, "write_bundle", full_for_a)
+        full_disk("a")
         await rig.read("c", tokens_of(3, 50))
         assert [rig.is_awake(name) for name in "abc"] == [True, False, True]
         assert await rig.fingerprint("a") == before
-        await rig.service.append(session="a", tokens=[1], on_event=ignore)
+        await rig.service.append("a", tokens=[1])
 
 
-async def test_a_refusal_says_why_nothing_could_make_room(
-    open_rig: Any, weights: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_refusal_says_why_nothing_could_make_room(open_rig: Any, weights: int, full_disk: Any) -> None:
     async with open_rig(memory_budget=weights + most(50) + HELD) as rig:
         await rig.read("a", tokens_of(1, 50))
         await rig.read("b", tokens_of(2, 50))
-
-        def full(self: Store, **options: Any) -> Any:
-            raise NoSpace("The disk is full.")
-
-        monkeypatch.setattr(Store, "write_bundle", full)
-        await rig.service.create(session="c")
+        disk = full_disk()
+        await rig.service.create("c")
         with pytest.raises(MemoryBudgetExceeded) as refusal:
-            await rig.service.append(session="c", tokens=tokens_of(3, 50), on_event=ignore)
+            await rig.service.append("c", tokens=tokens_of(3, 50))
         assert sorted(refusal.value.unslept) == ["torpor://default/a", "torpor://default/b"]
         assert "no_space: The disk is full." in refusal.value.message
         assert (refusal.value.wanted_bytes, refusal.value.held_bytes) == (most(50), weights + 2 * HELD)
-        monkeypatch.undo()
-        await rig.service.append(session="c", tokens=tokens_of(3, 50), on_event=ignore)
+        disk.free()
+        await rig.service.append("c", tokens=tokens_of(3, 50))
         await all_is_free(rig)
 
 
@@ -230,9 +193,9 @@ async def test_what_can_never_fit_is_refused_at_once_and_nothing_has_changed_qx1
         await rig.read("b", tokens_of(2, 50))
         before = await rig.fingerprint("a")
         for request in (
-            rig.service.append(session="a", tokens=tokens_of(3, 1000), on_event=ignore),
-            rig.service.generate(session="a", text="x" * 1000, sampling=Sampling(seed=3), on_event=ignore),
-            rig.service.chat(session="a", message="x" * 1000, max_tokens=9, on_event=ignore),
+            rig.service.append("a", tokens=tokens_of(3, 1000)),
+            rig.service.generate("a", text="x" * 1000, sampling=Sampling(seed=3)),
+            rig.service.chat("a", message="x" * 1000, max_tokens=9),
         ):
             with pytest.raises(MemoryBudgetExceeded):
                 await request
@@ -247,15 +210,13 @@ async def test_who_wants_memory_beside_a_look_that_somebody_goes_on_from_waits_f
     open_rig: Any, weights: int
 ) -> None:
     async with open_rig(memory_budget=weights + most(450) + HELD // 2) as rig:
-        await rig.read("a", tokens_of(1, 50))
-        await rig.sleep("a")
+        await rig.asleep("a", tokens_of(1, 50))
         await rig.wake("a", at_token=20)
-        await rig.service.create(session="b")
-        rig.network.reset()
+        await rig.service.create("b")
         gate = rig.network.hold_at(1)
-        going_on = asyncio.ensure_future(rig.service.append(session="a", tokens=tokens_of(2, 9), on_event=ignore))
+        going_on = asyncio.ensure_future(rig.service.append("a", tokens=tokens_of(2, 9)))
         await gate.reached()
-        other = asyncio.ensure_future(rig.service.append(session="b", tokens=tokens_of(3, 449), on_event=ignore))
+        other = asyncio.ensure_future(rig.service.append("b", tokens=tokens_of(3, 449)))
         await until(lambda: rig.service.residency.memory.info().waiting == 1 or other.done())
         gate.open()
         assert (await going_on).token_count == 29
@@ -278,19 +239,6 @@ async def test_the_buffers_that_mlx_keeps_are_given_back(open_rig: Any, weights:
 
 
 # --- waiting
-
-
-@asynccontextmanager
-async def held_up(rig: Rigged, name: str) -> AsyncIterator[asyncio.Task[Any]]:
-    """A generation of that session that stands inside its model call until the block ends."""
-    gate = rig.network.hold_at(len(rig.network.calls) + 1)
-    task = asyncio.ensure_future(rig.write(name, STEP))
-    await gate.reached()
-    try:
-        yield task
-    finally:
-        gate.open()
-        await task
 
 
 async def waits(rig: Rigged, count: int) -> None:
@@ -324,8 +272,7 @@ async def test_a_waiter_that_is_given_up_gives_its_place_and_its_turn_back(open_
 async def test_those_that_wait_are_served_in_the_order_of_their_coming(open_rig: Any, weights: int) -> None:
     async with open_rig(memory_budget=weights + most(50) + STEP * ROW) as rig:
         for at, name in enumerate("abcde"):
-            await rig.read(name, tokens_of(at, 50))
-            await rig.sleep(name)
+            await rig.asleep(name, tokens_of(at, 50))
         await rig.wake("a")
         ended: list[str] = []
 
@@ -349,8 +296,7 @@ async def test_one_too_many_is_told_so_and_nothing_happens_qx18(
     monkeypatch.setattr("torpor.daemon.memory.memory.MAX_WAITING_FOR_MEMORY", 1)
     async with open_rig(memory_budget=weights + most(50) + STEP * ROW) as rig:
         for at, name in enumerate("abc"):
-            await rig.read(name, tokens_of(at, 50))
-            await rig.sleep(name)
+            await rig.asleep(name, tokens_of(at, 50))
         await rig.wake("a")
         async with held_up(rig, "a"):
             waiting = asyncio.ensure_future(rig.wake("b"))
@@ -366,8 +312,7 @@ async def test_one_too_many_is_told_so_and_nothing_happens_qx18(
 async def test_a_stop_tells_those_that_wait_and_keeps_what_is_awake(open_rig: Any, weights: int) -> None:
     async with open_rig(memory_budget=weights + most(50) + STEP * ROW) as rig:
         for at, name in enumerate("ab"):
-            await rig.read(name, tokens_of(at, 50))
-            await rig.sleep(name)
+            await rig.asleep(name, tokens_of(at, 50))
         await rig.wake("a")
         async with held_up(rig, "a"):
             waiting = asyncio.ensure_future(rig.wake("b"))
@@ -387,7 +332,7 @@ async def test_two_that_hold_memory_and_want_more_do_not_wait_for_each_other(ope
         for name in "ab":
             await rig.read(name, texts[name], sampling=SAMPLED)
             alone[name] = await rig.write(name, 300)
-            await rig.service.delete(session=name)
+            await rig.service.delete(name)
     # Both hold 512 rows; each wants 343 more, and there are 300.
     async with open_rig(memory_budget=weights + (2 * 512 + 300) * ROW + 2 * LOGITS) as rig:
         for name in "ab":
@@ -418,33 +363,27 @@ async def test_two_that_hold_memory_and_want_more_do_not_wait_for_each_other(ope
 
 
 async def test_a_fork_that_waits_for_a_turn_whose_holder_waits_for_memory_is_no_circle(
-    open_rig: Any, weights: int, monkeypatch: pytest.MonkeyPatch
+    open_rig: Any, weights: int, full_disk: Any
 ) -> None:
     """The fork has the name `c` and waits for the turn of `a`, which waits for memory that `b` cannot give back."""
     async with open_rig(memory_budget=weights + most(100) + HELD) as rig:
         for at, name in enumerate("ab"):
             await rig.read(name, tokens_of(at, 50))
-        growing, plain, write = asyncio.Event(), rig.service.residency.room_for, Store.write_bundle
+        growing, plain, disk = asyncio.Event(), rig.service.residency.room_for, full_disk("b")
 
         async def held(*arguments: Any) -> Any:
             await growing.wait()
             return await plain(*arguments)
 
-        def full_for_b(self: Store, **options: Any) -> Any:
-            if options["uri"].name == "b":
-                raise NoSpace("The disk is full.")
-            return write(self, **options)
-
         rig.service.residency.room_for = held  # type: ignore[method-assign]
-        monkeypatch.setattr(Store, "write_bundle", full_for_b)
         writing = asyncio.ensure_future(rig.write("a", 300))
         await until(lambda: len(rig.service.residency.turns.in_use()) == 1)
-        forking = asyncio.ensure_future(rig.service.fork(session="a", name="c", on_event=ignore))
+        forking = asyncio.ensure_future(rig.service.fork("a", name="c"))
         await until(lambda: len(rig.service.residency.turns.in_use()) == 2)
         growing.set()
         assert len((await writing)[0]) == STEP - 50, "the answer ends where there is no more memory"
         assert (await forking).token_count == STEP
-        monkeypatch.undo()
+        disk.free()
         await all_is_free(rig)
 
 
@@ -456,9 +395,9 @@ async def test_a_fork_that_waits_has_nobody_refused_who_waits_for_the_memory_of_
         for at, name in enumerate("ab"):
             await rig.read(name, tokens_of(at, 50))
         async with held_up(rig, "a"):
-            growing = asyncio.ensure_future(rig.service.append(session="b", tokens=tokens_of(2, 300), on_event=ignore))
+            growing = asyncio.ensure_future(rig.service.append("b", tokens=tokens_of(2, 300)))
             await waits(rig, 1)
-            forking = asyncio.ensure_future(rig.service.fork(session="a", name="c", on_event=ignore))
+            forking = asyncio.ensure_future(rig.service.fork("a", name="c"))
             await until(lambda: len(rig.service.residency.turns.in_use()) == 3)
         assert (await growing).token_count == 350
         assert (await forking).token_count == 50 + STEP
@@ -466,44 +405,41 @@ async def test_a_fork_that_waits_has_nobody_refused_who_waits_for_the_memory_of_
 
 
 @pytest.mark.one_in(2)
-async def test_a_fork_to_a_name_that_is_taken_is_refused_while_others_use_both(open_rig: Any) -> None:
-    async with open_rig() as rig:
-        for at, name in enumerate("ab"):
-            await rig.read(name, tokens_of(at, 50))
-        async with held_up(rig, "a"):
-            with pytest.raises(SessionExists):
-                await rig.service.fork(session="a", name="b", on_event=ignore)
-            with pytest.raises(SessionExists):
-                await rig.service.fork(session="b", name="a", on_event=ignore)
+async def test_a_fork_to_a_name_that_is_taken_is_refused_while_others_use_both(rig: Rigged) -> None:
+    for at, name in enumerate("ab"):
+        await rig.read(name, tokens_of(at, 50))
+    async with held_up(rig, "a"):
+        with pytest.raises(SessionExists):
+            await rig.service.fork("a", name="b")
+        with pytest.raises(SessionExists):
+            await rig.service.fork("b", name="a")
 
 
-async def test_forks_that_wait_while_their_sources_are_deleted_are_no_circle(open_rig: Any) -> None:
+async def test_forks_that_wait_while_their_sources_are_deleted_are_no_circle(rig: Rigged) -> None:
     """Each waits for a session of the name that the other one holds: neither is there any more when it has its own."""
-    async with open_rig() as rig:
-        for at, name in enumerate("ab"):
-            await rig.read(name, tokens_of(at, 50))
-            await rig.sleep(name)
-        service = rig.service
-        turns, uris = service.residency.turns, [service.resolve(name) for name in "ab"]
-        async with turns.take(uris[0]), turns.take(uris[1]):
-            forks = []
-            for source, name in ("ab", "ba"):
-                asking = service.residency.turn_with_name(service.resolve(source), service.resolve(name))
-                service.residency.standing.require_new = lambda _: None  # type: ignore[method-assign]
-                forks.append(asyncio.ensure_future(asking.__aenter__()))
-            await until(lambda: all(turns.users(uri) == 2 for uri in uris))
-            del service.residency.standing.require_new  # type: ignore[method-assign]
-            for uri in uris:
-                service.store.delete_session(uri)
-        answers = await asyncio.wait_for(asyncio.gather(*forks, return_exceptions=True), 10)
-        assert [type(answer) for answer in answers] == [SessionNotFound, SessionNotFound]
+    for at, name in enumerate("ab"):
+        await rig.asleep(name, tokens_of(at, 50))
+    service = rig.service
+    turns, uris = service.residency.turns, [service.resolve(name) for name in "ab"]
+    async with turns.take(uris[0]), turns.take(uris[1]):
+        forks = []
+        for source, name in ("ab", "ba"):
+            asking = service.residency.turn_with_name(service.resolve(source), service.resolve(name))
+            service.residency.standing.require_new = lambda _: None  # type: ignore[method-assign]
+            forks.append(asyncio.ensure_future(asking.__aenter__()))
+        await until(lambda: all(turns.users(uri) == 2 for uri in uris))
+        del service.residency.standing.require_new  # type: ignore[method-assign]
+        for uri in uris:
+            service.store.delete_session(uri)
+    answers = await asyncio.wait_for(asyncio.gather(*forks, return_exceptions=True), 10)
+    assert [type(answer) for answer in answers] == [SessionNotFound, SessionNotFound]
 
 
 async def test_a_fork_at_an_earlier_token_takes_its_memory_from_the_budget(open_rig: Any, weights: int) -> None:
     async with open_rig(memory_budget=weights + most(300)) as rig:
         await rig.read("a", tokens_of(1, 300))
         await rig.read("b", tokens_of(2, 20))
-        await rig.service.fork(session="a", name="c", at_token=20, on_event=ignore)
+        await rig.service.fork("a", name="c", at_token=20)
         assert not rig.is_awake("b"), "it made room"
         assert (await rig.wake("c")).token_count == 20
         await all_is_free(rig)
@@ -514,7 +450,7 @@ async def test_a_fork_at_an_earlier_token_has_its_source_make_room_if_nothing_el
 ) -> None:
     async with open_rig(memory_budget=weights + most(300)) as rig:
         await rig.read("a", tokens_of(1, 300))
-        assert (await rig.service.fork(session="a", name="c", at_token=20, on_event=ignore)).token_count == 20
+        assert (await rig.service.fork("a", name="c", at_token=20)).token_count == 20
         assert not rig.is_awake("a")
         await all_is_free(rig)
 
@@ -524,8 +460,7 @@ async def test_a_fork_whose_source_cannot_sleep_to_make_room_is_refused_with_the
 ) -> None:
     """The source is the only one that could make room; it is asked once, and not for ever."""
     async with open_rig(memory_budget=weights + most(600) + HELD) as rig:
-        await rig.read("a", tokens_of(1, 500))
-        await rig.sleep("a")
+        await rig.asleep("a", tokens_of(1, 500))
         await rig.wake("a")
         tried, order_of_fork = [], forking_verbs._order_of_fork
 
@@ -540,14 +475,14 @@ async def test_a_fork_whose_source_cannot_sleep_to_make_room_is_refused_with_the
 
         with monkeypatch.context() as patch:
             patch.setattr(forking_verbs, "_order_of_fork", then_the_disk_goes)
-            forking = asyncio.ensure_future(rig.service.fork(session="a", name="c", at_token=400, on_event=ignore))
+            forking = asyncio.ensure_future(rig.service.fork("a", name="c", at_token=400))
             await until(lambda: forking.done() or len(tried) > 1)
         monkeypatch.undo()
         with pytest.raises(MemoryBudgetExceeded) as refusal:
             await forking
         assert (tried, list(refusal.value.unslept)) == (["a"], ["torpor://default/a"])
         assert "The disk is gone." in refusal.value.message
-        assert (await rig.service.fork(session="a", name="c", at_token=400, on_event=ignore)).token_count == 400
+        assert (await rig.service.fork("a", name="c", at_token=400)).token_count == 400
         await all_is_free(rig)
 
 
@@ -576,7 +511,7 @@ async def play(rig: Rigged, name: str, turn: tuple[str, int, list[int]]) -> Any:
     if verb == "write":
         return await rig.write(name, count)
     if verb == "read":
-        read = await rig.service.append(session=name, tokens=tokens, on_event=ignore)
+        read = await rig.service.append(name, tokens=tokens)
         return read.token_count, looked(read.branched)
     if verb == "sleep":
         slept = await rig.sleep(name)
@@ -584,7 +519,7 @@ async def play(rig: Rigged, name: str, turn: tuple[str, int, list[int]]) -> Any:
     if verb == "look":
         await rig.sleep(name)
         return looked((await rig.wake(name, at_token=40 + count)).look)
-    return (await rig.service.show(session=name)).info.token_count
+    return (await rig.service.show(name)).info.token_count
 
 
 @pytest.mark.one_in(2)
@@ -662,21 +597,19 @@ async def test_eight_clients_are_served_by_a_budget_for_one_session_ms9(open_rig
 
 async def test_a_request_that_fails_gives_its_reservation_back(open_rig: Any, weights: int) -> None:
     async with open_rig(memory_budget=weights + most(300)) as rig:
-        await rig.service.create(session="a")
-        rig.network.reset()
+        await rig.service.create("a")
         rig.network.fail_at(1)
         with pytest.raises(GenerationFailed):
-            await rig.service.append(session="a", tokens=tokens_of(1, 300), on_event=ignore)
+            await rig.service.append("a", tokens=tokens_of(1, 300))
         rig.network.reset()
         await all_is_free(rig)
-        await rig.service.append(session="a", tokens=tokens_of(1, 300), on_event=ignore)
+        await rig.service.append("a", tokens=tokens_of(1, 300))
 
 
 async def test_a_quantisation_takes_its_memory_from_the_budget_too(open_rig: Any, quantisable_model: Path) -> None:
     open_rig = partial(open_rig, quantisable_model)
     async with open_rig() as rig:
-        await rig.read("a", tokens_of(1, 300))
-        await rig.sleep("a")
+        await rig.asleep("a", tokens_of(1, 300))
         needed = rig.model.weights_bytes + 2 * rig.model.layout.most_bytes(300, PREFILL_CHUNK_TOKENS)
     async with open_rig(memory_budget=needed - 1) as rig:
         report = await rig.service.maintain(operation="quantise", session="a", bits=8)
@@ -712,43 +645,33 @@ async def test_a_session_in_use_is_not_idle(open_rig: Any) -> None:
         await until(lambda: not rig.is_awake("a"))
 
 
-async def test_an_idle_session_that_cannot_sleep_stays_and_sleeps_when_it_can(
-    open_rig: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_an_idle_session_that_cannot_sleep_stays_and_sleeps_when_it_can(open_rig: Any, full_disk: Any) -> None:
     async with open_rig(idle_sleep=0.02) as rig:
-        tries: list[int] = []
-
-        def full(self: Store, **options: Any) -> Any:
-            tries.append(1)
-            raise NoSpace("The disk is full.")
-
-        monkeypatch.setattr(Store, "write_bundle", full)
+        disk = full_disk()
         await rig.read("a", tokens_of(1, 5))
-        await until(lambda: len(tries) >= 2)
+        await until(lambda: disk.refused >= 2)
         assert rig.is_awake("a")
-        monkeypatch.undo()
+        disk.free()
         await until(lambda: not rig.is_awake("a"))
 
 
-async def test_without_an_idle_time_nothing_sleeps_by_itself(open_rig: Any) -> None:
-    async with open_rig() as rig:
-        assert rig.service.residency._idling is None
-        assert isinstance(rig.service, Service)
+async def test_without_an_idle_time_nothing_sleeps_by_itself(rig: Rigged) -> None:
+    assert rig.service.residency._idling is None
+    assert isinstance(rig.service, Service)
 
 
 async def test_what_the_budget_has_and_the_system_has_not_is_refused_before_it_is_taken(
-    open_rig: Any, monkeypatch: pytest.MonkeyPatch
+    rig: Rigged, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """MLX does not survive an allocation that fails."""
-    async with open_rig() as rig:
-        await rig.read("a", tokens_of(1, 50))
-        before = await rig.fingerprint("a")
-        with monkeypatch.context() as short:
-            short.setattr(system_memory, "_told_available", lambda: 10_000)
-            short.setattr(mx, "get_cache_memory", lambda: 0)
-            with pytest.raises(NotEnoughMemory) as refusal:
-                await rig.service.append(session="a", tokens=tokens_of(2, 600), on_event=ignore)
-        assert refusal.value.details["available_bytes"] == 10_000
-        assert await rig.fingerprint("a") == before
-        assert (await rig.service.status()).memory.reserved_bytes == 0
-        await rig.service.append(session="a", tokens=tokens_of(2, 600), on_event=ignore)
+    await rig.read("a", tokens_of(1, 50))
+    before = await rig.fingerprint("a")
+    with monkeypatch.context() as short:
+        short.setattr(system_memory, "_told_available", lambda: 10_000)
+        short.setattr(mx, "get_cache_memory", lambda: 0)
+        with pytest.raises(NotEnoughMemory) as refusal:
+            await rig.service.append("a", tokens=tokens_of(2, 600))
+    assert refusal.value.details["available_bytes"] == 10_000
+    assert await rig.fingerprint("a") == before
+    assert (await rig.service.status()).memory.reserved_bytes == 0
+    await rig.service.append("a", tokens=tokens_of(2, 600))

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from session_rig import ignore, tokens_of
+from session_rig import Rigged, flip, ignore, tokens_of
 from torpor.daemon.sessions import rereading
 from torpor.daemon.sessions.rereading import REREAD_AFTER_S, LastRead
 from torpor.memvid.errors import CorruptBlock
@@ -78,60 +78,55 @@ def flip_a_bit(store: Path, block_id: bytes) -> None:
                 continue
             _, head = file.read_head(block_id)
             at = file.frames[block_id].offset + head.payload_offsets[-1] + head.stored[-1].stored_bytes - 1
-        data = bytearray(path.read_bytes())
-        data[at] ^= 1
-        path.write_bytes(data)
+        flip(path, at)
         return
     raise AssertionError("no file holds the block")
 
 
 async def test_rot_in_a_block_that_a_sleep_would_refer_to_is_written_anew_from_memory(
-    open_rig: Any, store: Path, nothing_counts_as_read: None
+    rig: Rigged, store: Path, nothing_counts_as_read: None
 ) -> None:
-    async with open_rig() as rig:
-        for name in ("sleeper", "control"):
-            await rig.read(name, tokens_of(1, 700))
-        first = await rig.sleep("sleeper")
-        await rig.write("sleeper", 3)
-        flip_a_bit(store, rig.live("sleeper").durable.entries[1].id)
-        second = await rig.sleep("sleeper")
-        assert second.parent == first.bundle_id
-        assert (second.blocks_reused, second.blocks_new) == (1, 3)
-        await rig.wake("sleeper")
-        await rig.write("control", 3)
-        assert await rig.fingerprint("sleeper") == await rig.fingerprint("control")
-        await rig.sleep("sleeper")
-        with pytest.raises(CorruptBlock):
-            await rig.wake("sleeper", version=1)
+    for name in ("sleeper", "control"):
+        await rig.read(name, tokens_of(1, 700))
+    first = await rig.sleep("sleeper")
+    await rig.write("sleeper", 3)
+    flip_a_bit(store, rig.live("sleeper").durable.entries[1].id)
+    second = await rig.sleep("sleeper")
+    assert second.parent == first.bundle_id
+    assert (second.blocks_reused, second.blocks_new) == (1, 3)
+    await rig.wake("sleeper")
+    await rig.write("control", 3)
+    assert await rig.fingerprint("sleeper") == await rig.fingerprint("control")
+    await rig.sleep("sleeper")
+    with pytest.raises(CorruptBlock):
+        await rig.wake("sleeper", version=1)
 
 
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("after", ["a wake", "a sleep", "a scrub"])
 async def test_what_was_just_found_good_is_not_read_again(
-    open_rig: Any, monkeypatch: pytest.MonkeyPatch, after: str
+    rig: Rigged, monkeypatch: pytest.MonkeyPatch, after: str
 ) -> None:
     """A second sleep costs what is new."""
-    async with open_rig() as rig:
-        await rig.read("a", tokens_of(1, 700))
-        await rig.sleep("a")
-        await rig.wake("a")
-        if after == "a scrub":
-            rig.live("a").last_read = LastRead()
-            place = place_of(rig.live("a").uri)
-            rig.service.store.save_scrub_mark(ScrubMark(place[:1] + b"\xff", time.time_ns(), time.time_ns()))
-        elif after == "a sleep":  # whose state stays in memory
-            await rig.service.append(session="a", tokens=tokens_of(2, 256), on_event=ignore)
-            await rig.service.residency.putting_away.keep(rig.live("a"), ignore, "client")
-        await rig.service.append(session="a", tokens=[1, 2, 3], on_event=ignore)
-        asked: list[Any] = []
-        put = type(rig.service.store).write_bundle
-        monkeypatch.setattr(
-            type(rig.service.store),
-            "write_bundle",
-            lambda own, **order: asked.append(order["doubted"]) or put(own, **order),
-        )
-        await rig.sleep("a")
-        assert asked == [()]
+    await rig.asleep("a", tokens_of(1, 700))
+    await rig.wake("a")
+    if after == "a scrub":
+        rig.live("a").last_read = LastRead()
+        place = place_of(rig.live("a").uri)
+        rig.service.store.save_scrub_mark(ScrubMark(place[:1] + b"\xff", time.time_ns(), time.time_ns()))
+    elif after == "a sleep":  # whose state stays in memory
+        await rig.service.append("a", tokens=tokens_of(2, 256))
+        await rig.service.residency.putting_away.keep(rig.live("a"), ignore, "client")
+    await rig.service.append("a", tokens=[1, 2, 3])
+    asked: list[Any] = []
+    put = type(rig.service.store).write_bundle
+    monkeypatch.setattr(
+        type(rig.service.store),
+        "write_bundle",
+        lambda own, **order: asked.append(order["doubted"]) or put(own, **order),
+    )
+    await rig.sleep("a")
+    assert asked == [()]
 
 
 async def test_a_session_whose_blocks_nobody_has_read_reads_them_at_its_sleep(
@@ -139,8 +134,7 @@ async def test_a_session_whose_blocks_nobody_has_read_reads_them_at_its_sleep(
 ) -> None:
     """That was woken on trust, or forked."""
     async with open_rig(trusting=True) as rig:
-        await rig.read("a", tokens_of(1, 700))
-        await rig.sleep("a")
+        await rig.asleep("a", tokens_of(1, 700))
         await rig.wake("a")
         await rig.write("a", 3)
         blocks = {entry.id for entry in rig.live("a").durable.entries[:2]}

@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 import pytest
-from session_rig import SAMPLED, tokens_of
+from session_rig import HELD, SAMPLED, Rigged, tokens_of
 from torpor.daemon.errors import InvalidSampling, SessionBusy
 from torpor.daemon.sessions.sessions import MAX_WAITING, Durable, Session, Turns
 from torpor.memvid.uri import SessionUri
@@ -70,77 +70,44 @@ async def test_only_so_many_wait_for_one_session_qx18() -> None:
     assert turns.in_use() == set()
 
 
-async def test_what_is_kept_of_a_session_makes_it_again(open_rig: Any) -> None:
-    async with open_rig() as rig:
-        await rig.read("a", tokens_of(1, 10), sampling=SAMPLED, labels=["x"], system="S")
-        await rig.sleep("a")
-        await rig.wake("a")
-        live = rig.live("a")
-        again = Session.woken(live.uri, live.model, live.state, live.durable, live.to_map())
-        again.slept_by = live.slept_by  # it is not in the map, but beside it
-        assert again == live
-        assert (again.dirty, again.unchanged_tokens) == (False, 10)
+async def test_what_is_kept_of_a_session_makes_it_again(rig: Rigged) -> None:
+    await rig.asleep("a", tokens_of(1, 10), sampling=SAMPLED, labels=["x"], system="S")
+    await rig.wake("a")
+    live = rig.live("a")
+    again = Session.woken(live.uri, live.model, live.state, live.durable, live.to_map())
+    again.slept_by = live.slept_by  # it is not in the map, but beside it
+    assert again == live
+    assert (again.dirty, again.unchanged_tokens) == (False, 10)
 
 
-async def test_a_map_without_what_a_session_needs_is_named(open_rig: Any) -> None:
-    async with open_rig() as rig:
-        await rig.read("a", [1])
-        live = rig.live("a")
-        kept = live.to_map()
-        del kept["turn_open"]
-        with pytest.raises(MalformedSnapshot, match="turn_open"):
-            Session.woken(live.uri, live.model, live.state, live.durable, kept)  # type: ignore[arg-type]
-
-
-@pytest.mark.one_in(5)
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        ("created_ns", float("inf")),
-        ("created_ns", 1e300),
-        ("created_ns", 1.0),
-        ("created_ns", "5"),
-        ("created_ns", True),
-        ("created_ns", -1),
-        ("created_ns", 2**63),
-        ("labels", "ab"),
-        ("labels", {"a": 1}),
-        ("labels", [1]),
-        ("system", 5),
-        ("system", b"text"),
-        ("turn_open", 1),
-        ("turn_open", None),
-        ("chat_opened_at", True),
-        ("chat_opened_at", -1),
-        ("chat_opened_at", 0.0),
-        ("sampling", None),
-        ("sampling", []),
-        ("sampling", {}),
-        ("sampling", {**SAMPLED.to_map(), "seed": "1"}),
-    ],
-)
-async def test_a_field_of_another_type_than_is_written_is_refused(open_rig: Any, field: str, value: object) -> None:
+async def test_a_map_of_another_form_than_is_written_is_refused(rig: Rigged) -> None:
     """Otherwise a session wakes that can never sleep again, or an error without a name comes up."""
-    async with open_rig() as rig:
-        await rig.read("a", [1])
-        live = rig.live("a")
-        kept = {**live.to_map(), field: value}
-        with pytest.raises((MalformedSnapshot, InvalidSampling)):
-            Session.woken(live.uri, live.model, live.state, DURABLE, kept)
+    await rig.read("a", [1])
+    live = rig.live("a")
+
+    def woken(kept: Any) -> Session:
+        return Session.woken(live.uri, live.model, live.state, DURABLE, kept)
+
+    wrong: dict[str, tuple[Any, ...]] = {
+        "created_ns": (float("inf"), 1e300, 1.0, "5", True, -1, 2**63),
+        "labels": ("ab", {"a": 1}, [1]),
+        "system": (5, b"text"),
+        "turn_open": (1, None),
+        "chat_opened_at": (True, -1, 0.0),
+        "sampling": (None, [], {}, {**SAMPLED.to_map(), "seed": "1"}),
+    }
+    for field, values in wrong.items():
+        for value in values:
+            with pytest.raises((MalformedSnapshot, InvalidSampling)):
+                woken({**live.to_map(), field: value})
+    with pytest.raises(MalformedSnapshot, match="turn_open"):
+        woken({name: value for name, value in live.to_map().items() if name != "turn_open"})
+    for time_ns in (0, 2**63 - 1):
+        assert woken({**live.to_map(), "created_ns": time_ns}).created_ns == time_ns
 
 
-async def test_the_last_time_that_64_bits_hold_is_taken(open_rig: Any) -> None:
-    async with open_rig() as rig:
-        await rig.read("a", [1])
-        live = rig.live("a")
-        for time_ns in (0, 2**63 - 1):
-            kept = {**live.to_map(), "created_ns": time_ns}
-            assert Session.woken(live.uri, live.model, live.state, DURABLE, kept).created_ns == time_ns
-
-
-async def test_resident_bytes_are_the_bytes_of_the_arrays(open_rig: Any) -> None:
-    async with open_rig() as rig:
-        await rig.service.create(session="a")
-        assert rig.live("a").resident_bytes == 0
-        await rig.read("b", [1])
-        assert rig.live("b").resident_bytes == 256 * 3 * 2 * 2 * 16 * 4 + 259 * 4
+async def test_resident_bytes_are_the_bytes_of_the_arrays(rig: Rigged) -> None:
+    await rig.service.create("a")
+    assert rig.live("a").resident_bytes == 0
+    await rig.read("b", [1])
+    assert rig.live("b").resident_bytes == HELD

@@ -7,7 +7,7 @@ import asyncio
 from typing import Any
 
 import pytest
-from session_rig import Rigged, begun_together, fingerprint_of, tokens_of, writing
+from session_rig import Rigged, all_begun, fingerprint_of, tokens_of, writing
 from torpor.daemon.engine.generation import read, replay
 from torpor.daemon.models.models import LoadedModel
 from torpor.snapshot.forking import fork
@@ -50,29 +50,27 @@ async def test_a_session_kept_from_a_branch_sleeps_and_goes_on_as_if_it_had_not(
 
 
 @pytest.mark.parametrize("at", [149, 150, 151, 170])
-async def test_a_wake_at_an_earlier_token_takes_the_form_that_the_session_had_there(open_rig: Any, at: int) -> None:
-    async with open_rig() as rig:
-        await rig.read("a", tokens_of(1, 150))
-        await make_branch(rig, "a")
-        tokens, _, _ = await rig.write("a", 40)
-        await rig.sleep("a")
-        await rig.wake("a", at_token=at)
-        state = rig.live("a").state
-        assert holds_shared(state.caches) == (at > 150)
-        if at > 150:
-            assert (await rig.write("a", 190 - at))[0] == tokens[at - 150 :]
+async def test_a_wake_at_an_earlier_token_takes_the_form_that_the_session_had_there(rig: Rigged, at: int) -> None:
+    await rig.read("a", tokens_of(1, 150))
+    await make_branch(rig, "a")
+    tokens, _, _ = await rig.write("a", 40)
+    await rig.sleep("a")
+    await rig.wake("a", at_token=at)
+    state = rig.live("a").state
+    assert holds_shared(state.caches) == (at > 150)
+    if at > 150:
+        assert (await rig.write("a", 190 - at))[0] == tokens[at - 150 :]
 
 
-async def test_an_ordinary_session_keeps_its_form_beside_branches(open_rig: Any) -> None:
-    async with open_rig() as rig:
-        for name in ("before", "after", "branch"):
-            await rig.read(name, tokens_of(1, 150))
-        wanted = await rig.write("before", 30)
-        await make_branch(rig, "branch")
-        assert await rig.write("branch", 30) != wanted, "a branch has other last bits"
-        assert await rig.write("after", 30) == wanted
-        assert not holds_shared(rig.live("after").state.caches)
-        assert SEGMENTED not in list(rig.live("after").state.passes)
+async def test_an_ordinary_session_keeps_its_form_beside_branches(rig: Rigged) -> None:
+    for name in ("before", "after", "branch"):
+        await rig.read(name, tokens_of(1, 150))
+    wanted = await rig.write("before", 30)
+    await make_branch(rig, "branch")
+    assert await rig.write("branch", 30) != wanted, "a branch has other last bits"
+    assert await rig.write("after", 30) == wanted
+    assert not holds_shared(rig.live("after").state.caches)
+    assert SEGMENTED not in list(rig.live("after").state.passes)
 
 
 async def test_sessions_kept_from_branches_write_in_rounds_and_each_as_alone(open_rig: Any) -> None:
@@ -81,8 +79,7 @@ async def test_sessions_kept_from_branches_write_in_rounds_and_each_as_alone(ope
             await rig.read(name, tokens_of(ord(name[0]), 100 + ord(name[0])))
             await make_branch(rig, name)
         rig.network.reset()
-        async with begun_together(rig, [writing(rig, name, 20) for name in ("a", "b")]) as tasks:
-            pass
+        tasks = await all_begun(rig, [writing(rig, name, 20) for name in ("a", "b")])
         written = [result.tokens for result in await asyncio.gather(*tasks)]
         assert (await rig.service.status()).batched_tokens >= 38
         for name, tokens in zip(("a", "b"), written, strict=True):
@@ -91,13 +88,12 @@ async def test_sessions_kept_from_branches_write_in_rounds_and_each_as_alone(ope
             assert UNREPEATABLE not in list(rig.live(name).state.passes)
 
 
-async def test_tokens_of_a_branch_are_read_again_to_the_same_bits(open_rig: Any) -> None:
-    async with open_rig() as rig:
-        model, engine = rig.model, rig.service.engine
-        state = await engine.call(lambda: grown(model))
-        again = await engine.call(lambda: replayed(model, state))
-        assert fingerprint_of(again) == fingerprint_of(state)
-        assert list(again.passes) == list(state.passes)
+async def test_tokens_of_a_branch_are_read_again_to_the_same_bits(rig: Rigged) -> None:
+    model, engine = rig.model, rig.service.engine
+    state = await engine.call(lambda: grown(model))
+    again = await engine.call(lambda: replayed(model, state))
+    assert fingerprint_of(again) == fingerprint_of(state)
+    assert list(again.passes) == list(state.passes)
 
 
 def drain(steps: Any) -> None:
@@ -121,13 +117,12 @@ def replayed(model: LoadedModel, state: LiveState) -> LiveState:
     return again
 
 
-async def test_a_branch_without_a_token_of_its_own_becomes_a_session_of_the_ordinary_form(open_rig: Any) -> None:
-    async with open_rig() as rig:
-        await rig.read("a", tokens_of(1, 150))
-        before = await rig.fingerprint("a")
-        await make_branch(rig, "a")
-        live = rig.live("a")
-        assert await rig.fingerprint("a") == before
-        await rig.service.engine.call(lambda: live.model.settle_form(live.state))
-        assert not holds_shared(live.state.caches)
-        assert await rig.fingerprint("a") == before
+async def test_a_branch_without_a_token_of_its_own_becomes_a_session_of_the_ordinary_form(rig: Rigged) -> None:
+    await rig.read("a", tokens_of(1, 150))
+    before = await rig.fingerprint("a")
+    await make_branch(rig, "a")
+    live = rig.live("a")
+    assert await rig.fingerprint("a") == before
+    await rig.service.engine.call(lambda: live.model.settle_form(live.state))
+    assert not holds_shared(live.state.caches)
+    assert await rig.fingerprint("a") == before

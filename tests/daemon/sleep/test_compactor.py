@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from session_rig import Gate, Rigged, ignore, tokens_of, until
+from session_rig import Gate, Rigged, tokens_of, until
 from torpor.daemon.sleep.compactor import Compactor
 from torpor.memvid import CompactionPolicy
 from torpor.memvid.errors import NoSpace
@@ -33,7 +33,7 @@ def holders(store: Store) -> int:
 
 async def sleep_often(rig: Rigged, count: int) -> None:
     for number in range(count):
-        await rig.service.append(session="a", tokens=tokens_of(number, 300), on_event=ignore)
+        await rig.service.append("a", tokens=tokens_of(number, 300))
         await rig.sleep("a")
 
 
@@ -54,9 +54,9 @@ def gated(monkeypatch: pytest.MonkeyPatch) -> tuple[Gate, list[str]]:
 async def test_a_session_that_sleeps_often_is_woken_from_few_files_with_the_same_state(open_rig: Any) -> None:
     async with open_rig() as rig:
         compact_early(rig)
-        await rig.service.create(session="a")
+        await rig.service.create("a")
         await sleep_often(rig, 5)
-        await rig.service.append(session="a", tokens=tokens_of(5, 300), on_event=ignore)
+        await rig.service.append("a", tokens=tokens_of(5, 300))
         fingerprint = await rig.fingerprint("a")
         await rig.sleep("a")
         await until(lambda: holders(rig.service.store) <= FEW.max_holders)
@@ -69,90 +69,84 @@ async def test_a_session_that_sleeps_often_is_woken_from_few_files_with_the_same
         assert store.verify(deep=True).ok
 
 
-async def test_a_session_of_few_files_is_not_compacted(open_rig: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with open_rig() as rig:
-        _, threads = gated(monkeypatch)
-        compact_early(rig)
-        await rig.service.create(session="a")
-        await sleep_often(rig, 3)
-        rig.service.hibernation._compactor._thread.submit(int).result()
-        assert threads == []
+async def test_a_session_of_few_files_is_not_compacted(rig: Rigged, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, threads = gated(monkeypatch)
+    compact_early(rig)
+    await rig.service.create("a")
+    await sleep_often(rig, 3)
+    rig.service.hibernation._compactor._thread.submit(int).result()
+    assert threads == []
 
 
 @pytest.mark.one_in(2)
 async def test_sleeps_and_wakes_go_on_while_it_runs_on_a_thread_of_its_own(
-    open_rig: Any, monkeypatch: pytest.MonkeyPatch
+    rig: Rigged, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with open_rig() as rig:
-        compact_early(rig)
-        await rig.service.create(session="a")
-        gate, threads = gated(monkeypatch)
-        await sleep_often(rig, 4)
-        await gate.reached()
-        await rig.wake("a")
-        await sleep_often(rig, 2)
-        await rig.read("b", tokens_of(1, 300))
-        await rig.sleep("b")
-        gate.open()
-        await until(lambda: holders(rig.service.store) <= FEW.max_holders)
-        assert set(threads) == {"torpor-compact"}
+    compact_early(rig)
+    await rig.service.create("a")
+    gate, threads = gated(monkeypatch)
+    await sleep_often(rig, 4)
+    await gate.reached()
+    await rig.wake("a")
+    await sleep_often(rig, 2)
+    await rig.asleep("b", tokens_of(1, 300))
+    gate.open()
+    await until(lambda: holders(rig.service.store) <= FEW.max_holders)
+    assert set(threads) == {"torpor-compact"}
 
 
 async def test_a_session_that_is_awake_sleeps_again_after_its_files_were_written_anew(
-    open_rig: Any, monkeypatch: pytest.MonkeyPatch
+    rig: Rigged, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its chain names the files of before."""
-    async with open_rig() as rig:
-        compact_early(rig)
-        await rig.service.create(session="a")
-        gate, _ = gated(monkeypatch)
-        await sleep_often(rig, 4)
-        await gate.reached()
-        await rig.service.append(session="a", tokens=tokens_of(9, 300), on_event=ignore)
-        before = {entry.bundle_id for entry in rig.live("a").durable.entries}
-        gate.open()
-        await until(lambda: holders(rig.service.store) <= FEW.max_holders)
-        with rig.service.store.open_session(URI) as reader:
-            assert {entry.bundle_id for entry in reader.entries} != before
-        fingerprint = await rig.fingerprint("a")
-        receipt = await rig.sleep("a")
-        assert receipt.blocks_reused == 1200 // 256
-        await rig.wake("a")
-        assert await rig.fingerprint("a") == fingerprint
+    compact_early(rig)
+    await rig.service.create("a")
+    gate, _ = gated(monkeypatch)
+    await sleep_often(rig, 4)
+    await gate.reached()
+    await rig.service.append("a", tokens=tokens_of(9, 300))
+    before = {entry.bundle_id for entry in rig.live("a").durable.entries}
+    gate.open()
+    await until(lambda: holders(rig.service.store) <= FEW.max_holders)
+    with rig.service.store.open_session(URI) as reader:
+        assert {entry.bundle_id for entry in reader.entries} != before
+    fingerprint = await rig.fingerprint("a")
+    receipt = await rig.sleep("a")
+    assert receipt.blocks_reused == 1200 // 256
+    await rig.wake("a")
+    assert await rig.fingerprint("a") == fingerprint
 
 
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("failure", [NoSpace("full"), RuntimeError("a bug")])
 async def test_what_fails_in_it_fails_no_sleep(
-    open_rig: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, failure: Exception
+    rig: Rigged, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, failure: Exception
 ) -> None:
     def fail(*_args: Any, **_options: Any) -> Any:
         raise failure
 
-    async with open_rig() as rig:
-        compact_early(rig)
-        await rig.service.create(session="a")
-        with monkeypatch.context() as patch:
-            patch.setattr(Store, "compact", fail)
-            await sleep_often(rig, 5)
-            await until(lambda: "compacting torpor://default/a" in caplog.text)
-        await sleep_often(rig, 1)
-        await until(lambda: holders(rig.service.store) <= FEW.max_holders)
+    compact_early(rig)
+    await rig.service.create("a")
+    with monkeypatch.context() as patch:
+        patch.setattr(Store, "compact", fail)
+        await sleep_often(rig, 5)
+        await until(lambda: "compacting torpor://default/a" in caplog.text)
+    await sleep_often(rig, 1)
+    await until(lambda: holders(rig.service.store) <= FEW.max_holders)
 
 
-async def test_it_gives_way_to_a_sleep_and_goes_on_after_it(open_rig: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with open_rig() as rig:
-        compactor = compact_early(rig)
-        await rig.service.create(session="a")
-        gate, threads = gated(monkeypatch)
-        await sleep_often(rig, 4)
-        await gate.reached()
-        with compactor.giving_way():
-            gate.open()
-            await until(lambda: bool(compactor._due))
-            assert holders(rig.service.store) == 3, "it stopped before its first step"
-        await until(lambda: holders(rig.service.store) <= FEW.max_holders)
-        assert len(threads) == 2
+async def test_it_gives_way_to_a_sleep_and_goes_on_after_it(rig: Rigged, monkeypatch: pytest.MonkeyPatch) -> None:
+    compactor = compact_early(rig)
+    await rig.service.create("a")
+    gate, threads = gated(monkeypatch)
+    await sleep_often(rig, 4)
+    await gate.reached()
+    with compactor.giving_way():
+        gate.open()
+        await until(lambda: bool(compactor._due))
+        assert holders(rig.service.store) == 3, "it stopped before its first step"
+    await until(lambda: holders(rig.service.store) <= FEW.max_holders)
+    assert len(threads) == 2
 
 
 async def test_a_daemon_that_ends_waits_for_no_more_than_the_step_that_has_begun(
@@ -160,7 +154,7 @@ async def test_a_daemon_that_ends_waits_for_no_more_than_the_step_that_has_begun
 ) -> None:
     async with open_rig(close=False) as rig:
         compact_early(rig)
-        await rig.service.create(session="a")
+        await rig.service.create("a")
         gate, _ = gated(monkeypatch)
         await sleep_often(rig, 4)
         await gate.reached()

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from session_rig import SAMPLED, Rigged, fingerprint_of, ignore, tokens_of
+from session_rig import SAMPLED, Rigged, fingerprint_of, tokens_of
 from torpor.daemon.api.session import Origin
 from torpor.daemon.errors import EmptyContext, SessionExists
 from torpor.daemon.sessions.origin import origin_in, origin_of
@@ -22,13 +22,8 @@ from torpor.snapshot.errors import NoSuchPosition
 KINDS = ["plain", "gemma3_text", "lfm2", "deepseek_v3"]
 
 
-@pytest.fixture
-def open_kind(open_rig: Any, models_of_kinds: Callable[[str], Path]) -> Callable[..., Any]:
-    return lambda kind: open_rig() if kind == "plain" else open_rig(models_of_kinds(kind))
-
-
 async def fork(rig: Rigged, session: str, name: str, at: int | None = None, **options: Any) -> Any:
-    return await rig.service.fork(session=session, name=name, at_token=at, on_event=ignore, **options)
+    return await rig.service.fork(session, name=name, at_token=at, **options)
 
 
 @pytest.mark.one_in(4)
@@ -49,8 +44,7 @@ async def test_br8_br9_a_fork_goes_on_as_its_source_would_and_neither_sees_the_o
         await rig.write("base", 5, text="another way")
         await rig.sleep("base")
         assert await rig.fingerprint("child") == woken_child
-        await rig.sleep("child")
-        await rig.wake("child")
+        await rig.sleep_and_wake("child")
         assert await rig.fingerprint("child") == await rig.fingerprint("control")
 
 
@@ -79,181 +73,157 @@ async def test_a_fork_at_an_earlier_token_is_what_a_session_was_that_had_read_no
 
 
 @pytest.mark.one_in(2)
-async def test_br7_a_fork_writes_no_key_and_no_value(open_rig: Any, store: Path) -> None:
-    async with open_rig() as rig:
-        await rig.read("base", tokens_of(1, 2000))
-        base = await rig.sleep("base")
-        first = await fork(rig, "base", "child-0")
-        for number in range(1, 20):
-            await fork(rig, "base", f"child-{number}")
-        assert first.blocks_new == 0
-        assert first.blocks_reused == base.blocks_new
-        assert first.bytes_written < 4096 + 100 * first.blocks_reused < base.bytes_written / 100
-        assert rig.service.store.statistics().file_bytes < base.bytes_written + 20 * 8192
+async def test_br7_a_fork_writes_no_key_and_no_value(rig: Rigged, store: Path) -> None:
+    base = await rig.asleep("base", tokens_of(1, 2000))
+    first = await fork(rig, "base", "child-0")
+    for number in range(1, 20):
+        await fork(rig, "base", f"child-{number}")
+    assert first.blocks_new == 0
+    assert first.blocks_reused == base.blocks_new
+    assert first.bytes_written < 4096 + 100 * first.blocks_reused < base.bytes_written / 100
+    assert rig.service.store.statistics().file_bytes < base.bytes_written + 20 * 8192
 
 
-async def test_a_fork_of_a_fork_costs_its_own_tail(open_rig: Any) -> None:
-    async with open_rig() as rig:
-        await rig.read("base", tokens_of(1, 1024))
-        base = await rig.sleep("base")
+async def test_a_fork_of_a_fork_costs_its_own_tail(rig: Rigged) -> None:
+    base = await rig.asleep("base", tokens_of(1, 1024))
+    await fork(rig, "base", "child")
+    await rig.write("child", 10)
+    slept = await rig.sleep("child")
+    grandchild = await fork(rig, "child", "grandchild")
+    assert slept.bytes_written < base.bytes_written / 4
+    assert grandchild.blocks_new == 0
+    assert grandchild.forked_from == Origin("torpor://default/child", 2, slept.bundle_id, 1034)
+
+
+async def test_br14_a_fork_lives_on_when_its_source_is_deleted(rig: Rigged) -> None:
+    await rig.read("base", tokens_of(1, 600))
+    await fork(rig, "base", "child")
+    expected = await rig.fingerprint("base")
+    await rig.service.delete("base")
+    await rig.service.maintain(operation="gc")
+    await rig.wake("child")
+    assert await rig.fingerprint("child") == expected
+    assert rig.service.store.verify(deep=True).ok
+
+
+async def test_a_fork_begins_with_what_an_awake_session_has_read_since_it_slept(rig: Rigged) -> None:
+    await rig.asleep("base", tokens_of(1, 300))
+    await rig.write("base", 7)
+    made = await fork(rig, "base", "child")
+    assert (made.token_count, made.forked_from.version) == (307, 2)
+    assert rig.is_awake("base"), "it was put to sleep for the fork, and goes on"
+    assert not rig.live("base").dirty
+    again = await fork(rig, "base", "child-2")
+    assert again.forked_from.version == 2, "nothing has changed, so there is no other version"
+
+
+async def test_a_fork_of_a_session_that_is_awake_at_an_earlier_token_begins_there(rig: Rigged) -> None:
+    await rig.asleep("base", tokens_of(1, 600))
+    await rig.wake("base", at_token=300)
+    assert (await fork(rig, "base", "child")).token_count == 300
+    assert len(rig.live("base").state.tokens) == 300
+
+
+async def test_a_fork_of_an_earlier_version_begins_with_it(rig: Rigged) -> None:
+    await rig.asleep("base", tokens_of(1, 300))
+    await rig.write("base", 7)
+    await rig.sleep("base")
+    await rig.service.mark("base@1", tag="before")
+    for reference in ("base@1", "base@before"):
+        name = reference.replace("@", "-")
+        made = await fork(rig, reference, name)
+        assert (made.token_count, made.forked_from.version) == (300, 1)
+
+
+async def test_a_fork_says_where_it_comes_from_and_has_labels_of_its_own(rig: Rigged) -> None:
+    slept = await rig.asleep("base", tokens_of(1, 300), labels=("mother",))
+    origin = Origin("torpor://default/base", 1, slept.bundle_id, 300)
+    for name, labels, expected in (("a", None, ("mother",)), ("b", ("x", "y"), ("x", "y")), ("c", (), ())):
+        await fork(rig, "base", name, labels=labels)
+        asleep = await rig.service.show(name)
+        await rig.write(name, 1)
+        awake = await rig.service.show(name)
+        await rig.sleep(name)
+        later = await rig.service.show(name)
+        assert [each.forked_from for each in (asleep, awake, later)] == [origin] * 3
+        assert [each.info.labels for each in (asleep, awake, later)] == [expected] * 3
+    assert (await rig.service.show("base")).forked_from is None
+
+
+async def test_what_cannot_be_forked_is_refused_and_nothing_is_left(rig: Rigged) -> None:
+    await rig.read("base", tokens_of(1, 300))
+    await rig.service.create("empty")
+    await rig.read("there", tokens_of(2, 5))
+    with pytest.raises(EmptyContext):
+        await fork(rig, "empty", "child")
+    with pytest.raises(SessionExists):
+        await fork(rig, "base", "there")
+    with pytest.raises(SessionExists):
+        await fork(rig, "base", "base")
+    with pytest.raises(SessionNotFound):
+        await fork(rig, "nobody", "child")
+    with pytest.raises(SessionNotFound):
+        await fork(rig, "base@9", "child")
+    with pytest.raises(InvalidUri):
+        await fork(rig, "base", "no name")
+    for at in (0, 301):
+        with pytest.raises(NoSuchPosition):
+            await fork(rig, "base", "child", at)
+    assert [each.name for each in await rig.service.list_sessions()] == ["base", "empty", "there"]
+    assert rig.live("base").state.tokens
+
+
+async def test_a_fork_whose_source_lost_its_file_is_refused(rig: Rigged) -> None:
+    slept = await rig.asleep("base", tokens_of(1, 300))
+    Path(rig.service.store._core.folder.bundle_path(bytes.fromhex(slept.bundle_id))).unlink()
+    with pytest.raises(BundleMissing):
         await fork(rig, "base", "child")
-        await rig.write("child", 10)
-        slept = await rig.sleep("child")
-        grandchild = await fork(rig, "child", "grandchild")
-        assert slept.bytes_written < base.bytes_written / 4
-        assert grandchild.blocks_new == 0
-        assert grandchild.forked_from == Origin("torpor://default/child", 2, slept.bundle_id, 1034)
+    assert [each.name for each in await rig.service.list_sessions()] == ["base"]
 
 
-async def test_br14_a_fork_lives_on_when_its_source_is_deleted(open_rig: Any) -> None:
-    async with open_rig() as rig:
-        await rig.read("base", tokens_of(1, 600))
-        await fork(rig, "base", "child")
-        expected = await rig.fingerprint("base")
-        await rig.service.delete(session="base")
-        await rig.service.maintain(operation="gc")
-        await rig.wake("child")
-        assert await rig.fingerprint("child") == expected
-        assert rig.service.store.verify(deep=True).ok
-
-
-async def test_a_fork_begins_with_what_an_awake_session_has_read_since_it_slept(open_rig: Any) -> None:
-    async with open_rig() as rig:
-        await rig.read("base", tokens_of(1, 300))
-        await rig.sleep("base")
-        await rig.write("base", 7)
-        made = await fork(rig, "base", "child")
-        assert (made.token_count, made.forked_from.version) == (307, 2)
-        assert rig.is_awake("base"), "it was put to sleep for the fork, and goes on"
-        assert not rig.live("base").dirty
-        again = await fork(rig, "base", "child-2")
-        assert again.forked_from.version == 2, "nothing has changed, so there is no other version"
-
-
-async def test_a_fork_of_a_session_that_is_awake_at_an_earlier_token_begins_there(open_rig: Any) -> None:
-    async with open_rig() as rig:
-        await rig.read("base", tokens_of(1, 600))
-        await rig.sleep("base")
-        await rig.wake("base", at_token=300)
-        assert (await fork(rig, "base", "child")).token_count == 300
-        assert len(rig.live("base").state.tokens) == 300
-
-
-async def test_a_fork_of_an_earlier_version_begins_with_it(open_rig: Any) -> None:
-    async with open_rig() as rig:
-        await rig.read("base", tokens_of(1, 300))
-        await rig.sleep("base")
-        await rig.write("base", 7)
-        await rig.sleep("base")
-        await rig.service.mark(session="base@1", tag="before")
-        for reference in ("base@1", "base@before"):
-            name = reference.replace("@", "-")
-            made = await fork(rig, reference, name)
-            assert (made.token_count, made.forked_from.version) == (300, 1)
-
-
-async def test_a_fork_says_where_it_comes_from_and_has_labels_of_its_own(open_rig: Any) -> None:
-    async with open_rig() as rig:
-        await rig.read("base", tokens_of(1, 300), labels=("mother",))
-        slept = await rig.sleep("base")
-        origin = Origin("torpor://default/base", 1, slept.bundle_id, 300)
-        for name, labels, expected in (("a", None, ("mother",)), ("b", ("x", "y"), ("x", "y")), ("c", (), ())):
-            await fork(rig, "base", name, labels=labels)
-            asleep = await rig.service.show(session=name)
-            await rig.write(name, 1)
-            awake = await rig.service.show(session=name)
-            await rig.sleep(name)
-            later = await rig.service.show(session=name)
-            assert [each.forked_from for each in (asleep, awake, later)] == [origin] * 3
-            assert [each.info.labels for each in (asleep, awake, later)] == [expected] * 3
-        assert (await rig.service.show(session="base")).forked_from is None
-
-
-async def test_what_cannot_be_forked_is_refused_and_nothing_is_left(open_rig: Any) -> None:
-    async with open_rig() as rig:
-        await rig.read("base", tokens_of(1, 300))
-        await rig.service.create(session="empty")
-        await rig.read("there", tokens_of(2, 5))
-        with pytest.raises(EmptyContext):
-            await fork(rig, "empty", "child")
-        with pytest.raises(SessionExists):
-            await fork(rig, "base", "there")
-        with pytest.raises(SessionExists):
-            await fork(rig, "base", "base")
-        with pytest.raises(SessionNotFound):
-            await fork(rig, "nobody", "child")
-        with pytest.raises(SessionNotFound):
-            await fork(rig, "base@9", "child")
-        with pytest.raises(InvalidUri):
-            await fork(rig, "base", "no name")
-        for at in (0, 301):
-            with pytest.raises(NoSuchPosition):
-                await fork(rig, "base", "child", at)
-        assert [each.name for each in await rig.service.list_sessions()] == ["base", "empty", "there"]
-        assert rig.live("base").state.tokens
-
-
-async def test_a_fork_whose_source_lost_its_file_is_refused(open_rig: Any) -> None:
-    async with open_rig() as rig:
-        await rig.read("base", tokens_of(1, 300))
-        slept = await rig.sleep("base")
-        Path(rig.service.store._core.folder.bundle_path(bytes.fromhex(slept.bundle_id))).unlink()
-        with pytest.raises(BundleMissing):
-            await fork(rig, "base", "child")
-        assert [each.name for each in await rig.service.list_sessions()] == ["base"]
-
-
-async def test_forks_in_a_circle_do_not_wait_for_each_other(open_rig: Any) -> None:
+async def test_forks_in_a_circle_do_not_wait_for_each_other(rig: Rigged) -> None:
     """Each takes the turns of two sessions; were they taken in the order in which they are named, two would block."""
-    async with open_rig() as rig:
-        await rig.read("a", tokens_of(1, 300))
-        await rig.read("b", tokens_of(2, 300))
-        busy = [rig.write(name, 3) for name in "ab"]  # so that some wait for the turn of each
-        forks = [fork(rig, *pair) for pair in (("a", "b"), ("b", "a")) * 4]
-        answers = (await asyncio.wait_for(asyncio.gather(*busy, *forks, return_exceptions=True), 30))[2:]
-        assert all(isinstance(answer, SessionExists) for answer in answers)
+    await rig.read("a", tokens_of(1, 300))
+    await rig.read("b", tokens_of(2, 300))
+    busy = [rig.write(name, 3) for name in "ab"]  # so that some wait for the turn of each
+    forks = [fork(rig, *pair) for pair in (("a", "b"), ("b", "a")) * 4]
+    answers = (await asyncio.wait_for(asyncio.gather(*busy, *forks, return_exceptions=True), 30))[2:]
+    assert all(isinstance(answer, SessionExists) for answer in answers)
 
 
-async def test_many_forks_at_once_of_a_session_that_writes_each_begin_with_a_version_of_it(open_rig: Any) -> None:
-    async with open_rig() as rig:
-        await rig.read("base", tokens_of(1, 300))
-        _, *made = await asyncio.gather(
-            rig.write("base", 12), *(fork(rig, "base", f"c{number}") for number in range(6))
-        )
-        whole = rig.live("base").state.tokens
-        for number, each in enumerate(made):
-            await rig.wake(f"c{number}")
-            child = rig.live(f"c{number}").state
-            assert child.tokens == whole[: each.token_count]
-            assert fingerprint_of(child).logits is not None
+async def test_many_forks_at_once_of_a_session_that_writes_each_begin_with_a_version_of_it(rig: Rigged) -> None:
+    await rig.read("base", tokens_of(1, 300))
+    _, *made = await asyncio.gather(rig.write("base", 12), *(fork(rig, "base", f"c{number}") for number in range(6)))
+    whole = rig.live("base").state.tokens
+    for number, each in enumerate(made):
+        await rig.wake(f"c{number}")
+        child = rig.live(f"c{number}").state
+        assert child.tokens == whole[: each.token_count]
+        assert fingerprint_of(child).logits is not None
 
 
-async def test_a_fork_needs_no_model_but_for_an_earlier_token(open_rig: Any, tmp_path: Path) -> None:
-    async with open_rig() as rig:
-        await rig.read("base", tokens_of(1, 300))
-        await rig.sleep("base")
-        rig.network.fail_at(1)
-        assert (await fork(rig, "base", "child")).token_count == 300
+async def test_a_fork_needs_no_model_but_for_an_earlier_token(rig: Rigged, tmp_path: Path) -> None:
+    await rig.asleep("base", tokens_of(1, 300))
+    rig.network.fail_at(1)
+    assert (await fork(rig, "base", "child")).token_count == 300
 
 
-async def test_an_origin_that_a_stranger_wrote_is_refused_by_name(open_rig: Any) -> None:
-    async with open_rig() as rig:
-        await rig.read("base", tokens_of(1, 300))
-        await rig.sleep("base")
-        store: Store = rig.service.store
-        row = next(store.iter_sessions())
-        sound = asdict(origin_of(row, 300))
-        for wrong in (
-            "base",
-            [],
-            sound | {"tokens": -1},
-            sound | {"version": 0},
-            sound | {"more": 1},
-            {"session": "a"},
-        ):
-            with pytest.raises(ValueError, match="origin"):
-                origin_in(wrong)
-        assert origin_in(sound) == ForkOrder(row, row.uri).origin
+async def test_an_origin_that_a_stranger_wrote_is_refused_by_name(rig: Rigged) -> None:
+    await rig.asleep("base", tokens_of(1, 300))
+    store: Store = rig.service.store
+    row = next(store.iter_sessions())
+    sound = asdict(origin_of(row, 300))
+    for wrong in (
+        "base",
+        [],
+        sound | {"tokens": -1},
+        sound | {"version": 0},
+        sound | {"more": 1},
+        {"session": "a"},
+    ):
+        with pytest.raises(ValueError, match="origin"):
+            origin_in(wrong)
+    assert origin_in(sound) == ForkOrder(row, row.uri).origin
 
 
 async def test_threat_37_what_was_acknowledged_by_a_clock_before_1970_wakes(
@@ -262,8 +232,7 @@ async def test_threat_37_what_was_acknowledged_by_a_clock_before_1970_wakes(
     """Whichever way a session begins, the time of it is one that a wake takes."""
     monkeypatch.setattr("time.time_ns", lambda: -5)
     async with open_rig() as rig:
-        await rig.read("base", tokens_of(1, 600))
-        await rig.sleep("base")
+        await rig.asleep("base", tokens_of(1, 600))
         await fork(rig, "base", "child")
         await fork(rig, "base", "younger", 300)
         for name, count in {"base": 600, "child": 600, "younger": 300}.items():

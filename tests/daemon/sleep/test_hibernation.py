@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from session_rig import UNREADABLE, Gate, Rigged, ignore, make_unreadable, tokens_of, until
+from session_rig import UNREADABLE, Gate, Rigged, flip, hold_calls, make_unreadable, tokens_of, until
 from torpor.daemon.errors import ContextOverflow, GenerationFailed, InvalidTokens
 from torpor.daemon.sleep import hibernation
 from torpor.errors import TorporError
@@ -49,8 +49,7 @@ async def test_mlx_is_touched_on_the_engine_thread_alone_and_disks_on_others(
     note(restore.Filling, "_fill_spans")
     note(restore.Filling, "assemble")
     async with open_rig() as rig:
-        await rig.read("a", tokens_of(1, 300))
-        await rig.sleep("a")
+        await rig.asleep("a", tokens_of(1, 300))
         await rig.wake("a")
     assert seen == {
         "cut": "torpor-engine",
@@ -66,204 +65,184 @@ async def test_mlx_is_touched_on_the_engine_thread_alone_and_disks_on_others(
 
 async def held_write(rig: Rigged, monkeypatch: pytest.MonkeyPatch) -> tuple[asyncio.Task[Any], Gate]:
     """A sleep of session a that stands between its cut and its writing."""
-    gate, write = Gate(), Store.write_bundle
-
-    def wait_then_write(*args: Any, **options: Any) -> Any:
-        gate.pass_through()
-        return write(*args, **options)
-
-    monkeypatch.setattr(Store, "write_bundle", wait_then_write)
+    gate = hold_calls(monkeypatch, Store, "write_bundle")
     sleeping = asyncio.ensure_future(rig.sleep("a"))
     await gate.reached()
     return sleeping, gate
 
 
-async def test_others_generate_while_a_session_is_being_written(open_rig: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with open_rig() as rig:
-        for name in ("a", "b", "control"):
-            await rig.read(name, tokens_of(1, 300))
-        before = await rig.fingerprint("a")
-        sleeping, gate = await held_write(rig, monkeypatch)
-        assert await rig.write("b", 20) == await rig.write("control", 20)
-        gate.open()
-        await sleeping
-        await rig.wake("a")
-        assert await rig.fingerprint("a") == before
+async def test_others_generate_while_a_session_is_being_written(rig: Rigged, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("a", "b", "control"):
+        await rig.read(name, tokens_of(1, 300))
+    before = await rig.fingerprint("a")
+    sleeping, gate = await held_write(rig, monkeypatch)
+    assert await rig.write("b", 20) == await rig.write("control", 20)
+    gate.open()
+    await sleeping
+    await rig.wake("a")
+    assert await rig.fingerprint("a") == before
 
 
 async def test_sleeps_that_wait_for_each_other_do_not_keep_a_wake_waiting(
-    open_rig: Any, monkeypatch: pytest.MonkeyPatch
+    rig: Rigged, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with open_rig() as rig:
-        for name in ("a", "b", "c", "asleep"):
-            await rig.read(name, tokens_of(1, 300))
-        await rig.sleep("asleep")
-        sleeping, gate = await held_write(rig, monkeypatch)
-        waiting = [asyncio.ensure_future(rig.sleep(name)) for name in ("b", "c")]
-        await asyncio.wait_for(rig.wake("asleep"), timeout=60)
-        assert not sleeping.done()
-        gate.open()
-        await asyncio.gather(sleeping, *waiting)
+    for name in ("a", "b", "c", "asleep"):
+        await rig.read(name, tokens_of(1, 300))
+    await rig.sleep("asleep")
+    sleeping, gate = await held_write(rig, monkeypatch)
+    waiting = [asyncio.ensure_future(rig.sleep(name)) for name in ("b", "c")]
+    await asyncio.wait_for(rig.wake("asleep"), timeout=60)
+    assert not sleeping.done()
+    gate.open()
+    await asyncio.gather(sleeping, *waiting)
 
 
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("damage", ["payload head", "gone", *UNREADABLE])
 async def test_a_session_sleeps_even_if_the_bundle_it_would_refer_to_is_damaged_or_gone_or_not_to_be_read(
-    open_rig: Any, monkeypatch: pytest.MonkeyPatch, damage: str
+    rig: Rigged, monkeypatch: pytest.MonkeyPatch, damage: str
 ) -> None:
     """All of it is in memory: it is written anew, and wakes whole."""
-    async with open_rig() as rig:
-        for name in ("a", "control"):
-            await rig.read(name, tokens_of(1, 600))
-        first = await rig.sleep("a")
-        await rig.wake("a")
-        (path,) = Path(rig.service.store.path).rglob(f"{first.bundle_id}.mvb")
-        if damage == "gone":
-            path.unlink()
-        elif damage in UNREADABLE:
-            make_unreadable(path, damage, monkeypatch)
-        else:
-            data = bytearray(path.read_bytes())
-            data[-200] ^= 1  # in the manifest
-            path.write_bytes(data)
-        for name in ("a", "control"):
-            await rig.write(name, 3)
-        receipt = await rig.sleep("a")
-        assert (receipt.blocks_reused, receipt.token_count) == (0, 603)
-        await rig.wake("a")
-        assert await rig.fingerprint("a") == await rig.fingerprint("control")
-
-
-async def test_a_disk_that_fails_to_write_is_asked_once(open_rig: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only what cannot be read is done without."""
-    async with open_rig() as rig:
-        await rig.read("a", tokens_of(1, 600))
-        await rig.sleep("a")
-        await rig.wake("a")
-        await rig.write("a", 3)
-        asked: list[int] = []
-
-        def fail(*_: Any) -> Any:
-            asked.append(1)
-            raise StoreIoError("Cannot write: input/output error.", errno=errno.EIO, action="write", path="x")
-
-        with monkeypatch.context() as patched:
-            patched.setattr(TempFile, "append", fail)
-            with pytest.raises(StoreIoError):
-                await rig.sleep("a")
-        assert len(asked) == 1
-        assert (await rig.sleep("a")).token_count == 603
-
-
-async def test_what_an_unchanged_session_relies_on_is_looked_at_before_its_memory_is_freed(open_rig: Any) -> None:
-    async with open_rig() as rig:
-        await rig.read("a", tokens_of(1, 600))
-        first = await rig.sleep("a")
-        await rig.wake("a")
-        live = rig.live("a")
-        assert await rig.service.hibernation.is_kept(live)
-        (path,) = Path(rig.service.store.path).rglob(f"{first.bundle_id}.mvb")
-        path.write_bytes(path.read_bytes()[:-1])
-        assert not await rig.service.hibernation.is_kept(live)
+    for name in ("a", "control"):
+        await rig.read(name, tokens_of(1, 600))
+    first = await rig.sleep("a")
+    await rig.wake("a")
+    (path,) = Path(rig.service.store.path).rglob(f"{first.bundle_id}.mvb")
+    if damage == "gone":
         path.unlink()
-        assert not await rig.service.hibernation.is_kept(live)
+    elif damage in UNREADABLE:
+        make_unreadable(path, damage, monkeypatch)
+    else:
+        flip(path, -200)  # in the manifest
+    for name in ("a", "control"):
+        await rig.write(name, 3)
+    receipt = await rig.sleep("a")
+    assert (receipt.blocks_reused, receipt.token_count) == (0, 603)
+    await rig.wake("a")
+    assert await rig.fingerprint("a") == await rig.fingerprint("control")
+
+
+async def test_a_disk_that_fails_to_write_is_asked_once(rig: Rigged, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only what cannot be read is done without."""
+    await rig.asleep("a", tokens_of(1, 600))
+    await rig.wake("a")
+    await rig.write("a", 3)
+    asked: list[int] = []
+
+    def fail(*_: Any) -> Any:
+        asked.append(1)
+        raise StoreIoError("Cannot write: input/output error.", errno=errno.EIO, action="write", path="x")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(TempFile, "append", fail)
+        with pytest.raises(StoreIoError):
+            await rig.sleep("a")
+    assert len(asked) == 1
+    assert (await rig.sleep("a")).token_count == 603
+
+
+async def test_what_an_unchanged_session_relies_on_is_looked_at_before_its_memory_is_freed(rig: Rigged) -> None:
+    first = await rig.asleep("a", tokens_of(1, 600))
+    await rig.wake("a")
+    live = rig.live("a")
+    assert await rig.service.hibernation.is_kept(live)
+    (path,) = Path(rig.service.store.path).rglob(f"{first.bundle_id}.mvb")
+    path.write_bytes(path.read_bytes()[:-1])
+    assert not await rig.service.hibernation.is_kept(live)
+    path.unlink()
+    assert not await rig.service.hibernation.is_kept(live)
 
 
 async def test_a_session_that_is_being_written_is_held_until_it_is_durable(
-    open_rig: Any, monkeypatch: pytest.MonkeyPatch
+    rig: Rigged, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Threat 50: a request that comes meanwhile waits, and then wakes what was written."""
-    async with open_rig() as rig:
-        for name in ("a", "control"):
-            await rig.read(name, tokens_of(1, 300))
-        sleeping, gate = await held_write(rig, monkeypatch)
-        writing = asyncio.ensure_future(rig.write("a", 5))
-        await rig.write("control", 5)
-        assert not writing.done()
-        gate.open()
-        await asyncio.gather(sleeping, writing)
-        assert await rig.fingerprint("a") == await rig.fingerprint("control")
+    for name in ("a", "control"):
+        await rig.read(name, tokens_of(1, 300))
+    sleeping, gate = await held_write(rig, monkeypatch)
+    writing = asyncio.ensure_future(rig.write("a", 5))
+    await rig.write("control", 5)
+    assert not writing.done()
+    gate.open()
+    await asyncio.gather(sleeping, writing)
+    assert await rig.fingerprint("a") == await rig.fingerprint("control")
 
 
 async def test_a_cut_belongs_to_its_moment_even_if_the_cache_went_on_gm12(
-    open_rig: Any, monkeypatch: pytest.MonkeyPatch
+    rig: Rigged, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The engine writes on in the very cache whose cut is waiting for the disk; the bundle has the bytes of the cut."""
-    async with open_rig() as rig:
-        for name in ("a", "control"):
-            await rig.read(name, tokens_of(1, 300))
-        sleeping, gate = await held_write(rig, monkeypatch)
-        live = rig.live("a")
+    for name in ("a", "control"):
+        await rig.read(name, tokens_of(1, 300))
+    sleeping, gate = await held_write(rig, monkeypatch)
+    live = rig.live("a")
 
-        def go_on() -> None:
-            import mlx.core as mx
+    def go_on() -> None:
+        import mlx.core as mx
 
-            rig.model.extend([1, 2, 3, 4, 5], live.state)
-            mx.eval([cache.state[:2] for cache in live.state.caches])
-            for cache in live.state.caches:
-                cache.trim(290)
-            rig.model.extend([9] * 20, live.state)
-            mx.eval([cache.state[:2] for cache in live.state.caches])
+        rig.model.extend([1, 2, 3, 4, 5], live.state)
+        mx.eval([cache.state[:2] for cache in live.state.caches])
+        for cache in live.state.caches:
+            cache.trim(290)
+        rig.model.extend([9] * 20, live.state)
+        mx.eval([cache.state[:2] for cache in live.state.caches])
 
-        await rig.service.engine.call(go_on)
-        gate.open()
-        assert (await sleeping).token_count == 300
-        await rig.wake("a")
-        assert await rig.fingerprint("a") == await rig.fingerprint("control")
+    await rig.service.engine.call(go_on)
+    gate.open()
+    assert (await sleeping).token_count == 300
+    await rig.wake("a")
+    assert await rig.fingerprint("a") == await rig.fingerprint("control")
 
 
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("step", ["allocate", "assemble"])
 async def test_memory_that_cannot_be_had_fails_the_wake_and_nothing_else_threat_59(
-    open_rig: Any, monkeypatch: pytest.MonkeyPatch, step: str
+    rig: Rigged, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
     def fail(*_args: Any) -> Any:
         raise MemoryError("no memory left")
 
-    async with open_rig() as rig:
-        for name in ("a", "b", "control"):
-            await rig.read(name, tokens_of(1, 300))
-        await rig.sleep("a")
-        monkeypatch.setattr(restore if step == "allocate" else restore.Filling, step, fail)
-        with pytest.raises(MemoryError):
-            await rig.wake("a")
-        monkeypatch.undo()
-        assert not rig.is_awake("a")
-        assert rig.service.store.statistics().bundles_pinned == 0, "the reader was closed"
-        assert await rig.write("b", 20) == await rig.write("control", 20)
-        assert (await rig.wake("a")).token_count == 300
+    for name in ("a", "b", "control"):
+        await rig.read(name, tokens_of(1, 300))
+    await rig.sleep("a")
+    monkeypatch.setattr(restore if step == "allocate" else restore.Filling, step, fail)
+    with pytest.raises(MemoryError):
+        await rig.wake("a")
+    monkeypatch.undo()
+    assert not rig.is_awake("a")
+    assert rig.service.store.statistics().bundles_pinned == 0, "the reader was closed"
+    assert await rig.write("b", 20) == await rig.write("control", 20)
+    assert (await rig.wake("a")).token_count == 300
 
 
-async def test_progress_is_told_on_the_event_loop(open_rig: Any) -> None:
-    async with open_rig() as rig:
-        await rig.read("a", tokens_of(1, 600))
-        threads = set()
-        for verb in (rig.service.sleep, rig.service.wake):
-            await verb(session="a", on_event=lambda _: threads.add(threading.current_thread().name))
-        assert threads == {"MainThread"}
+async def test_progress_is_told_on_the_event_loop(rig: Rigged) -> None:
+    await rig.read("a", tokens_of(1, 600))
+    threads = set()
+    for verb in (rig.service.sleep, rig.service.wake):
+        await verb(session="a", on_event=lambda _: threads.add(threading.current_thread().name))
+    assert threads == {"MainThread"}
 
 
-async def test_a_wake_takes_no_turn_of_the_engine_but_two_short_ones(open_rig: Any) -> None:
+async def test_a_wake_takes_no_turn_of_the_engine_but_two_short_ones(rig: Rigged) -> None:
     """Reading and hashing leave the engine to the sessions that write."""
-    async with open_rig() as rig:
-        for name in ("a", "b"):
-            await rig.read(name, tokens_of(1, 600))
-        await rig.sleep("a")
-        calls = 0
-        run = rig.service.engine.run
+    for name in ("a", "b"):
+        await rig.read(name, tokens_of(1, 600))
+    await rig.sleep("a")
+    calls = 0
+    run = rig.service.engine.run
 
-        async def counting(steps: Any) -> Any:
-            nonlocal calls
-            calls += 1
-            return await run(steps)
+    async def counting(steps: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        return await run(steps)
 
-        rig.service.engine.run = counting  # type: ignore[method-assign]
-        await rig.service.wake(session="a", on_event=ignore)
-        assert calls == 2
+    rig.service.engine.run = counting  # type: ignore[method-assign]
+    await rig.service.wake("a")
+    assert calls == 2
 
 
 async def test_an_index_that_fails_again_once_nothing_is_referred_to_is_made_anew_again(
-    open_rig: Any, monkeypatch: pytest.MonkeyPatch
+    rig: Rigged, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write, failed = Store.write_bundle, [IndexFailed("It failed."), BlockMissing("A block was deleted.")]
     failures = iter([*failed, failed[0]])
@@ -273,22 +252,21 @@ async def test_an_index_that_fails_again_once_nothing_is_referred_to_is_made_ane
             raise failure
         return write(*args, **options)
 
-    async with open_rig() as rig:
-        await rig.read("a", tokens_of(1, 300))
-        await rig.service.sleep(session="a")
-        await rig.service.append(session="a", tokens=tokens_of(2, 20))
-        with monkeypatch.context() as patch:
-            patch.setattr(Store, "write_bundle", fail_at_first)
-            assert (await rig.sleep("a")).version == 2
-        assert next(failures, None) is None
-        assert (await rig.wake("a")).token_count == 320
+    await rig.read("a", tokens_of(1, 300))
+    await rig.service.sleep("a")
+    await rig.service.append("a", tokens=tokens_of(2, 20))
+    with monkeypatch.context() as patch:
+        patch.setattr(Store, "write_bundle", fail_at_first)
+        assert (await rig.sleep("a")).version == 2
+    assert next(failures, None) is None
+    assert (await rig.wake("a")).token_count == 320
 
 
 @pytest.mark.parametrize(
     ("first", "tries"), [(BlockMissing("A block was deleted."), 2), (ReadBackFailed("It does not read back."), 1)]
 )
 async def test_a_first_sleep_whose_found_block_was_deleted_under_it_is_written_once_more(
-    open_rig: Any, monkeypatch: pytest.MonkeyPatch, first: Corruption, tries: int
+    rig: Rigged, monkeypatch: pytest.MonkeyPatch, first: Corruption, tries: int
 ) -> None:
     asked: list[int] = []
     write = Store.write_bundle
@@ -299,29 +277,25 @@ async def test_a_first_sleep_whose_found_block_was_deleted_under_it_is_written_o
             raise first
         return write(*args, **options)
 
-    async with open_rig() as rig:
-        await rig.read("a", tokens_of(1, 300))
-        before = await rig.fingerprint("a")
-        with monkeypatch.context() as patch:
-            patch.setattr(Store, "write_bundle", refuse_first)
-            if tries == 1:
-                with pytest.raises(ReadBackFailed):
-                    await rig.sleep("a")
-            else:
-                assert (await rig.sleep("a")).version == 1
-        assert len(asked) == tries
-        await rig.sleep("a")
-        await rig.wake("a")
-        assert await rig.fingerprint("a") == before
+    await rig.read("a", tokens_of(1, 300))
+    before = await rig.fingerprint("a")
+    with monkeypatch.context() as patch:
+        patch.setattr(Store, "write_bundle", refuse_first)
+        if tries == 1:
+            with pytest.raises(ReadBackFailed):
+                await rig.sleep("a")
+        else:
+            assert (await rig.sleep("a")).version == 1
+    assert len(asked) == tries
+    await rig.sleep_and_wake("a")
+    assert await rig.fingerprint("a") == before
 
 
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("kind", ["plain", "gemma3_text", "lfm2"])
-async def test_the_memory_of_a_session_is_free_as_soon_as_it_sleeps(
-    open_rig: Any, models_of_kinds: Callable[[str], Path], kind: str
-) -> None:
+async def test_the_memory_of_a_session_is_free_as_soon_as_it_sleeps(open_kind: Any, kind: str) -> None:
     """Not only when a garbage collection comes by: a cycle of references, as a kept exception makes, would hold it."""
-    async with open_rig() if kind == "plain" else open_rig(models_of_kinds(kind)) as rig:
+    async with open_kind(kind) as rig:
         with counting_states() as states:
             await rig.read("a", tokens_of(1, 300))
             for round_ in range(3):  # a first version, one that refers to it, and a wake that changed nothing
@@ -335,24 +309,22 @@ async def test_the_memory_of_a_session_is_free_as_soon_as_it_sleeps(
 
 @pytest.mark.parametrize("by", ["model", "disk"])
 async def test_the_memory_of_a_wake_that_failed_is_free_once_its_error_has_been_told(
-    open_rig: Any, monkeypatch: pytest.MonkeyPatch, by: str
+    rig: Rigged, monkeypatch: pytest.MonkeyPatch, by: str
 ) -> None:
     def fill_some_and_fail(filling: Filling, *_args: Any, **_options: Any) -> None:
         raise ReadBackFailed(f"after {len(filling.plan.tokens)} bytes of tokens")
 
-    async with open_rig() as rig:
-        await rig.read("a", tokens_of(1, 300))
-        await rig.sleep("a")
-        rig.network.reset()
-        if by == "model":
-            rig.network.fail_at(1)
-        else:
-            monkeypatch.setattr(Filling, "run", fill_some_and_fail)
-        with counting_states() as states:
-            code = await failing_wake(rig)
-            await until(lambda: states() == 0)
-            assert memory.granted_bytes() == 0, "nor is it kept from other wakes"
-        assert code == ("generation_failed" if by == "model" else "read_back_failed")
+    await rig.asleep("a", tokens_of(1, 300))
+    rig.network.reset()
+    if by == "model":
+        rig.network.fail_at(1)
+    else:
+        monkeypatch.setattr(Filling, "run", fill_some_and_fail)
+    with counting_states() as states:
+        code = await failing_wake(rig)
+        await until(lambda: states() == 0)
+        assert memory.granted_bytes() == 0, "nor is it kept from other wakes"
+    assert code == ("generation_failed" if by == "model" else "read_back_failed")
 
 
 async def failing_wake(rig: Rigged) -> str | None:
@@ -366,7 +338,7 @@ async def failing_wake(rig: Rigged) -> str | None:
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("kind", ["plain", "gemma3_text", "lfm2"])
 async def test_of_wakes_that_end_well_nothing_is_kept_from_others(
-    open_rig: Any, models_of_kinds: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, kind: str
+    open_kind: Any, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     granted = []
     grant = memory.grant
@@ -377,10 +349,9 @@ async def test_of_wakes_that_end_well_nothing_is_kept_from_others(
         return found
 
     monkeypatch.setattr(memory, "grant", noted)
-    async with open_rig() if kind == "plain" else open_rig(models_of_kinds(kind)) as rig:
+    async with open_kind(kind) as rig:
         for name in ("a", "b"):
-            await rig.read(name, tokens_of(1, 300))
-            await rig.sleep(name)
+            await rig.asleep(name, tokens_of(1, 300))
         await asyncio.gather(rig.wake("a"), rig.wake("b"))
         assert [size > 0 and found.unfilled_bytes for found, size in granted] == [0, 0], "each byte was told as filled"
 
@@ -389,7 +360,7 @@ async def failing_append(rig: Rigged) -> None:
     rig.network.reset()
     rig.network.fail_at(1)
     with pytest.raises(GenerationFailed):
-        await rig.service.append(session="a", tokens=[1, 2, 3], on_event=ignore)
+        await rig.service.append("a", tokens=[1, 2, 3])
     rig.network.reset()
 
 
@@ -403,7 +374,7 @@ async def failing_generation(rig: Rigged) -> None:
 
 async def refused_request(rig: Rigged) -> None:
     with pytest.raises(InvalidTokens):
-        await rig.service.append(session="a", tokens=[10**6], on_event=ignore)
+        await rig.service.append("a", tokens=[10**6])
     with pytest.raises(ContextOverflow):
         await rig.write("a", 10**6)
 
@@ -425,18 +396,17 @@ def no_room(_store: Store, **request: Any) -> None:
 @pytest.mark.parametrize("end", ["sleep", "delete"])
 @pytest.mark.parametrize("kind", ["plain", "gemma3_text"])
 async def test_what_failed_in_a_session_keeps_nothing_of_it_once_it_has_gone(
-    open_rig: Any,
-    models_of_kinds: Callable[[str], Path],
+    open_kind: Any,
     fail: Callable[[Rigged], Awaitable[None]],
     end: str,
     kind: str,
 ) -> None:
     """An error that holds a frame that holds it, as a job or a task has it, would keep gigabytes in an idle daemon."""
-    async with open_rig() if kind == "plain" else open_rig(models_of_kinds(kind)) as rig:
+    async with open_kind(kind) as rig:
         with counting_states() as states:
             await rig.read("a", tokens_of(1, 300))
             await fail(rig)
-            await (rig.sleep("a") if end == "sleep" else rig.service.delete(session="a"))
+            await (rig.sleep("a") if end == "sleep" else rig.service.delete("a"))
             await until(lambda: states() == 0)
 
 

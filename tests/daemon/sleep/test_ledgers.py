@@ -10,7 +10,19 @@ from typing import Any
 
 import pytest
 from damage_rig import damage
-from session_rig import SAMPLED, UNREADABLE, Gate, Rigged, ignore, listening, make_unreadable, tokens_of, until
+from session_rig import (
+    SAMPLED,
+    UNREADABLE,
+    Gate,
+    Rigged,
+    Writing,
+    flip,
+    given_up,
+    listening,
+    make_unreadable,
+    tokens_of,
+    until,
+)
 from torpor.daemon.api.sampling import Sampling
 from torpor.daemon.api.session import Salvaged
 from torpor.daemon.errors import GenerationFailed, MemoryBudgetExceeded, StopDeadline
@@ -39,9 +51,8 @@ async def three(rig: Rigged) -> None:
     await rig.read("more", tokens_of(2, 300), sampling=SAMPLED)
     await rig.read("same", tokens_of(3, 40))
     for name in ("more", "same"):
-        await rig.sleep(name)
-        await rig.wake(name)
-    await rig.service.append(session="more", tokens=tokens_of(4, 290), on_event=ignore)
+        await rig.sleep_and_wake(name)
+    await rig.service.append("more", tokens=tokens_of(4, 290))
     await rig.write("more", 7)
     await rig.write("new", 5)
 
@@ -79,25 +90,17 @@ async def test_what_a_stop_has_no_time_for_goes_on_bit_for_bit_from_its_ledger(o
 
 
 async def test_the_deepest_are_written_first_then_the_newest(open_rig: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    begun: list[str] = []
-    put = Store.write_bundle
-
-    def write(store: Store, *, uri: Any, **options: Any) -> Any:
-        begun.append(uri.name)
-        return put(store, uri=uri, **options)
-
     async with open_rig(stop_within=3600) as rig:
         await rig.read("deep", tokens_of(1, 600))
         await rig.read("old", tokens_of(2, 100))
         await rig.read("new", tokens_of(3, 100))
-        await rig.read("kept", tokens_of(4, 900))
-        await rig.sleep("kept")
+        await rig.asleep("kept", tokens_of(4, 900))
         await rig.wake("kept")
-        await rig.service.append(session="kept", tokens=tokens_of(5, 50), on_event=ignore)
-        monkeypatch.setattr(Store, "write_bundle", write)
+        await rig.service.append("kept", tokens=tokens_of(5, 50))
+        writing = Writing(monkeypatch, "nobody")
         report = await rig.service.close()
-        assert begun == ["deep", "new", "old", "kept"]
-        assert report.slept == tuple(map(uri, begun))
+        assert writing.begun == ["deep", "new", "old", "kept"]
+        assert report.slept == tuple(map(uri, writing.begun))
 
 
 @pytest.mark.one_in(2)
@@ -170,24 +173,17 @@ async def test_a_stop_that_is_asked_for_is_refused_before_it_gives_keys_and_valu
         assert len(rig.live("a").state.tokens) == 303
 
 
-async def test_where_not_even_a_ledger_can_be_kept_both_reasons_are_told(
-    open_rig: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(*_args: Any, **_options: Any) -> Any:
-        raise NoSpace("the disk is full")
-
-    async with open_rig() as rig:
-        await rig.read("a", tokens_of(1, 300))
-        monkeypatch.setattr(Store, "write_bundle", fail)
-        report = await rig.service.close()
-        assert report.ledgers == {}
-        assert report.failed[uri("a")].count("the disk is full") == 2
+async def test_where_not_even_a_ledger_can_be_kept_both_reasons_are_told(rig: Rigged, full_disk: Any) -> None:
+    await rig.read("a", tokens_of(1, 300))
+    full_disk()
+    report = await rig.service.close()
+    assert report.ledgers == {}
+    assert report.failed[uri("a")].count("The disk is full") == 2
 
 
 async def test_a_ledger_relies_on_no_block_that_is_damaged(open_rig: Any, store: Path) -> None:
     async with open_rig(stop_within=0) as rig:
-        await rig.read("a", tokens_of(1, 300))
-        await rig.sleep("a")
+        await rig.asleep("a", tokens_of(1, 300))
         await rig.wake("a")
         await rig.write("a", 4)
         had = await rig.fingerprint("a")
@@ -205,8 +201,7 @@ async def test_a_ledger_is_kept_whatever_became_of_the_version_that_it_would_res
     open_rig: Any, store: Path, gone: str
 ) -> None:
     async with open_rig(stop_within=0) as rig:
-        await rig.read("a", tokens_of(1, 300))
-        await rig.sleep("a")
+        await rig.asleep("a", tokens_of(1, 300))
         await rig.wake("a")
         if gone == "pruned":
             await rig.write("a", 4)
@@ -235,8 +230,7 @@ async def test_a_stop_needs_no_old_version_to_keep_what_is_in_memory(
     open_rig: Any, store: Path, monkeypatch: pytest.MonkeyPatch, how: str, within: float
 ) -> None:
     async with open_rig(stop_within=within) as rig:
-        await rig.read("a", tokens_of(1, 300))
-        await rig.sleep("a")
+        await rig.asleep("a", tokens_of(1, 300))
         await rig.wake("a")
         await rig.write("a", 40)
         had = await rig.fingerprint("a")
@@ -276,34 +270,28 @@ async def test_a_sleep_that_had_begun_before_the_stop_has_no_longer_either(
 
 
 async def test_a_daemon_that_goes_on_after_a_refused_stop_has_time_for_its_sleeps(
-    open_rig: Any, monkeypatch: pytest.MonkeyPatch
+    open_rig: Any, full_disk: Any
 ) -> None:
     async with open_rig(stop_within=0) as rig:
         await rig.read("a", tokens_of(1, 40))
-        with monkeypatch.context() as patched:
-            patched.setattr(Store, "write_bundle", _no_room)
-            assert list((await rig.service.prepare_close()).failed) == [uri("a")]
+        disk = full_disk()
+        assert list((await rig.service.prepare_close()).failed) == [uri("a")]
+        disk.free()
         assert (await rig.sleep("a")).token_count == 40
 
 
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("slept", [False, True])
 async def test_stops_that_are_refused_again_and_again_write_each_ledger_once_until_something_happens(
-    open_rig: Any, monkeypatch: pytest.MonkeyPatch, slept: bool
+    open_rig: Any, full_disk: Any, slept: bool
 ) -> None:
     async with open_rig(stop_within=0) as rig, listening(rig) as heard:
         await rig.read("a", tokens_of(1, 300), sampling=SAMPLED)
         if slept:
-            await rig.sleep("a")
-            await rig.wake("a")
+            await rig.sleep_and_wake("a")
             await rig.write("a", 3)
         await rig.read("full", tokens_of(2, 40))
-        refused = Store.write_bundle
-
-        def refuse(store: Store, *, uri: Any, **options: Any) -> Any:
-            return _no_room() if uri.name == "full" else refused(store, uri=uri, **options)
-
-        monkeypatch.setattr(Store, "write_bundle", refuse)
+        full_disk("full")
         for _ in range(3):
             report = await rig.service.prepare_close()
             assert (list(report.ledgers), list(report.failed)) == ([uri("a")], [uri("full")])
@@ -320,19 +308,15 @@ async def test_stops_that_are_refused_again_and_again_write_each_ledger_once_unt
         assert await rig.fingerprint("a") == had
 
 
-def _no_room(*_: Any, **__: Any) -> Any:
-    raise NoSpace("the disk is full")
-
-
 async def test_a_session_that_went_back_is_not_taken_for_what_a_new_one_would_read(open_rig: Any) -> None:
     """Its first tokens were read in other calls, and its ledger alone does not say in which: other bits are no hit."""
     first = tokens_of(1, 600)
     async with open_rig(stop_within=0, prefix_reuse="exact") as rig:
         await rig.read("a", first[:40])
-        await rig.service.append(session="a", tokens=first[40:], on_event=ignore)
+        await rig.service.append("a", tokens=first[40:])
         await rig.sleep("a")
         await rig.wake("a", at_token=300)
-        await rig.service.append(session="a", tokens=tokens_of(2, 40), on_event=ignore)
+        await rig.service.append("a", tokens=tokens_of(2, 40))
         assert list((await rig.service.close()).ledgers) == [uri("a")]
     async with open_rig(prefix_reuse="exact") as rig:
         await rig.service.reuse.learned()
@@ -345,33 +329,29 @@ async def test_a_session_that_went_back_is_not_taken_for_what_a_new_one_would_re
 
 async def cached(rig: Rigged, name: str, tokens: list[int]) -> int:
     """How much a new session takes over of what others have read."""
-    await rig.service.create(session=name)
-    appended = await rig.service.append(session=name, tokens=tokens, on_event=ignore)
-    await rig.service.delete(session=name)
+    await rig.service.create(name)
+    appended = await rig.service.append(name, tokens=tokens)
+    await rig.service.delete(name)
     return int(appended.cached_tokens)
 
 
 async def test_trusting_takes_no_state_on_trust_that_no_canary_proves(open_rig: Any, store: Path) -> None:
     """Of a session that went back before the stop, no record of its end is there."""
     async with open_rig(stop_within=0) as rig:
-        await rig.read("a", tokens_of(1, 600))
-        await rig.sleep("a")
+        await rig.asleep("a", tokens_of(1, 600))
         await rig.wake("a", at_token=512)
-        await rig.service.append(session="a", tokens=tokens_of(2, 40), on_event=ignore)
+        await rig.service.append("a", tokens=tokens_of(2, 40))
         assert list((await rig.service.close()).ledgers) == [uri("a")]
-    flip(store, 0.3)
+    flip_in(store, 0.3)
     async with open_rig(trusting=True) as rig:
         with pytest.raises(Corruption):
             await rig.wake("a")
 
 
-def flip(store: Path, share: float) -> None:
+def flip_in(store: Path, share: float) -> None:
     """Flip a bit of the largest bundle, so far into it."""
     bundle = max(store.rglob("*.mvb"), key=lambda path: path.stat().st_size)
-    data = bytearray(bundle.read_bytes())
-    data[int(len(data) * share)] ^= 1
-    bundle.chmod(0o600)
-    bundle.write_bytes(data)
+    flip(bundle, int(bundle.stat().st_size * share))
 
 
 def _only_bundle(store: Path) -> Path:
@@ -381,17 +361,16 @@ def _only_bundle(store: Path) -> Path:
 
 async def test_a_session_that_goes_back_behind_its_sleep_keeps_the_ledger_that_it_has(open_rig: Any) -> None:
     async with open_rig(stop_within=0) as rig:
-        await rig.read("a", tokens_of(1, 600))
-        await rig.sleep("a")
+        await rig.asleep("a", tokens_of(1, 600))
         await rig.wake("a", at_token=300)
-        await rig.service.append(session="a", tokens=tokens_of(2, 40), on_event=ignore)
+        await rig.service.append("a", tokens=tokens_of(2, 40))
         had = list(rig.live("a").state.tokens)
         await rig.service.close()
     async with open_rig() as rig:
         assert [(info.token_count, info.unread_tokens) for info in await rig.service.list_sessions()] == [(340, 84)]
         await rig.wake("a")
         assert list(rig.live("a").state.tokens) == had
-        await rig.service.fork(session="a@1", name="before", on_event=ignore)
+        await rig.service.fork("a@1", name="before")
         assert (await rig.wake("before")).token_count == 600, "the version that it went back from is as it was"
 
 
@@ -401,7 +380,7 @@ async def test_a_ledger_is_read_before_whatever_is_asked_of_its_session(open_rig
         had = list(rig.live("a").state.tokens)
         await rig.service.close()
     async with open_rig(endless=False) as rig:
-        added = await rig.service.append(session="a", tokens=[7], on_event=ignore)
+        added = await rig.service.append("a", tokens=[7])
         assert (added.token_count, added.prefilled_tokens) == (401, 1)
         assert added.woken is not None
         assert (added.woken.tokens_prefilled, added.woken.token_count) == (400, 400)
@@ -413,20 +392,13 @@ async def test_a_reading_that_fails_or_is_given_up_leaves_the_ledger_asleep(open
         await rig.read("a", tokens_of(1, 400))
         await rig.service.close()
     async with open_rig() as rig:
-        rig.network.reset()
         rig.network.fail_at(1)
         with pytest.raises(GenerationFailed):
             await rig.wake("a")
         assert not rig.is_awake("a")
         rig.network.reset()
-        gate = Gate()
-        rig.network.before = lambda *_: gate.pass_through()
-        task = asyncio.ensure_future(rig.wake("a"))
-        await gate.reached()
-        task.cancel()
-        gate.open()
         with pytest.raises(asyncio.CancelledError):
-            await task
+            await given_up(rig, rig.wake("a"))
         assert not rig.is_awake("a")
         rig.network.reset()
         assert (await rig.wake("a")).token_count == 400
@@ -439,7 +411,7 @@ async def test_a_session_whose_wake_is_given_up_before_its_ledger_is_read_does_n
 ) -> None:
     tokens = await a_ledger(open_rig)
     async with open_rig() as rig:
-        asked = rig.wake("a") if verb == "wake" else rig.service.append(session="a", tokens=[5], on_event=ignore)
+        asked = rig.wake("a") if verb == "wake" else rig.service.append("a", tokens=[5])
         task = asyncio.ensure_future(asked)
         await asyncio.sleep(0)  # what is in the snapshot comes back first, and that is not stopped
         task.cancel()
@@ -453,10 +425,9 @@ async def a_ledger(open_rig: Any, held: int = 600, more: int = 40) -> list[int]:
     """The session `a`, of which so many tokens sleep with their state, and so many more as a ledger; all of them."""
     async with open_rig(stop_within=0) as rig:
         if held:
-            await rig.read("a", tokens_of(1, held))
-            await rig.sleep("a")
+            await rig.asleep("a", tokens_of(1, held))
             await rig.wake("a")
-            await rig.service.append(session="a", tokens=tokens_of(2, more), on_event=ignore)
+            await rig.service.append("a", tokens=tokens_of(2, more))
         else:
             await rig.read("a", tokens_of(2, more))
         tokens = list(rig.live("a").state.tokens)
@@ -473,9 +444,9 @@ def ledger(rig: Rigged, name: str) -> list[int]:
 async def test_a_fork_of_a_ledger_has_all_of_it_too(open_rig: Any, held: int) -> None:
     had = await a_ledger(open_rig, held)
     async with open_rig() as rig:
-        made = await rig.service.fork(session="a", name="b", on_event=ignore)
+        made = await rig.service.fork("a", name="b")
         assert (made.token_count, made.forked_from.tokens) == (len(had), len(had))
-        await rig.service.delete(session="a")
+        await rig.service.delete("a")
         assert (await rig.wake("b")).token_count == len(had)
         assert ledger(rig, "b") == had
 
@@ -487,13 +458,13 @@ async def test_a_fork_at_the_end_of_the_state_has_nothing_of_the_ledger_behind_i
     async with open_rig() as rig:
         if awake:
             await rig.wake("a", at_token=600)
-        made = await rig.service.fork(session="a", name="b", at_token=None if awake else 600, on_event=ignore)
+        made = await rig.service.fork("a", name="b", at_token=None if awake else 600)
         assert (made.token_count, made.forked_from.tokens) == (600, 600)
         await rig.wake("b")
         assert ledger(rig, "b") == had[:600]
         for at in (0, 641, *[601][: int(awake)]):  # at a look no version is computed
             with pytest.raises(NoSuchPosition, match="ledger alone"):
-                await rig.service.fork(session="a", name="c", at_token=at, on_event=ignore)
+                await rig.service.fork("a", name="c", at_token=at)
 
 
 async def test_a_session_that_is_asked_for_at_the_end_of_its_state_stays_there(open_rig: Any) -> None:
@@ -513,14 +484,14 @@ async def test_a_system_text_that_was_said_in_a_ledger_is_said_again_only_where_
     open_rig: Any, at: int | None
 ) -> None:
     async with open_rig(stop_within=0) as rig:
-        await rig.service.create(session="s", system="Be brief.")
-        await rig.service.append(session="s", tokens=tokens_of(1, 300), on_event=ignore)
+        await rig.service.create("s", system="Be brief.")
+        await rig.service.append("s", tokens=tokens_of(1, 300))
         await rig.sleep("s")
-        await rig.service.chat(session="s", message="hello", max_tokens=3, on_event=ignore)
+        await rig.service.chat("s", message="hello", max_tokens=3)
         await rig.service.close()
     async with open_rig() as rig:
         await rig.wake("s", at_token=at)
-        await rig.service.chat(session="s", message="other", max_tokens=3, on_event=ignore)
+        await rig.service.chat("s", message="other", max_tokens=3)
         behind = rig.model.decode(rig.live("s").state.tokens[300:])
         assert (behind.count("Be brief."), "hello" in behind) == (1, at is None)
 
@@ -539,16 +510,16 @@ async def test_what_waits_for_memory_puts_nothing_between_a_state_and_its_ledger
             return len(calls) > 1 and await reserve(claim, wanted, **options)
 
         monkeypatch.setattr(memory, "reserve", once)
-        await rig.service.append(session="a", tokens=[7, 8], on_event=ignore)
+        await rig.service.append("a", tokens=[7, 8])
         assert len(calls) > 1
         assert ledger(rig, "a") == [*had[:600], 7, 8]
-        await rig.service.append(session="a", tokens=[9], on_event=ignore)
+        await rig.service.append("a", tokens=[9])
         assert ledger(rig, "a") == [*had[:600], 7, 8, 9]
 
 
 async def test_a_repair_keeps_no_end_of_a_ledger_behind_a_hole(open_rig: Any, store: Path) -> None:
     had = await a_ledger(open_rig)
-    flip(store, 0.6)
+    flip_in(store, 0.6)
     with Store.open(store, writable=True) as opened:
         opened.repair()
     async with open_rig() as rig:
@@ -562,10 +533,9 @@ async def test_a_repair_keeps_no_end_of_a_ledger_behind_a_hole(open_rig: Any, st
 @pytest.mark.one_in(2)
 async def test_what_damage_took_before_a_ledger_is_told_as_damaged(open_rig: Any, store: Path) -> None:
     async with open_rig(stop_within=0) as rig:
-        await rig.read("a", tokens_of(1, 1300))
-        await rig.sleep("a")
+        await rig.asleep("a", tokens_of(1, 1300))
         await rig.wake("a", at_token=600)
-        await rig.service.append(session="a", tokens=tokens_of(9, 40), on_event=ignore)
+        await rig.service.append("a", tokens=tokens_of(9, 40))
     async with open_rig() as rig:
         assert (await rig.wake("a")).recomputed.damaged is False, "a stop had no time for it"
         rig.service.residency.awake.drop(SessionUri("default", "a"))
@@ -578,13 +548,12 @@ async def test_what_damage_took_before_a_ledger_is_told_as_damaged(open_rig: Any
 @pytest.mark.one_in(2)
 async def test_a_ledger_behind_what_a_repair_saved_goes_on_saying_so(open_rig: Any, store: Path) -> None:
     async with open_rig() as rig:
-        await rig.read("a", tokens_of(1, 1300))
-        await rig.sleep("a")
+        await rig.asleep("a", tokens_of(1, 1300))
     damage(store, "a", span=4, head=True)
     with Store.open(store, writable=True) as opened:
         opened.repair()
     async with open_rig(stop_within=0) as rig:
-        await rig.service.append(session="a", tokens=tokens_of(9, 40), on_event=ignore)
+        await rig.service.append("a", tokens=tokens_of(9, 40))
     damage(store, "a", span=1)
     async with open_rig() as rig:
         await rig.service.healing.mend(SessionUri("default", "a"))
@@ -596,8 +565,7 @@ async def test_a_ledger_behind_what_a_repair_saved_goes_on_saying_so(open_rig: A
 
 async def test_a_key_that_was_drawn_anew_behind_the_last_token_is_kept(open_rig: Any) -> None:
     async with open_rig(stop_within=0) as rig:
-        await rig.read("a", tokens_of(1, 300), sampling=SAMPLED)
-        await rig.sleep("a")
+        await rig.asleep("a", tokens_of(1, 300), sampling=SAMPLED)
         await rig.wake("a")
         live = rig.live("a")
         await rig.service.exchanges.change_sampling(live, Sampling(seed=77))
@@ -632,7 +600,7 @@ async def test_what_was_read_again_to_the_bit_is_told_once(open_rig: Any) -> Non
 async def test_a_session_that_is_warmed_is_whole(open_rig: Any) -> None:
     had = await a_ledger(open_rig)
     async with open_rig() as rig:
-        await rig.service.warm(sessions=["a"], on_event=ignore)
+        await rig.service.warm(sessions=["a"])
         assert ledger(rig, "a") == had
 
 

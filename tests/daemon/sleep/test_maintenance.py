@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from session_rig import DEADLINE_S, Gate, ignore, tokens_of, until
+from session_rig import DEADLINE_S, Gate, Rigged, tokens_of, until
 from torpor.daemon.errors import ServiceClosed, SessionExists
 from torpor.daemon.sleep import maintenance
 from torpor.daemon.sleep.maintenance import Maintenance
@@ -55,43 +55,40 @@ def pruning(rig: Any) -> asyncio.Future[Any]:
     return asyncio.ensure_future(rig.service.maintain(operation="prune", keep_last=1))
 
 
-async def test_sessions_sleep_and_wake_while_an_operation_runs(open_rig: Any, held: Held) -> None:
-    async with open_rig() as rig:
-        await rig.read("a", tokens_of(1, 300))
-        running = pruning(rig)
-        await held.gate.reached()
-        async with asyncio.timeout(DEADLINE_S):
-            assert (await rig.sleep("a")).version == 1
-            assert (await rig.service.mark(session="a", tag="x")).version == 1
-            assert (await rig.wake("a")).tokens_prefilled == 0
-        assert held.done == []
-        held.gate.open()
-        await running
+async def test_sessions_sleep_and_wake_while_an_operation_runs(rig: Rigged, held: Held) -> None:
+    await rig.read("a", tokens_of(1, 300))
+    running = pruning(rig)
+    await held.gate.reached()
+    async with asyncio.timeout(DEADLINE_S):
+        assert (await rig.sleep("a")).version == 1
+        assert (await rig.service.mark("a", tag="x")).version == 1
+        assert (await rig.wake("a")).tokens_prefilled == 0
+    assert held.done == []
+    held.gate.open()
+    await running
 
 
-async def test_operations_run_one_after_the_other_on_one_thread(open_rig: Any, held: Held) -> None:
-    async with open_rig() as rig:
-        running = [pruning(rig)]
-        await held.gate.reached()
-        running.append(pruning(rig))
-        await rig.service.status()
-        held.gate.open()
-        await asyncio.gather(*running)
-        # a second thread would have been made while the first was held
-        assert held.threads == ["torpor-maintain_0"] * 2
+async def test_operations_run_one_after_the_other_on_one_thread(rig: Rigged, held: Held) -> None:
+    running = [pruning(rig)]
+    await held.gate.reached()
+    running.append(pruning(rig))
+    await rig.service.status()
+    held.gate.open()
+    await asyncio.gather(*running)
+    # a second thread would have been made while the first was held
+    assert held.threads == ["torpor-maintain_0"] * 2
 
 
-async def test_an_operation_whose_client_leaves_runs_to_its_end_threat_46(open_rig: Any, held: Held) -> None:
-    async with open_rig() as rig:
-        asking = pruning(rig)
-        await held.gate.reached()
-        asking.cancel()
-        await asyncio.sleep(0)
-        assert not asking.done()
-        held.gate.open()
-        with pytest.raises(asyncio.CancelledError):
-            await asking
-        assert held.done == ["operation ended"]
+async def test_an_operation_whose_client_leaves_runs_to_its_end_threat_46(rig: Rigged, held: Held) -> None:
+    asking = pruning(rig)
+    await held.gate.reached()
+    asking.cancel()
+    await asyncio.sleep(0)
+    assert not asking.done()
+    held.gate.open()
+    with pytest.raises(asyncio.CancelledError):
+        await asking
+    assert held.done == ["operation ended"]
 
 
 async def test_a_stop_cuts_a_compaction_short(open_rig: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -173,30 +170,28 @@ async def test_a_stop_lets_the_operation_that_runs_end_before_it_closes_the_stor
     assert held.done[:2] == ["operation ended", "store closed"]
 
 
-async def test_an_operation_that_a_stop_finds_waiting_is_not_begun(open_rig: Any, held: Held) -> None:
-    async with open_rig() as rig:
-        running = [pruning(rig), pruning(rig)]
-        await held.gate.reached()
-        await rig.service.begin_close()
-        held.gate.open()
-        await running[0]
+async def test_an_operation_that_a_stop_finds_waiting_is_not_begun(rig: Rigged, held: Held) -> None:
+    running = [pruning(rig), pruning(rig)]
+    await held.gate.reached()
+    await rig.service.begin_close()
+    held.gate.open()
+    await running[0]
+    with pytest.raises(ServiceClosed):
+        await running[1]
+    assert held.done == ["operation ended"]
+
+
+async def test_the_store_is_left_alone_once_the_daemon_stops(rig: Rigged) -> None:
+    await rig.read("a", tokens_of(1, 20))
+    await rig.service.close()
+    for late in (
+        rig.service.maintain(operation="gc"),
+        rig.service.maintain(operation="forget", session="a"),
+        rig.service.mark("a", pinned=True),
+        rig.service.import_bundle(bundle_id="ab" * 32),
+    ):
         with pytest.raises(ServiceClosed):
-            await running[1]
-        assert held.done == ["operation ended"]
-
-
-async def test_the_store_is_left_alone_once_the_daemon_stops(open_rig: Any) -> None:
-    async with open_rig() as rig:
-        await rig.read("a", tokens_of(1, 20))
-        await rig.service.close()
-        for late in (
-            rig.service.maintain(operation="gc"),
-            rig.service.maintain(operation="forget", session="a"),
-            rig.service.mark(session="a", pinned=True),
-            rig.service.import_bundle(bundle_id="ab" * 32),
-        ):
-            with pytest.raises(ServiceClosed):
-                await late
+            await late
 
 
 async def test_a_report_is_plain_data_and_its_lists_are_bounded() -> None:
@@ -215,49 +210,44 @@ async def test_a_report_is_plain_data_and_its_lists_are_bounded() -> None:
 # --- forget
 
 
-async def test_forgetting_a_session_that_never_slept_drops_it_from_memory_and_journal(
-    open_rig: Any, store: Path
-) -> None:
-    async with open_rig() as rig:
-        await rig.read("a", [1, 2])
-        plan = await rig.service.maintain(operation="forget", session="a", dry_run=True)
-        assert rig.is_awake("a")
-        done = await rig.service.maintain(operation="forget", session="a")
-        assert (plan.dry_run, done.dry_run) == (True, False)
-        assert plan.actions == done.actions
-        told = [(one.kind, one.path, one.session, one.reason) for one in done.actions]
-        journal, gone = store / "journal" / "turns.mvj", "torpor://default/a"
-        assert told == [
-            ("remove", "", gone, "the awake session, 2 tokens, leaves memory"),
-            ("remove", str(journal), gone, "it holds turns that no version has"),
-        ]
-        assert not journal.exists()
-        with pytest.raises(SessionNotFound):
-            await rig.sleep("a")
+async def test_forgetting_a_session_that_never_slept_drops_it_from_memory_and_journal(rig: Rigged, store: Path) -> None:
+    await rig.read("a", [1, 2])
+    plan = await rig.service.maintain(operation="forget", session="a", dry_run=True)
+    assert rig.is_awake("a")
+    done = await rig.service.maintain(operation="forget", session="a")
+    assert (plan.dry_run, done.dry_run) == (True, False)
+    assert plan.actions == done.actions
+    told = [(one.kind, one.path, one.session, one.reason) for one in done.actions]
+    journal, gone = store / "journal" / "turns.mvj", "torpor://default/a"
+    assert told == [
+        ("remove", "", gone, "the awake session, 2 tokens, leaves memory"),
+        ("remove", str(journal), gone, "it holds turns that no version has"),
+    ]
+    assert not journal.exists()
+    with pytest.raises(SessionNotFound):
+        await rig.sleep("a")
 
 
 @pytest.mark.parametrize("awake", [True, False])
-async def test_a_forgotten_session_is_gone_from_memory_and_disk(open_rig: Any, store: Path, awake: bool) -> None:
-    async with open_rig() as rig:
-        await rig.read("a", tokens_of(1, 300))
-        await rig.sleep("a")
-        await rig.write("a", 2)
-        await rig.sleep("a")
-        if awake:
-            await rig.wake("a")
-        plan = await rig.service.maintain(operation="forget", session="a", dry_run=True)
-        assert plan.actions
-        assert any(not action.path for action in plan.actions) == awake
-        assert len((await rig.service.show(session="a")).versions) == 2
-        result = await rig.service.maintain(operation="forget", session="a")
-        assert result.problems == ()
-        assert result.bytes_freed > 0
-        assert not await rig.service.list_sessions()
-        assert list((store / "bundles").rglob("*.mv?")) == []
+async def test_a_forgotten_session_is_gone_from_memory_and_disk(rig: Rigged, store: Path, awake: bool) -> None:
+    await rig.asleep("a", tokens_of(1, 300))
+    await rig.write("a", 2)
+    await rig.sleep("a")
+    if awake:
+        await rig.wake("a")
+    plan = await rig.service.maintain(operation="forget", session="a", dry_run=True)
+    assert plan.actions
+    assert any(not action.path for action in plan.actions) == awake
+    assert len((await rig.service.show("a")).versions) == 2
+    result = await rig.service.maintain(operation="forget", session="a")
+    assert result.problems == ()
+    assert result.bytes_freed > 0
+    assert not await rig.service.list_sessions()
+    assert list((store / "bundles").rglob("*.mv?")) == []
 
 
 async def test_a_forget_of_a_session_that_is_gone_is_passed_on_for_what_it_has_left(
-    open_rig: Any, monkeypatch: pytest.MonkeyPatch
+    rig: Rigged, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[SessionUri] = []
 
@@ -265,142 +255,126 @@ async def test_a_forget_of_a_session_that_is_gone_is_passed_on_for_what_it_has_l
         asked.append(uri)
         return NOTHING
 
-    async with open_rig() as rig:
-        with pytest.raises(SessionNotFound):
-            await rig.service.maintain(operation="forget", session="a")
-        monkeypatch.setattr(Store, "forget", note)
-        for name in ("a", "work/b"):
-            await rig.service.maintain(operation="forget", session=name)
-        assert asked == [SessionUri("default", "a"), SessionUri("work", "b")]
+    with pytest.raises(SessionNotFound):
+        await rig.service.maintain(operation="forget", session="a")
+    monkeypatch.setattr(Store, "forget", note)
+    for name in ("a", "work/b"):
+        await rig.service.maintain(operation="forget", session=name)
+    assert asked == [SessionUri("default", "a"), SessionUri("work", "b")]
 
 
-async def test_a_forget_that_fails_leaves_the_session_in_memory(open_rig: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with open_rig() as rig:
-        await rig.read("a", tokens_of(1, 300))
-        await rig.sleep("a")
-        await rig.write("a", 5)
-        before = await rig.fingerprint("a")
+async def test_a_forget_that_fails_leaves_the_session_in_memory(rig: Rigged, monkeypatch: pytest.MonkeyPatch) -> None:
+    await rig.asleep("a", tokens_of(1, 300))
+    await rig.write("a", 5)
+    before = await rig.fingerprint("a")
 
-        def fail(*_: object, **__: object) -> None:
-            raise StoreIoError("the disk is gone")
+    def fail(*_: object, **__: object) -> None:
+        raise StoreIoError("the disk is gone")
 
-        monkeypatch.setattr(Store, "forget", fail)
-        with pytest.raises(StoreIoError):
-            await rig.service.maintain(operation="forget", session="a")
-        monkeypatch.undo()
-        assert await rig.fingerprint("a") == before
-        assert (await rig.sleep("a")).token_count == 305
+    monkeypatch.setattr(Store, "forget", fail)
+    with pytest.raises(StoreIoError):
+        await rig.service.maintain(operation="forget", session="a")
+    monkeypatch.undo()
+    assert await rig.fingerprint("a") == before
+    assert (await rig.sleep("a")).token_count == 305
 
 
-async def test_a_forget_waits_for_the_sessions_turn(open_rig: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_forget_waits_for_the_sessions_turn(rig: Rigged, monkeypatch: pytest.MonkeyPatch) -> None:
     turn_held: list[bool] = []
-    async with open_rig() as rig:
-        await rig.read("a", [1, 2])
-        await rig.sleep("a")
-        uri = rig.service.resolve("a")
+    await rig.asleep("a", [1, 2])
+    uri = rig.service.resolve("a")
 
-        def note(*_: Any, **__: Any) -> MaintenanceReport:
-            turn_held.append(uri in rig.service.residency.turns.in_use())
-            return NOTHING
+    def note(*_: Any, **__: Any) -> MaintenanceReport:
+        turn_held.append(uri in rig.service.residency.turns.in_use())
+        return NOTHING
 
-        monkeypatch.setattr(Store, "forget", note)
-        async with rig.service.residency.turns.take(uri):
-            asking = asyncio.ensure_future(rig.service.maintain(operation="forget", session="a"))
-            await asyncio.sleep(0)
-            assert turn_held == []
-        await asking
-        assert turn_held == [True]
+    monkeypatch.setattr(Store, "forget", note)
+    async with rig.service.residency.turns.take(uri):
+        asking = asyncio.ensure_future(rig.service.maintain(operation="forget", session="a"))
+        await asyncio.sleep(0)
+        assert turn_held == []
+    await asking
+    assert turn_held == [True]
 
 
 # --- versions
 
 
-async def test_a_tagged_version_is_woken_by_its_tag(open_rig: Any) -> None:
-    async with open_rig() as rig:
-        await rig.read("a", tokens_of(1, 300))
-        first = await rig.sleep("a")
+async def test_a_tagged_version_is_woken_by_its_tag(rig: Rigged) -> None:
+    first = await rig.asleep("a", tokens_of(1, 300))
+    await rig.write("a", 2)
+    await rig.sleep("a")
+    marked = await rig.service.mark("a@1", tag="before")
+    assert (marked.version, marked.bundle_id, marked.tags) == (1, first.bundle_id, ("before",))
+    for reference in ("a@before", "default/a@1", f"a@{first.bundle_id[:12]}"):
+        woken = await rig.service.wake(reference)
+        assert (woken.version, woken.token_count) == (1, 300), reference
+    with pytest.raises(SessionNotFound):
+        await rig.service.wake("a@never")
+
+
+async def test_marks_are_set_and_taken_off(rig: Rigged) -> None:
+    await rig.asleep("a", [1, 2])
+    await rig.service.mark("a", tag="x")
+    assert (await rig.service.mark("a", pinned=True)).tags == ("x",)
+    await rig.write("a", 1)
+    await rig.sleep("a")
+    with pytest.raises(TagTaken):
+        await rig.service.mark("a", tag="x")
+    assert (await rig.service.mark("a", tag="x", move=True)).version == 2
+    await rig.service.mark("a@1", tag="x", move=True)
+    left = await rig.service.mark("a", untag="x")
+    assert (left.version, left.tags, left.pinned) == (1, (), True)
+    assert (await rig.service.mark("a@1", pinned=False)).pinned is False
+
+
+async def test_a_prune_leaves_the_newest_and_what_is_marked(rig: Rigged) -> None:
+    await rig.read("a", tokens_of(1, 20))
+    for _ in range(4):
         await rig.write("a", 2)
         await rig.sleep("a")
-        marked = await rig.service.mark(session="a@1", tag="before")
-        assert (marked.version, marked.bundle_id, marked.tags) == (1, first.bundle_id, ("before",))
-        for reference in ("a@before", "default/a@1", f"a@{first.bundle_id[:12]}"):
-            woken = await rig.service.wake(session=reference, on_event=ignore)
-            assert (woken.version, woken.token_count) == (1, 300), reference
+    await rig.service.mark("a@2", pinned=True)
+    await rig.wake("a")
+    before = await rig.fingerprint("a")
+    result = await rig.service.maintain(operation="prune", session="a", keep_last=1)
+    assert result.problems == ()
+    assert [each.version for each in (await rig.service.show("a")).versions] == [2, 4]
+    await rig.sleep_and_wake("a")
+    assert await rig.fingerprint("a") == before
+
+
+async def test_a_session_that_went_on_from_a_version_that_is_pruned_loses_nothing(rig: Rigged) -> None:
+    await rig.asleep("a", tokens_of(1, 300))
+    await rig.write("a", 2)
+    await rig.sleep("a")
+    await rig.wake("a", 1)
+    await rig.write("a", 1)
+    before = await rig.fingerprint("a")
+    await rig.service.maintain(operation="prune", keep_last=1)
+    assert (await rig.sleep("a")).version == 3
+    await rig.wake("a")
+    assert await rig.fingerprint("a") == before
+
+
+async def test_operations_on_one_session_need_it_to_be_in_the_store(rig: Rigged) -> None:
+    await rig.read("a", [1, 2])
+    for operation in ("compact", "prune"):
         with pytest.raises(SessionNotFound):
-            await rig.service.wake(session="a@never", on_event=ignore)
+            await rig.service.maintain(operation=operation, session="a", keep_last=1)
 
 
-async def test_marks_are_set_and_taken_off(open_rig: Any) -> None:
-    async with open_rig() as rig:
-        await rig.read("a", [1, 2])
-        await rig.sleep("a")
-        await rig.service.mark(session="a", tag="x")
-        assert (await rig.service.mark(session="a", pinned=True)).tags == ("x",)
-        await rig.write("a", 1)
-        await rig.sleep("a")
-        with pytest.raises(TagTaken):
-            await rig.service.mark(session="a", tag="x")
-        assert (await rig.service.mark(session="a", tag="x", move=True)).version == 2
-        await rig.service.mark(session="a@1", tag="x", move=True)
-        left = await rig.service.mark(session="a", untag="x")
-        assert (left.version, left.tags, left.pinned) == (1, (), True)
-        assert (await rig.service.mark(session="a@1", pinned=False)).pinned is False
-
-
-async def test_a_prune_leaves_the_newest_and_what_is_marked(open_rig: Any) -> None:
-    async with open_rig() as rig:
-        await rig.read("a", tokens_of(1, 20))
-        for _ in range(4):
-            await rig.write("a", 2)
-            await rig.sleep("a")
-        await rig.service.mark(session="a@2", pinned=True)
-        await rig.wake("a")
-        before = await rig.fingerprint("a")
-        result = await rig.service.maintain(operation="prune", session="a", keep_last=1)
-        assert result.problems == ()
-        assert [each.version for each in (await rig.service.show(session="a")).versions] == [2, 4]
-        await rig.sleep("a")
-        await rig.wake("a")
-        assert await rig.fingerprint("a") == before
-
-
-async def test_a_session_that_went_on_from_a_version_that_is_pruned_loses_nothing(open_rig: Any) -> None:
-    async with open_rig() as rig:
-        await rig.read("a", tokens_of(1, 300))
-        await rig.sleep("a")
-        await rig.write("a", 2)
-        await rig.sleep("a")
-        await rig.wake("a", 1)
-        await rig.write("a", 1)
-        before = await rig.fingerprint("a")
-        await rig.service.maintain(operation="prune", keep_last=1)
-        assert (await rig.sleep("a")).version == 3
-        await rig.wake("a")
-        assert await rig.fingerprint("a") == before
-
-
-async def test_operations_on_one_session_need_it_to_be_in_the_store(open_rig: Any) -> None:
-    async with open_rig() as rig:
-        await rig.read("a", [1, 2])
-        for operation in ("compact", "prune"):
-            with pytest.raises(SessionNotFound):
-                await rig.service.maintain(operation=operation, session="a", keep_last=1)
-
-
-async def test_a_sleeping_session_survives_every_operation_bit_for_bit(open_rig: Any) -> None:
-    async with open_rig() as rig:
-        await rig.read("a", tokens_of(1, 600))
-        before = await rig.fingerprint("a")
-        await rig.sleep("a")
-        await rig.read("b", tokens_of(2, 600))
-        await rig.sleep("b")
-        await rig.service.maintain(operation="forget", session="b")
-        for operation in ("gc", "empty_quarantine", "compact", "repair", "rebuild_index"):
-            result = await rig.service.maintain(operation=operation)
-            assert (result.operation, result.problems) == (operation, ())
-        await rig.service.maintain(operation="compact", cold_after_days=0.0)
-        await rig.wake("a")
-        assert await rig.fingerprint("a") == before
+async def test_a_sleeping_session_survives_every_operation_bit_for_bit(rig: Rigged) -> None:
+    await rig.read("a", tokens_of(1, 600))
+    before = await rig.fingerprint("a")
+    await rig.sleep("a")
+    await rig.asleep("b", tokens_of(2, 600))
+    await rig.service.maintain(operation="forget", session="b")
+    for operation in ("gc", "empty_quarantine", "compact", "repair", "rebuild_index"):
+        result = await rig.service.maintain(operation=operation)
+        assert (result.operation, result.problems) == (operation, ())
+    await rig.service.maintain(operation="compact", cold_after_days=0.0)
+    await rig.wake("a")
+    assert await rig.fingerprint("a") == before
 
 
 # --- import
@@ -412,57 +386,49 @@ def handed_over(store: Path) -> str:
     return hand_over(str(store), str(file)).hex()
 
 
-async def test_an_import_under_the_name_of_another_session_is_refused(open_rig: Any, store: Path) -> None:
-    async with open_rig() as rig:
-        await rig.read("a", tokens_of(1, 300))
-        await rig.sleep("a")
-        bundle_id = handed_over(store)
-        await rig.read("b", tokens_of(2, 300))
-        slept = await rig.sleep("b")
-        with pytest.raises(NameTaken, match="torpor rm torpor://default/b"):
-            await rig.service.import_bundle(bundle_id=bundle_id, session="b")
-        assert (await rig.service.show(session="b")).info.bundle_id == slept.bundle_id
+async def test_an_import_under_the_name_of_another_session_is_refused(rig: Rigged, store: Path) -> None:
+    await rig.asleep("a", tokens_of(1, 300))
+    bundle_id = handed_over(store)
+    slept = await rig.asleep("b", tokens_of(2, 300))
+    with pytest.raises(NameTaken, match="torpor rm torpor://default/b"):
+        await rig.service.import_bundle(bundle_id=bundle_id, session="b")
+    assert (await rig.service.show("b")).info.bundle_id == slept.bundle_id
 
 
-async def test_an_imported_session_wakes_bit_for_bit_under_another_name(open_rig: Any, store: Path) -> None:
-    async with open_rig() as rig:
-        await rig.read("a", tokens_of(1, 300))
-        before = await rig.fingerprint("a")
-        await rig.sleep("a")
-        receipt = await rig.service.import_bundle(bundle_id=handed_over(store), session="b")
-        assert (receipt.session, receipt.version, receipt.token_count) == ("torpor://default/b", 1, 300)
-        await rig.wake("b")
-        assert await rig.fingerprint("b") == before
-        assert list((store / "incoming").iterdir()) == []
+async def test_an_imported_session_wakes_bit_for_bit_under_another_name(rig: Rigged, store: Path) -> None:
+    await rig.read("a", tokens_of(1, 300))
+    before = await rig.fingerprint("a")
+    await rig.sleep("a")
+    receipt = await rig.service.import_bundle(bundle_id=handed_over(store), session="b")
+    assert (receipt.session, receipt.version, receipt.token_count) == ("torpor://default/b", 1, 300)
+    await rig.wake("b")
+    assert await rig.fingerprint("b") == before
+    assert list((store / "incoming").iterdir()) == []
 
 
-async def test_a_session_that_was_lost_is_imported_under_its_own_name(open_rig: Any, store: Path) -> None:
-    async with open_rig() as rig:
-        await rig.read("a", tokens_of(1, 300))
-        before = await rig.fingerprint("a")
-        slept = await rig.sleep("a")
-        bundle_id = handed_over(store)
-        await rig.service.delete(session="a")
-        assert (await rig.service.import_bundle(bundle_id=bundle_id)).bundle_id == slept.bundle_id
-        await rig.wake("a")
-        assert await rig.fingerprint("a") == before
+async def test_a_session_that_was_lost_is_imported_under_its_own_name(rig: Rigged, store: Path) -> None:
+    await rig.read("a", tokens_of(1, 300))
+    before = await rig.fingerprint("a")
+    slept = await rig.sleep("a")
+    bundle_id = handed_over(store)
+    await rig.service.delete("a")
+    assert (await rig.service.import_bundle(bundle_id=bundle_id)).bundle_id == slept.bundle_id
+    await rig.wake("a")
+    assert await rig.fingerprint("a") == before
 
 
-async def test_nothing_is_imported_over_a_session_that_is_awake(open_rig: Any, store: Path) -> None:
-    async with open_rig() as rig:
-        await rig.read("a", tokens_of(1, 300))
-        await rig.sleep("a")
-        bundle_id = handed_over(store)
-        await rig.wake("a")
-        await rig.read("b", [1, 2])
-        for session in (None, "a", "b"):
-            with pytest.raises(SessionExists):
-                await rig.service.import_bundle(bundle_id=bundle_id, session=session)
-        assert len((await rig.service.show(session="a")).versions) == 1
+async def test_nothing_is_imported_over_a_session_that_is_awake(rig: Rigged, store: Path) -> None:
+    await rig.asleep("a", tokens_of(1, 300))
+    bundle_id = handed_over(store)
+    await rig.wake("a")
+    await rig.read("b", [1, 2])
+    for session in (None, "a", "b"):
+        with pytest.raises(SessionExists):
+            await rig.service.import_bundle(bundle_id=bundle_id, session=session)
+    assert len((await rig.service.show("a")).versions) == 1
 
 
-async def test_an_id_that_nobody_handed_over_is_missing(open_rig: Any) -> None:
-    async with open_rig() as rig:
-        for session in (None, "b"):
-            with pytest.raises(BundleMissing):
-                await rig.service.import_bundle(bundle_id="ab" * 32, session=session)
+async def test_an_id_that_nobody_handed_over_is_missing(rig: Rigged) -> None:
+    for session in (None, "b"):
+        with pytest.raises(BundleMissing):
+            await rig.service.import_bundle(bundle_id="ab" * 32, session=session)

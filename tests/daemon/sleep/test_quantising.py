@@ -14,14 +14,14 @@ from typing import Any
 
 import pytest
 import session_rig
-from session_rig import Rigged, crowded, ignore, tokens_of, until
+from session_rig import Rigged, crowded, flip, ignore, tokens_of, until
 from torpor.daemon.api.session import Lossy
 from torpor.daemon.errors import GenerationFailed, SessionAwake, SessionBusy
 from torpor.daemon.sleep.quantising import AgePolicy, Plan, QuantiseOrder, Span, plan_spans, why_left
 from torpor.memvid import BLOCK_TOKENS
-from torpor.memvid.errors import InvalidPolicy, NoSpace, SessionNotFound
+from torpor.memvid.errors import InvalidPolicy, SessionNotFound
 from torpor.memvid.folder.retention import EARLIEST_NS
-from torpor.memvid.store import IndexRow, Store
+from torpor.memvid.store import IndexRow
 from torpor.memvid.uri import SessionUri
 from torpor.snapshot.checkpoints import CHECKPOINT_TOKENS
 from torpor.snapshot.errors import CanaryFailed, MalformedSnapshot
@@ -40,8 +40,7 @@ def open_kind(open_rig: Any, quantisable_model: Path, models_of_kinds: Callable[
 
 
 async def asleep(rig: Rigged, name: str = "s", count: int = 600) -> None:
-    await rig.read(name, tokens_of(1, count))
-    await rig.sleep(name)
+    await rig.asleep(name, tokens_of(1, count))
     rig.network.reset()
 
 
@@ -51,6 +50,11 @@ async def quantise(rig: Rigged, name: str | None = "s", bits: int = 8, **options
 
 def versions(rig: Rigged, name: str = "s") -> list[int]:
     return [row.version for row in rig.service.store.versions(rig.service.resolve(name))]
+
+
+@pytest.fixture
+def rig(open_kind: Any) -> Any:
+    return open_kind()
 
 
 @pytest.mark.parametrize("bits", [8, 4])
@@ -130,14 +134,13 @@ async def test_the_exact_version_stays_as_it_was_until_a_prune(open_kind: Any, k
         assert (await rig.wake("s")).canary == "same_bits"
 
 
-async def test_a_canary_of_the_lossy_state_finds_what_is_not_that_state(open_kind: Any) -> None:
-    async with open_kind() as rig:
-        await asleep(rig)
-        await quantise(rig)
-        rig.network.after = lambda _, logits: logits.at[..., 5].add(1e-4)
-        with pytest.raises(CanaryFailed) as refusal:
-            await rig.wake("s")
-        assert refusal.value.tolerance == 0.0
+async def test_a_canary_of_the_lossy_state_finds_what_is_not_that_state(rig: Rigged) -> None:
+    await asleep(rig)
+    await quantise(rig)
+    rig.network.after = lambda _, logits: logits.at[..., 5].add(1e-4)
+    with pytest.raises(CanaryFailed) as refusal:
+        await rig.wake("s")
+    assert refusal.value.tolerance == 0.0
 
 
 @pytest.mark.one_in(5)
@@ -147,7 +150,7 @@ async def test_a_lossy_session_stays_marked_and_its_lossy_blocks_are_referred_to
         await asleep(rig)
         await quantise(rig)
         await rig.wake("s")
-        await rig.service.append(session="s", tokens=tokens_of(2, 300), on_event=ignore)
+        await rig.service.append("s", tokens=tokens_of(2, 300))
         await rig.write("s", 5)
         before = await rig.fingerprint("s")
         receipt = await rig.sleep("s")
@@ -163,38 +166,35 @@ async def test_a_lossy_session_stays_marked_and_its_lossy_blocks_are_referred_to
 
 
 @pytest.mark.parametrize("layers_grown", [0, 1])
-async def test_a_lossy_session_whose_canary_fails_stays_as_it_was(open_kind: Any, layers_grown: int) -> None:
-    async with open_kind() as rig:
-        await asleep(rig)
-        await quantise(rig)
-        await rig.wake("s")
-        await rig.write("s", 5)
-        before = await rig.fingerprint("s")
-        rig.network.reset()
-        rig.network.fail_at(1, layers_grown=layers_grown)
-        with pytest.raises(GenerationFailed, match="canary"):
-            await rig.sleep("s")
-        rig.network.reset()
-        assert await rig.fingerprint("s") == before
-        assert rig.live("s").state.is_consistent
+async def test_a_lossy_session_whose_canary_fails_stays_as_it_was(rig: Rigged, layers_grown: int) -> None:
+    await asleep(rig)
+    await quantise(rig)
+    await rig.wake("s")
+    await rig.write("s", 5)
+    before = await rig.fingerprint("s")
+    rig.network.fail_at(1, layers_grown=layers_grown)
+    with pytest.raises(GenerationFailed, match="canary"):
+        await rig.sleep("s")
+    rig.network.reset()
+    assert await rig.fingerprint("s") == before
+    assert rig.live("s").state.is_consistent
 
 
 async def test_a_session_whose_lossy_blocks_are_gone_is_written_from_memory_and_stays_marked(
-    open_kind: Any, store: Path
+    rig: Rigged, store: Path
 ) -> None:
-    async with open_kind() as rig:
-        await asleep(rig)
-        await quantise(rig)
-        await rig.service.maintain(operation="prune", session="s", keep_last=1)
-        report = await rig.wake("s")
-        await rig.write("s", 3)
-        before = await rig.fingerprint("s")
-        (path,) = store.rglob(f"{report.bundle_id}.mvb")
-        path.unlink()
-        assert (await rig.sleep("s")).blocks_reused == 0
-        woken = await rig.wake("s")
-        assert (woken.lossy, woken.canary) == (Lossy(8, 512), "same_bits")
-        assert await rig.fingerprint("s") == before
+    await asleep(rig)
+    await quantise(rig)
+    await rig.service.maintain(operation="prune", session="s", keep_last=1)
+    report = await rig.wake("s")
+    await rig.write("s", 3)
+    before = await rig.fingerprint("s")
+    (path,) = store.rglob(f"{report.bundle_id}.mvb")
+    path.unlink()
+    assert (await rig.sleep("s")).blocks_reused == 0
+    woken = await rig.wake("s")
+    assert (woken.lossy, woken.canary) == (Lossy(8, 512), "same_bits")
+    assert await rig.fingerprint("s") == before
 
 
 @pytest.mark.one_in(5)
@@ -209,8 +209,7 @@ async def test_woken_at_an_earlier_token_or_version_it_sleeps_and_wakes_proven(o
             assert woken.lossy == (Lossy(8, min(held, 1024)) if held else None)
             before = await rig.fingerprint("s")
             rig.live("s").dirty = True  # as if it had been changed: its state is written as it is
-            await rig.sleep("s")
-            again = await rig.wake("s")
+            again = await rig.sleep_and_wake("s")
             assert (again.lossy, again.canary) == (woken.lossy, "same_bits")
             assert await rig.fingerprint("s") == before
             rig.service.residency.awake.clear()
@@ -238,50 +237,46 @@ async def test_a_daemon_that_trusts_its_disk_hashes_what_it_quantises(open_kind:
     async with open_kind(trusting=True) as rig:
         await asleep(rig)
         (path,) = store.rglob("*.mvb")
-        data = bytearray(path.read_bytes())
-        data[8192 + 100] ^= 1
-        path.write_bytes(data)
+        flip(path, 8192 + 100)
         report = await quantise(rig)
         assert [each.code for each in report.problems] == ["corrupt_block"]
         assert versions(rig) == [1]
 
 
-async def test_quantising_again_refers_to_what_is_kept_in_as_few_bits(open_kind: Any) -> None:
-    async with open_kind() as rig:
-        await asleep(rig)
-        await quantise(rig)
-        [action] = (await quantise(rig)).actions
-        assert (action.kind, action.reason) == ("keep", "its full blocks are kept in as few bits already")
-        await rig.service.append(session="s", tokens=tokens_of(2, 600), on_event=ignore)
-        await rig.sleep("s")
-        [action] = (await quantise(rig)).actions
-        assert (action.kind, action.version) == ("quantise", 4)
-        with rig.service.store.open_session(rig.service.resolve("s")) as reader:
-            spans = [entry for entry in reader.entries if entry.kind == "span"]
-            assert [entry.bundle_id == reader.bundle_id for entry in spans] == [False, False, True, True, True]
-            assert len({entry.raw_bytes for entry in spans[:4]}) == 1
-        woken = await rig.wake("s")
-        assert (woken.lossy, woken.canary) == (Lossy(8, 1024), "same_bits")
-        await rig.sleep("s")
-        [action] = (await quantise(rig, bits=4)).actions
-        assert action.kind == "quantise"
-        assert (await rig.wake("s")).lossy == Lossy(4, 1024)
-        await rig.sleep("s")
-        [action] = (await quantise(rig, bits=8)).actions
-        assert action.kind == "keep", "fewer bits are never made more"
+async def test_quantising_again_refers_to_what_is_kept_in_as_few_bits(rig: Rigged) -> None:
+    await asleep(rig)
+    await quantise(rig)
+    [action] = (await quantise(rig)).actions
+    assert (action.kind, action.reason) == ("keep", "its full blocks are kept in as few bits already")
+    await rig.service.append("s", tokens=tokens_of(2, 600))
+    await rig.sleep("s")
+    [action] = (await quantise(rig)).actions
+    assert (action.kind, action.version) == ("quantise", 4)
+    with rig.service.store.open_session(rig.service.resolve("s")) as reader:
+        spans = [entry for entry in reader.entries if entry.kind == "span"]
+        assert [entry.bundle_id == reader.bundle_id for entry in spans] == [False, False, True, True, True]
+        assert len({entry.raw_bytes for entry in spans[:4]}) == 1
+    woken = await rig.wake("s")
+    assert (woken.lossy, woken.canary) == (Lossy(8, 1024), "same_bits")
+    await rig.sleep("s")
+    [action] = (await quantise(rig, bits=4)).actions
+    assert action.kind == "quantise"
+    assert (await rig.wake("s")).lossy == Lossy(4, 1024)
+    await rig.sleep("s")
+    [action] = (await quantise(rig, bits=8)).actions
+    assert action.kind == "keep", "fewer bits are never made more"
 
 
-async def test_a_plan_changes_nothing_and_says_what_it_saves(open_kind: Any) -> None:
-    async with open_kind() as rig:
-        await asleep(rig)
-        report = await quantise(rig, dry_run=True)
-        [action] = report.actions
-        assert (action.kind, action.version) == ("quantise", 1)
-        assert (report.dry_run, report.bytes_written) == (True, action.size_bytes)
-        assert action.reason == (
-            "768 KiB of keys and values are 240 KiB in 8 bits; version 1 stays as it is until a prune removes it"
-        )
-        assert versions(rig) == [1]
+async def test_a_plan_changes_nothing_and_says_what_it_saves(rig: Rigged) -> None:
+    await asleep(rig)
+    report = await quantise(rig, dry_run=True)
+    [action] = report.actions
+    assert (action.kind, action.version) == ("quantise", 1)
+    assert (report.dry_run, report.bytes_written) == (True, action.size_bytes)
+    assert action.reason == (
+        "768 KiB of keys and values are 240 KiB in 8 bits; version 1 stays as it is until a prune removes it"
+    )
+    assert versions(rig) == [1]
 
 
 @pytest.mark.parametrize("bits", [8, 4])
@@ -298,28 +293,28 @@ async def test_a_plan_tells_what_is_then_written_but_for_heads(open_kind: Any, k
         assert planned < written < planned + 4096 * (len(own) + 1)
 
 
-async def test_an_awake_session_is_not_touched(open_kind: Any) -> None:
-    async with open_kind() as rig:
-        await asleep(rig)
-        await rig.wake("s")
-        before = await rig.fingerprint("s")
-        with pytest.raises(SessionAwake):
-            await quantise(rig)
-        [action] = (await quantise(rig, None, after_days=0)).actions
-        assert (action.kind, action.reason) == ("keep", "the session is awake")
-        assert await rig.fingerprint("s") == before
-        assert versions(rig) == [1]
+async def test_an_awake_session_is_not_touched(rig: Rigged) -> None:
+    await asleep(rig)
+    await rig.wake("s")
+    before = await rig.fingerprint("s")
+    with pytest.raises(SessionAwake):
+        await quantise(rig)
+    [action] = (await quantise(rig, None, after_days=0)).actions
+    assert (action.kind, action.reason) == ("keep", "the session is awake")
+    assert await rig.fingerprint("s") == before
+    assert versions(rig) == [1]
 
 
-@pytest.mark.parametrize("mark", [{"tag": "keep"}, {"pinned": True}])
-async def test_a_version_that_is_marked_is_not_followed_by_a_lossy_one(open_kind: Any, mark: dict[str, Any]) -> None:
-    async with open_kind() as rig:
-        await asleep(rig)
-        await rig.service.mark(session="s", **mark)
-        [action] = (await quantise(rig)).actions
-        why = "tagged keep: `torpor untag default/s keep`" if "tag" in mark else "pinned: `torpor unpin default/s@1`"
+async def test_a_version_that_is_marked_is_not_followed_by_a_lossy_one(rig: Rigged) -> None:
+    for name, mark, why in (
+        ("s", {"tag": "keep"}, "tagged keep: `torpor untag default/s keep`"),
+        ("t", {"pinned": True}, "pinned: `torpor unpin default/t@1`"),
+    ):
+        await asleep(rig, name)
+        await rig.service.mark(name, **mark)
+        [action] = (await quantise(rig, name)).actions
         assert (action.kind, action.reason) == ("keep", f"version 1 is {why}, then quantise again")
-        assert versions(rig) == [1]
+        assert versions(rig, name) == [1]
 
 
 async def test_what_cannot_be_quantised_is_left_and_told_why(open_rig: Any, open_kind: Any) -> None:
@@ -337,59 +332,44 @@ async def test_what_cannot_be_quantised_is_left_and_told_why(open_rig: Any, open
             await quantise(rig, "nobody")
 
 
-@pytest.mark.one_in(2)
-@pytest.mark.parametrize(
-    "order", [{"bits": 5}, {"bits": None}, {"session": None}, {"after_days": -1.0}, {"after_days": float("nan")}]
-)
-async def test_an_order_that_means_nothing_is_refused(open_kind: Any, order: dict[str, Any]) -> None:
-    async with open_kind() as rig:
+async def test_an_order_that_means_nothing_is_refused(rig: Rigged) -> None:
+    not_ages = ({"after_days": -1.0}, {"after_days": float("nan")})
+    for order in ({"bits": 5}, {"bits": None}, {"session": None}, *not_ages):
         with pytest.raises(InvalidPolicy):
             await rig.service.maintain(**({"operation": "quantise", "session": "s", "bits": 8} | order))
 
 
-async def test_one_that_cannot_be_written_is_told_and_the_rest_is_done(
-    open_kind: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async with open_kind() as rig:
-        for name in ("a", "b"):
-            await asleep(rig, name)
-        write = Store.write_bundle
+async def test_one_that_cannot_be_written_is_told_and_the_rest_is_done(rig: Rigged, full_disk: Any) -> None:
+    for name in ("a", "b"):
+        await asleep(rig, name)
+    full_disk("a")
+    report = await quantise(rig, None, after_days=0)
+    assert [(action.session, action.kind) for action in report.actions] == [("torpor://default/b", "quantise")]
+    assert [(each.path, each.code) for each in report.problems] == [("torpor://default/a", "no_space")]
+    assert (versions(rig, "a"), versions(rig, "b")) == ([1], [1, 2])
+    assert (await rig.wake("a")).lossy is None
 
-        def refuse(store: Store, **options: Any) -> Any:
-            if options["uri"].name == "a":
-                raise NoSpace("No space left.")
-            return write(store, **options)
 
-        monkeypatch.setattr(Store, "write_bundle", refuse)
+async def test_one_that_too_many_wait_for_is_told_and_the_rest_is_done(rig: Rigged) -> None:
+    for name in ("a", "b"):
+        await asleep(rig, name)
+    async with crowded(rig, "a"):
         report = await quantise(rig, None, after_days=0)
-        assert [(action.session, action.kind) for action in report.actions] == [("torpor://default/b", "quantise")]
-        assert [(each.path, each.code) for each in report.problems] == [("torpor://default/a", "no_space")]
-        assert (versions(rig, "a"), versions(rig, "b")) == ([1], [1, 2])
-        assert (await rig.wake("a")).lossy is None
+        with pytest.raises(SessionBusy):
+            await quantise(rig, "a")
+    assert [(action.session, action.kind) for action in report.actions] == [("torpor://default/b", "quantise")]
+    assert [(each.path, each.code) for each in report.problems] == [("torpor://default/a", "session_busy")]
+    assert (versions(rig, "a"), versions(rig, "b")) == ([1], [1, 2])
 
 
-async def test_one_that_too_many_wait_for_is_told_and_the_rest_is_done(open_kind: Any) -> None:
-    async with open_kind() as rig:
-        for name in ("a", "b"):
-            await asleep(rig, name)
-        async with crowded(rig, "a"):
-            report = await quantise(rig, None, after_days=0)
-            with pytest.raises(SessionBusy):
-                await quantise(rig, "a")
-        assert [(action.session, action.kind) for action in report.actions] == [("torpor://default/b", "quantise")]
-        assert [(each.path, each.code) for each in report.problems] == [("torpor://default/a", "session_busy")]
-        assert (versions(rig, "a"), versions(rig, "b")) == ([1], [1, 2])
-
-
-async def test_none_waits_for_the_turn_of_another_that_is_in_use(open_kind: Any) -> None:
-    async with open_kind() as rig:
-        for name in ("a", "b"):
-            await asleep(rig, name)
-        async with rig.service.residency.turn(rig.service.resolve("a")):
-            asked = asyncio.ensure_future(quantise(rig, None, after_days=0))
-            await until(lambda: versions(rig, "b") == [1, 2])
-        assert len((await asked).actions) == 2
-        assert versions(rig, "a") == [1, 2]
+async def test_none_waits_for_the_turn_of_another_that_is_in_use(rig: Rigged) -> None:
+    for name in ("a", "b"):
+        await asleep(rig, name)
+    async with rig.service.residency.turn(rig.service.resolve("a")):
+        asked = asyncio.ensure_future(quantise(rig, None, after_days=0))
+        await until(lambda: versions(rig, "b") == [1, 2])
+    assert len((await asked).actions) == 2
+    assert versions(rig, "a") == [1, 2]
 
 
 @pytest.mark.one_in(4)
@@ -425,68 +405,60 @@ async def test_killed_on_the_way_it_has_done_all_or_nothing(
         assert await rig.fingerprint("s") == before
 
 
-async def test_other_sessions_write_while_one_is_quantised(open_kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with open_kind() as rig:
-        await asleep(rig)
-        for name in ("b", "control"):
-            await rig.read(name, tokens_of(3, 100))
-        order = asyncio.ensure_future(quantise(rig))
-        assert await rig.write("b", 20) == await rig.write("control", 20)
-        assert [action.kind for action in (await order).actions] == ["quantise"]
+async def test_other_sessions_write_while_one_is_quantised(rig: Rigged, monkeypatch: pytest.MonkeyPatch) -> None:
+    await asleep(rig)
+    for name in ("b", "control"):
+        await rig.read(name, tokens_of(3, 100))
+    order = asyncio.ensure_future(quantise(rig))
+    assert await rig.write("b", 20) == await rig.write("control", 20)
+    assert [action.kind for action in (await order).actions] == ["quantise"]
 
 
-@pytest.mark.parametrize("stored", [{"bits": 8}, "much", {"bits": 7, "tokens": 1}])
-async def test_a_mark_of_another_maker_is_refused(
-    open_kind: Any, stored: object, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async with open_kind() as rig:
-        await rig.read("s", tokens_of(1, 20))
-        monkeypatch.setattr(Loss, "to_map", lambda _: stored)
-        rig.live("s").loss = Loss(8, 20)
-        await rig.sleep("s")
-        for look in (rig.wake("s"), rig.service.show(session="s")):
+async def test_a_mark_of_another_maker_is_refused(rig: Rigged, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, stored in {"no-tokens": {"bits": 8}, "a-word": "much", "odd-bits": {"bits": 7, "tokens": 1}}.items():
+        await rig.read(name, tokens_of(1, 20))
+        monkeypatch.setattr(Loss, "to_map", lambda _, stored=stored: stored)
+        rig.live(name).loss = Loss(8, 20)
+        await rig.sleep(name)
+        for look in (rig.wake(name), rig.service.show(name)):
             with pytest.raises(MalformedSnapshot):
                 await look
 
 
-async def test_show_says_it_awake_and_asleep(open_kind: Any) -> None:
-    async with open_kind() as rig:
-        await asleep(rig)
-        assert (await rig.service.show(session="s")).lossy is None
-        await quantise(rig)
-        shown = await rig.service.show(session="s")
-        assert shown.lossy == Lossy(8, 512)
-        assert [info.lossy for info in await rig.service.list_sessions()] == [Lossy(8, 512)], "as the index has it"
-        assert shown.layers[0] == "kv/1 k, v 2xnx32 float32 in 8 bits, groups of 32"
-        await rig.wake("s")
-        assert (await rig.service.show(session="s")).lossy == Lossy(8, 512)
-        assert (await rig.wake("s")).lossy == Lossy(8, 512), "also of a session that is awake already"
+async def test_show_says_it_awake_and_asleep(rig: Rigged) -> None:
+    await asleep(rig)
+    assert (await rig.service.show("s")).lossy is None
+    await quantise(rig)
+    shown = await rig.service.show("s")
+    assert shown.lossy == Lossy(8, 512)
+    assert [info.lossy for info in await rig.service.list_sessions()] == [Lossy(8, 512)], "as the index has it"
+    assert shown.layers[0] == "kv/1 k, v 2xnx32 float32 in 8 bits, groups of 32"
+    await rig.wake("s")
+    assert (await rig.service.show("s")).lossy == Lossy(8, 512)
+    assert (await rig.wake("s")).lossy == Lossy(8, 512), "also of a session that is awake already"
 
 
 async def test_what_is_saved_of_a_damaged_lossy_version_stays_marked_and_is_left_alone(
-    open_kind: Any, store: Path
+    rig: Rigged, store: Path
 ) -> None:
-    async with open_kind() as rig:
-        await asleep(rig, count=900)
-        await quantise(rig)
-        await rig.service.maintain(operation="prune", session="s", keep_last=1)
-        (path,) = store.rglob("*.mvb")
-        data = bytearray(path.read_bytes())
-        with rig.service.store.open_session(rig.service.resolve("s")) as reader:
-            damaged = reader.read_slot(reader.entries[2], 0)
-        data[data.index(bytes(damaged[:64]))] ^= 1
-        path.write_bytes(data)
-        await rig.service.maintain(operation="repair")
-        assert (await rig.service.show(session="s")).lossy == Lossy(8, 512)
-        woken = await rig.wake("s")
-        assert (woken.token_count, woken.lossy) == (512, Lossy(8, 512))
-        rig.service.residency.awake.clear()
-        [action] = (await quantise(rig, bits=4)).actions
-        assert action.reason == "it is what a repair has saved of a damaged version"
-        await rig.wake("s")
-        await rig.write("s", 2)
-        await rig.sleep("s")
-        assert (await rig.wake("s")).canary == "same_bits"
+    await asleep(rig, count=900)
+    await quantise(rig)
+    await rig.service.maintain(operation="prune", session="s", keep_last=1)
+    (path,) = store.rglob("*.mvb")
+    with rig.service.store.open_session(rig.service.resolve("s")) as reader:
+        damaged = reader.read_slot(reader.entries[2], 0)
+    flip(path, path.read_bytes().index(bytes(damaged[:64])))
+    await rig.service.maintain(operation="repair")
+    assert (await rig.service.show("s")).lossy == Lossy(8, 512)
+    woken = await rig.wake("s")
+    assert (woken.token_count, woken.lossy) == (512, Lossy(8, 512))
+    rig.service.residency.awake.clear()
+    [action] = (await quantise(rig, bits=4)).actions
+    assert action.reason == "it is what a repair has saved of a damaged version"
+    await rig.wake("s")
+    await rig.write("s", 2)
+    await rig.sleep("s")
+    assert (await rig.wake("s")).canary == "same_bits"
 
 
 async def test_without_a_canary_the_next_wake_says_that_none_was_run(open_kind: Any) -> None:

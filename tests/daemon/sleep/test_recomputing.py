@@ -7,7 +7,7 @@ from typing import Any
 import mlx.core as mx
 import pytest
 from recompute_rig import teach
-from session_rig import SAMPLED, Rigged, ignore, tokens_of
+from session_rig import SAMPLED, Rigged, tokens_of
 from torpor.daemon.api.session import Recomputed
 from torpor.snapshot.passes import UNREPEATABLE, Passes
 
@@ -15,19 +15,11 @@ KINDS = ["plain", "gemma3_text", "lfm2", "quantised"]
 TEXT = tokens_of(1, 700)
 
 
-@pytest.fixture
-def open_one(open_rig: Any, open_kind: Any) -> Any:
-    def opened(kind: str, **options: Any) -> Any:
-        return open_rig(**options) if kind == "plain" else open_kind(kind, **options)
-
-    return opened
-
-
 async def slept(rig: Rigged, name: str = "a") -> Any:
     """A session that has read and written in several requests, asleep; and what it was."""
     await rig.read(name, TEXT, sampling=SAMPLED)
     await rig.write(name, 9)
-    await rig.service.append(session=name, tokens=tokens_of(2, 40), on_event=ignore)
+    await rig.service.append(name, tokens=tokens_of(2, 40))
     await rig.write(name, 3)
     before = await rig.fingerprint(name)
     await rig.sleep(name)
@@ -35,20 +27,20 @@ async def slept(rig: Rigged, name: str = "a") -> Any:
 
 
 async def goes_on(rig: Rigged, name: str = "a") -> Any:
-    await rig.service.append(session=name, tokens=tokens_of(3, 30), on_event=ignore)
+    await rig.service.append(name, tokens=tokens_of(3, 30))
     return await rig.write(name, 12)
 
 
 @pytest.mark.one_in(4)
 @pytest.mark.parametrize("kind", KINDS)
 async def test_a_session_that_is_recomputed_goes_on_to_the_bit_as_one_that_is_restored(
-    open_one: Any, kind: str
+    open_kind: Any, kind: str
 ) -> None:
-    async with open_one(kind, recompute="exact") as rig:
+    async with open_kind(kind, recompute="exact") as rig:
         before = await slept(rig)
-        await rig.service.fork(session="a", name="restored", on_event=ignore)
+        await rig.service.fork("a", name="restored")
         teach(rig, slow_disk=True)
-        plan = await rig.service.plan_wake(session="a")
+        plan = await rig.service.plan_wake("a")
         assert plan.way == "recompute"
         rig.network.reset()
         woken = await rig.wake("a")
@@ -81,7 +73,7 @@ async def test_the_same_calls_read_afresh_give_the_same(open_rig: Any) -> None:
         assert (await rig.wake("a")).tokens_prefilled > 0
         await rig.read("control", TEXT, sampling=SAMPLED)
         await rig.write("control", 9)
-        await rig.service.append(session="control", tokens=tokens_of(2, 40), on_event=ignore)
+        await rig.service.append("control", tokens=tokens_of(2, 40))
         await rig.write("control", 3)
         assert await rig.fingerprint("a") == await rig.fingerprint("control")
         assert await goes_on(rig) == await goes_on(rig, "control")
@@ -95,7 +87,7 @@ async def test_which_way_a_wake_goes_follows_the_rates_and_the_policy(open_rig: 
         for slow_disk in (True, False, True):
             teach(rig, slow_disk=slow_disk)
             recomputes = slow_disk and policy != "off"
-            plan = await rig.service.plan_wake(session="a")
+            plan = await rig.service.plan_wake("a")
             assert plan.way == ("recompute" if recomputes else "restore")
             assert plan.recompute == policy
             assert bool((await rig.wake("a")).tokens_prefilled) is recomputes
@@ -108,16 +100,16 @@ async def test_a_request_that_wakes_a_session_chooses_too_and_nothing_else_does(
     async with open_rig(quantisable_model, recompute="fastest") as rig:
         await slept(rig)
         teach(rig, slow_disk=True)
-        result = await rig.service.generate(session="a", max_tokens=1, on_event=ignore)
+        result = await rig.service.generate("a", max_tokens=1)
         assert result.woken.tokens_prefilled > 0
         await rig.sleep("a")
-        forked = await rig.service.fork(session="a", name="b", at_token=512, on_event=ignore)
+        forked = await rig.service.fork("a", name="b", at_token=512)
         assert forked.tokens_prefilled <= 1, "a fork is of what is stored"
         teach(rig, slow_disk=True)
         rig.network.reset()
         await rig.service.maintain(operation="quantise", session="a", bits=8)
         assert sum(rig.network.calls) < 10, "what is kept in fewer bits is what is stored"
-        plan = await rig.service.plan_wake(session="a")
+        plan = await rig.service.plan_wake("a")
         assert (plan.way, "fewer bits" in plan.reason) == ("restore", True)
 
 
@@ -125,7 +117,7 @@ async def test_an_earlier_token_is_restored(open_rig: Any) -> None:
     async with open_rig(recompute="fastest") as rig:
         await slept(rig)
         teach(rig, slow_disk=True)
-        plan = await rig.service.plan_wake(session="a", at_token=300)
+        plan = await rig.service.plan_wake("a", at_token=300)
         assert (plan.way, "beginning" in plan.reason) == ("restore", True)
         assert (await rig.wake("a", at_token=300)).tokens_prefilled == 1
 
@@ -141,7 +133,7 @@ async def test_tokens_decoded_beside_others_are_not_said_to_be_exact(open_rig: A
         state.passes = beside
         await rig.sleep("a")
         teach(rig, slow_disk=True)
-        plan = await rig.service.plan_wake(session="a")
+        plan = await rig.service.plan_wake("a")
         assert (plan.way, "beside other sessions" in plan.reason) == ("restore", True)
         assert (await rig.wake("a")).tokens_prefilled == 0
 
@@ -162,11 +154,11 @@ async def test_what_is_not_to_the_bit_what_is_stored_is_restored_and_not_tried_a
         assert await rig.fingerprint("a") == before
         rig.network.reset()
         await rig.sleep("a")
-        plan = await rig.service.plan_wake(session="a")
+        plan = await rig.service.plan_wake("a")
         assert (plan.way, "bit for bit" in plan.reason) == ("restore", True)
         await rig.wake("a")
         assert rig.network.calls == []
-        await rig.service.delete(session="a")
+        await rig.service.delete("a")
         await slept(rig)
         teach(rig, slow_disk=True)
         assert (await rig.wake("a")).tokens_prefilled > 0, "another session of that name is another session"
@@ -190,7 +182,7 @@ async def test_where_other_bits_are_let_pass_the_session_says_so_from_then_on(op
         other_bits(rig, 1e-4)
         await rig.wake("a")
         rig.network.reset()
-        await rig.service.append(session="a", tokens=tokens_of(5, 3), on_event=ignore)
+        await rig.service.append("a", tokens=tokens_of(5, 3))
         await rig.sleep("a")
         teach(rig, slow_disk=False)
         assert (await rig.wake("a")).recomputed == woken.recomputed
@@ -209,7 +201,6 @@ async def test_a_model_that_fails_on_the_way_costs_nothing(open_rig: Any) -> Non
     async with open_rig(recompute="exact") as rig:
         before = await slept(rig)
         teach(rig, slow_disk=True)
-        rig.network.reset()
         rig.network.fail_at(2)
         woken = await rig.wake("a")
         assert woken.tokens_prefilled == 0
@@ -226,7 +217,7 @@ async def test_blocks_with_other_bits_are_written_again(open_rig: Any) -> None:
         rig.network.reset()
         assert woken.recomputed is not None
         assert woken.recomputed.start == 256
-        await rig.service.append(session="a", tokens=tokens_of(5, 3), on_event=ignore)
+        await rig.service.append("a", tokens=tokens_of(5, 3))
         slept_again = await rig.sleep("a")
         assert slept_again.blocks_reused == 1
         teach(rig, slow_disk=False)

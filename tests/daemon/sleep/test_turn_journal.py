@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from session_rig import DEADLINE_S, SAMPLED, Gate, ignore, tokens_of
+from session_rig import DEADLINE_S, SAMPLED, Rigged, as_killed, given_up, hold_calls, tokens_of
 from torpor.daemon.api.sampling import Sampling
 from torpor.daemon.errors import GenerationFailed
 from torpor.daemon.sessions.transcripts import message_of
@@ -30,19 +30,13 @@ def await_in_thread(is_so: Callable[[], bool]) -> None:
         time.sleep(0.001)
 
 
-def as_killed(store: Path) -> Path:
-    """The store as a SIGKILL leaves it now: what the process has in memory is gone."""
-    return Path(shutil.copytree(store, store.parent / "killed", ignore=shutil.ignore_patterns("lock")))
-
-
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("kind", KINDS)
 async def test_each_answered_turn_is_there_bit_for_bit_after_a_kill(open_kind: Any, store: Path, kind: str) -> None:
     async with open_kind(kind) as rig:
         await rig.read("new", tokens_of(1, 530), sampling=SAMPLED)
-        await rig.read("slept", tokens_of(2, 300), sampling=SAMPLED)
-        await rig.sleep("slept")
-        await rig.service.append(session="slept", tokens=tokens_of(3, 90), on_event=ignore)
+        await rig.asleep("slept", tokens_of(2, 300), sampling=SAMPLED)
+        await rig.service.append("slept", tokens=tokens_of(3, 90))
         for name in ("new", "slept"):
             await rig.write(name, 7)
         killed = as_killed(store)
@@ -67,7 +61,7 @@ async def test_each_token_of_an_answered_turn_can_be_had_after_a_kill(open_rig: 
         await rig.read("a", tokens_of(1, 300))
         if slept:
             await rig.sleep("a")
-        await rig.service.append(session="a", tokens=tokens_of(2, 60), on_event=ignore)
+        await rig.service.append("a", tokens=tokens_of(2, 60))
         killed = as_killed(store)
         other = Path(shutil.copytree(killed, store.parent / "other"))
     begun = [*tokens_of(1, 300), *tokens_of(2, 60)][:330]
@@ -77,7 +71,7 @@ async def test_each_token_of_an_answered_turn_can_be_had_after_a_kill(open_rig: 
         assert list(rig.live("b").state.tokens) == begun
         assert (await rig.wake("a")).token_count == 360
     async with open_rig(store=other) as rig:
-        plan = await rig.service.plan_wake(session="a", at_token=330)
+        plan = await rig.service.plan_wake("a", at_token=330)
         restored = 300 if slept else 0
         assert (plan.token_count, plan.restored_tokens, plan.computed_tokens) == (330, restored, 360 - restored)
         assert "Token 330 stands in the ledger alone" in plan.reason
@@ -87,23 +81,22 @@ async def test_each_token_of_an_answered_turn_can_be_had_after_a_kill(open_rig: 
 
 async def test_a_chat_goes_on_with_its_messages_and_sampling_after_a_kill(open_rig: Any, store: Path) -> None:
     async with open_rig() as rig:
-        await rig.service.create(session="talk", system="Be brief.", sampling=SAMPLED)
-        await rig.service.chat(session="talk", message="Who are you?", max_tokens=6)
-        await rig.service.set(session="talk", sampling=Sampling(temperature=0.3))
+        await rig.service.create("talk", system="Be brief.", sampling=SAMPLED)
+        await rig.service.chat("talk", message="Who are you?", max_tokens=6)
+        await rig.service.set("talk", sampling=Sampling(temperature=0.3))
         killed = as_killed(store)
         before = rig.live("talk")
-        went_on = await rig.service.chat(session="talk", message="And I?", max_tokens=6)
+        went_on = await rig.service.chat("talk", message="And I?", max_tokens=6)
     async with open_rig(store=killed) as rig:
         await rig.wake("talk")
         after = rig.live("talk")
         assert (after.sampling.temperature, after.system, after.opened_at) == (0.3, before.system, before.opened_at)
-        assert (await rig.service.chat(session="talk", message="And I?", max_tokens=6)).tokens == went_on.tokens
+        assert (await rig.service.chat("talk", message="And I?", max_tokens=6)).tokens == went_on.tokens
 
 
 async def test_without_the_journal_a_kill_costs_what_was_said_since_the_last_sleep(open_rig: Any, store: Path) -> None:
     async with open_rig(durability="sleep") as rig:
-        await rig.read("one", tokens_of(1, 300))
-        await rig.sleep("one")
+        await rig.asleep("one", tokens_of(1, 300))
         await rig.write("one", 5)
         killed = as_killed(store)
     async with open_rig(store=killed) as rig:
@@ -117,9 +110,9 @@ async def test_a_session_to_throw_away_has_no_turn_in_the_journal_and_sleeps_whe
         await rig.read("scrap", tokens_of(1, 300), durability="none")
         await rig.write("scrap", 5)
         assert not (store / "journal").exists()
-        assert (await rig.service.show(session="scrap")).info.durability == "none"
+        assert (await rig.service.show("scrap")).info.durability == "none"
         assert (await rig.sleep("scrap")).token_count == 305
-        await rig.service.fork(session="scrap", name="copy")
+        await rig.service.fork("scrap", name="copy")
         for name in ("scrap", "copy"):
             await rig.write(name, 2)
             assert rig.live(name).durability == "none", "the sleep and the fork keep it"
@@ -131,8 +124,7 @@ async def test_a_session_to_throw_away_has_no_turn_in_the_journal_and_sleeps_whe
 
 async def test_a_store_of_before_gets_a_journal_with_its_first_turn(open_rig: Any, store: Path) -> None:
     async with open_rig(durability="sleep") as rig:
-        await rig.read("one", tokens_of(1, 300))
-        await rig.sleep("one")
+        await rig.asleep("one", tokens_of(1, 300))
         assert not (store / "journal").exists()
     async with open_rig() as rig:
         await rig.write("one", 5)
@@ -143,38 +135,25 @@ async def test_a_store_of_before_gets_a_journal_with_its_first_turn(open_rig: An
 
 
 async def test_a_turn_that_is_cancelled_while_it_is_flushed_is_answered(
-    open_rig: Any, monkeypatch: pytest.MonkeyPatch
+    rig: Rigged, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    acknowledge, flushing = Store.acknowledge, Gate()
-
-    def held(store: Store, records: Any) -> None:
-        flushing.pass_through()
-        acknowledge(store, records)
-
-    async with open_rig() as rig:
-        await rig.read("one", tokens_of(1, 40))
-        monkeypatch.setattr(Store, "acknowledge", held)
-        asked = asyncio.ensure_future(rig.service.append(session="one", tokens=[1, 2], on_event=ignore))
-        await flushing.reached()
-        asked.cancel()
-        await asyncio.sleep(0)
-        flushing.open()
-        assert (await asked).token_count == 42
+    await rig.read("one", tokens_of(1, 40))
+    flushing = hold_calls(monkeypatch, Store, "acknowledge")
+    asked = asyncio.ensure_future(rig.service.append("one", tokens=[1, 2]))
+    await flushing.reached()
+    asked.cancel()
+    await asyncio.sleep(0)
+    flushing.open()
+    assert (await asked).token_count == 42
 
 
 async def test_an_answer_waits_for_its_flush(
     open_rig: Any, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    acknowledge, flushing = Store.acknowledge, Gate()
-
-    def held(store: Store, records: Any) -> None:
-        flushing.pass_through()
-        acknowledge(store, records)
-
     async with open_rig() as rig:
         await rig.read("one", tokens_of(1, 40))
-        monkeypatch.setattr(Store, "acknowledge", held)
-        asked = asyncio.ensure_future(rig.service.append(session="one", tokens=[1, 2], on_event=ignore))
+        flushing = hold_calls(monkeypatch, Store, "acknowledge")
+        asked = asyncio.ensure_future(rig.service.append("one", tokens=[1, 2]))
         await flushing.reached()
         try:
             assert len(rig.live("one").state.tokens) == 42, "the turn is done"
@@ -196,14 +175,8 @@ async def test_an_answer_waits_for_its_flush(
 async def test_what_stays_of_a_cancelled_answer_is_there_after_a_kill(open_rig: Any, store: Path) -> None:
     async with open_rig() as rig:
         await rig.read("one", tokens_of(1, 40))
-        rig.network.reset()
-        gate = rig.network.hold_at(4)
-        asked = asyncio.ensure_future(rig.write("one", 20))
-        await gate.reached()
-        asked.cancel()
-        gate.open()
         with pytest.raises(LeftMidway) as left:
-            await asked
+            await given_up(rig, rig.write("one", 20), 4)
         killed, had = as_killed(store), await rig.fingerprint("one")
         assert len(had.tokens) == 40 + len(left.value.tokens) > 40
     async with open_rig(store=killed) as rig:
@@ -212,25 +185,24 @@ async def test_what_stays_of_a_cancelled_answer_is_there_after_a_kill(open_rig: 
 
 
 async def test_a_full_disk_refuses_a_turn_before_it_changes_the_session(
-    open_rig: Any, monkeypatch: pytest.MonkeyPatch
+    rig: Rigged, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with open_rig() as rig:
-        await rig.read("one", tokens_of(1, 40))
-        before = await rig.fingerprint("one")
+    await rig.read("one", tokens_of(1, 40))
+    before = await rig.fingerprint("one")
 
-        def refuse(*_: Any) -> None:
-            raise NoSpace("No room.")
+    def refuse(*_: Any) -> None:
+        raise NoSpace("No room.")
 
-        with monkeypatch.context() as patch:
-            patch.setattr(Journal, "reserve", refuse)
-            for asked in (
-                rig.service.append(session="one", tokens=[1, 2], on_event=ignore),
-                rig.service.generate(session="one", max_tokens=3, on_event=ignore),
-            ):
-                with pytest.raises(NoSpace):
-                    await asked
-        assert await rig.fingerprint("one") == before
-        await rig.write("one", 2)
+    with monkeypatch.context() as patch:
+        patch.setattr(Journal, "reserve", refuse)
+        for asked in (
+            rig.service.append("one", tokens=[1, 2]),
+            rig.service.generate("one", max_tokens=3),
+        ):
+            with pytest.raises(NoSpace):
+                await asked
+    assert await rig.fingerprint("one") == before
+    await rig.write("one", 2)
 
 
 async def test_the_room_that_is_taken_for_a_turn_holds_its_record(
@@ -255,33 +227,29 @@ async def test_the_room_that_is_taken_for_a_turn_holds_its_record(
         await rig.read("labelled", [1, 2], labels=["é" * 100 + str(number) for number in range(64)])
         said = [message_of("system", "Be brief. " * 100), *(message_of("user", str(number)) for number in range(30))]
         for _ in range(2):
-            answer = await rig.service.converse(session="told", messages=said, max_tokens=4, on_event=ignore)
+            answer = await rig.service.converse("told", messages=said, max_tokens=4)
             said += [message_of("assistant", answer.text), message_of("user", "And now?")]
             await rig.sleep("told")
-        await rig.read("back", tokens_of(1, 1900))
-        await rig.sleep("back")
+        await rig.asleep("back", tokens_of(1, 1900))
         await rig.wake("back", at_token=1)
-        await rig.service.append(session="back", tokens=tokens_of(2, 1800), on_event=ignore)
+        await rig.service.append("back", tokens=tokens_of(2, 1800))
         assert not room
 
 
-async def test_room_that_a_failed_request_leaves_is_given_back(open_rig: Any, store: Path) -> None:
-    async with open_rig() as rig:
-        await rig.read("one", tokens_of(1, 40))
-        for number in range(3):
-            rig.network.reset()
-            rig.network.fail_at(1)
-            with pytest.raises(GenerationFailed):
-                await rig.service.append(session=f"s{number}", tokens=[1, 2], create=True, on_event=ignore)
-        await rig.service.delete(session="one")
-        assert list((store / "journal").iterdir()) == [], "nothing in it counts, and nobody waits to write"
+async def test_room_that_a_failed_request_leaves_is_given_back(rig: Rigged, store: Path) -> None:
+    await rig.read("one", tokens_of(1, 40))
+    for number in range(3):
+        rig.network.fail_at(1)
+        with pytest.raises(GenerationFailed):
+            await rig.service.append(f"s{number}", tokens=[1, 2], create=True)
+    await rig.service.delete("one")
+    assert list((store / "journal").iterdir()) == [], "nothing in it counts, and nobody waits to write"
 
 
 async def test_a_turn_behind_a_version_that_was_pruned_survives(open_rig: Any, store: Path) -> None:
     """The session was woken at an earlier version, and that one went while it was awake."""
     async with open_rig() as rig:
-        await rig.read("one", tokens_of(1, 600))
-        await rig.sleep("one")
+        await rig.asleep("one", tokens_of(1, 600))
         await rig.wake("one", at_token=100)
         await rig.write("one", 5)
         await rig.sleep("one")
@@ -296,23 +264,22 @@ async def test_a_turn_behind_a_version_that_was_pruned_survives(open_rig: Any, s
         assert await rig.fingerprint("one") == had
 
 
-async def test_turns_that_wait_together_are_flushed_once(open_rig: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_turns_that_wait_together_are_flushed_once(rig: Rigged, monkeypatch: pytest.MonkeyPatch) -> None:
     batches: list[int] = []
     acknowledge = Store.acknowledge
-    async with open_rig() as rig:
-        for number in range(8):
-            await rig.read(f"s{number}", tokens_of(number, 40))
+    for number in range(8):
+        await rig.read(f"s{number}", tokens_of(number, 40))
 
-        def counted(store: Store, records: Any) -> None:
-            batches.append(len(records))
-            if len(batches) == 1:
-                await_in_thread(lambda: len(rig.service.journal._waiting) + batches[0] == 8)
-            acknowledge(store, records)
+    def counted(store: Store, records: Any) -> None:
+        batches.append(len(records))
+        if len(batches) == 1:
+            await_in_thread(lambda: len(rig.service.journal._waiting) + batches[0] == 8)
+        acknowledge(store, records)
 
-        monkeypatch.setattr(Store, "acknowledge", counted)
-        await asyncio.gather(*(rig.write(f"s{number}", 6) for number in range(8)))
-        assert sum(batches) == 8
-        assert len(batches) <= 2
+    monkeypatch.setattr(Store, "acknowledge", counted)
+    await asyncio.gather(*(rig.write(f"s{number}", 6) for number in range(8)))
+    assert sum(batches) == 8
+    assert len(batches) <= 2
 
 
 async def write_together(rig: Any, monkeypatch: pytest.MonkeyPatch, counts: dict[str, int]) -> list[Any]:
@@ -331,7 +298,7 @@ async def write_together(rig: Any, monkeypatch: pytest.MonkeyPatch, counts: dict
 
 
 async def test_where_many_turns_are_under_way_a_flush_waits_for_the_others(
-    open_rig: Any, monkeypatch: pytest.MonkeyPatch
+    rig: Rigged, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     batches: list[int] = []
     acknowledge = Store.acknowledge
@@ -341,15 +308,14 @@ async def test_where_many_turns_are_under_way_a_flush_waits_for_the_others(
         acknowledge(store, records)
 
     names = [f"s{number}" for number in range(6)]
-    async with open_rig() as rig:
-        for number, name in enumerate(names):
-            await rig.read(name, tokens_of(number, 40))
-        monkeypatch.setattr(Store, "acknowledge", counted)
-        await write_together(rig, monkeypatch, {name: 3 + number for number, name in enumerate(names)})
-        assert batches == [6]
+    for number, name in enumerate(names):
+        await rig.read(name, tokens_of(number, 40))
+    monkeypatch.setattr(Store, "acknowledge", counted)
+    await write_together(rig, monkeypatch, {name: 3 + number for number, name in enumerate(names)})
+    assert batches == [6]
 
 
-async def test_a_turn_that_cannot_be_written_refuses_no_other(open_rig: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_turn_that_cannot_be_written_refuses_no_other(rig: Rigged, monkeypatch: pytest.MonkeyPatch) -> None:
     acknowledge, batches = Store.acknowledge, list[list[str]]()
 
     def refuse_one(store: Store, records: Any) -> None:
@@ -358,20 +324,19 @@ async def test_a_turn_that_cannot_be_written_refuses_no_other(open_rig: Any, mon
             raise NoSpace("No room.")
         acknowledge(store, records)
 
-    async with open_rig() as rig:
-        for number in range(3):
-            await rig.read(f"s{number}", tokens_of(number, 40))
-        monkeypatch.setattr(Store, "acknowledge", refuse_one)
-        told = await write_together(rig, monkeypatch, {"s1": 3, "s0": 4, "s2": 5})
-        assert sorted(batches[0]) == ["s0", "s1", "s2"]
-        assert [type(one) is NoSpace for one in told] == [True, False, False]
-        monkeypatch.undo()
-        assert len(rig.live("s1").state.tokens) == 43, "it is in memory, and the next answer makes it durable"
-        await rig.write("s1", 1)
+    for number in range(3):
+        await rig.read(f"s{number}", tokens_of(number, 40))
+    monkeypatch.setattr(Store, "acknowledge", refuse_one)
+    told = await write_together(rig, monkeypatch, {"s1": 3, "s0": 4, "s2": 5})
+    assert sorted(batches[0]) == ["s0", "s1", "s2"]
+    assert [type(one) is NoSpace for one in told] == [True, False, False]
+    monkeypatch.undo()
+    assert len(rig.live("s1").state.tokens) == 43, "it is in memory, and the next answer makes it durable"
+    await rig.write("s1", 1)
 
 
 async def _fork(rig: Any) -> int:
-    return int((await rig.service.fork(session="one", name="copy")).token_count)
+    return int((await rig.service.fork("one", name="copy")).token_count)
 
 
 async def _warm(rig: Any) -> int:
@@ -381,7 +346,7 @@ async def _warm(rig: Any) -> int:
 
 
 async def _append(rig: Any) -> int:
-    return int((await rig.service.append(session="one", tokens=[5], create=True, on_event=ignore)).token_count) - 1
+    return int((await rig.service.append("one", tokens=[5], create=True)).token_count) - 1
 
 
 ASKED = {
@@ -399,7 +364,7 @@ async def _count(asked: Any) -> int:
 
 
 async def _count_shown(rig: Any) -> int:
-    return int((await rig.service.show(session="one")).info.token_count)
+    return int((await rig.service.show("one")).info.token_count)
 
 
 async def lose_state(rig: Any, name: str) -> None:
@@ -411,50 +376,44 @@ async def lose_state(rig: Any, name: str) -> None:
 
 
 @pytest.mark.parametrize("asked", ASKED)
-async def test_a_session_that_lost_its_state_is_there_with_its_turns_whatever_is_asked(
-    open_rig: Any, asked: str
-) -> None:
-    async with open_rig() as rig:
-        await rig.read("one", tokens_of(1, 40))
-        await lose_state(rig, "one")
-        assert await ASKED[asked](rig) == 40
+async def test_a_session_that_lost_its_state_is_there_with_its_turns_whatever_is_asked(rig: Rigged, asked: str) -> None:
+    await rig.read("one", tokens_of(1, 40))
+    await lose_state(rig, "one")
+    assert await ASKED[asked](rig) == 40
 
 
 @pytest.mark.parametrize("asked", [asked for asked in ASKED if asked != "show"])
 async def test_turns_of_a_lost_state_that_became_no_version_at_once_become_one_at_the_next_use(
-    open_rig: Any, asked: str, monkeypatch: pytest.MonkeyPatch
+    rig: Rigged, asked: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: Any) -> None:
         raise NoSpace("No room.")
 
-    async with open_rig() as rig:
-        await rig.read("one", tokens_of(1, 30))
-        await rig.sleep("one")
-        await rig.service.append(session="one", tokens=tokens_of(2, 10), on_event=ignore)
-        with monkeypatch.context() as patch:
-            patch.setattr(Store, "replay_turns", refuse)
-            await lose_state(rig, "one")
-        assert await ASKED[asked](rig) == 40
+    await rig.asleep("one", tokens_of(1, 30))
+    await rig.service.append("one", tokens=tokens_of(2, 10))
+    with monkeypatch.context() as patch:
+        patch.setattr(Store, "replay_turns", refuse)
+        await lose_state(rig, "one")
+    assert await ASKED[asked](rig) == 40
 
 
 async def test_a_request_that_may_make_a_session_goes_on_with_the_turns_of_one_that_lost_its_state(
-    open_rig: Any, monkeypatch: pytest.MonkeyPatch
+    rig: Rigged, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: Any) -> None:
         raise NoSpace("No room.")
 
-    async with open_rig() as rig:
-        await rig.read("one", tokens_of(1, 40))
-        with monkeypatch.context() as patch:
-            patch.setattr(Store, "replay_turns", refuse)
-            await lose_state(rig, "one")
-        assert await _append(rig) == 40
+    await rig.read("one", tokens_of(1, 40))
+    with monkeypatch.context() as patch:
+        patch.setattr(Store, "replay_turns", refuse)
+        await lose_state(rig, "one")
+    assert await _append(rig) == 40
 
 
 async def test_a_deleted_session_that_never_slept_stays_deleted(open_rig: Any, store: Path) -> None:
     async with open_rig() as rig:
         await rig.read("one", tokens_of(1, 40))
-        await rig.service.delete(session="one")
+        await rig.service.delete("one")
         killed = as_killed(store)
     async with open_rig(store=killed) as rig:
         assert list(await rig.service.list_sessions()) == []

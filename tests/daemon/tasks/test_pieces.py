@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-from session_rig import Rigged, ignore, tokens_of, until
+from session_rig import Rigged, tokens_of, until
 from torpor.daemon.engine import generation
 from torpor.daemon.errors import InvalidTokens
 from torpor.daemon.prefixes import heads, reuse
@@ -64,10 +64,10 @@ async def beginning_anew(counts: list[int]) -> AsyncIterator[None]:
 
 async def fill(rig: Rigged) -> None:
     for name in (*ASLEEP, *AWAKE):
-        await rig.service.create(session=name, labels=["x"])
-        await rig.service.append(session=name, tokens=tokens_of(1, 5), on_event=ignore)
+        await rig.service.create(name, labels=["x"])
+        await rig.service.append(name, tokens=tokens_of(1, 5))
     for name in ASLEEP:
-        await rig.service.sleep(session=name, on_event=ignore)
+        await rig.service.sleep(name)
 
 
 async def test_no_request_for_all_sessions_looks_at_more_than_a_few_in_one_turn_of_the_loop(
@@ -81,7 +81,7 @@ async def test_no_request_for_all_sessions_looks_at_more_than_a_few_in_one_turn_
         status = await rig.service.status()
         assert (status.sessions_asleep, status.sessions_awake) == (len(ASLEEP), len(AWAKE))
         for _ in range(2):  # the second finds all of them awake, and most of them as they slept
-            assert len((await rig.service.warm(label="x", on_event=ignore)).sessions) == everybody
+            assert len((await rig.service.warm(label="x")).sessions) == everybody
         assert len((await rig.service.clear(label="x")).sessions) == everybody
     # `stats` counts a session for the whole and for its label; the turn of a last piece begins the next work.
     assert 0 < max(counts) <= 3 * AT_ONCE
@@ -131,23 +131,22 @@ async def test_a_long_list_of_tokens_is_checked_a_few_in_one_turn_of_the_loop(
 
     monkeypatch.setattr(generation, "_CHECKED_AT_ONCE", AT_ONCE)
     async with open_rig() as rig, beginning_anew(counts):
-        await rig.service.create(session="a")
+        await rig.service.create("a")
         with pytest.raises(InvalidTokens):
-            await rig.service.append(session="a", tokens=[*map(Token, range(1, 100)), -1], on_event=ignore)
+            await rig.service.append("a", tokens=[*map(Token, range(1, 100)), -1])
     assert sum(counts) == 99
     assert max(counts) <= 2 * AT_ONCE
 
 
 async def test_a_clear_looks_at_each_session_a_few_times_however_many_there_are(
-    open_rig: Any, monkeypatch: pytest.MonkeyPatch
+    rig: Rigged, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with open_rig() as rig:
-        await fill(rig)
-        looks = []
-        whole = rig.service.roll.infos
-        monkeypatch.setattr(rig.service.roll, "infos", lambda *args: looks.append(args) or whole(*args))
-        assert len((await rig.service.clear(label="x")).sessions) == len(ASLEEP) + len(AWAKE)
-        assert len(looks) == 2, "what is there, and whether more has come"
+    await fill(rig)
+    looks = []
+    whole = rig.service.roll.infos
+    monkeypatch.setattr(rig.service.roll, "infos", lambda *args: looks.append(args) or whole(*args))
+    assert len((await rig.service.clear(label="x")).sessions) == len(ASLEEP) + len(AWAKE)
+    assert len(looks) == 2, "what is there, and whether more has come"
 
 
 async def test_what_happens_between_two_pieces_is_seen_or_not_and_hides_no_other(
@@ -160,8 +159,8 @@ async def test_what_happens_between_two_pieces_is_seen_or_not_and_hides_no_other
         next(looking)
         await rig.wake("c")  # comes into memory
         await rig.sleep("f")  # sleeps for the first time
-        await rig.service.delete(session="g")
-        await rig.service.delete(session="lab/e")
+        await rig.service.delete("g")
+        await rig.service.delete("lab/e")
         found = {info.session: info for info in _rest_of(looking)}
         kept = {*ASLEEP, *AWAKE} - {"g", "lab/e"}
         assert {name.removeprefix("torpor://").removeprefix("default/") for name in found} == kept
@@ -180,7 +179,7 @@ async def test_a_count_of_the_sessions_asleep_takes_none_away_for_what_happens_b
         pieces = rig.service.roll.count_asleep()
         next(pieces)  # a and b
         for name in ("c", "lab/d", "lab/e"):
-            await rig.service.delete(session=name)
+            await rig.service.delete(name)
         for name in ("h", "i", "lab/j"):
             await rig.sleep(name)  # for the first time
         assert _rest_of(pieces) == 5

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import shutil
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 from damage_rig import TEXT, damage, mend, told
-from session_rig import MODEL, Gate, crowded, ignore, listening, tokens_of, until
+from session_rig import MODEL, Gate, Rigged, as_killed, crowded, listening, tokens_of, until
 from torpor.daemon.errors import RepairPutOff, ServiceClosed, UnknownModel
 from torpor.daemon.upkeep import healing
 from torpor.daemon.upkeep.healing import _MAX_TOLD, _put_off
 from torpor.daemon.upkeep.scrubbing import ScrubPolicy
 from torpor.memvid import Store
-from torpor.memvid.errors import CorruptBlock, NoSpace, StoreIoError
+from torpor.memvid.errors import CorruptBlock, StoreIoError
 from torpor.memvid.folder.scrub_mark import place_of
 from torpor.memvid.format.bundle import FrameFile
 from torpor.memvid.uri import SessionUri
@@ -36,12 +35,8 @@ def counts(store: Path) -> dict[str, int]:
         return {row.uri.name: row.token_count for row in opened.iter_sessions()}
 
 
-def _full(**_order: Any) -> Any:
-    raise NoSpace("the disk is full")
-
-
 @asynccontextmanager
-async def _no_memory(rig: Any, _patched: Any) -> Any:
+async def _no_memory(rig: Any, _full_disk: Any) -> Any:
     """The budget is cut down to the model and a few tokens."""
     info = rig.service.residency.memory.info()
     await rig.service.residency.resize(info.weights_bytes + 100_000)
@@ -50,14 +45,14 @@ async def _no_memory(rig: Any, _patched: Any) -> Any:
 
 
 @asynccontextmanager
-async def _no_space(rig: Any, patched: Any) -> Any:
-    patched.setattr(rig.service.store, "write_bundle", _full)
+async def _no_space(_rig: Any, full_disk: Any) -> Any:
+    disk = full_disk()
     yield
-    patched.undo()
+    disk.free()
 
 
 @asynccontextmanager
-async def _changed(rig: Any, _patched: Any) -> Any:
+async def _changed(rig: Any, _full_disk: Any) -> Any:
     rig.service.shelf.places[MODEL].changed = ("weights",)
     yield
     rig.service.shelf.places[MODEL].changed = ()
@@ -72,57 +67,49 @@ async def _changed(rig: Any, _patched: Any) -> Any:
     [(_no_memory, "memory_budget_exceeded"), (_no_space, "no_space"), (_changed, "model_changed")],
 )
 async def test_an_asked_repair_cuts_nothing_that_can_be_healed_another_time(
-    open_rig: Any, store: Path, monkeypatch: pytest.MonkeyPatch, hindrance: Any, why: str
+    rig: Rigged, store: Path, full_disk: Any, hindrance: Any, why: str
 ) -> None:
-    async with open_rig() as rig:
-        await rig.read("a", TEXT)
-        await rig.sleep("a")
-        await asyncio.to_thread(damage, store, "a", span=1)
-        async with hindrance(rig, monkeypatch):
-            with pytest.raises(RepairPutOff) as refused:
-                await rig.service.maintain(operation="repair")
-            assert list(refused.value.sessions) == [str(A)]
-            assert refused.value.sessions[str(A)].startswith(why)
-            assert str(A) in refused.value.message
-            assert newest(rig) == (1, 1300)
-        result = await rig.service.maintain(operation="repair")
-        assert not [action for action in result.actions if action.kind == "salvage"]
-        assert newest(rig) == (2, 1300)
+    await rig.asleep("a", TEXT)
+    await asyncio.to_thread(damage, store, "a", span=1)
+    async with hindrance(rig, full_disk):
+        with pytest.raises(RepairPutOff) as refused:
+            await rig.service.maintain(operation="repair")
+        assert list(refused.value.sessions) == [str(A)]
+        assert refused.value.sessions[str(A)].startswith(why)
+        assert str(A) in refused.value.message
+        assert newest(rig) == (1, 1300)
+    result = await rig.service.maintain(operation="repair")
+    assert not [action for action in result.actions if action.kind == "salvage"]
+    assert newest(rig) == (2, 1300)
 
 
 async def test_an_awake_session_that_cannot_be_kept_puts_an_asked_repair_off(
-    open_rig: Any, store: Path, monkeypatch: pytest.MonkeyPatch
+    rig: Rigged, store: Path, full_disk: Any
 ) -> None:
-    async with open_rig() as rig:
-        await rig.read("a", TEXT)
-        await rig.sleep("a")
-        await rig.wake("a")
-        await asyncio.to_thread(damage, store, "a", span=1)
-        async with _no_space(rig, monkeypatch):
-            with pytest.raises(RepairPutOff):
-                await rig.service.maintain(operation="repair")
-        assert newest(rig) == (1, 1300)
-
-
-async def test_a_daemon_that_prepares_to_stop_repairs_nothing(open_rig: Any, store: Path) -> None:
-    async with open_rig() as rig:
-        await rig.read("a", TEXT)
-        await rig.sleep("a")
-        await asyncio.to_thread(damage, store, "a", span=1)
-        await rig.service.prepare_close()
-        with pytest.raises(ServiceClosed):
+    await rig.asleep("a", TEXT)
+    await rig.wake("a")
+    await asyncio.to_thread(damage, store, "a", span=1)
+    async with _no_space(rig, full_disk):
+        with pytest.raises(RepairPutOff):
             await rig.service.maintain(operation="repair")
-        assert newest(rig) == (1, 1300)
+    assert newest(rig) == (1, 1300)
+
+
+async def test_a_daemon_that_prepares_to_stop_repairs_nothing(rig: Rigged, store: Path) -> None:
+    await rig.asleep("a", TEXT)
+    await asyncio.to_thread(damage, store, "a", span=1)
+    await rig.service.prepare_close()
+    with pytest.raises(ServiceClosed):
+        await rig.service.maintain(operation="repair")
+    assert newest(rig) == (1, 1300)
 
 
 @pytest.mark.one_in(2)
 async def test_a_stop_that_comes_while_a_repair_heals_cuts_nothing(open_rig: Any, store: Path) -> None:
     async with open_rig(close=False) as rig:
         for seed, name in enumerate("abc"):
-            await rig.read(name, tokens_of(seed, 1300))
-            await rig.sleep(name)
+            await rig.asleep(name, tokens_of(seed, 1300))
             await asyncio.to_thread(damage, store, name, span=1)
-        rig.network.reset()
         gate = rig.network.hold_at(1)
         asked = asyncio.create_task(rig.service.maintain(operation="repair"))
         await gate.reached()
@@ -143,8 +130,7 @@ async def test_a_session_of_a_model_that_is_not_served_is_repaired_when_that_is_
     open_rig: Any, store: Path, monkeypatch: pytest.MonkeyPatch, kind: type[Exception]
 ) -> None:
     async with open_rig() as rig, listening(rig) as heard:
-        await rig.read("a", TEXT)
-        await rig.sleep("a")
+        await rig.asleep("a", TEXT)
         await asyncio.to_thread(damage, store, "a", span=1)
 
         def unknown(*_args: Any, **_options: Any) -> Any:
@@ -173,8 +159,7 @@ async def test_what_could_not_be_read_just_now_is_not_taken_for_damaged(
     open_rig: Any, monkeypatch: pytest.MonkeyPatch, awake: bool
 ) -> None:
     async with open_rig() as rig, listening(rig) as heard:
-        await rig.read("a", TEXT)
-        await rig.sleep("a")
+        await rig.asleep("a", TEXT)
         if awake:
             await rig.wake("a")
         refuse_reads(monkeypatch, 1)
@@ -210,7 +195,7 @@ async def test_turns_of_a_session_that_went_back_before_its_healed_version_survi
     killed = tmp_path / "killed"
 
     def kill() -> None:
-        shutil.copytree(store, killed, ignore=shutil.ignore_patterns("lock"))
+        as_killed(store)
 
     write = Store.write_bundle
 
@@ -220,10 +205,9 @@ async def test_turns_of_a_session_that_went_back_before_its_healed_version_survi
         return receipt
 
     async with open_rig() as rig:
-        await rig.read("a", TEXT)
-        await rig.sleep("a")
+        await rig.asleep("a", TEXT)
         await rig.wake("a", at_token=100)
-        await rig.service.append(session="a", tokens=tokens_of(3, 10), on_event=ignore)
+        await rig.service.append("a", tokens=tokens_of(3, 10))
         damage(store, "a")
         with monkeypatch.context() as patch:
             if crash == "in it":
@@ -239,20 +223,8 @@ async def test_turns_of_a_session_that_went_back_before_its_healed_version_survi
 # --- earlier versions
 
 
-def damage_version(store: Path, version: int, span: int, kind: str = "span") -> None:
-    """As `damage`, of a version that need not be the newest."""
-    with Store.open(store, writable=False) as opened, opened.open_session(A, version) as reader:
-        entry = [each for each in reader.entries if each.kind == kind][span]
-        with reader.holding(entry) as frames:
-            frame, path = frames.frame_of(entry.id), Path(frames.path)
-    data = bytearray(path.read_bytes())
-    data[frame.offset + frame.head_bytes + 80] ^= 1
-    path.chmod(0o600)
-    path.write_bytes(data)
-
-
 async def versions_of(rig: Any) -> list[tuple[int, int]]:
-    return [(each.version, each.token_count) for each in (await rig.service.show(session="a")).versions]
+    return [(each.version, each.token_count) for each in (await rig.service.show("a")).versions]
 
 
 @pytest.mark.one_in(2)
@@ -261,14 +233,13 @@ async def test_a_damaged_earlier_version_with_tokens_of_its_own_is_given_up_by_n
     open_rig: Any, store: Path, tagged: bool
 ) -> None:
     async with open_rig() as rig, listening(rig) as heard:
-        await rig.read("a", TEXT)
-        await rig.sleep("a")
+        await rig.asleep("a", TEXT)
         if tagged:
-            await rig.service.mark(session="a@1", tag="before")
+            await rig.service.mark("a@1", tag="before")
         await rig.wake("a", at_token=100)
-        await rig.service.append(session="a", tokens=tokens_of(3, 10), on_event=ignore)
+        await rig.service.append("a", tokens=tokens_of(3, 10))
         await rig.sleep("a")
-        await asyncio.to_thread(damage_version, store, 1, 4)
+        await asyncio.to_thread(damage, store, "a", version=1, span=4)
         await mend(rig)
         assert await versions_of(rig) == [(1, 1300), (2, 110)]
         await rig.service.maintain(operation="repair")
@@ -283,43 +254,40 @@ async def test_a_damaged_earlier_version_whose_tokens_a_sound_one_has_is_only_ke
     open_rig: Any, store: Path, tagged: bool
 ) -> None:
     async with open_rig() as rig, listening(rig) as heard:
-        await rig.read("a", TEXT[:300])
-        await rig.sleep("a")
+        await rig.asleep("a", TEXT[:300])
         if tagged:
-            await rig.service.mark(session="a@1", tag="before")
-        await rig.service.append(session="a", tokens=TEXT[300:], on_event=ignore)
+            await rig.service.mark("a@1", tag="before")
+        await rig.service.append("a", tokens=TEXT[300:])
         await rig.sleep("a")
-        await asyncio.to_thread(damage_version, store, 1, 1)
+        await asyncio.to_thread(damage, store, "a", version=1, span=1)
         await mend(rig)
         assert await versions_of(rig) == ([(1, 300)] if tagged else []) + [(2, 1300)]
     assert len(heard.of("store_repaired")) == (not tagged)
 
 
 async def test_an_earlier_version_that_shares_the_damage_of_the_newest_is_not_given_up_unasked(
-    open_rig: Any, store: Path
+    rig: Rigged, store: Path
 ) -> None:
-    async with open_rig() as rig:
-        await rig.read("a", tokens_of(1, 40))
-        await rig.service.append(session="a", tokens=tokens_of(2, 560), on_event=ignore)
-        await rig.sleep("a")
-        await rig.service.mark(session="a@1", tag="before")
-        await rig.wake("a", at_token=270)
-        await rig.service.append(session="a", tokens=tokens_of(3, 10), on_event=ignore)
-        await rig.sleep("a")
-        await asyncio.to_thread(damage, store, "a", span=0)
-        await mend(rig)
-        assert (1, 600) in await versions_of(rig)
-        assert (await rig.wake("a")).token_count == 280
+    await rig.read("a", tokens_of(1, 40))
+    await rig.service.append("a", tokens=tokens_of(2, 560))
+    await rig.sleep("a")
+    await rig.service.mark("a@1", tag="before")
+    await rig.wake("a", at_token=270)
+    await rig.service.append("a", tokens=tokens_of(3, 10))
+    await rig.sleep("a")
+    await asyncio.to_thread(damage, store, "a", span=0)
+    await mend(rig)
+    assert (1, 600) in await versions_of(rig)
+    assert (await rig.wake("a")).token_count == 280
 
 
 async def test_an_earlier_version_that_nobody_can_compute_holds_no_repair_up(open_rig: Any, store: Path) -> None:
     async with open_rig() as rig, listening(rig) as heard:
-        await rig.read("a", TEXT)
-        await rig.sleep("a")
+        await rig.asleep("a", TEXT)
         await rig.wake("a", at_token=100)
-        await rig.service.append(session="a", tokens=tokens_of(3, 10), on_event=ignore)
+        await rig.service.append("a", tokens=tokens_of(3, 10))
         await rig.sleep("a")
-        await asyncio.to_thread(damage_version, store, 1, -1, "state")
+        await asyncio.to_thread(damage, store, "a", version=1, span=-1, kind="state")
         await mend(rig)
         assert await versions_of(rig) == [(2, 110)]
     assert len(heard.of("store_repaired")) == 1
@@ -379,8 +347,7 @@ async def test_a_stop_waits_for_one_block_of_what_a_heal_reads_of_the_store(
 ) -> None:
     async with open_rig() as rig:
         for seed, name in enumerate("abcd"):
-            await rig.read(name, tokens_of(seed, 1300))
-            await rig.sleep(name)
+            await rig.asleep(name, tokens_of(seed, 1300))
     damage(store, "a", span=0)
     gate, sound, seen = Gate(), healing._is_sound, []
 
@@ -406,12 +373,11 @@ async def test_a_stop_waits_for_one_block_of_what_a_heal_reads_of_the_store(
 async def leave_a_ledger(opened: Any, tokens: int, *, bits: int | None = None) -> list[int]:
     """A session `a` whose newest version ends in a ledger of 40 tokens."""
     async with opened as rig:
-        await rig.read("a", tokens_of(1, tokens))
-        await rig.sleep("a")
+        await rig.asleep("a", tokens_of(1, tokens))
         if bits is not None:
             await rig.service.maintain(operation="quantise", session="a", bits=bits)
         await rig.wake("a")
-        await rig.service.append(session="a", tokens=tokens_of(9, 40), on_event=ignore)
+        await rig.service.append("a", tokens=tokens_of(9, 40))
         had = list(rig.live("a").state.tokens)
         assert list((await rig.service.close()).ledgers)
     return had
@@ -420,10 +386,9 @@ async def leave_a_ledger(opened: Any, tokens: int, *, bits: int | None = None) -
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("kind", ["plain", "gemma3_text", "lfm2"])
 async def test_a_repair_without_a_daemon_keeps_a_ledger_before_which_only_the_record_is_lost(
-    open_rig: Any, models_of_kinds: Any, store: Path, kind: str
+    open_kind: Any, store: Path, kind: str
 ) -> None:
-    model = {} if kind == "plain" else {"model": models_of_kinds(kind)}
-    had = await leave_a_ledger(open_rig(**model, stop_within=0), 600)
+    had = await leave_a_ledger(open_kind(kind, stop_within=0), 600)
     damage(store, "a", kind="state")
     with Store.open(store, writable=True) as opened:
         report = opened.repair()
@@ -431,7 +396,7 @@ async def test_a_repair_without_a_daemon_keeps_a_ledger_before_which_only_the_re
     (salvage,) = [action for action in report.actions if action.kind == "salvage"]
     assert salvage.reason == "The first 640 of its 640 tokens are sound and become a new version."
     assert [", 0 are gone until" in message for message in lost] == [True, True]
-    async with open_rig(**model) as rig:
+    async with open_kind(kind) as rig:
         (info,) = await rig.service.list_sessions()
         assert (info.token_count, info.unread_tokens) == (640, 40)
         woken = await rig.wake("a")
@@ -470,62 +435,54 @@ async def test_what_is_damaged_of_a_lossy_session_becomes_part_of_its_ledger(
 
 
 @pytest.mark.one_in(2)
-async def test_a_planned_repair_tells_of_the_healing_and_of_no_loss_that_it_spares(open_rig: Any, store: Path) -> None:
-    async with open_rig() as rig:
-        await rig.read("a", TEXT)
-        await rig.sleep("a")
-        await asyncio.to_thread(damage, store, "a", span=1)
-        plan = await rig.service.maintain(operation="repair", dry_run=True)
-        first = plan.actions[0]
-        assert (first.kind, first.session, first.version) == ("heal", str(A), 1)
-        assert "1,044 tokens or more" in first.reason
-        assert "Only if that fails: " in first.reason
-        assert "salvage" in first.reason
-        assert plan.problems == ()
-        assert not [each for each in plan.actions if each.kind in ("salvage", "quarantine")]
-        assert newest(rig) == (1, 1300), "nothing was done"
-        done = await rig.service.maintain(operation="repair")
-        assert (newest(rig), done.problems) == ((2, 1300), ())
+async def test_a_planned_repair_tells_of_the_healing_and_of_no_loss_that_it_spares(rig: Rigged, store: Path) -> None:
+    await rig.asleep("a", TEXT)
+    await asyncio.to_thread(damage, store, "a", span=1)
+    plan = await rig.service.maintain(operation="repair", dry_run=True)
+    first = plan.actions[0]
+    assert (first.kind, first.session, first.version) == ("heal", str(A), 1)
+    assert "1,044 tokens or more" in first.reason
+    assert "Only if that fails: " in first.reason
+    assert "salvage" in first.reason
+    assert plan.problems == ()
+    assert not [each for each in plan.actions if each.kind in ("salvage", "quarantine")]
+    assert newest(rig) == (1, 1300), "nothing was done"
+    done = await rig.service.maintain(operation="repair")
+    assert (newest(rig), done.problems) == ((2, 1300), ())
 
 
-async def test_a_planned_repair_tells_of_the_loss_where_this_daemon_heals_nothing(open_rig: Any, store: Path) -> None:
-    async with open_rig() as rig:
-        await rig.read("a", TEXT)
-        await rig.sleep("a")
-        await asyncio.to_thread(damage, store, "a", span=1)
-        rig.service.shelf.places[MODEL].leaving = True
-        plan = await rig.service.maintain(operation="repair", dry_run=True)
-        assert {"salvage", "quarantine"} <= {each.kind for each in plan.actions}
-        assert "heal" not in {each.kind for each in plan.actions}
-        assert len(plan.problems) == 1
-        rig.service.shelf.places[MODEL].leaving = False
+async def test_a_planned_repair_tells_of_the_loss_where_this_daemon_heals_nothing(rig: Rigged, store: Path) -> None:
+    await rig.asleep("a", TEXT)
+    await asyncio.to_thread(damage, store, "a", span=1)
+    rig.service.shelf.places[MODEL].leaving = True
+    plan = await rig.service.maintain(operation="repair", dry_run=True)
+    assert {"salvage", "quarantine"} <= {each.kind for each in plan.actions}
+    assert "heal" not in {each.kind for each in plan.actions}
+    assert len(plan.problems) == 1
+    rig.service.shelf.places[MODEL].leaving = False
 
 
 @pytest.mark.one_in(2)
 async def test_a_planned_repair_tells_of_a_session_that_too_many_wait_for_and_of_the_others(
-    open_rig: Any, store: Path
+    rig: Rigged, store: Path
 ) -> None:
-    async with open_rig() as rig:
-        for name in "ab":
-            await rig.read(name, TEXT)
-            await rig.sleep(name)
-            await asyncio.to_thread(damage, store, name, span=1)
-        async with crowded(rig, "a"):
-            plan = await rig.service.maintain(operation="repair", dry_run=True)
-        reasons = {each.session: each.reason for each in plan.actions if each.kind == "heal"}
-        assert reasons[str(A)].startswith("session_busy")
-        assert "are computed again" in reasons["torpor://default/b"]
-
-
-async def test_a_planned_repair_says_of_earlier_versions_that_they_may_come_back(open_rig: Any, store: Path) -> None:
-    async with open_rig() as rig:
-        await rig.read("a", TEXT)
-        await rig.sleep("a")
-        await rig.service.append(session="a", tokens=tokens_of(3, 300), on_event=ignore)
-        await rig.sleep("a")
-        await asyncio.to_thread(damage, store, "a", span=1)
+    for name in "ab":
+        await rig.asleep(name, TEXT)
+        await asyncio.to_thread(damage, store, name, span=1)
+    async with crowded(rig, "a"):
         plan = await rig.service.maintain(operation="repair", dry_run=True)
-        assert [(each.kind, each.version) for each in plan.actions if each.kind == "heal"] == [("heal", 2)]
-        earlier = [each for each in plan.actions if each.version == 1]
-        assert all(each.reason.startswith("unless what is computed again brings") for each in earlier)
-        assert [each.message.startswith("unless what is computed again brings") for each in plan.problems] == [True]
+    reasons = {each.session: each.reason for each in plan.actions if each.kind == "heal"}
+    assert reasons[str(A)].startswith("session_busy")
+    assert "are computed again" in reasons["torpor://default/b"]
+
+
+async def test_a_planned_repair_says_of_earlier_versions_that_they_may_come_back(rig: Rigged, store: Path) -> None:
+    await rig.asleep("a", TEXT)
+    await rig.service.append("a", tokens=tokens_of(3, 300))
+    await rig.sleep("a")
+    await asyncio.to_thread(damage, store, "a", span=1)
+    plan = await rig.service.maintain(operation="repair", dry_run=True)
+    assert [(each.kind, each.version) for each in plan.actions if each.kind == "heal"] == [("heal", 2)]
+    earlier = [each for each in plan.actions if each.version == 1]
+    assert all(each.reason.startswith("unless what is computed again brings") for each in earlier)
+    assert [each.message.startswith("unless what is computed again brings") for each in plan.problems] == [True]

@@ -23,8 +23,8 @@ from torpor.memvid.writing import sleeping
 async def save(rig: Rigged, name: str, times: int) -> None:
     """So many new versions of a session."""
     for _ in range(times):
-        await rig.service.append(session=name, tokens=[1])
-        await rig.service.save(session=name)
+        await rig.service.append(name, tokens=[1])
+        await rig.service.save(name)
 
 
 def versions(rig: Rigged, name: str = "a") -> list[int]:
@@ -48,9 +48,9 @@ async def saved(rig: Rigged, names: Sequence[str], times: int) -> None:
 async def test_each_session_keeps_its_newest_versions_and_those_with_a_mark(open_rig: Any) -> None:
     async with open_rig(keep_last=2) as rig, listening(rig) as heard:
         await saved(rig, ["a", "b"], 1)
-        await rig.service.mark(session="a", tag="first")
+        await rig.service.mark("a", tag="first")
         await save(rig, "a", 1)
-        await rig.service.mark(session="a", pinned=True)
+        await rig.service.mark("a", pinned=True)
         await save(rig, "a", 4)
         await until(lambda: versions(rig) == [1, 2, 5, 6])
         assert versions(rig, "b") == [1]
@@ -86,25 +86,24 @@ async def test_days_are_counted_back_from_the_newest_version(open_rig: Any, monk
         await until(lambda: versions(rig) == [2, 3, 4])
 
 
-async def test_a_rule_of_the_file_holds_at_once(open_rig: Any, tmp_path: Path) -> None:
+async def test_a_rule_of_the_file_holds_at_once(rig: Rigged, tmp_path: Path) -> None:
     file = tmp_path / "torpor.toml"
     file.write_text("")
-    async with open_rig() as rig:
-        await saved(rig, ["a"], 4)
-        models = {name: place.choice for name, place in rig.service.shelf.places.items()}
+    await saved(rig, ["a"], 4)
+    models = {name: place.choice for name, place in rig.service.shelf.places.items()}
 
-        def read() -> Settings:
-            return Settings(models, settings_of({"config": file}).options)
+    def read() -> Settings:
+        return Settings(models, settings_of({"config": file}).options)
 
-        rig.service.follow(ConfigFile(file, read), read())
-        file.write_text("keep_last = 2")
-        await rig.service.reload_config()
-        await until(lambda: versions(rig) == [3, 4])
-        file.write_text("")
-        await rig.service.reload_config()
-        await save(rig, "a", 2)
-        await at_rest(rig)
-        assert versions(rig) == [3, 4, 5, 6]
+    rig.service.follow(ConfigFile(file, read), read())
+    file.write_text("keep_last = 2")
+    await rig.service.reload_config()
+    await until(lambda: versions(rig) == [3, 4])
+    file.write_text("")
+    await rig.service.reload_config()
+    await save(rig, "a", 2)
+    await at_rest(rig)
+    assert versions(rig) == [3, 4, 5, 6]
 
 
 async def test_a_prune_that_fails_is_logged_and_done_behind_the_next_version(
@@ -147,13 +146,13 @@ async def test_what_torpor_wrote_by_itself_goes_behind_a_later_version_and_nothi
     async with open_rig(durability="turn", stop_within=0) as rig:
         await rig.read("a", tokens_of(1, 300))
         await save(rig, "a", 2)
-        await rig.service.append(session="a", tokens=[2])
+        await rig.service.append("a", tokens=[2])
         assert list((await rig.service.close()).ledgers) == ["torpor://default/a"]
     async with open_rig(durability="turn") as rig, listening(rig) as heard:
         assert versions(rig) == [1, 2, 3]
         await save(rig, "a", 1)
         await until(lambda: versions(rig) == [1, 2, 4])
-        await rig.service.append(session="a", tokens=[3])
+        await rig.service.append("a", tokens=[3])
         rig.service.residency.awake.drop(rig.live("a").uri)  # as by a crash
         await rig.wake("a")
         assert versions(rig) == [1, 2, 4, 5]

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from damage_rig import TEXT, damage, mend, told
-from session_rig import SAMPLED, Writing, ignore, listening, tokens_of, until
+from session_rig import SAMPLED, Rigged, Writing, listening, tokens_of, until
 from torpor.daemon.api.session import Recomputed
 from torpor.daemon.engine.admission import current
 from torpor.daemon.errors import RepairPutOff, SessionExists, UnknownModel
@@ -18,20 +18,12 @@ from torpor.daemon.upkeep import healing
 from torpor.daemon.upkeep.healing import whole_calls
 from torpor.daemon.upkeep.scrubbing import ScrubPolicy, seconds_ahead
 from torpor.memvid import Store
-from torpor.memvid.errors import CorruptBlock, NoSpace
+from torpor.memvid.errors import CorruptBlock
 from torpor.memvid.uri import SessionUri
 from torpor.snapshot.passes import UNREPEATABLE, Passes
 
 QUICK = ScrubPolicy(bytes_per_s=1 << 40, idle_s=0.05, round_s=0.05, look_s=0.01)
 KINDS = ["plain", "gemma3_text", "lfm2"]
-
-
-@pytest.fixture
-def open_kind(open_rig: Any, models_of_kinds: Callable[[str], Path]) -> Callable[..., Any]:
-    def opened(kind: str, **options: Any) -> Any:
-        return open_rig(**options) if kind == "plain" else open_rig(models_of_kinds(kind), **options)
-
-    return opened
 
 
 def damage_of(store: Path) -> list[str]:
@@ -81,8 +73,7 @@ async def test_what_is_computed_again_stands_back_for_whoever_wants_something(
 
     monkeypatch.setattr(healing, "read_again", watched)
     async with open_rig() as rig:
-        await rig.read("a", TEXT)
-        await rig.sleep("a")
+        await rig.asleep("a", TEXT)
     damage(store, "a", span=0)
     async with open_rig(scrub=QUICK) as rig, listening(rig) as heard:
         await told(heard, "session_healed")
@@ -101,7 +92,7 @@ async def test_a_flipped_bit_is_found_and_what_it_took_is_computed_again_to_the_
         before = await rig.fingerprint("a")
         await rig.sleep("a")
         expected = await rig.write("a", 5)
-        await rig.service.delete(session="a")
+        await rig.service.delete("a")
         await rig.read("a", TEXT, sampling=SAMPLED)
         await rig.write("a", 7)
         slept = await rig.sleep("a")
@@ -130,8 +121,7 @@ async def test_a_flipped_bit_is_found_and_what_it_took_is_computed_again_to_the_
 @pytest.mark.usefixtures("short_calls")
 async def test_only_what_stands_behind_the_damage_is_computed(open_rig: Any, store: Path) -> None:
     async with open_rig() as rig:
-        await rig.read("a", TEXT)
-        await rig.sleep("a")
+        await rig.asleep("a", TEXT)
     damage(store, "a", span=3)
     async with open_rig(scrub=QUICK) as rig, listening(rig) as heard:
         (healed,) = await told(heard, "session_healed")
@@ -145,7 +135,7 @@ async def test_what_was_read_in_calls_that_no_block_begins_with_is_the_same_to_t
 ) -> None:
     async with open_rig() as rig:
         await rig.read("a", TEXT[:100])
-        await rig.service.append(session="a", tokens=TEXT[100:], on_event=ignore)
+        await rig.service.append("a", tokens=TEXT[100:])
         before = await rig.fingerprint("a")
         await rig.sleep("a")
     damage(store, "a", span=3)
@@ -181,8 +171,7 @@ async def test_what_a_wake_finds_damaged_is_healed_before_its_round_has_come(ope
 @pytest.mark.one_in(2)
 async def test_the_damaged_bytes_are_kept(open_rig: Any, store: Path) -> None:
     async with open_rig() as rig:
-        await rig.read("a", TEXT)
-        await rig.sleep("a")
+        await rig.asleep("a", TEXT)
     damage(store, "a")
     (file,) = store.glob("bundles/*/*.mvb")
     damaged = file.read_bytes()
@@ -196,10 +185,9 @@ async def test_forks_that_share_the_damaged_block_are_healed_before_a_repair_cou
     open_rig: Any, store: Path
 ) -> None:
     async with open_rig() as rig:
-        await rig.read("a", TEXT)
-        await rig.sleep("a")
-        await rig.service.fork(session="a", name="b", on_event=ignore)
-        await rig.service.append(session="b", tokens=[1, 2, 3], on_event=ignore)
+        await rig.asleep("a", TEXT)
+        await rig.service.fork("a", name="b")
+        await rig.service.append("b", tokens=[1, 2, 3])
         before = await rig.fingerprint("b")
         await rig.sleep("b")
     damage(store, "a", span=1)
@@ -216,8 +204,7 @@ async def test_forks_that_share_the_damaged_block_are_healed_before_a_repair_cou
 async def test_a_damaged_ledger_is_told_and_what_a_repair_saves_of_it_stays(open_rig: Any, store: Path) -> None:
     """What cannot be computed again: the beginning is saved, and the damaged file lies in quarantine."""
     async with open_rig() as rig:
-        await rig.read("a", TEXT)
-        await rig.sleep("a")
+        await rig.asleep("a", TEXT)
     damage(store, "a", span=2, head=True)
     async with open_rig(scrub=QUICK) as rig, listening(rig) as heard:
         (failed,) = await told(heard, "heal_failed")
@@ -235,8 +222,7 @@ async def test_a_damaged_ledger_is_told_and_what_a_repair_saves_of_it_stays(open
 @pytest.mark.one_in(2)
 async def test_a_damaged_end_record_costs_one_token_and_no_more(open_rig: Any, store: Path) -> None:
     async with open_rig() as rig:
-        await rig.read("a", TEXT)
-        await rig.sleep("a")
+        await rig.asleep("a", TEXT)
     damage(store, "a", kind="state")
     async with open_rig(scrub=QUICK) as rig, listening(rig) as heard:
         assert (await told(heard, "heal_failed"))[0]["code"] == "not_recomputable"
@@ -249,8 +235,7 @@ async def test_nothing_is_repaired_while_somebody_else_could_heal_it(
     open_rig: Any, store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with open_rig() as rig:
-        await rig.read("a", TEXT)
-        await rig.sleep("a")
+        await rig.asleep("a", TEXT)
     damage(store, "a")
     (file,) = store.glob("bundles/*/*.mvb")
     async with open_rig(scrub=QUICK) as rig, listening(rig) as heard:
@@ -268,8 +253,7 @@ async def test_nothing_is_repaired_while_somebody_else_could_heal_it(
 
 async def test_a_session_that_is_awake_is_not_touched_and_loses_nothing(open_rig: Any, store: Path) -> None:
     async with open_rig(scrub=QUICK) as rig, listening(rig) as heard:
-        await rig.read("a", TEXT)
-        await rig.sleep("a")
+        await rig.asleep("a", TEXT)
         await rig.wake("a")
         before = await rig.fingerprint("a")
         await asyncio.to_thread(damage, store, "a")
@@ -277,8 +261,7 @@ async def test_a_session_that_is_awake_is_not_touched_and_loses_nothing(open_rig
         assert heard.of("session_healed") == heard.of("heal_failed") == []
         assert rig.is_awake("a")
         assert await rig.fingerprint("a") == before
-        await rig.sleep("a")
-        woken = await rig.wake("a")
+        woken = await rig.sleep_and_wake("a")
         assert (woken.token_count, woken.tokens_prefilled) == (1300, 0)
         assert await rig.fingerprint("a") == before
 
@@ -302,8 +285,7 @@ async def test_what_an_awake_session_has_acknowledged_is_durable_again_before_a_
     async with open_kind(kind) as rig, listening(rig) as heard:
         await rig.read("a", TEXT, sampling=SAMPLED)
         await rig.write("a", 7)
-        await rig.sleep("a")
-        await rig.wake("a")
+        await rig.sleep_and_wake("a")
         if written:
             await rig.write("a", written)
         before = await rig.fingerprint("a")
@@ -323,52 +305,41 @@ async def test_what_an_awake_session_has_acknowledged_is_durable_again_before_a_
 
 
 async def test_an_awake_session_that_cannot_be_kept_puts_the_repair_off(
-    open_rig: Any, store: Path, monkeypatch: pytest.MonkeyPatch
+    rig: Rigged, store: Path, full_disk: Any
 ) -> None:
-    async with open_rig() as rig, listening(rig) as heard:
-        await rig.read("a", TEXT)
-        await rig.sleep("a")
+    async with listening(rig) as heard:
+        await rig.asleep("a", TEXT)
         await rig.wake("a")
         damage(store, "a", span=1)
-
-        def full(**_order: Any) -> Any:
-            raise NoSpace("the disk is full")
-
-        with monkeypatch.context() as patched:
-            patched.setattr(rig.service.store, "write_bundle", full)
-            await mend(rig)
+        disk = full_disk()
+        await mend(rig)
+        disk.free()
         await until(lambda: len(heard.of("heal_failed")) == 1)
         assert heard.of("heal_failed")[0]["code"] == "no_space"
         assert [row.version for row in rig.service.store.versions(SessionUri("default", "a"))] == [1]
         await mend(rig)
-        assert (await rig.service.show(session="a")).info.version == 2
+        assert (await rig.service.show("a")).info.version == 2
 
 
 @pytest.mark.one_in(2)
 async def test_where_there_is_no_room_for_what_was_computed_again_no_repair_gives_it_up(
-    open_rig: Any, store: Path, monkeypatch: pytest.MonkeyPatch
+    rig: Rigged, store: Path, full_disk: Any
 ) -> None:
-    async with open_rig() as rig:
-        await rig.read("a", TEXT)
-        await rig.sleep("a")
-        damage(store, "a", span=1)
-
-        def full(**_order: Any) -> Any:
-            raise NoSpace("the disk is full")
-
-        with monkeypatch.context() as patched:
-            patched.setattr(rig.service.store, "write_bundle", full)
-            await mend(rig)
-        await mend(rig)
-        assert (await rig.wake("a")).token_count == 1300
+    await rig.asleep("a", TEXT)
+    damage(store, "a", span=1)
+    disk = full_disk()
+    await mend(rig)
+    disk.free()
+    await mend(rig)
+    assert (await rig.wake("a")).token_count == 1300
 
 
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("writes", [False, True])
 async def test_the_full_session_behind_an_earlier_token_is_healed_and_stays_the_newest(
-    open_rig: Any, store: Path, writes: bool
+    rig: Rigged, store: Path, writes: bool
 ) -> None:
-    async with open_rig() as rig, listening(rig) as heard:
+    async with listening(rig) as heard:
         await rig.read("a", TEXT)
         before = await rig.fingerprint("a")
         await rig.sleep("a")
@@ -385,26 +356,23 @@ async def test_the_full_session_behind_an_earlier_token_is_healed_and_stays_the_
         woken = await rig.wake("a", 2)
         assert woken.token_count == 1300
         assert await rig.fingerprint("a") == before
-        assert (await rig.service.show(session="a")).versions[-1].token_count == (702 if writes else 1300)
+        assert (await rig.service.show("a")).versions[-1].token_count == (702 if writes else 1300)
 
 
 @pytest.mark.one_in(2)
-async def test_an_earlier_version_that_is_awake_does_not_stand_for_the_newest(open_rig: Any, store: Path) -> None:
-    async with open_rig() as rig:
-        await rig.read("a", TEXT[:300])
-        await rig.sleep("a")
-        await rig.service.append(session="a", tokens=TEXT[300:], on_event=ignore)
-        before = await rig.fingerprint("a")
-        await rig.sleep("a")
-        await rig.wake("a", 1)
-        damage(store, "a", span=3)
-        await mend(rig)
-        assert len(rig.live("a").state.tokens) == 300, "still at what was looked at"
-        await rig.sleep("a")
-        woken = await rig.wake("a")
-        assert (woken.version, woken.token_count, woken.salvaged) == (3, 1300, None), "healed, not what was looked at"
-        assert woken.recomputed is not None
-        assert await rig.fingerprint("a") == before
+async def test_an_earlier_version_that_is_awake_does_not_stand_for_the_newest(rig: Rigged, store: Path) -> None:
+    await rig.asleep("a", TEXT[:300])
+    await rig.service.append("a", tokens=TEXT[300:])
+    before = await rig.fingerprint("a")
+    await rig.sleep("a")
+    await rig.wake("a", 1)
+    damage(store, "a", span=3)
+    await mend(rig)
+    assert len(rig.live("a").state.tokens) == 300, "still at what was looked at"
+    woken = await rig.sleep_and_wake("a")
+    assert (woken.version, woken.token_count, woken.salvaged) == (3, 1300, None), "healed, not what was looked at"
+    assert woken.recomputed is not None
+    assert await rig.fingerprint("a") == before
 
 
 @pytest.mark.one_in(2)
@@ -414,8 +382,7 @@ async def test_damage_in_another_session_is_healed_before_the_repair_that_one_ca
 ) -> None:
     async with open_rig() as rig:
         for seed, name in enumerate("ab"):
-            await rig.read(name, tokens_of(seed, 1300))
-            await rig.sleep(name)
+            await rig.asleep(name, tokens_of(seed, 1300))
         if other_awake:
             await rig.wake("b")
         damage(store, "a", span=1)
@@ -436,12 +403,11 @@ async def test_it_reads_only_while_nobody_wants_anything(open_rig: Any) -> None:
         open_rig(scrub=ScrubPolicy(1 << 40, idle_s=0.2, round_s=0.0, look_s=0.01)) as rig,
         listening(rig) as heard,
     ):
-        await rig.read("a", TEXT)
-        await rig.sleep("a")
+        await rig.asleep("a", TEXT)
         rig.network.reset()
         await rig.read("b", [1, 2, 3])
-        gate = rig.network.hold_at(len(rig.network.calls) + 1)
-        busy = asyncio.create_task(rig.service.append(session="b", tokens=[1], on_event=ignore))
+        gate = rig.network.hold_at(1)
+        busy = asyncio.create_task(rig.service.append("b", tokens=[1]))
         await gate.reached()
         heard.clear()
         before = (await rig.service.status()).scrub.sessions
@@ -463,8 +429,7 @@ async def test_it_goes_on_with_the_next_session_after_a_restart(open_rig: Any) -
     seen: list[str] = []
     async with open_rig() as rig:
         for name in names:
-            await rig.read(name, tokens_of(1, 30))
-            await rig.sleep(name)
+            await rig.asleep(name, tokens_of(1, 30))
     async with open_rig(scrub=slow) as rig, listening(rig, names=["session_scrubbed"]) as heard:
         await told(heard, "session_scrubbed", 2)
         seen += [str(notice.event.session)[-2:] for notice in heard[1:]]
@@ -477,27 +442,24 @@ async def test_it_goes_on_with_the_next_session_after_a_restart(open_rig: Any) -
 
 @pytest.mark.one_in(2)
 async def test_a_healing_gives_the_time_of_its_writing_to_a_stop_and_nothing_is_cut_for_it(
-    open_rig: Any, store: Path, monkeypatch: pytest.MonkeyPatch
+    rig: Rigged, store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with open_rig() as rig:
-        await rig.read("a", TEXT)
-        await rig.sleep("a")
-        await rig.read("awake", tokens_of(2, 40))
-        await asyncio.to_thread(damage, store, "a", span=1)
-        writing = Writing(monkeypatch, "a")
-        repairing = asyncio.ensure_future(rig.service.maintain(operation="repair"))
-        beginning = await writing.meets_a_stop(rig)
-        with pytest.raises(RepairPutOff):
-            await repairing
-        await beginning
-        assert writing.begun == ["a", "awake"]
-        assert {each.token_count for each in await rig.service.list_sessions()} == {1300, 40}
+    await rig.asleep("a", TEXT)
+    await rig.read("awake", tokens_of(2, 40))
+    await asyncio.to_thread(damage, store, "a", span=1)
+    writing = Writing(monkeypatch, "a")
+    repairing = asyncio.ensure_future(rig.service.maintain(operation="repair"))
+    beginning = await writing.meets_a_stop(rig)
+    with pytest.raises(RepairPutOff):
+        await repairing
+    await beginning
+    assert writing.begun == ["a", "awake"]
+    assert {each.token_count for each in await rig.service.list_sessions()} == {1300, 40}
 
 
 async def test_a_stop_waits_for_no_slow_reading(open_rig: Any) -> None:
     async with open_rig() as rig:
-        await rig.read("a", TEXT)
-        await rig.sleep("a")
+        await rig.asleep("a", TEXT)
     async with open_rig(scrub=ScrubPolicy(1, idle_s=0.0, round_s=0.0, look_s=0.01)) as rig:
         await until(lambda: rig.service.scrub._mark.begun_ns > 0 and not rig.service.scrub._left)
         async with asyncio.timeout(20):
@@ -505,9 +467,8 @@ async def test_a_stop_waits_for_no_slow_reading(open_rig: Any) -> None:
         assert rig.service.scrub._sessions == 0, "it would have taken days"
 
 
-async def test_without_a_policy_nothing_is_read(open_rig: Any) -> None:
-    async with open_rig() as rig:
-        assert (await rig.service.status()).scrub is None
+async def test_without_a_policy_nothing_is_read(rig: Rigged) -> None:
+    assert (await rig.service.status()).scrub is None
 
 
 @pytest.mark.one_in(3)
@@ -517,10 +478,9 @@ async def test_damage_before_a_ledger_of_a_session_that_went_back_becomes_part_o
 ) -> None:
     """Where no record tells what its state was there, the ledger alone says what came of it: nothing is lost."""
     async with open_kind(kind, stop_within=0) as rig:
-        await rig.read("a", TEXT)
-        await rig.sleep("a")
+        await rig.asleep("a", TEXT)
         await rig.wake("a", at_token=600)
-        await rig.service.append(session="a", tokens=tokens_of(9, 40), on_event=ignore)
+        await rig.service.append("a", tokens=tokens_of(9, 40))
         had = list(rig.live("a").state.tokens)
         assert list((await rig.service.close()).ledgers)
     await asyncio.to_thread(damage, store, "a", span=1)
@@ -542,10 +502,9 @@ async def test_a_look_at_the_end_of_a_state_stays_one_when_what_it_looks_at_is_h
     open_rig: Any, store: Path
 ) -> None:
     async with open_rig(stop_within=0) as rig:
-        await rig.read("a", TEXT)
-        await rig.sleep("a")
+        await rig.asleep("a", TEXT)
         await rig.wake("a")
-        await rig.service.append(session="a", tokens=tokens_of(9, 40), on_event=ignore)
+        await rig.service.append("a", tokens=tokens_of(9, 40))
         assert list((await rig.service.close()).ledgers)
     async with open_rig() as rig, listening(rig) as heard:
         assert (await rig.wake("a", at_token=1300)).token_count == 1300
@@ -553,55 +512,52 @@ async def test_a_look_at_the_end_of_a_state_stays_one_when_what_it_looks_at_is_h
         await mend(rig)
         assert rig.live("a").is_mere_look, "no version holds just that"
         assert heard.of("session_healed")[0]["tokens"] == 1340, "those that a wake gives"
-        made = await rig.service.fork(session="a", name="b", on_event=ignore)
+        made = await rig.service.fork("a", name="b")
         assert made.token_count == 1300
-        assert (await rig.service.append(session="a", tokens=[7], on_event=ignore)).token_count == 1301
+        assert (await rig.service.append("a", tokens=[7])).token_count == 1301
 
 
 @pytest.mark.one_in(2)
-async def test_a_repair_that_somebody_asks_for_heals_before_it_gives_anything_up(open_rig: Any, store: Path) -> None:
-    async with open_rig() as rig:
-        await rig.read("a", TEXT)
-        before = await rig.fingerprint("a")
-        await rig.sleep("a")
-        await rig.service.fork(session="a", name="b", on_event=ignore)
-        await asyncio.to_thread(damage, store, "a", span=1)
-        dry = await rig.service.maintain(operation="repair", dry_run=True)
-        assert not [action for action in dry.actions if action.kind == "salvage"]
-        healing = {action.session: action.reason for action in dry.actions if action.kind == "heal"}
-        assert set(healing) == {"torpor://default/a", "torpor://default/b"}
-        for reason in healing.values():
-            assert "Only if that fails: " in reason
-        assert any("salvage" in reason for reason in healing.values()), "a repair alone would cut it"
-        await rig.service.maintain(operation="repair")
-        for name in "ab":
-            woken = await rig.wake(name)
-            assert (woken.token_count, woken.salvaged) == (1300, None)
-            assert await rig.fingerprint(name) == before
+async def test_a_repair_that_somebody_asks_for_heals_before_it_gives_anything_up(rig: Rigged, store: Path) -> None:
+    await rig.read("a", TEXT)
+    before = await rig.fingerprint("a")
+    await rig.sleep("a")
+    await rig.service.fork("a", name="b")
+    await asyncio.to_thread(damage, store, "a", span=1)
+    dry = await rig.service.maintain(operation="repair", dry_run=True)
+    assert not [action for action in dry.actions if action.kind == "salvage"]
+    healing = {action.session: action.reason for action in dry.actions if action.kind == "heal"}
+    assert set(healing) == {"torpor://default/a", "torpor://default/b"}
+    for reason in healing.values():
+        assert "Only if that fails: " in reason
+    assert any("salvage" in reason for reason in healing.values()), "a repair alone would cut it"
+    await rig.service.maintain(operation="repair")
+    for name in "ab":
+        woken = await rig.wake(name)
+        assert (woken.token_count, woken.salvaged) == (1300, None)
+        assert await rig.fingerprint(name) == before
 
 
-async def test_no_new_session_takes_the_name_of_one_whose_versions_are_set_aside(open_rig: Any, store: Path) -> None:
-    async with open_rig() as rig:
-        await rig.read("a", TEXT)
-        await rig.sleep("a")
-        with Store.open(store, writable=False) as opened:
-            row = opened.find_session(SessionUri("default", "a"))
-            assert row is not None
-        bundle = next(store.rglob(f"{row.bundle_id.hex()}*.mvb"))
-        whole = bundle.read_bytes()
-        bundle.chmod(0o600)
-        bundle.write_bytes(whole[:64])
-        await rig.service.maintain(operation="repair")
-        assert not await rig.service.list_sessions()
-        await rig.read("other", [1, 2])
-        for begin in (
-            rig.service.create(session="a"),
-            rig.service.fork(session="other", name="a", on_event=ignore),
-        ):
-            with pytest.raises(SessionExists, match="cannot be woken now"):
-                await begin
-        bundle.write_bytes(whole)
-        await rig.service.maintain(operation="repair")
-        assert (await rig.wake("a")).token_count == 1300
-        await rig.service.delete(session="a")
-        await rig.service.create(session="a")
+async def test_no_new_session_takes_the_name_of_one_whose_versions_are_set_aside(rig: Rigged, store: Path) -> None:
+    await rig.asleep("a", TEXT)
+    with Store.open(store, writable=False) as opened:
+        row = opened.find_session(SessionUri("default", "a"))
+        assert row is not None
+    bundle = next(store.rglob(f"{row.bundle_id.hex()}*.mvb"))
+    whole = bundle.read_bytes()
+    bundle.chmod(0o600)
+    bundle.write_bytes(whole[:64])
+    await rig.service.maintain(operation="repair")
+    assert not await rig.service.list_sessions()
+    await rig.read("other", [1, 2])
+    for begin in (
+        rig.service.create("a"),
+        rig.service.fork("other", name="a"),
+    ):
+        with pytest.raises(SessionExists, match="cannot be woken now"):
+            await begin
+    bundle.write_bytes(whole)
+    await rig.service.maintain(operation="repair")
+    assert (await rig.wake("a")).token_count == 1300
+    await rig.service.delete("a")
+    await rig.service.create("a")

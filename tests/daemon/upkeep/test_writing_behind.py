@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from session_rig import SAMPLED, Gate, Rigged, ignore, listening, tokens_of, until
+from session_rig import SAMPLED, Gate, Rigged, as_killed, hold_calls, listening, tokens_of, until
 from torpor.daemon.upkeep import writing_behind
 from torpor.memvid.errors import BudgetExceeded, NoSpace
 from torpor.memvid.format.records import IndexRow
@@ -42,35 +41,19 @@ async def written(rig: Rigged, name: str, blocks: int) -> IndexRow:
     return rows(rig, name)[-1]
 
 
-def as_killed(store: Path, name: str = "killed") -> Path:
-    """The store as a SIGKILL leaves it now."""
-    return Path(shutil.copytree(store, store.parent / name, ignore=shutil.ignore_patterns("lock")))
-
-
 def files(store: Path) -> set[str]:
     return {str(each.relative_to(store)) for each in store.rglob("*") if each.suffix in (".mvb", ".mvr", ".tmp")}
 
 
 @pytest.fixture
 def publishing(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
-    yield from _held(monkeypatch, sleeping, "publish")
+    yield (gate := hold_calls(monkeypatch, sleeping, "publish"))
+    gate.open()
 
 
 @pytest.fixture
 def flushing(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
-    yield from _held(monkeypatch, BundleWriter, "finish")
-
-
-def _held(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str) -> Iterator[Gate]:
-    """Holds each call of that function until the gate is opened."""
-    gate, put = Gate(), getattr(owner, name)
-
-    def held(*args: Any) -> Any:
-        gate.pass_through()
-        return put(*args)
-
-    monkeypatch.setattr(owner, name, held)
-    yield gate
+    yield (gate := hold_calls(monkeypatch, BundleWriter, "finish"))
     gate.open()
 
 
@@ -81,12 +64,12 @@ async def test_a_kill_costs_less_than_a_block_and_what_was_said_since(open_kind:
     """By a window or a recurrence, what is behind the last checkpoint: one in two blocks."""
     async with open_kind(kind) as rig:
         await rig.read("one", tokens_of(1, 45), sampling=SAMPLED)  # no call behind it ends where a block does
-        await rig.service.append(session="one", tokens=tokens_of(3, 655), on_event=ignore)
+        await rig.service.append("one", tokens=tokens_of(3, 655))
         await rig.write("one", 7)
         row = await written(rig, "one", 2)
         assert (row.token_count, row.ledger_tokens) == (557 if kind in ("qwen3", "quantised") else 512, 707)
         at_once, had = as_killed(store, "at once"), await rig.fingerprint("one")
-        await rig.service.append(session="one", tokens=tokens_of(2, 20), on_event=ignore)
+        await rig.service.append("one", tokens=tokens_of(2, 20))
         later, went_on = as_killed(store, "later"), await rig.write("one", 9)
     async with open_kind(kind, store=at_once) as rig:
         woken = await rig.wake("one")
@@ -100,11 +83,10 @@ async def test_a_kill_costs_less_than_a_block_and_what_was_said_since(open_kind:
         assert await rig.write("one", 9) == went_on, "the sampler goes on where it stood"
 
 
-async def test_a_version_behind_always_ends_in_a_ledger_alone(open_rig: Any) -> None:
+async def test_a_version_behind_always_ends_in_a_ledger_alone(rig: Rigged) -> None:
     """Else it would be taken for one that somebody has asked for, and stay."""
-    async with open_rig() as rig:
-        await rig.read("one", tokens_of(1, 512))
-        assert (await written(rig, "one", 1)).unread_tokens > 0
+    await rig.read("one", tokens_of(1, 512))
+    assert (await written(rig, "one", 1)).unread_tokens > 0
 
 
 @pytest.mark.parametrize("way", ["sleep", "stop"])
@@ -129,14 +111,14 @@ async def test_versions_behind_go_once_a_later_one_covers_them_unless_they_have_
         await rig.read("one", tokens_of(1, 300))
         await written(rig, "one", 1)
         for turn in range(2, 5):
-            await rig.service.append(session="one", tokens=tokens_of(turn, 256), on_event=ignore)
+            await rig.service.append("one", tokens=tokens_of(turn, 256))
             await written(rig, "one", turn)
         await until(lambda: [row.version for row in rows(rig, "one")] == [4])
-        await rig.service.mark(session="one", tag="here")
-        await rig.service.append(session="one", tokens=tokens_of(9, 256), on_event=ignore)
+        await rig.service.mark("one", tag="here")
+        await rig.service.append("one", tokens=tokens_of(9, 256))
         await written(rig, "one", 5)
         assert [row.version for row in rows(rig, "one")] == [4, 5]
-        assert (await rig.service.show(session="one")).info.dirty
+        assert (await rig.service.show("one")).info.dirty
         await until(lambda: len(heard.of("blocks_written")) == 5)
     told = heard.of("blocks_written", "one")
     assert [(each["version"], each["tokens"]) for each in told] == [(1, 300), (2, 556), (3, 812), (4, 1068), (5, 1324)]
@@ -150,11 +132,11 @@ async def test_a_request_waits_for_no_disk_and_what_is_given_up_is_never_publish
     async with open_rig() as rig:
         await rig.read("one", tokens_of(1, 600))
         await flushing.reached()
-        assert (await rig.service.append(session="one", tokens=[1, 2], on_event=ignore)).token_count == 602
+        assert (await rig.service.append("one", tokens=[1, 2])).token_count == 602
         killed = as_killed(store)
         await rig.read("two", tokens_of(2, 600))
         await asyncio.sleep(0.1)  # it is due, and would have to wait for what was given up
-        assert (await rig.service.append(session="two", tokens=[1], on_event=ignore)).token_count == 601
+        assert (await rig.service.append("two", tokens=[1])).token_count == 601
         assert rows(rig, "one") == []
         flushing.open()
         row = await written(rig, "one", 2)
@@ -171,7 +153,7 @@ async def test_a_request_that_comes_while_the_version_is_published_goes_on_behin
     async with open_rig() as rig:
         await rig.read("one", tokens_of(1, 600))
         await publishing.reached()
-        asked = asyncio.ensure_future(rig.service.append(session="one", tokens=[1, 2], on_event=ignore))
+        asked = asyncio.ensure_future(rig.service.append("one", tokens=[1, 2]))
         await asyncio.sleep(0.01)
         assert not asked.done()
         publishing.open()
@@ -185,28 +167,27 @@ async def test_a_request_that_comes_while_the_version_is_published_goes_on_behin
 
 @pytest.mark.parametrize("way", ["rm", "forget"])
 async def test_a_session_that_goes_meanwhile_leaves_nothing(
-    open_rig: Any, flushing: Gate, store: Path, monkeypatch: pytest.MonkeyPatch, way: str
+    rig: Rigged, flushing: Gate, store: Path, monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
-    async with open_rig() as rig:
-        await rig.read("one", tokens_of(1, 600))
-        await flushing.reached()
-        if way == "rm":
-            await rig.service.delete(session="one")
-            flushing.open()
-        else:
-            forget, there = rig.service.maintenance.carry_out, []
+    await rig.read("one", tokens_of(1, 600))
+    await flushing.reached()
+    if way == "rm":
+        await rig.service.delete("one")
+        flushing.open()
+    else:
+        forget, there = rig.service.maintenance.carry_out, []
 
-            async def forgetting(order: Any) -> Any:
-                there.append(files(store))
-                return await forget(order)
+        async def forgetting(order: Any) -> Any:
+            there.append(files(store))
+            return await forget(order)
 
-            monkeypatch.setattr(rig.service.maintenance, "carry_out", forgetting)
-            asyncio.get_running_loop().call_later(0.1, flushing.open)
-            await rig.service.maintain(operation="forget", session="one")
-            assert there == [set()], "what was given up would have left bytes behind it"
-        await rig.service.writing_behind.settled()
-        assert files(store) == set()
-        assert (await rig.service.list_sessions()).sessions == ()
+        monkeypatch.setattr(rig.service.maintenance, "carry_out", forgetting)
+        asyncio.get_running_loop().call_later(0.1, flushing.open)
+        await rig.service.maintain(operation="forget", session="one")
+        assert there == [set()], "what was given up would have left bytes behind it"
+    await rig.service.writing_behind.settled()
+    assert files(store) == set()
+    assert (await rig.service.list_sessions()).sessions == ()
 
 
 @pytest.mark.parametrize("refusal", [NoSpace("No room."), BudgetExceeded("Used up.")])
@@ -260,20 +241,18 @@ async def test_only_sessions_whose_turns_are_durable_are_written(open_rig: Any, 
         assert rows(rig, "one") == []
 
 
-async def test_a_look_is_not_written_and_what_goes_on_from_it_is(open_rig: Any) -> None:
-    async with open_rig() as rig:
-        await rig.read("one", tokens_of(1, 300))
-        await rig.sleep("one")
-        await rig.service.append(session="one", tokens=tokens_of(2, 400), on_event=ignore)
-        await rig.sleep("one")
-        newest = rows(rig, "one")[-1].version
-        await rig.wake("one", at_token=290)
-        await asyncio.sleep(0.1)
-        assert rows(rig, "one")[-1].version == newest
-        await rig.service.append(session="one", tokens=tokens_of(3, 300), on_event=ignore)
-        await until(lambda: rows(rig, "one")[-1].version > newest)
-        assert rows(rig, "one")[-1].ledger_tokens == 590
-        assert newest in [row.version for row in rows(rig, "one")], "it went another way, so it stays"
+async def test_a_look_is_not_written_and_what_goes_on_from_it_is(rig: Rigged) -> None:
+    await rig.asleep("one", tokens_of(1, 300))
+    await rig.service.append("one", tokens=tokens_of(2, 400))
+    await rig.sleep("one")
+    newest = rows(rig, "one")[-1].version
+    await rig.wake("one", at_token=290)
+    await asyncio.sleep(0.1)
+    assert rows(rig, "one")[-1].version == newest
+    await rig.service.append("one", tokens=tokens_of(3, 300))
+    await until(lambda: rows(rig, "one")[-1].version > newest)
+    assert rows(rig, "one")[-1].ledger_tokens == 590
+    assert newest in [row.version for row in rows(rig, "one")], "it went another way, so it stays"
 
 
 async def test_beside_requests_it_rests_for_long_behind_each_write(
@@ -301,14 +280,13 @@ async def test_a_long_session_is_written_part_by_part(open_rig: Any, monkeypatch
 
 
 @pytest.mark.usefixtures("never")
-async def test_the_state_of_a_session_that_is_written_is_as_it_was(open_rig: Any) -> None:
+async def test_the_state_of_a_session_that_is_written_is_as_it_was(rig: Rigged) -> None:
     """Its memory is not copied by the next model call, and its least recent use is told as before."""
-    async with open_rig() as rig:
-        await rig.read("one", tokens_of(1, 600))
-        live, had = rig.live("one"), await rig.fingerprint("one")
-        used = live.last_used
-        await rig.service.writing_behind._look_at(live.uri)
-        assert rows(rig, "one")[-1].token_count >= 512
-        assert (await rig.fingerprint("one"), live.last_used, live.dirty) == (had, used, True)
-        await rig.service.writing_behind._look_at(live.uri)
-        assert len(rows(rig, "one")) == 1, "there is nothing more to write"
+    await rig.read("one", tokens_of(1, 600))
+    live, had = rig.live("one"), await rig.fingerprint("one")
+    used = live.last_used
+    await rig.service.writing_behind._look_at(live.uri)
+    assert rows(rig, "one")[-1].token_count >= 512
+    assert (await rig.fingerprint("one"), live.last_used, live.dirty) == (had, used, True)
+    await rig.service.writing_behind._look_at(live.uri)
+    assert len(rows(rig, "one")) == 1, "there is nothing more to write"

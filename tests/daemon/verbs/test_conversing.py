@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-import shutil
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 from conversing_rig import SYSTEM, assistant, cold, converse, ledger, names, script, user, with_template  # noqa: F401
+from session_rig import Rigged, as_killed
 from torpor.daemon.api.constraints import ToolChoice
 from torpor.daemon.api.events import SessionEvent, TokenEvent
 from torpor.daemon.errors import ContextOverflow, InvalidTranscript
@@ -21,46 +21,49 @@ from torpor.memvid.exchange.incoming import hand_over
 TOOLS = ({"name": "look", "description": "Looks.", "parameters": {"type": "object"}},)
 
 
-async def test_ten_turns_go_on_in_one_session_and_nothing_is_read_twice(open_rig: Any) -> None:
-    async with open_rig(endless=False) as rig:
-        said: list[Any] = [SYSTEM]
-        for number in range(10):
-            said.append(user(f"q{number}"))
-            held = len(ledger(rig)) if number else 0
-            told = await converse(rig, said, f"a{number}")
-            said.append(assistant(told.text))
-            assert told.session == "torpor://default/a"
-            assert told.prefilled_tokens == told.token_count - len(told.tokens) - held
-        assert ledger(rig) == cold(rig, said)
-        assert await names(rig) == {"a"}
+@pytest.fixture
+def rig(open_rig: Any) -> Any:
+    """Its answers end where the model ends them."""
+    return open_rig(endless=False)
 
 
-async def test_max_tokens_may_be_above_what_fits(open_rig: Any) -> None:
-    async with open_rig() as rig:
-        told = await converse(rig, [user("q" * 1900)], max_tokens=1_000_000)
-        assert told.finish_reason == "length"
-        assert told.token_count == rig.model.context_tokens
-        with pytest.raises(ContextOverflow):
-            await converse(rig, [user("q" * 1900), assistant(told.text), user("on")], max_tokens=1)
+async def test_ten_turns_go_on_in_one_session_and_nothing_is_read_twice(rig: Rigged) -> None:
+    said: list[Any] = [SYSTEM]
+    for number in range(10):
+        said.append(user(f"q{number}"))
+        held = len(ledger(rig)) if number else 0
+        told = await converse(rig, said, f"a{number}")
+        said.append(assistant(told.text))
+        assert told.session == "torpor://default/a"
+        assert told.prefilled_tokens == told.token_count - len(told.tokens) - held
+    assert ledger(rig) == cold(rig, said)
+    assert await names(rig) == {"a"}
 
 
-async def test_a_changed_message_goes_on_in_a_fork_and_the_session_stays_as_it_is(open_rig: Any) -> None:
-    async with open_rig(endless=False) as rig:
-        said = [user("one"), assistant("eins"), user("two")]
-        await converse(rig, said[:1], "eins")
-        await converse(rig, said, "zwei")
-        held = ledger(rig)
-        other = [*said[:2], user("three")]
-        told = await converse(rig, other, "drei")
-        fork = told.session.rpartition("/")[2]
-        assert fork.startswith("a-")
-        assert ledger(rig) == held
-        assert ledger(rig, fork) == cold(rig, [*other, assistant("drei")])
-        # Each goes on in its own session from now on.
-        for name, before in (("a", [*said, assistant("zwei")]), (fork, [*other, assistant("drei")])):
-            told = await converse(rig, [*before, user("on")], "ja")
-            assert told.session == f"torpor://default/{name}"
-        assert await names(rig) == {"a", fork}
+async def test_max_tokens_may_be_above_what_fits(rig: Rigged) -> None:
+    told = await converse(rig, [user("q" * 1900)], max_tokens=1_000_000)
+    assert told.finish_reason == "length"
+    assert told.token_count == rig.model.context_tokens
+    with pytest.raises(ContextOverflow):
+        await converse(rig, [user("q" * 1900), assistant(told.text), user("on")], max_tokens=1)
+
+
+async def test_a_changed_message_goes_on_in_a_fork_and_the_session_stays_as_it_is(rig: Rigged) -> None:
+    said = [user("one"), assistant("eins"), user("two")]
+    await converse(rig, said[:1], "eins")
+    await converse(rig, said, "zwei")
+    held = ledger(rig)
+    other = [*said[:2], user("three")]
+    told = await converse(rig, other, "drei")
+    fork = told.session.rpartition("/")[2]
+    assert fork.startswith("a-")
+    assert ledger(rig) == held
+    assert ledger(rig, fork) == cold(rig, [*other, assistant("drei")])
+    # Each goes on in its own session from now on.
+    for name, before in (("a", [*said, assistant("zwei")]), (fork, [*other, assistant("drei")])):
+        told = await converse(rig, [*before, user("on")], "ja")
+        assert told.session == f"torpor://default/{name}"
+    assert await names(rig) == {"a", fork}
 
 
 async def test_an_earlier_place_is_forked_after_a_kill_too(open_rig: Any, store: Path) -> None:
@@ -68,7 +71,7 @@ async def test_an_earlier_place_is_forked_after_a_kill_too(open_rig: Any, store:
     async with open_rig(endless=False) as rig:
         await converse(rig, [user("one")], "eins")
         await converse(rig, [user("one"), assistant("eins"), user("two")], "zwei")
-        killed = Path(shutil.copytree(store, store.parent / "killed", ignore=shutil.ignore_patterns("lock")))
+        killed = as_killed(store)
     async with open_rig(store=killed, endless=False) as rig:
         other = [user("one"), assistant("eins"), user("three")]
         told = await converse(rig, other, "drei")
@@ -78,58 +81,54 @@ async def test_an_earlier_place_is_forked_after_a_kill_too(open_rig: Any, store:
 
 
 @pytest.mark.parametrize("sleeps", [False, True])
-async def test_a_fork_tells_why_the_transcript_left_its_session(open_rig: Any, sleeps: bool) -> None:
-    async with open_rig(endless=False) as rig:
-        said = [user("read a file"), assistant("ja"), user("it holds the text"), assistant("gut"), user("and now")]
-        for turns, reply in ((1, "ja"), (3, "gut"), (5, "ende")):
-            await converse(rig, said[:turns], reply)
-        if sleeps:
-            await rig.sleep("a")
-        edited = [*said[:2], user("it is gone since"), *said[3:]]
-        told = await converse(rig, edited, "nein", left_out=("a-clock",))
-        (why,) = (await rig.service.why(session=told.session)).requests
-        assert (why.outcome, why.source, why.cause) == ("diverged", "torpor://default/a", "message")
-        assert why.left_out == ("a-clock",)
-        assert "it " in why.expected_text
-        assert "is gone" in why.found_text
-        told = await converse(rig, [*edited, assistant("nein"), user("on")], "ja")
-        *_, why = (await rig.service.why(session=told.session)).requests
-        assert (why.outcome, why.source, why.left_out) == ("hit", told.session, ())
+async def test_a_fork_tells_why_the_transcript_left_its_session(rig: Rigged, sleeps: bool) -> None:
+    said = [user("read a file"), assistant("ja"), user("it holds the text"), assistant("gut"), user("and now")]
+    for turns, reply in ((1, "ja"), (3, "gut"), (5, "ende")):
+        await converse(rig, said[:turns], reply)
+    if sleeps:
+        await rig.sleep("a")
+    edited = [*said[:2], user("it is gone since"), *said[3:]]
+    told = await converse(rig, edited, "nein", left_out=("a-clock",))
+    (why,) = (await rig.service.why(told.session)).requests
+    assert (why.outcome, why.source, why.cause) == ("diverged", "torpor://default/a", "message")
+    assert why.left_out == ("a-clock",)
+    assert "it " in why.expected_text
+    assert "is gone" in why.found_text
+    told = await converse(rig, [*edited, assistant("nein"), user("on")], "ja")
+    *_, why = (await rig.service.why(told.session)).requests
+    assert (why.outcome, why.source, why.left_out) == ("hit", told.session, ())
 
 
-async def test_the_last_answer_wanted_again_is_another_branch(open_rig: Any) -> None:
-    async with open_rig(endless=False) as rig:
-        said = [user("one")]
-        await converse(rig, said, "eins")
-        told = await converse(rig, said, "uno")
-        assert (told.text, told.session != "torpor://default/a", told.prefilled_tokens) == ("uno", True, 0)
-        assert ledger(rig) == cold(rig, [*said, assistant("eins")])
+async def test_the_last_answer_wanted_again_is_another_branch(rig: Rigged) -> None:
+    said = [user("one")]
+    await converse(rig, said, "eins")
+    told = await converse(rig, said, "uno")
+    assert (told.text, told.session != "torpor://default/a", told.prefilled_tokens) == ("uno", True, 0)
+    assert ledger(rig) == cold(rig, [*said, assistant("eins")])
 
 
-async def test_another_beginning_is_another_session_under_the_same_name(open_rig: Any) -> None:
-    async with open_rig(endless=False) as rig:
-        first = await converse(rig, [SYSTEM, user("one")], "eins")
-        title = await converse(rig, [user("give this a title")], "Ones")
-        tools = await converse(rig, [SYSTEM, user("one")], "eins", tools=TOOLS)
-        assert len({first.session, title.session, tools.session}) == 3
-        told = await converse(rig, [SYSTEM, user("one"), assistant("eins"), user("two")], "zwei", tools=TOOLS)
-        assert told.session == tools.session
-        told = await converse(rig, [SYSTEM, user("one"), assistant("eins"), user("two")], "zwei")
-        assert told.session == first.session
+async def test_another_beginning_is_another_session_under_the_same_name(rig: Rigged) -> None:
+    first = await converse(rig, [SYSTEM, user("one")], "eins")
+    title = await converse(rig, [user("give this a title")], "Ones")
+    tools = await converse(rig, [SYSTEM, user("one")], "eins", tools=TOOLS)
+    assert len({first.session, title.session, tools.session}) == 3
+    told = await converse(rig, [SYSTEM, user("one"), assistant("eins"), user("two")], "zwei", tools=TOOLS)
+    assert told.session == tools.session
+    told = await converse(rig, [SYSTEM, user("one"), assistant("eins"), user("two")], "zwei")
+    assert told.session == first.session
 
 
-async def test_requests_at_once_under_one_name_harm_no_head(open_rig: Any) -> None:
-    async with open_rig(endless=False) as rig:
-        await converse(rig, [SYSTEM, user("one")], "eins")
-        base = [SYSTEM, user("one"), assistant("eins")]
-        asked = [[*base, user("main")], [*base, user("agent")], [user("title")]]
-        rig.script.clear()
-        told = await asyncio.gather(*(converse(rig, each, max_tokens=8) for each in asked))
-        assert len({each.session for each in told}) == 3
-        for messages, each in zip(asked, told, strict=True):
-            name = each.session.rpartition("/")[2]
-            count = each.token_count - len(each.tokens)
-            assert ledger(rig, name)[:count] == rig.model.encode(rig.model.render(messages, True), opening=False)
+async def test_requests_at_once_under_one_name_harm_no_head(rig: Rigged) -> None:
+    await converse(rig, [SYSTEM, user("one")], "eins")
+    base = [SYSTEM, user("one"), assistant("eins")]
+    asked = [[*base, user("main")], [*base, user("agent")], [user("title")]]
+    rig.script.clear()
+    told = await asyncio.gather(*(converse(rig, each, max_tokens=8) for each in asked))
+    assert len({each.session for each in told}) == 3
+    for messages, each in zip(asked, told, strict=True):
+        name = each.session.rpartition("/")[2]
+        count = each.token_count - len(each.tokens)
+        assert ledger(rig, name)[:count] == rig.model.encode(rig.model.render(messages, True), opening=False)
 
 
 async def test_requests_at_once_under_a_new_name_are_sessions_of_their_own(open_rig: Any) -> None:
@@ -147,16 +146,15 @@ async def test_requests_at_once_under_a_new_name_are_sessions_of_their_own(open_
         assert again.session == told[1].session
 
 
-async def test_a_session_of_another_name_is_forked_and_not_gone_on_with(open_rig: Any) -> None:
-    async with open_rig(endless=False) as rig:
-        await converse(rig, [user("one")], "eins")
-        held, said = ledger(rig), [user("one"), assistant("eins"), user("two")]
-        told = await converse(rig, said, "zwei", "b")
-        assert (told.session, ledger(rig)) == ("torpor://default/b", held)
-        assert told.prefilled_tokens < 40
-        told = await converse(rig, said, "zwei", "other/a")
-        assert told.session == "torpor://other/a", "another namespace has heads of its own"
-        assert ledger(rig, "torpor://other/a") == cold(rig, [*said, assistant("zwei")])
+async def test_a_session_of_another_name_is_forked_and_not_gone_on_with(rig: Rigged) -> None:
+    await converse(rig, [user("one")], "eins")
+    held, said = ledger(rig), [user("one"), assistant("eins"), user("two")]
+    told = await converse(rig, said, "zwei", "b")
+    assert (told.session, ledger(rig)) == ("torpor://default/b", held)
+    assert told.prefilled_tokens < 40
+    told = await converse(rig, said, "zwei", "other/a")
+    assert told.session == "torpor://other/a", "another namespace has heads of its own"
+    assert ledger(rig, "torpor://other/a") == cold(rig, [*said, assistant("zwei")])
 
 
 async def test_a_sleeping_session_is_found_after_a_restart(open_rig: Any) -> None:
@@ -170,14 +168,13 @@ async def test_a_sleeping_session_is_found_after_a_restart(open_rig: Any) -> Non
         assert ledger(rig) == cold(rig, [*said, assistant("zwei")], Root(TOOLS))
 
 
-async def test_a_fork_that_a_user_made_is_gone_on_with_under_its_name(open_rig: Any) -> None:
-    async with open_rig(endless=False) as rig:
-        await converse(rig, [user("one")], "eins")
-        await rig.service.fork("a", "b")
-        told = await converse(rig, [user("one"), assistant("eins"), user("two")], "zwei", "b")
-        assert (told.session, await names(rig)) == ("torpor://default/b", {"a", "b"})
-        assert told.cached_tokens == 0
-        assert told.prefilled_tokens < 40
+async def test_a_fork_that_a_user_made_is_gone_on_with_under_its_name(rig: Rigged) -> None:
+    await converse(rig, [user("one")], "eins")
+    await rig.service.fork("a", "b")
+    told = await converse(rig, [user("one"), assistant("eins"), user("two")], "zwei", "b")
+    assert (told.session, await names(rig)) == ("torpor://default/b", {"a", "b"})
+    assert told.cached_tokens == 0
+    assert told.prefilled_tokens < 40
 
 
 async def test_an_imported_session_is_found(open_rig: Any, store: Path, tmp_path: Path) -> None:
@@ -191,46 +188,42 @@ async def test_an_imported_session_is_found(open_rig: Any, store: Path, tmp_path
         assert (told.session, told.prefilled_tokens < 40) == ("torpor://default/a", True)
 
 
-async def test_a_deleted_session_is_found_no_more(open_rig: Any) -> None:
-    async with open_rig(endless=False) as rig:
-        await converse(rig, [user("one")], "eins")
-        await rig.sleep("a")
-        await rig.service.delete("a")
-        told = await converse(rig, [user("one"), assistant("eins"), user("two")], "zwei")
-        assert (told.session, told.cached_tokens) == ("torpor://default/a", 0)
-        assert told.prefilled_tokens == told.token_count - len(told.tokens)
+async def test_a_deleted_session_is_found_no_more(rig: Rigged) -> None:
+    await converse(rig, [user("one")], "eins")
+    await rig.sleep("a")
+    await rig.service.delete("a")
+    told = await converse(rig, [user("one"), assistant("eins"), user("two")], "zwei")
+    assert (told.session, told.cached_tokens) == ("torpor://default/a", 0)
+    assert told.prefilled_tokens == told.token_count - len(told.tokens)
 
 
-async def test_the_session_that_answers_is_told_before_anything_is_read_for_it(open_rig: Any) -> None:
-    async with open_rig(endless=False) as rig:
-        said: list[Any] = [user("one")]
-        for name, messages in (("a", said), ("b", [*said, assistant("eins"), user("two")])):
-            heard: list[Any] = []
-            told = await converse(rig, messages, "eins", name=name, on_event=heard.append)
-            first, *others = (event for event in heard if getattr(event, "stage", None) != "wake")
-            assert first == SessionEvent(told.session)
-            assert not any(isinstance(event, SessionEvent) for event in others)
-        assert told.session == "torpor://default/b", "a fork"
+async def test_the_session_that_answers_is_told_before_anything_is_read_for_it(rig: Rigged) -> None:
+    said: list[Any] = [user("one")]
+    for name, messages in (("a", said), ("b", [*said, assistant("eins"), user("two")])):
+        heard: list[Any] = []
+        told = await converse(rig, messages, "eins", name=name, on_event=heard.append)
+        first, *others = (event for event in heard if getattr(event, "stage", None) != "wake")
+        assert first == SessionEvent(told.session)
+        assert not any(isinstance(event, SessionEvent) for event in others)
+    assert told.session == "torpor://default/b", "a fork"
 
 
-async def test_a_fork_that_answers_nothing_is_taken_back(open_rig: Any) -> None:
-    async with open_rig(endless=False) as rig:
-        await converse(rig, [user("one")], "eins")
-        with pytest.raises(ContextOverflow):
-            await converse(rig, [user("one"), assistant("eins"), user("x" * 3000)], name="b")
-        assert await names(rig) == {"a"}
+async def test_a_fork_that_answers_nothing_is_taken_back(rig: Rigged) -> None:
+    await converse(rig, [user("one")], "eins")
+    with pytest.raises(ContextOverflow):
+        await converse(rig, [user("one"), assistant("eins"), user("x" * 3000)], name="b")
+    assert await names(rig) == {"a"}
 
 
-async def test_a_call_and_its_result_go_on_in_the_session_whatever_the_client_made_of_them(open_rig: Any) -> None:
-    async with open_rig(endless=False) as rig:
-        call = '<tool_call>{"name": "look", "arguments": {"path": ".", "all": true}}</tool_call>'
-        told = await converse(rig, [user("hi")], call, tools=TOOLS, max_tokens=90)
-        back = [{"name": "look", "arguments": {"all": True, "path": "."}, "id": "theirs"}]
-        said = [user("hi"), {**message_of("assistant", "", back), "reasoning": "dropped"}]
-        said.append({"role": "tool", "content": "a file", "tool_call_id": "theirs"})
-        again = await converse(rig, said, "fine", tools=TOOLS)
-        assert again.session == told.session
-        assert again.prefilled_tokens < 60
+async def test_a_call_and_its_result_go_on_in_the_session_whatever_the_client_made_of_them(rig: Rigged) -> None:
+    call = '<tool_call>{"name": "look", "arguments": {"path": ".", "all": true}}</tool_call>'
+    told = await converse(rig, [user("hi")], call, tools=TOOLS, max_tokens=90)
+    back = [{"name": "look", "arguments": {"all": True, "path": "."}, "id": "theirs"}]
+    said = [user("hi"), {**message_of("assistant", "", back), "reasoning": "dropped"}]
+    said.append({"role": "tool", "content": "a file", "tool_call_id": "theirs"})
+    again = await converse(rig, said, "fine", tools=TOOLS)
+    assert again.session == told.session
+    assert again.prefilled_tokens < 60
 
 
 LOOKS = [f'{{"name": "look", "arguments": {{"path": "{path}"}}}}' for path in "ab"]
@@ -244,59 +237,55 @@ LOOKS = [f'{{"name": "look", "arguments": {{"path": "{path}"}}}}' for path in "a
     ],
     ids=["each between marks", "together"],
 )
-async def test_where_calls_may_not_be_parallel_the_answer_ends_behind_its_first(open_rig: Any, reply: str) -> None:
-    async with open_rig(endless=False) as rig:
-        one = {"tools": TOOLS, "tool_choice": ToolChoice(parallel=False), "stop": ("END",), "max_tokens": 200}
-        heard: list[Any] = []
-        answer = "ab" * 16
-        told = await converse(rig, [user("hi")], reply, **one, on_event=heard.append, answer_id=answer)
-        assert (told.text, told.finish_reason) == ("one E", "tool_calls")
-        assert [call.arguments for call in told.tool_calls] == [{"path": "a"}]
-        assert [event.call for event in heard if isinstance(event, TokenEvent) and event.call] == list(told.tool_calls)
-        assert rig.model.tokenizer.decode(list(told.tokens)).endswith("</tool_call>")
-        recalled = await rig.service.recall(answer_id=answer)
-        assert recalled.messages[-1].tool_calls == told.tool_calls
-        assert recalled.messages[-1].finished
-        said = [user("hi"), message_of("assistant", told.text, [asdict(call) for call in told.tool_calls])]
-        said.append({"role": "tool", "content": "a file", "tool_call_id": told.tool_calls[0].id})
-        again = await converse(rig, said, "fine", **one)
-        assert (again.session, again.text) == (told.session, "fine")
-        assert again.prefilled_tokens == again.token_count - len(again.tokens) - told.token_count
+async def test_where_calls_may_not_be_parallel_the_answer_ends_behind_its_first(rig: Rigged, reply: str) -> None:
+    one = {"tools": TOOLS, "tool_choice": ToolChoice(parallel=False), "stop": ("END",), "max_tokens": 200}
+    heard: list[Any] = []
+    answer = "ab" * 16
+    told = await converse(rig, [user("hi")], reply, **one, on_event=heard.append, answer_id=answer)
+    assert (told.text, told.finish_reason) == ("one E", "tool_calls")
+    assert [call.arguments for call in told.tool_calls] == [{"path": "a"}]
+    assert [event.call for event in heard if isinstance(event, TokenEvent) and event.call] == list(told.tool_calls)
+    assert rig.model.tokenizer.decode(list(told.tokens)).endswith("</tool_call>")
+    recalled = await rig.service.recall(answer_id=answer)
+    assert recalled.messages[-1].tool_calls == told.tool_calls
+    assert recalled.messages[-1].finished
+    said = [user("hi"), message_of("assistant", told.text, [asdict(call) for call in told.tool_calls])]
+    said.append({"role": "tool", "content": "a file", "tool_call_id": told.tool_calls[0].id})
+    again = await converse(rig, said, "fine", **one)
+    assert (again.session, again.text) == (told.session, "fine")
+    assert again.prefilled_tokens == again.token_count - len(again.tokens) - told.token_count
 
 
-async def test_a_session_that_begins_has_the_labels_and_keeps_them_whoever_goes_on(open_rig: Any) -> None:
-    async with open_rig(endless=False) as rig:
-        said = [user("one")]
-        said.append(assistant((await converse(rig, said, "eins", labels=("http",))).text))
-        await converse(rig, [*said, user("two")], "zwei", labels=("other",))
-        fork = await converse(rig, [*said, user("three")], "drei", "b")
-        for name in ("a", fork.session):
-            assert (await rig.service.show(name)).info.labels == ("http",)
-        assert len((await rig.service.clear("http")).sessions) == 2
-        assert await names(rig) == set()
+async def test_a_session_that_begins_has_the_labels_and_keeps_them_whoever_goes_on(rig: Rigged) -> None:
+    said = [user("one")]
+    said.append(assistant((await converse(rig, said, "eins", labels=("http",))).text))
+    await converse(rig, [*said, user("two")], "zwei", labels=("other",))
+    fork = await converse(rig, [*said, user("three")], "drei", "b")
+    for name in ("a", fork.session):
+        assert (await rig.service.show(name)).info.labels == ("http",)
+    assert len((await rig.service.clear("http")).sessions) == 2
+    assert await names(rig) == set()
 
 
-async def test_else_an_answer_may_have_several_calls(open_rig: Any) -> None:
-    async with open_rig(endless=False) as rig:
-        reply = "<tool_call>{}</tool_call>\n<tool_call>{}</tool_call>".format(*LOOKS)
-        told = await converse(rig, [user("hi")], reply, tools=TOOLS, max_tokens=200)
-        assert [call.arguments for call in told.tool_calls] == [{"path": "a"}, {"path": "b"}]
+async def test_else_an_answer_may_have_several_calls(rig: Rigged) -> None:
+    reply = "<tool_call>{}</tool_call>\n<tool_call>{}</tool_call>".format(*LOOKS)
+    told = await converse(rig, [user("hi")], reply, tools=TOOLS, max_tokens=200)
+    assert [call.arguments for call in told.tool_calls] == [{"path": "a"}, {"path": "b"}]
 
 
-async def test_measure_counts_what_would_be_read(open_rig: Any) -> None:
-    async with open_rig(endless=False) as rig:
-        said = [SYSTEM, user("one"), assistant("eins"), user("two")]
-        before = await rig.service.measure("a", said)
-        assert (before.tokens, before.cached_tokens) == (
-            len(rig.model.encode(rig.model.render(said, True), opening=False)),
-            0,
-        )
-        await converse(rig, said[:2], "eins")
-        measured = await rig.service.measure("a", said)
-        told = await converse(rig, said, "zwei")
-        assert measured.tokens == before.tokens == told.token_count - len(told.tokens)
-        assert measured.tokens - measured.cached_tokens == told.prefilled_tokens
-        assert measured.context_tokens == rig.model.context_tokens
+async def test_measure_counts_what_would_be_read(rig: Rigged) -> None:
+    said = [SYSTEM, user("one"), assistant("eins"), user("two")]
+    before = await rig.service.measure("a", said)
+    assert (before.tokens, before.cached_tokens) == (
+        len(rig.model.encode(rig.model.render(said, True), opening=False)),
+        0,
+    )
+    await converse(rig, said[:2], "eins")
+    measured = await rig.service.measure("a", said)
+    told = await converse(rig, said, "zwei")
+    assert measured.tokens == before.tokens == told.token_count - len(told.tokens)
+    assert measured.tokens - measured.cached_tokens == told.prefilled_tokens
+    assert measured.context_tokens == rig.model.context_tokens
 
 
 ONE_SYSTEM = (
@@ -333,8 +322,7 @@ async def test_a_system_text_in_the_midst_stays_there_and_is_a_marked_users_wher
         assert told.prefilled_tokens == told.token_count - len(told.tokens) - len(held)
 
 
-async def test_a_transcript_without_a_question_is_refused(open_rig: Any) -> None:
-    async with open_rig(endless=False) as rig:
-        with pytest.raises(InvalidTranscript):
-            await converse(rig, [user("one"), assistant("eins")])
-        assert await names(rig) == set()
+async def test_a_transcript_without_a_question_is_refused(rig: Rigged) -> None:
+    with pytest.raises(InvalidTranscript):
+        await converse(rig, [user("one"), assistant("eins")])
+    assert await names(rig) == set()

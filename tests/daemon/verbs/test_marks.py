@@ -23,6 +23,12 @@ def end_of(rig: Rigged, said: list[Any]) -> int:
     return tokens - (tokens - half) % CHECKPOINT_TOKENS
 
 
+@pytest.fixture
+def rig(open_rig: Any) -> Any:
+    """Its answers end where the model ends them."""
+    return open_rig(endless=False)
+
+
 @pytest.mark.parametrize("kind", ["gemma3", "mamba2"])
 async def test_a_checkpoint_stands_at_each_mark_and_a_fork_there_computes_little(open_kind: Any, kind: str) -> None:
     async with open_kind(kind, endless=False) as rig:
@@ -42,15 +48,14 @@ async def test_a_checkpoint_stands_at_each_mark_and_a_fork_there_computes_little
 async def test_marks_change_no_token_and_no_bit(open_kind: Any) -> None:
     async with open_kind("mamba2", endless=False) as rig:
         one = await converse(rig, [SYSTEM, FIRST], "ja", checkpoints=(2,))
-        await rig.service.delete(session="a")
+        await rig.service.delete("a")
         other = await converse(rig, [SYSTEM, FIRST], "ja", "b")
         assert (one.tokens, one.token_count) == (other.tokens, other.token_count)
 
 
-async def test_a_model_that_goes_back_to_every_token_keeps_nothing(open_rig: Any) -> None:
-    async with open_rig(endless=False) as rig:
-        await converse(rig, [SYSTEM, FIRST], "ja", checkpoints=(2,))
-        assert rig.live("a").state.checkpoints.positions == ()
+async def test_a_model_that_goes_back_to_every_token_keeps_nothing(rig: Rigged) -> None:
+    await converse(rig, [SYSTEM, FIRST], "ja", checkpoints=(2,))
+    assert rig.live("a").state.checkpoints.positions == ()
 
 
 async def test_a_new_conversation_that_begins_alike_takes_over_what_a_mark_kept(open_kind: Any) -> None:
@@ -73,15 +78,14 @@ async def test_a_session_stays_awake_as_long_as_is_wanted(open_rig: Any) -> None
         await until(lambda: not rig.service.residency.awake)
 
 
-async def test_a_session_that_is_wanted_awake_goes_last_and_nobody_is_refused_for_it(open_rig: Any) -> None:
-    async with open_rig(endless=False) as rig:
-        await converse(rig, [user("one")], "eins", "kept", keep_awake_s=600)
-        await converse(rig, [user("two")], "zwei", "other")
-        residency = rig.service.residency
-        used = residency.memory.info()
-        budget = used.weights_bytes + used.sessions_bytes + used.reserved_bytes
-        await residency.resize(budget - 1)
-        await until(lambda: len(residency.awake) == 1)
-        assert rig.live("kept").state.tokens
-        await residency.resize(budget - rig.live("kept").held_bytes - 1)
-        await until(lambda: not residency.awake)
+async def test_a_session_that_is_wanted_awake_goes_last_and_nobody_is_refused_for_it(rig: Rigged) -> None:
+    await converse(rig, [user("one")], "eins", "kept", keep_awake_s=600)
+    await converse(rig, [user("two")], "zwei", "other")
+    residency = rig.service.residency
+    used = residency.memory.info()
+    budget = used.weights_bytes + used.sessions_bytes + used.reserved_bytes
+    await residency.resize(budget - 1)
+    await until(lambda: len(residency.awake) == 1)
+    assert rig.live("kept").state.tokens
+    await residency.resize(budget - rig.live("kept").held_bytes - 1)
+    await until(lambda: not residency.awake)

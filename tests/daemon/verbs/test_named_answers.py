@@ -49,6 +49,12 @@ def named(text: str, answer_id: str, **more: Any) -> dict[str, Any]:
     return {**message_of("assistant", text), "answer_id": answer_id, **more}
 
 
+@pytest.fixture
+def rig(open_rig: Any) -> Any:
+    """Its answers end where the model ends them."""
+    return open_rig(endless=False)
+
+
 async def test_of_equal_words_the_named_answer_is_gone_on_from(open_rig: Any) -> None:
     async with thinking(open_rig) as rig:
         asked, found = [user("one")], {}
@@ -77,41 +83,39 @@ async def test_of_equal_words_the_one_with_the_named_call_is_gone_on_from(open_r
             assert told.session == session
 
 
-async def test_a_named_answer_goes_on_in_its_session_whatever_the_request_is_called(open_rig: Any) -> None:
-    async with open_rig(endless=False) as rig:
-        await converse(rig, [user("one")], "eins", "mine", answer_id=ONE)
-        said = [user("one"), named("eins", ONE), user("two")]
-        told = await converse(rig, said, "zwei", "chat", answer_id=TWO)
-        assert told.session == "torpor://default/mine"
-        # The session has gone on since, so the same answer is forked.
-        told = await converse(rig, said, "deux", "chat")
-        assert told.session == "torpor://default/chat"
-        # A session of the request's own name comes first, though one of another name ends there.
-        await rig.service.fork("mine", "kept")
-        held = ledger(rig, "mine")
-        said = [user("one"), assistant("eins"), user("two"), named("zwei", TWO), user("three")]
-        assert (await converse(rig, said, "drei", "mine")).session == "torpor://default/mine"
-        other = await converse(rig, [*said[:-1], user("four")], "quatre", "mine")
-        assert other.session.startswith("torpor://default/mine-")
-        assert (await rig.service.show("kept")).info.token_count == len(held)
+async def test_a_named_answer_goes_on_in_its_session_whatever_the_request_is_called(rig: Rigged) -> None:
+    await converse(rig, [user("one")], "eins", "mine", answer_id=ONE)
+    said = [user("one"), named("eins", ONE), user("two")]
+    told = await converse(rig, said, "zwei", "chat", answer_id=TWO)
+    assert told.session == "torpor://default/mine"
+    # The session has gone on since, so the same answer is forked.
+    told = await converse(rig, said, "deux", "chat")
+    assert told.session == "torpor://default/chat"
+    # A session of the request's own name comes first, though one of another name ends there.
+    await rig.service.fork("mine", "kept")
+    held = ledger(rig, "mine")
+    said = [user("one"), assistant("eins"), user("two"), named("zwei", TWO), user("three")]
+    assert (await converse(rig, said, "drei", "mine")).session == "torpor://default/mine"
+    other = await converse(rig, [*said[:-1], user("four")], "quatre", "mine")
+    assert other.session.startswith("torpor://default/mine-")
+    assert (await rig.service.show("kept")).info.token_count == len(held)
 
 
 @pytest.mark.parametrize("forged", ["f" * 32, TWO, THREE])
-async def test_a_forged_or_foreign_id_changes_nothing(open_rig: Any, forged: str) -> None:
-    async with open_rig(endless=False) as rig:
-        await converse(rig, [user("one")], "eins", answer_id=ONE)
-        await converse(rig, [user("other")], "eins", "b", answer_id=TWO)
-        await converse(rig, [user("one")], "eins", "theirs/c", answer_id=THREE)
-        held, theirs = ledger(rig, "b"), ledger(rig, "torpor://theirs/c")
-        calls = [{"name": "look", "arguments": {}, "id": "zzzzzzzzz"}]
-        for wrong in (named("eins", forged), named("uno", forged), named("eins", forged, tool_calls=calls)):
-            told = await converse(rig, [user("one"), wrong, user("two")], "zwei", "a")
-            name = told.session.rpartition("/")[2]
-            assert told.session.startswith("torpor://default/a")
-            assert ledger(rig, name)[: len(told.tokens) * -1] == rig.model.encode(
-                rig.model.render([user("one"), wrong, user("two")], True), opening=False
-            )
-        assert (ledger(rig, "b"), ledger(rig, "torpor://theirs/c")) == (held, theirs)
+async def test_a_forged_or_foreign_id_changes_nothing(rig: Rigged, forged: str) -> None:
+    await converse(rig, [user("one")], "eins", answer_id=ONE)
+    await converse(rig, [user("other")], "eins", "b", answer_id=TWO)
+    await converse(rig, [user("one")], "eins", "theirs/c", answer_id=THREE)
+    held, theirs = ledger(rig, "b"), ledger(rig, "torpor://theirs/c")
+    calls = [{"name": "look", "arguments": {}, "id": "zzzzzzzzz"}]
+    for wrong in (named("eins", forged), named("uno", forged), named("eins", forged, tool_calls=calls)):
+        told = await converse(rig, [user("one"), wrong, user("two")], "zwei", "a")
+        name = told.session.rpartition("/")[2]
+        assert told.session.startswith("torpor://default/a")
+        assert ledger(rig, name)[: len(told.tokens) * -1] == rig.model.encode(
+            rig.model.render([user("one"), wrong, user("two")], True), opening=False
+        )
+    assert (ledger(rig, "b"), ledger(rig, "torpor://theirs/c")) == (held, theirs)
 
 
 @pytest.mark.parametrize("sleeps", [False, True])
@@ -142,13 +146,12 @@ async def test_what_a_named_answer_thought_is_read_again_with_it(
         assert ledger(rig, told.session.rpartition("/")[2]) == cold(rig, [*other, assistant("dos")])
 
 
-async def test_calls_have_the_same_ids_when_they_are_told_again(open_rig: Any) -> None:
-    async with open_rig(endless=False) as rig:
-        told = await converse(rig, [user("one")], CALL * 2, tools=TOOLS, answer_id=ONE, max_tokens=150)
-        ids = [call.id for call in told.tool_calls]
-        assert len(set(ids)) == 2
-        (*_, again) = (await rig.service.recall(answer_id=ONE)).messages
-        assert [call.id for call in again.tool_calls] == ids
-        assert ledger(rig)[: -len(told.tokens)] == rig.model.encode(
-            rig.model.render([user("one")], True, Root(TOOLS)), opening=False
-        )
+async def test_calls_have_the_same_ids_when_they_are_told_again(rig: Rigged) -> None:
+    told = await converse(rig, [user("one")], CALL * 2, tools=TOOLS, answer_id=ONE, max_tokens=150)
+    ids = [call.id for call in told.tool_calls]
+    assert len(set(ids)) == 2
+    (*_, again) = (await rig.service.recall(answer_id=ONE)).messages
+    assert [call.id for call in again.tool_calls] == ids
+    assert ledger(rig)[: -len(told.tokens)] == rig.model.encode(
+        rig.model.render([user("one")], True, Root(TOOLS)), opening=False
+    )

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from conversing_rig import SYSTEM, assistant, cold, ledger, reply_with, script, user  # noqa: F401
-from session_rig import open_rigged
+from session_rig import Rigged, open_rigged
 from shares import share
 from torpor.daemon.api.constraints import ToolChoice
 from torpor.daemon.api.dialogue import ToolCall
@@ -25,44 +25,47 @@ ONE, TWO, THREE = (f"{number:032x}" for number in (1, 2, 3))
 CALL = '<tool_call>{"name": "look", "arguments": {"path": "."}}</tool_call>'
 
 
-async def test_an_answer_is_gone_on_from_by_its_id_and_only_what_is_new_crosses_the_wire(open_rig: Any) -> None:
-    async with open_rig(endless=False) as rig:
-        await converse(rig, [SYSTEM, user("one")], "eins", answer_id=ONE)
-        held = len(ledger(rig))
-        told = await converse(rig, [user("two")], "zwei", after=ONE, answer_id=TWO)
-        assert told.session == "torpor://default/a"
-        assert told.prefilled_tokens == told.token_count - len(told.tokens) - held
-        said = [SYSTEM, user("one"), assistant("eins"), user("two"), assistant("zwei")]
-        assert ledger(rig) == cold(rig, said)
-        # The same conversation is found by what was said, too.
-        assert (await converse(rig, [*said, user("on")], "ja")).session == told.session
-        assert await names(rig) == {"a"}
+@pytest.fixture
+def rig(open_rig: Any) -> Any:
+    """Its answers end where the model ends them."""
+    return open_rig(endless=False)
 
 
-async def test_an_older_answer_is_gone_on_from_in_a_fork(open_rig: Any) -> None:
-    async with open_rig(endless=False) as rig:
-        await converse(rig, [user("one")], "eins", answer_id=ONE)
-        await converse(rig, [user("two")], "zwei", after=ONE, answer_id=TWO)
-        held = ledger(rig)
-        told = await converse(rig, [user("three")], "drei", after=ONE, answer_id=THREE)
-        fork = told.session.rpartition("/")[2]
-        assert (ledger(rig), fork != "a") == (held, True)
-        assert ledger(rig, fork) == cold(rig, [user("one"), assistant("eins"), user("three"), assistant("drei")])
-        # Each goes on where it is last, under whatever name.
-        for after, session in ((TWO, "a"), (THREE, fork)):
-            told = await converse(rig, [user("on")], "ja", "elsewhere", after=after)
-            assert told.session == f"torpor://default/{session}"
+async def test_an_answer_is_gone_on_from_by_its_id_and_only_what_is_new_crosses_the_wire(rig: Rigged) -> None:
+    await converse(rig, [SYSTEM, user("one")], "eins", answer_id=ONE)
+    held = len(ledger(rig))
+    told = await converse(rig, [user("two")], "zwei", after=ONE, answer_id=TWO)
+    assert told.session == "torpor://default/a"
+    assert told.prefilled_tokens == told.token_count - len(told.tokens) - held
+    said = [SYSTEM, user("one"), assistant("eins"), user("two"), assistant("zwei")]
+    assert ledger(rig) == cold(rig, said)
+    # The same conversation is found by what was said, too.
+    assert (await converse(rig, [*said, user("on")], "ja")).session == told.session
+    assert await names(rig) == {"a"}
 
 
-async def test_requests_at_once_behind_one_answer_all_go_on_from_it(open_rig: Any) -> None:
-    async with open_rig(endless=False) as rig:
-        await converse(rig, [user("one")], "eins", answer_id=ONE)
-        held = len(ledger(rig))
-        rig.script.clear()
-        asked = (converse(rig, [user(f"q{at}")], after=ONE, max_tokens=8) for at in range(3))
-        told = await asyncio.gather(*asked)
-        assert len({each.session for each in told}) == 3
-        assert all(each.token_count - len(each.tokens) - each.prefilled_tokens == held for each in told)
+async def test_an_older_answer_is_gone_on_from_in_a_fork(rig: Rigged) -> None:
+    await converse(rig, [user("one")], "eins", answer_id=ONE)
+    await converse(rig, [user("two")], "zwei", after=ONE, answer_id=TWO)
+    held = ledger(rig)
+    told = await converse(rig, [user("three")], "drei", after=ONE, answer_id=THREE)
+    fork = told.session.rpartition("/")[2]
+    assert (ledger(rig), fork != "a") == (held, True)
+    assert ledger(rig, fork) == cold(rig, [user("one"), assistant("eins"), user("three"), assistant("drei")])
+    # Each goes on where it is last, under whatever name.
+    for after, session in ((TWO, "a"), (THREE, fork)):
+        told = await converse(rig, [user("on")], "ja", "elsewhere", after=after)
+        assert told.session == f"torpor://default/{session}"
+
+
+async def test_requests_at_once_behind_one_answer_all_go_on_from_it(rig: Rigged) -> None:
+    await converse(rig, [user("one")], "eins", answer_id=ONE)
+    held = len(ledger(rig))
+    rig.script.clear()
+    asked = (converse(rig, [user(f"q{at}")], after=ONE, max_tokens=8) for at in range(3))
+    told = await asyncio.gather(*asked)
+    assert len({each.session for each in told}) == 3
+    assert all(each.token_count - len(each.tokens) - each.prefilled_tokens == held for each in told)
 
 
 async def test_an_answer_is_found_after_a_restart_and_in_a_deleted_session_no_more(open_rig: Any) -> None:
@@ -83,44 +86,42 @@ async def test_an_answer_is_found_after_a_restart_and_in_a_deleted_session_no_mo
             await rig.service.recall(answer_id=ONE)
 
 
-async def test_instructions_stay_and_others_are_said_once(open_rig: Any) -> None:
-    async with open_rig(endless=False) as rig:
-        opening = message_of("system", "Be brief.\n\nYou are in a test.")
-        await converse(rig, [opening, user("one")], "eins", answer_id=ONE)
-        after = ONE
-        said: list[Any] = [opening, user("one"), assistant("eins")]
-        for number, (instructions, new) in enumerate(
-            [
-                (None, []),
-                ("Be brief.", []),
-                ("Be loud.", [message_of("system", "Be loud.")]),
-                ("Be loud.", []),
-                (None, []),
-            ]
-        ):
-            answer_id = f"{number + 10:032x}"
-            measured = await rig.service.measure("a", [user("on")], after=after, instructions=instructions)
-            told = await converse(
-                rig, [user("on")], f"a{number}", after=after, answer_id=answer_id, instructions=instructions
-            )
-            assert measured.tokens == told.token_count - len(told.tokens)
-            assert measured.cached_tokens == measured.tokens - told.prefilled_tokens
-            said += [*new, user("on"), assistant(f"a{number}")]
-            assert ledger(rig) == cold(rig, said)
-            after = answer_id
+async def test_instructions_stay_and_others_are_said_once(rig: Rigged) -> None:
+    opening = message_of("system", "Be brief.\n\nYou are in a test.")
+    await converse(rig, [opening, user("one")], "eins", answer_id=ONE)
+    after = ONE
+    said: list[Any] = [opening, user("one"), assistant("eins")]
+    for number, (instructions, new) in enumerate(
+        [
+            (None, []),
+            ("Be brief.", []),
+            ("Be loud.", [message_of("system", "Be loud.")]),
+            ("Be loud.", []),
+            (None, []),
+        ]
+    ):
+        answer_id = f"{number + 10:032x}"
+        measured = await rig.service.measure("a", [user("on")], after=after, instructions=instructions)
+        told = await converse(
+            rig, [user("on")], f"a{number}", after=after, answer_id=answer_id, instructions=instructions
+        )
+        assert measured.tokens == told.token_count - len(told.tokens)
+        assert measured.cached_tokens == measured.tokens - told.prefilled_tokens
+        said += [*new, user("on"), assistant(f"a{number}")]
+        assert ledger(rig) == cold(rig, said)
+        after = answer_id
 
 
-async def test_tools_that_are_left_out_stay_and_others_are_offered_behind_the_results(open_rig: Any) -> None:
+async def test_tools_that_are_left_out_stay_and_others_are_offered_behind_the_results(rig: Rigged) -> None:
     other = ({"name": "count", "description": "Counts.", "parameters": {"type": "object"}},)
-    async with open_rig(endless=False) as rig:
-        told = await converse(rig, [user("hi")], CALL, tools=TOOLS, answer_id=ONE, max_tokens=90)
-        result = {"role": "tool", "content": "a file", "tool_call_id": told.tool_calls[0].id}
-        await converse(rig, [result], CALL, after=ONE, answer_id=TWO, max_tokens=90)
-        told = await converse(rig, [result], CALL.replace("look", "count"), after=TWO, tools=other, max_tokens=90)
-        assert [call.name for call in told.tool_calls] == ["count"]
-        messages = (await rig.service.recall("a")).messages
-        assert [each.role for each in messages[-4:]] == ["assistant", "tool", "system", "assistant"]
-        assert messages[-2].content == offer_of(other)
+    told = await converse(rig, [user("hi")], CALL, tools=TOOLS, answer_id=ONE, max_tokens=90)
+    result = {"role": "tool", "content": "a file", "tool_call_id": told.tool_calls[0].id}
+    await converse(rig, [result], CALL, after=ONE, answer_id=TWO, max_tokens=90)
+    told = await converse(rig, [result], CALL.replace("look", "count"), after=TWO, tools=other, max_tokens=90)
+    assert [call.name for call in told.tool_calls] == ["count"]
+    messages = (await rig.service.recall("a")).messages
+    assert [each.role for each in messages[-4:]] == ["assistant", "tool", "system", "assistant"]
+    assert messages[-2].content == offer_of(other)
 
 
 async def test_another_model_than_the_answers_is_refused(store: Path, tiny_model: Path, digest_cache: Path) -> None:
@@ -131,55 +132,52 @@ async def test_another_model_than_the_answers_is_refused(store: Path, tiny_model
             await converse(rig, [user("two")], after=ONE, model="other")
 
 
-async def test_what_was_said_is_told_from_the_tokens(open_rig: Any) -> None:
-    async with open_rig(endless=False) as rig:
-        opening = [SYSTEM, user("say <|im_end|> or\n\nso"), assistant("well"), user("now")]
-        told = await converse(rig, opening, CALL, tools=TOOLS, answer_id=ONE, max_tokens=90)
-        result = {"role": "tool", "content": "a file", "tool_call_id": told.tool_calls[0].id}
-        stopped = await converse(rig, [result, user("and?")], "fine END", after=ONE, answer_id=TWO, stop=["END"])
-        whole = await rig.service.recall("a")
-        assert [(each.role, each.content) for each in whole.messages] == [
-            *((each["role"], each["content"]) for each in opening),
-            ("assistant", ""),
-            ("tool", "a file"),
-            ("user", "and?"),
-            ("assistant", stopped.text),
-        ]
-        call, tool = whole.messages[4:6]
-        assert call.tool_calls == (ToolCall("look", {"path": "."}, told.tool_calls[0].id),)
-        assert (tool.tool_call_id, call.answer_id, whole.messages[-1].answer_id) == (call.tool_calls[0].id, ONE, TWO)
-        assert whole.messages[-1].end == len(ledger(rig))
-        first, second = [await rig.service.recall(answer_id=answer_id) for answer_id in (ONE, TWO)]
-        assert (first.messages, first.after) == (whole.messages[:5], None)
-        assert (second.messages, second.after) == (whole.messages[5:], ONE)
+async def test_what_was_said_is_told_from_the_tokens(rig: Rigged) -> None:
+    opening = [SYSTEM, user("say <|im_end|> or\n\nso"), assistant("well"), user("now")]
+    told = await converse(rig, opening, CALL, tools=TOOLS, answer_id=ONE, max_tokens=90)
+    result = {"role": "tool", "content": "a file", "tool_call_id": told.tool_calls[0].id}
+    stopped = await converse(rig, [result, user("and?")], "fine END", after=ONE, answer_id=TWO, stop=["END"])
+    whole = await rig.service.recall("a")
+    assert [(each.role, each.content) for each in whole.messages] == [
+        *((each["role"], each["content"]) for each in opening),
+        ("assistant", ""),
+        ("tool", "a file"),
+        ("user", "and?"),
+        ("assistant", stopped.text),
+    ]
+    call, tool = whole.messages[4:6]
+    assert call.tool_calls == (ToolCall("look", {"path": "."}, told.tool_calls[0].id),)
+    assert (tool.tool_call_id, call.answer_id, whole.messages[-1].answer_id) == (call.tool_calls[0].id, ONE, TWO)
+    assert whole.messages[-1].end == len(ledger(rig))
+    first, second = [await rig.service.recall(answer_id=answer_id) for answer_id in (ONE, TWO)]
+    assert (first.messages, first.after) == (whole.messages[:5], None)
+    assert (second.messages, second.after) == (whole.messages[5:], ONE)
 
 
-async def test_an_answer_that_was_cut_off_is_told_so(open_rig: Any) -> None:
-    async with open_rig(endless=False) as rig:
-        told = await converse(rig, [user("one")], "a long answer", answer_id=ONE, max_tokens=3)
-        (*_, answer) = (await rig.service.recall(answer_id=ONE)).messages
-        assert (answer.content, answer.finished, answer.end - answer.start) == (told.text, False, 3)
+async def test_an_answer_that_was_cut_off_is_told_so(rig: Rigged) -> None:
+    told = await converse(rig, [user("one")], "a long answer", answer_id=ONE, max_tokens=3)
+    (*_, answer) = (await rig.service.recall(answer_id=ONE)).messages
+    assert (answer.content, answer.finished, answer.end - answer.start) == (told.text, False, 3)
 
 
 @pytest.mark.parametrize("choice", [None, ToolChoice("required")], ids=["its own", "forced"])
 async def test_a_call_that_was_cut_off_anywhere_is_no_text_and_is_told_and_sent_again_alike(
-    open_rig: Any, choice: ToolChoice | None
+    rig: Rigged, choice: ToolChoice | None
 ) -> None:
     """At every ninth place; at other commits at others."""
-    async with open_rig(endless=False) as rig:
-        call = CALL.replace(">{", ">\n{")
-        for limit in range(1 + share() % 9, len(rig.model.encode(call.partition("}")[0], opening=False)), 9):
-            said, answer_id = [user(f"{choice} {limit}?")], f"{limit:032x}"
-            heard: list[Any] = []
-            asked: Any = {"tools": TOOLS, "tool_choice": choice, "max_tokens": limit}
-            told = await converse(rig, said, call, **asked, answer_id=answer_id, on_event=heard.append)
-            assert (told.text, told.tool_calls, told.finish_reason) == ("", (), "length")
-            assert not [event for event in heard if isinstance(event, TokenEvent) and (event.text or event.call)]
-            (*_, answer) = (await rig.service.recall(answer_id=answer_id)).messages
-            assert (answer.content, answer.finished, answer.end - answer.start) == ("", False, limit)
-            again = await converse(rig, [*said, assistant(""), user("on")], "ja", tools=TOOLS)
-            assert (again.session, again.text) == (told.session, "ja")
-            assert again.prefilled_tokens == again.token_count - len(again.tokens) - told.token_count
+    call = CALL.replace(">{", ">\n{")
+    for limit in range(1 + share() % 9, len(rig.model.encode(call.partition("}")[0], opening=False)), 9):
+        said, answer_id = [user(f"{choice} {limit}?")], f"{limit:032x}"
+        heard: list[Any] = []
+        asked: Any = {"tools": TOOLS, "tool_choice": choice, "max_tokens": limit}
+        told = await converse(rig, said, call, **asked, answer_id=answer_id, on_event=heard.append)
+        assert (told.text, told.tool_calls, told.finish_reason) == ("", (), "length")
+        assert not [event for event in heard if isinstance(event, TokenEvent) and (event.text or event.call)]
+        (*_, answer) = (await rig.service.recall(answer_id=answer_id)).messages
+        assert (answer.content, answer.finished, answer.end - answer.start) == ("", False, limit)
+        again = await converse(rig, [*said, assistant(""), user("on")], "ja", tools=TOOLS)
+        assert (again.session, again.text) == (told.session, "ja")
+        assert again.prefilled_tokens == again.token_count - len(again.tokens) - told.token_count
 
 
 async def test_a_disowned_answer_is_found_no_more_in_any_fork_and_after_a_restart(open_rig: Any) -> None:
@@ -200,50 +198,47 @@ async def test_a_disowned_answer_is_found_no_more_in_any_fork_and_after_a_restar
 
 @pytest.mark.parametrize("left", [False, True], ids=["in memory", "left"])
 async def test_at_a_look_answers_are_those_of_the_newest_version_and_none_is_disowned(
-    open_rig: Any, *, left: bool
+    rig: Rigged, *, left: bool
 ) -> None:
-    async with open_rig(endless=False) as rig:
-        await converse(rig, [user("one")], "eins", answer_id=ONE)
-        first = await rig.sleep("a")
-        await converse(rig, [user("two")], "zwei", after=ONE, answer_id=TWO)
-        whole = await rig.sleep("a")
-        await rig.wake("a", first.version)
-        if left:
-            rig.service.residency.awake.set_aside(rig.live("a"))
-        assert (await rig.service.recall(answer_id=TWO)).messages[-1].content == "zwei"
-        for answer_id in (ONE, TWO):
-            with pytest.raises(SessionAwake, match="a look changes nothing"):
-                await rig.service.disown(answer_id)
-        told = await converse(rig, [user("on")], "ja", after=TWO)
-        assert told.session != "torpor://default/a"
-        assert told.token_count > whole.token_count
-        await rig.sleep("a")  # ends the look
-        assert (await rig.service.show("a")).info.token_count == whole.token_count
-        await rig.service.disown(TWO)
-        assert (await rig.service.show("a")).info.token_count == whole.token_count
-        with pytest.raises(AnswerNotFound):
-            await rig.service.recall(answer_id=TWO)
+    await converse(rig, [user("one")], "eins", answer_id=ONE)
+    first = await rig.sleep("a")
+    await converse(rig, [user("two")], "zwei", after=ONE, answer_id=TWO)
+    whole = await rig.sleep("a")
+    await rig.wake("a", first.version)
+    if left:
+        rig.service.residency.awake.set_aside(rig.live("a"))
+    assert (await rig.service.recall(answer_id=TWO)).messages[-1].content == "zwei"
+    for answer_id in (ONE, TWO):
+        with pytest.raises(SessionAwake, match="a look changes nothing"):
+            await rig.service.disown(answer_id)
+    told = await converse(rig, [user("on")], "ja", after=TWO)
+    assert told.session != "torpor://default/a"
+    assert told.token_count > whole.token_count
+    await rig.sleep("a")  # ends the look
+    assert (await rig.service.show("a")).info.token_count == whole.token_count
+    await rig.service.disown(TWO)
+    assert (await rig.service.show("a")).info.token_count == whole.token_count
+    with pytest.raises(AnswerNotFound):
+        await rig.service.recall(answer_id=TWO)
 
 
-async def test_an_id_that_was_given_twice_names_the_last_answer(open_rig: Any) -> None:
-    async with open_rig(endless=False) as rig:
-        await converse(rig, [user("one")], "eins", answer_id=ONE)
-        await converse(rig, [user("two")], "zwei", after=ONE, answer_id=ONE)
-        told = await converse(rig, [user("three")], "drei", after=ONE, answer_id=TWO)
-        assert told.session == "torpor://default/a"
-        assert (await rig.service.recall(answer_id=ONE)).messages[-1].content == "zwei"
-        await rig.service.delete("a")
+async def test_an_id_that_was_given_twice_names_the_last_answer(rig: Rigged) -> None:
+    await converse(rig, [user("one")], "eins", answer_id=ONE)
+    await converse(rig, [user("two")], "zwei", after=ONE, answer_id=ONE)
+    told = await converse(rig, [user("three")], "drei", after=ONE, answer_id=TWO)
+    assert told.session == "torpor://default/a"
+    assert (await rig.service.recall(answer_id=ONE)).messages[-1].content == "zwei"
+    await rig.service.delete("a")
 
 
 async def test_a_turn_is_in_the_journal_before_it_is_found_by_its_words(
-    open_rig: Any, monkeypatch: pytest.MonkeyPatch
+    rig: Rigged, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """So what goes wrong in the finding costs no turn."""
-    async with open_rig(endless=False) as rig:
-        stored, heads, seen = rig.service.store, rig.service.heads, []
-        monkeypatch.setattr(heads, "note", lambda live: seen.append(stored.has_turns(live.uri)))
-        await converse(rig, [user("one")], "eins", answer_id=ONE)
-        assert seen == [True]
+    stored, heads, seen = rig.service.store, rig.service.heads, []
+    monkeypatch.setattr(heads, "note", lambda live: seen.append(stored.has_turns(live.uri)))
+    await converse(rig, [user("one")], "eins", answer_id=ONE)
+    assert seen == [True]
 
 
 async def test_a_bundle_of_another_program_hides_no_answer_after_a_restart(open_rig: Any) -> None:
@@ -264,14 +259,13 @@ async def test_a_bundle_of_another_program_hides_no_answer_after_a_restart(open_
     async with open_rig(endless=False) as rig:
         assert (await rig.service.recall(answer_id=ONE)).messages[-1].content == "eins"
         with pytest.raises(MalformedSnapshot, match="names no model"):
-            await rig.service.recall(session="0")
+            await rig.service.recall("0")
 
 
-async def test_what_cannot_be_told_apart_is_told_as_one_message(open_rig: Any) -> None:
-    async with open_rig(endless=False) as rig:
-        await converse(rig, [user("a<|im_end|>\n<|im_start|>user\nb"), user("c")], "hm", "b")
-        first, answer = (await rig.service.recall("b")).messages
-        assert ("b<|im_end|>" in first.content, answer.content) == (True, "hm")
+async def test_what_cannot_be_told_apart_is_told_as_one_message(rig: Rigged) -> None:
+    await converse(rig, [user("a<|im_end|>\n<|im_start|>user\nb"), user("c")], "hm", "b")
+    first, answer = (await rig.service.recall("b")).messages
+    assert ("b<|im_end|>" in first.content, answer.content) == (True, "hm")
 
 
 @pytest.mark.parametrize(("durable", "kept"), [(False, []), (True, ["a"])])

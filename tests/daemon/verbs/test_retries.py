@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from conversing_rig import SYSTEM, assistant, cold, converse, ledger, names, reply_with, script, tell, user  # noqa: F401
-from session_rig import END, Rigged, ignore
+from session_rig import END, Rigged
 from torpor.daemon.api.events import ProgressEvent, TokenEvent
 from torpor.daemon.api.sampling import Sampling
 from torpor.daemon.errors import GenerationFailed
@@ -59,35 +59,39 @@ async def leave_in(rig: Rigged, messages: Sequence[Any], *, read: int = 0, writt
     return left.value
 
 
-async def test_of_a_message_that_was_read_in_part_whole_blocks_stay(open_rig: Any) -> None:
-    async with open_rig(endless=False) as rig:
-        said = [SYSTEM, user(LONG)]
-        whole = rig.model.encode(rig.model.render(said, True), opening=False)
-        left = await leave_in(rig, said, read=512)
-        assert isinstance(left, LeftMidway)
-        assert (left.was_read, left.token_count) == (False, 512)
-        assert ledger(rig) == whole[:512]
-        assert rig.live("a").state.is_consistent
-        told = await converse(rig, said, "ja")
-        assert (told.session, told.text) == ("torpor://default/a", "ja")
-        assert told.prefilled_tokens == len(whole) - 512
-        assert ledger(rig) == cold(rig, [*said, assistant("ja")])
-        assert await names(rig) == {"a"}
+@pytest.fixture
+def rig(open_rig: Any) -> Any:
+    """Its answers end where the model ends them."""
+    return open_rig(endless=False)
 
 
-async def test_what_was_read_with_breaks_is_the_same_to_the_bit(open_rig: Any) -> None:
-    async with open_rig(endless=False) as rig:
-        said = [SYSTEM, user(LONG)]
-        for read in (256, 300):
-            await leave_in(rig, said, read=read)
-        await converse(rig, said, "ja")
-        await rig.service.chat(session="alone", messages=said, max_tokens=1, create=True, on_event=ignore)
-        broken, alone = rig.live("a").state, rig.live("alone").state
-        count = len(alone.tokens) - 1
-        assert list(broken.passes.between(0, count)) == list(alone.passes.between(0, count))
-        reply_with(rig, "ja")
-        await rig.service.chat(session="b", messages=said, max_tokens=60, create=True, on_event=ignore)
-        assert await rig.fingerprint("a") == await rig.fingerprint("b")
+async def test_of_a_message_that_was_read_in_part_whole_blocks_stay(rig: Rigged) -> None:
+    said = [SYSTEM, user(LONG)]
+    whole = rig.model.encode(rig.model.render(said, True), opening=False)
+    left = await leave_in(rig, said, read=512)
+    assert isinstance(left, LeftMidway)
+    assert (left.was_read, left.token_count) == (False, 512)
+    assert ledger(rig) == whole[:512]
+    assert rig.live("a").state.is_consistent
+    told = await converse(rig, said, "ja")
+    assert (told.session, told.text) == ("torpor://default/a", "ja")
+    assert told.prefilled_tokens == len(whole) - 512
+    assert ledger(rig) == cold(rig, [*said, assistant("ja")])
+    assert await names(rig) == {"a"}
+
+
+async def test_what_was_read_with_breaks_is_the_same_to_the_bit(rig: Rigged) -> None:
+    said = [SYSTEM, user(LONG)]
+    for read in (256, 300):
+        await leave_in(rig, said, read=read)
+    await converse(rig, said, "ja")
+    await rig.service.chat("alone", messages=said, max_tokens=1, create=True)
+    broken, alone = rig.live("a").state, rig.live("alone").state
+    count = len(alone.tokens) - 1
+    assert list(broken.passes.between(0, count)) == list(alone.passes.between(0, count))
+    reply_with(rig, "ja")
+    await rig.service.chat("b", messages=said, max_tokens=60, create=True)
+    assert await rig.fingerprint("a") == await rig.fingerprint("b")
 
 
 @pytest.mark.parametrize("tokens", [4_000, pytest.param(20_000, marks=pytest.mark.heavy)])
@@ -107,39 +111,37 @@ async def test_a_long_prefill_that_is_cut_ten_times_ends(open_rig: Any, long_mod
         assert await names(rig) == {"a"}
 
 
-async def test_an_answer_that_was_cut_off_is_told_again_and_goes_on(open_rig: Any) -> None:
-    async with open_rig(endless=False) as rig:
-        said = [SYSTEM, user("one")]
-        reply_with(rig, "eins zwei drei")
-        await leave_in(rig, said, written=5)
-        held = ledger(rig)
-        asked = rig.model.encode(rig.model.render(said, True), opening=False)
-        script = rig.model.encode("eins zwei drei", opening=False)
-        rig.script[:] = [*script[len(held) - len(asked) :], END]
-        rig.network.reset()
-        heard: list[Any] = []
-        told = await converse(rig, said, on_event=heard.append)
-        assert (told.text, told.session) == ("eins zwei drei", "torpor://default/a")
-        assert "".join(each.text for each in heard if isinstance(each, TokenEvent)) == "eins zwei drei"
-        assert (told.prefilled_tokens, told.finish_reason) == (0, "stop")
-        assert len(rig.network.calls) == len(ledger(rig)) - len(held)
-        assert ledger(rig) == cold(rig, [*said, assistant("eins zwei drei")])
-        again = await converse(rig, [*said, assistant(told.text), user("two")], "ja")
-        assert again.session == told.session
-        assert ledger(rig) == cold(rig, [*said, assistant(told.text), user("two"), assistant("ja")])
+async def test_an_answer_that_was_cut_off_is_told_again_and_goes_on(rig: Rigged) -> None:
+    said = [SYSTEM, user("one")]
+    reply_with(rig, "eins zwei drei")
+    await leave_in(rig, said, written=5)
+    held = ledger(rig)
+    asked = rig.model.encode(rig.model.render(said, True), opening=False)
+    drawn = rig.model.encode("eins zwei drei", opening=False)
+    rig.script[:] = [*drawn[len(held) - len(asked) :], END]
+    rig.network.reset()
+    heard: list[Any] = []
+    told = await converse(rig, said, on_event=heard.append)
+    assert (told.text, told.session) == ("eins zwei drei", "torpor://default/a")
+    assert "".join(each.text for each in heard if isinstance(each, TokenEvent)) == "eins zwei drei"
+    assert (told.prefilled_tokens, told.finish_reason) == (0, "stop")
+    assert len(rig.network.calls) == len(ledger(rig)) - len(held)
+    assert ledger(rig) == cold(rig, [*said, assistant("eins zwei drei")])
+    again = await converse(rig, [*said, assistant(told.text), user("two")], "ja")
+    assert again.session == told.session
+    assert ledger(rig) == cold(rig, [*said, assistant(told.text), user("two"), assistant("ja")])
 
 
-async def test_with_logprobs_an_answer_that_was_cut_off_begins_anew(open_rig: Any) -> None:
+async def test_with_logprobs_an_answer_that_was_cut_off_begins_anew(rig: Rigged) -> None:
     """The logits of what it had written are gone."""
-    async with open_rig(endless=False) as rig:
-        said = [SYSTEM, user("one")]
-        reply_with(rig, LONG)
-        await leave_in(rig, said, written=5, logprobs=1, max_tokens=900)
-        told = await converse(rig, said, "eins zwei", logprobs=1)
-        assert (told.text, len(told.logprobs), len(told.tokens)) == ("eins zwei", 10, 10)
-        assert told.session != "torpor://default/a"
-        again = await converse(rig, [*said, assistant("eins zwei"), user("two")], "ja")
-        assert again.session == told.session
+    said = [SYSTEM, user("one")]
+    reply_with(rig, LONG)
+    await leave_in(rig, said, written=5, logprobs=1, max_tokens=900)
+    told = await converse(rig, said, "eins zwei", logprobs=1)
+    assert (told.text, len(told.logprobs), len(told.tokens)) == ("eins zwei", 10, 10)
+    assert told.session != "torpor://default/a"
+    again = await converse(rig, [*said, assistant("eins zwei"), user("two")], "ja")
+    assert again.session == told.session
 
 
 @pytest.mark.parametrize("seeded", [True, False])
@@ -171,14 +173,13 @@ async def test_without_a_seed_each_answer_is_another_and_tells_its_seed(open_rig
         assert (await converse(rig, said, name="greedy")).seed is None
 
 
-async def test_a_seed_that_the_session_was_given_draws_its_answers(open_rig: Any) -> None:
-    async with open_rig() as rig:
-        drawn = []
-        for name in "ab":
-            await rig.service.create(name, sampling=Sampling(temperature=0.9, seed=7))
-            drawn.append(await converse(rig, [user("one")], name=name, at_end=True))
-        assert drawn[0].tokens == drawn[1].tokens
-        assert drawn[0].seed is None
+async def test_a_seed_that_the_session_was_given_draws_its_answers(rig: Rigged) -> None:
+    drawn = []
+    for name in "ab":
+        await rig.service.create(name, sampling=Sampling(temperature=0.9, seed=7))
+        drawn.append(await converse(rig, [user("one")], name=name, at_end=True))
+    assert drawn[0].tokens == drawn[1].tokens
+    assert drawn[0].seed is None
 
 
 async def test_it_goes_on_after_a_sleep_and_in_the_next_process(open_rig: Any) -> None:
@@ -198,53 +199,48 @@ async def test_it_goes_on_after_a_sleep_and_in_the_next_process(open_rig: Any) -
         assert told.text.startswith("eins")
 
 
-async def test_another_request_forks_where_the_message_began_and_harms_nothing(open_rig: Any) -> None:
-    async with open_rig(endless=False) as rig:
-        before = [SYSTEM, user("one"), assistant("eins")]
-        await converse(rig, before[:2], "eins")
-        await leave_in(rig, [*before, user(LONG)], read=256)
-        held = ledger(rig)
-        other = await converse(rig, [*before, user("two")], "zwei")
-        fork = other.session.rpartition("/")[2]
-        assert fork.startswith("a-")
-        assert ledger(rig, fork) == cold(rig, [*before, user("two"), assistant("zwei")])
-        assert ledger(rig) == held
-        told = await converse(rig, [*before, user(LONG)], "drei")
-        assert told.session == "torpor://default/a"
-        assert ledger(rig) == cold(rig, [*before, user(LONG), assistant("drei")])
+async def test_another_request_forks_where_the_message_began_and_harms_nothing(rig: Rigged) -> None:
+    before = [SYSTEM, user("one"), assistant("eins")]
+    await converse(rig, before[:2], "eins")
+    await leave_in(rig, [*before, user(LONG)], read=256)
+    held = ledger(rig)
+    other = await converse(rig, [*before, user("two")], "zwei")
+    fork = other.session.rpartition("/")[2]
+    assert fork.startswith("a-")
+    assert ledger(rig, fork) == cold(rig, [*before, user("two"), assistant("zwei")])
+    assert ledger(rig) == held
+    told = await converse(rig, [*before, user(LONG)], "drei")
+    assert told.session == "torpor://default/a"
+    assert ledger(rig) == cold(rig, [*before, user(LONG), assistant("drei")])
 
 
-async def test_other_sampling_or_another_name_is_another_request(open_rig: Any) -> None:
-    async with open_rig(endless=False) as rig:
-        said = [user("one")]
-        reply_with(rig, "eins zwei drei")
-        await leave_in(rig, said, written=5)
-        for options in ({"sampling": Sampling(temperature=0.5)}, {"name": "b"}, {"max_tokens": 50}):
-            told = await converse(rig, said, "uno", **options)
-            assert (told.text, told.session == "torpor://default/a") == ("uno", False)
+async def test_other_sampling_or_another_name_is_another_request(rig: Rigged) -> None:
+    said = [user("one")]
+    reply_with(rig, "eins zwei drei")
+    await leave_in(rig, said, written=5)
+    for options in ({"sampling": Sampling(temperature=0.5)}, {"name": "b"}, {"max_tokens": 50}):
+        told = await converse(rig, said, "uno", **options)
+        assert (told.text, told.session == "torpor://default/a") == ("uno", False)
 
 
-async def test_one_new_message_comes_behind_what_is_whole(open_rig: Any) -> None:
-    async with open_rig(endless=False) as rig:
-        before = [SYSTEM, user("one"), assistant("eins")]
-        await converse(rig, before[:2], "eins")
-        await leave_in(rig, [*before, user(LONG)], read=256)
-        reply_with(rig, "zwei")
-        told = await tell(rig, "two")
-        assert told.text == "zwei"
-        assert ledger(rig) == cold(rig, [*before, user("two"), assistant("zwei")])
+async def test_one_new_message_comes_behind_what_is_whole(rig: Rigged) -> None:
+    before = [SYSTEM, user("one"), assistant("eins")]
+    await converse(rig, before[:2], "eins")
+    await leave_in(rig, [*before, user(LONG)], read=256)
+    reply_with(rig, "zwei")
+    told = await tell(rig, "two")
+    assert told.text == "zwei"
+    assert ledger(rig) == cold(rig, [*before, user("two"), assistant("zwei")])
 
 
-async def test_a_failure_leaves_nothing_of_what_was_read(open_rig: Any) -> None:
-    async with open_rig(endless=False) as rig:
-        rig.network.reset()
-        rig.network.fail_at(9, layers_grown=1)
-        with pytest.raises(GenerationFailed):
-            await converse(rig, [user(LONG)])
-        rig.network.reset()
-        assert await names(rig) == set()
-        told = await converse(rig, [user(LONG)], "ja")
-        assert told.prefilled_tokens == told.token_count - len(told.tokens)
+async def test_a_failure_leaves_nothing_of_what_was_read(rig: Rigged) -> None:
+    rig.network.fail_at(9, layers_grown=1)
+    with pytest.raises(GenerationFailed):
+        await converse(rig, [user(LONG)])
+    rig.network.reset()
+    assert await names(rig) == set()
+    told = await converse(rig, [user(LONG)], "ja")
+    assert told.prefilled_tokens == told.token_count - len(told.tokens)
 
 
 @pytest.mark.parametrize("kind", ["gemma3", "mamba2"])
@@ -258,21 +254,20 @@ async def test_a_model_of_whole_state_keeps_what_it_has_a_checkpoint_of(open_kin
         told = await converse(rig, said, max_tokens=3)
         prompt = told.token_count - len(told.tokens)
         assert told.prefilled_tokens == prompt - held
-        await rig.service.chat(session="b", messages=said, max_tokens=3, create=True, on_event=ignore)
+        await rig.service.chat("b", messages=said, max_tokens=3, create=True)
         assert (await rig.fingerprint("a")).kv == (await rig.fingerprint("b")).kv
 
 
 @pytest.mark.parametrize("leaves", [{"read": 300}, {"written": 4}], ids=["in its message", "in its answer"])
-async def test_a_request_behind_an_answer_goes_on_too(open_rig: Any, leaves: dict[str, int]) -> None:
-    async with open_rig(endless=False) as rig:
-        await converse(rig, [user("one")], "eins", answer_id="11" * 16)
-        before, asked = ledger(rig), {"after": "11" * 16, "max_tokens": 9}
-        await leave_in(rig, [user(LONG)], **leaves, **asked)
-        held = ledger(rig)
-        assert len(held) > len(before)
-        told = await converse(rig, [user(LONG)], answer_id="22" * 16, **asked)
-        assert told.session == "torpor://default/a"
-        assert ledger(rig)[: len(held)] == held
-        assert ledger(rig)[: len(before)] == before
-        told = await converse(rig, [user("two")], "zwei", after="22" * 16)
-        assert told.session == "torpor://default/a"
+async def test_a_request_behind_an_answer_goes_on_too(rig: Rigged, leaves: dict[str, int]) -> None:
+    await converse(rig, [user("one")], "eins", answer_id="11" * 16)
+    before, asked = ledger(rig), {"after": "11" * 16, "max_tokens": 9}
+    await leave_in(rig, [user(LONG)], **leaves, **asked)
+    held = ledger(rig)
+    assert len(held) > len(before)
+    told = await converse(rig, [user(LONG)], answer_id="22" * 16, **asked)
+    assert told.session == "torpor://default/a"
+    assert ledger(rig)[: len(held)] == held
+    assert ledger(rig)[: len(before)] == before
+    told = await converse(rig, [user("two")], "zwei", after="22" * 16)
+    assert told.session == "torpor://default/a"
