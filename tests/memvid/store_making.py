@@ -304,6 +304,15 @@ def adopt(store: Store, receipt: Receipt) -> None:
         assert new.commit()
 
 
+def move_all(store: Store, old: Receipt, new: Receipt) -> None:
+    """Let the newer version's file take over every block, and the older one's file lose those."""
+    adopt(store, new)
+    moved = {entry.id: new.bundle_id for entry in old.entries if entry.id in {one.id for one in new.entries}}
+    frames = [(entry.id, old.bundle_id) for entry in old.entries if entry.id not in moved]
+    with prepared(store._core, old.bundle_id, Contents(frames, moved)) as rewritten:
+        assert rewritten.commit()
+
+
 def strip(store: Store, bundle_id: bytes) -> None:
     """Leave of a retired bundle's file what other bundles need, and nothing of what it was."""
     frames = []

@@ -7,12 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from torpor.snapshot.adapter_files import (
-    AdapterSettings,
-    identify_adapter,
-    load_settings,
-    tensor_names,
-)
+from torpor.snapshot.adapter_files import AdapterSettings, identify_adapter, load_settings, tensor_names
 from torpor.snapshot.digests import DigestCache
 from torpor.snapshot.errors import AdapterFilesMissing
 from torpor.snapshot.tensor_list import MAX_LIST_BYTES

@@ -10,15 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from torpor.snapshot.figures import (
-    Difference,
-    ElementFigures,
-    HeadOutliers,
-    HeadSums,
-    figures_of,
-    rounded,
-    sums_bytes,
-)
+from torpor.snapshot.figures import Difference, ElementFigures, HeadOutliers, HeadSums, figures_of, rounded, sums_bytes
 
 CLOSE = 6e-6  # figures are told to six digits
 

@@ -12,13 +12,7 @@ from torpor.memvid import BundleReader, Identity, Store, zstd
 from torpor.memvid.errors import CorruptBlock
 from torpor.memvid.units import format_bytes
 from torpor.snapshot import capture, memory, restore
-from torpor.snapshot.errors import (
-    ContextTooShort,
-    IdentityMismatch,
-    LayoutMismatch,
-    NonFiniteState,
-    NotEnoughMemory,
-)
+from torpor.snapshot.errors import ContextTooShort, IdentityMismatch, LayoutMismatch, NonFiniteState, NotEnoughMemory
 from torpor.snapshot.layout import layout_of
 from torpor.snapshot.restore import allocate
 from torpor.snapshot.state import LiveState
@@ -226,12 +220,7 @@ def test_logits_that_no_token_can_be_drawn_from_are_refused_threat_11(
 @pytest.mark.parametrize("layer", [0, 2])
 @pytest.mark.parametrize("part", ["keys", "values"])
 def test_keys_and_values_that_are_no_numbers_are_refused_threat_11(
-    shelf: Shelf,
-    make_state: MakeState,
-    dtype: mx.Dtype,
-    broken: float,
-    layer: int,
-    part: str,
+    shelf: Shelf, make_state: MakeState, dtype: mx.Dtype, broken: float, layer: int, part: str
 ) -> None:
     state = make_state(300, dtype=dtype)
     getattr(state.caches[layer], part)[0, 1, 299, 3] = broken

@@ -42,7 +42,7 @@ _POISONS: Final = (DurabilityLost, LockLost)
 _STORE: Final = f"{Path(inspect.getfile(Store)).parent}{os.sep}"
 
 UNTOLD: Final = {
-    "core._try_to_mend_index_file": "the index stays in memory, its file counts as behind, and the bundles say it all",
+    "core._try_to_mend_index_file": "the index stays in memory, its file counts as behind, and the bundles say it all"
 }
 
 

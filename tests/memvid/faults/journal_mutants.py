@@ -53,10 +53,7 @@ _ORDER: Final = (
         "a delete does not tell the journal",
         (Edit("store", "Store.delete_session", "drop_turns =", "drop_turns = lambda: None"),),
     ),
-    Mutant(
-        "a forget does not tell the journal",
-        (Edit("forgetting", "_Forget.erase_turns", "journal.erase("),),
-    ),
+    Mutant("a forget does not tell the journal", (Edit("forgetting", "_Forget.erase_turns", "journal.erase("),)),
     Mutant(
         "a record that counts no more is void in memory only",
         (Edit("folder.journal", "Journal._write", "VOID, self.path"),),

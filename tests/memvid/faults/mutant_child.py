@@ -1,4 +1,5 @@
-"""Records the scenarios under one mutant of the store: `mutant_child.py NAME FOLDER` writes FOLDER/recordings.pickle.
+"""Records scenarios under one mutant of the store: `mutant_child.py NAME FOLDER SCENARIO,…` writes
+FOLDER/recordings.pickle.
 Or runs a test under it, in the repository's root: `mutant_child.py NAME FOLDER TEST`.
 
 A process of its own, because the mutant must be chosen before memvid is imported. Its exit status is BROKEN where a
@@ -19,11 +20,11 @@ from faults import mutants
 BROKEN = 3
 
 
-def main(name: str, folder: Path, test: str = "") -> None:
+def main(name: str, folder: Path, what: str) -> None:
     if name != mutants.NONE:
         mutants.install(mutants.all_mutants()[name])
-    if test:
-        sys.exit(pytest.main([test, "-q", "-x", "-p", "no:cacheprovider", f"--basetemp={folder}"]))
+    if "::" in what:
+        sys.exit(pytest.main([what, "-q", "-x", "-p", "no:cacheprovider", f"--basetemp={folder}"]))
     from faults.beginnings import prepare
     from faults.recording import record
     from faults.scenarios import SCENARIOS
@@ -31,7 +32,7 @@ def main(name: str, folder: Path, test: str = "") -> None:
     from torpor.memvid.errors import StoreError
 
     recordings = {}
-    for scenario in SCENARIOS.values():
+    for scenario in map(SCENARIOS.__getitem__, what.split(",")):
         path = folder / scenario.name / "store"
         world = prepare(scenario, path)
         tape = EarlyTape(world) if name == mutants.EARLY else Tape(world)

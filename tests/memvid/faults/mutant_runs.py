@@ -8,7 +8,7 @@ import pickle
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,7 +27,7 @@ _FIRST: Final = (
     *("refused", "delete_fork", "delete", "recover", "rebuild_on_a_full_disk", "sleep_delta", "create"),
     *("return_to_file_past_a_log", "fold_and_miss_a_file", "fold_and_lose_the_count"),
 )
-"""The scenarios that catch most mutants, soonest."""
+"""The scenarios that catch most mutants, soonest. A share of the sweep records no others."""
 
 _FEW: Final = 16
 """At first so few of the states are tried: most mutants break many. A share of the sweep tries no others."""
@@ -59,10 +59,10 @@ class Verdict:
         return not self.error and (not self.is_judged or bool(self.caught_by) != (self.mutant in EQUIVALENT))
 
 
-def record_under(name: str, base: Path) -> dict[str, Recording]:
-    """The recordings of all scenarios by a process with this mutant, or NONE. Raises MutantFailed, MutantBroken."""
+def record_under(name: str, base: Path, scenarios: Sequence[str]) -> dict[str, Recording]:
+    """The recordings of scenarios by a process with this mutant, or NONE. Raises MutantFailed, MutantBroken."""
     base.mkdir(parents=True)
-    command = [sys.executable, str(_CHILD), name, str(base)]
+    command = [sys.executable, str(_CHILD), name, str(base), ",".join(scenarios)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
     if done.returncode == BROKEN:
         raise MutantBroken(done.stdout)
@@ -101,7 +101,7 @@ def judge(mutant: Mutant, plain: dict[str, Recording], base: Path, effort: Effor
         verdict.caught_by, verdict.error = _try_test(mutant, base)
         return verdict
     try:
-        recordings = record_under(mutant.name, base / "record")
+        recordings = record_under(mutant.name, base / "record", list(plain))
     except MutantFailed as error:
         verdict.error = str(error)
         return verdict
@@ -109,8 +109,7 @@ def judge(mutant: Mutant, plain: dict[str, Recording], base: Path, effort: Effor
         verdict.caught_by = str(error)
         return verdict
     begins = {name: _first_difference(_outline(recordings[name]), _outline(plain[name])) for name in recordings}
-    order = [*_FIRST, *(name for name in recordings if name not in _FIRST)]
-    verdict.scenarios = [name for name in order if begins[name] is not None]
+    verdict.scenarios = [name for name in recordings if begins[name] is not None]
     for one_in, name in itertools.product((_FEW, 1) if full else (_FEW,), verdict.scenarios):
         settings = {"effort": effort, "begin": begins[name], "one_in": one_in, "most_failures": 1}
         result = replay(name, recordings[name], base / "work", workers=1, sees=SCENARIOS[name].sees, **settings)
@@ -138,7 +137,8 @@ def judge_all(
     mutants: list[Mutant], base: Path, effort: Effort, workers: int, tell: Callable[[Verdict], None], *, full: bool
 ) -> list[Verdict]:
     """The verdict on each mutant; `tell` hears of each at once. full: none is left without one."""
-    plain = record_under(NONE, base / NONE) if any(not mutant.test for mutant in mutants) else {}
+    scenarios = [*_FIRST, *(name for name in SCENARIOS if full and name not in _FIRST)]
+    plain = record_under(NONE, base / NONE, scenarios) if any(not mutant.test for mutant in mutants) else {}
     with ThreadPoolExecutor(workers) as pool:
         jobs = [pool.submit(judge, one, plain, base / str(at), effort, full=full) for at, one in enumerate(mutants)]
         for job in as_completed(jobs):

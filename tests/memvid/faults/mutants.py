@@ -68,10 +68,7 @@ SWAPS: Final = (
     ),
     Mutant(
         "nothing flushes that a file is about to be written anew",
-        (
-            Edit("index", "Index.begin_rewrite", "self._settle()"),
-            Edit("index", "Index._count_on_disk", "sync_folder("),
-        ),
+        (Edit("index", "Index.begin_rewrite", "self._settle()"), Edit("index", "Index._count_on_disk", "sync_folder(")),
     ),
     Mutant(
         "a refused sleep's file is flushed away before it is removed",

@@ -326,11 +326,7 @@ class Replay:
         return result
 
     def _check(
-        self,
-        disk: Disk,
-        cursor: _Cursor,
-        place: tuple[int, Operation | None, Sequence[Fate]],
-        result: Swept,
+        self, disk: Disk, cursor: _Cursor, place: tuple[int, Operation | None, Sequence[Fate]], result: Swept
     ) -> None:
         materialise(disk, self.work)
         checks = result.counts["checks"]

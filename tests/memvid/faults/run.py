@@ -2,7 +2,7 @@
 
     python tests/memvid/faults/run.py [SWEEP ...] [--only SCENARIO] [--full [N]] [--json FILE]
 
-Without --full each sweep does a small share of every second scenario, another one for each scenario and at each commit
+Without --full each sweep does a small share of every fourth scenario, another one for each scenario and at each commit
 (`shares.py` has how to choose it); with it, everything. `--full N` does an N-th of everything: TORPOR_SHARE from 0 to
 N - 1 names the parts, which together are the whole. `--only` names scenarios. Ends with status 3 if anything was found,
 or if a mutant has survived all states; a share leaves one that survives a few of them without a verdict.
@@ -44,13 +44,13 @@ _MUTANT_EFFORT: Final = power.Effort(subsets=2, tears=0)
 
 
 def of_this_share() -> list[str]:
-    """Every second scenario; at other commits the others. By a digit of its own, which no part of a sweep goes by."""
-    return list(SCENARIOS)[share() // 4096 % 2 :: 2]
+    """Every fourth scenario; at other commits the others. By a digit of its own, which no part of a sweep goes by."""
+    return list(SCENARIOS)[share() // 4096 % 4 :: 4]
 
 
 def run_kill(scenarios: list[Scenario], base: Path, full: int) -> Report:
     """T1, in process: a kill before each call that changes something, and with the write before it torn."""
-    strides = {"stride": full or 61, "torn_stride": full or 121, "second_stride": 4 if full else 397}
+    strides = {"stride": full or 31, "torn_stride": full or 61, "second_stride": 4 if full else 199}
     jobs = [
         partial(kill.sweep, scenario, base / str(number), first=number, **strides)
         for number, scenario in enumerate(scenarios, start=share())
@@ -67,7 +67,7 @@ def run_strace(scenarios: list[Scenario], base: Path, full: int) -> Report:
     return _report(found, ("points",))
 
 
-def run_power(scenarios: list[Scenario], base: Path, full: int, *, one_in: int = 361) -> Report:
+def run_power(scenarios: list[Scenario], base: Path, full: int, *, one_in: int = 181) -> Report:
     """T2."""
     found = []
     for number, scenario in enumerate(scenarios):
@@ -88,11 +88,11 @@ def run_lost_index(scenarios: list[Scenario], base: Path, full: int) -> Report:
     """T1 and T2, and the index is removed before each opening: what it alone knew would be lost."""
     lost = [scenario.without_index() for scenario in scenarios]
     jobs = [
-        partial(kill.sweep, scenario, base / str(number), stride=full or 113, first=7 * number)
+        partial(kill.sweep, scenario, base / str(number), stride=full or 57, first=7 * number)
         for number, scenario in enumerate(lost, start=share())
     ]
     report = _report(_side_by_side(jobs), ("points",))
-    cut = run_power(lost, base / "cut", full, one_in=1499)
+    cut = run_power(lost, base / "cut", full, one_in=751)
     for name in ("failures", "scenarios"):
         report[name] += cut.pop(name)
     return report | cut
@@ -126,11 +126,11 @@ def _tell_verdict(verdict: mutant_runs.Verdict) -> None:
 def run_errno(scenarios: list[Scenario], base: Path, full: int) -> Report:
     """T4."""
     jobs = []
-    part = full or 32
+    part = full or 16
     limits = range(0, 45_000, 512)[share() % part :: part]
     for number, scenario in enumerate(scenarios, start=share()):
         folder = base / str(number)
-        jobs.append(partial(errnos.sweep, scenario, folder / "calls", stride=full or 1021, first=number))
+        jobs.append(partial(errnos.sweep, scenario, folder / "calls", stride=full or 511, first=number))
         jobs.append(partial(errnos.size_limits, scenario, folder / "sizes", limits))
         if scenario.name in _DELETES:
             jobs.append(partial(errnos.deletes_when_full, scenario, folder / "full"))
@@ -140,7 +140,7 @@ def run_errno(scenarios: list[Scenario], base: Path, full: int) -> Report:
 def run_moments(scenarios: list[Scenario], base: Path, full: int) -> Report:
     """Files of one moment beside the index of another."""
     jobs = [
-        partial(moments.sweep, scenario, base / str(number), stride=full or 131, first=number)
+        partial(moments.sweep, scenario, base / str(number), stride=full or 67, first=number)
         for number, scenario in enumerate(scenarios, start=share())
     ]
     return _report(_side_by_side(jobs), ("mixed", "awake"))

@@ -53,17 +53,17 @@ def sweep(name: str, folder: Path, *options: str) -> dict[str, Any]:
 
 
 def hold(found: dict[str, Any], scenarios: Iterable[str] = SCENARIOS, **expected: int) -> None:
-    """A sweep takes up every scenario, a share every second one, and does as much as it did when the number was
-    written, give or take three tenths, as shares differ. What makes it do less, or far more, is to be looked at, and
+    """A sweep takes up every scenario, a share every fourth one, and does as much as it did when the number was
+    written, give or take a half, as shares differ. What makes it do less, or far more, is to be looked at, and
     the number put right."""
     assert {row["scenario"] for row in found["scenarios"]} == set(scenarios)
     for name, number in expected.items():
-        assert abs(found[name] - number) <= 0.3 * number, f"{found[name]} {name}, and it was {number}"
+        assert abs(found[name] - number) <= 0.5 * number, f"{found[name]} {name}, and it was {number}"
 
 
 def test_t1_threat_27_a_process_killed_at_any_step_loses_nothing_that_was_acknowledged(tmp_path: Path) -> None:
     found = sweep("kill", tmp_path)
-    hold(found, of_this_share(), points=60)
+    hold(found, of_this_share(), points=55)
     assert found["second_points"] >= 5
 
 
@@ -75,11 +75,11 @@ def test_t1_a_process_killed_in_real_system_calls_loses_nothing_that_was_acknowl
 
 
 def test_t2_threat_29_no_power_cut_loses_what_was_acknowledged(tmp_path: Path) -> None:
-    hold(sweep("power", tmp_path), of_this_share(), states=375)
+    hold(sweep("power", tmp_path), of_this_share(), states=400)
 
 
 def test_t1_t2_an_index_that_is_removed_after_any_fault_is_no_loss(tmp_path: Path) -> None:
-    hold(sweep("lost_index", tmp_path), of_this_share(), points=20, states=96)
+    hold(sweep("lost_index", tmp_path), of_this_share(), points=20, states=100)
 
 
 def test_t3_a_store_that_leaves_out_or_swaps_a_flush_is_caught(tmp_path: Path) -> None:
@@ -159,13 +159,13 @@ def test_t4_threats_30_to_33_every_refusal_of_the_system_is_a_typed_error_and_le
     tmp_path: Path,
 ) -> None:
     found = sweep("errno", tmp_path)
-    hold(found, of_this_share(), runs=155)
+    hold(found, of_this_share(), runs=145)
     assert found["poisoned"]
 
 
 def test_no_removal_loses_what_woke_beside_an_index_of_another_moment(tmp_path: Path) -> None:
     found = sweep("moments", tmp_path)
-    hold(found, of_this_share(), mixed=75)
+    hold(found, of_this_share(), mixed=70)
     assert found["awake"] >= found["mixed"]
 
 
@@ -193,10 +193,7 @@ def test_t4_a_flush_whose_failure_is_swallowed_is_seen(tmp_path: Path, monkeypat
 
 @pytest.mark.parametrize(
     ("name", "where"),
-    [
-        *((name, "sleep_new") for name in ("open", "read", "write", "fsync", "truncate")),
-        ("unlink", "create"),
-    ],
+    [*((name, "sleep_new") for name in ("open", "read", "write", "fsync", "truncate")), ("unlink", "create")],
 )
 def test_t4_the_system_s_errors_reach_the_calls_of_sqlite(tmp_path: Path, name: str, where: str) -> None:
     """Those of its files and its log, each refused for itself; the store is whole after each."""

@@ -609,10 +609,5 @@ SCENARIOS: Final = (
     Scenario("return_to_file_past_a_log", one_given_up, return_to_file_past_a_log, Sees(marks=_TOLD_OF_THE_ONE)),
     Scenario("replace_beside_a_log", a_log_left, replace_beside_a_log, Sees(marks=_TOLD_OF_THE_ONE)),
     Scenario("rebuild_asked", one_given_up, rebuild_asked, Sees(marks=_TOLD_OF_THE_ONE)),
-    Scenario(
-        "rebuild_asked_on_a_full_disk",
-        one_given_up,
-        rebuild_asked_on_a_full_disk,
-        Sees(marks=_TOLD_OF_THE_ONE),
-    ),
+    Scenario("rebuild_asked_on_a_full_disk", one_given_up, rebuild_asked_on_a_full_disk, Sees(marks=_TOLD_OF_THE_ONE)),
 )

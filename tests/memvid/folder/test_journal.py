@@ -119,19 +119,15 @@ def faults(monkeypatch: pytest.MonkeyPatch) -> Faults:
 
 
 def test_the_last_record_of_a_session_counts(folder: StoreFolder, journal: Journal) -> None:
+    """Also of two that wait together."""
     journal.append([turn(ONE, 3), turn(TWO, 4, BASE)])
     journal.append([turn(ONE, 5)])
     assert read_again(folder) == {ONE: turn(ONE, 5), TWO: turn(TWO, 4, BASE)}
     assert journal.bases() == {TWO: BASE}
     assert journal.find(THREE) is None
+    journal.append([turn(ONE, 6), turn(ONE, 3)])
+    assert read_again(folder)[ONE] == turn(ONE, 3)
     assert findings(folder) == []
-
-
-def test_of_two_records_of_a_session_that_wait_together_the_later_one_counts(
-    folder: StoreFolder, journal: Journal
-) -> None:
-    journal.append([turn(ONE, 5), turn(ONE, 3)])
-    assert read_again(folder) == {ONE: turn(ONE, 3)}
 
 
 def test_records_that_wait_together_are_flushed_once(journal: Journal, faults: Faults) -> None:
@@ -320,16 +316,6 @@ def test_a_full_disk_refuses_the_room_and_not_the_record(
     assert read_again(folder) == {ONE: turn(ONE, 9_000)}
 
 
-def test_what_is_reserved_for_a_session_is_not_used_up_by_others(
-    journal: Journal, folder: StoreFolder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    reserve(journal, turn(ONE, 15_000))
-    journal.append([turn(TWO, 10_000)])
-    full_disk(monkeypatch, folder)
-    journal.append([turn(ONE, 15_000)])
-    assert set(read_again(folder)) == {ONE, TWO}
-
-
 def test_room_is_asked_for_before_it_is_taken_and_only_then(journal: Journal, folder: StoreFolder) -> None:
     asked: list[int] = []
     payload = len(turn(ONE, 3).encode())
@@ -406,15 +392,19 @@ def test_a_session_whose_turns_wait_takes_no_more(journal: Journal) -> None:
     journal.append([turn(ONE, 4)])
 
 
-def test_a_forget_leaves_what_was_reserved(
-    folder: StoreFolder, journal: Journal, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("meanwhile", ["another session's turn", "a forget"])
+def test_what_is_reserved_for_a_session_is_not_used_up_by_others(
+    folder: StoreFolder, journal: Journal, monkeypatch: pytest.MonkeyPatch, meanwhile: str
 ) -> None:
     journal.append([turn(ONE, 3), turn(TWO, 3)])
-    reserve(journal, turn(THREE, 40_000))
-    journal.erase(ONE)
+    reserve(journal, turn(THREE, 15_000))
+    if meanwhile == "a forget":
+        journal.erase(ONE)
+    else:
+        journal.append([turn(TWO, 10_000)])
     full_disk(monkeypatch, folder)
-    journal.append([turn(THREE, 40_000)])
-    assert set(read_again(folder)) == {TWO, THREE}
+    journal.append([turn(THREE, 15_000)])
+    assert read_again(folder)[THREE] == turn(THREE, 15_000)
 
 
 @pytest.mark.parametrize("spare", [0, 8, 16])
@@ -490,12 +480,9 @@ def test_a_record_that_is_refused_and_cannot_be_taken_back_ends_writing(
             raise NoSpace("full")
         real(fd, offset, data, path)
 
-    def refuse(fd: int, path: str) -> None:
-        raise DurabilityLost("flush")
-
     monkeypatch.setattr(durable, "write_at", write)
     if call == "sync_file":
-        monkeypatch.setattr(durable, "sync_file", refuse)
+        monkeypatch.setattr(durable, "sync_file", refusing(DurabilityLost("flush")))
     with pytest.raises(DurabilityLost, match="could not be taken back"):
         journal.append([turn(TWO, 9)])
 
@@ -558,19 +545,14 @@ def test_while_the_new_file_has_no_name_the_old_one_counts(
     folder: StoreFolder, journal: Journal, monkeypatch: pytest.MonkeyPatch, fails: str
 ) -> None:
     journal.append([turn(ONE, 3), turn(TWO, 3)])
-    refuse = refusing(OSError(errno.EMFILE, "too many"))
-
-    def full(*_: object) -> None:
-        raise NoSpace("full")
-
-    lost = refusing(DurabilityLost("flush"))
+    owner, name, error = {
+        "temporary file": (durable.TempFile, "append", NoSpace("full")),
+        "descriptor": (os, "dup", OSError(errno.EMFILE, "too many")),
+        "rename": (os, "rename", OSError(errno.EMFILE, "too many")),
+        "flush of the folder": (durable, "sync_folder", DurabilityLost("flush")),
+    }[fails]
     with monkeypatch.context() as patch:
-        if fails == "temporary file":
-            patch.setattr(durable.TempFile, "append", full)
-        elif fails == "flush of the folder":
-            patch.setattr(durable, "sync_folder", lost)
-        else:
-            patch.setattr(os, "dup" if fails == "descriptor" else "rename", refuse)
+        patch.setattr(owner, name, refusing(error))
         with pytest.raises((StoreIoError, NoSpace, DurabilityLost)):
             journal.erase(ONE)
     assert TWO in read_again(folder)
@@ -765,8 +747,7 @@ def test_a_file_that_cannot_be_read_shuts_the_store_to_writers_alone(
     folder: StoreFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     history(folder)
-    broken = refusing(OSError(errno.EIO, "Input/output error"))
-    monkeypatch.setattr(os, "pread", broken)
+    monkeypatch.setattr(os, "pread", refusing(OSError(errno.EIO, "Input/output error")))
     with pytest.raises(StoreIoError, match="Put the disk right"):
         Journal.load(folder, writable=True)
     journal = Journal.load(folder, writable=False)

@@ -23,7 +23,7 @@ from torpor.memvid.format.ledger_tail import UNREAD, tail_in, tail_of
 from torpor.memvid.limits import MAX_JOURNAL_RECORD_BYTES
 
 from .mutation import change_bytes, change_document, change_int
-from .store_targets import Template, all_rows, contents_of, write
+from .store_targets import InStore, all_rows, contents_of, write
 from .target import SOUND, Target, again, require
 
 STORE_UUID: Final = "6b1f7f0e-9b4e-4e6e-8d3c-0123456789ab"
@@ -168,14 +168,13 @@ class JournalTarget(Target):
         return "reported" if holes or is_cut or key.nonce is None else SOUND
 
 
-class ReplayTarget(Target):
+class ReplayTarget(InStore):
     """The journal of a store that is opened to write: what it says becomes versions, and no other version changes."""
 
     name = "replay"
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
-        self._template = Template(folder / "store")
         root_fd = os.open(self._template.path, os.O_RDONLY)
         self._uuid = load_store_uuid(root_fd, str(self._template.path))
         os.close(root_fd)

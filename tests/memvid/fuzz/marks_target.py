@@ -54,17 +54,7 @@ class MarksTarget(Target):
         yield encode_marks(marks)
 
     def change(self, data: bytes, rng: Random) -> bytes:
-        try:
-            document = json.loads(data)
-            for _ in range(rng.choice((1, 1, 2, 3))):
-                change_json(document, rng)
-            changed = sealed(document) if rng.random() < 0.9 else canonical(document)
-        except (ValueError, TypeError, AttributeError, RecursionError):
-            return change_bytes(data, rng)
-        if rng.random() < 0.1:
-            place = rng.randrange(len(changed))
-            return changed[:place] + rng.choice(HOSTILE) + changed[place + rng.randrange(3) :]
-        return change_bytes(changed, rng) if rng.random() < 0.1 else changed
+        return change_document(data, rng, self.max_bytes)
 
     def check(self, data: bytes) -> str:
         marks = decode_marks(data, STORE_UUID, "input")
@@ -85,6 +75,21 @@ class MarksTarget(Target):
             require(all(marks.tagged(uri, tag) == named for tag, named in of.tags.items()), "a tag is not found")
             require(all(marks.of(pin).pinned for pin in of.pins), "a pin is not found")
         return SOUND
+
+
+def change_document(data: bytes, rng: Random, most_bytes: int) -> bytes:
+    """A sealed document with values changed, sealed again most of the time, and now and then with something hostile."""
+    try:
+        document = json.loads(data)
+        for _ in range(rng.choice((1, 1, 2, 3))):
+            change_json(document, rng)
+        changed = sealed(document) if rng.random() < 0.9 else canonical(document)
+    except (ValueError, TypeError, AttributeError, RecursionError):
+        return change_bytes(data, rng)
+    if rng.random() < 0.1:
+        place = rng.randrange(len(changed))
+        return changed[:place] + rng.choice(HOSTILE)[:most_bytes] + changed[place + rng.randrange(3) :]
+    return change_bytes(changed, rng) if rng.random() < 0.1 else changed
 
 
 def change_json(document: Any, rng: Random) -> None:

@@ -21,9 +21,8 @@ from torpor.memvid.exchange.incoming import hand_over
 from torpor.memvid.format.bundle import BundleFile
 
 from . import bundle_file
-from .marks_target import HOSTILE, VALUES, canonical, change_json, sealed
-from .mutation import change_bytes
-from .store_targets import Template, Truth, Version, all_rows, look_at, read_checked, write
+from .marks_target import VALUES, canonical, change_document, sealed
+from .store_targets import InStore, Truth, Version, all_rows, look_at, read_checked, write
 from .target import SOUND, Target, again, require
 
 NOBODY: Final = b""
@@ -42,16 +41,14 @@ def without_leftovers(store_path: Path) -> bool:
     return not any(store_path.glob("**/*.tmp"))
 
 
-class ImportTarget(Target):
+class ImportTarget(InStore):
     """A byte that says how a file comes in (given by path, handed over, or left in STORE/incoming by a liar), under
     which name, and how often; then the file."""
 
     name = "import"
-    max_bytes = 1 << 16
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
-        self._template = Template(folder / "store")
         self._exported: list[bytes] = []
         target = folder / "exported"
         with Store.open(self._template.path, writable=False) as store:
@@ -156,21 +153,10 @@ def require_alone(path: Path) -> None:
             file.check_block(block_id)
 
 
-class ExportTarget(Target):
+class ExportTarget(InStore):
     """A bundle file under the name that it gives itself, in a store of which every version is then exported."""
 
     name = "export"
-    max_bytes = 1 << 16
-
-    def __init__(self, folder: Path) -> None:
-        super().__init__(folder)
-        self._template = Template(folder / "store")
-
-    def seeds(self) -> Iterable[bytes]:
-        return list(self._template.files.values())
-
-    def change(self, data: bytes, rng: Random) -> bytes:
-        return bundle_file.change(data, rng)
 
     def check(self, data: bytes) -> str:
         name = bundle_file.bundle_id(data)
@@ -185,7 +171,7 @@ class ExportTarget(Target):
         return "refused" if refused else SOUND
 
 
-class StoreFileTarget(Target):
+class StoreFileTarget(InStore):
     """store.json: refused without a change, or the store of this very content with all its versions."""
 
     name = "store_file"
@@ -193,7 +179,6 @@ class StoreFileTarget(Target):
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
-        self._template = Template(folder / "store")
         self._path = self._template.path / "store.json"
         self._original = self._path.read_bytes()
 
@@ -205,18 +190,9 @@ class StoreFileTarget(Target):
         yield sealed({**document, "marked": True})
 
     def change(self, data: bytes, rng: Random) -> bytes:
-        try:
-            document = json.loads(data)
-            change_json(document, rng)
-            data = sealed(document) if rng.random() < 0.9 else canonical(document)
-        except (ValueError, TypeError, AttributeError, RecursionError):
-            data = change_bytes(data, rng)
-        if rng.random() < 0.15:
-            place = rng.randrange(len(data) + 1)
-            return data[:place] + rng.choice(HOSTILE)[: self.max_bytes] + data[place + rng.randrange(3) :]
         if rng.random() < 0.1:
             return canonical(rng.choice(VALUES))
-        return change_bytes(data, rng) if rng.random() < 0.2 else data
+        return change_document(data, rng, self.max_bytes)
 
     def check(self, data: bytes) -> str:
         self._template.restore(indexed=True)

@@ -145,11 +145,8 @@ def agree_with_verify(store: Store, seen: Mapping[Version, bytes | None]) -> boo
     return report.ok
 
 
-class StoreTarget(Target):
-    """A bundle file under the name that it gives itself, in a store where it may take another's place."""
-
-    name = "store"
-    max_bytes = 1 << 16
+class InStore(Target):
+    """A target beside a store that is sound and known. Its input is a bundle file, unless it says otherwise."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
@@ -160,6 +157,12 @@ class StoreTarget(Target):
 
     def change(self, data: bytes, rng: Random) -> bytes:
         return bundle_file.change(data, rng)
+
+
+class StoreTarget(InStore):
+    """A bundle file under the name that it gives itself, in a store where it may take another's place."""
+
+    name = "store"
 
     def check(self, data: bytes) -> str:
         chance = blake3(data).digest()[0]
@@ -178,15 +181,11 @@ class StoreTarget(Target):
         return SOUND if sound else "reported"
 
 
-class IndexTarget(Target):
+class IndexTarget(InStore):
     """A program that changes the index file of a sound store."""
 
     name = "index"
     max_bytes = 512
-
-    def __init__(self, folder: Path) -> None:
-        super().__init__(folder)
-        self._template = Template(folder / "store")
 
     def seeds(self) -> Iterable[bytes]:
         yield b""
@@ -240,7 +239,7 @@ def require_not_older(truths: Mapping[Version, Truth], seen: Mapping[Version, by
         require(listed >= latest, "an older version stands for a session, or none")
 
 
-class MaintenanceTarget(Target):
+class MaintenanceTarget(InStore):
     """2 bytes that say what is done, then a bundle file that lies in the store while it is done, live or retired.
 
     Whatever the file is: what woke before an operation wakes after it with the same content, and a dry run changes
@@ -248,11 +247,6 @@ class MaintenanceTarget(Target):
     """
 
     name = "maintenance"
-    max_bytes = 1 << 16
-
-    def __init__(self, folder: Path) -> None:
-        super().__init__(folder)
-        self._template = Template(folder / "store")
 
     def seeds(self) -> Iterable[bytes]:
         for number, data in enumerate(self._template.files.values()):

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from store_making import OTHER_URI, URI, bundle_path, contents, expected, sleep, spoil
+from store_making import OTHER_URI, URI, bundle_path, contents, expected, refusing, sleep, spoil
 from torpor.memvid import Store
 from torpor.memvid.disk import durable
 from torpor.memvid.errors import BundleMissing, NoSpace, StoreError, StoreIoError, UnsafePath
@@ -31,6 +31,8 @@ _ROW = IndexRow(
     Lossy(8, 256),
 )  # fmt: skip
 _NOTED = IndexedBundle(_BUNDLE, ASIDE, _ROW, (b"\1" * 32, b"\2" * 32), (b"\xff" * 8, b"\0" * 8))
+
+no_room = refusing(NoSpace("No room."))
 
 
 def lose_index(path: Path) -> None:
@@ -195,11 +197,7 @@ def test_the_folders_are_flushed_once_for_all_notes_of_an_opening(
     assert flushed.index(str(store_path / "absent")) < flushed.index(str(store_path / "bundles"))
 
 
-def no_room(*_: object, **__: object) -> None:
-    raise NoSpace("No room.")
-
-
-def test_a_repair_without_room_for_a_note_gives_nothing_up(
+def test_a_repair_without_room_for_a_note_gives_nothing_up_and_an_opening_notes_it_the_next_time(
     store: Store, store_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lost = sleep(store, 300)
@@ -208,18 +206,9 @@ def test_a_repair_without_room_for_a_note_gives_nothing_up(
         patch.setattr("torpor.memvid.disk.durable.write_file", no_room)
         with pytest.raises(NoSpace):
             store.repair()
-    assert store.index.given_up() == {}
-    assert [row.version for row in store.versions(URI)] == [1]
-
-
-def test_a_store_opens_without_room_for_a_note_and_notes_it_the_next_time(
-    store: Store, store_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    lost = sleep(store, 300)
-    bundle_path(store, lost.bundle_id).unlink()
-    store.close()
-    with monkeypatch.context() as patch:
-        patch.setattr("torpor.memvid.disk.durable.write_file", no_room)
+        assert store.index.given_up() == {}
+        assert [row.version for row in store.versions(URI)] == [1]
+        store.close()
         Store.open(store_path, writable=True).close()
     assert notes_in(store_path) == {}
     Store.open(store_path, writable=True).close()
@@ -479,27 +468,22 @@ def test_what_a_delete_has_marked_in_quarantine_stays_so_until_its_note_is_gone(
     assert [file.suffixes[0] for file in (store_path / "quarantine").iterdir()] == [".mvr"]
 
 
-def test_a_delete_beside_notes_that_are_open_to_others_tells_what_may_stay_and_what_it_marked_does_not_come_back(
-    store: Store, store_path: Path
+@pytest.mark.parametrize("how", ["delete", "empty"])
+def test_beside_notes_that_are_open_to_others_it_is_told_what_may_stay_and_what_went_does_not_come_back(
+    store: Store, store_path: Path, how: str
 ) -> None:
     note = aside(store, stands=True)
     note.parent.chmod(0o770)
-    (problem,) = store.delete_session(URI).problems
+    (problem,) = (store.delete_session(URI) if how == "delete" else store.empty_quarantine()).problems
     assert (problem.path, problem.code) == (str(note.parent), "unsafe_path")
+    if how == "empty":
+        note.parent.chmod(0o700)
+        assert store.forget(URI).ok
     store.close()
     Store.open(store_path, writable=True).close()
     note.parent.chmod(0o700)
     require_gone(store_path)
     assert notes_in(store_path) == {}
-
-
-def test_an_emptying_beside_notes_that_are_open_to_others_tells_what_may_stay(store: Store) -> None:
-    note = aside(store, stands=True)
-    note.parent.chmod(0o770)
-    assert [(one.path, one.code) for one in store.empty_quarantine().problems] == [(str(note.parent), "unsafe_path")]
-    note.parent.chmod(0o700)
-    assert store.forget(URI).ok
-    assert not note.exists()
 
 
 def test_a_forget_removes_the_note_that_a_delete_could_not(store: Store, store_path: Path) -> None:

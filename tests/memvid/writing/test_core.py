@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import store_making as making
-from store_making import OTHER_URI, URI, expected, require_awake, sleep
+from store_making import OTHER_URI, URI, expected, move_all, require_awake, sleep
 from torpor.memvid import BlockDraft, Receipt, Store
 from torpor.memvid.disk import durable
 from torpor.memvid.errors import (
@@ -30,15 +30,6 @@ from torpor.memvid.writing.rewriting import Contents, prepared
 def chain(store: Store) -> tuple[Receipt, Receipt]:
     first = sleep(store, 600)
     return first, sleep(store, 900, before=first)
-
-
-def move_all(store: Store, old: Receipt, new: Receipt) -> None:
-    """Let the newer version's file take over every block, and the older one's file lose those."""
-    making.adopt(store, new)
-    moved = {entry.id: new.bundle_id for entry in old.entries if entry.id in {one.id for one in new.entries}}
-    frames = [(entry.id, old.bundle_id) for entry in old.entries if entry.id not in moved]
-    with prepared(store._core, old.bundle_id, Contents(frames, moved)) as rewritten:
-        assert rewritten.commit()
 
 
 # --- opening while files are rewritten

@@ -235,15 +235,22 @@ def test_a_mark_survives_the_loss_of_the_index(three: Store, store_path: Path) -
 
 
 def test_a_tag_whose_version_was_lost_says_so(three: Store, store_path: Path) -> None:
-    file = bundle_path(three, three.tag(URI, 1, "first").bundle_id)
-    three.close()
-    file.unlink()
-    (store_path / "index.sqlite").unlink()
+    three.tag(URI, 1, "first")
+    lose(three, (1,))
     with Store.open(store_path, writable=True) as again, pytest.raises(SessionNotFound, match="names the bundle"):
         again.resolve_version(f"{SessionUri('default', 'agent')}@first")
 
 
 # --- versions that are missed
+
+
+def lose(store: Store, versions: tuple[int, ...] = (3,)) -> Path:
+    """Remove the files of these versions, and the index, of a store that is closed then; the file of the last one."""
+    files = [bundle_path(store, row.bundle_id) for row in store.versions(URI) if row.version in versions]
+    store.close()
+    for file in (*files, Path(store.path, "index.sqlite")):
+        file.unlink()
+    return files[-1]
 
 
 @pytest.mark.parametrize("alone", [False, True])
@@ -253,20 +260,14 @@ def test_a_missed_version_that_loses_its_last_mark_is_missed_no_more(
     three: Store, store_path: Path, alone: bool, reference: str | None, marked: tuple[str, ...]
 ) -> None:
     """Of its marks and its number more is not known; so it can be named by those alone."""
-    file = bundle_path(three, three.versions(URI)[2].bundle_id)
-    others = [bundle_path(three, row.bundle_id) for row in three.versions(URI)[:2]]
     if "pin" in marked:
         three.pin(URI, 3)
     if "tag" in marked:
         three.tag(URI, 3, "good")
-    three.close()
-    for path in (file, *(others if alone else ())):
-        path.unlink()
-    (store_path / "index.sqlite").unlink()
+    file = lose(three, (1, 2, 3) if alone else (3,))
+    reference = reference or f"agent@{file.stem}"
     with Store.open(store_path, writable=True) as again:
         assert [row.version for row in again.index.missed().values()] == [3]
-        if reference is None:
-            reference = f"agent@{file.stem}"
         for mark in marked:
             assert again.index.missed()
             if mark == "pin":
@@ -286,9 +287,7 @@ def test_a_missed_version_whose_marks_a_moved_tag_took_the_place_of_is_missed_no
 ) -> None:
     """As after a restart: of its marks nothing is left that could be taken away."""
     three.tag(URI, 3, "good")
-    bundle_path(three, three.versions(URI)[2].bundle_id).unlink()
-    three.close()
-    (store_path / "index.sqlite").unlink()
+    lose(three)
     with Store.open(store_path, writable=True) as again:
         assert again.index.missed()
         (store_path / "marks.json").write_bytes(b"{")
@@ -301,9 +300,7 @@ def test_a_missed_version_whose_marks_a_moved_tag_took_the_place_of_is_missed_no
 
 def test_a_missed_version_gets_no_mark_and_is_no_version(three: Store, store_path: Path) -> None:
     three.tag(URI, 3, "good")
-    bundle_path(three, three.versions(URI)[2].bundle_id).unlink()
-    three.close()
-    (store_path / "index.sqlite").unlink()
+    lose(three)
     with Store.open(store_path, writable=True) as again:
         for change in ({"pinned": True}, {"tag": "other"}):
             with pytest.raises(SessionNotFound):
@@ -319,13 +316,10 @@ def test_a_full_disk_leaves_it_to_the_next_opening_that_a_version_is_missed_no_m
     three: Store, store_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     three.pin(URI, 3)
-    bundle_path(three, three.versions(URI)[2].bundle_id).unlink()
-    three.close()
-    (store_path / "index.sqlite").unlink()
-    full = refusing(NoSpace("No space left.", path="x"))
+    lose(three)
     with Store.open(store_path, writable=True) as again:
         with monkeypatch.context() as patch:
-            patch.setattr(again.index, "drop", full)
+            patch.setattr(again.index, "drop", refusing(NoSpace("No space left.", path="x")))
             again.unpin(URI, 3)
         assert again.index.missed()
     with Store.open(store_path, writable=True) as again:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import errno
 import gc
@@ -15,12 +16,11 @@ from pathlib import Path
 
 import pytest
 import store_making as making
-from store_making import IDENTITY, OTHER_URI, URI, bundle_path, drafts, expected, require_awake, sleep
+from store_making import IDENTITY, OTHER_URI, URI, bundle_path, drafts, expected, move_all, require_awake, sleep
 from torpor.memvid import BlockDraft, BlockEntry, Identity, Receipt, SessionUri, SlotDraft, Store
 from torpor.memvid.errors import BlockMissing, InvalidDraft, StoreIoError
 from torpor.memvid.folder.pins import Pins
 from torpor.memvid.writing import sleeping
-from torpor.memvid.writing.rewriting import Contents, prepared
 
 WAIT = 30
 """Seconds after which something that must happen has not."""
@@ -29,15 +29,6 @@ WAIT = 30
 def write(store: Store, uri: SessionUri, blocks: Iterable[BlockDraft], tokens: int, **more: object) -> Receipt:
     request: dict[str, object] = {"identity": IDENTITY, "parent": None, "reused": (), "session": {}} | more
     return store.write_bundle(uri=uri, blocks=blocks, token_count=tokens, **request)  # type: ignore[arg-type]
-
-
-def move_all(store: Store, old: Receipt, new: Receipt) -> None:
-    """Let the newer version's file take over every block, and the older one's file lose those."""
-    making.adopt(store, new)
-    moved = {entry.id: new.bundle_id for entry in old.entries if entry.id in {one.id for one in new.entries}}
-    frames = [(entry.id, old.bundle_id) for entry in old.entries if entry.id not in moved]
-    with prepared(store._core, old.bundle_id, Contents(frames, moved)) as rewritten:
-        assert rewritten.commit()
 
 
 # --- what is referred to
@@ -63,18 +54,13 @@ def test_blocks_reused_by_a_receipt_of_before_a_compaction_are_found_where_they_
     require_awake(store, 1200, uri=OTHER_URI)
 
 
-def test_the_same_tokens_with_other_bytes_are_another_block(store: Store) -> None:
+def test_the_same_tokens_with_other_bytes_or_under_another_identity_are_another_block(store: Store) -> None:
     sleep(store, 300, seed=1)
     altered = drafts(300, seed=1)
     altered[0] = dataclasses.replace(altered[0], slots=drafts(300, seed=2)[0].slots)
-    receipt = write(store, OTHER_URI, altered, 300)
-    assert (receipt.blocks_new, receipt.blocks_reused) == (3, 0), "each names the one before it as its parent"
-
-
-def test_the_same_bytes_under_another_identity_are_another_block(store: Store) -> None:
-    sleep(store, 300)
-    receipt = write(store, OTHER_URI, drafts(300), 300, identity=Identity((("weights", "other"),)))
-    assert (receipt.blocks_new, receipt.blocks_reused) == (3, 0)
+    for blocks, identity in ((altered, IDENTITY), (drafts(300, seed=1), Identity((("weights", "other"),)))):
+        receipt = write(store, OTHER_URI, blocks, 300, identity=identity)
+        assert (receipt.blocks_new, receipt.blocks_reused) == (3, 0), "each names the one before it as its parent"
 
 
 def test_a_retired_file_is_nothing_that_a_new_version_leans_on(store: Store) -> None:
@@ -89,7 +75,7 @@ def test_a_retired_file_is_nothing_that_a_new_version_leans_on(store: Store) -> 
 def test_a_block_that_nobody_holds_any_more_cannot_be_reused(store: Store) -> None:
     first = sleep(store, 600)
     second = sleep(store, 900, before=first)
-    making.bundle_path(store, first.bundle_id).unlink()
+    bundle_path(store, first.bundle_id).unlink()
     with pytest.raises(BlockMissing):
         sleep(store, 1200, before=second)
     assert not list(Path(store.path).rglob("*.tmp"))
@@ -122,34 +108,16 @@ def test_what_becomes_unreadable_while_a_version_is_written_is_written_too(store
 
 def test_state_records_may_be_left_out_of_what_is_reused_and_nothing_else(store: Store) -> None:
     """A session keeps the records of fewer positions as it grows."""
-    blocks = [making.span(0, 256), making.state(256), making.span(256, 256), making.state(512)]
-    first = _written(store, blocks, 512)
+    first = write(store, URI, [making.span(0, 256), making.state(256), making.span(256, 256), making.state(512)], 512)
     one, between, two, _ = first.entries
+    new = [making.state(512, seed=1)]
     for wrong in ((one, between, between), (between, one, two), (two,), (between, two)):
         with pytest.raises(InvalidDraft):
-            _written(store, [making.state(512, seed=1)], 512, before=first, reused=wrong)
-    second = _written(store, [making.state(512, seed=1)], 512, before=first, reused=(one, two))
+            write(store, URI, new, 512, parent=first.bundle_id, reused=wrong)
+    second = write(store, URI, new, 512, parent=first.bundle_id, reused=(one, two))
     assert [entry.kind for entry in second.entries] == ["span", "span", "state"]
     assert second.entries[:2] == (one, two)
     assert store.verify(deep=True).ok
-
-
-def _written(
-    store: Store,
-    blocks: Iterable[BlockDraft],
-    token_count: int,
-    before: Receipt | None = None,
-    reused: tuple[BlockEntry, ...] = (),
-) -> Receipt:
-    return store.write_bundle(
-        uri=URI,
-        identity=IDENTITY,
-        parent=before.bundle_id if before else None,
-        reused=reused,
-        blocks=blocks,
-        session={},
-        token_count=token_count,
-    )
 
 
 @pytest.mark.parametrize(
@@ -187,19 +155,29 @@ class Slow:
         yield from self._blocks[1:]
 
 
-def test_threat_49_a_slow_sleep_holds_up_no_other_and_no_delete(store: Store) -> None:
-    sleep(store, 300, uri=OTHER_URI, seed=5)
-    slow = Slow(drafts(600))
+@contextlib.contextmanager
+def slowly(
+    store: Store, uri: SessionUri, blocks: list[BlockDraft], tokens: int, **more: object
+) -> Iterator[list[Receipt]]:
+    """Meanwhile another thread sleeps, and waits for its blocks; its receipt is there afterwards."""
+    slow, done = Slow(blocks), list[Receipt]()
     with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(write, store, URI, slow, 600)
+        waiting = pool.submit(write, store, uri, slow, tokens, **more)
         try:
             assert slow.begun.wait(WAIT)
-            assert sleep(store, 300, uri=SessionUri("default", "third"), seed=6).version == 1
-            assert store.delete_session(OTHER_URI).bundles_deleted == 1
-            meanwhile = sleep(store, 300, seed=7)
+            yield done
         finally:
             slow.let.set()
-        assert (waiting.result(WAIT).version, meanwhile.version) == (1, 2), "each has the number that it began with"
+        done.append(waiting.result(WAIT))
+
+
+def test_threat_49_a_slow_sleep_holds_up_no_other_and_no_delete(store: Store) -> None:
+    sleep(store, 300, uri=OTHER_URI, seed=5)
+    with slowly(store, URI, drafts(600), 600) as done:
+        assert sleep(store, 300, uri=SessionUri("default", "third"), seed=6).version == 1
+        assert store.delete_session(OTHER_URI).bundles_deleted == 1
+        meanwhile = sleep(store, 300, seed=7)
+    assert (done[0].version, meanwhile.version) == (1, 2), "each has the number that it began with"
     with store.open_session(URI, version=1) as reader:
         assert making.contents(reader) == expected(600)
     assert store.verify(deep=True).ok
@@ -245,35 +223,14 @@ def test_a_number_that_was_given_to_a_sleep_that_failed_is_a_gap_and_is_not_give
     assert not list(Path(store.path).rglob("*.tmp"))
 
 
-def test_threat_51_what_an_unfinished_sleep_refers_to_survives_a_delete(store: Store) -> None:
+@pytest.mark.parametrize("by_id", [False, True])
+def test_threat_51_what_an_unfinished_sleep_refers_to_survives_a_delete(store: Store, by_id: bool) -> None:
+    """by_id: nobody but the sleep itself knows that it refers to the other session's block."""
     first = sleep(store, 600)
-    slow = Slow(drafts(900, first=512))
-    with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(write, store, OTHER_URI, slow, 900, parent=first.bundle_id, reused=first.entries[:2])
-        try:
-            assert slow.begun.wait(WAIT)
-            assert store.delete_session(URI).bundles_kept == 1
-        finally:
-            slow.let.set()
-        receipt = waiting.result(WAIT)
-    assert {entry.bundle_id for entry in receipt.entries[:2]} == {first.bundle_id}
-    require_awake(store, 900, uri=OTHER_URI)
-    assert store.verify(deep=True).ok
-
-
-def test_threat_51_what_an_unfinished_sleep_found_by_its_id_survives_a_delete(store: Store) -> None:
-    """Nobody but the sleep itself knows that it refers to the other session's block."""
-    first = sleep(store, 600)
-    slow = Slow(drafts(900))
-    with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(write, store, OTHER_URI, slow, 900)
-        try:
-            assert slow.begun.wait(WAIT)
-            assert store.delete_session(URI).bundles_kept == 1
-        finally:
-            slow.let.set()
-        receipt = waiting.result(WAIT)
-    assert receipt.entries[0].bundle_id == first.bundle_id
+    more = {} if by_id else {"parent": first.bundle_id, "reused": first.entries[:2]}
+    with slowly(store, OTHER_URI, drafts(900, first=0 if by_id else 512), 900, **more) as done:
+        assert store.delete_session(URI).bundles_kept == 1
+    assert done[0].entries[0].bundle_id == first.bundle_id
     require_awake(store, 900, uri=OTHER_URI)
     assert store.verify(deep=True).ok
 
@@ -297,20 +254,19 @@ def unpinned_delete(store: Store, monkeypatch: pytest.MonkeyPatch, uri: SessionU
         store.delete_session(uri)
 
 
+def losing_its_blocks(store: Store, monkeypatch: pytest.MonkeyPatch) -> Iterator[BlockDraft]:
+    """The blocks of a session that sleeps already, which is deleted before the last one comes."""
+    *most, last = drafts(600)
+    yield from most
+    unpinned_delete(store, monkeypatch, URI)
+    yield last
+
+
 def test_a_block_that_is_deleted_after_it_was_found_is_written_after_all(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     base = sleep(store, 600)
-
-    def blocks() -> Iterator[BlockDraft]:
-        *most, last = drafts(600)
-        yield from most
-        unpinned_delete(store, monkeypatch, URI)
-        yield last
-
-    receipt = store.write_bundle(
-        uri=OTHER_URI, identity=IDENTITY, parent=None, reused=(), blocks=blocks(), session={}, token_count=600
-    )
+    receipt = write(store, OTHER_URI, losing_its_blocks(store, monkeypatch), 600)
     assert (receipt.blocks_new, receipt.blocks_reused) == (4, 0)
     assert not bundle_path(store, base.bundle_id).with_suffix(".mvr").exists()
     require_awake(store, 600, uri=OTHER_URI)
@@ -321,20 +277,11 @@ def test_where_no_file_can_be_opened_any_more_a_sleep_that_is_led_elsewhere_fail
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sleep(store, 600)
-
-    def no_more(_fd: int) -> int:
-        raise OSError(errno.EMFILE, "too many open files")
-
-    def blocks() -> Iterator[BlockDraft]:
-        *most, last = drafts(600)
-        yield from most
-        unpinned_delete(store, monkeypatch, URI)
-        yield last
-
+    no_more = types.SimpleNamespace(dup=making.refusing(OSError(errno.EMFILE, "too many open files")))
     with monkeypatch.context() as patch:
-        patch.setattr(sleeping, "os", types.SimpleNamespace(dup=no_more))
+        patch.setattr(sleeping, "os", no_more)
         with pytest.raises(StoreIoError) as refusal:
-            write(store, OTHER_URI, blocks(), 600)
+            write(store, OTHER_URI, losing_its_blocks(store, monkeypatch), 600)
     assert refusal.value.errno == errno.EMFILE
     assert not list(Path(store.path).rglob("*.tmp"))
     assert store.find_session(OTHER_URI) is None
@@ -445,38 +392,20 @@ def copied(draft: BlockDraft, buffers: list[weakref.ref[Buffer]]) -> BlockDraft:
     return dataclasses.replace(draft, slots=slots)
 
 
-def test_a_found_block_that_goes_and_is_not_in_memory_any_more_fails_its_sleep_and_no_other(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    sleep(store, 600)
-    monkeypatch.setattr(sleeping, "_SPARE_BYTES", 0)
-
-    def blocks() -> Iterator[BlockDraft]:
-        yield from drafts(600)
-        unpinned_delete(store, monkeypatch, URI)
-
-    with pytest.raises(BlockMissing):
-        write(store, OTHER_URI, blocks(), 600)
-    assert store.find_session(OTHER_URI) is None
-    assert not list(Path(store.path).rglob("*.tmp"))
-    write(store, OTHER_URI, drafts(600), 600)
-    require_awake(store, 600, uri=OTHER_URI)
-
-
-def test_a_reused_block_that_is_deleted_under_a_sleep_is_never_acknowledged(
-    store: Store, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("how", ["found, and not in memory any more", "reused"])
+def test_a_block_that_is_deleted_under_a_sleep_which_has_it_nowhere_else_fails_that_sleep_and_no_other(
+    store: Store, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
     base = sleep(store, 600)
+    monkeypatch.setattr(sleeping, "_SPARE_BYTES", 0)
+    more = {"parent": base.bundle_id, "reused": base.entries[:2]} if how == "reused" else {}
 
     def blocks() -> Iterator[BlockDraft]:
+        yield from drafts(600, first=512 if more else 0)
         unpinned_delete(store, monkeypatch, URI)
-        yield from drafts(600, first=512)
 
     with pytest.raises(BlockMissing):
-        store.write_bundle(
-            uri=OTHER_URI, identity=IDENTITY, parent=base.bundle_id, reused=base.entries[:2], blocks=blocks(),
-            session={}, token_count=600,
-        )  # fmt: skip
+        write(store, OTHER_URI, blocks(), 600, **more)
     assert store.find_session(OTHER_URI) is None
     assert not list(Path(store.path).rglob("*.tmp"))
     sleep(store, 600, uri=OTHER_URI)
@@ -487,13 +416,10 @@ def test_a_version_is_given_up_until_it_is_published_and_leaves_nothing(store: S
     class GivenUpError(Exception):
         pass
 
-    def give_up() -> None:
-        raise GivenUpError
-
     first = sleep(store, 300)
     before = sorted(Path(store.path).rglob("*.*vb"))
     with pytest.raises(GivenUpError):
-        write(store, URI, drafts(900), 900, before_publishing=give_up)
+        write(store, URI, drafts(900), 900, before_publishing=making.refusing(GivenUpError))
     assert sorted(Path(store.path).rglob("*.*vb")) == before
     assert not list(Path(store.path).rglob("*.tmp"))
     assert [row.version for row in store.versions(URI)] == [first.version]

@@ -142,10 +142,7 @@ def _never_slept(model: SmallModel, session: Session, at: int) -> LiveState:
 
 def _write(store: Store, model: SmallModel, uri: SessionUri, state: LiveState, last: Last | None = None) -> None:
     snapshot = capture.cut(
-        state,
-        model.layout,
-        durable=last.entries if last else (),
-        unchanged_tokens=last.tokens if last else 0,
+        state, model.layout, durable=last.entries if last else (), unchanged_tokens=last.tokens if last else 0
     )
     stored_rig.write(
         store, uri, model.identity, snapshot.drafts(), snapshot.token_count, before=last, reused=snapshot.reused

@@ -16,20 +16,8 @@ from matrix.rows import BRANCHES, Row, is_ok
 # What stands in the table of kinds: the stored kind, mlx-lm's class, what is cut by token, what is whole state, and how
 # far a session that has it can be woken at an earlier token without computing.
 KINDS = (
-    (
-        "kv/1",
-        "KVCache",
-        "keys, values",
-        "-",
-        "any token",
-    ),
-    (
-        "kvq/1",
-        "QuantizedKVCache",
-        "keys and values as packed integers, their scales and biases",
-        "-",
-        "any token",
-    ),
+    ("kv/1", "KVCache", "keys, values", "-", "any token"),
+    ("kvq/1", "QuantizedKVCache", "keys and values as packed integers, their scales and biases", "-", "any token"),
     ("kvcat/1", "ConcatenateKVCache", "keys, values", "-", "any token"),
     (
         "ring/1",
@@ -45,13 +33,7 @@ KINDS = (
         "the rows of the current chunk and of what is left of the one before it, tokens read, first token held",
         "any token while nothing has been dropped at the front; behind that where whole state was kept",
     ),
-    (
-        "arrays/1",
-        "ArraysCache",
-        "-",
-        "every array, and which there are",
-        "where whole state was kept",
-    ),
+    ("arrays/1", "ArraysCache", "-", "every array, and which there are", "where whole state was kept"),
     (
         "pooled/1",
         "LayerCache of deepseek_v41",
