@@ -19,6 +19,7 @@ def forked(run: Run) -> Run:
     return child
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("count", LENGTHS)
 @pytest.mark.parametrize("kind", GROWERS)
 def test_a_fork_has_the_state_of_its_source_and_neither_sees_the_other_go_on_br8(kind: str, count: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import os
 from pathlib import Path
@@ -17,10 +18,14 @@ import mlx.core as mx  # isort: skip  # after torpor, which chooses the BLAS
 DTYPES = [mx.float32, mx.float16, mx.bfloat16, mx.uint32, mx.int8, mx.int64]
 
 
-def bytes_of(array: mx.array) -> bytes:
+def viewed(array: mx.array) -> memoryview:
     plain = memory.contiguous(array)
     mx.eval(plain)
-    return bytes(memory.readable(plain))
+    return memory.readable(plain)
+
+
+def bytes_of(array: mx.array) -> bytes:
+    return bytes(viewed(array))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -44,9 +49,7 @@ def test_an_array_that_is_not_in_row_major_order_is_brought_into_it() -> None:
 
 def test_an_array_in_row_major_order_is_not_copied() -> None:
     array = mx.arange(1000, dtype=mx.float32)
-    plain = memory.contiguous(array)
-    mx.eval(plain)
-    seen = np.frombuffer(memory.readable(plain), dtype=np.uint8)
+    seen = np.frombuffer(viewed(array), dtype=np.uint8)
     assert seen.ctypes.data == np.asarray(array).ctypes.data
 
 
@@ -168,9 +171,7 @@ def test_two_allocations_share_no_memory_br8() -> None:
 
 def test_a_view_stays_what_it_was_when_its_array_is_written_to_br8_gm12() -> None:
     array = mx.zeros((2, 4))
-    plain = memory.contiguous(array)
-    mx.eval(plain)
-    view = memory.readable(plain)
+    view = viewed(array)
     array[0, :2] = 7.0
     mx.eval(array)
     assert bytes(view) == bytes(32)
@@ -178,14 +179,8 @@ def test_a_view_stays_what_it_was_when_its_array_is_written_to_br8_gm12() -> Non
 
 
 def test_a_view_outlives_its_array_gm13() -> None:
-    import gc
-
-    array = mx.full((1000,), 3.0)
-    plain = memory.contiguous(array)
-    mx.eval(plain)
-    view = memory.readable(plain)
+    view = viewed(mx.full((1000,), 3.0))
     before = bytes(view)
-    del array, plain
     gc.collect()
     mx.clear_cache()
     mx.eval([mx.full((1000,), 4.0) for _ in range(10)])

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from store_making import IDENTITY, OTHER_URI, URI, bundle_path, refusing, require_awake, sleep, span
+from store_making import IDENTITY, OTHER_URI, URI, bundle_path, refusing, reopened, require_awake, sleep, span
 from torpor.memvid import BlockDraft, Store
 from torpor.memvid.disk import durable
 from torpor.memvid.errors import DurabilityLost, InvalidDraft, NoSpace, ReadBackFailed, StoreError, StoreIoError
@@ -340,7 +340,7 @@ def test_threat_32_writes_that_take_a_byte_at_a_time_are_completed(
 
 @pytest.mark.parametrize("after", [0, 1, 2, 3])
 def test_threat_31_a_failed_flush_is_never_acknowledged_and_ends_writing(
-    store: Store, store_path: Path, monkeypatch: pytest.MonkeyPatch, after: int
+    store: Store, monkeypatch: pytest.MonkeyPatch, after: int
 ) -> None:
     sleep(store, 300)
     with monkeypatch.context() as patch:
@@ -358,8 +358,7 @@ def test_threat_31_a_failed_flush_is_never_acknowledged_and_ends_writing(
             attempt()
     assert not store.statistics().writable
     require_awake(store, acknowledged)
-    store.close()
-    with Store.open(store_path, writable=True) as again:
+    with reopened(store) as again:
         require_awake(again, acknowledged)
         sleep(again, 10)
         assert again.verify(deep=True).ok

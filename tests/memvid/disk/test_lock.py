@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from store_making import URI, require_awake, sleep
+from store_making import URI, reopened, require_awake, sleep
 from torpor.memvid import Store
 from torpor.memvid.disk.lock import find_holder
 from torpor.memvid.errors import LockLost, StoreIoError, StoreLocked, UnsafePath
@@ -68,8 +68,7 @@ def test_a_closed_store_s_lock_is_free_although_a_child_that_is_being_forked_has
     (held,) = [fd for fd in os.listdir("/dev/fd") if _is_lock(int(fd), store_path)]
     inherited = os.dup(int(held))
     try:
-        store.close()
-        Store.open(store_path, writable=True).close()
+        reopened(store).close()
     finally:
         os.close(inherited)
 
@@ -206,13 +205,12 @@ def test_threat_36_a_lock_file_taken_away_during_a_sleep_stops_it_before_it_is_p
     assert not list(store_path.rglob("*.tmp"))
 
 
-def test_threat_38_a_started_program_does_not_inherit_the_lock(store: Store, store_path: Path) -> None:
+def test_threat_38_a_started_program_does_not_inherit_the_lock(store: Store) -> None:
     command = [sys.executable, "-c", "import sys; print('on', flush=True); sys.stdin.read()"]
     child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, close_fds=False, text=True)
     try:
         assert child.stdout.readline() == "on\n"
-        store.close()
-        Store.open(store_path, writable=True).close()
+        reopened(store).close()
     finally:
         child.kill()
         child.communicate()

@@ -11,13 +11,12 @@ import contextlib
 import fcntl
 import os
 import resource
-import secrets
 import sqlite3
-import time
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final
+from unittest import mock
 
 from faults import vfs
 
@@ -120,18 +119,10 @@ class _MemoryConnection(sqlite3.Connection):
 
 
 @dataclass
-class _Saved:
-    owner: Any
-    name: str
-    real: Any
-
-
-@dataclass
 class Shim:
     """Sends every call to `handler` while it is installed."""
 
     handler: Handler
-    _saved: list[_Saved] = field(default_factory=list)
     _connections: list[_Connection | _MemoryConnection] = field(default_factory=list)
     _busy: bool = False
     _stack: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
@@ -153,17 +144,11 @@ class Shim:
             self._replace(fcntl, "fcntl", full_sync)
         connect = sqlite3.connect
 
-        def connect_watched(database: Any, *args: Any, **kwargs: Any) -> sqlite3.Connection:
-            if database == ":memory:":
-                memory = connect(database, *args, factory=_MemoryConnection, **kwargs)
-                assert isinstance(memory, _MemoryConnection)
-                memory.handler = self._ask
-                self._connections.append(memory)
-                return memory
-            call = Call("sql.connect", (str(database),), {}, lambda: None)
-            self._ask(call)
-            connection = connect(database, *args, factory=_Connection, **kwargs)
-            assert isinstance(connection, _Connection)
+        def connect_watched(database: Any, *args: Any, **kwargs: Any) -> Any:
+            is_file = database != ":memory:"
+            if is_file:
+                self._ask(Call("sql.connect", (str(database),), {}, lambda: None))
+            connection: Any = connect(database, *args, factory=_Connection if is_file else _MemoryConnection, **kwargs)
             connection.path, connection.handler = str(database), self._ask
             self._connections.append(connection)
             return connection
@@ -173,9 +158,6 @@ class Shim:
 
     def __exit__(self, *exc_info: object) -> None:
         self._stack.close()
-        while self._saved:
-            saved = self._saved.pop()
-            setattr(saved.owner, saved.name, saved.real)
         for connection in self._connections:
             connection.handler = None
 
@@ -188,8 +170,7 @@ class Shim:
         self._replace(owner, plain, watched)
 
     def _replace(self, owner: Any, name: str, new: Any) -> None:
-        self._saved.append(_Saved(owner, name, getattr(owner, name)))
-        setattr(owner, name, new)
+        self._stack.enter_context(mock.patch.object(owner, name, new))
 
     def _open_to_faults(self, run: Callable[[], Any]) -> Callable[[], Any]:
         def opened() -> Any:
@@ -224,11 +205,12 @@ def repeatable(seed: int = 0) -> Iterator[None]:
         count += 1
         return count
 
-    saved = (time.time_ns, secrets.token_hex, uuid.uuid4)
-    time.time_ns = lambda: 1_700_000_000_000_000_000 + number()
-    secrets.token_hex = lambda size=32: f"{number():0{2 * size}x}"  # type: ignore[assignment,misc]
-    uuid.uuid4 = lambda: uuid.UUID(int=number(), version=4)
-    try:
+    fakes: dict[str, Callable[..., Any]] = {
+        "time.time_ns": lambda: 1_700_000_000_000_000_000 + number(),
+        "secrets.token_hex": lambda size=32: f"{number():0{2 * size}x}",
+        "uuid.uuid4": lambda: uuid.UUID(int=number(), version=4),
+    }
+    with contextlib.ExitStack() as stack:
+        for name, fake in fakes.items():
+            stack.enter_context(mock.patch(name, fake))
         yield
-    finally:
-        time.time_ns, secrets.token_hex, uuid.uuid4 = saved

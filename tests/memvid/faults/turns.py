@@ -6,12 +6,13 @@ the session's. Which version has them is open: the one that an opening makes of 
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
+import functools
 import shutil
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final
+from unittest import mock
 
 import store_making as making
 from faults.beginnings import FIRST, SECOND, Scenario
@@ -109,15 +110,8 @@ def turns(path: Path, tape: Tape) -> None:
         delete(store, tape, GONE)
 
 
-@contextlib.contextmanager
-def _written_anew() -> Iterator[None]:
-    """The journal is written anew before each turn."""
-    saved = journal._STEP_BYTES, journal._SMALL_BYTES, journal._VOID_SHARE
-    journal._STEP_BYTES, journal._SMALL_BYTES, journal._VOID_SHARE = 8, 0, 0  # type: ignore[misc]
-    try:
-        yield
-    finally:
-        journal._STEP_BYTES, journal._SMALL_BYTES, journal._VOID_SHARE = saved  # type: ignore[misc]
+_written_anew = functools.partial(mock.patch.multiple, journal, _STEP_BYTES=8, _SMALL_BYTES=0, _VOID_SHARE=0)
+"""Meanwhile the journal is written anew before each turn."""
 
 
 def turns_anew(path: Path, tape: Tape) -> None:

@@ -14,6 +14,7 @@ import sqlite3
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
+from unittest import mock
 
 import store_making as making
 from faults.beginnings import FIRST, FORK, SECOND, Scenario, two_versions_and_a_fork
@@ -516,12 +517,8 @@ def replace_beside_a_log(path: Path, tape: Tape) -> None:
             raise error
         return require(*arguments, **options)
 
-    index.require_ours = refuse
-    try:
-        with Store.open(path, writable=True) as store:
-            tape.delete(store, URI)
-    finally:
-        index.require_ours = require
+    with mock.patch.object(index, "require_ours", refuse), Store.open(path, writable=True) as store:
+        tape.delete(store, URI)
 
 
 def rebuild_asked_on_a_full_disk(path: Path, tape: Tape) -> None:
@@ -574,7 +571,7 @@ def _refuse_two_drops(store: Store) -> None:
 
 @contextlib.contextmanager
 def no_room_for_an_index() -> Iterator[None]:
-    connect, new_file = sqlite3.connect, index.new_file
+    connect = sqlite3.connect
 
     def refuse(database: str, *args: object, **kwargs: object) -> sqlite3.Connection:
         if database != ":memory:":
@@ -583,12 +580,9 @@ def no_room_for_an_index() -> Iterator[None]:
             raise error
         return connect(database, *args, **kwargs)  # type: ignore[arg-type]
 
-    sqlite3.connect = refuse  # type: ignore[assignment]
-    index.new_file = making.refusing(NoSpace("No room."))
-    try:
+    no_room = making.refusing(NoSpace("No room."))
+    with mock.patch.object(sqlite3, "connect", refuse), mock.patch.object(index, "new_file", no_room):
         yield
-    finally:
-        sqlite3.connect, index.new_file = connect, new_file
 
 
 SCENARIOS: Final = (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from store_making import OTHER_URI, URI, bundle_path, sleep
+from store_making import OTHER_URI, URI, bundle_path, refusing, reopened, sleep
 from torpor.memvid.disk import durable
 from torpor.memvid.errors import LimitExceeded, ReadOnlyStore, StoreIoError
 from torpor.memvid.folder.group_file import MAX_GROUP
@@ -21,17 +21,19 @@ def there(store: Store) -> set[SessionUri]:
     return {uri for uri in GROUP if store.find_session(uri) is not None}
 
 
-def broken(*_: object) -> bool:
-    """In place of an operation that a bad disk refuses."""
-    raise StoreIoError("a bad disk", path="/store")
+def asleep(store: Store, *uris: SessionUri) -> None:
+    for uri in uris:
+        sleep(store, 40, uri=uri)
+
+
+broken = refusing(StoreIoError("a bad disk", path="/store"))
 
 
 @pytest.mark.parametrize("written", range(4))
 def test_all_of_a_group_are_there_after_a_crash_or_none_br26(store: Store, store_path: Path, written: int) -> None:
     sleep(store, 20, uri=URI)
     store.begin_group(GROUP)
-    for uri in GROUP[::-1][:written]:
-        sleep(store, 40, uri=uri)
+    asleep(store, *GROUP[::-1][:written])
     store.close()  # without an end: as a crash leaves it
     with Store.open(store_path, writable=False) as reading:
         assert len(there(reading)) == written
@@ -49,8 +51,7 @@ def test_a_group_that_is_given_up_leaves_nothing_and_no_later_delete_goes_on_wit
     store.end_group()
     assert there(store) == set()
     store.begin_group(GROUP)
-    for uri in reversed(GROUP):
-        sleep(store, 40, uri=uri)
+    asleep(store, *reversed(GROUP))
     store.end_group()
     store.delete_session(GROUP[0])
     store.begin_group(GROUP[:1])
@@ -66,8 +67,7 @@ def test_a_group_file_of_an_earlier_moment_removes_no_session_of_today(store: St
     earlier = (store_path / "group.json").read_bytes()
     store.end_group()
     assert there(store) == set()
-    for uri in GROUP[1:]:
-        sleep(store, 40, uri=uri)
+    asleep(store, *GROUP[1:])
     store.close()
     (store_path / "group.json").write_bytes(earlier)
     with Store.open(store_path, writable=True) as opened:
@@ -79,16 +79,14 @@ def test_a_group_whose_file_cannot_be_removed_counts_and_outlives_its_first_sess
     store: Store, store_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store.begin_group(GROUP)
-    for uri in reversed(GROUP):
-        sleep(store, 40, uri=uri)
+    asleep(store, *reversed(GROUP))
     with monkeypatch.context() as patched:
         patched.setattr(durable, "remove", broken)
         store.end_group()
     assert (store_path / "group.json").exists()
     assert there(store) == set(GROUP)
     store.delete_session(GROUP[0])
-    store.close()
-    with Store.open(store_path, writable=True) as opened:
+    with reopened(store) as opened:
         assert there(opened) == set(GROUP[1:])
 
 

@@ -158,7 +158,7 @@ def test_a_store_has_a_bounded_number_of_marks() -> None:
 
 @pytest.mark.one_in(2)
 def test_the_largest_marks_that_are_allowed_can_be_read_again() -> None:
-    """The limits on bytes and values leave room for every set of marks that a store may have."""
+    """The limits on bytes and values leave room for every set of marks that a store may have: tags take most."""
     longest = {
         SessionUri("n" * 128, f"{number:x}".rjust(128, "n")): SessionMarks(
             {"t" * 64: id_of(number)}, numbers={id_of(number): MAX_VERSION}
@@ -167,9 +167,7 @@ def test_the_largest_marks_that_are_allowed_can_be_read_again() -> None:
     }
     data = encode_marks(Marks(UUID, longest))
     assert len(data) <= MAX_MARKS_BYTES
-    assert len(decode_marks(data, UUID, "marks.json").sessions) == MAX_MARKS
-    pinned = {uri: SessionMarks({}, frozenset(marks.tags.values()), marks.numbers) for uri, marks in longest.items()}
-    assert decode_marks(encode_marks(Marks(UUID, pinned)), UUID, "marks.json").sessions == pinned
+    assert decode_marks(data, UUID, "marks.json").sessions == longest
 
 
 ids = st.binary(min_size=32, max_size=32)

@@ -1,4 +1,4 @@
-"""What was measured is there for the next daemon, and costs nothing when it is lost."""
+"""What was measured is there for the next daemon, and costs nothing when it is lost; so it is with the scrub's mark."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import pytest
 from store_making import OTHER_URI, sleep
 from torpor.memvid.errors import ReadOnlyStore
 from torpor.memvid.folder.rates_file import MAX_FIGURES, MAX_SUBJECTS
+from torpor.memvid.folder.scrub_mark import ScrubMark
 from torpor.memvid.store import Store
 
 MODEL = "ab" * 16
@@ -32,17 +33,23 @@ def test_the_last_subjects_are_kept(store: Store) -> None:
 
 
 @pytest.mark.parametrize("damage", [b"", b"{}", b"\xff" * 100, b"[" * 5000])
-def test_a_file_that_is_damaged_is_as_none(store: Store, store_path: Path, damage: bytes) -> None:
+@pytest.mark.parametrize("name", ["rates.json", "scrub.json"])
+def test_a_file_that_is_damaged_is_as_none(store: Store, store_path: Path, name: str, damage: bytes) -> None:
+    def is_as_none() -> bool:
+        return store.load_rates() == {} if name == "rates.json" else store.load_scrub_mark() == ScrubMark()
+
     store.save_rates(FIGURES)
-    path = store_path / "rates.json"
+    store.save_scrub_mark(ScrubMark(b"ab", 5, 7))
+    path = store_path / name
     data = path.read_bytes()
+    assert not is_as_none()
     path.write_bytes(damage)
-    assert store.load_rates() == {}
-    path.write_bytes(data.replace(b"4.5", b"5.5"))
-    assert store.load_rates() == {}
+    assert is_as_none()
+    path.write_bytes(data.replace(b"4.5", b"5.5").replace(b":7", b":8"))
+    assert is_as_none()
     path.unlink()
     path.symlink_to("/dev/zero")
-    assert store.load_rates() == {}
+    assert is_as_none()
 
 
 @pytest.mark.parametrize(
@@ -68,5 +75,7 @@ def test_what_no_daemon_measures_is_as_none(store: Store, figures: dict[str, dic
 
 def test_who_only_reads_keeps_none(store: Store, store_path: Path) -> None:
     store.close()
-    with Store.open(store_path, writable=False) as opened, pytest.raises(ReadOnlyStore):
-        opened.save_rates(FIGURES)
+    with Store.open(store_path, writable=False) as opened:
+        for save in (lambda: opened.save_rates(FIGURES), lambda: opened.save_scrub_mark(ScrubMark(b"", 1, 1))):
+            with pytest.raises(ReadOnlyStore):
+                save()

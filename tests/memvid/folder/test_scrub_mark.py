@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 from store_making import OTHER_URI, sleep
-from torpor.memvid.errors import ReadOnlyStore
 from torpor.memvid.folder.scrub_mark import ScrubMark, left_of, place_of
 from torpor.memvid.store import Store
 from torpor.memvid.uri import SessionUri
@@ -44,23 +43,3 @@ def test_a_mark_is_there_for_the_next_daemon_and_names_nobody(store: Store, stor
     assert store.repair().problems == ()
     assert store.verify(deep=True).ok
     assert store.forget(OTHER_URI).problems == (), "it is no stranger in the store"
-
-
-@pytest.mark.parametrize("damage", [b"", b"{}", b"\xff" * 100, b"[" * 5000])
-def test_a_mark_that_is_damaged_is_as_none(store: Store, store_path: Path, damage: bytes) -> None:
-    store.save_scrub_mark(ScrubMark(b"ab", 5, 7))
-    path = store_path / "scrub.json"
-    data = path.read_bytes()
-    path.write_bytes(damage)
-    assert store.load_scrub_mark() == ScrubMark()
-    path.write_bytes(data.replace(b":7", b":8"))
-    assert store.load_scrub_mark() == ScrubMark()
-    path.unlink()
-    path.symlink_to("/dev/zero")
-    assert store.load_scrub_mark() == ScrubMark()
-
-
-def test_who_only_reads_keeps_no_mark(store: Store, store_path: Path) -> None:
-    store.close()
-    with Store.open(store_path, writable=False) as opened, pytest.raises(ReadOnlyStore):
-        opened.save_scrub_mark(ScrubMark(b"", 1, 1))

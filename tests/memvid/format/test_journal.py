@@ -201,8 +201,8 @@ def test_bytes_that_look_like_records_are_given_up_after_a_bound(monkeypatch: py
 
 
 @pytest.mark.parametrize("is_header_damaged", [False, True])
-def test_behind_a_hundred_thousand_damaged_records_and_marks_the_next_one_is_found(is_header_damaged: bool) -> None:
-    for vain in (decoys(70_000), b"TURNVOID" * 100_000):
+def test_behind_thousands_of_damaged_records_and_marks_the_next_one_is_found(is_header_damaged: bool) -> None:
+    for vain in (decoys(20_000), b"TURNVOID" * 30_000):
         header = bytes(HEADER_BYTES) if is_header_damaged else key_of().header()
         data = header + vain + key_of().record(PAYLOADS[0], HEADER_BYTES + len(vain)) + bytes(8)
         assert payloads(found_in(data)) == [None, PAYLOADS[0]]

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from store_making import OTHER_URI, URI, bundle_path, contents, expected, refusing, sleep, spoil
+from store_making import OTHER_URI, URI, bundle_path, contents, expected, refusing, reopened, sleep, spoil
 from torpor.memvid import Store
 from torpor.memvid.disk import durable
 from torpor.memvid.errors import BundleMissing, NoSpace, StoreError, StoreIoError, UnsafePath
@@ -111,8 +111,7 @@ def test_a_version_that_an_opening_found_missing_is_refused_without_the_index_an
 ) -> None:
     second = sleep(store, 600, before=sleep(store, 300))
     away = bundle_path(store, second.bundle_id).rename(store_path.parent / "away")
-    store.close()
-    Store.open(store_path, writable=True).close()
+    reopened(store).close()
     lose_index(store_path)
     with Store.open(store_path, writable=writable) as again:
         assert [one.code for one in again.opening.unreadable] == ["bundle_missing"]
@@ -208,8 +207,7 @@ def test_a_repair_without_room_for_a_note_gives_nothing_up_and_an_opening_notes_
             store.repair()
         assert store.index.given_up() == {}
         assert [row.version for row in store.versions(URI)] == [1]
-        store.close()
-        Store.open(store_path, writable=True).close()
+        reopened(store).close()
     assert notes_in(store_path) == {}
     Store.open(store_path, writable=True).close()
     assert list(notes_in(store_path)) == [f"{lost.bundle_id.hex()}.json"]
@@ -326,21 +324,19 @@ def test_a_note_of_a_version_that_none_can_have_is_refused() -> None:
             decode_note(encode_note(noted), _BUNDLE)
 
 
-@pytest.mark.parametrize("wrong", [{"big": 10**40}, [10**40], 1.5, True, 10**40, "\ud800", []])
 @pytest.mark.parametrize("column", ["version", "model", "labels", "name", "created_ns", "lossy_bits"])
-def test_a_note_whose_row_cannot_be_one_is_told_as_damaged(
-    store: Store, store_path: Path, column: str, wrong: object
-) -> None:
+def test_a_note_whose_row_cannot_be_one_is_told_as_damaged(store: Store, store_path: Path, column: str) -> None:
     given_up(store, store_path)
     (file,) = (store_path / "absent").glob("*")
     fields = absent._FORMAT.decode(file.read_bytes(), "")
-    fields["row"][column] = wrong
-    file.write_bytes(absent._FORMAT.encode(fields))
-    lose_index(store_path)
-    with Store.open(store_path, writable=True) as again:
-        assert [one.path for one in again.opening.unreadable] == [str(file)]
-        assert "is damaged" in again.opening.unreadable[0].message
-    assert file.exists()
+    for wrong in ({"big": 10**40}, [10**40], 1.5, True, 10**40, "\ud800", []):
+        fields["row"][column] = wrong
+        file.write_bytes(absent._FORMAT.encode(fields))
+        lose_index(store_path)
+        with Store.open(store_path, writable=True) as again:
+            assert [one.path for one in again.opening.unreadable] == [str(file)], wrong
+            assert "is damaged" in again.opening.unreadable[0].message
+        assert file.exists()
 
 
 def test_a_folder_in_the_place_of_a_note_stops_no_delete(store: Store, store_path: Path) -> None:
@@ -479,8 +475,7 @@ def test_beside_notes_that_are_open_to_others_it_is_told_what_may_stay_and_what_
     if how == "empty":
         note.parent.chmod(0o700)
         assert store.forget(URI).ok
-    store.close()
-    Store.open(store_path, writable=True).close()
+    reopened(store).close()
     note.parent.chmod(0o700)
     require_gone(store_path)
     assert notes_in(store_path) == {}

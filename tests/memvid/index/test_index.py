@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from store_making import OTHER_URI, URI, bundle_path, refusing, require_awake, sleep
+from store_making import OTHER_URI, URI, bundle_path, refusing, reopened, require_awake, sleep
 from torpor.memvid import SessionUri, Store
 from torpor.memvid.checking import scanning
 from torpor.memvid.errors import (
@@ -133,13 +133,12 @@ def test_threat_24_a_bundle_that_the_index_does_not_know_is_added(store: Store, 
         require_awake(again, 600)
 
 
-def test_a_damaged_bundle_keeps_its_row_while_the_index_lives(store: Store, store_path: Path) -> None:
+def test_a_damaged_bundle_keeps_its_row_while_the_index_lives(store: Store) -> None:
     """Else a wake would quietly give the version before."""
     sleep(store, 300)
     file = bundle_path(store, sleep(store, 600).bundle_id)
     file.write_bytes(file.read_bytes()[:-1])
-    store.close()
-    with Store.open(store_path, writable=True) as again, pytest.raises(Truncated):
+    with reopened(store) as again, pytest.raises(Truncated):
         again.open_session(URI)
 
 
@@ -313,8 +312,7 @@ def test_a_rewrite_that_begins_is_in_the_index_file_when_it_is_told(store: Store
     assert refs == sorted([(first,), (NEEDED,)])
     assert [found.name for found in store_path.glob("rewrites.*")] == ["rewrites.2"]
     (store_path / f"rewrites.{10**15}").touch(mode=0o600)  # more digits than a count has: it is none
-    store.close()
-    with Store.open(store_path, writable=True) as again:
+    with reopened(store) as again:
         assert again.opening.index_rebuilt is None
 
 
@@ -562,11 +560,10 @@ def test_a_session_whose_file_was_written_anew_wakes_with_the_rows_of_before(
 # --- bytes written, for budgets
 
 
-def test_bytes_written_are_counted_by_day_and_kept(store: Store, store_path: Path) -> None:
+def test_bytes_written_are_counted_by_day_and_kept(store: Store) -> None:
     for day, size in ((20_000, 5), (20_000, 7), (20_001, 1)):
         store.index.add_written(day, size)
-    store.close()
-    with Store.open(store_path, writable=True) as again:
+    with reopened(store) as again:
         reindexing.rebuild(again._core.folder, again.index)
         assert [again.index.written_on(day) for day in (19_999, 20_000, 20_001)] == [0, 12, 1]
         again.index.add_written(20_500, 1)
@@ -593,8 +590,7 @@ def test_a_rebuild_of_an_open_store_leaves_what_the_bundles_say(store: Store, st
     assert store.index.refs_of(fork) == (first,)
     assert reindexing.plan_rebuild(store._core.folder, store.index) == ([], [])
     sleep(store, 20)
-    store.close()
-    with Store.open(store_path, writable=True) as again:
+    with reopened(store) as again:
         assert (again.opening.index_rebuilt, again.opening.rows_added) == (None, 0)
         require_awake(again, 20)
 
@@ -609,8 +605,7 @@ def test_threat_26_an_index_lost_while_the_store_is_open_is_made_anew_on_request
     reindexing.rebuild(store._core.folder, store.index)
     require_awake(store, 300)
     assert sleep(store, 600).version == 2
-    store.close()
-    with Store.open(store_path, writable=True) as again:
+    with reopened(store) as again:
         assert again.opening.index_rebuilt is None
         require_awake(again, 600)
 
@@ -660,8 +655,7 @@ def test_a_rebuild_keeps_the_versions_that_only_the_old_rows_tell_of(
     assert store.index.unsettled() == {missing.bundle_id, damaged.bundle_id}
     (tmp_path / "moved").rename(the_file(store_path, missing.bundle_id))
     broken.write_bytes(good)
-    store.close()
-    with Store.open(store_path, writable=True) as again:
+    with reopened(store) as again:
         assert (again.opening.unreadable, again.index.unsettled()) == ((), set())
         require_awake(again, 600)
         require_awake(again, 20, uri=OTHER_URI)
@@ -678,7 +672,7 @@ def test_a_rebuild_does_not_bring_back_what_a_cut_off_delete_left(store: Store, 
 
 
 def test_threat_28_a_rebuild_that_fails_leaves_a_store_that_opens(
-    store: Store, store_path: Path, monkeypatch: pytest.MonkeyPatch
+    store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sleep(store, 300)
     real = Index._insert
@@ -693,20 +687,16 @@ def test_threat_28_a_rebuild_that_fails_leaves_a_store_that_opens(
             reindexing.rebuild(store._core.folder, store.index)
     with pytest.raises(StoreIoError):
         store.find_session(URI)
-    store.close()
-    with Store.open(store_path, writable=True) as again:
+    with reopened(store) as again:
         assert again.opening.index_rebuilt is None, "the old one stays until there is a new one"
         require_awake(again, 300)
 
 
 def test_a_rebuild_whose_file_cannot_be_flushed_writes_nothing_more_and_reads_on(
-    store: Store, store_path: Path, monkeypatch: pytest.MonkeyPatch
+    store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sleep(store, 600, before=sleep(store, 300))
-
-    def failing(_fd: int, path: str) -> None:
-        raise DurabilityLost("The flush failed.", path=path)
-
+    failing = refusing(DurabilityLost("The flush failed."))
     with monkeypatch.context() as patch:
         patch.setattr("torpor.memvid.disk.durable.sync_folder", failing)
         with pytest.raises(DurabilityLost):
@@ -716,15 +706,14 @@ def test_a_rebuild_whose_file_cannot_be_flushed_writes_nothing_more_and_reads_on
     assert store.verify(deep=True).ok
     with pytest.raises(DurabilityLost, match="writes no more"):
         sleep(store, 20, uri=OTHER_URI)
-    store.close()
-    with Store.open(store_path, writable=True) as again:
+    with reopened(store) as again:
         assert again.opening.unreadable == ()
         require_awake(again, 600)
 
 
 @pytest.mark.parametrize("half_made", [False, True])
 def test_a_file_that_a_rebuild_could_not_replace_is_behind_and_what_is_deleted_then_is_no_loss(
-    store: Store, store_path: Path, monkeypatch: pytest.MonkeyPatch, half_made: bool
+    store: Store, monkeypatch: pytest.MonkeyPatch, half_made: bool
 ) -> None:
     sleep(store, 300)
     sleep(store, 20, uri=OTHER_URI)
@@ -733,8 +722,7 @@ def test_a_file_that_a_rebuild_could_not_replace_is_behind_and_what_is_deleted_t
         patch.setattr(index_module, "configure" if half_made else "put_in_place", failing)
         store.rebuild_index()
     store.delete_session(URI)
-    store.close()
-    with Store.open(store_path, writable=True) as again:
+    with reopened(store) as again:
         assert again.opening.unreadable == ()
         assert [row.uri for row in again.iter_sessions()] == [OTHER_URI]
 
@@ -758,8 +746,7 @@ def test_an_index_that_cannot_return_to_its_file_goes_on_in_memory(
     assert store.index.file_is_behind == (step != "create")
     require_awake(store, 300)
     store.delete_session(URI)
-    store.close()
-    with Store.open(store_path, writable=True) as again:
+    with reopened(store) as again:
         assert again.opening.unreadable == ()
         assert [row.uri for row in again.iter_sessions()] == [OTHER_URI]
 
@@ -786,8 +773,7 @@ def test_an_index_that_returned_to_its_file_has_nothing_in_it_of_what_was_droppe
     assert [file.name for file in store_path.glob("index*") if b"secretname" in file.read_bytes()] == []
     assert (store_path / "index.sqlite").stat().st_mode & 0o777 == 0o600
     sleep(store, 600)
-    store.close()
-    with Store.open(store_path, writable=True) as again:
+    with reopened(store) as again:
         assert again.opening.index_rebuilt is None
         assert [row.version for row in again.versions(URI)] == [1, 2]
 

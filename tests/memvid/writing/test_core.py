@@ -198,10 +198,7 @@ def test_a_store_whose_flush_failed_changes_nothing_in_closing_but_the_index_fil
 ) -> None:
     sleep(store, 300)
     first = sleep(store, 600, uri=OTHER_URI, seed=1)
-
-    def failing(_fd: int, path: str) -> None:
-        raise DurabilityLost("The flush failed.", path=path)
-
+    failing = making.refusing(DurabilityLost("The flush failed."))
     with monkeypatch.context() as patch:
         patch.setattr(durable, "_sync", failing)
         with pytest.raises(DurabilityLost):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from store_making import OTHER_URI, URI, bundle_path, refusing, sleep
+from store_making import OTHER_URI, URI, bundle_path, refusing, reopened, sleep
 from torpor.memvid import SessionUri, Store
 from torpor.memvid.disk import durable
 from torpor.memvid.errors import (
@@ -33,10 +33,9 @@ def three(store: Store) -> Store:
     return store
 
 
-def test_a_tag_names_a_version_until_it_is_taken_away(three: Store, store_path: Path) -> None:
+def test_a_tag_names_a_version_until_it_is_taken_away(three: Store) -> None:
     assert three.tag(URI, 2, "before-refactor").token_count == 20
-    three.close()
-    with Store.open(store_path, writable=True) as again:
+    with reopened(three) as again:
         assert again.resolve_version("agent@before-refactor").version == 2
         assert again.marks(URI).tags == {"before-refactor": again.versions(URI)[1].bundle_id}
         again.untag(URI, "before-refactor")
@@ -65,11 +64,8 @@ def test_a_version_without_a_file_is_given_no_mark(three: Store, store_path: Pat
 
 
 def test_a_mark_that_is_on_disk_is_never_said_to_be_refused(three: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refused(_: Index) -> None:
-        raise StoreIoError("Cannot read the index: Input/output error.")
-
     with monkeypatch.context() as patched:
-        patched.setattr(Index, "missed", refused)
+        patched.setattr(Index, "missed", refusing(StoreIoError("Cannot read the index: Input/output error.")))
         three.tag(URI, 1, "kept")
     assert three.resolve_version("agent@kept").version == 1
 
@@ -226,11 +222,9 @@ def test_a_full_disk_keeps_no_delete_from_happening_for_the_marks(
         three.resolve_version("agent@first")
 
 
-def test_a_mark_survives_the_loss_of_the_index(three: Store, store_path: Path) -> None:
+def test_a_mark_survives_the_loss_of_the_index(three: Store) -> None:
     three.pin(URI, 1)
-    three.close()
-    (store_path / "index.sqlite").unlink()
-    with Store.open(store_path, writable=True) as again:
+    with reopened(three, anew=True) as again:
         assert again.marks(URI).pins == {again.versions(URI)[0].bundle_id}
 
 

@@ -9,11 +9,10 @@ import shutil
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NoReturn
 
 import pytest
 import store_making as making
-from store_making import OTHER_URI, URI, expected, refusing, require_awake, sleep
+from store_making import OTHER_URI, URI, expected, refusing, reopened, require_awake, sleep
 from torpor.memvid import Receipt, Store, zstd
 from torpor.memvid.errors import (
     BlockMissing,
@@ -157,11 +156,9 @@ def test_a_session_deleted_meanwhile_does_not_come_back(store: Store, chain: tup
         new.commit()
     assert store.find_session(URI) is None
     assert not list(Path(store.path).rglob("*.mvb"))
-    path = store.path
-    store.close()
-    with Store.open(path, writable=True) as again:
+    with reopened(store) as again:
         assert list(again.iter_sessions()) == []
-        assert not list(Path(path).rglob("*.mv?")), "what was retired and is needed by nobody went with the open"
+        assert not list(Path(store.path).rglob("*.mv?")), "what was retired and is needed by nobody went with the open"
 
 
 def test_a_bundle_written_anew_meanwhile_is_not_rewritten(store: Store, chain: tuple[Receipt, Receipt]) -> None:
@@ -263,12 +260,8 @@ def test_a_holder_that_cannot_be_looked_at_is_not_said_to_have_lost_the_block(
 ) -> None:
     first, second = chain
     contents = without(second, first, [entry.id for entry in second.entries[:2]])
-
-    def refuse(bundle_id: bytes) -> NoReturn:
-        raise StoreIoError("too many open files")
-
     with prepared(store._core, second.bundle_id, contents) as new:
-        monkeypatch.setattr(store._core, "open_frames", refuse)
+        monkeypatch.setattr(store._core, "open_frames", refusing(StoreIoError("too many open files")))
         with pytest.raises(StoreIoError, match="too many"):
             new.commit()
         assert not new.is_in_place
@@ -297,9 +290,7 @@ def test_a_retired_file_keeps_only_what_others_need(store: Store) -> None:
     with pytest.raises(BundleMissing):
         store.open_bundle(first.bundle_id)
     assert store.verify(deep=True).ok
-    place = store.path
-    store.close()
-    with Store.open(place, writable=True) as again:
+    with reopened(store) as again:
         assert again.opening.unreadable == ()
         require_awake(again, 900, uri=OTHER_URI)
         again.delete_session(OTHER_URI)
@@ -381,9 +372,7 @@ def test_threat_31_a_folder_that_cannot_be_flushed_leaves_the_file_and_poisons_t
     require_awake(store, 900)
     with pytest.raises(DurabilityLost):
         sleep(store, 300)
-    place = store.path
-    store.close()
-    with Store.open(place, writable=True) as again:
+    with reopened(store) as again:
         require_awake(again, 900)
         assert again.verify(deep=True).ok
 
@@ -392,8 +381,7 @@ def test_a_rewrite_that_finds_no_room_changes_nothing(
     store: Store, chain: tuple[Receipt, Receipt], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, second = chain
-    writev = refusing(OSError(errno.ENOSPC, "injected"))
-    monkeypatch.setattr(os, "writev", writev)
+    monkeypatch.setattr(os, "writev", refusing(OSError(errno.ENOSPC, "injected")))
     with pytest.raises(StoreError) as refusal:
         rewrite(store, second, with_all(second))
     monkeypatch.undo()
