@@ -4,6 +4,8 @@ own; a client that sends whatever a test wants; and a daemon that says whatever 
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import socket
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -12,8 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torpor.daemon.api.process import ShutdownResult
+from torpor.socket_api import AsyncClient
 from torpor.socket_api.limits import REPLY_LIMITS, REQUEST_LIMITS, ServerLimits
 from torpor.socket_api.server.server import ApiServer
+from torpor.socket_api.server.serving import _serve
 from torpor.socket_api.wire.framing import FrameDecoder, encode_frame
 
 from .fake_service import FakeService
@@ -218,6 +223,43 @@ async def running(folder: Path, limits: ServerLimits | None = None, **arguments:
 def serving(**given: Any) -> pytest.MarkDecorator:
     """What the fixture `state` is given for a test: limits, and `find_peer_uid`."""
     return pytest.mark.parametrize("state", [given], indirect=True, ids=["limited"])
+
+
+class Here:
+    """A whole daemon over a FakeService on the loop of a test, and a client of it. reports: what
+    it told at its end."""
+
+    def __init__(self, path: Path, **arguments: Any) -> None:
+        self.path, self._arguments = path, arguments
+        self.service = FakeService()
+        self.reports: list[ShutdownResult] = []
+
+    async def __aenter__(self) -> Here:
+        ready = asyncio.Event()
+
+        async def open_backend() -> FakeService:
+            return self.service
+
+        told = (lambda _socket: ready.set(), self.reports.append)
+        self.serving = asyncio.create_task(_serve(open_backend, self.path, *told, **self._arguments))
+        await ready.wait()
+        self.client = await self.other().connect()
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.client.close()
+        self.service.close_gate.set()
+        if exc[0] is not None:
+            os.kill(os.getpid(), signal.SIGTERM)
+        await asyncio.wait({self.serving})
+        if exc[0] is None:
+            assert len(self.reports) == 1
+
+    def other(self) -> AsyncClient:
+        return AsyncClient(self.path, timeout_s=20)
+
+    async def until_asked(self, verb: str) -> None:
+        await poll(lambda: any(name == verb for name, _ in self.service.calls))
 
 
 async def turns(count: int = 20) -> None:

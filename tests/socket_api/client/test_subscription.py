@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,12 +15,10 @@ from torpor.socket_api.client import reaching
 from torpor.socket_api.client.aclient import AsyncClient
 from torpor.socket_api.client.client import Client
 from torpor.socket_api.errors import InvalidRequest, LocalProtocolError, RemoteError
-from torpor.socket_api.limits import ServerLimits
-from torpor.socket_api.server.server import ApiServer
 from torpor.socket_api.wire.messages import EventMessage
 
-from ..fake_service import FakeService
-from ..server_rig import ServerThread, poll
+from ..both_clients import both, connected
+from ..server_rig import Running, ServerThread, poll
 
 A = SessionUri("default", "a")
 SLEPT = SleepEnded(A, "idle", 2, 30, 4096, 8192, 1, 0, 0.25)
@@ -77,39 +74,20 @@ def test_other_requests_go_on_between_events(client: Client, server_thread: Serv
         assert all(event.kind == "progress" for event in seen), "a notice is none of the events of a request"
 
 
-def test_a_blocking_client_keeps_few_events_that_nobody_takes_and_tells_of_the_others(
-    client: Client, server_thread: ServerThread, monkeypatch: pytest.MonkeyPatch
+@both
+def test_a_client_keeps_few_events_that_nobody_takes_and_tells_of_the_others(
+    server_thread: ServerThread, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(reaching, "MAX_WAITING_NOTICES", 5)
-    with client.events() as events:
+    with connected(server_thread.socket_path, kind) as client, client.events() as events:
         publish(server_thread, *[FirstToken(None, 0.5)] * 20)
         publish(server_thread, SLEPT)
         waiting = client._link._inboxes[events._id]
-        while not ended(waiting):
+        while not ended(getattr(waiting, "_inbox", waiting)):
             client.status()  # which reads whatever comes
         told = [next(events) for _ in range(6)]
     assert [each.name for each in told] == ["lost", *["first_token"] * 4, "sleep_ended"]
     assert told[0].facts == {"count": 16}
-
-
-def test_an_asynchronous_client_keeps_few_events_that_nobody_takes_and_tells_of_the_others(
-    server_thread: ServerThread, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(reaching, "MAX_WAITING_NOTICES", 5)
-
-    async def run() -> None:
-        async with AsyncClient(server_thread.socket_path) as client, client.events() as events:
-            publish(server_thread, *[FirstToken(None, 0.5)] * 20)
-            publish(server_thread, SLEPT)
-            assert events._id is not None
-            waiting = client._link._inboxes[events._id]._inbox
-            while not ended(waiting):
-                await client.status()
-            told = [await anext(events) for _ in range(6)]
-        assert [each.name for each in told] == ["lost", *["first_token"] * 4, "sleep_ended"]
-        assert told[0].facts == {"count": 16}
-
-    asyncio.run(run())
 
 
 def ended(waiting: reaching.Inbox) -> bool:
@@ -190,62 +168,58 @@ def test_silence_is_no_fault_of_a_daemon_that_has_nothing_to_tell(server_thread:
         assert next(events).name == "sleep_ended"
 
 
-def test_a_client_that_reads_slowly_is_told_how_many_it_lost_and_is_not_dropped(short_path: Path) -> None:
-    limits = ServerLimits(max_waiting_notice_bytes=2048, max_waiting_event_bytes=8192)
-    server = ServerThread(short_path / "run" / "t.sock", limits=limits)
-    try:
-        with Client(server.socket_path) as client, client.events() as events:
+@pytest.mark.parametrize(
+    "server_thread", [{"max_waiting_notice_bytes": 2048, "max_waiting_event_bytes": 8192}], indirect=True
+)
+def test_a_client_that_reads_slowly_is_told_how_many_it_lost_and_is_not_dropped(
+    client: Client, server_thread: ServerThread
+) -> None:
+    async def flood() -> None:
+        """As many as no socket's buffer takes, with time for the connection between them."""
+        for number in range(20_000):
+            server_thread.service.bus.publish(PrefillProgress(A, number, 20_000))
+            if number % 4 == 0:
+                await asyncio.sleep(0)
 
-            async def flood() -> None:
-                """As many as no socket's buffer takes, with time for the connection between them."""
-                for number in range(20_000):
-                    server.service.bus.publish(PrefillProgress(A, number, 20_000))
-                    if number % 4 == 0:
-                        await asyncio.sleep(0)
-
-            server.do(flood)
-            got = told = 0
-            while got + told < 20_000:
-                event = next(events)
-                told += int(event.facts["count"] or 0) if event.name == "lost" else 0
-                got += event.name == "prefill_progress"
-        assert got + told == 20_000
-        assert told > 0
-    finally:
-        server.stop()
+    with client.events() as events:
+        server_thread.do(flood)
+        got = told = 0
+        while got + told < 20_000:
+            event = next(events)
+            told += int(event.facts["count"] or 0) if event.name == "lost" else 0
+            got += event.name == "prefill_progress"
+    assert got + told == 20_000
+    assert told > 0
 
 
-def test_the_asynchronous_client_is_told_too(short_path: Path) -> None:
-    async def run() -> None:
-        service = FakeService()
-        async with ApiServer(service, short_path / "t.sock"), AsyncClient(short_path / "t.sock") as client:
-            async with client.events(["sleep_ended", "lost"]) as events:
-                assert events.first is not None
-                service.bus.publish(FirstToken(A, 0.1))
-                service.bus.publish(SLEPT)
-                assert (await anext(events)).facts == SLEPT.facts()
-                assert (await client.status()).version
-            await poll(lambda: not service.bus.is_watched)
-            with pytest.raises(StopAsyncIteration):
-                await anext(events)
+async def test_the_asynchronous_client_is_told_too(state: Running) -> None:
+    bus = state.service.bus
+    async with AsyncClient(state.path) as client:
+        async with client.events(["sleep_ended", "lost"]) as events:
+            assert events.first is not None
+            bus.publish(FirstToken(A, 0.1))
+            bus.publish(SLEPT)
+            assert (await anext(events)).facts == SLEPT.facts()
+            assert (await client.status()).version
+        await poll(lambda: not bus.is_watched)
+        with pytest.raises(StopAsyncIteration):
+            await anext(events)
 
-            iterated = client.events()
-            waiting = asyncio.ensure_future(anext(iterated))
-            await poll(lambda: service.bus.is_watched)
-            service.bus.publish(SLEPT)
-            assert (await waiting).name == "sleep_ended"
-            waiting = asyncio.ensure_future(anext(iterated))
-            await asyncio.sleep(0)
-            waiting.cancel()
-            await asyncio.wait({waiting})
-            service.bus.publish(SLEPT)
-            assert (await anext(iterated)).number == 4, "a wait that was cancelled loses nothing"
-            service.bus.close()
-            assert [event async for event in iterated] == []
-            assert iterated.result.delivered == 3
+        iterated = client.events()
+        waiting = asyncio.ensure_future(anext(iterated))
+        await poll(lambda: bus.is_watched)
+        bus.publish(SLEPT)
+        assert (await waiting).name == "sleep_ended"
+        waiting = asyncio.ensure_future(anext(iterated))
+        await asyncio.sleep(0)
+        waiting.cancel()
+        await asyncio.wait({waiting})
+        bus.publish(SLEPT)
+        assert (await anext(iterated)).number == 4, "a wait that was cancelled loses nothing"
+        bus.close()
+        assert [event async for event in iterated] == []
+        assert iterated.result.delivered == 3
 
-            dropped = client.events()
-            await dropped.close()
-            assert [event async for event in dropped] == []
-
-    asyncio.run(run())
+        dropped = client.events()
+        await dropped.close()
+        assert [event async for event in dropped] == []

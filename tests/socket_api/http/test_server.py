@@ -9,13 +9,11 @@ import stat
 from pathlib import Path
 
 import pytest
-from torpor.socket_api import AsyncClient
 from torpor.socket_api.errors import PortInUse, SocketInUse
 from torpor.socket_api.http.limits import HttpLimits
 from torpor.socket_api.http.server import HttpServer
-from torpor.socket_api.server.serving import _serve
 
-from ..fake_service import FakeService
+from ..server_rig import Here
 from .conftest import Begin, HttpThread, UnixConnection, asked
 
 
@@ -70,32 +68,13 @@ def test_a_client_that_leaves_cancels_its_request(server: HttpThread) -> None:
     assert server.service.sessions["a"].info.state == "asleep"
 
 
-def test_a_stop_that_a_client_asks_for_on_the_other_socket_ends_it(short_path: Path) -> None:
-    async def run() -> None:
-        service, ready = FakeService(), asyncio.Event()
-        door = HttpServer(socket_path=short_path / "h.sock", limits=HttpLimits(goodbye_timeout_s=0.5))
-
-        async def open_backend() -> FakeService:
-            return service
-
-        serving = asyncio.create_task(
-            _serve(
-                open_backend,
-                short_path / "t.sock",
-                lambda _: ready.set(),
-                lambda _: None,
-                files=1024,
-                find_doors=lambda: (door,),
-            )
-        )
-        await ready.wait()
+async def test_a_stop_that_a_client_asks_for_on_the_other_socket_ends_it(short_path: Path) -> None:
+    door = HttpServer(socket_path=short_path / "h.sock", limits=HttpLimits(goodbye_timeout_s=0.5))
+    async with Here(short_path / "t.sock", files=1024, find_doors=lambda: (door,)) as here:
         connection = UnixConnection(short_path / "h.sock")
         assert (await asyncio.to_thread(asked, connection, "GET", "/healthz")).status == 200
-        async with AsyncClient(short_path / "t.sock", timeout_s=20) as client:
-            await client.shutdown()
-        await serving
-        assert service.closed
+        await here.client.shutdown()
+        await here.serving
+        assert here.service.closed
         assert os.listdir(short_path) == []
         connection.close()
-
-    asyncio.run(run())

@@ -10,22 +10,23 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from torpor.daemon.api.process import ShutdownResult
-from torpor.socket_api import AsyncClient, Client
+from torpor.socket_api import Client
 from torpor.socket_api.errors import ApiError, DaemonUnreachable, RemoteError, SocketInUse, StopIncomplete
-from torpor.socket_api.server.serving import _on_first_signal, _serve, harden_process, serve_until_signal
+from torpor.socket_api.server.notifying import tell_supervisor
+from torpor.socket_api.server.serving import _on_first_signal, harden_process, serve_until_signal
 
-from .. import fake_service as fake
-from ..server_rig import poll
+from ..server_rig import Here, poll
 
 _SCRIPT = """
 import json, os, sys
 from torpor.tests.socket_api import fake_service
 from torpor.errors import TorporError
+from torpor.socket_api.server.notifying import tell_supervisor
 from torpor.socket_api.server.serving import serve_until_signal
 import resource
 async def open_backend():
@@ -88,20 +89,33 @@ def start(daemons: list[Daemon], socket: Path, **fail_sleep: str) -> Daemon:
 
 
 @pytest.mark.parametrize("name", ["notify", "@torpor-tests-notify"])
-def test_a_supervisor_is_told_when_the_daemon_is_ready_and_when_it_stops(
-    daemons: list[Daemon], short_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+def test_a_supervisor_is_told_at_a_file_or_at_a_name_of_the_kernel_s(
+    short_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    address = f"{name}-{os.getpid()}" if name.startswith("@") else str(short_path / name)
-    monkeypatch.setenv("NOTIFY_SOCKET", address)
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as supervisor:
-        supervisor.bind(address.replace("@", "\0", 1))
-        supervisor.settimeout(20)
+    with supervisor(f"{name}-{os.getpid()}" if name[0] == "@" else str(short_path / name), monkeypatch) as told:
+        tell_supervisor("READY=1")
+        assert told.recv(99) == b"READY=1"
+
+
+def test_a_supervisor_is_told_when_the_daemon_is_ready_and_when_it_stops(
+    daemons: list[Daemon], short_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with supervisor(str(short_path / "notify"), monkeypatch) as told:
         daemon = start(daemons, short_path / "t.sock")
-        assert supervisor.recv(99) == b"READY=1"
+        assert told.recv(99) == b"READY=1"
         with Client(short_path / "t.sock"):  # it answers by then
             daemon.process.send_signal(signal.SIGTERM)
-            assert supervisor.recv(99) == b"STOPPING=1"
+            assert told.recv(99) == b"STOPPING=1"
     assert daemon.process.wait(timeout=20) == 0
+
+
+@contextmanager
+def supervisor(address: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[socket.socket]:
+    monkeypatch.setenv("NOTIFY_SOCKET", address)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as bound:
+        bound.bind(address.replace("@", "\0", 1))
+        bound.settimeout(20)
+        yield bound
 
 
 @pytest.mark.one_in(3)
@@ -124,10 +138,17 @@ def test_a_signal_stops_in_order(daemons: list[Daemon], short_path: Path, number
 
 
 @pytest.mark.one_in(3)
-def test_sessions_that_cannot_be_put_to_sleep_are_an_error_at_the_end(daemons: list[Daemon], short_path: Path) -> None:
+@pytest.mark.parametrize("by", ["signal", "force"])
+def test_sessions_that_cannot_be_put_to_sleep_are_an_error_at_the_end(
+    daemons: list[Daemon], short_path: Path, by: str
+) -> None:
     daemon = start(daemons, short_path / "t.sock", s="no space")
     daemon.line()
-    daemon.process.terminate()
+    if by == "signal":
+        daemon.process.terminate()
+    else:
+        with Client(short_path / "t.sock") as client:
+            assert client.shutdown(force=True).failed == {"s": "no space"}
     assert [daemon.line(), daemon.line()] == ["stopped", "stop_incomplete"]
     assert daemon.process.wait(timeout=20) == 1
 
@@ -181,18 +202,6 @@ def test_a_stop_that_would_lose_something_is_refused_and_the_daemon_goes_on(
     assert daemon.process.poll() is None
 
 
-@pytest.mark.one_in(2)
-def test_a_stop_with_force_says_what_it_cost_and_so_does_the_exit_status(
-    daemons: list[Daemon], short_path: Path
-) -> None:
-    daemon = start(daemons, short_path / "t.sock", s="no space")
-    daemon.line()
-    with Client(short_path / "t.sock") as client:
-        assert client.shutdown(force=True).failed == {"s": "no space"}
-    assert [daemon.line(), daemon.line()] == ["stopped", "stop_incomplete"]
-    assert daemon.process.wait(timeout=20) == 1
-
-
 @pytest.mark.one_in(3)
 def test_a_hangup_that_is_ignored_from_the_start_stays_ignored(daemons: list[Daemon], short_path: Path) -> None:
     """`nohup torpor serve` outlives its terminal."""
@@ -209,197 +218,152 @@ def test_a_hangup_that_is_ignored_from_the_start_stays_ignored(daemons: list[Dae
     assert daemon.process.wait(timeout=20) == 0
 
 
-def served_here(path: Path, story: Callable[[fake.FakeService, AsyncClient], Awaitable[None]]) -> list[ShutdownResult]:
-    """Serve in this process, tell a story to a connected client, and return what was reported at the end."""
-    reports: list[ShutdownResult] = []
-
-    async def run() -> None:
-        service = fake.FakeService()
-        ready = asyncio.Event()
-
-        async def open_backend() -> fake.FakeService:
-            return service
-
-        serving = asyncio.create_task(_serve(open_backend, path, lambda _socket: ready.set(), reports.append))
-        await ready.wait()
-        async with AsyncClient(path, timeout_s=20) as client:
-            await story(service, client)
-        await serving
-
-    asyncio.run(run())
-    return reports
+@pytest.fixture
+def here(short_path: Path) -> Here:
+    return Here(short_path / "t.sock")
 
 
-def test_several_who_stop_the_daemon_at_once_all_hear_how_it_went(short_path: Path) -> None:
-    path = short_path / "t.sock"
-
-    async def story(service: fake.FakeService, client: AsyncClient) -> None:
-        service.close_gate.clear()
-        await client.create("s")
-        await client.append("s", tokens=[1])
-        async with AsyncClient(path) as other:
-            asking = [asyncio.create_task(one.shutdown()) for one in (client, other, client)]
-            await poll(lambda: service.closed)
-            late = asyncio.create_task(other.shutdown())
-            with pytest.raises(RemoteError, match="stopping") as refused:
-                await other.create("too late")
-            assert refused.value.code == "shutting_down"
-            with pytest.raises(DaemonUnreachable):
-                await AsyncClient(path).connect()
-            assert not any(one.done() for one in asking)
-            os.kill(os.getpid(), signal.SIGTERM)  # does no harm: it is stopping already
-            await asyncio.sleep(0)
-            service.close_gate.set()
-            heard = [await one for one in [*asking, late]]
-        assert {one.slept for one in heard} == {("torpor://default/s",)}
-
-    assert [report.slept for report in served_here(path, story)] == [("torpor://default/s",)]
+async def test_several_who_stop_the_daemon_at_once_all_hear_how_it_went(here: Here) -> None:
+    service, client = here.service, here.client
+    service.close_gate.clear()
+    await client.create("s")
+    await client.append("s", tokens=[1])
+    async with here.other() as other:
+        asking = [asyncio.create_task(one.shutdown()) for one in (client, other, client)]
+        await poll(lambda: service.closed)
+        late = asyncio.create_task(other.shutdown())
+        with pytest.raises(RemoteError, match="stopping") as refused:
+            await other.create("too late")
+        assert refused.value.code == "shutting_down"
+        with pytest.raises(DaemonUnreachable):
+            await here.other().connect()
+        assert not any(one.done() for one in asking)
+        os.kill(os.getpid(), signal.SIGTERM)  # does no harm: it is stopping already
+        await asyncio.sleep(0)
+        service.close_gate.set()
+        heard = [await one for one in [*asking, late]]
+    assert {one.slept for one in heard} == {("torpor://default/s",)}
+    await here.serving
+    assert [report.slept for report in here.reports] == [("torpor://default/s",)]
 
 
 @pytest.mark.parametrize("by", ["force", "signal"])
-def test_while_a_stop_is_tried_the_door_is_open_and_force_or_a_signal_ends_the_trying(
-    short_path: Path, by: str
+async def test_while_a_stop_is_tried_the_door_is_open_and_force_or_a_signal_ends_the_trying(
+    here: Here, by: str
 ) -> None:
-    path = short_path / "t.sock"
-
-    async def story(service: fake.FakeService, client: AsyncClient) -> None:
-        service.fail_sleep = {"s": "no space"}
-        service.prepare_gate.clear()
-        asking = asyncio.create_task(client.shutdown())
-        await poll(lambda: ("prepare_close", {}) in service.calls)
-        async with AsyncClient(path) as other:
-            assert not await other.list_sessions()
-            forcing = asyncio.create_task(other.shutdown(force=True)) if by == "force" else None
-            if forcing is None:
-                os.kill(os.getpid(), signal.SIGTERM)
-            await poll(lambda: service.closed)
-            assert not path.exists()
-            service.prepare_gate.set()
-            if forcing is not None:
-                assert (await forcing).failed == {"s": "no space"}
-        assert (await asking).failed == {"s": "no space"}, "it was refused, but the daemon did not go on"
-        assert service.calls.count(("prepare_close", {})) == 1
-
+    service, client = here.service, here.client
+    service.fail_sleep = {"s": "no space"}
+    service.prepare_gate.clear()
+    asking = asyncio.create_task(client.shutdown())
+    await here.until_asked("prepare_close")
+    async with here.other() as other:
+        assert not await other.list_sessions()
+        forcing = asyncio.create_task(other.shutdown(force=True)) if by == "force" else None
+        if forcing is None:
+            os.kill(os.getpid(), signal.SIGTERM)
+        await poll(lambda: service.closed)
+        assert not here.path.exists()
+        service.prepare_gate.set()
+        if forcing is not None:
+            assert (await forcing).failed == {"s": "no space"}
+    assert (await asking).failed == {"s": "no space"}, "it was refused, but the daemon did not go on"
+    assert service.calls.count(("prepare_close", {})) == 1
     with pytest.raises(StopIncomplete):
-        served_here(path, story)
+        await here.serving
 
 
-def test_a_stop_that_was_refused_is_granted_once_the_sessions_can_be_kept(short_path: Path) -> None:
-    async def story(service: fake.FakeService, client: AsyncClient) -> None:
-        await client.create("s")
-        await client.append("s", tokens=[1])
-        service.fail_sleep = {"s": "no space"}
-        for _ in range(2):
-            with pytest.raises(RemoteError, match="no space"):
-                await client.shutdown()
-        await client.append("s", tokens=[2])
-        service.fail_sleep = {}
-        assert (await client.shutdown()).slept == ("torpor://default/s",)
-
-    assert len(served_here(short_path / "t.sock", story)) == 1
-
-
-def test_of_many_sessions_that_cannot_be_kept_a_few_are_told_behind_what_to_do(short_path: Path) -> None:
-    async def story(service: fake.FakeService, client: AsyncClient) -> None:
-        service.fail_sleep = {f"s{number}": "no space" for number in range(100)}
-        with pytest.raises(RemoteError) as refused:
+async def test_a_stop_that_was_refused_is_granted_once_the_sessions_can_be_kept(here: Here) -> None:
+    service, client = here.service, here.client
+    await client.create("s")
+    await client.append("s", tokens=[1])
+    service.fail_sleep = {"s": "no space"}
+    for _ in range(2):
+        with pytest.raises(RemoteError, match="no space"):
             await client.shutdown()
-        assert refused.value.details["failed"] == service.fail_sleep
-        assert refused.value.message.startswith("100 sessions cannot be put to sleep")
-        assert refused.value.message.index("--force") < refused.value.message.index("s0: no space")
-        assert refused.value.message.endswith("s4: no space; and 95 more")
-        service.fail_sleep = {}
+    await client.append("s", tokens=[2])
+    service.fail_sleep = {}
+    assert (await client.shutdown()).slept == ("torpor://default/s",)
+
+
+async def test_of_many_sessions_that_cannot_be_kept_a_few_are_told_behind_what_to_do(here: Here) -> None:
+    service, client = here.service, here.client
+    service.fail_sleep = {f"s{number}": "no space" for number in range(100)}
+    with pytest.raises(RemoteError) as refused:
         await client.shutdown()
+    assert refused.value.details["failed"] == service.fail_sleep
+    assert refused.value.message.startswith("100 sessions cannot be put to sleep")
+    assert refused.value.message.index("--force") < refused.value.message.index("s0: no space")
+    assert refused.value.message.endswith("s4: no space; and 95 more")
+    service.fail_sleep = {}
+    await client.shutdown()
 
-    served_here(short_path / "t.sock", story)
+
+async def test_a_stop_waits_for_the_sleep_that_is_in_flight(here: Here) -> None:
+    service, client = here.service, here.client
+    await client.create("s")
+    service.hold()
+    sleeping = asyncio.create_task(client.sleep("s"))
+    await here.until_asked("sleep")
+    stopping = asyncio.create_task(client.shutdown())
+    await poll(lambda: not here.path.exists())
+    assert not service.closed
+    service.release()
+    assert (await sleeping).version == 1
+    await stopping
 
 
-def test_a_stop_waits_for_the_sleep_that_is_in_flight(short_path: Path) -> None:
-    async def story(service: fake.FakeService, client: AsyncClient) -> None:
-        await client.create("s")
-        service.hold()
-        sleeping = asyncio.create_task(client.sleep("s"))
-        await poll(lambda: any(name == "sleep" for name, _ in service.calls))
-        stopping = asyncio.create_task(client.shutdown())
-        await poll(lambda: not (short_path / "t.sock").exists())
-        assert not service.closed
-        service.release()
-        assert (await sleeping).version == 1
+@pytest.mark.parametrize("by", ["force", "signal"])
+async def test_from_a_signal_on_sessions_are_put_to_sleep_whatever_is_in_flight(here: Here, by: str) -> None:
+    service, client = here.service, here.client
+    await client.create("s")
+    service.hold()
+    sleeping = asyncio.create_task(client.sleep("s"))
+    await here.until_asked("sleep")
+    stopping = asyncio.create_task(client.shutdown(force=True)) if by == "force" else None
+    if stopping is None:
+        os.kill(os.getpid(), signal.SIGTERM)
+    await here.until_asked("begin_close")
+    assert not service.closed
+    service.release()
+    await sleeping
+    if stopping is not None:
         await stopping
 
-    assert len(served_here(short_path / "t.sock", story)) == 1
 
-
-@pytest.mark.parametrize("by", ["force", "signal"])
-def test_from_a_signal_on_sessions_are_put_to_sleep_whatever_is_in_flight(short_path: Path, by: str) -> None:
-    async def story(service: fake.FakeService, client: AsyncClient) -> None:
-        await client.create("s")
-        service.hold()
-        sleeping = asyncio.create_task(client.sleep("s"))
-        await poll(lambda: any(name == "sleep" for name, _ in service.calls))
-        stopping = asyncio.create_task(client.shutdown(force=True)) if by == "force" else None
-        if stopping is None:
-            os.kill(os.getpid(), signal.SIGTERM)
-        await poll(lambda: ("begin_close", {}) in service.calls)
-        assert not service.closed
-        service.release()
-        await sleeping
-        if stopping is not None:
-            await stopping
-
-    assert len(served_here(short_path / "t.sock", story)) == 1
-
-
-def test_a_configuration_that_is_being_read_does_not_hold_up_the_beginning_of_a_stop(short_path: Path) -> None:
-    async def run() -> None:
-        service, ready, read = fake.FakeService(), asyncio.Event(), asyncio.Event()
-
-        async def open_backend() -> fake.FakeService:
-            return service
+async def test_a_configuration_that_is_being_read_does_not_hold_up_the_beginning_of_a_stop(short_path: Path) -> None:
+    async with Here(short_path / "t.sock", rereads=True) as here:
+        read = asyncio.Event()
 
         async def reload_config() -> None:
-            service.calls.append(("reload_config", {}))
+            here.service.calls.append(("reload_config", {}))
             await read.wait()
 
-        service.reload_config = reload_config  # type: ignore[method-assign]
-        serving = asyncio.create_task(
-            _serve(open_backend, short_path / "t.sock", lambda _: ready.set(), lambda _: None, rereads=True)
-        )
-        await ready.wait()
+        here.service.reload_config = reload_config  # type: ignore[method-assign]
         os.kill(os.getpid(), signal.SIGHUP)
-        await poll(lambda: ("reload_config", {}) in service.calls)
+        await here.until_asked("reload_config")
         os.kill(os.getpid(), signal.SIGTERM)
-        await poll(lambda: ("begin_close", {}) in service.calls)
-        assert not service.closed, "it is read to its end before the service is closed"
+        await here.until_asked("begin_close")
+        assert not here.service.closed, "it is read to its end before the service is closed"
         read.set()
-        await serving
-
-    asyncio.run(run())
 
 
-def test_a_client_that_asked_for_the_stop_and_left_does_not_hold_it_up(short_path: Path) -> None:
-    async def story(service: fake.FakeService, client: AsyncClient) -> None:
-        service.close_gate.clear()
-        leaving = await AsyncClient(short_path / "t.sock").connect()
-        asked = asyncio.create_task(leaving.shutdown())
-        await poll(lambda: service.closed)
-        await leaving.close()
-        with pytest.raises(ApiError):
-            await asked
-        service.close_gate.set()
-
-    assert len(served_here(short_path / "t.sock", story)) == 1
+async def test_a_client_that_asked_for_the_stop_and_left_does_not_hold_it_up(here: Here) -> None:
+    here.service.close_gate.clear()
+    leaving = await here.other().connect()
+    asked = asyncio.create_task(leaving.shutdown())
+    await poll(lambda: here.service.closed)
+    await leaving.close()
+    with pytest.raises(ApiError):
+        await asked
 
 
-def test_the_first_signal_gives_the_signals_back_so_that_a_second_ends_at_once(short_path: Path) -> None:
-    async def run() -> list[object]:
-        stop = asyncio.Event()
-        _on_first_signal(stop.set)
-        os.kill(os.getpid(), signal.SIGTERM)
-        await stop.wait()
-        return [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)]
-
-    assert asyncio.run(run()) == [signal.SIG_DFL] * 3
+async def test_the_first_signal_gives_the_signals_back_so_that_a_second_ends_at_once() -> None:
+    stop = asyncio.Event()
+    _on_first_signal(stop.set)
+    os.kill(os.getpid(), signal.SIGTERM)
+    await stop.wait()
+    signals = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+    assert [signal.getsignal(number) for number in signals] == [signal.SIG_DFL] * 3
 
 
 @pytest.mark.one_in(3)
