@@ -32,8 +32,9 @@ def server_thread(short_path: Path, request: pytest.FixtureRequest) -> Iterator[
 
 @pytest.fixture(scope="session")
 def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealDaemon]:
-    """A real one, for the tests of all files that ask for no option: each has sessions and trees of its own."""
-    with served(tmp_path_factory.mktemp("d")) as running:
+    """A real one, for the tests of all files that ask for no other option: each has sessions and trees of its own."""
+    folder = tmp_path_factory.mktemp("d")
+    with served(folder, "--http", "0", "--http-socket", str(folder / "h.sock")) as running:
         yield running
 
 

@@ -36,13 +36,6 @@ SAMPLED = Sampling(temperature=0.9, top_p=0.95, repetition_penalty=1.2, seed=11)
 PENALISED = Sampling(repetition_penalty=1.3)
 
 
-@pytest.fixture(scope="module")
-def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealDaemon]:
-    """One for all tests of this file: each has sessions of its own."""
-    with served(tmp_path_factory.mktemp("d")) as running:
-        yield running
-
-
 @pytest.fixture
 def torpor(daemon: RealDaemon) -> Iterator[Client]:
     with Client(daemon.socket) as client:

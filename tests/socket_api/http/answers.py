@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from torpor.daemon.api.conversing import ConverseRequest, MeasureRequest, MeasureResult
-from torpor.daemon.api.events import TokenEvent
+from torpor.daemon.api.events import TokenEvent, WorkEvent
 from torpor.daemon.api.logprobs import Likelihood, TokenLogprobs
 from torpor.daemon.api.reading import GenerateResult
 
@@ -27,13 +27,34 @@ def chats(server: HttpThread, chat: Chat) -> None:
     server.service.answers[ConverseRequest] = chat
 
 
+def says(server: HttpThread, *events: WorkEvent, fails: Exception | None = None, **facts: Any) -> None:
+    """Let the service answer each chat with these events, and an end with these facts, or a failure."""
+
+    async def chat(request: ConverseRequest) -> GenerateResult:
+        for event in events:
+            request.emit(event)
+        if fails is not None:
+            raise fails
+        return result(request.session, **facts)
+
+    chats(server, chat)
+
+
+def measures(server: HttpThread, found: MeasureResult | Exception) -> None:
+    """Let each dialogue be measured so, or the measuring fail."""
+
+    async def measure(request: MeasureRequest) -> MeasureResult:
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    server.service.answers[MeasureRequest] = measure
+
+
 def holds(server: HttpThread, context_tokens: int) -> None:
     """Let each dialogue have 120 tokens, before a context of so many."""
 
-    async def measure(request: MeasureRequest) -> MeasureResult:
-        return MeasureResult(120, 0, context_tokens, "fake")
-
-    server.service.answers[MeasureRequest] = measure
+    measures(server, MeasureResult(120, 0, context_tokens, "fake"))
 
 
 def asked_for(server: HttpThread, verb: str) -> list[dict[str, Any]]:

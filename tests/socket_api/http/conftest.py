@@ -18,6 +18,7 @@ from torpor.socket_api.http.limits import HttpLimits
 from torpor.socket_api.http.server import HttpServer
 
 from ..fake_service import FakeService
+from ..real_daemon import RealDaemon
 from ..server_rig import LoopThread
 
 if TYPE_CHECKING:
@@ -88,6 +89,12 @@ class HttpThread(LoopThread):
         finally:
             connection.close()
 
+    def renew(self) -> None:
+        """Let the service forget all that it was asked, when that has ended."""
+        self.do(self.service.release)
+        self.wait_until(lambda: self.server.works == 0)
+        self.do(self.service.__init__)  # type: ignore[misc]
+
     async def start(self) -> None:
         self.service = FakeService()
         self.server = HttpServer(socket_path=self.socket_path, port=0, tokens_path=self.tokens_path, **self._arguments)
@@ -113,17 +120,26 @@ def begin(short_path: Path) -> Iterator[Begin]:
         each.stop()
 
 
-@pytest.fixture
-def server(begin: Begin) -> HttpThread:
-    return begin()
-
-
 @pytest.fixture(scope="module")
-def served() -> Iterator[Served]:
-    """A real daemon; a module without one does not wait for the clients' imports."""
-    from .serving import serving
-
+def shared_server() -> Iterator[HttpThread]:
+    """One for all tests of a file: to stop it takes longer than most of them."""
     folder = Path(tempfile.mkdtemp(prefix="tw"))
-    with serving(folder) as found:
-        yield found
+    running = HttpThread(folder, limits=HttpLimits(goodbye_timeout_s=0.5))
+    yield running
+    running.stop()
     shutil.rmtree(folder)
+
+
+@pytest.fixture
+def server(shared_server: HttpThread) -> HttpThread:
+    """A server whose service is as new. Who stops it, or changes its tokens, begins one of its own."""
+    shared_server.renew()
+    return shared_server
+
+
+@pytest.fixture(scope="session")
+def served(daemon: RealDaemon) -> Served:
+    """The real daemon's addresses. A module that does not ask for them does not wait for the clients' imports."""
+    from .serving import addresses_of
+
+    return addresses_of(daemon)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import httpx2
 
-from ..real_daemon import RealDaemon
+from ..real_daemon import RealDaemon, served
 
 if TYPE_CHECKING:  # they take seconds, in each process that collects tests
     import anthropic
@@ -48,17 +48,19 @@ class Served:
         return {"base_url": url, "api_key": key, "http_client": client, "max_retries": 0}
 
 
+def addresses_of(daemon: RealDaemon) -> Served:
+    """Where it serves; to be read once."""
+    assert daemon.process.stdout is not None
+    found = re.fullmatch(r"HTTP on (http://\S+)/v1, with a token of (.*)\n", daemon.process.stdout.readline())
+    assert found is not None
+    return Served(daemon, found[1], Path(found[2]).read_text().split()[-1], daemon.folder / "h.sock")
+
+
 @contextlib.contextmanager
 def serving(folder: Path, *options: str) -> Iterator[Served]:
-    socket = folder / "h.sock"
-    daemon = RealDaemon(folder, "--http", "0", "--http-socket", str(socket), *options)
-    try:
-        assert daemon.process.stdout is not None
-        found = re.fullmatch(r"HTTP on (http://\S+)/v1, with a token of (.*)\n", daemon.process.stdout.readline())
-        assert found is not None
-        yield Served(daemon, found[1], Path(found[2]).read_text().split()[-1], socket)
-    finally:
-        daemon.end()
+    """A daemon of one test, with both addresses."""
+    with served(folder, "--http", "0", "--http-socket", str(folder / "h.sock"), *options) as daemon:
+        yield addresses_of(daemon)
 
 
 def working(served: Served) -> float:

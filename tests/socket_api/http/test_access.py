@@ -117,7 +117,8 @@ def test_another_user_of_the_unix_socket_is_refused_threat_39(begin: Begin) -> N
         assert "serves user" in answer.json["error"]["message"]
 
 
-def test_a_token_is_for_the_sessions_of_its_namespace(server: HttpThread) -> None:
+def test_a_token_is_for_the_sessions_of_its_namespace(begin: Begin) -> None:
+    server = begin()
     server.tokens_path.write_text(f"team {LONG}\n")
     connection = server.on_port()
 

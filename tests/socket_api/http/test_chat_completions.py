@@ -12,9 +12,9 @@ from torpor.daemon.api.conversing import ConverseRequest, MeasureRequest, Measur
 from torpor.daemon.api.dialogue import ToolCall
 from torpor.daemon.api.events import ProgressEvent, SessionEvent, TokenEvent
 from torpor.daemon.api.reading import GenerateResult
-from torpor.daemon.errors import ContextOverflow, EngineBusy, GenerationFailed, UnknownModel
+from torpor.daemon.errors import ContextOverflow, EngineBusy, UnknownModel
 
-from .answers import TOLD, asked_for, chats, events_of, holds, likelihoods, result
+from .answers import TOLD, asked_for, chats, events_of, holds, likelihoods, measures, result, says
 from .conftest import Begin, HttpThread
 
 PATH = "/v1/chat/completions"
@@ -22,10 +22,7 @@ HELLO = {"model": "fake", "messages": [{"role": "user", "content": "hello"}]}
 
 
 def test_an_answer_has_its_text_its_end_and_tokens_that_add_up(server: HttpThread) -> None:
-    async def chat(request: ConverseRequest) -> GenerateResult:
-        return result(request.session)
-
-    chats(server, chat)
+    says(server)
     answer = server.ask("POST", PATH, HELLO)
     told = answer.json
     assert (answer.status, told["object"], told["model"]) == (200, "chat.completion", "fake")
@@ -61,15 +58,8 @@ def test_a_stream_tells_pieces_the_end_and_the_usage_if_it_is_wanted(server: Htt
 
 @pytest.mark.parametrize("wanted", [True, False])
 def test_how_far_the_reading_is_is_told_if_it_is_wanted_as_llama_cpp_does(server: HttpThread, wanted: bool) -> None:
-    async def converse(request: ConverseRequest) -> GenerateResult:
-        for done in (40, 100):
-            request.emit(ProgressEvent("prefill", done, 100))
-        return result(request.session)
-
-    async def measure(request: MeasureRequest) -> MeasureResult:
-        return MeasureResult(120, 20, 8192, "fake")
-
-    server.service.answers |= {ConverseRequest: converse, MeasureRequest: measure}
+    says(server, *(ProgressEvent("prefill", done, 100) for done in (40, 100)))
+    measures(server, MeasureResult(120, 20, 8192, "fake"))
     answer = server.ask("POST", PATH, {**HELLO, "stream": True, "return_progress": wanted})
     assert "x-torpor-ignored" not in answer.headers
     told = [each["prompt_progress"] for each in events_of(answer)[:-1] if "prompt_progress" in each]
@@ -80,19 +70,20 @@ def test_how_far_the_reading_is_is_told_if_it_is_wanted_as_llama_cpp_does(server
 
 def test_thinking_and_calls_are_told_apart_in_both_modes(server: HttpThread) -> None:
     call = ToolCall("add", {"a": 1}, "call_1")
-
-    async def chat(request: ConverseRequest) -> GenerateResult:
-        request.emit(ProgressEvent("prefill", 1, 1))
-        for event in (
-            TokenEvent(1, "so", "reasoning"),
-            TokenEvent(2, "hi"),
-            TokenEvent(3, "", "call"),
-            TokenEvent(None, "", "call", call),
-        ):
-            request.emit(event)
-        return result(request.session, reasoning="so", tool_calls=(call,), finish_reason="tool_calls")
-
-    chats(server, chat)
+    events = (
+        TokenEvent(1, "so", "reasoning"),
+        TokenEvent(2, "hi"),
+        TokenEvent(3, "", "call"),
+        TokenEvent(None, "", "call", call),
+    )
+    says(
+        server,
+        ProgressEvent("prefill", 1, 1),
+        *events,
+        reasoning="so",
+        tool_calls=(call,),
+        finish_reason="tool_calls",
+    )
     told = server.ask("POST", PATH, HELLO).json
     message = told["choices"][0]["message"]
     function = {"name": "add", "arguments": '{"a":1}'}
@@ -114,13 +105,8 @@ def test_thinking_and_calls_are_told_apart_in_both_modes(server: HttpThread) -> 
 )
 def test_a_custom_tool_takes_a_string(server: HttpThread, arguments: dict[str, Any], text: str) -> None:
     call = ToolCall("patch", arguments, "call_1")
-
-    async def chat(request: ConverseRequest) -> GenerateResult:
-        request.emit(ProgressEvent("prefill", 1, 1))
-        request.emit(TokenEvent(None, "", "call", call))
-        return result(request.session, tool_calls=(call,), finish_reason="tool_calls")
-
-    chats(server, chat)
+    told = ProgressEvent("prefill", 1, 1), TokenEvent(None, "", "call", call)
+    says(server, *told, tool_calls=(call,), finish_reason="tool_calls")
     said = {"id": "call_0", "type": "custom", "custom": {"name": "patch", "input": "+0"}}
     asked = {
         "tools": [{"type": "custom", "custom": {"name": "patch", "description": "Applies a patch."}}],
@@ -133,13 +119,13 @@ def test_a_custom_tool_takes_a_string(server: HttpThread, arguments: dict[str, A
     }
     answer = server.ask("POST", PATH, {**HELLO, **asked})
     assert "x-torpor-ignored" not in answer.headers
-    told = {"id": "call_1", "type": "custom", "custom": {"name": "patch", "input": text}}
-    assert answer.json["choices"][0]["message"]["tool_calls"] == [told]
+    made = {"id": "call_1", "type": "custom", "custom": {"name": "patch", "input": text}}
+    assert answer.json["choices"][0]["message"]["tool_calls"] == [made]
     deltas = [
         each["choices"][0]["delta"]
         for each in events_of(server.ask("POST", PATH, {**HELLO, **asked, "stream": True}))[:-1]
     ]
-    assert {"tool_calls": [{"index": 0, **told}]} in deltas
+    assert {"tool_calls": [{"index": 0, **made}]} in deltas
     given = asked_for(server, "converse")[0]
     assert given["messages"][1]["tool_calls"] == [{"name": "patch", "arguments": {"input": "+0"}, "id": "call_0"}]
     assert given["tools"][0]["parameters"]["required"] == ["input"]
@@ -195,10 +181,7 @@ def test_a_dialogue_is_asked_for_as_the_service_takes_it(server: HttpThread) -> 
 
 @pytest.mark.parametrize("streamed", [False, True])
 def test_an_answer_tells_the_seed_that_draws_it_again(server: HttpThread, streamed: bool) -> None:
-    async def chat(request: ConverseRequest) -> GenerateResult:
-        return result(request.session, seed=7)
-
-    chats(server, chat)
+    says(server, seed=7)
     told = server.ask("POST", PATH, {**HELLO, "stream": streamed})
     assert told.body.count(b'"seed":7') == 1
 
@@ -243,20 +226,9 @@ def test_ids_that_are_no_names_become_different_ones(server: HttpThread) -> None
     assert len(set(names)) == 6
 
 
-def test_the_answer_names_its_session(server: HttpThread) -> None:
-    async def chat(request: ConverseRequest) -> GenerateResult:
-        return result("torpor://default/chat-1a2b3c4d")
-
-    chats(server, chat)
-    assert server.ask("POST", PATH, HELLO).headers["x-torpor-session"] == "torpor://default/chat-1a2b3c4d"
-
-
 def test_an_unknown_model_is_a_404_and_no_model_is_the_default(server: HttpThread) -> None:
-    async def measure(request: MeasureRequest) -> MeasureResult:
-        raise UnknownModel("No such model.", model=request.model)
-
     assert server.ask("POST", PATH, {"messages": HELLO["messages"]}).json["model"] == "fake"
-    server.service.answers[MeasureRequest] = measure
+    measures(server, UnknownModel("No such model.", model="fake"))
     unknown = server.ask("POST", PATH, HELLO)
     assert (unknown.status, unknown.json["error"]["code"]) == (404, "model_not_found")
 
@@ -266,46 +238,6 @@ def test_the_ceiling_of_an_answer_may_be_above_what_fits(server: HttpThread) -> 
     for asked in (32_000, 3):
         assert server.ask("POST", PATH, {**HELLO, "max_tokens": asked}).status == 200
     assert [given["max_tokens"] for given in asked_for(server, "converse")] == [32_000, 3]
-
-
-@pytest.mark.parametrize("stream", [False, True])
-def test_overflow_is_a_400_that_clients_shorten_their_history_at(server: HttpThread, stream: bool) -> None:
-    """QC6, QX17: in both modes, before any part of an answer, and nothing is asked of the model."""
-    holds(server, 120)
-    for asked in (HELLO, {**HELLO, "max_tokens": 32_000}):
-        answer = server.ask("POST", PATH, {**asked, "stream": stream})
-        error = answer.json["error"]
-        assert (answer.status, error["code"]) == (400, "context_length_exceeded")
-        assert "maximum context length is 120 tokens" in error["message"]
-    assert not asked_for(server, "converse")
-
-
-@pytest.mark.parametrize("stream", [False, True])
-def test_an_error_before_the_answer_has_its_own_status(server: HttpThread, stream: bool) -> None:
-    """QX18: busy is 429, and says when to ask again."""
-
-    async def chat(request: ConverseRequest) -> GenerateResult:
-        raise EngineBusy("Too many wait.")
-
-    chats(server, chat)
-    answer = server.ask("POST", PATH, {**HELLO, "stream": stream})
-    assert (answer.status, answer.headers["retry-after"]) == (429, "1")
-    assert answer.json["error"]["type"] == "rate_limit_error"
-
-
-@pytest.mark.parametrize("fault", [GenerationFailed("The model broke."), RuntimeError("secret")])
-def test_an_error_in_the_middle_of_a_stream_is_an_event_and_no_end(server: HttpThread, fault: Exception) -> None:
-    """QC13."""
-
-    async def chat(request: ConverseRequest) -> GenerateResult:
-        request.emit(TokenEvent(1, "hi"))
-        raise fault
-
-    chats(server, chat)
-    _, piece, error = events_of(server.ask("POST", PATH, {**HELLO, "stream": True}))
-    assert piece["choices"][0]["delta"] == {"content": "hi"}
-    assert error["error"]["type"] == "server_error"
-    assert "secret" not in error["error"]["message"]
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -345,25 +277,9 @@ def test_a_stream_whose_session_is_not_chosen_yet_begins_by_the_clock_and_names_
 
 
 def test_a_wake_begins_no_stream_for_the_turn_may_still_not_fit(server: HttpThread) -> None:
-    async def chat(request: ConverseRequest) -> GenerateResult:
-        request.emit(ProgressEvent("wake", 1, 1))
-        raise ContextOverflow("No.", token_count=50, wanted_tokens=70, context_tokens=100)
-
-    chats(server, chat)
+    overflow = ContextOverflow("No.", token_count=50, wanted_tokens=70, context_tokens=100)
+    says(server, ProgressEvent("wake", 1, 1), fails=overflow)
     assert server.ask("POST", PATH, {**HELLO, "stream": True}).status == 400
-
-
-def test_a_silent_stream_begins_and_goes_on_by_the_clock_with_empty_deltas(begin: Begin) -> None:
-    server = begin(silence_s=0.01)
-    server.do(server.service.hold)
-    connection = server.on_unix()
-    connection.request("POST", PATH, json.dumps({**HELLO, "stream": True, "max_tokens": 1}))
-    answer = connection.getresponse()
-    lines = [answer.readline() for _ in range(8)]
-    assert [json.loads(line[6:])["choices"][0]["delta"] for line in lines[2::2]] == [{}] * 3
-    server.do(server.service.release)
-    assert answer.read().endswith(b"data: [DONE]\n\n")
-    connection.close()
 
 
 def test_a_stream_begins_once_its_request_fits_before_anything_is_read(begin: Begin) -> None:
@@ -421,7 +337,8 @@ def test_a_client_that_leaves_before_the_answer_cancels_it(server: HttpThread) -
     assert server.service.cancelled == 1
 
 
-def test_a_stop_ends_a_stream_with_an_error_event(server: HttpThread) -> None:
+def test_a_stop_ends_a_stream_with_an_error_event(begin: Begin) -> None:
+    server = begin()
     connection, answer = held_stream(server)
     server.do(server.server.quiesce)
     last = answer.read().decode().rstrip().rpartition("data: ")[2]
@@ -445,38 +362,6 @@ def test_a_client_that_does_not_read_is_dropped_and_its_answer_cancelled_threat_
         server.wait_until(lambda: server.server.works == 0)
 
 
-@pytest.mark.parametrize(
-    ("wrong", "param"),
-    [
-        ({"messages": []}, "messages"),
-        ({"messages": "hello"}, "messages"),
-        ({"messages": [{"role": "robot", "content": "a"}]}, "messages.0.role"),
-        ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]}, "messages.0.content"),
-        ({"messages": [{"role": "user", "content": 3}]}, "messages.0.content"),
-        ({"messages": [{"role": "user", "content": [3]}]}, "messages.0.content"),
-        ({"n": 2}, "n"),
-        ({"max_tokens": 0}, "max_tokens"),
-        ({"max_tokens": 2**63}, "max_tokens"),
-        ({"max_tokens": 1.5}, "max_tokens"),
-        ({"temperature": -1}, "temperature"),
-        ({"temperature": "hot"}, "temperature"),
-        ({"top_p": 2}, "top_p"),
-        ({"seed": 2**64}, "seed"),
-        ({"stop": [""]}, "stop.0"),
-        ({"stream": "yes"}, "stream"),
-        ({"tools": [{"type": "function", "function": {"name": 3}}]}, "tools.0.function.name"),
-    ],
-)
-def test_a_wrong_field_is_a_400_that_names_it_and_makes_no_session(
-    server: HttpThread, wrong: dict[str, Any], param: str
-) -> None:
-    """Threat 48."""
-    answer = server.ask("POST", PATH, {**HELLO, **wrong})
-    assert answer.status == 400
-    assert answer.json["error"]["param"].endswith(param)
-    assert not server.service.calls
-
-
 @pytest.mark.parametrize("arguments", ["[1]", "{", '{"a": NaN}', "[" * 100_000, '{"a":' * 100_000])
 def test_arguments_of_a_call_that_are_no_object_are_refused(server: HttpThread, arguments: str) -> None:
     call = {"id": "c", "type": "function", "function": {"name": "add", "arguments": arguments}}
@@ -491,12 +376,7 @@ def test_arguments_of_a_call_that_are_no_object_are_refused(server: HttpThread, 
 def test_the_logprobs_of_the_text_are_told_where_they_are_wanted(
     server: HttpThread, wanted: dict[str, Any], given: int | None
 ) -> None:
-    async def chat(request: ConverseRequest) -> GenerateResult:
-        for event in likelihoods():
-            request.emit(event)
-        return result(request.session)
-
-    chats(server, chat)
+    says(server, *likelihoods())
     answer = server.ask("POST", PATH, {**HELLO, **wanted})
     assert "x-torpor-ignored" not in answer.headers
     told = answer.json["choices"][0]["logprobs"]

@@ -7,13 +7,12 @@ import json
 from typing import Any
 
 import pytest
-from torpor.daemon.api.conversing import ConverseRequest, MeasureRequest, MeasureResult
+from torpor.daemon.api.conversing import ConverseRequest, MeasureResult
 from torpor.daemon.api.dialogue import ToolCall
 from torpor.daemon.api.events import ProgressEvent, TokenEvent
 from torpor.daemon.api.reading import GenerateResult
-from torpor.daemon.errors import EngineBusy, GenerationFailed
 
-from .answers import asked_for, chats, holds, named_events_of, result
+from .answers import asked_for, chats, measures, named_events_of, result, says
 from .conftest import Begin, HttpThread
 
 PATH = "/v1/messages"
@@ -59,21 +58,14 @@ def test_an_answer_has_its_blocks_and_tokens_that_add_up(server: HttpThread) -> 
 def test_where_a_request_marks_a_cache_what_was_read_counts_as_written_to_it(
     server: HttpThread, marked: dict[str, Any]
 ) -> None:
-    async def chat(request: ConverseRequest) -> GenerateResult:
-        return result(request.session)
-
-    chats(server, chat)
+    says(server)
     usage = server.ask("POST", PATH, {**HELLO, **marked}).json["usage"]
     assert (usage["input_tokens"], usage["cache_creation_input_tokens"], usage["cache_read_input_tokens"]) == (0, 3, 7)
 
 
 def test_a_stream_opens_and_closes_each_block(server: HttpThread) -> None:
     chats(server, thinks_and_calls)
-
-    async def measure(request: MeasureRequest) -> MeasureResult:
-        return MeasureResult(10, 7, 100, "fake")
-
-    server.service.answers[MeasureRequest] = measure
+    measures(server, MeasureResult(10, 7, 100, "fake"))
     start, ping, *blocks, delta, stop = named_events_of(server.ask("POST", PATH, {**HELLO, "stream": True}))
     usage = start["message"]["usage"]
     assert (usage["input_tokens"], usage["cache_read_input_tokens"], usage["output_tokens"]) == (3, 7, 0)
@@ -193,57 +185,6 @@ def test_what_has_no_effect_within_a_field_is_named_too(server: HttpThread) -> N
     assert asked_for(server, "converse")[0]["template_arguments"] == {"enable_thinking": True}
 
 
-def test_tokens_are_counted_without_an_answer(server: HttpThread) -> None:
-    asked = {name: value for name, value in HELLO.items() if name != "max_tokens"}
-    answer = server.ask("POST", "/v1/messages/count_tokens", {**asked, "system": "Be very brief."})
-    assert (answer.status, answer.json) == (200, {"input_tokens": 4})
-    assert not asked_for(server, "converse")
-
-
-@pytest.mark.parametrize("stream", [False, True])
-def test_overflow_is_a_400_that_names_both_sizes(server: HttpThread, stream: bool) -> None:
-    """QC6."""
-    holds(server, 100)
-    answer = server.ask("POST", PATH, {**HELLO, "max_tokens": 32_000, "stream": stream})
-    assert (answer.status, answer.json["type"]) == (400, "error")
-    assert answer.json["error"] == {
-        "type": "invalid_request_error",
-        "message": "prompt is too long: 120 tokens > 100 maximum",
-    }
-
-
-def test_busy_is_a_429_and_a_failure_in_the_middle_an_error_event(server: HttpThread) -> None:
-    """QC13, QX18."""
-
-    async def busy(request: ConverseRequest) -> GenerateResult:
-        raise EngineBusy("Too many wait.")
-
-    async def broken(request: ConverseRequest) -> GenerateResult:
-        request.emit(TokenEvent(1, "hi"))
-        raise GenerationFailed("The model broke.")
-
-    chats(server, busy)
-    answer = server.ask("POST", PATH, HELLO)
-    assert (answer.status, answer.json["error"]["type"]) == (429, "rate_limit_error")
-    assert "retry-after" in answer.headers
-    chats(server, broken)
-    *_, error = named_events_of(server.ask("POST", PATH, {**HELLO, "stream": True}))
-    assert (error["type"], error["error"]["type"]) == ("error", "api_error")
-
-
-def test_a_silent_stream_pings(begin: Begin) -> None:
-    server = begin(silence_s=0.01)
-    server.do(server.service.hold)
-    connection = server.on_unix()
-    connection.request("POST", PATH, json.dumps({**HELLO, "stream": True}))
-    answer = connection.getresponse()
-    names = [answer.readline() for _ in range(12)][::3]
-    assert names == [b"event: message_start\n", *[b"event: ping\n"] * 3]
-    server.do(server.service.release)
-    assert b"message_stop" in answer.read()
-    connection.close()
-
-
 def test_a_long_reading_of_which_nothing_is_told_pings_too(begin: Begin) -> None:
     """Its progress comes more often than a ping is due, and this API has no event for it."""
     server = begin(silence_s=0.02)
@@ -259,36 +200,8 @@ def test_a_long_reading_of_which_nothing_is_told_pings_too(begin: Begin) -> None
     assert names.count("ping") > 3
 
 
-@pytest.mark.parametrize(
-    ("wrong", "said"),
-    [
-        ({"messages": []}, "messages"),
-        ({"messages": [{"role": "tool", "content": "a"}]}, "messages.0.role"),
-        ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "messages.0.content.0"),
-        ({"messages": [{"role": "user", "content": [{"type": "document"}]}]}, "messages.0.content.0"),
-        ({"messages": [{"role": "user", "content": [{"type": "tool_use", "name": "a"}]}]}, "messages.0.content.0"),
-        ({"messages": [{"role": "user", "content": 3}]}, "messages.0.content"),
-        ({"max_tokens": None}, "max_tokens"),
-        ({"max_tokens": 0}, "max_tokens"),
-        ({"temperature": "hot"}, "temperature"),
-        ({"system": [{"type": "image"}]}, "system.0"),
-        ({"stop_sequences": [""]}, "stop.0"),
-        ({"tools": [{"input_schema": {}}]}, "tools.0.name"),
-    ],
-)
-def test_a_wrong_field_is_a_400_that_names_it(server: HttpThread, wrong: dict[str, Any], said: str) -> None:
-    """Threat 48."""
-    answer = server.ask("POST", PATH, {**HELLO, **wrong})
-    assert (answer.status, answer.json["error"]["type"]) == (400, "invalid_request_error")
-    assert f"{said}: " in answer.json["error"]["message"]
-    assert not server.service.calls
-
-
 def test_an_answer_that_a_stop_sequence_ended_says_which(server: HttpThread) -> None:
-    async def chat(request: ConverseRequest) -> GenerateResult:
-        return result(request.session, stopped_by="END")
-
-    chats(server, chat)
+    says(server, stopped_by="END")
     expected = {"stop_reason": "stop_sequence", "stop_sequence": "END"}
     asked = {**HELLO, "stop_sequences": ["END"]}
     told = server.ask("POST", PATH, asked).json

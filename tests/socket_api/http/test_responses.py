@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import time
 from itertools import groupby
 from typing import Any
 
 import pytest
-from torpor.daemon.api.conversing import ConverseRequest, MeasureRequest, MeasureResult
+from torpor.daemon.api.conversing import ConverseRequest
 from torpor.daemon.api.dialogue import ToolCall
 from torpor.daemon.api.events import ProgressEvent, TokenEvent
 from torpor.daemon.api.reading import GenerateResult
 from torpor.daemon.api.recalling import RecalledMessage, RecallRequest, RecallResult
-from torpor.daemon.errors import AnswerNotFound, ContextOverflow, EngineBusy, GenerationFailed
+from torpor.daemon.errors import AnswerNotFound
 
-from .answers import TOLD, asked_for, chats, holds, likelihoods, named_events_of, result
-from .conftest import Begin, HttpThread
+from .answers import TOLD, asked_for, chats, likelihoods, measures, named_events_of, result, says
+from .conftest import HttpThread
 
 PATH = "/v1/responses"
 HELLO: dict[str, Any] = {"model": "fake", "input": "hello"}
@@ -201,11 +200,7 @@ def test_a_damaged_id_names_nothing(server: HttpThread, damaged: str) -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_an_answer_that_was_cut_off_is_incomplete(server: HttpThread, stream: bool) -> None:
-    async def chat(request: ConverseRequest) -> GenerateResult:
-        request.emit(TokenEvent(1, "hi"))
-        return result(request.session, finish_reason="length")
-
-    chats(server, chat)
+    says(server, TokenEvent(1, "hi"), finish_reason="length")
     answer = server.ask("POST", PATH, {**HELLO, "stream": stream})
     last = named_events_of(answer)[-1] if stream else {"type": "response.incomplete", "response": answer.json}
     assert last["type"] == "response.incomplete"
@@ -214,94 +209,11 @@ def test_an_answer_that_was_cut_off_is_incomplete(server: HttpThread, stream: bo
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_an_empty_answer_has_an_empty_text(server: HttpThread, stream: bool) -> None:
-    async def chat(request: ConverseRequest) -> GenerateResult:
-        return result(request.session, text="")
-
-    chats(server, chat)
+    says(server, text="")
     answer = server.ask("POST", PATH, {**HELLO, "stream": stream})
     told = named_events_of(answer)[-1]["response"] if stream else answer.json
     (message,) = told["output"]
     assert message["content"][0]["text"] == ""
-
-
-@pytest.mark.parametrize("stream", [False, True])
-def test_overflow_is_a_400_that_clients_shorten_their_history_at(server: HttpThread, stream: bool) -> None:
-    """QC6."""
-    holds(server, 120)
-    answer = server.ask("POST", PATH, {**HELLO, "stream": stream})
-    error = answer.json["error"]
-    assert (answer.status, error["code"]) == (400, "context_length_exceeded")
-    assert "maximum context length is 120 tokens" in error["message"]
-    assert not asked_for(server, "converse")
-
-
-@pytest.mark.parametrize(
-    ("error", "code"),
-    [
-        (GenerationFailed("The model broke."), "generation_failed"),
-        (ContextOverflow("No.", token_count=50, wanted_tokens=70, context_tokens=100), "context_length_exceeded"),
-        (EngineBusy("Too many wait."), "engine_busy"),
-    ],
-)
-def test_an_error_in_the_middle_of_a_stream_is_a_failed_response(
-    server: HttpThread, error: Exception, code: str
-) -> None:
-    """QC13."""
-
-    async def chat(request: ConverseRequest) -> GenerateResult:
-        request.emit(TokenEvent(1, "hi"))
-        raise error
-
-    chats(server, chat)
-    *_, delta, failed = named_events_of(server.ask("POST", PATH, {**HELLO, "stream": True}))
-    assert (delta["type"], failed["type"]) == ("response.output_text.delta", "response.failed")
-    assert (failed["response"]["status"], failed["response"]["error"]["code"]) == ("failed", code)
-
-
-def test_a_silent_stream_tells_by_the_clock_that_it_goes_on(begin: Begin) -> None:
-    server = begin(silence_s=0.01)
-    server.do(server.service.hold)
-    connection = server.on_unix()
-    connection.request("POST", PATH, json.dumps({**HELLO, "stream": True}))
-    answer = connection.getresponse()
-    names = [answer.readline() for _ in range(12)][::3]
-    assert names == [b"event: response.created\n", *[b"event: response.in_progress\n"] * 3]
-    server.do(server.service.release)
-    assert b"event: response.incomplete" in answer.read()
-    connection.close()
-
-
-def test_a_stream_begins_once_the_request_fits(server: HttpThread) -> None:
-    async def measure(request: MeasureRequest) -> MeasureResult:
-        raise EngineBusy("Too many wait.")
-
-    server.service.answers[MeasureRequest] = measure
-    assert server.ask("POST", PATH, {**HELLO, "stream": True}).status == 429
-
-
-@pytest.mark.parametrize(
-    ("wrong", "param"),
-    [
-        ({"input": None}, "input"),
-        ({"input": []}, "messages"),
-        ({"input": [{"role": "robot", "content": "a"}]}, "role"),
-        ({"input": [{"content": "a"}]}, "input.0.role"),
-        ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "content"),
-        ({"input": [{"type": "function_call", "arguments": "{}"}]}, "input.0.name"),
-        ({"input": [{"type": "function_call", "name": "a", "arguments": "[]"}]}, "input.0.arguments"),
-        ({"max_output_tokens": 0}, "max_tokens"),
-        ({"temperature": "hot"}, "temperature"),
-        ({"tools": [{"type": "function"}]}, "tools.0.name"),
-        ({"tools": [{"name": "a"}]}, "tools.0.type"),
-        ({"tools": [ADD, ADD]}, None),
-    ],
-)
-def test_a_wrong_field_is_a_400_that_names_it(server: HttpThread, wrong: dict[str, Any], param: str | None) -> None:
-    """Threat 48."""
-    answer = server.ask("POST", PATH, {**HELLO, **wrong})
-    assert answer.status == 400
-    assert (answer.json["error"]["param"] or "").endswith(param or "")
-    assert not server.service.calls
 
 
 ONE = "0" * 31 + "1"
@@ -344,10 +256,7 @@ def test_a_response_that_no_session_has_is_a_404(server: HttpThread, named: str)
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("named", [f"resp_{ONE}", "resp_1"])
 def test_an_unknown_previous_response_is_a_400(server: HttpThread, named: str, stream: bool) -> None:
-    async def measure(request: MeasureRequest) -> MeasureResult:
-        raise AnswerNotFound("No.", answer_id=request.after)
-
-    server.service.answers[MeasureRequest] = measure
+    measures(server, AnswerNotFound("No.", answer_id=ONE))
     asked = {**HELLO, "previous_response_id": named, "stream": stream}
     for path in (PATH, f"{PATH}/input_tokens"):
         answer = server.ask("POST", path, asked)
@@ -383,10 +292,7 @@ def test_a_reference_to_an_item_stands_for_all_up_to_its_answer(server: HttpThre
 
 @pytest.mark.parametrize("path", [PATH, f"{PATH}/input_tokens"])
 def test_a_reference_to_an_item_that_no_session_has_is_refused_by_its_id(server: HttpThread, path: str) -> None:
-    async def measure(request: MeasureRequest) -> MeasureResult:
-        raise AnswerNotFound("No.", answer_id=request.after)
-
-    server.service.answers[MeasureRequest] = measure
+    measures(server, AnswerNotFound("No.", answer_id=ONE))
     said = {"role": "user", "content": "a"}
     items = [said, {"type": "item_reference", "id": f"msg_{ONE}_0"}, said]
     error = server.ask("POST", path, {"input": items}).json["error"]
@@ -404,12 +310,6 @@ def test_an_answer_is_held_to_a_format_or_a_call(server: HttpThread) -> None:
     assert (given["tool_choice"].mode, given["tool_choice"].names) == ("required", ("add",))
 
 
-def test_tokens_are_counted_without_an_answer(server: HttpThread) -> None:
-    answer = server.ask("POST", f"{PATH}/input_tokens", {**HELLO, "instructions": "Be very brief."})
-    assert answer.json == {"object": "response.input_tokens", "input_tokens": 4}
-    assert not asked_for(server, "converse")
-
-
 def test_all_routes_are_described(server: HttpThread) -> None:
     paths = server.ask("GET", "/openapi.json").json["paths"]
     described = {(method, path) for path, methods in paths.items() for method in methods if path.startswith(PATH)}
@@ -423,12 +323,7 @@ def test_all_routes_are_described(server: HttpThread) -> None:
 
 
 def test_logprobs_of_the_text_are_told_where_they_are_included(server: HttpThread) -> None:
-    async def chat(request: ConverseRequest) -> GenerateResult:
-        for event in likelihoods():
-            request.emit(event)
-        return result(request.session, "héllo", reasoning="so")
-
-    chats(server, chat)
+    says(server, *likelihoods(), text="héllo", reasoning="so")
     asked = {**HELLO, "include": ["message.output_text.logprobs"], "top_logprobs": 1}
     whole = server.ask("POST", PATH, asked)
     assert "x-torpor-ignored" not in whole.headers

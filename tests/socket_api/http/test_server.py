@@ -43,7 +43,8 @@ def waking(server: HttpThread) -> http.client.HTTPConnection:
     return connection
 
 
-def test_a_stop_answers_what_runs_and_what_still_comes_with_the_error_of_the_api(server: HttpThread) -> None:
+def test_a_stop_answers_what_runs_and_what_still_comes_with_the_error_of_the_api(begin: Begin) -> None:
+    server = begin()
     idle = server.on_unix()
     asked(idle, "GET", "/healthz")
     connection = waking(server)

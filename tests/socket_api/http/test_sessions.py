@@ -5,7 +5,7 @@ from __future__ import annotations
 from torpor.daemon.api.verbs import VERBS
 from torpor.socket_api.http.sessions import ROUTES
 
-from .conftest import HttpThread
+from .conftest import Begin, HttpThread
 
 
 def test_a_session_is_made_listed_shown_slept_woken_forked_and_deleted(server: HttpThread) -> None:
@@ -74,7 +74,8 @@ def test_an_alias_is_told_with_its_model_and_answers_as_that(server: HttpThread)
     assert (again.status, again.json["model"]) == (200, "fake")
 
 
-def test_the_metrics_are_the_numbers_of_status_and_the_counts_of_answers(server: HttpThread) -> None:
+def test_the_metrics_are_the_numbers_of_status_and_the_counts_of_answers(begin: Begin) -> None:
+    server = begin()
     server.ask("GET", "/v1/models")
     lines = server.ask("GET", "/metrics").body.decode().splitlines()
     assert "torpor_queue_limit 512.0" in lines

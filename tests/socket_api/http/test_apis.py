@@ -1,0 +1,222 @@
+"""What the three APIs do alike, each in its own words, around a service without a model."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from torpor.daemon.api.events import TokenEvent
+from torpor.daemon.errors import ContextOverflow, EngineBusy, GenerationFailed
+
+from .answers import asked_for, events_of, holds, measures, named_events_of, says
+from .conftest import Answer, Begin, HttpThread
+from .test_responses import ADD
+
+
+@dataclass(frozen=True)
+class Api:
+    """An API: its path, a request that it takes, how its events are read, and its words."""
+
+    path: str
+    hello: dict[str, Any]
+    events_of: Callable[[Answer], list[Any]]
+    overflow: str
+    silences: list[str]
+    last: bytes
+
+    def failed(self, event: dict[str, Any]) -> tuple[str, str]:
+        """The kind of the last event, and what it says of a failure."""
+        return event["type"], event["error"]["type"]
+
+
+class Chat(Api):
+    def failed(self, event: dict[str, Any]) -> tuple[str, str]:
+        return "", event["error"]["code"]
+
+
+class Responses(Api):
+    def failed(self, event: dict[str, Any]) -> tuple[str, str]:
+        assert event["response"]["status"] == "failed"
+        return event["type"], event["response"]["error"]["code"]
+
+
+SAID = {"model": "fake", "messages": [{"role": "user", "content": "hello"}]}
+OPENAIS = "This model's maximum context length is 120 tokens. However, your messages have 120 tokens"
+CHAT = Chat("/v1/chat/completions", SAID, events_of, OPENAIS, ["data: "] * 4, b"data: [DONE]\n\n")
+RESPONSES = Responses(
+    "/v1/responses",
+    {"model": "fake", "input": "hello"},
+    named_events_of,
+    OPENAIS,
+    ["event: response.created\n", *["event: response.in_progress\n"] * 3],
+    b"event: response.incomplete",
+)
+MESSAGES = Api(
+    "/v1/messages",
+    {**SAID, "max_tokens": 9},
+    named_events_of,
+    "prompt is too long: 120 tokens > 120 maximum",
+    ["event: message_start\n", *["event: ping\n"] * 3],
+    b"message_stop",
+)
+each_api = pytest.mark.parametrize("api", [CHAT, RESPONSES, MESSAGES], ids=lambda api: api.path)
+each_way = pytest.mark.parametrize("stream", [False, True])
+
+
+@each_api
+@each_way
+def test_overflow_is_a_400_that_clients_shorten_their_history_at(server: HttpThread, api: Api, stream: bool) -> None:
+    """QC6, QX17: in both modes, before any part of an answer, and nothing is asked of the model."""
+    holds(server, 120)
+    for asked in (api.hello, {**api.hello, "max_tokens": 32_000}):
+        answer = server.ask("POST", api.path, {**asked, "stream": stream})
+        assert answer.status == 400
+        assert answer.json["error"]["message"].startswith(api.overflow)
+        assert answer.json["error"].get("code") == (None if api is MESSAGES else "context_length_exceeded")
+    assert not asked_for(server, "converse")
+
+
+@each_api
+@each_way
+@pytest.mark.parametrize("asked", ["measure", "converse"])
+def test_an_error_before_the_answer_has_its_own_status(server: HttpThread, api: Api, stream: bool, asked: str) -> None:
+    """QX18: busy is 429, and says when to ask again."""
+    busy = EngineBusy("Too many wait.")
+    if asked == "measure":
+        measures(server, busy)
+    else:
+        says(server, fails=busy)
+    answer = server.ask("POST", api.path, {**api.hello, "stream": stream})
+    assert (answer.status, answer.headers["retry-after"]) == (429, "1")
+    assert answer.json["error"]["type"] == "rate_limit_error"
+
+
+@pytest.mark.parametrize(
+    ("api", "failure", "told"),
+    [
+        (CHAT, GenerationFailed("The model broke."), ("", "generation_failed")),
+        (CHAT, RuntimeError("secret"), ("", "internal_error")),
+        (RESPONSES, GenerationFailed("The model broke."), ("response.failed", "generation_failed")),
+        (
+            RESPONSES,
+            ContextOverflow("No.", token_count=50, wanted_tokens=70, context_tokens=100),
+            ("response.failed", "context_length_exceeded"),
+        ),
+        (RESPONSES, EngineBusy("Too many wait."), ("response.failed", "engine_busy")),
+        (MESSAGES, GenerationFailed("The model broke."), ("error", "api_error")),
+    ],
+)
+def test_an_error_in_the_middle_of_a_stream_is_an_event_and_no_end(
+    server: HttpThread, api: Api, failure: Exception, told: tuple[str, str]
+) -> None:
+    """QC13."""
+    says(server, TokenEvent(1, "hi"), fails=failure)
+    answer = server.ask("POST", api.path, {**api.hello, "stream": True})
+    *before, error = api.events_of(answer)
+    assert "hi" in json.dumps(before[-1])
+    assert api.failed(error) == told
+    assert b"secret" not in answer.body
+
+
+@each_api
+def test_a_silent_stream_begins_and_goes_on_by_the_clock(begin: Begin, api: Api) -> None:
+    server = begin(silence_s=0.01)
+    server.do(server.service.hold)
+    connection = server.on_unix()
+    connection.request("POST", api.path, json.dumps({**api.hello, "stream": True, "max_tokens": 1}))
+    answer = connection.getresponse()
+    step = 2 if api is CHAT else 3
+    lines = [answer.readline().decode() for _ in range(4 * step)][::step]
+    assert [line.partition("{")[0] for line in lines] == api.silences
+    if api is CHAT:
+        assert [json.loads(line[6:])["choices"][0]["delta"] for line in lines[1:]] == [{}] * 3
+    server.do(server.service.release)
+    assert api.last in answer.read()
+    connection.close()
+
+
+@pytest.mark.parametrize(
+    ("path", "asked", "told"),
+    [
+        ("/v1/messages/count_tokens", {**SAID, "system": "Be very brief."}, {"input_tokens": 4}),
+        (
+            "/v1/responses/input_tokens",
+            {**RESPONSES.hello, "instructions": "Be very brief."},
+            {"object": "response.input_tokens", "input_tokens": 4},
+        ),
+    ],
+)
+def test_tokens_are_counted_without_an_answer(
+    server: HttpThread, path: str, asked: dict[str, Any], told: dict[str, Any]
+) -> None:
+    answer = server.ask("POST", path, asked)
+    assert (answer.status, answer.json) == (200, told)
+    assert not asked_for(server, "converse")
+
+
+@pytest.mark.parametrize(
+    ("api", "wrong", "field"),
+    [
+        (CHAT, {"messages": []}, "messages"),
+        (CHAT, {"messages": "hello"}, "messages"),
+        (CHAT, {"messages": [{"role": "robot", "content": "a"}]}, "messages.0.role"),
+        (
+            CHAT,
+            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
+            "messages.0.content",
+        ),
+        (CHAT, {"messages": [{"role": "user", "content": 3}]}, "messages.0.content"),
+        (CHAT, {"messages": [{"role": "user", "content": [3]}]}, "messages.0.content"),
+        (CHAT, {"n": 2}, "n"),
+        (CHAT, {"max_tokens": 0}, "max_tokens"),
+        (CHAT, {"max_tokens": 2**63}, "max_tokens"),
+        (CHAT, {"max_tokens": 1.5}, "max_tokens"),
+        (CHAT, {"temperature": -1}, "temperature"),
+        (CHAT, {"temperature": "hot"}, "temperature"),
+        (CHAT, {"top_p": 2}, "top_p"),
+        (CHAT, {"seed": 2**64}, "seed"),
+        (CHAT, {"stop": [""]}, "stop.0"),
+        (CHAT, {"stream": "yes"}, "stream"),
+        (CHAT, {"tools": [{"type": "function", "function": {"name": 3}}]}, "tools.0.function.name"),
+        (RESPONSES, {"input": None}, "input"),
+        (RESPONSES, {"input": []}, "messages"),
+        (RESPONSES, {"input": [{"role": "robot", "content": "a"}]}, "role"),
+        (RESPONSES, {"input": [{"content": "a"}]}, "input.0.role"),
+        (RESPONSES, {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "content"),
+        (RESPONSES, {"input": [{"type": "function_call", "arguments": "{}"}]}, "input.0.name"),
+        (RESPONSES, {"input": [{"type": "function_call", "name": "a", "arguments": "[]"}]}, "input.0.arguments"),
+        (RESPONSES, {"max_output_tokens": 0}, "max_tokens"),
+        (RESPONSES, {"temperature": "hot"}, "temperature"),
+        (RESPONSES, {"tools": [{"type": "function"}]}, "tools.0.name"),
+        (RESPONSES, {"tools": [{"name": "a"}]}, "tools.0.type"),
+        (RESPONSES, {"tools": [ADD, ADD]}, "params"),
+        (MESSAGES, {"messages": []}, "messages"),
+        (MESSAGES, {"messages": [{"role": "tool", "content": "a"}]}, "messages.0.role"),
+        (MESSAGES, {"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "messages.0.content.0"),
+        (MESSAGES, {"messages": [{"role": "user", "content": [{"type": "document"}]}]}, "messages.0.content.0"),
+        (
+            MESSAGES,
+            {"messages": [{"role": "user", "content": [{"type": "tool_use", "name": "a"}]}]},
+            "messages.0.content.0",
+        ),
+        (MESSAGES, {"messages": [{"role": "user", "content": 3}]}, "messages.0.content"),
+        (MESSAGES, {"max_tokens": None}, "max_tokens"),
+        (MESSAGES, {"max_tokens": 0}, "max_tokens"),
+        (MESSAGES, {"temperature": "hot"}, "temperature"),
+        (MESSAGES, {"system": [{"type": "image"}]}, "system.0"),
+        (MESSAGES, {"stop_sequences": [""]}, "stop.0"),
+        (MESSAGES, {"tools": [{"input_schema": {}}]}, "tools.0.name"),
+    ],
+)
+def test_a_wrong_field_is_a_400_that_names_it_and_makes_no_session(
+    server: HttpThread, api: Api, wrong: dict[str, Any], field: str
+) -> None:
+    """Threat 48."""
+    answer = server.ask("POST", api.path, {**api.hello, **wrong})
+    error = answer.json["error"]
+    assert (answer.status, error["type"]) == (400, "invalid_request_error")
+    assert (error.get("param") or error["message"].partition(": ")[0]).endswith(field)
+    assert not server.service.calls
