@@ -111,16 +111,19 @@ def _process_value(parameter: Any, context: Any, value: Any) -> Any:
     return parameter.callback(context, parameter, None) if parameter.callback else None
 
 
-def build_app() -> typer.Typer:
-    """Build the program. Each command is only its line of help until it is used."""
+@functools.cache
+def _program() -> Any:
+    """The program, made once: that takes longer than most commands. Each command is only its line of help until it is
+    used."""
     epilog = f"[bold]Exit status[/]\n\n{describe_exit_codes()}"
     app = _app(name="torpor", cls=_Commands)
     app.callback(invoke_without_command=True, help=_flowing(INTRODUCTION), epilog=epilog)(_root)
     for command in COMMANDS:
         app.command(command.name, help=command.summary, rich_help_panel=command.panel)(_listed)
-    return app
+    return typer.main.get_command(app)
 
 
+@functools.cache
 def load_command(name: str) -> Any:
     """Give a command with its options and its whole help. Imports its module."""
     command = next(command for command in COMMANDS if command.name == name)
@@ -152,7 +155,7 @@ def run(arguments: Sequence[str]) -> int:
     """Run one command line and give its exit status."""
     as_json = "--json" in arguments
     try:
-        status = build_app()(args=list(arguments), prog_name="torpor", standalone_mode=False)
+        status = _program()(args=list(arguments), prog_name="torpor", standalone_mode=False)
     except TorporError as error:
         return _report(error, as_json=as_json)
     except _UsageError as error:
