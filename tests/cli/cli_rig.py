@@ -53,7 +53,12 @@ def unstyled(text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class MadeStore:
-    """A store on disk with two sessions, the first of which slept twice; nobody has it open."""
+    """A store on disk with two sessions, of which the first slept twice. A call runs a command on it, as
+    `made_store("ls", "--json")`."""
 
     path: Path
     bundles: tuple[Path, ...]
+    torpor: Torpor
+
+    def __call__(self, *arguments: object) -> Ran:
+        return self.torpor(*arguments, "--store", self.path)

@@ -56,11 +56,11 @@ def daemon(short_path: Path) -> Iterator[ServerThread]:
 
 
 @pytest.fixture
-def made_store(short_path: Path) -> MadeStore:
+def made_store(torpor: Torpor, short_path: Path) -> MadeStore:
     path = short_path / "store"
     with Store.open(path, writable=True) as store:
         first = making.sleep(store, 300)
         second = making.sleep(store, 600, before=first)
         other = making.sleep(store, 5, uri=making.OTHER_URI, seed=1)
         bundles = tuple(making.bundle_path(store, receipt.bundle_id) for receipt in (first, second, other))
-    return MadeStore(path, bundles)
+    return MadeStore(path, bundles, torpor)

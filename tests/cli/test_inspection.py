@@ -28,8 +28,8 @@ WAKE_VERSION_1 = (
 )
 
 
-def test_ls_with_no_daemon_reads_the_store(torpor: Torpor, made_store: MadeStore) -> None:
-    ran = torpor("ls", "--store", made_store.path, "--json")
+def test_ls_with_no_daemon_reads_the_store(made_store: MadeStore) -> None:
+    ran = made_store("ls", "--json")
     assert ran.status == 0
     assert ran.document["source"] == "store"
     by_name = {info["name"]: info for info in ran.document["sessions"]}
@@ -37,7 +37,7 @@ def test_ls_with_no_daemon_reads_the_store(torpor: Torpor, made_store: MadeStore
     assert by_name["agent"]["token_count"] == 600
     assert by_name["agent"]["state"] == "stored"
     assert len(by_name["agent"]["bundle_id"]) == 64
-    text = torpor("ls", "--store", made_store.path)
+    text = made_store("ls")
     assert "default/agent" in text.out
     assert "no daemon asked" in text.err
 
@@ -65,7 +65,7 @@ def test_looking_tells_of_a_daemon_that_ended_without_a_stop(
     (told,) = torpor("ls", "--json").document["problems"]
     assert torpor("doctor", "--json").document["daemon"]["problem"] == told["message"]
     assert told["message"].endswith(f"may stand in {short_path}/torpor/daemon.log, or in the file that --log named.")
-    assert torpor("ls", "--store", made_store.path, "--json").document["problems"] == []
+    assert made_store("ls", "--json").document["problems"] == []
 
 
 @pytest.mark.parametrize("beside_a_daemon", [False, True])
@@ -77,26 +77,26 @@ def test_ls_marks_a_session_whose_newest_version_has_no_file(
     slept = dataclasses.replace(daemon.service.sessions["agent"].info, bundle_id=made_store.bundles[1].stem, version=2)
     daemon.service.sessions["agent"].info = slept
     daemon.service.store = str(made_store.path)
-    where = () if beside_a_daemon else ("--store", made_store.path)
-    assert not any(info["file_missing"] for info in torpor("ls", *where, "--json").document["sessions"])
-    assert "has no file" not in torpor("ls", *where).err
+    ask = torpor if beside_a_daemon else made_store
+    assert not any(info["file_missing"] for info in ask("ls", "--json").document["sessions"])
+    assert "has no file" not in ask("ls").err
     made_store.bundles[0].unlink()  # of an earlier version: that is for verify
     made_store.bundles[1].unlink()
-    told = torpor("ls", *where, "--json").document
+    told = ask("ls", "--json").document
     assert [info["name"] for info in told["sessions"] if info["file_missing"]] == ["agent"]
     (problem,) = told["problems"]
     assert (problem["code"], problem["path"]) == ("bundle_missing", str(made_store.bundles[1]))
     assert "Version 2 of torpor://default/agent has no file" in problem["message"]
     remedy = "`torpor sleep torpor://default/agent` writes it anew" if beside_a_daemon else PUT_BACK
     assert remedy in problem["message"]
-    listed = torpor("ls", *where)
+    listed = ask("ls")
     assert [line.split()[0] for line in listed.out.splitlines() if "!\t" in line] == ["default/agent"]
     assert "! its newest version has no file: if awake, put it to sleep" in listed.err
 
 
-def test_ls_of_another_namespace_is_empty(torpor: Torpor, made_store: MadeStore) -> None:
-    assert torpor("ls", "elsewhere", "--store", made_store.path, "--json").document["sessions"] == []
-    assert torpor("ls", "default", "--store", made_store.path, "--json").document["sessions"] != []
+def test_ls_of_another_namespace_is_empty(made_store: MadeStore) -> None:
+    assert made_store("ls", "elsewhere", "--json").document["sessions"] == []
+    assert made_store("ls", "default", "--json").document["sessions"] != []
 
 
 def test_ls_takes_the_default_store_when_no_daemon_answers(
@@ -113,24 +113,24 @@ def test_no_store_is_status_10(torpor: Torpor, tmp_path: Path, command: str) -> 
     assert "no_store" in ran.err
 
 
-def test_inspection_works_beside_the_store_s_writer_and_writes_nothing(torpor: Torpor, made_store: MadeStore) -> None:
+def test_inspection_works_beside_the_store_s_writer_and_writes_nothing(made_store: MadeStore) -> None:
     with Store.open(made_store.path, writable=True):
         before = _listing(made_store.path)
         for arguments in (("ls",), ("show", "agent"), ("verify", "--deep")):
-            assert torpor(*arguments, "--store", made_store.path).status == 0, arguments
+            assert made_store(*arguments).status == 0, arguments
         assert _listing(made_store.path) == before
 
 
-def test_show_with_no_daemon_tells_all_but_the_text(torpor: Torpor, made_store: MadeStore) -> None:
-    document = torpor("show", "agent", "--store", made_store.path, "--json").document
+def test_show_with_no_daemon_tells_all_but_the_text(made_store: MadeStore) -> None:
+    document = made_store("show", "agent", "--json").document
     assert [version["version"] for version in document["versions"]] == [1, 2]
     assert document["versions"][1]["parent"] == document["versions"][0]["bundle_id"]
     assert document["identity"]["compute_dtype"] == "float32"
     assert document["tail_text"] is None
     assert len(document["layers"]) == 2, "a layer each, not a slot each"
-    text = torpor("show", "agent", "--store", made_store.path)
+    text = made_store("show", "agent")
     assert "needs a running daemon" in text.out
-    assert "wake or fork it to read it" in torpor("show", "agent@1", "--store", made_store.path).out
+    assert "wake or fork it to read it" in made_store("show", "agent@1").out
     assert document["info"]["bundle_id"] in text.out
 
 
@@ -164,13 +164,11 @@ def test_show_tells_what_computed_a_session_as_far_as_that_is_short_text(
     assert all(value in text for value in shown.values())
 
 
-def test_a_narrow_terminal_breaks_no_word_of_show(
-    torpor: Torpor, made_store: MadeStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    torpor("tag", "agent@1", "before-refactor", "--store", made_store.path)
-    wide = torpor("show", "agent", "--store", made_store.path, "--json").document
+def test_a_narrow_terminal_breaks_no_word_of_show(made_store: MadeStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    made_store("tag", "agent@1", "before-refactor")
+    wide = made_store("show", "agent", "--json").document
     pretend_terminal(monkeypatch, 80)
-    shown = unstyled(torpor("show", "agent", "--store", made_store.path).out)
+    shown = unstyled(made_store("show", "agent").out)
     rows = [line for line in shown.splitlines() if line.startswith(("  1 ", "  2 "))]
     for row, version in zip(rows, wide["versions"], strict=True):
         assert version["bundle_id"][:12] in row
@@ -182,10 +180,10 @@ def test_a_narrow_terminal_breaks_no_word_of_show(
 
 @pytest.mark.parametrize("columns", [50, 80, 110])
 def test_a_terminal_of_few_columns_breaks_no_figure_and_no_header_of_ls(
-    torpor: Torpor, made_store: MadeStore, monkeypatch: pytest.MonkeyPatch, columns: int
+    made_store: MadeStore, monkeypatch: pytest.MonkeyPatch, columns: int
 ) -> None:
     pretend_terminal(monkeypatch, columns)
-    header, *rows = unstyled(torpor("ls", "--store", made_store.path).out).splitlines()
+    header, *rows = unstyled(made_store("ls").out).splitlines()
     names = ["SESSION", "STATE", "TOKENS", "VERSION", "STORED", "RESIDENT", "MODEL", "SLEPT AS", "LAST SLEEP"]
     names = ["SESSION", "STATE", "TOKENS", "STORED"] if columns == 50 else names[: 7 if columns == 80 else 9]
     assert re.split(" {2,}", header.strip())[: len(names)] == names
@@ -193,99 +191,97 @@ def test_a_terminal_of_few_columns_breaks_no_figure_and_no_header_of_ls(
     assert max(map(len, (header, *rows))) <= columns
 
 
-def test_a_full_uri_suggests_close_names_and_not_every_one(torpor: Torpor, made_store: MadeStore) -> None:
+def test_a_full_uri_suggests_close_names_and_not_every_one(made_store: MadeStore) -> None:
     """What all URIs begin with is no likeness."""
-    refused = torpor("show", "torpor://default/twin", "--store", made_store.path, "--json")
+    refused = made_store("show", "torpor://default/twin", "--json")
     assert (refused.status, refused.error["error"]["details"]["suggestions"]) == (4, [])
-    assert "torpor://default/agent" in torpor("show", "torpor://default/agnet", "--store", made_store.path).err
+    assert "torpor://default/agent" in made_store("show", "torpor://default/agnet").err
 
 
 @pytest.mark.parametrize("name", ["nobody", "torpor://default/nobody", "other/agent"])
-def test_an_unknown_session_is_status_4_and_close_names_are_suggested(
-    torpor: Torpor, made_store: MadeStore, name: str
-) -> None:
-    assert torpor("show", name, "--store", made_store.path).status == 4
-    assert torpor("verify", name, "--store", made_store.path).status == 4
+def test_an_unknown_session_is_status_4_and_close_names_are_suggested(made_store: MadeStore, name: str) -> None:
+    assert made_store("show", name).status == 4
+    assert made_store("verify", name).status == 4
 
 
-def test_advice_about_an_unknown_session_names_the_store_of_the_command(torpor: Torpor, made_store: MadeStore) -> None:
+def test_advice_about_an_unknown_session_names_the_store_of_the_command(made_store: MadeStore) -> None:
     for command in ("show", "export-kv", "pin"):
         more = ("kv.safetensors",) if command == "export-kv" else ()
-        ran = torpor(command, "zzz", *more, "--store", made_store.path)
+        ran = made_store(command, "zzz", *more)
         assert (ran.status, f"`torpor ls --store {made_store.path}`" in ran.err) == (4, True)
 
 
-def test_a_close_name_is_suggested(torpor: Torpor, made_store: MadeStore) -> None:
-    assert "torpor://default/agent" in torpor("show", "agnet", "--store", made_store.path).err
+def test_a_close_name_is_suggested(made_store: MadeStore) -> None:
+    assert "torpor://default/agent" in made_store("show", "agnet").err
 
 
-def test_verify_of_a_sound_store_is_status_0(torpor: Torpor, made_store: MadeStore) -> None:
+def test_verify_of_a_sound_store_is_status_0(made_store: MadeStore) -> None:
     for depth in ((), ("--deep",)):
-        ran = torpor("verify", *depth, "--store", made_store.path)
+        ran = made_store("verify", *depth)
         assert ran.status == 0
         assert "sound" in ran.out
-    document = torpor("verify", "agent", "--deep", "--store", made_store.path, "--json").document
+    document = made_store("verify", "agent", "--deep", "--json").document
     assert document["ok"] is True
     assert document["findings"] == []
     assert document["bytes_checked"] > 0
 
 
-def test_verify_finds_a_flipped_bit_and_ends_with_status_6(torpor: Torpor, made_store: MadeStore) -> None:
+def test_verify_finds_a_flipped_bit_and_ends_with_status_6(made_store: MadeStore) -> None:
     """GM4: one flipped bit in a block."""
     damaged = made_store.bundles[0]
     content = bytearray(damaged.read_bytes())
     content[len(content) // 2] ^= 1
     damaged.write_bytes(content)
-    ran = torpor("verify", "--deep", "--store", made_store.path)
+    ran = made_store("verify", "--deep")
     assert ran.status == 6
     assert "damaged" in ran.out
-    as_json = torpor("verify", "--deep", "--store", made_store.path, "--json")
+    as_json = made_store("verify", "--deep", "--json")
     assert as_json.status == 6
     assert as_json.document["ok"] is False
     assert damaged.name in as_json.document["findings"][0]["path"]
     assert as_json.document["findings"][0]["code"]
 
 
-def test_show_of_a_truncated_bundle_is_status_6(torpor: Torpor, made_store: MadeStore) -> None:
+def test_show_of_a_truncated_bundle_is_status_6(made_store: MadeStore) -> None:
     os.truncate(made_store.bundles[2], made_store.bundles[2].stat().st_size - 1)
-    ran = torpor("show", "other", "--store", made_store.path)
+    ran = made_store("show", "other")
     assert ran.status == 6
     assert ran.err.count("\n") == 1
-    assert torpor("show", "agent", "--store", made_store.path).status == 0
+    assert made_store("show", "agent").status == 0
 
 
-def test_a_finding_names_its_versions_and_the_remedy(torpor: Torpor, made_store: MadeStore) -> None:
+def test_a_finding_names_its_versions_and_the_remedy(made_store: MadeStore) -> None:
     """The newest version is damaged: the one before it is what to go on from."""
     damaged = made_store.bundles[1]
     content = bytearray(damaged.read_bytes())
     content[len(content) // 3] ^= 1
     damaged.write_bytes(content)
-    ran = torpor("verify", "--deep", "--store", made_store.path, "--json")
+    ran = made_store("verify", "--deep", "--json")
     finding = ran.document["findings"][0]
     assert finding["versions"] == [{"session": "torpor://default/agent", "version": 2}]
     assert finding["remedy"].index("`torpor repair`") < finding["remedy"].index(WAKE_VERSION_1)
-    text = torpor("verify", "--deep", "--store", made_store.path).out
+    text = made_store("verify", "--deep").out
     assert str(damaged) in text, "paths are never cut"
     assert "affected: torpor://default/agent version 2" in text
 
 
-def test_damage_that_reaches_later_versions_leaves_none_to_go_on_from(torpor: Torpor, made_store: MadeStore) -> None:
+def test_damage_that_reaches_later_versions_leaves_none_to_go_on_from(made_store: MadeStore) -> None:
     os.truncate(made_store.bundles[0], made_store.bundles[0].stat().st_size - 1)
-    findings = torpor("verify", "--store", made_store.path, "--json").document["findings"]
+    findings = made_store("verify", "--json").document["findings"]
     assert {one["version"] for one in findings[0]["versions"]} == {1, 2}
     assert "No version of torpor://default/agent is intact" in findings[0]["remedy"]
     assert "torpor repair" in findings[0]["remedy"]
     assert "delete" not in findings[0]["remedy"], "what repair would save"
 
 
-def test_what_is_no_damage_gets_no_remedy_but_its_own(torpor: Torpor, made_store: MadeStore) -> None:
+def test_what_is_no_damage_gets_no_remedy_but_its_own(made_store: MadeStore) -> None:
     os.link(made_store.bundles[0], made_store.path.parent / "backup")
-    finding = torpor("verify", "--store", made_store.path, "--json").document["findings"][0]
+    finding = made_store("verify", "--json").document["findings"][0]
     assert (finding["code"], finding["remedy"]) == ("unsafe_path", "")
     assert "cp -p FILE FILE.copy && mv FILE.copy FILE" in finding["message"]
 
 
-def test_what_many_sessions_miss_is_told_once(torpor: Torpor, made_store: MadeStore) -> None:
+def test_what_many_sessions_miss_is_told_once(made_store: MadeStore) -> None:
     """One file that is not there: a finding for each version that needs it, and one paragraph for a person."""
     with Store.open(made_store.path, writable=True) as store:
         for number in range(12):
@@ -301,9 +297,9 @@ def test_what_many_sessions_miss_is_told_once(torpor: Torpor, made_store: MadeSt
                     token_count=256,
                 )
     made_store.bundles[0].unlink()
-    findings = torpor("verify", "--store", made_store.path, "--json").document["findings"]
+    findings = made_store("verify", "--json").document["findings"]
     assert len(findings) > 12
-    text = torpor("verify", "--store", made_store.path).out
+    text = made_store("verify").out
     assert text.count(f"{made_store.bundles[0]} is missing") == 1
     assert "more sessions" in text
     assert "more files" in text
@@ -311,41 +307,39 @@ def test_what_many_sessions_miss_is_told_once(torpor: Torpor, made_store: MadeSt
     assert f"{len(findings)} findings" in text
 
 
-def test_every_stray_file_is_listed_by_its_name(torpor: Torpor, made_store: MadeStore) -> None:
+def test_every_stray_file_is_listed_by_its_name(made_store: MadeStore) -> None:
     strays = [made_store.bundles[0].parent / f"stray-{number}.txt" for number in range(3)]
     for stray in strays:
         stray.write_text("mine")
-    text = torpor("verify", "--store", made_store.path).out
+    text = made_store("verify").out
     assert [str(stray) in text for stray in strays] == [True] * 3
     assert "3 findings" in text
 
 
-def test_a_second_file_of_a_sound_bundle_damages_no_version(torpor: Torpor, made_store: MadeStore) -> None:
+def test_a_second_file_of_a_sound_bundle_damages_no_version(made_store: MadeStore) -> None:
     """The retired file stayed beside the one that was put back from a backup."""
     twin = made_store.bundles[0].with_suffix(".mvr")
     shutil.copyfile(made_store.bundles[0], twin)
     twin.chmod(0o600)
-    finding = torpor("verify", "--store", made_store.path, "--json").document["findings"][0]
+    finding = made_store("verify", "--json").document["findings"][0]
     assert (finding["code"], finding["path"], finding["remedy"]) == ("twin_file", str(twin), "")
     assert "torpor repair" in finding["message"]
-    assert "affected" not in torpor("verify", "--store", made_store.path).out
+    assert "affected" not in made_store("verify").out
 
 
-def test_a_second_file_of_a_bundle_does_not_keep_its_session_from_being_intact(
-    torpor: Torpor, made_store: MadeStore
-) -> None:
+def test_a_second_file_of_a_bundle_does_not_keep_its_session_from_being_intact(made_store: MadeStore) -> None:
     shutil.copyfile(made_store.bundles[0], made_store.bundles[0].with_suffix(".mvr"))
     made_store.bundles[0].with_suffix(".mvr").chmod(0o600)
     os.truncate(made_store.bundles[1], made_store.bundles[1].stat().st_size - 1)
-    findings = torpor("verify", "--store", made_store.path, "--json").document["findings"]
+    findings = made_store("verify", "--json").document["findings"]
     (damage,) = [one for one in findings if one["code"] != "twin_file"]
     assert "Version 1 of torpor://default/agent is intact" in damage["remedy"]
 
 
-def test_a_lineage_read_from_the_files_is_newest_first_like_the_daemons(torpor: Torpor, made_store: MadeStore) -> None:
-    shown = torpor("show", "agent", "--store", made_store.path, "--json").document
+def test_a_lineage_read_from_the_files_is_newest_first_like_the_daemons(made_store: MadeStore) -> None:
+    shown = made_store("show", "agent", "--json").document
     assert shown["lineage"] == [version["bundle_id"] for version in reversed(shown["versions"])]
-    earlier = torpor("show", "agent@1", "--store", made_store.path, "--json").document
+    earlier = made_store("show", "agent@1", "--json").document
     assert earlier["lineage"] == shown["lineage"][1:]
 
 
@@ -356,7 +350,7 @@ def test_show_tells_facts_of_the_version_that_it_shows_and_which_is_the_newest(
     earlier, newest = torpor("show", *at, "--json").document["versions"]
     lines = torpor("show", *at).out.splitlines()
     assert f"version\t1; the newest is version 2, with {newest['token_count']} tokens" in lines
-    assert "version\t2" in torpor("show", "agent", "--store", made_store.path).out.splitlines()
+    assert "version\t2" in made_store("show", "agent").out.splitlines()
     info = torpor("show", *at, "--json").document["info"]
     look = {"version": 1, "token_count": 3, "newest_version": 2, "newest_tokens": newest["token_count"]}
     looked = {**info, "look": look, "token_count": 3, "slept_ns": newest["created_ns"] + 10**15}
@@ -367,34 +361,33 @@ def test_show_tells_facts_of_the_version_that_it_shows_and_which_is_the_newest(
     assert "state\tstored, a look at token 3" in told
 
 
-def test_damaged_marks_are_told_by_every_command_that_looks(torpor: Torpor, made_store: MadeStore) -> None:
-    torpor("tag", "agent", "mine", "--store", made_store.path)
+def test_damaged_marks_are_told_by_every_command_that_looks(made_store: MadeStore) -> None:
+    made_store("tag", "agent", "mine")
     marks = made_store.path / "marks.json"
     marks.write_bytes(marks.read_bytes()[:-3])
-    where = ("--store", made_store.path)
-    checked = torpor("verify", *where, "--json")
+    checked = made_store("verify", "--json")
     assert checked.status == 6
     assert [(one["code"], one["path"]) for one in checked.document["findings"]] == [("corrupt_marks", str(marks))]
-    assert "affected" not in torpor("verify", *where).out
+    assert "affected" not in made_store("verify").out
     for command in (("ls",), ("show", "agent")):
-        ran = torpor(*command, *where)
+        ran = made_store(*command)
         assert ran.status == 0
         assert "corrupt_marks" in ran.err
         assert "torpor repair" in ran.err
-        assert [one["code"] for one in torpor(*command, *where, "--json").document["problems"]] == ["corrupt_marks"]
-    torpor("repair", *where)  # which makes no marks up: they are lost until somebody says what is marked
+        assert [one["code"] for one in made_store(*command, "--json").document["problems"]] == ["corrupt_marks"]
+    made_store("repair")  # which makes no marks up: they are lost until somebody says what is marked
     for command in (("verify",), ("repair",), ("prune", "--keep-last", "1"), ("pin", "agent")):
-        ran = torpor(*command, *where)
+        ran = made_store(*command)
         assert (command, ran.status) == (command, 6)
         assert "marks_lost" in ran.out + ran.err
-    assert torpor("tag", "agent", "mine", "--move", *where).status == 0
-    assert torpor("verify", *where).status == 0
-    assert torpor("ls", *where, "--json").document["problems"] == []
+    assert made_store("tag", "agent", "mine", "--move").status == 0
+    assert made_store("verify").status == 0
+    assert made_store("ls", "--json").document["problems"] == []
 
 
-def test_show_of_a_damaged_newest_version_suggests_the_latest_intact_one(torpor: Torpor, made_store: MadeStore) -> None:
+def test_show_of_a_damaged_newest_version_suggests_the_latest_intact_one(made_store: MadeStore) -> None:
     os.truncate(made_store.bundles[1], made_store.bundles[1].stat().st_size - 1)
-    ran = torpor("show", "agent", "--store", made_store.path, "--json")
+    ran = made_store("show", "agent", "--json")
     assert ran.status == 6
     assert ran.error["error"]["details"]["intact_version"] == 1
     message = ran.error["error"]["message"]
@@ -403,16 +396,15 @@ def test_show_of_a_damaged_newest_version_suggests_the_latest_intact_one(torpor:
     assert message.partition(" Besides ")[0].endswith("is the newest.")
 
 
-def test_show_of_a_version_without_a_file_names_the_others(torpor: Torpor, made_store: MadeStore) -> None:
-    where = ("--store", made_store.path)
+def test_show_of_a_version_without_a_file_names_the_others(made_store: MadeStore) -> None:
     made_store.bundles[1].unlink()
     for asked in ("agent", "agent@2"):
-        ran = torpor("show", asked, *where, "--json")
+        ran = made_store("show", asked, "--json")
         assert (ran.status, ran.error["error"]["details"]["other_versions"]) == (6, [1])
         assert ran.error["error"]["message"].endswith(
             "Besides it has version 1: `torpor show torpor://default/agent@1`."
         )
-    shown = torpor("show", "torpor://default/agent@1", *where, "--json").document
+    shown = made_store("show", "torpor://default/agent@1", "--json").document
     assert [version["version"] for version in shown["versions"]] == [1, 2]
 
 
@@ -426,8 +418,7 @@ def test_who_looks_and_who_wakes_are_advised_alike(
         damaged.unlink()
     else:
         os.truncate(damaged, damaged.stat().st_size - 1)
-    where = ("--store", made_store.path)
-    found = torpor("verify", "agent", *where, "--json").document["findings"]
+    found = made_store("verify", "agent", "--json").document["findings"]
     finding = next(one for one in found if damaged.stem in one["path"])
     advised = f"{finding['message']} {finding['remedy']}"
     assert advised.count(PUT_BACK) == 1
@@ -439,7 +430,7 @@ def test_who_looks_and_who_wakes_are_advised_alike(
     daemon.service.fault = fault(finding["message"], path=str(damaged))
     assert torpor("wake", "agent", "--json").error["error"]["message"] == advised
     if bundle == 1:
-        shown = torpor("show", "agent", *where, "--json").error["error"]["message"]
+        shown = made_store("show", "agent", "--json").error["error"]["message"]
         assert shown == f"{advised} Besides it has version 1: `torpor show torpor://default/agent@1`."
 
 
@@ -464,14 +455,14 @@ def test_every_command_that_reads_a_damaged_version_names_the_intact_one(
 ) -> None:
     damaged = made_store.bundles[1]
     os.truncate(damaged, damaged.stat().st_size - 1)
-    where: tuple[str, ...] = (str(tmp_path / "out"), "--store", str(made_store.path))
-    if command == "analyse":
+    if command != "analyse":
+        ran = made_store(command, "agent", tmp_path / "out", "--json")
+    else:
         torpor("append", "agent", "one")
         torpor("sleep", "agent")
         daemon.service.store = str(made_store.path)
         daemon.service.fault = Truncated(f"{damaged} is truncated.", path=str(damaged))
-        where = ()
-    ran = torpor(command, "agent", *where, "--json")
+        ran = torpor(command, "agent", "--json")
     assert (ran.status, ran.error["error"]["details"].get("intact_version")) == (6, 1)
     assert WAKE_VERSION_1 in ran.error["error"]["message"]
 
@@ -507,46 +498,42 @@ def test_a_quantise_that_meets_damage_names_the_intact_version(
     assert second["message"] == "The disk is full."
 
 
-def test_a_damaged_file_that_nothing_else_replaces_comes_with_what_to_do(
-    torpor: Torpor, made_store: MadeStore, tmp_path: Path
-) -> None:
+def test_a_damaged_file_that_nothing_else_replaces_comes_with_what_to_do(made_store: MadeStore, tmp_path: Path) -> None:
     for bundle in made_store.bundles:
         data = bytearray(bundle.read_bytes())
         data[bundle.stat().st_size // 3] ^= 1
         bundle.write_bytes(data)
-    ran = torpor("export", "agent", str(tmp_path / "out.mvb"), "--store", made_store.path)
+    ran = made_store("export", "agent", str(tmp_path / "out.mvb"))
     assert ran.status == 6
     assert "from a backup; without one, `torpor repair`" in ran.err
     shutil.copy(made_store.bundles[0], tmp_path / "foreign.mvb")
-    ran = torpor("import", str(tmp_path / "foreign.mvb"), "--store", made_store.path)
+    ran = made_store("import", str(tmp_path / "foreign.mvb"))
     assert ran.status == 6
     assert "torpor repair" not in ran.err
 
 
-def test_what_a_repair_has_set_aside_is_told_until_it_is_given_up(torpor: Torpor, made_store: MadeStore) -> None:
-    where = ("--store", made_store.path)
+def test_what_a_repair_has_set_aside_is_told_until_it_is_given_up(made_store: MadeStore) -> None:
     made_store.bundles[0].unlink()
-    assert torpor("repair", *where).status == 6
+    assert made_store("repair").status == 6
     for command in (("repair",), ("verify",), ("verify", "--deep")):
-        ran = torpor(*command, *where)
+        ran = made_store(*command)
         assert (command, ran.status) == (command, 6)
         assert "Version 2 of torpor://default/agent is lost" in ran.out + ran.err
         assert f"until {made_store.bundles[0]} is put back" in ran.out + ran.err
         assert "no version that the index knows" not in ran.out
-    planned = torpor("repair", "--dry-run", *where, "--json").document
+    planned = made_store("repair", "--dry-run", "--json").document
     assert [problem["code"] for problem in planned["problems"]] == ["version_lost"] * 2
     for command in (("show", "agent"), ("show", "agent@2"), ("verify", "agent"), ("du", "agent")):
-        ran = torpor(*command, *where, "--json")
+        ran = made_store(*command, "--json")
         assert (ran.status, ran.error["error"]["details"]["set_aside"]) == (4, [1, 2])
         assert "torpor verify" in ran.error["error"]["message"]
-    assert torpor("gc", "--quarantine", *where).status == 0
+    assert made_store("gc", "--quarantine").status == 0
     for command in (("repair",), ("verify",)):
-        assert torpor(*command, *where).status == 0
+        assert made_store(*command).status == 0
 
 
 def test_ls_and_show_of_a_store_tell_what_a_repair_saved(torpor: Torpor, made_store: MadeStore) -> None:
-    where = ("--store", made_store.path)
-    assert "a repair saved" not in torpor("ls", *where).err
+    assert "a repair saved" not in made_store("ls").err
     with Store.open(made_store.path, writable=False) as opened:
         (row,) = [row for row in opened.iter_sessions() if row.uri.name == "agent"]
         with opened.open_session(row.uri) as reader:
@@ -556,17 +543,17 @@ def test_ls_and_show_of_a_store_tell_what_a_repair_saved(torpor: Torpor, made_st
     data = bytearray(file.read_bytes())
     data[frame.offset + frame.frame_bytes - 80] ^= 1
     file.write_bytes(data)
-    torpor("repair", *where)
-    listed = {info["name"]: info for info in torpor("ls", *where, "--json").document["sessions"]}
+    made_store("repair")
+    listed = {info["name"]: info for info in made_store("ls", "--json").document["sessions"]}
     assert listed["agent"]["salvaged"] == {"tokens": last.start, "of": row.token_count}
     assert {info["salvaged"] is None for name, info in listed.items() if name != "agent"} <= {True}
-    assert "~ the beginning of a damaged version" in torpor("ls", *where).err
+    assert "~ the beginning of a damaged version" in made_store("ls").err
     told = f"{last.start} of {row.token_count} tokens; torpor verify names the file that would bring back the rest"
-    assert told in torpor("show", "agent", *where).out
+    assert told in made_store("show", "agent").out
 
 
 def test_an_empty_namespace_is_named(torpor: Torpor, made_store: MadeStore) -> None:
-    nothing = torpor("ls", "elsewhere", "--store", made_store.path).err
+    nothing = made_store("ls", "elsewhere").err
     assert "No sessions in namespace elsewhere" in nothing
     assert "One session: torpor show elsewhere" in nothing, "it may be meant for a session's name"
 

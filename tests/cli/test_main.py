@@ -127,8 +127,8 @@ def test_shared_options_mean_the_same_before_the_command_and_after_it(
     assert len(torpor(*given, "ls").document["sessions"]) == 2
     nobody = short_path / "nobody"
     assert torpor("--socket", nobody, "--json", "ls").error["error"]["details"]["path"] == str(nobody)
-    assert torpor("--store", short_path / "none", "ls", "--store", made_store.path).status == 0, "the later one holds"
-    assert "No such option: --store" in torpor("--store", made_store.path, "chat", "x", "hello").err
+    assert made_store("--store", short_path / "none", "ls").status == 0, "the later one holds"
+    assert "No such option: --store" in made_store("chat", "x", "hello").err
     assert "version" in torpor("--json", "--version").document
 
 

@@ -256,19 +256,44 @@ def test_wake_says_that_nothing_was_prefilled(torpor: Torpor, daemon: ServerThre
     assert torpor("wake", "a", "--version", "1", "--json").document["tokens_prefilled"] == 0
 
 
-def test_wake_tells_in_one_line_what_computed_the_session_otherwise(torpor: Torpor, daemon: ServerThread) -> None:
+SAVED = "1,024 of 2,113 tokens; torpor verify names the file that would bring back the rest"
+AGAIN = "1,276 tokens from token 1,024 of version 3 were"
+
+
+@pytest.mark.parametrize(
+    ("fact", "value", "told"),
+    [
+        (
+            "differs",
+            (PartDiffers("device", "metal", "cpu"), PartDiffers("mlx", None, "1.2")),
+            "differs since it slept: device metal → cpu, mlx unknown → 1.2\n",
+        ),
+        ("recomputed", Recomputed(3, 1024, 1276, False, damaged=False), f"recomputed: {AGAIN} computed again;"),
+        ("recomputed", Recomputed(3, 1024, 1276, True), f"healed: {AGAIN} damaged on the disk and computed again"),
+        ("recomputed", Recomputed(3, 1024, 1276, True), "is the same to the bit"),
+        ("recomputed", Recomputed(3, 1024, 1276, False), "is not the same to the bit"),
+        ("lossy", Lossy(8, 7680), "lossy: keys and values of the first 7,680 tokens were kept in 8 bits; "),
+        ("salvaged", Salvaged(1024, 2113), f"saved by a repair: {SAVED}\n"),
+        ("salvaged", Salvaged(1024, None), "saved by a repair: the first 1,024 tokens; torpor verify names"),
+    ],
+)
+def test_wake_tells_in_one_line_in_what_a_session_is_not_as_it_was(
+    torpor: Torpor, daemon: ServerThread, fact: str, value: Any, told: str
+) -> None:
     torpor("append", "a", "one")
     torpor("sleep", "a")
-    daemon.service.differs = (PartDiffers("device", "metal", "cpu"), PartDiffers("mlx", None, "1.2"))
+    assert fact not in torpor("wake", "a").err
+    if fact == "salvaged":
+        found = daemon.service.sessions["a"]
+        found.info = dataclasses.replace(found.info, salvaged=value)
+    else:
+        setattr(daemon.service, fact, value)
     ran = torpor("wake", "a")
-    assert "differs since it slept: device metal → cpu, mlx unknown → 1.2\n" in ran.err
-    assert daemon.service.calls[-1][1] == {"session": "a"}
-    strict = torpor("wake", "a", "--strict", "--json").document
-    assert strict["differs"] == [
-        {"field": "device", "stored": "metal", "live": "cpu"},
-        {"field": "mlx", "stored": None, "live": "1.2"},
-    ]
-    assert daemon.service.calls[-1][1]["strict"] is True
+    assert told in ran.err
+    assert ran.err.count("\n") == 1
+    document = torpor("wake", "a", "--strict", "--json").document[fact]
+    assert document == json.loads(json.dumps(value, default=dataclasses.asdict))
+    assert daemon.service.calls[-1][1] == {"session": "a", "strict": True}
 
 
 def test_wake_plan_tells_what_would_be_done_and_wakes_nothing(torpor: Torpor, daemon: ServerThread) -> None:
@@ -297,57 +322,24 @@ def test_wake_plan_tells_what_would_be_done_and_wakes_nothing(torpor: Torpor, da
     assert "awake already, 2 tokens: a wake does nothing" in torpor("wake", "a", "--plan").out
 
 
-def test_wake_tells_apart_what_was_healed_and_what_was_recomputed(torpor: Torpor, daemon: ServerThread) -> None:
-    torpor("append", "a", "one two")
-    torpor("sleep", "a")
-    daemon.service.recomputed = Recomputed(3, 1024, 1276, same_logits=False, damaged=False)
-    told = torpor("wake", "a").err
-    assert "recomputed: 1,276 tokens from token 1,024 of version 3 were computed again;" in told
-    assert "damaged" not in told
-
-
-def test_wake_tells_in_one_line_what_was_healed(torpor: Torpor, daemon: ServerThread) -> None:
-    torpor("append", "a", "one")
-    torpor("sleep", "a")
-    assert "healed" not in torpor("wake", "a").err
-    daemon.service.recomputed = Recomputed(3, 1024, 1276, True)
-    told = torpor("wake", "a").err
-    assert "healed: 1,276 tokens from token 1,024 of version 3 were damaged on the disk and computed again" in told
-    assert "is the same to the bit" in told
-    daemon.service.recomputed = Recomputed(3, 1024, 1276, False)
-    assert "is not the same to the bit" in torpor("wake", "a").err
-
-
-def test_wake_and_show_tell_in_one_line_what_a_session_has_lost(torpor: Torpor, daemon: ServerThread) -> None:
-    torpor("append", "a", "one")
-    torpor("sleep", "a")
-    assert "lossy" not in torpor("wake", "a").err
-    daemon.service.lossy = Lossy(8, 7680)
-    assert "lossy: keys and values of the first 7,680 tokens were kept in 8 bits; " in torpor("wake", "a").err
-    assert torpor("wake", "a", "--json").document["lossy"] == {"bits": 8, "tokens": 7680}
-    assert "lossy\tkeys and values of the first 7,680 tokens in 8 bits" in torpor("show", "a").out
-
-
-def test_wake_show_and_ls_tell_what_a_repair_saved_of_a_session(torpor: Torpor, daemon: ServerThread) -> None:
+def test_show_and_ls_tell_what_a_repair_saved_of_a_session_and_show_what_it_has_lost(
+    torpor: Torpor, daemon: ServerThread
+) -> None:
     for name in ("a", "b"):
         torpor("append", name, "one")
         torpor("sleep", name)
-    assert "saved" not in torpor("wake", "a").err + torpor("show", "a").out + torpor("ls").out
+    assert "saved" not in torpor("show", "a").out + torpor("ls").out
     fake = daemon.service.sessions["a"]
     fake.info = dataclasses.replace(fake.info, salvaged=Salvaged(1024, 2113))
-    told = "1,024 of 2,113 tokens; torpor verify names the file that would bring back the rest"
-    assert f"saved by a repair: {told}\n" in torpor("wake", "a").err
-    assert torpor("wake", "a", "--json").document["salvaged"] == {"tokens": 1024, "of": 2113}
-    assert f"saved\t{told}" in torpor("show", "a").out
+    daemon.service.lossy = Lossy(8, 7680)
+    shown = torpor("show", "a").out
+    assert f"saved\t{SAVED}" in shown
+    assert "lossy\tkeys and values of the first 7,680 tokens in 8 bits" in shown
     listed = torpor("ls")
     assert [line.split()[0] for line in listed.out.splitlines() if "~\t" in line] == ["default/a"]
     assert "~ the beginning of a damaged version, which a repair saved: torpor show says how much\n" in listed.err
-    assert [info["salvaged"] for info in torpor("ls", "--json").document["sessions"]] == [
-        {"tokens": 1024, "of": 2113},
-        None,
-    ]
-    fake.info = dataclasses.replace(fake.info, salvaged=Salvaged(1024, None))
-    assert "saved by a repair: the first 1,024 tokens; torpor verify names" in torpor("wake", "a").err
+    told = [info["salvaged"] for info in torpor("ls", "--json").document["sessions"]]
+    assert told == [{"tokens": 1024, "of": 2113}, None]
 
 
 @pytest.mark.parametrize(

@@ -83,12 +83,12 @@ def test_a_terminal_is_shown_that_long_work_is_under_way_and_for_how_long(
 
 @pytest.mark.parametrize("command", ["export", "import"])
 def test_a_terminal_is_shown_how_much_of_a_file_is_written_or_read(
-    torpor: Torpor, made_store: MadeStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
+    made_store: MadeStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
 ) -> None:
-    torpor("export", "agent", tmp_path / "a.mvb", "--store", made_store.path)
+    made_store("export", "agent", tmp_path / "a.mvb")
     pretend_terminal(monkeypatch, 100)
     target = ("agent", tmp_path / "b.mvb") if command == "export" else (tmp_path / "a.mvb", "--as", "copy")
-    ran = torpor(command, *target, "--store", made_store.path)
+    ran = made_store(command, *target)
     assert ran.status == 0
     assert re.search(rf"{command}ing +100% [\d.]+ (KiB|B|MiB) of", unstyled(ran.err))
 

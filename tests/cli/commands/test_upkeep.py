@@ -40,49 +40,47 @@ def versions(torpor: Torpor, made: MadeStore, session: str = "agent") -> list[in
 
 
 @pytest.mark.parametrize("arguments", OPERATIONS)
-def test_each_operation_leaves_a_sound_store(torpor: Torpor, made_store: MadeStore, arguments: tuple[str, ...]) -> None:
-    ran = torpor(*arguments, "--store", made_store.path, "--json")
+def test_each_operation_leaves_a_sound_store(made_store: MadeStore, arguments: tuple[str, ...]) -> None:
+    ran = made_store(*arguments, "--json")
     assert ran.status == 0
     assert ran.document["ok"]
     assert ran.document["operation"] == arguments[0].replace("-", "_")
-    assert torpor("verify", "--deep", "--store", made_store.path).status == 0
-    assert torpor(*arguments[:2], *arguments[2:], "--store", made_store.path).status in (0, 4), "asking again is safe"
+    assert made_store("verify", "--deep").status == 0
+    assert made_store(*arguments[:2], *arguments[2:]).status in (0, 4), "asking again is safe"
 
 
 @pytest.mark.parametrize("arguments", OPERATIONS)
-def test_a_plan_changes_nothing(torpor: Torpor, made_store: MadeStore, arguments: tuple[str, ...]) -> None:
+def test_a_plan_changes_nothing(made_store: MadeStore, arguments: tuple[str, ...]) -> None:
     before = names(made_store.path)
-    ran = torpor(*arguments, "--dry-run", "--store", made_store.path, "--json")
+    ran = made_store(*arguments, "--dry-run", "--json")
     assert ran.status == 0
     assert ran.document["dry_run"] is True
     assert names(made_store.path) == before
 
 
 @pytest.mark.parametrize("arguments", [*OPERATIONS, ("tag", "agent", "x"), ("pin", "agent")])
-def test_a_store_that_somebody_writes_is_locked(
-    torpor: Torpor, made_store: MadeStore, arguments: tuple[str, ...]
-) -> None:
+def test_a_store_that_somebody_writes_is_locked(made_store: MadeStore, arguments: tuple[str, ...]) -> None:
     with Store.open(made_store.path, writable=True):
-        assert torpor(*arguments, "--store", made_store.path).status == 11
+        assert made_store(*arguments).status == 11
 
 
 @pytest.mark.parametrize("dry_run", [True, False])
 def test_a_ctrl_c_says_what_became_of_the_work(
-    torpor: Torpor, made_store: MadeStore, monkeypatch: pytest.MonkeyPatch, dry_run: bool
+    made_store: MadeStore, monkeypatch: pytest.MonkeyPatch, dry_run: bool
 ) -> None:
     def interrupted(*_: Any, **__: Any) -> Any:
         raise KeyboardInterrupt
 
     monkeypatch.setattr("torpor.memvid.operations.carry_out", interrupted)
-    ran = torpor("compact", *(["--dry-run"] if dry_run else []), "--store", made_store.path)
+    ran = made_store("compact", *(["--dry-run"] if dry_run else []))
     assert (ran.status, "the same command does the rest" in ran.err) == (130, not dry_run)
 
 
-def test_a_rebuilt_index_is_said_to_be_one(torpor: Torpor, made_store: MadeStore) -> None:
-    plan = torpor("rebuild-index", "--dry-run", "--store", made_store.path)
+def test_a_rebuilt_index_is_said_to_be_one(made_store: MadeStore) -> None:
+    plan = made_store("rebuild-index", "--dry-run")
     assert plan.out == "nothing would change\n"
     (made_store.path / "index.sqlite").unlink()
-    ran = torpor("rebuild-index", "--store", made_store.path)
+    ran = made_store("rebuild-index")
     assert ran.out == "done  the index was rebuilt, and is the same as before\n"
     assert (made_store.path / "index.sqlite").exists()
 
@@ -103,56 +101,54 @@ def test_a_folder_that_is_no_store_is_left_as_it_is_and_another_one_is_asked_for
     assert {path.name for path in (*shared.iterdir(), *mine.iterdir())} == {"letter.txt"}
 
 
-def test_repair_makes_a_missing_store_file_again(torpor: Torpor, made_store: MadeStore) -> None:
-    file, where = made_store.path / "store.json", ("--store", made_store.path)
+def test_repair_makes_a_missing_store_file_again(made_store: MadeStore) -> None:
+    file = made_store.path / "store.json"
     before = file.read_bytes()
     file.unlink()
     for command in (("ls",), ("verify",), ("gc",), ("show", "agent")):
-        refused = torpor(*command, *where)
+        refused = made_store(*command)
         assert (refused.status, "torpor repair --store" in refused.err) == (10, True)
-    plan = torpor("repair", "--dry-run", *where, "--json").document
+    plan = made_store("repair", "--dry-run", "--json").document
     assert [(action["kind"], action["path"]) for action in plan["actions"]] == [("rewrite", str(file))]
     assert not file.exists()
-    assert torpor("repair", *where, "--json").document["actions"] == plan["actions"]
+    assert made_store("repair", "--json").document["actions"] == plan["actions"]
     assert file.read_bytes() == before
-    assert torpor("verify", "--deep", *where).status == 0
+    assert made_store("verify", "--deep").status == 0
 
 
-def test_repair_makes_a_damaged_store_file_again(torpor: Torpor, made_store: MadeStore) -> None:
-    file, where = made_store.path / "store.json", ("--store", made_store.path)
+def test_repair_makes_a_damaged_store_file_again(made_store: MadeStore) -> None:
+    file = made_store.path / "store.json"
     before = file.read_bytes()
     file.write_bytes(before.replace(b"uuid", b"uuie"))
     for command in (("ls",), ("verify",), ("gc",), ("show", "agent")):
-        refused = torpor(*command, *where)
+        refused = made_store(*command)
         assert (refused.status, "torpor repair --store" in refused.err) == (6, True)
-    plan = torpor("repair", "--dry-run", *where, "--json").document
+    plan = made_store("repair", "--dry-run", "--json").document
     assert [(action["kind"], action["path"]) for action in plan["actions"]] == [
         ("quarantine", str(file)),
         ("rewrite", str(file)),
     ]
     assert file.read_bytes() != before
-    assert torpor("repair", *where, "--json").document["actions"] == plan["actions"]
+    assert made_store("repair", "--json").document["actions"] == plan["actions"]
     assert file.read_bytes() == before
-    assert torpor("verify", "--deep", *where).status == 0
-    emptied = torpor("gc", "--quarantine", *where, "--json").document
+    assert made_store("verify", "--deep").status == 0
+    emptied = made_store("gc", "--quarantine", "--json").document
     assert [action["path"] for action in emptied["actions"]] == [str(made_store.path / "quarantine" / "store.json.1")]
 
 
-def test_an_import_of_what_is_not_there_is_a_wrong_input_as_for_append(torpor: Torpor, made_store: MadeStore) -> None:
-    refused = torpor("import", made_store.path / "nothing.mvb", "--store", made_store.path, "--json")
+def test_an_import_of_what_is_not_there_is_a_wrong_input_as_for_append(made_store: MadeStore) -> None:
+    refused = made_store("import", made_store.path / "nothing.mvb", "--json")
     assert (refused.status, refused.error["error"]["code"]) == (2, "unreadable_input")
 
 
 @pytest.mark.parametrize("kind", ["folder", "pipe", "device"])
-def test_an_import_of_what_is_no_file_is_a_wrong_input(
-    torpor: Torpor, made_store: MadeStore, short_path: Path, kind: str
-) -> None:
+def test_an_import_of_what_is_no_file_is_a_wrong_input(made_store: MadeStore, short_path: Path, kind: str) -> None:
     source = Path(os.devnull) if kind == "device" else short_path / kind
     if kind == "folder":
         source.mkdir()
     elif kind == "pipe":
         os.mkfifo(source)
-    refused = torpor("import", source, "--store", made_store.path, "--json")
+    refused = made_store("import", source, "--json")
     assert (refused.status, refused.error["error"]["code"]) == (2, "unreadable_input")
 
 
@@ -177,74 +173,72 @@ def test_an_import_of_what_no_export_wrote_says_what_it_is_and_copies_nothing(
 ) -> None:
     source = short_path / "source"
     if kind == "tensors":
-        assert torpor("export-kv", "agent", source, "--store", made_store.path).status == 0
+        assert made_store("export-kv", "agent", source).status == 0
     else:
         source.write_text("hello" * (1 if kind == "word" else 1000))
     monkeypatch.setattr(TempFile, "append", lambda *_: pytest.fail("it was copied"))
     daemon.service.store = str(made_store.path)
-    where = () if beside_a_daemon else ("--store", made_store.path)
-    refused = torpor("import", source, *where)
+    ask = torpor if beside_a_daemon else made_store
+    refused = ask("import", source)
     assert refused.status == 6
     assert f"{source} {what}Only a file that `torpor export` has written can be imported." in refused.err
 
 
-def test_an_export_replaces_a_file_only_when_it_is_told_to(
-    torpor: Torpor, made_store: MadeStore, short_path: Path
-) -> None:
+def test_an_export_replaces_a_file_only_when_it_is_told_to(made_store: MadeStore, short_path: Path) -> None:
     target = short_path / "x.mvb"
     target.write_text("mine")
-    refused = torpor("export", "agent", target, "--store", made_store.path)
+    refused = made_store("export", "agent", target)
     assert (refused.status, target.read_text()) == (2, "mine")
     assert f"{target} is there already and is left as it is. Name another file, or let --overwrite" in refused.err
-    assert torpor("export", "agent", target, "--store", made_store.path, "--overwrite").status == 0
-    assert torpor("import", target, "--as", "copy", "--store", made_store.path).status == 0
-    folder = torpor("export", "agent", short_path, "--store", made_store.path, "--overwrite")
+    assert made_store("export", "agent", target, "--overwrite").status == 0
+    assert made_store("import", target, "--as", "copy").status == 0
+    folder = made_store("export", "agent", short_path, "--overwrite")
     assert (folder.status, "is no file that could be replaced. Name another." in folder.err) == (2, True)
 
 
 def test_an_export_to_standard_output_is_refused_and_writes_no_file_of_that_name(
-    torpor: Torpor, made_store: MadeStore, short_path: Path, monkeypatch: pytest.MonkeyPatch
+    made_store: MadeStore, short_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(short_path)
-    refused = torpor("export", "agent", "-", "--store", made_store.path)
+    refused = made_store("export", "agent", "-")
     assert (refused.status, "cannot write to standard output" in refused.err) == (2, True)
     assert not (short_path / "-").exists()
-    assert torpor("export", "agent", "./-", "--store", made_store.path).status == 0
+    assert made_store("export", "agent", "./-").status == 0
     assert (short_path / "-").exists()
 
 
 def test_an_import_under_the_name_of_another_session_is_refused_and_leaves_that_one(
-    torpor: Torpor, made_store: MadeStore, short_path: Path
+    made_store: MadeStore, short_path: Path
 ) -> None:
     file = short_path / "agent.mvb"
-    torpor("export", "agent@1", file, "--store", made_store.path)
-    other = torpor("ls", "--store", made_store.path, "--json").document["sessions"]
+    made_store("export", "agent@1", file)
+    other = made_store("ls", "--json").document["sessions"]
     name = next(one["session"] for one in other if one["name"] != "agent")
-    before = torpor("show", name, "--store", made_store.path, "--json").document
-    refused = torpor("import", file, "--as", name, "--store", made_store.path, "--json")
+    before = made_store("show", name, "--json").document
+    refused = made_store("import", file, "--as", name, "--json")
     assert (refused.status, refused.error["error"]["code"]) == (2, "name_taken")
-    assert torpor("show", name, "--store", made_store.path, "--json").document == before
-    nameless = torpor("import", file, "--as", "", "--store", made_store.path)
+    assert made_store("show", name, "--json").document == before
+    nameless = made_store("import", file, "--as", "")
     assert (nameless.status, "Leave it out to take the session under its own." in nameless.err) == (2, True)
-    assert torpor("import", file, "--as", "copy", "--store", made_store.path).status == 0
-    again = torpor("import", file, "--as", "copy", "--store", made_store.path)
+    assert made_store("import", file, "--as", "copy").status == 0
+    again = made_store("import", file, "--as", "copy")
     assert (again.status, "is there already as version 1" in again.out) == (0, True)
-    assert torpor("import", file, "--as", "agent", "--store", made_store.path).status == 0, "its own name"
+    assert made_store("import", file, "--as", "agent").status == 0, "its own name"
 
 
 def test_an_import_of_another_stores_session_of_the_same_name_is_refused_with_what_takes_it(
-    torpor: Torpor, made_store: MadeStore, short_path: Path
+    made_store: MadeStore, short_path: Path
 ) -> None:
     file = short_path / "theirs.mvb"
     with Store.open(short_path / "theirs", writable=True) as theirs:
         first = making.sleep(theirs, 600, seed=3)
         making.sleep(theirs, 700, before=making.sleep(theirs, 650, before=first, seed=3), seed=3)
         theirs.export_session(making.URI, 3, file)
-    before = torpor("show", "agent", "--store", made_store.path, "--json").document
-    refused = torpor("import", file, "--store", made_store.path)
+    before = made_store("show", "agent", "--json").document
+    refused = made_store("import", file)
     assert (refused.status, "(`--as NAME`)" in refused.err) == (2, True)
-    assert torpor("show", "agent", "--store", made_store.path, "--json").document == before
-    assert torpor("import", file, "--as", "theirs", "--store", made_store.path).status == 0
+    assert made_store("show", "agent", "--json").document == before
+    assert made_store("import", file, "--as", "theirs").status == 0
 
 
 @pytest.mark.parametrize(
@@ -281,80 +275,78 @@ def test_a_value_that_no_daemon_takes_is_refused_in_words_of_the_command_line(
     assert not daemon.service.calls
 
 
-def test_to_forget_what_is_forgotten_is_no_failure(torpor: Torpor, made_store: MadeStore) -> None:
-    assert torpor("forget", "agent", "--yes", "--store", made_store.path).status == 0
-    again = torpor("forget", "agent", "--yes", "--store", made_store.path)
+def test_to_forget_what_is_forgotten_is_no_failure(made_store: MadeStore) -> None:
+    assert made_store("forget", "agent", "--yes").status == 0
+    again = made_store("forget", "agent", "--yes")
     assert (again.status, again.out, again.err) == (0, "nothing of agent is in the store\n", "")
-    document = torpor("forget", "agent", "--yes", "--store", made_store.path, "--json").document
+    document = made_store("forget", "agent", "--yes", "--json").document
     assert (document["ok"], document["actions"]) == (True, [])
 
 
-def test_to_forget_a_name_that_was_mistyped_says_which_come_close(torpor: Torpor, made_store: MadeStore) -> None:
-    ran = torpor("forget", "agnet", "--yes", "--store", made_store.path)
+def test_to_forget_a_name_that_was_mistyped_says_which_come_close(made_store: MadeStore) -> None:
+    ran = made_store("forget", "agnet", "--yes")
     assert (ran.status, ran.out) == (0, "nothing of agnet is in the store\n")
     assert "did you mean torpor://default/agent?" in ran.err
-    assert torpor("show", "agent", "--store", made_store.path).status == 0
+    assert made_store("show", "agent").status == 0
 
 
 def test_prune_tells_what_goes_and_keeps_what_is_marked(torpor: Torpor, made_store: MadeStore) -> None:
-    assert torpor("tag", "agent@1", "first", "--store", made_store.path).status == 0
-    plan = torpor("prune", "--keep-last", "1", "--dry-run", "--store", made_store.path)
+    assert made_store("tag", "agent@1", "first").status == 0
+    plan = made_store("prune", "--keep-last", "1", "--dry-run")
     assert "tagged first" in plan.out
-    torpor("prune", "--keep-last", "1", "--store", made_store.path)
+    made_store("prune", "--keep-last", "1")
     assert versions(torpor, made_store) == [1, 2]
-    assert torpor("untag", "agent", "first", "--store", made_store.path).status == 0
-    torpor("prune", "--keep-last", "1", "--store", made_store.path)
+    assert made_store("untag", "agent", "first").status == 0
+    made_store("prune", "--keep-last", "1")
     assert versions(torpor, made_store) == [2]
-    assert torpor("verify", "--deep", "--store", made_store.path).status == 0
+    assert made_store("verify", "--deep").status == 0
 
 
-def test_a_mark_is_shown_and_names_its_version(torpor: Torpor, made_store: MadeStore) -> None:
-    torpor("tag", "agent@1", "first", "--store", made_store.path)
-    torpor("pin", "agent", "--store", made_store.path)
-    document = torpor("show", "agent@first", "--store", made_store.path, "--json").document
+def test_a_mark_is_shown_and_names_its_version(made_store: MadeStore) -> None:
+    made_store("tag", "agent@1", "first")
+    made_store("pin", "agent")
+    document = made_store("show", "agent@first", "--json").document
     assert (document["info"]["version"], document["info"]["token_count"]) == (1, 300)
     assert [(each["tags"], each["pinned"]) for each in document["versions"]] == [(["first"], False), ([], True)]
-    assert "(pinned)" in torpor("show", "agent", "--store", made_store.path).out
-    assert torpor("tag", "agent@2", "first", "--store", made_store.path).status == 2
-    assert torpor("tag", "agent@2", "first", "--move", "--store", made_store.path).out.endswith("first, pinned\n")
-    assert torpor("untag", "agent", "nothing", "--store", made_store.path).status == 4
-    assert torpor("tag", "agent", "0123456789", "--store", made_store.path).status == 2
-    assert torpor("show", "agent@9", "--store", made_store.path).status == 4
+    assert "(pinned)" in made_store("show", "agent").out
+    assert made_store("tag", "agent@2", "first").status == 2
+    assert made_store("tag", "agent@2", "first", "--move").out.endswith("first, pinned\n")
+    assert made_store("untag", "agent", "nothing").status == 4
+    assert made_store("tag", "agent", "0123456789").status == 2
+    assert made_store("show", "agent@9").status == 4
 
 
-def test_forget_leaves_nothing_of_the_session(torpor: Torpor, made_store: MadeStore) -> None:
-    freed = torpor("forget", "agent", "--yes", "--store", made_store.path, "--json").document["bytes_freed"]
+def test_forget_leaves_nothing_of_the_session(made_store: MadeStore) -> None:
+    freed = made_store("forget", "agent", "--yes", "--json").document["bytes_freed"]
     assert freed > 0
-    assert torpor("show", "agent", "--store", made_store.path).status == 4
+    assert made_store("show", "agent").status == 4
     assert len([name for name, _ in names(made_store.path) if name.endswith((".mvb", ".mvr"))]) == 1
 
 
-def test_a_forget_that_could_not_look_everywhere_says_where_and_ends_with_status_6(
-    torpor: Torpor, made_store: MadeStore
-) -> None:
+def test_a_forget_that_could_not_look_everywhere_says_where_and_ends_with_status_6(made_store: MadeStore) -> None:
     (made_store.path / "old.tar.gz").write_bytes(b"who knows")
-    plan = torpor("forget", "agent", "--dry-run", "--store", made_store.path)
+    plan = made_store("forget", "agent", "--dry-run")
     assert (plan.status, "old.tar.gz" in plan.out, "not proven" in plan.err) == (0, True, False)
-    ran = torpor("forget", "agent", "--yes", "--store", made_store.path)
+    ran = made_store("forget", "agent", "--yes")
     assert (ran.status, "old.tar.gz" in ran.out, "not proven" in ran.err) == (6, True, True)
-    again = torpor("forget", "agent", "--yes", "--store", made_store.path, "--json")
+    again = made_store("forget", "agent", "--yes", "--json")
     assert (again.status, again.document["ok"], again.document["problems"][0]["code"]) == (6, False, "cannot_be_told")
     (made_store.path / "old.tar.gz").unlink()
-    done = torpor("forget", "agent", "--yes", "--store", made_store.path)
+    done = made_store("forget", "agent", "--yes")
     assert (done.status, done.out) == (0, "nothing of agent is in the store\n")
 
 
 def test_repair_mends_what_it_can_and_says_nothing_is_wrong(torpor: Torpor, made_store: MadeStore) -> None:
     os.truncate(made_store.bundles[1], made_store.bundles[1].stat().st_size - 1)
-    assert torpor("verify", "--store", made_store.path).status == 6
+    assert made_store("verify").status == 6
     before = names(made_store.path)
-    plan = torpor("repair", "--dry-run", "--store", made_store.path, "--json")
+    plan = made_store("repair", "--dry-run", "--json")
     assert plan.status == 0
     assert plan.document["actions"]
     assert names(made_store.path) == before
-    assert torpor("repair", "--store", made_store.path).status == 0
+    assert made_store("repair").status == 0
     assert versions(torpor, made_store) == [1, 2]
-    assert torpor("verify", "--deep", "--store", made_store.path).status == 0
+    assert made_store("verify", "--deep").status == 0
 
 
 def test_repair_says_what_is_lost_with_status_6_and_leaves_the_rest_sound(
@@ -364,19 +356,19 @@ def test_repair_says_what_is_lost_with_status_6_and_leaves_the_rest_sound(
     content = bytearray(damaged.read_bytes())
     content[len(content) // 3] ^= 1
     damaged.write_bytes(content)
-    ran = torpor("repair", "--store", made_store.path, "--json")
+    ran = made_store("repair", "--json")
     assert ran.status == 6
     assert "torpor://default/agent" in ran.document["problems"][0]["message"]
     assert 1 in versions(torpor, made_store)
     told = ran.document["problems"]
-    checked = torpor("verify", "--deep", "--store", made_store.path, "--json")
+    checked = made_store("verify", "--deep", "--json")
     assert (checked.status, [one["code"] for one in checked.document["findings"]]) == (6, ["version_lost"])
-    again = torpor("repair", "--store", made_store.path, "--json")
+    again = made_store("repair", "--json")
     assert (again.status, again.document["actions"]) == (6, [])
     assert [one["path"] for one in again.document["problems"]] == [one["path"] for one in told]
-    assert torpor("gc", "--quarantine", "--store", made_store.path).status == 0
-    assert torpor("verify", "--deep", "--store", made_store.path).status == 0
-    assert torpor("repair", "--store", made_store.path).status == 0
+    assert made_store("gc", "--quarantine").status == 0
+    assert made_store("verify", "--deep").status == 0
+    assert made_store("repair").status == 0
 
 
 @pytest.mark.parametrize("command", ["repair", "rebuild-index"])
@@ -384,57 +376,54 @@ def test_repair_says_what_is_lost_with_status_6_and_leaves_the_rest_sound(
 def test_a_ruined_index_is_no_hindrance(torpor: Torpor, made_store: MadeStore, command: str, damage: bytes) -> None:
     for file in made_store.path.glob("index.sqlite*"):
         file.write_bytes(damage)
-    assert torpor(command, "--store", made_store.path).status == 0
+    assert made_store(command).status == 0
     assert versions(torpor, made_store) == [1, 2]
-    assert torpor("verify", "--deep", "--store", made_store.path).status == 0
+    assert made_store("verify", "--deep").status == 0
 
 
 def test_a_damaged_file_of_marks_stops_prune_until_what_is_marked_is_said_anew(
     torpor: Torpor, made_store: MadeStore
 ) -> None:
-    torpor("pin", "agent@1", "--store", made_store.path)
+    made_store("pin", "agent@1")
     marks = made_store.path / "marks.json"
     marks.write_bytes(marks.read_bytes()[:-2])
-    assert torpor("prune", "--keep-last", "1", "--store", made_store.path).status == 6
+    assert made_store("prune", "--keep-last", "1").status == 6
     assert versions(torpor, made_store) == [1, 2], "looking goes on"
-    torpor("repair", "--store", made_store.path)
-    assert torpor("prune", "--keep-last", "1", "--store", made_store.path).status == 6
-    torpor("tag", "agent@2", "newest", "--move", "--store", made_store.path)
-    assert torpor("prune", "--keep-last", "1", "--store", made_store.path).status == 0
+    made_store("repair")
+    assert made_store("prune", "--keep-last", "1").status == 6
+    made_store("tag", "agent@2", "newest", "--move")
+    assert made_store("prune", "--keep-last", "1").status == 0
 
 
 # --- du
 
 
-def test_du_tells_each_sessions_part_and_the_whole(torpor: Torpor, made_store: MadeStore) -> None:
-    document = torpor("du", "--store", made_store.path, "--json").document
+def test_du_tells_each_sessions_part_and_the_whole(made_store: MadeStore) -> None:
+    document = made_store("du", "--json").document
     assert [each["session"] for each in document["sessions"]] == ["torpor://default/agent", "torpor://default/other"]
     assert document["file_bytes"] == sum(file.stat().st_size for file in made_store.path.rglob("*") if file.is_file())
     assert document["live_bytes"] == sum(file.stat().st_size for file in made_store.bundles)
-    text = torpor("du", "--store", made_store.path).out
+    text = made_store("du").out
     assert "default/agent" in text
     assert "on disk" in text
-    only = torpor("du", "agent", "--store", made_store.path, "--json").document
+    only = made_store("du", "agent", "--json").document
     assert [each["session"] for each in only["sessions"]] == ["torpor://default/agent"]
-    assert torpor("du", "nobody", "--store", made_store.path).status == 4
+    assert made_store("du", "nobody").status == 4
 
 
 @pytest.mark.parametrize("loss", [Path.unlink, lambda index: os.truncate(index, 100)])
-def test_du_does_not_make_up_what_was_written_today(
-    torpor: Torpor, made_store: MadeStore, loss: Callable[[Path], None]
-) -> None:
-    where = ("--store", made_store.path)
-    before = torpor("du", *where, "--json").document
+def test_du_does_not_make_up_what_was_written_today(made_store: MadeStore, loss: Callable[[Path], None]) -> None:
+    before = made_store("du", "--json").document
     assert (before["written_today_known"], before["written_today_bytes"] > 0) == (True, True)
     loss(made_store.path / "index.sqlite")
-    assert torpor("du", *where, "--json").document["written_today_known"] is False
-    assert "not known: the index counts it" in torpor("du", *where).out
+    assert made_store("du", "--json").document["written_today_known"] is False
+    assert "not known: the index counts it" in made_store("du").out
 
 
-def test_du_and_export_work_beside_the_stores_writer(torpor: Torpor, made_store: MadeStore, short_path: Path) -> None:
+def test_du_and_export_work_beside_the_stores_writer(made_store: MadeStore, short_path: Path) -> None:
     with Store.open(made_store.path, writable=True):
-        assert torpor("du", "--store", made_store.path).status == 0
-        assert torpor("export", "agent", short_path / "a.mvb", "--store", made_store.path).status == 0
+        assert made_store("du").status == 0
+        assert made_store("export", "agent", short_path / "a.mvb").status == 0
 
 
 # --- export and import
@@ -444,7 +433,7 @@ def test_an_exported_version_is_imported_as_the_same_bundle(
     torpor: Torpor, made_store: MadeStore, short_path: Path
 ) -> None:
     file, other = short_path / "agent.mvb", short_path / "other-store"
-    exported = torpor("export", "agent@2", file, "--store", made_store.path, "--json").document
+    exported = made_store("export", "agent@2", file, "--json").document
     assert exported["token_count"] == 600
     assert exported["file_bytes"] == file.stat().st_size
     with Store.open(other, writable=True):
@@ -458,26 +447,24 @@ def test_an_exported_version_is_imported_as_the_same_bundle(
     assert torpor("show", "copy", "--store", other, "--json").document["info"]["token_count"] == 600
 
 
-def test_an_import_says_where_a_newer_version_stays_the_one_that_wakes(
-    torpor: Torpor, made_store: MadeStore, short_path: Path
-) -> None:
+def test_an_import_says_where_a_newer_version_stays_the_one_that_wakes(made_store: MadeStore, short_path: Path) -> None:
     """As the version is that a repair has saved of the one whose file was damaged."""
     target = short_path / "made" / "first"
     target.parent.mkdir()
-    assert torpor("export", "agent@1", target, "--store", made_store.path).status == 0
-    ran = torpor("import", target, "--store", made_store.path)
+    assert made_store("export", "agent@1", target).status == 0
+    ran = made_store("import", target)
     assert "is there already as version 1" in ran.out
     assert "version 2 is newer" in ran.err
     assert "torpor repair" in ran.err
-    fresh = torpor("import", target, "--store", made_store.path, "--as", "fresh")
+    fresh = made_store("import", target, "--as", "fresh")
     assert (fresh.status, fresh.err) == (0, "")
 
 
 def test_an_import_that_was_interrupted_says_that_asking_again_is_safe_and_it_is(
-    torpor: Torpor, made_store: MadeStore, short_path: Path, monkeypatch: pytest.MonkeyPatch
+    made_store: MadeStore, short_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = short_path / "agent.mvb"
-    torpor("export", "agent", file, "--store", made_store.path)
+    made_store("export", "agent", file)
     whole = Store.import_file
 
     def interrupted(self: Store, *arguments: Any, **options: Any) -> Any:
@@ -486,33 +473,33 @@ def test_an_import_that_was_interrupted_says_that_asking_again_is_safe_and_it_is
 
     with monkeypatch.context() as patch:
         patch.setattr(Store, "import_file", interrupted)
-        ran = torpor("import", file, "--as", "copy", "--store", made_store.path)
+        ran = made_store("import", file, "--as", "copy")
     assert (ran.status, "may have ended all the same" in ran.err) == (130, True)
-    again = torpor("import", file, "--as", "copy", "--store", made_store.path)
+    again = made_store("import", file, "--as", "copy")
     assert again.status == 0
     assert "is there already as version 1" in again.out
-    assert torpor("import", file, "--as", "copy", "--store", made_store.path, "--json").document["version"] == 1
+    assert made_store("import", file, "--as", "copy", "--json").document["version"] == 1
 
 
-def test_a_file_that_is_there_is_not_written_over(torpor: Torpor, made_store: MadeStore, short_path: Path) -> None:
+def test_a_file_that_is_there_is_not_written_over(made_store: MadeStore, short_path: Path) -> None:
     file = short_path / "precious"
     file.write_text("precious")
-    assert torpor("export", "agent", file, "--store", made_store.path).status != 0
+    assert made_store("export", "agent", file).status != 0
     assert file.read_text() == "precious"
 
 
 @pytest.mark.parametrize("cut", [0, 1, 5000])
-def test_a_damaged_file_is_not_imported(torpor: Torpor, made_store: MadeStore, short_path: Path, cut: int) -> None:
+def test_a_damaged_file_is_not_imported(made_store: MadeStore, short_path: Path, cut: int) -> None:
     file = short_path / "agent.mvb"
-    torpor("export", "agent", file, "--store", made_store.path)
+    made_store("export", "agent", file)
     content = bytearray(file.read_bytes())
     content[len(content) // 2] ^= 1
     file.write_bytes(content[: len(content) - cut])
     shutil.copytree(made_store.path, short_path / "before")
-    assert torpor("import", file, "--as", "copy", "--store", made_store.path).status == 6
-    assert torpor("show", "copy", "--store", made_store.path).status == 4
+    assert made_store("import", file, "--as", "copy").status == 6
+    assert made_store("show", "copy").status == 4
     assert names(made_store.path) == names(short_path / "before")
-    assert torpor("import", short_path / "none", "--store", made_store.path).status != 0
+    assert made_store("import", short_path / "none").status != 0
 
 
 @pytest.mark.parametrize(
@@ -521,7 +508,6 @@ def test_a_damaged_file_is_not_imported(torpor: Torpor, made_store: MadeStore, s
 )
 @pytest.mark.parametrize("command", [("gc",), ("tag", "agent", "x"), ("repair",), ("serve",)])
 def test_a_store_that_cannot_be_written_says_so_and_what_still_can_be_done(
-    torpor: Torpor,
     made_store: MadeStore,
     monkeypatch: pytest.MonkeyPatch,
     command: tuple[str, ...],
@@ -537,12 +523,12 @@ def test_a_store_that_cannot_be_written_says_so_and_what_still_can_be_done(
         return real(path, flags, *rest, **options)
 
     monkeypatch.setattr(os, "open", refuse)
-    ran = torpor(*command, "--store", made_store.path)
+    ran = made_store(*command)
     assert ran.status == 1
     assert f"{made_store.path}/lock: {os.strerror(number)}. {advice}" in ran.err
     assert "choose another store (--store, $TORPOR_STORE). Without that it can be looked at" in ran.err
-    assert torpor("ls", "--store", made_store.path).status == 0
-    assert torpor("verify", "--store", made_store.path).status == 0
+    assert made_store("ls").status == 0
+    assert made_store("verify").status == 0
 
 
 def test_a_place_where_no_store_can_be_made_says_so(
@@ -565,15 +551,15 @@ def test_a_backup_copies_the_store_once_and_then_what_is_new(
     torpor: Torpor, made_store: MadeStore, daemon: ServerThread, short_path: Path, beside_a_daemon: bool
 ) -> None:
     daemon.service.store = str(made_store.path)
-    where = () if beside_a_daemon else ("--store", made_store.path)
+    ask = torpor if beside_a_daemon else made_store
     folder = short_path / "copy"
-    ran = torpor("backup", folder, *where)
+    ran = ask("backup", folder)
     assert (ran.status, "done" in ran.out, "copied" in ran.out) == (0, True, True)
     assert torpor("verify", "--deep", "--store", folder).status == 0
-    again = torpor("backup", folder, *where, "--json")
+    again = ask("backup", folder, "--json")
     assert (again.status, again.document["actions"], again.document["bytes_written"]) == (0, [], 0)
-    assert "all of it is there already" in torpor("backup", folder, *where).out
-    inside = torpor("backup", made_store.path / "copy", *where, "--json")
+    assert "all of it is there already" in ask("backup", folder).out
+    inside = ask("backup", made_store.path / "copy", "--json")
     assert inside.error["error"]["code"] == "unsafe_path"
 
 
@@ -594,10 +580,8 @@ def test_a_backup_names_the_awake_sessions_of_which_it_has_not_all(
     assert torpor("backup", short_path / "copy").err == ""
 
 
-def test_a_backup_of_a_damaged_store_tells_what_is_not_in_it(
-    torpor: Torpor, made_store: MadeStore, short_path: Path
-) -> None:
+def test_a_backup_of_a_damaged_store_tells_what_is_not_in_it(made_store: MadeStore, short_path: Path) -> None:
     made_store.bundles[1].write_bytes(b"nothing")
-    ran = torpor("backup", short_path / "copy", "--store", made_store.path, "--json")
+    ran = made_store("backup", short_path / "copy", "--json")
     assert (ran.status, ran.document["ok"]) == (6, False)
     assert [problem["path"] for problem in ran.document["problems"]] == [str(made_store.bundles[1])]

@@ -218,8 +218,8 @@ def test_a_kind_or_label_that_no_artifact_has_is_wrong_usage(
 
 def test_an_unknown_session_is_not_found(torpor: Torpor, analysed: ServerThread, made_store: MadeStore) -> None:
     assert torpor("analyse", "nobody").status == 4
-    assert torpor("export-kv", "nobody", "x.safetensors", "--store", made_store.path).status == 4
-    assert torpor("export-kv", "agent@9", "x.safetensors", "--store", made_store.path).status == 4
+    assert made_store("export-kv", "nobody", "x.safetensors").status == 4
+    assert made_store("export-kv", "agent@9", "x.safetensors").status == 4
 
 
 def test_an_export_of_tensors_tells_of_tokens_that_have_none_yet(torpor: Torpor, short_path: Path) -> None:
@@ -232,11 +232,9 @@ def test_an_export_of_tensors_tells_of_tokens_that_have_none_yet(torpor: Torpor,
     assert (ran.document["token_count"], ran.document["unread_tokens"]) == (300, 7)
 
 
-def test_tensors_are_exported_with_no_daemon_beside_the_stores_writer(
-    torpor: Torpor, made_store: MadeStore, short_path: Path
-) -> None:
+def test_tensors_are_exported_with_no_daemon_beside_the_stores_writer(made_store: MadeStore, short_path: Path) -> None:
     file = short_path / "agent.safetensors"
-    ran = torpor("export-kv", "agent@1", file, "--store", made_store.path, "--label", "x", "--json")
+    ran = made_store("export-kv", "agent@1", file, "--label", "x", "--json")
     assert ran.status == 0
     told = ran.document
     assert (told["version"], told["kind"], told["labels"], told["path"]) == (1, "kv-snapshot", ["x"], str(file))
@@ -245,23 +243,23 @@ def test_tensors_are_exported_with_no_daemon_beside_the_stores_writer(
     assert header["layers.0.k"]["shape"][1] == told["token_count"]
     assert header["__metadata__"]["bundle_id"] == told["bundle_id"]
     assert len(header) - 1 == told["tensors"]
-    again = torpor("export-kv", "agent", file, "--store", made_store.path)
+    again = made_store("export-kv", "agent", file)
     assert (again.status, "target_exists" in again.err) == (2, True)
     assert "Name another file, or let --overwrite replace it." in again.err
-    replaced = torpor("export-kv", "agent", file, "--store", made_store.path, "--overwrite")
+    replaced = made_store("export-kv", "agent", file, "--overwrite")
     assert "torpor://default/agent  version 2 exported: " in replaced.out
     assert {name for name in os.listdir(short_path) if name != "store"} == {"agent.safetensors"}
 
 
-def test_tensors_to_standard_output_are_refused(torpor: Torpor, made_store: MadeStore) -> None:
-    assert torpor("export-kv", "agent", "-", "--store", made_store.path).status == 2
+def test_tensors_to_standard_output_are_refused(made_store: MadeStore) -> None:
+    assert made_store("export-kv", "agent", "-").status == 2
 
 
-def test_tensors_of_a_damaged_version_are_not_exported(torpor: Torpor, made_store: MadeStore, short_path: Path) -> None:
+def test_tensors_of_a_damaged_version_are_not_exported(made_store: MadeStore, short_path: Path) -> None:
     for bundle in made_store.bundles:
         data = bytearray(bundle.read_bytes())
         data[len(data) // 3] ^= 1
         bundle.write_bytes(data)
-    ran = torpor("export-kv", "agent", short_path / "x.safetensors", "--store", made_store.path)
+    ran = made_store("export-kv", "agent", short_path / "x.safetensors")
     assert ran.status == 6
     assert not (short_path / "x.safetensors").exists()
