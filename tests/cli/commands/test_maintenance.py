@@ -142,12 +142,6 @@ def test_quantise_needs_to_know_whom_and_in_how_many_bits(
     assert asked(slept, "maintain") == []
 
 
-def test_quantising_needs_a_daemon(torpor: Torpor) -> None:
-    ran = torpor("quantise", "notes")
-    assert ran.status == 12
-    assert "torpor ensure" in ran.err
-
-
 def test_versions_are_tagged_and_pinned(torpor: Torpor, slept: ServerThread) -> None:
     assert torpor("tag", "notes@1", "before").out == "torpor://default/notes  version 1: tagged before\n"
     assert torpor("pin", "notes@1").out == "torpor://default/notes  version 1: tagged before, pinned\n"

@@ -121,10 +121,6 @@ def test_the_mode_is_right_from_the_first_instant_threat_40(path: Path, monkeypa
     assert seen == [0o600]
 
 
-def test_the_folder_is_made_private(opened: Listener, path: Path) -> None:
-    assert mode_of(path.parent) == 0o700
-
-
 def test_a_live_socket_is_never_taken_over(opened: Listener, path: Path) -> None:
     """Threat 34; asyncio itself unlinks it without a word."""
     before = path.lstat().st_ino
