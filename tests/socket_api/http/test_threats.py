@@ -163,11 +163,11 @@ def beside_sessions(served: Served) -> int:
 
 def test_a_client_that_leaves_its_sleep_may_ask_for_it_again_threat_46(served: Served) -> None:
     with client_of(served) as client:
-        asked(client, "left")
+        asked(client, "left-asleep")
         with connected(served.socket) as leaving:
-            leaving.sendall(raw_request("/v1/sessions/left/sleep"))
+            leaving.sendall(raw_request("/v1/sessions/left-asleep/sleep"))
         until(lambda: working(served) == 0)
-        receipts = [client.post("/v1/sessions/left/sleep").json() for _ in range(2)]
+        receipts = [client.post("/v1/sessions/left-asleep/sleep").json() for _ in range(2)]
         assert receipts[0]["bundle_id"] == receipts[1]["bundle_id"]
 
 
