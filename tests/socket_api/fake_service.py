@@ -12,80 +12,12 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, cast
 
-from torpor.daemon.api.conversing import ConverseRequest, MeasureRequest, MeasureResult
+from torpor.daemon.api import conversing, forking, process, reading, recalling, session, store, waking
 from torpor.daemon.api.events import NEVER_SENT, OnEvent, ProgressEvent, SessionEvent, TokenEvent
-from torpor.daemon.api.forking import FoldRequest, FoldResult, ForkRequest, ForkResult
-from torpor.daemon.api.process import (
-    LoadModelRequest,
-    MemoryInfo,
-    ModelInfo,
-    QueueInfo,
-    ShutdownResult,
-    StatusRequest,
-    StatusResult,
-    UnloadModelRequest,
-)
-from torpor.daemon.api.reading import (
-    AppendRequest,
-    AppendResult,
-    ChatRequest,
-    GenerateRequest,
-    GenerateResult,
-    Reuse,
-    WhyRequest,
-    WhyResult,
-)
-from torpor.daemon.api.recalling import DisownRequest, DisownResult, RecallRequest, RecallResult
 from torpor.daemon.api.records import Request, Result
 from torpor.daemon.api.sampling import Sampling
-from torpor.daemon.api.session import (
-    CreateRequest,
-    ListRequest,
-    ListResult,
-    Lossy,
-    Origin,
-    Recomputed,
-    SessionDetail,
-    SessionInfo,
-    SetRequest,
-    ShowRequest,
-    VersionInfo,
-)
-from torpor.daemon.api.store import (
-    AnalyseRequest,
-    AnalysisResult,
-    ClearRequest,
-    ClearResult,
-    DeleteRequest,
-    DeleteResult,
-    ImportRequest,
-    LabelFigures,
-    MaintainRequest,
-    MaintenanceAction,
-    MaintenanceProblem,
-    MaintenanceResult,
-    MarkRequest,
-    MarksResult,
-    StatsRequest,
-    StatsResult,
-)
 from torpor.daemon.api.verb import Awaiting, R, Verb
-from torpor.daemon.api.verbs import Verbs
-from torpor.daemon.api.waking import (
-    MeasuredRate,
-    PartDiffers,
-    PlannedFile,
-    PlanWakeRequest,
-    SaveRequest,
-    SleepRequest,
-    SleepResult,
-    WakePlanResult,
-    WakeRequest,
-    WakeResult,
-    Warmed,
-    WarmRequest,
-    WarmResult,
-)
+from torpor.daemon.api.verbs import VERBS, Verbs
 from torpor.daemon.errors import AnswerNotFound
 from torpor.daemon.events.bus import Bus, Subscription, Wanted
 from torpor.daemon.tasks.cancellation import LeftMidway
@@ -105,9 +37,9 @@ class FakeBusy(TorporError):
 
 @dataclass
 class FakeSession:
-    info: SessionInfo
+    info: session.SessionInfo
     tokens: list[int] = field(default_factory=list)
-    versions: list[VersionInfo] = field(default_factory=list)
+    versions: list[session.VersionInfo] = field(default_factory=list)
     tags: dict[str, int] = field(default_factory=dict)
     pinned: set[int] = field(default_factory=set)
 
@@ -132,51 +64,23 @@ class FakeService(Verbs, Awaiting):
         self.piece = ""  # text of each token, instead of its own
         self.fail_sleep: dict[str, str] = {}
         self.store = "/store"
-        self.differs: tuple[PartDiffers, ...] = ()
+        self.differs: tuple[waking.PartDiffers, ...] = ()
         self.artifact = "{}\n"
-        self.lossy: Lossy | None = None
-        self.recomputed: Recomputed | None = None
+        self.lossy: session.Lossy | None = None
+        self.recomputed: session.Recomputed | None = None
         self.left: str | None = None  # why no session can be warmed
         self.fail_clear: dict[str, str] = {}
         self.prefilled_by_wakes = 0
         self.verified = True
-        self.forked_from: Origin | None = None
-        self.folded_from: Origin | None = None
+        self.forked_from: session.Origin | None = None
+        self.folded_from: session.Origin | None = None
         self.bus = Bus()
-        self.model = ModelInfo("fake", "/nowhere", "ab" * 32, "float32", 1, True, 8192)
+        self.model = process.ModelInfo("fake", "/nowhere", "ab" * 32, "float32", 1, True, 8192)
         self.aliases: tuple[tuple[str, str], ...] = ()
-        self.reuses: tuple[Reuse, ...] = ()
-        self.problems: tuple[MaintenanceProblem, ...] = ()  # what each operation on the store leaves behind
+        self.reuses: tuple[reading.Reuse, ...] = ()
+        self.problems: tuple[store.MaintenanceProblem, ...] = ()  # what each operation on the store leaves behind
         self.answers: dict[type[Request], Callable[[Any], Awaitable[Result]]] = {
-            StatusRequest: self._status,
-            CreateRequest: self._create,
-            AppendRequest: self._append,
-            GenerateRequest: self._generate,
-            ChatRequest: self._chat,
-            ConverseRequest: self._converse,
-            MeasureRequest: self._measure,
-            RecallRequest: self._recall,
-            DisownRequest: self._disown,
-            SetRequest: self._set,
-            SleepRequest: self._sleep,
-            SaveRequest: self._save,
-            WakeRequest: self._wake,
-            PlanWakeRequest: self._plan_wake,
-            ListRequest: self._list_sessions,
-            ShowRequest: self._show,
-            StatsRequest: self._stats,
-            WarmRequest: self._warm,
-            ClearRequest: self._clear,
-            FoldRequest: self._fold,
-            WhyRequest: self._why,
-            ForkRequest: self._fork,
-            LoadModelRequest: self._load_model,
-            UnloadModelRequest: self._unload_model,
-            AnalyseRequest: self._analyse,
-            DeleteRequest: self._delete,
-            MaintainRequest: self._maintain,
-            MarkRequest: self._mark,
-            ImportRequest: self._import_bundle,
+            **{verb.request: getattr(self, f"_{name}") for name, verb in VERBS.items() if hasattr(self, f"_{name}")},
             **FakeBranches(self._create).answers,
         }
 
@@ -191,17 +95,17 @@ class FakeService(Verbs, Awaiting):
         self._record(verb.name, given(request))
         return cast("R", await self.answers[type(request)](request))
 
-    async def _status(self, request: StatusRequest) -> StatusResult:
-        memory = MemoryInfo(1 << 30, 1, 0, 0, 0, 0, 0)
+    async def _status(self, request: process.StatusRequest) -> process.StatusResult:
+        memory = process.MemoryInfo(1 << 30, 1, 0, 0, 0, 0, 0)
         awake = sum(session.info.state == "awake" for session in self.sessions.values())
-        models, asleep, queue = (self.model,), len(self.sessions) - awake, QueueInfo(0, 0, 512)
-        told = StatusResult("0.1.0", os.getpid(), self.store, models, awake, asleep, memory, "none", 0.5, queue)
+        models, asleep, queue = (self.model,), len(self.sessions) - awake, process.QueueInfo(0, 0, 512)
+        told = process.StatusResult("0.1.0", os.getpid(), self.store, models, awake, asleep, memory, "none", 0.5, queue)
         return replace(told, aliases=self.aliases)
 
-    async def _create(self, request: CreateRequest) -> SessionInfo:
+    async def _create(self, request: session.CreateRequest) -> session.SessionInfo:
         if request.session in self.sessions:
             raise FakeBusy(f"{request.session} exists. Choose another name.", session=request.session)
-        info = SessionInfo(
+        info = session.SessionInfo(
             session=f"torpor://default/{request.session}",
             namespace="default",
             name=request.session,
@@ -220,7 +124,7 @@ class FakeService(Verbs, Awaiting):
         self.sessions[request.session] = FakeSession(info)
         return info
 
-    async def _append(self, request: AppendRequest) -> AppendResult:
+    async def _append(self, request: reading.AppendRequest) -> reading.AppendResult:
         found, woken = await self._find_awake(request.session, request.emit, create=request.create)
         added = (
             list(request.tokens) if request.tokens is not None else [len(word) for word in (request.text or "").split()]
@@ -229,9 +133,9 @@ class FakeService(Verbs, Awaiting):
             await self._step()
             request.emit(ProgressEvent("prefill", min(done + 2, len(added)), len(added)))
         found.tokens += added
-        return AppendResult(found.info.session, len(added), len(found.tokens), len(added), 0.25, woken)
+        return reading.AppendResult(found.info.session, len(added), len(found.tokens), len(added), 0.25, woken)
 
-    async def _generate(self, request: GenerateRequest) -> GenerateResult:
+    async def _generate(self, request: reading.GenerateRequest) -> reading.GenerateResult:
         found, woken = await self._find_awake(request.session, request.emit, create=request.create)
         if request.text is not None:
             found.tokens += [len(word) for word in request.text.split()]
@@ -239,66 +143,66 @@ class FakeService(Verbs, Awaiting):
             found, request.max_tokens or 4, request.prove, request.emit, woken, was_read=request.text is not None
         )
 
-    async def _chat(self, request: ChatRequest) -> GenerateResult:
+    async def _chat(self, request: reading.ChatRequest) -> reading.GenerateResult:
         found, woken = await self._find_awake(request.session, request.emit, create=request.create)
         request.emit(ProgressEvent("prefill", 1, 1))
         found.tokens.append(len(request.message or ""))
         return await self._write(found, request.max_tokens or 4, request.prove, request.emit, woken, was_read=True)
 
-    async def _converse(self, request: ConverseRequest) -> GenerateResult:
+    async def _converse(self, request: conversing.ConverseRequest) -> reading.GenerateResult:
         """The session of that name answers: this service does not search."""
         found, woken = await self._find_awake(request.session, request.emit, create=True)
         request.emit(SessionEvent(found.info.session))
         request.emit(ProgressEvent("prefill", 1, 1))
         return await self._write(found, request.max_tokens or 4, False, request.emit, woken, was_read=True)
 
-    async def _measure(self, request: MeasureRequest) -> MeasureResult:
+    async def _measure(self, request: conversing.MeasureRequest) -> conversing.MeasureResult:
         words = sum(len(message["content"].split()) for message in request.messages)
-        return MeasureResult(words, 0, self.model.context_tokens or 0, request.model or "fake")
+        return conversing.MeasureResult(words, 0, self.model.context_tokens or 0, request.model or "fake")
 
-    async def _recall(self, request: RecallRequest) -> RecallResult:
+    async def _recall(self, request: recalling.RecallRequest) -> recalling.RecallResult:
         """This service keeps no words."""
         raise AnswerNotFound("There is no such answer.", answer_id=request.answer_id)
 
-    async def _disown(self, request: DisownRequest) -> DisownResult:
+    async def _disown(self, request: recalling.DisownRequest) -> recalling.DisownResult:
         raise AnswerNotFound("There is no such answer.", answer_id=request.answer_id)
 
-    async def _set(self, request: SetRequest) -> SessionInfo:
+    async def _set(self, request: session.SetRequest) -> session.SessionInfo:
         found, _ = await self._find_awake(request.session, request.emit)
         found.info = replace(found.info, sampling=(found.info.sampling or Sampling()).changed(request.sampling))
         return found.info
 
-    async def _sleep(self, request: SleepRequest) -> SleepResult:
-        slept = await self._save(SaveRequest(request.session, on_event=request.on_event))
+    async def _sleep(self, request: waking.SleepRequest) -> waking.SleepResult:
+        slept = await self._save(waking.SaveRequest(request.session, on_event=request.on_event))
         found = self._find(request.session)
         found.info = replace(found.info, state="asleep")
         return slept
 
-    async def _save(self, request: SaveRequest) -> SleepResult:
+    async def _save(self, request: waking.SaveRequest) -> waking.SleepResult:
         found = self._find(request.session)
         await self._step()
         size = 4 * len(found.tokens)
         request.emit(ProgressEvent("sleep", size, size))
         version = len(found.versions) + 1
         parent = found.versions[-1].bundle_id if found.versions else None
-        made = VersionInfo(version, f"{version:064x}", parent, len(found.tokens), size, size, version)
+        made = session.VersionInfo(version, f"{version:064x}", parent, len(found.tokens), size, size, version)
         found.versions.append(made)
         found.info = replace(found.info, version=version, bundle_id=made.bundle_id, dirty=False)
-        return SleepResult(
+        return waking.SleepResult(
             found.info.session, version, made.bundle_id, parent, len(found.tokens), size, size, 1, version - 1, 0.25
         )
 
-    async def _wake(self, request: WakeRequest) -> WakeResult:
+    async def _wake(self, request: waking.WakeRequest) -> waking.WakeResult:
         return await self._wake_found(self._find(request.session), request.version, request.emit)
 
-    async def _plan_wake(self, request: PlanWakeRequest) -> WakePlanResult:
+    async def _plan_wake(self, request: waking.PlanWakeRequest) -> waking.WakePlanResult:
         found = self._find(request.session)
         made = found.versions[(request.version or len(found.versions)) - 1]
         if found.info.state == "awake":
-            return WakePlanResult(
+            return waking.WakePlanResult(
                 found.info.session, 1, made.bundle_id, made.token_count, True, "fake", True, None, "It is awake."
             )
-        return WakePlanResult(
+        return waking.WakePlanResult(
             found.info.session,
             made.version,
             made.bundle_id,
@@ -310,7 +214,7 @@ class FakeService(Verbs, Awaiting):
             "Restoring is the faster way.",
             bytes_to_read=3 << 20,
             blocks=5,
-            files=tuple(PlannedFile(f"{number:064x}", 1, 1 << 20) for number in range(1, 7)),
+            files=tuple(waking.PlannedFile(f"{number:064x}", 1, 1 << 20) for number in range(1, 7)),
             files_left_out=2,
             restored_tokens=made.token_count,
             computed_tokens=1,
@@ -318,17 +222,20 @@ class FakeService(Verbs, Awaiting):
             memory_bytes=4 << 20,
             restore_seconds=0.0125,
             recompute_seconds=None,
-            rates=(MeasuredRate("restore_bytes_per_s", 1e9, 3), MeasuredRate("decode_tokens_per_s", None, 0)),
+            rates=(
+                waking.MeasuredRate("restore_bytes_per_s", 1e9, 3),
+                waking.MeasuredRate("decode_tokens_per_s", None, 0),
+            ),
             differs=self.differs,
         )
 
-    async def _wake_found(self, found: FakeSession, version: int | None, emit: OnEvent) -> WakeResult:
+    async def _wake_found(self, found: FakeSession, version: int | None, emit: OnEvent) -> waking.WakeResult:
         await self._step()
         emit(ProgressEvent("wake", 1, 1))
         already = found.info.state == "awake"
         found.info = replace(found.info, state="awake")
         made = found.versions[(version or len(found.versions)) - 1]
-        return WakeResult(
+        return waking.WakeResult(
             found.info.session,
             made.version,
             made.bundle_id,
@@ -344,13 +251,13 @@ class FakeService(Verbs, Awaiting):
             recomputed=self.recomputed,
         )
 
-    async def _list_sessions(self, request: ListRequest) -> ListResult:
-        return ListResult(tuple(session.info for session in self.sessions.values()))
+    async def _list(self, request: session.ListRequest) -> session.ListResult:
+        return session.ListResult(tuple(session.info for session in self.sessions.values()))
 
-    async def _show(self, request: ShowRequest) -> SessionDetail:
+    async def _show(self, request: session.ShowRequest) -> session.SessionDetail:
         found = self._find(request.session)
         identity, backend = {"weights": "ab"}, {"mlx": "1.2"}
-        return SessionDetail(
+        return session.SessionDetail(
             info=found.info,
             versions=tuple(found.versions),
             tail_text="…tail",
@@ -363,33 +270,33 @@ class FakeService(Verbs, Awaiting):
             folded_from=self.folded_from,
         )
 
-    async def _stats(self, request: StatsRequest) -> StatsResult:
+    async def _stats(self, request: store.StatsRequest) -> store.StatsResult:
         infos = [
             each.info for each in self.sessions.values() if request.label is None or request.label in each.info.labels
         ]
         names = sorted({name for info in infos for name in info.labels}) if request.label is None else [request.label]
-        return StatsResult(
+        return store.StatsResult(
             total=self._figures(None, infos),
             labels=tuple(self._figures(name, [info for info in infos if name in info.labels]) for name in names),
         )
 
-    def _figures(self, label: str | None, infos: Sequence[SessionInfo]) -> LabelFigures:
+    def _figures(self, label: str | None, infos: Sequence[session.SessionInfo]) -> store.LabelFigures:
         awake, tokens = sum(info.state == "awake" for info in infos), sum(info.token_count for info in infos)
-        return LabelFigures(label, len(infos), awake, tokens, 1 << 20, 2 << 20, 7)
+        return store.LabelFigures(label, len(infos), awake, tokens, 1 << 20, 2 << 20, 7)
 
-    async def _warm(self, request: WarmRequest) -> WarmResult:
+    async def _warm(self, request: waking.WarmRequest) -> waking.WarmResult:
         named = [self._find(name).info for name in request.sessions]
         named += [each.info for each in self.sessions.values() if request.label in each.info.labels]
-        return WarmResult(tuple(Warmed(info, self.left is None, self.left, 3) for info in named))
+        return waking.WarmResult(tuple(waking.Warmed(info, self.left is None, self.left, 3) for info in named))
 
-    async def _clear(self, request: ClearRequest) -> ClearResult:
+    async def _clear(self, request: store.ClearRequest) -> store.ClearResult:
         infos = [each.info for each in self.sessions.values() if request.label in each.info.labels]
         kept = {f"torpor://default/{name}": reason for name, reason in self.fail_clear.items()}
         gone = [info for info in infos if info.session not in kept]
         for info in () if request.dry_run else gone:
             del self.sessions[info.name]
         uris = tuple(info.session for info in gone)
-        return ClearResult(
+        return store.ClearResult(
             request.label, request.dry_run, uris, 5, 0, 4096, 0 if request.dry_run else 2048, kept, self.problems
         )
 
@@ -400,68 +307,72 @@ class FakeService(Verbs, Awaiting):
         uri = None if session is None else SessionUri("default", session)
         return self.bus.subscribe(Wanted(None if names is None else frozenset(names), uri, namespace), most_waiting=8)
 
-    async def _fold(self, request: FoldRequest) -> FoldResult:
+    async def _fold(self, request: forking.FoldRequest) -> forking.FoldResult:
         found = self._find(request.session)
         await self._step()
-        origin = Origin(found.info.session, 1, f"{1:064x}", len(found.tokens))
+        origin = session.Origin(found.info.session, 1, f"{1:064x}", len(found.tokens))
         info = replace(
             found.info, session=f"torpor://default/{request.name}", name=request.name, state="awake", version=1
         )
         self.sessions[request.name] = FakeSession(info, found.tokens[len(found.tokens) - request.tail :])
         count = len(self.sessions[request.name].tokens)
         words = request.summary or "in short"
-        return FoldResult(info.session, origin, 1, f"{2:064x}", count + 5, count, words, count + 5, 0, 512, 0.25)
+        return forking.FoldResult(
+            info.session, origin, 1, f"{2:064x}", count + 5, count, words, count + 5, 0, 512, 0.25
+        )
 
-    async def _why(self, request: WhyRequest) -> WhyResult:
-        return WhyResult(self._find(request.session).info.session, self.reuses)
+    async def _why(self, request: reading.WhyRequest) -> reading.WhyResult:
+        return reading.WhyResult(self._find(request.session).info.session, self.reuses)
 
-    async def _fork(self, request: ForkRequest) -> ForkResult:
+    async def _fork(self, request: forking.ForkRequest) -> forking.ForkResult:
         found = self._find(request.session.partition("@")[0])
         await self._step()
         tokens = len(found.tokens) if request.at_token is None else request.at_token
-        origin = Origin(found.info.session, 1, f"{1:064x}", tokens)
+        origin = session.Origin(found.info.session, 1, f"{1:064x}", tokens)
         info = replace(
             found.info, session=f"torpor://default/{request.name}", name=request.name, state="asleep", version=1
         )
         self.sessions[request.name] = FakeSession(info, found.tokens[:tokens])
-        return ForkResult(info.session, origin, 1, f"{2:064x}", tokens, 0, 512, 4 * tokens, 0, 2, 0.25)
+        return forking.ForkResult(info.session, origin, 1, f"{2:064x}", tokens, 0, 512, 4 * tokens, 0, 2, 0.25)
 
     async def reload_config(self) -> None:
         self._record("reload_config", {})
 
-    async def _load_model(self, request: LoadModelRequest) -> ModelInfo:
+    async def _load_model(self, request: process.LoadModelRequest) -> process.ModelInfo:
         await self._step()
         return replace(self.model, name=request.model, loads=1)
 
-    async def _unload_model(self, request: UnloadModelRequest) -> ModelInfo:
+    async def _unload_model(self, request: process.UnloadModelRequest) -> process.ModelInfo:
         return replace(self.model, name=request.model, resident=False)
 
-    async def _analyse(self, request: AnalyseRequest) -> AnalysisResult:
+    async def _analyse(self, request: store.AnalyseRequest) -> store.AnalysisResult:
         name, _, at = request.session.partition("@")
         found = self._find(name)
         await self._step()
         request.emit(ProgressEvent("analyse", 1, 1))
         made = found.versions[int(at or len(found.versions)) - 1]
         awake = len(found.tokens) if found.info.state == "awake" else None
-        return AnalysisResult(
+        return store.AnalysisResult(
             found.info.session, made.version, made.bundle_id, made.token_count, awake, self.artifact, 0.25
         )
 
-    async def _delete(self, request: DeleteRequest) -> DeleteResult:
+    async def _delete(self, request: store.DeleteRequest) -> store.DeleteResult:
         found = self._find(request.session)
         await self._step()
         del self.sessions[request.session]
-        return DeleteResult(found.info.session, len(found.versions), len(found.versions), 4 * len(found.tokens))
+        return store.DeleteResult(found.info.session, len(found.versions), len(found.versions), 4 * len(found.tokens))
 
-    async def _maintain(self, request: MaintainRequest) -> MaintenanceResult:
+    async def _maintain(self, request: store.MaintainRequest) -> store.MaintenanceResult:
         uri = None if request.session is None else self._find(request.session).info.session
         await self._step()
         if request.operation == "forget" and not request.dry_run:
             del self.sessions[request.session or ""]
-        action = MaintenanceAction("remove", f"bundles/ab/{'ab' * 32}.mvr", uri, 1 if uri else None, 2048, "unneeded")
-        return MaintenanceResult(request.operation, request.dry_run, (action,), 3, 2048, 0, self.problems, 0)
+        action = store.MaintenanceAction(
+            "remove", f"bundles/ab/{'ab' * 32}.mvr", uri, 1 if uri else None, 2048, "unneeded"
+        )
+        return store.MaintenanceResult(request.operation, request.dry_run, (action,), 3, 2048, 0, self.problems, 0)
 
-    async def _mark(self, request: MarkRequest) -> MarksResult:
+    async def _mark(self, request: store.MarkRequest) -> store.MarksResult:
         name, _, at = request.session.partition("@")
         found = self._find(name)
         version = found.tags.pop(request.untag) if request.untag is not None else int(at or len(found.versions))
@@ -470,14 +381,14 @@ class FakeService(Verbs, Awaiting):
         if request.pinned is not None:
             (found.pinned.add if request.pinned else found.pinned.discard)(version)
         tags = tuple(sorted(tag for tag, on in found.tags.items() if on == version))
-        return MarksResult(found.info.session, version, f"{version:064x}", tags, version in found.pinned)
+        return store.MarksResult(found.info.session, version, f"{version:064x}", tags, version in found.pinned)
 
-    async def _import_bundle(self, request: ImportRequest) -> SleepResult:
+    async def _import_bundle(self, request: store.ImportRequest) -> waking.SleepResult:
         await self._step()
         name = request.session or "imported"
-        return SleepResult(f"torpor://default/{name}", 1, request.bundle_id, None, 3, 4096, 4096, 1, 0, 0.25)
+        return waking.SleepResult(f"torpor://default/{name}", 1, request.bundle_id, None, 3, 4096, 4096, 1, 0, 0.25)
 
-    async def prepare_close(self) -> ShutdownResult:
+    async def prepare_close(self) -> process.ShutdownResult:
         self._record("prepare_close", {})
         await self.prepare_gate.wait()
         return self._report()
@@ -485,19 +396,19 @@ class FakeService(Verbs, Awaiting):
     async def begin_close(self) -> None:
         self._record("begin_close", {})
 
-    async def close(self) -> ShutdownResult:
+    async def close(self) -> process.ShutdownResult:
         self.closed = True
         await self.close_gate.wait()
         return self._report()
 
-    def _report(self) -> ShutdownResult:
+    def _report(self) -> process.ShutdownResult:
         kept = [s for s in self.sessions.values() if s.info.name not in self.fail_sleep]
         slept = tuple(s.info.session for s in kept if s.tokens)
-        return ShutdownResult(slept, dict(self.fail_sleep), tuple(s.info.session for s in kept if not s.tokens))
+        return process.ShutdownResult(slept, dict(self.fail_sleep), tuple(s.info.session for s in kept if not s.tokens))
 
     async def _find_awake(
         self, session: str, emit: OnEvent, *, create: bool = False
-    ) -> tuple[FakeSession, WakeResult | None]:
+    ) -> tuple[FakeSession, waking.WakeResult | None]:
         session = session.removeprefix("torpor://default/")
         if create and session not in self.sessions:
             await self.create(session)
@@ -510,10 +421,10 @@ class FakeService(Verbs, Awaiting):
         max_tokens: int,
         prove: bool,
         emit: OnEvent,
-        woken: WakeResult | None,
+        woken: waking.WakeResult | None,
         *,
         was_read: bool,
-    ) -> GenerateResult:
+    ) -> reading.GenerateResult:
         self.running += 1
         written: list[int] = []
         texts: list[str] = []
@@ -534,7 +445,7 @@ class FakeService(Verbs, Awaiting):
             ) from None
         finally:
             self.running -= 1
-        return GenerateResult(
+        return reading.GenerateResult(
             session=found.info.session,
             text="".join(texts),
             tokens=tuple(written),

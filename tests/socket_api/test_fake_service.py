@@ -34,8 +34,9 @@ def test_every_verb_but_those_of_the_process_has_a_handler_here_and_there() -> N
 def test_a_handler_takes_the_record_of_its_row_and_gives_that_of_its_answer(verb: object) -> None:
     for handler in (HANDLERS[verb.request].carry_out, FakeService().answers[verb.request]):  # type: ignore[attr-defined]
         signature = inspect.signature(handler)
-        assert list(signature.parameters.values())[-1].annotation == verb.request.__name__  # type: ignore[attr-defined]
-        assert signature.return_annotation == verb.result.__name__  # type: ignore[attr-defined]
+        taken, given = list(signature.parameters.values())[-1].annotation, signature.return_annotation
+        assert taken.rpartition(".")[2] == verb.request.__name__  # type: ignore[attr-defined]
+        assert given.rpartition(".")[2] == verb.result.__name__  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("name", LIFE)
