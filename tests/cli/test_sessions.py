@@ -17,11 +17,18 @@ from cli_rig import Torpor
 from torpor.daemon.api.reading import GenerateRequest, GenerateResult, Reuse
 from torpor.daemon.api.session import Look, Lossy, Origin, Recomputed, Salvaged
 from torpor.daemon.api.store import DeleteRequest, MaintenanceProblem
-from torpor.daemon.api.verbs import VERBS
-from torpor.daemon.api.waking import PartDiffers, SaveRequest, SleepRequest
+from torpor.daemon.api.waking import PartDiffers
 from torpor.daemon.engine.generation import DEFAULT_MAX_TOKENS
 from torpor.errors import TorporError
 from torpor.tests.socket_api.server_rig import ServerThread
+
+
+@pytest.fixture
+def asleep(torpor: Torpor, daemon: ServerThread) -> ServerThread:
+    """A daemon with a session `a` of one token, which sleeps."""
+    torpor("append", "a", "one")
+    torpor("sleep", "a")
+    return daemon
 
 
 def test_append_makes_the_session_and_says_what_was_read(torpor: Torpor, daemon: ServerThread) -> None:
@@ -246,9 +253,7 @@ def test_ids_in_json_are_whole_and_short_in_text(torpor: Torpor, daemon: ServerT
     assert f"bundle {'0' * 12}:" in torpor("sleep", "a").out
 
 
-def test_wake_says_that_nothing_was_prefilled(torpor: Torpor, daemon: ServerThread) -> None:
-    torpor("append", "a", "one")
-    torpor("sleep", "a")
+def test_wake_says_that_nothing_was_prefilled(torpor: Torpor, asleep: ServerThread) -> None:
     ran = torpor("wake", "a")
     assert "awake at version 1" in ran.out
     assert "0 of them prefilled" in ran.out
@@ -278,22 +283,19 @@ AGAIN = "1,276 tokens from token 1,024 of version 3 were"
     ],
 )
 def test_wake_tells_in_one_line_in_what_a_session_is_not_as_it_was(
-    torpor: Torpor, daemon: ServerThread, fact: str, value: Any, told: str
+    torpor: Torpor, asleep: ServerThread, fact: str, value: Any, told: str
 ) -> None:
-    torpor("append", "a", "one")
-    torpor("sleep", "a")
     assert fact not in torpor("wake", "a").err
     if fact == "salvaged":
-        found = daemon.service.sessions["a"]
-        found.info = dataclasses.replace(found.info, salvaged=value)
+        asleep.service.sessions["a"].now(salvaged=value)
     else:
-        setattr(daemon.service, fact, value)
+        setattr(asleep.service, fact, value)
     ran = torpor("wake", "a")
     assert told in ran.err
     assert ran.err.count("\n") == 1
     document = torpor("wake", "a", "--strict", "--json").document[fact]
     assert document == json.loads(json.dumps(value, default=dataclasses.asdict))
-    assert daemon.service.calls[-1][1] == {"session": "a", "strict": True}
+    assert asleep.service.calls[-1][1] == {"session": "a", "strict": True}
 
 
 def test_wake_plan_tells_what_would_be_done_and_wakes_nothing(torpor: Torpor, daemon: ServerThread) -> None:
@@ -329,8 +331,7 @@ def test_show_and_ls_tell_what_a_repair_saved_of_a_session_and_show_what_it_has_
         torpor("append", name, "one")
         torpor("sleep", name)
     assert "saved" not in torpor("show", "a").out + torpor("ls").out
-    fake = daemon.service.sessions["a"]
-    fake.info = dataclasses.replace(fake.info, salvaged=Salvaged(1024, 2113))
+    daemon.service.sessions["a"].now(salvaged=Salvaged(1024, 2113))
     daemon.service.lossy = Lossy(8, 7680)
     shown = torpor("show", "a").out
     assert f"saved\t{SAVED}" in shown
@@ -356,8 +357,7 @@ def test_ls_marks_a_session_that_is_lossy_or_only_looked_at(
         torpor("append", name, "one")
         torpor("sleep", name)
     assert legend not in torpor("ls").err
-    fake = daemon.service.sessions["a"]
-    fake.info = dataclasses.replace(fake.info, **{fact: told})
+    daemon.service.sessions["a"].now(**{fact: told})
     listed = torpor("ls")
     assert [line.split()[0] for line in listed.out.splitlines() if f"{mark}\t" in line] == ["default/a"]
     assert legend in listed.err
@@ -365,24 +365,19 @@ def test_ls_marks_a_session_that_is_lossy_or_only_looked_at(
     assert [info[fact] for info in sessions] == [dataclasses.asdict(told), None]
 
 
-def test_what_was_computed_again_is_told_once(torpor: Torpor, daemon: ServerThread) -> None:
-    torpor("append", "a", "one")
-    torpor("sleep", "a")
-    daemon.service.recomputed, daemon.service.prefilled_by_wakes = Recomputed(1, 0, 44, True, damaged=False), 44
+def test_what_was_computed_again_is_told_once(torpor: Torpor, asleep: ServerThread) -> None:
+    asleep.service.recomputed, asleep.service.prefilled_by_wakes = Recomputed(1, 0, 44, True, damaged=False), 44
     told = torpor("generate", "a", "--max-tokens", "1").err
     assert "recomputed: 44 tokens from token 0" in told
     assert "read again" not in told
     torpor("sleep", "a")
-    daemon.service.prefilled_by_wakes = 50
+    asleep.service.prefilled_by_wakes = 50
     assert "read again: 6 tokens that were not restored" in torpor("generate", "a", "--max-tokens", "1").err
 
 
-def test_ls_marks_a_session_whose_last_tokens_will_be_computed_again(torpor: Torpor, daemon: ServerThread) -> None:
-    torpor("append", "a", "one")
-    torpor("sleep", "a")
+def test_ls_marks_a_session_whose_last_tokens_will_be_computed_again(torpor: Torpor, asleep: ServerThread) -> None:
     assert "+" not in torpor("ls").out
-    fake = daemon.service.sessions["a"]
-    fake.info = dataclasses.replace(fake.info, unread_tokens=1)
+    asleep.service.sessions["a"].now(unread_tokens=1)
     listed = torpor("ls")
     assert "asleep+" in listed.out
     assert "+ the next use computes its last tokens again: torpor show says how many\n" in listed.err
@@ -390,15 +385,12 @@ def test_ls_marks_a_session_whose_last_tokens_will_be_computed_again(torpor: Tor
 
 @pytest.mark.parametrize("command", ["append", "chat", "generate"])
 def test_a_command_that_wakes_a_session_tells_in_what_it_is_not_as_it_was(
-    torpor: Torpor, daemon: ServerThread, command: str
+    torpor: Torpor, asleep: ServerThread, command: str
 ) -> None:
-    torpor("append", "a", "one")
-    torpor("sleep", "a")
-    daemon.service.lossy, daemon.service.prefilled_by_wakes = Lossy(4, 256), 44
-    daemon.service.verified = False
-    daemon.service.differs = (PartDiffers("device", "metal", "cpu"),)
-    fake = daemon.service.sessions["a"]
-    fake.info = dataclasses.replace(fake.info, salvaged=Salvaged(256, 600))
+    asleep.service.lossy, asleep.service.prefilled_by_wakes = Lossy(4, 256), 44
+    asleep.service.verified = False
+    asleep.service.differs = (PartDiffers("device", "metal", "cpu"),)
+    asleep.service.sessions["a"].now(salvaged=Salvaged(256, 600))
     told = [
         "saved by a repair: 256 of 600 tokens; torpor verify names the file that would bring back the rest\n",
         "read again: 44 tokens that were not restored, to wake torpor://default/a\n",
@@ -413,10 +405,8 @@ def test_a_command_that_wakes_a_session_tells_in_what_it_is_not_as_it_was(
 
 @pytest.mark.parametrize("command", ["append", "chat", "generate"])
 def test_a_command_gives_scripts_the_report_of_the_wake_that_it_made(
-    torpor: Torpor, daemon: ServerThread, command: str
+    torpor: Torpor, asleep: ServerThread, command: str
 ) -> None:
-    torpor("append", "a", "one")
-    torpor("sleep", "a")
     woken = torpor(command, "a", "two", "--json").document["woken"]
     assert (woken["version"], woken["token_count"], woken["already_awake"]) == (1, 1, False)
     assert torpor(command, "a", "three", "--json").document["woken"] is None
@@ -523,16 +513,9 @@ def test_rm_tells_of_the_branches_that_a_kept_tree_leaves(torpor: Torpor, daemon
     assert torpor("rm", "trees.3", "tree.x", "--yes").err == ""
 
 
-def test_rm_tells_what_could_not_be_marked_as_deleted(
-    torpor: Torpor, daemon: ServerThread, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    delete = daemon.service.answers[DeleteRequest]
-
-    async def delete_beside_a_file(request: DeleteRequest) -> Any:
-        problem = MaintenanceProblem("/store/quarantine", "unsafe_path", "Others may write in it.")
-        return dataclasses.replace(await delete(request), problems=(problem,))
-
-    monkeypatch.setitem(daemon.service.answers, DeleteRequest, delete_beside_a_file)
+def test_rm_tells_what_could_not_be_marked_as_deleted(torpor: Torpor, daemon: ServerThread) -> None:
+    problem = MaintenanceProblem("/store/quarantine", "unsafe_path", "Others may write in it.")
+    daemon.service.also("delete", problems=(problem,))
     torpor("append", "a", "one")
     torpor("append", "b", "one")
     ran = torpor("rm", "a", "--yes")
@@ -555,13 +538,9 @@ def test_ls_and_show_ask_the_daemon(torpor: Torpor, daemon: ServerThread) -> Non
 def test_text_that_steers_terminals_is_shown_harmless(torpor: Torpor, daemon: ServerThread) -> None:
     """Threat 46: what a session holds was written by a model or a stranger."""
     torpor("append", "notes", "one")
-    daemon.do(lambda: setattr(daemon.service.sessions["notes"], "info", _labelled(daemon, "\x1b[2Jgone")))
+    daemon.service.sessions["notes"].now(labels=("\x1b[2Jgone",))
     assert "\x1b" not in torpor("ls").out
     assert "␛[2Jgone" in torpor("ls").out
-
-
-def _labelled(daemon: ServerThread, label: str) -> object:
-    return dataclasses.replace(daemon.service.sessions["notes"].info, labels=(label,))
 
 
 class FakeOverflow(TorporError):
@@ -622,20 +601,13 @@ def test_a_fold_takes_one_way_to_its_summary_by_the_names_of_its_options(
     assert (ran.status, "either --summary TEXT or --summarise N" in ran.err) == (2, True)
 
 
-def test_a_look_and_the_branch_that_ends_it_are_said_with_the_way_back(
-    torpor: Torpor, daemon: ServerThread, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_look_and_the_branch_that_ends_it_are_said_with_the_way_back(torpor: Torpor, daemon: ServerThread) -> None:
     torpor("append", "notes", "one")
     torpor("sleep", "notes")
     look = Look(1, 300, 2, 5000)
-    for verb, field in (("wake", "look"), ("append", "branched"), ("generate", "branched"), ("chat", "branched")):
-        request = VERBS[verb].request
-        real = daemon.service.answers[request]
-
-        async def told(asked: Any, real: Any = real, field: str = field) -> Any:
-            return dataclasses.replace(await real(asked), **{field: look})
-
-        monkeypatch.setitem(daemon.service.answers, request, told)
+    daemon.service.also("wake", look=look)
+    for verb in ("append", "generate", "chat"):
+        daemon.service.also(verb, branched=look)
     said = " ".join(torpor("wake", "notes").err.split())
     assert "a look at version 1, token 300: version 2, with 5,000 tokens, stays the newest, unless" in said
     assert "To have it: torpor sleep notes, then torpor wake notes" in said, "a wake of what is awake changes nothing"
@@ -657,16 +629,10 @@ def test_a_look_and_the_branch_that_ends_it_are_said_with_the_way_back(
     ],
 )
 def test_of_a_sleep_or_save_that_writes_nothing_it_is_said_why(
-    torpor: Torpor, daemon: ServerThread, monkeypatch: pytest.MonkeyPatch, verb: str, kept: dict[str, Any], said: str
+    torpor: Torpor, daemon: ServerThread, verb: str, kept: dict[str, Any], said: str
 ) -> None:
     torpor("append", "notes", "one")
-    request = {"sleep": SleepRequest, "save": SaveRequest}[verb]
-    keep = daemon.service.answers[request]
-
-    async def again(request: SleepRequest) -> Any:
-        return dataclasses.replace(await keep(request), bytes_written=0, blocks_new=0, **kept)
-
-    monkeypatch.setitem(daemon.service.answers, request, again)
+    daemon.service.also(verb, bytes_written=0, blocks_new=0, **kept)
     assert torpor(verb, "notes").out.endswith(said.format("0" * 12))
 
 

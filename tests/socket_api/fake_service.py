@@ -43,6 +43,10 @@ class FakeSession:
     tags: dict[str, int] = field(default_factory=dict)
     pinned: set[int] = field(default_factory=set)
 
+    def now(self, **facts: Any) -> None:
+        """Let other facts hold of it."""
+        self.info = replace(self.info, **facts)
+
 
 class FakeService(Verbs, Awaiting):
     """Sessions in memory. `calls` records what was asked, as far as it was given; `running` counts generations that
@@ -90,6 +94,15 @@ class FakeService(Verbs, Awaiting):
 
     def release(self) -> None:
         self.open_gate.set()
+
+    def also(self, verb: str, **facts: Any) -> None:
+        """Let the answers to a verb have these facts, too."""
+        request, answer = VERBS[verb].request, self.answers[VERBS[verb].request]
+
+        async def with_facts(request: Any) -> Any:
+            return replace(await answer(request), **facts)
+
+        self.answers[request] = with_facts
 
     async def ask(self, verb: Verb[Any, R], request: Request) -> R:
         self._record(verb.name, given(request))
@@ -169,13 +182,13 @@ class FakeService(Verbs, Awaiting):
 
     async def _set(self, request: session.SetRequest) -> session.SessionInfo:
         found, _ = await self._find_awake(request.session, request.emit)
-        found.info = replace(found.info, sampling=(found.info.sampling or Sampling()).changed(request.sampling))
+        found.now(sampling=(found.info.sampling or Sampling()).changed(request.sampling))
         return found.info
 
     async def _sleep(self, request: waking.SleepRequest) -> waking.SleepResult:
         slept = await self._save(waking.SaveRequest(request.session, on_event=request.on_event))
         found = self._find(request.session)
-        found.info = replace(found.info, state="asleep")
+        found.now(state="asleep")
         return slept
 
     async def _save(self, request: waking.SaveRequest) -> waking.SleepResult:
@@ -187,7 +200,7 @@ class FakeService(Verbs, Awaiting):
         parent = found.versions[-1].bundle_id if found.versions else None
         made = session.VersionInfo(version, f"{version:064x}", parent, len(found.tokens), size, size, version)
         found.versions.append(made)
-        found.info = replace(found.info, version=version, bundle_id=made.bundle_id, dirty=False)
+        found.now(version=version, bundle_id=made.bundle_id, dirty=False)
         return waking.SleepResult(
             found.info.session, version, made.bundle_id, parent, len(found.tokens), size, size, 1, version - 1, 0.25
         )
@@ -233,7 +246,7 @@ class FakeService(Verbs, Awaiting):
         await self._step()
         emit(ProgressEvent("wake", 1, 1))
         already = found.info.state == "awake"
-        found.info = replace(found.info, state="awake")
+        found.now(state="awake")
         made = found.versions[(version or len(found.versions)) - 1]
         return waking.WakeResult(
             found.info.session,
