@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import sys
 from collections.abc import Callable
@@ -62,3 +63,20 @@ class MadeStore:
 
     def __call__(self, *arguments: object) -> Ran:
         return self.torpor(*arguments, "--store", self.path)
+
+    def cut(self, bundle: int) -> Path:
+        """Take the last byte from a bundle's file."""
+        os.truncate(self.bundles[bundle], self.bundles[bundle].stat().st_size - 1)
+        return self.bundles[bundle]
+
+    def flip(self, bundle: int, share: int = 3) -> Path:
+        """Flip a bit of a bundle's file, at such a share of its bytes."""
+        flip(self.bundles[bundle], self.bundles[bundle].stat().st_size // share)
+        return self.bundles[bundle]
+
+
+def flip(file: Path, at: int) -> None:
+    """Flip a bit of a file."""
+    data = bytearray(file.read_bytes())
+    data[at] ^= 1
+    file.write_bytes(data)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import io
 import os
 import re
@@ -11,12 +10,12 @@ import socket
 from pathlib import Path
 
 import pytest
-from cli_rig import MadeStore, Torpor, pretend_terminal, unstyled
+from cli_rig import MadeStore, Torpor, flip, pretend_terminal, unstyled
 from rich.console import Console
 from torpor.cli.commands.show import render_detail
 from torpor.cli.serve.doctor import _describe_config, _describe_queue
 from torpor.cli.view.formatting import format_time
-from torpor.daemon.api.store import MaintainRequest, MaintenanceProblem, MaintenanceResult
+from torpor.daemon.api.store import MaintenanceProblem
 from torpor.memvid.errors import PUT_BACK, BundleMissing, Truncated
 from torpor.memvid.store import Store
 from torpor.memvid.uri import SessionUri
@@ -74,8 +73,7 @@ def test_ls_marks_a_session_whose_newest_version_has_no_file(
 ) -> None:
     torpor("append", "agent", "one")
     torpor("append", "fresh", "one")
-    slept = dataclasses.replace(daemon.service.sessions["agent"].info, bundle_id=made_store.bundles[1].stem, version=2)
-    daemon.service.sessions["agent"].info = slept
+    daemon.service.sessions["agent"].now(bundle_id=made_store.bundles[1].stem, version=2)
     daemon.service.store = str(made_store.path)
     ask = torpor if beside_a_daemon else made_store
     assert not any(info["file_missing"] for info in ask("ls", "--json").document["sessions"])
@@ -228,10 +226,7 @@ def test_verify_of_a_sound_store_is_status_0(made_store: MadeStore) -> None:
 
 def test_verify_finds_a_flipped_bit_and_ends_with_status_6(made_store: MadeStore) -> None:
     """GM4: one flipped bit in a block."""
-    damaged = made_store.bundles[0]
-    content = bytearray(damaged.read_bytes())
-    content[len(content) // 2] ^= 1
-    damaged.write_bytes(content)
+    damaged = made_store.flip(0, 2)
     ran = made_store("verify", "--deep")
     assert ran.status == 6
     assert "damaged" in ran.out
@@ -243,7 +238,7 @@ def test_verify_finds_a_flipped_bit_and_ends_with_status_6(made_store: MadeStore
 
 
 def test_show_of_a_truncated_bundle_is_status_6(made_store: MadeStore) -> None:
-    os.truncate(made_store.bundles[2], made_store.bundles[2].stat().st_size - 1)
+    made_store.cut(2)
     ran = made_store("show", "other")
     assert ran.status == 6
     assert ran.err.count("\n") == 1
@@ -252,10 +247,7 @@ def test_show_of_a_truncated_bundle_is_status_6(made_store: MadeStore) -> None:
 
 def test_a_finding_names_its_versions_and_the_remedy(made_store: MadeStore) -> None:
     """The newest version is damaged: the one before it is what to go on from."""
-    damaged = made_store.bundles[1]
-    content = bytearray(damaged.read_bytes())
-    content[len(content) // 3] ^= 1
-    damaged.write_bytes(content)
+    damaged = made_store.flip(1)
     ran = made_store("verify", "--deep", "--json")
     finding = ran.document["findings"][0]
     assert finding["versions"] == [{"session": "torpor://default/agent", "version": 2}]
@@ -266,7 +258,7 @@ def test_a_finding_names_its_versions_and_the_remedy(made_store: MadeStore) -> N
 
 
 def test_damage_that_reaches_later_versions_leaves_none_to_go_on_from(made_store: MadeStore) -> None:
-    os.truncate(made_store.bundles[0], made_store.bundles[0].stat().st_size - 1)
+    made_store.cut(0)
     findings = made_store("verify", "--json").document["findings"]
     assert {one["version"] for one in findings[0]["versions"]} == {1, 2}
     assert "No version of torpor://default/agent is intact" in findings[0]["remedy"]
@@ -330,7 +322,7 @@ def test_a_second_file_of_a_sound_bundle_damages_no_version(made_store: MadeStor
 def test_a_second_file_of_a_bundle_does_not_keep_its_session_from_being_intact(made_store: MadeStore) -> None:
     shutil.copyfile(made_store.bundles[0], made_store.bundles[0].with_suffix(".mvr"))
     made_store.bundles[0].with_suffix(".mvr").chmod(0o600)
-    os.truncate(made_store.bundles[1], made_store.bundles[1].stat().st_size - 1)
+    made_store.cut(1)
     findings = made_store("verify", "--json").document["findings"]
     (damage,) = [one for one in findings if one["code"] != "twin_file"]
     assert "Version 1 of torpor://default/agent is intact" in damage["remedy"]
@@ -386,7 +378,7 @@ def test_damaged_marks_are_told_by_every_command_that_looks(made_store: MadeStor
 
 
 def test_show_of_a_damaged_newest_version_suggests_the_latest_intact_one(made_store: MadeStore) -> None:
-    os.truncate(made_store.bundles[1], made_store.bundles[1].stat().st_size - 1)
+    made_store.cut(1)
     ran = made_store("show", "agent", "--json")
     assert ran.status == 6
     assert ran.error["error"]["details"]["intact_version"] == 1
@@ -417,7 +409,7 @@ def test_who_looks_and_who_wakes_are_advised_alike(
     if damage == "missing":
         damaged.unlink()
     else:
-        os.truncate(damaged, damaged.stat().st_size - 1)
+        made_store.cut(bundle)
     found = made_store("verify", "agent", "--json").document["findings"]
     finding = next(one for one in found if damaged.stem in one["path"])
     advised = f"{finding['message']} {finding['remedy']}"
@@ -438,8 +430,7 @@ def test_who_looks_and_who_wakes_are_advised_alike(
 def test_every_command_that_wakes_a_damaged_session_names_the_intact_version(
     torpor: Torpor, made_store: MadeStore, daemon: ServerThread, command: tuple[str, ...]
 ) -> None:
-    damaged = made_store.bundles[1]
-    os.truncate(damaged, damaged.stat().st_size - 1)
+    damaged = made_store.cut(1)
     torpor("append", "agent", "one")
     torpor("sleep", "agent")
     daemon.service.store = str(made_store.path)
@@ -453,8 +444,7 @@ def test_every_command_that_wakes_a_damaged_session_names_the_intact_version(
 def test_every_command_that_reads_a_damaged_version_names_the_intact_one(
     torpor: Torpor, made_store: MadeStore, daemon: ServerThread, tmp_path: Path, command: str
 ) -> None:
-    damaged = made_store.bundles[1]
-    os.truncate(damaged, damaged.stat().st_size - 1)
+    damaged = made_store.cut(1)
     if command != "analyse":
         ran = made_store(command, "agent", tmp_path / "out", "--json")
     else:
@@ -468,30 +458,16 @@ def test_every_command_that_reads_a_damaged_version_names_the_intact_one(
 
 
 def test_a_quantise_that_meets_damage_names_the_intact_version(
-    torpor: Torpor, made_store: MadeStore, daemon: ServerThread, monkeypatch: pytest.MonkeyPatch
+    torpor: Torpor, made_store: MadeStore, daemon: ServerThread
 ) -> None:
-    damaged = made_store.bundles[1]
-    os.truncate(damaged, damaged.stat().st_size - 1)
+    made_store.cut(1)
+    torpor("append", "agent", "one")
     daemon.service.store = str(made_store.path)
     problems = (
         MaintenanceProblem("torpor://default/agent", "truncated", "It is truncated."),
         MaintenanceProblem("torpor://default/agent", "no_space", "The disk is full."),
     )
-    report = MaintenanceResult(
-        "quantise",
-        dry_run=False,
-        actions=(),
-        actions_left_out=0,
-        bytes_freed=0,
-        bytes_written=0,
-        problems=problems,
-        problems_left_out=0,
-    )
-
-    async def maintain(_request: MaintainRequest) -> MaintenanceResult:
-        return report
-
-    monkeypatch.setitem(daemon.service.answers, MaintainRequest, maintain)
+    daemon.service.also("maintain", problems=problems)
     first, second = torpor("quantise", "agent", "--json").document["problems"]
     assert first["message"].startswith("It is truncated.")
     assert WAKE_VERSION_1 in first["message"]
@@ -499,10 +475,8 @@ def test_a_quantise_that_meets_damage_names_the_intact_version(
 
 
 def test_a_damaged_file_that_nothing_else_replaces_comes_with_what_to_do(made_store: MadeStore, tmp_path: Path) -> None:
-    for bundle in made_store.bundles:
-        data = bytearray(bundle.read_bytes())
-        data[bundle.stat().st_size // 3] ^= 1
-        bundle.write_bytes(data)
+    for bundle in range(3):
+        made_store.flip(bundle)
     ran = made_store("export", "agent", str(tmp_path / "out.mvb"))
     assert ran.status == 6
     assert "from a backup; without one, `torpor repair`" in ran.err
@@ -540,9 +514,7 @@ def test_ls_and_show_of_a_store_tell_what_a_repair_saved(torpor: Torpor, made_st
             last = [entry for entry in reader.entries if entry.kind == "span"][-1]
             with reader.holding(last) as frames:
                 frame, file = frames.frame_of(last.id), Path(frames.path)
-    data = bytearray(file.read_bytes())
-    data[frame.offset + frame.frame_bytes - 80] ^= 1
-    file.write_bytes(data)
+    flip(file, frame.offset + frame.frame_bytes - 80)
     made_store("repair")
     listed = {info["name"]: info for info in made_store("ls", "--json").document["sessions"]}
     assert listed["agent"]["salvaged"] == {"tokens": last.start, "of": row.token_count}

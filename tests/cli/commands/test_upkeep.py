@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli_rig import MadeStore, Torpor
+from cli_rig import MadeStore, Torpor, flip
 from torpor.memvid.disk.durable import TempFile
 from torpor.memvid.store import Store
 from torpor.tests.memvid import store_making as making
@@ -337,7 +337,7 @@ def test_a_forget_that_could_not_look_everywhere_says_where_and_ends_with_status
 
 
 def test_repair_mends_what_it_can_and_says_nothing_is_wrong(torpor: Torpor, made_store: MadeStore) -> None:
-    os.truncate(made_store.bundles[1], made_store.bundles[1].stat().st_size - 1)
+    made_store.cut(1)
     assert made_store("verify").status == 6
     before = names(made_store.path)
     plan = made_store("repair", "--dry-run", "--json")
@@ -352,10 +352,7 @@ def test_repair_mends_what_it_can_and_says_nothing_is_wrong(torpor: Torpor, made
 def test_repair_says_what_is_lost_with_status_6_and_leaves_the_rest_sound(
     torpor: Torpor, made_store: MadeStore
 ) -> None:
-    damaged = made_store.bundles[1]
-    content = bytearray(damaged.read_bytes())
-    content[len(content) // 3] ^= 1
-    damaged.write_bytes(content)
+    made_store.flip(1)
     ran = made_store("repair", "--json")
     assert ran.status == 6
     assert "torpor://default/agent" in ran.document["problems"][0]["message"]
@@ -492,9 +489,8 @@ def test_a_file_that_is_there_is_not_written_over(made_store: MadeStore, short_p
 def test_a_damaged_file_is_not_imported(made_store: MadeStore, short_path: Path, cut: int) -> None:
     file = short_path / "agent.mvb"
     made_store("export", "agent", file)
-    content = bytearray(file.read_bytes())
-    content[len(content) // 2] ^= 1
-    file.write_bytes(content[: len(content) - cut])
+    flip(file, file.stat().st_size // 2)
+    os.truncate(file, file.stat().st_size - cut)
     shutil.copytree(made_store.path, short_path / "before")
     assert made_store("import", file, "--as", "copy").status == 6
     assert made_store("show", "copy").status == 4
