@@ -40,22 +40,18 @@ def versions(torpor: Torpor, made: MadeStore, session: str = "agent") -> list[in
 
 
 @pytest.mark.parametrize("arguments", OPERATIONS)
-def test_each_operation_leaves_a_sound_store(made_store: MadeStore, arguments: tuple[str, ...]) -> None:
+def test_each_operation_leaves_a_sound_store_and_a_plan_of_it_changes_nothing(
+    made_store: MadeStore, arguments: tuple[str, ...]
+) -> None:
+    before = names(made_store.path)
+    plan = made_store(*arguments, "--dry-run", "--json")
+    assert (plan.status, plan.document["dry_run"]) == (0, True)
+    assert names(made_store.path) == before
     ran = made_store(*arguments, "--json")
-    assert ran.status == 0
-    assert ran.document["ok"]
+    assert (ran.status, ran.document["ok"]) == (0, True)
     assert ran.document["operation"] == arguments[0].replace("-", "_")
     assert made_store("verify", "--deep").status == 0
-    assert made_store(*arguments[:2], *arguments[2:]).status in (0, 4), "asking again is safe"
-
-
-@pytest.mark.parametrize("arguments", OPERATIONS)
-def test_a_plan_changes_nothing(made_store: MadeStore, arguments: tuple[str, ...]) -> None:
-    before = names(made_store.path)
-    ran = made_store(*arguments, "--dry-run", "--json")
-    assert ran.status == 0
-    assert ran.document["dry_run"] is True
-    assert names(made_store.path) == before
+    assert made_store(*arguments).status in (0, 4), "asking again is safe"
 
 
 @pytest.mark.parametrize("arguments", [*OPERATIONS, ("tag", "agent", "x"), ("pin", "agent")])
@@ -101,39 +97,29 @@ def test_a_folder_that_is_no_store_is_left_as_it_is_and_another_one_is_asked_for
     assert {path.name for path in (*shared.iterdir(), *mine.iterdir())} == {"letter.txt"}
 
 
-def test_repair_makes_a_missing_store_file_again(made_store: MadeStore) -> None:
+@pytest.mark.parametrize(("damage", "status", "kinds"), [("missing", 10, []), ("damaged", 6, ["quarantine"])])
+def test_repair_makes_the_file_of_a_store_again(
+    made_store: MadeStore, damage: str, status: int, kinds: list[str]
+) -> None:
     file = made_store.path / "store.json"
     before = file.read_bytes()
-    file.unlink()
+    if damage == "missing":
+        file.unlink()
+    else:
+        file.write_bytes(before.replace(b"uuid", b"uuie"))
     for command in (("ls",), ("verify",), ("gc",), ("show", "agent")):
         refused = made_store(*command)
-        assert (refused.status, "torpor repair --store" in refused.err) == (10, True)
+        assert (refused.status, "torpor repair --store" in refused.err) == (status, True)
     plan = made_store("repair", "--dry-run", "--json").document
-    assert [(action["kind"], action["path"]) for action in plan["actions"]] == [("rewrite", str(file))]
-    assert not file.exists()
-    assert made_store("repair", "--json").document["actions"] == plan["actions"]
-    assert file.read_bytes() == before
-    assert made_store("verify", "--deep").status == 0
-
-
-def test_repair_makes_a_damaged_store_file_again(made_store: MadeStore) -> None:
-    file = made_store.path / "store.json"
-    before = file.read_bytes()
-    file.write_bytes(before.replace(b"uuid", b"uuie"))
-    for command in (("ls",), ("verify",), ("gc",), ("show", "agent")):
-        refused = made_store(*command)
-        assert (refused.status, "torpor repair --store" in refused.err) == (6, True)
-    plan = made_store("repair", "--dry-run", "--json").document
-    assert [(action["kind"], action["path"]) for action in plan["actions"]] == [
-        ("quarantine", str(file)),
-        ("rewrite", str(file)),
-    ]
-    assert file.read_bytes() != before
+    told = [(action["kind"], action["path"]) for action in plan["actions"]]
+    assert told == [(kind, str(file)) for kind in [*kinds, "rewrite"]]
+    assert not file.exists() or file.read_bytes() != before
     assert made_store("repair", "--json").document["actions"] == plan["actions"]
     assert file.read_bytes() == before
     assert made_store("verify", "--deep").status == 0
     emptied = made_store("gc", "--quarantine", "--json").document
-    assert [action["path"] for action in emptied["actions"]] == [str(made_store.path / "quarantine" / "store.json.1")]
+    aside = [str(made_store.path / "quarantine" / "store.json.1")] if kinds else []
+    assert [action["path"] for action in emptied["actions"]] == aside
 
 
 def test_an_import_of_what_is_not_there_is_a_wrong_input_as_for_append(made_store: MadeStore) -> None:
@@ -316,13 +302,6 @@ def test_a_mark_is_shown_and_names_its_version(made_store: MadeStore) -> None:
     assert made_store("show", "agent@9").status == 4
 
 
-def test_forget_leaves_nothing_of_the_session(made_store: MadeStore) -> None:
-    freed = made_store("forget", "agent", "--yes", "--json").document["bytes_freed"]
-    assert freed > 0
-    assert made_store("show", "agent").status == 4
-    assert len([name for name, _ in names(made_store.path) if name.endswith((".mvb", ".mvr"))]) == 1
-
-
 def test_a_forget_that_could_not_look_everywhere_says_where_and_ends_with_status_6(made_store: MadeStore) -> None:
     (made_store.path / "old.tar.gz").write_bytes(b"who knows")
     plan = made_store("forget", "agent", "--dry-run")
@@ -334,19 +313,6 @@ def test_a_forget_that_could_not_look_everywhere_says_where_and_ends_with_status
     (made_store.path / "old.tar.gz").unlink()
     done = made_store("forget", "agent", "--yes")
     assert (done.status, done.out) == (0, "nothing of agent is in the store\n")
-
-
-def test_repair_mends_what_it_can_and_says_nothing_is_wrong(torpor: Torpor, made_store: MadeStore) -> None:
-    made_store.cut(1)
-    assert made_store("verify").status == 6
-    before = names(made_store.path)
-    plan = made_store("repair", "--dry-run", "--json")
-    assert plan.status == 0
-    assert plan.document["actions"]
-    assert names(made_store.path) == before
-    assert made_store("repair").status == 0
-    assert versions(torpor, made_store) == [1, 2]
-    assert made_store("verify", "--deep").status == 0
 
 
 def test_repair_says_what_is_lost_with_status_6_and_leaves_the_rest_sound(
@@ -366,30 +332,6 @@ def test_repair_says_what_is_lost_with_status_6_and_leaves_the_rest_sound(
     assert made_store("gc", "--quarantine").status == 0
     assert made_store("verify", "--deep").status == 0
     assert made_store("repair").status == 0
-
-
-@pytest.mark.parametrize("command", ["repair", "rebuild-index"])
-@pytest.mark.parametrize("damage", [b"", b"no database at all" * 100])
-def test_a_ruined_index_is_no_hindrance(torpor: Torpor, made_store: MadeStore, command: str, damage: bytes) -> None:
-    for file in made_store.path.glob("index.sqlite*"):
-        file.write_bytes(damage)
-    assert made_store(command).status == 0
-    assert versions(torpor, made_store) == [1, 2]
-    assert made_store("verify", "--deep").status == 0
-
-
-def test_a_damaged_file_of_marks_stops_prune_until_what_is_marked_is_said_anew(
-    torpor: Torpor, made_store: MadeStore
-) -> None:
-    made_store("pin", "agent@1")
-    marks = made_store.path / "marks.json"
-    marks.write_bytes(marks.read_bytes()[:-2])
-    assert made_store("prune", "--keep-last", "1").status == 6
-    assert versions(torpor, made_store) == [1, 2], "looking goes on"
-    made_store("repair")
-    assert made_store("prune", "--keep-last", "1").status == 6
-    made_store("tag", "agent@2", "newest", "--move")
-    assert made_store("prune", "--keep-last", "1").status == 0
 
 
 # --- du
@@ -485,12 +427,10 @@ def test_a_file_that_is_there_is_not_written_over(made_store: MadeStore, short_p
     assert file.read_text() == "precious"
 
 
-@pytest.mark.parametrize("cut", [0, 1, 5000])
-def test_a_damaged_file_is_not_imported(made_store: MadeStore, short_path: Path, cut: int) -> None:
+def test_a_damaged_file_is_not_imported(made_store: MadeStore, short_path: Path) -> None:
     file = short_path / "agent.mvb"
     made_store("export", "agent", file)
     flip(file, file.stat().st_size // 2)
-    os.truncate(file, file.stat().st_size - cut)
     shutil.copytree(made_store.path, short_path / "before")
     assert made_store("import", file, "--as", "copy").status == 6
     assert made_store("show", "copy").status == 4
