@@ -49,6 +49,7 @@ from torpor.daemon.service import Service
 from torpor.snapshot.blas import library_in_use
 from torpor.snapshot.caches import arrays_of
 from torpor.memvid.limits import MIB
+from torpor.snapshot.kind import copied
 from torpor.snapshot.runs import SEGMENT_TOKENS
 from torpor.socket_api import Client
 import mlx.core as mx
@@ -225,7 +226,7 @@ class Past:
 
 def _copied(cache: Any) -> KVCache:
     copy = KVCache()
-    copy.keys, copy.values = (mx.array(np.array(array[:, :, : cache.offset])) for array in (cache.keys, cache.values))
+    copy.keys, copy.values = (copied(array[:, :, : cache.offset]) for array in (cache.keys, cache.values))
     copy.offset = cache.offset
     mx.eval(copy.keys, copy.values)
     return copy

@@ -5,7 +5,8 @@
 - The shape of Qwen3-0.6B, random weights (float32; on a GPU bfloat16): the network reads in the daemon's chunks, the
   last token alone, and the state is slept at each length on the way, so that one reading (minutes on a CPU) gives all
   lengths: the time to the first token at a length is all that was computed up to it. Woken, verified and by the same
-  steps as the daemon, in several rounds; the logits that come back are compared with those that went.
+  steps as the daemon, in several rounds; the logits that come back are compared with those that went. A GPU reads each
+  length from its beginning, once before it is timed, and a wake there ends when a token was computed on the state.
 
 Where the two lines cross is the shortest length from which on waking is faster at every length.
 """
@@ -51,6 +52,7 @@ DEMO_LENGTHS = (16, 64, 256, 512, 1024, 2048, 4096, 7680)
 QWEN3_LENGTHS = (16, 64, 256, 512, 1024, 2048, 4096, 8192)
 QUICK_LENGTHS = (16, 300)
 ROUNDS = 5
+ON_GPU = mx.default_device() != mx.Device(mx.cpu)
 _MIB = 2**20
 _SIZES: dict[str, Any] = {
     "hidden_size": 1024,
@@ -167,7 +169,7 @@ def measure_qwen3(sizes: dict[str, Any], lengths: Sequence[int], rounds: int, pa
             **sizes,
         )
     )
-    if mx.default_device() != mx.Device(mx.cpu):
+    if ON_GPU:
         network.set_dtype(mx.bfloat16)
     mx.eval(network.parameters())
     measured = []
@@ -179,7 +181,10 @@ def measure_qwen3(sizes: dict[str, Any], lengths: Sequence[int], rounds: int, pa
         reading = Reading(network, store, sizes["vocab_size"])
         for tokens in lengths:
             length = Length(tokens)
-            length.cold.append(reading.go_on_to(tokens))
+            for _ in range(rounds + 1 if ON_GPU else 0):  # at first the kernels are compiled
+                reading = Reading(network, store, sizes["vocab_size"])
+                length.cold.append(reading.go_on_to(tokens))
+            length.cold = length.cold[1:] or [reading.go_on_to(tokens)]
             reading.sleep()
             for _ in range(rounds):
                 length.state_bytes, seconds = reading.wake(pool)
@@ -237,6 +242,8 @@ class Reading:
             filling.run(reader, pool)
             woken = filling.assemble(make_prompt_cache(self._network), mx.random.key(0))
             draw(woken)
+            if ON_GPU:  # it has the state once it has computed on it
+                mx.eval(self._network(mx.array([woken.tokens[-1:].tolist()]), cache=woken.caches))
         seconds = time.perf_counter() - started
         assert mx.array_equal(woken.last_logits, self._state.last_logits).item()
         return plan.read_bytes, seconds

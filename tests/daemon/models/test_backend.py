@@ -44,6 +44,12 @@ LIBRARIES = {"nvidia-cublas": "13.1.0.3", "nvidia-cudnn-cu13": "9.15.1.9", "nvid
 OTHERS = {"nvidia-nccl-cu13": "2.28", "nvidia-cublas-tools": "1", "numpy": "2"}
 
 
+@pytest.fixture(autouse=True)
+def nothing_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What tests compute with is not what they tell here."""
+    monkeypatch.delenv("MLX_ENABLE_TF32", raising=False)
+
+
 def on_cuda(monkeypatch: pytest.MonkeyPatch, gpu: str, libraries: dict[str, str]) -> dict[str, str]:
     """The facts on a GPU of that name, with only these packages installed."""
     packages = [SimpleNamespace(metadata={"Name": name}, version=version) for name, version in libraries.items()]
