@@ -28,7 +28,7 @@ _POLL_S: Final = 0.01
 
 
 def sweep(base: Path, copies: int) -> Swept:
-    """Copy the store of a process that writes, in turns in the two orders, and try each copy."""
+    """Copy the store of a process that writes, in turns in the two orders; then try each copy."""
     store = base / "store"
     result = Swept("a live store")
     child = os.fork()
@@ -38,21 +38,27 @@ def sweep(base: Path, copies: int) -> Swept:
         finally:
             os._exit(1)
     try:
-        while not (store / INDEX).exists() or len([*store.glob("bundles/*/*.mvb")]) < 6:
-            _require_alive(child)
-            time.sleep(_POLL_S)
+        _await_bundles(store, child, more=6)
         for number in range(copies):
-            _require_alive(child)
-            copy = base / "copy"
-            shutil.rmtree(copy, ignore_errors=True)
-            _copy(store, copy, files_first=bool(number % 2))
-            result.counts["mixed"] += 1
-            with result.blaming(f"copy {number}"):
-                result.counts["awake"] += require_kept(copy)
+            _copy(store, base / str(number), files_first=bool(number % 2))
+            _await_bundles(store, child, more=3)
     finally:
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
+    for number in range(copies):
+        result.counts["mixed"] += 1
+        with result.blaming(f"copy {number}"):
+            result.counts["awake"] += require_kept(base / str(number))
+        shutil.rmtree(base / str(number))
     return result
+
+
+def _await_bundles(store: Path, child: int, more: int) -> None:
+    """Wait until the process that writes has made so many more."""
+    before = set(store.glob("bundles/*/*.mvb"))
+    while not (store / INDEX).exists() or len(set(store.glob("bundles/*/*.mvb")) - before) < more:
+        _require_alive(child)
+        time.sleep(_POLL_S)
 
 
 def _require_alive(child: int) -> None:

@@ -4,12 +4,13 @@ names a test gets that test instead."""
 from __future__ import annotations
 
 import itertools
+import multiprocessing
 import pickle
 import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -17,7 +18,7 @@ from typing import Final
 import pytest
 from faults.mutant_child import BROKEN
 from faults.mutants import EQUIVALENT, NONE, Mutant
-from faults.power import Effort, replay
+from faults.power import Effort, Replay
 from faults.recording import Recording, Write
 from faults.scenarios import SCENARIOS
 
@@ -25,9 +26,9 @@ _CHILD: Final = Path(__file__).with_name("mutant_child.py")
 _ROOT: Final = Path(__file__).resolve().parents[3]
 _FIRST: Final = (
     *("refused", "delete_fork", "delete", "recover", "rebuild_on_a_full_disk", "sleep_delta", "create"),
-    *("return_to_file_past_a_log", "fold_and_miss_a_file", "fold_and_lose_the_count"),
+    *("return_to_file_past_a_log", "fold_and_miss_a_file", "fold_and_lose_the_count", "turns"),
 )
-"""The scenarios that catch most mutants, soonest. A share of the sweep records no others."""
+"""The scenarios that catch most mutants, soonest. The others are recorded for those that survive these."""
 
 _FEW: Final = 16
 """At first so few of the states are tried: most mutants break many. A share of the sweep tries no others."""
@@ -93,32 +94,59 @@ def _first_difference(one: list[tuple[object, ...]], other: list[tuple[object, .
     return next((at for at, (here, there) in enumerate(itertools.zip_longest(one, other)) if here != there), None)
 
 
-def judge(mutant: Mutant, plain: dict[str, Recording], base: Path, effort: Effort, *, full: bool) -> Verdict:
+_plain: dict[str, Recording] = {}
+
+
+def recorded_plain(names: Sequence[str], base: Path) -> dict[str, Recording]:
+    """What scenarios do without a mutant; recorded once in each process that judges."""
+    if not _plain.keys() >= set(names):
+        _plain.update(record_under(NONE, base / NONE, names))
+    return _plain
+
+
+def judge(mutant: Mutant, base: Path, effort: Effort, full: bool) -> Verdict:
     """Replay the scenarios in which the mutant does anything else than the code, from there on, until it is caught: a
-    few of their states, and then all, if it is done in full."""
+    few of their states, and then all, if it is done in full. Most are caught by the first scenarios."""
     verdict = Verdict(mutant.name)
     if mutant.test:
         verdict.caught_by, verdict.error = _try_test(mutant, base)
         return verdict
-    try:
-        recordings = record_under(mutant.name, base / "record", list(plain))
-    except MutantFailed as error:
-        verdict.error = str(error)
-        return verdict
-    except MutantBroken as error:
-        verdict.caught_by = str(error)
-        return verdict
-    begins = {name: _first_difference(_outline(recordings[name]), _outline(plain[name])) for name in recordings}
-    verdict.scenarios = [name for name in recordings if begins[name] is not None]
-    for one_in, name in itertools.product((_FEW, 1) if full else (_FEW,), verdict.scenarios):
-        settings = {"effort": effort, "begin": begins[name], "one_in": one_in, "most_failures": 1}
-        result = replay(name, recordings[name], base / "work", workers=1, sees=SCENARIOS[name].sees, **settings)
+    differing: dict[str, tuple[Recording, int]] = {}
+    for names in (_FIRST, [name for name in SCENARIOS if name not in _FIRST]):
+        try:
+            recordings = record_under(mutant.name, base / "record", names)
+        except MutantFailed as error:
+            verdict.error = str(error)
+            return verdict
+        except MutantBroken as error:
+            verdict.caught_by = str(error)
+            return verdict
+        plain, others = recorded_plain(names, base), dict[str, tuple[Recording, int]]()
+        for name, recording in recordings.items():
+            at = _first_difference(_outline(recording), _outline(plain[name]))
+            if at is not None:
+                others[name] = recording, at
+        verdict.scenarios += others
+        if _is_caught(verdict, others, base / "work", effort, _FEW):
+            return verdict
+        differing |= others
+    verdict.is_judged = full
+    if full:
+        _is_caught(verdict, differing, base / "work", effort, 1)
+    return verdict
+
+
+def _is_caught(
+    verdict: Verdict, differing: dict[str, tuple[Recording, int]], work: Path, effort: Effort, one_in: int
+) -> bool:
+    for name, (recording, begin) in differing.items():
+        settings = {"effort": effort, "begin": begin, "one_in": one_in, "most_failures": 1}
+        result = Replay(name, recording, work, sees=SCENARIOS[name].sees, **settings).run()
         verdict.states += result.counts["states"]
         if result.failures:
             verdict.caught_by, verdict.lost = result.failures[0], bool(result.counts["lost"])
-            break
-    verdict.is_judged = full or bool(verdict.caught_by)
-    return verdict
+            return True
+    return False
 
 
 def _try_test(mutant: Mutant, base: Path) -> tuple[str, str]:
@@ -137,10 +165,8 @@ def judge_all(
     mutants: list[Mutant], base: Path, effort: Effort, workers: int, tell: Callable[[Verdict], None], *, full: bool
 ) -> list[Verdict]:
     """The verdict on each mutant; `tell` hears of each at once. full: none is left without one."""
-    scenarios = [*_FIRST, *(name for name in SCENARIOS if full and name not in _FIRST)]
-    plain = record_under(NONE, base / NONE, scenarios) if any(not mutant.test for mutant in mutants) else {}
-    with ThreadPoolExecutor(workers) as pool:
-        jobs = [pool.submit(judge, one, plain, base / str(at), effort, full=full) for at, one in enumerate(mutants)]
+    with ProcessPoolExecutor(workers, multiprocessing.get_context("fork")) as pool:
+        jobs = [pool.submit(judge, one, base / str(at), effort, full) for at, one in enumerate(mutants)]
         for job in as_completed(jobs):
             tell(job.result())
         return [job.result() for job in jobs]

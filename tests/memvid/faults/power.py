@@ -18,22 +18,19 @@ prefix, each operation alone and each left out, and random subsets with random t
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import itertools
-import json
 import os
 import random
 import shutil
-import traceback
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
-from faults.beginnings import Swept
+from faults.beginnings import Scenario, Swept, prepare
 from faults.recording import ROOT, Cut, Disk, Inode, Link, Operation, Recording, Step, Sync, Unlink, Write, record
 from faults.worlds import NOTHING_ELSE, Allowed, Broken, Sees, Tape, check
 from torpor.memvid import Store
@@ -272,7 +269,7 @@ class Replay:
     """Makes and checks the states of one recording from the operation number `begin` on. Counts those that differ in
     more than bytes of temporary files as `beyond_temps`.
 
-    `share` is (mine, of) when several processes do it. `one_in` is how few of the states are taken at all: those of
+    `one_in` is how few of the states are taken at all: those of
     another `part` are others. After every `recoveries_every`-th the recovery is recorded and replayed too.
     """
 
@@ -282,7 +279,6 @@ class Replay:
     effort: Effort
     begin: int = 0
     part: int = 0
-    share: tuple[int, int] = (0, 1)
     most_failures: int = 3
     recoveries_every: int = 0
     one_in: int = 1
@@ -307,9 +303,6 @@ class Replay:
                     continue
                 disk = _state(cursor, fates)
                 whole, other = _fingerprint(disk)
-                number = int.from_bytes(whole[:4], "big")
-                if number % self.share[1] != self.share[0]:
-                    continue
                 known.add(whole)
                 beyond.add(other)
                 if (whole, cursor.step) in checked:
@@ -374,33 +367,10 @@ def _brief(operation: Operation | None) -> str:
             return "start"
 
 
-def replay(scenario_name: str, recording: Recording, work: Path, *, workers: int, **settings: object) -> Swept:
-    """Replay in several processes, each with its share of the states."""
-    pipes = []
-    for mine in range(workers):
-        reader, writer = os.pipe()
-        child = os.fork()
-        if child == 0:
-            status = 1
-            try:
-                job = Replay(scenario_name, recording, work / str(mine), share=(mine, workers), **settings)  # type: ignore[arg-type]
-                os.write(writer, json.dumps(vars(job.run())).encode())
-                status = 0
-            except BaseException:
-                traceback.print_exc()
-            finally:
-                os._exit(status)
-        os.close(writer)
-        pipes.append((child, reader))
-    result = Swept(scenario_name)
-    for child, reader in pipes:
-        with os.fdopen(reader, "rb") as pipe:
-            text = pipe.read()
-        _, status = os.waitpid(child, 0)
-        if status:
-            raise AssertionError(f"{scenario_name}: a replaying process failed with status {status}")
-        found = json.loads(text)
-        result.add(Swept(found["scenario"], Counter(found["counts"]), found["failures"]))
-    with contextlib.suppress(FileNotFoundError):
-        shutil.rmtree(work)
+def sweep(scenario: Scenario, base: Path, **settings: Any) -> Swept:
+    """Record a scenario, and replay what it did."""
+    path = base / "recorded" / "store"
+    recording = record(scenario.run, path, Tape(prepare(scenario, path)))
+    result = Replay(scenario.name, recording, base / "work", sees=scenario.sees, **settings).run()
+    shutil.rmtree(base, ignore_errors=True)
     return result

@@ -28,11 +28,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from faults import errnos, kill, live_copies, moments, mutant_runs, power, strace_kill
-from faults.beginnings import Scenario, Swept, prepare
+from faults.beginnings import Scenario, Swept
 from faults.mutants import EQUIVALENT, all_mutants
-from faults.recording import record
 from faults.scenarios import SCENARIOS
-from faults.worlds import Tape
 from shares import share
 
 Report = dict[str, Any]
@@ -69,19 +67,11 @@ def run_strace(scenarios: list[Scenario], base: Path, full: int) -> Report:
 
 def run_power(scenarios: list[Scenario], base: Path, full: int, *, one_in: int = 181) -> Report:
     """T2."""
-    found = []
-    for number, scenario in enumerate(scenarios):
-        path = base / str(number) / "store"
-        recording = record(scenario.run, path, Tape(prepare(scenario, path)))
-        settings: dict[str, Any] = {"effort": _SHARE_EFFORT, "part": share(), "one_in": one_in}
-        if full:
-            settings |= {"effort": _FULL_EFFORT, "one_in": full, "recoveries_every": 500}
-        replayed = power.replay(
-            scenario.name, recording, base / "work", workers=_workers(), sees=scenario.sees, **settings
-        )
-        found.append(replayed)
-        _tell_progress(replayed)
-    return _report(found, ("states", "beyond_temps", "checks", "lost"))
+    settings: dict[str, Any] = {"effort": _SHARE_EFFORT, "part": share(), "one_in": one_in}
+    if full:
+        settings |= {"effort": _FULL_EFFORT, "one_in": full, "recoveries_every": 500}
+    jobs = [partial(power.sweep, scenario, base / str(at), **settings) for at, scenario in enumerate(scenarios)]
+    return _report(_side_by_side(jobs), ("states", "beyond_temps", "checks", "lost"))
 
 
 def run_lost_index(scenarios: list[Scenario], base: Path, full: int) -> Report:
