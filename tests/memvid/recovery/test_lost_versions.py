@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -20,14 +20,16 @@ LAST = Retention(keep_last=1)
 
 @dataclass(frozen=True)
 class Made:
-    """A closed store, with versions 1 (pinned) and 5 (tagged or not) of a session; the file of the fifth; those that it
-    needs, but for their endings; and an exported file of another session that says it is that fifth version."""
+    """A closed store, with versions 1 (pinned), 4 and 5 (tagged or not) of a session. The file of the fifth, and those
+    that it needs, but for their endings. A rival: an exported file of another store that says it is the fifth version
+    too. And the index of before the fifth."""
 
     path: Path
     fifth: Receipt
     file: Path
     needed: list[Path]
     rival: Path
+    earlier: dict[str, bytes]
 
 
 def make(folder: Path, *, tagged: bool) -> Made:
@@ -35,22 +37,37 @@ def make(folder: Path, *, tagged: bool) -> Made:
         for number in range(5):
             sleep(store, 40 + number, seed=8)
         store.export_session(URI, 5, folder / "rival.mvb")
-    with Store.open(folder / "store", writable=True) as store:
+    path = folder / "store"
+    with Store.open(path, writable=True) as store:
         base = sleep(store, 300, uri=BASE_URI)
         receipts = [sleep(store, 300)]
         store.pin(URI, 1)
-        for tokens in (500, 600, 700, 800):
-            receipts.append(sleep(store, tokens, before=receipts[-1]))
         for tokens in (310, 320):
             sleep(store, tokens, uri=OTHER_URI, seed=3)
+        for tokens in (500, 600, 700):
+            receipts.append(sleep(store, tokens, before=receipts[-1]))
+        store.prune(LAST, URI)
+    earlier = index_files(path)
+    with Store.open(path, writable=True) as store:
+        receipts.append(sleep(store, 800, before=receipts[-1]))
         if tagged:
             store.tag(URI, 5, "release")
-        store.prune(LAST, URI)
         needed = {entry.bundle_id for entry in receipts[-1].entries} - {receipts[-1].bundle_id}
         assert needed == {base.bundle_id, receipts[2].bundle_id}, "one stands, one is retired"
         files = [bundle_path(store, one).with_suffix("") for one in needed if one]
         file = bundle_path(store, receipts[-1].bundle_id)
-    return Made(folder / "store", receipts[-1], file, files, folder / "rival.mvb")
+    return Made(path, receipts[-1], file, files, folder / "rival.mvb", earlier)
+
+
+def index_files(path: Path) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in path.glob("index.sqlite*")}
+
+
+def put_index(path: Path, files: dict[str, bytes]) -> None:
+    for name in index_files(path):
+        (path / name).unlink()
+    for name, data in files.items():
+        put(path / name, data)
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +78,7 @@ def originals(tmp_path_factory: pytest.TempPathFactory) -> dict[bool, Made]:
 def copied(made: Made, to: Path) -> Made:
     shutil.copytree(made.path, to)
     files = [to / file.relative_to(made.path) for file in (made.file, *made.needed)]
-    return Made(to, made.fifth, files[0], files[1:], made.rival)
+    return replace(made, path=to, file=files[0], needed=files[1:])
 
 
 def harmed(part: str) -> Callable[[Made], None]:
@@ -102,15 +119,32 @@ STATES: dict[str, Callable[[Made], None]] = {
     **{part: harmed(part) for part in ("header", "directory", "trailer", "manifest")},
     "longer": made_longer,
     "away": lambda made: made.file.unlink(),
-    "away, with the index": lambda made: made.file.unlink(),
     "trailer, in quarantine": in_quarantine("trailer"),
     "manifest, in quarantine": in_quarantine("manifest"),
     "set aside": set_aside,
     "set aside, the notes lost": set_aside_and_forgotten,
 }
 MENDABLE = ("header", "directory", "trailer", "longer")
-KNOWN = ("set aside", "away, with the index")
-"""Where the index, or notes, say what the version needs."""
+INDEXES = ("lost", "kept", "of before the fifth", "of before the loss", "of before a rewrite")
+
+
+def lose(made: Made, state: str, index: str) -> None:
+    """What becomes of the version's file, and of the index."""
+    before = index_files(made.path)
+    STATES[state](made)
+    if index == "lost":
+        (made.path / "index.sqlite").unlink()
+    elif index == "of before the fifth":
+        put_index(made.path, made.earlier)
+    elif index == "of before the loss":
+        put_index(made.path, before)
+    elif index == "of before a rewrite":
+        last = index_files(made.path)
+        with Store.open(made.path, writable=True) as store:
+            store.index.begin_rewrite(bytes(32), ())
+        put_index(made.path, last)
+
+
 WORK: dict[str, Callable[[Store, Made], object]] = {
     "opening": lambda store, made: None,
     "reading": lambda store, made: None,
@@ -126,33 +160,33 @@ WORK: dict[str, Callable[[Store, Made], object]] = {
 }
 
 
-def is_told(state: str, tagged: bool) -> bool:
-    """Whether file, quarantine, marks or index tell whose version it is."""
-    return tagged or state == "away, with the index" or not state.startswith(("manifest", "away", "set aside, the"))
+def tells(index: str) -> bool:
+    """Whether an index knows of the fifth version."""
+    return index not in ("lost", "of before the fifth")
 
 
-CASES = [(state, tagged) for state in STATES for tagged in (True, False) if is_told(state, tagged)]
+CASES = [  # whose version it is, file, quarantine, notes, marks or index tell
+    (state, tagged, index)
+    for state in STATES
+    for tagged in (True, False)
+    for index in INDEXES
+    if tagged or tells(index) or not state.startswith(("manifest", "away", "set aside, the"))
+]
 
 
 def told(store: Store) -> set[str]:
     return {finding.path for finding in (*store.opening.unreadable, *store.verify(deep=False).findings)}
 
 
-def lose_index(made: Made, state: str) -> None:
-    if state != "away, with the index":
-        (made.path / "index.sqlite").unlink()
-
-
-@pytest.mark.one_in(8)
+@pytest.mark.one_in(32)
 @pytest.mark.parametrize("work", WORK)
-@pytest.mark.parametrize(("state", "tagged"), CASES)
+@pytest.mark.parametrize(("state", "tagged", "index"), CASES)
 def test_threats_24_25_a_version_that_cannot_be_opened_keeps_number_marks_and_needs_until_its_file_is_back(
-    originals: dict[bool, Made], store_path: Path, state: str, tagged: bool, work: str
+    originals: dict[bool, Made], store_path: Path, state: str, tagged: bool, index: str, work: str
 ) -> None:
     made = copied(originals[tagged], store_path)
     good, tags = made.file.read_bytes(), {"release": made.fifth.bundle_id} if tagged else {}
-    STATES[state](made)
-    lose_index(made, state)
+    lose(made, state, index)
     if work == "reading":
         with Store.open(store_path, writable=False) as reader:
             assert str(made.file) in told(reader)
@@ -160,9 +194,9 @@ def test_threats_24_25_a_version_that_cannot_be_opened_keeps_number_marks_and_ne
         assert str(made.file) in told(store)
         report = WORK[work](store, made)
         numbers = {row.version for row in store.versions(URI)}
-        is_mended = work == "repair" and 5 in numbers and state != "away, with the index"
+        is_mended = work == "repair" and not store.verify(deep=False).findings
         assert is_mended or not (work == "repair" and state in MENDABLE)
-        if isinstance(report, MaintenanceReport) and state not in KNOWN and not is_mended:
+        if isinstance(report, MaintenanceReport) and not (tells(index) or state == "set aside" or is_mended):
             assert report.bytes_freed == 0, "nobody knows what it needs"
         slept = [sleep(store, tokens, seed=7).version for tokens in (330, 340)]
         assert slept == [max(5, *numbers) + 1, max(5, *numbers) + 2]
@@ -196,17 +230,16 @@ GIVING_UP: dict[str, Callable[[Store], MaintenanceReport]] = {
 }
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(16)
 @pytest.mark.parametrize("how", GIVING_UP)
-@pytest.mark.parametrize(("state", "tagged"), CASES)
+@pytest.mark.parametrize(("state", "tagged", "index"), CASES)
 def test_threat_24_a_version_that_cannot_be_opened_can_be_given_up_and_comes_back_no_more(
-    originals: dict[bool, Made], store_path: Path, state: str, tagged: bool, how: str
+    originals: dict[bool, Made], store_path: Path, state: str, tagged: bool, index: str, how: str
 ) -> None:
-    if (state, how) == ("away", "empty quarantine"):
+    if (state, how) == ("away", "empty quarantine") and not tells(index):
         pytest.skip("what only marks tell of is not in quarantine")
     made = copied(originals[tagged], store_path)
-    STATES[state](made)
-    lose_index(made, state)
+    lose(made, state, index)
     with Store.open(store_path, writable=True) as store:
         if how == "empty quarantine":
             store.repair()

@@ -529,39 +529,6 @@ def test_a_delete_cut_off_of_which_an_index_behind_knows_is_a_delete(
         assert (again.opening.unreadable, again.index.knows(first.bundle_id)) == ((), False)
 
 
-@pytest.mark.parametrize("writable_first", [True, False])
-@pytest.mark.parametrize("where", ["nowhere", "quarantine"])
-def test_a_marked_version_that_neither_an_index_behind_nor_a_file_knows_keeps_its_number_and_marks(
-    store: Store, store_path: Path, where: str, writable_first: bool
-) -> None:
-    first = sleep(store, 600)
-    store.close()
-    with index_left_behind(store_path), Store.open(store_path, writable=True) as later:
-        second = sleep(later, 900, before=first)
-        later.tag(URI, 2, "release")
-        file = bundle_path(later, second.bundle_id)
-    (store_path / "quarantine").mkdir(mode=0o700, exist_ok=True)
-    away = file.rename(
-        store_path / "quarantine" / f"{file.name}.1" if where == "quarantine" else store_path.parent / "x"
-    )
-    if not writable_first:
-        with Store.open(store_path, writable=False) as reader:
-            assert second.bundle_id in {**reader.index.missed(), **reader.index.given_up()}
-    for _ in range(2):
-        with Store.open(store_path, writable=True) as again:
-            said = [found.path for found in (*again.opening.unreadable, *again.verify(deep=False).findings)]
-            assert str(file) in said
-            again.gc()
-            assert again.marks(URI).tags == {"release": second.bundle_id}
-            assert again.index.last_number(URI) == 2
-    with Store.open(store_path, writable=True) as again:
-        assert sleep(again, 300, seed=7).version == 3
-    away.rename(file)
-    with Store.open(store_path, writable=True) as again:
-        assert [row.version for row in again.versions(URI)] == [1, 2, 3]
-        assert again.verify(deep=True).ok
-
-
 def test_a_version_that_is_marked_while_a_reader_opens_is_not_missed(
     store: Store, store_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -654,10 +621,9 @@ def index_of_before_a_rewrite(store_path: Path) -> Iterator[None]:
         yield
 
 
-@pytest.mark.parametrize("contradicted", [False, True])
 @pytest.mark.parametrize("state", ["absent", "aside", "quarantine", "missed", "damaged"])
-def test_what_an_index_that_is_made_anew_alone_knew_is_taken_over_though_a_rewrite_made_it_old(
-    store: Store, store_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: str, contradicted: bool
+def test_what_an_index_that_contradicts_the_bundles_alone_knew_is_taken_over_by_the_next(
+    store: Store, store_path: Path, tmp_path: Path, state: str
 ) -> None:
     first = sleep(store, 600)
     second = sleep(store, 900, before=first)
@@ -671,28 +637,15 @@ def test_what_an_index_that_is_made_anew_alone_knew_is_taken_over_though_a_rewri
         away = file.rename(tmp_path / "away")
     if state in ("aside", "quarantine"):
         store.repair()
-    store.close()
-    if state == "missed":
-        (store_path / "index.sqlite").unlink()
-        Store.open(store_path, writable=True).close()
-    elif state == "damaged":
+    reopened(store, anew=state == "missed").close()
+    if state == "damaged":
         shutil.copy(tmp_path / "away", file)
         harm(file, "directory")
-    if contradicted:
-        reconcile = Index.reconcile
-
-        def contradict(*_: object, **__: object) -> None:
-            monkeypatch.setattr(Index, "reconcile", reconcile)
-            raise IndexContradicted("it contradicts the bundles")
-
-        with index_left_behind(store_path), Store.open(store_path, writable=True) as later:
-            sleep(later, 40, uri=FORK_URI)
-        monkeypatch.setattr(Index, "reconcile", contradict)
-    else:
-        with index_of_before_a_rewrite(store_path):
-            pass
-    with Store.open(store_path, writable=True) as again:
-        assert ("contradicts" if contradicted else "older") in (again.opening.index_rebuilt or "")
+    with index_left_behind(store_path), Store.open(store_path, writable=True) as later:
+        sleep(later, 40, uri=FORK_URI)
+    contradicted = mock.Mock(side_effect=IndexContradicted("it contradicts the bundles"))
+    with meanwhile(Index, "reconcile", contradicted), Store.open(store_path, writable=True) as again:
+        assert "contradicts" in (again.opening.index_rebuilt or "")
         assert again.index.knows(second.bundle_id)
         said = [found.path for found in (*again.opening.unreadable, *again.verify(deep=False).findings)]
         assert str(file) in said

@@ -6,6 +6,7 @@ import dataclasses
 import errno
 import os
 import shutil
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -56,6 +57,12 @@ def lose_base(path: Path, count: int, *, of_other: int = 0) -> Path:
 
 def journal_file(path: Path) -> Path:
     return path / "journal" / "turns.mvj"
+
+
+def put_journal(path: Path, data: bytes) -> None:
+    """The journal is that of an earlier moment again."""
+    journal_file(path).parent.mkdir(exist_ok=True)
+    put(journal_file(path), data)
 
 
 @pytest.fixture
@@ -120,24 +127,62 @@ def test_a_sleep_takes_its_turns_out_of_the_journal_of_a_store_that_stays_open(p
             assert reader.acknowledged() == [OTHER_URI]
 
 
-def test_what_a_sleep_covers_is_not_replayed_even_if_the_journal_was_not_told(path: Path) -> None:
+def sleep_and_rot(store: Store) -> None:
+    bundle_path(store, sleep(store, 310).bundle_id).write_bytes(b"rot")
+
+
+def say_more_and_take_all_back(store: Store) -> None:
+    store.acknowledge([turn(store, 9)])
+    sleep(store, 40)
+
+
+BEFORE_TURNS: dict[str, tuple[Callable[[Store], object], int, bytes]] = {  # what is replayed, and the ledger then
+    "a sleep covers them": (lambda store: sleep(store, 310), 0, token_ids(0, 310)),
+    "a sleep took them back": (lambda store: sleep(store, 40), 0, token_ids(0, 40)),
+    "a version that names later turns covers those": (say_more_and_take_all_back, 1, token_ids(0, 305)),
+    "a version that is damaged covers none": (sleep_and_rot, 1, token_ids(0, 305)),
+}
+
+
+@pytest.mark.parametrize(("meanwhile", "replayed", "tokens"), BEFORE_TURNS.values(), ids=BEFORE_TURNS)
+def test_a_journal_of_before_a_version_that_knew_it_is_replayed_where_that_does_not_cover_it(
+    path: Path, meanwhile: Callable[[Store], object], replayed: int, tokens: bytes
+) -> None:
     with Store.open(path, writable=True) as store:
         store.acknowledge([turn(store, 5)])
-        shutil.copy(journal_file(path), path.parent / "before")
-        sleep(store, 310)
-    journal_file(path).parent.mkdir(exist_ok=True)
-    shutil.copy(path.parent / "before", journal_file(path))
+        before = journal_file(path).read_bytes()
+        meanwhile(store)
+    put_journal(path, before)
     with Store.open(path, writable=True) as store:
-        assert store.opening.turns_replayed == 0
+        assert (store.opening.turns_replayed, ledger(store)) == (replayed, tokens)
+
+
+def test_turns_are_covered_by_later_turns_that_are_a_version_already(path: Path) -> None:
+    with Store.open(path, writable=True) as store:
+        store.acknowledge([turn(store, 5)])
+        before = journal_file(path).read_bytes()
+        store.acknowledge([turn(store, 9)])
+    Store.open(path, writable=True).close()
+    put_journal(path, before)
+    with Store.open(path, writable=True) as store:
         assert [row.version for row in store.versions(URI)] == [1, 2]
+        assert ledger(store) == token_ids(0, 309)
 
 
 @pytest.mark.parametrize(
-    ("tail", "slept", "replayed"),
-    [(5, 310, 0), (5, 305, 0), (5, 302, 1), (-30, 275, 0), (-30, 300, 0), (-30, 265, 1)],
+    ("tail", "slept", "seed", "replayed"),
+    [
+        (5, 310, 0, 0),
+        (5, 305, 0, 0),
+        (5, 302, 0, 1),
+        (5, 40, 8, 1),
+        (-30, 275, 0, 0),
+        (-30, 300, 0, 0),
+        (-30, 265, 0, 1),
+    ],
 )
 def test_a_version_that_begins_with_the_turns_covers_them_though_it_does_not_name_them(
-    path: Path, tail: int, slept: int, replayed: int
+    path: Path, tail: int, slept: int, seed: int, replayed: int
 ) -> None:
     """The journal is of an earlier moment than the bundles. A negative tail: the session had been taken back to token
     256, and has read on up to so many tokens before its newest version's end."""
@@ -147,13 +192,15 @@ def test_a_version_that_begins_with_the_turns_covers_them_though_it_does_not_nam
             session = {UNREAD: {"tokens": token_ids(256, 44 + tail)}}
             record = dataclasses.replace(record, session=session, held=256)
         store.acknowledge([record])
-    journal_file(path).rename(path.parent / "before")
+    before = journal_file(path).read_bytes()
+    journal_file(path).unlink()
     with Store.open(path, writable=True) as store:
-        sleep(store, slept)
-    shutil.copy(path.parent / "before", journal_file(path))
+        sleep(store, slept, seed=seed)
+    put_journal(path, before)
     with Store.open(path, writable=True) as store:
         assert store.opening.turns_replayed == replayed
         assert ledger(store) == token_ids(0, 300 + tail if replayed else slept)
+        assert len(store.versions(URI)) == 2 + replayed
 
 
 def test_a_session_that_was_taken_back_is_so_though_its_newest_version_begins_with_its_turns(path: Path) -> None:
@@ -162,54 +209,6 @@ def test_a_session_that_was_taken_back_is_so_though_its_newest_version_begins_wi
         store.acknowledge([dataclasses.replace(turn(store, 5), session=session, held=256)])
     with Store.open(path, writable=True) as store:
         assert ledger(store) == token_ids(0, 261)
-
-
-def test_turns_are_covered_by_later_turns_that_are_a_version_already(path: Path) -> None:
-    with Store.open(path, writable=True) as store:
-        store.acknowledge([turn(store, 5)])
-        shutil.copy(journal_file(path), path.parent / "before")
-        store.acknowledge([turn(store, 9)])
-    Store.open(path, writable=True).close()
-    shutil.copy(path.parent / "before", journal_file(path))
-    with Store.open(path, writable=True) as store:
-        assert [row.version for row in store.versions(URI)] == [1, 2]
-        assert ledger(store) == token_ids(0, 309)
-
-
-def test_a_version_that_names_other_turns_covers_only_those(path: Path) -> None:
-    with Store.open(path, writable=True) as store:
-        store.acknowledge([turn(store, 5)])
-        shutil.copy(journal_file(path), path.parent / "before")
-        store.acknowledge([turn(store, 9)])
-        sleep(store, 40)
-    journal_file(path).parent.mkdir(exist_ok=True)
-    shutil.copy(path.parent / "before", journal_file(path))
-    with Store.open(path, writable=True) as store:
-        assert ledger(store) == token_ids(0, 305)
-
-
-def test_turns_that_a_sleep_took_back_do_not_return_even_if_the_journal_was_not_told(path: Path) -> None:
-    with Store.open(path, writable=True) as store:
-        store.acknowledge([turn(store, 5)])
-        shutil.copy(journal_file(path), path.parent / "before")
-        sleep(store, 40)
-    journal_file(path).parent.mkdir(exist_ok=True)
-    shutil.copy(path.parent / "before", journal_file(path))
-    with Store.open(path, writable=True) as store:
-        assert store.opening.turns_replayed == 0
-        assert ledger(store) == token_ids(0, 40)
-
-
-def test_turns_behind_a_version_that_a_later_one_does_not_begin_with_are_not_lost(path: Path) -> None:
-    with Store.open(path, writable=True) as store:
-        store.acknowledge([turn(store, 5)])
-    journal_file(path).rename(path.parent / "before")
-    with Store.open(path, writable=True) as store:
-        sleep(store, 40, seed=8)
-    shutil.copy(path.parent / "before", journal_file(path))
-    with Store.open(path, writable=True) as store:
-        assert ledger(store) == token_ids(0, 305)
-        assert [row.version for row in store.versions(URI)] == [1, 2, 3]
 
 
 def test_a_deleted_session_does_not_come_back_out_of_the_journal(path: Path) -> None:
@@ -372,19 +371,6 @@ def test_a_session_whose_turns_wait_can_be_deleted(path: Path) -> None:
     with Store.open(path, writable=True) as store:
         assert store.opening.journal == ()
         assert not store.can_be_deleted(URI)
-
-
-def test_a_damaged_later_version_covers_no_turns(path: Path) -> None:
-    with Store.open(path, writable=True) as store:
-        store.acknowledge([turn(store, 5)])
-        shutil.copy(journal_file(path), path.parent / "before")
-        second = sleep(store, 310)
-        bundle_path(store, second.bundle_id).write_bytes(b"rot")
-    journal_file(path).parent.mkdir(exist_ok=True)
-    shutil.copy(path.parent / "before", journal_file(path))
-    with Store.open(path, writable=True) as store:
-        assert store.opening.turns_replayed == 1
-        assert ledger(store) == token_ids(0, 305)
 
 
 def test_a_session_map_that_no_version_could_have_is_not_acknowledged(path: Path) -> None:
