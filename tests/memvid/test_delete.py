@@ -26,17 +26,8 @@ from store_making import (
     sleep,
     spoil,
 )
-from torpor.memvid import Receipt, SessionUri, Store
+from torpor.memvid import Receipt, SessionUri, Store, errors
 from torpor.memvid.disk import durable
-from torpor.memvid.errors import (
-    BlockMissing,
-    BundleMissing,
-    DurabilityLost,
-    NoSpace,
-    SessionNotFound,
-    StoreIoError,
-    UnsafePath,
-)
 from torpor.memvid.folder import quarantine
 from torpor.memvid.folder.folder import StoreFolder
 from torpor.memvid.folder.retention import Retention
@@ -57,7 +48,7 @@ def test_a_deleted_session_is_gone_with_its_files(store: Store) -> None:
     report = store.delete_session(URI)
     assert (report.versions_deleted, report.bundles_deleted, report.bundles_kept) == (2, 2, 0)
     assert report.bytes_freed == first.bytes_written + second.bytes_written
-    with pytest.raises(SessionNotFound):
+    with pytest.raises(errors.SessionNotFound):
         store.open_session(URI)
     assert files(store) == [".mvb"]
     require_awake(store, 20, uri=OTHER_URI)
@@ -112,7 +103,7 @@ def test_leftovers_of_an_interrupted_delete_are_removed(store: Store, store_path
 def test_blocks_of_a_deleted_session_cannot_be_reused(store: Store) -> None:
     first = sleep(store, 600)
     store.delete_session(URI)
-    with pytest.raises((BundleMissing, BlockMissing)):
+    with pytest.raises((errors.BundleMissing, errors.BlockMissing)):
         sleep(store, 700, before=first)
     assert store.find_session(URI) is None
 
@@ -195,7 +186,7 @@ def test_what_is_deleted_while_the_index_file_takes_no_change_is_no_loss_at_the_
     """The file keeps the rows of both sessions: neither may look like one whose file is missing, nor come back."""
     sleep(store, 600, uri=OTHER_URI, before=sleep(store, 512))
     make_failing(store, sqlite3.SQLITE_FULL)
-    monkeypatch.setattr(Index, "return_to_file", mock.Mock(side_effect=NoSpace("No room for the index.")))
+    monkeypatch.setattr(Index, "return_to_file", mock.Mock(side_effect=errors.NoSpace("No room for the index.")))
     store.delete_session(URI)
     forgotten = store.forget(OTHER_URI)
     assert [problem.path for problem in forgotten.problems] == [store.index.path]
@@ -259,7 +250,7 @@ def test_a_compaction_beside_an_index_file_that_is_behind_reports_no_removal_of_
         store.delete_session(OTHER_URI)
         store.index.go_on_in_memory()
 
-    monkeypatch.setattr(Index, "return_to_file", mock.Mock(side_effect=NoSpace("No room for the index.")))
+    monkeypatch.setattr(Index, "return_to_file", mock.Mock(side_effect=errors.NoSpace("No room for the index.")))
     file = bundle_path(store, gone.bundle_id).with_suffix(".mvr")
     file.write_bytes(b"as of a delete that had no time to empty it")
     for kinds in (["strip"], []):
@@ -275,7 +266,7 @@ def test_a_compaction_beside_an_index_file_that_is_behind_reports_no_removal_of_
 
 def test_a_store_whose_index_cannot_have_its_file_is_closed_all_the_same(store: Store, store_path: Path) -> None:
     sleep(store, 600)
-    for error in (NoSpace("No room."), DurabilityLost("Not flushed.")):
+    for error in (errors.NoSpace("No room."), errors.DurabilityLost("Not flushed.")):
         again = Store.open(store_path, writable=True) if error.code != "no_space" else store
         again.index.go_on_in_memory()
         with mock.patch.object(Index, "return_to_file", side_effect=error):
@@ -300,7 +291,7 @@ def test_a_delete_that_nothing_on_disk_tells_of_says_so(
     report = store.delete_session(URI)
     assert [problem.code for problem in report.problems] == ([] if newest_is_there else ["index_failed"])
 
-    with mock.patch.object(Index, "return_to_file", side_effect=NoSpace("No room.")):
+    with mock.patch.object(Index, "return_to_file", side_effect=errors.NoSpace("No room.")):
         store.close()
     with Store.open(store_path, writable=True) as again:
         assert bool(again.index.bundles_of(URI)) == (not newest_is_there)
@@ -313,7 +304,7 @@ def test_a_file_of_another_version_stays_where_the_system_does_not_let_anybody_l
 
     def refuse(folder: StoreFolder, bundle_id: bytes, suffix: str) -> tuple[int, str]:
         if suffix == ".mvr":
-            raise StoreIoError("Too many open files.")
+            raise errors.StoreIoError("Too many open files.")
         return opening(folder, bundle_id, suffix)
 
     with mock.patch.object(StoreFolder, "open_as", refuse):
@@ -347,7 +338,7 @@ def test_an_index_that_cannot_have_its_file_is_tried_again_after_a_while_and_not
 ) -> None:
     store.index.go_on_in_memory()
     with (
-        mock.patch.object(Index, "return_to_file", side_effect=NoSpace("No room.")) as tried,
+        mock.patch.object(Index, "return_to_file", side_effect=errors.NoSpace("No room.")) as tried,
         mock.patch.object(core_module.time, "monotonic", return_value=1000.0) as now,
     ):
         for number in range(3):
@@ -416,7 +407,7 @@ def test_rows_that_the_index_file_does_not_let_go_are_gone_as_they_are_for_the_n
     remove(store, how)
     assert sorted((row.uri, row.version) for row in store.index.all_rows()) == sorted(expected)
     if how != "prune":
-        with pytest.raises(SessionNotFound):
+        with pytest.raises(errors.SessionNotFound):
             store.open_session(URI)
     require_awake(store, 700, uri=OTHER_URI)
     later = sleep(store, 40, uri=SessionUri("default", "later"))
@@ -434,9 +425,9 @@ def test_where_the_rows_cannot_be_dropped_at_all_nothing_more_is_written(store: 
     first = sleep(store, 512)
     sleep(store, 700, uri=OTHER_URI, before=first)
     make_failing(store, sqlite3.SQLITE_IOERR, also="backup")
-    with pytest.raises(DurabilityLost, match="gone when the store is opened again"):
+    with pytest.raises(errors.DurabilityLost, match="gone when the store is opened again"):
         store.delete_session(URI)
-    with pytest.raises(DurabilityLost):
+    with pytest.raises(errors.DurabilityLost):
         sleep(store, 40, seed=3)
     require_awake(store, 700, uri=OTHER_URI)
     with reopened(store) as again:
@@ -449,7 +440,7 @@ def test_a_session_deleted_while_it_is_opened_is_not_found(store: Store) -> None
     sleep(store, 700, before=sleep(store, 600))
     with (
         meanwhile(StoreCore, "open_bundle", lambda: store.delete_session(URI), after=True),
-        pytest.raises(SessionNotFound),
+        pytest.raises(errors.SessionNotFound),
     ):
         store.open_session(URI)
     assert files(store) == []
@@ -512,7 +503,10 @@ def come_back(store: Store, export: Path) -> list[int]:
 def test_a_delete_that_fails_before_its_first_rename_leaves_what_is_set_aside_as_it_was(
     store: Store, set_aside: tuple[Receipt, Path]
 ) -> None:
-    with mock.patch.object(StoreFolder, "retire", side_effect=StoreIoError("refused")), pytest.raises(StoreIoError):
+    with (
+        mock.patch.object(StoreFolder, "retire", side_effect=errors.StoreIoError("refused")),
+        pytest.raises(errors.StoreIoError),
+    ):
         store.delete_session(URI)
     assert list(store.index.given_up()) == [set_aside[0].bundle_id]
     assert 2 in come_back(store, set_aside[1])
@@ -545,7 +539,7 @@ def test_what_cannot_be_marked_as_deleted_in_quarantine_is_told(
 
     def refuse(folder_fd: int, old: str, new: str, folder_path: str) -> None:
         if folder_path.endswith("quarantine"):
-            raise StoreIoError("refused")
+            raise errors.StoreIoError("refused")
         rename(folder_fd, old, new, folder_path)
 
     with monkeypatch.context() as patched:
@@ -578,7 +572,7 @@ def test_a_session_of_which_only_what_is_set_aside_is_left_is_not_deleted_while_
     versions = set_aside_alone(store)
     (file,) = (store_path / "quarantine").glob(f"{versions[0].bundle_id.hex()}.mvb.*")
     os.link(file, tmp_path / "second name")
-    with pytest.raises(UnsafePath):
+    with pytest.raises(errors.UnsafePath):
         store.delete_session(URI)
     assert set(endings(store_path)) == {".mvb"}
     assert set(store.index.given_up()) == {one.bundle_id for one in versions}
@@ -595,7 +589,7 @@ def test_an_index_made_anew_refuses_a_quarantine_that_it_cannot_look_into(
     (store_path / "quarantine").chmod(0o770)
     with reopened(store) as again:  # an index that is there knows by itself
         assert list(again.index.given_up()) == [set_aside[0].bundle_id]
-    with pytest.raises(UnsafePath):
+    with pytest.raises(errors.UnsafePath):
         make_new_index(store)
     (store_path / "quarantine").chmod(0o700)
     with Store.open(store_path, writable=True) as again:
@@ -614,7 +608,7 @@ def test_a_session_of_which_nothing_is_listed_can_be_deleted(store: Store, statu
     assert (list(store.iter_sessions()), store.index.bundles_of(URI)) == ([], [receipt.bundle_id])
     assert store.delete_session(URI).versions_deleted == 1
     assert (store.index.bundles_of(URI), bool(store.marks(URI))) == ([], False)
-    with pytest.raises(SessionNotFound):
+    with pytest.raises(errors.SessionNotFound):
         store.delete_session(URI)
     with reopened(store) as again:
         assert again.opening.unreadable == ()
@@ -632,14 +626,14 @@ def test_what_is_set_aside_and_cannot_be_let_go_is_not_said_to_be_deleted(
     assert (store.versions(URI), list(store.index.given_up())) == ([], [receipt.bundle_id])
 
     def refuse(*_: object) -> None:
-        raise StoreIoError("refused")
+        raise errors.StoreIoError("refused")
 
     with monkeypatch.context() as patched:
         if how == "folder":
             (store_path / "quarantine").chmod(0o770)
         else:
             patched.setattr(durable, "rename", refuse)
-        with pytest.raises(UnsafePath if how == "folder" else StoreIoError):
+        with pytest.raises(errors.UnsafePath if how == "folder" else errors.StoreIoError):
             store.delete_session(URI)
     (store_path / "quarantine").chmod(0o700)
     assert list(store.index.given_up()) == [receipt.bundle_id]
@@ -647,7 +641,7 @@ def test_what_is_set_aside_and_cannot_be_let_go_is_not_said_to_be_deleted(
 
 
 def test_a_delete_on_a_full_disk_makes_no_folder(store: Store, set_aside: tuple[Receipt, Path]) -> None:
-    with mock.patch.object(durable, "make_folder", side_effect=NoSpace("No room for a folder.")):
+    with mock.patch.object(durable, "make_folder", side_effect=errors.NoSpace("No room for a folder.")):
         assert store.delete_session(URI).problems == ()
     with make_new_index(store) as anew:
         assert come_back(anew, set_aside[1]) == []

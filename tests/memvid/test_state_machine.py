@@ -48,16 +48,8 @@ from torpor.memvid import (
     SlotDraft,
     SlotSpec,
     Store,
+    errors,
     zstd,
-)
-from torpor.memvid.errors import (
-    BlockMissing,
-    BundleMissing,
-    Corruption,
-    MarkNotFound,
-    SessionNotFound,
-    StoreError,
-    TagTaken,
 )
 from torpor.memvid.folder.retention import EARLIEST_NS, Retention
 from torpor.memvid.format.bundle import BundleFile, FrameFile
@@ -416,7 +408,7 @@ class SoundStore(RuleBasedStateMachine):
         content, uri = Content(spans, seed), to or before.uri
         try:
             written = self.write(uri, content, before=receipt, reused=reused, codec=codec)
-        except (BundleMissing, BlockMissing):
+        except (errors.BundleMissing, errors.BlockMissing):
             assert before.bundle_id not in self.model.versions, "the parent is there"
             return
         self.slept(uri, content, written)
@@ -460,7 +452,7 @@ class SoundStore(RuleBasedStateMachine):
 
     def is_whole_in_quarantine(self, bundle_id: bytes) -> bool:
         for path in self.path.glob(f"quarantine/{bundle_id.hex()}.mvb.*"):
-            with contextlib.suppress(StoreError):
+            with contextlib.suppress(errors.StoreError):
                 BundleFile(os.open(path, os.O_RDONLY), str(path), bundle_id).close()
                 return True
         return bundle_id not in self.given_up
@@ -502,7 +494,7 @@ class SoundStore(RuleBasedStateMachine):
     def wake_latest(self, uri: SessionUri) -> None:
         versions = self.model.of(uri)
         if not versions:
-            with pytest.raises(SessionNotFound):
+            with pytest.raises(errors.SessionNotFound):
                 self.store.open_session(uri)
             return
         with self.store.open_session(uri) as reader:
@@ -526,7 +518,7 @@ class SoundStore(RuleBasedStateMachine):
         at = which % len(self.readers)
         version, reader, beside = self.readers[at]
         gone = version.bundle_id not in self.model.versions
-        with contextlib.suppress(Corruption) if beside and gone else contextlib.nullcontext():
+        with contextlib.suppress(errors.Corruption) if beside and gone else contextlib.nullcontext():
             self.require_right(reader, version)
         if close:
             del self.readers[at]
@@ -558,7 +550,7 @@ class SoundStore(RuleBasedStateMachine):
             return
         version = sorted(known.values(), key=lambda one: (one.uri, one.number))[which % len(known)]
         gone = version.bundle_id not in self.model.versions
-        with contextlib.suppress(SessionNotFound, Corruption) if gone else contextlib.nullcontext():
+        with contextlib.suppress(errors.SessionNotFound, errors.Corruption) if gone else contextlib.nullcontext():
             self.require_awake(version, store)
 
     # --- leaving
@@ -700,7 +692,7 @@ class SoundStore(RuleBasedStateMachine):
         uri = self.session(which) if there else URIS[which % len(URIS)]
         waiting = {bundle_id for bundle_id, one in self.given_up.items() if one.uri == uri}
         if not self.model.of(uri) and not waiting:
-            with pytest.raises(SessionNotFound):
+            with pytest.raises(errors.SessionNotFound):
                 self.store.delete_session(uri)
             return
         self.store.delete_session(uri)
@@ -735,7 +727,7 @@ class SoundStore(RuleBasedStateMachine):
         known = bool(self.model.of(uri))
         try:
             report = self.store.forget(uri)
-        except SessionNotFound:
+        except errors.SessionNotFound:
             assert not known
             return
         self.lost(one.bundle_id for one in self.model.of(uri))
@@ -774,7 +766,7 @@ class SoundStore(RuleBasedStateMachine):
         version = self.pick(which)
         try:
             self.store.tag(version.uri, version.number, tag, move=move)
-        except TagTaken:
+        except errors.TagTaken:
             assert not move
             assert self.model.tags[version.uri][tag] != version.bundle_id
             return
@@ -786,7 +778,7 @@ class SoundStore(RuleBasedStateMachine):
         live, _ = self.model.live_marks(uri)
         try:
             self.store.untag(uri, tag)
-        except MarkNotFound:
+        except errors.MarkNotFound:
             assert tag not in live
         self.model.tags.get(uri, {}).pop(tag, None)
 
@@ -801,7 +793,7 @@ class SoundStore(RuleBasedStateMachine):
             return
         try:
             self.store.unpin(version.uri, version.number)
-        except MarkNotFound:
+        except errors.MarkNotFound:
             assert version.bundle_id not in pins
         pins.discard(version.bundle_id)
 
@@ -1096,7 +1088,7 @@ class SoundStore(RuleBasedStateMachine):
         cut = self.cut_off(what, which, uri)
         if cut is None:
             return
-        with self.faults.armed(after, mode, number), contextlib.suppress(StoreError, Crash):
+        with self.faults.armed(after, mode, number), contextlib.suppress(errors.StoreError, Crash):
             cut.work()
         if self.faults.hit and mode == "crash":
             self.reopen(crash=True)
@@ -1148,7 +1140,7 @@ class SoundStore(RuleBasedStateMachine):
     def fail_to_open(self, after: int, mode: str, number: int) -> None:
         self.close_readers()
         self.store.close()
-        with self.faults.armed(after, mode, number), contextlib.suppress(StoreError, Crash):
+        with self.faults.armed(after, mode, number), contextlib.suppress(errors.StoreError, Crash):
             self.store = Store.open(self.path, writable=True)
         if self.faults.hit:
             self.store.close()
@@ -1342,7 +1334,7 @@ class DamagedStore(SoundStore):
         """Whether every byte of a version is right. Raises if one is wrong, or if the refusal is not one of ours."""
         try:
             self.require_awake(version)
-        except StoreError:
+        except errors.StoreError:
             return False
         return True
 
@@ -1352,12 +1344,12 @@ class DamagedStore(SoundStore):
         more."""
         sound, manifests = set(), {}
         for path in self.path.glob("bundles/??/*.mv?"):
-            with contextlib.suppress(StoreError):
+            with contextlib.suppress(errors.StoreError):
                 bundle_id = bytes.fromhex(path.stem)
                 with contextlib.closing(BundleFile(os.open(path, os.O_RDONLY), str(path), bundle_id)) as file:
                     manifests[bundle_id] = file.manifest
                     for block_id in file.frames:
-                        with contextlib.suppress(StoreError):
+                        with contextlib.suppress(errors.StoreError):
                             file.check_payloads(block_id)
                             sound.add(block_id)
         mendable, beginnings = set(), {}
@@ -1421,7 +1413,7 @@ def paddings(path: Path) -> list[int]:
     places: list[int] = []
     bundle_id = bytes.fromhex(path.stem)
     with (
-        contextlib.suppress(StoreError),
+        contextlib.suppress(errors.StoreError),
         contextlib.closing(FrameFile(os.open(path, os.O_RDONLY), str(path), bundle_id)) as file,
     ):
         for frame in file.directory.frames:

@@ -31,19 +31,7 @@ from store_making import (
     token_ids,
     write,
 )
-from torpor.memvid import RAW, BlockDraft, Identity, SessionUri, SlotDraft, SlotSpec, Store, zstd
-from torpor.memvid.errors import (
-    CorruptStoreFile,
-    InvalidDraft,
-    LimitExceeded,
-    NoStore,
-    NotAStore,
-    ReadOnlyStore,
-    SessionNotFound,
-    StoreClosed,
-    StoreError,
-    UnsupportedFormat,
-)
+from torpor.memvid import RAW, BlockDraft, Identity, SessionUri, SlotDraft, SlotSpec, Store, errors, zstd
 from torpor.memvid.folder.store_file import _FORMAT
 
 SPEC = SlotSpec("0.k", "kv.k/1", "bfloat16", (2, 10, 4))
@@ -202,7 +190,7 @@ def test_threat_8_a_session_that_contradicts_itself_is_refused(
 ) -> None:
     sleep(store, 5)
     before = tree(Path(store.path) / "bundles")
-    with pytest.raises((InvalidDraft, LimitExceeded)):
+    with pytest.raises((errors.InvalidDraft, errors.LimitExceeded)):
         write(store, blocks, token_count)
     assert tree(Path(store.path) / "bundles") == before
     require_awake(store, 5)
@@ -221,14 +209,14 @@ def test_threat_8_a_session_that_contradicts_itself_is_refused(
     ids=["labels", "an empty label", "300 labels", "4 MiB", "an object", "a key"],
 )
 def test_a_session_map_outside_its_limits_is_refused(store: Store, session: dict[str, object]) -> None:
-    with pytest.raises((InvalidDraft, LimitExceeded)):
+    with pytest.raises((errors.InvalidDraft, errors.LimitExceeded)):
         write(store, [], 0, session=session)
     assert not list(store.iter_sessions())
 
 
 def test_reused_blocks_without_a_parent_are_refused(store: Store) -> None:
     one = sleep(store, 600)
-    with pytest.raises(InvalidDraft, match="parent"):
+    with pytest.raises(errors.InvalidDraft, match="parent"):
         write(store, [span(256, 4)], 260, reused=one.entries[:1])
     assert len(store.versions(URI)) == 1
 
@@ -236,7 +224,7 @@ def test_reused_blocks_without_a_parent_are_refused(store: Store) -> None:
 def test_a_reused_block_of_another_identity_is_refused(store: Store) -> None:
     one = sleep(store, 600)
     other = Identity((("weights", "other"),))
-    with pytest.raises(InvalidDraft) as refusal:
+    with pytest.raises(errors.InvalidDraft) as refusal:
         write(store, [span(256, 4)], 260, reused=one.entries[:1], identity=other, parent=one.bundle_id)
     assert {item["field"] for item in refusal.value.mismatched_fields} == {"compute_dtype", "weights"}
 
@@ -284,14 +272,14 @@ def test_a_damaged_block_is_written_again_and_not_referred_to(store: Store) -> N
 
 def test_an_unknown_session_is_refused_by_name(store: Store) -> None:
     sleep(store, 10)
-    with pytest.raises(SessionNotFound) as refusal:
+    with pytest.raises(errors.SessionNotFound) as refusal:
         store.open_session(SessionUri("default", "agnet"))
     assert refusal.value.suggestions == ["torpor://default/agent"]
-    with pytest.raises(SessionNotFound, match="it has version 1\\."):
+    with pytest.raises(errors.SessionNotFound, match="it has version 1\\."):
         store.open_session(URI, version=7)
-    with pytest.raises(SessionNotFound):
+    with pytest.raises(errors.SessionNotFound):
         store.delete_session(OTHER_URI)
-    with pytest.raises(SessionNotFound):
+    with pytest.raises(errors.SessionNotFound):
         store.verify(OTHER_URI, deep=False)
 
 
@@ -299,7 +287,7 @@ def test_an_unknown_session_is_refused_by_name(store: Store) -> None:
 
 
 def test_a_store_that_is_not_there_is_not_made_by_reading(store_path: Path) -> None:
-    with pytest.raises(NoStore):
+    with pytest.raises(errors.NoStore):
         Store.open(store_path, writable=False)
     assert not store_path.exists()
 
@@ -308,7 +296,7 @@ def test_a_store_that_is_not_there_is_not_made_by_reading(store_path: Path) -> N
 def test_a_file_where_a_store_should_be_made_is_said_to_be_one_and_kept(tmp_path: Path, below: str) -> None:
     file = tmp_path / "notes.md"
     file.write_text("mine")
-    with pytest.raises(NotAStore, match="there is a file, not a folder"):
+    with pytest.raises(errors.NotAStore, match="there is a file, not a folder"):
         Store.open(file / below, writable=True)
     assert file.read_text() == "mine"
 
@@ -319,7 +307,9 @@ def test_where_no_folder_can_be_made_the_system_says_why(store_path: Path, monke
     monkeypatch.setattr(
         os, "makedirs", mock.Mock(side_effect=FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), "x"))
     )
-    with pytest.raises(NotAStore, match=r"cannot be made there \(No such file or directory\)\. Choose another folder"):
+    with pytest.raises(
+        errors.NotAStore, match=r"cannot be made there \(No such file or directory\)\. Choose another folder"
+    ):
         Store.open(store_path, writable=True)
 
 
@@ -336,7 +326,7 @@ def test_a_store_and_its_files_are_private(store: Store) -> None:
 def test_a_folder_with_other_things_in_it_does_not_become_a_store(store_path: Path) -> None:
     store_path.mkdir()
     (store_path / "thesis.txt").write_text("important")
-    with pytest.raises(NotAStore):
+    with pytest.raises(errors.NotAStore):
         Store.open(store_path, writable=True)
     assert tree(store_path) == {"thesis.txt": b"important"}
 
@@ -365,7 +355,7 @@ def test_a_store_json_that_is_not_valid_is_refused(store: Store, store_path: Pat
     (store_path / "store.json").write_bytes(data)
     before = tree(store_path)
     for writable in (True, False):
-        with pytest.raises(CorruptStoreFile, match=r"store\.json is damaged") as refusal:
+        with pytest.raises(errors.CorruptStoreFile, match=r"store\.json is damaged") as refusal:
             Store.open(store_path, writable=writable)
         assert refusal.value.path == str(store_path / "store.json")
     assert tree(store_path) == before
@@ -376,7 +366,7 @@ def test_a_store_json_of_something_else_is_no_store(tmp_path: Path) -> None:
     shop.mkdir(0o700)
     (shop / "store.json").write_text('{"opens": "at nine"}')
     for writable in (True, False):
-        with pytest.raises(NotAStore):
+        with pytest.raises(errors.NotAStore):
             Store.open(shop, writable=writable)
     assert tree(shop) == {"store.json": b'{"opens": "at nine"}'}
 
@@ -390,7 +380,7 @@ def test_threat_23_a_store_of_a_later_version_is_refused_and_not_touched(store: 
     (store_path / "lock").write_text("the lock of the later version")
     before = tree(store_path)
     for writable in (True, False):
-        with pytest.raises(UnsupportedFormat) as refusal:
+        with pytest.raises(errors.UnsupportedFormat) as refusal:
             Store.open(store_path, writable=writable)
         assert (refusal.value.found, refusal.value.supported) == (2, 1)
     assert tree(store_path) == before
@@ -404,9 +394,9 @@ def test_a_read_only_store_works_beside_a_writer_and_writes_nothing(store: Store
         require_awake(reader, 300)
         assert list(reader.iter_sessions()) == rows
         assert reader.verify(deep=True).ok
-        with pytest.raises(ReadOnlyStore):
+        with pytest.raises(errors.ReadOnlyStore):
             sleep(reader, 10)
-        with pytest.raises(ReadOnlyStore):
+        with pytest.raises(errors.ReadOnlyStore):
             reader.delete_session(URI)
     assert tree(store_path) == before
 
@@ -422,11 +412,11 @@ def test_a_closed_store_refuses_everything(store: Store) -> None:
         lambda: store.delete_session(URI),
         store.statistics,
     ):
-        with pytest.raises(StoreClosed):
+        with pytest.raises(errors.StoreClosed):
             call()
     assert len(reader.tokens()) == 2400
     reader.close()
-    with pytest.raises(StoreClosed):
+    with pytest.raises(errors.StoreClosed):
         reader.tokens()
 
 
@@ -452,8 +442,8 @@ def test_statistics_count_what_there_is(store: Store) -> None:
 
 
 def test_all_errors_derive_from_one_root_and_have_their_own_code() -> None:
-    def kinds(kind: type[StoreError]) -> list[type[StoreError]]:
+    def kinds(kind: type[errors.StoreError]) -> list[type[errors.StoreError]]:
         return [kind, *(below for child in kind.__subclasses__() for below in kinds(child))]
 
-    codes = [kind.code for kind in kinds(StoreError)]
+    codes = [kind.code for kind in kinds(errors.StoreError)]
     assert len(codes) == len(set(codes))

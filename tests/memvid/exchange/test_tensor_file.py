@@ -13,19 +13,7 @@ import pytest
 import store_making as making
 from safetensors import safe_open
 from store_making import URI, drafts, meanwhile, sleep, write
-from torpor.memvid import BlockDraft, SessionUri, SlotDraft, SlotSpec, Store, zstd
-from torpor.memvid.errors import (
-    CorruptBlock,
-    DurabilityLost,
-    LimitExceeded,
-    NoSpace,
-    NotTensors,
-    SessionNotFound,
-    StoreError,
-    StoreIoError,
-    TargetExists,
-    UnsafePath,
-)
+from torpor.memvid import BlockDraft, SessionUri, SlotDraft, SlotSpec, Store, errors, zstd
 from torpor.memvid.exchange import tensor_file
 
 
@@ -220,7 +208,7 @@ def test_a_record_that_is_not_of_the_end_is_left_out(store: Store, target: Path)
 @pytest.mark.parametrize("shape", [(3,), (1, 2, 3), (4, 1)])
 def test_a_slot_whose_tokens_are_not_found_is_refused_by_name(store: Store, target: Path, shape: Any) -> None:
     written(store, [SlotSpec("0.k", "kv.k/1", "float16", shape)])
-    with pytest.raises(NotTensors, match=r"0\.k"):
+    with pytest.raises(errors.NotTensors, match=r"0\.k"):
         store.export_tensors(URI, None, target)
     assert os.listdir(target.parent) == []
 
@@ -231,7 +219,7 @@ def test_a_slot_that_is_in_spans_and_in_the_record_is_refused(store: Store, targ
         [SlotSpec("0.k", "kv.k/1", "float16", (1, 3, 2))],
         state=[SlotSpec("0.k", "ring.k/1", "float16", (1, 1, 3, 2))],
     )
-    with pytest.raises(NotTensors):
+    with pytest.raises(errors.NotTensors):
         store.export_tensors(URI, None, target)
 
 
@@ -241,7 +229,7 @@ def test_what_would_not_fit_is_refused_before_anything_is_written(
 ) -> None:
     sleep(store, 300)
     monkeypatch.setattr(tensor_file, limit, 100)
-    with pytest.raises(LimitExceeded):
+    with pytest.raises(errors.LimitExceeded):
         store.export_tensors(URI, None, target)
     assert os.listdir(target.parent) == []
 
@@ -249,24 +237,24 @@ def test_what_would_not_fit_is_refused_before_anything_is_written(
 def test_a_file_that_is_there_is_left_unless_it_shall_be_replaced(store: Store, target: Path) -> None:
     sleep(store, 300)
     target.write_text("mine")
-    with pytest.raises(TargetExists):
+    with pytest.raises(errors.TargetExists):
         store.export_tensors(URI, None, target)
     assert target.read_text() == "mine"
     store.export_tensors(URI, None, target, replacing=True)
     assert "tokens" in parsed(target)[1]
     target.unlink()
     target.mkdir()
-    with pytest.raises(TargetExists):
+    with pytest.raises(errors.TargetExists):
         store.export_tensors(URI, None, target, replacing=True)
 
 
 def test_no_tensors_are_written_into_the_store_nor_of_a_session_that_is_not_there(store: Store, target: Path) -> None:
     sleep(store, 300)
-    with pytest.raises(UnsafePath):
+    with pytest.raises(errors.UnsafePath):
         store.export_tensors(URI, None, Path(store.path) / "x", replacing=True)
-    with pytest.raises(SessionNotFound):
+    with pytest.raises(errors.SessionNotFound):
         store.export_tensors(URI, 9, target)
-    with pytest.raises(SessionNotFound):
+    with pytest.raises(errors.SessionNotFound):
         store.export_tensors(SessionUri("default", "nobody"), None, target)
     assert os.listdir(target.parent) == []
 
@@ -277,14 +265,14 @@ def test_a_damaged_block_ends_it_and_nothing_is_left(store: Store, target: Path,
     making.spoil(store, receipt, 0)
     if replacing:
         target.write_text("mine")
-    with pytest.raises(CorruptBlock):
+    with pytest.raises(errors.CorruptBlock):
         store.export_tensors(URI, None, target, replacing=replacing)
     assert os.listdir(target.parent) == ([target.name] if replacing else [])
     assert not replacing or target.read_text() == "mine"
 
 
-@pytest.mark.parametrize(("failure", "kind"), [(errno.ENOSPC, NoSpace), (errno.EIO, StoreIoError)])
-def test_a_failed_write_leaves_nothing(store: Store, target: Path, failure: int, kind: type[StoreError]) -> None:
+@pytest.mark.parametrize(("failure", "kind"), [(errno.ENOSPC, errors.NoSpace), (errno.EIO, errors.StoreIoError)])
+def test_a_failed_write_leaves_nothing(store: Store, target: Path, failure: int, kind: type[errors.StoreError]) -> None:
     sleep(store, 600)
     injected = mock.Mock(side_effect=OSError(failure, "injected"))
     with meanwhile(os, "pwrite", injected, at=9), pytest.raises(kind):
@@ -310,7 +298,7 @@ def test_it_is_flushed_before_it_gets_its_name(
         real(fd)
 
     monkeypatch.setattr(os, "fsync", fsync)
-    with pytest.raises(DurabilityLost) as refusal:
+    with pytest.raises(errors.DurabilityLost) as refusal:
         store.export_tensors(URI, None, target, replacing=replacing)
     monkeypatch.undo()
     assert there == [False, True][:at]  # the file before it has its name, the folder after it

@@ -19,32 +19,8 @@ import store_making as making
 from blake3 import blake3
 from resealing import reseal
 from store_making import OTHER_URI, URI, contents, expected, meanwhile, put, require_awake, sleep, write
-from torpor.memvid import BlockDraft, Receipt, SessionUri, SlotDraft, SlotSpec, Store, zstd
+from torpor.memvid import BlockDraft, Receipt, SessionUri, SlotDraft, SlotSpec, Store, errors, zstd
 from torpor.memvid.disk.budget import Budget, utc_day
-from torpor.memvid.errors import (
-    BlockMissing,
-    BudgetExceeded,
-    BundleMissing,
-    CorruptBlock,
-    CorruptBundle,
-    Corruption,
-    DurabilityLost,
-    IndexMismatch,
-    LimitExceeded,
-    NameTaken,
-    NoSpace,
-    ReadBackFailed,
-    ReadOnlyStore,
-    SessionNotFound,
-    StoreBusy,
-    StoreError,
-    StoreIoError,
-    TargetExists,
-    TrailingData,
-    Truncated,
-    UnsafePath,
-    UnsupportedFormat,
-)
 from torpor.memvid.exchange import transfer
 from torpor.memvid.exchange.incoming import hand_over
 from torpor.memvid.folder.retention import Retention
@@ -118,9 +94,9 @@ def test_an_older_version_is_exported_by_its_number(store: Store, target: Path) 
     first = sleep(store, 300)
     sleep(store, 600, before=first)
     assert store.export_session(URI, 1, target).bundle_id == first.bundle_id
-    with pytest.raises(SessionNotFound):
+    with pytest.raises(errors.SessionNotFound):
         store.export_session(URI, 3, target.with_name("three"))
-    with pytest.raises(SessionNotFound):
+    with pytest.raises(errors.SessionNotFound):
         store.export_session(OTHER_URI, None, target.with_name("other"))
 
 
@@ -167,7 +143,7 @@ def test_what_is_there_already_is_never_overwritten(store: Store, target: Path, 
     else:
         target.symlink_to(precious if kind == "link" else target.with_name("nowhere"))
     before = sorted(os.listdir(target.parent))
-    with pytest.raises(TargetExists):
+    with pytest.raises(errors.TargetExists):
         store.export_session(URI, None, target)
     assert sorted(os.listdir(target.parent)) == before
     assert precious.read_text() == "mine"
@@ -178,7 +154,7 @@ def test_a_file_that_appears_while_the_export_runs_is_not_overwritten_on_a_disk_
 ) -> None:
     sleep(store, 300)
     monkeypatch.setattr(os, "link", without_links)
-    with pytest.raises(TargetExists):
+    with pytest.raises(errors.TargetExists):
         store.export_session(URI, None, target, on_progress=lambda *_: target.write_text("mine") and None)
     assert {name.name: name.read_text() for name in target.parent.iterdir()} == {target.name: "mine"}
 
@@ -209,7 +185,7 @@ def test_nothing_is_exported_into_the_store(store: Store, tmp_path: Path) -> Non
     (tmp_path / "link").symlink_to(place / "bundles")
     before = tree(place)
     for inside in (place / "x", place / "bundles" / "x", place / "quarantine" / "x", tmp_path / "link" / "x"):
-        with pytest.raises(UnsafePath):
+        with pytest.raises(errors.UnsafePath):
             store.export_session(URI, None, inside)
     assert tree(place) == before
     store.export_session(URI, None, tmp_path / "x")  # beside it is allowed
@@ -218,7 +194,7 @@ def test_nothing_is_exported_into_the_store(store: Store, tmp_path: Path) -> Non
 def test_a_damaged_block_is_not_exported_and_named(store: Store, target: Path) -> None:
     receipt = sleep(store, 300)
     damage(making.bundle_path(store, receipt.bundle_id), making.frame_of(store, receipt.entries[0]))
-    with pytest.raises(CorruptBlock) as refusal:
+    with pytest.raises(errors.CorruptBlock) as refusal:
         store.export_session(URI, None, target)
     assert refusal.value.path == str(making.bundle_path(store, receipt.bundle_id))
     assert os.listdir(target.parent) == []
@@ -233,9 +209,9 @@ def damage(path: Path, frame: object) -> None:
         file.write(bytes([value ^ 4]))
 
 
-@pytest.mark.parametrize(("failure", "kind"), [(errno.ENOSPC, NoSpace), (errno.EIO, StoreIoError)])
+@pytest.mark.parametrize(("failure", "kind"), [(errno.ENOSPC, errors.NoSpace), (errno.EIO, errors.StoreIoError)])
 def test_a_failed_write_leaves_nothing_of_an_export(
-    store: Store, target: Path, failure: int, kind: type[StoreError]
+    store: Store, target: Path, failure: int, kind: type[errors.StoreError]
 ) -> None:
     sleep(store, 300)
     with mock.patch.object(os, "writev", side_effect=OSError(failure, "injected")), pytest.raises(kind) as refusal:
@@ -255,7 +231,7 @@ def test_an_export_that_cannot_be_flushed_is_taken_back_and_the_store_writes_on(
     """Its disk may be another one than the store's."""
     sleep(store, 300)
     failure = mock.Mock(side_effect=OSError(errno.EIO, "injected"))
-    with meanwhile(os, "fsync", failure, at=at), pytest.raises(DurabilityLost):
+    with meanwhile(os, "fsync", failure, at=at), pytest.raises(errors.DurabilityLost):
         store.export_session(URI, None, target)
     assert os.listdir(target.parent) == []
     assert store.statistics().writable
@@ -273,7 +249,7 @@ def test_an_export_that_does_not_read_back_is_not_published(
         return real(fd, [data[:-1] + bytes([data[-1] ^ 1]) if len(data) > 5000 else data])
 
     monkeypatch.setattr(os, "writev", writev)
-    with pytest.raises(ReadBackFailed):
+    with pytest.raises(errors.ReadBackFailed):
         store.export_session(URI, None, target)
     assert os.listdir(target.parent) == []
 
@@ -378,7 +354,7 @@ def test_the_same_bundle_again_is_not_acknowledged_where_it_is_damaged(
     sleep(store, 600)
     receipt = other.import_file(exported(store, target))
     damage(making.bundle_path(other, receipt.bundle_id), making.frame_of(other, receipt.entries[1]))
-    with pytest.raises(CorruptBlock, match="repair"):
+    with pytest.raises(errors.CorruptBlock, match="repair"):
         other.import_file(target)
     rescue = other.import_file(target, as_uri=OTHER_URI)
     assert (rescue.blocks_new, rescue.blocks_reused) == (1, 3), "only the damaged block is not referred to"
@@ -399,7 +375,7 @@ def test_a_version_whose_file_is_lost_comes_back_after_a_repair(
         path.unlink()
     else:
         path.write_bytes(b"damaged")
-    with pytest.raises(Corruption, match="repair"):
+    with pytest.raises(errors.Corruption, match="repair"):
         other.import_file(target)
     other.repair()
     assert other.import_file(target).bundle_id == receipt.bundle_id
@@ -476,7 +452,7 @@ def test_a_damaged_retired_file_stands_in_the_way_and_stays(store: Store, target
     store.delete_session(URI)
     retired = making.bundle_path(store, receipt.bundle_id).with_suffix(".mvr")
     os.truncate(retired, 200)
-    refused(store, target, Truncated)
+    refused(store, target, errors.Truncated)
 
 
 def test_an_import_heals_the_blocks_of_a_retired_file(store: Store, target: Path) -> None:
@@ -549,7 +525,7 @@ def test_another_stores_session_of_the_same_name_is_refused_whatever_its_number(
         slept = sleep(store, 600 + number, seed=2, before=slept)
     exported(store, target)
     before = rows(other)
-    with pytest.raises(NameTaken, match=r"is another session here: .*`--as NAME`"):
+    with pytest.raises(errors.NameTaken, match=r"is another session here: .*`--as NAME`"):
         other.import_file(target, only_kin=True)
     assert rows(other) == before
     require_awake(other, 400, seed=1)
@@ -564,7 +540,7 @@ def test_what_only_begins_as_ones_own_session_is_not_taken_for_it(
     base = sleep(store, 256, uri=OTHER_URI)
     sleep(other, 600, before=other.import_file(exported(store, target, OTHER_URI)), seed=1)
     sleep(store, theirs, before=base, seed=2)
-    with pytest.raises(NameTaken):
+    with pytest.raises(errors.NameTaken):
         other.import_file(exported(store, target.with_name("theirs")), only_kin=True)
 
 
@@ -616,7 +592,7 @@ def test_what_does_not_go_on_from_a_sessions_newest_version_is_not_put_on_top_of
     sleep(store, tokens, before=base if tokens > 300 else None, seed=1 if tokens > 300 else 0)
     exported(store, target)
     before = tree(Path(store.path)), rows(store)
-    with pytest.raises(NameTaken, match=f"does not go on from version 1 of {OTHER_URI}.*`--as NAME`"):
+    with pytest.raises(errors.NameTaken, match=f"does not go on from version 1 of {OTHER_URI}.*`--as NAME`"):
         store.import_file(target, as_uri=OTHER_URI, only_kin=True)
     assert (tree(Path(store.path)), rows(store)) == before
     assert store.import_file(target, as_uri=THIRD_URI, only_kin=True).version == 1
@@ -639,7 +615,7 @@ def test_a_file_that_only_says_who_its_parent_is_does_not_become_the_newest_vers
     for _ in range(3):
         write(store, making.drafts(20, seed=77), 20, parent=first.bundle_id, session={"model": "demo"})
     before = rows(other)
-    with pytest.raises(NameTaken, match=r"does not go on from version 2"):
+    with pytest.raises(errors.NameTaken, match=r"does not go on from version 2"):
         other.import_file(exported(store, target), only_kin=True)
     assert rows(other) == before
 
@@ -648,7 +624,7 @@ def test_a_newest_version_that_cannot_be_read_makes_no_kin(store: Store, other: 
     ours = sleep(other, 300)
     sleep(store, 600)
     making.bundle_path(other, ours.bundle_id).unlink()
-    with pytest.raises(NameTaken):
+    with pytest.raises(errors.NameTaken):
         other.import_file(exported(store, target), only_kin=True)
 
 
@@ -668,7 +644,9 @@ def test_only_kin_takes_the_place_of_another_sessions_newest_version(
             return other.import_file(file, as_uri=OTHER_URI, only_kin=True)
         return other.adopt_incoming(hand_over(other.path, str(file)), as_uri=OTHER_URI, only_kin=True)
 
-    with pytest.raises(NameTaken, match=f"a name that is free .`--as NAME`., .*`torpor rm {OTHER_URI}`") as refused:
+    with pytest.raises(
+        errors.NameTaken, match=f"a name that is free .`--as NAME`., .*`torpor rm {OTHER_URI}`"
+    ) as refused:
         taken(target)
     assert refused.value.details == {"session": str(OTHER_URI), "imported": str(URI)}
     if how == "file":
@@ -697,7 +675,7 @@ def test_only_kin_takes_the_place_of_a_session_of_which_all_is_set_aside(
     assert other.find_session(OTHER_URI) is None
     sleep(store, 600)
     exported(store, target)
-    with pytest.raises(NameTaken, match="is another session"):
+    with pytest.raises(errors.NameTaken, match="is another session"):
         other.import_file(target, as_uri=OTHER_URI, only_kin=True)
     assert other.import_file(kin, as_uri=OTHER_URI, only_kin=True).version == 2
     (tmp_path / "away").rename(file)
@@ -711,7 +689,7 @@ def test_a_taken_name_is_told_with_what_removes_that_very_session(store: Store, 
     sleep(other, 300, uri=OTHER_URI, seed=1)
     sleep(store, 600, seed=2)
     exported(store, target)
-    with pytest.raises(NameTaken) as refused:
+    with pytest.raises(errors.NameTaken) as refused:
         other.import_file(target, as_uri=work, only_kin=True)
     (advised,) = re.findall("`torpor rm ([^`]+)`", refused.value.message)
     assert other.resolve(advised) == work
@@ -773,7 +751,7 @@ def test_a_session_whose_numbers_are_used_up_is_told_so_before_anything_is_writt
     slept_as(other, MAX_VERSION, seed=5)
     before = tree(Path(other.path))
     monkeypatch.setattr(Temps, "new", lambda _folder: pytest.fail("a file was begun"))
-    with pytest.raises(LimitExceeded, match="import --as"):
+    with pytest.raises(errors.LimitExceeded, match="import --as"):
         sleep(other, 600) if what == "sleep" else other.import_file(target, as_uri=URI)
     assert tree(Path(other.path)) == before
     monkeypatch.undo()
@@ -795,7 +773,7 @@ def test_a_live_file_that_the_index_does_not_know_ends_an_import_and_says_what_h
     stranger.parent.mkdir(mode=0o700, exist_ok=True)
     shutil.copy(target, stranger)
     stranger.chmod(0o600)
-    error = refused(other, target, IndexMismatch)
+    error = refused(other, target, errors.IndexMismatch)
     assert "rebuild-index" in error.message
     assert error.details["path"] == str(stranger)
     other.rebuild_index()
@@ -815,7 +793,7 @@ def test_a_file_of_a_version_set_aside_that_is_back_ends_an_import_and_says_what
     store.repair()
     data[-10] ^= damaged
     put(file, data)
-    assert "`torpor repair`" in refused(store, target, CorruptBundle).message
+    assert "`torpor repair`" in refused(store, target, errors.CorruptBundle).message
     store.repair()
     assert store.import_file(target).version == 1, "as the message says"
     require_awake(store, 600)
@@ -842,7 +820,7 @@ def index_takes_no_drop(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def full_on_disk(self: Index, bundle_ids: list[bytes]) -> None:
         if self._connection.execute("PRAGMA database_list").fetchone()[2]:
-            raise NoSpace("No room for the index.")
+            raise errors.NoSpace("No room for the index.")
         drop(self, bundle_ids)
 
     monkeypatch.setattr(Index, "drop", full_on_disk)
@@ -882,7 +860,7 @@ def test_an_import_whose_place_is_written_anew_each_time_gives_up(
     store.delete_session(URI)
     tries = []
     monkeypatch.setattr("torpor.memvid.exchange.transfer._is_same", lambda *_: bool(tries.append(1)))
-    error = refused(store, target, StoreBusy)
+    error = refused(store, target, errors.StoreBusy)
     assert (error.code, len(tries)) == ("store_busy", transfer._TRIES)
     require_awake(store, 900, uri=OTHER_URI)
 
@@ -890,7 +868,9 @@ def test_an_import_whose_place_is_written_anew_each_time_gives_up(
 # --- what is refused
 
 
-def refused(store: Store, path: Path, kind: type[StoreError] | tuple[type[StoreError], ...]) -> StoreError:
+def refused(
+    store: Store, path: Path, kind: type[errors.StoreError] | tuple[type[errors.StoreError], ...]
+) -> errors.StoreError:
     """An import that is refused, after which the store is as it was."""
     before, known = tree(Path(store.path)), rows(store)
     with pytest.raises(kind) as refusal:
@@ -921,7 +901,7 @@ def test_t5_an_export_with_any_byte_flipped_is_refused(
             try:
                 other.import_file(target)
                 accepted.append(at)
-            except StoreError:
+            except errors.StoreError:
                 pass
             os.pwrite(file.fileno(), bytes([value]), at)
     assert len(data) > 900
@@ -935,7 +915,7 @@ def test_t5_an_export_cut_anywhere_is_truncated(store: Store, other: Store, targ
     data = small_export(store, target, compressed=False).read_bytes()
     for size in range(len(data) - 1, -1, -1):
         os.truncate(target, size)
-        with pytest.raises(Truncated):
+        with pytest.raises(errors.Truncated):
             other.import_file(target)
     assert rows(other) == []
     assert not list((Path(other.path) / "bundles").rglob("*.*"))
@@ -944,12 +924,12 @@ def test_t5_an_export_cut_anywhere_is_truncated(store: Store, other: Store, targ
 def test_foreign_files_are_refused(store: Store, other: Store, target: Path) -> None:
     data = exported(store, target).read_bytes() if sleep(store, 300) else b""
     for content, kind in (
-        (b"", Truncated),
-        (b"\x89PNG\r\n\x1a\n" + bytes(5000), CorruptBundle),
-        (data + b"\0", TrailingData),
-        (data + data, TrailingData),
-        (bytes(len(data)), CorruptBundle),
-        (os.urandom(4096), CorruptBundle),
+        (b"", errors.Truncated),
+        (b"\x89PNG\r\n\x1a\n" + bytes(5000), errors.CorruptBundle),
+        (data + b"\0", errors.TrailingData),
+        (data + data, errors.TrailingData),
+        (bytes(len(data)), errors.CorruptBundle),
+        (os.urandom(4096), errors.CorruptBundle),
     ):
         target.write_bytes(content)
         refused(other, target, kind)
@@ -960,15 +940,15 @@ def test_threat_23_a_file_of_a_later_version_is_refused_as_such(store: Store, ot
     data = bytearray(exported(store, target).read_bytes())
     data[8] = 2
     target.write_bytes(data)
-    refused(other, target, CorruptBundle)  # as long as its digest does not say that the 2 was written
+    refused(other, target, errors.CorruptBundle)  # as long as its digest does not say that the 2 was written
     data[32:64] = blake3(bytes(data[:32])).digest()
     target.write_bytes(data)
-    assert refused(other, target, UnsupportedFormat).found == 2
+    assert refused(other, target, errors.UnsupportedFormat).found == 2
 
 
 def test_a_bundle_that_needs_another_is_refused_as_not_whole(store: Store, other: Store) -> None:
     second = sleep(store, 900, before=sleep(store, 600))
-    error = refused(other, making.bundle_path(store, second.bundle_id), BlockMissing)
+    error = refused(other, making.bundle_path(store, second.bundle_id), errors.BlockMissing)
     assert "torpor export" in error.message
 
 
@@ -979,7 +959,7 @@ def test_a_file_that_only_holds_blocks_for_others_is_refused(store: Store, other
     frames = [(entry.id, receipt.bundle_id) for entry in receipt.entries[:2]]
     with prepared(store._core, receipt.bundle_id, Contents(frames, {}, with_manifest=False)) as new:
         assert new.commit()
-    refused(other, making.bundle_path(store, receipt.bundle_id).with_suffix(".mvr"), CorruptBundle)
+    refused(other, making.bundle_path(store, receipt.bundle_id).with_suffix(".mvr"), errors.CorruptBundle)
 
 
 def test_a_manifest_over_blocks_of_another_chain_is_refused(store: Store, other: Store, target: Path) -> None:
@@ -993,7 +973,7 @@ def test_a_manifest_over_blocks_of_another_chain_is_refused(store: Store, other:
         traded = (dataclasses.replace(one, id=two.id), dataclasses.replace(two, id=one.id), state)
         parts.change_manifest(blocks=traded)  # type: ignore[attr-defined]
 
-    refused(other, making.bundle_path(store, reseal(store, receipt.bundle_id, trade)), CorruptBundle)
+    refused(other, making.bundle_path(store, reseal(store, receipt.bundle_id, trade)), errors.CorruptBundle)
 
 
 @pytest.mark.parametrize("kind", ["missing", "folder", "fifo", "device", "nul", "looping link"])
@@ -1009,7 +989,7 @@ def test_what_is_no_file_is_a_typed_error(other: Store, target: Path, kind: str)
         path = "a\0b"
     elif kind == "looping link":
         target.symlink_to(target)
-    with pytest.raises(StoreIoError):
+    with pytest.raises(errors.StoreIoError):
         other.import_file(path)
 
 
@@ -1026,9 +1006,9 @@ def test_a_read_only_store_imports_nothing(store: Store, target: Path) -> None:
     sleep(store, 300)
     exported(store, target)
     with Store.open(store.path, writable=False) as reader:
-        with pytest.raises(ReadOnlyStore):
+        with pytest.raises(errors.ReadOnlyStore):
             reader.import_file(target)
-        with pytest.raises(ReadOnlyStore):
+        with pytest.raises(errors.ReadOnlyStore):
             reader.adopt_incoming(bytes(32))
 
 
@@ -1043,7 +1023,7 @@ def test_t1_a_deleted_bundle_that_comes_back_beside_an_index_that_is_behind_keep
     sleep(store, 900, uri=OTHER_URI, seed=0, before=first)  # so its file stays, with two of its blocks
     making.adopt(store, sleep(store, 600, uri=THIRD_URI))
     store.index.go_on_in_memory()
-    monkeypatch.setattr(Index, "return_to_file", mock.Mock(side_effect=NoSpace("No room.")))
+    monkeypatch.setattr(Index, "return_to_file", mock.Mock(side_effect=errors.NoSpace("No room.")))
     store.delete_session(URI)
     making.strip(store, first.bundle_id)
     back = store.import_file(target)
@@ -1072,7 +1052,7 @@ def test_an_import_that_has_no_room_is_refused_with_its_size_and_uses_up_nothing
         size = measured.import_file(target, as_uri=as_uri).bytes_written
     with Store.open(tmp_path / "small", writable=True, budget=Budget(max_bytes_per_day=size - 1)) as small:
         for _ in range(3):
-            with pytest.raises(BudgetExceeded) as refusal:
+            with pytest.raises(errors.BudgetExceeded) as refusal:
                 small.import_file(target, as_uri=as_uri)
             assert refusal.value.details["needed"] == size
         assert small.index.written_on(today) == 0
@@ -1099,7 +1079,7 @@ def test_a_file_that_changes_while_it_is_imported_is_never_taken_half_and_half(
         if done == total:
             damage(target, frame)
 
-    with pytest.raises(Corruption):
+    with pytest.raises(errors.Corruption):
         other.import_file(target, on_progress=spoil)
     assert rows(other) == []
     assert not list((Path(other.path) / "bundles").rglob("*.*"))
@@ -1109,7 +1089,7 @@ def test_a_full_disk_leaves_the_store_as_it_was(store: Store, other: Store, targ
     sleep(store, 600)
     exported(store, target)
     with mock.patch.object(os, "writev", side_effect=OSError(errno.ENOSPC, "injected")):
-        refused(other, target, NoSpace)
+        refused(other, target, errors.NoSpace)
     other.import_file(target)
     require_awake(other, 600)
 
@@ -1124,7 +1104,7 @@ def test_what_was_handed_over_is_adopted_and_removed(store: Store, other: Store,
     assert receipt.bundle_id == bundle_id
     require_awake(other, 600)
     assert list((Path(other.path) / "incoming").iterdir()) == []
-    with pytest.raises(BundleMissing):
+    with pytest.raises(errors.BundleMissing):
         other.adopt_incoming(bundle_id)
     hand_over(other.path, str(target))
     assert other.adopt_incoming(bundle_id).bytes_written == 0
@@ -1154,7 +1134,7 @@ def test_threat_20_21_what_is_not_ours_alone_in_incoming_is_refused(
             os.link(target, incoming / name)
         else:
             os.mkfifo(incoming / name)
-    with pytest.raises(UnsafePath):
+    with pytest.raises(errors.UnsafePath):
         other.adopt_incoming(bytes.fromhex(name[:64]))
     assert rows(other) == []
 
@@ -1165,7 +1145,7 @@ def test_what_cannot_be_adopted_stays_in_incoming(store: Store, other: Store, ta
     waiting = Path(other.path) / "incoming" / f"{bundle_id.hex()}.mvb"
     with contextlib.closing(bundle_file(waiting)) as file:
         damage(waiting, next(iter(file.frames.values())))
-    with pytest.raises(CorruptBlock):
+    with pytest.raises(errors.CorruptBlock):
         other.adopt_incoming(bundle_id)
     assert waiting.exists()
     assert rows(other) == []

@@ -24,16 +24,7 @@ from store_making import (
     require_awake,
     sleep,
 )
-from torpor.memvid import Receipt, SessionUri, Store
-from torpor.memvid.errors import (
-    Corruption,
-    CorruptMarks,
-    InvalidPolicy,
-    NoSpace,
-    ReadOnlyStore,
-    SessionNotFound,
-    StoreIoError,
-)
+from torpor.memvid import Receipt, SessionUri, Store, errors
 from torpor.memvid.folder.folder import StoreFolder
 from torpor.memvid.folder.journal import Journal
 from torpor.memvid.folder.retention import Retention
@@ -123,7 +114,7 @@ def test_one_session_can_be_pruned_alone_and_all_of_them_at_once(store: Store) -
     assert len(store.versions(OTHER_URI)) == 2
     store.prune(LAST)
     assert [row.token_count for row in store.versions(OTHER_URI)] == [30]
-    with pytest.raises(SessionNotFound):
+    with pytest.raises(errors.SessionNotFound):
         store.prune(LAST, type(URI)("default", "nobody"))
 
 
@@ -131,7 +122,7 @@ def test_a_dry_run_says_what_the_prune_then_does(store: Store, store_path: Path)
     four_versions(store)
     with Store.open(store_path, writable=False) as reader:
         planned = reader.prune(LAST, dry_run=True)
-        with pytest.raises(ReadOnlyStore):
+        with pytest.raises(errors.ReadOnlyStore):
             reader.prune(LAST)
     assert versions(store) == [1, 2, 3, 4]
     assert suffixes(store) == [".mvb"] * 4
@@ -156,7 +147,7 @@ def test_an_awake_session_whose_parent_was_pruned_can_sleep_whole(store: Store) 
     """What it would have referred to may be gone: a typed refusal, upon which all of it is written."""
     second = four_versions(store)[1]
     store.prune(LAST)
-    with pytest.raises(Corruption):
+    with pytest.raises(errors.Corruption):
         sleep(store, 500, before=second)
     assert sleep(store, 500).version == 5
     require_awake(store, 500)
@@ -167,7 +158,7 @@ def test_with_damaged_marks_nothing_is_dropped(store: Store, store_path: Path) -
     store.tag(URI, 1, "first")
     marks = store_path / "marks.json"
     marks.write_bytes(marks.read_bytes()[:-3])
-    with pytest.raises(CorruptMarks):
+    with pytest.raises(errors.CorruptMarks):
         store.prune(LAST)
     assert versions(store) == [1, 2, 3, 4]
     assert suffixes(store) == [".mvb"] * 4
@@ -178,7 +169,7 @@ def test_with_damaged_marks_nothing_is_dropped(store: Store, store_path: Path) -
 def test_a_prune_on_a_full_disk_makes_itself_room(store: Store) -> None:
     """The index takes no change until bytes were freed; what is freed is only what nothing needs."""
     receipts = four_versions(store)
-    with meanwhile(Index, "drop", mock.Mock(side_effect=NoSpace("No room for the index."))):
+    with meanwhile(Index, "drop", mock.Mock(side_effect=errors.NoSpace("No room for the index."))):
         report = store.prune(LAST)
     assert report.bytes_freed == receipts[1].bytes_written
     assert versions(store) == [4]
@@ -194,7 +185,7 @@ def test_a_prune_that_nothing_on_disk_tells_of_says_so(store: Store, store_path:
     if is_missing:
         bundle_path(store, first.bundle_id).unlink()
 
-    with mock.patch.object(Index, "return_to_file", side_effect=NoSpace("No room for the index.")):
+    with mock.patch.object(Index, "return_to_file", side_effect=errors.NoSpace("No room for the index.")):
         store.index.go_on_in_memory()
         assert [one.code for one in store.prune(LAST).problems] == ["index_failed"] * is_missing
         store.close()
@@ -265,14 +256,14 @@ def test_a_store_that_reads_beside_sees_every_version_or_none(store: Store, stor
         rows = reader.versions(URI)
         store.prune(LAST)
         for row in rows:
-            with contextlib.suppress(SessionNotFound), reader.open_session(URI, row.version) as opened:
+            with contextlib.suppress(errors.SessionNotFound), reader.open_session(URI, row.version) as opened:
                 found[row.version] = len(opened.tokens()) // 4
         assert reader.verify(deep=True).findings == ()
     assert found == {1: 300, 3: 700, 4: 800}, "1 and 3 still hold blocks"
 
 
 def test_a_retention_that_means_nothing_is_refused() -> None:
-    with pytest.raises(InvalidPolicy):
+    with pytest.raises(errors.InvalidPolicy):
         Retention(keep_last=0)
 
 
@@ -401,8 +392,8 @@ def test_a_failure_of_the_system_is_no_reason_to_keep_or_drop_anything(store: St
     sleep(store, 512, before=sleep(store, 256))
     for dry_run in (True, False):
         with (
-            mock.patch.object(StoreCore, "open_reader", side_effect=StoreIoError("It could not be read.")),
-            pytest.raises(StoreIoError),
+            mock.patch.object(StoreCore, "open_reader", side_effect=errors.StoreIoError("It could not be read.")),
+            pytest.raises(errors.StoreIoError),
         ):
             store.prune(LAST, URI, dry_run=dry_run)
     assert versions(store) == [1, 2]
@@ -468,9 +459,9 @@ def test_what_a_repair_had_saved_is_no_loss_where_a_prune_ends_before_what_it_ga
 
     with (
         mock.patch.object(
-            StoreFolder, "retire", side_effect=KeyboardInterrupt if how == "cut off" else StoreIoError("refused")
+            StoreFolder, "retire", side_effect=KeyboardInterrupt if how == "cut off" else errors.StoreIoError("refused")
         ),
-        pytest.raises(KeyboardInterrupt if how == "cut off" else StoreIoError),
+        pytest.raises(KeyboardInterrupt if how == "cut off" else errors.StoreIoError),
     ):
         store.prune(LAST)
     with reopened(store) as again:

@@ -31,16 +31,7 @@ from store_making import (
     sleep,
     spoil,
 )
-from torpor.memvid import Receipt, Store
-from torpor.memvid.errors import (
-    BundleMissing,
-    DurabilityLost,
-    NoSpace,
-    NotAStore,
-    SessionNotFound,
-    StoreIoError,
-    UnsafePath,
-)
+from torpor.memvid import Receipt, Store, errors
 from torpor.memvid.folder.folder import StoreFolder
 from torpor.memvid.folder.marks import Marks
 from torpor.memvid.folder.retention import Retention
@@ -214,7 +205,7 @@ def test_a_failure_of_the_system_is_tried_again_and_never_taken_for_damage(
             require_awake(again, 600)
         (store_path / "index.sqlite").unlink()
         failures = 1000
-        with pytest.raises(StoreIoError, match="an older version") as refusal:
+        with pytest.raises(errors.StoreIoError, match="an older version") as refusal:
             Store.open(store_path, writable=True)
         assert refusal.value.errno == code
     with Store.open(store_path, writable=True) as again:
@@ -238,7 +229,7 @@ def test_a_failure_of_the_system_while_the_index_is_mended_does_not_make_it_anew
             raise OSError(errno.EMFILE, "too many")
         return opening(path, *args, **kwargs)
 
-    with mock.patch.object(os, "open", failing), pytest.raises(StoreIoError):
+    with mock.patch.object(os, "open", failing), pytest.raises(errors.StoreIoError):
         Store.open(store_path, writable=True)
     assert (store_path / "index.sqlite").read_bytes() == old
     with Store.open(store_path, writable=True) as again:
@@ -250,7 +241,7 @@ def test_an_unsafe_bundle_is_reported_and_read_once_it_is_safe(store: Store, sto
     (store_path / "index.sqlite").unlink()
     os.link(file, tmp_path / "second name")
     with Store.open(store_path, writable=True) as again:
-        assert [found.code for found in again.opening.unreadable] == [UnsafePath.code]
+        assert [found.code for found in again.opening.unreadable] == [errors.UnsafePath.code]
     (tmp_path / "second name").unlink()
     with Store.open(store_path, writable=True) as again:
         require_awake(again, 600)
@@ -396,13 +387,13 @@ def test_the_marks_of_a_version_that_left_go_before_its_file(
         monkeypatch.undo()
 
     def refuse(*_: object) -> int:
-        raise NoSpace("No space left.", path="marks.json")
+        raise errors.NoSpace("No space left.", path="marks.json")
 
     with monkeypatch.context() as patch:
         if full:
             patch.setattr(Marks, "save", refuse)
         if finished_by == "gc":
-            with pytest.raises(NoSpace) if full else contextlib.nullcontext():
+            with pytest.raises(errors.NoSpace) if full else contextlib.nullcontext():
                 store.gc()
         elif finished_by == "prune":
             store.prune(Retention(keep_last=3))
@@ -582,7 +573,7 @@ def test_a_delete_says_that_marks_stay_of_versions_that_have_no_file(store: Stor
     spoil(store, first, 0)
     store.repair()
 
-    with mock.patch.object(Marks, "save", side_effect=NoSpace("No space left.", path="marks.json")):
+    with mock.patch.object(Marks, "save", side_effect=errors.NoSpace("No space left.", path="marks.json")):
         (problem,) = store.delete_session(URI).problems
     assert (problem.code, problem.path) == ("no_space", str(store_path / "marks.json"))
     assert "torpor gc" in problem.message
@@ -780,7 +771,7 @@ def test_threat_25_a_version_whose_file_is_missing_is_refused_and_not_replaced(
             assert (again.opening.index_rebuilt, again.opening.rows_dropped) == (None, 0)
             assert [(found.code, found.path) for found in again.opening.unreadable] == [("bundle_missing", str(file))]
             assert str(URI) in again.opening.unreadable[0].message
-            with pytest.raises(BundleMissing):
+            with pytest.raises(errors.BundleMissing):
                 again.open_session(URI)
             assert [row.version for row in again.versions(URI)] == [1, 2]
             assert [row.version for row in again.iter_sessions()] == [2]
@@ -810,7 +801,7 @@ def test_what_only_the_index_knows_outlives_a_system_that_refuses_to_open_it(
         assert [one.code for one in again.opening.unreadable] == ["bundle_missing"]
         assert again.index.written() == written
         assert [row.version for row in again.versions(URI)] == [1, 2]
-        with pytest.raises(BundleMissing):
+        with pytest.raises(errors.BundleMissing):
             again.open_session(URI)
         assert sleep(again, 20).version == 3
     with Store.open(store_path, writable=True) as again:
@@ -944,7 +935,7 @@ def test_an_index_that_has_more_pages_by_its_log_than_any_of_ours_is_not_checked
 def test_a_store_without_its_bundles_folder_is_refused(store: Store, store_path: Path, writable: bool) -> None:
     two_versions(store)
     (store_path / "bundles").rename(store_path / "elsewhere")
-    with pytest.raises(NotAStore, match="bundles is missing"):
+    with pytest.raises(errors.NotAStore, match="bundles is missing"):
         Store.open(store_path, writable=writable)
     (store_path / "elsewhere").rename(store_path / "bundles")
     with Store.open(store_path, writable=True) as again:
@@ -957,13 +948,13 @@ def test_a_folder_that_cannot_be_looked_at_is_a_typed_error(store: Store, store_
     failure = OSError(errno.EIO, "a failure of the system")
     with mock.patch.object(os, call, side_effect=failure):
         if call == "listdir":
-            assert [found.code for found in store.verify(deep=False).findings] == [StoreIoError.code]
-        with pytest.raises(StoreIoError):
+            assert [found.code for found in store.verify(deep=False).findings] == [errors.StoreIoError.code]
+        with pytest.raises(errors.StoreIoError):
             Store.open(store_path, writable=False)
-        with contextlib.nullcontext() if call == "listdir" else pytest.raises(StoreIoError):
+        with contextlib.nullcontext() if call == "listdir" else pytest.raises(errors.StoreIoError):
             store.delete_session(URI)  # lists nothing
     store.close()
-    with mock.patch.object(os, call, side_effect=failure), pytest.raises(StoreIoError):
+    with mock.patch.object(os, call, side_effect=failure), pytest.raises(errors.StoreIoError):
         Store.open(store_path, writable=True)
 
 
@@ -1009,14 +1000,14 @@ def test_a_clock_before_1970_does_not_stop_a_sleep(store: Store, monkeypatch: py
 def test_a_version_that_can_neither_be_entered_nor_taken_back_ends_writing(store: Store) -> None:
     """Else the next sleep would get the same version number, and the clock would decide between the two."""
     first = sleep(store, 300)
-    refusal = StoreIoError("Input/output error.")
+    refusal = errors.StoreIoError("Input/output error.")
     with (
         mock.patch.object(Index, "add", side_effect=refusal),
         mock.patch.object(StoreFolder, "remove", side_effect=refusal),
-        pytest.raises(DurabilityLost, match="taken back"),
+        pytest.raises(errors.DurabilityLost, match="taken back"),
     ):
         sleep(store, 600, before=first)
-    with pytest.raises(DurabilityLost):
+    with pytest.raises(errors.DurabilityLost):
         sleep(store, 400, before=first)
     assert not store.statistics().writable
     require_awake(store, 300)
@@ -1046,7 +1037,7 @@ def test_the_figures_of_a_store_keep_up_with_it_and_list_nothing(
         store.delete_session(OTHER_URI)
         require_counted()
         assert [row.version for row in store.iter_sessions()] == [2]
-        with pytest.raises(SessionNotFound, match="Did you mean"):
+        with pytest.raises(errors.SessionNotFound, match="Did you mean"):
             store.resolve(f"{URI.name}x")
         store.delete_session(URI)
         require_counted()
@@ -1066,7 +1057,7 @@ def test_what_only_the_index_knows_is_known_after_an_opening_that_could_not_writ
     with contextlib.ExitStack() as stack:
         stack.enter_context(mock.patch.object(index_module, "configure", side_effect=full))
         if step is not None:
-            stack.enter_context(mock.patch.object(index_module, step, side_effect=NoSpace("No room.")))
+            stack.enter_context(mock.patch.object(index_module, step, side_effect=errors.NoSpace("No room.")))
         again = stack.enter_context(Store.open(store_path, writable=True))
         assert "takes no change now" in str(again.opening.index_rebuilt)
         assert [row.version for row in again.index.given_up().values()] == [2]

@@ -29,19 +29,10 @@ from store_making import (
     state,
     write,
 )
-from torpor.memvid import SessionUri, Store
+from torpor.memvid import SessionUri, Store, errors
 from torpor.memvid.checking import scanning
 from torpor.memvid.disk.budget import Budget
 from torpor.memvid.disk.durable import TempFile
-from torpor.memvid.errors import (
-    CorruptMarks,
-    DurabilityLost,
-    MarksLost,
-    NoSpace,
-    ReadOnlyStore,
-    SessionNotFound,
-    StoreError,
-)
 from torpor.memvid.folder import quarantine
 from torpor.memvid.folder.folder import StoreFolder
 from torpor.memvid.format.bundle import FrameFile
@@ -110,7 +101,7 @@ def wakeable(store: Store) -> State:
     """Every version that can be woken to its last byte."""
     found: State = {}
     for row in store.index.all_rows():
-        with contextlib.suppress(StoreError), store.open_session(row.uri, row.version) as reader:
+        with contextlib.suppress(errors.StoreError), store.open_session(row.uri, row.version) as reader:
             found[row.uri, row.version] = contents(reader)
     return found
 
@@ -492,7 +483,7 @@ def test_damaged_marks_go_to_quarantine(store: Store, store_path: Path) -> None:
     store.tag(URI, 1, "kept")
     damaged = change(store_path / "marks.json", flip_at(30))
     store._core.folder.write_store_file(marked=False)  # as a store whose marks are older than that
-    with pytest.raises(CorruptMarks):
+    with pytest.raises(errors.CorruptMarks):
         store.marks(URI)
     planned, report = store.repair(dry_run=True), store.repair()
     assert planned.problems == report.problems
@@ -501,7 +492,7 @@ def test_damaged_marks_go_to_quarantine(store: Store, store_path: Path) -> None:
     (lost,) = report.problems
     assert (lost.code, f"{place} is what was set aside of it: damaged" in lost.message) == ("marks_lost", True)
     assert quarantined(store_path) == [damaged]
-    with pytest.raises(MarksLost, match=f"{place} is what was set aside of it: damaged"):  # so no prune takes it
+    with pytest.raises(errors.MarksLost, match=f"{place} is what was set aside of it: damaged"):  # so no prune takes it
         store.marks(URI)
     again = store.repair()
     assert (again.actions, [problem.code for problem in again.problems]) == ((), ["marks_lost"])
@@ -574,7 +565,7 @@ def test_a_file_with_a_damaged_version_number_and_a_cut_end_is_saved_from_and_se
 def test_an_index_that_says_something_else_is_made_anew(store: Store) -> None:
     receipt = sleep(store, 300)
     store.index._connection.execute("UPDATE bundles SET token_count = 7")
-    with pytest.raises(StoreError):
+    with pytest.raises(errors.StoreError):
         store.open_session(URI)
     assert kinds(store.rebuild_index(dry_run=True)) == ["index"]
     assert kinds(store.repair()) == ["index"]
@@ -816,16 +807,16 @@ def test_what_names_a_version_that_is_set_aside_is_told_so_and_what_to_do(store:
             lambda: reader.verify(URI, deep=False),
         ]
         for ask in asked:
-            with pytest.raises(SessionNotFound) as raised:
+            with pytest.raises(errors.SessionNotFound) as raised:
                 ask()
             assert raised.value.details["set_aside"] == [1, 2]
             assert "ersions 1 and 2 of torpor://default/agent are set aside" in raised.value.message
             assert "torpor verify" in raised.value.message
-        with pytest.raises(SessionNotFound, match="There is no session"):
+        with pytest.raises(errors.SessionNotFound, match="There is no session"):
             reader.resolve("nobody")
     with Store.open(store_path, writable=True) as again:
         again.empty_quarantine()
-        with pytest.raises(SessionNotFound, match="There is no session"):
+        with pytest.raises(errors.SessionNotFound, match="There is no session"):
             again.resolve(URI.name)
 
 
@@ -835,9 +826,9 @@ def test_an_earlier_version_that_is_set_aside_is_told_where_it_is_named(store: S
     file_of(store_path, lost.bundle_id).unlink()
     store.repair()
     for ask in (lambda: store.open_session(URI, 1), lambda: store.resolve_version(f"{URI.name}@1")):
-        with pytest.raises(SessionNotFound, match=r"ersion 1 of .* is set aside"):
+        with pytest.raises(errors.SessionNotFound, match=r"ersion 1 of .* is set aside"):
             ask()
-    with pytest.raises(SessionNotFound, match="has no version 7; it has version 2"):
+    with pytest.raises(errors.SessionNotFound, match="has no version 7; it has version 2"):
         store.open_session(URI, 7)
     (finding,) = store.verify(URI, deep=False).findings
     assert finding.code == LOST
@@ -1602,7 +1593,7 @@ def put_back(store_path: Path, bundle_id: bytes, data: bytes) -> Path:
 
 
 @pytest.mark.parametrize("step", ["set_aside", "move_bundle"])
-@pytest.mark.parametrize("failure", [Killed, NoSpace, DurabilityLost])
+@pytest.mark.parametrize("failure", [Killed, errors.NoSpace, errors.DurabilityLost])
 def test_a_version_is_remembered_whatever_ends_the_repair_that_sets_it_aside(
     store: Store, store_path: Path, monkeypatch: pytest.MonkeyPatch, step: str, failure: type[BaseException]
 ) -> None:
@@ -1643,8 +1634,8 @@ def test_a_repair_does_nothing_beside_an_index_that_cannot_have_its_file_again(s
     store.index.go_on_in_memory()
     before = files_of(store_path)
 
-    with mock.patch.object(Index, "return_to_file", side_effect=NoSpace("There is no room.", path="index")):
-        with pytest.raises(NoSpace):
+    with mock.patch.object(Index, "return_to_file", side_effect=errors.NoSpace("There is no room.", path="index")):
+        with pytest.raises(errors.NoSpace):
             store.repair()
         assert store.repair(dry_run=True).actions
         assert files_of(store_path) == before
@@ -1667,7 +1658,7 @@ def test_what_a_delete_on_a_full_disk_has_emptied_is_no_damage_and_does_not_come
 ) -> None:
     sleep(store, 40)
     gone = sleep(store, 40, uri=OTHER_URI, seed=2)
-    refusals, drop = iter([NoSpace("There is no room.")] * 2), Index.drop
+    refusals, drop = iter([errors.NoSpace("There is no room.")] * 2), Index.drop
 
     def refuse_twice(index: Index, bundle_ids: list[bytes]) -> None:
         for refusal in refusals:
@@ -1742,7 +1733,7 @@ def test_a_dry_run_of_a_store_opened_for_reading_tells_the_same(made: dict[str, 
     damage_much(store_path, made)
     with Store.open(store_path, writable=False) as reader:
         planned = reader.repair(dry_run=True)
-        with pytest.raises(ReadOnlyStore):
+        with pytest.raises(errors.ReadOnlyStore):
             reader.repair()
     with Store.open(store_path, writable=True) as store:
         report = store.repair()

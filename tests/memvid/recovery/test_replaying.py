@@ -14,18 +14,8 @@ from unittest import mock
 
 import pytest
 from store_making import OTHER_URI, URI, bundle_path, meanwhile, put, sleep, token_ids, turn
-from torpor.memvid import SessionUri, Store
+from torpor.memvid import SessionUri, Store, errors
 from torpor.memvid.disk.budget import Budget
-from torpor.memvid.errors import (
-    BudgetExceeded,
-    BundleMissing,
-    DurabilityLost,
-    JournalWaits,
-    LimitExceeded,
-    NoSpace,
-    SessionNotFound,
-    StoreIoError,
-)
 from torpor.memvid.folder.journal import Journal
 from torpor.memvid.folder.retention import Retention
 from torpor.memvid.format.ledger_tail import UNREAD, tail_of
@@ -103,7 +93,7 @@ def test_a_forget_that_cannot_erase_turns_tells_so_and_does_not_say_that_they_ar
     with Store.open(path, writable=True) as store:
         store.acknowledge([turn(store, 5), turn(store, 20, uri=OTHER_URI, seed=4)])
         file = str(journal_file(path))
-        with mock.patch.object(Journal, "_write_anew", side_effect=NoSpace("No room.")):
+        with mock.patch.object(Journal, "_write_anew", side_effect=errors.NoSpace("No room.")):
             report = store.forget(URI)
         assert [problem.code for problem in report.problems if problem.path == file] == ["not_forgotten"]
         assert file not in [action.path for action in report.actions]
@@ -256,7 +246,7 @@ def test_a_version_that_is_made_while_turns_wait_does_not_take_their_place(path:
     with Store.open(path, writable=True) as store:
         sleep(store, 100, seed=3)
         assert store.has_turns(URI)
-        with pytest.raises(JournalWaits):
+        with pytest.raises(errors.JournalWaits):
             store.open_session(URI)
     (path.parent / base.name).rename(base)
     with Store.open(path, writable=True) as store:
@@ -282,13 +272,13 @@ def test_turns_that_find_no_room_for_their_version_wait_and_their_session_is_not
         store.acknowledge([turn(store, 5)])
 
     with (
-        mock.patch("torpor.memvid.recovery.replaying.write_version", side_effect=NoSpace("No room.")),
+        mock.patch("torpor.memvid.recovery.replaying.write_version", side_effect=errors.NoSpace("No room.")),
         Store.open(path, writable=True) as store,
     ):
         assert [finding.code for finding in store.opening.journal] == ["journal_waits"]
-        with pytest.raises(JournalWaits):
+        with pytest.raises(errors.JournalWaits):
             store.open_session(URI)
-        with pytest.raises(JournalWaits):
+        with pytest.raises(errors.JournalWaits):
             store.acknowledge([turn(store, 6)])
         store.open_session(URI, 1).close()
     with Store.open(path, writable=True) as store:
@@ -323,7 +313,7 @@ def test_no_turn_is_acknowledged_behind_a_version_that_a_prune_takes_meanwhile(
 
         monkeypatch.setattr(deletion, "retire", retire_meanwhile)
         store.prune(Retention(keep_last=1), URI)
-        with pytest.raises(BundleMissing, match="turns stand behind it"):
+        with pytest.raises(errors.BundleMissing, match="turns stand behind it"):
             asked[0].result()
         assert store.acknowledged() == []
 
@@ -352,7 +342,7 @@ def test_turns_whose_bundle_is_gone_wait_until_it_is_put_back(path: Path) -> Non
             assert [finding.code for finding in store.opening.journal] == ["journal_waits"]
             assert "is missing. Put the file back" in store.opening.journal[0].message
             assert ledger(store, OTHER_URI) == token_ids(0, 4)
-            with pytest.raises(JournalWaits, match="fork an earlier version"):
+            with pytest.raises(errors.JournalWaits, match="fork an earlier version"):
                 store.open_session(URI)
             if not is_repaired:
                 store.repair()
@@ -377,7 +367,7 @@ def test_a_session_map_that_no_version_could_have_is_not_acknowledged(path: Path
     with Store.open(path, writable=True) as store:
         record = turn(store, 5)
         padded = dataclasses.replace(record, session={**record.session, "more": bytes(MAX_SESSION_MAP_BYTES - 80)})
-        with pytest.raises(LimitExceeded):
+        with pytest.raises(errors.LimitExceeded):
             store.acknowledge([padded])
         fits = dataclasses.replace(record, session={**record.session, "more": bytes(MAX_SESSION_MAP_BYTES - 120)})
         store.acknowledge([fits])
@@ -391,8 +381,8 @@ def test_after_a_failed_flush_while_turns_are_replayed_the_store_is_shut(path: P
         store.acknowledge([turn(store, 5)])
 
     with (
-        mock.patch("torpor.memvid.recovery.replaying.write_version", side_effect=DurabilityLost("flush")),
-        pytest.raises(DurabilityLost),
+        mock.patch("torpor.memvid.recovery.replaying.write_version", side_effect=errors.DurabilityLost("flush")),
+        pytest.raises(errors.DurabilityLost),
     ):
         Store.open(path, writable=True)
     with Store.open(path, writable=True) as store:  # nothing keeps its lock
@@ -403,7 +393,7 @@ def test_the_room_to_be_kept_free_refuses_the_room_of_a_turn(path: Path, monkeyp
     monkeypatch.setattr("torpor.memvid.writing.core.free_bytes_of", lambda *_: 1 << 20)
     with Store.open(path, writable=True, budget=Budget(min_free_bytes=1 << 19)) as store:
         store.make_room_to_acknowledge(URI, 1000)
-        with pytest.raises(BudgetExceeded):
+        with pytest.raises(errors.BudgetExceeded):
             store.make_room_to_acknowledge(OTHER_URI, 1 << 20)
         store.acknowledge([turn(store, 5)])
     with Store.open(path, writable=True, budget=Budget(max_store_bytes=1, max_bytes_per_day=1)) as store:
@@ -424,7 +414,7 @@ def test_a_session_that_has_turns_alone_is_told_to_a_reader(path: Path) -> None:
         before = journal_file(path).read_bytes()
         with Store.open(path, writable=False) as reader:
             assert reader.acknowledged() == [OTHER_URI]
-            with pytest.raises(SessionNotFound, match="in the journal alone"):
+            with pytest.raises(errors.SessionNotFound, match="in the journal alone"):
                 reader.open_session(OTHER_URI)
         assert journal_file(path).read_bytes() == before
 
@@ -443,11 +433,11 @@ def test_a_journal_that_the_disk_does_not_give_shuts_the_store_to_writers_alone(
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "pread", broken)
-        with pytest.raises(StoreIoError, match="Put the disk right"):
+        with pytest.raises(errors.StoreIoError, match="Put the disk right"):
             Store.open(path, writable=True)
         with Store.open(path, writable=False) as reader:
             assert ledger(reader) == token_ids(0, 300)
-            assert [finding.code for finding in reader.verify(deep=False).findings] == [StoreIoError.code]
+            assert [finding.code for finding in reader.verify(deep=False).findings] == [errors.StoreIoError.code]
     with Store.open(path, writable=True) as store:
         assert ledger(store) == token_ids(0, 305)
 

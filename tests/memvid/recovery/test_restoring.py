@@ -12,17 +12,8 @@ from pathlib import Path
 import pytest
 from shares import share
 from store_making import URI, flip, sleep
-from torpor.memvid import Store
+from torpor.memvid import Store, errors
 from torpor.memvid.disk.lock import StoreLock
-from torpor.memvid.errors import (
-    CorruptStoreFile,
-    MarksLost,
-    NoSpace,
-    NoStore,
-    NotAStore,
-    StoreLocked,
-    UnsupportedFormat,
-)
 from torpor.memvid.folder.folder import StoreFolder
 from torpor.memvid.folder.retention import Retention
 from torpor.memvid.folder.store_file import _FORMAT, StoreFile, open_existing_root
@@ -43,7 +34,7 @@ def bare(store_path: Path) -> tuple[Path, str]:
 
 @pytest.mark.parametrize("writable", [True, False])
 def test_a_store_without_its_file_says_what_makes_it_again(bare: tuple[Path, str], writable: bool) -> None:
-    with pytest.raises(NotAStore, match=f"torpor repair --store {bare[0]}"):
+    with pytest.raises(errors.NotAStore, match=f"torpor repair --store {bare[0]}"):
         Store.open(bare[0], writable=writable)
 
 
@@ -75,7 +66,7 @@ def test_with_neither_marks_nor_index_it_gets_a_new_uuid_and_keeps_its_versions(
 def test_it_goes_on_saying_that_there_are_marks(bare: tuple[Path, str]) -> None:
     restore_store_file(bare[0])
     (bare[0] / "marks.json").unlink()
-    with Store.open(bare[0], writable=False) as store, pytest.raises(MarksLost):
+    with Store.open(bare[0], writable=False) as store, pytest.raises(errors.MarksLost):
         store.marks(URI)
 
 
@@ -96,7 +87,7 @@ def test_marks_in_quarantine_are_not_forgotten(bare: tuple[Path, str]) -> None:
     restore_store_file(path)
     with Store.open(path, writable=True) as store:
         assert [problem.code for problem in store.repair().problems] == ["marks_lost"]
-        with pytest.raises(MarksLost):
+        with pytest.raises(errors.MarksLost):
             store.prune(Retention(keep_last=1))
         assert [row.version for row in store.versions(URI)] == [1, 2]
 
@@ -138,7 +129,7 @@ def require_told_and_mended(sound: Path, bits: Iterable[int]) -> None:
         flip(file, bit // 8, 1 << bit % 8)
         rest = {path: path.read_bytes() for path in sound.rglob("*") if path.is_file()}
         for writable in (False, True):
-            with pytest.raises(CorruptStoreFile, match=f"{file} is damaged: .*torpor repair --store {sound}"):
+            with pytest.raises(errors.CorruptStoreFile, match=f"{file} is damaged: .*torpor repair --store {sound}"):
                 Store.open(sound, writable=writable)
         assert lacks_store_file(sound)
         assert {path: path.read_bytes() for path in rest} == rest
@@ -195,7 +186,7 @@ def test_a_lost_file_of_marks_is_not_forgotten_with_a_damaged_store_file(sound: 
     data = (sound / "store.json").read_bytes()
     (sound / "store.json").write_bytes(flipped(data, data.index(b"uuid") * 8))
     restore_store_file(sound)
-    with Store.open(sound, writable=False) as store, pytest.raises(MarksLost):
+    with Store.open(sound, writable=False) as store, pytest.raises(errors.MarksLost):
         store.marks(URI)
 
 
@@ -213,9 +204,9 @@ def test_where_marks_and_index_are_of_two_stores_the_damaged_file_decides(sound:
 def test_a_later_version_is_not_taken_for_damage(sound: Path) -> None:
     later = replace(_FORMAT, version=2).encode({"rooms": 3})
     (sound / "store.json").write_bytes(later)
-    with pytest.raises(UnsupportedFormat, match=r"store\.json has version 2"):
+    with pytest.raises(errors.UnsupportedFormat, match=r"store\.json has version 2"):
         lacks_store_file(sound)
-    with pytest.raises(UnsupportedFormat):
+    with pytest.raises(errors.UnsupportedFormat):
         restore_store_file(sound)
     assert (sound / "store.json").read_bytes() == later
 
@@ -229,7 +220,7 @@ def test_a_repair_that_is_cut_off_after_setting_it_aside_is_finished_by_the_next
     (sound / "store.json").write_bytes(flipped(good, 8 * good.index(b"digest")))
     with monkeypatch.context() as patch:
         patch.setattr(StoreFolder, "write_store_file", no_space)
-        with pytest.raises(NoSpace):
+        with pytest.raises(errors.NoSpace):
             restore_store_file(sound)
     assert not (sound / "store.json").exists()
     (sound / name).unlink(missing_ok=True)
@@ -239,14 +230,14 @@ def test_a_repair_that_is_cut_off_after_setting_it_aside_is_finished_by_the_next
 
 
 def no_space(*_: object, **__: object) -> None:
-    raise NoSpace("the disk is full")
+    raise errors.NoSpace("the disk is full")
 
 
 def test_nothing_is_made_while_somebody_has_the_lock(bare: tuple[Path, str]) -> None:
     root_fd = open_existing_root(str(bare[0]))
     lock = StoreLock(root_fd, str(bare[0]))
     try:
-        with pytest.raises(StoreLocked):
+        with pytest.raises(errors.StoreLocked):
             restore_store_file(bare[0])
     finally:
         lock.close()
@@ -264,6 +255,6 @@ def test_a_folder_that_only_resembles_a_store_is_left_as_it_is(tmp_path: Path, c
         (folder / f"ab{'0' * 62}.mvb").write_bytes(content)
     before = sorted(mine.rglob("*"))
     assert not lacks_store_file(mine)
-    with pytest.raises(NoStore):
+    with pytest.raises(errors.NoStore):
         restore_store_file(mine)
     assert sorted(mine.rglob("*")) == before
