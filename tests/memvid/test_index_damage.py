@@ -10,6 +10,7 @@ import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 from blake3 import blake3
@@ -311,20 +312,12 @@ def test_a_reader_that_comes_between_a_checkpoint_and_its_sums_looks_again(
 
 
 @pytest.mark.parametrize(("code", "kept"), [(sqlite3.SQLITE_IOERR_READ, True), (sqlite3.SQLITE_CORRUPT, False)])
-def test_only_damage_that_a_question_meets_has_the_index_made_anew(
-    store: Store, monkeypatch: pytest.MonkeyPatch, code: int, kept: bool
-) -> None:
+def test_only_damage_that_a_question_meets_has_the_index_made_anew(store: Store, code: int, kept: bool) -> None:
     sleep(store, 300)
-
-    def failing(columns: object, path: str) -> None:
-        error = sqlite3.DatabaseError("it fails")
-        error.sqlite_errorcode = code
-        raise error
-
-    with monkeypatch.context() as patch:
-        patch.setattr("torpor.memvid.index.session_queries.row_in", failing)
-        with pytest.raises(StoreIoError):
-            store.index.all_rows()
+    error = sqlite3.DatabaseError("it fails")
+    error.sqlite_errorcode = code
+    with mock.patch("torpor.memvid.index.session_queries.row_in", side_effect=error), pytest.raises(StoreIoError):
+        store.index.all_rows()
     with reopened(store) as again:
         assert (again.opening.index_rebuilt is None) == kept
         assert len(again.versions(URI)) == 1
@@ -458,20 +451,16 @@ def test_a_checkpoint_is_made_when_the_log_is_long(store: Store, store_path: Pat
 @pytest.mark.parametrize("writable", [True, False])
 @pytest.mark.parametrize("size_bytes", [1 << 40, 17, 0])  # ext4 has no file of 2**44 bytes, nor memory one of 2**40
 def test_as_many_sums_as_no_index_of_that_size_has_are_not_read(
-    store: Store, store_path: Path, monkeypatch: pytest.MonkeyPatch, size_bytes: int, writable: bool
+    store: Store, store_path: Path, size_bytes: int, writable: bool
 ) -> None:
     sleep(store, 300)
     store.close()
     os.truncate(store_path / SUMS_FILE, size_bytes)
-    asked, pread = [0], os.pread
-
-    def noting(fd: int, count: int, offset: int) -> bytes:
-        asked.append(count)
-        return pread(fd, count, offset)
-
-    monkeypatch.setattr(os, "pread", noting)
-    with Store.open(store_path, writable=writable) as again:
-        assert max(asked) <= MAX_INDEX_BYTES
+    with (
+        mock.patch.object(os, "pread", side_effect=os.pread) as asked,
+        Store.open(store_path, writable=writable) as again,
+    ):
+        assert max((call.args[1] for call in asked.call_args_list), default=0) <= MAX_INDEX_BYTES
         assert again.opening.index_rebuilt
         assert len(again.versions(URI)) == 1
 

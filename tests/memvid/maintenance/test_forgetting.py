@@ -5,9 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -43,9 +42,7 @@ from torpor.memvid.folder.temps import Temps
 from torpor.memvid.format.records import MaintenanceReport
 from torpor.memvid.format.writer import BundleWriter
 from torpor.memvid.index.index import Index
-from torpor.memvid.index.page_sums import PageSums
 from torpor.memvid.writing.core import StoreCore
-from torpor.memvid.writing.rewriting import Prepared
 
 
 def require_forked(store: Store, tokens: int, shared: int, uri: SessionUri = OTHER_URI, seed: int = 9) -> None:
@@ -163,28 +160,6 @@ def test_a_fork_in_quarantine_that_names_the_forgotten_session_is_a_problem(stor
     assert [problem.path for problem in report.problems] == [str(store_path / "quarantine" / f"{file.name}.1")]
 
 
-def test_the_index_keeps_no_name_among_many(store: Store, store_path: Path) -> None:
-    """Rows are moved about between pages as others come; neither the file nor its -wal may keep a copy."""
-    for number in range(40):
-        sleep(store, 3, uri=SessionUri("default", f"before-{number}"), seed=number)
-        if number % 10 == 5:
-            sleep_secret(store, 5 + number)
-    for number in range(0, 40, 2):
-        store.delete_session(SessionUri("default", f"before-{number}"))
-    for number in range(40):
-        sleep(store, 3, uri=SessionUri("default", f"after-{number}"), seed=number)
-    assert store.forget(SECRET).ok
-    assert found_in(store_path, SECRET.name.encode(), SECRET.namespace.encode()) == []
-    assert len(list(store.iter_sessions())) == 60
-    store.close()
-    root_fd = os.open(store_path, os.O_RDONLY)
-    assert PageSums.stored(root_fd, str(store_path), "index.sqlite") is not None  # so it is not checked row by row
-    os.close(root_fd)
-    with Store.open(store_path, writable=True) as again:  # what was written anew is an index as before
-        assert again.opening.index_rebuilt is None
-        assert len(list(again.iter_sessions())) == 60
-
-
 def test_what_a_fork_shares_stays_and_the_report_names_it(store: Store, store_path: Path) -> None:
     secret = sleep_secret(store, 700)
     fork(store, 600, secret)  # shares the first two spans
@@ -229,32 +204,6 @@ def test_its_blocks_in_another_session_s_files_go_too(store: Store, store_path: 
         assert again.verify(deep=True).ok
 
 
-def test_frames_that_a_live_file_had_adopted_go_and_its_own_stay(store: Store, store_path: Path) -> None:
-    secret = sleep_secret(store, 300)
-    other = sleep(store, 300, uri=OTHER_URI, seed=1)
-    adopt(store, other, secret)
-    assert len(found_in(store_path, payload(0, 256))) == 2
-    report = store.forget(SECRET)
-    assert report.ok
-    assert found_in(store_path, *traces(tokens=300)) == []
-    assert "strip" in [action.kind for action in report.actions]
-    require_awake(store, 300, uri=OTHER_URI, seed=1)
-    assert store.verify(deep=True).ok
-
-
-def test_a_session_whose_every_block_another_has_too_loses_its_name_and_words(store: Store, store_path: Path) -> None:
-    secret = sleep_secret(store, 300)
-    twin = sleep(store, 300, uri=OTHER_URI, seed=7)
-    assert twin.blocks_new == 0
-    report = store.forget(SECRET)
-    assert report.ok
-    assert [(action.kind, action.session) for action in report.actions] == [("strip", SECRET), ("keep", OTHER_URI)]
-    assert found_in(store_path, *traces(tokens=0)) == []
-    assert len(list(store_path.rglob(f"{secret.bundle_id.hex()}.mvr"))) == 1
-    require_awake(store, 300, uri=OTHER_URI, seed=7)
-    assert store.verify(deep=True).ok
-
-
 def test_a_session_deleted_before_can_still_be_forgotten(store: Store, store_path: Path) -> None:
     secret = sleep_secret(store, 700)
     fork(store, 600, secret)
@@ -296,9 +245,16 @@ def be_adopted(store: Store) -> None:
     adopt(store, sleep(store, 300, uri=OTHER_URI, seed=1), secret)
 
 
-@pytest.mark.parametrize("shape", [share_a_part, share_every_block, be_adopted])
+SHAPES = {
+    share_a_part: ([("strip", SECRET), ("keep", OTHER_URI)], {"from_token": 512}),
+    share_every_block: ([("strip", SECRET), ("keep", OTHER_URI)], {"tokens": 0}),
+    be_adopted: ([("remove", SECRET), ("strip", None)], {"tokens": 300}),
+}
+
+
+@pytest.mark.parametrize(("shape", "actions", "gone"), [(shape, *rest) for shape, rest in SHAPES.items()])
 def test_a_dry_run_counts_to_the_byte_what_a_strip_writes_and_frees_and_changes_nothing(
-    store: Store, store_path: Path, shape: Callable[[Store], None]
+    store: Store, store_path: Path, shape: Callable[[Store], None], actions: list[object], gone: dict[str, int]
 ) -> None:
     def held() -> dict[Path, tuple[int, int]]:
         return {file: (file.stat().st_ino, file.stat().st_size) for file in store_path.rglob("*.mv?")}
@@ -311,8 +267,10 @@ def test_a_dry_run_counts_to_the_byte_what_a_strip_writes_and_frees_and_changes_
             reader.forget(SECRET)
     assert held() == before
     done = store.forget(SECRET)
-    assert "strip" in [action.kind for action in done.actions]
+    assert [(action.kind, action.session) for action in done.actions] == actions
     assert figures_of(planned) == figures_of(done)
+    assert found_in(store_path, *traces(**gone)) == []
+    assert store.verify(deep=True).ok
     freed = sum(size for _, size in before.values()) - sum(size for _, size in held().values())
     assert freed == done.bytes_freed - done.bytes_written < done.bytes_freed
 
@@ -502,34 +460,13 @@ def test_while_a_bundle_cannot_be_read_what_it_may_need_stays_and_the_report_say
     assert found_in(store_path, *traces(from_token=512)) == []
 
 
-def test_a_sleep_that_comes_to_need_a_frame_meanwhile_keeps_it(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A surplus frame of a live file is found by its id, and referred to, between the look and the commit."""
+@pytest.mark.parametrize("at", [1, 2, 3, 5])  # the fourth is within the third
+def test_a_sleep_that_comes_to_need_a_frame_meanwhile_keeps_it(store: Store, at: int) -> None:
+    """A surplus frame of a live file is found by its id, and referred to, between any two changes of a forget."""
     secret = sleep_secret(store, 300)
-    other = sleep(store, 300, uri=OTHER_URI, seed=1)
-    adopt(store, other, secret)
-    real = Prepared.commit
-
-    def commit(self: Prepared) -> bool:
-        pytest.fail("it was not asked again who needs it")
-
-    late: list[Receipt] = []
-    writing = StoreCore.committing
-
-    @contextlib.contextmanager
-    def committing(self: StoreCore) -> Iterator[None]:
-        if not late and self.index.find(SECRET) is None and self.pins.count(other.bundle_id):
-            late.append(secret)
-            late[0] = write(store, drafts(300, seed=7), 300, uri=THIRD)
-            monkeypatch.setattr(Prepared, "commit", commit)
-        with writing(self):
-            yield
-        if late:
-            monkeypatch.setattr(Prepared, "commit", real)
-
-    monkeypatch.setattr(StoreCore, "committing", committing)
-    store.forget(SECRET)
-    assert late
-    assert late[0].blocks_new == 0
+    adopt(store, sleep(store, 300, uri=OTHER_URI, seed=1), secret)
+    with meanwhile(StoreCore, "committing", lambda: write(store, drafts(300, seed=7), 300, uri=THIRD), at=at):
+        store.forget(SECRET)
     require_awake(store, 300, uri=THIRD, seed=7)
     assert store.verify(deep=True).ok
 
@@ -651,25 +588,11 @@ def test_a_fork_whose_file_is_missing_is_told_with_what_to_do(store: Store, stor
         assert found_in(store_path, *traces()) == []
 
 
-def test_a_fork_that_is_deleted_during_the_look_is_no_problem(
-    store: Store, store_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    first = sleep_secret(store, 600)
-    fork(store, 800, first)
-    real, looks = Index.users_of, 0
-
-    def users_of(index: Index, bundle_id: bytes) -> list[bytes]:
-        nonlocal looks
-        users = real(index, bundle_id)
-        if users and sys._getframe(1).f_code.co_name == "_missing_users":
-            looks += 1
-            store.delete_session(OTHER_URI)
-        return users
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Index, "users_of", users_of)
+@pytest.mark.parametrize("at", range(1, 4))
+def test_a_fork_that_is_deleted_during_the_look_is_no_problem(store: Store, store_path: Path, at: int) -> None:
+    fork(store, 800, sleep_secret(store, 600))
+    with meanwhile(Index, "users_of", lambda: store.delete_session(OTHER_URI), at=at, after=True):
         assert store.forget(SECRET).problems == ()
-    assert looks == 1
     assert found_in(store_path, *traces()) == []
 
 

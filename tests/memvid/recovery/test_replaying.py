@@ -108,15 +108,6 @@ def test_a_session_that_never_slept_is_there_after_its_first_turn(path: Path) ->
         assert ledger(store, OTHER_URI) == token_ids(0, 20, 4)
 
 
-def test_a_sleep_takes_its_turns_out_of_the_journal_of_a_store_that_stays_open(path: Path) -> None:
-    with Store.open(path, writable=True) as store:
-        store.acknowledge([turn(store, 5), turn(store, 4, uri=OTHER_URI)])
-        sleep(store, 310)
-        assert store.acknowledged() == [OTHER_URI]
-        with Store.open(path, writable=False) as reader:
-            assert reader.acknowledged() == [OTHER_URI]
-
-
 def sleep_and_rot(store: Store) -> None:
     bundle_path(store, sleep(store, 310).bundle_id).write_bytes(b"rot")
 
@@ -201,16 +192,6 @@ def test_a_session_that_was_taken_back_is_so_though_its_newest_version_begins_wi
         assert ledger(store) == token_ids(0, 261)
 
 
-def test_a_deleted_session_does_not_come_back_out_of_the_journal(path: Path) -> None:
-    with Store.open(path, writable=True) as store:
-        store.acknowledge([turn(store, 5), turn(store, 9, uri=OTHER_URI)])
-        store.delete_session(URI)
-        store.delete_session(OTHER_URI)
-        assert not store.can_be_deleted(OTHER_URI)
-    with Store.open(path, writable=True) as store:
-        assert list(store.iter_sessions()) == []
-
-
 @pytest.mark.parametrize("with_index", [True, False])
 def test_a_delete_that_was_cut_off_before_it_told_the_journal_is_a_delete(path: Path, with_index: bool) -> None:
     left = path.parent / "left"
@@ -252,19 +233,6 @@ def test_a_version_that_is_made_while_turns_wait_does_not_take_their_place(path:
     with Store.open(path, writable=True) as store:
         assert [row.version for row in store.versions(URI)] == [1, 2, 3]
         assert ledger(store) == token_ids(0, 309)
-
-
-def test_a_forgotten_session_leaves_no_byte_in_the_journal(path: Path) -> None:
-    with Store.open(path, writable=True) as store:
-        store.acknowledge([turn(store, 5), turn(store, 40, uri=OTHER_URI, seed=4)])
-        store.acknowledge([turn(store, 50, uri=OTHER_URI, seed=4)])
-        report = store.forget(OTHER_URI)
-        assert report.problems == ()
-        assert token_ids(0, 40, 4) not in journal_file(path).read_bytes()
-        assert b"other" not in journal_file(path).read_bytes()
-    with Store.open(path, writable=True) as store:
-        assert store.opening.turns_replayed == 1
-        assert ledger(store) == token_ids(0, 305)
 
 
 def test_turns_that_find_no_room_for_their_version_wait_and_their_session_is_not_used(path: Path) -> None:
