@@ -206,10 +206,14 @@ def frame_of(store: Store, entry: BlockEntry) -> Frame:
         return file.frame_of(entry.id)
 
 
-def spoil(store: Store, receipt: Receipt, number: int) -> None:
-    """Damage a block of a version's file."""
-    frame = frame_of(store, receipt.entries[number])
-    flip(bundle_path(store, receipt.bundle_id), frame.offset + frame.head_bytes + 5)
+def spoil(store: Store, receipt: Receipt, *numbers: int) -> None:
+    """Damage blocks of a version's file."""
+    for number in numbers:
+        spoil_frame(bundle_path(store, receipt.bundle_id), frame_of(store, receipt.entries[number]))
+
+
+def spoil_frame(file: Path, frame: Frame) -> None:
+    flip(file, frame.offset + frame.head_bytes + 5)
 
 
 def flip(file: Path, at: int, bits: int = 1) -> bytes:

@@ -108,13 +108,6 @@ def test_blocks_of_a_deleted_session_cannot_be_reused(store: Store) -> None:
     assert store.find_session(URI) is None
 
 
-def damage(file: Path) -> bytes:
-    """Make a bundle unreadable; what it held, to put it back."""
-    good = file.read_bytes()
-    file.write_bytes(good[:-1])
-    return good
-
-
 def test_a_file_that_is_open_and_needed_goes_with_its_last_user(store: Store) -> None:
     first = sleep(store, 600)
     sleep(store, 700, uri=OTHER_URI, before=first)
@@ -129,7 +122,8 @@ def test_a_delete_removes_nothing_that_an_unreadable_bundle_may_need(store: Stor
     first = sleep(store, 600)
     file = bundle_path(store, sleep(store, 700, uri=OTHER_URI, before=first).bundle_id)
     store.close()
-    good = damage(file)
+    good = file.read_bytes()
+    file.write_bytes(good[:-1])
     with reopened(store, anew=True) as again:
         with again.open_session(URI):
             report = again.delete_session(URI)

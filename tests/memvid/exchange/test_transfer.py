@@ -193,20 +193,12 @@ def test_nothing_is_exported_into_the_store(store: Store, tmp_path: Path) -> Non
 
 def test_a_damaged_block_is_not_exported_and_named(store: Store, target: Path) -> None:
     receipt = sleep(store, 300)
-    damage(making.bundle_path(store, receipt.bundle_id), making.frame_of(store, receipt.entries[0]))
+    making.spoil(store, receipt, 0)
     with pytest.raises(errors.CorruptBlock) as refusal:
         store.export_session(URI, None, target)
     assert refusal.value.path == str(making.bundle_path(store, receipt.bundle_id))
     assert os.listdir(target.parent) == []
     assert store.statistics().writable
-
-
-def damage(path: Path, frame: object) -> None:
-    with path.open("r+b") as file:
-        file.seek(frame.offset + frame.head_bytes + 5)  # type: ignore[attr-defined]
-        value = file.read(1)[0]
-        file.seek(-1, os.SEEK_CUR)
-        file.write(bytes([value ^ 4]))
 
 
 @pytest.mark.parametrize(("failure", "kind"), [(errno.ENOSPC, errors.NoSpace), (errno.EIO, errors.StoreIoError)])
@@ -353,7 +345,7 @@ def test_the_same_bundle_again_is_not_acknowledged_where_it_is_damaged(
 ) -> None:
     sleep(store, 600)
     receipt = other.import_file(exported(store, target))
-    damage(making.bundle_path(other, receipt.bundle_id), making.frame_of(other, receipt.entries[1]))
+    making.spoil(other, receipt, 1)
     with pytest.raises(errors.CorruptBlock, match="repair"):
         other.import_file(target)
     rescue = other.import_file(target, as_uri=OTHER_URI)
@@ -462,7 +454,7 @@ def test_an_import_heals_the_blocks_of_a_retired_file(store: Store, target: Path
     sleep(store, 900, uri=OTHER_URI, before=receipt)
     frame = making.frame_of(store, receipt.entries[0])
     store.delete_session(URI)
-    damage(making.bundle_path(store, receipt.bundle_id).with_suffix(".mvr"), frame)
+    making.spoil_frame(making.bundle_path(store, receipt.bundle_id).with_suffix(".mvr"), frame)
     assert not store.verify(deep=True).ok
     assert store.import_file(target).bundle_id == receipt.bundle_id
     require_awake(store, 900, uri=OTHER_URI)
@@ -698,7 +690,7 @@ def test_a_taken_name_is_told_with_what_removes_that_very_session(store: Store, 
 def test_an_import_whose_earlier_version_is_damaged_is_done_again(store: Store, other: Store, target: Path) -> None:
     sleep(store, 600)
     first = other.import_file(exported(store, target), as_uri=OTHER_URI)
-    damage(making.bundle_path(other, first.bundle_id), making.frame_of(other, first.entries[1]))
+    making.spoil(other, first, 1)
     again = other.import_file(target, as_uri=OTHER_URI)
     assert again.version == 2
     require_awake(other, 600, uri=OTHER_URI)
@@ -1077,7 +1069,7 @@ def test_a_file_that_changes_while_it_is_imported_is_never_taken_half_and_half(
 
     def spoil(done: int, total: int) -> None:
         if done == total:
-            damage(target, frame)
+            making.spoil_frame(target, frame)
 
     with pytest.raises(errors.Corruption):
         other.import_file(target, on_progress=spoil)
@@ -1144,7 +1136,7 @@ def test_what_cannot_be_adopted_stays_in_incoming(store: Store, other: Store, ta
     bundle_id = hand_over(other.path, str(exported(store, target)))
     waiting = Path(other.path) / "incoming" / f"{bundle_id.hex()}.mvb"
     with contextlib.closing(bundle_file(waiting)) as file:
-        damage(waiting, next(iter(file.frames.values())))
+        making.spoil_frame(waiting, next(iter(file.frames.values())))
     with pytest.raises(errors.CorruptBlock):
         other.adopt_incoming(bundle_id)
     assert waiting.exists()

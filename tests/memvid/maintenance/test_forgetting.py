@@ -25,13 +25,13 @@ from store_making import (
     drafts,
     expected,
     flip,
-    frame_of,
     meanwhile,
     put,
     raw_bytes,
     reopened,
     require_awake,
     sleep,
+    spoil,
     token_ids,
     turn,
     write,
@@ -597,16 +597,6 @@ def test_a_fork_that_is_deleted_during_the_look_is_no_problem(store: Store, stor
 
 
 # --- what other sessions' versions need that repair has set aside
-
-
-def spoil(store: Store, receipt: Receipt, *numbers: int) -> None:
-    """Damage blocks of a version's file."""
-    path = bundle_path(store, receipt.bundle_id)
-    data = bytearray(path.read_bytes())
-    for number in numbers:
-        frame = frame_of(store, receipt.entries[number])
-        data[frame.offset + frame.head_bytes + 5] ^= 1
-    path.write_bytes(data)
 
 
 def export(store: Store, uri: SessionUri, path: Path) -> Path:

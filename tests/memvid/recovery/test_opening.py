@@ -45,15 +45,6 @@ from torpor.memvid.maintenance.compaction_plan import CompactionPolicy
 from torpor.memvid.writing import deletion
 
 
-def damage(file: Path) -> bytes:
-    """Make a bundle unreadable; what it held, to put it back."""
-    good = file.read_bytes()
-    bad = bytearray(good)
-    bad[-200] ^= 1
-    file.write_bytes(bad)
-    return good
-
-
 def two_versions(store: Store) -> tuple[Receipt, Receipt, Path]:
     first = sleep(store, 300)
     second = sleep(store, 600, before=first)
@@ -747,7 +738,7 @@ def test_an_index_made_anew_takes_over_what_was_set_aside_beside_a_rest_of_it(st
 def test_a_delete_cut_off_of_a_version_that_left_a_copy_in_quarantine_is_a_delete(store: Store, anew: bool) -> None:
     first = sleep(store, 600)
     sleep(store, 900, uri=OTHER_URI)  # keeps the retired file
-    damage(bundle_path(store, first.bundle_id))
+    flip(bundle_path(store, first.bundle_id), -200)
     assert [action.kind for action in store.repair().actions] == ["quarantine", "rewrite"]
 
     with mock.patch.object(Index, "drop", side_effect=KeyboardInterrupt), pytest.raises(KeyboardInterrupt):
