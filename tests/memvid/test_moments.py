@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 from store_making import URI, bundle_path, contents, expected, meanwhile, raw_bytes, require_awake, sleep
@@ -86,33 +85,19 @@ def test_a_store_that_opens_beside_another_moments_index_says_so_once(mixed: Pat
             assert store.rebuild_index(dry_run=True).actions == ()
 
 
-def test_a_copied_store_is_read_once_more_and_has_nothing_to_put_right(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_copied_store_is_read_once_more_and_has_nothing_to_put_right(tmp_path: Path) -> None:
     nine_versions(tmp_path / "store")
     shutil.copytree(tmp_path / "store", tmp_path / "copy")
     for read in (9, 0):
-        with counted_reads(monkeypatch) as reads, Store.open(tmp_path / "copy", writable=True) as store:
-            assert (len(reads), store.opening.rows_corrected) == (read, 0)
+        with counted_reads() as reads, Store.open(tmp_path / "copy", writable=True) as store:
+            assert (reads.call_count, store.opening.rows_corrected) == (read, 0)
 
 
-@contextlib.contextmanager
-def counted_reads(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bytes]]:
-    reads: list[bytes] = []
-    read = scanning._read_bundle
-
-    def counting(folder: Any, bundle_id: bytes) -> Any:
-        reads.append(bundle_id)
-        return read(folder, bundle_id)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(scanning, "_read_bundle", counting)
-        yield reads
+def counted_reads() -> Any:
+    return mock.patch.object(scanning, "_read_bundle", side_effect=scanning._read_bundle)
 
 
-def test_no_file_is_read_again_that_the_store_itself_has_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_file_is_read_again_that_the_store_itself_has_written(tmp_path: Path) -> None:
     path, exported = tmp_path / "store", tmp_path / "out.mvb"
     nine_versions(path)
     with Store.open(path, writable=True) as store:
@@ -124,14 +109,12 @@ def test_no_file_is_read_again_that_the_store_itself_has_written(
         file.write_bytes(file.read_bytes()[:-1] + b"\0")
         store.repair()
         assert len(store.versions(URI)) == 2
-    with counted_reads(monkeypatch) as reads, Store.open(path, writable=True) as store:
-        assert (reads, store.opening.unreadable) == ([], ())
+    with counted_reads() as reads, Store.open(path, writable=True) as store:
+        assert (reads.call_count, store.opening.unreadable) == (0, ())
 
 
 @pytest.mark.parametrize("change", ["longer", "rewritten", "same times"])
-def test_a_file_of_which_a_byte_may_differ_is_read_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str
-) -> None:
+def test_a_file_of_which_a_byte_may_differ_is_read_again(tmp_path: Path, change: str) -> None:
     path = tmp_path / "store"
     with Store.open(path, writable=True) as store:
         receipt = sleep(store)
@@ -140,8 +123,8 @@ def test_a_file_of_which_a_byte_may_differ_is_read_again(
     file.write_bytes(data + b"more" if change == "longer" else data)
     if change == "same times":
         os.utime(file, ns=(times.st_atime_ns, times.st_mtime_ns))
-    with counted_reads(monkeypatch) as reads, Store.open(path, writable=True):
-        assert reads == [receipt.bundle_id]
+    with counted_reads() as reads, Store.open(path, writable=True):
+        assert [call.args[1] for call in reads.call_args_list] == [receipt.bundle_id]
 
 
 def test_while_a_file_of_another_moment_cannot_be_read_nothing_is_removed(mixed: Path) -> None:

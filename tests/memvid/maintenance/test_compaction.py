@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import hashlib
+import itertools
 import os
 import random
 import time
@@ -406,10 +407,10 @@ def test_a_read_only_store_reads_on_while_files_lose_their_frames(store: Store, 
             reader.close()
 
 
-def while_writing(monkeypatch: pytest.MonkeyPatch, number: int, act: Callable[[], object]) -> None:
+@contextlib.contextmanager
+def while_writing(number: int, act: Callable[[], object]) -> Iterator[None]:
     """Do something while the so-many-th new file is being written: after the needs were asked, before the lock."""
-    original = compaction.prepared
-    calls = iter(range(1, 10**6))
+    original, calls = compaction.prepared, itertools.count(1)
 
     @contextlib.contextmanager
     def acting(*args: Any, **options: Any) -> Iterator[Prepared]:
@@ -418,19 +419,17 @@ def while_writing(monkeypatch: pytest.MonkeyPatch, number: int, act: Callable[[]
                 act()
             yield fresh
 
-    monkeypatch.setattr(compaction, "prepared", acting)
+    with mock.patch.object(compaction, "prepared", acting):
+        yield
 
 
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("number", range(1, 9))
-def test_a_sleep_that_comes_between_keeps_what_it_refers_to(
-    store: Store, monkeypatch: pytest.MonkeyPatch, number: int
-) -> None:
+def test_a_sleep_that_comes_between_keeps_what_it_refers_to(store: Store, number: int) -> None:
     """Another session finds the same blocks by their ids, in the files that are about to lose them."""
     receipts = sleeps(store, 8)
     forks: list[Receipt] = []
-    with monkeypatch.context() as patch:
-        while_writing(patch, number, lambda: forks.append(sleep(store, 2400, uri=OTHER_URI)))
+    with while_writing(number, lambda: forks.append(sleep(store, 2400, uri=OTHER_URI))):
         store.compact(policy=FEW)
     assert forks
     require_exact(store, [*receipts, *forks])
@@ -440,10 +439,9 @@ def test_a_sleep_that_comes_between_keeps_what_it_refers_to(
 
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("number", range(1, 9))
-def test_the_session_itself_may_sleep_meanwhile(store: Store, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+def test_the_session_itself_may_sleep_meanwhile(store: Store, number: int) -> None:
     receipts = sleeps(store, 8)
-    with monkeypatch.context() as patch:
-        while_writing(patch, number, lambda: receipts.extend(sleeps(store, 1, before=receipts[-1])))
+    with while_writing(number, lambda: receipts.extend(sleeps(store, 1, before=receipts[-1]))):
         store.compact(policy=FEW)
     require_exact(store, receipts)
     store.compact(policy=FEW)
@@ -452,10 +450,9 @@ def test_the_session_itself_may_sleep_meanwhile(store: Store, monkeypatch: pytes
     assert set(frames_in(store).values()) == {1}
 
 
-def test_a_session_that_is_deleted_meanwhile_stays_deleted(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_session_that_is_deleted_meanwhile_stays_deleted(store: Store) -> None:
     sleeps(store, 8)
-    with monkeypatch.context() as patch:
-        while_writing(patch, 2, lambda: store.delete_session(URI))
+    with while_writing(2, lambda: store.delete_session(URI)):
         assert store.compact(policy=FEW).ok
     assert store.versions(URI) == []
     store.gc()

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 from store_making import (
@@ -54,18 +55,17 @@ def forked(store: Store) -> Store:
     return store
 
 
-def let_go(store: Store, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+def let_go(store: Store) -> list[Path]:
     """Delete the fork with its files left behind, as a failure of the disk right after the delete leaves them."""
-    with monkeypatch.context() as patched:
-        patched.setattr(StoreFolder, "remove", lambda *_: 0)
+    with mock.patch.object(StoreFolder, "remove", return_value=0):
         store.delete_session(OTHER_URI)
     return sorted(Path(store.path).rglob("*.mvr"))
 
 
-def test_retired_files_that_nothing_needs_go(forked: Store, store_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_retired_files_that_nothing_needs_go(forked: Store, store_path: Path) -> None:
     assert forked.gc().actions == ()
     require_awake(forked, 700, uri=OTHER_URI)
-    left = let_go(forked, monkeypatch)
+    left = let_go(forked)
     size_bytes = sum(file.stat().st_size for file in left)
     planned = forked.gc(dry_run=True)
     assert sorted(store_path.rglob("*.mvr")) == left
@@ -87,12 +87,10 @@ def test_threat_51_what_somebody_has_open_stays_until_it_is_closed(forked: Store
     assert not list(store_path.rglob("*.mvr"))
 
 
-def test_while_a_bundle_cannot_be_read_nothing_goes_and_the_report_says_so(
-    forked: Store, store_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_while_a_bundle_cannot_be_read_nothing_goes_and_the_report_says_so(forked: Store, store_path: Path) -> None:
     lost = sleep(forked, 20, uri=SessionUri("default", "third"))
     path = bundle_path(forked, lost.bundle_id)
-    let_go(forked, monkeypatch)
+    let_go(forked)
     forked.close()
     data = path.read_bytes()
     path.write_bytes(data[:-1])
@@ -359,10 +357,8 @@ def test_versions_that_are_given_up_are_told_though_they_have_no_file(store: Sto
     assert not store.index.given_up()
 
 
-def test_a_store_opened_for_reading_only_plans(
-    forked: Store, store_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    let_go(forked, monkeypatch)
+def test_a_store_opened_for_reading_only_plans(forked: Store, store_path: Path) -> None:
+    let_go(forked)
     with Store.open(store_path, writable=False) as reader:
         assert len(reader.gc(dry_run=True).actions) == 2
         with pytest.raises(ReadOnlyStore):

@@ -165,12 +165,21 @@ def tells(index: str) -> bool:
     return index not in ("lost", "of before the fifth")
 
 
-CASES = [  # whose version it is, file, quarantine, notes, marks or index tell
+def is_told(state: str, tagged: bool, index: str) -> bool:
+    """Whether marks, index, notes, file or quarantine say whose version it is. Only a new index asks the quarantine."""
+    if tagged or tells(index):
+        return True
+    if "in quarantine" in state and index != "lost":
+        return False
+    return not state.startswith(("manifest", "away", "set aside, the"))
+
+
+CASES = [
     (state, tagged, index)
     for state in STATES
     for tagged in (True, False)
     for index in INDEXES
-    if tagged or tells(index) or not state.startswith(("manifest", "away", "set aside, the"))
+    if is_told(state, tagged, index)
 ]
 
 

@@ -361,7 +361,7 @@ def test_a_missed_version_whose_marks_the_user_takes_away_is_told_no_more(store:
 @pytest.mark.parametrize("full", [False, True])
 @pytest.mark.parametrize("finished_by", ["opening", "gc", "prune"])
 def test_the_marks_of_a_version_that_left_go_before_its_file(
-    store: Store, store_path: Path, monkeypatch: pytest.MonkeyPatch, full: bool, finished_by: str
+    store: Store, store_path: Path, full: bool, finished_by: str
 ) -> None:
     """A delete was cut off after its first step: the oldest version is retired, the others stay. Then the index is lost
     too: the marks of that version must not be taken for those of a loss."""
@@ -373,16 +373,10 @@ def test_the_marks_of_a_version_that_left_go_before_its_file(
     if finished_by == "opening":
         store._core.folder.retire(versions[0].bundle_id)
     else:
-        monkeypatch.setattr("torpor.memvid.writing.deletion.remove_unneeded", lambda *_: {})
-        deletion.retire(store._core.folder, store.index, store._core.pins, [versions[0].bundle_id])
-        monkeypatch.undo()
-
-    def refuse(*_: object) -> int:
-        raise errors.NoSpace("No space left.", path="marks.json")
-
-    with monkeypatch.context() as patch:
-        if full:
-            patch.setattr(Marks, "save", refuse)
+        with mock.patch.object(deletion, "remove_unneeded", return_value={}):
+            deletion.retire(store._core.folder, store.index, store._core.pins, [versions[0].bundle_id])
+    refusal = errors.NoSpace("No space left.", path="marks.json")
+    with mock.patch.object(Marks, "save", side_effect=refusal) if full else contextlib.nullcontext():
         if finished_by == "gc":
             with pytest.raises(errors.NoSpace) if full else contextlib.nullcontext():
                 store.gc()
@@ -401,15 +395,12 @@ def test_the_marks_of_a_version_that_left_go_before_its_file(
         assert not retired.exists()
 
 
-def test_a_version_that_was_deleted_is_not_missed_where_its_marks_are_left(
-    store: Store, store_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_version_that_was_deleted_is_not_missed_where_its_marks_are_left(store: Store, store_path: Path) -> None:
     """The index had it once; or its retired file is there."""
     base = sleep(store, 512)
     sleep(store, 600, uri=OTHER_URI, before=base)
     store.tag(URI, 1, "good")
-    with monkeypatch.context() as patch:
-        patch.setattr("torpor.memvid.writing.deletion.unmark", lambda *_: None)
+    with mock.patch.object(deletion, "unmark"):
         store.delete_session(URI)
     store.rebuild_index()
     store.close()

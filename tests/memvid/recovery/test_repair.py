@@ -42,7 +42,6 @@ from torpor.memvid.format.salvaged import SALVAGED_FROM, Salvaged
 from torpor.memvid.index.index import Index
 from torpor.memvid.maintenance.compaction_plan import CompactionPolicy
 from torpor.memvid.recovery import reindexing, repair, survey
-from torpor.memvid.recovery.plan_steps import SetAside
 from torpor.memvid.recovery.repair import CHANGED, LOST
 from torpor.memvid.recovery.repair_steps import RepairSteps
 from torpor.memvid.writing.core import StoreCore
@@ -1496,9 +1495,7 @@ def test_a_compaction_beside_a_repair_makes_no_sound_version_a_lost_one(
     assert not list((store_path / "quarantine").iterdir())
 
 
-def test_a_sleep_beside_a_repair_keeps_the_frames_of_a_file_that_was_to_leave(
-    store: Store, store_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_sleep_beside_a_repair_keeps_the_frames_of_a_file_that_was_to_leave(store: Store, store_path: Path) -> None:
     lost = sleep(store, 1000)
     good = file_of(store_path, lost.bundle_id).read_bytes()
     damage_frame(store_path, lost.bundle_id, 3)
@@ -1512,16 +1509,8 @@ def test_a_sleep_beside_a_repair_keeps_the_frames_of_a_file_that_was_to_leave(
     sleep(store, 300, uri=OTHER_URI)  # the first block is needed whatever becomes of version 2
     store.close()
     put_back(store_path, lost.bundle_id, good)
-    real = RepairSteps.set_aside
-
-    def set_aside(run: RepairSteps, step: SetAside) -> None:
-        if step.role == "superseded":
-            sleep(run_beside, 800, uri=THIRD_URI)  # refers to all three
-        real(run, step)
-
     with Store.open(store_path, writable=True) as run_beside:
-        with monkeypatch.context() as patched:
-            patched.setattr(RepairSteps, "set_aside", set_aside)
+        with meanwhile(RepairSteps, "set_aside", lambda: sleep(run_beside, 800, uri=THIRD_URI)):  # refers to all three
             report = run_beside.repair()
         assert [problem.code for problem in report.problems] == [CHANGED]
         assert run_beside.verify(deep=True).findings == ()
@@ -1592,23 +1581,15 @@ def put_back(store_path: Path, bundle_id: bytes, data: bytes) -> Path:
     return place
 
 
-@pytest.mark.parametrize("step", ["set_aside", "move_bundle"])
+@pytest.mark.parametrize(("owner", "step"), [(Index, "set_aside"), (quarantine, "move_bundle")])
 @pytest.mark.parametrize("failure", [Killed, errors.NoSpace, errors.DurabilityLost])
 def test_a_version_is_remembered_whatever_ends_the_repair_that_sets_it_aside(
-    store: Store, store_path: Path, monkeypatch: pytest.MonkeyPatch, step: str, failure: type[BaseException]
+    store: Store, store_path: Path, owner: object, step: str, failure: type[BaseException]
 ) -> None:
     lost, good = shelved(store, store_path)
-    owner, real = (Index, Index.set_aside) if step == "set_aside" else (quarantine, quarantine.move_bundle)
-
-    def ending(*args: Any, **kwargs: Any) -> None:
-        if step == "move_bundle":
-            real(*args, **kwargs)
-        raise failure("") if failure is Killed else failure("It ends here.", path=str(store_path))
-
-    with monkeypatch.context() as patched:
-        patched.setattr(owner, step, ending)
-        with pytest.raises(failure):
-            store.repair()
+    ended = mock.Mock(side_effect=failure("It ends here."))
+    with meanwhile(owner, step, ended, after=step == "move_bundle"), pytest.raises(failure):
+        store.repair()
     store.close()
     require_remembered(store_path, lost, good)
 
