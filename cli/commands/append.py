@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -52,8 +51,7 @@ def append(
                 labels=label,
             )
         ignore_interrupts()
-    if as_json:
-        output.document("append", asdict(result))
+    if output.told("append", result):
         return
     remark_on_wake_in_passing(output, result.woken)
     remark_on_branch(output, result.session, result.branched)

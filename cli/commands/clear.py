@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import Annotated
 
 from ...daemon.api.store import ClearResult
@@ -42,9 +41,7 @@ def clear(
         with output.progress("clear"):
             result = client.clear(label, namespace=namespace, dry_run=dry_run)
         ignore_interrupts()
-    if as_json:
-        output.document("clear", asdict(result))
-    else:
+    if not output.told("clear", result):
         _say(output, result)
     if not result.failed:
         return OK.number

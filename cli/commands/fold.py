@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import Annotated
 
 import typer
@@ -69,8 +68,7 @@ def fold(
                 on_event=on_event,
             )
         ignore_interrupts()
-    if as_json:
-        output.document("fold", asdict(result))
+    if output.told("fold", result):
         return
     origin = result.folded_from
     output.line(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import Annotated
 
 from ...memvid.units import format_bytes, format_plural
@@ -46,8 +45,7 @@ def fork(
         with naming_the_intact(client, version):
             result = client.fork(version, name, at_token=at, labels=label, on_event=on_event)
         ignore_interrupts()
-    if as_json:
-        output.document("fork", asdict(result))
+    if output.told("fork", result):
         return
     origin = result.forked_from
     output.line(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import Annotated
 
 from ...daemon.api.store import MarkRequest, MarksResult
@@ -83,8 +82,7 @@ def unpin(
 
 def _write(output: Output, command: str, marks: MarksResult) -> None:
     ignore_interrupts()
-    if output.as_json:
-        output.document(command, asdict(marks))
+    if output.told(command, marks):
         return
     words = [f"tagged {plain(', '.join(marks.tags))}"] if marks.tags else []
     words += ["pinned"] if marks.pinned else []

@@ -47,8 +47,7 @@ def set_(
         raise InvalidUsage("Name what is to change, such as --temperature 0.8.")
     with connect(socket) as client, naming_the_intact(client, session), progress_of(output, "wake") as on_event:
         info = client.set(session, sampling=sampling, on_event=on_event)
-    if as_json:
-        output.document("set", asdict(info))
+    if output.told("set", info):
         return
     told = asdict(info.sampling) if info.sampling else {}
     output.line(f"{plain(info.session)}  draws with {', '.join(f'{name} {value:g}' for name, value in told.items())}")

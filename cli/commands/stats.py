@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import Any
 
 from ...daemon.api.store import LabelFigures, StatsResult
@@ -29,9 +28,7 @@ def stats(
     output = Output(as_json=as_json)
     with connect(socket) as client:
         result = client.stats(label, namespace)
-    if as_json:
-        output.document("stats", asdict(result))
-    else:
+    if not output.told("stats", result):
         output.show(render_stats(result, of_all=label is None))
 
 

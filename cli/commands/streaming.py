@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import asdict
 from typing import Self
 
 from ...daemon.api.events import SessionEvent, TokenEvent, WorkEvent
@@ -45,8 +44,7 @@ def stream_to_end(output: Output, begin: Callable[[OnEvent], TextStream]) -> Gen
 
 def finish_generation(output: Output, command: str, result: GenerateResult) -> int:
     """Write the remarks after the text, and return the exit status."""
-    if output.as_json:
-        output.document(command, asdict(result))
+    if output.told(command, result):
         return OK.number
     remark_on_wake_in_passing(output, result.woken)
     remark_on_branch(output, result.session, result.branched)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import stat
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -113,8 +112,7 @@ def import_(
             "Interrupted. The import may have ended all the same. Import the file again: nothing is taken twice."
         ) from None
     ignore_interrupts()
-    if as_json:
-        output.document("import", asdict(receipt))
+    if output.told("import", receipt):
         return
     if not receipt.bytes_written:
         output.line(

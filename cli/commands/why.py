@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
-
 from ...daemon.api.reading import Reuse
 from ...memvid.units import format_count, format_plural
 from ..reach.daemon_link import connect
@@ -25,8 +23,7 @@ def why(session: SessionArgument, socket: SocketOption = None, as_json: JsonOpti
     output = Output(as_json=as_json)
     with connect(socket) as client:
         result = client.why(session)
-    if as_json:
-        output.document("why", asdict(result))
+    if output.told("why", result):
         return
     if not result.requests:
         output.line(f"{plain(result.session)}  no request since the daemon began")

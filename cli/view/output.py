@@ -17,6 +17,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from typing import Any, TextIO
 
 from rich.cells import cell_len
@@ -60,6 +61,12 @@ class Output:
         """Write the one JSON document of a command, whole, on one line."""
         document = {"schema_version": SCHEMA_VERSION, "command": command, **body}
         _write_json(sys.stdout, document)
+
+    def told(self, command: str, record: Any) -> bool:
+        """With `--json`, write a record as the document of a command. Gives whether that was asked for."""
+        if self.as_json:
+            self.document(command, asdict(record))
+        return self.as_json
 
     def remark(self, markup: str) -> None:
         """Write a remark to stderr; nothing with `--json`."""
