@@ -21,7 +21,6 @@ import mlx.core as mx
 import numpy as np
 
 from ..memvid.units import format_bytes
-from . import memory
 from .errors import NotEnoughMemory
 
 # Python's buffer protocol has no bfloat16, so a view has integers of the same width.
@@ -216,21 +215,10 @@ def as_dtype(array: mx.array, dtype: mx.Dtype) -> mx.array:
     return array.view(dtype)
 
 
-def head_runs(whole: memoryview, heads: int, capacity: int, row_bytes: int, start: int, count: int) -> list[memoryview]:
-    """The bytes of tokens `[start, start + count)` of an array `[1, heads, capacity, dim]`: one run a head.
-
-    row_bytes: bytes of one head's vector for one token.
-    """
-    runs = []
-    for head in range(heads):
-        first = (head * capacity + start) * row_bytes
-        runs.append(whole[first : first + count * row_bytes])
-    return runs
-
-
 @dataclass(frozen=True, slots=True)
 class SpanSource:
-    """The memory of one span array: `heads` times `capacity` rows of `row_bytes`. Only tokens' rows are read."""
+    """The memory of one span array `[1, heads, capacity, dim]`: `heads` times `capacity` rows of `row_bytes`, each one
+    head's vector of a token. Only tokens' rows are seen."""
 
     view: memoryview
     heads: int
@@ -239,15 +227,16 @@ class SpanSource:
 
     def runs(self, start: int, count: int) -> list[memoryview]:
         """The bytes of tokens `[start, start + count)`, one run a head."""
-        return memory.head_runs(self.view, self.heads, self.capacity, self.row_bytes, start, count)
+        firsts = ((head * self.capacity + start) * self.row_bytes for head in range(self.heads))
+        return [self.view[first : first + count * self.row_bytes] for first in firsts]
 
 
 def span_source(whole: mx.array) -> SpanSource:
     """The memory of a span array `[1, …, capacity, dim]`; evaluated."""
-    words = memory.contiguous(whole)
+    words = contiguous(whole)
     mx.eval(words)
     *outer, capacity, dim = whole.shape
-    return SpanSource(memory.readable(words), math.prod(outer), capacity, dim * whole.itemsize)
+    return SpanSource(readable(words), math.prod(outer), capacity, dim * whole.itemsize)
 
 
 @dataclass(frozen=True, slots=True)

@@ -406,9 +406,8 @@ class Filling:
     def _runs(self, index: int, entry: BlockEntry) -> list[memoryview]:
         words = self.spans[index]
         *outer, capacity, dim = words.shape
-        return memory.head_runs(
-            memory.writable(words), math.prod(outer), capacity, dim * words.itemsize, entry.start, entry.token_count
-        )
+        whole = memory.SpanSource(memory.writable(words), math.prod(outer), capacity, dim * words.itemsize)
+        return whole.runs(entry.start, entry.token_count)
 
     def _fill_whole(self, source: ReadSlots, large: LargePages, slot: int, words: mx.array) -> None:
         assert self.plan.state is not None

@@ -190,6 +190,6 @@ def test_a_view_outlives_its_array_gm13() -> None:
 @pytest.mark.parametrize(("start", "count"), [(0, 1), (0, 10), (3, 4), (9, 1)])
 def test_the_runs_of_a_span_are_one_for_each_head(start: int, count: int) -> None:
     array = np.arange(2 * 10 * 3, dtype=np.uint16).reshape(1, 2, 10, 3)
-    runs = memory.head_runs(memoryview(array).cast("B"), 2, 10, 6, start, count)
+    runs = memory.SpanSource(memoryview(array).cast("B"), 2, 10, 6).runs(start, count)
     assert len(runs) == 2
     assert b"".join(runs) == array[:, :, start : start + count].tobytes()
