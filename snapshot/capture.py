@@ -235,19 +235,13 @@ def _used(state: LiveState, layout: CacheLayout) -> list[Any]:
 def _state_source(checkpoint: Checkpoint, layout: CacheLayout, *, is_lossy: bool) -> StateSource:
     passes = memoryview(checkpoint.passes.tobytes())
     own = layout.state_slots(checkpoint.passes.run_count, canary=checkpoint.canary is not None, is_lossy=is_lossy)
-    views = [_bytes(checkpoint.logits), _bytes(checkpoint.random_key), passes]
+    views = [memory.evaluated(checkpoint.logits), memory.evaluated(checkpoint.random_key), passes]
     if len(own) > len(views):
-        views.append(memoryview(b"") if checkpoint.canary is None else _bytes(checkpoint.canary))
+        views.append(memoryview(b"") if checkpoint.canary is None else memory.evaluated(checkpoint.canary))
     slots = list(zip(own, views, strict=True))
     for entry in layout.recorded():
         record = checkpoint.records[entry.path]
         numbers = memoryview(array("q", record.numbers).tobytes())
-        views = [numbers, *(_bytes(held) for held in record.arrays.values())]
+        views = [numbers, *(memory.evaluated(held) for held in record.arrays.values())]
         slots += zip(record_slots(entry, record), views, strict=True)
     return StateSource(checkpoint.position, tuple(slots))
-
-
-def _bytes(held: mx.array) -> memoryview:
-    words = memory.contiguous(held)
-    mx.eval(words)
-    return memory.readable(words)

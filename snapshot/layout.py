@@ -132,7 +132,7 @@ class CacheLayout:
     @property
     def record_bytes(self) -> int:
         """The most bytes of a state record: logits, the canary's logits, and every cache's whole state."""
-        return self.logits_bytes + self.canary_bytes + sum(entry.record_bytes for entry in self.entries)
+        return 2 * self.logits_bytes + sum(entry.record_bytes for entry in self.entries)
 
     @property
     def logits_bytes(self) -> int:
@@ -164,10 +164,6 @@ class CacheLayout:
     def recorded(self) -> tuple[CacheEntry, ...]:
         """The caches with whole state, in stored order."""
         return tuple(entry for entry in self.entries if entry.has_record)
-
-    @property
-    def canary_bytes(self) -> int:
-        return 4 * self.vocabulary
 
     def state_slots(self, pass_count: int, *, canary: bool = False, is_lossy: bool = False) -> tuple[SlotSpec, ...]:
         """The first slots of each state record: the logits `[vocabulary]` and the random key `[2]` for the next token,

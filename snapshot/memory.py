@@ -38,6 +38,13 @@ def readable(array: mx.array) -> memoryview:
     return memoryview(cast(Any, array)).cast("B") if array.size else memoryview(b"")
 
 
+def evaluated(array: mx.array) -> memoryview:
+    """The bytes of an array in row-major order, once it is evaluated."""
+    words = contiguous(array)
+    mx.eval(words)
+    return readable(words)
+
+
 def allocate(shape: tuple[int, ...], dtype: mx.Dtype) -> mx.array:
     """Integers of the dtype's width, zero, evaluated: memory to be filled, then seen `as_dtype`."""
     array = mx.zeros(shape, dtype=_INTEGER_OF_WIDTH[dtype.size])
@@ -233,10 +240,8 @@ class SpanSource:
 
 def span_source(whole: mx.array) -> SpanSource:
     """The memory of a span array `[1, …, capacity, dim]`; evaluated."""
-    words = contiguous(whole)
-    mx.eval(words)
     *outer, capacity, dim = whole.shape
-    return SpanSource(readable(words), math.prod(outer), capacity, dim * whole.itemsize)
+    return SpanSource(evaluated(whole), math.prod(outer), capacity, dim * whole.itemsize)
 
 
 @dataclass(frozen=True, slots=True)

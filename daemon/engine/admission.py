@@ -18,7 +18,7 @@ import asyncio
 import contextvars
 from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
-from typing import Any, Final, ParamSpec, TypeVar
+from typing import Any, Final, TypeVar
 
 from ..api.process import QueueInfo
 from ..api.records import Priority
@@ -28,7 +28,6 @@ from ..options.serve_options import ServeOptions
 MOST_STOOD_BACK_S: Final = 30.0
 """For how long in all a background request stands back at most; then it counts as normal."""
 
-P = ParamSpec("P")
 Result = TypeVar("Result")
 
 

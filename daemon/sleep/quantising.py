@@ -246,7 +246,7 @@ def _states(reader: BundleReader, layout: CacheLayout) -> list[tuple[int, int]]:
     for entry in reader.entries:
         if entry.kind == "state":
             slots = [spec for spec, _ in reader.read_header(entry).slots]
-            canary = layout.canary_bytes if entry is reader.entries[-1] else 0
+            canary = layout.logits_bytes if entry is reader.entries[-1] else 0
             canary -= sum(spec.size_bytes for spec in slots if spec.kind == CANARY_KIND)
             found.append((entry.start, entry.raw_bytes + canary))
     return found
