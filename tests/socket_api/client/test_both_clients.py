@@ -78,71 +78,43 @@ def test_the_conversation_of_the_readme_works(client: Any) -> None:
 
 SAID = [{"role": "system", "content": ""}, {"role": "user", "content": "hi"}]
 BUNDLE = "ab" * 32
-ASKED: list[tuple[Callable[[Any], Any], dict[str, Any]]] = [
-    (lambda c: c.create("new", system="be brief"), {"session": "new", "system": "be brief"}),
-    (lambda c: c.append("s", tokens=[0, 7, 2**32 - 1]), {"session": "s", "tokens": (0, 7, 2**32 - 1)}),
-    (
-        lambda c: c.generate("s", max_tokens=1, text="x", stop=["END"], prove=True, sampling=Sampling(top_k=3)),
-        {"session": "s", "max_tokens": 1, "text": "x", "stop": ("END",), "prove": True, "sampling": {"top_k": 3}},
-    ),
-    (lambda c: c.generate("s", max_tokens=2), {"session": "s", "max_tokens": 2}),
-    (
-        lambda c: c.chat("s", "hi", stop="END", role="tool", priority="background"),
-        {"session": "s", "message": "hi", "stop": ("END",), "role": "tool", "priority": "background"},
-    ),
-    (
-        lambda c: c.chat("made", messages=SAID, on_divergence="rewind", create=True, priority="normal"),
-        {"session": "made", "messages": tuple(SAID), "on_divergence": "rewind", "create": True},
-    ),
-    # Of a sampling, what its caller named, the defaults too.
-    (
-        lambda c: c.set("s", sampling=Sampling(temperature=0.0)),
-        {"session": "s", "sampling": {"temperature": 0.0}},
-    ),
-    (
-        lambda c: c.maintain("prune", session="s", keep_last=3, keep_days=7.5, dry_run=True),
-        {"operation": "prune", "session": "s", "dry_run": True, "keep_last": 3, "keep_days": 7.5},
-    ),
-    (lambda c: c.maintain("gc"), {"operation": "gc"}),
-    (
-        lambda c: c.maintain("compact", session="s", cold_after_days=30),
-        {"operation": "compact", "session": "s", "cold_after_days": 30.0},
-    ),
-    (lambda c: c.analyse("s"), {"session": "s"}),
-    (
-        lambda c: c.analyse("s@1", kind="probe", labels=["a", "b"]),
-        {"session": "s@1", "kind": "probe", "labels": ("a", "b")},
-    ),
-    (lambda c: c.stats("y", namespace="default"), {"label": "y", "namespace": "default"}),
-    (lambda c: c.warm("s"), {"sessions": ("s",)}),
-    (
-        lambda c: c.warm(["s"], label="y", namespace="default"),
-        {"sessions": ("s",), "label": "y", "namespace": "default"},
-    ),
-    (lambda c: c.clear("y", dry_run=True), {"label": "y", "dry_run": True}),
-    (lambda c: c.why("s"), {"session": "s"}),
-    (
-        lambda c: c.fold("s", "t", summary="short", tail=2, labels=["x"]),
-        {"session": "s", "name": "t", "summary": "short", "tail": 2, "labels": ("x",)},
-    ),
-    (lambda c: c.fold("s", "u", summarise=9), {"session": "s", "name": "u", "summarise": 9}),
-    (lambda c: c.fork("s", "whole"), {"session": "s", "name": "whole"}),
-    (
-        lambda c: c.fork("s@1", "part", at_token=1, labels=["x"]),
-        {"session": "s@1", "name": "part", "at_token": 1, "labels": ("x",)},
-    ),
-    (lambda c: c.load_model("fake"), {"model": "fake"}),
-    (lambda c: c.unload_model("fake"), {"model": "fake"}),
-    (lambda c: c.mark("s@1", tag="before", move=True), {"session": "s@1", "tag": "before", "move": True}),
-    (lambda c: c.mark("s", pinned=False), {"session": "s", "pinned": False}),
-    (lambda c: c.import_bundle(BUNDLE, session="other"), {"bundle_id": BUNDLE, "session": "other"}),
-    (
-        lambda c: c.plan_wake("s", version=1, at_token=7, strict=True),
-        {"session": "s", "version": 1, "at_token": 7, "strict": True},
-    ),
-    (lambda c: c.wake("s", strict=True), {"session": "s", "strict": True}),
-    (lambda c: c.wake("s@1"), {"session": "s@1"}),
+ASKED: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = [
+    ("create", ("new",), {"system": "be brief"}),
+    ("append", ("s",), {"tokens": [0, 7, 2**32 - 1]}),
+    ("generate", ("s",), {"max_tokens": 1, "text": "x", "stop": ["END"], "prove": True, "sampling": Sampling(top_k=3)}),
+    ("generate", ("s",), {"max_tokens": 2}),
+    ("chat", ("s", "hi"), {"role": "tool", "priority": "background"}),
+    ("chat", ("made",), {"messages": SAID, "on_divergence": "rewind", "create": True}),
+    ("set", ("s",), {"sampling": Sampling(temperature=0.0)}),  # what its caller named, the defaults too
+    ("maintain", ("prune",), {"session": "s", "keep_last": 3, "keep_days": 7.5, "dry_run": True}),
+    ("maintain", ("gc",), {}),
+    ("maintain", ("compact",), {"session": "s", "cold_after_days": 30}),
+    ("analyse", ("s",), {}),
+    ("analyse", ("s@1",), {"kind": "probe", "labels": ["a", "b"]}),
+    ("stats", ("y",), {"namespace": "default"}),
+    ("warm", (["s"],), {"label": "y", "namespace": "default"}),
+    ("clear", ("y",), {"dry_run": True}),
+    ("why", ("s",), {}),
+    ("fold", ("s", "t"), {"summary": "short", "tail": 2, "labels": ["x"]}),
+    ("fold", ("s", "u"), {"summarise": 9}),
+    ("fork", ("s", "whole"), {}),
+    ("fork", ("s@1", "part"), {"at_token": 1, "labels": ["x"]}),
+    ("load_model", ("fake",), {}),
+    ("unload_model", ("fake",), {}),
+    ("mark", ("s@1",), {"tag": "before", "move": True}),
+    ("mark", ("s",), {"pinned": False}),
+    ("import_bundle", (BUNDLE,), {"session": "other"}),
+    ("plan_wake", ("s",), {"version": 1, "at_token": 7, "strict": True}),
+    ("wake", ("s",), {"strict": True}),
+    ("wake", ("s@1",), {}),
 ]
+
+
+def as_it_arrives(verb: str, args: tuple[Any, ...], options: dict[str, Any]) -> dict[str, Any]:
+    """What a call gives each parameter of its verb: lists are tuples then, and a sampling what was named of it."""
+    given = inspect.signature(getattr(Client, verb)).bind(None, *args, **options).arguments
+    kinds: dict[type, Callable[[Any], Any]] = {list: tuple, Sampling: Sampling.named}
+    return {name: kinds.get(type(value), lambda same: same)(value) for name, value in given.items() if name != "self"}
 
 
 def test_what_is_asked_reaches_the_service_as_it_was_given_and_its_answer_comes_back_whole(
@@ -162,12 +134,16 @@ def test_what_is_asked_reaches_the_service_as_it_was_given_and_its_answer_comes_
         return told[-1]
 
     service.ask = watched  # type: ignore[method-assign]
-    for call, given in ASKED:
+    for verb, args, options in ASKED:
         before = len(service.calls)
-        found = call(client)
-        assert service.calls[before][1] == given
+        found = getattr(client, verb)(*args, **options)
+        assert service.calls[before] == (verb, as_it_arrives(verb, args, options))
         assert isinstance(found, Result)
-        assert found == told[-1], given
+        assert found == told[-1], verb
+    client.warm("s")
+    assert service.calls[-1][1] == {"sessions": ("s",)}, "one stands for a list of it"
+    client.chat("s", "hi", stop="END", priority="normal")
+    assert service.calls[-1][1] == {"session": "s", "message": "hi", "stop": ("END",)}
 
 
 def test_a_client_s_namespace_is_that_of_its_bare_names_and_of_what_it_asks_about_many(
