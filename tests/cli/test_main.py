@@ -101,11 +101,6 @@ def test_version(torpor: Torpor) -> None:
         ("sleep",),
         ("generate", "x", "--max-tokens", "0"),
         ("generate", "x", "--max-tokens", "many"),
-        ("serve", "--model", "no-equals-sign"),
-        ("serve", "--model", "a=1", "--model", "a=2"),
-        ("serve", "--adapter", "no-equals-sign"),
-        ("serve", "--adapter", "a=1", "--adapter", "a=2"),
-        ("serve", "--model", "a=1", "--fuse"),
         ("demo", "--max-tokens", "63"),
     ],
 )

@@ -290,7 +290,3 @@ def test_an_interrupted_start_ends_the_child(short_path: Path, monkeypatch: pyte
     with pytest.raises(KeyboardInterrupt):
         background.start(["--store", str(short_path / "s")], short_path / "log")
     assert children[0].poll() is not None
-
-
-def test_log_needs_detach(torpor: Torpor, tmp_path: Path) -> None:
-    assert torpor("serve", "--log", tmp_path / "log").status == 2

@@ -160,15 +160,3 @@ def test_a_stream_and_a_whole_answer_say_the_same(served: Served) -> None:
             assert told[0].output_text == events.get_final_response().output_text + stop["stop"]
     assert told[0].output_text == told[1].output_text
     assert told[0].usage.total_tokens == told[1].usage.total_tokens
-
-
-def test_errors_come_out_as_the_clients_own(served: Served) -> None:
-    import openai
-
-    with served.openai() as client:
-        with pytest.raises(openai.NotFoundError, match="No model is served as 'gpt'"):
-            client.responses.create(model="gpt", input="hello")
-        for stream in (False, True):
-            with pytest.raises(openai.BadRequestError, match="maximum context length is 8192 tokens") as overflow:
-                asked(client, stream=stream, input="word " * 10_000)
-            assert overflow.value.code == "context_length_exceeded"
