@@ -137,7 +137,7 @@ def test_a_request_that_crossed_an_eviction_is_sent_again_for_nothing_of_it_was_
 @pytest.mark.usefixtures("short_pauses")
 @both
 def test_a_client_that_is_evicted_over_and_over_gives_up(short_path: Path, kind: str) -> None:
-    with scripted(short_path / "e.sock", *[evict] * (MOST_REPEATS + 2)) as asked, pytest.raises(ApiError) as caught:
+    with scripted(short_path / "e.sock", *[evict] * (MOST_REPEATS + 1)) as asked, pytest.raises(ApiError) as caught:
         ask(short_path / "e.sock", kind)
     assert caught.value.code in ("connection_lost", "connection_evicted")
     assert len(asked) == MOST_REPEATS + 1
