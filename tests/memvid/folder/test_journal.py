@@ -38,15 +38,6 @@ BASE = bytes(range(32))
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Iterator[StoreFolder]:
-    path = str(tmp_path / "store")
-    root_fd = open_or_make_root(path)
-    opened = StoreFolder(path, root_fd, create_store(root_fd, path))
-    yield opened
-    opened.close()
-
-
-@pytest.fixture
 def journal(folder: StoreFolder) -> Iterator[Journal]:
     opened = Journal.load(folder, writable=True)
     yield opened

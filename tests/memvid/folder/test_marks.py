@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -30,22 +30,12 @@ from torpor.memvid.errors import (
 )
 from torpor.memvid.folder.folder import StoreFolder
 from torpor.memvid.folder.marks import MARKS_FILE, Marks, SessionMarks, VersionMarks, decode_marks, encode_marks
-from torpor.memvid.folder.store_file import create_store, open_or_make_root
 from torpor.memvid.limits import MAX_MARKS, MAX_MARKS_BYTES, MAX_MARKS_NODES, MAX_VERSION
 
 UUID = "01234567-89ab-cdef-0123-456789abcdef"
 SCOUT = SessionUri("default", "scout")
 WRITER = SessionUri("work", "writer")
 A, B, C = bytes([0xAA]) * 32, bytes([0xBB]) * 32, bytes([0xCC]) * 32
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Iterator[StoreFolder]:
-    path = str(tmp_path / "store")
-    root_fd = open_or_make_root(path)
-    opened = StoreFolder(path, root_fd, create_store(root_fd, path))
-    yield opened
-    opened.close()
 
 
 @pytest.fixture

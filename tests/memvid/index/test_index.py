@@ -409,31 +409,20 @@ def test_threat_28_a_bundle_retired_in_a_rewrite_is_gone_with_its_mark(
         assert (again.index.unsettled(), again.index.users_of(first), again.index.users_of(NEEDED)) == (set(), [], [])
 
 
-def test_threat_28_a_bundle_missing_in_a_rewrite_keeps_its_mark_until_it_is_back(
-    store: Store, store_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("begun", [False, True])
+def test_threats_25_28_a_file_put_back_is_read_again_for_it_may_be_an_older_rewrite_and_keeps_its_mark_until_then(
+    store: Store, store_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, begun: bool
 ) -> None:
     fork, first = a_fork(store)
-    store.index.begin_rewrite(fork, [NEEDED])
+    if begun:
+        store.index.begin_rewrite(fork, [NEEDED])
     store.close()
     the_file(store_path, fork).rename(tmp_path / "moved")
     for _ in range(2):
         with Store.open(store_path, writable=True) as again:
             assert [found.code for found in again.opening.unreadable] == [BundleMissing.code]
             assert again.index.unsettled() == {fork}
-            assert set(again.index.refs_of(fork)) == {first, NEEDED}
-    (tmp_path / "moved").rename(the_file(store_path, fork))
-    rewritten(monkeypatch, fork, (NEEDED,))
-    with Store.open(store_path, writable=True) as again:
-        assert (again.index.unsettled(), again.index.refs_of(fork)) == (set(), (NEEDED,))
-
-
-def test_threat_25_a_file_put_back_is_read_again_for_it_may_be_an_older_rewrite(
-    store: Store, store_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fork, _ = a_fork(store)
-    store.close()
-    the_file(store_path, fork).rename(tmp_path / "moved")
-    Store.open(store_path, writable=True).close()
+            assert set(again.index.refs_of(fork)) == ({first, NEEDED} if begun else {first})
     (tmp_path / "moved").rename(the_file(store_path, fork))
     rewritten(monkeypatch, fork, (NEEDED,))
     with Store.open(store_path, writable=True) as again:
