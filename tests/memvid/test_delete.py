@@ -284,7 +284,6 @@ def test_a_delete_that_nothing_on_disk_tells_of_says_so(
     make_failing(store, sqlite3.SQLITE_FULL)
     report = store.delete_session(URI)
     assert [problem.code for problem in report.problems] == ([] if newest_is_there else ["index_failed"])
-
     with mock.patch.object(Index, "return_to_file", side_effect=errors.NoSpace("No room.")):
         store.close()
     with Store.open(store_path, writable=True) as again:

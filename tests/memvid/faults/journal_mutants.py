@@ -197,7 +197,7 @@ _RECORDS: Final = (
 _REPLAYED: Final = (
     _check(
         "a version that names other turns covers these",
-        f"{_REPLAYING}test_a_version_that_names_other_turns_covers_only_those",
+        f"{_REPLAYING}test_a_journal_of_before_a_version_that_knew_it_is_replayed_where_that_does_not_cover_it",
         Edit(
             "replaying",
             "_is_covered",
@@ -208,7 +208,7 @@ _REPLAYED: Final = (
     ),
     _check(
         "a version that names the turns does not cover them",
-        f"{_REPLAYING}test_turns_that_a_sleep_took_back_do_not_return_even_if_the_journal_was_not_told",
+        f"{_REPLAYING}test_a_journal_of_before_a_version_that_knew_it_is_replayed_where_that_does_not_cover_it",
         Edit("replaying", "_is_covered", "return True", "pass"),
     ),
     _check(
@@ -223,12 +223,12 @@ _REPLAYED: Final = (
     ),
     _check(
         "any later version covers the turns",
-        f"{_REPLAYING}test_turns_behind_a_version_that_a_later_one_does_not_begin_with_are_not_lost",
+        f"{_REPLAYING}test_a_version_that_begins_with_the_turns_covers_them_though_it_does_not_name_them",
         Edit("replaying", "_is_covered", "_all_tokens(reader)", "return bool(later)"),
     ),
     _check(
         "a damaged version covers the turns",
-        f"{_REPLAYING}test_a_damaged_later_version_covers_no_turns",
+        f"{_REPLAYING}test_a_journal_of_before_a_version_that_knew_it_is_replayed_where_that_does_not_cover_it",
         Edit("replaying", "_is", "return False", "return True"),
     ),
     _check(

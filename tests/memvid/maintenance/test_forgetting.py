@@ -475,7 +475,6 @@ def test_no_room_to_strip_is_reported_and_everything_else_goes(store: Store, sto
     secret = sleep_secret(store, 700)
     fork(store, 600, secret)
     sleep_secret(store, 300, seed=8)
-
     with mock.patch.object(Temps, "new", side_effect=NoSpace("No room.")):
         report = store.forget(SECRET)
     assert [finding.code for finding in report.problems] == ["no_space"]
@@ -486,7 +485,6 @@ def test_no_room_to_strip_is_reported_and_everything_else_goes(store: Store, sto
 
 def test_an_index_that_cannot_be_written_anew_is_reported(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     sleep_secret(store, 300)
-
     monkeypatch.setattr(Index, "erase_dropped", mock.Mock(side_effect=NoSpace("No room.")))
     assert [finding.code for finding in store.forget(SECRET).problems] == ["no_space"]
 

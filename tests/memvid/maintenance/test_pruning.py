@@ -202,7 +202,6 @@ def test_a_lost_version_that_is_tagged_is_still_reported_when_a_prune_is_cut_off
         sleep(store, tokens)
     store.tag(URI, 1, "precious")
     bundle_path(store, first.bundle_id).unlink()
-
     with mock.patch.object(Index, "drop", side_effect=KeyboardInterrupt), pytest.raises(KeyboardInterrupt):
         store.prune(LAST)
     with reopened(store) as again:
@@ -456,7 +455,6 @@ def test_what_a_repair_had_saved_is_no_loss_where_a_prune_ends_before_what_it_ga
 ) -> None:
     saved_and_replaced(store, tmp_path)
     sleep(store, 500, seed=3)
-
     with (
         mock.patch.object(
             StoreFolder, "retire", side_effect=KeyboardInterrupt if how == "cut off" else errors.StoreIoError("refused")

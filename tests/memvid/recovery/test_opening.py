@@ -145,7 +145,6 @@ def test_a_delete_cut_off_beside_a_missed_version_is_a_delete(store: Store, stor
     store.close()
     bundle_path(store, first.bundle_id).unlink()
     (store_path / "index.sqlite").unlink()
-
     with Store.open(store_path, writable=True) as again:
         assert list(again.index.missed()) == [first.bundle_id]
         with mock.patch.object(Index, "drop", side_effect=KeyboardInterrupt), pytest.raises(KeyboardInterrupt):
@@ -418,7 +417,6 @@ def test_a_delete_takes_the_marks_away_before_the_retired_files_that_tell_of_it(
 ) -> None:
     sleep(store, 300)
     store.tag(URI, 1, "good")
-
     monkeypatch.setattr(StoreFolder, "remove", mock.Mock(side_effect=KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
         store.delete_session(URI)
@@ -554,7 +552,6 @@ def test_a_delete_says_that_marks_stay_of_versions_that_have_no_file(store: Stor
     store.tag(URI, 1, "release")
     spoil(store, first, 0)
     store.repair()
-
     with mock.patch.object(Marks, "save", side_effect=errors.NoSpace("No space left.", path="marks.json")):
         (problem,) = store.delete_session(URI).problems
     assert (problem.code, problem.path) == ("no_space", str(store_path / "marks.json"))
@@ -731,7 +728,6 @@ def test_a_delete_cut_off_of_a_version_that_left_a_copy_in_quarantine_is_a_delet
     sleep(store, 900, uri=OTHER_URI)  # keeps the retired file
     flip(bundle_path(store, first.bundle_id), -200)
     assert [action.kind for action in store.repair().actions] == ["quarantine", "rewrite"]
-
     with mock.patch.object(Index, "drop", side_effect=KeyboardInterrupt), pytest.raises(KeyboardInterrupt):
         store.delete_session(URI)
     if anew:

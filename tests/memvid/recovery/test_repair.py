@@ -1614,7 +1614,6 @@ def test_a_repair_does_nothing_beside_an_index_that_cannot_have_its_file_again(s
     shelved(store, store_path)
     store.index.go_on_in_memory()
     before = files_of(store_path)
-
     with mock.patch.object(Index, "return_to_file", side_effect=errors.NoSpace("There is no room.", path="index")):
         with pytest.raises(errors.NoSpace):
             store.repair()

@@ -108,6 +108,15 @@ def test_a_session_that_never_slept_is_there_after_its_first_turn(path: Path) ->
         assert ledger(store, OTHER_URI) == token_ids(0, 20, 4)
 
 
+def test_a_sleep_takes_its_turns_out_of_the_journal_of_a_store_that_stays_open(path: Path) -> None:
+    with Store.open(path, writable=True) as store:
+        store.acknowledge([turn(store, 5), turn(store, 4, uri=OTHER_URI)])
+        sleep(store, 310)
+        assert store.acknowledged() == [OTHER_URI]
+        with Store.open(path, writable=False) as reader:
+            assert reader.acknowledged() == [OTHER_URI]
+
+
 def sleep_and_rot(store: Store) -> None:
     bundle_path(store, sleep(store, 310).bundle_id).write_bytes(b"rot")
 
