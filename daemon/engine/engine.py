@@ -24,7 +24,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
-from types import TracebackType
 from typing import Any, Final, TypeVar
 
 import mlx.core as mx
@@ -112,9 +111,7 @@ class _Job:
         except StopIteration as end:
             self.settlement = end.value, None
         except BaseException as error:  # noqa: BLE001 - an error of a step belongs to its caller, not to the engine
-            # A SystemExit out of a model's code must end that request, not the event loop that waits for it.
-            failure = error if isinstance(error, Exception) else RuntimeError(f"A step ended with {error!r}.")
-            self.settlement = None, error.with_traceback(_below(error)) if failure is error else failure
+            self.settlement = None, _failure_of(error)
 
     def _ask(self, what: Decode | Soon | None) -> None:
         self.decode = what if isinstance(what, Decode) else None
@@ -140,9 +137,12 @@ def _deliver(future: asyncio.Future[Any], value: object, error: BaseException | 
         future.set_result(value)
 
 
-def _below(error: BaseException) -> TracebackType | None:
-    """The traceback without the catching frame: that refers to the job, and the job to the error."""
-    return error.__traceback__ and error.__traceback__.tb_next
+def _failure_of(error: BaseException) -> Exception:
+    """What the caller is told. Its traceback is without the catching frame: that refers to the job, and the job to the
+    error. That frame has no name for the failure either: from Python 3.12 on the steps' frames refer to it."""
+    if not isinstance(error, Exception):  # a SystemExit of a model's code must not end the event loop that waits
+        return RuntimeError(f"A step ended with {error!r}.")
+    return error.with_traceback(error.__traceback__ and error.__traceback__.tb_next)
 
 
 def _pieces_to_tokens(turns: Sequence[_Job], writing: Sequence[_Job]) -> float:
