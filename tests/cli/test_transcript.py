@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import os
 import resource
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -34,6 +36,28 @@ def serving(torpor: Torpor, tiny_model: Path, store: Path) -> Iterator[int]:
     assert not left
 
 
+@pytest.fixture(scope="module")
+def lasting(tiny_model: Path) -> Iterator[tuple[int, Path]]:
+    """A daemon for the tests that leave it as it was; its pid and its folder."""
+    folder = Path(tempfile.mkdtemp(prefix="tw"))
+    pid = serve_in_background(folder / "store", tiny_model, "--socket", str(folder / "t.sock"))
+    yield pid, folder
+    os.kill(pid, signal.SIGTERM)
+    wait_until_gone(pid, time.monotonic() + 30, 30)
+    shutil.rmtree(folder)
+
+
+@pytest.fixture
+def served(torpor: Torpor, lasting: tuple[int, Path], monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The store of the lasting daemon, which is on the default socket of this test and has no session behind it."""
+    folder = lasting[1]
+    monkeypatch.setenv("TORPOR_SOCKET", str(folder / "t.sock"))
+    yield folder / "store"
+    monkeypatch.delenv("TORPOR_NAMESPACE", raising=False)  # it would show those of one namespace
+    for info in torpor("ls", "--json").document["sessions"]:
+        assert torpor("forget", info["session"], "--yes").status == 0
+
+
 def serve_in_background(store: Path, model: Path, *options: str) -> int:
     """Run `torpor serve --detach` as a process of its own: its child must not become the tests'."""
     command = [sys.executable, "-m", "torpor.cli.main", "serve", "--detach", "--json"]
@@ -44,7 +68,7 @@ def serve_in_background(store: Path, model: Path, *options: str) -> int:
 
 
 @pytest.mark.one_in(2)
-def test_a_session_is_read_slept_listed_woken_and_deleted(torpor: Torpor, serving: int, store: Path) -> None:
+def test_a_session_is_read_slept_listed_woken_and_deleted(torpor: Torpor, served: Path) -> None:
     assert torpor("append", "notes", "a text of thirty-odd bytes, to read").status == 0
     first = torpor("generate", "notes", "-n", "3", "--prove", "--json").document
     assert len(first["tokens"]) == len(first["logits_blake3"]) <= 3
@@ -64,7 +88,7 @@ def test_a_session_is_read_slept_listed_woken_and_deleted(torpor: Torpor, servin
 
 
 @pytest.mark.one_in(3)
-def test_a_chat_that_is_sent_in_full_is_read_once(torpor: Torpor, serving: int, short_path: Path) -> None:
+def test_a_chat_that_is_sent_in_full_is_read_once(torpor: Torpor, served: Path, short_path: Path) -> None:
     file, said = short_path / "said.json", [{"role": "system", "content": "Be brief. " * 20}]
     read = []
     for number in range(3):
@@ -88,16 +112,14 @@ def test_a_chat_that_is_sent_in_full_is_read_once(torpor: Torpor, serving: int, 
 
 
 @pytest.mark.one_in(3)
-def test_a_served_store_is_looked_after_by_its_daemon(
-    torpor: Torpor, serving: int, store: Path, short_path: Path
-) -> None:
+def test_a_served_store_is_looked_after_by_its_daemon(torpor: Torpor, served: Path, short_path: Path) -> None:
     torpor("append", "notes", "a text of thirty-odd bytes, to read")
     first = torpor("sleep", "notes", "--json").document["results"][0]
     torpor("generate", "notes", "-n", "3")
     torpor("sleep", "notes")
     assert torpor("tag", "notes@1", "before").status == 0
     for command in (("prune", "--keep-last", "1"), ("gc",), ("compact",), ("repair",), ("rebuild-index",)):
-        assert torpor(*command, "--store", store).status == 11, "the daemon has the lock"
+        assert torpor(*command, "--store", served).status == 11, "the daemon has the lock"
         assert torpor(*command, "--dry-run").status == 0
         assert torpor(*command).status == 0
     shown = torpor("show", "notes", "--json").document
@@ -223,17 +245,17 @@ def test_a_daemon_whose_socket_is_gone_is_told_of_with_the_way_to_end_it(
 
 
 @pytest.mark.one_in(4)
-def test_a_second_daemon_is_refused_with_status_11(torpor: Torpor, serving: int, store: Path, short_path: Path) -> None:
+def test_a_second_daemon_is_refused_with_status_11(torpor: Torpor, served: Path, short_path: Path) -> None:
     same_socket = torpor("serve", "--detach", "--store", short_path / "other")
     assert same_socket.status == 11
     assert "socket_in_use" in same_socket.err
-    same_store = torpor("serve", "--detach", "--store", store, "--socket", short_path / "u" / "t.sock", "--json")
+    same_store = torpor("serve", "--detach", "--store", served, "--socket", short_path / "u" / "t.sock", "--json")
     assert same_store.status == 11
     assert same_store.error["error"]["code"] == "store_locked"
 
 
 @pytest.mark.one_in(2)
-def test_a_bare_name_reaches_no_session_of_another_namespace(torpor: Torpor, serving: int) -> None:
+def test_a_bare_name_reaches_no_session_of_another_namespace(torpor: Torpor, served: Path) -> None:
     torpor("append", "a/notes", "one")
     torpor("append", "b/notes", "two")
     missed = torpor("sleep", "notes")
@@ -247,7 +269,7 @@ def test_a_bare_name_reaches_no_session_of_another_namespace(torpor: Torpor, ser
 
 @pytest.mark.one_in(3)
 def test_a_namespace_that_is_set_is_where_bare_names_are(
-    torpor: Torpor, serving: int, store: Path, monkeypatch: pytest.MonkeyPatch
+    torpor: Torpor, served: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Before the command, behind it, or in the environment; what is typed last outdoes the rest."""
     append = ("append", "notes", "one two three", "--json")
@@ -262,7 +284,7 @@ def test_a_namespace_that_is_set_is_where_bare_names_are(
     assert torpor("fork", "notes", "other", "--json").document["session"] == "torpor://c/other"
     names = [info["session"] for info in torpor("ls", "--json").document["sessions"]]
     assert names == ["torpor://c/notes", "torpor://c/other"]
-    unserved = ("--namespace", "b", "--store", store, "--json")
+    unserved = ("--namespace", "b", "--store", served, "--json")
     assert torpor("show", "notes@1", *unserved).document["info"]["session"] == "torpor://b/notes"
     assert [info["name"] for info in torpor("ls", *unserved).document["sessions"]] == ["notes"]
     assert torpor("--namespace", "../x", "ls").status == 2
@@ -283,20 +305,20 @@ def test_a_socket_path_that_is_too_long_is_wrong_usage_with_both_lengths(torpor:
 
 
 @pytest.mark.one_in(4)
-def test_doctor_tells_of_machine_daemon_and_store(torpor: Torpor, serving: int, store: Path) -> None:
+def test_doctor_tells_of_machine_daemon_and_store(torpor: Torpor, lasting: tuple[int, Path], served: Path) -> None:
     document = torpor("doctor", "--json").document
     assert document["machine"]["blas"]["gflops"] > 0
-    assert document["daemon"]["pid"] == serving
+    assert document["daemon"]["pid"] == lasting[0]
     assert document["store"] == {
-        "path": str(store),
-        "locked_by": serving,
+        "path": str(served),
+        "locked_by": lasting[0],
         "readable": True,
         "problem": None,
         "sessions": 0,
     }
     text = torpor("doctor").out
     assert "GFLOP/s" in text
-    assert str(store) in text
+    assert str(served) in text
 
 
 @pytest.mark.one_in(3)
