@@ -52,7 +52,7 @@ class Acknowledging(Sessions):
 
     def give_back_room(self, uri: SessionUri) -> None:
         """What room was taken for a session's next record is for others again. Waits for no flush."""
-        self._core.journal.room.give_back(uri)
+        self._core.journal.room.pop(uri, None)
 
     def has_turns(self, uri: SessionUri) -> bool:
         """Whether the journal has turns of a session which no version has."""

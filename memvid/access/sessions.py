@@ -186,7 +186,7 @@ class Sessions:
             except (IndexUnusable, StoreError):
                 yield None
                 return
-            yield stack.enter_context(contextlib.closing(copy))
+            yield stack.enter_context(copy)
 
     def _require_none_waiting(self, uri: SessionUri) -> None:
         """Raise SessionNotFound, with the reason, if repair has set aside all versions of the session."""

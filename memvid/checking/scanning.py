@@ -106,7 +106,7 @@ def read_again(folder: StoreFolder, bundle_ids: Iterable[bytes]) -> Scan:
 def _read_bundle(folder: StoreFolder, bundle_id: bytes) -> IndexedBundle:
     for last in (False, True):
         try:
-            with contextlib.closing(BundleFile(*folder.open_bundle(bundle_id), bundle_id)) as file:
+            with BundleFile(*folder.open_bundle(bundle_id), bundle_id) as file:
                 bundle, path = indexed(file), file.path
             if path.endswith(RETIRED_SUFFIX):  # it was live when the folder was listed
                 raise BundleMissing(f"The session of {path} was deleted.", bundle_id=bundle_id.hex(), path=path)
@@ -162,7 +162,7 @@ def read_set_aside(folder: StoreFolder, but_for: Container[bytes]) -> list[Index
             continue
         with contextlib.suppress(StoreError):
             fd, path = quarantine.open_name(folder, name)
-            with contextlib.closing(BundleFile(fd, path, bundle_id)) as file:
+            with BundleFile(fd, path, bundle_id) as file:
                 found[bundle_id] = dataclasses.replace(indexed(file), status=ASIDE)
                 continue
         row = _row_in_file(bundle_id, functools.partial(quarantine.open_name, folder, name))
@@ -204,7 +204,7 @@ def _rows_in_quarantine(folder: StoreFolder, bundle_ids: Collection[bytes]) -> d
 
 def _row_in_file(bundle_id: bytes, open_file: Callable[[], tuple[int, str]]) -> IndexRow | None:
     """The facts in a damaged file's own manifest, anywhere in it; None if nothing of it can be read."""
-    with contextlib.suppress(StoreError), contextlib.closing(NamedFile(*open_file(), bundle_id)) as file:
+    with contextlib.suppress(StoreError), NamedFile(*open_file(), bundle_id) as file:
         if file.manifest is not None:
             return row_of(file.manifest, bundle_id, file.file_bytes)
     return None

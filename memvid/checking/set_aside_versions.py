@@ -105,7 +105,7 @@ def content_of_retired(folder: StoreFolder, bundle_id: bytes) -> bytes | None:
     other = version_in(functools.partial(folder.open_as, bundle_id, RETIRED_SUFFIX))
     if other is None or other == bundle_id:
         return None
-    with contextlib.suppress(StoreError), contextlib.closing(BundleFile(*folder.open_bundle(other), other)):
+    with contextlib.suppress(StoreError), BundleFile(*folder.open_bundle(other), other):
         return None
     return other
 
@@ -153,7 +153,7 @@ def version_in(open_file: Callable[[], tuple[int, str]]) -> bytes | None:
 def look_into(open_file: Callable[[], tuple[int, str]], look: Callable[[BundleFile], _T | None]) -> _T | None:
     """The content of a bundle's file, whatever its name says; None if it is not whole. Raises StoreIoError."""
     try:
-        with contextlib.closing(BundleFile(*open_file(), None)) as file:
+        with BundleFile(*open_file(), None) as file:
             return look(file)
     except StoreIoError:
         raise
@@ -206,7 +206,7 @@ def gave_way_to(folder: StoreFolder, index: Index, bundle_ids: Collection[bytes]
             if suffix != LIVE_SUFFIX or bundle_id not in given_up or bundle_id in found:
                 continue
             with contextlib.suppress(StoreError):
-                with contextlib.closing(NamedFile(*quarantine.open_name(folder, name), bundle_id)) as file:
+                with NamedFile(*quarantine.open_name(folder, name), bundle_id) as file:
                     source = salvaged_from(file.manifest)
                 if source is not None and source in bundle_ids and folder.suffix_of(bundle_id) != LIVE_SUFFIX:
                     found[bundle_id] = source
@@ -243,13 +243,13 @@ class _Search:
         found: Manifest | None = None
         for name in [name for suffix, name in self._waiting.get(bundle_id, ()) if suffix == LIVE_SUFFIX]:
             with contextlib.suppress(StoreError):
-                with contextlib.closing(BundleFile(*quarantine.open_name(self._folder, name), bundle_id)) as file:
+                with BundleFile(*quarantine.open_name(self._folder, name), bundle_id) as file:
                     if file.manifest is not None:
                         return file.manifest, {entry.id: entry.bundle_id or bundle_id for entry in file.entries}
                 continue
             with contextlib.suppress(StoreError):
                 opened = quarantine.open_name(self._folder, name)
-                with contextlib.closing(NamedFile(*opened, bundle_id)) as damaged:
+                with NamedFile(*opened, bundle_id) as damaged:
                     found = found or damaged.manifest
         return found, {}
 
@@ -266,7 +266,7 @@ class _Search:
             return False
         with (
             contextlib.suppress(StoreError),
-            contextlib.closing(duplicate_files.open_frames(self._folder, place)) as file,
+            duplicate_files.open_frames(self._folder, place) as file,
         ):
             left -= file.frames.keys()
         left = {block for block in left if not any(self._holds(one, block) for one in self._index.holders_of(block))}
@@ -290,7 +290,7 @@ class _Search:
     def _sound_in(self, open_file: Callable[[], FrameFile], blocks: set[bytes]) -> set[bytes]:
         """Those of the blocks with good frames in a file."""
         found: set[bytes] = set()
-        with contextlib.suppress(StoreError), contextlib.closing(open_file()) as file:
+        with contextlib.suppress(StoreError), open_file() as file:
             for block in blocks & file.frames.keys():
                 with contextlib.suppress(StoreError):
                     file.check_payloads(block)
@@ -306,7 +306,7 @@ class _Search:
     def _holds(self, bundle_id: bytes, block: bytes) -> bool:
         with (
             contextlib.suppress(StoreError),
-            contextlib.closing(duplicate_files.open_frames(self._folder, bundle_id)) as file,
+            duplicate_files.open_frames(self._folder, bundle_id) as file,
         ):
             return block in file.frames
         return False
@@ -316,9 +316,9 @@ class _Search:
         return most_in_common(self._in_common(row.bundle_id, version, places) for row in self._index.versions(uri))
 
     def _in_common(self, other: bytes, version: Manifest, places: Mapping[bytes, bytes]) -> Common:
-        with contextlib.suppress(StoreError), contextlib.closing(FilePool(self._open_named)) as pool:
+        with contextlib.suppress(StoreError), FilePool(self._open_named) as pool:
             fd, path = self._folder.open_bundle(other)
-            with contextlib.closing(BundleFile(fd, path, other)) as file:
+            with BundleFile(fd, path, other) as file:
                 if file.manifest is not None:
                     theirs = {entry.id: entry.bundle_id or other for entry in file.entries}
                     read_own, read_other = (reading(pool, one, self._files_of) for one in (places, theirs))

@@ -258,7 +258,7 @@ def _ask_again(
     bundle_id, path, stamp = user
     try:
         fd, path = folder.open_bundle(bundle_id)
-        with contextlib.closing(BundleFile(fd, path, bundle_id)) as file:
+        with BundleFile(fd, path, bundle_id) as file:
             if file.manifest is None or not path.endswith(LIVE_SUFFIX):
                 return  # it is no version any more
             uses = _uses(file, file.manifest)
@@ -358,7 +358,7 @@ def _report_journal(folder: StoreFolder, tally: _Tally) -> None:
 
 
 def _findings_of_journal(folder: StoreFolder) -> list[Finding]:
-    with contextlib.closing(Journal.load(folder, writable=False)) as journal:
+    with Journal.load(folder, writable=False) as journal:
         gone = {uri for uri, base in journal.bases().items() if folder.suffix_of(base) is None}
         reason = "the version before them is missing."
         return [*journal.findings, *(waiting_finding(journal.path, uri, reason) for uri in sorted(gone))]
@@ -400,7 +400,7 @@ def _report_rows(folder: StoreFolder, index: Index, tally: _Tally, *, all_known:
 
 def _report_unlisted(folder: StoreFolder, index: Index, bundle_id: bytes, tally: _Tally) -> None:
     try:
-        with contextlib.closing(BundleFile(*folder.open_bundle(bundle_id), bundle_id)) as file:
+        with BundleFile(*folder.open_bundle(bundle_id), bundle_id) as file:
             manifest, path = file.manifest, file.path
     except StoreError:
         return  # reported where the file was checked
@@ -436,7 +436,7 @@ def _verify_bundle(
         elif row is not None:
             tally.find(path, error, if_promised=bundle_id)
         return {}
-    with contextlib.closing(file):
+    with file:
         manifest = file.manifest
         parents = {} if manifest is None else span_parents(manifest.blocks)
         listed = {} if manifest is None else {entry.id: (entry, parents[entry.id]) for entry in manifest.blocks}
@@ -537,7 +537,7 @@ class _Opened:
         self._opened: FrameFile | None = None
         self._failure: StoreError | None = None
         try:
-            self._opened = stack.enter_context(contextlib.closing(duplicate_files.open_frames(folder, bundle_id)))
+            self._opened = stack.enter_context(duplicate_files.open_frames(folder, bundle_id))
         except StoreError as error:
             self._failure = error
 
@@ -563,7 +563,7 @@ class _Now:
         self.stamp = user.stamp
         self.places: dict[bytes, bytes | None] = {}
         try:
-            with contextlib.closing(BundleFile(*folder.open_bundle(user.bundle_id), user.bundle_id)) as file:
+            with BundleFile(*folder.open_bundle(user.bundle_id), user.bundle_id) as file:
                 self.stamp = file.stamp()
                 self.places = {entry.id: entry.bundle_id for entry in file.entries}
         except StoreError:

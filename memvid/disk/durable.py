@@ -22,12 +22,12 @@ from ...errors import TorporError
 from ..errors import DurabilityLost, NoSpace, StoreError, StoreIoError
 from ..limits import MAX_IOVECS
 from ..units import format_bytes
-from .paths import FILE_MODE, io_error
+from .paths import FILE_MODE, Closing, io_error
 
 TEMP_SUFFIX: Final = ".tmp"
 TEMP_NAME: Final = re.compile(r"[0-9a-f]{16}\.tmp(-journal)?", re.ASCII)
-"""Of a temporary file, and of what SQLite has beside one while it makes an index in it."""
-"""The names that `TempFile` gives to its files: only these are taken for leftovers."""
+"""The names that `TempFile` gives, and that SQLite gives beside one while it makes an index in it: only these are taken
+for leftovers."""
 
 NO_SPACE_ERRNOS: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
@@ -131,7 +131,7 @@ def write_at(fd: int, offset: int, data: bytes, path: str) -> None:
             raise write_error(error, "write", path, fd=fd, needed_bytes=len(data)) from error
 
 
-class TempFile:
+class TempFile(Closing):
     """A file being written, private until `publish`. One thread at a time."""
 
     def __init__(self, folder_fd: int, folder_path: str) -> None:
@@ -167,12 +167,7 @@ class TempFile:
 
     def rewrite_start(self, data: bytes) -> None:
         """Overwrite the first bytes: the header is known last, and a torn file must not look whole."""
-        position = 0
-        while position < len(data):
-            try:
-                position += os.pwrite(self.fd, data[position:], position)
-            except OSError as error:
-                raise self._write_error(error, len(data)) from error
+        self.write_at(0, [data])
 
     def write_at(self, offset: int, buffers: Sequence[memoryview | bytes]) -> None:
         """Write buffers one after the other from an offset on, for a file with a layout known before its content."""
@@ -198,6 +193,13 @@ class TempFile:
 
     def sync(self) -> None:
         sync_file(self.fd, self.path)
+
+    def duplicate(self) -> int:
+        """Another descriptor of the file, to read it back. Raises StoreIoError."""
+        try:
+            return os.dup(self.fd)
+        except OSError as error:
+            raise io_error(error, "open", self.path) from error
 
     def publish(
         self, folder_fd: int, name: str, folder_path: str, *, replacing: bool = False, flushing: bool = True
@@ -298,13 +300,10 @@ def write_file(
     With `replacing` a file of that name is replaced: at any failure, the old or the new one is there. Without
     `flushing` the caller flushes the folders.
     """
-    temp = TempFile(folder_fd if temp_fd is None else temp_fd, folder_path)
-    try:
+    with TempFile(folder_fd if temp_fd is None else temp_fd, folder_path) as temp:
         temp.append([data])
         temp.sync()
         temp.publish(folder_fd, name, folder_path, replacing=replacing, flushing=flushing)
-    finally:
-        temp.close()
 
 
 def make_folder(parent_fd: int, name: str, parent_path: str, mode: int) -> None:

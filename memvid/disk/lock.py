@@ -14,7 +14,7 @@ from typing import Final
 
 from ..errors import LockLost, StoreIoError, StoreLocked
 from .durable import writable_advised
-from .paths import io_error, open_file, stat_name, stat_open
+from .paths import Closing, io_error, open_file, stat_name, stat_open
 
 LOCK_NAME: Final = "lock"
 _OTHERWISE: Final = (
@@ -25,7 +25,7 @@ _ATTEMPTS: Final = 16
 _MAX_PID_BYTES: Final = 32
 
 
-class StoreLock:
+class StoreLock(Closing):
     """Held from construction until `close`. Raises StoreLocked if another process, or another Store, has it."""
 
     def __init__(self, root_fd: int, store_path: str) -> None:

@@ -13,7 +13,7 @@ import errno
 import os
 import stat
 from collections.abc import Iterator
-from typing import Final
+from typing import Final, Self
 
 from ..errors import StoreError, StoreIoError, UnsafePath
 
@@ -31,6 +31,19 @@ _PUT_THE_FILE: Final = (
     "Inside a store nothing is followed. Put the file itself in its place; or move this out of the store, and let "
     "`torpor repair` save what needed it."
 )
+
+
+class Closing:
+    """Something open that a `with` statement closes at its end."""
+
+    def close(self) -> None:
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
 
 
 def open_root(path: str, mark: str) -> int:
@@ -121,6 +134,14 @@ def read_up_to(fd: int, max_bytes: int, path: str) -> bytes:
     except OSError as error:
         raise io_error(error, "read", path) from error
     return b"".join(chunks)
+
+
+def read_at(fd: int, offset: int, size_bytes: int, path: str) -> bytes:
+    """The bytes at a place of an open file, fewer at its end. Raises StoreIoError."""
+    try:
+        return os.pread(fd, size_bytes, offset)
+    except OSError as error:
+        raise io_error(error, "read", path) from error
 
 
 def list_names(folder_fd: int, path: str) -> list[str]:

@@ -63,7 +63,7 @@ def claim(folder: StoreFolder, target: str | os.PathLike[str]) -> str:
     with closing_fd(open_or_make_root(path)) as root_fd:
         if not has_store_file(root_fd, path):
             require_creatable(root_fd, path)
-            with contextlib.closing(StoreLock(root_fd, path)):
+            with StoreLock(root_fd, path):
                 create_store(root_fd, path, folder.uuid)
         elif load_store_uuid(root_fd, path) != folder.uuid:
             raise TargetExists(
@@ -117,7 +117,7 @@ def _require_room(core: StoreCore, into: StoreCore, missing: Sequence[IndexRow])
     needed: dict[bytes, int] = {}
     total = 0
     for row in missing:
-        with contextlib.suppress(StoreError), contextlib.closing(core.open_bundle(row.bundle_id)) as file:
+        with contextlib.suppress(StoreError), core.open_bundle(row.bundle_id) as file:
             total += file.file_bytes - file.trailer.manifest_offset
             for entry in file.entries:
                 frame = file.frames.get(entry.id)
@@ -180,7 +180,7 @@ def _copy(
         )
     for last in (*[False] * (_TRIES - 1), True):
         try:
-            with contextlib.closing(core.open_reader(row.bundle_id)) as reader:
+            with core.open_reader(row.bundle_id) as reader:
                 return _write(into, reader, sound)
         except (BundleMissing, BlockMissing):
             if not is_there(row):
@@ -194,9 +194,9 @@ def _write(into: StoreCore, reader: BundleReader, sound: dict[bytes, bytes]) -> 
     manifest = reader.manifest
     with contextlib.ExitStack() as stack:
         pin = stack.enter_context(into.pinning())
-        holdings = stack.enter_context(contextlib.closing(Holdings(into, pin)))
+        holdings = stack.enter_context(Holdings(into, pin))
         stack.enter_context(into.poisoning())
-        temp = stack.enter_context(contextlib.closing(into.new_temp()))
+        temp = stack.enter_context(into.new_temp())
         writer = BundleWriter(temp)
         places: dict[bytes, bytes] = {}
         for entry in reader.entries:

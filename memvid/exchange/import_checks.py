@@ -13,7 +13,7 @@ import os
 import struct
 from typing import Final
 
-from ..disk.paths import io_error, open_foreign_file, stat_open
+from ..disk.paths import open_foreign_file, read_at, stat_open
 from ..errors import BlockMissing, CorruptBundle, LimitExceeded
 from ..format.blocks import span_parents
 from ..format.bundle import BundleFile, require_promised
@@ -34,10 +34,7 @@ def open_exported(path: str) -> int:
     """
     fd = open_foreign_file(path)
     try:
-        try:
-            begin = os.pread(fd, max(len(HEADER_MAGIC), _TENSORS_HEADER.size), 0)
-        except OSError as error:
-            raise io_error(error, "read", path) from error
+        begin = read_at(fd, 0, max(len(HEADER_MAGIC), _TENSORS_HEADER.size), path)
         magic = begin[: len(HEADER_MAGIC)]
         if not HEADER_MAGIC.startswith(magic):
             what = "no bundle, or one whose beginning is damaged"

@@ -12,7 +12,7 @@ import os
 from collections.abc import Iterator
 
 from ..disk import durable
-from ..disk.paths import FOLDER_MODE, closing_fd, io_error, open_file, open_folder, opened_folder, stat_open
+from ..disk.paths import FOLDER_MODE, closing_fd, open_file, open_folder, opened_folder, read_up_to, stat_open
 from ..errors import BundleMissing
 from ..folder.folder import StoreFolder
 from ..folder.store_file import INCOMING, load_store_uuid, open_existing_root
@@ -31,16 +31,13 @@ def hand_over(store_path: str, source_path: str) -> bytes:
         Corruption, LimitExceeded: it is no whole bundle with all its blocks, or would unfold to far more than a
             session; nothing is left behind.
     """
-    with _folder_of(store_path, make=True) as (folder_fd, path):
-        temp = durable.TempFile(folder_fd, path)
-        try:
-            _copy(source_path, temp)
-            temp.sync()
-            bundle_id = _check(temp, source_path)
-            temp.publish(folder_fd, bundle_id.hex() + LIVE_SUFFIX, path, replacing=True)
-        finally:
-            temp.close()
-    return bundle_id
+    with _folder_of(store_path, make=True) as (folder_fd, path), durable.TempFile(folder_fd, path) as temp:
+        _copy(source_path, temp)
+        temp.sync()
+        with BundleFile(temp.duplicate(), source_path, None) as file:
+            require_whole(file)
+        temp.publish(folder_fd, file.bundle_id.hex() + LIVE_SUFFIX, path, replacing=True)
+    return file.bundle_id
 
 
 def take_back(store_path: str, bundle_id: bytes) -> None:
@@ -77,29 +74,15 @@ def owner_of(store_path: str, bundle_id: bytes) -> SessionUri:
             fd = open_file(folder_fd, name, os.O_RDONLY, place)
     except FileNotFoundError as error:
         raise _missing(bundle_id, place) from error
-    with contextlib.closing(BundleFile(fd, place, bundle_id)) as file:
+    with BundleFile(fd, place, bundle_id) as file:
         return require_manifest(file).uri
 
 
 def _copy(source_path: str, temp: durable.TempFile) -> None:
     with closing_fd(open_exported(source_path)) as fd:
         temp.whole_bytes = lambda: stat_open(fd, source_path).st_size
-        try:
-            while data := os.read(fd, CHUNK_BYTES):
-                temp.append([data])
-        except OSError as error:
-            raise io_error(error, "read", source_path) from error
-
-
-def _check(temp: durable.TempFile, source_path: str) -> bytes:
-    """Check every byte of the copy, as an import will; its bundle id."""
-    try:
-        fd = os.dup(temp.fd)
-    except OSError as error:
-        raise io_error(error, "open", temp.path) from error
-    with contextlib.closing(BundleFile(fd, source_path, None)) as file:
-        require_whole(file)
-        return file.bundle_id
+        while data := read_up_to(fd, CHUNK_BYTES, source_path):
+            temp.append([data])
 
 
 def _missing(bundle_id: bytes, path: str) -> BundleMissing:

@@ -125,7 +125,7 @@ def import_file(
     core.require_writable()
     core.mend_index_file()
     path = os.path.abspath(os.fspath(source))
-    with contextlib.closing(BundleFile(open_exported(path), path, None)) as file:
+    with BundleFile(open_exported(path), path, None) as file:
         return _import(core, file, as_uri, on_progress, only_kin=only_kin)
 
 
@@ -141,7 +141,7 @@ def adopt_incoming(
     core.require_writable()
     core.mend_index_file()
     fd, path = open_waiting(core.folder, bundle_id)
-    with contextlib.closing(BundleFile(fd, path, bundle_id)) as file:
+    with BundleFile(fd, path, bundle_id) as file:
         receipt = _import(core, file, as_uri, on_progress, only_kin=only_kin)
     with contextlib.suppress(StoreIoError), core.poisoning():  # gc removes what is left
         remove_taken(core.folder, bundle_id)
@@ -180,8 +180,8 @@ def _receipt_of_present(core: StoreCore, row: IndexRow) -> Receipt:
         file, release = core.open_pinned(row.bundle_id)
         with contextlib.ExitStack() as stack:
             stack.callback(release)
-            stack.enter_context(contextlib.closing(file))
-            pool = stack.enter_context(contextlib.closing(FilePool(core.open_frames)))
+            stack.enter_context(file)
+            pool = stack.enter_context(FilePool(core.open_frames))
             entries = file.entries
             for entry in entries:
                 assert entry.bundle_id is not None  # a file tells the place of each block
@@ -217,7 +217,7 @@ def _earlier_import(core: StoreCore, bundle_id: bytes, imported: Manifest, uri: 
             imported.logical_bytes,
         ):
             continue
-        with contextlib.suppress(Corruption), contextlib.closing(core.open_bundle(row.bundle_id)) as file:
+        with contextlib.suppress(Corruption), core.open_bundle(row.bundle_id) as file:
             if file.manifest is not None and _same_state(file.manifest, imported):
                 return _receipt_of_present(core, row)
     return None
@@ -302,11 +302,11 @@ class _Intake:
 def _intake(core: StoreCore, source: BundleFile) -> Iterator[tuple[_Intake, Callable[[bytes], None]]]:
     with contextlib.ExitStack() as stack:
         pin = stack.enter_context(core.pinning())
-        holdings = stack.enter_context(contextlib.closing(Holdings(core, pin)))
+        holdings = stack.enter_context(Holdings(core, pin))
         room = stack.enter_context(core.metering())
         room(0)  # before any temporary file, in case nothing may be written any more
         stack.enter_context(core.poisoning())
-        temp = stack.enter_context(contextlib.closing(core.new_temp()))
+        temp = stack.enter_context(core.new_temp())
         yield _Intake(core, source, holdings, temp, room), pin
 
 
@@ -351,7 +351,7 @@ def _import_as_it_is(core: StoreCore, source: BundleFile, manifest: Manifest) ->
             _require_no_stranger(core, source.bundle_id)
             retired = _open_retired(core, source.bundle_id)
             if retired is not None:
-                stack.enter_context(contextlib.closing(retired))
+                stack.enter_context(retired)
             intake.take(manifest, retired, alone=attempt == _TRIES)
             bundle, receipt = intake.finish(manifest, retired)
             with core.committing():

@@ -199,7 +199,7 @@ def retire(folder: StoreFolder, bundle_id: bytes) -> None:
             quarantine.move_bundle(folder, bundle_id, RETIRED_SUFFIX)
             folder.retire(bundle_id)
             return
-        temp = stack.enter_context(contextlib.closing(folder.temps.new()))
+        temp = stack.enter_context(folder.temps.new())
         _write_sound(temp, live, retired)
         folder.put_beside(temp, bundle_id)
         folder.remove(bundle_id, LIVE_SUFFIX)

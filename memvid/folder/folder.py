@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager
 
 from ..disk import durable
@@ -51,16 +51,17 @@ class StoreFolder:
         self.path = path
         self.root_fd = root_fd
         self.uuid = store_uuid
+        self.bundles_path = f"{path}/{BUNDLES}"
         self._held_bytes: int | None = None
         self._file_count: int | None = None
         try:
-            self.bundles_fd = open_folder(root_fd, BUNDLES, f"{path}/{BUNDLES}")
+            self.bundles_fd = open_folder(root_fd, BUNDLES, self.bundles_path)
         except FileNotFoundError as error:
             raise NotAStore(
-                f"{path}/{BUNDLES} is missing, and with it every session. Put it back from a backup, or mount it.",
-                path=f"{path}/{BUNDLES}",
+                f"{self.bundles_path} is missing, and with it every session. Put it back from a backup, or mount it.",
+                path=self.bundles_path,
             ) from error
-        self.temps = Temps(self.bundles_fd, f"{path}/{BUNDLES}")
+        self.temps = Temps(self.bundles_fd, self.bundles_path)
 
     def close(self) -> None:
         """Close the folders. A later use fails, and does not meet a descriptor that was given out again."""
@@ -82,16 +83,9 @@ class StoreFolder:
             raise corrupt_store_file(self.path, "it is another store's")
         return file
 
-    def says_marked(self) -> bool:
-        """Whether store.json says that there is a file of marks. Raises as `require_store_file`."""
-        return self.require_store_file().marked
-
-    def say_marked(self) -> None:
-        """Let store.json say that there is a file of marks, durably. Raises NoSpace, StoreIoError, DurabilityLost."""
-        self.write_store_file(marked=True)
-
     def write_store_file(self, *, marked: bool) -> None:
-        """Put a new store.json in the place of the one that is there, if there is one, durably."""
+        """Put a new store.json in the place of the one that is there, if there is one, durably. `marked`: whether there
+        is a file of marks. Raises NoSpace, StoreIoError, DurabilityLost."""
         file = StoreFile(self.uuid, marked)
         write_store_file(self.root_fd, self.bundles_fd, self.path, file, replacing=True)
 
@@ -100,21 +94,15 @@ class StoreFolder:
     def bundle_path(self, bundle_id: bytes, suffix: str = LIVE_SUFFIX) -> str:
         """For messages only; files are opened by descriptor."""
         name = bundle_id.hex()
-        return f"{self.path}/{BUNDLES}/{name[:2]}/{name}{suffix}"
+        return f"{self.prefix_path(name[:2])}/{name}{suffix}"
 
     def open_bundle(self, bundle_id: bytes) -> tuple[int, str]:
         """Open a bundle's file, live or retired: (descriptor, path for messages). Raises BundleMissing, UnsafePath."""
-        name = bundle_id.hex()
-        for _ in range(2):  # twice: it may be retired between the two attempts
-            for suffix in (LIVE_SUFFIX, RETIRED_SUFFIX):
-                path = self.bundle_path(bundle_id, suffix)
-                with contextlib.suppress(FileNotFoundError), self.prefix_folder(name[:2]) as folder_fd:
-                    return open_file(folder_fd, name + suffix, os.O_RDONLY, path), path
-        raise BundleMissing(
-            f"The bundle {self.bundle_path(bundle_id)} is missing. {PUT_BACK}",
-            bundle_id=name,
-            path=self.bundle_path(bundle_id),
-        )
+        for suffix in 2 * (LIVE_SUFFIX, RETIRED_SUFFIX):  # twice: it may be retired between the two attempts
+            with contextlib.suppress(BundleMissing):
+                return self.open_as(bundle_id, suffix)
+        path = self.bundle_path(bundle_id)
+        raise BundleMissing(f"The bundle {path} is missing. {PUT_BACK}", bundle_id=bundle_id.hex(), path=path)
 
     def open_as(self, bundle_id: bytes, suffix: str) -> tuple[int, str]:
         """Open a bundle's file of one ending, as `open_bundle`."""
@@ -125,32 +113,26 @@ class StoreFolder:
         except FileNotFoundError as error:
             raise BundleMissing(f"{path} is missing.", bundle_id=name, path=path) from error
 
+    def _status_of(self, bundle_id: bytes, suffix: str) -> os.stat_result | None:
+        """The status of a bundle's file of this ending; None without a file."""
+        name = bundle_id.hex()
+        with contextlib.suppress(FileNotFoundError), self.prefix_folder(name[:2]) as folder_fd:
+            return stat_name(folder_fd, name + suffix, self.bundle_path(bundle_id, suffix))
+        return None
+
     def has_bundle(self, bundle_id: bytes) -> bool:
         """Whether a bundle has a file, live or retired, by its name."""
-        name = bundle_id.hex()
-        for _ in range(2):  # as in `open_bundle`
-            for suffix in (LIVE_SUFFIX, RETIRED_SUFFIX):
-                with contextlib.suppress(FileNotFoundError), self.prefix_folder(name[:2]) as folder_fd:
-                    stat_name(folder_fd, name + suffix, self.bundle_path(bundle_id, suffix))
-                    return True
-        return False
+        return any(self.suffix_of(bundle_id) for _ in range(2))  # as in `open_bundle`
 
     def suffix_of(self, bundle_id: bytes) -> str | None:
         """A bundle's ending at present; None if there is no file of it."""
-        name = bundle_id.hex()
-        for suffix in (LIVE_SUFFIX, RETIRED_SUFFIX):
-            with contextlib.suppress(FileNotFoundError), self.prefix_folder(name[:2]) as folder_fd:
-                stat_name(folder_fd, name + suffix, self.bundle_path(bundle_id, suffix))
-                return suffix
-        return None
+        endings = (LIVE_SUFFIX, RETIRED_SUFFIX)
+        return next((suffix for suffix in endings if self._status_of(bundle_id, suffix) is not None), None)
 
     def size_of(self, bundle_id: bytes) -> int:
         """The bytes of a bundle's file, live or retired; 0 if there is none."""
-        name = bundle_id.hex()
-        for suffix in (LIVE_SUFFIX, RETIRED_SUFFIX):
-            with contextlib.suppress(FileNotFoundError), self.prefix_folder(name[:2]) as folder_fd:
-                return stat_name(folder_fd, name + suffix, self.bundle_path(bundle_id, suffix)).st_size
-        return 0
+        found = self._status_of(bundle_id, LIVE_SUFFIX) or self._status_of(bundle_id, RETIRED_SUFFIX)
+        return found.st_size if found is not None else 0
 
     def is_emptied(self, bundle_id: bytes) -> bool:
         """Whether `empty_retired` has emptied a retired bundle: it holds no bytes."""
@@ -167,10 +149,8 @@ class StoreFolder:
 
     def stamp_of(self, bundle_id: bytes, suffix: str) -> Stamp | None:
         """The stamp of a bundle's file of this ending; None without a file."""
-        name = bundle_id.hex()
-        with contextlib.suppress(FileNotFoundError), self.prefix_folder(name[:2]) as folder_fd:
-            return stamp_of(stat_name(folder_fd, name + suffix, self.bundle_path(bundle_id, suffix)))
-        return None
+        status = self._status_of(bundle_id, suffix)
+        return None if status is None else stamp_of(status)
 
     def stamps_of(self, bundle_ids: Iterable[bytes]) -> dict[bytes, Stamp]:
         """The stamps of the live files among these bundles, each folder opened once."""
@@ -191,50 +171,52 @@ class StoreFolder:
         """As `list_bundles`, and the bundles that are there with both endings. Raises StoreIoError."""
         found: dict[bytes, str] = {}
         twins: list[bytes] = []
-        for prefix in self._names():
-            if not PREFIX_NAME.fullmatch(prefix):
-                continue
-            with self.prefix_folder(prefix) as folder_fd:
-                for name in reversed(list_names(folder_fd, f"{self.path}/{BUNDLES}/{prefix}")):
-                    match = BUNDLE_NAME.fullmatch(name)
-                    if match and match[1].startswith(prefix):
-                        bundle_id = bytes.fromhex(match[1])
-                        if bundle_id in found:
-                            twins.append(bundle_id)
-                        found[bundle_id] = match[2]
+        for _, prefix, names in self.walk():
+            for match in filter(None, map(BUNDLE_NAME.fullmatch, reversed(names))):
+                if match[1].startswith(prefix):
+                    bundle_id = bytes.fromhex(match[1])
+                    if bundle_id in found:
+                        twins.append(bundle_id)
+                    found[bundle_id] = match[2]
         self._file_count = len(found)
         return found, twins
 
-    def publish(self, temp: durable.TempFile, bundle_id: bytes) -> str:
-        """Give a flushed temporary file its name, durably. Returns the path."""
-        name = bundle_id.hex()
-        path = f"{self.path}/{BUNDLES}/{name[:2]}"
-        durable.make_folder(self.bundles_fd, name[:2], f"{self.path}/{BUNDLES}", FOLDER_MODE)
-        with self.prefix_folder(name[:2]) as folder_fd:
-            temp.publish(folder_fd, name + LIVE_SUFFIX, path)
+    def walk(self) -> Iterator[tuple[int, str, list[str]]]:
+        """The folders that bundles lie in: descriptor, open until the next one, prefix, and the names there, sorted."""
+        for prefix in filter(PREFIX_NAME.fullmatch, list_names(self.bundles_fd, self.bundles_path)):
+            with contextlib.suppress(FileNotFoundError), self.prefix_folder(prefix) as folder_fd:
+                yield folder_fd, prefix, list_names(folder_fd, self.prefix_path(prefix))
+
+    def publish(self, temp: durable.TempFile, bundle_id: bytes) -> None:
+        """Give a flushed temporary file its name, durably."""
+        with self._made_prefix_folder(bundle_id) as (folder_fd, path):
+            temp.publish(folder_fd, bundle_id.hex() + LIVE_SUFFIX, path)
         self._count(temp.size_bytes, files=1)
-        return f"{path}/{name}{LIVE_SUFFIX}"
 
     def take_in(self, from_fd: int, old_name: str, bundle_id: bytes, old_path: str) -> None:
         """Give a file of another folder of the store the name of a live bundle, durably but for its old folder."""
-        name = bundle_id.hex()
-        path = f"{self.path}/{BUNDLES}/{name[:2]}"
-        durable.make_folder(self.bundles_fd, name[:2], f"{self.path}/{BUNDLES}", FOLDER_MODE)
-        with self.prefix_folder(name[:2]) as folder_fd:
+        with self._made_prefix_folder(bundle_id) as (folder_fd, path):
             try:
-                os.rename(old_name, name + LIVE_SUFFIX, src_dir_fd=from_fd, dst_dir_fd=folder_fd)
+                os.rename(old_name, bundle_id.hex() + LIVE_SUFFIX, src_dir_fd=from_fd, dst_dir_fd=folder_fd)
             except OSError as error:
                 raise durable.write_error(error, "rename", old_path) from error
             durable.sync_folder(folder_fd, path)
         self._held_bytes = self._file_count = None
 
+    @contextlib.contextmanager
+    def _made_prefix_folder(self, bundle_id: bytes) -> Iterator[tuple[int, str]]:
+        """The folder that a bundle belongs in, made durably if it is not there, and its path."""
+        prefix = bundle_id[:1].hex()
+        durable.make_folder(self.bundles_fd, prefix, self.bundles_path, FOLDER_MODE)
+        with self.prefix_folder(prefix) as folder_fd:
+            yield folder_fd, self.prefix_path(prefix)
+
     def replace(self, temp: durable.TempFile, bundle_id: bytes, suffix: str) -> None:
         """Let a flushed temporary file take the place of a bundle's file, durably."""
         name = bundle_id.hex()
-        path = f"{self.path}/{BUNDLES}/{name[:2]}"
         with self.prefix_folder(name[:2]) as folder_fd:
-            old_bytes = stat_name(folder_fd, name + suffix, f"{path}/{name}{suffix}").st_size
-            temp.publish(folder_fd, name + suffix, path, replacing=True)
+            old_bytes = stat_name(folder_fd, name + suffix, self.bundle_path(bundle_id, suffix)).st_size
+            temp.publish(folder_fd, name + suffix, self.prefix_path(name[:2]), replacing=True)
         self._count(temp.size_bytes - old_bytes)
 
     def put_beside(self, temp: durable.TempFile, bundle_id: bytes) -> None:
@@ -242,14 +224,13 @@ class StoreFolder:
         of the same bundle is there."""
         name = bundle_id.hex()
         with self.prefix_folder(name[:2]) as folder_fd:
-            path = f"{self.path}/{BUNDLES}/{name[:2]}"
-            temp.publish(folder_fd, name + RETIRED_SUFFIX, path, replacing=True)
+            temp.publish(folder_fd, name + RETIRED_SUFFIX, self.prefix_path(name[:2]), replacing=True)
         self._held_bytes = self._file_count = None
 
     def retire(self, bundle_id: bytes) -> None:
         """Durably turn a version of a session into a mere holder of blocks, unless its file is gone."""
         name = bundle_id.hex()
-        path = f"{self.path}/{BUNDLES}/{name[:2]}"
+        path = self.prefix_path(name[:2])
         with contextlib.suppress(FileNotFoundError), self.prefix_folder(name[:2]) as folder_fd:
             durable.rename(folder_fd, name + LIVE_SUFFIX, name + RETIRED_SUFFIX, path)
             durable.sync_folder(folder_fd, path)
@@ -275,7 +256,7 @@ class StoreFolder:
     def remove(self, bundle_id: bytes, suffix: str) -> int:
         """Durably remove a bundle's file. The bytes freed; 0 if it was not there."""
         name = bundle_id.hex()
-        path = f"{self.path}/{BUNDLES}/{name[:2]}"
+        path = self.prefix_path(name[:2])
         with contextlib.suppress(FileNotFoundError), self.prefix_folder(name[:2]) as folder_fd:
             size_bytes = stat_name(folder_fd, name + suffix, f"{path}/{name}{suffix}").st_size
             durable.remove(folder_fd, name + suffix, path)
@@ -303,12 +284,10 @@ class StoreFolder:
         """Look at each bundle file anew."""
         self._file_count = None
         total = 0
-        for prefix in filter(PREFIX_NAME.fullmatch, self._names()):
-            path = f"{self.path}/{BUNDLES}/{prefix}"
-            with contextlib.suppress(FileNotFoundError), self.prefix_folder(prefix) as folder_fd:
-                for name in filter(BUNDLE_NAME.fullmatch, list_names(folder_fd, path)):
-                    with contextlib.suppress(FileNotFoundError):
-                        total += stat_name(folder_fd, name, f"{path}/{name}").st_size
+        for folder_fd, prefix, names in self.walk():
+            for name in filter(BUNDLE_NAME.fullmatch, names):
+                with contextlib.suppress(FileNotFoundError):
+                    total += stat_name(folder_fd, name, f"{self.prefix_path(prefix)}/{name}").st_size
         self._held_bytes = total
         return total
 
@@ -318,25 +297,26 @@ class StoreFolder:
         if self._held_bytes is not None:
             self._held_bytes += size_bytes
 
-    def _names(self) -> list[str]:
-        return list_names(self.bundles_fd, f"{self.path}/{BUNDLES}")
+    def prefix_path(self, prefix: str) -> str:
+        """The path of a folder of bundles, for messages."""
+        return f"{self.bundles_path}/{prefix}"
 
     def prefix_folder(self, prefix: str) -> AbstractContextManager[int]:
         """The folder of the bundles whose ids begin so. Raises FileNotFoundError, UnsafePath."""
-        return opened_folder(self.bundles_fd, prefix, f"{self.path}/{BUNDLES}/{prefix}")
+        return opened_folder(self.bundles_fd, prefix, self.prefix_path(prefix))
 
 
 def list_strangers(folder: StoreFolder) -> list[str]:
     """Paths of foreign entries under bundles/."""
-    strangers = []
-    for prefix in list_names(folder.bundles_fd, f"{folder.path}/{BUNDLES}"):
-        path = f"{folder.path}/{BUNDLES}/{prefix}"
-        if not PREFIX_NAME.fullmatch(prefix):
-            strangers += [] if durable.TEMP_NAME.fullmatch(prefix) else [path]
-            continue
-        with folder.prefix_folder(prefix) as folder_fd:
-            for name in list_names(folder_fd, path):
-                match = BUNDLE_NAME.fullmatch(name)
-                if not match or not name.startswith(prefix):
-                    strangers.append(f"{path}/{name}")
-    return strangers
+    beside = [
+        folder.prefix_path(name)
+        for name in list_names(folder.bundles_fd, folder.bundles_path)
+        if not PREFIX_NAME.fullmatch(name) and not durable.TEMP_NAME.fullmatch(name)
+    ]
+    inside = [
+        f"{folder.prefix_path(prefix)}/{name}"
+        for _, prefix, names in folder.walk()
+        for name in names
+        if not BUNDLE_NAME.fullmatch(name) or not name.startswith(prefix)
+    ]
+    return sorted(beside + inside)

@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from ..disk import durable
-from ..disk.paths import FOLDER_MODE, io_error, list_names, open_file, open_folder, stat_name, stat_open
+from ..disk.paths import FOLDER_MODE, Closing, list_names, open_file, open_folder, read_at, stat_name, stat_open
 from ..errors import CorruptJournal, DurabilityLost, JournalWaits, LimitExceeded, NoSpace, StoreError, StoreIoError
 from ..format.journal import (
     END_BYTES,
@@ -46,7 +46,6 @@ from ..format.records import Finding
 from ..limits import KIB, MAX_JOURNAL_BYTES, MAX_JOURNAL_RECORD_BYTES, MIB
 from ..uri import SessionUri
 from .folder import StoreFolder
-from .journal_room import JournalRoom
 from .store_file import JOURNAL
 
 TURNS_FILE: Final = "turns.mvj"
@@ -91,11 +90,12 @@ class _Place:
             place = place.older
 
 
-class Journal:
+class Journal(Closing):
     """The journal of one open store. Safe from several threads. Its file is made at the first record.
 
     findings: what of it cannot be read. waiting: the sessions whose turns could not be made versions, and why. room:
-    what is taken of the disk for records to come. lock: while it is held, no record comes.
+    the bytes of each session's next record, for which room on the disk is taken; any thread may take one out, and waits
+    for no flush. lock: while it is held, no record comes.
     """
 
     def __init__(self, folder: StoreFolder) -> None:
@@ -111,7 +111,7 @@ class Journal:
         self._live: dict[SessionUri, _Place] = {}
         self._void: list[_Place] = []
         self._is_spoilt = False
-        self.room = JournalRoom()
+        self.room: dict[SessionUri, int] = {}
 
     # --- opening and closing
 
@@ -208,10 +208,7 @@ class Journal:
             self.findings.append(Finding(self.path, CorruptJournal.code, message))
 
     def _read(self, start: int, count: int) -> bytes:
-        try:
-            return os.pread(self._fd, count, start)
-        except OSError as error:
-            raise io_error(error, "read", self.path) from error
+        return read_at(self._fd, start, count, self.path)
 
     # --- what it holds
 
@@ -279,7 +276,7 @@ class Journal:
         with self.lock:
             self.require_settled(uri)
             self._have_room(size_of(payload_bytes), [uri], ask)
-            self.room.take(uri, payload_bytes)
+            self.room[uri] = payload_bytes
 
     def append(
         self, records: Sequence[JournalRecord], require_base: Callable[[bytes], object] = lambda _: None
@@ -311,7 +308,7 @@ class Journal:
             self._end = end
             self._live.update(places)
             for uri in places:
-                self.room.give_back(uri)
+                self.room.pop(uri, None)
 
     def cover(self, uri: SessionUri) -> None:
         """A version takes the place of what was acknowledged of a session: its record counts no more. What the file
@@ -330,7 +327,7 @@ class Journal:
             DurabilityLost
         """
         with self.lock:
-            reserved, reason = self.room.give_back(uri), self.waiting.get(uri)
+            reserved, reason = self.room.pop(uri, None), self.waiting.get(uri)
             place = self._let_go(uri)
             try:
                 self.settle()
@@ -339,14 +336,14 @@ class Journal:
                     self._void.remove(place)
                     self._live[uri] = place
                 if reserved is not None:
-                    self.room.take(uri, reserved)
+                    self.room[uri] = reserved
                 if reason is not None:
                     self.waiting[uri] = reason
                 raise
 
     def _let_go(self, uri: SessionUri) -> _Place | None:
         """In memory: its record counts no more, and needs no room."""
-        self.room.give_back(uri)
+        self.room.pop(uri, None)
         self.waiting.pop(uri, None)
         if (place := self._live.pop(uri, None)) is not None:
             self._void.append(place)
@@ -371,7 +368,7 @@ class Journal:
             self._let_go(uri)
             if self._fd >= 0:
                 if self._live or self.room:
-                    self._write_anew(self.room.bytes_but([]))
+                    self._write_anew(self._reserved_but([]))
                 else:
                     self._remove()
 
@@ -380,7 +377,7 @@ class Journal:
     ) -> None:
         """Room for so many bytes of these sessions behind the last record, and for what is reserved; if it has to be
         taken, in a new file where most of the old one is void."""
-        needed += self.room.bytes_but(uris)
+        needed += self._reserved_but(uris)
         is_sound = self._fd >= 0 and not self._is_spoilt and self._is_in_place()
         if is_sound and self._end + needed + END_BYTES <= self._size:
             return
@@ -396,6 +393,10 @@ class Journal:
             longer_bytes = max(longer_bytes, min(most_bytes, _in_steps(self._size + step_bytes)))
             ask(longer_bytes - self._size)
             self._lengthen(longer_bytes)
+
+    def _reserved_but(self, uris: Collection[SessionUri]) -> int:
+        """The bytes in the file that are taken for other sessions than these."""
+        return sum(size_of(count) for uri, count in list(self.room.items()) if uri not in uris)
 
     def _is_in_place(self) -> bool:
         """Whether the open file still has its name in the store: what is written into another one is lost."""
@@ -447,8 +448,7 @@ class Journal:
         """Put a new file in the place of the old one, with the records that count and room for so many bytes more."""
         self._open_folder()
         key, end, places = Key.new(self._folder.uuid), HEADER_BYTES, {}
-        temp = self._folder.temps.new()
-        try:
+        with self._folder.temps.new() as temp:
             temp.append([key.header()])
             for uri, old in self._live.items():
                 try:
@@ -463,8 +463,6 @@ class Journal:
             temp.append([bytes(size - end)])
             temp.sync()
             fd = self._publish(temp)
-        finally:
-            temp.close()
         if self._fd >= 0:
             os.close(self._fd)
         self._fd, self._key, self._live = fd, key, places
@@ -485,10 +483,7 @@ class Journal:
     def _publish(self, temp: durable.TempFile) -> int:
         """Give the new file its name; returns a descriptor of it. It is made before: once the file has its name, what
         is written into the old one would be lost."""
-        try:
-            fd = os.dup(temp.fd)
-        except OSError as error:
-            raise io_error(error, "open", temp.path) from error
+        fd = temp.duplicate()
         try:
             temp.publish(self._folder_fd, TURNS_FILE, self.folder_path, replacing=self._fd >= 0)
         except BaseException:

@@ -102,7 +102,7 @@ class Marks:
         without a file, also the errors of store.json."""
         path = f"{folder.path}/{MARKS_FILE}"
         data = _read_file(folder.root_fd, path)
-        if data is None and folder.says_marked():
+        if data is None and folder.require_store_file().marked:
             data = _read_file(folder.root_fd, path)  # the very first mark may have come between the two looks
             if data is None:
                 raise marks_lost(folder)
@@ -111,11 +111,11 @@ class Marks:
     def save(self, folder: StoreFolder) -> int:
         """Replace the store's marks, durably; the file's bytes. Raises NoSpace, StoreIoError, DurabilityLost."""
         data = encode_marks(self)
-        if not folder.says_marked():
+        if not folder.require_store_file().marked:
             # At any cut, store.json names no file that never was, and names the one with acknowledged marks.
             if MARKS_FILE not in list_names(folder.root_fd, folder.path):
                 _write(folder, encode_marks(Marks(self.store_uuid)))
-            folder.say_marked()
+            folder.write_store_file(marked=True)
         _write(folder, data)
         return len(data)
 

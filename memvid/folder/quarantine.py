@@ -18,13 +18,13 @@ from typing import Final
 from ..disk import durable
 from ..disk.paths import (
     FOLDER_MODE,
+    Closing,
     Stamp,
     closing_fd,
-    io_error,
     list_names,
     open_file,
-    open_folder,
     opened_folder,
+    read_at,
     stamp_of,
     stat_name,
     stat_open,
@@ -33,7 +33,7 @@ from ..errors import BundleMissing, NoSpace, StoreError, StoreIoError, UnsafePat
 from ..format.layout import LIVE_SUFFIX
 from ..limits import CHUNK_BYTES
 from .folder import StoreFolder
-from .store_file import BUNDLES, QUARANTINE
+from .store_file import QUARANTINE
 
 _MAX_NUMBER: Final = 10**9 - 1
 _NUMBER: Final = re.compile(r"[1-9][0-9]{0,8}", re.ASCII)
@@ -51,13 +51,9 @@ def move_bundle(
     another ending. `as_version`: as a version of the bundle that its content says."""
     name = bundle_id.hex()
     stem = as_version.hex() + LIVE_SUFFIX if as_version is not None else name + (as_suffix or suffix)
-    path = f"{folder.path}/{BUNDLES}/{name[:2]}"
-    try:
-        fd = open_folder(folder.bundles_fd, name[:2], path)
-    except FileNotFoundError:
-        return None
-    with closing_fd(fd):
-        return _move(folder, fd, path, name + suffix, stem)
+    with contextlib.suppress(FileNotFoundError), folder.prefix_folder(name[:2]) as fd:
+        return _move(folder, fd, folder.prefix_path(name[:2]), name + suffix, stem)
+    return None
 
 
 def move_back(folder: StoreFolder, name: str, bundle_id: bytes) -> None:
@@ -184,7 +180,7 @@ def places_of(folder: StoreFolder, name: str) -> list[str]:
     return []
 
 
-class QuarantineCopy:
+class QuarantineCopy(Closing):
     """A flushed copy of a bundle's file without a name in quarantine yet. Close it when done."""
 
     def __init__(self, folder: StoreFolder, bundle_id: bytes, suffix: str, as_suffix: str) -> None:
@@ -202,7 +198,7 @@ class QuarantineCopy:
     def _fill(self, temp: durable.TempFile, source: int, path: str) -> None:
         try:
             temp.whole_bytes = lambda: stat_open(source, path).st_size
-            while chunk := _read_at(source, temp.size_bytes, path):
+            while chunk := read_at(source, temp.size_bytes, CHUNK_BYTES, path):
                 temp.append([chunk])
             temp.sync()
         except BaseException:
@@ -246,7 +242,7 @@ def _move(folder: StoreFolder, from_fd: int, from_path: str, name: str, stem: st
 
 def _same_as(folder: StoreFolder, name: str, source: int) -> str | None:
     """The path of a file in quarantine with the same bytes: a repair that was cut off had copied it."""
-    size_bytes = stat_open(source, f"{folder.path}/{BUNDLES}/{name[:2]}/{name}").st_size
+    size_bytes = stat_open(source, f"{folder.prefix_path(name[:2])}/{name}").st_size
     with _opened(folder) as fd:
         for path in places_of(folder, name):
             inside = os.path.basename(path)
@@ -258,18 +254,11 @@ def _same_as(folder: StoreFolder, name: str, source: int) -> str | None:
 def _equal(folder_fd: int, name: str, path: str, source: int) -> bool:
     with closing_fd(open_file(folder_fd, name, os.O_RDONLY, path)) as other:
         at = 0
-        while chunk := _read_at(source, at, path):
-            if chunk != _read_at(other, at, path):
+        while chunk := read_at(source, at, CHUNK_BYTES, path):
+            if chunk != read_at(other, at, CHUNK_BYTES, path):
                 return False
             at += len(chunk)
         return True
-
-
-def _read_at(fd: int, offset: int, path: str) -> bytes:
-    try:
-        return os.pread(fd, CHUNK_BYTES, offset)
-    except OSError as error:
-        raise io_error(error, "read", path) from error
 
 
 def _free_name(fd: int, path: str, name: str) -> str:

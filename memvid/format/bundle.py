@@ -19,7 +19,7 @@ from typing import Final, NoReturn
 
 from blake3 import blake3
 
-from ..disk.paths import Stamp, io_error, stamp_of, stat_open
+from ..disk.paths import Closing, Stamp, io_error, stamp_of, stat_open
 from ..errors import (
     PUT_BACK,
     BlockMissing,
@@ -59,7 +59,7 @@ READ_BYTES: Final = 1 << 20
 """Bytes of slots read in one call: still in the processor's cache when they are hashed."""
 
 
-class FrameFile:
+class FrameFile(Closing):
     """A bundle file as a holder of frames: header, trailer and directory have been checked. Owns its descriptor.
 
     Its manifest is not read: the block id proves a frame to any manifest. The user of this object fills

@@ -6,8 +6,8 @@ import contextlib
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Self
 
+from ..disk.paths import Closing
 from ..errors import BlockMissing, BundleMissing, CorruptBundle, StoreClosed
 from ..limits import MAX_OPEN_ANCESTORS, MAX_REMEMBERED_HEAD_BYTES
 from .blocks import BlockEntry, BlockHeader, span_parents
@@ -15,7 +15,7 @@ from .bundle import BundleFile, FrameFile, Head, require_promised
 from .manifest import Manifest
 
 
-class BundleReader:
+class BundleReader(Closing):
     """Reads the state of one version from all files that hold its blocks. Close it when done.
 
     While it is open, its bundle and the holders of its blocks are pinned: this process keeps their files. Another
@@ -45,12 +45,6 @@ class BundleReader:
         self._parents = span_parents(self.entries)
         self._checked: dict[bytes, BlockHeader] = {}
         self._remembered_bytes = 0
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self.close()
 
     def close(self) -> None:
         """Close the files and let go of the pins. Idempotent."""
@@ -172,7 +166,7 @@ class BundleReader:
             return self._places.get(block_id)
 
 
-class FilePool:
+class FilePool(Closing):
     """The open files of ancestors, a few at a time. Closes the least recently used first, never one being read."""
 
     def __init__(self, open_file: Callable[[bytes], FrameFile]) -> None:

@@ -6,7 +6,6 @@ index or lock.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
@@ -14,7 +13,6 @@ from typing import TypeVar
 from blake3 import blake3
 
 from ..disk.durable import TempFile
-from ..disk.paths import io_error
 from ..errors import CorruptBundle, Corruption, InvalidDraft, LimitExceeded, ReadBackFailed
 from ..limits import MAX_BLOCK_HEADER_BYTES, MAX_BUNDLE_BYTES, MAX_FRAMES, MAX_SLOTS
 from .blocks import BLOCK_KINDS, BlockDraft, BlockEntry, BlockHeader, SlotDraft, SlotSpec, block_id
@@ -163,17 +161,11 @@ class BundleWriter:
 
     def _read_back(self, bundle_id: bytes) -> None:
         """Decode what was encoded, with the same code as a wake, before anything relies on it."""
+        fd = self._temp.duplicate()
         try:
-            fd = os.dup(self._temp.fd)
-        except OSError as error:
-            raise io_error(error, "read back", self._temp.path) from error
-        try:
-            file = BundleFile(fd, self._temp.path, bundle_id)
-            try:
+            with BundleFile(fd, self._temp.path, bundle_id) as file:
                 for block in file.frames:
                     file.check_block(block)
-            finally:
-                file.close()
         except Corruption as error:
             raise ReadBackFailed(
                 f"What was written did not read back: {error.message} The session was not put to sleep; it is still "

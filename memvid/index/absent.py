@@ -18,15 +18,15 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import os
 import re
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
+from contextlib import AbstractContextManager
 from types import NoneType
 from typing import Any, Final
 
 from ..disk import durable
-from ..disk.paths import FOLDER_MODE, io_error, list_names, open_file, open_folder, stat_name
+from ..disk.paths import FOLDER_MODE, list_names, opened_folder, read_small, stat_name
 from ..disk.sealed_json import SealedFormat, reason_of
 from ..errors import IndexFailed, StoreError, StoreIoError, UnsafePath
 from ..folder.store_file import ABSENT, BUNDLES
@@ -61,7 +61,7 @@ class AbsentNotes:
         with contextlib.ExitStack() as stack:
             fd = stack.enter_context(self._opened())
             temps_path = f"{self._store_path}/{BUNDLES}"
-            temps = _open_folder(stack, self._root_fd, BUNDLES, temps_path)
+            temps = stack.enter_context(opened_folder(self._root_fd, BUNDLES, temps_path))
             stack.callback(durable.sync_folder, temps, temps_path)
             stack.callback(durable.sync_folder, fd, self.path)
             for bundle in waiting:
@@ -78,11 +78,7 @@ class AbsentNotes:
             DurabilityLost
         """
         failed: list[StoreIoError] = []
-        with contextlib.ExitStack() as stack:
-            try:
-                fd = stack.enter_context(self._opened())
-            except FileNotFoundError:
-                return
+        with contextlib.suppress(FileNotFoundError), self._opened() as fd:
             removed = [_removed(fd, _name_of(one), self.path, failed) for one in bundle_ids]
             if any(removed):
                 durable.sync_folder(fd, self.path)
@@ -123,10 +119,8 @@ class AbsentNotes:
                     unread[bundle_id] = error.message
         return found, unread
 
-    @contextlib.contextmanager
-    def _opened(self) -> Iterator[int]:
-        with contextlib.ExitStack() as stack:
-            yield _open_folder(stack, self._root_fd, ABSENT, self.path)
+    def _opened(self) -> AbstractContextManager[int]:
+        return opened_folder(self._root_fd, ABSENT, self.path)
 
 
 def encode_note(bundle: IndexedBundle) -> bytes:
@@ -205,32 +199,13 @@ def _may_be_there(folder_fd: int, name: str, folder_path: str) -> bool:
 
 def _read(folder_fd: int, name: str, path: str) -> bytes:
     """The whole file, or one byte more than is allowed; asked twice."""
+    with contextlib.suppress(StoreIoError):
+        return read_small(folder_fd, name, MAX_NOTE_BYTES, path)
     try:
-        return _read_once(folder_fd, name, path)
-    except StoreIoError:
-        pass
-    try:
-        return _read_once(folder_fd, name, path)
+        return read_small(folder_fd, name, MAX_NOTE_BYTES, path)
     except StoreIoError as error:
         raise StoreIoError(
             f"{error.message} It tells of a version that has no file. Try again; if it stays so, move it out of the "
             "store.",
             **error.details,
         ) from error
-
-
-def _read_once(folder_fd: int, name: str, path: str) -> bytes:
-    fd = open_file(folder_fd, name, os.O_RDONLY, path)
-    try:
-        with os.fdopen(fd, "rb", closefd=False) as file:
-            return file.read(MAX_NOTE_BYTES + 1)
-    except OSError as error:
-        raise io_error(error, "read", path) from error
-    finally:
-        os.close(fd)
-
-
-def _open_folder(stack: contextlib.ExitStack, parent_fd: int, name: str, path: str) -> int:
-    fd = open_folder(parent_fd, name, path)
-    stack.callback(os.close, fd)
-    return fd

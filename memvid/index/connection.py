@@ -9,7 +9,7 @@ import threading
 from collections.abc import Iterator
 from typing import Any, Final
 
-from ..disk.paths import Stamp
+from ..disk.paths import Closing, Stamp
 from ..errors import IndexFailed, StoreError, StoreIoError
 from .absent import AbsentNotes
 from .index_file import FAILURES, REFUSED, translated
@@ -20,7 +20,7 @@ from .schema import FILE_KEY
 _CHECKPOINT_BYTES: Final = 1000 * PAGE_BYTES
 
 
-class IndexConnection:
+class IndexConnection(Closing):
     """An index that is open. Safe from several threads."""
 
     def __init__(self, connection: sqlite3.Connection, path: str, root_fd: int | None) -> None:

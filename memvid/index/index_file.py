@@ -12,7 +12,17 @@ from collections.abc import Iterator
 from typing import Final
 
 from ..disk.durable import TempFile, write_error
-from ..disk.paths import Stamp, io_error, list_names, open_folder, require_own_regular, stamp_of, stat_name
+from ..disk.paths import (
+    Stamp,
+    closing_fd,
+    io_error,
+    list_names,
+    open_folder,
+    read_at,
+    require_own_regular,
+    stamp_of,
+    stat_name,
+)
 from ..errors import LimitExceeded, NoSpace
 from ..folder.store_file import BUNDLES
 from ..limits import MAX_INDEX_BYTES
@@ -78,20 +88,14 @@ def new_file(root_fd: int, store_path: str) -> Iterator[TempFile]:
         fd = open_folder(root_fd, BUNDLES, path)
     except FileNotFoundError as error:
         raise io_error(error, "open", path) from error
-    try:
-        with contextlib.closing(TempFile(fd, path)) as temp:
-            yield temp
-    finally:
-        os.close(fd)
+    with closing_fd(fd), TempFile(fd, path) as temp:
+        yield temp
 
 
 def begin_log(temp: TempFile) -> None:
     """Say in an index's first page that it has a log. SQLite would do so once the file is in its place, and write a
     journal of it first, for which a full disk has no room. Raises NoSpace, StoreIoError."""
-    try:
-        first = bytearray(os.pread(temp.fd, PAGE_BYTES, 0))
-    except OSError as error:
-        raise io_error(error, "read", temp.path) from error
+    first = bytearray(read_at(temp.fd, 0, PAGE_BYTES, temp.path))
     first[JOURNAL_MODES] = WITH_LOG
     temp.rewrite_start(bytes(first))
 

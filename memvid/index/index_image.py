@@ -22,7 +22,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from ..disk.paths import io_error, open_file, stat_name, stat_open
+from ..disk.paths import closing_fd, io_error, open_file, read_at, stat_name, stat_open
 
 WAL_SUFFIX: Final = "-wal"
 WAL_HEADER: Final = struct.Struct(">IIIIQII")
@@ -65,16 +65,13 @@ def read_image(root_fd: int, store_path: str, file_name: str, *, page_bytes: int
         OverflowError: the file, or the log, has more than `max_bytes`, or the file would have with the log in it.
     """
     path = f"{store_path}/{file_name}"
-    fd = open_file(root_fd, file_name, os.O_RDONLY, path)
-    try:
+    with closing_fd(open_file(root_fd, file_name, os.O_RDONLY, path)) as fd:
         before = _state(fd, path)
         log = _read_log(root_fd, store_path, file_name, max_bytes)
         file_data = _read_all(fd, path, max_bytes)
         replaced = stat_name(root_fd, file_name, path).st_ino != stat_open(fd, path).st_ino
         if replaced or _state(fd, path) != before or not _is_still(log, root_fd, store_path, file_name):
             return None
-    finally:
-        os.close(fd)
     data = bytearray(file_data)
     pages, count = committed_pages(log, page_bytes)
     if count * page_bytes > min(max_bytes, len(file_data) + len(log)):  # a page that is new is in the log
@@ -173,8 +170,8 @@ def _read_log(root_fd: int, store_path: str, file_name: str, max_bytes: int) -> 
 
 def _is_still(log: bytes, root_fd: int, store_path: str, file_name: str) -> bool:
     """Whether the log has not begun anew since it was read: it may only have grown."""
-    with _opened_log(root_fd, store_path, file_name) as (fd, _):
-        return not log or (fd is not None and os.pread(fd, WAL_HEADER.size, 0) == log[: WAL_HEADER.size])
+    with _opened_log(root_fd, store_path, file_name) as (fd, path):
+        return not log or (fd is not None and read_at(fd, 0, WAL_HEADER.size, path) == log[: WAL_HEADER.size])
 
 
 @contextlib.contextmanager
@@ -185,12 +182,8 @@ def _opened_log(root_fd: int, store_path: str, file_name: str) -> Iterator[tuple
     except FileNotFoundError:
         yield None, path
         return
-    try:
+    with closing_fd(fd):
         yield fd, path
-    except OSError as error:
-        raise io_error(error, "read", path) from error
-    finally:
-        os.close(fd)
 
 
 def _read_all(fd: int, path: str, max_bytes: int) -> bytes:

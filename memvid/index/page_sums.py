@@ -23,11 +23,12 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager
 from typing import Final
 
 from blake3 import blake3
 
-from ..disk.paths import FILE_MODE, open_file
+from ..disk.paths import FILE_MODE, closing_fd, open_file
 from ..errors import StoreError
 from ..limits import MAX_INDEX_BYTES
 from .index_image import committed_pages
@@ -152,11 +153,8 @@ class PageSums:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(SUMS_FILE, dir_fd=self._root_fd)
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-            fd = os.open(SUMS_FILE, flags, FILE_MODE, dir_fd=self._root_fd)
-            try:
+            with closing_fd(os.open(SUMS_FILE, flags, FILE_MODE, dir_fd=self._root_fd)) as fd:
                 os.write(fd, self._sums)  # cut short, they are not those of the file
-            finally:
-                os.close(fd)
 
 
 def _in_log(root_fd: int, store_path: str, file_name: str) -> tuple[set[int], int]:
@@ -203,10 +201,5 @@ def _read(fd: int, offset: int, size_bytes: int) -> bytes:
     return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
-@contextlib.contextmanager
-def _opened(root_fd: int, store_path: str, name: str) -> Iterator[int]:
-    fd = open_file(root_fd, name, os.O_RDONLY, f"{store_path}/{name}")
-    try:
-        yield fd
-    finally:
-        os.close(fd)
+def _opened(root_fd: int, store_path: str, name: str) -> AbstractContextManager[int]:
+    return closing_fd(open_file(root_fd, name, os.O_RDONLY, f"{store_path}/{name}"))

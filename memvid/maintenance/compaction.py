@@ -176,7 +176,7 @@ class _Compaction:
     def _rewrite(self, step: Step) -> bool:
         core, bundle_id = self._core, step.file.bundle_id
         kept = {block for block, _ in step.frames}
-        with contextlib.closing(core.open_frames(bundle_id)) as old:
+        with core.open_frames(bundle_id) as old:
             lost, stamp = old.frames.keys() - kept, old.stamp()
         users = _users_without_need(core, bundle_id, lost) if lost else {}
         if users is None:
@@ -206,7 +206,7 @@ class _Compaction:
             if source == step.file.bundle_id:
                 continue
             try:
-                with contextlib.closing(self._core.open_frames(source)) as file:
+                with self._core.open_frames(source) as file:
                     file.check_block(block)
             except (Corruption, BundleMissing):
                 return source
@@ -242,7 +242,7 @@ class _Compaction:
     def _remove(self, bundle_id: bytes, reason: str) -> None:
         core = self._core
         if self._dry_run:
-            with contextlib.suppress(StoreError), contextlib.closing(core.open_frames(bundle_id)) as file:
+            with contextlib.suppress(StoreError), core.open_frames(bundle_id) as file:
                 self._record_removal(bundle_id, file.file_bytes, reason)
             return
         with core.committing():
@@ -276,7 +276,7 @@ def _users_without_need(core: StoreCore, holder: bytes, blocks: Iterable[bytes])
     if not core.index.given_up().keys().isdisjoint(core.index.users_of(holder)):
         return None  # a version set aside may come back, and need them
     for user in core.index.users_of(holder):
-        with contextlib.closing(core.open_bundle(user)) as file:
+        with core.open_bundle(user) as file:
             if any(entry.bundle_id == holder and entry.id in asked for entry in file.entries):
                 return None
             users[user] = file.stamp()
@@ -368,7 +368,7 @@ class _Look:
         """The versions whose files hold frames that their own manifests do not look for there."""
         found = set()
         for bundle_id in self._rows:
-            with self._reporting(bundle_id), contextlib.closing(self._core.open_frames(bundle_id)) as file:
+            with self._reporting(bundle_id), self._core.open_frames(bundle_id) as file:
                 if len(file.frames) > file.directory.places.count(0):
                     found.add(bundle_id)
         for bundle_id in found:
@@ -390,7 +390,7 @@ class _Look:
     def _load(self, bundle_id: bytes) -> FileView | None:
         if bundle_id not in self.files and bundle_id not in self._failed:
             self._failed.add(bundle_id)
-            with self._reporting(bundle_id), contextlib.closing(self._core.open_bundle(bundle_id)) as file:
+            with self._reporting(bundle_id), self._core.open_bundle(bundle_id) as file:
                 self.stamps[bundle_id] = file.stamp()
                 self.files[bundle_id] = self._view(file)
                 self._failed.remove(bundle_id)

@@ -47,7 +47,7 @@ from ..errors import (
 )
 from ..folder import quarantine
 from ..folder.marks import MARKS_FILE, Marks
-from ..folder.store_file import ABSENT, BUNDLES, QUARANTINE, STORE_FILE
+from ..folder.store_file import ABSENT, QUARANTINE, STORE_FILE
 from ..format.bundle import BundleFile, FrameFile
 from ..format.directory import file_bytes_with
 from ..format.layout import LIVE_SUFFIX, RETIRED_SUFFIX
@@ -133,7 +133,7 @@ def _blocks_of(core: StoreCore, uri: SessionUri, bundle_ids: Iterable[bytes]) ->
     retired = [one for one, suffix in core.folder.list_bundles().items() if suffix == RETIRED_SUFFIX]
     blocks: set[bytes] = set()
     for bundle_id in {*bundle_ids, *retired}:
-        with contextlib.suppress(StoreError), contextlib.closing(core.open_bundle(bundle_id)) as file:
+        with contextlib.suppress(StoreError), core.open_bundle(bundle_id) as file:
             if file.manifest is not None and file.manifest.uri == uri:
                 blocks.update(entry.id for entry in file.manifest.blocks)
     return blocks
@@ -163,7 +163,7 @@ def _look(
         return look
     for bundle_id in dict.fromkeys([*needs.retired, *needs.surplus]):
         try:
-            with contextlib.closing(core.open_bundle(bundle_id)) as file:
+            with core.open_bundle(bundle_id) as file:
                 step = _step(file, uri, set(needs.of(bundle_id)), retired=bundle_id not in needs.surplus)
         except BundleMissing:
             continue
@@ -384,10 +384,10 @@ class _Forget:
                 file = core.open_bundle(user)
             except BundleMissing:
                 return None  # deleted since the look, or else the next look says so
-            with contextlib.closing(file):
+            with file:
                 users[user] = file.stamp()
                 needed.update(entry.id for entry in file.entries if entry.bundle_id == step.bundle_id)
-        with contextlib.closing(core.open_bundle(step.bundle_id)) as file:
+        with core.open_bundle(step.bundle_id) as file:
             live = file.path.endswith(LIVE_SUFFIX) and file.manifest is not None
             contents = _contents(file, needed, live=live)
         with prepared(core, step.bundle_id, contents) as fresh, core.committing():
@@ -455,7 +455,7 @@ class _Forget:
         others = {one for one, row in core.index.given_up().items() if row.uri != self._uri}
         if quarantine.bundle_of(name) is None or not others:
             return False
-        with contextlib.closing(FrameFile(*quarantine.open_name(core.folder, name), None)) as file:
+        with FrameFile(*quarantine.open_name(core.folder, name), None) as file:
             bundle_id, frames = file.bundle_id, frozenset(file.frames)
         if not others.isdisjoint(core.index.users_of(bundle_id)):
             return True
@@ -468,7 +468,7 @@ class _Forget:
 
     def _clear_temps(self) -> None:
         core = self._core
-        folder_path = f"{core.path}/{BUNDLES}"
+        folder_path = core.folder.bundles_path
         if self._dry_run and not core.has_lock:
             return  # a daemon beside us may be writing some
         with core.committing() if not self._dry_run else contextlib.nullcontext():
@@ -531,7 +531,7 @@ class _Forget:
                 f"Version {version} of {self._uri} is being written, by a sleep or an import, and its bytes are in the "
                 f"store already. Let that come to its end, then {_AGAIN}."
             )
-            self._problems.append(Finding(f"{core.path}/{BUNDLES}", STILL_OPEN, message))
+            self._problems.append(Finding(core.folder.bundles_path, STILL_OPEN, message))
 
     def find_naming_turns(self, look: Look) -> None:
         """Turns of other sessions in the journal that name this one."""
@@ -550,7 +550,7 @@ class _Forget:
     def report(self, look: Look) -> MaintenanceReport:
         for other, common in sorted(look.shared.items()):
             reason = f"{len(common)} blocks are this session's too, and stay"
-            path = f"{self._core.path}/{BUNDLES}"
+            path = self._core.folder.bundles_path
             self.actions.append(Action("keep", path, other, None, 0, reason))
         self.actions += look.naming
         problems = (*self._problems, *look.problems)
@@ -561,7 +561,7 @@ def _blocks_in_quarantine(core: StoreCore, bundle_id: bytes, name: str) -> froze
     """The blocks of a version in quarantine, as far as its file tells."""
     with contextlib.suppress(StoreError):
         fd, path = quarantine.open_name(core.folder, name)
-        with contextlib.closing(BundleFile(fd, path, bundle_id)) as file:
+        with BundleFile(fd, path, bundle_id) as file:
             return frozenset(entry.id for entry in file.entries)
     return frozenset()
 

@@ -30,7 +30,7 @@ from ..disk.paths import closing_fd, list_names, opened_folder, stat_name
 from ..errors import CorruptMarks, CorruptStoreFile, IndexFailed, MarksLost, StoreError, UnsafePath, UnsupportedFormat
 from ..folder import quarantine
 from ..folder.marks import MARKS_FILE, Marks
-from ..folder.store_file import BUNDLES, INCOMING, QUARANTINE
+from ..folder.store_file import INCOMING, QUARANTINE
 from ..format.layout import LIVE_SUFFIX, RETIRED_SUFFIX
 from ..format.records import Action, Finding, IndexRow, MaintenanceReport
 from ..index.unknown_references import find_unknown_needs
@@ -309,7 +309,7 @@ class _Collection:
 
     def remove_temps(self, names: Sequence[str]) -> None:
         core = self._core
-        path = f"{core.path}/{BUNDLES}"
+        path = core.folder.bundles_path
         for name in names:
             size_bytes = self._remove(core.folder.bundles_fd, name, path)
             self._removed(f"{path}/{name}", size_bytes, "An unfinished write left it.")

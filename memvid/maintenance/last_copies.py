@@ -55,14 +55,14 @@ class _Search:
             with contextlib.suppress(StoreError):
                 fd, path = quarantine.open_name(self._core.folder, name)
                 bundle_id = quarantine.bundle_of(name)
-                with contextlib.closing(kind(fd, path, bundle_id if kind is DamagedFile else None)) as file:
+                with kind(fd, path, bundle_id if kind is DamagedFile else None) as file:
                     return tuple(file.frames)
         return ()
 
     def needed_by(self, bundle_id: bytes) -> Iterator[str]:
         core = self._core
         try:
-            with contextlib.closing(BundleFile(*core.folder.open_bundle(bundle_id), bundle_id)) as file:
+            with BundleFile(*core.folder.open_bundle(bundle_id), bundle_id) as file:
                 wanted = [(entry.id, entry.bundle_id or bundle_id) for entry in file.entries]
         except StoreError:
             for place in (bundle_id, *core.index.refs_of(bundle_id)):
@@ -82,7 +82,7 @@ class _Search:
             self._sound[place, block_id] = False
             with (
                 contextlib.suppress(StoreError),
-                contextlib.closing(duplicate_files.open_frames(self._core.folder, place)) as file,
+                duplicate_files.open_frames(self._core.folder, place) as file,
             ):
                 if block_id in file.frames:
                     file.check_payloads(block_id)

@@ -79,7 +79,7 @@ def find_remains(core: StoreCore, uri: SessionUri) -> list[Remain]:
             found += _judged(core.folder.root_fd, name, f"{root}/{name}", "", uri)
     for path in (*list_strangers(core.folder), *_hidden_behind_live_ones(core, uri)):
         found += _stranger(core, path, uri)
-    bundles_fd, bundles = core.folder.bundles_fd, f"{root}/{BUNDLES}"
+    bundles_fd, bundles = core.folder.bundles_fd, core.folder.bundles_path
     for name in filter(durable.TEMP_NAME.fullmatch, list_names(bundles_fd, bundles)):
         if not durable.is_plain(bundles_fd, name):  # a plain one is being written, or goes as a leftover
             found += _judged(bundles_fd, name, f"{bundles}/{name}", "", uri)
@@ -128,7 +128,7 @@ def _hidden_behind_live_ones(core: StoreCore, uri: SessionUri) -> Iterator[str]:
 
 def _stranger(core: StoreCore, path: str, uri: SessionUri) -> Iterator[Remain]:
     """A file under bundles/ that no version is read from."""
-    inside = os.path.relpath(path, f"{core.path}/{BUNDLES}")
+    inside = os.path.relpath(path, core.folder.bundles_path)
     prefix, name = os.path.split(inside)
     if not prefix:
         yield from _judged(core.folder.bundles_fd, name, path, "", uri)
@@ -163,7 +163,7 @@ def _judged(folder_fd: int, name: str, path: str, folder: str, uri: SessionUri) 
 def _verdict(fd: int, path: str, uri: SessionUri) -> tuple[bool, str]:
     """Whether a file holds a version of a session; if not, why that is unknown, or "". Closes `fd`."""
     try:
-        with contextlib.closing(BundleFile(fd, path, None)) as file:
+        with BundleFile(fd, path, None) as file:
             if file.manifest is None:
                 return False, "it holds blocks and does not say whose they are"
             if file.manifest.uri == uri:

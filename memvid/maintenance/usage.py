@@ -173,7 +173,7 @@ def _add_needed(core: StoreCore, needs: Needs, tally: _Tally) -> None:
     retired = set(needs.retired)
     for bundle_id in sorted(retired.union(needs.needed)):
         try:
-            with contextlib.closing(core.open_bundle(bundle_id)) as file:
+            with core.open_bundle(bundle_id) as file:
                 if bundle_id in retired:
                     tally.add_retired(file)
                 tally.move_needed(file, needs.of(bundle_id), retired=bundle_id in retired)
@@ -205,7 +205,7 @@ def _places(core: StoreCore) -> Counter[str]:
             found[""] += _bytes_in(core, name)
         elif name != BUNDLES:
             found[INDEX_FILE if name.startswith(INDEX_FILE) else ""] += _file_bytes(core.folder.root_fd, name)
-    for name in filter(durable.TEMP_NAME.fullmatch, list_names(bundles_fd, f"{core.path}/{BUNDLES}")):
+    for name in filter(durable.TEMP_NAME.fullmatch, list_names(bundles_fd, core.folder.bundles_path)):
         found[durable.TEMP_SUFFIX] += _file_bytes(bundles_fd, name)
     for path in list_strangers(core.folder):
         with contextlib.suppress(OSError):

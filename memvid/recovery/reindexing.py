@@ -147,7 +147,7 @@ def make_anew(
         contents = _contents(folder, None, files, scan, noted, is_current=False)
     else:
         old, is_current = copy
-        with contextlib.closing(old):
+        with old:
             is_current &= not isinstance(why, IndexContradicted)
             contents = _contents(folder, old, files, scan, noted, is_current=is_current)
     reason = str(why)

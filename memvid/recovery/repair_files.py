@@ -35,7 +35,7 @@ class RepairFiles:
             sources = {self._run.survey.by_key[key].bundle_id for _, key in layout.frames}
             for other in {*layout.holders.values(), *sources} if pinning else ():
                 pin(other)
-            pool = stack.enter_context(contextlib.closing(FilePool(self._open_source)))
+            pool = stack.enter_context(FilePool(self._open_source))
             with core.poisoning():
                 temp = core.new_temp()
                 stack.callback(temp.close)
@@ -79,7 +79,7 @@ class RepairFiles:
             return
         with self._run.core.poisoning():
             copy = quarantine.QuarantineCopy(self._run.core.folder, file.bundle_id, file.suffix, self.ending(file))
-        with contextlib.closing(copy):
+        with copy:
             self._run.bytes_written += copy.bytes_written
             yield copy
 

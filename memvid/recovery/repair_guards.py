@@ -5,7 +5,6 @@ A delete, a sleep, an import or a compaction may have come between. Each guard t
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Container
 
 from ..errors import BundleMissing, StoreError
@@ -57,7 +56,7 @@ class Guards:
         all its frames, or the lack of its blocks. A sleep or an import may have written these since."""
         file, manifest, index = step.file, step.file.manifest, self._run.core.index
         if step.role == "twin":
-            with contextlib.closing(self._run.core.open_bundle(file.bundle_id)) as live:
+            with self._run.core.open_bundle(file.bundle_id) as live:
                 is_all = live.path.endswith(LIVE_SUFFIX) and live.frames.keys() >= set(file.sound)
             if not is_all or self._run.core.folder.stamp_of(file.bundle_id, file.suffix) != file.stamp:
                 raise Changed
@@ -113,7 +112,7 @@ class Guards:
         if known is not None and is_lost and not self._run.is_changed(user) and self._is_still_lost(known):
             return False
         try:
-            with contextlib.closing(self._run.core.open_bundle(user)) as opened:
+            with self._run.core.open_bundle(user) as opened:
                 return any(entry.bundle_id == holder and entry.id in blocks for entry in opened.entries)
         except BundleMissing:
             return False
@@ -140,7 +139,7 @@ def require_held(
         return
     for holder in bundle.refs:
         try:
-            with contextlib.closing(core.open_frames(holder)) as file:
+            with core.open_frames(holder) as file:
                 elsewhere -= file.frames.keys()
         except StoreError as error:
             raise Changed from error

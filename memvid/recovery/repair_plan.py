@@ -435,7 +435,7 @@ class _Losses:
         return loss_message(row.uri, row.version, row.ledger_tokens, missing, None)
 
     def _in_common(self, lost: Manifest, file: FileState, other: Manifest, its: FileState) -> Common:
-        with contextlib.closing(FilePool(self._open)) as pool:
+        with FilePool(self._open) as pool:
             read_lost, read_other = (reading(pool, one.places or {}, self._files_of) for one in (file, its))
             return in_common(lost, read_lost, other, read_other)
 

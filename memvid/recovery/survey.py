@@ -299,7 +299,7 @@ def _examine(core: StoreCore, target: Target) -> FileState:
     """Raises errors that are no damage: BundleMissing, UnsafePath, StoreIoError, UnsupportedFormat."""
     fd, path = target.open(core)
     try:
-        with contextlib.closing(BundleFile(fd, path, target.bundle_id)) as file:
+        with BundleFile(fd, path, target.bundle_id) as file:
             places = {entry.id: entry.bundle_id or target.bundle_id for entry in file.entries}
             return _state_of(file, file.manifest, places, "", target)
     except _NOT_DAMAGE:
@@ -310,7 +310,7 @@ def _examine(core: StoreCore, target: Target) -> FileState:
 
 def _examine_damaged(core: StoreCore, target: Target, error: StoreError) -> FileState:
     fd, path = target.open(core)
-    with contextlib.closing(DamagedFile(fd, path, target.bundle_id)) as file:
+    with DamagedFile(fd, path, target.bundle_id) as file:
         state = _state_of(file, file.manifest, None, error.message, target)
     if not isinstance(error, BundleMismatch):
         return state

@@ -11,7 +11,6 @@ store; time with the number of versions times their blocks.
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -94,7 +93,7 @@ def _read_session(core: StoreCore, bundle_ids: list[bytes], needs: Needs, on_fil
     session: SessionUri | None = None
     for bundle_id in bundle_ids:
         try:
-            with contextlib.closing(core.open_bundle(bundle_id)) as file:
+            with core.open_bundle(bundle_id) as file:
                 manifest = file.manifest
                 if manifest is None:
                     needs.unread[bundle_id] = _unreadable(core, bundle_id, "it has no manifest")

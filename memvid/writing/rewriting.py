@@ -112,7 +112,7 @@ class Prepared:
         """Whether every block that the new directory places elsewhere is there at this moment. Raises StoreIoError if
         the system refuses the look."""
         blocks = self._old.manifest.blocks if self._old.manifest and self._keep_manifest else ()
-        with contextlib.closing(FilePool(self._core.open_frames)) as pool:
+        with FilePool(self._core.open_frames) as pool:
             for position, entry in enumerate(blocks):
                 holder = self._directory.holder_of(position)
                 if holder is None:
@@ -137,8 +137,8 @@ def prepared(core: StoreCore, bundle_id: bytes, contents: Contents, room: Meter 
     with core.pinning() as pin, contextlib.ExitStack() as stack:
         for name in {bundle_id, *(source for _, source in contents.frames), *contents.holders.values()}:
             pin(name)
-        old = stack.enter_context(contextlib.closing(core.open_bundle(bundle_id)))
-        pool = stack.enter_context(contextlib.closing(FilePool(core.open_frames)))
+        old = stack.enter_context(core.open_bundle(bundle_id))
+        pool = stack.enter_context(FilePool(core.open_frames))
         with core.poisoning():
             temp = core.new_temp()
             stack.callback(temp.close)

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import os
 import platform
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,7 +24,7 @@ from ... import __version__
 from ..disk.budget import Beyond, Meter
 from ..disk.clock import now_ns
 from ..disk.durable import TempFile
-from ..disk.paths import io_error
+from ..disk.paths import Closing
 from ..errors import (
     BlockMissing,
     BudgetExceeded,
@@ -109,8 +108,7 @@ def write_version(core: StoreCore, request: VersionDraft) -> Receipt:
     if not 0 <= request.token_count <= MAX_TOKENS:
         raise LimitExceeded(f"a session has 0 to {MAX_TOKENS} tokens, not {request.token_count}.", limit=MAX_TOKENS)
     with core.pinning() as pin, core.next_version(request.uri) as version, contextlib.ExitStack() as stack:
-        holdings = Holdings(core, pin)
-        stack.callback(holdings.close)
+        holdings = stack.enter_context(Holdings(core, pin))
         places = _places_of_reused(core, pin, holdings, request)
         for entry in request.doubted:
             holdings.require_sound(places[entry.id], entry.id)
@@ -150,8 +148,7 @@ class _Sleep:
         self._writer: BundleWriter
 
     def _new_file(self) -> tuple[TempFile, BundleWriter]:
-        temp = self._core.new_temp()
-        self._stack.callback(temp.close)
+        temp = self._stack.enter_context(self._core.new_temp())
         return temp, BundleWriter(temp, self._room)
 
     def run(self) -> Receipt:
@@ -186,12 +183,7 @@ class _Sleep:
         """Write the file again with blocks that left their places before the commit: a delete or a compaction was about
         to take them when they were found."""
         self._holdings.look_again()
-        try:
-            fd = os.dup(self._temp.fd)
-        except OSError as error:
-            raise io_error(error, "open", self._temp.path) from error
-        earlier = FrameFile(fd, self._temp.path, bundle_id)
-        with contextlib.closing(earlier):
+        with FrameFile(self._temp.duplicate(), self._temp.path, bundle_id) as earlier:
             self._temp, self._writer = self._new_file()
             for block_id in self._writer.each(earlier.frames, lambda one: earlier.frames[one].frame_bytes):
                 self._writer.add_copy(earlier, block_id)
@@ -288,7 +280,7 @@ def moved_blocks(core: StoreCore, places: Mapping[bytes, bytes]) -> list[bytes]:
         by_holder.setdefault(holder, []).append(block_id)
     for holder, block_ids in by_holder.items():
         try:
-            with contextlib.closing(core.open_frames(holder)) as file:
+            with core.open_frames(holder) as file:
                 moved += [block_id for block_id in block_ids if block_id not in file.frames]
         except StoreError:  # damaged, gone, or refused by the system
             moved += block_ids
@@ -318,7 +310,7 @@ def publish(core: StoreCore, temp: TempFile, bundle: IndexedBundle, meter: Meter
             raise
 
 
-class Holdings:
+class Holdings(Closing):
     """Other bundles' files, opened and pinned on demand for a sleep."""
 
     def __init__(self, core: StoreCore, pin: Callable[[bytes], None]) -> None:
@@ -386,7 +378,7 @@ def _places_of_reused(
     pin(request.parent)
     with _missing_if_refused(request.parent):
         opened = core.open_bundle(request.parent)
-    with contextlib.closing(opened) as parent:
+    with opened as parent:
         manifest = parent.manifest
         if manifest is None:
             raise BundleMissing(
