@@ -251,9 +251,7 @@ class Store(Exchanging, Upkeep, Tagging, Acknowledging):
         self._core.require_open()
         path = backup.claim(self._core.folder, target)
         with Store.open(path, writable=True) as copy:
-            return backup.copy_versions(
-                self._core, copy._core, lambda row: bool(self._promised([row.bundle_id])), on_progress
-            )
+            return backup.copy_versions(self._core, copy._core, on_progress)
 
     # --- delete
 

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Collection, Iterator
 
-from ..errors import BundleMissing, SessionNotFound, StoreError
+from ..errors import BundleMissing, SessionNotFound
 from ..folder.marks import Marks
 from ..folder.versions import describe_versions, select_version, set_aside
-from ..format.layout import RETIRED_SUFFIX
 from ..format.reader import BundleReader
 from ..format.records import IndexRow, OpenReport, StoreStatistics
-from ..index.index import Index
-from ..index.schema import IndexUnusable
 from ..uri import SessionUri, not_found, parse_reference, parse_version_reference
 from ..writing.core import StoreCore
 
@@ -51,7 +47,7 @@ class Sessions:
         try:
             reader = self.open_bundle(row.bundle_id)
         except BundleMissing:
-            if not self._promised([row.bundle_id]):  # deleted meanwhile
+            if not self._core.promised([row.bundle_id]):  # deleted meanwhile
                 raise self._not_found(uri, version, but=row) from None
             raise
         now = self.find_session(uri, row.version)
@@ -158,35 +154,6 @@ class Sessions:
         if row is None:
             raise self._not_found(uri, version)
         return row
-
-    def _promised(self, bundle_ids: Collection[bytes]) -> set[bytes]:
-        """Those of the bundles that are missing or damaged but still promised, by a fresh look: a daemon beside us may
-        have deleted some. A row that the index file never had was not deleted from it, unless a daemon has written
-        there since: it had a row for each file."""
-        asked = {one for one in bundle_ids if self._core.folder.suffix_of(one) != RETIRED_SUFFIX}
-        if self._core.has_lock:
-            return set(filter(self.index.knows, asked))
-        with self._index_now() as now:
-            if now is None:
-                return asked
-            unwritten = self.index.not_in_file if now.read_at == self.index.read_at else frozenset()
-            return {one for one in asked if one in unwritten or now.knows(one)}
-
-    @contextlib.contextmanager
-    def _index_now(self) -> Iterator[Index | None]:
-        """The present index: ours, while no operation changes it; beside a daemon the index file, None if
-        unreadable."""
-        if self._core.has_lock:
-            with self._core.committing() if self._core.writable else contextlib.nullcontext():
-                yield self.index
-            return
-        with contextlib.ExitStack() as stack:
-            try:
-                copy = Index.copy_to_memory(self.path, self._core.folder.root_fd, self.uuid)
-            except (IndexUnusable, StoreError):
-                yield None
-                return
-            yield stack.enter_context(copy)
 
     def _require_none_waiting(self, uri: SessionUri) -> None:
         """Raise SessionNotFound, with the reason, if repair has set aside all versions of the session."""

@@ -59,11 +59,11 @@ class Upkeep(Sessions):
             self._core.folder,
             self.index,
             uri,
-            self._promised,
+            self._core.promised,
             deep=deep,
             on_progress=on_progress,
             pace=pace,
-            index_now=self._index_now,
+            index_now=self._core.index_now,
             all_known=self._core.writable,
         )
 
@@ -80,7 +80,7 @@ class Upkeep(Sessions):
         """
         from ..maintenance import forgetting
 
-        return forgetting.forget(self._core, uri, self._promised, dry_run=dry_run)
+        return forgetting.forget(self._core, uri, dry_run=dry_run)
 
     def usage(self) -> UsageReport:
         """The disk space of the store, by place and by need, and each session's part. Works in a store opened for
@@ -92,7 +92,7 @@ class Upkeep(Sessions):
         """
         from ..maintenance import usage
 
-        return usage.usage(self._core, self._promised)
+        return usage.usage(self._core)
 
     def prune(self, retention: Retention, uri: SessionUri | None = None, *, dry_run: bool = False) -> MaintenanceReport:
         """Drop the versions, of one session or of all, that a retention does not keep. Needs no disk space.
@@ -109,7 +109,7 @@ class Upkeep(Sessions):
 
         if uri is not None and self.find_session(uri) is None:
             raise self._not_found(uri, None)
-        return pruning.prune(self._core, retention, uri, self._promised, dry_run=dry_run)
+        return pruning.prune(self._core, retention, uri, dry_run=dry_run)
 
     def drop_stand_ins(self, uri: SessionUri) -> MaintenanceReport:
         """Drop the versions of a session that end in a ledger alone, if the next version or the newest has all of their

@@ -139,7 +139,7 @@ class Account:
         self._held_bytes = held_bytes
         self._written_on = written_on
         self._free_bytes = free_bytes
-        self._lock = threading.Lock()
+        self.lock = threading.Lock()
         self._meters: list[Meter] = []
 
     def begin(self, day: int, *, replacing: bool = False, beyond: Beyond | None = None) -> Meter:
@@ -149,38 +149,20 @@ class Account:
         if beyond is not None:
             budget = UNLIMITED if beyond == "reserve" else Budget(min_free_bytes=budget.min_free_bytes)
         meter = Meter(self, budget, day, replacing)
-        with self._lock:
+        with self.lock:
             self._meters.append(meter)
         return meter
 
     def end(self, meter: Meter, keep: Callable[[int, int], None]) -> None:
         """The work is done or given up; `keep` adds its bytes to its day for `written_on`."""
-        with self._lock:
+        with self.lock:
             try:
                 if meter.written_bytes:
                     keep(meter.day, meter.written_bytes)
             finally:
                 self._meters.remove(meter)
 
-    def settle(self, meter: Meter) -> None:
-        """Its output is among the store's files now, and counts there."""
-        with self._lock:
-            meter.reserved_bytes = 0
-
-    def take(self, meter: Meter, size_bytes: int) -> None:
-        """Count so many bytes, or raise BudgetExceeded and count nothing."""
-        with self._lock:
-            require_room(meter.budget, self._standing(meter), size_bytes)
-            meter.written_bytes += size_bytes
-            if not meter.replacing:
-                meter.reserved_bytes += size_bytes
-
-    def require(self, meter: Meter, size_bytes: int) -> None:
-        """Raise BudgetExceeded if there is no room for so many bytes now. Counts nothing."""
-        with self._lock:
-            require_room(meter.budget, self._standing(meter), size_bytes)
-
-    def _standing(self, meter: Meter) -> Standing:
+    def standing(self, meter: Meter) -> Standing:
         """The figures for this work's budget; one that has no bound is not looked at."""
         budget = meter.budget
         store_bytes, written, free = 0, 0, 0
@@ -206,8 +188,12 @@ class Meter:
         self._account = account
 
     def __call__(self, size_bytes: int) -> None:
-        """Ask for so many bytes, and count them. Raises BudgetExceeded."""
-        self._account.take(self, size_bytes)
+        """Ask for so many bytes, and count them. Raises BudgetExceeded, and counts nothing."""
+        with self._account.lock:
+            require_room(self.budget, self._account.standing(self), size_bytes)
+            self.written_bytes += size_bytes
+            if not self.replacing:
+                self.reserved_bytes += size_bytes
 
     @property
     def is_bounded(self) -> bool:
@@ -216,11 +202,13 @@ class Meter:
 
     def require(self, size_bytes: int) -> None:
         """Ask ahead for so many bytes, and count none. Raises BudgetExceeded."""
-        self._account.require(self, size_bytes)
+        with self._account.lock:
+            require_room(self.budget, self._account.standing(self), size_bytes)
 
     def settle(self) -> None:
-        """Its output is among the store's files now."""
-        self._account.settle(self)
+        """Its output is among the store's files now, and counts there."""
+        with self._account.lock:
+            self.reserved_bytes = 0
 
 
 def utc_day(instant_ns: int) -> int:

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 from ..disk import targets
@@ -73,10 +73,8 @@ def claim(folder: StoreFolder, target: str | os.PathLike[str]) -> str:
     return path
 
 
-def copy_versions(
-    core: StoreCore, into: StoreCore, is_there: Callable[[IndexRow], bool], on_progress: Progress | None = None
-) -> MaintenanceReport:
-    """Write into the backup what it lacks. `is_there`: whether a version is not deleted by now.
+def copy_versions(core: StoreCore, into: StoreCore, on_progress: Progress | None = None) -> MaintenanceReport:
+    """Write into the backup what it lacks.
 
     Raises:
         NoSpace: the backup's disk has less room than the whole needs; nothing was copied.
@@ -95,7 +93,7 @@ def copy_versions(
     for row in missing:
         path = into.folder.bundle_path(row.bundle_id)
         try:
-            size_bytes = _copy(core, into, row, sound, is_there)
+            size_bytes = _copy(core, into, row, sound)
         except (StoreIoError, NoSpace):
             raise
         except StoreError as error:
@@ -166,9 +164,7 @@ def _refusal(into: StoreCore, uri: SessionUri) -> Finding:
     return Finding(into.path, NameTaken.code, message)
 
 
-def _copy(
-    core: StoreCore, into: StoreCore, row: IndexRow, sound: dict[bytes, bytes], is_there: Callable[[IndexRow], bool]
-) -> int:
+def _copy(core: StoreCore, into: StoreCore, row: IndexRow, sound: dict[bytes, bytes]) -> int:
     """Write one version into the backup; the bytes of its file, 0 if it was deleted meanwhile. sound: for each file of
     the backup, the blocks read or written in this run; this adds to it."""
     if into.index.knows(row.bundle_id) and row.bundle_id not in {*into.index.missed(), *into.index.given_up()}:
@@ -183,7 +179,7 @@ def _copy(
             with core.open_reader(row.bundle_id) as reader:
                 return _write(into, reader, sound)
         except (BundleMissing, BlockMissing):
-            if not is_there(row):
+            if not core.promised([row.bundle_id]):
                 return 0
             if last:
                 raise

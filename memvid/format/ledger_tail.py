@@ -6,13 +6,10 @@ The layers above write and read them; the store counts them, so that no reader t
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from .blocks import TOKEN_BYTES
 from .manifest import Manifest
-
-if TYPE_CHECKING:
-    from .reader import BundleReader
 
 UNREAD: Final = "unread"
 """The entry of the session map that holds them, in that version alone: a map; its `tokens` are uint32, as bytes."""
@@ -33,19 +30,3 @@ def tail_in(session: Mapping[str, Any]) -> bytes:
     told = session.get(UNREAD)
     tokens = told.get("tokens") if isinstance(told, dict) else None
     return tokens[: len(tokens) // TOKEN_BYTES * TOKEN_BYTES] if isinstance(tokens, bytes) else b""
-
-
-def begins_with(later: BundleReader, earlier: BundleReader) -> bool:
-    """Whether the ledger of a version begins with the whole ledger of another. The heads of blocks that both have are
-    not read. Raises as `BundleReader.read_header`."""
-    spans = [[entry for entry in each.entries if entry.kind == "span"] for each in (later, earlier)]
-    same = 0
-    for one, other in zip(*spans, strict=False):
-        if one.id != other.id:
-            break
-        same += 1
-    rests = (
-        b"".join(each.read_header(entry).tokens for entry in entries[same:]) + tail_of(each.manifest)
-        for each, entries in zip((later, earlier), spans, strict=True)
-    )
-    return next(rests).startswith(next(rests))

@@ -30,7 +30,6 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from ..checking.set_aside_versions import names_of_versions
-from ..checking.verify import Promised
 from ..disk import durable
 from ..disk.budget import utc_day
 from ..disk.clock import now_ns
@@ -100,20 +99,19 @@ class Look:
     problems: list[Finding] = field(default_factory=list)
 
 
-def forget(core: StoreCore, uri: SessionUri, promised: Promised, *, dry_run: bool) -> MaintenanceReport:
-    """See `Store.forget`. A session without rows may have files left by an earlier delete or forget. `promised` says,
-    by a fresh look, which bundles still belong to a session."""
+def forget(core: StoreCore, uri: SessionUri, *, dry_run: bool) -> MaintenanceReport:
+    """See `Store.forget`. A session without rows may have files left by an earlier delete or forget."""
     core.begin_upkeep(dry_run=dry_run)  # an index file that is behind also keeps names
     bundle_ids = core.index.bundles_of(uri)
     blocks = _blocks_of(core, uri, bundle_ids)
-    run = _Forget(core, uri, blocks, promised, dry_run=dry_run)
+    run = _Forget(core, uri, blocks, dry_run=dry_run)
     if not dry_run:
         keep_turns_behind(core, uri, bundle_ids)
         run.delete(bundle_ids)
     else:
         run.erase_turns()
     run.clear_other_places()
-    look = run.strip() if not dry_run else _look(core, uri, blocks, promised, bundle_ids)
+    look = run.strip() if not dry_run else _look(core, uri, blocks, bundle_ids)
     if dry_run:
         run.plan(look, bundle_ids)
     else:
@@ -142,9 +140,7 @@ def _blocks_of(core: StoreCore, uri: SessionUri, bundle_ids: Iterable[bytes]) ->
 # --- looking
 
 
-def _look(
-    core: StoreCore, uri: SessionUri, blocks: set[bytes], promised: Promised, but_for: Iterable[bytes] = ()
-) -> Look:
+def _look(core: StoreCore, uri: SessionUri, blocks: set[bytes], but_for: Iterable[bytes] = ()) -> Look:
     """Look the whole store over, as if the bundles `but_for` were retired. Changes nothing."""
     look = Look()
 
@@ -175,18 +171,16 @@ def _look(
             look.problems.append(Finding(path, CANNOT_BE_TOLD, f"{message} {error.message}"))
             continue
         if step is not None:
-            missing = _missing_users(core, uri, step, promised, but_for)
+            missing = _missing_users(core, step, but_for)
             look.problems += missing
             look.steps += () if missing else (step,)
     return look
 
 
-def _missing_users(
-    core: StoreCore, uri: SessionUri, step: Step, promised: Promised, but_for: Iterable[bytes]
-) -> list[Finding]:
+def _missing_users(core: StoreCore, step: Step, but_for: Iterable[bytes]) -> list[Finding]:
     """Why a file must stay as it is: by the index, missing versions look for blocks in it, and cannot say which."""
     others = set(core.index.users_of(step.bundle_id)).difference(but_for)
-    missing = sorted(promised([user for user in others if not core.folder.has_bundle(user)]))
+    missing = sorted(core.promised([user for user in others if not core.folder.has_bundle(user)]))
     rows = core.index.rows_of(missing)
     found = []
     for user in missing:
@@ -246,13 +240,10 @@ def _bytes_after(file: BundleFile, contents: Contents) -> int:
 class _Forget:
     """A forget under way."""
 
-    def __init__(
-        self, core: StoreCore, uri: SessionUri, blocks: set[bytes], promised: Promised, *, dry_run: bool
-    ) -> None:
+    def __init__(self, core: StoreCore, uri: SessionUri, blocks: set[bytes], *, dry_run: bool) -> None:
         self._core = core
         self._uri = uri
         self._blocks = blocks
-        self._promised = promised
         self._dry_run = dry_run
         self._freed = 0
         self._written = 0
@@ -298,7 +289,7 @@ class _Forget:
         """Look the store over and take the steps, until a look finds nothing more: that one is the proof."""
         failed: dict[bytes, Finding] = {}
         for _ in range(_ROUNDS):
-            look = _look(self._core, self._uri, self._blocks, self._promised)
+            look = _look(self._core, self._uri, self._blocks)
             steps = [step for step in look.steps if step.bundle_id not in failed]
             if not steps:
                 break

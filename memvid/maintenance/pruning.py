@@ -27,12 +27,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 from ..checking.set_aside_versions import gave_way_to
-from ..checking.verify import Promised, require_same_as_row
+from ..checking.verify import require_same_as_row
 from ..errors import StoreClosed, StoreError, StoreIoError
 from ..folder.marks import Marks
 from ..folder.retention import Kept, Retention, RetentionPlan, plan_retention
 from ..format.layout import LIVE_SUFFIX, RETIRED_SUFFIX
-from ..format.ledger_tail import begins_with
+from ..format.ledgers import in_common, ledger_tokens
 from ..format.records import Action, Finding, IndexRow, MaintenanceReport
 from ..index.rows import SHADOWED
 from ..index.unknown_references import find_told
@@ -47,10 +47,8 @@ _Planned = Callable[[Iterable[SessionUri] | None], RetentionPlan]
 """Plans anew, for some sessions or all, by the marks and the unsound versions of the moment."""
 
 
-def prune(
-    core: StoreCore, retention: Retention, uri: SessionUri | None, promised: Promised, *, dry_run: bool
-) -> MaintenanceReport:
-    """See `Store.prune`. `promised` says, by a fresh look, which bundles still belong to a session."""
+def prune(core: StoreCore, retention: Retention, uri: SessionUri | None, *, dry_run: bool) -> MaintenanceReport:
+    """See `Store.prune`."""
     core.begin_upkeep(dry_run=dry_run)
     now_ns = time.time_ns()
     unsound: dict[bytes, Finding] = {}
@@ -61,7 +59,7 @@ def prune(
         return plan_retention(rows, marks, retention, now_ns, unsound, set(core.journal.bases().values()))
 
     plan = _plan_soundly(core, None if uri is None else [uri], planned, unsound)
-    problems = [unsound[one] for one in sorted(promised(unsound))] if unsound else []
+    problems = [unsound[one] for one in sorted(core.promised(unsound))] if unsound else []
     if dry_run:
         return _expected(core, plan, problems)
     dropped: list[IndexRow] = []
@@ -122,7 +120,13 @@ def _covers(core: StoreCore, later: IndexRow, earlier: IndexRow) -> bool:
     try:
         with core.open_reader(later.bundle_id) as one, core.open_reader(earlier.bundle_id) as other:
             require_same_as_row(later, later.uri, one.manifest, one.path)
-            return begins_with(one, other)
+            same = in_common(
+                one.manifest,
+                lambda entry: one.read_header(entry).tokens,
+                other.manifest,
+                lambda entry: other.read_header(entry).tokens,
+            )
+            return same.least == ledger_tokens(other.manifest)
     except (StoreClosed, StoreIoError):
         raise
     except StoreError:

@@ -19,7 +19,6 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from ..checking.verify import Promised
 from ..disk import durable
 from ..disk.budget import free_bytes_of, utc_day
 from ..disk.clock import now_ns
@@ -115,13 +114,13 @@ class _Tally:
             session.shared_bytes += size_bytes
 
 
-def usage(core: StoreCore, promised: Promised) -> UsageReport:
-    """See `Store.usage`. `promised` says, by a fresh look, which bundles still belong to a session."""
+def usage(core: StoreCore) -> UsageReport:
+    """See `Store.usage`."""
     core.require_open()
     rows = core.index.all_rows()
     tally = _Tally(listed={*(row.bundle_id for row in rows), *core.index.with_status(SHADOWED)})
     needs = read_needs(core, tally.add_live)
-    _add_versions(core, rows, promised, tally)
+    _add_versions(core, rows, tally)
     _add_needed(core, needs, tally)
     _add_unread(core, needs, tally)
     places = _places(core)
@@ -158,9 +157,9 @@ def usage(core: StoreCore, promised: Promised) -> UsageReport:
     )
 
 
-def _add_versions(core: StoreCore, rows: Sequence[IndexRow], promised: Promised, tally: _Tally) -> None:
+def _add_versions(core: StoreCore, rows: Sequence[IndexRow], tally: _Tally) -> None:
     absent = [row.bundle_id for row in rows if not core.folder.has_bundle(row.bundle_id)]
-    missing = promised(absent) if absent else set()
+    missing = core.promised(absent) if absent else set()
     gone = set(absent) - missing
     for row in rows:
         if row.bundle_id not in gone:

@@ -61,11 +61,10 @@ class OwnFiles:
             try:
                 Marks.load(self._run.core.folder)
             except CorruptMarks:
-                if not self._run.core.folder.require_store_file().marked:
-                    self._run.core.folder.write_store_file(
-                        marked=True
-                    )  # or it would look as if there had never been marks
-                quarantine.move_file(self._run.core.folder, MARKS_FILE)
+                folder = self._run.core.folder
+                if not folder.require_store_file().marked:
+                    folder.write_store_file(marked=True)  # or it would look as if there had never been marks
+                quarantine.move_file(folder, MARKS_FILE)
 
     def mend_index(self, done: set[bytes]) -> None:
         """Make the index anew if it differs from the bundles; `done` were repaired one by one."""

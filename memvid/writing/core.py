@@ -40,10 +40,11 @@ from ..folder.folder import StoreFolder
 from ..folder.journal import Journal
 from ..folder.pins import Pins
 from ..format.bundle import BundleFile, FrameFile
-from ..format.layout import LIVE_SUFFIX
+from ..format.layout import LIVE_SUFFIX, RETIRED_SUFFIX
 from ..format.reader import BundleReader
 from ..index.index import Index
 from ..index.rows import IndexedBundle
+from ..index.schema import IndexUnusable
 from ..limits import MAX_VERSION
 from ..uri import SessionUri
 from . import deletion
@@ -177,6 +178,37 @@ class StoreCore:
         with contextlib.suppress(NoSpace, StoreIoError, UnsafePath), self.committing():
             self.index.return_to_file()
             self._next_mending = 0.0
+
+    # --- what is there now
+
+    def promised(self, bundle_ids: Iterable[bytes]) -> set[bytes]:
+        """Those of the bundles that are missing or damaged and still belong to a session, by a fresh look: a daemon
+        beside us may have deleted some. A row that the index file never had was not deleted from it, unless a daemon
+        has written there since: it had a row for each file."""
+        asked = {one for one in bundle_ids if self.folder.suffix_of(one) != RETIRED_SUFFIX}
+        if self.has_lock:
+            return set(filter(self.index.knows, asked))
+        with self.index_now() as now:
+            if now is None:
+                return asked
+            unwritten = self.index.not_in_file if now.read_at == self.index.read_at else frozenset()
+            return {one for one in asked if one in unwritten or now.knows(one)}
+
+    @contextlib.contextmanager
+    def index_now(self) -> Iterator[Index | None]:
+        """The present index: ours, while no operation changes it; beside a daemon the index file, None if
+        unreadable."""
+        if self.has_lock:
+            with self.committing() if self.writable else contextlib.nullcontext():
+                yield self.index
+            return
+        try:
+            copy = Index.copy_to_memory(self.path, self.folder.root_fd, self.folder.uuid)
+        except (IndexUnusable, StoreError):
+            yield None
+            return
+        with copy:
+            yield copy
 
     # --- versions
 
