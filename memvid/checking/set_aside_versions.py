@@ -283,9 +283,8 @@ class _Search:
         ones."""
         for place, names in sorted(self._waiting.items(), key=lambda one: one[0] != first):
             yield from (functools.partial(self._open_waiting, name, place) for _, name in names)
-        for place, suffix in self._folder.list_bundles().items():
-            if suffix == RETIRED_SUFFIX:
-                yield functools.partial(duplicate_files.open_frames, self._folder, place)
+        for place in self._folder.list_retired():
+            yield functools.partial(duplicate_files.open_frames, self._folder, place)
 
     def _sound_in(self, open_file: Callable[[], FrameFile], blocks: set[bytes]) -> set[bytes]:
         """Those of the blocks with good frames in a file."""

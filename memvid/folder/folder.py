@@ -167,6 +167,10 @@ class StoreFolder:
         """All bundle files by id, with their ending. A bundle with both endings counts as live. Raises StoreIoError."""
         return self.list_with_twins()[0]
 
+    def list_retired(self) -> list[bytes]:
+        """The bundles that only have a retired file."""
+        return [bundle_id for bundle_id, suffix in self.list_bundles().items() if suffix == RETIRED_SUFFIX]
+
     def list_with_twins(self) -> tuple[dict[bytes, str], list[bytes]]:
         """As `list_bundles`, and the bundles that are there with both endings. Raises StoreIoError."""
         found: dict[bytes, str] = {}

@@ -35,11 +35,12 @@ from ..errors import (
 from ..format.bundle import BundleFile
 from ..format.codecs import RAW_CODE, encode_slot
 from ..format.layout import LIVE_SUFFIX, RETIRED_SUFFIX
-from ..format.records import Action, Finding, IndexRow, MaintenanceReport
+from ..format.records import IndexRow, MaintenanceReport
 from ..index.unknown_references import find_told
 from ..uri import SessionUri
 from ..writing import deletion
 from ..writing.core import StoreCore
+from ..writing.maintenance_run import MaintenanceRun
 from ..writing.rewriting import Contents, prepared
 from .compaction_plan import CompactionPolicy, FileView, Step, choose_targets, plan_compaction
 
@@ -57,21 +58,21 @@ def compact(
 ) -> MaintenanceReport:
     """Compact one session, or all of them. See `Store.compact`."""
     core.begin_upkeep(dry_run=dry_run)
-    run = _Compaction(core, policy, dry_run, should_stop)
+    compaction = _Compaction(core, policy, dry_run, should_stop)
+    run = compaction.run
     for bundle_id in core.index.unreadable_now():
         path = core.folder.bundle_path(bundle_id)
-        run.report(path, "corrupt_bundle", f"{path} cannot be read: nothing is compacted while it is there.")
-    for finding in find_told(core.folder, core.index):
-        run.report(finding.path, finding.code, finding.message)
+        run.tell(path, "corrupt_bundle", f"{path} cannot be read: nothing is compacted while it is there.")
+    run.problems += find_told(core.folder, core.index)
     if core.index.needs_unknown():
-        return run.result()
+        return run.report()
     for one in core.index.uris() if uri is None else [uri]:
-        if run.stopped:
+        if compaction.stopped:
             break
-        run.session(one)
-    if not run.stopped:
-        run.remove_unneeded(everywhere=uri is None)
-    return run.result()
+        compaction.session(one)
+    if not compaction.stopped:
+        compaction.remove_unneeded(everywhere=uri is None)
+    return run.report()
 
 
 class _Compaction:
@@ -80,9 +81,9 @@ class _Compaction:
     def __init__(
         self, core: StoreCore, policy: CompactionPolicy, dry_run: bool, should_stop: Callable[[], bool]
     ) -> None:
+        self.run = MaintenanceRun(core, "compact", dry_run)
         self._core = core
         self._policy = policy
-        self._dry_run = dry_run
         self._should_stop = should_stop
         self._full = False
         self._now_ns = time.time_ns()
@@ -90,27 +91,17 @@ class _Compaction:
         self._removed: set[bytes] = set()
         self._stamps: dict[bytes, Stamp] = {}
         self._newest = b""
-        self._actions: list[Action] = []
-        self._problems: dict[tuple[str, str], Finding] = {}
-        self._bytes_freed = 0
-        self._bytes_written = 0
+        self._told: set[tuple[str, str]] = set()
 
     @property
     def stopped(self) -> bool:
         return self._full or self._should_stop()
 
     def report(self, path: str, code: str, message: str) -> None:
-        self._problems.setdefault((path, code), Finding(path, code, message))
-
-    def result(self) -> MaintenanceReport:
-        return MaintenanceReport(
-            "compact",
-            self._dry_run,
-            tuple(self._actions),
-            self._bytes_freed,
-            self._bytes_written,
-            tuple(self._problems.values()),
-        )
+        """Tell of a problem, once for a file and a kind."""
+        if (path, code) not in self._told:
+            self._told.add((path, code))
+            self.run.tell(path, code, message)
 
     def session(self, uri: SessionUri) -> None:
         """Look, plan, and take the steps; if a holder turns out to be damaged, once more without it."""
@@ -135,7 +126,7 @@ class _Compaction:
                 return None
             if step.kind == "remove":
                 self._remove(step.file.bundle_id, step.reason)
-            elif self._dry_run:
+            elif self.run.dry_run:
                 self._done(step, step.file.file_bytes, step.after_bytes)
             elif not self._write(step) and number == 0 and step.adopts:
                 return self._damaged_source(step)
@@ -213,35 +204,23 @@ class _Compaction:
         return None
 
     def _done(self, step: Step, before: int, after: int) -> None:
-        file = step.file
-        self._bytes_freed += before
-        self._bytes_written += after
-        self._actions.append(
-            Action(
-                kind=step.kind,
-                path=file.path,
-                session=file.row.uri if file.row else None,
-                version=file.row.version if file.row else None,
-                size_bytes=before - after if before > after else after,
-                reason=step.reason,
-            )
-        )
+        self.run.bytes_freed += before
+        self.run.bytes_written += after
+        size_bytes = before - after if before > after else after
+        self.run.did(step.kind, step.file.path, size_bytes, step.reason, step.file.row)
 
     # --- retired files
 
     def remove_unneeded(self, *, everywhere: bool) -> None:
         """Remove the retired files that nothing needs any more: of the whole store, or of the files looked at."""
-        retired = set(self._retired)
-        if everywhere:
-            listed = self._core.folder.list_bundles()
-            retired.update(bundle_id for bundle_id, suffix in listed.items() if suffix == RETIRED_SUFFIX)
+        retired = self._retired.union(self._core.folder.list_retired() if everywhere else ())
         for bundle_id in sorted(retired - self._removed):
             if not self._core.index.users_of(bundle_id):
                 self._remove(bundle_id, "its version is gone, and nothing needs what is in it")
 
     def _remove(self, bundle_id: bytes, reason: str) -> None:
         core = self._core
-        if self._dry_run:
+        if self.run.dry_run:
             with contextlib.suppress(StoreError), core.open_frames(bundle_id) as file:
                 self._record_removal(bundle_id, file.file_bytes, reason)
             return
@@ -257,9 +236,7 @@ class _Compaction:
 
     def _record_removal(self, bundle_id: bytes, freed: int, reason: str, kind: str = "remove") -> None:
         self._removed.add(bundle_id)
-        self._bytes_freed += freed
-        path = self._core.folder.bundle_path(bundle_id, RETIRED_SUFFIX)
-        self._actions.append(Action(kind, path, None, None, freed, reason))
+        self.run.freed(kind, self._core.folder.bundle_path(bundle_id, RETIRED_SUFFIX), freed, reason)
 
 
 def _is_missed(core: StoreCore, error: BundleMissing) -> bool:

@@ -24,7 +24,6 @@ Rules:
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final
@@ -33,7 +32,7 @@ from ..checking.set_aside_versions import names_of_versions
 from ..disk import durable
 from ..disk.budget import utc_day
 from ..disk.clock import now_ns
-from ..disk.paths import Stamp, opened_folder
+from ..disk.paths import Stamp, opened_folder, plain_bytes
 from ..errors import (
     BundleMissing,
     CorruptStoreFile,
@@ -57,6 +56,7 @@ from ..uri import SessionUri, not_found
 from ..writing import deletion
 from ..writing.block_references import read_needs
 from ..writing.core import StoreCore
+from ..writing.maintenance_run import MaintenanceRun
 from ..writing.rewriting import Contents, prepared
 from .residue import Remain, find_remains
 
@@ -104,21 +104,21 @@ def forget(core: StoreCore, uri: SessionUri, *, dry_run: bool) -> MaintenanceRep
     core.begin_upkeep(dry_run=dry_run)  # an index file that is behind also keeps names
     bundle_ids = core.index.bundles_of(uri)
     blocks = _blocks_of(core, uri, bundle_ids)
-    run = _Forget(core, uri, blocks, dry_run=dry_run)
+    forgetting = _Forget(core, uri, blocks, dry_run=dry_run)
     if not dry_run:
         keep_turns_behind(core, uri, bundle_ids)
-        run.delete(bundle_ids)
+        forgetting.delete(bundle_ids)
     else:
-        run.erase_turns()
-    run.clear_other_places()
-    look = run.strip() if not dry_run else _look(core, uri, blocks, bundle_ids)
+        forgetting.erase_turns()
+    forgetting.clear_other_places()
+    look = forgetting.strip() if not dry_run else _look(core, uri, blocks, bundle_ids)
     if dry_run:
-        run.plan(look, bundle_ids)
+        forgetting.plan(look, bundle_ids)
     else:
-        run.erase_index()
-    run.find_newcomers(look)
-    run.find_naming_turns(look)
-    report = run.report(look)
+        forgetting.erase_index()
+    forgetting.find_newcomers(look)
+    forgetting.find_naming_turns(look)
+    report = forgetting.report(look)
     found = bundle_ids or blocks or look.naming or report.problems
     if not (found or any(action.session == uri for action in report.actions)):
         unknown = not_found(uri, core.index.uris())
@@ -128,7 +128,7 @@ def forget(core: StoreCore, uri: SessionUri, *, dry_run: bool) -> MaintenanceRep
 
 def _blocks_of(core: StoreCore, uri: SessionUri, bundle_ids: Iterable[bytes]) -> set[bytes]:
     """The blocks of a session as far as manifests still tell them, to report those that others share."""
-    retired = [one for one, suffix in core.folder.list_bundles().items() if suffix == RETIRED_SUFFIX]
+    retired = core.folder.list_retired()
     blocks: set[bytes] = set()
     for bundle_id in {*bundle_ids, *retired}:
         with contextlib.suppress(StoreError), core.open_bundle(bundle_id) as file:
@@ -241,14 +241,10 @@ class _Forget:
     """A forget under way."""
 
     def __init__(self, core: StoreCore, uri: SessionUri, blocks: set[bytes], *, dry_run: bool) -> None:
+        self._run = MaintenanceRun(core, "forget", dry_run)
         self._core = core
         self._uri = uri
         self._blocks = blocks
-        self._dry_run = dry_run
-        self._freed = 0
-        self._written = 0
-        self._problems: list[Finding] = []
-        self.actions: list[Action] = []
 
     def delete(self, bundle_ids: list[bytes]) -> None:
         core = self._core
@@ -260,27 +256,24 @@ class _Forget:
             removed = deletion.remove_unneeded(core.folder, core.index, core.pins)
             deletion.unmark(core.folder, self._uri)
             self._tell_rows(unfiled, marked=marked and not self._marked())
-        self._freed += room
+        self._run.bytes_freed += room
         for bundle_id, size_bytes in removed.items():
-            row = rows.get(bundle_id)
-            uri, version = (row.uri, row.version) if row else (None, None)
             path = core.folder.bundle_path(bundle_id, RETIRED_SUFFIX)
-            reason = "nothing needs a block of it"
-            self._did(Action("remove", path, uri, version, size_bytes, reason))
+            self._run.freed("remove", path, size_bytes, "nothing needs a block of it", rows.get(bundle_id))
 
     def erase_turns(self) -> None:
         """What the journal has of the session."""
         journal = self._core.journal
         has = journal.has(self._uri)
         try:
-            if not self._dry_run:
+            if not self._run.dry_run:
                 with self._core.poisoning():
                     journal.erase(self._uri)
         except (DurabilityLost, LockLost):
             raise
         except StoreError as error:
             message = f"{journal.path} may hold turns of {self._uri}: {error.message} Then {_AGAIN}."
-            self._problems.append(Finding(journal.path, NOT_FORGOTTEN, message))
+            self._run.tell(journal.path, NOT_FORGOTTEN, message)
             return
         if has:
             self._did(Action("remove", journal.path, self._uri, None, 0, "it holds turns that no version has"))
@@ -326,8 +319,8 @@ class _Forget:
         self._tell_rows(self._unfiled(bundle_ids), marked=self._marked())
         for step in look.steps:
             self._did(step.action(step.size_bytes))
-            self._freed += step.bytes_after  # the whole old file leaves the disk, and that much comes back
-            self._written += step.bytes_after
+            self._run.bytes_freed += step.bytes_after  # the whole old file leaves the disk, and that much comes back
+            self._run.bytes_written += step.bytes_after
 
     def _do(self, step: Step) -> Finding | None:
         core = self._core
@@ -358,7 +351,7 @@ class _Forget:
         for bundle_id, size_bytes in removed.items():
             if bundle_id != step.bundle_id:  # one that had waited for its reader
                 path = core.folder.bundle_path(bundle_id, RETIRED_SUFFIX)
-                self._did(Action("remove", path, None, None, size_bytes, "nothing needs a block of it"))
+                self._run.freed("remove", path, size_bytes, "nothing needs a block of it")
         if step.bundle_id in removed:
             return removed[step.bundle_id]
         if core.pins.count(step.bundle_id) or core.index.needs_unknown():
@@ -385,21 +378,16 @@ class _Forget:
             current = set(core.index.users_of(step.bundle_id)) == set(users) and all(
                 core.folder.is_current(user, stamp) for user, stamp in users.items()
             )
-            self._count(fresh.bytes_after)
+            self._run.bytes_written += fresh.bytes_after
+            core.count_written(utc_day(now_ns()), fresh.bytes_after)  # though no budget refuses it
             if not current or core.index.needs_unknown() or not fresh.commit():
                 return None
-            self._freed += fresh.bytes_after  # the whole old file left the disk; that much came back
+            self._run.bytes_freed += fresh.bytes_after  # the whole old file left the disk; that much came back
             return fresh.bytes_before - fresh.bytes_after
 
-    def _count(self, size_bytes: int) -> None:
-        """The writes of a forget count for the day, but no budget refuses them."""
-        self._written += size_bytes
-        with contextlib.suppress(StoreError):
-            self._core.index.add_written(utc_day(now_ns()), size_bytes)
-
     def _did(self, action: Action) -> None:
-        self.actions.append(action)
-        self._freed += action.size_bytes
+        self._run.actions.append(action)
+        self._run.bytes_freed += action.size_bytes
 
     # --- places beside bundles/
 
@@ -413,28 +401,27 @@ class _Forget:
                     f"Whether {remain.path} holds bytes of {self._uri} cannot be told: {remain.why}. Look yourself; "
                     f"move it out of the store, or remove it, and {_AGAIN}."
                 )
-                self._problems.append(Finding(remain.path, CANNOT_BE_TOLD, message))
+                self._run.tell(remain.path, CANNOT_BE_TOLD, message)
             elif not remain.folder:
                 message = (
                     f"{remain.path} holds a version of {self._uri}, and is no file of the store's: it stays. Move it "
                     f"out of the store, or remove it, and {_AGAIN}."
                 )
-                self._problems.append(Finding(remain.path, NOT_FORGOTTEN, message))
+                self._run.tell(remain.path, NOT_FORGOTTEN, message)
             else:
                 self._clear(remain)
 
     def _clear(self, remain: Remain) -> None:
-        core = self._core
         try:
-            with core.committing() if not self._dry_run else contextlib.nullcontext():
+            with self._run.committing():
                 if remain.folder == QUARANTINE and self._is_needed_by_aside(remain.name):
-                    self._problems.append(_needed_by_aside(remain.path, NOT_FORGOTTEN))
+                    self._run.problems.append(_needed_by_aside(remain.path, NOT_FORGOTTEN))
                     return
                 self._unlink(remain)
         except (DurabilityLost, LockLost):
             raise
         except StoreError as error:
-            self._problems.append(Finding(remain.path, NOT_FORGOTTEN, error.message))
+            self._run.tell(remain.path, NOT_FORGOTTEN, error.message)
             return
         reason = f"it {'tells of' if remain.folder == ABSENT else 'holds'} a version of {self._uri}"
         self._did(Action("remove", remain.path, self._uri, None, remain.size_bytes, reason))
@@ -460,21 +447,20 @@ class _Forget:
     def _clear_temps(self) -> None:
         core = self._core
         folder_path = core.folder.bundles_path
-        if self._dry_run and not core.has_lock:
+        if self._run.dry_run and not core.has_lock:
             return  # a daemon beside us may be writing some
-        with core.committing() if not self._dry_run else contextlib.nullcontext():
+        with self._run.committing():
             for name in core.folder.temps.leftovers():
-                size_bytes = _size_in(core.folder.bundles_fd, name)
-                if not self._dry_run:
+                size_bytes = plain_bytes(core.folder.bundles_fd, name)
+                if not self._run.dry_run:
                     durable.remove(core.folder.bundles_fd, name, folder_path)
-                path = f"{folder_path}/{name}"
-                self._did(Action("remove", path, None, None, size_bytes, "an unfinished write left it"))
-            if not self._dry_run:  # also for removals without a flush: by the opening, or by an unfinished write
+                self._run.freed("remove", f"{folder_path}/{name}", size_bytes, "an unfinished write left it")
+            if not self._run.dry_run:  # also for removals without a flush: by the opening, or by an unfinished write
                 durable.sync_folder(core.folder.bundles_fd, folder_path)
 
     def _unlink(self, remain: Remain) -> None:
         core = self._core
-        if self._dry_run:
+        if self._run.dry_run:
             return
         path = f"{core.path}/{remain.folder}"
         with opened_folder(core.folder.root_fd, remain.folder, path) as fd:
@@ -492,37 +478,36 @@ class _Forget:
             raise
         except StoreError as error:
             message = f"Names may remain in free space of {core.index.path}: {error.message}"
-            self._problems.append(Finding(core.index.path, error.code, message))
+            self._run.tell(core.index.path, error.code, message)
         path = f"{core.path}/{MARKS_FILE}"
         try:
             if Marks.load(core.folder).session(self._uri):
                 core.folder.require_store_file()  # without store.json no marks are written
-                message = f"{path} still has tags or pins of {self._uri}. Forget it again."
-                self._problems.append(Finding(path, NOT_FORGOTTEN, message))
+                self._run.tell(path, NOT_FORGOTTEN, f"{path} still has tags or pins of {self._uri}. Forget it again.")
         except MarksLost:
             pass  # so there are none of this session
         except CorruptStoreFile as error:
             message = f"Tags and pins of {self._uri} may be left: {error.message} Then {_AGAIN}."
-            self._problems.append(Finding(f"{core.path}/{STORE_FILE}", error.code, message))
+            self._run.tell(f"{core.path}/{STORE_FILE}", error.code, message)
         except StoreError as error:
-            self._problems.append(Finding(path, error.code, error.message))
+            self._run.tell(path, error.code, error.message)
 
     def find_newcomers(self, look: Look) -> None:
         """Versions of the session that came after the last look, or may still come: a version being written has its
         bytes in its writer's temporary file."""
         core = self._core
-        with core.committing() if not self._dry_run else contextlib.nullcontext():
-            arrived = [] if self._dry_run else core.index.bundles_of(self._uri)
+        with self._run.committing():
+            arrived = [] if self._run.dry_run else core.index.bundles_of(self._uri)
             versions = core.being_written(self._uri)
         told = {problem.path for problem in look.problems}
         paths = [core.folder.bundle_path(bundle_id) for bundle_id in arrived]
-        self._problems += [_newcomer(self._uri, path) for path in paths if path not in told]
+        self._run.problems += [_newcomer(self._uri, path) for path in paths if path not in told]
         for version in versions:
             message = (
                 f"Version {version} of {self._uri} is being written, by a sleep or an import, and its bytes are in the "
                 f"store already. Let that come to its end, then {_AGAIN}."
             )
-            self._problems.append(Finding(core.folder.bundles_path, STILL_OPEN, message))
+            self._run.tell(core.folder.bundles_path, STILL_OPEN, message)
 
     def find_naming_turns(self, look: Look) -> None:
         """Turns of other sessions in the journal that name this one."""
@@ -532,7 +517,7 @@ class _Forget:
                 record = journal.find(other)
             except StoreError as error:
                 message = f"Whether turns of {other} name {self._uri} cannot be told: {error.message}"
-                self._problems.append(Finding(journal.path, CANNOT_BE_TOLD, message))
+                self._run.tell(journal.path, CANNOT_BE_TOLD, message)
                 continue
             if record is not None and other != self._uri and map_tells_of(record.session, self._uri):
                 reason = f"its turns name {self._uri} as their origin; forget this one too if the name must go"
@@ -542,10 +527,10 @@ class _Forget:
         for other, common in sorted(look.shared.items()):
             reason = f"{len(common)} blocks are this session's too, and stay"
             path = self._core.folder.bundles_path
-            self.actions.append(Action("keep", path, other, None, 0, reason))
-        self.actions += look.naming
-        problems = (*self._problems, *look.problems)
-        return MaintenanceReport("forget", self._dry_run, tuple(self.actions), self._freed, self._written, problems)
+            self._run.actions.append(Action("keep", path, other, None, 0, reason))
+        self._run.actions += look.naming
+        self._run.problems += look.problems
+        return self._run.report()
 
 
 def _blocks_in_quarantine(core: StoreCore, bundle_id: bytes, name: str) -> frozenset[bytes]:
@@ -577,9 +562,3 @@ def _newcomer(uri: SessionUri, path: str) -> Finding:
 
 def _still_open(path: str) -> Finding:
     return Finding(path, STILL_OPEN, f"Somebody has {path} open. Let go of it and forget the session again.")
-
-
-def _size_in(folder_fd: int, name: str) -> int:
-    with contextlib.suppress(OSError):
-        return os.stat(name, dir_fd=folder_fd, follow_symlinks=False).st_size
-    return 0

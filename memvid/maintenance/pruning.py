@@ -255,8 +255,7 @@ def _expected(core: StoreCore, plan: RetentionPlan, problems: Sequence[Finding])
     leaving = {row.bundle_id: row.bundle_bytes for row in plan.drop}
     freed: dict[bytes, int] = {}
     if leaving and not core.index.needs_unknown():
-        retired = [one for one, suffix in core.folder.list_bundles().items() if suffix == RETIRED_SUFFIX]
-        asked = [*leaving, *(one for one in retired if one not in leaving)]
+        asked = [*leaving, *(one for one in core.folder.list_retired() if one not in leaving)]
         for bundle_id in deletion.unneeded(core.index, asked, but_for=[*leaving, *_replaced(core, plan.drop)]):
             if not core.pins.count(bundle_id):
                 freed[bundle_id] = core.folder.size_of(bundle_id)

@@ -12,9 +12,6 @@ is left out.
 
 from __future__ import annotations
 
-import contextlib
-import os
-import stat
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -22,7 +19,7 @@ from dataclasses import dataclass, field
 from ..disk import durable
 from ..disk.budget import free_bytes_of, utc_day
 from ..disk.clock import now_ns
-from ..disk.paths import closing_fd, list_names, open_folder
+from ..disk.paths import closing_fd, list_names, open_folder, plain_bytes
 from ..errors import BundleMissing, StoreError
 from ..folder.folder import list_strangers
 from ..folder.store_file import ABSENT, BUNDLES, INCOMING, JOURNAL, QUARANTINE
@@ -203,13 +200,11 @@ def _places(core: StoreCore) -> Counter[str]:
         elif name == ABSENT:
             found[""] += _bytes_in(core, name)
         elif name != BUNDLES:
-            found[INDEX_FILE if name.startswith(INDEX_FILE) else ""] += _file_bytes(core.folder.root_fd, name)
+            found[INDEX_FILE if name.startswith(INDEX_FILE) else ""] += plain_bytes(core.folder.root_fd, name)
     for name in filter(durable.TEMP_NAME.fullmatch, list_names(bundles_fd, core.folder.bundles_path)):
-        found[durable.TEMP_SUFFIX] += _file_bytes(bundles_fd, name)
+        found[durable.TEMP_SUFFIX] += plain_bytes(bundles_fd, name)
     for path in list_strangers(core.folder):
-        with contextlib.suppress(OSError):
-            status = os.stat(path, follow_symlinks=False)
-            found[""] += status.st_size if stat.S_ISREG(status.st_mode) else 0
+        found[""] += plain_bytes(None, path)
     return found
 
 
@@ -220,12 +215,4 @@ def _bytes_in(core: StoreCore, name: str) -> int:
     except (FileNotFoundError, StoreError):  # one that is not ours to look into holds nothing of ours
         return 0
     with closing_fd(fd):
-        return sum(_file_bytes(fd, inside) for inside in list_names(fd, path))
-
-
-def _file_bytes(folder_fd: int, name: str) -> int:
-    """A plain file's bytes; 0 for anything else."""
-    with contextlib.suppress(OSError):
-        status = os.stat(name, dir_fd=folder_fd, follow_symlinks=False)
-        return status.st_size if stat.S_ISREG(status.st_mode) else 0
-    return 0
+        return sum(plain_bytes(fd, inside) for inside in list_names(fd, path))

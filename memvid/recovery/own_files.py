@@ -57,7 +57,7 @@ class OwnFiles:
             self._run.tell(path, error.code, error.message)
 
     def _set_marks_aside(self) -> None:
-        with self._run.committing():
+        with self._run.committing_to_file():
             try:
                 Marks.load(self._run.core.folder)
             except CorruptMarks:
@@ -81,7 +81,7 @@ class OwnFiles:
 
     def _rebuild_index(self, ahead: scanning.Readings) -> None:
         """Under the lock, folder and index are of one moment: sleeps and deletes of others meanwhile are no fault."""
-        with self._run.committing():
+        with self._run.committing_to_file():
             actions, _ = reindexing.plan_rebuild(self._run.core.folder, self._run.core.index, ahead)
             if actions:
                 reindexing.rebuild(self._run.core.folder, self._run.core.index, ahead)

@@ -33,6 +33,8 @@ import functools
 from ..checking import scanning
 from ..checking.set_aside_versions import LOST
 from ..checking.verify import STRANGER, find_strangers
+from ..disk.budget import utc_day
+from ..disk.clock import now_ns
 from ..errors import IndexFailed, StoreError
 from ..format.records import Finding, IndexRow, MaintenanceReport
 from ..index.index import Index
@@ -62,7 +64,7 @@ def repair(core: StoreCore, *, dry_run: bool = False) -> MaintenanceReport:
         core.require_open()
     else:
         core.require_writable()
-    run = RepairRun(core, dry_run)
+    run = RepairRun(core, "repair", dry_run)
     own = OwnFiles(run)
     if not dry_run:
         run.require_index_file()
@@ -82,7 +84,8 @@ def repair(core: StoreCore, *, dry_run: bool = False) -> MaintenanceReport:
     run.problems += [*find_lost_notes(core.folder, core.index), *find_strangers(core.folder)]
     if not dry_run:
         core.folder.recount()  # files have moved past it
-        run.count()
+        if run.bytes_written:
+            core.count_written(utc_day(now_ns()), run.bytes_written)
     return run.report()
 
 

@@ -9,14 +9,12 @@ from typing import Final
 
 from ..checking import set_aside_versions
 from ..checking.set_aside_versions import LOST
-from ..disk.budget import utc_day
-from ..disk.clock import now_ns
 from ..disk.paths import Stamp
-from ..errors import Corruption, StoreError
+from ..errors import Corruption
 from ..format.layout import LIVE_SUFFIX, RETIRED_SUFFIX
-from ..format.records import Action, Finding, MaintenanceReport
+from ..format.records import Action
 from ..index.schema import IndexUnusable
-from ..writing.core import StoreCore
+from ..writing.maintenance_run import MaintenanceRun
 from .plan_steps import Layout
 from .survey import FileState, Survey
 
@@ -28,32 +26,15 @@ class Changed(Exception):
 
 
 @dataclass(slots=True)
-class RepairRun:
+class RepairRun(MaintenanceRun):
     """A repair, carried out or only planned.
 
     held: the bundles that a failed step still needs. `_stamps`: the new stamps of files that steps have changed.
     """
 
-    core: StoreCore
-    dry_run: bool
     survey: Survey = field(default_factory=lambda: Survey({}, frozenset()))
-    actions: list[Action] = field(default_factory=list)
-    problems: list[Finding] = field(default_factory=list)
-    bytes_written: int = 0
-    bytes_freed: int = 0
     held: set[bytes] = field(default_factory=set)
     _stamps: dict[tuple[bytes, str], Stamp | None] = field(default_factory=dict)
-
-    def report(self) -> MaintenanceReport:
-        return MaintenanceReport(
-            "repair", self.dry_run, tuple(self.actions), self.bytes_freed, self.bytes_written, tuple(self.problems)
-        )
-
-    def count(self) -> None:
-        """What was written counts for the day."""
-        if self.bytes_written:
-            with contextlib.suppress(StoreError):
-                self.core.index.add_written(utc_day(now_ns()), self.bytes_written)
 
     def do(
         self,
@@ -106,9 +87,6 @@ class RepairRun:
         was_version = bundle_id in self.survey.rows or bundle_id in self.survey.given_up
         return not core.index.knows(bundle_id) and (was_version or core.folder.is_gone(bundle_id))
 
-    def tell(self, path: str, code: str, message: str) -> None:
-        self.problems.append(Finding(path, code, message))
-
     def require_index_file(self) -> None:
         """Write an index in memory to its file again: a repair's moves must not depend on a clean close of the store,
         while old rows still stand in the file.
@@ -116,7 +94,7 @@ class RepairRun:
         Raises:
             NoSpace, StoreIoError, DurabilityLost: it cannot be written.
         """
-        with self.committing():
+        with self.committing_to_file():
             pass
 
     def settle_leaving(self) -> None:
@@ -127,12 +105,12 @@ class RepairRun:
         """
         if self.dry_run:
             return
-        with self.committing():
+        with self.committing_to_file():
             for error in set_aside_versions.settle_leaving(self.core.folder, self.core.index).values():
                 raise error
 
     @contextlib.contextmanager
-    def committing(self) -> Iterator[None]:
+    def committing_to_file(self) -> Iterator[None]:
         """As the core's, with the index in its file: a delete beside this repair may have left that behind."""
         with self.core.committing():
             self.core.index.return_to_file()

@@ -72,7 +72,7 @@ class RepairSteps:
         with contextlib.ExitStack() as stack:
             copy = stack.enter_context(self._files.copied(beside)) if beside is not None else None
             temp, _ = stack.enter_context(self._files.written(step.layout, b"", None, file.bundle_id, pinning=False))
-            stack.enter_context(self._run.committing())
+            stack.enter_context(self._run.committing_to_file())
             self._guards.require_free(file)
             kept = frozenset(block_id for block_id, _ in step.layout.frames)
             if not file.is_live:
@@ -107,7 +107,7 @@ class RepairSteps:
         with (
             self._files.written(step.layout, manifest.encode(), manifest, file.bundle_id) as (temp, bundle),
             self._files.copied(file) as copy,
-            self._run.committing(),
+            self._run.committing_to_file(),
         ):
             self._guards.require_standing(file)
             self._guards.require_number(manifest, file)
@@ -145,7 +145,7 @@ class RepairSteps:
             encoded = manifest.encode()
             with (
                 self._files.written(step.layout, encoded, manifest, file.bundle_id) as (temp, bundle),
-                self._run.committing(),
+                self._run.committing_to_file(),
             ):
                 self._guards.require_still_aside(step)
                 require_held(core, manifest, bundle, but_for=self._later)
@@ -154,7 +154,7 @@ class RepairSteps:
                 self._drop_twin(file.bundle_id)
             return
         name = os.path.basename(file.path)
-        with self._run.committing():
+        with self._run.committing_to_file():
             self._guards.require_still_aside(step)
             if quarantine.stamp_of_name(core.folder, name) != file.stamp:
                 raise Changed
@@ -183,7 +183,7 @@ class RepairSteps:
         file, manifest, core = step.file, step.file.manifest, self._run.core
         assert manifest is not None
         bundle = _as_it_lies(file, manifest)
-        with self._run.committing():
+        with self._run.committing_to_file():
             self._guards.require_standing(file)
             self._guards.require_number(manifest, file)
             require_held(core, manifest, bundle, but_for=self._later)
@@ -213,7 +213,7 @@ class RepairSteps:
             encoded = manifest.encode()
             with (
                 self._files.written(step.layout, encoded, manifest, bundle_id_of(encoded)) as (temp, bundle),
-                self._run.committing(),
+                self._run.committing_to_file(),
             ):
                 self._guards.require_standing(step.file)
                 self._guards.require_still_lost(step.file)
@@ -242,12 +242,12 @@ class RepairSteps:
     def _unshelve(self, bundle_id: bytes) -> None:
         """A file written beside one that stays after all is not needed."""
         if bundle_id in self._shelved:
-            with self._run.committing():
+            with self._run.committing_to_file():
                 duplicate_files.remove_redundant(self._run.core.folder, [bundle_id])
                 self._run.note(bundle_id)
 
     def _remove_twin(self, step: SetAside) -> None:
-        with self._run.committing():
+        with self._run.committing_to_file():
             self._guards.require_still_so(step)
             if not duplicate_files.remove_redundant(self._run.core.folder, [step.file.bundle_id]):
                 raise Changed
@@ -255,7 +255,7 @@ class RepairSteps:
 
     def _set_aside(self, step: SetAside) -> None:
         file, core = step.file, self._run.core
-        with self._run.committing():
+        with self._run.committing_to_file():
             if step.role == "twin":
                 self._guards.require_still_so(step)
             else:
@@ -297,7 +297,7 @@ class RepairSteps:
         reason = f"Its file is {places[-1]} now." if places else "Its file is missing."
 
         def work() -> None:
-            with self._run.committing():
+            with self._run.committing_to_file():
                 self._guards.require_row(row.bundle_id)
                 if core.folder.stamp_of(row.bundle_id, LIVE_SUFFIX) is not None:
                     raise Changed

@@ -274,9 +274,10 @@ class StoreCore:
         try:
             yield meter
         finally:
-            self._account.end(meter, self._keep_written)
+            self._account.end(meter, self.count_written)
 
-    def _keep_written(self, day: int, size_bytes: int) -> None:
+    def count_written(self, day: int, size_bytes: int) -> None:
+        """Count bytes that were written on a day, for the budgets of others."""
         if self.writable and not self._closed:
             with contextlib.suppress(StoreError):  # a count that is lost must not fail what it counted
                 self.index.add_written(day, size_bytes)

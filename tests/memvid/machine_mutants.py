@@ -38,7 +38,7 @@ MUTANTS: Final = (
     Mutant("a sleep forgets to enter one of its holders", "sleeping.py", "IndexedBundle(bundle_id, LIVE, row, directory.holders, blocks)", "IndexedBundle(bundle_id, LIVE, row, directory.holders[1:], blocks)"),
     Mutant("a delete does not ask other sessions", "deletion.py", "    return [bundle_id for bundle_id in bundle_ids if others.issuperset(index.users_of(bundle_id))]", "    return list(bundle_ids)"),
     Mutant("a user counts only if it is of the same session", "deletion.py", "others.issuperset(index.users_of(bundle_id))", "others.issuperset(user for user in index.users_of(bundle_id) if user in index.bundle_ids() and len(index.versions(index.rows_of([user])[user].uri)) > 1)"),
-    Mutant("gc asks nobody", "gc.py", "    for at in range(0, len(garbage.retired), BATCH):\n", "    for one, suffix in core.folder.list_bundles().items():\n        _ = dry_run or suffix != RETIRED_SUFFIX or core.folder.remove(one, suffix)\n    for at in range(0, len(garbage.retired), BATCH):\n"),
+    Mutant("gc asks nobody", "gc.py", "    for at in range(0, len(retired), BATCH):\n", "    for one, suffix in core.folder.list_bundles().items():\n        _ = run.dry_run or suffix != RETIRED_SUFFIX or core.folder.remove(one, suffix)\n    for at in range(0, len(retired), BATCH):\n"),
     Mutant("a delete removes what a reader has open", "deletion.py", "    free = pins.wait_or_free(unneeded(index, retired))\n", "    free = unneeded(index, retired)\n"),
     Mutant("a prune ignores pins", "retention.py", 'reasons = ["pinned"] if marked.pinned else []', "reasons: list[str] = []"),
     Mutant("a prune ignores tags", "retention.py", 'reasons += [f"tagged {tag}" for tag in marked.tags]', "pass"),

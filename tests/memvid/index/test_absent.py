@@ -292,16 +292,16 @@ def test_a_note_that_the_system_refuses_to_read_is_not_taken_for_damaged_and_sta
 @contextlib.contextmanager
 def refused(monkeypatch: pytest.MonkeyPatch, times: int) -> Iterator[None]:
     """The system has no descriptor for the first notes that are asked for."""
-    left, read = [times], absent._read_once
+    left, read = [times], absent.read_small
 
-    def refuse(folder_fd: int, name: str, path: str) -> bytes:
+    def refuse(folder_fd: int, name: str, max_bytes: int, path: str) -> bytes:
         left[0] -= 1
         if left[0] >= 0:
             raise StoreIoError(f"Cannot open {path}.", path=path, errno=errno.EMFILE)
-        return read(folder_fd, name, path)
+        return read(folder_fd, name, max_bytes, path)
 
     with monkeypatch.context() as patch:
-        patch.setattr(absent, "_read_once", refuse)
+        patch.setattr(absent, "read_small", refuse)
         yield
 
 

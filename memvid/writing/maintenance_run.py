@@ -1,0 +1,55 @@
+"""An operation of maintenance under way: what it did and found, and its figures; carried out, or only planned."""
+
+from __future__ import annotations
+
+import contextlib
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+
+from ..errors import StoreError
+from ..format.records import Action, Finding, IndexRow, MaintenanceReport
+from .core import StoreCore
+
+
+@dataclass(slots=True)
+class MaintenanceRun:
+    """Gathers the report of an operation. With `dry_run` nothing is changed."""
+
+    core: StoreCore
+    operation: str
+    dry_run: bool
+    actions: list[Action] = field(default_factory=list)
+    problems: list[Finding] = field(default_factory=list)
+    bytes_freed: int = 0
+    bytes_written: int = 0
+
+    def committing(self) -> AbstractContextManager[None]:
+        """As the core's; for a plan nothing is locked."""
+        return contextlib.nullcontext() if self.dry_run else self.core.committing()
+
+    def did(self, kind: str, path: str, size_bytes: int, reason: str, of: IndexRow | None = None) -> None:
+        """`of`: the version that the file is, if it is known."""
+        uri, version = (of.uri, of.version) if of is not None else (None, None)
+        self.actions.append(Action(kind, path, uri, version, size_bytes, reason))
+
+    def freed(self, kind: str, path: str, size_bytes: int, reason: str, of: IndexRow | None = None) -> None:
+        """As `did`, of a step that frees so many bytes."""
+        self.did(kind, path, size_bytes, reason, of)
+        self.bytes_freed += size_bytes
+
+    def tell(self, path: str, code: str, message: str) -> None:
+        self.problems.append(Finding(path, code, message))
+
+    def fail(self, path: str, error: StoreError) -> None:
+        """Tell of a step that failed; the error may know a better path."""
+        self.tell(str(error.details.get("path", path)), error.code, error.message)
+
+    def report(self) -> MaintenanceReport:
+        return MaintenanceReport(
+            self.operation,
+            self.dry_run,
+            tuple(self.actions),
+            self.bytes_freed,
+            self.bytes_written,
+            tuple(self.problems),
+        )
