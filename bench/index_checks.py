@@ -26,8 +26,7 @@ from torpor.memvid import SessionUri
 from torpor.memvid.disk.paths import open_root
 from torpor.memvid.format.records import IndexRow
 from torpor.memvid.index.index import Index
-from torpor.memvid.index.index_file import INDEX_FILE
-from torpor.memvid.index.page_sums import PageSums
+from torpor.memvid.index.page_sums import INDEX_FILE, PageSums
 from torpor.memvid.index.rows import LIVE, IndexedBundle
 
 VERSIONS = 5
@@ -61,7 +60,7 @@ def checks(root_fd: int, path: Path) -> dict[str, Callable[[], bool]]:
 
     whole = blake3((path / INDEX_FILE).read_bytes()).digest()
     return {
-        "page sums": lambda: PageSums.stored(root_fd, str(path), INDEX_FILE) is not None,
+        "page sums": lambda: PageSums.stored(root_fd, str(path)) is not None,
         "a digest of the file": lambda: blake3((path / INDEX_FILE).read_bytes()).digest() == whole,
         "quick_check": lambda: says(lambda one: one.execute("PRAGMA quick_check(1)").fetchone() == ("ok",)),
         "integrity_check": lambda: says(lambda one: one.execute("PRAGMA integrity_check(1)").fetchone() == ("ok",)),

@@ -53,7 +53,8 @@ def carry_out(store: Store, order: Order, should_stop: Callable[[], bool] = lamb
     if order.operation == "empty_quarantine":
         return store.empty_quarantine(dry_run=order.dry_run)
     if order.operation == "compact":
-        policy = _compaction(order)
+        seconds = None if order.cold_after_days is None else order.cold_after_days * _DAY_SECONDS
+        policy = CompactionPolicy(cold_after_seconds=seconds)
         return store.compact(order.uri, dry_run=order.dry_run, policy=policy, should_stop=should_stop)
     if order.operation == "repair":
         return store.repair(dry_run=order.dry_run)
@@ -83,7 +84,11 @@ def set_mark(
         InvalidTag, TagTaken, MarkNotFound, BundleMissing, CorruptMarks: why it is not marked.
     """
     if untag is not None:
-        return _untag(store, store.resolve_marked(text), untag)
+        uri = store.resolve_marked(text)
+        named = store.marks(uri).tags.get(untag)
+        store.untag(uri, untag)  # raises where there was none
+        assert named is not None
+        return _marks_of(store, uri, named)
     row = store.resolve_version(text, also_missed=pinned is False)
     if tag is not None:
         store.tag(row.uri, row.version, tag, move=move)
@@ -94,21 +99,8 @@ def set_mark(
     return _marks_of(store, row.uri, row.bundle_id)
 
 
-def _untag(store: Store, uri: SessionUri, tag: str) -> MarkedVersion:
-    named = store.marks(uri).tags.get(tag)
-    store.untag(uri, tag)  # raises where there was none
-    assert named is not None
-    return _marks_of(store, uri, named)
-
-
 def _marks_of(store: Store, uri: SessionUri, bundle_id: bytes) -> MarkedVersion:
     marks = store.marks(uri)
     version = next((row.version for row in store.versions(uri) if row.bundle_id == bundle_id), None)
     tags = tuple(sorted(tag for tag, named in marks.tags.items() if named == bundle_id))
     return MarkedVersion(uri, version, bundle_id, tags, bundle_id in marks.pins)
-
-
-def _compaction(order: Order) -> CompactionPolicy:
-    if order.cold_after_days is None:
-        return CompactionPolicy()
-    return CompactionPolicy(cold_after_seconds=order.cold_after_days * _DAY_SECONDS)

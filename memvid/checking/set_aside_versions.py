@@ -213,6 +213,14 @@ def gave_way_to(folder: StoreFolder, index: Index, bundle_ids: Collection[bytes]
     return found
 
 
+def open_for_frames(folder: StoreFolder, name: str, bundle_id: bytes) -> FrameFile:
+    """Open a file in quarantine for its frames, also if it is damaged. Raises StoreError."""
+    try:
+        return FrameFile(*quarantine.open_name(folder, name), bundle_id)
+    except StoreError:
+        return DamagedFile(*quarantine.open_name(folder, name), bundle_id)
+
+
 class _Search:
     """The blocks that one session's versions lack, of those set aside."""
 
@@ -282,7 +290,7 @@ class _Search:
         """The other files that a repair searches for blocks: those in quarantine, a bundle's own first, and retired
         ones."""
         for place, names in sorted(self._waiting.items(), key=lambda one: one[0] != first):
-            yield from (functools.partial(self._open_waiting, name, place) for _, name in names)
+            yield from (functools.partial(open_for_frames, self._folder, name, place) for _, name in names)
         for place in self._folder.list_retired():
             yield functools.partial(duplicate_files.open_frames, self._folder, place)
 
@@ -295,12 +303,6 @@ class _Search:
                     file.check_payloads(block)
                     found.add(block)
         return found
-
-    def _open_waiting(self, name: str, bundle_id: bytes) -> FrameFile:
-        try:
-            return FrameFile(*quarantine.open_name(self._folder, name), bundle_id)
-        except StoreError:
-            return DamagedFile(*quarantine.open_name(self._folder, name), bundle_id)
 
     def _holds(self, bundle_id: bytes, block: bytes) -> bool:
         with (

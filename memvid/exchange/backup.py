@@ -39,12 +39,13 @@ from ..folder.folder import StoreFolder
 from ..folder.marks import Marks
 from ..folder.store_file import create_store, has_store_file, load_store_uuid, open_or_make_root, require_creatable
 from ..format.reader import BundleReader
-from ..format.records import Action, Finding, IndexRow, MaintenanceReport, Progress
+from ..format.records import Finding, IndexRow, MaintenanceReport, Progress
 from ..format.writer import BundleWriter
 from ..index.rows import LIVE, IndexedBundle, row_of
 from ..units import format_bytes
 from ..uri import SessionUri
 from ..writing.core import StoreCore
+from ..writing.maintenance_run import MaintenanceRun
 from ..writing.sleeping import Holdings, publish
 
 _TRIES: Final = 8
@@ -85,11 +86,9 @@ def copy_versions(core: StoreCore, into: StoreCore, on_progress: Progress | None
     missing = [row for row in rows if row.bundle_id not in present]
     others = _others(core, into, missing)
     missing = [row for row in missing if row.uri not in others]
-    problems = list(others.values())
     total = _require_room(core, into, missing)
-    actions: list[Action] = []
+    run = MaintenanceRun(core, "backup", False, problems=list(others.values()))
     sound: dict[bytes, bytes] = {}
-    written = 0
     for row in missing:
         path = into.folder.bundle_path(row.bundle_id)
         try:
@@ -97,16 +96,16 @@ def copy_versions(core: StoreCore, into: StoreCore, on_progress: Progress | None
         except (StoreIoError, NoSpace):
             raise
         except StoreError as error:
-            problems.append(Finding(core.folder.bundle_path(row.bundle_id), error.code, error.message))
+            run.tell(core.folder.bundle_path(row.bundle_id), error.code, error.message)
             continue
         if size_bytes:
-            written += size_bytes
-            actions.append(Action("copy", path, row.uri, row.version, size_bytes, "the backup has not had it"))
+            run.bytes_written += size_bytes
+            run.did("copy", path, size_bytes, "the backup has not had it", row)
         if on_progress is not None:
-            on_progress(min(written, total), total)
+            on_progress(min(run.bytes_written, total), total)
     with contextlib.suppress(BundleMissing):
-        written += _copy_marks(core, into, problems)
-    return MaintenanceReport("backup", False, tuple(actions), 0, written, tuple(problems))
+        run.bytes_written += _copy_marks(run, into)
+    return run.report()
 
 
 def _require_room(core: StoreCore, into: StoreCore, missing: Sequence[IndexRow]) -> int:
@@ -212,15 +211,16 @@ def _write(into: StoreCore, reader: BundleReader, sound: dict[bytes, bytes]) -> 
         return temp.size_bytes
 
 
-def _copy_marks(core: StoreCore, into: StoreCore, problems: list[Finding]) -> int:
+def _copy_marks(run: MaintenanceRun, into: StoreCore) -> int:
     """Tags and pins of the versions in the backup, beside those that it alone has; the bytes written."""
+    core = run.core
     try:
         marks = Marks.load(core.folder)
         present = Marks.load(into.folder)
         ours = marks.without_bundles(marks.bundle_ids - into.index.rows_of(marks.bundle_ids).keys())
         wanted = present.without_bundles(filter(core.index.knows, present.bundle_ids)).with_those_of(ours)
     except StoreError as error:
-        problems.append(Finding(str(error.details.get("path", core.path)), error.code, error.message))
+        run.fail(core.path, error)
         return 0
     with into.committing():
         return 0 if wanted == present else wanted.save(into.folder)

@@ -122,8 +122,7 @@ def import_file(
     only_kin: bool = False,
 ) -> Receipt:
     """Let an exported file become a version. See `Store.import_file`."""
-    core.require_writable()
-    core.mend_index_file()
+    core.begin_upkeep(dry_run=False)
     path = os.path.abspath(os.fspath(source))
     with BundleFile(open_exported(path), path, None) as file:
         return _import(core, file, as_uri, on_progress, only_kin=only_kin)
@@ -138,8 +137,7 @@ def adopt_incoming(
     only_kin: bool = False,
 ) -> Receipt:
     """Let a bundle in STORE/incoming become a version. See `Store.adopt_incoming`."""
-    core.require_writable()
-    core.mend_index_file()
+    core.begin_upkeep(dry_run=False)
     fd, path = open_waiting(core.folder, bundle_id)
     with BundleFile(fd, path, bundle_id) as file:
         receipt = _import(core, file, as_uri, on_progress, only_kin=only_kin)

@@ -54,7 +54,6 @@ PREFIX_BYTES: Final = _PREFIX.size + _DIGEST_BYTES
 STORED_BYTES: Final = _STORED.size
 TRAILER_BYTES: Final = _TRAILER.size + _DIGEST_BYTES
 MIN_FILE_BYTES: Final = HEADER_BYTES + 1 + TRAILER_BYTES
-_UNRELEASED_TRAILER: Final = (b"MVTRAIL\x00", 96)  # of development trees before 0.1.0: magic, bytes of the trailer
 
 
 def aligned(size_bytes: int) -> int:
@@ -153,7 +152,6 @@ def decode_trailer(data: bytes, file_bytes: int, path: str) -> Trailer:
     )
     fixed = data[: _TRAILER.size]
     if magic != TRAILER_MAGIC or blake3(fixed).digest() != data[_TRAILER.size :]:
-        _require_released(data, path)
         _corrupt(path, "trailer", "its magic or its digest differs")
     trailer = Trailer(manifest_offset, manifest_bytes, directory_bytes, bundle_id, digest)
     if claimed_bytes != file_bytes or trailer.file_bytes != file_bytes:
@@ -163,18 +161,6 @@ def decode_trailer(data: bytes, file_bytes: int, path: str) -> Trailer:
     if not 1 <= directory_bytes <= MAX_DIRECTORY_BYTES:
         _corrupt(path, "trailer", "the directory's length is outside its limits")
     return trailer
-
-
-def _require_released(trailer: bytes, path: str) -> None:
-    magic, size_bytes = _UNRELEASED_TRAILER
-    if trailer[-size_bytes:].startswith(magic):
-        raise UnsupportedFormat(
-            f"{path} was written by a development version from before the first release, in a layout that no release "
-            "reads. Read the session anew. The file was not touched.",
-            path=path,
-            found=0,
-            supported=FORMAT_VERSION,
-        )
 
 
 # --- frames

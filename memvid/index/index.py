@@ -48,7 +48,6 @@ from .bundle_queries import BundleQueries
 from .index_file import (
     COPY_TRIES,
     FAILURES,
-    INDEX_FILE,
     MAX_COUNT,
     REFUSED,
     begin_log,
@@ -66,7 +65,7 @@ from .index_file import (
     stamps_of_files,
     translated,
 )
-from .page_sums import PAGE_BYTES, PageSums
+from .page_sums import INDEX_FILE, PAGE_BYTES, PageSums
 from .rows import ASIDE, COLUMNS, MISSED, SHADOWED, IndexedBundle, block_key, facts_of, stamped
 from .schema import (
     APPLICATION_ID,
@@ -103,7 +102,7 @@ class Index(SessionQueries, BundleQueries):
         last rewrite of a bundle; UnsafePath."""
         path = require_index_file(store_path, root_fd)
         begun = rewrites_begun(root_fd, store_path)
-        sums = None if has_journal(root_fd, path) else PageSums.stored(root_fd, store_path, INDEX_FILE)
+        sums = None if has_journal(root_fd, path) else PageSums.stored(root_fd, store_path)
         with translated(path):
             connection = connect(path)
         index = cls(connection, path, root_fd)
@@ -135,7 +134,7 @@ class Index(SessionQueries, BundleQueries):
         for _ in range(COPY_TRIES):  # a daemon writes the sums after the file that they are of
             read_at = stamps_of_files(root_fd, path)
             image = image_of(root_fd, store_path)
-            sums = PageSums.of_data(root_fd, store_path, INDEX_FILE, image.file_data, image.in_log)
+            sums = PageSums.of_data(root_fd, store_path, image.file_data, image.in_log)
             if sums is not None:
                 break
         memory = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
@@ -164,9 +163,17 @@ class Index(SessionQueries, BundleQueries):
             StoreIoError: the system refused to read it, twice. Only a disk that has lost bytes of it is damage: of
                 anything else its content is unknown, so it must not be replaced.
         """
-        index = cls._copied(store_path, root_fd, store_uuid, tries=2)
-        if index is None:
-            return None
+        for last in (False, True):
+            try:
+                index = cls.copy_to_memory(store_path, root_fd, store_uuid)
+                break
+            except IndexUnusable:
+                return None
+            except StoreIoError as error:
+                if last and error.details.get("errno") == errno.EIO:
+                    return None
+                if last:
+                    raise
         try:
             begun = rewrites_begun(root_fd, store_path)
         except BaseException:
@@ -176,19 +183,6 @@ class Index(SessionQueries, BundleQueries):
             return index, count_of(index._connection) >= begun
         except (*FAILURES, IndexUnusable):
             return index, False
-
-    @classmethod
-    def _copied(cls, store_path: str, root_fd: int, store_uuid: str, tries: int) -> Index | None:
-        try:
-            return cls.copy_to_memory(store_path, root_fd, store_uuid)
-        except IndexUnusable:
-            return None
-        except StoreIoError as error:
-            if tries > 1:
-                return cls._copied(store_path, root_fd, store_uuid, tries - 1)
-            if error.details.get("errno") == errno.EIO:
-                return None
-            raise
 
     @classmethod
     def uuid_in(cls, root_fd: int, store_path: str) -> str | None:
@@ -312,7 +306,7 @@ class Index(SessionQueries, BundleQueries):
                 temp.sync()
                 self.file_is_behind = True  # until it is certain what is there
                 put_in_place(temp, self._root_fd, store_path)
-            sums = PageSums.taken(self._root_fd, store_path, INDEX_FILE)
+            sums = PageSums.taken(self._root_fd, store_path)
             with translated(self.path):
                 connection = connect(self.path)
             try:

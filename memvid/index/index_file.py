@@ -27,11 +27,10 @@ from ..errors import LimitExceeded, NoSpace
 from ..folder.store_file import BUNDLES
 from ..limits import MAX_INDEX_BYTES
 from .index_image import JOURNAL_MODES, WAL_SUFFIX, WITH_LOG, IndexImage, read_image
-from .page_sums import PAGE_BYTES
+from .page_sums import INDEX_FILE, PAGE_BYTES
 from .rows import failed
 from .schema import COUNT_NAME, IndexUnusable
 
-INDEX_FILE: Final = "index.sqlite"
 INDEX_FILES: Final = (INDEX_FILE, INDEX_FILE + WAL_SUFFIX, f"{INDEX_FILE}-shm")
 _SIDE_FILES: Final = ("", WAL_SUFFIX, "-shm", "-journal")
 REFUSED: Final = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY)

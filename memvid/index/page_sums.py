@@ -31,9 +31,10 @@ from blake3 import blake3
 from ..disk.paths import FILE_MODE, closing_fd, open_file
 from ..errors import StoreError
 from ..limits import MAX_INDEX_BYTES
-from .index_image import committed_pages
+from .index_image import WAL_SUFFIX, committed_pages
 
-SUMS_FILE: Final = "index.sqlite-sums"
+INDEX_FILE: Final = "index.sqlite"
+SUMS_FILE: Final = f"{INDEX_FILE}-sums"
 PAGE_BYTES: Final = 4096
 
 _SUM_BYTES: Final = 16
@@ -46,10 +47,9 @@ class PageSums:
     `in_log` is whether the log is known to say which file it goes with, `has_log` whether there was a log to say so.
     """
 
-    def __init__(self, root_fd: int, store_path: str, file_name: str, sums: bytearray) -> None:
+    def __init__(self, root_fd: int, store_path: str, sums: bytearray) -> None:
         self._root_fd = root_fd
         self._store_path = store_path
-        self._file_name = file_name
         self._sums = sums
         self._pending: set[int] = set()
         self._kept = True
@@ -57,27 +57,27 @@ class PageSums:
         self.has_log = False
 
     @classmethod
-    def stored(cls, root_fd: int, store_path: str, file_name: str) -> PageSums | None:
+    def stored(cls, root_fd: int, store_path: str) -> PageSums | None:
         """Those in the file of sums, if the index file is what they say, but for pages that the log has."""
         try:
-            found = _sums_of_file(root_fd, store_path, file_name)
-            return cls._fitting(root_fd, store_path, file_name, found, _in_log(root_fd, store_path, file_name))
+            found = _sums_of_file(root_fd, store_path)
+            return cls._fitting(root_fd, store_path, found, _in_log(root_fd, store_path))
         except (OSError, StoreError):
             return None
 
     @classmethod
     def of_data(
-        cls, root_fd: int, store_path: str, file_name: str, file_data: bytes, in_log: tuple[Iterable[int], int]
+        cls, root_fd: int, store_path: str, file_data: bytes, in_log: tuple[Iterable[int], int]
     ) -> PageSums | None:
         """As `stored`, of an index file that was read whole, with the pages in its log and their count by it."""
         try:
-            return cls._fitting(root_fd, store_path, file_name, b"".join(_sums_of(file_data)), in_log)
+            return cls._fitting(root_fd, store_path, b"".join(_sums_of(file_data)), in_log)
         except (OSError, StoreError):
             return None
 
     @classmethod
     def _fitting(
-        cls, root_fd: int, store_path: str, file_name: str, found: bytes | bytearray, in_log: tuple[Iterable[int], int]
+        cls, root_fd: int, store_path: str, found: bytes | bytearray, in_log: tuple[Iterable[int], int]
     ) -> PageSums | None:
         pages, count = in_log
         with _opened(root_fd, store_path, SUMS_FILE) as fd:
@@ -90,18 +90,18 @@ class PageSums:
                 at = slice((page - 1) * _SUM_BYTES, page * _SUM_BYTES)
                 if stored[at] != found[at] and page not in excused:
                     return None
-        fitting = cls(root_fd, store_path, file_name, bytearray(stored))
+        fitting = cls(root_fd, store_path, bytearray(stored))
         fitting.has_log = count > 0
         return fitting
 
     @classmethod
-    def taken(cls, root_fd: int, store_path: str, file_name: str) -> PageSums:
+    def taken(cls, root_fd: int, store_path: str) -> PageSums:
         """Those of the index file as it is: only where it was just made."""
         try:
-            sums = _sums_of_file(root_fd, store_path, file_name)
+            sums = _sums_of_file(root_fd, store_path)
         except (OSError, StoreError):
             sums = bytearray()
-        found = cls(root_fd, store_path, file_name, sums)
+        found = cls(root_fd, store_path, sums)
         found._save()
         return found
 
@@ -113,7 +113,7 @@ class PageSums:
     def wal_bytes(self) -> int:
         """The size of the write-ahead log."""
         try:
-            return os.stat(f"{self._file_name}-wal", dir_fd=self._root_fd, follow_symlinks=False).st_size
+            return os.stat(INDEX_FILE + WAL_SUFFIX, dir_fd=self._root_fd, follow_symlinks=False).st_size
         except OSError:
             return 0
 
@@ -121,12 +121,12 @@ class PageSums:
         """The pages in the write-ahead log are about to be written into the file, which is another one then."""
         self.in_log = False
         with contextlib.suppress(OSError, StoreError):
-            self._pending |= _in_log(self._root_fd, self._store_path, self._file_name)[0]
+            self._pending |= _in_log(self._root_fd, self._store_path)[0]
 
     def checkpointed(self) -> None:
         """All that was expected is in the file."""
         try:
-            with _opened(self._root_fd, self._store_path, self._file_name) as fd:
+            with _opened(self._root_fd, self._store_path, INDEX_FILE) as fd:
                 for page in sorted(self._pending):
                     at = (page - 1) * _SUM_BYTES
                     missing = at - len(self._sums)
@@ -157,12 +157,12 @@ class PageSums:
                 os.write(fd, self._sums)  # cut short, they are not those of the file
 
 
-def _in_log(root_fd: int, store_path: str, file_name: str) -> tuple[set[int], int]:
+def _in_log(root_fd: int, store_path: str) -> tuple[set[int], int]:
     """The pages that commits in the write-ahead log have changed, as far as its checksums hold, and how many pages
     the file has by it; none, and 0, without a log. Those of a log that is too long are not told: they keep the sums
     that they had, and so the index is made anew."""
     try:
-        with _opened(root_fd, store_path, f"{file_name}-wal") as fd:
+        with _opened(root_fd, store_path, INDEX_FILE + WAL_SUFFIX) as fd:
             if os.fstat(fd).st_size > MAX_INDEX_BYTES:
                 return set(), 0
             pages, count = committed_pages(_read(fd, 0, MAX_INDEX_BYTES), PAGE_BYTES)
@@ -171,9 +171,9 @@ def _in_log(root_fd: int, store_path: str, file_name: str) -> tuple[set[int], in
     return {page for page in pages if page <= min(count, MAX_INDEX_BYTES // PAGE_BYTES)}, count
 
 
-def _sums_of_file(root_fd: int, store_path: str, file_name: str) -> bytearray:
+def _sums_of_file(root_fd: int, store_path: str) -> bytearray:
     sums = bytearray()
-    with _opened(root_fd, store_path, file_name) as fd:
+    with _opened(root_fd, store_path, INDEX_FILE) as fd:
         offset = 0
         while data := _read(fd, offset, _READ_BYTES):
             sums += b"".join(_sums_of(data))

@@ -62,10 +62,6 @@ class SessionQueries(IndexConnection):
                 return
             after = (rows[-1].uri.namespace, rows[-1].uri.name)
 
-    def latest(self) -> list[IndexRow]:
-        """The latest version of each session, in the order of their URIs."""
-        return list(self.iter_latest())
-
     def uris(self) -> list[SessionUri]:
         """All sessions, in order: for suggestions."""
         return [uri for page in self.iter_uris(_PAGE_ROWS) for uri in page]
@@ -94,13 +90,6 @@ class SessionQueries(IndexConnection):
                 (name,),
             )
         return [SessionUri(namespace, name) for namespace, name in found]
-
-    def count_sessions(self) -> int:
-        """How many sessions there are."""
-        ((count,),) = self._select(
-            f"SELECT count(*) FROM (SELECT DISTINCT namespace, name FROM bundles WHERE status = '{LIVE}')", ()
-        )
-        return int(count)
 
     def all_rows(self) -> list[IndexRow]:
         return self._rows(f"WHERE status = '{LIVE}' ORDER BY namespace, name, version", ())
@@ -157,7 +146,10 @@ class SessionQueries(IndexConnection):
         ((versions, file_bytes),) = self._select(
             f"SELECT count(*), ifnull(sum(bundle_bytes), 0) FROM bundles WHERE status = '{LIVE}'", ()
         )
-        return self.count_sessions(), int(versions), int(file_bytes)
+        ((sessions,),) = self._select(
+            f"SELECT count(*) FROM (SELECT DISTINCT namespace, name FROM bundles WHERE status = '{LIVE}')", ()
+        )
+        return int(sessions), int(versions), int(file_bytes)
 
     def bundles_of(self, uri: SessionUri) -> list[bytes]:
         """Every bundle of a session whatever its status, oldest version first, a version's rivals before it."""

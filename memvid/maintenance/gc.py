@@ -110,10 +110,7 @@ def empty_quarantine(core: StoreCore, *, dry_run: bool = False) -> MaintenanceRe
     Raises:
         NoSpace, StoreIoError, DurabilityLost, LockLost, ReadOnlyStore, StoreClosed, UnsafePath
     """
-    if dry_run:
-        core.require_open()
-    else:
-        core.require_writable()
+    core.begin_upkeep(dry_run=dry_run)
     emptying = _Emptying(core, dry_run)
     emptying.empty()
     rest = gc(core, dry_run=dry_run)

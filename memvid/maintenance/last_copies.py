@@ -9,14 +9,13 @@ bundles/ every byte of those blocks that lie in quarantine too. Memory grows wit
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
-from ..checking.set_aside_versions import list_waiting
+from ..checking.set_aside_versions import list_waiting, open_for_frames
 from ..errors import StoreError
-from ..folder import duplicate_files, quarantine
-from ..format.bundle import BundleFile, FrameFile
+from ..folder import duplicate_files
+from ..format.bundle import BundleFile
 from ..format.records import IndexRow
-from ..format.salvage import DamagedFile
 from ..writing.core import StoreCore
 
 
@@ -47,17 +46,9 @@ class _Search:
         self._sound: dict[tuple[bytes, bytes], bool] = {}
         for bundle_id, _, name in list_waiting(core.folder):
             self.names.setdefault(bundle_id, []).append(name)
-            for block_id in self._blocks_in(name):
-                self._holders.setdefault(block_id, []).append(name)
-
-    def _blocks_in(self, name: str) -> Iterable[bytes]:
-        for kind in (FrameFile, DamagedFile):
-            with contextlib.suppress(StoreError):
-                fd, path = quarantine.open_name(self._core.folder, name)
-                bundle_id = quarantine.bundle_of(name)
-                with kind(fd, path, bundle_id if kind is DamagedFile else None) as file:
-                    return tuple(file.frames)
-        return ()
+            with contextlib.suppress(StoreError), open_for_frames(core.folder, name, bundle_id) as file:
+                for block_id in file.frames:
+                    self._holders.setdefault(block_id, []).append(name)
 
     def needed_by(self, bundle_id: bytes) -> Iterator[str]:
         core = self._core

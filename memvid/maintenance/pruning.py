@@ -30,6 +30,7 @@ from ..checking.set_aside_versions import gave_way_to
 from ..checking.verify import require_same_as_row
 from ..errors import StoreClosed, StoreError, StoreIoError
 from ..folder.marks import Marks
+from ..folder.quarantine import LEAVING_SUFFIX
 from ..folder.retention import Kept, Retention, RetentionPlan, plan_retention
 from ..format.layout import LIVE_SUFFIX, RETIRED_SUFFIX
 from ..format.ledgers import in_common, ledger_tokens
@@ -214,7 +215,7 @@ def _drop(
         again = planned(dict.fromkeys(row.uri for row in step))
         rows = [row for row in again.drop if row.bundle_id in wanted]
         replaced = _replaced(core, rows)
-        left = deletion.begin_to_let_go(core.folder, replaced) if replaced else []
+        left = deletion.give_ending(core.folder, replaced, LEAVING_SUFFIX) if replaced else []
         leaving = [*replaced, *_with_rivals(core, rows)]
         retirement = deletion.retire(core.folder, core.index, core.pins, leaving)
         if retirement.freed:

@@ -27,7 +27,7 @@ from ..format.bundle import BundleFile
 from ..format.layout import RETIRED_SUFFIX
 from ..format.manifest import Manifest
 from ..format.records import Finding, IndexRow, SessionUsage, UsageReport
-from ..index.index_file import INDEX_FILE
+from ..index.page_sums import INDEX_FILE
 from ..index.rows import SHADOWED, row_of
 from ..index.unknown_references import UNREADABLE_CODE
 from ..recovery.missing_versions import missing_finding

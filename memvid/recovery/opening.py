@@ -42,7 +42,7 @@ from ..index.rows import ASIDE, LIVE, SHADOWED, UNREADABLE, IndexedBundle
 from ..index.schema import IndexUnusable
 from ..index.unknown_references import find_told
 from ..uri import SessionUri
-from ..writing.deletion import let_go, remove_unneeded, unmark_without_files
+from ..writing.deletion import give_ending, remove_unneeded, unmark_without_files
 from .missing_versions import (
     Noted,
     but_for,
@@ -160,7 +160,7 @@ def _reconcile(
     if writable:
         unmark_without_files(folder, deleted.absent | deleted.aside | deleted.missed)
         drop_notes(index, deleted.absent | deleted.aside)
-    left = let_go(folder, deleted.aside) if writable and deleted.aside else []
+    left = give_ending(folder, deleted.aside, RETIRED_SUFFIX) if writable and deleted.aside else []
     gone = known - files.keys() - seen.absent.keys()
     vanished = _vanished(folder, index, sorted(gone & seen.unread))
     gone -= {bundle.bundle_id for bundle in vanished}

@@ -60,10 +60,7 @@ def repair(core: StoreCore, *, dry_run: bool = False) -> MaintenanceReport:
             and cannot have its file again.
         DurabilityLost, LockLost, ReadOnlyStore, StoreClosed
     """
-    if dry_run:
-        core.require_open()
-    else:
-        core.require_writable()
+    core.begin_upkeep(dry_run=dry_run)
     run = RepairRun(core, "repair", dry_run)
     own = OwnFiles(run)
     if not dry_run:

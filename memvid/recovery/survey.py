@@ -283,16 +283,17 @@ def _is_as_seen(core: StoreCore, target: Target, seen: FileState | Finding) -> b
 
 def open_source(core: StoreCore, file: FileState) -> FrameFile:
     """Open a surveyed file for its sound frames, also if its frame of reference is damaged."""
-    name = os.path.basename(file.path) if file.is_aside else None
-    fd, path = Target(file.bundle_id, file.suffix, name).open(core)
-    return (FrameFile if file.places is not None else DamagedFile)(fd, path, file.bundle_id)
+    return (FrameFile if file.places is not None else DamagedFile)(*_opened(core, file), file.bundle_id)
 
 
 def open_frames_of(core: StoreCore, file: FileState) -> FrameFile:
     """Open a surveyed file for its heads, also of damaged frames. Raises StoreError."""
+    return FrameFile(*_opened(core, file), None)
+
+
+def _opened(core: StoreCore, file: FileState) -> tuple[int, str]:
     name = os.path.basename(file.path) if file.is_aside else None
-    fd, path = Target(file.bundle_id, file.suffix, name).open(core)
-    return FrameFile(fd, path, None)
+    return Target(file.bundle_id, file.suffix, name).open(core)
 
 
 def _examine(core: StoreCore, target: Target) -> FileState:
@@ -320,19 +321,6 @@ def _examine_damaged(core: StoreCore, target: Target, error: StoreError) -> File
 def _state_of(
     file: FrameFile, manifest: Manifest | None, places: Mapping[bytes, bytes] | None, damage: str, target: Target
 ) -> FileState:
-    state = FileState(
-        bundle_id=file.bundle_id,
-        suffix=target.suffix,
-        path=file.path,
-        stamp=file.stamp(),
-        file_bytes=file.file_bytes,
-        manifest=manifest,
-        places=places,
-        is_aside=target.name is not None,
-        sound=(),
-        frame_bytes={},
-        damage=damage,
-    )
     sound: list[bytes] = []
     for block_id in sorted(file.frames, key=lambda one: file.frames[one].offset):
         try:
@@ -343,8 +331,15 @@ def _state_of(
             raise
         except StoreError as error:
             damage = damage or error.message
-    return dataclasses.replace(
-        state,
+    return FileState(
+        bundle_id=file.bundle_id,
+        suffix=target.suffix,
+        path=file.path,
+        stamp=file.stamp(),
+        file_bytes=file.file_bytes,
+        manifest=manifest,
+        places=places,
+        is_aside=target.name is not None,
         sound=tuple(sound),
         frame_bytes={block_id: file.frames[block_id].frame_bytes for block_id in sound},
         damage=damage,

@@ -71,7 +71,7 @@ class StoreCore:
         self.pins = Pins()
         self._lock = lock
         self._writing = threading.RLock()
-        self._reserved: dict[SessionUri, list[int]] = {}
+        self._reserved: list[tuple[SessionUri, int]] = []
         self.importing = threading.Lock()
         self._poison: StoreError | None = None
         self._next_mending = 0.0
@@ -134,7 +134,7 @@ class StoreCore:
                 f"The store {self.path} writes no more since an earlier failure: {self._poison.message}",
                 **self._poison.details,
             )
-        self.require_lock()
+        self._lock.require_held()
 
     def begin_upkeep(self, *, dry_run: bool) -> None:
         """Before an operation that a dry run only plans. Raises as `require_writable`; a dry run only StoreClosed."""
@@ -143,10 +143,6 @@ class StoreCore:
         else:
             self.require_writable()
             self.mend_index_file()
-
-    def require_lock(self) -> None:
-        if self._lock is not None:
-            self._lock.require_held()
 
     @contextlib.contextmanager
     def committing(self) -> Iterator[None]:
@@ -222,13 +218,10 @@ class StoreCore:
                 have it; an import refuses it.
         """
         with self._writing:
-            taken = self._reserved.setdefault(uri, [])
-            version = max([self.index.last_number(uri), *taken]) + self.index.unnumbered() + 1
+            version = max([self.index.last_number(uri), *self.being_written(uri)]) + self.index.unnumbered() + 1
             if version > MAX_VERSION:
-                if not taken:
-                    del self._reserved[uri]
                 raise _numbers_used_up(uri)
-            taken.append(version)
+            self._reserved.append((uri, version))
         try:
             yield version
         finally:
@@ -239,10 +232,10 @@ class StoreCore:
         """Reserve this version number for a version being written. False if another bundle has it, or a bundle of
         unknown owner may have it. A missed version keeps its own number."""
         with self._writing:
-            taken = self._reserved.setdefault(uri, [])
+            taken = self.being_written(uri)
             is_open = bundle_id in self.index.missed() or not self.index.unnumbered()
             is_free = is_open and version not in taken and self.index.bundles_numbered(uri, version) <= {bundle_id}
-            taken.append(version)
+            self._reserved.append((uri, version))
         try:
             yield is_free
         finally:
@@ -251,14 +244,11 @@ class StoreCore:
     def being_written(self, uri: SessionUri) -> tuple[int, ...]:
         """The reserved version numbers of a session: neither committed nor released."""
         with self._writing:
-            return tuple(self._reserved.get(uri, ()))
+            return tuple(version for its_uri, version in self._reserved if its_uri == uri)
 
     def _give_back(self, uri: SessionUri, version: int) -> None:
         with self._writing:
-            taken = self._reserved[uri]
-            taken.remove(version)
-            if not taken:
-                del self._reserved[uri]
+            self._reserved.remove((uri, version))
 
     # --- budgets
 

@@ -225,18 +225,10 @@ def _end_leaving(folder: StoreFolder, index: Index) -> None:
         set_aside_versions.settle_leaving(folder, index)
 
 
-def begin_to_let_go(folder: StoreFolder, bundle_ids: Iterable[bytes]) -> list[Finding]:
-    """Mark set-aside versions as leaving; returns the files that could not be marked. `retire` then removes them, or
-    gives them back after a failure; if it is cut off, the next opening finishes. Raises DurabilityLost."""
-    return _give_ending(folder, bundle_ids, quarantine.LEAVING_SUFFIX)
-
-
-def let_go(folder: StoreFolder, bundle_ids: Iterable[bytes]) -> list[Finding]:
-    """Mark files of deleted versions in quarantine as deleted; returns those that failed. Raises DurabilityLost."""
-    return _give_ending(folder, bundle_ids, RETIRED_SUFFIX)
-
-
-def _give_ending(folder: StoreFolder, bundle_ids: Iterable[bytes], suffix: str) -> list[Finding]:
+def give_ending(folder: StoreFolder, bundle_ids: Iterable[bytes], suffix: str) -> list[Finding]:
+    """Give the files of versions in quarantine an ending: that of a deleted version, or LEAVING_SUFFIX before `retire`,
+    which removes them, or gives them back after a failure; if it is cut off, the next opening finishes. Returns the
+    files that could not be marked. Raises DurabilityLost."""
     copies, failed = _in_quarantine(folder)
     failed |= quarantine.give_ending(folder, _names(copies, bundle_ids), suffix)
     return [_not_let_go(folder, path, error) for path, error in failed.items()]

@@ -102,8 +102,7 @@ def receipt_of(
 
 def write_version(core: StoreCore, request: VersionDraft) -> Receipt:
     """Write, flush, read back, publish and index the next version of a session. See `Store.write_bundle`."""
-    core.require_writable()
-    core.mend_index_file()
+    core.begin_upkeep(dry_run=False)
     require_session_map(request.session)
     if not 0 <= request.token_count <= MAX_TOKENS:
         raise LimitExceeded(f"a session has 0 to {MAX_TOKENS} tokens, not {request.token_count}.", limit=MAX_TOKENS)

@@ -72,7 +72,7 @@ def said(index: Index) -> Said:
     return (
         bundles,
         index.all_rows(),
-        index.latest(),
+        list(index.iter_latest()),
         index.uris(),
         index.totals(),
         index.unsettled(),
@@ -416,7 +416,7 @@ def test_a_damaged_page_number_in_the_log_is_taken_for_no_page(store: Store, sto
     before = {WAL_FRAME.unpack_from(log, at)[0] for at in frames if at < last_begins}
     root_fd = os.open(copy, os.O_RDONLY)
     try:
-        sums = PageSums.taken(root_fd, str(copy), INDEX)
+        sums = PageSums.taken(root_fd, str(copy))
         for bit in range(32):
             damaged = bytearray(log)
             damaged[last_begins + bit // 8] ^= 1 << bit % 8
