@@ -29,7 +29,6 @@ def three_digits(figure: float) -> str:
 
 
 def format_count(count: int) -> str:
-    """Write a count with thousands set apart: `6,912`."""
     return f"{count:,}"
 
 

@@ -53,8 +53,8 @@ class Upkeep(Sessions):
         from ..checking.verify import verify_store
 
         self._core.require_open()
-        if uri is not None and self.find_session(uri) is None:
-            raise self._not_found(uri, None)
+        if uri is not None:
+            self._require_session(uri, None)
         return verify_store(
             self._core.folder,
             self.index,
@@ -107,8 +107,8 @@ class Upkeep(Sessions):
         """
         from ..maintenance import pruning
 
-        if uri is not None and self.find_session(uri) is None:
-            raise self._not_found(uri, None)
+        if uri is not None:
+            self._require_session(uri, None)
         return pruning.prune(self._core, retention, uri, dry_run=dry_run)
 
     def drop_stand_ins(self, uri: SessionUri) -> MaintenanceReport:
@@ -157,8 +157,8 @@ class Upkeep(Sessions):
         from ..maintenance import compaction
 
         self._core.require_open()
-        if uri is not None and self.find_session(uri) is None:
-            raise self._not_found(uri, None)
+        if uri is not None:
+            self._require_session(uri, None)
         return compaction.compact(self._core, uri, policy, dry_run=dry_run, should_stop=should_stop)
 
     def repair(self, *, dry_run: bool = False) -> MaintenanceReport:

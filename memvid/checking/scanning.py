@@ -135,7 +135,6 @@ def readable_marks(folder: StoreFolder) -> Marks | None:
 
 
 def row_in_marks(marks: Marks | None, bundle_id: bytes) -> IndexRow | None:
-    """The session and number of a version, from its marks."""
     owner = marks.owner_of(bundle_id) if marks is not None else None
     return None if owner is None else IndexRow(*owner, bundle_id, None, bytes(32), 0, 0, 0, 0, "", ())
 

@@ -295,7 +295,6 @@ class _Search:
             yield functools.partial(duplicate_files.open_frames, self._folder, place)
 
     def _sound_in(self, open_file: Callable[[], FrameFile], blocks: set[bytes]) -> set[bytes]:
-        """Those of the blocks with good frames in a file."""
         found: set[bytes] = set()
         with contextlib.suppress(StoreError), open_file() as file:
             for block in blocks & file.frames.keys():
@@ -313,7 +312,6 @@ class _Search:
         return False
 
     def _held(self, uri: SessionUri, version: Manifest, places: Mapping[bytes, bytes]) -> Common:
-        """How many of a version's tokens another version of its session begins with."""
         return most_in_common(self._in_common(row.bundle_id, version, places) for row in self._index.versions(uri))
 
     def _in_common(self, other: bytes, version: Manifest, places: Mapping[bytes, bytes]) -> Common:

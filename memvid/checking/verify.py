@@ -546,7 +546,6 @@ class _Opened:
         return self._opened is not None
 
     def is_gone(self) -> bool:
-        """Whether a delete, or somebody else, took its bytes away."""
         return self._folder.is_gone(self._bundle_id) if self._opened is None else self._opened.was_emptied()
 
     def file(self) -> FrameFile:

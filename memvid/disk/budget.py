@@ -197,7 +197,6 @@ class Meter:
 
     @property
     def is_bounded(self) -> bool:
-        """Whether any budget limits it."""
         return self.budget != UNLIMITED
 
     def require(self, size_bytes: int) -> None:

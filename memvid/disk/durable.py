@@ -22,7 +22,7 @@ from ...errors import TorporError
 from ..errors import DurabilityLost, NoSpace, StoreError, StoreIoError
 from ..limits import MAX_IOVECS
 from ..units import format_bytes
-from .paths import FILE_MODE, Closing, io_error
+from .paths import FILE_MODE, FOLDER_MODE, Closing, io_error
 
 TEMP_SUFFIX: Final = ".tmp"
 TEMP_NAME: Final = re.compile(r"[0-9a-f]{16}\.tmp(-journal)?", re.ASCII)
@@ -306,10 +306,10 @@ def write_file(
         temp.publish(folder_fd, name, folder_path, replacing=replacing, flushing=flushing)
 
 
-def make_folder(parent_fd: int, name: str, parent_path: str, mode: int) -> None:
+def make_folder(parent_fd: int, name: str, parent_path: str) -> None:
     """Create a folder durably, unless it exists."""
     try:
-        os.mkdir(name, mode, dir_fd=parent_fd)
+        os.mkdir(name, FOLDER_MODE, dir_fd=parent_fd)
     except FileExistsError:
         return
     except OSError as error:

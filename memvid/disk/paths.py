@@ -70,7 +70,6 @@ def open_folder(parent_fd: int, name: str, path: str) -> int:
 
 @contextlib.contextmanager
 def closing_fd(fd: int) -> Iterator[int]:
-    """Close a descriptor after the block."""
     try:
         yield fd
     finally:

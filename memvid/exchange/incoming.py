@@ -12,7 +12,7 @@ import os
 from collections.abc import Iterator
 
 from ..disk import durable
-from ..disk.paths import FOLDER_MODE, closing_fd, open_file, open_folder, opened_folder, read_up_to, stat_open
+from ..disk.paths import closing_fd, open_file, open_folder, opened_folder, read_up_to, stat_open
 from ..errors import BundleMissing
 from ..folder.folder import StoreFolder
 from ..folder.store_file import INCOMING, load_store_uuid, open_existing_root
@@ -100,7 +100,7 @@ def _folder_of(store_path: str, *, make: bool = False) -> Iterator[tuple[int, st
     with closing_fd(open_existing_root(store_path)) as root_fd:
         load_store_uuid(root_fd, store_path)
         if make:
-            durable.make_folder(root_fd, INCOMING, store_path, FOLDER_MODE)
+            durable.make_folder(root_fd, INCOMING, store_path)
         folder_fd = open_folder(root_fd, INCOMING, path)
     with closing_fd(folder_fd):
         yield folder_fd, path

@@ -66,7 +66,6 @@ class _Tensor:
         return self.element_bytes * math.prod(self.shape)
 
     def continues(self, other: _Tensor) -> bool:
-        """Whether these tokens follow another tensor's, in the same form."""
         mine, others = (
             (each.slot, each.kind, each.dtype, each.element_bytes, each.outer, each.dim) for each in (self, other)
         )
@@ -170,7 +169,6 @@ def _tensor_of(spec: SlotSpec, entry: BlockEntry) -> _Tensor:
 
 
 def _named(slot: str, runs: list[_Tensor], reader: BundleReader) -> list[_Tensor]:
-    """The tensors of one slot with their names."""
     base = f"layers.{slot}" if slot[0].isdigit() else f"state.{slot}"
     if len({tensor.dim is None for tensor in runs}) > 1:
         raise NotTensors(f"Slot {slot} is in spans and in a state record.", slot=slot)

@@ -389,7 +389,6 @@ def _open_retired(core: StoreCore, bundle_id: bytes) -> FrameFile | None:
 
 
 def _is_same(core: StoreCore, bundle_id: bytes, retired: FrameFile | None) -> bool:
-    """Whether a bundle's retired file is unchanged, or still absent or empty."""
     if retired is None:
         return core.folder.is_gone(bundle_id)
     return core.folder.suffix_of(bundle_id) == RETIRED_SUFFIX and core.folder.is_current(bundle_id, retired.stamp())

@@ -19,7 +19,6 @@ from contextlib import AbstractContextManager
 
 from ..disk import durable
 from ..disk.paths import (
-    FOLDER_MODE,
     Stamp,
     closing_fd,
     io_error,
@@ -121,7 +120,6 @@ class StoreFolder:
         return None
 
     def has_bundle(self, bundle_id: bytes) -> bool:
-        """Whether a bundle has a file, live or retired, by its name."""
         return any(self.suffix_of(bundle_id) for _ in range(2))  # as in `open_bundle`
 
     def suffix_of(self, bundle_id: bytes) -> str | None:
@@ -211,7 +209,7 @@ class StoreFolder:
     def _made_prefix_folder(self, bundle_id: bytes) -> Iterator[tuple[int, str]]:
         """The folder that a bundle belongs in, made durably if it is not there, and its path."""
         prefix = bundle_id[:1].hex()
-        durable.make_folder(self.bundles_fd, prefix, self.bundles_path, FOLDER_MODE)
+        durable.make_folder(self.bundles_fd, prefix, self.bundles_path)
         with self.prefix_folder(prefix) as folder_fd:
             yield folder_fd, self.prefix_path(prefix)
 
@@ -285,7 +283,6 @@ class StoreFolder:
         return self._held_bytes
 
     def recount(self) -> int:
-        """Look at each bundle file anew."""
         self._file_count = None
         total = 0
         for folder_fd, prefix, names in self.walk():
@@ -302,7 +299,6 @@ class StoreFolder:
             self._held_bytes += size_bytes
 
     def prefix_path(self, prefix: str) -> str:
-        """The path of a folder of bundles, for messages."""
         return f"{self.bundles_path}/{prefix}"
 
     def prefix_folder(self, prefix: str) -> AbstractContextManager[int]:

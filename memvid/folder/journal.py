@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from ..disk import durable
-from ..disk.paths import FOLDER_MODE, Closing, list_names, open_file, open_folder, read_at, stat_name, stat_open
+from ..disk.paths import Closing, list_names, open_file, open_folder, read_at, stat_name, stat_open
 from ..errors import CorruptJournal, DurabilityLost, JournalWaits, LimitExceeded, NoSpace, StoreError, StoreIoError
 from ..format.journal import (
     END_BYTES,
@@ -213,7 +213,6 @@ class Journal(Closing):
     # --- what it holds
 
     def uris(self) -> list[SessionUri]:
-        """The sessions that have acknowledged turns in it."""
         with self.lock:
             return list(self._live)
 
@@ -222,7 +221,6 @@ class Journal(Closing):
         return uri in self._live
 
     def bases(self) -> dict[SessionUri, bytes]:
-        """The sessions whose turns stand behind a bundle, and that bundle."""
         with self.lock:
             return {uri: place.base for uri, place in self._live.items() if place.base is not None}
 
@@ -246,7 +244,6 @@ class Journal(Closing):
 
     @property
     def size_bytes(self) -> int:
-        """What the file takes on the disk."""
         with self.lock:
             return self._size
 
@@ -475,7 +472,7 @@ class Journal(Closing):
         root_fd, moved = self._folder.root_fd, self._folder_fd
         if moved >= 0 and _has_name(root_fd, JOURNAL, moved, self.folder_path):
             return
-        durable.make_folder(root_fd, JOURNAL, self._folder.path, FOLDER_MODE)
+        durable.make_folder(root_fd, JOURNAL, self._folder.path)
         self._folder_fd = open_folder(root_fd, JOURNAL, self.folder_path)
         if moved >= 0:
             os.close(moved)
@@ -501,7 +498,6 @@ class Journal(Closing):
 
 
 def _has_name(folder_fd: int, name: str, fd: int, path: str) -> bool:
-    """Whether an open file or folder has this name in a folder."""
     try:
         named = stat_name(folder_fd, name, path)
     except FileNotFoundError:

@@ -123,7 +123,6 @@ class Marks:
 
     @property
     def bundle_ids(self) -> frozenset[bytes]:
-        """The bundles that have marks."""
         return frozenset(self._by_bundle)
 
     def session(self, uri: SessionUri) -> SessionMarks:
@@ -134,7 +133,6 @@ class Marks:
         return self._by_bundle.get(bundle_id, _UNMARKED)
 
     def tagged(self, uri: SessionUri, tag: str) -> bytes | None:
-        """The bundle id that a session's tag names."""
         return self.session(uri).tags.get(tag)
 
     def owner_of(self, bundle_id: bytes) -> tuple[SessionUri, int] | None:
@@ -231,7 +229,6 @@ def _joined(marks: SessionMarks, later: SessionMarks) -> SessionMarks:
 
 
 def _marked(tags: Mapping[str, bytes], pins: frozenset[bytes], numbers: Mapping[bytes, int]) -> SessionMarks:
-    """A session's marks, with only the numbers of marked bundles."""
     return SessionMarks(tags, pins, {one: numbers[one] for one in pins.union(tags.values())})
 
 

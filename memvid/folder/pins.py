@@ -25,7 +25,6 @@ class Pins:
             self._counts = +self._counts
 
     def count(self, bundle_id: bytes) -> int:
-        """How many users have a bundle open or rely on it."""
         with self._lock:
             return self._counts[bundle_id]
 

@@ -17,7 +17,6 @@ from typing import Final
 
 from ..disk import durable
 from ..disk.paths import (
-    FOLDER_MODE,
     Closing,
     Stamp,
     closing_fd,
@@ -126,7 +125,6 @@ def bundle_of(name: str) -> bytes | None:
 
 
 def size_of(folder: StoreFolder, name: str) -> int:
-    """The bytes of a file here; 0 if it is gone."""
     with contextlib.suppress(FileNotFoundError), _found(folder) as fd:
         return stat_name(fd, name, f"{_path(folder)}/{name}").st_size
     return 0
@@ -150,7 +148,6 @@ def open_name(folder: StoreFolder, name: str) -> tuple[int, str]:
 
 
 def stamp_of_name(folder: StoreFolder, name: str) -> Stamp | None:
-    """The stamp of a file here; None without a file."""
     try:
         fd, path = open_name(folder, name)
     except BundleMissing:
@@ -289,7 +286,7 @@ def _found(folder: StoreFolder) -> AbstractContextManager[int]:
 
 
 def _opened(folder: StoreFolder) -> AbstractContextManager[int]:
-    durable.make_folder(folder.root_fd, QUARANTINE, folder.path, FOLDER_MODE)
+    durable.make_folder(folder.root_fd, QUARANTINE, folder.path)
     return _found(folder)
 
 

@@ -32,7 +32,6 @@ Figures = Mapping[str, Mapping[str, Figure]]
 
 
 def load_rates(folder: StoreFolder) -> dict[str, dict[str, Figure]]:
-    """The figures saved last; none without a usable file."""
     fields = load_small(folder, RATES_FILE, _FORMAT)
     subjects = (fields or {}).get("subjects")
     if not isinstance(subjects, list) or len(subjects) > MAX_SUBJECTS:

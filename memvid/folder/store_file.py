@@ -109,7 +109,7 @@ def create_store(root_fd: int, path: str, store_uuid: str | None = None) -> str:
     """Make an empty folder a store, under its lock; store.json comes last, so that a crash leaves no half store.
     `store_uuid`: that of the store it is a backup of."""
     for name in (BUNDLES, QUARANTINE):
-        durable.make_folder(root_fd, name, path, FOLDER_MODE)
+        durable.make_folder(root_fd, name, path)
     store_uuid = store_uuid or str(uuid.uuid4())
     with opened_folder(root_fd, BUNDLES, f"{path}/{BUNDLES}") as bundles_fd:
         write_store_file(root_fd, bundles_fd, path, StoreFile(store_uuid, marked=False), replacing=False)

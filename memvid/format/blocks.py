@@ -179,7 +179,6 @@ class BlockHeader:
         return header
 
     def require_valid(self) -> None:
-        """Raise CorruptBundle unless the parts fit together."""
         if self.kind not in BLOCK_KINDS:
             _refuse(f"its kind is {str(self.kind)[:40]!r}")
         if not _is_id(self.identity_digest) or not (self.parent is None or _is_id(self.parent)):
@@ -221,7 +220,6 @@ def _refuse(why: str) -> NoReturn:
 
 
 def block_id(encoded_header: bytes | memoryview) -> bytes:
-    """The id of the block with this canonical header."""
     return blake3(encoded_header).digest()
 
 
@@ -245,7 +243,6 @@ class BlockEntry:
         return self.start + self.token_count
 
     def held_by(self, bundle_id: bytes | None) -> BlockEntry:
-        """The same block, with another bundle said to hold it."""
         if self.bundle_id == bundle_id:
             return self
         return BlockEntry(self.id, bundle_id, self.kind, self.start, self.token_count, self.raw_bytes)

@@ -116,7 +116,6 @@ class FrameFile(Closing):
             self._fd = -1
 
     def stamp(self) -> Stamp:
-        """The stamp of the open file."""
         return stamp_of(stat_open(self._fd, self.path))
 
     def was_emptied(self) -> bool:
@@ -376,7 +375,6 @@ class BundleFile(FrameFile):
 
     @property
     def entries(self) -> tuple[BlockEntry, ...]:
-        """The manifest's blocks, each with the bundle that holds it."""
         blocks = self.manifest.blocks if self.manifest else ()
         return tuple(
             entry.held_by(self.directory.holder_of(position) or self.bundle_id) for position, entry in enumerate(blocks)

@@ -157,7 +157,6 @@ def _require_smaller(stored: bytes | bytearray, raw_bytes: int, where: str) -> N
 
 
 def compress(buffers: Sequence[memoryview], size_bytes: int, level: int) -> bytes:
-    """One zstd frame of the concatenated buffers, `size_bytes` long in all."""
     compressor = zstandard.ZstdCompressor(level=level, write_checksum=True, write_content_size=True)
     stream = compressor.compressobj(size=size_bytes)
     chunks = [stream.compress(buffer) for buffer in buffers]
@@ -245,7 +244,7 @@ def _encode_planes(
 ) -> list[memoryview | bytes]:
     compressor = zstandard.ZstdCompressor(level=level, write_checksum=True, write_content_size=True)
     parts: list[memoryview | bytes] = []
-    for chunk in _joined_chunks(views, size_bytes, PLANE_CHUNK_BYTES):
+    for chunk in _joined_chunks(views, size_bytes):
         for number in range(element_bytes):
             plane = chunk[number::element_bytes]
             frame = compressor.compress(plane)
@@ -254,9 +253,9 @@ def _encode_planes(
     return [_PLANES_HEADER.pack(element_bytes, PLANE_CHUNK_BYTES) + table, *parts]
 
 
-def _joined_chunks(views: Sequence[memoryview], size_bytes: int, chunk_bytes: int) -> Iterator[bytearray]:
-    """The concatenated views in chunks of their own memory, all but the last `chunk_bytes` long."""
-    chunk, filled, done = bytearray(min(chunk_bytes, size_bytes)), 0, 0
+def _joined_chunks(views: Sequence[memoryview], size_bytes: int) -> Iterator[bytearray]:
+    """The concatenated views in chunks of their own memory, all but the last PLANE_CHUNK_BYTES long."""
+    chunk, filled, done = bytearray(min(PLANE_CHUNK_BYTES, size_bytes)), 0, 0
     for view in views:
         position = 0
         while position < len(view):
@@ -266,7 +265,7 @@ def _joined_chunks(views: Sequence[memoryview], size_bytes: int, chunk_bytes: in
             if filled == len(chunk):
                 yield chunk
                 done += filled
-                chunk, filled = bytearray(min(chunk_bytes, size_bytes - done)), 0
+                chunk, filled = bytearray(min(PLANE_CHUNK_BYTES, size_bytes - done)), 0
 
 
 def _decode_planes(stored: bytes | bytearray, raw_bytes: int, element_bytes: int, where: str) -> Iterator[memoryview]:

@@ -183,7 +183,6 @@ class Key:
         return begun + _digest(begun)
 
     def record(self, payload: bytes, place: int) -> bytes:
-        """A record as it stands in the file at `place`."""
         assert self.nonce is not None
         digest = _digest(self.store, self.nonce, _PLACE.pack(place), payload)
         head = _HEAD.pack(_TURN, len(payload), self.nonce, digest)
@@ -238,7 +237,6 @@ def _digest(*parts: bytes) -> bytes:
 
 
 def size_of(payload_bytes: int) -> int:
-    """The bytes of a record in the file."""
     return _HEAD.size + -(-payload_bytes // _ALIGNED) * _ALIGNED
 
 

@@ -57,7 +57,6 @@ MIN_FILE_BYTES: Final = HEADER_BYTES + 1 + TRAILER_BYTES
 
 
 def aligned(size_bytes: int) -> int:
-    """Round up to a multiple of ALIGNMENT."""
     return -(-size_bytes // ALIGNMENT) * ALIGNMENT
 
 

@@ -45,7 +45,6 @@ def reading(pool: FilePool, places: Mapping[bytes, bytes], files_of: Callable[[b
 
 
 def most_in_common(found: Iterable[Common]) -> Common:
-    """The longest of several common prefixes."""
     each = list(found)
     return Common(max((one.least for one in each), default=0), max((one.most for one in each), default=0))
 

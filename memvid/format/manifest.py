@@ -104,7 +104,6 @@ class Manifest:
 
 
 def map_tells_of(session: Mapping[str, Any], uri: SessionUri) -> bool:
-    """Whether a session map names a URI."""
     values: list[Any] = [session]
     while values:
         value = values.pop()

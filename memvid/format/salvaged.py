@@ -30,7 +30,6 @@ class Salvaged:
     of: int | None
 
     def to_map(self) -> dict[str, int]:
-        """As the session map keeps it."""
         return {"tokens": self.tokens} | ({} if self.of is None else {"of": self.of})
 
     def within(self, token_count: int) -> Salvaged | None:

@@ -36,9 +36,9 @@ class PreparedBlock:
     header: BlockHeader
     slots: tuple[tuple[SlotDraft, list[memoryview]], ...]
 
-    def entry(self, bundle_id: bytes | None) -> BlockEntry:
+    def entry(self) -> BlockEntry:
         header = self.header
-        return BlockEntry(self.id, bundle_id, header.kind, header.start, header.token_count, header.raw_bytes)
+        return BlockEntry(self.id, None, header.kind, header.start, header.token_count, header.raw_bytes)
 
 
 def prepare_block(draft: BlockDraft, parent: bytes | None, identity_digest: bytes) -> PreparedBlock:
@@ -76,7 +76,6 @@ class BundleWriter:
         yield from rest
 
     def _frames_end(self) -> int:
-        """The end of the last frame, also while it is being written."""
         last = next(reversed(self.frames.values()), None)
         return last.offset + last.frame_bytes if last else HEADER_BYTES
 

@@ -26,7 +26,7 @@ from types import NoneType
 from typing import Any, Final
 
 from ..disk import durable
-from ..disk.paths import FOLDER_MODE, list_names, opened_folder, read_small, stat_name
+from ..disk.paths import list_names, opened_folder, read_small, stat_name
 from ..disk.sealed_json import SealedFormat, reason_of
 from ..errors import IndexFailed, StoreError, StoreIoError, UnsafePath
 from ..folder.store_file import ABSENT, BUNDLES
@@ -57,7 +57,7 @@ class AbsentNotes:
         waiting = list(bundles)
         if not waiting:
             return
-        durable.make_folder(self._root_fd, ABSENT, self._store_path, FOLDER_MODE)
+        durable.make_folder(self._root_fd, ABSENT, self._store_path)
         with contextlib.ExitStack() as stack:
             fd = stack.enter_context(self._opened())
             temps_path = f"{self._store_path}/{BUNDLES}"
@@ -86,7 +86,6 @@ class AbsentNotes:
             raise error
 
     def may_tell_of(self, bundle_id: bytes) -> bool:
-        """Whether a version has a note; True where that cannot be looked up."""
         try:
             with self._opened() as fd:
                 return _may_be_there(fd, _name_of(bundle_id), self.path)

@@ -26,7 +26,6 @@ class BundleQueries(IndexConnection):
     """Questions for bundles."""
 
     def bundle_ids(self) -> set[bytes]:
-        """Every bundle that the index knows of, readable or not."""
         return set(self._ids("SELECT bundle_id FROM bundles", ()))
 
     def marks_unseen(self) -> bool:
@@ -47,7 +46,6 @@ class BundleQueries(IndexConnection):
         )
 
     def users_of(self, bundle_id: bytes) -> list[bytes]:
-        """The bundles whose files need this one."""
         return self._ids(
             "SELECT bundle_id FROM refs JOIN bundles USING (number) WHERE refers_to = ? ORDER BY bundle_id",
             (bundle_id,),
@@ -127,9 +125,7 @@ class BundleQueries(IndexConnection):
         return IndexedBundle(bundle_id, status, row, refs, tuple(BLOCK_KEY.pack(key) for key in keys))
 
     def written_on(self, day: int) -> int:
-        """Bytes written on that day."""
         return self.written().get(day, 0)
 
     def written(self) -> dict[int, int]:
-        """Bytes written on each day that is still remembered."""
         return {int(day): int(size) for day, size in self._select("SELECT day, size_bytes FROM written", ())}

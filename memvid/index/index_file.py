@@ -151,7 +151,6 @@ def image_of(root_fd: int, store_path: str) -> IndexImage:
 
 
 def rewrites_begun(root_fd: int, store_path: str) -> int:
-    """How many rewrites were ever begun in a store, as its folder says."""
     return max((count_in(name) for name in list_names(root_fd, store_path) if COUNT_NAME.fullmatch(name)), default=0)
 
 

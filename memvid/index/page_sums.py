@@ -107,11 +107,9 @@ class PageSums:
 
     @property
     def file_id(self) -> str:
-        """Which file these are the sums of."""
         return blake3(self._sums).digest(_SUM_BYTES).hex()
 
     def wal_bytes(self) -> int:
-        """The size of the write-ahead log."""
         try:
             return os.stat(INDEX_FILE + WAL_SUFFIX, dir_fd=self._root_fd, follow_symlinks=False).st_size
         except OSError:

@@ -83,7 +83,6 @@ def indexed(file: BundleFile) -> IndexedBundle:
 
 
 def row_of(manifest: Manifest, bundle_id: bytes, bundle_bytes: int) -> IndexRow:
-    """The row that a bundle deserves."""
     return IndexRow(
         uri=manifest.uri,
         version=manifest.version,

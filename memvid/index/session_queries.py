@@ -32,7 +32,6 @@ class SessionQueries(IndexConnection):
         return rows[0] if rows else None
 
     def versions(self, uri: SessionUri) -> list[IndexRow]:
-        """All versions of a session, oldest first."""
         return self._rows(
             f"WHERE status = '{LIVE}' AND namespace = ? AND name = ? ORDER BY version", (uri.namespace, uri.name)
         )

@@ -35,7 +35,6 @@ def find_told(folder: StoreFolder, index: Index) -> list[Finding]:
 
 
 def unreadable_finding(folder: StoreFolder, index: Index, bundle_id: bytes) -> Finding:
-    """What to tell of a bundle that could not be read when the store was opened."""
     path = folder.bundle_path(bundle_id)
     stored = index.stored(bundle_id)
     row = stored.row if stored is not None else None
@@ -61,7 +60,6 @@ def untold_finding(path: str, row: IndexRow) -> Finding:
 
 
 def missed_finding(path: str, row: IndexRow) -> Finding:
-    """What to tell of a version that only its marks tell of."""
     message = (
         f"{path} is missing: version {row.version} of {row.uri}, which has a tag or a pin, cannot be woken, and "
         "only its marks tell of it. Its needs are unknown, so no file is removed. Put the file back from a "
@@ -88,7 +86,6 @@ def lost_among(index: Index, unread: Mapping[bytes, str]) -> set[bytes]:
 
 
 def lost_note_finding(path: str, why: str) -> Finding:
-    """What to tell of such a note."""
     message = (
         "This note told of a version that has no file, and the index does not know it either. Make it readable, or put "
         f"it back from a backup; or remove it, where that version may be forgotten. {why}"

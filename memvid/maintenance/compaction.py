@@ -76,8 +76,6 @@ def compact(
 
 
 class _Compaction:
-    """One compaction under way."""
-
     def __init__(
         self, core: StoreCore, policy: CompactionPolicy, dry_run: bool, should_stop: Callable[[], bool]
     ) -> None:

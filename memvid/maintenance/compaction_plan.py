@@ -57,7 +57,6 @@ class CompactionPolicy:
             raise InvalidPolicy("cold_after_seconds is a number of seconds, 0 or more.", field="cold_after_seconds")
 
     def is_cold(self, slept_ns: int, now_ns: int) -> bool:
-        """Whether a file slept at that instant is to be compressed."""
         seconds = self.cold_after_seconds
         return seconds is not None and now_ns - slept_ns > seconds * _SECOND_NS
 
@@ -111,7 +110,6 @@ class Step:
 
     @property
     def adopts(self) -> bool:
-        """Whether frames of other files are copied into this one."""
         return any(source != self.file.bundle_id for _, source in self.frames)
 
     @property

@@ -196,7 +196,6 @@ def _missing_users(core: StoreCore, step: Step, but_for: Iterable[bytes]) -> lis
 
 
 def _step(file: BundleFile, uri: SessionUri, needed: set[bytes], *, retired: bool) -> Step | None:
-    """The step for a file with some frames `needed` from outside."""
     manifest = file.manifest
     listed = {entry.id for entry in manifest.blocks} if manifest is not None and not retired else set()
     idle = [frame for frame in file.directory.frames if frame.id not in needed and frame.id not in listed]
@@ -238,8 +237,6 @@ def _bytes_after(file: BundleFile, contents: Contents) -> int:
 
 
 class _Forget:
-    """A forget under way."""
-
     def __init__(self, core: StoreCore, uri: SessionUri, blocks: set[bytes], *, dry_run: bool) -> None:
         self._run = MaintenanceRun(core, "forget", dry_run)
         self._core = core

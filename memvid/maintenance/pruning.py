@@ -252,7 +252,6 @@ def _with_rivals(core: StoreCore, rows: Sequence[IndexRow]) -> list[bytes]:
 
 
 def _expected(core: StoreCore, plan: RetentionPlan, problems: Sequence[Finding]) -> MaintenanceReport:
-    """The plan for a dry run."""
     leaving = {row.bundle_id: row.bundle_bytes for row in plan.drop}
     freed: dict[bytes, int] = {}
     if leaving and not core.index.needs_unknown():

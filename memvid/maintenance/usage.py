@@ -38,8 +38,6 @@ from ..writing.core import StoreCore
 
 @dataclass(slots=True)
 class _Session:
-    """One session's sums so far."""
-
     versions: int = 0
     newest: int = 0
     token_count: int = 0

@@ -142,7 +142,6 @@ def find_missing(folder: StoreFolder, rows: Iterable[IndexRow]) -> list[Finding]
 
 
 def missing_finding(folder: StoreFolder, row: IndexRow) -> Finding:
-    """The finding for a version without its file."""
     path = folder.bundle_path(row.bundle_id)
     message = f"{path} is missing: version {row.version} of {row.uri} cannot be woken. {PUT_BACK}"
     return Finding(path, BundleMissing.code, message)

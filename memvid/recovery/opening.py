@@ -246,7 +246,6 @@ def _with_unknown(folder: StoreFolder, index: Index, findings: list[Finding]) ->
 
 
 def _is_told_otherwise(index: Index, bundle: IndexedBundle) -> bool:
-    """Whether the index and a bundle's file differ in references or blocks."""
     stored = index.stored(bundle.bundle_id)
     return stored is None or stored.storage != bundle.storage
 

@@ -72,7 +72,6 @@ class Salvage:
 
     @property
     def ledger_tokens(self) -> int:
-        """All tokens that it saves, with those without blocks."""
         assert self.file.manifest is not None
         return ledger_saved(self.file.manifest, self.token_count)
 
@@ -113,8 +112,6 @@ class SetAside:
 
 @dataclass(frozen=True, slots=True)
 class GiveUp:
-    """A version whose file is nowhere."""
-
     row: IndexRow
     path: str
     loss: str
@@ -133,7 +130,6 @@ class RepairPlan:
 
     @property
     def bundle_ids(self) -> set[bytes]:
-        """The bundles that it concerns."""
         steps: Iterable[Shelve | Mend | Restore | Return | SetAside] = (
             *self.shelves,
             *self.mends,

@@ -28,6 +28,7 @@ Rules:
 
 from __future__ import annotations
 
+import contextlib
 import functools
 
 from ..checking import scanning
@@ -35,13 +36,16 @@ from ..checking.set_aside_versions import LOST
 from ..checking.verify import STRANGER, find_strangers
 from ..disk.budget import utc_day
 from ..disk.clock import now_ns
-from ..errors import IndexFailed, StoreError
-from ..format.records import Finding, IndexRow, MaintenanceReport
+from ..errors import CorruptMarks, CorruptStoreFile, IndexFailed, MarksLost, StoreError
+from ..folder import quarantine
+from ..folder.marks import MARKS_FILE, Marks, marks_lost
+from ..folder.store_file import STORE_FILE
+from ..format.layout import LIVE_SUFFIX, RETIRED_SUFFIX
+from ..format.records import Action, Finding, IndexRow, MaintenanceReport
 from ..index.index import Index
 from ..index.unknown_references import find_lost_notes, missed_finding
 from ..writing.core import StoreCore
-from . import reindexing
-from .own_files import OwnFiles
+from . import reindexing, restoring
 from .repair_plan import plan_repair
 from .repair_run import CHANGED, RepairRun
 from .repair_steps import RepairSteps
@@ -62,12 +66,11 @@ def repair(core: StoreCore, *, dry_run: bool = False) -> MaintenanceReport:
     """
     core.begin_upkeep(dry_run=dry_run)
     run = RepairRun(core, "repair", dry_run)
-    own = OwnFiles(run)
     if not dry_run:
         run.require_index_file()
-    own.mend_store_file()
+    _mend_store_file(run)
     if not _is_readable(core.index):
-        own.mend_index(set())
+        _mend_index(run, set())
         if dry_run:  # before that the owners of the bundles are unknown
             return run.report()
     run.settle_leaving()
@@ -75,8 +78,8 @@ def repair(core: StoreCore, *, dry_run: bool = False) -> MaintenanceReport:
     plan = plan_repair(run.survey, core.folder.bundle_path, functools.partial(open_frames_of, core))
     run.problems += plan.problems
     RepairSteps(run).carry_out(plan)
-    own.mend_marks()
-    own.mend_index(plan.bundle_ids)
+    _mend_marks(run)
+    _mend_index(run, plan.bundle_ids)
     run.problems += [missed_finding(core.folder.bundle_path(one), row) for one, row in _missed(core.index)]
     run.problems += [*find_lost_notes(core.folder, core.index), *find_strangers(core.folder)]
     if not dry_run:
@@ -100,6 +103,81 @@ def _missed(index: Index) -> list[tuple[bytes, IndexRow]]:
         return sorted(index.missed().items())
     except StoreError:
         return []
+
+
+# --- the store's own files
+
+
+def _mend_store_file(run: RepairRun) -> None:
+    """Repair a store.json that was lost or damaged since the store was opened: without it none opens again."""
+    core = run.core
+    path = f"{core.path}/{STORE_FILE}"
+    try:
+        core.folder.require_store_file()
+    except CorruptStoreFile as error:
+        wrong = f"{error.details['reason'].capitalize()}."
+        actions = restoring.actions_for(core.folder.root_fd, core.path, wrong)
+        run.do(path, actions, lambda: _make_store_file(run))
+    except StoreError as error:
+        run.tell(path, error.code, error.message)
+
+
+def _make_store_file(run: RepairRun) -> None:
+    with run.core.committing():
+        try:
+            run.core.folder.require_store_file()
+        except CorruptStoreFile:
+            restoring.make_store_file(run.core.folder)
+
+
+def _mend_marks(run: RepairRun) -> None:
+    core = run.core
+    path = f"{core.path}/{MARKS_FILE}"
+    try:
+        Marks.load(core.folder)
+    except CorruptMarks as error:
+        # as a dry run tells it
+        lost = marks_lost(core.folder, quarantine.next_place_of(core.folder, MARKS_FILE)).message
+        run.do(path, [Action("quarantine", path, None, None, 0, error.message)], lambda: _set_marks_aside(run))
+        run.tell(path, MarksLost.code, lost)
+    except CorruptStoreFile:
+        pass  # a dry run has not mended it; without it, nothing says whether there were marks
+    except StoreError as error:
+        run.tell(path, error.code, error.message)
+
+
+def _set_marks_aside(run: RepairRun) -> None:
+    with run.committing_to_file():
+        try:
+            Marks.load(run.core.folder)
+        except CorruptMarks:
+            folder = run.core.folder
+            if not folder.require_store_file().marked:
+                folder.write_store_file(marked=True)  # or it would look as if there had never been marks
+            quarantine.move_file(folder, MARKS_FILE)
+
+
+def _mend_index(run: RepairRun, done: set[bytes]) -> None:
+    """Make the index anew if it differs from the bundles; `done` were repaired one by one."""
+    core = run.core
+    ahead = scanning.read_ahead(core.folder)
+    actions, _ = reindexing.plan_rebuild(core.folder, core.index, ahead)
+    if actions and not run.dry_run:
+        run.succeeds(core.index.path, lambda: _rebuild_index(run, ahead))
+    elif actions:
+        with core.committing() if core.writable else contextlib.nullcontext():
+            actions, _ = reindexing.plan_rebuild(core.folder, core.index, ahead)
+        paths = {core.folder.bundle_path(one, suffix) for one in done for suffix in (LIVE_SUFFIX, RETIRED_SUFFIX)}
+        run.actions += [action for action in actions if action.path not in paths]
+
+
+def _rebuild_index(run: RepairRun, ahead: scanning.Readings) -> None:
+    """Under the lock, folder and index are of one moment: sleeps and deletes of others meanwhile are no fault."""
+    with run.committing_to_file():
+        actions, _ = reindexing.plan_rebuild(run.core.folder, run.core.index, ahead)
+        if actions:
+            reindexing.rebuild(run.core.folder, run.core.index, ahead)
+    run.actions += actions
 
 
 # --- the index alone

@@ -20,8 +20,6 @@ from .survey import FileState, open_source
 
 
 class RepairFiles:
-    """Writes the files of one repair."""
-
     def __init__(self, run: RepairRun) -> None:
         self._run = run
 

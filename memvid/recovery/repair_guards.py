@@ -21,8 +21,6 @@ from .survey import FileState
 
 
 class Guards:
-    """The checks of one repair."""
-
     def __init__(self, run: RepairRun) -> None:
         self._run = run
 

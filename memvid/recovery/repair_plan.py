@@ -148,8 +148,7 @@ class _Plan:
         manifest: Manifest,
         bundle_id: bytes,
         own: Iterable[FileState],
-        places: Mapping[bytes, bytes] | None = None,
-        blocks: Sequence[BlockEntry] | None = None,
+        places: Mapping[bytes, bytes] | None,
     ) -> Layout:
         """A file with every sound frame of `own`; the rest of the manifest keeps its places."""
         frames = {block_id: file.key for file in reversed(list(own)) for block_id in file.sound}
@@ -379,7 +378,6 @@ def _in_blocks(one: Manifest, other: Manifest) -> int:
 
 
 def _versions(files: Iterable[FileState], uri: SessionUri) -> Iterator[Manifest]:
-    """The manifests of a session's versions."""
     for file in files:
         if file.manifest is not None and file.manifest.uri == uri:
             yield file.manifest
@@ -447,7 +445,6 @@ class _Losses:
 
 
 def _loss_of_nobody(survey: Survey, file: FileState) -> str:
-    """The finding for a file if nothing tells of the version in its name."""
     if file.content is None:
         return _WHOSE.format(file.path)
     row = survey.row_of(file.content)

@@ -35,7 +35,6 @@ class RepairSteps:
         self._shelved: dict[bytes, frozenset[bytes]] = {}
 
     def carry_out(self, plan: RepairPlan) -> None:
-        """All steps of a plan, in order."""
         for shelf in plan.shelves:
             self.shelve(shelf)
         self._later = {step.file.bundle_id for step in plan.restores} | {step.file.bundle_id for step in plan.mends}

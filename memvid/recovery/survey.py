@@ -79,7 +79,6 @@ class FileState:
 
     @property
     def key(self) -> bytes:
-        """The file's key among all files of the survey."""
         return os.fsencode(self.path)
 
 
@@ -144,7 +143,6 @@ class Survey:
         return next((row for row in found if row is not None), None)
 
     def is_sound(self, block_id: bytes) -> bool:
-        """Whether some file has a sound frame of a block."""
         return bool(self.holders.get(block_id))
 
     def judge(self, file: FileState) -> Judgement:
@@ -213,7 +211,6 @@ class Target:
         return f"{core.path}/{QUARANTINE}/{self.name}"
 
     def stamp(self, core: StoreCore) -> Stamp | None:
-        """Its present stamp; None for no file."""
         if self.name is None:
             return core.folder.stamp_of(self.bundle_id, self.suffix)
         return quarantine.stamp_of_name(core.folder, self.name)
@@ -240,7 +237,6 @@ def _looked_at(core: StoreCore) -> tuple[Survey, dict[Target, FileState | Findin
 
 
 def _known(core: StoreCore) -> Survey:
-    """The rows of the index."""
     rows = {row.bundle_id: row for row in core.index.all_rows()}
     index = core.index
     shadowed = frozenset(index.with_status(SHADOWED))

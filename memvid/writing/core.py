@@ -267,7 +267,6 @@ class StoreCore:
             self._account.end(meter, self.count_written)
 
     def count_written(self, day: int, size_bytes: int) -> None:
-        """Count bytes that were written on a day, for the budgets of others."""
         if self.writable and not self._closed:
             with contextlib.suppress(StoreError):  # a count that is lost must not fail what it counted
                 self.index.add_written(day, size_bytes)

@@ -260,7 +260,6 @@ def _not_let_go(folder: StoreFolder, path: str, error: StoreError) -> Finding:
 
 
 def still_noted(index: Index, bundle_ids: Iterable[bytes]) -> Iterator[Finding]:
-    """The problem for notes of deleted versions that could not be removed."""
     for error in [index.notes_left[one] for one in bundle_ids if one in index.notes_left][:1]:
         message = (
             f"The note of a version that was deleted may be left. {error.message} While it is there, an opening may "

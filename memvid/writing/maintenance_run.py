@@ -24,7 +24,6 @@ class MaintenanceRun:
     bytes_written: int = 0
 
     def committing(self) -> AbstractContextManager[None]:
-        """As the core's; for a plan nothing is locked."""
         return contextlib.nullcontext() if self.dry_run else self.core.committing()
 
     def did(self, kind: str, path: str, size_bytes: int, reason: str, of: IndexRow | None = None) -> None:

@@ -121,8 +121,6 @@ def write_version(core: StoreCore, request: VersionDraft) -> Receipt:
 
 
 class _Sleep:
-    """One sleep under way."""
-
     def __init__(
         self,
         core: StoreCore,
@@ -227,7 +225,7 @@ class _Sleep:
         done, total = 0, request.token_count - held
         for block in self._writer.each(self._prepared(drafts), self._bytes_if_new):
             self._write_block(block)
-            entry = block.entry(None)
+            entry = block.entry()
             yield entry
             if entry.kind == "span":
                 done += entry.token_count

@@ -8,7 +8,6 @@ import errno
 import gc
 import os
 import threading
-import types
 import weakref
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -277,9 +276,16 @@ def test_where_no_file_can_be_opened_any_more_a_sleep_that_is_led_elsewhere_fail
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sleep(store, 600)
-    no_more = types.SimpleNamespace(dup=making.refusing(OSError(errno.EMFILE, "too many open files")))
+    real, opened = os.dup, []
+
+    def no_more(fd: int) -> int:
+        if opened:
+            raise OSError(errno.EMFILE, "too many open files")
+        opened.append(real(fd))  # to read the first file back
+        return opened[0]
+
     with monkeypatch.context() as patch:
-        patch.setattr(sleeping, "os", no_more)
+        patch.setattr(os, "dup", no_more)
         with pytest.raises(StoreIoError) as refusal:
             write(store, OTHER_URI, losing_its_blocks(store, monkeypatch), 600)
     assert refusal.value.errno == errno.EMFILE
