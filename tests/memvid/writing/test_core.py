@@ -179,7 +179,7 @@ def test_version_numbers_that_are_being_written_are_not_given_again(store: Store
     sleep(store, 300)
     with core.this_version(URI, 1, bytes(32)) as is_free:
         assert not is_free
-    assert core._reserved == {}
+    assert core._reserved == []
 
 
 def test_a_failed_flush_is_remembered_and_every_later_write_refused(store: Store) -> None:
