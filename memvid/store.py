@@ -58,7 +58,7 @@ from .recovery.replaying import keep_turns_behind, replay
 from .uri import SessionUri
 from .writing import deletion
 from .writing.core import StoreCore
-from .writing.sleeping import VersionDraft, environment, write_version
+from .writing.sleeping import VersionDraft, write_version
 
 __all__ = ["DeleteReport", "IndexRow", "OpenReport", "Progress", "Receipt", "Store", "StoreStatistics", "VerifyReport"]
 
@@ -180,7 +180,6 @@ class Store(Exchanging, Upkeep, Tagging, Acknowledging):
                 token_count=token_count,
                 codec=codec,
                 on_progress=on_progress,
-                environment=environment(),
                 beyond=beyond,
                 doubted=doubted,
                 before_publishing=before_publishing,

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 
 from ..disk import durable
 from ..disk.paths import closing_fd, open_file, open_folder, opened_folder, read_up_to, stat_open
@@ -31,7 +32,8 @@ def hand_over(store_path: str, source_path: str) -> bytes:
         Corruption, LimitExceeded: it is no whole bundle with all its blocks, or would unfold to far more than a
             session; nothing is left behind.
     """
-    with _folder_of(store_path, make=True) as (folder_fd, path), durable.TempFile(folder_fd, path) as temp:
+    path = f"{store_path}/{INCOMING}"
+    with _folder_of(store_path, make=True) as folder_fd, durable.TempFile(folder_fd, path) as temp:
         _copy(source_path, temp)
         temp.sync()
         with BundleFile(temp.duplicate(), source_path, None) as file:
@@ -42,19 +44,13 @@ def hand_over(store_path: str, source_path: str) -> bytes:
 
 def take_back(store_path: str, bundle_id: bytes) -> None:
     """Remove a handed-over file, if it is there still."""
-    with contextlib.suppress(FileNotFoundError), _folder_of(store_path) as (folder_fd, path):
-        durable.remove(folder_fd, bundle_id.hex() + LIVE_SUFFIX, path)
+    with contextlib.suppress(FileNotFoundError), _folder_of(store_path) as folder_fd:
+        durable.remove(folder_fd, bundle_id.hex() + LIVE_SUFFIX, f"{store_path}/{INCOMING}")
 
 
 def open_waiting(folder: StoreFolder, bundle_id: bytes) -> tuple[int, str]:
     """Open a file handed over to an open store: (descriptor, path for messages). Raises BundleMissing, UnsafePath."""
-    name = bundle_id.hex() + LIVE_SUFFIX
-    path = f"{folder.path}/{INCOMING}/{name}"
-    try:
-        with opened_folder(folder.root_fd, INCOMING, os.path.dirname(path)) as folder_fd:
-            return open_file(folder_fd, name, os.O_RDONLY, path), path
-    except FileNotFoundError as error:
-        raise _missing(bundle_id, path) from error
+    return _open_in(opened_folder(folder.root_fd, INCOMING, f"{folder.path}/{INCOMING}"), folder.path, bundle_id)
 
 
 def remove_taken(folder: StoreFolder, bundle_id: bytes) -> None:
@@ -67,15 +63,22 @@ def remove_taken(folder: StoreFolder, bundle_id: bytes) -> None:
 
 def owner_of(store_path: str, bundle_id: bytes) -> SessionUri:
     """The session of a handed-over bundle. Raises BundleMissing, Corruption."""
-    name = bundle_id.hex() + LIVE_SUFFIX
-    place = f"{store_path}/{INCOMING}/{name}"
-    try:
-        with _folder_of(store_path) as (folder_fd, _):
-            fd = open_file(folder_fd, name, os.O_RDONLY, place)
-    except FileNotFoundError as error:
-        raise _missing(bundle_id, place) from error
-    with BundleFile(fd, place, bundle_id) as file:
+    with BundleFile(*_open_in(_folder_of(store_path), store_path, bundle_id), bundle_id) as file:
         return require_manifest(file).uri
+
+
+def _open_in(incoming: AbstractContextManager[int], store_path: str, bundle_id: bytes) -> tuple[int, str]:
+    name = bundle_id.hex() + LIVE_SUFFIX
+    path = f"{store_path}/{INCOMING}/{name}"
+    try:
+        with incoming as folder_fd:
+            return open_file(folder_fd, name, os.O_RDONLY, path), path
+    except FileNotFoundError as error:
+        raise BundleMissing(
+            f"Nothing was handed over as {path}. Put the file there first, complete, and ask again.",
+            bundle_id=bundle_id.hex(),
+            path=path,
+        ) from error
 
 
 def _copy(source_path: str, temp: durable.TempFile) -> None:
@@ -85,17 +88,9 @@ def _copy(source_path: str, temp: durable.TempFile) -> None:
             temp.append([data])
 
 
-def _missing(bundle_id: bytes, path: str) -> BundleMissing:
-    return BundleMissing(
-        f"Nothing was handed over as {path}. Put the file there first, complete, and ask again.",
-        bundle_id=bundle_id.hex(),
-        path=path,
-    )
-
-
 @contextlib.contextmanager
-def _folder_of(store_path: str, *, make: bool = False) -> Iterator[tuple[int, str]]:
-    """The folder's descriptor and its path, for messages. Raises FileNotFoundError, NoStore, UnsafePath."""
+def _folder_of(store_path: str, *, make: bool = False) -> Iterator[int]:
+    """The folder, open for the block. Raises FileNotFoundError, NoStore, UnsafePath."""
     path = f"{store_path}/{INCOMING}"
     with closing_fd(open_existing_root(store_path)) as root_fd:
         load_store_uuid(root_fd, store_path)
@@ -103,4 +98,4 @@ def _folder_of(store_path: str, *, make: bool = False) -> Iterator[tuple[int, st
             durable.make_folder(root_fd, INCOMING, store_path)
         folder_fd = open_folder(root_fd, INCOMING, path)
     with closing_fd(folder_fd):
-        yield folder_fd, path
+        yield folder_fd

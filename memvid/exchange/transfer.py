@@ -18,6 +18,7 @@ Rules:
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 from collections.abc import Callable, Iterator
 from typing import Final
@@ -50,7 +51,7 @@ from ..limits import MAX_IMPORTED_VERSION
 from ..uri import SessionUri
 from ..writing.core import StoreCore
 from ..writing.sleeping import Holdings, environment, moved_blocks, publish, receipt_of, with_name_of_its_own
-from .import_checks import open_exported, require_whole
+from .import_checks import open_exported, require_manifest, require_whole
 from .incoming import open_waiting, remove_taken
 from .kinship import require_kin, require_no_takeover, require_successor
 
@@ -180,30 +181,17 @@ def _receipt_of_present(core: StoreCore, row: IndexRow) -> Receipt:
             stack.callback(release)
             stack.enter_context(file)
             pool = stack.enter_context(FilePool(core.open_frames))
-            entries = file.entries
-            for entry in entries:
-                assert entry.bundle_id is not None  # a file tells the place of each block
-                with pool.holding(entry.bundle_id) as holder:
-                    holder.check_block(entry.id)
+            places = {entry.id: entry.bundle_id or row.bundle_id for entry in file.entries}
+            for block_id, place in places.items():
+                with pool.holding(place) as holder:
+                    holder.check_block(block_id)
     except Corruption as error:
         raise type(error)(
             f"The store has this version already, but not whole: {error.message} Import it under another name, then "
             "run `torpor repair`, which takes what is missing from there.",
             **error.details,
         ) from error
-    return Receipt(
-        uri=row.uri,
-        version=row.version,
-        bundle_id=row.bundle_id,
-        parent=row.parent,
-        token_count=row.token_count,
-        bytes_written=0,
-        logical_bytes=row.logical_bytes,
-        blocks_new=0,
-        blocks_reused=len(entries),
-        entries=entries,
-        unread_tokens=row.unread_tokens,
-    )
+    return receipt_of(require_manifest(file), row.bundle_id, 0, 0, places)
 
 
 def _earlier_import(core: StoreCore, bundle_id: bytes, imported: Manifest, uri: SessionUri) -> Receipt | None:
@@ -311,15 +299,12 @@ def _intake(core: StoreCore, source: BundleFile) -> Iterator[tuple[_Intake, Call
 def _import_as_next(core: StoreCore, source: BundleFile, imported: Manifest, uri: SessionUri) -> Receipt:
     """A new version of a session, with the blocks of the imported bundle, which becomes its parent."""
     with core.next_version(uri) as version:
-        manifest = Manifest(
+        manifest = dataclasses.replace(
+            imported,
             uri=uri,
             version=version,
             parent=source.bundle_id,
-            identity=imported.identity,
-            token_count=imported.token_count,
             created_ns=now_ns(),
-            blocks=imported.blocks,
-            session=imported.session,
             environment=environment(),
         )
         manifest = with_name_of_its_own(core, manifest)

@@ -160,12 +160,6 @@ class FrameFile(Closing):
                 self._bad_head(frame, f"slot {spec.name} is stored in more bytes than it has")
         return header, head
 
-    def read_slot_into(
-        self, block_id: bytes, header: BlockHeader, head: FrameHead, slot_index: int, buffers: Sequence[memoryview]
-    ) -> None:
-        """Fill the buffers with a slot's raw bytes and compare their digest. Raises CorruptBlock."""
-        self.read_slots_into(block_id, header, head, [(slot_index, buffers)])
-
     def read_slots_into(
         self,
         block_id: bytes,

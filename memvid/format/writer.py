@@ -189,7 +189,7 @@ def _decoded(source: FrameFile, block_id: bytes, codec: Codec) -> tuple[bytes, l
     payloads = []
     for index, (spec, digest) in enumerate(header.slots):
         raw = memoryview(bytearray(spec.size_bytes))
-        source.read_slot_into(block_id, header, head, index, [raw])
+        source.read_slots_into(block_id, header, head, [(index, [raw])])
         payloads.append(_stored(spec, [raw], digest, codec))
     return head.block_header, payloads
 

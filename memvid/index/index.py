@@ -221,37 +221,26 @@ class Index(SessionQueries, BundleQueries):
         """
         connection = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
         index = cls(connection, f"{store_path}/{INDEX_FILE}", root_fd)
-        index._fill(store_path, store_uuid, bundles, unsettled, written, marks_unseen)
+        begun = 0 if root_fd is None else rewrites_begun(root_fd, store_path)
+        index._connection.execute(f"PRAGMA page_size = {PAGE_BYTES}")
+        with index._transaction():
+            for statement in SCHEMA.split(";"):
+                index._connection.execute(statement)
+            index._connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+            index._connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+            for bundle in bundles:
+                index._insert(bundle)
+                index._note_not_in_file(bundle)
+            index._mark(unsettled)
+            index._connection.executemany("INSERT INTO written VALUES (?, ?)", (written or {}).items())
+            unseen = ((UNSEEN_KEY, UNSEEN),) if marks_unseen else ()
+            said = (("rewrites", str(begun)), ("store_uuid", store_uuid), *unseen)
+            index._connection.executemany("INSERT INTO meta VALUES (?, ?)", said)
         if root_fd is not None:
             index.file_is_behind = INDEX_FILE in list_names(root_fd, store_path)
             if not index.file_is_behind:
                 sync_folder(root_fd, store_path)  # one that was removed must not come back: it would be behind
         return index
-
-    def _fill(
-        self,
-        store_path: str,
-        store_uuid: str,
-        bundles: Iterable[IndexedBundle],
-        unsettled: Iterable[bytes],
-        written: Mapping[int, int] | None,
-        marks_unseen: bool,
-    ) -> None:
-        begun = 0 if self._root_fd is None else rewrites_begun(self._root_fd, store_path)
-        self._connection.execute(f"PRAGMA page_size = {PAGE_BYTES}")
-        with self._transaction():
-            for statement in SCHEMA.split(";"):
-                self._connection.execute(statement)
-            self._connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
-            self._connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
-            for bundle in bundles:
-                self._insert(bundle)
-                self._note_not_in_file(bundle)
-            self._mark(unsettled)
-            self._connection.executemany("INSERT INTO written VALUES (?, ?)", (written or {}).items())
-            unseen = ((UNSEEN_KEY, UNSEEN),) if marks_unseen else ()
-            said = (("rewrites", str(begun)), ("store_uuid", store_uuid), *unseen)
-            self._connection.executemany("INSERT INTO meta VALUES (?, ?)", said)
 
     @contextlib.contextmanager
     def replaced(self) -> Iterator[Callable[[Index], None]]:

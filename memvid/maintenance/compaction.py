@@ -424,7 +424,7 @@ class _Look:
         header, head = file.read_head(block)
         for number, (spec, _) in enumerate(header.slots):
             data = memoryview(bytearray(spec.size_bytes))
-            file.read_slot_into(block, header, head, number, [data])
+            file.read_slots_into(block, header, head, [(number, [data])])
             if encode_slot([data], spec, self._policy.cold_codec) is not None:
                 return True
         return False

@@ -12,10 +12,8 @@ Rules:
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from graphlib import CycleError, TopologicalSorter
 
 from ..checking.set_aside_versions import LOST, loss_message
 from ..errors import BundleMissing
@@ -335,14 +333,21 @@ class _Plan:
 
 def _in_order(mends: list[Mend]) -> list[Mend]:
     """Files that cannot be read come before the files that will look for blocks in them."""
-    ordered: list[Mend] = []
-    waiting = {step.file.bundle_id: step for step in mends}
-    unreadable = {step.file.bundle_id for step in mends if step.file.places is None}
+    steps = {step.file.bundle_id: step for step in mends}
+    unreadable = {one for one, step in steps.items() if step.file.places is None}
+    needs = {one: unreadable.intersection(step.layout.holders.values()) for one, step in steps.items()}
+    return [steps[one] for one in _after_what_they_need(needs)]
+
+
+def _after_what_they_need(needs: Mapping[bytes, set[bytes]]) -> list[bytes]:
+    """Each after those that it needs; of those that need each other in a circle the first comes first."""
+    ordered: list[bytes] = []
+    waiting = dict(needs)
     while waiting:
-        free = [one for one in waiting.values() if unreadable.isdisjoint(one.layout.holders.values())]
-        for step in free or list(waiting.values())[:1]:
-            ordered.append(waiting.pop(step.file.bundle_id))
-            unreadable.discard(step.file.bundle_id)
+        free = [one for one, needed in waiting.items() if needed.isdisjoint(waiting)]
+        for one in free or list(waiting)[:1]:
+            ordered.append(one)
+            del waiting[one]
     return ordered
 
 
@@ -456,17 +461,11 @@ def _loss_of_nobody(survey: Survey, file: FileState) -> str:
 
 
 def _holders_first(restores: Iterable[Restore]) -> list[Restore]:
-    """Each after those that it needs, if they form no circle: a version that stays away, because the system refuses it
-    or the repair is cut off, then keeps its users from coming back without it."""
+    """A version that stays away, because the system refuses it or the repair is cut off, then keeps its users from
+    coming back without it."""
     steps = {step.file.bundle_id: step for step in restores}
-    sorter = TopologicalSorter({one: step.holders() & steps.keys() for one, step in steps.items()})
-    with contextlib.suppress(CycleError):
-        sorter.prepare()
-    ordered: list[bytes] = []
-    while ready := sorter.get_ready():
-        ordered += ready
-        sorter.done(*ready)
-    return [steps[one] for one in dict.fromkeys((*ordered, *steps))]
+    needs = {one: step.holders() & steps.keys() for one, step in steps.items()}
+    return [steps[one] for one in _after_what_they_need(needs)]
 
 
 def _unjudged(file: FileState) -> Finding:

@@ -25,7 +25,6 @@ from collections.abc import Callable, Collection, Mapping
 from ..errors import Corruption, CorruptJournal, DurabilityLost, LockLost, NoSpace, StoreError, StoreIoError
 from ..folder.journal import Journal, waiting_finding
 from ..format.blocks import TOKEN_BYTES, BlockEntry
-from ..format.codecs import RAW
 from ..format.journal import COVERS, JournalRecord
 from ..format.layout import RETIRED_SUFFIX
 from ..format.ledger_tail import tail_in, tail_of
@@ -34,7 +33,7 @@ from ..format.records import OpenReport
 from ..index.index import Index
 from ..uri import SessionUri
 from ..writing.core import StoreCore
-from ..writing.sleeping import VersionDraft, environment, write_version
+from ..writing.sleeping import VersionDraft, write_version
 
 
 def replay(core: StoreCore, opening: OpenReport) -> OpenReport:
@@ -126,9 +125,6 @@ def _draft(record: JournalRecord, reused: tuple[BlockEntry, ...]) -> VersionDraf
         blocks=(),
         session=record.session,
         token_count=record.held,
-        codec=RAW,
-        on_progress=None,
-        environment=environment(),
         beyond="reserve",
     )
 

@@ -72,9 +72,8 @@ class VersionDraft:
     blocks: Iterable[BlockDraft]
     session: Mapping[str, Any]
     token_count: int
-    codec: Codec
-    on_progress: Progress | None
-    environment: Mapping[str, str]
+    codec: Codec = RAW
+    on_progress: Progress | None = None
     beyond: Beyond | None = None
     doubted: Sequence[BlockEntry] = ()
     before_publishing: Callable[[], None] | None = None
@@ -256,7 +255,7 @@ class _Sleep:
             created_ns=now_ns(),
             blocks=tuple(entry.held_by(None) for entry in entries),
             session=request.session if covered is None else {**request.session, COVERS: covered},
-            environment=request.environment,
+            environment=environment(),
         )
 
 

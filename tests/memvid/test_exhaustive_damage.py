@@ -125,7 +125,7 @@ def wake_all(path: Path) -> list[bytes]:
             require_promised(header, entry, parents[entry.id], manifest.identity.digest, str(path))
             for number, (spec, _) in enumerate(header.slots):
                 slot = bytearray(spec.size_bytes)
-                file.read_slot_into(entry.id, header, head, number, [memoryview(slot)])
+                file.read_slots_into(entry.id, header, head, [(number, [memoryview(slot)])])
                 found.append(bytes(slot))
     return found
 

@@ -63,7 +63,7 @@ def read_all(path: Path, bundle_id: bytes) -> list[list[bytes]]:
             slots = []
             for number, (spec, _) in enumerate(header.slots):
                 slot = bytearray(spec.size_bytes)
-                file.read_slot_into(block_id, header, head, number, [memoryview(slot)])
+                file.read_slots_into(block_id, header, head, [(number, [memoryview(slot)])])
                 slots.append(bytes(slot))
             blocks.append(slots)
         return blocks

@@ -281,7 +281,7 @@ def _check_block(file: BundleFile, frame: bundle_file.Frame) -> bool:
     for number, (spec, digest) in enumerate(header.slots):
         raw = bytearray(spec.size_bytes)
         try:
-            file.read_slot_into(frame.id, header, head, number, [memoryview(raw)])
+            file.read_slots_into(frame.id, header, head, [(number, [memoryview(raw)])])
         except StoreError:
             readable = False
             continue
