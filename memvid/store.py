@@ -28,6 +28,7 @@ from .access.tagging import Tagging
 from .access.upkeep import Upkeep
 from .disk.budget import UNLIMITED, Beyond, Budget
 from .disk.lock import StoreLock
+from .disk.paths import undoing
 from .errors import StoreError, StoreIoError
 from .folder.folder import StoreFolder
 from .folder.group_file import GROUP, Group, drop_group, load_group, save_group
@@ -90,35 +91,26 @@ class Store(Exchanging, Upkeep, Tagging, Acknowledging):
         store_path = os.path.abspath(os.fspath(path))
         root_fd = open_or_make_root(store_path) if writable else open_existing_root(store_path)
         lock: StoreLock | None = None
-        try:
-            if writable:
-                lock, store_uuid = _claim(root_fd, store_path)
-            else:
-                store_uuid = load_store_uuid(root_fd, store_path)
-            folder = StoreFolder(store_path, root_fd, store_uuid)
-        except BaseException:
-            if lock is not None:
-                lock.close()
-            os.close(root_fd)
-            raise
         with contextlib.ExitStack() as until_open:
+            with undoing(partial(os.close, root_fd)):
+                if writable:
+                    lock, store_uuid = _claim(root_fd, store_path)
+                    until_open.callback(lock.close)
+                else:
+                    store_uuid = load_store_uuid(root_fd, store_path)
+                folder = StoreFolder(store_path, root_fd, store_uuid)
             until_open.callback(folder.close)
-            if lock is not None:
-                until_open.callback(lock.close)
             journal = Journal.load(folder, writable=writable)
             until_open.callback(journal.close)
             index, opening = load_index(folder, journal, writable=writable)
             until_open.callback(index.close)
             store = cls(StoreCore(folder, lock, index, journal, budget), opening)
             until_open.pop_all()
-        try:
+        with undoing(store.close):
             if writable:
                 store.opening = replay(store._core, opening)
                 with contextlib.suppress(StoreIoError):  # the next opening, or the next group, asks again
                     store.end_group()
-        except BaseException:
-            store.close()
-            raise
         return store
 
     def close(self) -> None:
@@ -287,13 +279,10 @@ def _claim(root_fd: int, path: str) -> tuple[StoreLock, str]:
     else:
         require_creatable(root_fd, path)
     lock = StoreLock(root_fd, path)
-    try:
+    with undoing(lock.close):
         if not has_store_file(root_fd, path):
             return lock, create_store(root_fd, path)
         return lock, load_store_uuid(root_fd, path)
-    except BaseException:
-        lock.close()
-        raise
 
 
 def _import_upkeep() -> None:

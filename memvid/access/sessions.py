@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 
+from ..disk.paths import undoing
 from ..errors import BundleMissing, SessionNotFound
 from ..folder.marks import Marks
 from ..folder.versions import describe_versions, select_version, set_aside
@@ -54,11 +55,8 @@ class Sessions:
         if now is None or now.bundle_id != row.bundle_id:  # deleted before its bundles were pinned: they may be gone
             reader.close()
             raise self._not_found(uri, version)
-        try:
+        with undoing(reader.close):
             require_same_as_row(row, uri, reader.manifest, reader.path)
-        except BaseException:
-            reader.close()
-            raise
         return reader
 
     def open_bundle(self, bundle_id: bytes) -> BundleReader:

@@ -10,11 +10,12 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+from functools import partial
 from typing import Final
 
 from ..errors import LockLost, StoreIoError, StoreLocked
 from .durable import writable_advised
-from .paths import Closing, io_error, open_file, stat_name, stat_open
+from .paths import Closing, io_error, open_file, stat_name, stat_open, undoing
 
 LOCK_NAME: Final = "lock"
 _OTHERWISE: Final = (
@@ -41,31 +42,28 @@ class StoreLock(Closing):
                 fd = open_file(self._root_fd, LOCK_NAME, os.O_RDWR | os.O_CREAT, self._path)
             except StoreIoError as error:  # every writer begins here
                 raise writable_advised(error, _OTHERWISE) from error
-            try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
-                holder = _read_pid(fd)
-                os.close(fd)
-                who = f"process {holder}" if holder else "another process"
-                kill = f"kill {holder}" if holder else "kill PID"
-                raise StoreLocked(
-                    f"The store is in use by {who}: {self._path} is locked. Stop that daemon, or talk to it; if its "
-                    f"socket is gone, `{kill}` puts its sessions to sleep and ends it.",
-                    path=self._path,
-                    holder_pid=holder,
-                ) from error
-            except OSError as error:
-                os.close(fd)
-                raise io_error(error, "lock", self._path) from error
-            try:
-                current = self._is_current(fd)
-            except BaseException:
-                os.close(fd)  # or this process would lock itself out
-                raise
-            if current:
-                return fd
+            with undoing(partial(os.close, fd)):  # or this process would lock itself out
+                self._lock(fd)
+                if self._is_current(fd):
+                    return fd
             os.close(fd)
         raise LockLost(f"{self._path} keeps being replaced. Stop whatever removes it.", path=self._path)
+
+    def _lock(self, fd: int) -> None:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            holder = _read_pid(fd)
+            who = f"process {holder}" if holder else "another process"
+            kill = f"kill {holder}" if holder else "kill PID"
+            raise StoreLocked(
+                f"The store is in use by {who}: {self._path} is locked. Stop that daemon, or talk to it; if its "
+                f"socket is gone, `{kill}` puts its sessions to sleep and ends it.",
+                path=self._path,
+                holder_pid=holder,
+            ) from error
+        except OSError as error:
+            raise io_error(error, "lock", self._path) from error
 
     def _is_current(self, fd: int) -> bool:
         try:

@@ -12,10 +12,11 @@ import contextlib
 import errno
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Final, Self
 
-from ..errors import StoreError, StoreIoError, UnsafePath
+from ..errors import StoreIoError, UnsafePath
 
 FOLDER_MODE: Final = 0o700
 FILE_MODE: Final = 0o600
@@ -31,6 +32,16 @@ _PUT_THE_FILE: Final = (
     "Inside a store nothing is followed. Put the file itself in its place; or move this out of the store, and let "
     "`torpor repair` save what needed it."
 )
+
+
+@contextlib.contextmanager
+def undoing(undo: Callable[[], object]) -> Iterator[None]:
+    """Undo something if the block fails."""
+    try:
+        yield
+    except BaseException:
+        undo()
+        raise
 
 
 class Closing:
@@ -91,11 +102,8 @@ def open_file(parent_fd: int, name: str, flags: int, path: str) -> int:
         raise
     except OSError as error:
         raise _why_refused(error, path) from error
-    try:
+    with undoing(partial(os.close, fd)):
         require_own_regular(stat_open(fd, path), path)
-    except BaseException:
-        os.close(fd)
-        raise
     return fd
 
 
@@ -199,15 +207,12 @@ def require_own_regular(status: os.stat_result, path: str) -> None:
 
 
 def _require_private_folder(fd: int, path: str, otherwise: str = "") -> int:
-    try:
+    with undoing(partial(os.close, fd)):
         status = stat_open(fd, path)
         if status.st_uid != os.geteuid():
             raise _unsafe(path, f"it belongs to user {status.st_uid}", otherwise or _give_to_you(path, status))
         if status.st_mode & _OTHERS_MAY_WRITE:
             raise _unsafe(path, "others may write in it", otherwise or f"Take that away: chmod go-w {path}")
-    except StoreError:
-        os.close(fd)
-        raise
     return fd
 
 

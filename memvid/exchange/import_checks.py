@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import os
 import struct
+from functools import partial
 from typing import Final
 
-from ..disk.paths import open_foreign_file, read_at, stat_open
+from ..disk.paths import open_foreign_file, read_at, stat_open, undoing
 from ..errors import BlockMissing, CorruptBundle, LimitExceeded
 from ..format.blocks import span_parents
 from ..format.bundle import BundleFile, require_promised
@@ -33,7 +34,7 @@ def open_exported(path: str) -> int:
         CorruptBundle: it does not begin as a bundle does.
     """
     fd = open_foreign_file(path)
-    try:
+    with undoing(partial(os.close, fd)):
         begin = read_at(fd, 0, max(len(HEADER_MAGIC), _TENSORS_HEADER.size), path)
         magic = begin[: len(HEADER_MAGIC)]
         if not HEADER_MAGIC.startswith(magic):
@@ -45,9 +46,6 @@ def open_exported(path: str) -> int:
                 path=path,
                 part="header",
             )
-    except BaseException:
-        os.close(fd)
-        raise
     return fd
 
 

@@ -17,7 +17,7 @@ import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from ..disk.durable import TempFile
-from ..disk.paths import Stamp
+from ..disk.paths import Stamp, undoing
 from ..errors import StoreError, StoreIoError
 from ..format.blocks import BlockHeader
 from ..format.bundle import FrameFile, Head
@@ -113,11 +113,8 @@ def open_frames(folder: StoreFolder, bundle_id: bytes) -> FrameFile:
         if retired is None:
             raise
         return retired
-    try:
+    with undoing(live.close):
         retired = _open(folder, bundle_id, RETIRED_SUFFIX)
-    except BaseException:
-        live.close()
-        raise
     return live if retired is None else TwinFrames(live, retired)
 
 

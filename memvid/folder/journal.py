@@ -26,10 +26,11 @@ import os
 import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from ..disk import durable
-from ..disk.paths import Closing, list_names, open_file, open_folder, read_at, stat_name, stat_open
+from ..disk.paths import Closing, list_names, open_file, open_folder, read_at, stat_name, stat_open, undoing
 from ..errors import CorruptJournal, DurabilityLost, JournalWaits, LimitExceeded, NoSpace, StoreError, StoreIoError
 from ..format.journal import (
     END_BYTES,
@@ -125,7 +126,7 @@ class Journal(Closing):
             NoSpace, DurabilityLost: it could not be put aside.
         """
         journal = cls(folder)
-        try:
+        with undoing(journal._close_files), contextlib.suppress(FileNotFoundError):
             journal._folder_fd = open_folder(folder.root_fd, JOURNAL, journal.folder_path)
             try:
                 flags = os.O_RDWR if writable else os.O_RDONLY
@@ -140,11 +141,6 @@ class Journal(Closing):
                 if writable:
                     raise StoreIoError(message, **error.details) from error
                 journal.findings.append(Finding(journal.path, StoreIoError.code, message))
-        except FileNotFoundError:
-            pass
-        except BaseException:
-            journal._close_files()
-            raise
         return journal
 
     def close(self, *, tidying: bool = False) -> None:
@@ -481,11 +477,8 @@ class Journal(Closing):
         """Give the new file its name; returns a descriptor of it. It is made before: once the file has its name, what
         is written into the old one would be lost."""
         fd = temp.duplicate()
-        try:
+        with undoing(partial(os.close, fd)):
             temp.publish(self._folder_fd, TURNS_FILE, self.folder_path, replacing=self._fd >= 0)
-        except BaseException:
-            os.close(fd)
-            raise
         return fd
 
     def _remove(self) -> None:

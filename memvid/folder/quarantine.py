@@ -27,6 +27,7 @@ from ..disk.paths import (
     stamp_of,
     stat_name,
     stat_open,
+    undoing,
 )
 from ..errors import BundleMissing, NoSpace, StoreError, StoreIoError, UnsafePath
 from ..format.layout import LIVE_SUFFIX
@@ -193,14 +194,11 @@ class QuarantineCopy(Closing):
                 self._fill(self._temp, source, path)
 
     def _fill(self, temp: durable.TempFile, source: int, path: str) -> None:
-        try:
+        with undoing(temp.close):
             temp.whole_bytes = lambda: stat_open(source, path).st_size
             while chunk := read_at(source, temp.size_bytes, CHUNK_BYTES, path):
                 temp.append([chunk])
             temp.sync()
-        except BaseException:
-            temp.close()
-            raise
 
     def publish(self) -> str:
         """Name it durably, unless one with the same bytes is there already. Returns the path in quarantine."""

@@ -19,7 +19,7 @@ from typing import Final, NoReturn
 
 from blake3 import blake3
 
-from ..disk.paths import Closing, Stamp, io_error, stamp_of, stat_open
+from ..disk.paths import Closing, Stamp, io_error, stamp_of, stat_open, undoing
 from ..errors import (
     PUT_BACK,
     BlockMissing,
@@ -75,12 +75,9 @@ class FrameFile(Closing):
         self._fd = fd
         self.path = path
         self.checked_heads: dict[bytes, Head] = {}
-        try:
+        with undoing(self.close):
             self.file_bytes = stat_open(fd, path).st_size
             self._load(expected_id)
-        except BaseException:
-            self.close()
-            raise
 
     trailer: Trailer
     bundle_id: bytes

@@ -42,7 +42,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Final
 
 from ..disk.durable import rename, sync_folder, write_error
-from ..disk.paths import list_names
+from ..disk.paths import list_names, undoing
 from ..errors import StoreIoError, UnsafePath
 from .bundle_queries import BundleQueries
 from .index_file import (
@@ -174,11 +174,8 @@ class Index(SessionQueries, BundleQueries):
                     return None
                 if last:
                     raise
-        try:
+        with undoing(index.close):
             begun = rewrites_begun(root_fd, store_path)
-        except BaseException:
-            index.close()
-            raise
         try:
             return index, count_of(index._connection) >= begun
         except (*FAILURES, IndexUnusable):
@@ -298,13 +295,9 @@ class Index(SessionQueries, BundleQueries):
             sums = PageSums.taken(self._root_fd, store_path)
             with translated(self.path):
                 connection = connect(self.path)
-            try:
-                with translated(self.path):
-                    configure(connection)
-                    connection.execute(META, (FILE_KEY,)).fetchone()  # not before it is asked does SQLite open its log
-            except BaseException:
-                connection.close()
-                raise
+            with undoing(connection.close), translated(self.path):
+                configure(connection)
+                connection.execute(META, (FILE_KEY,)).fetchone()  # not before it is asked does SQLite open its log
             self._connection.close()
             self._connection, self._sums, self.file_is_behind = connection, sums, False
 

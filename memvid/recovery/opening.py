@@ -30,6 +30,7 @@ from ..checking.scanning import (
     without_rivals,
 )
 from ..checking.set_aside_versions import list_leaving, set_aside_among, settle_leaving
+from ..disk.paths import undoing
 from ..errors import StoreError, StoreIoError, UnsafePath
 from ..folder import duplicate_files
 from ..folder.folder import StoreFolder
@@ -77,16 +78,13 @@ def load_index(folder: StoreFolder, journal: Journal, *, writable: bool) -> tupl
     except IndexUnusable as reason:
         index, report = make_anew(folder, files, noted, writable, reason)
     findings = list(report.unreadable)
-    try:
+    with undoing(index.close):
         findings += settle_notes(index, files, noted)
         if writable:
             with contextlib.suppress(UnsafePath, StoreIoError):  # the next opening, or a repair, tries again
                 settle_leaving(folder, index)
             drop_deleted(journal, index, files)
             remove_unneeded(folder, index, Pins(), files)
-    except BaseException:
-        index.close()
-        raise
     if writable:
         retired = {bundle_id for bundle_id, suffix in files.items() if suffix == RETIRED_SUFFIX}
         leftovers += len(retired - folder.list_bundles().keys()) if retired else 0
@@ -98,11 +96,8 @@ def _open_and_reconcile(
 ) -> tuple[Index, OpenReport]:
     opener = Index.open if writable else Index.copy_to_memory
     index = opener(folder.path, folder.root_fd, folder.uuid)
-    try:
+    with undoing(index.close):
         return index, _reconcile(folder, index, files, noted, writable=writable)
-    except BaseException:
-        index.close()
-        raise
 
 
 @dataclass(frozen=True, slots=True)

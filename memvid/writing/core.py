@@ -23,6 +23,7 @@ from ..disk.budget import UNLIMITED, Account, Beyond, Budget, Meter, free_bytes_
 from ..disk.clock import now_ns
 from ..disk.durable import TempFile
 from ..disk.lock import StoreLock
+from ..disk.paths import undoing
 from ..errors import (
     BundleMissing,
     DurabilityLost,
@@ -301,27 +302,19 @@ class StoreCore:
         while True:
             held = [bundle_id]
             self.pins.add(held)
-            try:
-                file = self.open_bundle(bundle_id)
-                try:
-                    self.pins.add(file.directory.holders)
-                    held += file.directory.holders
-                    current = self.folder.is_current(bundle_id, file.stamp())
-                except BaseException:
-                    file.close()
-                    raise
-            except BaseException:
-                self.unpin(held)
-                raise
-            if current:
-                return file, functools.partial(self.unpin, held)
-            file.close()
-            self.unpin(held)
+            with contextlib.ExitStack() as stack:
+                stack.callback(self.unpin, held)
+                file = stack.enter_context(self.open_bundle(bundle_id))
+                self.pins.add(file.directory.holders)
+                held += file.directory.holders
+                if self.folder.is_current(bundle_id, file.stamp()):
+                    stack.pop_all()
+                    return file, functools.partial(self.unpin, held)
 
     def open_reader(self, bundle_id: bytes) -> BundleReader:
         """Open a bundle as a version of a session. Raises as `open_bundle` does, and if its session was deleted."""
         file, release = self.open_pinned(bundle_id)
-        try:
+        with undoing(release), undoing(file.close):
             if file.manifest is None:
                 raise BundleMissing(
                     f"The session of {file.path} was erased; the file only holds blocks that other sessions need.",
@@ -329,10 +322,6 @@ class StoreCore:
                     path=file.path,
                 )
             return BundleReader(file, file.manifest, self.open_frames, lambda: self.open_bundle(bundle_id), release)
-        except BaseException:
-            file.close()
-            release()
-            raise
 
     # --- pins
 
