@@ -80,7 +80,8 @@ class Sessions:
         wanted = parse_reference(text)
         if wanted in also or self.index.find(wanted) is not None or self._core.journal.has(wanted):
             return wanted
-        self._require_none_waiting(wanted)
+        if waiting := self._waiting(wanted):
+            raise set_aside(wanted, [row.version for row in waiting])
         raise not_found(wanted, {*also, *self.index.near(wanted.name)})
 
     def find_session(self, uri: SessionUri, version: int | None = None) -> IndexRow | None:
@@ -140,8 +141,7 @@ class Sessions:
         folder = self._core.folder
         marks = Marks.load(folder) if selector.tag is not None else Marks(folder.uuid)
         missed = [row for row in self.index.missed().values() if row.uri == uri] if also_missed else []
-        waiting = [row for row in self.index.given_up().values() if row.uri == uri]
-        return select_version(uri, [*self.index.versions(uri), *missed], marks, selector, waiting)
+        return select_version(uri, [*self.index.versions(uri), *missed], marks, selector, self._waiting(uri))
 
     def resolve_marked(self, text: str) -> SessionUri:
         """As `resolve`, also for a session with missed versions only."""
@@ -153,15 +153,14 @@ class Sessions:
             raise self._not_found(uri, version)
         return row
 
-    def _require_none_waiting(self, uri: SessionUri) -> None:
-        """Raise SessionNotFound, with the reason, if repair has set aside all versions of the session."""
-        if waiting := [row.version for row in self.index.given_up().values() if row.uri == uri]:
-            raise set_aside(uri, waiting)
+    def _waiting(self, uri: SessionUri) -> list[IndexRow]:
+        """The versions of a session that repair has set aside."""
+        return [row for row in self.index.given_up().values() if row.uri == uri]
 
     def _not_found(self, uri: SessionUri, version: int | None, but: IndexRow | None = None) -> SessionNotFound:
         """The error for a session or version that is not there; `but`: its last row, from an index that is too old."""
         versions = [row.version for row in self.index.versions(uri) if not but]
-        waiting = [row.version for row in self.index.given_up().values() if row.uri == uri]
+        waiting = [row.version for row in self._waiting(uri)]
         if waiting and (not versions or version in waiting):
             return set_aside(uri, waiting)
         if not versions and self._core.journal.has(uri):

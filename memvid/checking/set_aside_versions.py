@@ -19,7 +19,7 @@ from typing import Final, TypeVar
 
 from ..errors import StoreError, StoreIoError, UnsafePath
 from ..folder import duplicate_files, quarantine
-from ..folder.folder import StoreFolder
+from ..folder.folder import StoreFolder, list_retired
 from ..folder.store_file import QUARANTINE
 from ..format.blocks import ID_BYTES
 from ..format.bundle import BundleFile, FrameFile
@@ -291,7 +291,7 @@ class _Search:
         ones."""
         for place, names in sorted(self._waiting.items(), key=lambda one: one[0] != first):
             yield from (functools.partial(open_for_frames, self._folder, name, place) for _, name in names)
-        for place in self._folder.list_retired():
+        for place in list_retired(self._folder):
             yield functools.partial(duplicate_files.open_frames, self._folder, place)
 
     def _sound_in(self, open_file: Callable[[], FrameFile], blocks: set[bytes]) -> set[bytes]:

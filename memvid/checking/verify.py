@@ -186,8 +186,7 @@ def verify_store(
         wanted |= _report_store(folder, index, tally)
     total = sum(row.bundle_bytes for row in rows.values())
     done = 0
-    _report_store_file(folder, tally)
-    _report_marks(folder, tally)
+    _report_small_files(folder, tally)
     _report_journal(folder, tally)
     tally.add(*find_losses(folder, index, uri))
     left: dict[bytes, _Sought] = {}
@@ -329,18 +328,15 @@ def find_strangers(folder: StoreFolder) -> list[Finding]:
     return [Finding(path, STRANGER, message) for path in list_strangers(folder)]
 
 
-def _report_store_file(folder: StoreFolder, tally: _Tally) -> None:
+def _report_small_files(folder: StoreFolder, tally: _Tally) -> None:
     try:
         folder.require_store_file()
     except StoreError as error:
         tally.find(f"{folder.path}/{STORE_FILE}", error)
-
-
-def _report_marks(folder: StoreFolder, tally: _Tally) -> None:
     try:
         Marks.load(folder)
     except CorruptStoreFile:
-        pass  # `_report_store_file` reports this
+        pass  # it is reported
     except StoreError as error:
         tally.find(f"{folder.path}/{MARKS_FILE}", error)
 

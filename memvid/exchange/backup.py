@@ -75,12 +75,7 @@ def claim(folder: StoreFolder, target: str | os.PathLike[str]) -> str:
 
 
 def copy_versions(core: StoreCore, into: StoreCore, on_progress: Progress | None = None) -> MaintenanceReport:
-    """Write into the backup what it lacks.
-
-    Raises:
-        NoSpace: the backup's disk has less room than the whole needs; nothing was copied.
-        StoreIoError, DurabilityLost, LockLost: what was copied so far is whole.
-    """
+    """Write into the backup what it lacks. See `Store.backup`."""
     rows = sorted(core.index.all_rows(), key=lambda row: (row.created_ns, row.uri, row.version))
     present = into.index.rows_of(row.bundle_id for row in rows)
     missing = [row for row in rows if row.bundle_id not in present]

@@ -165,10 +165,6 @@ class StoreFolder:
         """All bundle files by id, with their ending. A bundle with both endings counts as live. Raises StoreIoError."""
         return self.list_with_twins()[0]
 
-    def list_retired(self) -> list[bytes]:
-        """The bundles that only have a retired file."""
-        return [bundle_id for bundle_id, suffix in self.list_bundles().items() if suffix == RETIRED_SUFFIX]
-
     def list_with_twins(self) -> tuple[dict[bytes, str], list[bytes]]:
         """As `list_bundles`, and the bundles that are there with both endings. Raises StoreIoError."""
         found: dict[bytes, str] = {}
@@ -191,27 +187,19 @@ class StoreFolder:
 
     def publish(self, temp: durable.TempFile, bundle_id: bytes) -> None:
         """Give a flushed temporary file its name, durably."""
-        with self._made_prefix_folder(bundle_id) as (folder_fd, path):
+        with _made_prefix_folder(self, bundle_id) as (folder_fd, path):
             temp.publish(folder_fd, bundle_id.hex() + LIVE_SUFFIX, path)
         self._count(temp.size_bytes, files=1)
 
     def take_in(self, from_fd: int, old_name: str, bundle_id: bytes, old_path: str) -> None:
         """Give a file of another folder of the store the name of a live bundle, durably but for its old folder."""
-        with self._made_prefix_folder(bundle_id) as (folder_fd, path):
+        with _made_prefix_folder(self, bundle_id) as (folder_fd, path):
             try:
                 os.rename(old_name, bundle_id.hex() + LIVE_SUFFIX, src_dir_fd=from_fd, dst_dir_fd=folder_fd)
             except OSError as error:
                 raise durable.write_error(error, "rename", old_path) from error
             durable.sync_folder(folder_fd, path)
         self._held_bytes = self._file_count = None
-
-    @contextlib.contextmanager
-    def _made_prefix_folder(self, bundle_id: bytes) -> Iterator[tuple[int, str]]:
-        """The folder that a bundle belongs in, made durably if it is not there, and its path."""
-        prefix = bundle_id[:1].hex()
-        durable.make_folder(self.bundles_fd, prefix, self.bundles_path)
-        with self.prefix_folder(prefix) as folder_fd:
-            yield folder_fd, self.prefix_path(prefix)
 
     def replace(self, temp: durable.TempFile, bundle_id: bytes, suffix: str) -> None:
         """Let a flushed temporary file take the place of a bundle's file, durably."""
@@ -304,6 +292,20 @@ class StoreFolder:
     def prefix_folder(self, prefix: str) -> AbstractContextManager[int]:
         """The folder of the bundles whose ids begin so. Raises FileNotFoundError, UnsafePath."""
         return opened_folder(self.bundles_fd, prefix, self.prefix_path(prefix))
+
+
+@contextlib.contextmanager
+def _made_prefix_folder(folder: StoreFolder, bundle_id: bytes) -> Iterator[tuple[int, str]]:
+    """The folder that a bundle belongs in, made durably if it is not there, and its path."""
+    prefix = bundle_id[:1].hex()
+    durable.make_folder(folder.bundles_fd, prefix, folder.bundles_path)
+    with folder.prefix_folder(prefix) as folder_fd:
+        yield folder_fd, folder.prefix_path(prefix)
+
+
+def list_retired(folder: StoreFolder) -> list[bytes]:
+    """The bundles that only have a retired file. Raises StoreIoError."""
+    return [bundle_id for bundle_id, suffix in folder.list_bundles().items() if suffix == RETIRED_SUFFIX]
 
 
 def list_strangers(folder: StoreFolder) -> list[str]:

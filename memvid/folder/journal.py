@@ -361,7 +361,7 @@ class Journal(Closing):
             self._let_go(uri)
             if self._fd >= 0:
                 if self._live or self.room:
-                    self._write_anew(self._reserved_but([]))
+                    self._write_anew(_bytes_but(self.room, []))
                 else:
                     self._remove()
 
@@ -370,7 +370,7 @@ class Journal(Closing):
     ) -> None:
         """Room for so many bytes of these sessions behind the last record, and for what is reserved; if it has to be
         taken, in a new file where most of the old one is void."""
-        needed += self._reserved_but(uris)
+        needed += _bytes_but(self.room, uris)
         is_sound = self._fd >= 0 and not self._is_spoilt and self._is_in_place()
         if is_sound and self._end + needed + END_BYTES <= self._size:
             return
@@ -386,10 +386,6 @@ class Journal(Closing):
             longer_bytes = max(longer_bytes, min(most_bytes, _in_steps(self._size + step_bytes)))
             ask(longer_bytes - self._size)
             self._lengthen(longer_bytes)
-
-    def _reserved_but(self, uris: Collection[SessionUri]) -> int:
-        """The bytes in the file that are taken for other sessions than these."""
-        return sum(size_of(count) for uri, count in list(self.room.items()) if uri not in uris)
 
     def _is_in_place(self) -> bool:
         """Whether the open file still has its name in the store: what is written into another one is lost."""
@@ -488,6 +484,11 @@ class Journal(Closing):
         self._fd, self._end, self._size = -1, 0, 0
         self._void.clear()
         self._is_spoilt = False
+
+
+def _bytes_but(room: dict[SessionUri, int], uris: Collection[SessionUri]) -> int:
+    """The bytes in the file that are taken for other sessions than these."""
+    return sum(size_of(count) for uri, count in list(room.items()) if uri not in uris)
 
 
 def _has_name(folder_fd: int, name: str, fd: int, path: str) -> bool:

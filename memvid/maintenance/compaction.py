@@ -32,6 +32,7 @@ from ..errors import (
     StoreClosed,
     StoreError,
 )
+from ..folder.folder import list_retired
 from ..format.bundle import BundleFile
 from ..format.codecs import RAW_CODE, encode_slot
 from ..format.layout import LIVE_SUFFIX, RETIRED_SUFFIX
@@ -211,7 +212,7 @@ class _Compaction:
 
     def remove_unneeded(self, *, everywhere: bool) -> None:
         """Remove the retired files that nothing needs any more: of the whole store, or of the files looked at."""
-        retired = self._retired.union(self._core.folder.list_retired() if everywhere else ())
+        retired = self._retired.union(list_retired(self._core.folder) if everywhere else ())
         for bundle_id in sorted(retired - self._removed):
             if not self._core.index.users_of(bundle_id):
                 self._remove(bundle_id, "its version is gone, and nothing needs what is in it")

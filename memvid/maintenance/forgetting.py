@@ -44,6 +44,7 @@ from ..errors import (
     Truncated,
 )
 from ..folder import quarantine
+from ..folder.folder import list_retired
 from ..folder.marks import MARKS_FILE, Marks
 from ..folder.store_file import ABSENT, QUARANTINE, STORE_FILE
 from ..format.bundle import BundleFile, FrameFile
@@ -128,7 +129,7 @@ def forget(core: StoreCore, uri: SessionUri, *, dry_run: bool) -> MaintenanceRep
 
 def _blocks_of(core: StoreCore, uri: SessionUri, bundle_ids: Iterable[bytes]) -> set[bytes]:
     """The blocks of a session as far as manifests still tell them, to report those that others share."""
-    retired = core.folder.list_retired()
+    retired = list_retired(core.folder)
     blocks: set[bytes] = set()
     for bundle_id in {*bundle_ids, *retired}:
         with contextlib.suppress(StoreError), core.open_bundle(bundle_id) as file:

@@ -27,6 +27,7 @@ from ..disk import durable
 from ..disk.paths import list_names, opened_folder, stat_name
 from ..errors import CorruptMarks, CorruptStoreFile, IndexFailed, MarksLost, StoreError, UnsafePath, UnsupportedFormat
 from ..folder import quarantine
+from ..folder.folder import list_retired
 from ..folder.marks import MARKS_FILE, Marks
 from ..folder.store_file import INCOMING, QUARANTINE
 from ..format.layout import LIVE_SUFFIX, RETIRED_SUFFIX
@@ -47,11 +48,7 @@ does. Long enough for small errors of a clock."""
 
 
 def gc(core: StoreCore, *, dry_run: bool = False) -> MaintenanceReport:
-    """Remove what nothing needs, or with `dry_run` plan it.
-
-    Raises:
-        StoreIoError, DurabilityLost, LockLost, ReadOnlyStore, StoreClosed
-    """
+    """See `Store.gc`."""
     core.begin_upkeep(dry_run=dry_run)
     run = MaintenanceRun(core, "gc", dry_run)
     run.problems += [*find_unknown_needs(core.folder, core.index), *_unasked_marks(core)]
@@ -63,7 +60,7 @@ def gc(core: StoreCore, *, dry_run: bool = False) -> MaintenanceReport:
 def _collect(run: MaintenanceRun) -> None:
     """Look at all leftovers, then remove them."""
     core = run.core
-    unneeded = deletion.unneeded(core.index, sorted(core.folder.list_retired()))
+    unneeded = deletion.unneeded(core.index, sorted(list_retired(core.folder)))
     is_open = {one for one in unneeded if core.pins.count(one)}
     retired = [one for one in unneeded if one not in is_open]
     temps = core.folder.temps.leftovers()
@@ -101,15 +98,8 @@ def _unasked_marks(core: StoreCore) -> list[Finding]:
 
 
 def empty_quarantine(core: StoreCore, *, dry_run: bool = False) -> MaintenanceReport:
-    """Remove the files that repair has set aside, and free all that was kept for them; or with `dry_run` plan it.
-
-    Stays: files that somebody else put there; versions set aside during this call; versions with a file under bundles/
-    again; blocks that a listed version needs and that are sound nowhere else. A crash leaves some files; another call
-    finishes.
-
-    Raises:
-        NoSpace, StoreIoError, DurabilityLost, LockLost, ReadOnlyStore, StoreClosed, UnsafePath
-    """
+    """See `Store.empty_quarantine`. Stays: files that somebody else put there, and versions set aside during this call.
+    A crash leaves some files; another call finishes."""
     core.begin_upkeep(dry_run=dry_run)
     emptying = _Emptying(core, dry_run)
     emptying.empty()

@@ -29,6 +29,7 @@ from typing import Final
 from ..checking.set_aside_versions import gave_way_to
 from ..checking.verify import require_same_as_row
 from ..errors import StoreClosed, StoreError, StoreIoError
+from ..folder.folder import list_retired
 from ..folder.marks import Marks
 from ..folder.quarantine import LEAVING_SUFFIX
 from ..folder.retention import Kept, Retention, RetentionPlan, plan_retention
@@ -255,7 +256,7 @@ def _expected(core: StoreCore, plan: RetentionPlan, problems: Sequence[Finding])
     leaving = {row.bundle_id: row.bundle_bytes for row in plan.drop}
     freed: dict[bytes, int] = {}
     if leaving and not core.index.needs_unknown():
-        asked = [*leaving, *(one for one in core.folder.list_retired() if one not in leaving)]
+        asked = [*leaving, *(one for one in list_retired(core.folder) if one not in leaving)]
         for bundle_id in deletion.unneeded(core.index, asked, but_for=[*leaving, *_replaced(core, plan.drop)]):
             if not core.pins.count(bundle_id):
                 freed[bundle_id] = core.folder.size_of(bundle_id)

@@ -57,13 +57,7 @@ __all__ = ["CHANGED", "LOST", "STRANGER", "rebuild_index", "repair"]
 
 
 def repair(core: StoreCore, *, dry_run: bool = False) -> MaintenanceReport:
-    """Make a store sound again, or with `dry_run` plan it.
-
-    Raises:
-        NoSpace, StoreIoError: the finished steps are whole; run it again. None was taken if the index went on in memory
-            and cannot have its file again.
-        DurabilityLost, LockLost, ReadOnlyStore, StoreClosed
-    """
+    """See `Store.repair`. No step is taken if the index went on in memory and cannot have its file again."""
     core.begin_upkeep(dry_run=dry_run)
     run = RepairRun(core, "repair", dry_run)
     if not dry_run:
@@ -184,11 +178,7 @@ def _rebuild_index(run: RepairRun, ahead: scanning.Readings) -> None:
 
 
 def rebuild_index(core: StoreCore, *, dry_run: bool = False) -> MaintenanceReport:
-    """Make the index anew from the bundles, or with `dry_run` tell its differences.
-
-    Raises:
-        StoreIoError, DurabilityLost, LockLost, ReadOnlyStore, StoreClosed
-    """
+    """See `Store.rebuild_index`."""
     if dry_run:
         core.require_open()
         actions, found = reindexing.plan_rebuild(core.folder, core.index)

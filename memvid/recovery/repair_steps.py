@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Iterator
 
+from ..disk.durable import TempFile
 from ..folder import duplicate_files, quarantine
+from ..format.blocks import span_parents
+from ..format.bundle import FrameFile, require_promised
 from ..format.layout import LIVE_SUFFIX, RETIRED_SUFFIX
 from ..format.ledger_tail import unread_of
 from ..format.manifest import Manifest, bundle_id_of
+from ..format.reader import FilePool
 from ..format.records import Action
+from ..format.writer import BundleWriter
 from ..index.rows import ASIDE, LIVE, UNREADABLE, IndexedBundle, row_of
 from ..units import format_plural
 from ..writing.sleeping import publish
-from .plan_steps import GiveUp, Mend, RepairPlan, Restore, Return, Salvage, SetAside, Shelve
-from .repair_files import RepairFiles
+from .plan_steps import GiveUp, Layout, Mend, RepairPlan, Restore, Return, Salvage, SetAside, Shelve
 from .repair_guards import Guards, require_held
 from .repair_run import CHANGED, Changed, RepairRun
-from .survey import FileState
+from .survey import FileState, open_source
 
 
 class RepairSteps:
@@ -30,7 +35,6 @@ class RepairSteps:
     def __init__(self, run: RepairRun) -> None:
         self._run = run
         self._guards = Guards(run)
-        self._files = RepairFiles(run)
         self._later: set[bytes] = set()
         self._shelved: dict[bytes, frozenset[bytes]] = {}
 
@@ -69,8 +73,8 @@ class RepairSteps:
         file, core = step.file, self._run.core
         beside = self._run.survey.twins.get(file.bundle_id) if file.is_live else file
         with contextlib.ExitStack() as stack:
-            copy = stack.enter_context(self._files.copied(beside)) if beside is not None else None
-            temp, _ = stack.enter_context(self._files.written(step.layout, b"", None, file.bundle_id, pinning=False))
+            copy = stack.enter_context(self._copied(beside)) if beside is not None else None
+            temp, _ = stack.enter_context(self._written(step.layout, b"", None, file.bundle_id, pinning=False))
             stack.enter_context(self._run.committing_to_file())
             self._guards.require_free(file)
             kept = frozenset(block_id for block_id, _ in step.layout.frames)
@@ -96,7 +100,7 @@ class RepairSteps:
             lambda: self._mend(step),
             layout=step.layout,
             copied=file,
-            needs=self._files.needs(step),
+            needs=self._needs(step),
             of=file.bundle_id,
         )
 
@@ -104,8 +108,8 @@ class RepairSteps:
         file, manifest = step.file, step.file.manifest
         assert manifest is not None
         with (
-            self._files.written(step.layout, manifest.encode(), manifest, file.bundle_id) as (temp, bundle),
-            self._files.copied(file) as copy,
+            self._written(step.layout, manifest.encode(), manifest, file.bundle_id) as (temp, bundle),
+            self._copied(file) as copy,
             self._run.committing_to_file(),
         ):
             self._guards.require_standing(file)
@@ -131,7 +135,7 @@ class RepairSteps:
             [Action("restore", path, row.uri, row.version, size_bytes, reason)],
             lambda: self._restore(step),
             layout=step.layout,
-            needs=self._files.needs(step),
+            needs=self._needs(step),
             of=row.bundle_id,
         )
         if not is_back:
@@ -143,7 +147,7 @@ class RepairSteps:
         if step.layout is not None:
             encoded = manifest.encode()
             with (
-                self._files.written(step.layout, encoded, manifest, file.bundle_id) as (temp, bundle),
+                self._written(step.layout, encoded, manifest, file.bundle_id) as (temp, bundle),
                 self._run.committing_to_file(),
             ):
                 self._guards.require_still_aside(step)
@@ -200,7 +204,7 @@ class RepairSteps:
             [action],
             lambda: self._salvage(step),
             layout=step.layout,
-            needs=self._files.needs(step),
+            needs=self._needs(step),
             of=file.bundle_id,
         )
 
@@ -211,7 +215,7 @@ class RepairSteps:
             manifest = step.manifest(version)
             encoded = manifest.encode()
             with (
-                self._files.written(step.layout, encoded, manifest, bundle_id_of(encoded)) as (temp, bundle),
+                self._written(step.layout, encoded, manifest, bundle_id_of(encoded)) as (temp, bundle),
                 self._run.committing_to_file(),
             ):
                 self._guards.require_standing(step.file)
@@ -271,7 +275,7 @@ class RepairSteps:
             if not file.is_live and file.content is not None and core.index.knows(file.content):
                 quarantine.move_bundle(core.folder, file.bundle_id, file.suffix, as_version=file.content)
             else:
-                ending = RETIRED_SUFFIX if rival else self._files.ending(file)
+                ending = RETIRED_SUFFIX if rival else self._ending(file)
                 quarantine.move_bundle(core.folder, file.bundle_id, file.suffix, as_suffix=ending)
             self._run.note(file.bundle_id)
 
@@ -316,6 +320,72 @@ class RepairSteps:
         if not file.is_live:
             return frozenset()
         return self._shelved.get(file.bundle_id, frozenset(twin.sound if twin is not None else ()))
+
+    # --- the files that it writes: flushed and read back before any of them has a name
+
+    @contextlib.contextmanager
+    def _written(
+        self, layout: Layout, encoded: bytes, manifest: Manifest | None, bundle_id: bytes, *, pinning: bool = True
+    ) -> Iterator[tuple[TempFile, IndexedBundle]]:
+        """A new file with these frames, flushed and read back, and its row for the index."""
+        core = self._run.core
+        with core.pinning() as pin, contextlib.ExitStack() as stack:
+            sources = {self._run.survey.by_key[key].bundle_id for _, key in layout.frames}
+            for other in {*layout.holders.values(), *sources} if pinning else ():
+                pin(other)
+            pool = stack.enter_context(FilePool(self._open_source))
+            with core.poisoning():
+                temp = core.new_temp()
+                stack.callback(temp.close)
+                writer = BundleWriter(temp)
+                self._copy_frames(writer, pool, layout, manifest)
+                blocks = manifest.blocks if manifest else ()
+                directory = writer.finish(encoded, blocks, bundle_id, layout.holders)
+            self._run.bytes_written += temp.size_bytes
+            row = row_of(manifest, bundle_id, temp.size_bytes) if manifest else None
+            yield temp, IndexedBundle(bundle_id, LIVE, row, directory.holders, tuple(writer.frames))
+
+    def _copy_frames(self, writer: BundleWriter, pool: FilePool, layout: Layout, manifest: Manifest | None) -> None:
+        """Copy frames; each that the manifest lists is checked against it."""
+        listed = {entry.id: entry for entry in manifest.blocks} if manifest else {}
+        parents = span_parents(manifest.blocks) if manifest else {}
+
+        def frame_bytes(frame: tuple[bytes, bytes]) -> int:
+            return self._run.survey.by_key[frame[1]].frame_bytes[frame[0]]
+
+        for block_id, source in writer.each(layout.frames, frame_bytes):
+            with pool.holding(source) as file:
+                if manifest is not None and block_id in listed:
+                    header = file.read_head(block_id)[0]
+                    require_promised(header, listed[block_id], parents[block_id], manifest.identity.digest, file.path)
+                writer.add_copy(file, block_id)
+
+    def _open_source(self, key: bytes) -> FrameFile:
+        return open_source(self._run.core, self._run.survey.by_key[key])
+
+    def _needs(self, step: Mend | Restore | Salvage) -> set[bytes]:
+        """The bundles that must stay where they are if a step cannot be done."""
+        layout = step.layout
+        sources = {self._run.survey.by_key[key].bundle_id for _, key in layout.frames} if layout else set()
+        return {step.file.bundle_id, *sources, *(layout.holders.values() if layout else ())}
+
+    @contextlib.contextmanager
+    def _copied(self, file: FileState) -> Iterator[quarantine.QuarantineCopy | None]:
+        """A copy of a damaged file for the quarantine; None for one that is only written anew."""
+        if not file.damage:
+            yield None
+            return
+        with self._run.core.poisoning():
+            copy = quarantine.QuarantineCopy(self._run.core.folder, file.bundle_id, file.suffix, self._ending(file))
+        with copy:
+            self._run.bytes_written += copy.bytes_written
+            yield copy
+
+    def _ending(self, file: FileState) -> str:
+        """The ending of its copy in quarantine: a version without a row, under another one's name, was deleted, and
+        must not come back."""
+        is_gone = file.content is not None and not self._run.core.index.knows(file.content)
+        return RETIRED_SUFFIX if is_gone else file.suffix
 
 
 def _as_it_lies(file: FileState, manifest: Manifest) -> IndexedBundle:
