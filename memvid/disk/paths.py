@@ -26,6 +26,7 @@ Stamp = tuple[int, int, int, int, int]
 
 _FOLDER_FLAGS: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE_FLAGS: Final = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+_READ_BYTES: Final = 16 << 20
 _OTHERS_MAY_WRITE: Final = stat.S_IWGRP | stat.S_IWOTH
 _CHOOSE_ANOTHER: Final = "It is no store either: choose a folder of your own (--store, or $TORPOR_STORE)."
 _PUT_THE_FILE: Final = (
@@ -135,7 +136,7 @@ def read_up_to(fd: int, max_bytes: int, path: str) -> bytes:
     """The bytes that follow in an open file, `max_bytes` at most. Raises StoreIoError."""
     chunks, left = [], max_bytes
     try:
-        while left and (chunk := os.read(fd, left)):
+        while left and (chunk := os.read(fd, min(left, _READ_BYTES))):
             chunks.append(chunk)
             left -= len(chunk)
     except OSError as error:

@@ -22,7 +22,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from ..disk.paths import closing_fd, io_error, open_file, read_at, stat_name, stat_open
+from ..disk.paths import closing_fd, open_file, read_at, read_up_to, stat_name, stat_open
 
 WAL_SUFFIX: Final = "-wal"
 WAL_HEADER: Final = struct.Struct(">IIIIQII")
@@ -39,7 +39,6 @@ _WAL_MAGIC: Final = 0x377F0682  # the last bit says that checksums are of big-en
 _MASK: Final = 0xFFFFFFFF
 _SUMMED_OF_HEADER: Final = range(WAL_HEADER.size // 8 - 1)
 _STEPS_WITHOUT_CARRY: Final = 16  # a step takes less than 1.4 bits, and 32 are free
-_READ_BYTES: Final = 16 << 20
 
 
 _Order = Literal["little", "big"]
@@ -187,16 +186,9 @@ def _opened_log(root_fd: int, store_path: str, file_name: str) -> Iterator[tuple
 
 
 def _read_all(fd: int, path: str, max_bytes: int) -> bytes:
-    """All bytes of an open file; a failure of the system as StoreIoError."""
     if stat_open(fd, path).st_size > max_bytes:
         raise OverflowError(f"{path} has more than {max_bytes} bytes")
-    parts = []
-    try:
-        while part := os.read(fd, _READ_BYTES):
-            parts.append(part)
-    except OSError as error:
-        raise io_error(error, "read", path) from error
-    return b"".join(parts)
+    return read_up_to(fd, max_bytes, path)
 
 
 def _state(fd: int, path: str) -> tuple[int, int]:
