@@ -20,7 +20,7 @@ import contextlib
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, Self
+from typing import Any
 
 from .access.acknowledging import Acknowledging
 from .access.exchanging import Exchanging
@@ -116,12 +116,6 @@ class Store(Exchanging, Upkeep, Tagging, Acknowledging):
     def close(self) -> None:
         """Let go of files and lock. Open readers stay usable for what they have open. Idempotent."""
         self._core.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self.close()
 
     # --- sleep
 

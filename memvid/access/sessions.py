@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 
-from ..disk.paths import undoing
+from ..disk.paths import Closing, undoing
 from ..errors import BundleMissing, SessionNotFound
 from ..folder.marks import Marks
 from ..folder.versions import describe_versions, select_version, set_aside
@@ -14,7 +14,7 @@ from ..uri import SessionUri, not_found, parse_reference, parse_version_referenc
 from ..writing.core import StoreCore
 
 
-class Sessions:
+class Sessions(Closing):
     """An open store, asked for sessions."""
 
     def __init__(self, core: StoreCore, opening: OpenReport) -> None:

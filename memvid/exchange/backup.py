@@ -186,7 +186,7 @@ def _write(into: StoreCore, reader: BundleReader, sound: dict[bytes, bytes]) -> 
         pin = stack.enter_context(into.pinning())
         holdings = stack.enter_context(Holdings(into, pin))
         stack.enter_context(into.poisoning())
-        temp = stack.enter_context(into.new_temp())
+        temp = stack.enter_context(into.folder.temps.new())
         writer = BundleWriter(temp)
         places: dict[bytes, bytes] = {}
         for entry in reader.entries:

@@ -292,7 +292,7 @@ def _intake(core: StoreCore, source: BundleFile) -> Iterator[tuple[_Intake, Call
         room = stack.enter_context(core.metering())
         room(0)  # before any temporary file, in case nothing may be written any more
         stack.enter_context(core.poisoning())
-        temp = stack.enter_context(core.new_temp())
+        temp = stack.enter_context(core.folder.temps.new())
         yield _Intake(core, source, holdings, temp, room), pin
 
 

@@ -34,7 +34,6 @@ class DamagedFile(FrameFile):
     """
 
     manifest: Manifest | None
-    encoded: bytes
 
     def _load(self, expected_id: bytes | None) -> None:
         self._begin(expected_id)
@@ -53,7 +52,7 @@ class DamagedFile(FrameFile):
     def _begin(self, expected_id: bytes | None) -> None:
         assert expected_id is not None  # only the name is certain
         self.bundle_id = expected_id
-        self.manifest, self.encoded, self.frames = None, b"", {}
+        self.manifest, self.frames = None, {}
 
     def _beginnings(self, first: int = 0) -> Iterator[tuple[int, bool]]:
         """The offsets where a frame (True) or a manifest (False) may begin, in file order, from `first` on."""
@@ -94,7 +93,7 @@ class DamagedFile(FrameFile):
         try:
             encoded = data[: length_of_first(data, "manifest")]
             if bundle_id_of(encoded) == self.bundle_id:
-                self.manifest, self.encoded = decode_manifest(encoded, self.path), encoded
+                self.manifest = decode_manifest(encoded, self.path)
                 return offset + len(encoded), 0
         except StoreError:
             pass  # a false start

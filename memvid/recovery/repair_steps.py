@@ -335,7 +335,7 @@ class RepairSteps:
                 pin(other)
             pool = stack.enter_context(FilePool(self._open_source))
             with core.poisoning():
-                temp = core.new_temp()
+                temp = core.folder.temps.new()
                 stack.callback(temp.close)
                 writer = BundleWriter(temp)
                 self._copy_frames(writer, pool, layout, manifest)

@@ -21,7 +21,6 @@ from typing import Final
 
 from ..disk.budget import UNLIMITED, Account, Beyond, Budget, Meter, free_bytes_of, utc_day
 from ..disk.clock import now_ns
-from ..disk.durable import TempFile
 from ..disk.lock import StoreLock
 from ..disk.paths import undoing
 from ..errors import (
@@ -273,9 +272,6 @@ class StoreCore:
                 self.index.add_written(day, size_bytes)
 
     # --- files
-
-    def new_temp(self) -> TempFile:
-        return self.folder.temps.new()
 
     def open_bundle(self, bundle_id: bytes) -> BundleFile:
         """Open a bundle's file, live or retired, with its manifest. Raises BundleMissing, StoreIoError, Corruption."""

@@ -140,7 +140,7 @@ def prepared(core: StoreCore, bundle_id: bytes, contents: Contents, room: Meter 
         old = stack.enter_context(core.open_bundle(bundle_id))
         pool = stack.enter_context(FilePool(core.open_frames))
         with core.poisoning():
-            temp = core.new_temp()
+            temp = core.folder.temps.new()
             stack.callback(temp.close)
             directory = _write(temp, old, pool, contents, room)
         yield Prepared(core, bundle_id, old, temp, directory, contents.with_manifest)

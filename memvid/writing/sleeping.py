@@ -144,7 +144,7 @@ class _Sleep:
         self._writer: BundleWriter
 
     def _new_file(self) -> tuple[TempFile, BundleWriter]:
-        temp = self._stack.enter_context(self._core.new_temp())
+        temp = self._stack.enter_context(self._core.folder.temps.new())
         return temp, BundleWriter(temp, self._room)
 
     def run(self) -> Receipt:

@@ -47,7 +47,7 @@ def sealed(folder: Path, drafts: Sequence[BlockDraft], *, claimed: int | None = 
     for draft in drafts:
         blocks.append(prepare_block(draft, parent, IDENTITY.digest))
         parent = blocks[-1].id if draft.kind == "span" else parent
-    entries = [block.entry(None) for block in blocks]
+    entries = [block.entry() for block in blocks]
     manifest = Manifest(
         uri=URI,
         version=1,

@@ -239,7 +239,7 @@ def test_a_name_is_looked_up_without_listing_the_store(store: Store, monkeypatch
         "EXPLAIN QUERY PLAN SELECT DISTINCT namespace FROM bundles WHERE name = ? AND status = ?", ("agent", "live")
     )[:1]
     assert "USING INDEX by_name" in plan[3]
-    for listing in ("latest", "all_rows", "versions"):
+    for listing in ("iter_latest", "all_rows", "versions"):
         monkeypatch.setattr(store.index, listing, lambda *_: pytest.fail("the store was listed"))
     for text in ("agent", "default/agent", str(URI)):
         assert store.resolve(text) == URI

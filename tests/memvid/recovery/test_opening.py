@@ -1008,7 +1008,7 @@ def test_the_figures_of_a_store_keep_up_with_it_and_list_nothing(
     store.statistics()
     with monkeypatch.context() as patch:
         patch.delattr(StoreFolder, "list_bundles")
-        patch.delattr(SessionQueries, "latest")
+        patch.delattr(SessionQueries, "iter_latest")
         require_counted()
         sleep(store, 30, uri=OTHER_URI)
         require_counted()
