@@ -39,7 +39,6 @@ from torpor.memvid.index import index as index_module
 from torpor.memvid.index.index import Index
 from torpor.memvid.index.rows import LIVE
 from torpor.memvid.index.schema import IndexContradicted, IndexUnusable
-from torpor.memvid.index.session_queries import SessionQueries
 from torpor.memvid.limits import MAX_INDEX_BYTES
 from torpor.memvid.maintenance.compaction_plan import CompactionPolicy
 from torpor.memvid.writing import deletion
@@ -1008,7 +1007,6 @@ def test_the_figures_of_a_store_keep_up_with_it_and_list_nothing(
     store.statistics()
     with monkeypatch.context() as patch:
         patch.delattr(StoreFolder, "list_bundles")
-        patch.delattr(SessionQueries, "iter_latest")
         require_counted()
         sleep(store, 30, uri=OTHER_URI)
         require_counted()
