@@ -211,7 +211,7 @@ class Bench:
             slots = range(2 * self.case.shape.layers)
             list(self._pools[threads].map(lambda slot: _read_slot(reader, target, slot), slots))
             for slot, record in enumerate(target.record):
-                reader.read_slot_into(reader.entries[-1], slot, [record])
+                reader.read_slots_into(reader.entries[-1], [(slot, [record])])
 
     def _read_plain(self, target: CacheMemory, threads: int) -> None:
         fd = os.open(self._path, os.O_RDONLY)
@@ -259,7 +259,7 @@ class Bench:
 def _read_slot(reader: BundleReader, target: CacheMemory, slot: int) -> None:
     for entry in reader.entries:
         if entry.kind == "span":
-            reader.read_slot_into(entry, slot, target.runs(slot, entry.start, entry.token_count))
+            reader.read_slots_into(entry, [(slot, target.runs(slot, entry.start, entry.token_count))])
 
 
 def _read_all(store: Store, target: CacheMemory) -> int:

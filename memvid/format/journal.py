@@ -30,8 +30,9 @@ from ..limits import (
     MAX_VERSION,
 )
 from ..uri import SessionUri
+from .blocks import ID_BYTES
 from .identity import Identity
-from .manifest import require_session_map
+from .manifest import bytes_in, identity_in, integer_in, map_in, require_session_map
 from .packing import pack, unpack
 
 _MAGIC: Final = b"TORPJNL1"
@@ -44,7 +45,6 @@ _PLACE: Final = struct.Struct("<Q")
 _NONCE_BYTES: Final = 8
 _DIGEST_BYTES: Final = 16
 _ALIGNED: Final = 8
-_ID_BYTES: Final = 32
 _MOST_BYTES_IN_VAIN: Final = MAX_JOURNAL_BYTES
 """Of what looks like records behind damage and is none, before the rest of the file is given up. Damaged records never
 take so much; only what somebody has put together for it does."""
@@ -92,14 +92,14 @@ class JournalRecord:
     def decode(cls, payload: bytes) -> Self:
         """Raises CorruptJournal: `encode` does not write this."""
         try:
-            fields = _require(unpack(payload, max_bytes=MAX_JOURNAL_RECORD_BYTES, what="a journal record"), dict)
+            fields = map_in(unpack(payload, max_bytes=MAX_JOURNAL_RECORD_BYTES, what="a journal record"))
             record = cls(
                 SessionUri.parse(fields["uri"]),
-                _require(fields["session"], dict),
+                map_in(fields["session"]),
                 _newest_in(fields["newest"]),
                 _id_in(fields["base"]),
-                _count_in(fields["held"], MAX_TOKENS),
-                _identity_in(fields["identity"]),
+                integer_in(fields["held"], 0, MAX_TOKENS),
+                None if fields["identity"] is None else identity_in(fields["identity"]),
             )
         except (KeyError, TypeError, ValueError, StoreError) as error:
             raise CorruptJournal(f"a record of the journal is not valid: {error}.") from error
@@ -108,42 +108,17 @@ class JournalRecord:
         return record
 
 
-def _require(value: object, kind: type) -> Any:
-    if type(value) is not kind:
-        raise TypeError(f"a {type(value).__name__} stands where a {kind.__name__} belongs")
-    return value
-
-
-def _count_in(value: object, most: int) -> int:
-    count: int = _require(value, int)
-    if not 0 <= count <= most:
-        raise ValueError(f"{count} is out of range")
-    return count
-
-
 def _id_in(value: object) -> bytes | None:
-    if value is None:
-        return None
-    found: bytes = _require(value, bytes)
-    if len(found) != _ID_BYTES:
-        raise ValueError("an id of a bundle has another length")
-    return found
+    return None if value is None else bytes_in(value, ID_BYTES)
 
 
 def _newest_in(value: object) -> tuple[int, bytes] | None:
     if value is None:
         return None
-    version, bundle_id = _require(value, list)
-    found = _id_in(bundle_id)
-    if found is None:
-        raise ValueError("a version without a bundle id")
-    return _count_in(version, MAX_VERSION), found
-
-
-def _identity_in(value: object) -> Identity | None:
-    if value is None:
-        return None
-    return Identity(tuple((_require(name, str), _require(text, str)) for name, text in _require(value, list)))
+    if not isinstance(value, list):
+        raise ValueError("a version in it is no list")  # noqa: TRY004 - as for all that is malformed
+    version, bundle_id = value
+    return integer_in(version, 0, MAX_VERSION), bytes_in(bundle_id, ID_BYTES)
 
 
 # --- the file

@@ -154,16 +154,16 @@ def decode_manifest(data: bytes, path: str) -> Manifest:
     if not isinstance(fields, dict) or fields.keys() != _KEYS:
         _refuse(path, "its fields are not those of this format version")
     try:
-        token_count = _integer(fields["token_count"], 0, MAX_TOKENS)
+        token_count = integer_in(fields["token_count"], 0, MAX_TOKENS)
         manifest = Manifest(
             uri=SessionUri.parse(fields["uri"]),
-            version=_integer(fields["version"], 1, MAX_VERSION),
-            parent=None if fields["parent"] is None else _bytes(fields["parent"], ID_BYTES),
-            identity=_identity(fields["identity"]),
+            version=integer_in(fields["version"], 1, MAX_VERSION),
+            parent=None if fields["parent"] is None else bytes_in(fields["parent"], ID_BYTES),
+            identity=identity_in(fields["identity"]),
             token_count=token_count,
-            created_ns=_integer(fields["created_ns"], 0, (1 << 63) - 1),
+            created_ns=integer_in(fields["created_ns"], 0, (1 << 63) - 1),
             blocks=_decode_blocks(fields["blocks"], min(MAX_BLOCKS, most_blocks(token_count))),
-            session=_map(fields["session"]),
+            session=map_in(fields["session"]),
             environment=_environment(fields["environment"]),
         )
         require_session_map(manifest.session)
@@ -188,19 +188,19 @@ def _decode_line(fields: tuple[Any, ...]) -> BlockEntry:
     return BlockEntry(block_id, None, kind_of_code(kind), start, token_count, raw_bytes)
 
 
-def _integer(value: Any, low: int, high: int) -> int:
+def integer_in(value: Any, low: int, high: int) -> int:
     if type(value) is not int or not low <= value <= high:
         raise ValueError(f"a number is not within {low} to {high}")
     return value
 
 
-def _bytes(value: Any, size_bytes: int) -> bytes:
+def bytes_in(value: Any, size_bytes: int) -> bytes:
     if not isinstance(value, bytes) or len(value) != size_bytes:
         raise ValueError(f"an id does not have {size_bytes} bytes")
     return value
 
 
-def _identity(value: Any) -> Identity:
+def identity_in(value: Any) -> Identity:
     if not isinstance(value, list) or not all(isinstance(pair, list) and len(pair) == 2 for pair in value):
         raise ValueError("its identity is not a list of pairs")
     parts = tuple((part, text) for part, text in value)
@@ -210,14 +210,14 @@ def _identity(value: Any) -> Identity:
     return identity
 
 
-def _map(value: Any) -> dict[str, Any]:
+def map_in(value: Any) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ValueError("a map is missing")  # noqa: TRY004 - one kind of refusal, turned into CorruptBundle above
     return value
 
 
 def _environment(value: Any) -> dict[str, str]:
-    environment = _map(value)
+    environment = map_in(value)
     if len(environment) > MAX_ENVIRONMENT_ENTRIES:
         raise ValueError("its environment has too many entries")
     for key, text in environment.items():

@@ -70,10 +70,6 @@ class BundleReader(Closing):
                     self._checked[entry.id] = known
         return known
 
-    def read_slot_into(self, entry: BlockEntry, slot_index: int, buffers: Sequence[memoryview]) -> None:
-        """Fill writable byte buffers, in order, with a slot's raw bytes. See `read_slots_into`."""
-        self.read_slots_into(entry, [(slot_index, buffers)])
-
     def read_slots_into(
         self, entry: BlockEntry, targets: Iterable[tuple[int, Sequence[memoryview]]], *, trusting: bool = False
     ) -> None:
@@ -101,7 +97,7 @@ class BundleReader(Closing):
     def read_slot(self, entry: BlockEntry, slot_index: int) -> bytearray:
         """A slot's raw bytes in memory of their own."""
         data = bytearray(self.read_header(entry).slots[slot_index][0].size_bytes)
-        self.read_slot_into(entry, slot_index, [memoryview(data)])
+        self.read_slots_into(entry, [(slot_index, [memoryview(data)])])
         return data
 
     def tokens(self) -> bytes:

@@ -118,7 +118,7 @@ def test_a_slot_of_many_buffers_is_written_and_filled_whole(store: Store) -> Non
     write(store, [BlockDraft("state", 0, b"", [SlotDraft(spec, [raw[at : at + 1] for at in range(3000)])])], 0)
     target = memoryview(bytearray(3000))
     with store.open_session(URI) as reader:
-        reader.read_slot_into(reader.entries[0], 0, [target[at : at + 1] for at in range(3000)])
+        reader.read_slots_into(reader.entries[0], [(0, [target[at : at + 1] for at in range(3000)])])
     assert target == raw
 
 
