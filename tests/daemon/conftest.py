@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +16,14 @@ sys.path.insert(0, str(Path(__file__).parent))  # the tests of this folder share
 
 from session_rig import MODEL, FullDisk, Rigged, open_rigged, open_service
 from torpor.daemon.engine import generation
+from torpor.daemon.memory import loading
 from torpor.daemon.memory.model_registry import ModelChoice
-from torpor.daemon.models.models import KvChoice, estimate_bytes
+from torpor.daemon.models.company import Company
+from torpor.daemon.models.grammars import Grammars
+from torpor.daemon.models.models import KvChoice, LoadedModel, estimate_bytes
+from torpor.daemon.models.sharing import Sharing
 from torpor.daemon.upkeep import writing_behind
+from torpor.snapshot.digests import DigestCache
 
 TINY = {"num_hidden_layers": 2, "head_dim": 24, "intermediate_size": 144}
 """A layer less than elsewhere: a test spends much of its time on the tokens that it has written. A token takes as many
@@ -31,6 +38,36 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory, model_writer: Callable[
 @pytest.fixture(scope="session")
 def another_model(tmp_path_factory: pytest.TempPathFactory, model_writer: Callable[..., Path]) -> Path:
     return model_writer(tmp_path_factory.mktemp("models") / "another", seed=9, **TINY)
+
+
+_LOADED: dict[tuple[str, KvChoice | None], LoadedModel] = {}
+
+
+@pytest.fixture(autouse=True)
+def _loaded_once(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Models that no test may change are read from the disk once in a process, but where loading is what is tested."""
+    if request.path.parent.name in ("memory", "models"):
+        return
+    load = loading.load_model
+
+    def load_once(
+        name: str, source: str, digests: DigestCache, adapter: Any = None, kv: KvChoice | None = None
+    ) -> LoadedModel:
+        if adapter or digests.full or not Path(source).parent.name.startswith(("models", "kinds")):
+            return load(name, source, digests, adapter, kv)
+        if (source, kv) not in _LOADED:
+            _LOADED[source, kv] = load(name, source, digests, adapter, kv)
+        model = _LOADED[source, kv]
+        return replace(
+            model,
+            name=name,
+            network=copy.copy(model.network),
+            grammars=Grammars(model.tokenizer, model.layout.vocabulary, model.end_tokens),
+            sharing=Sharing(),
+            company=Company(),
+        )
+
+    monkeypatch.setattr(loading, "load_model", load_once)
 
 
 OpenRig = Callable[..., AbstractAsyncContextManager[Rigged]]

@@ -47,10 +47,10 @@ STOP = tuple(chr(each) for each in range(32, 127))
 
 async def test_an_answer_beyond_the_budget_ends_where_the_memory_does(open_rig: Any, weights: int) -> None:
     async with open_rig(memory_budget=weights + 3 * HELD) as rig:
-        await rig.read("a", tokens_of(1, 50))
-        result = await writing(rig, "a", 1_900)
+        await rig.read("a", tokens_of(1, 240))
+        result = await writing(rig, "a", 1_700)
         assert result.finish_reason == "length"
-        assert 100 < len(result.tokens) == result.token_count - 50 < 3 * STEP_TOKENS
+        assert 100 < len(result.tokens) == result.token_count - 240 < 3 * STEP_TOKENS - 240
         assert rig.live("a").state.is_consistent
         with pytest.raises(MemoryBudgetExceeded):
             await rig.service.append("a", tokens=tokens_of(2, 800))
@@ -106,7 +106,7 @@ async def test_a_client_that_leaves_while_its_answer_waits_loses_nothing_of_it(o
 
 
 async def test_an_answer_ends_where_the_journal_finds_no_room(rig: Rigged, monkeypatch: pytest.MonkeyPatch) -> None:
-    await rig.read("a", tokens_of(1, 50))
+    await rig.read("a", tokens_of(1, 250))
     asked: list[int] = []
 
     def make_room(_store: Store, _uri: Any, record_bytes: int) -> None:
@@ -115,7 +115,7 @@ async def test_an_answer_ends_where_the_journal_finds_no_room(rig: Rigged, monke
             raise NoSpace("The disk is full.")
 
     monkeypatch.setattr(Store, "make_room_to_acknowledge", make_room)
-    result = await writing(rig, "a", 1_900)
+    result = await writing(rig, "a", 1_700)
     assert (result.finish_reason, result.token_count) == ("length", 512)
     assert asked[0] < 32 * 1024
     await all_is_free(rig)
