@@ -28,14 +28,14 @@ def main(name: str, folder: Path, what: str) -> None:
     from faults.beginnings import prepare
     from faults.recording import record
     from faults.scenarios import SCENARIOS
-    from faults.worlds import EarlyTape, Tape
+    from faults.worlds import Tape
     from torpor.memvid.errors import StoreError
 
     recordings = {}
     for scenario in map(SCENARIOS.__getitem__, what.split(",")):
         path = folder / scenario.name / "store"
         world = prepare(scenario, path)
-        tape = EarlyTape(world) if name == mutants.EARLY else Tape(world)
+        tape = Tape(world, is_early=name == mutants.EARLY)
         try:
             recordings[scenario.name] = record(scenario.run, path, tape)
         except StoreError as error:

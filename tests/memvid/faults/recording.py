@@ -185,25 +185,15 @@ class _Recorder:
         if name in (_INDEX, _WAL, _JOURNAL):
             self._index[name], self._index_inodes[name] = b"", inode
 
-    def _call_writev(self, call: Call) -> int:
-        offset = os.lseek(call.args[0], 0, os.SEEK_CUR)
-        written = int(call.run())
-        self._write(call.args[0], offset, b"".join(bytes(part) for part in call.args[1])[:written])
-        return written
-
     def _call_write(self, call: Call) -> int:
-        offset = os.lseek(call.args[0], 0, os.SEEK_CUR)
+        fd, data, *place = call.args
+        offset = place[0] if place else os.lseek(fd, 0, os.SEEK_CUR)
         written = int(call.run())
-        self._write(call.args[0], offset, bytes(call.args[1])[:written])
+        whole = b"".join(map(bytes, data)) if call.name == "writev" else bytes(data)
+        self._operations.append(Write(self._of(os.fstat(fd)), offset, whole[:written]))
         return written
 
-    def _call_pwrite(self, call: Call) -> int:
-        written = int(call.run())
-        self._write(call.args[0], call.args[2], bytes(call.args[1])[:written])
-        return written
-
-    def _write(self, fd: int, offset: int, data: bytes) -> None:
-        self._operations.append(Write(self._of(os.fstat(fd)), offset, data))
+    _call_writev = _call_pwrite = _call_write
 
     def _call_ftruncate(self, call: Call) -> None:
         call.run()
@@ -263,9 +253,6 @@ class _Recorder:
     def _call_sql_close(self, call: Call) -> None:
         call.run()
         self._note_index(_folder_of_index(call), flushed=False)
-
-    def _call_sql_connect(self, call: Call) -> None:
-        call.run()
 
     def _call_sql_vacuum_into(self, call: Call) -> Any:
         """A file written as a whole, and taken as not flushed: SQLite does not promise it."""

@@ -97,13 +97,14 @@ class Allowed:
 @dataclass
 class Tape:
     """Follows a scenario's steps. `events` are the worlds allowed from the beginning and from each end of a step on;
-    `on_event` hears of each."""
+    `on_event` hears of each. `is_early`: each step is told as done before it has begun, which a sweep must find."""
 
     world: World
     on_event: Callable[[Allowed], None] = lambda allowed: None
     on_failure: Callable[[Store, BaseException, bool], None] = lambda store, error, is_outside: None
     events: list[Allowed] = field(default_factory=list)
     unsure: set[Mark] = field(default_factory=set)
+    is_early: bool = False
 
     def _tell(self, after: World) -> None:
         self.events.append(Allowed(self.world | self.unsure, after))
@@ -121,7 +122,12 @@ class Tape:
         """An operation on `store` that its owner is told of when it is done, or that it was refused. Gives a set for
         what the operation said that it may have left undone. `is_outside`: nothing in the store is written."""
         after = (self.world - frozenset(removes)) | frozenset(adds)
+        if self.is_early:
+            self.world = after
         self._tell(after)
+        if self.is_early:
+            yield self.unsure
+            return
         try:
             yield self.unsure
         except BaseException as error:
@@ -140,23 +146,6 @@ class Tape:
     def delete(self, store: Store, uri: SessionUri) -> None:
         with self.step(store, removes=[fact for fact in self.world if isinstance(fact, Version) and fact.uri == uri]):
             store.delete_session(uri)
-
-
-class EarlyTape(Tape):
-    """Tells of each step that it is done before it has begun: what a sweep must find."""
-
-    @contextlib.contextmanager
-    def step(
-        self,
-        store: Store,
-        *,
-        adds: Iterable[Version | Mark] = (),
-        removes: Iterable[Version | Mark] = (),
-        is_outside: bool = False,
-    ) -> Iterator[set[Mark]]:
-        self.world = (self.world - frozenset(removes)) | frozenset(adds)
-        self._tell(self.world)
-        yield self.unsure
 
 
 def sleep(store: Store, version: Version, before: Any = None) -> Any:
