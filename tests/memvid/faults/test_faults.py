@@ -32,6 +32,7 @@ from torpor.memvid import Store
 from torpor.memvid.disk import durable
 
 RUN = Path(__file__).with_name("run.py")
+ROOT = Path(__file__).parents[3]
 needs_strace = pytest.mark.skipif(bool(strace_kill.unavailable()), reason=strace_kill.unavailable())
 
 pytestmark = [
@@ -153,6 +154,8 @@ def test_t3_every_mutant_has_a_name_of_its_own_and_fits_the_code() -> None:
         for module in touched_by(mutant):
             changed = mutate(ast.parse(paths[module].read_text()), module, mutant)
             assert ast.unparse(changed) != plain(module), mutant.name
+        path, _, test = mutant.test.partition("::")
+        assert not test or f"def {test}(" in (ROOT / path).read_text(), mutant.name
 
 
 def test_t4_threats_30_to_33_every_refusal_of_the_system_is_a_typed_error_and_leaves_a_whole_store(
