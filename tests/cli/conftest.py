@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import signal
 import sys
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ sys.path.insert(0, str(Path(__file__).parent))  # the tests of this folder share
 
 from cli_rig import MadeStore, Ran, Torpor
 from torpor.cli.registry import run
+from torpor.cli.serve import doctor
 from torpor.memvid.store import Store
 from torpor.tests.memvid import store_making as making
 from torpor.tests.socket_api.server_rig import ServerThread
@@ -37,6 +39,15 @@ def nothing_of_this_user(monkeypatch: pytest.MonkeyPatch, short_path: Path) -> N
     would name a store, and no daemon of another one would be asked."""
     monkeypatch.setenv("TORPOR_SOCKET", str(short_path / "run" / "t.sock"))
     monkeypatch.setenv("COLUMNS", "120")
+
+
+_examine_once = functools.cache(doctor.examine_machine)
+
+
+@pytest.fixture
+def examined_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The machine stays as it is between two tests; a process that examines it imports MLX for seconds."""
+    monkeypatch.setattr(doctor, "examine_machine", _examine_once)
 
 
 @pytest.fixture(autouse=True)

@@ -42,6 +42,7 @@ def test_ls_with_no_daemon_reads_the_store(made_store: MadeStore) -> None:
 
 
 @pytest.mark.one_in(3)
+@pytest.mark.usefixtures("examined_once")
 def test_looking_tells_of_a_daemon_that_ended_without_a_stop(
     torpor: Torpor, made_store: MadeStore, short_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

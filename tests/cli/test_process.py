@@ -150,6 +150,7 @@ def test_a_named_socket_with_nobody_is_no_other_store(torpor: Torpor, made_store
 
 
 @pytest.mark.one_in(2)
+@pytest.mark.usefixtures("examined_once")
 def test_a_daemon_that_hangs_up_is_not_passed_over(
     torpor: Torpor, made_store: MadeStore, short_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

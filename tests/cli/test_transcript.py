@@ -18,6 +18,8 @@ import pytest
 from cli_rig import Torpor
 from torpor.cli.reach.background import is_running, wait_until_gone
 
+pytestmark = pytest.mark.usefixtures("examined_once")
+
 
 @pytest.fixture
 def store(short_path: Path) -> Path:
