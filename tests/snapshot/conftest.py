@@ -22,7 +22,7 @@ from mlx_lm.models.cache import KVCache  # isort: skip
 
 VOCABULARY = 50
 HEADS, KEY_DIM, VALUE_DIM = 2, 8, 4
-Grow = Callable[[LiveState, int], None]
+Grow = Callable[..., None]
 
 
 @pytest.fixture
@@ -42,12 +42,12 @@ def dirty_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 def grow() -> Grow:
     """Appends tokens to a state as a model would: other numbers in every layer, head and position."""
 
-    def append(state: LiveState, count: int) -> None:
+    def append(state: LiveState, count: int, dtype: mx.Dtype = mx.float32) -> None:
         held = len(state.tokens)
         for layer, cache in enumerate(state.caches):
             key = mx.random.key(1000 * layer + held)
-            keys = mx.random.normal((1, HEADS, count, KEY_DIM), key=key).astype(_dtype(state))
-            values = mx.random.normal((1, HEADS, count, VALUE_DIM), key=key).astype(_dtype(state))
+            keys = mx.random.normal((1, HEADS, count, KEY_DIM), key=key).astype(dtype)
+            values = mx.random.normal((1, HEADS, count, VALUE_DIM), key=key).astype(dtype)
             cache.update_and_fetch(keys, values)
         state.passes.add(count)
         state.tokens.extend((held + index) % VOCABULARY for index in range(count))
@@ -57,27 +57,18 @@ def grow() -> Grow:
     return append
 
 
-_DTYPES: dict[int, mx.Dtype] = {}
-
-
-def _dtype(state: LiveState) -> mx.Dtype:
-    return _DTYPES.get(id(state), mx.float32)
-
-
 @pytest.fixture
-def make_state(grow: Grow) -> Iterator[Callable[..., LiveState]]:
+def make_state(grow: Grow) -> Callable[..., LiveState]:
     """A state of that many tokens over plain caches of unlike key and value sizes."""
 
     def make(count: int, *, layers: int = 3, dtype: mx.Dtype = mx.float32) -> LiveState:
         state = LiveState(token_array(), [KVCache() for _ in range(layers)], None, mx.random.key(7))
-        _DTYPES[id(state)] = dtype
         if count:
-            grow(state, count)
+            grow(state, count, dtype)
         mx.eval(state.random_key)
         return state
 
-    yield make
-    _DTYPES.clear()
+    return make
 
 
 @pytest.fixture
