@@ -66,9 +66,7 @@ class _Tensor:
         return self.element_bytes * math.prod(self.shape)
 
     def continues(self, other: _Tensor) -> bool:
-        mine, others = (
-            (each.slot, each.kind, each.dtype, each.element_bytes, each.outer, each.dim) for each in (self, other)
-        )
+        mine, others = ((each.slot, each.kind, each.dtype, each.outer, each.dim) for each in (self, other))
         return mine == others and self.start == other.end
 
 

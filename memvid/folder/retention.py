@@ -99,18 +99,14 @@ def plan_retention(
         for row in versions:
             is_sound = row.bundle_id not in unsound
             newer, whole = newer - is_sound, whole - (is_sound and not row.unread_tokens)
-            newest = _newest(row, versions[-1]) if newer == 0 else ()
-            reasons = [*newest, *_reasons(row, whole, marks, retention), *recent.get(row.bundle_id, ())]
+            reasons = ["newest" if row is versions[-1] else "no later version can be woken"] if newer == 0 else []
+            reasons += [*_reasons(row, whole, marks, retention), *recent.get(row.bundle_id, ())]
             reasons += ["needed by the journal"] if row.bundle_id in bases else []
             if reasons:
                 keep.append(Kept(row, tuple(reasons)))
             else:
                 drop.append(row)
     return RetentionPlan(tuple(keep), tuple(drop))
-
-
-def _newest(row: IndexRow, last: IndexRow) -> list[str]:
-    return ["newest" if row is last else "no later version can be woken"]
 
 
 def _reasons(row: IndexRow, newer: int, marks: Marks, retention: Retention) -> list[str]:

@@ -106,21 +106,18 @@ class Index(SessionQueries, BundleQueries):
         with translated(path):
             connection = connect(path)
         index = cls(connection, path, root_fd)
-        try:
-            require_ours(connection, store_uuid, sums)
-            index._sums = sums  # from now on a close brings the log into the file: it goes with it
-            if version_of(connection) != SCHEMA_VERSION:
-                raise IndexUnusable("it has another schema version")
-            if count_of(connection) < begun:
-                raise IndexUnusable("it is older than the last rewrite of a bundle")
-            configure(connection)
-        except FAILURES as error:
-            index.close()
-            refused = getattr(error, "sqlite_errorcode", 0) & 0xFF in REFUSED
-            raise IndexUnusable(f"it {'takes no change now' if refused else 'is damaged'} ({error})") from error
-        except IndexUnusable:
-            index.close()
-            raise
+        with undoing(index.close):
+            try:
+                require_ours(connection, store_uuid, sums)
+                index._sums = sums  # from now on a close brings the log into the file: it goes with it
+                if version_of(connection) != SCHEMA_VERSION:
+                    raise IndexUnusable("it has another schema version")
+                if count_of(connection) < begun:
+                    raise IndexUnusable("it is older than the last rewrite of a bundle")
+                configure(connection)
+            except FAILURES as error:
+                refused = getattr(error, "sqlite_errorcode", 0) & 0xFF in REFUSED
+                raise IndexUnusable(f"it {'takes no change now' if refused else 'is damaged'} ({error})") from error
         return index
 
     @classmethod
@@ -138,17 +135,14 @@ class Index(SessionQueries, BundleQueries):
             if sums is not None:
                 break
         memory = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
-        try:
-            memory.deserialize(image.data)
-            require_ours(memory, store_uuid, sums)
-            if version_of(memory) == OLD_VERSION:
-                memory.execute("ALTER TABLE bundles DROP COLUMN seal")
-        except FAILURES as error:
-            memory.close()
-            raise IndexUnusable(f"it is damaged ({error})") from error
-        except IndexUnusable:
-            memory.close()
-            raise
+        with undoing(memory.close):
+            try:
+                memory.deserialize(image.data)
+                require_ours(memory, store_uuid, sums)
+                if version_of(memory) == OLD_VERSION:
+                    memory.execute("ALTER TABLE bundles DROP COLUMN seal")
+            except FAILURES as error:
+                raise IndexUnusable(f"it is damaged ({error})") from error
         index = cls(memory, path, None)
         index.read_at = read_at
         return index

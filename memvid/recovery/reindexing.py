@@ -37,6 +37,7 @@ from ..checking.scanning import (
 )
 from ..checking.set_aside_versions import list_leaving, set_aside_among
 from ..disk.budget import utc_day
+from ..disk.paths import undoing
 from ..errors import IndexFailed, NoSpace, StoreError, StoreIoError
 from ..folder.folder import StoreFolder
 from ..format.layout import LIVE_SUFFIX, RETIRED_SUFFIX
@@ -345,15 +346,13 @@ def _made(folder: StoreFolder, contents: _Contents, noted: Noted) -> tuple[Index
     """A new index file; on a full disk one in memory, and the reason: a store must still open, for a delete is the way
     out. The old file stays until there is a new one, and until no note tells of a version that this one leaves out."""
     index = _in_memory(folder, contents)
-    try:
-        index.drop_notes(noted.load()[0].keys() - ids_of(contents.bundles))
-        index.return_to_file()
-    except (NoSpace, StoreIoError) as error:
-        why = error.details.get("reason", error.message) if isinstance(error, IndexFailed) else error.message
-        return index, f"; it is kept in memory because {why}"
-    except BaseException:
-        index.close()
-        raise
+    with undoing(index.close):
+        try:
+            index.drop_notes(noted.load()[0].keys() - ids_of(contents.bundles))
+            index.return_to_file()
+        except (NoSpace, StoreIoError) as error:
+            why = error.details.get("reason", error.message) if isinstance(error, IndexFailed) else error.message
+            return index, f"; it is kept in memory because {why}"
     return index, ""
 
 
