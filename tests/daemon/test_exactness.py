@@ -179,7 +179,7 @@ async def test_a_session_goes_on_in_a_new_process_t11(
 
 @pytest.mark.one_in(5)
 async def test_an_acknowledged_sleep_survives_sigkill(
-    rig: Rigged, store: Path, tiny_model: Path, digest_cache: Path
+    open_rig: Any, store: Path, tiny_model: Path, digest_cache: Path
 ) -> None:
     """Promise 1, threat 27: the process that slept is killed before it can close anything."""
     order = {"store": str(store), "model": str(tiny_model), "digests": str(digest_cache), "session": "a"}
@@ -189,11 +189,12 @@ async def test_an_acknowledged_sleep_survives_sigkill(
     bundle_id = json.loads(process.stdout.readline())["bundle_id"]
     process.kill()
     process.communicate()
-    await rig.read("control", tokens, sampling=SAMPLED)
-    await rig.write("control", 10)
-    assert (await rig.wake("a")).bundle_id == bundle_id
-    assert await rig.write("a", 64) == await rig.write("control", 64)
-    assert await rig.fingerprint("a") == await rig.fingerprint("control")
+    async with open_rig() as rig:
+        await rig.read("control", tokens, sampling=SAMPLED)
+        await rig.write("control", 10)
+        assert (await rig.wake("a")).bundle_id == bundle_id
+        assert await rig.write("a", 64) == await rig.write("control", 64)
+        assert await rig.fingerprint("a") == await rig.fingerprint("control")
 
 
 def vars_of(fingerprint: session_rig.Fingerprint) -> dict[str, Any]:
