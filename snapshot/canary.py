@@ -87,6 +87,6 @@ def _difference(then: np.ndarray, now: np.ndarray) -> float:
 
 def _log_probabilities(logits: np.ndarray) -> np.ndarray:
     wide = logits.astype(np.float64)
-    highest = wide.max()
+    highest = np.max(wide)
     with np.errstate(over="ignore"):
         return np.asarray(wide - highest - np.log(np.exp(wide - highest).sum()))

@@ -273,7 +273,7 @@ class ElementFigures:
             return
         found = np.abs(values.astype(np.float64))
         self._is_finite &= bool(np.isfinite(found).all())
-        at = int(found.argmax())
+        at = int(np.argmax(found))
         if self._is_finite and found[at] > self._highest:
             self._highest, self._highest_at = float(found[at]), self._count + at
         self._count += values.size

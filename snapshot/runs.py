@@ -269,7 +269,7 @@ def _count_alike(one: mx.array, other: mx.array) -> int:
         return 0
     bits = {2: mx.uint16, 4: mx.uint32}[one.itemsize]
     differ = (one[:count].view(bits) != other[:count].view(bits)).any(axis=(1, 2, 3))
-    return int(np.append(np.array(differ), True).argmax())
+    return int(np.argmax(np.append(np.array(differ), True)))
 
 
 def _cut(rows: mx.array, segments: int) -> mx.array:

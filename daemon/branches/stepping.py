@@ -274,7 +274,7 @@ def _produced(branch: Branch, logprobs: int | None) -> Produced:
 def entropy_of(logits: mx.array) -> float:
     """Of the next token by float32 logits `[vocabulary]`, in nats."""
     wide = np.asarray(logits).astype(np.float64)
-    shares = np.exp(wide - wide.max())
+    shares = np.exp(wide - np.max(wide))
     shares /= shares.sum()
     some = shares[shares > 0]
     return max(0.0, float(-(some * np.log(some)).sum()))

@@ -68,6 +68,6 @@ def likeliest(values: NDArray[Any], count: int) -> list[int]:
 def _normalised(values: NDArray[Any]) -> NDArray[np.float64]:
     """Log-probabilities `[vocabulary]` of float32 logits."""
     wide = values.astype(np.float64)
-    highest = wide.max()
+    highest = np.max(wide)
     found: NDArray[np.float64] = wide - (highest + np.log(np.exp(wide - highest).sum()))
     return found

@@ -90,7 +90,7 @@ def number_at(seed: int, place: int) -> float:
 def _chosen(logits: mx.array, temperature: float, number: float) -> int:
     """The token at which the sum of probabilities, in the order of ids, passes the number."""
     values = np.asarray(logits).astype(np.float64)
-    sums = np.exp((values - values.max()) / temperature).cumsum()
+    sums = np.exp((values - np.max(values)) / temperature).cumsum()
     return int(np.searchsorted(sums, number * sums[-1], side="right"))
 
 
