@@ -317,6 +317,7 @@ def _examine_damaged(core: StoreCore, target: Target, error: StoreError) -> File
 def _state_of(
     file: FrameFile, manifest: Manifest | None, places: Mapping[bytes, bytes] | None, damage: str, target: Target
 ) -> FileState:
+    stamp = file.stamp()  # before the frames are read: a write meanwhile is a change
     sound: list[bytes] = []
     for block_id in sorted(file.frames, key=lambda one: file.frames[one].offset):
         try:
@@ -331,7 +332,7 @@ def _state_of(
         bundle_id=file.bundle_id,
         suffix=target.suffix,
         path=file.path,
-        stamp=file.stamp(),
+        stamp=stamp,
         file_bytes=file.file_bytes,
         manifest=manifest,
         places=places,

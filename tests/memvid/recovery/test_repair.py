@@ -1429,6 +1429,17 @@ def test_a_file_that_is_put_back_in_place_while_a_repair_looks_stays(store: Stor
     require_awake(store, 600)
 
 
+def test_a_file_that_is_put_back_in_place_while_a_repair_reads_it_is_read_again(store: Store, store_path: Path) -> None:
+    receipt = sleep(store, 600)
+    file = file_of(store_path, receipt.bundle_id)
+    good = file.read_bytes()
+    damage_frame(store_path, receipt.bundle_id, 0)
+    with meanwhile(FrameFile, "check_payloads", lambda: file.write_bytes(good), at=2):  # behind the damaged frame
+        report = store.repair()
+    assert (kinds(report), report.problems) == ([], ())
+    require_awake(store, 600)
+
+
 def test_a_rival_stays_where_the_version_it_yielded_to_goes_meanwhile(store: Store, store_path: Path) -> None:
     old = sleep(store, 20)
     place = file_of(store_path, old.bundle_id)
