@@ -42,7 +42,8 @@ def serving(torpor: Torpor, tiny_model: Path, store: Path) -> Iterator[int]:
 def lasting(tiny_model: Path) -> Iterator[tuple[int, Path]]:
     """A daemon for the tests that leave it as it was; its pid and its folder."""
     folder = Path(tempfile.mkdtemp(prefix="tw"))
-    pid = serve_in_background(folder / "store", tiny_model, "--socket", str(folder / "t.sock"))
+    where = ("--socket", str(folder / "t.sock"), "--log", str(folder / "daemon.log"))
+    pid = serve_in_background(folder / "store", tiny_model, *where)
     yield pid, folder
     os.kill(pid, signal.SIGTERM)
     wait_until_gone(pid, time.monotonic() + 30, 30)
