@@ -6,7 +6,7 @@ import math
 import secrets
 from collections.abc import Mapping
 from dataclasses import fields, replace
-from functools import cache
+from functools import cache, partial
 from typing import Annotated, Any, get_args, get_type_hints
 
 from pydantic import BeforeValidator, Field
@@ -69,6 +69,10 @@ class Sampling(Record, _Naming):
                 _require(name, value, lowest, highest, kind=kind)
             elif value != 0 or isinstance(value, bool):
                 _require(name, value, LOWEST_TEMPERATURE, highest, kind=kind, also="0 or ")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A copy, also a pickled one, names the same fields."""
+        return partial(type(self), **self.named()), ()  # type: ignore[arg-type]
 
     def named(self) -> dict[str, float | int]:
         """The fields given to the constructor."""

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import math
+import pickle
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -109,3 +112,10 @@ def test_what_was_given_is_what_is_named_a_default_that_is_handed_on_too() -> No
     assert Sampling(top_p=Sampling().top_p).named() == {"top_p": 1.0}
     assert Sampling(0.5, seed=3).changed(Sampling(temperature=0.0)) == Sampling(seed=3)
     assert Sampling(0.5).changed(None) == Sampling(0.5)
+
+
+@pytest.mark.parametrize("again", [copy.copy, copy.deepcopy, lambda each: pickle.loads(pickle.dumps(each))])
+def test_a_copy_draws_the_same_and_names_the_same(again: Callable[[Sampling], Sampling]) -> None:
+    sampling = Sampling(temperature=0.5, top_k=0)
+    assert again(sampling) == sampling
+    assert again(sampling).named() == {"temperature": 0.5, "top_k": 0}
