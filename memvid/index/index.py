@@ -212,25 +212,26 @@ class Index(SessionQueries, BundleQueries):
         """
         connection = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
         index = cls(connection, f"{store_path}/{INDEX_FILE}", root_fd)
-        begun = 0 if root_fd is None else rewrites_begun(root_fd, store_path)
-        index._connection.execute(f"PRAGMA page_size = {PAGE_BYTES}")
-        with index._transaction():
-            for statement in SCHEMA.split(";"):
-                index._connection.execute(statement)
-            index._connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
-            index._connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
-            for bundle in bundles:
-                index._insert(bundle)
-                index._note_not_in_file(bundle)
-            index._mark(unsettled)
-            index._connection.executemany("INSERT INTO written VALUES (?, ?)", (written or {}).items())
-            unseen = ((UNSEEN_KEY, UNSEEN),) if marks_unseen else ()
-            said = (("rewrites", str(begun)), ("store_uuid", store_uuid), *unseen)
-            index._connection.executemany("INSERT INTO meta VALUES (?, ?)", said)
-        if root_fd is not None:
-            index.file_is_behind = INDEX_FILE in list_names(root_fd, store_path)
-            if not index.file_is_behind:
-                sync_folder(root_fd, store_path)  # one that was removed must not come back: it would be behind
+        with undoing(index.close):
+            begun = 0 if root_fd is None else rewrites_begun(root_fd, store_path)
+            index._connection.execute(f"PRAGMA page_size = {PAGE_BYTES}")
+            with index._transaction():
+                for statement in SCHEMA.split(";"):
+                    index._connection.execute(statement)
+                index._connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+                index._connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+                for bundle in bundles:
+                    index._insert(bundle)
+                    index._note_not_in_file(bundle)
+                index._mark(unsettled)
+                index._connection.executemany("INSERT INTO written VALUES (?, ?)", (written or {}).items())
+                unseen = ((UNSEEN_KEY, UNSEEN),) if marks_unseen else ()
+                said = (("rewrites", str(begun)), ("store_uuid", store_uuid), *unseen)
+                index._connection.executemany("INSERT INTO meta VALUES (?, ?)", said)
+            if root_fd is not None:
+                index.file_is_behind = INDEX_FILE in list_names(root_fd, store_path)
+                if not index.file_is_behind:
+                    sync_folder(root_fd, store_path)  # one that was removed must not come back: it would be behind
         return index
 
     @contextlib.contextmanager
@@ -258,7 +259,7 @@ class Index(SessionQueries, BundleQueries):
         """
         with self._lock:
             memory = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
-            with translated(self.path):
+            with undoing(memory.close), translated(self.path):
                 self._connection.backup(memory, progress=require_step)
             with contextlib.suppress(*FAILURES):
                 self.close()

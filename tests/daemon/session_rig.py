@@ -261,7 +261,7 @@ async def crowded(rig: Rigged, name: str) -> AsyncIterator[None]:
     left = asyncio.Event()
 
     async def hold() -> None:
-        async with rig.service.residency.turns.take(rig.service.resolve(name)):
+        async with rig.service.residency.turns.take(rig.service.resolve(name), always=True):  # upkeep may be there, too
             await left.wait()
 
     holding = [asyncio.ensure_future(hold()) for _ in range(MAX_WAITING + 1)]

@@ -679,7 +679,7 @@ async def test_a_request_does_not_list_the_store_to_find_its_session(
     for name in ("a", "work/b"):
         await rig.asleep(name, [1, 2])
     await rig.read("c", [1, 2])
-    for listing in (SessionQueries.latest, SessionQueries.all_rows):
+    for listing in (SessionQueries.iter_latest, SessionQueries.iter_listed, SessionQueries.all_rows):
         monkeypatch.delattr(SessionQueries, listing.__name__)
     for name in ("a", "work/b", "torpor://default/c"):
         await rig.write(name, 1)
