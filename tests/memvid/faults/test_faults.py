@@ -54,12 +54,12 @@ def sweep(name: str, folder: Path, *options: str) -> dict[str, Any]:
 
 
 def hold(found: dict[str, Any], scenarios: Iterable[str] = SCENARIOS, **expected: int) -> None:
-    """A sweep takes up every scenario, a share every fourth one, and does as much as it did when the number was
-    written, give or take a half, as shares differ. What makes it do less, or far more, is to be looked at, and
-    the number put right."""
+    """A sweep takes up every scenario, a share every fourth one, and does a fifth to three times as much as it did
+    when the number was written, as shares differ by their scenarios. What makes it do less, or more, is to be looked
+    at, and the number put right."""
     assert {row["scenario"] for row in found["scenarios"]} == set(scenarios)
     for name, number in expected.items():
-        assert abs(found[name] - number) <= 0.5 * number, f"{found[name]} {name}, and it was {number}"
+        assert 0.2 * number <= found[name] <= 3 * number, f"{found[name]} {name}, and it was {number}"
 
 
 def test_t1_threat_27_a_process_killed_at_any_step_loses_nothing_that_was_acknowledged(tmp_path: Path) -> None:
