@@ -58,8 +58,8 @@ _MOST_NAMES: Final = 1024
 
 @dataclass(eq=False, repr=False)
 class PrefixReuse:
-    """Finds and copies states that need not be computed again. The event loop's. found: counts, how often of which
-    session."""
+    """Finds and copies states that need not be computed again. The event loop's. found: how often from
+    each session."""
 
     _store: Store
     _engine: Engine

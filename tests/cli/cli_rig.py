@@ -54,7 +54,7 @@ def unstyled(text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class MadeStore:
-    """A store on disk with two sessions, of which the first slept twice. A call runs a command on it, as
+    """A store on disk with two sessions. The first one slept twice. A call runs a command on it, as
     `made_store("ls", "--json")`."""
 
     path: Path
