@@ -29,7 +29,7 @@ _ORDER: Final = (
                 "folder.journal",
                 "Journal._open_folder",
                 "durable.make_folder(",
-                "os.mkdir(JOURNAL, FOLDER_MODE, dir_fd=self._folder.root_fd)",
+                "os.mkdir(JOURNAL, durable.FOLDER_MODE, dir_fd=self._folder.root_fd)",
             ),
         ),
     ),

@@ -146,16 +146,20 @@ def test_a_state_that_was_seen_is_checked_again_at_times_and_must_hold_what_it_d
         seen.add("state", 4)
 
 
-def test_t3_every_mutant_has_a_name_of_its_own_and_fits_the_code() -> None:
+def test_t3_every_mutant_has_a_name_of_its_own_and_fits_the_code(tmp_path: Path) -> None:
     mutants, paths = all_mutants(), modules()
     assert mutants.keys() >= EQUIVALENT.keys()
     plain = cache(lambda module: ast.unparse(ast.parse(paths[module].read_text())))
-    for mutant in mutants.values():
+    for number, mutant in enumerate(mutants.values()):
         for module in touched_by(mutant):
-            changed = mutate(ast.parse(paths[module].read_text()), module, mutant)
-            assert ast.unparse(changed) != plain(module), mutant.name
+            changed = ast.unparse(mutate(ast.parse(paths[module].read_text()), module, mutant))
+            assert changed != plain(module), mutant.name
+            (tmp_path / f"{number}_{module}.py").write_text(f"# {mutant.name}\n{changed}")
         path, _, test = mutant.test.partition("::")
         assert not test or f"def {test}(" in (ROOT / path).read_text(), mutant.name
+    undefined_names = [sys.executable, "-m", "ruff", "check", "--isolated", "--select", "F821", str(tmp_path)]
+    found = subprocess.run(undefined_names, capture_output=True, text=True, check=False)
+    assert found.returncode == 0, found.stdout
 
 
 def test_t4_threats_30_to_33_every_refusal_of_the_system_is_a_typed_error_and_leaves_a_whole_store(
