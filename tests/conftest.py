@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import faulthandler
 import gc
 import inspect
 import itertools
@@ -16,8 +17,10 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+from _pytest.faulthandler import fault_handler_stderr_fd_key
 from hypothesis import HealthCheck, settings
 from shares import leave_to_other_commits
 
@@ -144,6 +147,22 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 
     asyncio.run(run())
     return True
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_timeout_set_timer(item: pytest.Item, settings: Any) -> None:
+    """Where a test hangs in C, its timeout cannot fail it: a minute later the threads are shown and the process ends.
+
+    Not as pytest's `faulthandler_timeout` has it, while a test still runs: to show threads that run may kill them all.
+    """
+    faulthandler.dump_traceback_later(
+        settings.timeout + 60, file=item.config.stash[fault_handler_stderr_fd_key], exit=True
+    )
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_timeout_cancel_timer() -> None:
+    faulthandler.cancel_dump_traceback_later()
 
 
 def pytest_collection_finish() -> None:
