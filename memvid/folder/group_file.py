@@ -9,7 +9,7 @@ back, removes no session that has such a name now.
 
 from __future__ import annotations
 
-import os
+import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -53,7 +53,7 @@ def save_group(folder: StoreFolder, uris: Sequence[SessionUri]) -> Group:
     """Say durably that these count together. Raises LimitExceeded, NoSpace, StoreIoError, DurabilityLost."""
     if len(uris) > MAX_GROUP:
         raise LimitExceeded(f"A group has at most {MAX_GROUP} sessions, not {len(uris)}.", limit=MAX_GROUP)
-    group = Group(tuple(uris), os.urandom(16).hex())
+    group = Group(tuple(uris), secrets.token_hex(16))
     save_small(folder, GROUP_FILE, _FORMAT, {"sessions": [str(uri) for uri in uris], "mark": group.mark})
     return group
 

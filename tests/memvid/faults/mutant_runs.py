@@ -75,7 +75,7 @@ def record_under(name: str, base: Path, scenarios: Sequence[str]) -> dict[str, R
     return recordings
 
 
-def _outline(recording: Recording) -> list[tuple[object, ...]]:
+def outline(recording: Recording) -> list[tuple[object, ...]]:
     """What was done, without the bytes: SQLite salts its WAL anew each time, and a pid has four digits or more."""
     outline: list[tuple[object, ...]] = []
     for operation in recording.operations:
@@ -123,7 +123,7 @@ def judge(mutant: Mutant, base: Path, effort: Effort, full: bool) -> Verdict:
             return verdict
         plain, others = recorded_plain(names, base), dict[str, tuple[Recording, int]]()
         for name, recording in recordings.items():
-            at = _first_difference(_outline(recording), _outline(plain[name]))
+            at = _first_difference(outline(recording), outline(plain[name]))
             if at is not None:
                 others[name] = recording, at
         verdict.scenarios += others

@@ -144,7 +144,7 @@ def _written(old: bytes, offset: int, data: bytes, fate: Fate) -> bytes:
 
 def _state(cursor: _Cursor, fates: Sequence[Fate]) -> Disk:
     """The disk on which each pending operation met its fate."""
-    disk = Disk(dict(cursor.disk.folders), dict(cursor.disk.files))
+    disk = cursor.disk.copy()
     for operation, fate in zip(cursor.pending, fates, strict=True):
         if fate:
             _apply(disk, operation, fate)
@@ -289,7 +289,7 @@ class Replay:
         known: set[bytes] = set()
         beyond: set[bytes] = set()
         checked: set[tuple[bytes, int]] = set()
-        cursor = _Cursor(self.recording.before, self.recording.world)
+        cursor = _Cursor(self.recording.before.copy(), self.recording.world)
         seed, part = divmod(self.part, self.one_in)
         taken = random.Random(f"{seed} {self.name}")
         for position, operation in enumerate((None, *self.recording.operations)):

@@ -88,6 +88,9 @@ class Disk:
     folders: dict[Inode, dict[str, Inode]] = field(default_factory=lambda: {ROOT: {}})
     files: dict[Inode, bytes] = field(default_factory=dict)
 
+    def copy(self) -> Disk:
+        return Disk(dict(self.folders), dict(self.files))
+
 
 @dataclass
 class Recording:

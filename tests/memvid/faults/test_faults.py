@@ -21,7 +21,10 @@ from typing import Any
 import pytest
 from faults import errnos, strace_kill
 from faults.beginnings import Swept, fresh, prepare
+from faults.mutant_runs import outline
 from faults.mutants import EQUIVALENT, all_mutants, modules, mutate, touched_by
+from faults.power import Effort, Replay
+from faults.recording import record
 from faults.run import of_this_share
 from faults.scenarios import SCENARIOS
 from faults.states import Seen, state_of
@@ -81,6 +84,26 @@ def test_t2_threat_29_no_power_cut_loses_what_was_acknowledged(tmp_path: Path) -
 
 def test_t1_t2_an_index_that_is_removed_after_any_fault_is_no_loss(tmp_path: Path) -> None:
     hold(sweep("lost_index", tmp_path), of_this_share(), points=20, states=100)
+
+
+@pytest.mark.one_in(4)
+def test_t2_a_scenario_does_the_same_in_each_run(tmp_path: Path) -> None:
+    """A mutant is replayed where it does something else than the code."""
+    for name in of_this_share():
+        scenario, runs = SCENARIOS[name], []
+        for run in "12":
+            path = tmp_path / run / name / "store"
+            runs.append(outline(record(scenario.run, path, Tape(prepare(scenario, path)))))
+        assert runs[0] == runs[1], name
+
+
+def test_t2_a_replay_leaves_its_recording_as_it_was(tmp_path: Path) -> None:
+    """A mutant that survives a few states is replayed again."""
+    path = tmp_path / "recorded" / "store"
+    recording = record(SCENARIOS["create"].run, path, Tape(prepare(SCENARIOS["create"], path)))
+    one, other = (Replay("create", recording, tmp_path / "work", Effort(1, 0), one_in=64).run() for _ in "12")
+    assert one.failures == other.failures == []
+    assert one.counts == other.counts
 
 
 def test_t3_a_store_that_leaves_out_or_swaps_a_flush_is_caught(tmp_path: Path) -> None:
