@@ -6,10 +6,10 @@ import contextlib
 import dataclasses
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from faults.shim import repeatable
 from faults.worlds import NOTHING_ELSE, Sees, Tape, Version, World, sleep
@@ -19,6 +19,10 @@ from torpor.memvid import Store
 FIRST: Final = Version(URI, 1, 260)
 SECOND: Final = Version(URI, 2, 516)
 FORK: Final = Version(OTHER_URI, 1, 520)
+
+T = TypeVar("T")
+_LEAST: Final = 12
+"""How much there is to choose from in each scenario, at least."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,11 +59,20 @@ def fresh(source: Path, target: Path) -> None:
 
 @dataclass
 class Swept:
-    """What a sweep did with a scenario: how many of what, and what went wrong."""
+    """What a sweep did with a scenario: how many of what, out of how many, and what went wrong."""
 
     scenario: str
     counts: Counter[str] = field(default_factory=Counter)
+    due: Counter[str] = field(default_factory=Counter)
+    out_of: int = 0
     failures: list[str] = field(default_factory=list)
+
+    def choose(self, what: str, items: Sequence[T], stride: int, first: int) -> Sequence[T]:
+        """Every `stride`-th of the items. The sweep is to count as many of `what`."""
+        chosen = items[first % stride :: stride]
+        self.due[what] += len(chosen)
+        self.out_of += len(items)
+        return chosen
 
     @property
     def has_seen_enough(self) -> bool:
@@ -75,10 +88,18 @@ class Swept:
 
     def add(self, other: Swept) -> None:
         self.counts += other.counts
+        self.due += other.due
+        self.out_of += other.out_of
         self.failures += other.failures
 
     def told(self) -> dict[str, Any]:
-        return {"scenario": self.scenario, **self.counts, "failures": self.failures}
+        """For a report. A sweep that found nothing wrong, and did not do all that was due, has failed too."""
+        left_out = [f"{self.counts[what]} {what}, and {due} were due" for what, due in self.due.items()
+                    if self.counts[what] != due]  # fmt: skip
+        if self.out_of < _LEAST:
+            left_out.append(f"{self.out_of} to choose from: does it do anything?")
+        failures = self.failures or [f"{self.scenario}: {what}" for what in left_out]
+        return {"scenario": self.scenario, **self.counts, "out_of": self.out_of, "failures": failures}
 
 
 def two_versions_and_a_fork(path: Path) -> World:

@@ -20,7 +20,6 @@ import itertools
 import os
 import sqlite3
 import traceback
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -38,6 +37,7 @@ _NAMES: Final = frozenset({"rename", "replace", "link", "unlink", "rmdir"})
 _READS: Final = frozenset({"read", "pread", "preadv", "listdir", "stat", "fstat", "dup"})
 _SQL_WRITES: Final = ("INSERT", "DELETE", "UPDATE", "COMMIT", "CREATE")
 _SINCE: Final = SessionUri("default", "since-the-fault")
+_SIZES: Final = range(0, 45_000, 512)
 _POISONS: Final = (DurabilityLost, LockLost)
 _STORE: Final = f"{Path(inspect.getfile(Store)).parent}{os.sep}"
 
@@ -128,7 +128,7 @@ class _Faulty:
 
     def __call__(self, call: Call) -> Any:
         self.seen += 1
-        if self.until_freed and _frees(call):
+        if self.until_freed and self.struck and _frees(call):
             self.lifted = True
         due = self.seen == self.point or (self.for_ever and self.seen > self.point)
         if self.lifted or not due or self.fault is None or call.by_hand or not self.fault.hits(call):
@@ -188,6 +188,8 @@ class _Run:
 
     def _after_failure(self, store: Store, error: BaseException, is_outside: bool) -> None:
         """With the fault lifted, the same object goes on, or refuses for good if it was the store's own flush."""
+        if not self.handler.struck:  # a failure that the scenario makes itself
+            return
         self.handler.lifted = self.told = True
         version = Version(_SINCE, 0, 24, seed=4)
         with repeatable(seed=4):  # the same wherever the fault was, so that many runs leave the same store
@@ -217,7 +219,7 @@ class _Run:
         return Allowed(last.before | self.added, after | self.added)
 
 
-def sweep(scenario: Scenario, base: Path, *, stride: int = 1, first: int = 1) -> Swept:
+def sweep(scenario: Scenario, base: Path, *, stride: int = 1, first: int = 0) -> Swept:
     """Every `stride`-th of: each fault at each call that it can hit, once and for ever.
 
     A fault that begins at a call which it cannot hit is the one that begins at the next call which it can.
@@ -225,18 +227,17 @@ def sweep(scenario: Scenario, base: Path, *, stride: int = 1, first: int = 1) ->
     original, work = base / "original" / "store", base / "work" / "store"
     world = prepare(scenario, original)
     calls = _calls(scenario, original, work, world)
-    result = Swept(scenario.name, Counter(calls=len(calls)))
-    number = 0
-    for point, (name, faults) in enumerate(calls, start=1):
-        for fault, for_ever in itertools.product(faults, (False, True)):
-            number += 1
-            if number % stride != first % stride:
-                continue
-            fresh(original, work)
-            run = _Run(scenario, work, Tape(world), _Faulty(fault, point, for_ever))
-            _try(run, world, f"{fault.name} {'from' if for_ever else 'at'} call {point} ({name})", result)
-            if result.has_seen_enough:
-                return result
+    result = Swept(scenario.name)
+    runs = [
+        (f"{fault.name} {'from' if for_ever else 'at'} call {point} ({name})", _Faulty(fault, point, for_ever))
+        for point, (name, faults) in enumerate(calls, start=1)
+        for fault, for_ever in itertools.product(faults, (False, True))
+    ]
+    for what, faulty in result.choose("runs", runs, stride, first):
+        if result.has_seen_enough:
+            break
+        fresh(original, work)
+        _try(_Run(scenario, work, Tape(world), faulty), world, what, result)
     return result
 
 
@@ -271,10 +272,9 @@ def deletes_when_full(scenario: Scenario, base: Path) -> Swept:
     original, work = base / "original" / "store", base / "work" / "store"
     world = prepare(scenario, original)
     calls = _calls(scenario, original, work, world)
-    result = Swept(scenario.name, Counter(calls=len(calls)))
-    for point, (name, faults) in enumerate(calls, start=1):
-        if FAULTS[0] not in faults:
-            continue
+    result = Swept(scenario.name)
+    hit = [(point, name) for point, (name, faults) in enumerate(calls, start=1) if FAULTS[0] in faults]
+    for point, name in result.choose("runs", hit, 1, 0):
         fresh(original, work)
         run = _Run(scenario, work, Tape(world), _Faulty(FAULTS[0], point, for_ever=True, until_freed=True))
         _try(run, world, f"a full disk from call {point} ({name})", result)
@@ -283,12 +283,12 @@ def deletes_when_full(scenario: Scenario, base: Path) -> Swept:
     return result
 
 
-def size_limits(scenario: Scenario, base: Path, limits: range) -> Swept:
-    """The system itself refuses to let a file, SQLite's too, grow beyond each of these sizes (RLIMIT_FSIZE)."""
+def size_limits(scenario: Scenario, base: Path, *, stride: int, first: int) -> Swept:
+    """The system itself refuses to let a file, SQLite's too, grow beyond every `stride`-th size (RLIMIT_FSIZE)."""
     original, work = base / "original" / "store", base / "work" / "store"
     world = prepare(scenario, original)
-    result = Swept(scenario.name, Counter(calls=len(limits)))
-    for limit in limits:
+    result = Swept(scenario.name)
+    for limit in result.choose("runs", _SIZES, stride, first):
         fresh(original, work)
         run = _Run(scenario, work, Tape(world), _SizeLimit(limit))
         _try(run, world, f"files of at most {limit} bytes", result)

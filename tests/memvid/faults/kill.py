@@ -109,9 +109,10 @@ def sweep(
     result = Swept(scenario.name)
     with result.blaming("not killed at all"):
         check(work, worlds[-1], thorough=True, sees=scenario.sees)
-    points = [(point, False) for point in range(1 + first % stride, counting.seen + 1, stride)]
+    calls = range(1, counting.seen + 1)
+    points = [(point, False) for point in result.choose("points", calls, stride, first)]
     if torn_stride:
-        points += [(point, True) for point in range(1 + first % torn_stride, counting.seen + 1, torn_stride)]
+        points += [(point, True) for point in result.choose("points", calls, torn_stride, first)]
     for point, torn in points:
         if result.has_seen_enough:
             break

@@ -24,13 +24,15 @@ from torpor.memvid.maintenance.compaction_plan import CompactionPolicy
 _POLICY: Final = CompactionPolicy(max_holders=2, min_dead_ratio=0.0)
 _KEPT: Final = Retention(keep_last=9)
 _MOST_TOKENS: Final = 256 * 12
+_COPIES: Final = 240
 _POLL_S: Final = 0.01
 
 
-def sweep(base: Path, copies: int) -> Swept:
+def sweep(base: Path, *, stride: int, first: int) -> Swept:
     """Copy the store of a process that writes, in turns in the two orders; then try each copy."""
     store = base / "store"
     result = Swept("a live store")
+    copies = len(result.choose("mixed", range(_COPIES), stride, first))
     child = os.fork()
     if child == 0:
         try:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -84,11 +85,12 @@ def sweep(scenario: Scenario, base: Path, *, stride: int = 1, first: int = 0) ->
     with repeatable(seed=2), Shim(moments):
         scenario.run(work, Tape(world))
         moments.keep()
-    pairs = [(files, index) for files in moments.files.values() for index in moments.indexes.values()]
+    of_a_store = [files for files in moments.files.values() if (files / "store.json").is_file()]
+    pairs = list(itertools.product(of_a_store, moments.indexes.values()))
     result = Swept(scenario.name)
-    for files, index in pairs[first % stride :: stride]:
-        if not (files / "store.json").is_file() or result.has_seen_enough:
-            continue
+    for files, index in result.choose("mixed", pairs, stride, first):
+        if result.has_seen_enough:
+            break
         mixed = base / "mixed"
         shutil.rmtree(mixed, ignore_errors=True)
         for source in (files, index):

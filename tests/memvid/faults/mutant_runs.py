@@ -30,8 +30,9 @@ _FIRST: Final = (
 )
 """The scenarios that catch most mutants, soonest. The others are recorded for those that survive these."""
 
-_FEW: Final = 16
-"""At first so few of the states are tried: most mutants break many. A share of the sweep tries no others."""
+_FEW: Final = 17
+"""At first one in so many states is tried: most mutants break many. A share of the sweep tries no others. A prime, for
+many a row of operations has four or eight cuts each."""
 
 
 class MutantFailed(Exception):

@@ -264,13 +264,22 @@ def materialise(disk: Disk, base: Path) -> None:
 # --- replay
 
 
+@dataclass(frozen=True, slots=True)
+class _Cut:
+    """Where the power is cut: after which operation, and what became of each that was not flushed."""
+
+    position: int
+    operation: Operation | None
+    fates: Sequence[Fate]
+
+
 @dataclass
 class Replay:
     """Makes and checks the states of one recording from the operation number `begin` on. Counts those that differ in
     more than bytes of temporary files as `beyond_temps`.
 
-    `one_in` is how few of the states are taken at all: those of
-    another `part` are others. After every `recoveries_every`-th the recovery is recorded and replayed too.
+    Every `one_in`-th cut is made, others in another `part`. After every `recoveries_every`-th check the recovery is
+    recorded and replayed too.
     """
 
     name: str
@@ -289,47 +298,48 @@ class Replay:
         known: set[bytes] = set()
         beyond: set[bytes] = set()
         checked: set[tuple[bytes, int]] = set()
-        cursor = _Cursor(self.recording.before.copy(), self.recording.world)
-        seed, part = divmod(self.part, self.one_in)
-        taken = random.Random(f"{seed} {self.name}")
-        for position, operation in enumerate((None, *self.recording.operations)):
-            if operation is not None:
-                cursor.advance(operation)
-            if position < self.begin:
+        numbers = range(sum(1 for _ in self._cuts()))
+        chosen = result.choose("cuts", numbers, self.one_in, self.part)
+        for number, (cursor, cut) in enumerate(self._cuts()):
+            if number not in chosen:
                 continue
-            chance = random.Random(f"{seed} {self.name} {position}")
-            for fates in _fates(cursor.pending, self.effort, chance):
-                if taken.randrange(self.one_in) != part:
-                    continue
-                disk = _state(cursor, fates)
-                whole, other = _fingerprint(disk)
-                known.add(whole)
-                beyond.add(other)
-                if (whole, cursor.step) in checked:
-                    continue
-                checked.add((whole, cursor.step))
-                result.counts["checks"] += 1
-                self._check(disk, cursor, (position, operation, fates), result)
-                if len(result.failures) >= self.most_failures:
-                    break
-            else:
+            result.counts["cuts"] += 1
+            disk = _state(cursor, cut.fates)
+            whole, other = _fingerprint(disk)
+            known.add(whole)
+            beyond.add(other)
+            if (whole, cursor.step) in checked:
                 continue
-            break
+            checked.add((whole, cursor.step))
+            result.counts["checks"] += 1
+            self._check(disk, cursor, cut, result)
+            if len(result.failures) >= self.most_failures:
+                break
         result.counts += Counter(states=len(known), beyond_temps=len(beyond))
         return result
 
-    def _check(
-        self, disk: Disk, cursor: _Cursor, place: tuple[int, Operation | None, Sequence[Fate]], result: Swept
-    ) -> None:
+    def _cuts(self) -> Iterator[tuple[_Cursor, _Cut]]:
+        """Every cut with the disk at it, which changes from one to the next."""
+        cursor = _Cursor(self.recording.before.copy(), self.recording.world)
+        seed = self.part // self.one_in
+        for position, operation in enumerate((None, *self.recording.operations)):
+            if operation is not None:
+                cursor.advance(operation)
+            if position >= self.begin:
+                chance = random.Random(f"{seed} {self.name} {position}")
+                for fates in _fates(cursor.pending, self.effort, chance):
+                    yield cursor, _Cut(position, operation, fates)
+
+    def _check(self, disk: Disk, cursor: _Cursor, cut: _Cut, result: Swept) -> None:
         materialise(disk, self.work)
         checks = result.counts["checks"]
         try:
             check(self.work / "store", cursor.allowed, thorough=checks % _THOROUGH_EVERY == 0, sees=self.sees)
         except Exception as error:
             result.counts["lost"] += isinstance(error, Broken) and error.lost
-            position, operation, fates = place
-            told = [f"{_brief(waiting)}: {fate}" for waiting, fate in zip(cursor.pending, fates, strict=True)]
-            with result.blaming(f"cut after operation {position} ({_brief(operation)}), unflushed [{'; '.join(told)}]"):
+            told = [f"{_brief(waiting)}: {fate}" for waiting, fate in zip(cursor.pending, cut.fates, strict=True)]
+            after = f"{cut.position} ({_brief(cut.operation)})"
+            with result.blaming(f"cut after operation {after}, unflushed [{'; '.join(told)}]"):
                 raise
             return
         if self.recoveries_every and checks % self.recoveries_every == 0:

@@ -71,7 +71,7 @@ def run_power(scenarios: list[Scenario], base: Path, full: int, *, one_in: int =
     if full:
         settings |= {"effort": _FULL_EFFORT, "one_in": full, "recoveries_every": 500}
     jobs = [partial(power.sweep, scenario, base / str(at), **settings) for at, scenario in enumerate(scenarios)]
-    return _report(_side_by_side(jobs), ("states", "beyond_temps", "checks", "lost"))
+    return _report(_side_by_side(jobs), ("cuts", "states", "beyond_temps", "checks", "lost"))
 
 
 def run_lost_index(scenarios: list[Scenario], base: Path, full: int) -> Report:
@@ -116,12 +116,10 @@ def _tell_verdict(verdict: mutant_runs.Verdict) -> None:
 def run_errno(scenarios: list[Scenario], base: Path, full: int) -> Report:
     """T4."""
     jobs = []
-    part = full or 16
-    limits = range(0, 45_000, 512)[share() % part :: part]
     for number, scenario in enumerate(scenarios, start=share()):
         folder = base / str(number)
         jobs.append(partial(errnos.sweep, scenario, folder / "calls", stride=full or 511, first=number))
-        jobs.append(partial(errnos.size_limits, scenario, folder / "sizes", limits))
+        jobs.append(partial(errnos.size_limits, scenario, folder / "sizes", stride=full or 16, first=number))
         if scenario.name in _DELETES:
             jobs.append(partial(errnos.deletes_when_full, scenario, folder / "full"))
     return _report(_side_by_side(jobs), ("runs", "refused", "poisoned"))
@@ -138,7 +136,7 @@ def run_moments(scenarios: list[Scenario], base: Path, full: int) -> Report:
 
 def run_copies(scenarios: list[Scenario], base: Path, full: int) -> Report:
     """Copies of a store that a process writes to."""
-    return _report([live_copies.sweep(base, 240 // full if full else 12)], ("mixed", "awake"))
+    return _report([live_copies.sweep(base, stride=full or 20, first=share())], ("mixed", "awake"))
 
 
 SWEEPS: Final[dict[str, Callable[[list[Scenario], Path, int], Report]]] = {
@@ -173,7 +171,7 @@ def _tell(*lines: str) -> None:
 def _tell_progress(swept: Swept) -> None:
     """A full sweep takes an hour: what has been done is told at once, for one that is ended early."""
     counts = ", ".join(f"{count} {what}" for what, count in swept.counts.items())
-    _tell(f"{swept.scenario}: {counts}, {len(swept.failures)} wrong", *swept.failures)
+    _tell(f"{swept.scenario}: {counts} out of {swept.out_of}, {len(swept.failures)} wrong", *swept.failures)
 
 
 def _report(found: Iterable[Swept], counts: tuple[str, ...]) -> Report:

@@ -57,6 +57,7 @@ def sweep(scenario: Scenario, base: Path, *, stride: int = 1, first: int = 0, wo
                 was_killed, events = killed.result()
                 survived = survived or not was_killed
                 result.counts["points"] += was_killed
+                result.out_of += stride * was_killed
                 with result.blaming(f"killed at system call {point}"):
                     check(base / str(point) / "store", worlds[events], thorough=True, sees=scenario.sees)
                 shutil.rmtree(base / str(point))
