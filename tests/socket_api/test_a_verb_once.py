@@ -4,15 +4,12 @@ it, the wire, the help and the reference. A field of a verb costs a line in each
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-
-ROOT = Path(__file__).parents[2]
-FOLDERS = ("memvid", "snapshot", "daemon", "socket_api", "cli")
+from changed_copy import ROOT, copy_package, put
 
 RECORD = '''
 
@@ -31,6 +28,9 @@ class EchoRequest(Request):
 '''
 ROW = "    echo = Verb(process.EchoRequest, process.EchoResult)\n"
 HANDLER = '''
+
+from ..api.process import EchoRequest, EchoResult
+
 
 @answers(EchoRequest)
 async def echo(parts: Parts, request: EchoRequest) -> EchoResult:
@@ -104,44 +104,37 @@ print("a verb once")
 """
 
 
-def put(file: Path, *, before: str = "", what: str) -> None:
-    """Write something into a file: before a line of it, or at its end."""
-    text = file.read_text()
-    if not before:
-        file.write_text(text + what)
-        return
-    assert text.count(before) == 1, before
-    file.write_text(text.replace(before, what + before))
+def put_verb(package: Path) -> None:
+    daemon, cli = package / "daemon", package / "cli"
+    put(daemon / "api" / "process.py", RECORD)
+    put(daemon / "api" / "verbs.py", ROW, before="    load_model = Verb(")
+    put(daemon / "verbs" / "process.py", HANDLER)
+    (cli / "commands" / "echo.py").write_text(COMMAND)
+    row = '    Command(_SYSTEM, "echo", "commands.echo.echo", "Say a text twice."),\n'
+    put(cli / "command_list.py", row, before='    Command(_SYSTEM, "stats"')
+
+
+def put_field(package: Path) -> None:
+    next_record = "    on_event: Listener = None\n\n\nclass PlanWakeRequest"
+    put(package / "daemon" / "api" / "waking.py", FIELD, before=next_record)
+    put(package / "daemon" / "verbs" / "waking.py", READ, before="    started = time.monotonic()\n    uri, version")
+    command = package / "cli" / "commands" / "wake.py"
+    put(command, OPTION, before="    socket: SocketOption = None,")
+    put(command, "remark=remark, ", before="on_event=on_event)")
+
+
+def test_what_a_verb_and_a_field_cost_has_its_place_in_the_code(tmp_path: Path) -> None:
+    """Each commit checks this, though few try the verb and the field."""
+    package = copy_package(tmp_path)
+    put_verb(package)
+    put_field(package)
 
 
 @pytest.mark.one_in(3)
 def test_a_verb_is_added_by_a_record_a_handler_and_a_command_and_answers_everywhere(tmp_path: Path) -> None:
-    package = tmp_path / "torpor"
-    for name in FOLDERS:
-        shutil.copytree(ROOT / name, package / name, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("__init__.py", "errors.py"):
-        shutil.copy(ROOT / name, package)
-
-    put(package / "daemon" / "api" / "process.py", what=RECORD)
-    put(package / "daemon" / "api" / "verbs.py", before="    load_model = Verb(", what=ROW)
-    put(package / "daemon" / "verbs" / "process.py", what=HANDLER)
-    put(
-        package / "daemon" / "verbs" / "process.py",
-        before="from ..engine",
-        what="from ..api.process import EchoRequest, EchoResult\n",
-    )
-    (package / "cli" / "commands" / "echo.py").write_text(COMMAND)
-    row = '    Command(_SYSTEM, "echo", "commands.echo.echo", "Say a text twice."),\n'
-    put(package / "cli" / "command_list.py", before='    Command(_SYSTEM, "stats"', what=row)
-
-    waking = package / "daemon" / "api" / "waking.py"
-    next_record = "    on_event: Listener = None\n\n\nclass PlanWakeRequest"
-    put(waking, before=next_record, what=FIELD)
-    waking = package / "daemon" / "verbs" / "waking.py"
-    put(waking, before="    started = time.monotonic()\n    uri, version", what=READ)
-    command = package / "cli" / "commands" / "wake.py"
-    put(command, before="    socket: SocketOption = None,", what=OPTION)
-    put(command, before="on_event=on_event)", what="remark=remark, ")
+    package = copy_package(tmp_path)
+    put_verb(package)
+    put_field(package)
 
     homes = {f"XDG_{name}_HOME": str(tmp_path / name.lower()) for name in ("CACHE", "DATA", "STATE", "CONFIG")}
     environment = {**os.environ, **homes, "PYTHONPATH": str(tmp_path)}

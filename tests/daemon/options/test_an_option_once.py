@@ -4,15 +4,12 @@ background, the configuration file, a change of that while the daemon runs, and 
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-
-ROOT = Path(__file__).parents[3]
-FOLDERS = ("memvid", "snapshot", "daemon", "socket_api", "cli")
+from changed_copy import ROOT, copy_package, put
 
 DECLARATION = """    tone: Annotated[
         Literal["plain", "warm"], Option("How the daemon tells its version.", "Options", changes="CHANGES")
@@ -74,16 +71,21 @@ print("an option once")
 """
 
 
+def put_option(package: Path, changes: str) -> None:
+    declaration = DECLARATION.replace("CHANGES", changes)
+    put(package / "daemon" / "options" / "serve_options.py", declaration, before="    scrub_rate: ")
+    put(package / "daemon" / "verbs" / "process.py", USE, before=BEFORE, instead=True)
+
+
+def test_what_an_option_costs_has_its_place_in_the_code(tmp_path: Path) -> None:
+    """Each commit checks this, though few try the option."""
+    put_option(copy_package(tmp_path), "at once")
+
+
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("changes", ["at once", "at the next start"])
 def test_an_option_is_added_by_its_declaration_and_the_code_that_uses_it(tmp_path: Path, changes: str) -> None:
-    package = tmp_path / "torpor"
-    for name in FOLDERS:
-        shutil.copytree(ROOT / name, package / name, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("__init__.py", "errors.py"):
-        shutil.copy(ROOT / name, package)
-    replaced(package / "daemon/options/serve_options.py", "    scrub_rate: ", DECLARATION.replace("CHANGES", changes))
-    replaced(package / "daemon/verbs/process.py", BEFORE, USE, instead=True)
+    put_option(copy_package(tmp_path), changes)
 
     homes = {f"XDG_{name}_HOME": str(tmp_path / name.lower()) for name in ("CACHE", "DATA", "STATE", "CONFIG")}
     environment = {**os.environ, **homes, "PYTHONPATH": str(tmp_path), "COLUMNS": "200"}
@@ -107,10 +109,3 @@ def test_an_option_is_added_by_its_declaration_and_the_code_that_uses_it(tmp_pat
             daemon.terminate()
             daemon.wait(timeout=60)
     assert asked.stdout == "an option once\n", asked.stderr
-
-
-def replaced(file: Path, before: str, what: str, *, instead: bool = False) -> None:
-    """Write something into a file, before a text that stands there once or instead of it."""
-    text = file.read_text()
-    assert text.count(before) == 1, before
-    file.write_text(text.replace(before, what if instead else what + before))
