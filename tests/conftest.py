@@ -11,7 +11,6 @@ import json
 import os
 import shutil
 import signal
-import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
@@ -22,7 +21,7 @@ from typing import Any
 import pytest
 from _pytest.faulthandler import fault_handler_stderr_fd_key
 from hypothesis import HealthCheck, settings
-from shares import leave_to_other_commits
+from torpor.tests.shares import leave_to_other_commits
 
 # `make clients` runs these, with the clients installed.
 collect_ignore = ["clients"]
@@ -99,9 +98,7 @@ def write_model_like(folder: Path, name: str) -> Path:
 
     import mlx.core as mx  # isort: skip
     from mlx.utils import tree_flatten
-
-    sys.path.insert(0, str(Path(__file__).parent / "snapshot" / "matrix"))
-    from architectures import cases
+    from torpor.tests.snapshot.matrix.architectures import cases
 
     case = next(case for case in cases() if case.name == name)
     config = {**case.config, "vocab_size": 259, "eos_token_id": 258, "max_position_embeddings": 2048}

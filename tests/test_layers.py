@@ -132,6 +132,21 @@ def test_imports_between_folders_are_relative() -> None:
     assert not absolute
 
 
+def test_tests_import_each_other_by_one_name() -> None:
+    """As `torpor.tests.…`: under two names a rig would be two modules. Those that pytest loads itself have a name of
+    its own, so no other imports them. The tests of clients run where torpor is not."""
+    against = []
+    for path in (ROOT / "tests").rglob("*.py"):
+        if path.is_relative_to(ROOT / "tests" / "clients"):
+            continue
+        for name, ours, line in imports_of(path):
+            first, *parts = name.split(".")
+            is_by_another = first == "tests" if ours else path.with_name(f"{first}.py").exists()
+            if is_by_another or (ours and any(part.startswith(("test_", "conftest")) for part in parts)):
+                against.append(f"{path.relative_to(ROOT)}:{line} imports {name}")
+    assert not against
+
+
 def test_the_records_of_the_verbs_know_nothing_else_of_the_daemon() -> None:
     for path in (ROOT / "daemon" / "api").rglob("*.py"):
         for name, ours, line in imports_of(path):

@@ -6,7 +6,7 @@ from collections import Counter
 from typing import Any
 
 import pytest
-import shares
+from torpor.tests import shares
 
 
 class Item:

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import functools
 import signal
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))  # the tests of this folder share cli_rig.py
-
-from cli_rig import MadeStore, Ran, Torpor
 from torpor.cli.registry import run
 from torpor.cli.serve import doctor
 from torpor.memvid.store import Store
+from torpor.tests.cli.cli_rig import MadeStore, Ran, Torpor
 from torpor.tests.memvid import store_making as making
 from torpor.tests.socket_api.server_rig import ServerThread
 

@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 import pytest
-from cli_rig import MadeStore
+from torpor.tests.cli.cli_rig import MadeStore
 
 _PROTOCOL = ("pydantic", "torpor.socket_api.client", "torpor.socket_api.wire.checking")
 _SERVICE = ("torpor.daemon.engine", "torpor.daemon.models", "torpor.daemon.parts", "torpor.daemon.verbs")

@@ -10,7 +10,6 @@ import socket
 from pathlib import Path
 
 import pytest
-from cli_rig import MadeStore, Torpor, flip, pretend_terminal, unstyled
 from rich.console import Console
 from torpor.cli.commands.show import render_detail
 from torpor.cli.serve.doctor import _describe_config, _describe_queue
@@ -19,6 +18,7 @@ from torpor.daemon.api.store import MaintenanceProblem
 from torpor.memvid.errors import PUT_BACK, BundleMissing, Truncated
 from torpor.memvid.store import Store
 from torpor.memvid.uri import SessionUri
+from torpor.tests.cli.cli_rig import MadeStore, Torpor, flip, pretend_terminal, unstyled
 from torpor.tests.memvid import store_making as making
 from torpor.tests.socket_api.server_rig import ServerThread
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from cli_rig import MadeStore
 from torpor.memvid.store import Store
 from torpor.memvid.uri import SessionUri
+from torpor.tests.cli.cli_rig import MadeStore
 from torpor.tests.memvid import store_making as making
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from cli_rig import Torpor
+from torpor.tests.cli.cli_rig import Torpor
 from torpor.tests.socket_api.server_rig import ServerThread
 
 

@@ -9,10 +9,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from cli_rig import MadeStore, Torpor
 from torpor.cli.command_list import COMMANDS
 from torpor.cli.exit_codes import STATUSES
 from torpor.cli.registry import load_command
+from torpor.tests.cli.cli_rig import MadeStore, Torpor
 
 NAMES = [command.name for command in COMMANDS]
 DOCS = Path(__file__).parents[2] / "docs" / "reference" / "commands.md"

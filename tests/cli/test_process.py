@@ -15,10 +15,10 @@ import time
 from pathlib import Path
 
 import pytest
-from cli_rig import MadeStore, Torpor
 from torpor.cli import detached
 from torpor.cli.errors import DaemonStartFailed
 from torpor.cli.reach import background
+from torpor.tests.cli.cli_rig import MadeStore, Torpor
 from torpor.tests.socket_api.server_rig import ServerThread
 
 TORPOR = [sys.executable, "-m", "torpor.cli.main"]

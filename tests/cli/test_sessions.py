@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli_rig import Torpor
 from torpor.daemon.api.reading import GenerateRequest, GenerateResult, Reuse
 from torpor.daemon.api.session import Look, Lossy, Origin, Recomputed, Salvaged
 from torpor.daemon.api.store import DeleteRequest, MaintenanceProblem
 from torpor.daemon.api.waking import PartDiffers
 from torpor.daemon.engine.generation import DEFAULT_MAX_TOKENS
 from torpor.errors import TorporError
+from torpor.tests.cli.cli_rig import Torpor
 from torpor.tests.socket_api.server_rig import ServerThread
 
 

@@ -15,8 +15,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from cli_rig import Torpor
 from torpor.cli.reach.background import is_running, wait_until_gone
+from torpor.tests.cli.cli_rig import Torpor
 
 pytestmark = pytest.mark.usefixtures("examined_once")
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
@@ -11,10 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))  # the tests of this folder share session_rig.py
-
-from session_rig import MODEL, FullDisk, Rigged, open_rigged, open_service
 from torpor.daemon.engine import generation
 from torpor.daemon.memory import loading
 from torpor.daemon.memory.model_registry import ModelChoice
@@ -24,6 +19,7 @@ from torpor.daemon.models.models import KvChoice, LoadedModel, estimate_bytes
 from torpor.daemon.models.sharing import Sharing
 from torpor.daemon.upkeep import writing_behind
 from torpor.snapshot.digests import DigestCache
+from torpor.tests.daemon.session_rig import MODEL, FullDisk, Rigged, open_rigged, open_service
 
 TINY = {"num_hidden_layers": 2, "head_dim": 24, "intermediate_size": 144}
 """A layer less than elsewhere: a test spends much of its time on the tokens that it has written. A token takes as many

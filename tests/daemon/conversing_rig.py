@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from session_rig import END, Rigged, ignore
 from torpor.daemon.engine import generation
 from torpor.daemon.models.chat_template import NO_ROOT, Root
 from torpor.daemon.sessions.transcripts import message_of
+from torpor.tests.daemon.session_rig import END, Rigged, ignore
 
 SYSTEM = message_of("system", "Be brief.")
+TOOLS = ({"name": "look", "description": "Looks.", "parameters": {"type": "object"}},)
 
 
 @pytest.fixture(autouse=True)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from session_rig import flip, tokens_of, until
 from torpor.memvid import Store
 from torpor.memvid.uri import SessionUri
+from torpor.tests.daemon.session_rig import flip, tokens_of, until
 
 TEXT = tokens_of(1, 1300)
 

@@ -22,14 +22,11 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "memvid"))
-
-from faults.kill import write_half
-from faults.shim import Call, Shim
-from session_rig import MODEL, SAMPLED, Rigged, open_rigged, tokens_of
 from torpor.daemon.api.sampling import Sampling
 from torpor.daemon.sessions.transcripts import message_of
+from torpor.tests.daemon.session_rig import MODEL, SAMPLED, Rigged, open_rigged, tokens_of
+from torpor.tests.memvid.faults.kill import write_half
+from torpor.tests.memvid.faults.shim import Call, Shim
 
 Step = Callable[[Rigged], Awaitable[object]]
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from session_rig import Rigged
 from torpor.daemon.models.rates import WINDOW, RateName
+from torpor.tests.daemon.session_rig import Rigged
 
 MUCH = 1e12
 """An amount beside which what was really measured does not count."""

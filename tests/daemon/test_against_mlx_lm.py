@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import pytest
 from blake3 import blake3
-from session_rig import Rigged, all_begun, tokens_of, writing
 from torpor.daemon.models.models import DEMO_MODEL_FOLDER
+from torpor.tests.daemon.session_rig import Rigged, all_begun, tokens_of, writing
 
 import mlx.core as mx  # isort: skip  # after torpor, which chooses the BLAS
 import mlx_lm  # isort: skip

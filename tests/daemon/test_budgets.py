@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from session_rig import Gate, Rigged, tokens_of, until
 from torpor.daemon.options.serve_options import ServeOptions
 from torpor.daemon.service import Service
 from torpor.memvid import CompactionPolicy
 from torpor.memvid.errors import BudgetExceeded, InvalidPolicy, NoSpace, StoreError
 from torpor.memvid.store import Store
+from torpor.tests.daemon.session_rig import Gate, Rigged, tokens_of, until
 
 
 @pytest.mark.one_in(2)

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import session_rig
-from session_rig import ROW, SAMPLED, Rigged, tokens_of
 from torpor.daemon.api.sampling import Sampling
+from torpor.tests.daemon import session_rig
+from torpor.tests.daemon.session_rig import ROW, SAMPLED, Rigged, tokens_of
 
 GREEDY = Sampling()
 SAMPLINGS = pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])

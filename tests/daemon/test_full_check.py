@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from adapter_making import write_adapter
-from session_rig import tokens_of
 from torpor.daemon.models.adapters import AdapterChoice
 from torpor.snapshot import digests
 from torpor.snapshot.errors import IdentityMismatch
+from torpor.tests.daemon.adapter_making import write_adapter
+from torpor.tests.daemon.session_rig import tokens_of
 
 JINJA = "{{ messages[0]['content'] }}"
 

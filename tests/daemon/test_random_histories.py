@@ -16,7 +16,6 @@ from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
 import pytest
-from session_rig import SAMPLED, Fingerprint, Rigged, fingerprint_of, given_up
 from torpor.daemon.engine import generation
 from torpor.daemon.engine.engine import Steps
 from torpor.daemon.engine.generation import WriteOrder, Written
@@ -26,6 +25,7 @@ from torpor.snapshot.caches import can_truncate, truncate
 from torpor.snapshot.checkpoints import DEFAULT_BUDGET_BYTES
 from torpor.snapshot.kinds import leaves
 from torpor.snapshot.state import LiveState
+from torpor.tests.daemon.session_rig import SAMPLED, Fingerprint, Rigged, fingerprint_of, given_up
 
 KINDS = [
     "qwen3",  # cut by token

@@ -18,8 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import session_rig
-from session_rig import MODEL, Rigged, flip, tokens_of
 from torpor.daemon.errors import ModelUnavailable, UnknownModel
 from torpor.daemon.options.serve_options import ServeOptions
 from torpor.daemon.service import Service
@@ -29,6 +27,7 @@ from torpor.memvid.errors import CorruptBlock, DurabilityLost, NoSpace, SessionN
 from torpor.memvid.format.blocks import SlotSpec
 from torpor.memvid.index.index import Index
 from torpor.snapshot.errors import CanaryFailed, IdentityMismatch
+from torpor.tests.daemon.session_rig import MODEL, SAMPLED, Rigged, flip, tokens_of
 
 URI_A = SessionUri("default", "a")
 
@@ -46,7 +45,7 @@ def contents(store: Path) -> dict[Path, bytes]:
 async def unharmed(rig: Rigged, store: Path) -> AsyncIterator[None]:
     """Neither the bundles nor a session that is awake change while the body runs."""
     for name in ("bystander", "twin"):
-        await rig.read(name, tokens_of(77, 300), sampling=session_rig.SAMPLED)
+        await rig.read(name, tokens_of(77, 300), sampling=SAMPLED)
         await rig.write(name, 5)
     before, files = await rig.fingerprint("bystander"), contents(store)
     yield
@@ -677,11 +676,10 @@ async def test_no_room_for_real_under_a_file_size_limit_threat_30(
 ) -> None:
     script = """
 import asyncio, json, resource, sys
-sys.path.insert(0, sys.argv[1])
-from session_rig import *
+from torpor.tests.daemon.session_rig import *
 
 async def main():
-    store, model, digests = map(Path, sys.argv[2:5])
+    store, model, digests = map(Path, sys.argv[1:])
     async with open_rigged(store, {MODEL: str(model)}, digests) as rig:
         for name in ("a", "control"):
             await rig.read(name, tokens_of(4, 600))
@@ -699,7 +697,7 @@ async def main():
 
 asyncio.run(main())
 """
-    arguments = [str(Path(session_rig.__file__).parent), str(store), str(tiny_model), str(digest_cache)]
+    arguments = [str(store), str(tiny_model), str(digest_cache)]
     done = subprocess.run([sys.executable, "-c", script, *arguments], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == ["no_space", [], True, 1]

@@ -14,10 +14,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from session_rig import tokens_of
 from torpor.daemon.api.process import MemoryInfo
 from torpor.daemon.api.sampling import Sampling
 from torpor.socket_api import Client, RemoteError
+from torpor.tests.daemon.session_rig import tokens_of
 
 SESSIONS, TURNS, CLIENTS = 10, 4, 5
 SAMPLED = Sampling(temperature=0.9, seed=7)

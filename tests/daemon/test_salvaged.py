@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from session_rig import MODEL, SAMPLED, Rigged, flip, tokens_of
 from torpor.daemon.api.session import Look, Salvaged
 from torpor.daemon.engine import generation
 from torpor.daemon.engine.sampler import BY_PLACE
@@ -14,6 +13,7 @@ from torpor.memvid import Store
 from torpor.memvid.errors import SessionNotFound
 from torpor.memvid.format.blocks import BLOCK_TOKENS
 from torpor.snapshot.caches import arrays_of
+from torpor.tests.daemon.session_rig import MODEL, SAMPLED, Rigged, flip, tokens_of
 
 import mlx.core as mx  # isort: skip  # after torpor, which chooses the BLAS
 

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from session_rig import DEADLINE_S, LOGITS, MODEL, ROW, SAMPLED, Rigged, Writing, given_up, ignore, tokens_of, until
 from torpor.daemon.api.events import ProgressEvent
 from torpor.daemon.api.sampling import Sampling
 from torpor.daemon.api.session import Look
@@ -33,6 +32,19 @@ from torpor.memvid.errors import IndexFailed, InvalidUri, SessionNotFound, Store
 from torpor.memvid.index.session_queries import SessionQueries
 from torpor.memvid.store import Store
 from torpor.snapshot.errors import NoSuchPosition
+from torpor.tests.daemon.session_rig import (
+    DEADLINE_S,
+    LOGITS,
+    MODEL,
+    ROW,
+    SAMPLED,
+    Rigged,
+    Writing,
+    given_up,
+    ignore,
+    tokens_of,
+    until,
+)
 
 
 async def held(rig: Rigged, name: str, count: int = 3) -> tuple[asyncio.Task[Any], Any]:

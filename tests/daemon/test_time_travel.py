@@ -9,8 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from damage_rig import damage
-from session_rig import Rigged, tokens_of
 from torpor.daemon.api.sampling import Sampling
 from torpor.daemon.api.session import Look
 from torpor.daemon.errors import GenerationFailed, SessionAwake
@@ -20,28 +18,11 @@ from torpor.memvid.errors import SessionNotFound, StoreIoError
 from torpor.memvid.uri import SessionUri
 from torpor.snapshot.checkpoints import CHECKPOINT_TOKENS
 from torpor.snapshot.errors import NoSuchPosition
+from torpor.tests.daemon.damage_rig import damage
+from torpor.tests.daemon.session_rig import Rigged
+from torpor.tests.daemon.turns_rig import KINDS, TOKENS, look_at_the_first_of_two_versions, read_turns
 
-# Cut by token; windows beside plain caches; recurrences beside plain ones; recurrences and windows; recurrences alone.
-KINDS = ["qwen3", "quantised", "gemma3_text", "lfm2", "recurrent_gemma", "mamba2"]
 BY_TOKEN = {"qwen3", "quantised"}
-TOKENS = tokens_of(1, 2000)
-
-
-async def read_turns(rig: Rigged, name: str, turns: list[int]) -> None:
-    await rig.service.create(name)
-    start = 0
-    for count in turns:
-        await rig.service.append(name, tokens=TOKENS[start : start + count])
-        start += count
-
-
-async def look_at_the_first_of_two_versions(rig: Rigged, at: int | None) -> None:
-    """Of 300 tokens, and of 350."""
-    await read_turns(rig, "s", [300])
-    await rig.sleep("s")
-    await rig.service.append("s", tokens=TOKENS[300:350])
-    await rig.sleep("s")
-    await rig.wake("s", 1, at_token=at)
 
 
 async def control_at(rig: Rigged, name: str, turns: list[int], more: int) -> tuple[Any, Any]:

@@ -8,15 +8,10 @@ the same on two models that do not fit together. They take about an hour each on
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))  # the harness is a script, too
-
-from harness import Plan, Report, run
+from torpor.tests.load.harness import Plan, Report, run
 
 BESIDE_BUDGET_BYTES = 256 * 2**20
 """What the process may take beside the budget and its start: what a model call works with and its buffers, which that

@@ -16,8 +16,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from store_making import OTHER_URI, URI, contents, sleep
 from torpor.memvid import Store, StoreError
+from torpor.tests.memvid.store_making import OTHER_URI, URI, contents, sleep
 
 MOUNT_KIB = 1024
 CHUNK = 4096

@@ -8,14 +8,14 @@ import os
 from collections.abc import Callable
 
 from blake3 import blake3
-from store_making import (
-    bundle_path,
-)
 from torpor.memvid import Store
 from torpor.memvid.format.bundle import BundleFile
 from torpor.memvid.format.directory import Directory
 from torpor.memvid.format.layout import HEADER_BYTES, Trailer, encode_header
 from torpor.memvid.format.manifest import decode_manifest
+from torpor.tests.memvid.store_making import (
+    bundle_path,
+)
 
 
 @dataclasses.dataclass

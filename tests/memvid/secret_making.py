@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 
-from store_making import (
+from torpor.memvid.writing.rewriting import Contents, prepared
+from torpor.tests.memvid.store_making import (
     IDENTITY,
     OTHER_URI,
     Receipt,
@@ -12,7 +13,6 @@ from store_making import (
     Store,
     drafts,
 )
-from torpor.memvid.writing.rewriting import Contents, prepared
 
 SECRET = SessionUri("private", "zyx-secret-session")
 

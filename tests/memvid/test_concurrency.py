@@ -19,12 +19,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-import store_making
-from store_making import expected, sleep, token_ids
 from torpor.memvid import CompactionPolicy, Receipt, SessionUri, Store, zstd
 from torpor.memvid.disk import durable
 from torpor.memvid.errors import BlockMissing, BundleMissing, Corruption, MarkNotFound, SessionNotFound
 from torpor.memvid.folder.retention import Retention
+from torpor.tests.memvid import store_making
+from torpor.tests.memvid.store_making import expected, sleep, token_ids
 
 URIS = tuple(SessionUri("default", name) for name in ("agent", "fork", "other"))
 SIZES = {"layers": 1, "heads": 1, "dim": 1}

@@ -11,7 +11,16 @@ from typing import Any
 from unittest import mock
 
 import pytest
-from store_making import (
+from torpor.memvid import Receipt, SessionUri, Store, errors
+from torpor.memvid.disk import durable
+from torpor.memvid.folder import quarantine
+from torpor.memvid.folder.folder import StoreFolder
+from torpor.memvid.folder.retention import Retention
+from torpor.memvid.format.records import OpenReport
+from torpor.memvid.index.index import Index
+from torpor.memvid.writing import core as core_module
+from torpor.memvid.writing.core import StoreCore
+from torpor.tests.memvid.store_making import (
     FORK_URI,
     OTHER_URI,
     URI,
@@ -26,15 +35,6 @@ from store_making import (
     sleep,
     spoil,
 )
-from torpor.memvid import Receipt, SessionUri, Store, errors
-from torpor.memvid.disk import durable
-from torpor.memvid.folder import quarantine
-from torpor.memvid.folder.folder import StoreFolder
-from torpor.memvid.folder.retention import Retention
-from torpor.memvid.format.records import OpenReport
-from torpor.memvid.index.index import Index
-from torpor.memvid.writing import core as core_module
-from torpor.memvid.writing.core import StoreCore
 
 
 def files(store: Store) -> list[str]:

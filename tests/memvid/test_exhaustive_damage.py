@@ -14,8 +14,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import store_making as making
-from store_making import OTHER_URI, sleep, write
 from torpor.memvid import RAW, BlockDraft, BlockEntry, Codec, Receipt, SessionUri, SlotDraft, SlotSpec, Store, zstd
 from torpor.memvid.errors import StoreError, Truncated
 from torpor.memvid.format.blocks import BlockHeader, span_parents
@@ -32,6 +30,8 @@ from torpor.memvid.format.layout import (
     frame_bytes_for,
 )
 from torpor.memvid.format.manifest import bundle_id_of, decode_manifest
+from torpor.tests.memvid import store_making as making
+from torpor.tests.memvid.store_making import OTHER_URI, sleep, write
 
 REPORT = "TORPOR_DAMAGE_REPORT"
 

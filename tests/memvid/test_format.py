@@ -16,7 +16,13 @@ from pathlib import Path
 
 import pytest
 import torpor
-from store_making import (
+from torpor.memvid import Store, errors, limits
+from torpor.memvid.folder import marks
+from torpor.memvid.folder.store_file import STORE_VERSION
+from torpor.memvid.format import blocks, codecs, directory, layout, manifest
+from torpor.memvid.format.bundle import BundleFile
+from torpor.memvid.index import schema
+from torpor.tests.memvid.store_making import (
     COMPRESSIBLE,
     FORK_URI,
     HEIR_URI,
@@ -30,12 +36,6 @@ from store_making import (
     sleep,
     token_ids,
 )
-from torpor.memvid import Store, errors, limits
-from torpor.memvid.folder import marks
-from torpor.memvid.folder.store_file import STORE_VERSION
-from torpor.memvid.format import blocks, codecs, directory, layout, manifest
-from torpor.memvid.format.bundle import BundleFile
-from torpor.memvid.index import schema
 
 DATA = Path(__file__).parent / "data" / "format-1"
 FILES = {  # how its name begins: SHA-256 of the file, by another hand than the store's

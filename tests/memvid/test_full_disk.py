@@ -14,13 +14,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import full_disk_child
 import pytest
-from faults import vfs
-from store_making import OTHER_URI, URI, require_awake, sleep
 from torpor.memvid import Store
 from torpor.memvid.errors import StoreIoError
 from torpor.memvid.index import index
+from torpor.tests.memvid import full_disk_child
+from torpor.tests.memvid.faults import vfs
+from torpor.tests.memvid.store_making import OTHER_URI, URI, require_awake, sleep
 
 FREE_KIB = (0, 48, 56, 64, 72, 80, 96)
 OPERATIONS = ("list", "wake", "gc", "delete", "wake again", "close")

@@ -14,10 +14,10 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from fuzz import plants, targets
-from fuzz.target import Target
-from fuzz.watch import Hung, Watch, with_alarm
 from torpor.memvid import StoreError
+from torpor.tests.memvid.fuzz import plants, targets
+from torpor.tests.memvid.fuzz.target import Target
+from torpor.tests.memvid.fuzz.watch import Hung, Watch, with_alarm
 
 FUZZ = Path(__file__).parent / "fuzz"
 NAMES = [kind.name for kind in targets.TARGETS]
@@ -150,7 +150,7 @@ def test_t6_the_watch_tells_a_fault_from_a_refusal() -> None:
 
 
 def test_t6_the_watch_tells_what_is_slow(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fuzz.watch.MAX_CPU_SECONDS", 0.01)
+    monkeypatch.setattr("torpor.tests.memvid.fuzz.watch.MAX_CPU_SECONDS", 0.01)
 
     def check(data: bytes) -> str:
         sum(range(int(data)))
@@ -168,7 +168,7 @@ def test_t6_the_watch_tells_what_takes_memory_whatever_the_process_had_before(
     after: float, finds: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     resident = [865.0]
-    monkeypatch.setattr("fuzz.watch.peak_rss_mib", lambda: resident[0])
+    monkeypatch.setattr("torpor.tests.memvid.fuzz.watch.peak_rss_mib", lambda: resident[0])
 
     def check(data: bytes) -> str:
         resident[0] = after
@@ -179,7 +179,7 @@ def test_t6_the_watch_tells_what_takes_memory_whatever_the_process_had_before(
 
 
 def test_t6_the_watch_gives_up_on_what_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fuzz.watch.MAX_WALL_SECONDS", 0.05)
+    monkeypatch.setattr("torpor.tests.memvid.fuzz.watch.MAX_WALL_SECONDS", 0.05)
 
     def check(data: bytes) -> str:
         while True:

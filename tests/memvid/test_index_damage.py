@@ -14,8 +14,6 @@ from unittest import mock
 
 import pytest
 from blake3 import blake3
-from shares import share
-from store_making import OTHER_URI, URI, bundle_path, reopened, sleep
 from torpor.memvid import SessionUri, Store
 from torpor.memvid.errors import StoreIoError
 from torpor.memvid.index.index import Index
@@ -24,6 +22,8 @@ from torpor.memvid.index.page_sums import PAGE_BYTES, SUMS_FILE, PageSums
 from torpor.memvid.index.rows import SHADOWED, IndexedBundle
 from torpor.memvid.index.schema import IndexUnusable
 from torpor.memvid.limits import MAX_INDEX_BYTES
+from torpor.tests.memvid.store_making import OTHER_URI, URI, bundle_path, reopened, sleep
+from torpor.tests.shares import share
 
 INDEX = "index.sqlite"
 LOG = "index.sqlite-wal"

@@ -9,7 +9,6 @@ from typing import Any
 from unittest import mock
 
 import pytest
-from store_making import URI, bundle_path, contents, expected, meanwhile, raw_bytes, require_awake, sleep
 from torpor.memvid import SessionUri, Store
 from torpor.memvid.checking import scanning
 from torpor.memvid.errors import IndexMismatch, NoSpace
@@ -17,6 +16,16 @@ from torpor.memvid.folder.retention import Retention
 from torpor.memvid.index.index import Index
 from torpor.memvid.index.unknown_references import UNREADABLE_CODE
 from torpor.memvid.maintenance.compaction_plan import CompactionPolicy
+from torpor.tests.memvid.store_making import (
+    URI,
+    bundle_path,
+    contents,
+    expected,
+    meanwhile,
+    raw_bytes,
+    require_awake,
+    sleep,
+)
 
 NEWEST = Retention(keep_last=1)
 FEW_FILES = CompactionPolicy(max_holders=2)

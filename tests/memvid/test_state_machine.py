@@ -29,13 +29,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import machine_mutants
 import pytest
-import store_making
 from hypothesis import HealthCheck, Phase, settings, stateful
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, run_state_machine_as_test
-from store_making import IDENTITY, raw_bytes, token_ids
 from torpor.memvid import (
     BLOCK_TOKENS,
     RAW,
@@ -59,6 +56,8 @@ from torpor.memvid.format.records import Action, Finding, IndexRow, MaintenanceR
 from torpor.memvid.index.index import Index
 from torpor.memvid.index.unknown_references import UNREADABLE_CODE
 from torpor.memvid.recovery.repair import LOST
+from torpor.tests.memvid import machine_mutants, store_making
+from torpor.tests.memvid.store_making import IDENTITY, raw_bytes, token_ids
 
 URIS = tuple(SessionUri("default", name) for name in ("agent", "fork", "other"))
 CODECS = (RAW, zstd(1), planes(1))

@@ -14,7 +14,9 @@ from unittest import mock
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from store_making import (
+from torpor.memvid import RAW, BlockDraft, Identity, SessionUri, SlotDraft, SlotSpec, Store, errors, zstd
+from torpor.memvid.folder.store_file import _FORMAT
+from torpor.tests.memvid.store_making import (
     IDENTITY,
     OTHER_URI,
     URI,
@@ -31,8 +33,6 @@ from store_making import (
     token_ids,
     write,
 )
-from torpor.memvid import RAW, BlockDraft, Identity, SessionUri, SlotDraft, SlotSpec, Store, errors, zstd
-from torpor.memvid.folder.store_file import _FORMAT
 
 SPEC = SlotSpec("0.k", "kv.k/1", "bfloat16", (2, 10, 4))
 

@@ -10,7 +10,6 @@ from pathlib import Path
 from unittest import mock
 
 import pytest
-from store_making import OTHER_URI, URI, drafts, meanwhile, require_awake, sleep, span, state, write
 from torpor.memvid import BlockDraft, Store
 from torpor.memvid.disk.budget import Budget, utc_day
 from torpor.memvid.errors import BudgetExceeded, NoSpace
@@ -20,6 +19,7 @@ from torpor.memvid.folder.temps import Temps
 from torpor.memvid.format.codecs import zstd
 from torpor.memvid.index.index import Index
 from torpor.memvid.writing.rewriting import Contents, prepared
+from torpor.tests.memvid.store_making import OTHER_URI, URI, drafts, meanwhile, require_awake, sleep, span, state, write
 
 
 def bundle_bytes(path: Path) -> int:

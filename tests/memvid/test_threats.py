@@ -12,10 +12,20 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from store_making import IDENTITY, OTHER_URI, URI, bundle_path, raw_bytes, require_awake, sleep, token_ids, write
 from torpor.memvid import BlockDraft, SlotDraft, SlotSpec, Store
 from torpor.memvid.errors import CorruptBundle, InvalidDraft, StoreError, StoreIoError, UnsafePath
 from torpor.memvid.format.blocks import BlockHeader
+from torpor.tests.memvid.store_making import (
+    IDENTITY,
+    OTHER_URI,
+    URI,
+    bundle_path,
+    raw_bytes,
+    require_awake,
+    sleep,
+    token_ids,
+    write,
+)
 
 TESTS = Path(__file__).resolve().parents[1]
 THREATS = (*range(1, 53), 60, 61)

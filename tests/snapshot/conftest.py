@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))  # the tests of this folder share growers.py and stored_rig.py
-
-from stored_rig import Kept, Shelf
 from torpor.memvid import Identity, SessionUri, Store
 from torpor.snapshot import memory
 from torpor.snapshot.state import LiveState, token_array
+from torpor.tests.snapshot.stored_rig import Kept, Shelf
 
 import mlx.core as mx  # isort: skip  # after torpor, which chooses the BLAS
 from mlx_lm.models.cache import KVCache  # isort: skip

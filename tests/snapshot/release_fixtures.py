@@ -8,7 +8,6 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import shutil
-import sys
 import tempfile
 from pathlib import Path
 
@@ -18,10 +17,8 @@ from torpor.snapshot.capture import cut
 import mlx.core as mx  # isort: skip  # after torpor, which chooses the BLAS
 from blake3 import blake3  # isort: skip
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-import stored_rig
-from growers import GROWERS, Run, fingerprint
+from torpor.tests.snapshot import stored_rig
+from torpor.tests.snapshot.growers import GROWERS, Run, fingerprint
 
 FOLDER = Path(__file__).parent / "release_fixtures"
 URI = SessionUri("fixtures", "kind")

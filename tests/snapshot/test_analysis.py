@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from stored_rig import HEADS, KEY_DIM, VALUE_DIM, Kept, spoil
 from torpor import __version__
 from torpor.memvid.errors import CorruptBlock
 from torpor.snapshot.analysis import FORMAT, analyse, encode
+from torpor.tests.snapshot.stored_rig import HEADS, KEY_DIM, VALUE_DIM, Kept, spoil
 
 import mlx.core as mx  # isort: skip  # after torpor, which chooses the BLAS
 from mlx_lm.models import cache as caches  # isort: skip

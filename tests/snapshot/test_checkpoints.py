@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from stored_rig import VOCABULARY, Shelf
 from torpor.memvid import Receipt
 from torpor.memvid.limits import MAX_TOKENS
 from torpor.snapshot.checkpoints import (
@@ -15,6 +14,7 @@ from torpor.snapshot.checkpoints import (
 )
 from torpor.snapshot.passes import Passes
 from torpor.snapshot.state import LiveState, token_array
+from torpor.tests.snapshot.stored_rig import VOCABULARY, Shelf
 
 import mlx.core as mx  # isort: skip  # after torpor, which chooses the BLAS
 from mlx_lm.models.cache import ArraysCache, KVCache  # isort: skip

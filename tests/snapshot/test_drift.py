@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from stored_rig import KEY_DIM, VALUE_DIM, Kept
 from torpor.memvid import Receipt
 from torpor.snapshot.analysis import common_tokens, drift_from
 from torpor.snapshot.stored_version import StoredVersion
+from torpor.tests.snapshot.stored_rig import KEY_DIM, VALUE_DIM, Kept
 
 import mlx.core as mx  # isort: skip  # after torpor, which chooses the BLAS
 from mlx_lm.models import cache as caches  # isort: skip

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from growers import GROWERS, Run, fingerprint
 from torpor.snapshot.forking import fork, held_bytes
+from torpor.tests.snapshot.growers import GROWERS, Run, fingerprint
 
 import mlx.core as mx  # isort: skip  # after torpor, which chooses the BLAS
 

@@ -5,10 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import growers
 import pytest
-from growers import GROWERS, VOCABULARY, Grower, Run, fingerprint, read_arrays, read_chunked, read_kv
-from stored_rig import Shelf
 from torpor.snapshot.caches import (
     arrays_of,
     can_truncate,
@@ -24,6 +21,18 @@ from torpor.snapshot.errors import InconsistentState, UnsupportedCache
 from torpor.snapshot.kind import dtype_named, name_of_dtype
 from torpor.snapshot.kinds import kind_named, kind_of, leaves, quantised
 from torpor.snapshot.layout import layout_of
+from torpor.tests.snapshot import growers
+from torpor.tests.snapshot.growers import (
+    GROWERS,
+    VOCABULARY,
+    Grower,
+    Run,
+    fingerprint,
+    read_arrays,
+    read_chunked,
+    read_kv,
+)
+from torpor.tests.snapshot.stored_rig import Shelf
 
 import mlx.core as mx  # isort: skip  # after torpor, which chooses the BLAS
 from mlx_lm.models import cache as caches  # isort: skip

@@ -8,8 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from growers import GROWERS, VOCABULARY, Run, fingerprint
-from stored_rig import Shelf, spoil
 from torpor.memvid import BLOCK_TOKENS
 from torpor.memvid.errors import CorruptBlock
 from torpor.memvid.format.blocks import BlockDraft, SlotDraft, SlotSpec
@@ -24,6 +22,8 @@ from torpor.snapshot.lossy import Loss, LossyTokens, StoredArray, arranged, expa
 from torpor.snapshot.lossy_kinds import Quantisation, choose
 from torpor.snapshot.restore import read_checkpoint
 from torpor.snapshot.state import LiveState, token_array
+from torpor.tests.snapshot.growers import GROWERS, VOCABULARY, Run, fingerprint
+from torpor.tests.snapshot.stored_rig import Shelf, spoil
 
 import mlx.core as mx  # isort: skip  # after torpor, which chooses the BLAS
 from mlx_lm.models.cache import KVCache  # isort: skip

@@ -8,12 +8,12 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from growers import GROWERS, Run
-from stored_rig import Shelf
 from torpor.memvid.format.blocks import BlockDraft, SlotDraft, SlotSpec
 from torpor.snapshot import restore
 from torpor.snapshot.capture import cut
 from torpor.snapshot.errors import LayoutMismatch, MalformedSnapshot, SnapshotError, UnsupportedCache
+from torpor.tests.snapshot.growers import GROWERS, Run
+from torpor.tests.snapshot.stored_rig import Shelf
 
 import mlx.core as mx  # isort: skip  # after torpor, which chooses the BLAS
 

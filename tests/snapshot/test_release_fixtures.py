@@ -9,10 +9,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from growers import GROWERS, Run
-from release_fixtures import FOLDER, IDENTITY, READ, URI, digest_of, file_of
-from stored_rig import Shelf
 from torpor.memvid import Store
+from torpor.tests.snapshot.growers import GROWERS, Run
+from torpor.tests.snapshot.release_fixtures import FOLDER, IDENTITY, READ, URI, digest_of, file_of
+from torpor.tests.snapshot.stored_rig import Shelf
 
 import mlx.core as mx  # isort: skip  # after torpor, which chooses the BLAS
 

@@ -7,7 +7,6 @@ from concurrent.futures import Future
 from typing import Any
 
 import pytest
-from stored_rig import VOCABULARY, Shelf, spoil
 from torpor.memvid import BundleReader, Identity, Store, zstd
 from torpor.memvid.errors import CorruptBlock
 from torpor.memvid.units import format_bytes
@@ -16,6 +15,7 @@ from torpor.snapshot.errors import ContextTooShort, IdentityMismatch, LayoutMism
 from torpor.snapshot.layout import layout_of
 from torpor.snapshot.restore import allocate
 from torpor.snapshot.state import LiveState
+from torpor.tests.snapshot.stored_rig import VOCABULARY, Shelf, spoil
 
 import mlx.core as mx  # isort: skip  # after torpor, which chooses the BLAS
 

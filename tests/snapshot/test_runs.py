@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from growers import VOCABULARY, read_kv
 from torpor.snapshot.caches import arrays_of, keep, length, resident_bytes, truncate, without_last
 from torpor.snapshot.capture import cut
 from torpor.snapshot.forking import fork, held_bytes, share
@@ -15,6 +14,7 @@ from torpor.snapshot.kinds import kind_of, shareable
 from torpor.snapshot.layout import layout_of
 from torpor.snapshot.runs import SEGMENT_TOKENS
 from torpor.snapshot.state import LiveState, token_array
+from torpor.tests.snapshot.growers import VOCABULARY, read_kv
 
 import mlx.core as mx  # isort: skip  # after torpor, which chooses the BLAS
 from mlx_lm.models.cache import KVCache  # isort: skip

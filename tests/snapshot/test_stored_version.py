@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from stored_rig import HEADS, KEY_DIM, VALUE_DIM, Kept, write
 from torpor.memvid import BlockDraft, Identity, SlotDraft, SlotSpec, Store
 from torpor.memvid.format.reader import BundleReader
 from torpor.snapshot import stored_version
 from torpor.snapshot.errors import MalformedSnapshot
 from torpor.snapshot.lossy import LossyTokens, quantise
 from torpor.snapshot.stored_version import StoredVersion, as_numbers
+from torpor.tests.snapshot.stored_rig import HEADS, KEY_DIM, VALUE_DIM, Kept, write
 
 import mlx.core as mx  # isort: skip  # after torpor, which chooses the BLAS
 from mlx_lm.models import cache as caches  # isort: skip

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from stored_rig import Kept
 from torpor.memvid import Store
+from torpor.tests.snapshot.stored_rig import Kept
 
 import mlx.core as mx  # isort: skip  # after torpor, which chooses the BLAS
 from mlx_lm.models import cache as caches  # isort: skip

@@ -9,8 +9,7 @@ import pytest
 from torpor.daemon.api.branching import BranchInfo
 from torpor.daemon.api.sampling import Sampling
 from torpor.socket_api import RemoteError
-
-from .real_daemon import tokens_of
+from torpor.tests.socket_api.real_daemon import tokens_of
 
 DRAWN = Sampling(temperature=0.9, top_p=0.95, seed=5)
 PAST = tokens_of(19, 150)

@@ -9,10 +9,9 @@ from typing import Any
 
 import pytest
 from torpor.socket_api import Client
-
-from .both_clients import connected
-from .real_daemon import RealDaemon, served, until
-from .server_rig import Running, ServerThread, quick, running
+from torpor.tests.socket_api.both_clients import connected
+from torpor.tests.socket_api.real_daemon import RealDaemon, served, until
+from torpor.tests.socket_api.server_rig import Running, ServerThread, quick, running
 
 
 @pytest.fixture

@@ -23,8 +23,7 @@ from torpor.daemon.events.bus import Bus, Subscription, Wanted
 from torpor.daemon.tasks.cancellation import LeftMidway
 from torpor.errors import TorporError
 from torpor.memvid.uri import SessionUri
-
-from .fake_branches import FakeBranches
+from torpor.tests.socket_api.fake_branches import FakeBranches
 
 
 class FakeNotFound(TorporError):

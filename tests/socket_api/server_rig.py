@@ -20,8 +20,7 @@ from torpor.socket_api.limits import REPLY_LIMITS, REQUEST_LIMITS, ServerLimits
 from torpor.socket_api.server.server import ApiServer
 from torpor.socket_api.server.serving import _serve
 from torpor.socket_api.wire.framing import FrameDecoder, encode_frame
-
-from .fake_service import FakeService
+from torpor.tests.socket_api.fake_service import FakeService
 
 HELLO = {
     "type": "hello",

@@ -12,9 +12,8 @@ from torpor.daemon.api.events import ProgressEvent, TokenEvent
 from torpor.daemon.api.limits import MAX_BRANCHES
 from torpor.daemon.api.sampling import Sampling
 from torpor.socket_api import Client, ConnectionLost
-
-from .branch_rig import DRAWN, PAST, committed, forked, info, next_tokens, planted, refused
-from .real_daemon import RealDaemon, served, tokens_of, until
+from torpor.tests.socket_api.branch_rig import DRAWN, PAST, committed, forked, info, next_tokens, planted, refused
+from torpor.tests.socket_api.real_daemon import RealDaemon, served, tokens_of, until
 
 pytestmark = pytest.mark.timeout(180)
 

@@ -14,9 +14,8 @@ from torpor.daemon.api.sampling import Sampling
 from torpor.memvid.store import Store
 from torpor.memvid.uri import SessionUri
 from torpor.socket_api import Client
-
-from .branch_rig import committed, forked, next_tokens, planted, refused
-from .real_daemon import RealDaemon, served, tokens_of, until
+from torpor.tests.socket_api.branch_rig import committed, forked, next_tokens, planted, refused
+from torpor.tests.socket_api.real_daemon import RealDaemon, served, tokens_of, until
 
 pytestmark = pytest.mark.timeout(180)
 

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 from torpor.daemon.api.logprobs import LOWEST_LOGPROB
 from torpor.daemon.api.sampling import Sampling
-
-from .branch_rig import DRAWN, PAST, forked, info, next_tokens, planted
+from torpor.tests.socket_api.branch_rig import DRAWN, PAST, forked, info, next_tokens, planted
 
 pytestmark = pytest.mark.timeout(180)
 

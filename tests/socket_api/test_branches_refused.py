@@ -15,9 +15,8 @@ from torpor.daemon.api.verbs import VERBS
 from torpor.socket_api.client.link import Link
 from torpor.socket_api.wire.asking import Call
 from torpor.socket_api.wire.messages import ErrorMessage, ResultMessage
-
-from .branch_rig import DRAWN, PAST
-from .real_daemon import Asked, RealDaemon, served, tokens_of
+from torpor.tests.socket_api.branch_rig import DRAWN, PAST
+from torpor.tests.socket_api.real_daemon import Asked, RealDaemon, served, tokens_of
 
 pytestmark = pytest.mark.timeout(180)
 VOCABULARY = 4096

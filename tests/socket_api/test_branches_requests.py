@@ -9,9 +9,8 @@ import pytest
 from torpor.socket_api import Client
 from torpor.socket_api.client.link import Link
 from torpor.socket_api.wire.messages import ErrorMessage, ResultMessage
-
-from .branch_rig import DRAWN, PAST, committed, forked, info, next_tokens, planted, refused
-from .real_daemon import Asked, RealDaemon, served, tokens_of, until
+from torpor.tests.socket_api.branch_rig import DRAWN, PAST, committed, forked, info, next_tokens, planted, refused
+from torpor.tests.socket_api.real_daemon import Asked, RealDaemon, served, tokens_of, until
 
 pytestmark = pytest.mark.timeout(180)
 

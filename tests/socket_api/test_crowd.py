@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import resource
 import socket
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -17,12 +16,20 @@ from torpor.socket_api.client.reaching import MOST_REPEATS
 from torpor.socket_api.errors import ApiError, DaemonBusy, DaemonUnreachable, TooFewDescriptors
 from torpor.socket_api.limits import ServerLimits
 from torpor.socket_api.server.descriptors import BESIDE_CONNECTIONS, FEWEST, limits_within, raise_limit
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "load"))
-from crowd import CALLS, crowd
-
-from .both_clients import both, connected
-from .server_rig import EVICTION, HELLO, Last, Running, ServerThread, answer, frame, refusal, scripted, serving
+from torpor.tests.load.crowd import CALLS, crowd
+from torpor.tests.socket_api.both_clients import both, connected
+from torpor.tests.socket_api.server_rig import (
+    EVICTION,
+    HELLO,
+    Last,
+    Running,
+    ServerThread,
+    answer,
+    frame,
+    refusal,
+    scripted,
+    serving,
+)
 
 one_place = pytest.mark.parametrize("server_thread", [{"max_connections": 1, "reserved_connections": 1}], indirect=True)
 

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 from torpor.socket_api import Client
-
-from .real_daemon import RealDaemon
+from torpor.tests.socket_api.real_daemon import RealDaemon
 
 PROGRAM = Path(__file__).parents[2] / "examples" / "search.py"
 

@@ -10,8 +10,7 @@ from torpor.daemon.service import Service
 from torpor.daemon.verbs import HANDLERS
 from torpor.socket_api.server.dispatch import Backend
 from torpor.socket_api.server.serving import ClosableBackend
-
-from .fake_service import FakeService
+from torpor.tests.socket_api.fake_service import FakeService
 
 OF_THE_PROCESS = {VERBS["shutdown"], SUBSCRIBE}
 LIFE = sorted(

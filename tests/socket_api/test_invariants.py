@@ -26,8 +26,7 @@ from torpor.socket_api.errors import LocalProtocolError
 from torpor.socket_api.limits import MAX_REQUEST_FRAME_BYTES
 from torpor.socket_api.wire.asking import remote_error
 from torpor.socket_api.wire.messages import ErrorMessage, ResultMessage
-
-from .real_daemon import Asked, RealDaemon, served, tokens_of, until
+from torpor.tests.socket_api.real_daemon import Asked, RealDaemon, served, tokens_of, until
 
 pytestmark = pytest.mark.timeout(180)
 

@@ -14,8 +14,7 @@ from torpor.daemon.api.sampling import Sampling
 from torpor.socket_api import Client, RemoteError
 from torpor.socket_api.client.link import Link
 from torpor.socket_api.errors import ConnectionLost, LocalProtocolError
-
-from .real_daemon import Asked, RealDaemon, served, tokens_of, until
+from torpor.tests.socket_api.real_daemon import Asked, RealDaemon, served, tokens_of, until
 
 pytestmark = pytest.mark.timeout(180)
 

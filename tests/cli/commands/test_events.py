@@ -10,9 +10,9 @@ import threading
 from pathlib import Path
 
 import pytest
-from cli_rig import WAIT_S, Torpor
 from torpor.daemon.events.events import Event, SleepEnded, WakeBegan, WakeVerified
 from torpor.memvid.uri import SessionUri
+from torpor.tests.cli.cli_rig import WAIT_S, Torpor
 from torpor.tests.socket_api.server_rig import ServerThread
 
 A = SessionUri("default", "a")

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli_rig import MadeStore, Torpor, pretend_terminal, unstyled
 from torpor.daemon.api.store import ImportRequest, MaintenanceProblem
 from torpor.errors import TorporError
+from torpor.tests.cli.cli_rig import MadeStore, Torpor, pretend_terminal, unstyled
 from torpor.tests.socket_api.server_rig import ServerThread
 
 

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli_rig import MadeStore, Torpor, flip
 from torpor.memvid.disk.durable import TempFile
 from torpor.memvid.store import Store
+from torpor.tests.cli.cli_rig import MadeStore, Torpor, flip
 from torpor.tests.memvid import store_making as making
 from torpor.tests.socket_api.server_rig import ServerThread
 

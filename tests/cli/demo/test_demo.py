@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli_rig import Torpor
 from torpor.cli.demo import story
 from torpor.cli.demo.daemon import DemoDaemon
 from torpor.cli.demo.demo import DEFAULT_DOCUMENT
@@ -21,6 +20,7 @@ from torpor.cli.demo.story import Demo, Settings
 from torpor.cli.errors import DemoDaemonFailed, DemoUnfit
 from torpor.cli.reach.background import is_running
 from torpor.cli.view.output import Output
+from torpor.tests.cli.cli_rig import Torpor
 
 TEXT = "".join(f"line {number} of a document that is long enough\n" for number in range(80))
 

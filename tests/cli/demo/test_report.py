@@ -6,11 +6,11 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from cli_rig import Torpor, pretend_terminal, unstyled
 from torpor.cli.demo.daemon import Death
 from torpor.cli.demo.report import ORDER_CHECK, Evidence, Writing, render_report
 from torpor.cli.view.output import Output
 from torpor.daemon.api.waking import SleepResult, WakeResult
+from torpor.tests.cli.cli_rig import Torpor, pretend_terminal, unstyled
 
 BEFORE = Writing((1, 2), "ab", ("d1", "d2", "d3"), 0, 1.0)
 AFTER = Writing((3, 4), "cd", ("d3", "d4", "d5"), 0, 2.0)

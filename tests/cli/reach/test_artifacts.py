@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli_rig import MadeStore, Torpor
 from rich.console import Console
 from torpor.cli.commands.analyse import render_analysis
 from torpor.memvid.store import Store
+from torpor.tests.cli.cli_rig import MadeStore, Torpor
 from torpor.tests.memvid import store_making as making
 from torpor.tests.socket_api.server_rig import ServerThread
 

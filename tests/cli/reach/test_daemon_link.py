@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from cli_rig import MadeStore, Torpor
+from torpor.tests.cli.cli_rig import MadeStore, Torpor
 from torpor.tests.socket_api.server_rig import ServerThread
 
 

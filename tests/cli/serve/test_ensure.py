@@ -12,11 +12,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from cli_rig import Torpor
 from torpor.cli.reach.background import is_running
 from torpor.socket_api import AsyncClient, Client
 from torpor.socket_api.errors import DaemonNotStarted, DaemonUnreachable
 from torpor.socket_api.wire.address import default_socket_path
+from torpor.tests.cli.cli_rig import Torpor
 
 COMMAND = [sys.executable, "-P", "-m", "torpor.cli.main", "ensure", "--json"]
 

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli_rig import Torpor
 from torpor.cli.reach import background
 from torpor.socket_api.wire.address import default_socket_path
+from torpor.tests.cli.cli_rig import Torpor
 from torpor.tests.socket_api.server_rig import ServerThread
 
 Given = Callable[..., dict[str, Any]]

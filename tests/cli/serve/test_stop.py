@@ -7,9 +7,9 @@ import sys
 from typing import Self
 
 import pytest
-from cli_rig import Torpor
 from torpor.daemon.api.process import ShutdownResult
 from torpor.socket_api.errors import RemoteError, RequestTimeout
+from torpor.tests.cli.cli_rig import Torpor
 
 
 class StoppingClient:

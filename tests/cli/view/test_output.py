@@ -9,11 +9,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from cli_rig import Torpor, pretend_terminal, unstyled
 from torpor.cli.reach.daemon_link import STAGE_NAMES
 from torpor.cli.view.output import PIPED_WIDTH, Output, neutralise, report_error, rows_table
 from torpor.cli.view.progress import Amount
 from torpor.errors import TorporError
+from torpor.tests.cli.cli_rig import Torpor, pretend_terminal, unstyled
 from torpor.tests.socket_api.server_rig import ServerThread
 
 

@@ -8,7 +8,7 @@ from dataclasses import FrozenInstanceError
 from typing import Any
 
 import pytest
-from session_rig import SAMPLED, tokens_of
+from torpor.tests.daemon.session_rig import SAMPLED, tokens_of
 
 
 async def test_every_answer_is_plain_data(open_rig: Any) -> None:

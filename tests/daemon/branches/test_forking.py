@@ -9,13 +9,13 @@ from functools import partial
 from typing import Any
 
 import pytest
-from session_rig import Rigged, tokens_of
 from torpor.daemon.api.branching import BranchCommit, BranchReading
 from torpor.daemon.api.sampling import Sampling
 from torpor.daemon.errors import ServiceClosed
 from torpor.memvid.errors import SessionNotFound, StoreIoError
 from torpor.snapshot.forking import held_bytes
 from torpor.snapshot.kinds import holds_shared
+from torpor.tests.daemon.session_rig import Rigged, tokens_of
 
 DRAWN = Sampling(temperature=0.9, seed=3)
 

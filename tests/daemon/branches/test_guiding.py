@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from session_rig import Rigged, tokens_of
 from torpor.daemon.api.branching import BranchesResult, BranchInfo, TokenBias
 from torpor.daemon.api.constraints import Constraint
 from torpor.daemon.api.limits import MAX_BIASES, MAX_BRANCHES
@@ -20,6 +19,7 @@ from torpor.daemon.verbs import branching
 from torpor.socket_api import limits
 from torpor.socket_api.server.wire_map import wire_map
 from torpor.socket_api.wire.framing import encode_in_pieces
+from torpor.tests.daemon.session_rig import Rigged, tokens_of
 
 VOCABULARY = 259
 LOGITS = np.zeros(VOCABULARY, "<f4").tobytes()

@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from session_rig import Rigged, tokens_of
 from torpor.daemon.api.branching import BranchCommit, BranchReading, TokenBias
 from torpor.daemon.api.constraints import Constraint
 from torpor.daemon.api.limits import MAX_BRANCHES
@@ -27,6 +26,7 @@ from torpor.errors import TorporError
 from torpor.snapshot.kinds import kind_of, leaves
 from torpor.snapshot.runs import SharedKVCache
 from torpor.snapshot.state import LiveState
+from torpor.tests.daemon.session_rig import Rigged, tokens_of
 
 import mlx.core as mx  # isort: skip  # after torpor, which chooses the BLAS
 

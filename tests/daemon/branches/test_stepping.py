@@ -9,13 +9,13 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from session_rig import Rigged, fingerprint_of, given_up, tokens_of
 from torpor.daemon.api.branching import BranchCommit, BranchInfo, BranchReading
 from torpor.daemon.api.events import TokenEvent
 from torpor.daemon.api.sampling import Sampling
 from torpor.daemon.errors import BranchNotFound, GenerationFailed
 from torpor.daemon.tasks.holding import Holder, holder
 from torpor.snapshot.forking import held_bytes
+from torpor.tests.daemon.session_rig import Rigged, fingerprint_of, given_up, tokens_of
 
 DRAWN = Sampling(temperature=0.9, seed=3)
 

@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from session_rig import Rigged, tokens_of
 from torpor.daemon.api.branching import BranchCommit, BranchReading, TokenBias
 from torpor.daemon.branches.trees import Branch
 from torpor.daemon.branches.views import Lending, LogitsView
 from torpor.daemon.errors import EmptyContext, GenerationFailed, InvalidLogits, LogitsLent, StaleLogits
+from torpor.tests.daemon.session_rig import Rigged, tokens_of
 
 import mlx.core as mx  # isort: skip  # after torpor, which chooses the BLAS
 

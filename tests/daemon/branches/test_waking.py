@@ -12,7 +12,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from session_rig import Rigged, flip, tokens_of
 from torpor.daemon.api.branching import BranchReading
 from torpor.daemon.api.constraints import Constraint
 from torpor.daemon.api.sampling import Sampling
@@ -23,6 +22,7 @@ from torpor.daemon.sessions.sessions import BRANCH
 from torpor.memvid.store import Store
 from torpor.memvid.uri import SessionUri
 from torpor.snapshot.errors import MalformedSnapshot
+from torpor.tests.daemon.session_rig import Rigged, flip, tokens_of
 
 DRAWN = Sampling(temperature=0.9, seed=3)
 ROOT = SessionUri("default", "tree")

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conversing_rig import converse, ledger, user
-from session_rig import HELD, SAMPLED, Rigged, all_begun, listening, tokens_of, until, writing
 from torpor.daemon.chat.answer_room import STEP_TOKENS, next_end
 from torpor.daemon.errors import MemoryBudgetExceeded
 from torpor.memvid.errors import NoSpace
 from torpor.memvid.store import Store
+from torpor.tests.daemon.conversing_rig import converse, ledger, user
+from torpor.tests.daemon.session_rig import HELD, SAMPLED, Rigged, all_begun, listening, tokens_of, until, writing
 
 
 async def told(rig: Rigged) -> Any:

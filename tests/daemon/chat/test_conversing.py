@@ -9,8 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conversing_rig import SYSTEM, assistant, cold, ledger, reply_with, script, send, talk, tell, user, with_template  # noqa: F401
-from session_rig import END, Rigged, given_up, listening, tokens_of
 from torpor.daemon.engine import generation
 from torpor.daemon.errors import (
     ContextOverflow,
@@ -23,6 +21,20 @@ from torpor.daemon.models.chat_template import Root
 from torpor.daemon.sessions.sessions import Durable, Session
 from torpor.daemon.sessions.transcripts import TEXT_MAP, TextMap, message_of
 from torpor.memvid.errors import SessionNotFound
+from torpor.tests.daemon.conversing_rig import (  # noqa: F401
+    SYSTEM,
+    assistant,
+    cold,
+    ledger,
+    reply_with,
+    script,
+    send,
+    talk,
+    tell,
+    user,
+    with_template,
+)
+from torpor.tests.daemon.session_rig import END, Rigged, given_up, listening, tokens_of
 
 # Opens the assistant's turn with a scaffold that no earlier turn is rendered with, and drops what those thought.
 THINKING = (

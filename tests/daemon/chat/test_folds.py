@@ -9,8 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conversing_rig import SYSTEM, assistant, cold, ledger, reply_with, script, send, talk, tell, user, with_template  # noqa: F401
-from session_rig import END, Gate, Rigged, given_up, listening, tokens_of
 from torpor.daemon.chat.folds import REQUEST, tail_start
 from torpor.daemon.errors import (
     ContextOverflow,
@@ -23,6 +21,20 @@ from torpor.daemon.errors import (
 from torpor.daemon.sessions.encoding import Place
 from torpor.daemon.sessions.transcripts import TextMap, message_of
 from torpor.memvid.errors import SessionNotFound
+from torpor.tests.daemon.conversing_rig import (  # noqa: F401
+    SYSTEM,
+    assistant,
+    cold,
+    ledger,
+    reply_with,
+    script,
+    send,
+    talk,
+    tell,
+    user,
+    with_template,
+)
+from torpor.tests.daemon.session_rig import END, Gate, Rigged, given_up, listening, tokens_of
 
 SUMMARY = "We chose SQLite."
 HEAD = [SYSTEM, user(REQUEST), assistant(SUMMARY)]

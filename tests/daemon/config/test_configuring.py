@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from session_rig import SAMPLED, Rigged, listening, tokens_of, until
 from torpor.daemon.api.process import ConfigInfo
 from torpor.daemon.config.configuring import ConfigFile
 from torpor.daemon.config.settings import settings_of
@@ -21,6 +20,7 @@ from torpor.daemon.models.models import LoadedModel
 from torpor.daemon.options.serve_options import ServeOptions
 from torpor.daemon.service import Service
 from torpor.daemon.sessions.sessions import Session
+from torpor.tests.daemon.session_rig import SAMPLED, Rigged, listening, tokens_of, until
 
 import mlx.core as mx  # isort: skip  # after torpor, which chooses the BLAS
 

@@ -10,7 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from session_rig import (
+from torpor.daemon.engine import admission
+from torpor.daemon.engine.admission import MOST_STOOD_BACK_S, Queue, Request, apart, current
+from torpor.daemon.engine.engine import Engine, Steps
+from torpor.daemon.engine.generation import PREFILL_CHUNK_TOKENS
+from torpor.daemon.errors import EngineBusy
+from torpor.daemon.options.serve_options import ServeOptions
+from torpor.memvid.errors import SessionNotFound
+from torpor.tests.daemon.session_rig import (
     LOGITS,
     ROW,
     SAMPLED,
@@ -25,13 +32,6 @@ from session_rig import (
     until,
     writing,
 )
-from torpor.daemon.engine import admission
-from torpor.daemon.engine.admission import MOST_STOOD_BACK_S, Queue, Request, apart, current
-from torpor.daemon.engine.engine import Engine, Steps
-from torpor.daemon.engine.generation import PREFILL_CHUNK_TOKENS
-from torpor.daemon.errors import EngineBusy
-from torpor.daemon.options.serve_options import ServeOptions
-from torpor.memvid.errors import SessionNotFound
 
 NAMES = ("a", "b", "c", "d")
 CHUNK = 256

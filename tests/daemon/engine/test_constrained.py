@@ -10,12 +10,12 @@ import threading
 from typing import Any
 
 import pytest
-from session_rig import END, Rigged, ignore, reply_with, tokens_of, until
 from torpor.daemon.api.constraints import Constraint, ToolChoice
 from torpor.daemon.api.sampling import Sampling
 from torpor.daemon.errors import InvalidConstraint
 from torpor.daemon.models import grammars
 from torpor.daemon.models.grammars import Grammars
+from torpor.tests.daemon.session_rig import END, Rigged, ignore, reply_with, tokens_of, until
 
 HOT = Sampling(temperature=3.0)
 SCHEMA = {

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from session_rig import SAMPLED, Rigged, all_begun, ignore, listening, tokens_of, until, writing
 from torpor.daemon.engine.decoding import MOST_PADDING, _Batch, is_fit_for_batches
 from torpor.daemon.errors import GenerationFailed
 from torpor.snapshot import batches
@@ -19,6 +18,7 @@ from torpor.snapshot.caches import length
 from torpor.snapshot.kinds import kind_of, leaves
 from torpor.snapshot.passes import UNREPEATABLE
 from torpor.snapshot.state import LiveState
+from torpor.tests.daemon.session_rig import SAMPLED, Rigged, all_begun, ignore, listening, tokens_of, until, writing
 
 import mlx.core as mx  # isort: skip  # after torpor, which chooses the BLAS
 

@@ -12,11 +12,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from session_rig import Gate
 from torpor.daemon.engine.asking import Decode
 from torpor.daemon.engine.decoding import Decoder
 from torpor.daemon.engine.engine import MOST_PIECES_TO_TOKENS, Engine, Steps, WritingSteps
 from torpor.daemon.errors import ServiceClosed
+from torpor.tests.daemon.session_rig import Gate
 
 import mlx.core as mx  # isort: skip  # after torpor, which chooses the BLAS
 

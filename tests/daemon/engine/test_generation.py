@@ -12,7 +12,6 @@ from collections.abc import Awaitable
 from typing import Any
 
 import pytest
-from session_rig import SAMPLED, Rigged, given_up, tokens_of
 from torpor.daemon.api.events import ProgressEvent, TokenEvent
 from torpor.daemon.api.sampling import Sampling
 from torpor.daemon.api.session import Look
@@ -22,6 +21,7 @@ from torpor.daemon.engine.generation import WriteOrder, Written, read, write
 from torpor.daemon.errors import ContextOverflow, GenerationFailed, InvalidTokens
 from torpor.daemon.tasks.cancellation import LeftMidway
 from torpor.snapshot.caches import length
+from torpor.tests.daemon.session_rig import SAMPLED, Rigged, given_up, tokens_of
 
 import mlx.core as mx  # isort: skip  # after torpor, which chooses the BLAS
 

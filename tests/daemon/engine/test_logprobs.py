@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from session_rig import SAMPLED, Rigged, reply_with, tokens_of
 from torpor.daemon.api.constraints import Constraint
 from torpor.daemon.api.events import TokenEvent
 from torpor.daemon.api.logprobs import LOWEST_LOGPROB
 from torpor.daemon.engine.logprobs import Logprobs, likeliest
 from torpor.daemon.errors import GenerationFailed
+from torpor.tests.daemon.session_rig import SAMPLED, Rigged, reply_with, tokens_of
 
 import mlx.core as mx  # isort: skip  # after torpor, which chooses the BLAS
 

@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from session_rig import SAMPLED, Rigged, Watched, all_begun, as_killed, tokens_of, writing
 from torpor.daemon.engine.asking import Decode
 from torpor.daemon.engine.decoding import Decoder
 from torpor.daemon.engine.generation import read
@@ -24,6 +23,7 @@ from torpor.snapshot.canary import tolerance_of
 from torpor.snapshot.digests import DigestCache
 from torpor.snapshot.passes import UNREPEATABLE
 from torpor.snapshot.state import LiveState
+from torpor.tests.daemon.session_rig import SAMPLED, Rigged, Watched, all_begun, as_killed, tokens_of, writing
 
 import mlx.core as mx  # isort: skip  # after torpor, which chooses the BLAS
 

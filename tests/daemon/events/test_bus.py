@@ -9,7 +9,6 @@ import weakref
 from typing import Any
 
 import pytest
-from session_rig import until
 from torpor.daemon.errors import EmptyContext, TooManySubscribers, UnknownEvent
 from torpor.daemon.events.bus import MAX_SUBSCRIBERS, Bus, Subscription, Wanted
 from torpor.daemon.events.events import (
@@ -22,6 +21,7 @@ from torpor.daemon.events.events import (
     SleepBegan,
 )
 from torpor.memvid.uri import SessionUri
+from torpor.tests.daemon.session_rig import until
 
 A = SessionUri("default", "a")
 B = SessionUri("lab", "b")

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from session_rig import Rigged, flip, listening, tokens_of, until
 from torpor.daemon.errors import EmptyContext, GenerationFailed, MemoryBudgetExceeded, ServiceClosed
 from torpor.memvid.errors import NoSpace
+from torpor.tests.daemon.session_rig import Rigged, flip, listening, tokens_of, until
 
 SECRETS = ("xylophone", "quokka", "zeppelin", "Marzipan")
 

@@ -16,8 +16,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from adapter_making import write_adapter
-from session_rig import HELD, SAMPLED, Gate, Rigged, fingerprint_of, ignore, tokens_of, until
 from torpor.daemon.errors import (
     MemoryBudgetExceeded,
     ModelInUse,
@@ -29,6 +27,8 @@ from torpor.daemon.models.adapters import AdapterChoice
 from torpor.daemon.models.models import KvChoice, LoadedModel, estimate_bytes
 from torpor.snapshot import memory as system_memory
 from torpor.snapshot.errors import IdentityMismatch, ModelFilesMissing, NotEnoughMemory
+from torpor.tests.daemon.adapter_making import write_adapter
+from torpor.tests.daemon.session_rig import HELD, SAMPLED, Gate, Rigged, fingerprint_of, ignore, tokens_of, until
 
 import mlx.core as mx  # isort: skip  # after torpor, which chooses the BLAS
 

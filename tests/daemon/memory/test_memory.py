@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
-from session_rig import Rigged, Writing, most, tokens_of, until
 from torpor.daemon import errors
 from torpor.daemon.api.session import Look
 from torpor.daemon.engine.generation import PREFILL_CHUNK_TOKENS
@@ -22,6 +21,7 @@ from torpor.daemon.options.serve_options import ServeOptions
 from torpor.daemon.service import Service
 from torpor.memvid.errors import SessionNotFound
 from torpor.snapshot.errors import NoSuchPosition
+from torpor.tests.daemon.session_rig import Rigged, Writing, most, tokens_of, until
 
 LONGEST: Final = 400
 """Tokens of the longest session of a trial."""

@@ -12,8 +12,6 @@ from typing import Any
 
 import pytest
 import watchfiles
-from adapter_making import write_adapter
-from session_rig import SAMPLED, Gate, Rigged, tokens_of, until
 from torpor.daemon.errors import ModelChanged
 from torpor.daemon.memory import watching
 from torpor.daemon.memory.model_registry import ModelChoice
@@ -23,6 +21,8 @@ from torpor.daemon.options.serve_options import ServeOptions
 from torpor.daemon.service import Service
 from torpor.snapshot.digests import DigestCache
 from torpor.snapshot.errors import IdentityMismatch
+from torpor.tests.daemon.adapter_making import write_adapter
+from torpor.tests.daemon.session_rig import SAMPLED, Gate, Rigged, tokens_of, until
 
 OpenRig = Callable[..., Any]
 

@@ -11,9 +11,7 @@ from typing import Any
 
 import mlx_lm
 import pytest
-from adapter_making import edit_config, write_adapter
 from mlx.utils import tree_flatten, tree_unflatten
-from session_rig import tokens_of
 from torpor.daemon.errors import AdapterMismatch, AdapterUnavailable
 from torpor.daemon.memory.model_registry import ModelChoice
 from torpor.daemon.models import models
@@ -23,6 +21,8 @@ from torpor.daemon.options.serve_options import ServeOptions
 from torpor.daemon.service import Service
 from torpor.snapshot.digests import DigestCache
 from torpor.snapshot.errors import AdapterFilesMissing, IdentityMismatch, ModelFilesChanging
+from torpor.tests.daemon.adapter_making import edit_config, write_adapter
+from torpor.tests.daemon.session_rig import tokens_of
 
 import mlx.core as mx  # isort: skip  # after torpor, which chooses the BLAS
 

@@ -9,14 +9,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from damage_rig import damage
-from recompute_rig import teach
-from session_rig import Rigged, tokens_of
 from torpor.daemon.models import backend
 from torpor.daemon.models.backend import describe
 from torpor.memvid.uri import SessionUri
 from torpor.snapshot.errors import IdentityMismatch
 from torpor.snapshot.identity import CIRCUMSTANCES, MAX_CIRCUMSTANCE_CHARS
+from torpor.tests.daemon.damage_rig import damage
+from torpor.tests.daemon.recompute_rig import teach
+from torpor.tests.daemon.session_rig import Rigged, tokens_of
 
 import mlx.core as mx  # isort: skip  # after torpor, which chooses the BLAS
 

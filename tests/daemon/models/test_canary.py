@@ -6,13 +6,13 @@ import dataclasses
 from typing import Any
 
 import pytest
-from session_rig import Rigged, tokens_of
 from torpor.daemon.errors import GenerationFailed
 from torpor.daemon.models import canary
 from torpor.daemon.sleep import hibernation
 from torpor.snapshot.caches import arrays_of
 from torpor.snapshot.canary import TOLERANCE
 from torpor.snapshot.errors import CanaryFailed
+from torpor.tests.daemon.session_rig import Rigged, tokens_of
 
 import mlx.core as mx  # isort: skip  # after torpor, which chooses the BLAS
 from mlx_lm.models.cache import QuantizedKVCache  # isort: skip

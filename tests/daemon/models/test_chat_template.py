@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 from jinja2.sandbox import ImmutableSandboxedEnvironment
-from session_rig import END, MODEL, Rigged, reply_with
 from torpor.daemon.errors import TemplateUnusable
 from torpor.daemon.models import chat_template
 from torpor.daemon.models.chat_template import NO_ROOT, Message, Root, continuation, opening, renderer
 from torpor.daemon.sessions.transcripts import spoken
+from torpor.tests.daemon.session_rig import END, MODEL, Rigged, reply_with
 
 
 async def chat(rig: Rigged, message: str, **options: Any) -> Any:

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from session_rig import Rigged, tokens_of
 from torpor.daemon.models.rates import RATE_NAMES, WINDOW, Measured
 from torpor.memvid import Store
 from torpor.memvid.folder.rates_file import MAX_SUBJECTS
+from torpor.tests.daemon.session_rig import Rigged, tokens_of
 
 
 @pytest.fixture

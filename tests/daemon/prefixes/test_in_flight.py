@@ -6,9 +6,9 @@ import asyncio
 from typing import Any
 
 import pytest
-from conversing_rig import converse, script, user  # noqa: F401
-from session_rig import Gate, Rigged, reply_with, tokens_of, until
 from torpor.daemon.errors import GenerationFailed
+from torpor.tests.daemon.conversing_rig import converse, script, user  # noqa: F401
+from torpor.tests.daemon.session_rig import Gate, Rigged, reply_with, tokens_of, until
 
 pytestmark = pytest.mark.usefixtures("short_calls")
 

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from session_rig import Rigged, hold_calls, tokens_of
 from torpor.daemon.errors import ContextOverflow, TranscriptDiverged
 from torpor.daemon.prefixes import prefix_history
 from torpor.daemon.prefixes.prefix_history import MAX_REQUESTS
 from torpor.daemon.sessions.transcripts import message_of
+from torpor.tests.daemon.session_rig import Rigged, hold_calls, tokens_of
 
 pytestmark = pytest.mark.usefixtures("short_calls")
 

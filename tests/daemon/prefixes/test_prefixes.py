@@ -7,9 +7,9 @@ from array import array
 from collections.abc import Sequence
 
 import pytest
-from session_rig import tokens_of
 from torpor.daemon.prefixes.prefixes import PrefixTree, tokens_in_common
 from torpor.memvid import BLOCK_TOKENS, SessionUri
+from torpor.tests.daemon.session_rig import tokens_of
 
 HERE, THERE = b"a" * 32, b"b" * 32
 

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from session_rig import SAMPLED, Gate, Rigged, tokens_of
 from torpor.daemon.errors import GenerationFailed
 from torpor.daemon.prefixes.reuse import _MOST_SOURCES, PrefixReuse, read_alike
 from torpor.snapshot.passes import Passes
 from torpor.snapshot.restore import Filling
+from torpor.tests.daemon.session_rig import SAMPLED, Gate, Rigged, tokens_of
 
 pytestmark = pytest.mark.usefixtures("short_calls")
 

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from session_rig import Rigged, flip, listening, tokens_of, until
 from torpor.memvid import Store
 from torpor.memvid.errors import NoSpace, SessionNotFound
+from torpor.tests.daemon.session_rig import Rigged, flip, listening, tokens_of, until
 
 ONE, TWO, THREE = tokens_of(1, 600), tokens_of(2, 600), tokens_of(3, 600)
 

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from session_rig import HELD, MODEL, SAMPLED, Rigged, open_rigged, tokens_of
 from torpor.daemon.errors import InvalidSampling
 from torpor.daemon.residency.listing import TAIL_CHARACTERS
 from torpor.memvid.format.blocks import BlockDraft, SlotDraft, SlotSpec
 from torpor.memvid.uri import SessionUri
 from torpor.snapshot.errors import LayoutMismatch, SnapshotError
+from torpor.tests.daemon.session_rig import HELD, MODEL, SAMPLED, Rigged, open_rigged, tokens_of
 
 LAYERS = ("kv/1 k, v 2xnx24 float32",) * 2
 

@@ -9,9 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from damage_rig import damage, mend
-from session_rig import Rigged, given_up, listening, reply_with, tokens_of, until
-from test_time_travel import KINDS, TOKENS, look_at_the_first_of_two_versions
 from torpor.daemon import errors
 from torpor.daemon.api.sampling import Sampling
 from torpor.daemon.api.session import Look
@@ -20,6 +17,9 @@ from torpor.errors import TorporError
 from torpor.memvid import Store
 from torpor.memvid.errors import Corruption, SessionNotFound
 from torpor.snapshot.errors import NoSuchPosition
+from torpor.tests.daemon.damage_rig import damage, mend
+from torpor.tests.daemon.session_rig import Rigged, given_up, listening, reply_with, tokens_of, until
+from torpor.tests.daemon.turns_rig import KINDS, TOKENS, look_at_the_first_of_two_versions
 
 OTHERS = 700
 """Tokens of the session that the others' request makes."""

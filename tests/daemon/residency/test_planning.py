@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from recompute_rig import teach
-from session_rig import MODEL, Rigged, listening, tokens_of
 from torpor.daemon.errors import ModelChanged, ModelNotLoaded, SessionAwake
 from torpor.memvid.errors import BundleMissing, SessionNotFound
 from torpor.snapshot.errors import NoSuchPosition
+from torpor.tests.daemon.recompute_rig import teach
+from torpor.tests.daemon.session_rig import MODEL, Rigged, listening, tokens_of
 
 KINDS = ["plain", "gemma3_text", "lfm2"]
 TEXT = tokens_of(1, 700)

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from session_rig import Rigged, ignore, listening, tokens_of
 from torpor.daemon.errors import EmptyContext
 from torpor.memvid.errors import NoSpace, SessionNotFound
+from torpor.tests.daemon.session_rig import Rigged, ignore, listening, tokens_of
 
 
 async def save(rig: Rigged, name: str = "a") -> Any:

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from session_rig import HELD, LOGITS, ROW, SAMPLED, STEP, Rigged, held_up, most, tokens_of, until
 from torpor.daemon.api.sampling import Sampling
 from torpor.daemon.api.session import Look
 from torpor.daemon.engine import generation
@@ -26,6 +25,7 @@ from torpor.memvid.store import Store
 from torpor.snapshot import memory as system_memory
 from torpor.snapshot.errors import NotEnoughMemory
 from torpor.snapshot.memory import available_bytes
+from torpor.tests.daemon.session_rig import HELD, LOGITS, ROW, SAMPLED, STEP, Rigged, held_up, most, tokens_of, until
 
 import mlx.core as mx  # isort: skip  # after torpor, which chooses the BLAS
 

@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from session_rig import Gate, Rigged, ignore, tokens_of, until
 from torpor.daemon.errors import ContextOverflow
 from torpor.daemon.models.models import LoadedModel
 from torpor.daemon.sessions.encoding import Encoder, most_bytes_per_token
+from torpor.tests.daemon.session_rig import Gate, Rigged, ignore, tokens_of, until
 from transformers import AutoTokenizer
 
 CONTEXT_TOKENS = 2048

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from session_rig import Rigged, flip, ignore, tokens_of
 from torpor.daemon.sessions import rereading
 from torpor.daemon.sessions.rereading import REREAD_AFTER_S, LastRead
 from torpor.memvid.errors import CorruptBlock
 from torpor.memvid.folder.scrub_mark import ScrubMark, place_of
 from torpor.memvid.format.blocks import BlockEntry
 from torpor.memvid.format.bundle import FrameFile
+from torpor.tests.daemon.session_rig import Rigged, flip, ignore, tokens_of
 
 LONG_AGO = time.time() - 2 * REREAD_AFTER_S
 

@@ -6,11 +6,11 @@ import asyncio
 from typing import Any
 
 import pytest
-from session_rig import HELD, SAMPLED, Rigged, tokens_of
 from torpor.daemon.errors import InvalidSampling, SessionBusy
 from torpor.daemon.sessions.sessions import MAX_WAITING, Durable, Session, Turns
 from torpor.memvid.uri import SessionUri
 from torpor.snapshot.errors import MalformedSnapshot
+from torpor.tests.daemon.session_rig import HELD, SAMPLED, Rigged, tokens_of
 
 DURABLE = Durable(1, bytes(32), None, 1, 0, ())
 A, B = SessionUri("default", "a"), SessionUri("default", "b")

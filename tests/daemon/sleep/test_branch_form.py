@@ -7,13 +7,13 @@ import asyncio
 from typing import Any
 
 import pytest
-from session_rig import Rigged, all_begun, fingerprint_of, tokens_of, writing
 from torpor.daemon.engine.generation import read, replay
 from torpor.daemon.models.models import LoadedModel
 from torpor.snapshot.forking import fork
 from torpor.snapshot.kinds import holds_shared
 from torpor.snapshot.passes import SEGMENTED, UNREPEATABLE
 from torpor.snapshot.state import LiveState
+from torpor.tests.daemon.session_rig import Rigged, all_begun, fingerprint_of, tokens_of, writing
 
 import mlx.core as mx  # isort: skip  # after torpor, which chooses the BLAS
 

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from session_rig import Gate, Rigged, tokens_of, until
 from torpor.daemon.sleep.compactor import Compactor
 from torpor.memvid import CompactionPolicy
 from torpor.memvid.errors import NoSpace
 from torpor.memvid.store import Store
 from torpor.memvid.uri import SessionUri
+from torpor.tests.daemon.session_rig import Gate, Rigged, tokens_of, until
 
 FEW = CompactionPolicy(max_holders=2)
 URI = SessionUri("default", "a")

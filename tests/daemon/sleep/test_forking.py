@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from session_rig import SAMPLED, Rigged, fingerprint_of, tokens_of
 from torpor.daemon.api.session import Origin
 from torpor.daemon.errors import EmptyContext, SessionExists
 from torpor.daemon.sessions.origin import origin_in, origin_of
@@ -18,6 +17,7 @@ from torpor.memvid.errors import BundleMissing, InvalidUri, SessionNotFound
 from torpor.memvid.store import Store
 from torpor.memvid.uri import SessionUri
 from torpor.snapshot.errors import NoSuchPosition
+from torpor.tests.daemon.session_rig import SAMPLED, Rigged, fingerprint_of, tokens_of
 
 KINDS = ["plain", "gemma3_text", "lfm2", "deepseek_v3"]
 

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from session_rig import UNREADABLE, Gate, Rigged, flip, hold_calls, make_unreadable, tokens_of, until
 from torpor.daemon.errors import ContextOverflow, GenerationFailed, InvalidTokens
 from torpor.daemon.sleep import hibernation
 from torpor.errors import TorporError
@@ -24,6 +23,16 @@ from torpor.snapshot.capture import StateSource
 from torpor.snapshot.memory import SpanSource
 from torpor.snapshot.restore import Filling
 from torpor.snapshot.state import LiveState
+from torpor.tests.daemon.session_rig import (
+    UNREADABLE,
+    Gate,
+    Rigged,
+    flip,
+    hold_calls,
+    make_unreadable,
+    tokens_of,
+    until,
+)
 
 
 async def test_mlx_is_touched_on_the_engine_thread_alone_and_disks_on_others(

@@ -13,13 +13,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-import killed_daemon
 import pytest
-from faults import strace_kill
-from faults.strace_kill import CALLS, await_end
-from killed_daemon import STEPS, go_through, prepare
-from session_rig import MODEL, Fingerprint, Rigged, open_rigged
-from shares import share
+from torpor.tests.daemon import killed_daemon
+from torpor.tests.daemon.killed_daemon import STEPS, go_through, prepare
+from torpor.tests.daemon.session_rig import MODEL, Fingerprint, Rigged, open_rigged
+from torpor.tests.memvid.faults import strace_kill
+from torpor.tests.memvid.faults.strace_kill import CALLS, await_end
+from torpor.tests.shares import share
 
 import mlx.core as mx  # isort: skip  # after torpor, which chooses the BLAS
 

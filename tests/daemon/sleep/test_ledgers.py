@@ -9,20 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from damage_rig import damage
-from session_rig import (
-    SAMPLED,
-    UNREADABLE,
-    Gate,
-    Rigged,
-    Writing,
-    flip,
-    given_up,
-    listening,
-    make_unreadable,
-    tokens_of,
-    until,
-)
 from torpor.daemon.api.sampling import Sampling
 from torpor.daemon.api.session import Salvaged
 from torpor.daemon.errors import GenerationFailed, MemoryBudgetExceeded, StopDeadline
@@ -37,6 +23,20 @@ from torpor.memvid.uri import SessionUri
 from torpor.snapshot.errors import MalformedSnapshot, NoSuchPosition
 from torpor.snapshot.passes import Passes
 from torpor.snapshot.state import token_array
+from torpor.tests.daemon.damage_rig import damage
+from torpor.tests.daemon.session_rig import (
+    SAMPLED,
+    UNREADABLE,
+    Gate,
+    Rigged,
+    Writing,
+    flip,
+    given_up,
+    listening,
+    make_unreadable,
+    tokens_of,
+    until,
+)
 
 KINDS = ("qwen3", "gemma3_text", "falcon_h1")
 

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from session_rig import DEADLINE_S, Gate, Rigged, tokens_of, until
 from torpor.daemon.errors import ServiceClosed, SessionExists
 from torpor.daemon.sleep import maintenance
 from torpor.daemon.sleep.maintenance import Maintenance
@@ -22,6 +21,7 @@ from torpor.memvid.exchange.incoming import hand_over
 from torpor.memvid.format.records import Action, Finding, MaintenanceReport
 from torpor.memvid.store import Store
 from torpor.memvid.uri import SessionUri
+from torpor.tests.daemon.session_rig import DEADLINE_S, Gate, Rigged, tokens_of, until
 
 NOTHING = MaintenanceReport("gc", False, (), 0, 0, ())
 

@@ -13,8 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import session_rig
-from session_rig import Rigged, crowded, flip, ignore, tokens_of, until
 from torpor.daemon.api.session import Lossy
 from torpor.daemon.errors import GenerationFailed, SessionAwake, SessionBusy
 from torpor.daemon.sleep.quantising import AgePolicy, Plan, QuantiseOrder, Span, plan_spans, why_left
@@ -26,6 +24,8 @@ from torpor.memvid.uri import SessionUri
 from torpor.snapshot.checkpoints import CHECKPOINT_TOKENS
 from torpor.snapshot.errors import CanaryFailed, MalformedSnapshot
 from torpor.snapshot.lossy import Loss
+from torpor.tests.daemon import session_rig
+from torpor.tests.daemon.session_rig import Rigged, crowded, flip, ignore, tokens_of, until
 
 DAY_NS = 24 * 3600 * 10**9
 HYBRIDS = ["gemma4_text", "kimi_linear"]

@@ -6,10 +6,10 @@ from typing import Any
 
 import mlx.core as mx
 import pytest
-from recompute_rig import teach
-from session_rig import SAMPLED, Rigged, tokens_of
 from torpor.daemon.api.session import Recomputed
 from torpor.snapshot.passes import UNREPEATABLE, Passes
+from torpor.tests.daemon.recompute_rig import teach
+from torpor.tests.daemon.session_rig import SAMPLED, Rigged, tokens_of
 
 KINDS = ["plain", "gemma3_text", "lfm2", "quantised"]
 TEXT = tokens_of(1, 700)

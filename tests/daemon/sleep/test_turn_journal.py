@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from session_rig import DEADLINE_S, SAMPLED, Rigged, as_killed, given_up, hold_calls, tokens_of
 from torpor.daemon.api.sampling import Sampling
 from torpor.daemon.errors import GenerationFailed
 from torpor.daemon.sessions.transcripts import message_of
@@ -19,6 +18,7 @@ from torpor.daemon.tasks.cancellation import LeftMidway
 from torpor.memvid.errors import NoSpace
 from torpor.memvid.folder.journal import Journal
 from torpor.memvid.store import Store
+from torpor.tests.daemon.session_rig import DEADLINE_S, SAMPLED, Rigged, as_killed, given_up, hold_calls, tokens_of
 
 KINDS = ("qwen3", "gemma3_text", "falcon_h1", "quantised")
 

@@ -8,7 +8,6 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-from session_rig import Rigged, tokens_of, until
 from torpor.daemon.engine import generation
 from torpor.daemon.errors import InvalidTokens
 from torpor.daemon.prefixes import heads, reuse
@@ -19,6 +18,7 @@ from torpor.daemon.upkeep import scrubbing
 from torpor.daemon.upkeep.scrubbing import ScrubPolicy
 from torpor.daemon.verbs import store as store_verbs
 from torpor.memvid.store import Store
+from torpor.tests.daemon.session_rig import Rigged, tokens_of, until
 
 AT_ONCE = 1
 ASLEEP, AWAKE = ("a", "b", "c", "lab/d", "lab/e"), ("f", "g", "h", "i", "lab/j")

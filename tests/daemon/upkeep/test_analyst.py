@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from session_rig import Gate, Rigged, hold_calls, tokens_of, until
 from torpor.daemon.api.events import ProgressEvent
 from torpor.daemon.errors import ServiceClosed
 from torpor.daemon.upkeep import analyst
 from torpor.memvid.errors import AmbiguousVersion, BundleMismatch, SessionNotFound
+from torpor.tests.daemon.session_rig import Gate, Rigged, hold_calls, tokens_of, until
 
 
 def document(result: Any) -> dict[str, Any]:

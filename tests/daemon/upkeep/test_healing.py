@@ -9,8 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from damage_rig import TEXT, damage, mend, told
-from session_rig import MODEL, Gate, Rigged, as_killed, crowded, listening, tokens_of, until
 from torpor.daemon.errors import RepairPutOff, ServiceClosed, UnknownModel
 from torpor.daemon.upkeep import healing
 from torpor.daemon.upkeep.healing import _MAX_TOLD, _put_off
@@ -21,6 +19,8 @@ from torpor.memvid.folder.scrub_mark import place_of
 from torpor.memvid.format.bundle import FrameFile
 from torpor.memvid.uri import SessionUri
 from torpor.snapshot.errors import IdentityMismatch
+from torpor.tests.daemon.damage_rig import TEXT, damage, mend, told
+from torpor.tests.daemon.session_rig import MODEL, Gate, Rigged, as_killed, crowded, listening, tokens_of, until
 
 A = SessionUri("default", "a")
 

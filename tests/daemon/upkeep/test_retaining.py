@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from session_rig import Rigged, listening, tokens_of, until
 from torpor.daemon.api.sampling import Sampling
 from torpor.daemon.config.configuring import ConfigFile
 from torpor.daemon.config.settings import Settings, settings_of
@@ -18,6 +17,7 @@ from torpor.memvid.disk.clock import now_ns
 from torpor.memvid.errors import StoreIoError
 from torpor.memvid.store import Store
 from torpor.memvid.writing import sleeping
+from torpor.tests.daemon.session_rig import Rigged, listening, tokens_of, until
 
 
 async def save(rig: Rigged, name: str, times: int) -> None:

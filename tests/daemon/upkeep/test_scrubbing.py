@@ -9,8 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from damage_rig import TEXT, damage, mend, told
-from session_rig import SAMPLED, Rigged, Writing, listening, tokens_of, until
 from torpor.daemon.api.session import Recomputed
 from torpor.daemon.engine.admission import current
 from torpor.daemon.errors import RepairPutOff, SessionExists, UnknownModel
@@ -21,6 +19,8 @@ from torpor.memvid import Store
 from torpor.memvid.errors import CorruptBlock
 from torpor.memvid.uri import SessionUri
 from torpor.snapshot.passes import UNREPEATABLE, Passes
+from torpor.tests.daemon.damage_rig import TEXT, damage, mend, told
+from torpor.tests.daemon.session_rig import SAMPLED, Rigged, Writing, listening, tokens_of, until
 
 QUICK = ScrubPolicy(bytes_per_s=1 << 40, idle_s=0.05, round_s=0.05, look_s=0.01)
 KINDS = ["plain", "gemma3_text", "lfm2"]

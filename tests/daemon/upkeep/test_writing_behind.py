@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from session_rig import SAMPLED, Gate, Rigged, as_killed, hold_calls, listening, tokens_of, until
 from torpor.daemon.upkeep import writing_behind
 from torpor.memvid.errors import BudgetExceeded, NoSpace
 from torpor.memvid.format.records import IndexRow
 from torpor.memvid.format.writer import BundleWriter
 from torpor.memvid.writing import sleeping
+from torpor.tests.daemon.session_rig import SAMPLED, Gate, Rigged, as_killed, hold_calls, listening, tokens_of, until
 
 KINDS = ("qwen3", "gemma3_text", "falcon_h1", "quantised")
 

@@ -9,16 +9,25 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conversing_rig import SYSTEM, assistant, cold, converse, ledger, names, script, user, with_template  # noqa: F401
-from session_rig import Rigged, as_killed
 from torpor.daemon.api.constraints import ToolChoice
 from torpor.daemon.api.events import SessionEvent, TokenEvent
 from torpor.daemon.errors import ContextOverflow, InvalidTranscript
 from torpor.daemon.models.chat_template import Root
 from torpor.daemon.sessions.transcripts import message_of
 from torpor.memvid.exchange.incoming import hand_over
-
-TOOLS = ({"name": "look", "description": "Looks.", "parameters": {"type": "object"}},)
+from torpor.tests.daemon.conversing_rig import (  # noqa: F401
+    SYSTEM,
+    TOOLS,
+    assistant,
+    cold,
+    converse,
+    ledger,
+    names,
+    script,
+    user,
+    with_template,
+)
+from torpor.tests.daemon.session_rig import Rigged, as_killed
 
 
 @pytest.fixture

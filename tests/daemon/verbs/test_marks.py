@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from conversing_rig import SYSTEM, assistant, converse, ledger, script, user  # noqa: F401
-from session_rig import Rigged, until
 from torpor.daemon.sessions.transcripts import message_of
 from torpor.snapshot.checkpoints import CHECKPOINT_TOKENS
+from torpor.tests.daemon.conversing_rig import SYSTEM, assistant, converse, ledger, script, user  # noqa: F401
+from torpor.tests.daemon.session_rig import Rigged, until
 
 FIRST, SECOND = (user("".join(chr(97 + at % 26) for at in range(count))) for count in (700, 1100))
 

@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conversing_rig import (  # noqa: F401
+from torpor.daemon.models.chat_template import Root
+from torpor.daemon.sessions.transcripts import message_of
+from torpor.tests.daemon.conversing_rig import (  # noqa: F401
     SYSTEM,
     assistant,
     cold,
@@ -20,9 +22,7 @@ from conversing_rig import (  # noqa: F401
     user,
     with_template,
 )
-from session_rig import MODEL, Rigged
-from torpor.daemon.models.chat_template import Root
-from torpor.daemon.sessions.transcripts import message_of
+from torpor.tests.daemon.session_rig import MODEL, Rigged
 
 TOOLS = ({"name": "look", "description": "Looks.", "parameters": {"type": "object"}},)
 ONE, TWO, THREE = (f"{number:032x}" for number in (1, 2, 3))

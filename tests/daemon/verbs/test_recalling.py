@@ -7,9 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conversing_rig import SYSTEM, assistant, cold, ledger, reply_with, script, user  # noqa: F401
-from session_rig import Rigged, open_rigged
-from shares import share
 from torpor.daemon.api.constraints import ToolChoice
 from torpor.daemon.api.dialogue import ToolCall
 from torpor.daemon.api.events import TokenEvent
@@ -18,8 +15,20 @@ from torpor.daemon.models.written_tools import offer_of
 from torpor.daemon.sessions.transcripts import message_of
 from torpor.memvid.uri import SessionUri
 from torpor.snapshot.errors import MalformedSnapshot
-
-from .test_conversing import TOOLS, converse, names
+from torpor.tests.daemon.conversing_rig import (  # noqa: F401
+    SYSTEM,
+    TOOLS,
+    assistant,
+    cold,
+    converse,
+    ledger,
+    names,
+    reply_with,
+    script,
+    user,
+)
+from torpor.tests.daemon.session_rig import Rigged, open_rigged
+from torpor.tests.shares import share
 
 ONE, TWO, THREE = (f"{number:032x}" for number in (1, 2, 3))
 CALL = '<tool_call>{"name": "look", "arguments": {"path": "."}}</tool_call>'

@@ -9,12 +9,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conversing_rig import SYSTEM, assistant, cold, converse, ledger, names, reply_with, script, tell, user  # noqa: F401
-from session_rig import END, Rigged
 from torpor.daemon.api.events import ProgressEvent, TokenEvent
 from torpor.daemon.api.sampling import Sampling
 from torpor.daemon.errors import GenerationFailed
 from torpor.daemon.tasks.cancellation import LeftMidway
+from torpor.tests.daemon.conversing_rig import (  # noqa: F401
+    SYSTEM,
+    assistant,
+    cold,
+    converse,
+    ledger,
+    names,
+    reply_with,
+    script,
+    tell,
+    user,
+)
+from torpor.tests.daemon.session_rig import END, Rigged
 
 pytestmark = pytest.mark.usefixtures("short_calls")
 

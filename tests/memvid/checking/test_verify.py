@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 from blake3 import blake3
-from store_making import FORK_URI, OTHER_URI, URI, bundle_path, flip, frame_of, require_awake, sleep
 from torpor.memvid import BlockEntry, IndexRow, Receipt, SessionUri, Store
 from torpor.memvid.checking import verify
 from torpor.memvid.errors import BundleMissing, IndexMismatch, NoSpace, SessionNotFound
@@ -24,6 +23,7 @@ from torpor.memvid.format.layout import HEADER_BYTES, Trailer, encode_header
 from torpor.memvid.index.index import Index
 from torpor.memvid.index.rows import IndexedBundle
 from torpor.memvid.writing.rewriting import Contents, prepared
+from torpor.tests.memvid.store_making import FORK_URI, OTHER_URI, URI, bundle_path, flip, frame_of, require_awake, sleep
 
 
 def payload_of(store: Store, entry: BlockEntry) -> int:

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from store_making import refusing
 from torpor.memvid.disk.budget import UNLIMITED, Account, Budget, Standing, free_bytes_of, require_room, utc_day
 from torpor.memvid.disk.clock import now_ns
 from torpor.memvid.errors import BudgetExceeded, InvalidPolicy, StoreIoError
+from torpor.tests.memvid.store_making import refusing
 
 DAY_NS = 24 * 60 * 60 * 10**9
 PLENTY = 1 << 50

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from store_making import IDENTITY, OTHER_URI, URI, bundle_path, refusing, reopened, require_awake, sleep, span
 from torpor.memvid import BlockDraft, Store
 from torpor.memvid.disk import durable
 from torpor.memvid.errors import DurabilityLost, InvalidDraft, NoSpace, ReadBackFailed, StoreError, StoreIoError
@@ -20,6 +19,17 @@ from torpor.memvid.format.codecs import zstd
 from torpor.memvid.index.index import Index
 from torpor.memvid.index.page_sums import SUMS_FILE
 from torpor.memvid.writing.rewriting import Contents, prepared
+from torpor.tests.memvid.store_making import (
+    IDENTITY,
+    OTHER_URI,
+    URI,
+    bundle_path,
+    refusing,
+    reopened,
+    require_awake,
+    sleep,
+    span,
+)
 
 
 def bundles(store: Store) -> dict[str, bytes]:
@@ -254,9 +264,8 @@ def test_what_may_not_be_written_says_what_to_do(
 def test_threat_30_a_file_size_limit_of_the_system_is_no_space(tmp_path: Path) -> None:
     """No injection: the kernel itself cuts the write short and then refuses."""
     script = f"""
-import resource, sys
-sys.path.insert(0, {str(Path(__file__).parents[1])!r})
-from store_making import *
+import resource
+from torpor.tests.memvid.store_making import *
 from torpor.memvid.errors import NoSpace
 with Store.open({str(tmp_path / "store")!r}, writable=True) as store:
     sleep(store, 300)

@@ -10,10 +10,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from store_making import URI, reopened, require_awake, sleep
 from torpor.memvid import Store
 from torpor.memvid.disk.lock import find_holder
 from torpor.memvid.errors import LockLost, StoreIoError, StoreLocked, UnsafePath
+from torpor.tests.memvid.store_making import URI, reopened, require_awake, sleep
 
 HOLDER = """
 import sys
@@ -191,7 +191,7 @@ def test_threat_36_a_writer_whose_lock_file_was_taken_away_stops(store: Store, s
 def test_threat_36_a_lock_file_taken_away_during_a_sleep_stops_it_before_it_is_published(
     store: Store, store_path: Path
 ) -> None:
-    from store_making import IDENTITY, drafts
+    from torpor.tests.memvid.store_making import IDENTITY, drafts
 
     def blocks():  # type: ignore[no-untyped-def]
         yield from drafts(20)

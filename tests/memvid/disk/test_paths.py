@@ -8,10 +8,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from store_making import OTHER_URI, URI, bundle_path, require_awake, sleep
 from torpor.memvid import Store
 from torpor.memvid.disk.paths import list_names, require_own_regular
 from torpor.memvid.errors import StoreError, UnsafePath
+from torpor.tests.memvid.store_making import OTHER_URI, URI, bundle_path, require_awake, sleep
 
 
 def as_symlink(path: Path, aside: Path) -> None:

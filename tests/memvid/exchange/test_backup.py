@@ -8,7 +8,6 @@ from pathlib import Path
 from unittest import mock
 
 import pytest
-from store_making import HEIR_URI, OTHER_URI, URI, bundle_path, contents, expected, require_awake, sleep, spoil
 from torpor.memvid import SessionUri, Store
 from torpor.memvid.errors import NoSpace, NotAStore, StoreLocked, TargetExists, UnsafePath
 from torpor.memvid.exchange import backup
@@ -16,6 +15,17 @@ from torpor.memvid.folder.retention import Retention
 from torpor.memvid.format.records import MaintenanceReport
 from torpor.memvid.maintenance.compaction_plan import CompactionPolicy
 from torpor.memvid.writing.sleeping import Holdings
+from torpor.tests.memvid.store_making import (
+    HEIR_URI,
+    OTHER_URI,
+    URI,
+    bundle_path,
+    contents,
+    expected,
+    require_awake,
+    sleep,
+    spoil,
+)
 
 FEW_FILES = CompactionPolicy(max_holders=1, min_dead_ratio=0.0)
 COUNTS = (300, 600, 900, 1200)

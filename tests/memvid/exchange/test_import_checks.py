@@ -11,8 +11,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-import store_making as making
-from store_making import IDENTITY, URI, require_awake, sleep, token_ids, write
 from torpor.memvid import BlockDraft, SlotDraft, SlotSpec, Store, zstd
 from torpor.memvid.disk.durable import TempFile
 from torpor.memvid.errors import CorruptBundle, LimitExceeded
@@ -26,6 +24,8 @@ from torpor.memvid.format.bundle import BundleFile, FrameFile
 from torpor.memvid.format.manifest import Manifest, bundle_id_of
 from torpor.memvid.format.writer import BundleWriter, prepare_block
 from torpor.memvid.limits import KIB, MAX_EXPANSION, MAX_SMALL_BUNDLE_BYTES, MIB
+from torpor.tests.memvid import store_making as making
+from torpor.tests.memvid.store_making import IDENTITY, URI, require_awake, sleep, token_ids, write
 
 SLOTS = 3
 ZEROS = memoryview(bytes(32 * MIB))

@@ -6,10 +6,10 @@ import os
 from pathlib import Path
 
 import pytest
-import store_making as making
 from torpor.memvid import Store
 from torpor.memvid.errors import BlockMissing, BundleMissing, Corruption, NoStore, StoreIoError, UnsafePath
 from torpor.memvid.exchange.incoming import hand_over, owner_of, take_back
+from torpor.tests.memvid import store_making as making
 
 
 @pytest.fixture

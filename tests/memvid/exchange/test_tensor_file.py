@@ -10,11 +10,11 @@ from typing import Any
 from unittest import mock
 
 import pytest
-import store_making as making
 from safetensors import safe_open
-from store_making import URI, drafts, meanwhile, sleep, write
 from torpor.memvid import BlockDraft, SessionUri, SlotDraft, SlotSpec, Store, errors, zstd
 from torpor.memvid.exchange import tensor_file
+from torpor.tests.memvid import store_making as making
+from torpor.tests.memvid.store_making import URI, drafts, meanwhile, sleep, write
 
 
 @pytest.fixture

@@ -15,10 +15,7 @@ from pathlib import Path
 from unittest import mock
 
 import pytest
-import store_making as making
 from blake3 import blake3
-from resealing import reseal
-from store_making import OTHER_URI, URI, contents, expected, meanwhile, put, require_awake, sleep, write
 from torpor.memvid import BlockDraft, Receipt, SessionUri, SlotDraft, SlotSpec, Store, errors, zstd
 from torpor.memvid.disk.budget import Budget, utc_day
 from torpor.memvid.exchange import transfer
@@ -30,6 +27,19 @@ from torpor.memvid.index.index import Index
 from torpor.memvid.limits import MAX_IMPORTED_VERSION, MAX_VERSION
 from torpor.memvid.writing.core import StoreCore
 from torpor.memvid.writing.rewriting import Contents, prepared
+from torpor.tests.memvid import store_making as making
+from torpor.tests.memvid.resealing import reseal
+from torpor.tests.memvid.store_making import (
+    OTHER_URI,
+    URI,
+    contents,
+    expected,
+    meanwhile,
+    put,
+    require_awake,
+    sleep,
+    write,
+)
 
 THIRD_URI = SessionUri("default", "third")
 

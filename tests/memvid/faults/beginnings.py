@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from faults.shim import repeatable
-from faults.worlds import NOTHING_ELSE, Sees, Tape, Version, World, sleep
-from store_making import OTHER_URI, URI
 from torpor.memvid import Store
+from torpor.tests.memvid.faults.shim import repeatable
+from torpor.tests.memvid.faults.worlds import NOTHING_ELSE, Sees, Tape, Version, World, sleep
+from torpor.tests.memvid.store_making import OTHER_URI, URI
 
 FIRST: Final = Version(URI, 1, 260)
 SECOND: Final = Version(URI, 2, 516)

@@ -25,11 +25,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from faults.beginnings import Scenario, Swept, fresh, prepare
-from faults.shim import Call, Shim, files_up_to, repeatable
-from faults.worlds import Allowed, Broken, Tape, Version, World, check, require_bit_exact, sleep
 from torpor.memvid import SessionUri, Store
 from torpor.memvid.errors import DurabilityLost, LockLost, StoreError
+from torpor.tests.memvid.faults.beginnings import Scenario, Swept, fresh, prepare
+from torpor.tests.memvid.faults.shim import Call, Shim, files_up_to, repeatable
+from torpor.tests.memvid.faults.worlds import Allowed, Broken, Tape, Version, World, check, require_bit_exact, sleep
 
 _GROWS: Final = frozenset({"write", "writev", "pwrite", "mkdir", "vfs.write"})
 _FLUSHES: Final = frozenset({"fsync", "fdatasync"})

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from faults.mutant import Edit, Mutant
+from torpor.tests.memvid.faults.mutant import Edit, Mutant
 
 _FORMAT: Final = "tests/memvid/format/test_journal.py::"
 _FOLDER: Final = "tests/memvid/folder/test_journal.py::"

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from faults.beginnings import Scenario, Swept, fresh, prepare
-from faults.shim import Call, Shim, repeatable
-from faults.worlds import Allowed, Broken, Tape, World, check
 from torpor.memvid import Store
+from torpor.tests.memvid.faults.beginnings import Scenario, Swept, fresh, prepare
+from torpor.tests.memvid.faults.shim import Call, Shim, repeatable
+from torpor.tests.memvid.faults.worlds import Allowed, Broken, Tape, World, check
 
 _WRITERS = frozenset({"write", "writev", "pwrite", "pwritev"})
 

@@ -12,14 +12,14 @@ import time
 from pathlib import Path
 from typing import Any, Final
 
-from faults.beginnings import Swept
-from faults.moments import INDEX, require_kept
-from faults.worlds import SIZES
-from store_making import OTHER_URI, URI
-from store_making import sleep as put_to_sleep
 from torpor.memvid import Receipt, Store
 from torpor.memvid.folder.retention import Retention
 from torpor.memvid.maintenance.compaction_plan import CompactionPolicy
+from torpor.tests.memvid.faults.beginnings import Swept
+from torpor.tests.memvid.faults.moments import INDEX, require_kept
+from torpor.tests.memvid.faults.worlds import SIZES
+from torpor.tests.memvid.store_making import OTHER_URI, URI
+from torpor.tests.memvid.store_making import sleep as put_to_sleep
 
 _POLICY: Final = CompactionPolicy(max_holders=2, min_dead_ratio=0.0)
 _KEPT: Final = Retention(keep_last=9)

@@ -16,15 +16,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from faults.beginnings import Scenario, Swept, fresh, prepare
-from faults.shim import Call, Shim, files_up_to, repeatable
-from faults.states import Seen, state_of
-from faults.worlds import Broken, Tape
-from store_making import contents
 from torpor.memvid import SessionUri, Store
 from torpor.memvid.errors import StoreError
 from torpor.memvid.folder.retention import Retention
 from torpor.memvid.maintenance.compaction_plan import CompactionPolicy
+from torpor.tests.memvid.faults.beginnings import Scenario, Swept, fresh, prepare
+from torpor.tests.memvid.faults.shim import Call, Shim, files_up_to, repeatable
+from torpor.tests.memvid.faults.states import Seen, state_of
+from torpor.tests.memvid.faults.worlds import Broken, Tape
+from torpor.tests.memvid.store_making import contents
 
 INDEX: Final = "index.sqlite"
 _FOLDED: Final = CompactionPolicy(max_holders=1, min_dead_ratio=0.0)

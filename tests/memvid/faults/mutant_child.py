@@ -12,10 +12,8 @@ import pickle
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
 import pytest
-from faults import mutants
+from torpor.tests.memvid.faults import mutants
 
 BROKEN = 3
 
@@ -25,11 +23,11 @@ def main(name: str, folder: Path, what: str) -> None:
         mutants.install(mutants.all_mutants()[name])
     if "::" in what:
         sys.exit(pytest.main([what, "-q", "-x", "-p", "no:cacheprovider", f"--basetemp={folder}"]))
-    from faults.beginnings import prepare
-    from faults.recording import record
-    from faults.scenarios import SCENARIOS
-    from faults.worlds import Tape
     from torpor.memvid.errors import StoreError
+    from torpor.tests.memvid.faults.beginnings import prepare
+    from torpor.tests.memvid.faults.recording import record
+    from torpor.tests.memvid.faults.scenarios import SCENARIOS
+    from torpor.tests.memvid.faults.worlds import Tape
 
     recordings = {}
     for scenario in map(SCENARIOS.__getitem__, what.split(",")):

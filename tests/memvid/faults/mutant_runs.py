@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Final
 
 import pytest
-from faults.mutant_child import BROKEN
-from faults.mutants import EQUIVALENT, NONE, Mutant
-from faults.power import Effort, Replay
-from faults.recording import Recording, Write
-from faults.scenarios import SCENARIOS
+from torpor.tests.memvid.faults.mutant_child import BROKEN
+from torpor.tests.memvid.faults.mutants import EQUIVALENT, NONE, Mutant
+from torpor.tests.memvid.faults.power import Effort, Replay
+from torpor.tests.memvid.faults.recording import Recording, Write
+from torpor.tests.memvid.faults.scenarios import SCENARIOS
 
 _CHILD: Final = Path(__file__).with_name("mutant_child.py")
 _ROOT: Final = Path(__file__).resolve().parents[3]

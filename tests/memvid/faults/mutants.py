@@ -9,7 +9,7 @@ test. The swaps are named by the text of their statements; one that no longer ap
 A mutant that no scenario can tell from the code stands in EQUIVALENT with its reason; if one is caught, the reason is
 wrong, and that fails too.
 
-This module must not import torpor: the child uses it before.
+This module imports no layer of torpor: the child uses it before.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
-from faults.journal_mutants import JOURNAL
-from faults.mutant import Edit, Mutant
+from torpor.tests.memvid.faults.journal_mutants import JOURNAL
+from torpor.tests.memvid.faults.mutant import Edit, Mutant
 
 FLUSHES: Final = frozenset({"sync_file", "sync_folder", "_sync", "sync", "fsync", "fdatasync", "_settle"})
 _FLUSHING_SQL: Final = "wal_checkpoint"

@@ -30,10 +30,23 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Final
 
-from faults.beginnings import Scenario, Swept, prepare
-from faults.recording import ROOT, Cut, Disk, Inode, Link, Operation, Recording, Step, Sync, Unlink, Write, record
-from faults.worlds import NOTHING_ELSE, Allowed, Broken, Sees, Tape, check
 from torpor.memvid import Store
+from torpor.tests.memvid.faults.beginnings import Scenario, Swept, prepare
+from torpor.tests.memvid.faults.recording import (
+    ROOT,
+    Cut,
+    Disk,
+    Inode,
+    Link,
+    Operation,
+    Recording,
+    Step,
+    Sync,
+    Unlink,
+    Write,
+    record,
+)
+from torpor.tests.memvid.faults.worlds import NOTHING_ELSE, Allowed, Broken, Sees, Tape, check
 
 SECTORS: Final = (512, 4096)
 _ALL_SUBSETS_UP_TO: Final = 6

@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from faults.shim import Call, Shim, repeatable
-from faults.worlds import Allowed, Tape
+from torpor.tests.memvid.faults.shim import Call, Shim, repeatable
+from torpor.tests.memvid.faults.worlds import Allowed, Tape
 
 Inode = int
 ROOT: Final[Inode] = 0

@@ -24,14 +24,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-from faults import errnos, kill, live_copies, moments, mutant_runs, power, strace_kill
-from faults.beginnings import Scenario, Swept
-from faults.mutants import EQUIVALENT, all_mutants
-from faults.scenarios import SCENARIOS
-from shares import share
+from torpor.tests.memvid.faults import errnos, kill, live_copies, moments, mutant_runs, power, strace_kill
+from torpor.tests.memvid.faults.beginnings import Scenario, Swept
+from torpor.tests.memvid.faults.mutants import EQUIVALENT, all_mutants
+from torpor.tests.memvid.faults.scenarios import SCENARIOS
+from torpor.tests.shares import share
 
 Report = dict[str, Any]
 FOUND: Final = 3

@@ -11,15 +11,15 @@ import shutil
 from pathlib import Path
 from typing import Final
 
-from faults import turns, upkeep
-from faults.beginnings import FIRST, FORK, SECOND, Scenario, two_versions_and_a_fork
-from faults.shim import by_hand
-from faults.worlds import Broken, Mark, Sees, Tape, Version, World, sleep
-from store_making import OTHER_URI, URI, bundle_path
 from torpor.memvid import Receipt, SessionUri, Store
 from torpor.memvid.errors import NoSpace
 from torpor.memvid.folder.retention import Retention
 from torpor.memvid.maintenance.compaction_plan import CompactionPolicy
+from torpor.tests.memvid.faults import turns, upkeep
+from torpor.tests.memvid.faults.beginnings import FIRST, FORK, SECOND, Scenario, two_versions_and_a_fork
+from torpor.tests.memvid.faults.shim import by_hand
+from torpor.tests.memvid.faults.worlds import Broken, Mark, Sees, Tape, Version, World, sleep
+from torpor.tests.memvid.store_making import OTHER_URI, URI, bundle_path
 
 THIRD: Final = SessionUri("work", "third")
 

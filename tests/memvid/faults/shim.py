@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 from unittest import mock
 
-from faults import vfs
+from torpor.tests.memvid.faults import vfs
 
 READS: Final = ("close", "pread", "preadv", "read", "listdir", "stat", "fstat", "dup", "fcntl.flock")
 WRITES: Final = (

@@ -9,11 +9,9 @@ import pickle
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-from faults.scenarios import SCENARIOS
-from faults.shim import repeatable
-from faults.worlds import Tape
+from torpor.tests.memvid.faults.scenarios import SCENARIOS
+from torpor.tests.memvid.faults.shim import repeatable
+from torpor.tests.memvid.faults.worlds import Tape
 
 
 def main(name: str, path: Path, world: Path) -> None:

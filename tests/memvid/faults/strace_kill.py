@@ -18,9 +18,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
 
-from faults.beginnings import Scenario, Swept, fresh, prepare
-from faults.kill import events_of
-from faults.worlds import check
+from torpor.tests.memvid.faults.beginnings import Scenario, Swept, fresh, prepare
+from torpor.tests.memvid.faults.kill import events_of
+from torpor.tests.memvid.faults.worlds import check
 
 CALLS: Final = (
     "write,pwrite64,writev,pwritev,pwritev2,fsync,fdatasync,sync_file_range,rename,renameat,renameat2,link,linkat,"

@@ -19,20 +19,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from faults import errnos, kill, strace_kill
-from faults.beginnings import Scenario, Swept, fresh, prepare
-from faults.mutant_runs import outline
-from faults.mutants import EQUIVALENT, all_mutants, modules, mutate, touched_by
-from faults.power import Effort, Replay
-from faults.recording import record
-from faults.run import of_this_share
-from faults.scenarios import SCENARIOS
-from faults.states import Seen, state_of
-from faults.worlds import Tape
-from shares import share
-from store_making import flip
 from torpor.memvid import Store
 from torpor.memvid.disk import durable
+from torpor.tests.memvid.faults import errnos, kill, strace_kill
+from torpor.tests.memvid.faults.beginnings import Scenario, Swept, fresh, prepare
+from torpor.tests.memvid.faults.mutant_runs import outline
+from torpor.tests.memvid.faults.mutants import EQUIVALENT, all_mutants, modules, mutate, touched_by
+from torpor.tests.memvid.faults.power import Effort, Replay
+from torpor.tests.memvid.faults.recording import record
+from torpor.tests.memvid.faults.run import of_this_share
+from torpor.tests.memvid.faults.scenarios import SCENARIOS
+from torpor.tests.memvid.faults.states import Seen, state_of
+from torpor.tests.memvid.faults.worlds import Tape
+from torpor.tests.memvid.store_making import flip
+from torpor.tests.shares import share
 
 RUN = Path(__file__).with_name("run.py")
 ROOT = Path(__file__).parents[3]

@@ -14,14 +14,14 @@ from pathlib import Path
 from typing import Final
 from unittest import mock
 
-import store_making as making
-from faults.beginnings import FIRST, SECOND, Scenario
-from faults.upkeep import SECRET, seeing
-from faults.worlds import Broken, Mark, Sees, Tape, Version, World, sleep
-from store_making import URI
 from torpor.memvid import SessionUri, Store
 from torpor.memvid.folder import journal
 from torpor.memvid.format.ledger_tail import tail_of
+from torpor.tests.memvid import store_making as making
+from torpor.tests.memvid.faults.beginnings import FIRST, SECOND, Scenario
+from torpor.tests.memvid.faults.upkeep import SECRET, seeing
+from torpor.tests.memvid.faults.worlds import Broken, Mark, Sees, Tape, Version, World, sleep
+from torpor.tests.memvid.store_making import URI
 
 NEW: Final = SessionUri("work", "new")
 GONE: Final = SessionUri("work", "gone")

@@ -16,11 +16,6 @@ from pathlib import Path
 from typing import Any, Final
 from unittest import mock
 
-import store_making as making
-from faults.beginnings import FIRST, FORK, SECOND, Scenario, two_versions_and_a_fork
-from faults.shim import by_hand, files_up_to
-from faults.worlds import SIZES, Broken, Mark, Sees, Tape, Version, World, require_bit_exact, sleep
-from store_making import OTHER_URI, URI
 from torpor.memvid import SessionUri, Store
 from torpor.memvid.errors import NoSpace, SessionNotFound, StoreIoError
 from torpor.memvid.exchange.incoming import hand_over
@@ -28,6 +23,11 @@ from torpor.memvid.format.bundle import BundleFile
 from torpor.memvid.index import index
 from torpor.memvid.maintenance.compaction_plan import CompactionPolicy
 from torpor.memvid.recovery.repair import LOST
+from torpor.tests.memvid import store_making as making
+from torpor.tests.memvid.faults.beginnings import FIRST, FORK, SECOND, Scenario, two_versions_and_a_fork
+from torpor.tests.memvid.faults.shim import by_hand, files_up_to
+from torpor.tests.memvid.faults.worlds import SIZES, Broken, Mark, Sees, Tape, Version, World, require_bit_exact, sleep
+from torpor.tests.memvid.store_making import OTHER_URI, URI
 
 ALONE: Final = Version(SessionUri("work", "alone"), 1, 30, seed=8)
 _DAY_SECONDS: Final = 86_400

@@ -14,12 +14,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-import store_making as making
-from faults.states import Seen, state_of
 from torpor.memvid import IndexRow, SessionUri, Store
 from torpor.memvid.errors import NoSpace
 from torpor.memvid.format.ledger_tail import tail_of
 from torpor.memvid.recovery.repair import LOST
+from torpor.tests.memvid import store_making as making
+from torpor.tests.memvid.faults.states import Seen, state_of
 
 SIZES: Final = {"layers": 1, "heads": 1, "dim": 1}
 """Two slots of 512 bytes for a full span: a bundle has a few KiB, and hundreds of states a second can be checked."""

@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from store_making import OTHER_URI, URI, bundle_path, refusing, reopened, sleep
 from torpor.memvid.disk import durable
 from torpor.memvid.errors import LimitExceeded, ReadOnlyStore, StoreIoError
 from torpor.memvid.folder.group_file import MAX_GROUP
 from torpor.memvid.store import Store
 from torpor.memvid.uri import SessionUri
 from torpor.memvid.writing.core import StoreCore
+from torpor.tests.memvid.store_making import OTHER_URI, URI, bundle_path, refusing, reopened, sleep
 
 GROUP = [SessionUri("default", name) for name in ("root", "root.1", "root.2")]
 

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from store_making import IDENTITY, flip, refusing, token_ids
 from torpor.memvid import SessionUri
 from torpor.memvid.disk import durable
 from torpor.memvid.errors import (
@@ -31,6 +30,7 @@ from torpor.memvid.folder.journal import TURNS_FILE, Journal
 from torpor.memvid.folder.store_file import create_store, open_or_make_root
 from torpor.memvid.format.journal import HEADER_BYTES, VOID, JournalRecord, size_of
 from torpor.memvid.format.ledger_tail import UNREAD
+from torpor.tests.memvid.store_making import IDENTITY, flip, refusing, token_ids
 
 ONE, TWO, THREE = (SessionUri("work", name) for name in ("first", "other", "third"))
 SEEDS = {ONE: 1, TWO: 2, THREE: 3}

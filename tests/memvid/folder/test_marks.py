@@ -13,7 +13,6 @@ import pytest
 from blake3 import blake3
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from store_making import refusing, taking_at_most
 from torpor.memvid import SessionUri
 from torpor.memvid.disk import durable
 from torpor.memvid.errors import (
@@ -31,6 +30,7 @@ from torpor.memvid.errors import (
 from torpor.memvid.folder.folder import StoreFolder
 from torpor.memvid.folder.marks import MARKS_FILE, Marks, SessionMarks, VersionMarks, decode_marks, encode_marks
 from torpor.memvid.limits import MAX_MARKS, MAX_MARKS_BYTES, MAX_MARKS_NODES, MAX_VERSION
+from torpor.tests.memvid.store_making import refusing, taking_at_most
 
 UUID = "01234567-89ab-cdef-0123-456789abcdef"
 SCOUT = SessionUri("default", "scout")

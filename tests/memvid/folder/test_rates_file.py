@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from store_making import OTHER_URI, sleep
 from torpor.memvid.errors import ReadOnlyStore
 from torpor.memvid.folder.rates_file import MAX_FIGURES, MAX_SUBJECTS
 from torpor.memvid.folder.scrub_mark import ScrubMark
 from torpor.memvid.store import Store
+from torpor.tests.memvid.store_making import OTHER_URI, sleep
 
 MODEL = "ab" * 16
 FIGURES = {MODEL: {"prefill": (1200.0, 4.5, 3)}, "cd" * 16: {"fixed": (1.0, 0.01, 16)}}

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from store_making import OTHER_URI, sleep
 from torpor.memvid.folder.scrub_mark import ScrubMark, left_of, place_of
 from torpor.memvid.store import Store
 from torpor.memvid.uri import SessionUri
+from torpor.tests.memvid.store_making import OTHER_URI, sleep
 
 SESSIONS = [SessionUri("default", f"agent-{number}") for number in range(50)]
 

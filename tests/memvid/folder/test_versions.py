@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from store_making import URI, sleep
 from torpor.memvid import Store
 from torpor.memvid.folder.versions import lineage_of
+from torpor.tests.memvid.store_making import URI, sleep
 
 
 def test_a_lineage_goes_back_along_the_parents_past_versions_that_were_left(store_path: Path) -> None:

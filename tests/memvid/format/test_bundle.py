@@ -11,20 +11,6 @@ from pathlib import Path
 
 import pytest
 from blake3 import blake3
-from resealing import Parts, reseal, taken_apart
-from store_making import (
-    OTHER_URI,
-    URI,
-    bundle_path,
-    contents,
-    expected,
-    flip,
-    frame_of,
-    reopened,
-    require_awake,
-    sleep,
-    sleep_compressed,
-)
 from torpor.memvid import RAW, BlockEntry, Codec, Identity, Store, zstd
 from torpor.memvid.errors import (
     BlockMissing,
@@ -52,6 +38,20 @@ from torpor.memvid.format.directory import Directory
 from torpor.memvid.format.layout import HEADER_BYTES, TRAILER_BYTES, StoredSlot
 from torpor.memvid.format.manifest import decode_manifest
 from torpor.memvid.format.reader import BundleReader
+from torpor.tests.memvid.resealing import Parts, reseal, taken_apart
+from torpor.tests.memvid.store_making import (
+    OTHER_URI,
+    URI,
+    bundle_path,
+    contents,
+    expected,
+    flip,
+    frame_of,
+    reopened,
+    require_awake,
+    sleep,
+    sleep_compressed,
+)
 
 
 def read_all(path: Path, bundle_id: bytes) -> list[list[bytes]]:

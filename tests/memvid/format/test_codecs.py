@@ -18,7 +18,6 @@ import pytest
 import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from store_making import refusing, taking_at_most
 from torpor.memvid import RAW as RAW_CODEC
 from torpor.memvid import Codec, zstd
 from torpor.memvid.errors import CorruptBlock, InvalidDraft
@@ -37,6 +36,7 @@ from torpor.memvid.format.codecs import (
     planes,
 )
 from torpor.memvid.limits import CHUNK_BYTES, KIB, MAX_EXPANSION, MIB, MIN_PLANE_CHUNK_BYTES
+from torpor.tests.memvid.store_making import refusing, taking_at_most
 
 RAW = b"torpor " * 1000
 

@@ -9,11 +9,11 @@ import msgpack
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from store_making import IDENTITY, URI
 from torpor.memvid import BlockEntry, Manifest
 from torpor.memvid.errors import CorruptBundle, InvalidDraft, LimitExceeded, StoreError
 from torpor.memvid.format.manifest import LINE_BYTES, bundle_id_of, decode_manifest
 from torpor.memvid.uri import SessionUri
+from torpor.tests.memvid.store_making import IDENTITY, URI
 
 ENTRIES = (
     BlockEntry(b"a" * 32, None, "span", 0, 256, 10),

@@ -9,10 +9,10 @@ import msgpack
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from store_making import taking_at_most
 from torpor.memvid.errors import CorruptBundle, InvalidDraft, LimitExceeded, StoreError
 from torpor.memvid.format.packing import pack, unpack
 from torpor.memvid.limits import MAX_NODES
+from torpor.tests.memvid.store_making import taking_at_most
 
 plain = st.recursive(
     st.none()

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 from blake3 import blake3
-from store_making import IDENTITY, URI, bundle_path, sleep, token_ids
 from torpor.memvid import RAW, BlockDraft, SlotDraft, SlotSpec, Store
 from torpor.memvid.format import salvage
 from torpor.memvid.format.blocks import BlockHeader
 from torpor.memvid.format.bundle import FrameFile
 from torpor.memvid.format.layout import StoredSlot, encode_frame_head
 from torpor.memvid.format.salvage import DamagedFile
+from torpor.tests.memvid.store_making import IDENTITY, URI, bundle_path, sleep, token_ids
 
 
 def opened(path: Path, bundle_id: bytes = bytes(32)) -> DamagedFile:

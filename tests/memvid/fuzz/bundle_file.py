@@ -12,9 +12,8 @@ from random import Random
 from typing import Any, Final
 
 from blake3 import blake3
-
-from . import zstd_frames
-from .mutation import Lines, Pairs, change_bytes, change_document, change_int, pack, parse
+from torpor.tests.memvid.fuzz import zstd_frames
+from torpor.tests.memvid.fuzz.mutation import Lines, Pairs, change_bytes, change_document, change_int, pack, parse
 
 HEADER: Final = struct.Struct("<8sIIQ8s")
 PREFIX: Final = struct.Struct("<8sIIQ8s")

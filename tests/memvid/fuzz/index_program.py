@@ -15,8 +15,7 @@ from random import Random
 from typing import Any, Final
 
 from blake3 import blake3
-
-from .mutation import INTERESTING, TEXTS
+from torpor.tests.memvid.fuzz.mutation import INTERESTING, TEXTS
 
 STEPS: Final = 14
 RESUM, SUMS = 12, 13

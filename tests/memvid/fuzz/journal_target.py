@@ -15,18 +15,17 @@ from pathlib import Path
 from random import Random
 from typing import Final
 
-import store_making
 from blake3 import blake3
-from store_making import IDENTITY, token_ids
 from torpor.memvid import SessionUri, Store, StoreError
 from torpor.memvid.folder.store_file import load_store_uuid
 from torpor.memvid.format.journal import HEADER_BYTES, JournalRecord, Key, scan
 from torpor.memvid.format.ledger_tail import UNREAD, tail_in, tail_of
 from torpor.memvid.limits import MAX_JOURNAL_RECORD_BYTES
-
-from .mutation import change_bytes, change_document, change_int
-from .store_targets import InStore, all_rows, contents_of, write
-from .target import SOUND, Target, again, require
+from torpor.tests.memvid import store_making
+from torpor.tests.memvid.fuzz.mutation import change_bytes, change_document, change_int
+from torpor.tests.memvid.fuzz.store_targets import InStore, all_rows, contents_of, write
+from torpor.tests.memvid.fuzz.target import SOUND, Target, again, require
+from torpor.tests.memvid.store_making import IDENTITY, token_ids
 
 STORE_UUID: Final = "6b1f7f0e-9b4e-4e6e-8d3c-0123456789ab"
 NONCE: Final = b"12345678"

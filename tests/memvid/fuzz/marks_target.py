@@ -10,9 +10,8 @@ from typing import Any, Final
 from blake3 import blake3
 from torpor.memvid import SessionUri
 from torpor.memvid.folder.marks import Marks, decode_marks, encode_marks
-
-from .mutation import TEXTS, change_bytes
-from .target import SOUND, Target, again, require
+from torpor.tests.memvid.fuzz.mutation import TEXTS, change_bytes
+from torpor.tests.memvid.fuzz.target import SOUND, Target, again, require
 
 STORE_UUID: Final = "6b1f7f0e-9b4e-4e6e-8d3c-0123456789ab"
 VALUES: Final = (

@@ -19,11 +19,10 @@ from typing import Any, Final
 from torpor.memvid import Receipt, SessionUri, Store, StoreError
 from torpor.memvid.exchange.incoming import hand_over
 from torpor.memvid.format.bundle import BundleFile
-
-from . import bundle_file
-from .marks_target import VALUES, canonical, change_document, sealed
-from .store_targets import InStore, Truth, Version, all_rows, look_at, read_checked, write
-from .target import SOUND, Target, again, require
+from torpor.tests.memvid.fuzz import bundle_file
+from torpor.tests.memvid.fuzz.marks_target import VALUES, canonical, change_document, sealed
+from torpor.tests.memvid.fuzz.store_targets import InStore, Truth, Version, all_rows, look_at, read_checked, write
+from torpor.tests.memvid.fuzz.target import SOUND, Target, again, require
 
 NOBODY: Final = b""
 """The bundle that is harmed where none is."""

@@ -31,8 +31,6 @@ SHOW_SECONDS = 2.0
 FROM_SOUND = 0.4
 """Share of changes that begin with an input that is accepted: what was refused once seldom becomes right again."""
 
-sys.path[:0] = [str(HERE.parent)]  # `fuzz` and store_making are found there
-
 
 def main() -> int:
     arguments = _arguments()
@@ -176,9 +174,9 @@ def _child(arguments: argparse.Namespace) -> None:
             import torpor.memvid
             import torpor.memvid.store  # noqa: F401
 
-    from fuzz import targets
-    from fuzz.watch import Finding, Watch, limit_address_space, with_alarm
     from torpor.memvid import StoreError
+    from torpor.tests.memvid.fuzz import targets
+    from torpor.tests.memvid.fuzz.watch import Finding, Watch, limit_address_space, with_alarm
 
     began = time.monotonic()
     last_report = 0.0

@@ -12,13 +12,12 @@ from pathlib import Path
 from random import Random
 from typing import Final
 
-import store_making
 from blake3 import blake3
 from torpor.memvid import IndexRow, SessionUri, Store, StoreError, zstd
 from torpor.memvid.format.reader import BundleReader
-
-from . import bundle_file, index_program
-from .target import MAX_SLOT_BYTES, SMALL, SOUND, Target, require, same_everywhere
+from torpor.tests.memvid import store_making
+from torpor.tests.memvid.fuzz import bundle_file, index_program
+from torpor.tests.memvid.fuzz.target import MAX_SLOT_BYTES, SMALL, SOUND, Target, require, same_everywhere
 
 INDEX_FILE: Final = "index.sqlite"
 Version = tuple[SessionUri, int]

@@ -10,7 +10,7 @@ from random import Random
 from typing import ClassVar, Final, TypeVar
 from unittest import mock
 
-from .watch import SOUND, Broken
+from torpor.tests.memvid.fuzz.watch import SOUND, Broken
 
 MAX_SLOT_BYTES: Final = 1 << 24
 """Raw bytes that a check reads whole: what a file declares honestly takes its memory and its time."""

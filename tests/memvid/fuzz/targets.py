@@ -16,7 +16,6 @@ from pathlib import Path
 from random import Random
 from typing import Any, Final
 
-import store_making
 from blake3 import blake3
 from torpor.memvid import SessionUri, Store, StoreError, zstd
 from torpor.memvid.format.blocks import DTYPE_BYTES, BlockHeader
@@ -26,14 +25,14 @@ from torpor.memvid.format.directory import decode_directory
 from torpor.memvid.format.manifest import decode_manifest
 from torpor.memvid.format.packing import pack, unpack
 from torpor.memvid.limits import MAX_BLOCK_HEADER_BYTES, MAX_SESSION_MAP_BYTES
-
-from . import bundle_file, zstd_frames
-from .journal_target import TARGETS as JOURNAL_TARGETS
-from .marks_target import TARGETS as MARKS_TARGETS
-from .mutation import change_document, change_int, parse
-from .outside_targets import TARGETS as OUTSIDE_TARGETS
-from .store_targets import TARGETS as STORE_TARGETS
-from .target import MAX_SLOT_BYTES, SMALL, SOUND, Target, again, require, same_everywhere
+from torpor.tests.memvid import store_making
+from torpor.tests.memvid.fuzz import bundle_file, zstd_frames
+from torpor.tests.memvid.fuzz.journal_target import TARGETS as JOURNAL_TARGETS
+from torpor.tests.memvid.fuzz.marks_target import TARGETS as MARKS_TARGETS
+from torpor.tests.memvid.fuzz.mutation import change_document, change_int, parse
+from torpor.tests.memvid.fuzz.outside_targets import TARGETS as OUTSIDE_TARGETS
+from torpor.tests.memvid.fuzz.store_targets import TARGETS as STORE_TARGETS
+from torpor.tests.memvid.fuzz.target import MAX_SLOT_BYTES, SMALL, SOUND, Target, again, require, same_everywhere
 
 
 def sample_bundles(folder: Path) -> list[bytes]:

@@ -11,8 +11,7 @@ from random import Random
 from typing import Final
 
 import zstandard
-
-from .mutation import change_bytes, change_int
+from torpor.tests.memvid.fuzz.mutation import change_bytes, change_int
 
 MAGIC: Final = b"\x28\xb5\x2f\xfd"
 SKIPPABLE: Final = b"\x50\x2a\x4d\x18"

@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from store_making import OTHER_URI, URI, bundle_path, contents, expected, refusing, reopened, sleep, spoil
 from torpor.memvid import Store
 from torpor.memvid.disk import durable
 from torpor.memvid.errors import BundleMissing, NoSpace, StoreError, StoreIoError, UnsafePath
@@ -24,6 +23,17 @@ from torpor.memvid.index import absent
 from torpor.memvid.index.absent import AbsentNotes, decode_note, encode_note
 from torpor.memvid.index.rows import ASIDE, LIVE, IndexedBundle
 from torpor.memvid.limits import MAX_VERSION
+from torpor.tests.memvid.store_making import (
+    OTHER_URI,
+    URI,
+    bundle_path,
+    contents,
+    expected,
+    refusing,
+    reopened,
+    sleep,
+    spoil,
+)
 
 _BUNDLE = bytes(range(32))
 _ROW = IndexRow(

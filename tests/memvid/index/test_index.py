@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from store_making import OTHER_URI, URI, bundle_path, refusing, reopened, require_awake, sleep
 from torpor.memvid import SessionUri, Store
 from torpor.memvid.checking import scanning
 from torpor.memvid.errors import (
@@ -40,6 +39,7 @@ from torpor.memvid.index.rows import LIVE, SHADOWED, IndexedBundle
 from torpor.memvid.limits import MAX_VERSION
 from torpor.memvid.recovery import reindexing
 from torpor.memvid.writing import rewriting
+from torpor.tests.memvid.store_making import OTHER_URI, URI, bundle_path, refusing, reopened, require_awake, sleep
 
 BREAK_ROWS = "UPDATE bundles SET labels = 7, namespace = '../..'"
 

@@ -13,10 +13,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from log_making import PAGE, checksum, one_frame_log
 from torpor.memvid.errors import UnsafePath
 from torpor.memvid.index import index_image
 from torpor.memvid.index.index_image import WAL_FRAME, WAL_HEADER, read_image
+from torpor.tests.memvid.log_making import PAGE, checksum, one_frame_log
 
 NAME = "index.sqlite"
 LIMIT = 1 << 24

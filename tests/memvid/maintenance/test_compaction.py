@@ -16,8 +16,6 @@ from typing import Any
 from unittest import mock
 
 import pytest
-import store_making
-from store_making import OTHER_URI, URI, bundle_path, contents, expected, flip, meanwhile, reopened, sleep, token_ids
 from torpor.memvid import BLOCK_TOKENS, CompactionPolicy, Receipt, SessionUri, Store
 from torpor.memvid.disk.budget import Budget, utc_day
 from torpor.memvid.disk.durable import TempFile
@@ -30,6 +28,19 @@ from torpor.memvid.maintenance import compaction
 from torpor.memvid.maintenance.compaction_plan import FileView, Step, choose_holders, plan_compaction
 from torpor.memvid.writing import deletion
 from torpor.memvid.writing.rewriting import Contents, Prepared, prepared
+from torpor.tests.memvid import store_making
+from torpor.tests.memvid.store_making import (
+    OTHER_URI,
+    URI,
+    bundle_path,
+    contents,
+    expected,
+    flip,
+    meanwhile,
+    reopened,
+    sleep,
+    token_ids,
+)
 
 FEW = CompactionPolicy(max_holders=3)
 STEP_TOKENS = 300

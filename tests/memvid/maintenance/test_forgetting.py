@@ -13,8 +13,15 @@ from typing import Any
 from unittest import mock
 
 import pytest
-from secret_making import SECRET, TEXT, THIRD, adopt, fork, sleep_secret
-from store_making import (
+from torpor.memvid.disk import durable
+from torpor.memvid.errors import NoSpace, ReadOnlyStore, SessionNotFound
+from torpor.memvid.folder.temps import Temps
+from torpor.memvid.format.records import MaintenanceReport
+from torpor.memvid.format.writer import BundleWriter
+from torpor.memvid.index.index import Index
+from torpor.memvid.writing.core import StoreCore
+from torpor.tests.memvid.secret_making import SECRET, TEXT, THIRD, adopt, fork, sleep_secret
+from torpor.tests.memvid.store_making import (
     OTHER_URI,
     URI,
     Receipt,
@@ -36,13 +43,6 @@ from store_making import (
     turn,
     write,
 )
-from torpor.memvid.disk import durable
-from torpor.memvid.errors import NoSpace, ReadOnlyStore, SessionNotFound
-from torpor.memvid.folder.temps import Temps
-from torpor.memvid.format.records import MaintenanceReport
-from torpor.memvid.format.writer import BundleWriter
-from torpor.memvid.index.index import Index
-from torpor.memvid.writing.core import StoreCore
 
 
 def require_forked(store: Store, tokens: int, shared: int, uri: SessionUri = OTHER_URI, seed: int = 9) -> None:

@@ -12,7 +12,15 @@ from typing import Any
 from unittest import mock
 
 import pytest
-from store_making import (
+from torpor.memvid import SessionUri, Store, zstd
+from torpor.memvid.errors import ReadOnlyStore
+from torpor.memvid.folder import quarantine
+from torpor.memvid.folder.folder import StoreFolder
+from torpor.memvid.folder.marks import Marks
+from torpor.memvid.format.records import MaintenanceReport
+from torpor.memvid.index.rows import UNREADABLE, IndexedBundle
+from torpor.memvid.maintenance.gc import INCOMING_HOURS
+from torpor.tests.memvid.store_making import (
     OTHER_URI,
     URI,
     bundle_path,
@@ -28,14 +36,6 @@ from store_making import (
     spoil,
     write,
 )
-from torpor.memvid import SessionUri, Store, zstd
-from torpor.memvid.errors import ReadOnlyStore
-from torpor.memvid.folder import quarantine
-from torpor.memvid.folder.folder import StoreFolder
-from torpor.memvid.folder.marks import Marks
-from torpor.memvid.format.records import MaintenanceReport
-from torpor.memvid.index.rows import UNREADABLE, IndexedBundle
-from torpor.memvid.maintenance.gc import INCOMING_HOURS
 
 
 def done(report: MaintenanceReport) -> list[tuple[str, str]]:

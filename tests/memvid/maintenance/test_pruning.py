@@ -11,7 +11,16 @@ from typing import Any
 from unittest import mock
 
 import pytest
-from store_making import (
+from torpor.memvid import Receipt, SessionUri, Store, errors
+from torpor.memvid.folder.folder import StoreFolder
+from torpor.memvid.folder.journal import Journal
+from torpor.memvid.folder.retention import Retention
+from torpor.memvid.format.lossy import Lossy
+from torpor.memvid.index.index import Index
+from torpor.memvid.maintenance import pruning
+from torpor.memvid.writing import deletion
+from torpor.memvid.writing.core import StoreCore
+from torpor.tests.memvid.store_making import (
     OTHER_URI,
     URI,
     bundle_path,
@@ -24,15 +33,6 @@ from store_making import (
     require_awake,
     sleep,
 )
-from torpor.memvid import Receipt, SessionUri, Store, errors
-from torpor.memvid.folder.folder import StoreFolder
-from torpor.memvid.folder.journal import Journal
-from torpor.memvid.folder.retention import Retention
-from torpor.memvid.format.lossy import Lossy
-from torpor.memvid.index.index import Index
-from torpor.memvid.maintenance import pruning
-from torpor.memvid.writing import deletion
-from torpor.memvid.writing.core import StoreCore
 
 LAST = Retention(keep_last=1)
 

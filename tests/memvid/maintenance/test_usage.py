@@ -9,14 +9,23 @@ from pathlib import Path
 from unittest import mock
 
 import pytest
-from secret_making import SECRET, THIRD, adopt, fork, sleep_secret
-from store_making import OTHER_URI, URI, Receipt, SessionUri, bundle_path, meanwhile, reopened, sleep
 from torpor.memvid import Store
 from torpor.memvid.folder.folder import StoreFolder
 from torpor.memvid.folder.retention import Retention
 from torpor.memvid.format.records import SessionUsage, UsageReport
 from torpor.memvid.writing.core import StoreCore
 from torpor.memvid.writing.rewriting import Contents, prepared
+from torpor.tests.memvid.secret_making import SECRET, THIRD, adopt, fork, sleep_secret
+from torpor.tests.memvid.store_making import (
+    OTHER_URI,
+    URI,
+    Receipt,
+    SessionUri,
+    bundle_path,
+    meanwhile,
+    reopened,
+    sleep,
+)
 
 
 def require_even(report: UsageReport, path: Path) -> None:

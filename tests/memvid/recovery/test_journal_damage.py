@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Final
 
 import pytest
-from shares import share
-from store_making import URI, sleep, token_ids, turn
 from torpor.memvid import SessionUri, Store
 from torpor.memvid.folder import journal
 from torpor.memvid.folder.store_file import load_store_uuid, open_existing_root
 from torpor.memvid.format.journal import END_BYTES, HEADER_BYTES, JournalRecord, Key, scan
 from torpor.memvid.format.ledger_tail import tail_of
+from torpor.tests.memvid.store_making import URI, sleep, token_ids, turn
+from torpor.tests.shares import share
 
 NEW, SLEPT, BACK, GONE = (SessionUri("work", name) for name in ("new", "slept", "back", "gone"))
 SEEDS: Final = {URI: 0, NEW: 1, SLEPT: 2, BACK: 3, GONE: 4}

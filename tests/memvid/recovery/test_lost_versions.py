@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
-from store_making import FORK_URI, OTHER_URI, URI, bundle_path, contents, expected, flip, put, sleep
 from torpor.memvid import Receipt, SessionUri, Store
 from torpor.memvid.folder.retention import Retention
 from torpor.memvid.format.records import MaintenanceReport
+from torpor.tests.memvid.store_making import FORK_URI, OTHER_URI, URI, bundle_path, contents, expected, flip, put, sleep
 
 BASE_URI = SessionUri("default", "base")
 LAST = Retention(keep_last=1)

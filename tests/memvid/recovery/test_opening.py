@@ -14,8 +14,19 @@ from pathlib import Path
 from unittest import mock
 
 import pytest
-from log_making import one_frame_log
-from store_making import (
+from torpor.memvid import Receipt, Store, errors
+from torpor.memvid.folder.folder import StoreFolder
+from torpor.memvid.folder.marks import Marks
+from torpor.memvid.folder.retention import Retention
+from torpor.memvid.index import index as index_module
+from torpor.memvid.index.index import Index
+from torpor.memvid.index.rows import LIVE
+from torpor.memvid.index.schema import IndexContradicted, IndexUnusable
+from torpor.memvid.limits import MAX_INDEX_BYTES
+from torpor.memvid.maintenance.compaction_plan import CompactionPolicy
+from torpor.memvid.writing import deletion
+from torpor.tests.memvid.log_making import one_frame_log
+from torpor.tests.memvid.store_making import (
     FORK_URI,
     OTHER_URI,
     URI,
@@ -31,17 +42,6 @@ from store_making import (
     sleep,
     spoil,
 )
-from torpor.memvid import Receipt, Store, errors
-from torpor.memvid.folder.folder import StoreFolder
-from torpor.memvid.folder.marks import Marks
-from torpor.memvid.folder.retention import Retention
-from torpor.memvid.index import index as index_module
-from torpor.memvid.index.index import Index
-from torpor.memvid.index.rows import LIVE
-from torpor.memvid.index.schema import IndexContradicted, IndexUnusable
-from torpor.memvid.limits import MAX_INDEX_BYTES
-from torpor.memvid.maintenance.compaction_plan import CompactionPolicy
-from torpor.memvid.writing import deletion
 
 
 def two_versions(store: Store) -> tuple[Receipt, Receipt, Path]:

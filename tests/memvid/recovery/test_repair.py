@@ -14,21 +14,6 @@ from unittest import mock
 
 import pytest
 from blake3 import blake3
-from store_making import (
-    OTHER_URI,
-    URI,
-    Receipt,
-    adopt,
-    contents,
-    expected,
-    meanwhile,
-    put,
-    reopened,
-    require_awake,
-    sleep,
-    state,
-    write,
-)
 from torpor.memvid import SessionUri, Store, errors
 from torpor.memvid.checking import scanning
 from torpor.memvid.disk.budget import Budget
@@ -46,6 +31,21 @@ from torpor.memvid.recovery.repair import CHANGED, LOST
 from torpor.memvid.recovery.repair_steps import RepairSteps
 from torpor.memvid.writing.core import StoreCore
 from torpor.memvid.writing.rewriting import Contents, prepared
+from torpor.tests.memvid.store_making import (
+    OTHER_URI,
+    URI,
+    Receipt,
+    adopt,
+    contents,
+    expected,
+    meanwhile,
+    put,
+    reopened,
+    require_awake,
+    sleep,
+    state,
+    write,
+)
 
 Damage = Callable[[bytearray], None]
 State = dict[tuple[SessionUri, int], list[list[bytes]]]

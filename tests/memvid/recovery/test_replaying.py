@@ -13,7 +13,6 @@ from typing import Any
 from unittest import mock
 
 import pytest
-from store_making import OTHER_URI, URI, bundle_path, meanwhile, put, sleep, token_ids, turn
 from torpor.memvid import SessionUri, Store, errors
 from torpor.memvid.disk.budget import Budget
 from torpor.memvid.folder.journal import Journal
@@ -21,6 +20,7 @@ from torpor.memvid.folder.retention import Retention
 from torpor.memvid.format.ledger_tail import UNREAD, tail_of
 from torpor.memvid.limits import MAX_SESSION_MAP_BYTES
 from torpor.memvid.writing import deletion
+from torpor.tests.memvid.store_making import OTHER_URI, URI, bundle_path, meanwhile, put, sleep, token_ids, turn
 
 
 def ledger(store: Store, uri: SessionUri = URI, version: int | None = None) -> bytes:

@@ -10,14 +10,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from shares import share
-from store_making import URI, flip, sleep
 from torpor.memvid import Store, errors
 from torpor.memvid.disk.lock import StoreLock
 from torpor.memvid.folder.folder import StoreFolder
 from torpor.memvid.folder.retention import Retention
 from torpor.memvid.folder.store_file import _FORMAT, StoreFile, open_existing_root
 from torpor.memvid.recovery.restoring import lacks_store_file, restore_store_file
+from torpor.tests.memvid.store_making import URI, flip, sleep
+from torpor.tests.shares import share
 
 
 @pytest.fixture

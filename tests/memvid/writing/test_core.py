@@ -8,8 +8,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-import store_making as making
-from store_making import OTHER_URI, URI, expected, move_all, require_awake, sleep
 from torpor.memvid import BlockDraft, Receipt, Store
 from torpor.memvid.disk import durable
 from torpor.memvid.errors import (
@@ -24,6 +22,8 @@ from torpor.memvid.errors import (
 from torpor.memvid.format.bundle import BundleFile
 from torpor.memvid.writing.core import StoreCore
 from torpor.memvid.writing.rewriting import Contents, prepared
+from torpor.tests.memvid import store_making as making
+from torpor.tests.memvid.store_making import OTHER_URI, URI, expected, move_all, require_awake, sleep
 
 
 @pytest.fixture

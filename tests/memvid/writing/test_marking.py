@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from store_making import OTHER_URI, URI, bundle_path, refusing, reopened, sleep
 from torpor.memvid import SessionUri, Store
 from torpor.memvid.disk import durable
 from torpor.memvid.errors import (
@@ -24,6 +23,7 @@ from torpor.memvid.folder.marks import Marks
 from torpor.memvid.folder.retention import Retention
 from torpor.memvid.index.index import Index
 from torpor.memvid.operations import set_mark
+from torpor.tests.memvid.store_making import OTHER_URI, URI, bundle_path, refusing, reopened, sleep
 
 
 @pytest.fixture

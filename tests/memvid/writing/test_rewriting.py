@@ -11,8 +11,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
-import store_making as making
-from store_making import OTHER_URI, URI, expected, refusing, reopened, require_awake, sleep
 from torpor.memvid import Receipt, Store, zstd
 from torpor.memvid.errors import (
     BlockMissing,
@@ -27,6 +25,8 @@ from torpor.memvid.folder.folder import StoreFolder
 from torpor.memvid.format.bundle import BundleFile
 from torpor.memvid.index.index import Index
 from torpor.memvid.writing.rewriting import Contents, Prepared, prepared
+from torpor.tests.memvid import store_making as making
+from torpor.tests.memvid.store_making import OTHER_URI, URI, expected, refusing, reopened, require_awake, sleep
 
 
 def with_all(receipt: Receipt) -> Contents:

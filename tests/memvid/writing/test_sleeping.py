@@ -14,12 +14,22 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-import store_making as making
-from store_making import IDENTITY, OTHER_URI, URI, bundle_path, drafts, expected, move_all, require_awake, sleep
 from torpor.memvid import BlockDraft, BlockEntry, Identity, Receipt, SessionUri, SlotDraft, Store
 from torpor.memvid.errors import BlockMissing, InvalidDraft, StoreIoError
 from torpor.memvid.folder.pins import Pins
 from torpor.memvid.writing import sleeping
+from torpor.tests.memvid import store_making as making
+from torpor.tests.memvid.store_making import (
+    IDENTITY,
+    OTHER_URI,
+    URI,
+    bundle_path,
+    drafts,
+    expected,
+    move_all,
+    require_awake,
+    sleep,
+)
 
 WAIT = 30
 """Seconds after which something that must happen has not."""

@@ -19,10 +19,9 @@ from torpor.snapshot.canary import TOLERANCE
 from torpor.snapshot.forking import fork
 from torpor.snapshot.passes import UNREPEATABLE
 from torpor.snapshot.state import LiveState
-
-from matrix import live
-from matrix.live import SmallModel
-from matrix.rows import OK
+from torpor.tests.snapshot.matrix import live
+from torpor.tests.snapshot.matrix.live import SmallModel
+from torpor.tests.snapshot.matrix.rows import OK
 
 import mlx.core as mx  # isort: skip  # after torpor, which chooses the BLAS
 

@@ -17,20 +17,17 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-import stored_rig
 from torpor.daemon.engine.generation import find_logits
 from torpor.memvid import SessionUri, Store
 from torpor.memvid.format.blocks import BlockEntry
 from torpor.snapshot import capture, restore
 from torpor.snapshot.caches import can_truncate, truncate
 from torpor.snapshot.state import LiveState, token_array
-
-from matrix import branching, live
-from matrix.architectures import cases, digest_of_weights
-from matrix.live import SmallModel
-from matrix.rows import BRANCHES, OK
+from torpor.tests.snapshot import stored_rig
+from torpor.tests.snapshot.matrix import branching, live
+from torpor.tests.snapshot.matrix.architectures import cases, digest_of_weights
+from torpor.tests.snapshot.matrix.live import SmallModel
+from torpor.tests.snapshot.matrix.rows import BRANCHES, OK
 
 import mlx.core as mx  # isort: skip  # after torpor, which chooses the BLAS
 

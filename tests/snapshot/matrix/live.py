@@ -22,8 +22,7 @@ from torpor.snapshot.state import LiveState, token_array
 
 import mlx.core as mx  # isort: skip  # after torpor, which chooses the BLAS
 from mlx.utils import tree_flatten
-
-from matrix.architectures import Case, bits_of, digest_of_weights
+from torpor.tests.snapshot.matrix.architectures import Case, bits_of, digest_of_weights
 
 GREEDY_TOKENS = 16
 CONTEXT_TOKENS = 4096

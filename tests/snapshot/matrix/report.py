@@ -10,8 +10,7 @@ from itertools import groupby
 from typing import Any
 
 from torpor.snapshot.checkpoints import CHECKPOINT_TOKENS, DEFAULT_BUDGET_BYTES
-
-from matrix.rows import BRANCHES, Row, is_ok
+from torpor.tests.snapshot.matrix.rows import BRANCHES, Row, is_ok
 
 # What stands in the table of kinds: the stored kind, mlx-lm's class, what is cut by token, what is whole state, and how
 # far a session that has it can be woken at an earlier token without computing.

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from matrix.architectures import Case
+from torpor.tests.snapshot.matrix.architectures import Case
 
 CHILD = Path(__file__).with_name("child.py")
 TIMEOUT_SECONDS = 600

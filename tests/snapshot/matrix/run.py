@@ -18,11 +18,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-from matrix.architectures import DTYPES, Case, cases
-from matrix.report import document
-from matrix.rows import Row, run_row
+from torpor.tests.snapshot.matrix.architectures import DTYPES, Case, cases
+from torpor.tests.snapshot.matrix.report import document
+from torpor.tests.snapshot.matrix.rows import Row, run_row
 
 ROOT = Path(__file__).resolve().parents[3]
 

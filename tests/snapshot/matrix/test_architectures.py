@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-from matrix.architectures import MODELS_FOLDER, architectures, cases, digest_of_weights
+from torpor.tests.snapshot.matrix.architectures import MODELS_FOLDER, architectures, cases, digest_of_weights
 
 
 @pytest.mark.one_in(2)

@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
 from torpor.daemon.engine import generation
 from torpor.daemon.models import attention
 from torpor.snapshot.runs import SharedKVCache
-
-from matrix import branching, live
-from matrix.architectures import DTYPES, cases
+from torpor.tests.snapshot.matrix import branching, live
+from torpor.tests.snapshot.matrix.architectures import DTYPES, cases
 
 from mlx_lm.models import ministral3  # isort: skip  # after torpor, which chooses the BLAS
 

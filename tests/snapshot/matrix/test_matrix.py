@@ -2,18 +2,11 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import pytest
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
 from torpor.snapshot.kinds import kind_named
-
-from matrix.architectures import DTYPES, cases
-from matrix.report import KINDS, document
-from matrix.rows import Row, run_row
+from torpor.tests.snapshot.matrix.architectures import DTYPES, cases
+from torpor.tests.snapshot.matrix.report import KINDS, document
+from torpor.tests.snapshot.matrix.rows import Row, run_row
 
 CASES = {case.name: case for case in cases()}
 # Between them every stored kind, within lists of caches and outside, and an unused cache.

@@ -7,8 +7,7 @@ import asyncio
 import pytest
 from torpor.socket_api import AsyncClient
 from torpor.socket_api.errors import ClientClosed, LocalProtocolError
-
-from ..server_rig import Running, poll
+from torpor.tests.socket_api.server_rig import Running, poll
 
 
 async def test_many_requests_share_one_connection(state: Running) -> None:

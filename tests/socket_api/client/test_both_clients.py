@@ -27,10 +27,9 @@ from torpor.socket_api.errors import (
     SocketPathTooLong,
     UnsupportedProtocol,
 )
-
-from ..both_clients import connected
-from ..fake_service import FakeService
-from ..server_rig import HELLO, Last, ServerThread, answer, frame, refusal, scripted
+from torpor.tests.socket_api.both_clients import connected
+from torpor.tests.socket_api.fake_service import FakeService
+from torpor.tests.socket_api.server_rig import HELLO, Last, ServerThread, answer, frame, refusal, scripted
 
 
 @pytest.fixture(params=["blocking", "awaited"])

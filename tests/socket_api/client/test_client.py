@@ -17,9 +17,8 @@ from torpor.daemon.api.process import StatusResult
 from torpor.daemon.api.session import ShowRequest
 from torpor.socket_api import Client
 from torpor.socket_api.errors import ClientBusy, DaemonUnreachable, RemoteError
-
-from ..fake_service import FakeBusy
-from ..server_rig import ServerThread
+from torpor.tests.socket_api.fake_service import FakeBusy
+from torpor.tests.socket_api.server_rig import ServerThread
 
 
 @pytest.fixture

@@ -13,8 +13,7 @@ import pytest
 from torpor.socket_api import Client
 from torpor.socket_api.client.langgraph import VERSION_KEY, SessionCheckpoints
 from torpor.socket_api.errors import DaemonUnreachable
-
-from ..server_rig import ServerThread
+from torpor.tests.socket_api.server_rig import ServerThread
 
 
 class Saver:

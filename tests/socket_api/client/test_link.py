@@ -17,9 +17,8 @@ from torpor.socket_api.client.link import Link
 from torpor.socket_api.errors import ConnectionLost
 from torpor.socket_api.wire.asking import Call
 from torpor.socket_api.wire.messages import ResultMessage
-
-from ..real_daemon import until
-from ..server_rig import EVICTION, answer, refusal, scripted
+from torpor.tests.socket_api.real_daemon import until
+from torpor.tests.socket_api.server_rig import EVICTION, answer, refusal, scripted
 
 LIST = Call(VERBS["list"], {})
 

@@ -16,9 +16,8 @@ from torpor.socket_api.client.aclient import AsyncClient
 from torpor.socket_api.client.client import Client
 from torpor.socket_api.errors import InvalidRequest, LocalProtocolError, RemoteError
 from torpor.socket_api.wire.messages import EventMessage
-
-from ..both_clients import both, connected
-from ..server_rig import Running, ServerThread, poll
+from torpor.tests.socket_api.both_clients import both, connected
+from torpor.tests.socket_api.server_rig import Running, ServerThread, poll
 
 A = SessionUri("default", "a")
 SLEPT = SleepEnded(A, "idle", 2, 30, 4096, 8192, 1, 0, 0.25)

@@ -10,8 +10,9 @@ from torpor.daemon.api.conversing import ConverseRequest, MeasureRequest, Measur
 from torpor.daemon.api.events import TokenEvent, WorkEvent
 from torpor.daemon.api.logprobs import Likelihood, TokenLogprobs
 from torpor.daemon.api.reading import GenerateResult
+from torpor.tests.socket_api.http.http_rig import Answer, HttpThread
 
-from .conftest import Answer, HttpThread
+ADD = {"type": "function", "name": "add", "parameters": {"type": "object"}, "strict": False}
 
 Chat = Callable[[ConverseRequest], Awaitable[GenerateResult]]
 

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import httpx2
-
-from ..real_daemon import RealDaemon, served
+from torpor.tests.socket_api.real_daemon import RealDaemon, served
 
 if TYPE_CHECKING:  # they take seconds, in each process that collects tests
     import anthropic

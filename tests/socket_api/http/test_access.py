@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 from torpor.socket_api.errors import UnsafeTokenFile
 from torpor.socket_api.http.access import Tokens
-
-from .conftest import Begin, HttpThread, asked
+from torpor.tests.socket_api.http.http_rig import Begin, HttpThread, asked
 
 LONG = "a-token-of-some-length"
 

@@ -10,10 +10,8 @@ from typing import Any
 import pytest
 from torpor.daemon.api.events import TokenEvent
 from torpor.daemon.errors import ContextOverflow, EngineBusy, GenerationFailed
-
-from .answers import asked_for, events_of, holds, measures, named_events_of, says
-from .conftest import Answer, Begin, HttpThread
-from .test_responses import ADD
+from torpor.tests.socket_api.http.answers import ADD, asked_for, events_of, holds, measures, named_events_of, says
+from torpor.tests.socket_api.http.http_rig import Answer, Begin, HttpThread
 
 
 @dataclass(frozen=True)

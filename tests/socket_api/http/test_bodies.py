@@ -12,8 +12,7 @@ from torpor.socket_api.errors import InvalidRequest
 from torpor.socket_api.http import bodies
 from torpor.socket_api.http.bodies import require_bounded
 from torpor.socket_api.http.limits import MAX_BODY_BYTES, MAX_BODY_DEPTH
-
-from .conftest import Begin, HttpThread
+from torpor.tests.socket_api.http.http_rig import Begin, HttpThread
 
 MOST_VALUES = 2_000
 

@@ -13,9 +13,18 @@ from torpor.daemon.api.dialogue import ToolCall
 from torpor.daemon.api.events import ProgressEvent, SessionEvent, TokenEvent
 from torpor.daemon.api.reading import GenerateResult
 from torpor.daemon.errors import ContextOverflow, EngineBusy, UnknownModel
-
-from .answers import TOLD, asked_for, chats, events_of, holds, likelihoods, measures, result, says
-from .conftest import Begin, HttpThread
+from torpor.tests.socket_api.http.answers import (
+    TOLD,
+    asked_for,
+    chats,
+    events_of,
+    holds,
+    likelihoods,
+    measures,
+    result,
+    says,
+)
+from torpor.tests.socket_api.http.http_rig import Begin, HttpThread
 
 PATH = "/v1/chat/completions"
 HELLO = {"model": "fake", "messages": [{"role": "user", "content": "hello"}]}

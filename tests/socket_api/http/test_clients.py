@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING, Any
 import httpx2
 import pytest
 import torpor
-
-from ..real_daemon import until
-from .serving import QUESTIONS, Served, serving, working
+from torpor.tests.socket_api.http.serving import QUESTIONS, Served, serving, working
+from torpor.tests.socket_api.real_daemon import until
 
 if TYPE_CHECKING:
     import anthropic

@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 from torpor.daemon.api.reading import GenerateRequest, GenerateResult
 from torpor.daemon.errors import ContextOverflow
-
-from .answers import asked_for, events_of, likelihoods, result
-from .conftest import HttpThread
+from torpor.tests.socket_api.http.answers import asked_for, events_of, likelihoods, result
+from torpor.tests.socket_api.http.http_rig import HttpThread
 
 PATH = "/v1/completions"
 

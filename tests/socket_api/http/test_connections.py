@@ -6,8 +6,7 @@ import contextlib
 import socket
 
 import pytest
-
-from .conftest import Begin, HttpThread, asked
+from torpor.tests.socket_api.http.http_rig import Begin, HttpThread, asked
 
 
 def connected(server: HttpThread) -> socket.socket:

@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 from torpor.daemon.api.conversing import MeasureRequest, MeasureResult
 from torpor.memvid.errors import SessionNotFound
-
-from .answers import asked_for
-from .conftest import HttpThread
-from .serving import serving
+from torpor.tests.socket_api.http.answers import asked_for
+from torpor.tests.socket_api.http.http_rig import HttpThread
+from torpor.tests.socket_api.http.serving import serving
 
 PATH = "/v1/conversations"
 NOBODY = f"{PATH}/conv_{'0' * 32}"

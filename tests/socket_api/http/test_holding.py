@@ -12,8 +12,7 @@ from torpor.daemon.api.reading import GenerateResult
 from torpor.daemon.errors import InvalidConstraint
 from torpor.socket_api.errors import InvalidRequest
 from torpor.socket_api.http.holding import choice_of, constraint_of
-
-from .conftest import HttpThread
+from torpor.tests.socket_api.http.http_rig import HttpThread
 
 SCHEMA = {"type": "object", "properties": {"b": {"type": "string"}, "a": {"type": "integer"}}}
 TOOL = {"type": "function", "function": {"name": "add", "parameters": SCHEMA}}

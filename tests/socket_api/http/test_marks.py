@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 from torpor.daemon.api.limits import MAX_CHECKPOINTS, MAX_KEEP_AWAKE_S
 from torpor.socket_api.http.marks import Marks
-
-from .answers import asked_for
-from .conftest import HttpThread
+from torpor.tests.socket_api.http.answers import asked_for
+from torpor.tests.socket_api.http.http_rig import HttpThread
 
 SHORT: dict[str, Any] = {"cache_control": {"type": "ephemeral"}}
 LONG: dict[str, Any] = {"cache_control": {"type": "ephemeral", "ttl": "1h"}}

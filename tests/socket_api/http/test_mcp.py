@@ -11,8 +11,7 @@ import httpx2
 import pytest
 from mcp.client import Client
 from mcp.client.streamable_http import streamable_http_client
-
-from .conftest import Begin, HttpThread
+from torpor.tests.socket_api.http.http_rig import Begin, HttpThread
 
 PATH = "/mcp"
 

@@ -11,9 +11,8 @@ from torpor.daemon.api.conversing import ConverseRequest, MeasureResult
 from torpor.daemon.api.dialogue import ToolCall
 from torpor.daemon.api.events import ProgressEvent, TokenEvent
 from torpor.daemon.api.reading import GenerateResult
-
-from .answers import asked_for, chats, measures, named_events_of, result, says
-from .conftest import Begin, HttpThread
+from torpor.tests.socket_api.http.answers import asked_for, chats, measures, named_events_of, result, says
+from torpor.tests.socket_api.http.http_rig import Begin, HttpThread
 
 PATH = "/v1/messages"
 HELLO: dict[str, Any] = {"model": "fake", "max_tokens": 9, "messages": [{"role": "user", "content": "hello"}]}

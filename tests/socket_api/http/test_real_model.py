@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from .serving import serving
+from torpor.tests.socket_api.http.serving import serving
 
 FOLDER = os.environ.get("TORPOR_SMOLLM2", "")
 QUESTIONS = [

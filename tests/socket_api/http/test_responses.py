@@ -13,13 +13,21 @@ from torpor.daemon.api.events import ProgressEvent, TokenEvent
 from torpor.daemon.api.reading import GenerateResult
 from torpor.daemon.api.recalling import RecalledMessage, RecallRequest, RecallResult
 from torpor.daemon.errors import AnswerNotFound
-
-from .answers import TOLD, asked_for, chats, likelihoods, measures, named_events_of, result, says
-from .conftest import HttpThread
+from torpor.tests.socket_api.http.answers import (
+    ADD,
+    TOLD,
+    asked_for,
+    chats,
+    likelihoods,
+    measures,
+    named_events_of,
+    result,
+    says,
+)
+from torpor.tests.socket_api.http.http_rig import HttpThread
 
 PATH = "/v1/responses"
 HELLO: dict[str, Any] = {"model": "fake", "input": "hello"}
-ADD = {"type": "function", "name": "add", "parameters": {"type": "object"}, "strict": False}
 PATCH = {"type": "custom", "name": "patch", "description": "Applies a patch."}
 AGENTS = {"type": "namespace", "name": "agents", "tools": [{**ADD, "name": "spawn"}, PATCH]}
 

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-
-from .serving import QUESTIONS, Served, serving
+from torpor.tests.socket_api.http.serving import QUESTIONS, Served, serving
 
 if TYPE_CHECKING:
     import openai

@@ -12,9 +12,8 @@ import pytest
 from torpor.socket_api.errors import PortInUse, SocketInUse
 from torpor.socket_api.http.limits import HttpLimits
 from torpor.socket_api.http.server import HttpServer
-
-from ..server_rig import Here
-from .conftest import Begin, HttpThread, UnixConnection, asked
+from torpor.tests.socket_api.http.http_rig import Begin, HttpThread, UnixConnection, asked
+from torpor.tests.socket_api.server_rig import Here
 
 
 def test_a_port_or_a_socket_in_use_is_told_before_anything_is_loaded(server: HttpThread, tmp_path: Path) -> None:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from torpor.daemon.api.verbs import VERBS
 from torpor.socket_api.http.sessions import ROUTES
-
-from .conftest import Begin, HttpThread
+from torpor.tests.socket_api.http.http_rig import Begin, HttpThread
 
 
 def test_a_session_is_made_listed_shown_slept_woken_forked_and_deleted(server: HttpThread) -> None:

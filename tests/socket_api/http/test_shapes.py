@@ -12,9 +12,8 @@ from urllib.parse import quote
 
 import httpx2
 import pytest
-
-from .replay import Answer, Replay, shapes_in
-from .serving import Served
+from torpor.tests.socket_api.http.replay import Answer, Replay, shapes_in
+from torpor.tests.socket_api.http.serving import Served
 
 SHAPES = Path(__file__).parent / "shapes"
 OURS = sorted(SHAPES.glob("*.json"))

@@ -11,9 +11,8 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import SpanKind, StatusCode
 from torpor.daemon.errors import ContextOverflow
 from torpor.socket_api.server.spans import Traced, traced
-
-from ..fake_service import FakeService
-from .conftest import Begin, HttpThread
+from torpor.tests.socket_api.fake_service import FakeService
+from torpor.tests.socket_api.http.http_rig import Begin, HttpThread
 
 TRACE, PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 HELLO = {"model": "fake", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 2}

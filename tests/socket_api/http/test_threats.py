@@ -22,10 +22,9 @@ from typing import Any
 
 import httpx2
 import pytest
-
-from ..real_daemon import until
-from .conftest import HttpThread
-from .serving import Served, serving, working
+from torpor.tests.socket_api.http.http_rig import HttpThread
+from torpor.tests.socket_api.http.serving import Served, serving, working
+from torpor.tests.socket_api.real_daemon import until
 
 SECRET = "zanzibar quokka"
 TEAM = "team-token-of-some-length"

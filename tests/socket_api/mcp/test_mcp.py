@@ -16,8 +16,7 @@ from torpor.daemon.api.events import NEVER_SENT
 from torpor.daemon.api.records import Result
 from torpor.daemon.api.verb import Verb
 from torpor.socket_api.mcp.tools import TOOLS, server_of
-
-from ..real_daemon import served
+from torpor.tests.socket_api.real_daemon import served
 
 
 async def _no_daemon(request: Any, verb: Verb[Any, Any], params: Mapping[str, Any]) -> Result:

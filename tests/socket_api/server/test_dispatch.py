@@ -9,8 +9,7 @@ from typing import Any
 from torpor.daemon.api.branching import BranchesRequest, BranchesResult
 from torpor.daemon.api.verbs import VERBS
 from torpor.socket_api.server.dispatch import call
-
-from ..fake_branches import ROOT
+from torpor.tests.socket_api.fake_branches import ROOT
 
 
 def test_what_was_done_is_answered_as_done_gm7() -> None:

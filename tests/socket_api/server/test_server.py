@@ -12,8 +12,7 @@ import pytest
 from torpor.daemon.api.process import StatusRequest, SubscribeResult
 from torpor.socket_api.server import served
 from torpor.socket_api.wire.framing import Pieces
-
-from ..server_rig import RawClient, Running, frame, poll, serving, turns
+from torpor.tests.socket_api.server_rig import RawClient, Running, frame, poll, serving, turns
 
 
 def pass_time(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:

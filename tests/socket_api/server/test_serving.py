@@ -19,8 +19,7 @@ from torpor.socket_api import Client
 from torpor.socket_api.errors import ApiError, DaemonUnreachable, RemoteError, SocketInUse, StopIncomplete
 from torpor.socket_api.server.notifying import tell_supervisor
 from torpor.socket_api.server.serving import _on_first_signal, harden_process, serve_until_signal
-
-from ..server_rig import Here, poll
+from torpor.tests.socket_api.server_rig import Here, poll
 
 _SCRIPT = """
 import json, os, sys

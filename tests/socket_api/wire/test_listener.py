@@ -16,8 +16,7 @@ from torpor.socket_api.server.server import ApiServer
 from torpor.socket_api.wire import listener
 from torpor.socket_api.wire.address import default_socket_path, max_socket_path_bytes, require_path_fits
 from torpor.socket_api.wire.listener import Listener, open_listener, require_free
-
-from ..fake_service import FakeService
+from torpor.tests.socket_api.fake_service import FakeService
 
 
 @pytest.fixture
