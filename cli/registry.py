@@ -61,7 +61,8 @@ _UsageError: Any = typer.BadParameter.__bases__[0]
 
 
 class _Commands(TyperGroup):
-    """All commands. Shared options before a command are handed to it as if they stood behind it."""
+    """All commands. Shared options before a command are handed to it as if they stood behind it. Ctrl-C in a command,
+    or while its module is imported, is an error that is reported like others; typer would end silently."""
 
     def get_params(self, ctx: Any) -> list[Any]:
         return _made_fit(super().get_params(ctx))
@@ -69,6 +70,12 @@ class _Commands(TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
         name, _, rest = super().resolve_command(ctx, args)
         return name, name and load_command(name), [*self._given_before(ctx), *rest]
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            raise Interrupted("Interrupted.") from None
 
     def _given_before(self, context: Any) -> list[str]:
         given: list[str] = []
@@ -130,7 +137,7 @@ def load_command(name: str) -> Any:
     function = function_of(command)
     app = _app(add_completion=False)
     text = f"{command.summary}\n\n{inspect.cleandoc(function.__doc__ or '')}"
-    app.command(name, cls=_Command, help=_flowing(text))(_interruptible(function))
+    app.command(name, cls=_Command, help=_flowing(text))(_guarded(function))
     return typer.main.get_command(app)
 
 
@@ -218,17 +225,14 @@ def _root(
         print(context.get_help())
 
 
-def _interruptible(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Turn Ctrl-C into an error that is reported like others; typer would end the command silently. Advice about a
-    missing session names the store of --store."""
+def _guarded(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Have advice about a missing session name the store of --store."""
 
     @functools.wraps(command)
     def guarded(**arguments: Any) -> Any:
         arguments.pop(NAMESPACE_PARAMETER.name, None)  # its callback has used it
         try:
             return command(**arguments)
-        except KeyboardInterrupt:
-            raise Interrupted("Interrupted.") from None
         except SessionNotFound as error:
             if store := arguments.get("store"):
                 error.message = error.message.replace("`torpor ls`", f"`torpor ls --store {shlex.quote(str(store))}`")

@@ -19,7 +19,7 @@ from ..reach import background
 from ..reach.daemon_link import connect, find_ended_daemon, nobody_is_there
 from ..reach.options import JsonOption
 from ..view.output import Output, plain, write_failure
-from .serve import LogOption
+from .serve import LogOption, remark_on_warnings
 from .serve_parameters import arguments_of, given_of, takes
 
 
@@ -49,6 +49,8 @@ def ensure(log: LogOption = None, as_json: JsonOption = False, **values: Any) ->
             if daemon is None and isinstance(begun, background.Refused):
                 write_failure(begun.code, begun.message, begun.status, {}, as_json=as_json)
                 return begun.status
+            if isinstance(begun, background.Started):
+                remark_on_warnings(output, begun)
     with daemon or connect(socket, store=store) as found:
         if not started:
             _require_served(found, given.get("model") or {})

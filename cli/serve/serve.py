@@ -108,12 +108,17 @@ def _serve_in_background(arguments: list[str], store: Path, log: Path, *, as_jso
         for address in begun.http:
             output.line(plain(address))
         output.line(f"it writes to {plain(begun.log)}")
-        if begun.warnings:
-            output.remark(
-                f"[yellow]{format_plural(begun.warnings, 'warning')}[/] about the store or the models, in that log;"
-                " torpor verify tells what is still wrong with the store, and what to do"
-            )
+    remark_on_warnings(output, begun)
     return OK.number
+
+
+def remark_on_warnings(output: Output, begun: background.Started) -> None:
+    """Say where the warnings of a start stand, if there are any."""
+    if begun.warnings:
+        output.remark(
+            f"[yellow]{format_plural(begun.warnings, 'warning')}[/] about the store or the models, in"
+            f" {plain(begun.log)}; torpor verify tells what is still wrong with the store, and what to do"
+        )
 
 
 @contextlib.contextmanager

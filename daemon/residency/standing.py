@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from ...memvid.errors import SessionNotFound
 from ...memvid.store import IndexRow, Store
-from ...memvid.uri import SessionUri, not_found
+from ...memvid.uri import SessionUri
 from ..errors import SessionExists
 from ..sessions.sessions import Session
 from ..sleep.orders import WakeOrder
@@ -94,11 +94,9 @@ class Standing:
             )
 
     def require_row(self, uri: SessionUri) -> IndexRow:
-        """The row of the session's newest version. Raises SessionNotFound: there is none."""
-        row = self._store.find_session(uri)
-        if row is None:
-            raise not_found(uri, ())  # deleted while this request waited for its turn
-        return row
+        """The row of the session's newest version. Raises SessionNotFound: there is none, or it was deleted while this
+        request waited for its turn. JournalWaits: it could not be made of the journal's turns."""
+        return self._store.require_session(uri)
 
 
 def session_exists(uri: SessionUri) -> SessionExists:

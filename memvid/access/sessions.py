@@ -137,7 +137,7 @@ class Sessions(Closing):
         name, selector = parse_version_reference(text)
         uri = self.resolve_marked(name) if also_missed else self.resolve(name)
         if selector is None:
-            return self._require_session(uri, None)
+            return self.require_session(uri, None)
         folder = self._core.folder
         marks = Marks.load(folder) if selector.tag is not None else Marks(folder.uuid)
         missed = [row for row in self.index.missed().values() if row.uri == uri] if also_missed else []
@@ -147,7 +147,13 @@ class Sessions(Closing):
         """As `resolve`, also for a session with missed versions only."""
         return self.resolve(text, {row.uri for row in self.index.missed().values()})
 
-    def _require_session(self, uri: SessionUri, version: int | None) -> IndexRow:
+    def require_session(self, uri: SessionUri, version: int | None = None) -> IndexRow:
+        """The row of a version, of the newest if none is named.
+
+        Raises:
+            SessionNotFound
+            JournalWaits: all that there is of the session are turns that could not be made a version.
+        """
         row = self.find_session(uri, version)
         if row is None:
             raise self._not_found(uri, version)
@@ -158,12 +164,14 @@ class Sessions(Closing):
         return [row for row in self.index.given_up().values() if row.uri == uri]
 
     def _not_found(self, uri: SessionUri, version: int | None, but: IndexRow | None = None) -> SessionNotFound:
-        """The error for a session or version that is not there; `but`: its last row, from an index that is too old."""
+        """The error for a session or version that is not there; `but`: its last row, from an index that is too old.
+        Raises JournalWaits."""
         versions = [row.version for row in self.index.versions(uri) if not but]
         waiting = [row.version for row in self._waiting(uri)]
         if waiting and (not versions or version in waiting):
             return set_aside(uri, waiting)
         if not versions and self._core.journal.has(uri):
+            self._core.journal.require_settled(uri)
             return SessionNotFound(
                 f"{uri} has turns in the journal alone, and no version yet. `torpor save` makes one; where no daemon "
                 "runs, `torpor ensure` does.",

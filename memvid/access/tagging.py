@@ -38,7 +38,7 @@ class Tagging(Sessions):
             SessionNotFound, InvalidTag, TagTaken, LimitExceeded, CorruptMarks, NoSpace, StoreIoError
             ReadOnlyStore, LockLost, DurabilityLost
         """
-        self._require_session(uri, version)
+        self.require_session(uri, version)
         with self._core.committing():
             row = self._require_version_with_file(uri, version)
             marks = self._marks_to_change(lost_is_none=move)
@@ -56,7 +56,7 @@ class Tagging(Sessions):
 
     def pin(self, uri: SessionUri, version: int | None) -> IndexRow:
         """Keep a version, the latest if none is named, against any retention. Raises as `tag` does."""
-        self._require_session(uri, version)
+        self.require_session(uri, version)
         with self._core.committing():
             row = self._require_version_with_file(uri, version)
             self._save(Marks.load(self._core.folder).pin(uri, row.bundle_id, row.version))
@@ -103,12 +103,12 @@ class Tagging(Sessions):
     def _version_or_missed(self, uri: SessionUri, version: int | None) -> IndexRow:
         """A version of a session, the latest if none is named, or a missed one with this number."""
         missed = (row for row in self.index.missed().values() if (row.uri, row.version) == (uri, version))
-        return self.find_session(uri, version) or next(missed, None) or self._require_session(uri, version)
+        return self.find_session(uri, version) or next(missed, None) or self.require_session(uri, version)
 
     def _require_version_with_file(self, uri: SessionUri, version: int | None) -> IndexRow:
         """Refuse a mark on a version without a file: it keeps nothing. And if the index loses the row too, the mark
         alone names the version but not its needs: then no file can be removed any more."""
-        row = self._require_session(uri, version)
+        row = self.require_session(uri, version)
         if self._core.folder.suffix_of(row.bundle_id) != LIVE_SUFFIX:
             path = self._core.folder.bundle_path(row.bundle_id)
             raise BundleMissing(

@@ -54,7 +54,7 @@ class Upkeep(Sessions):
 
         self._core.require_open()
         if uri is not None:
-            self._require_session(uri, None)
+            self.require_session(uri, None)
         return verify_store(
             self._core.folder,
             self.index,
@@ -108,7 +108,7 @@ class Upkeep(Sessions):
         from ..maintenance import pruning
 
         if uri is not None:
-            self._require_session(uri, None)
+            self.require_session(uri, None)
         return pruning.prune(self._core, retention, uri, dry_run=dry_run)
 
     def drop_stand_ins(self, uri: SessionUri) -> MaintenanceReport:
@@ -158,7 +158,7 @@ class Upkeep(Sessions):
 
         self._core.require_open()
         if uri is not None:
-            self._require_session(uri, None)
+            self.require_session(uri, None)
         return compaction.compact(self._core, uri, policy, dry_run=dry_run, should_stop=should_stop)
 
     def repair(self, *, dry_run: bool = False) -> MaintenanceReport:

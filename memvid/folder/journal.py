@@ -248,8 +248,9 @@ class Journal(Closing):
         if (reason := self.waiting.get(uri)) is not None:
             raise JournalWaits(
                 f"The journal has acknowledged turns of {uri} that could not be made a version: {reason} Put that "
-                "right, and open the store again. To go on without them, fork an earlier version (`torpor fork "
-                f"{uri.name}@VERSION NAME`), or delete the session.",
+                "right: the next start of the daemon tries again, and so does the next request that uses the session. "
+                f"To go on without them, fork an earlier version (`torpor fork {uri.name}@VERSION NAME`), or delete "
+                "the session.",
                 session=str(uri),
                 reason=reason,
             )

@@ -118,9 +118,10 @@ def test_a_terminal_of_ascii_is_no_trace_and_json_stays_json(daemon: ServerThrea
     assert json.loads(done.stdout)["sessions"][0]["labels"] == ["ü"]
 
 
-def test_an_interrupt_during_the_imports_is_status_130(tmp_path: Path) -> None:
-    """The first import past the entry point raises what a Ctrl-C would."""
-    hook = "import sys\nclass H:\n def find_spec(self, name, *_):\n  if name == 'typer': raise KeyboardInterrupt\n"
+@pytest.mark.parametrize("module", ["typer", "torpor.cli.commands.ls"])
+def test_an_interrupt_during_the_imports_is_status_130_and_is_told(module: str) -> None:
+    """The first import past the entry point, or that of the command, raises what a Ctrl-C would."""
+    hook = f"import sys\nclass H:\n def find_spec(self, name, *_):\n  if name == {module!r}: raise KeyboardInterrupt\n"
     script = f"{hook}sys.meta_path.insert(0, H())\nfrom torpor.cli.main import main\nmain()"
     done = subprocess.run([sys.executable, "-c", script, "ls", "--json"], capture_output=True, timeout=60)
     assert done.returncode == 130
@@ -256,14 +257,15 @@ def test_a_start_in_the_background_tells_how_many_warnings_its_store_gave_cause_
     made_store.bundles[2].unlink()
     log = short_path / "daemon.log"
     where = ("--store", str(made_store.path), "--log", str(log), "--model", f"tiny={tiny_model}")
-    for as_json in (False, True):
-        done = run("serve", "--detach", *where, *(["--json"] if as_json else []), capture_output=True)
+    for command in (("serve", "--detach"), ("serve", "--detach", "--json"), ("ensure",)):
+        done = run(*command, *where, capture_output=True)
         assert done.returncode == 0, done.stderr
         try:
-            if as_json:
+            if "--json" in command:
                 assert json.loads(done.stdout)["warnings"] == 1
             else:
-                assert b"1 warning about the store or the models, in that log" in done.stderr
+                told = " ".join(done.stderr.decode().split())
+                assert f"1 warning about the store or the models, in {log}; torpor verify" in told
             assert f"{made_store.bundles[2]} is missing" in log.read_text()
         finally:
             stopped = run("stop", "--json", capture_output=True)

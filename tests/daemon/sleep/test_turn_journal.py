@@ -15,7 +15,7 @@ from torpor.daemon.errors import GenerationFailed
 from torpor.daemon.sessions.transcripts import message_of
 from torpor.daemon.sleep import turn_journal
 from torpor.daemon.tasks.cancellation import LeftMidway
-from torpor.memvid.errors import NoSpace
+from torpor.memvid.errors import JournalWaits, NoSpace
 from torpor.memvid.folder.journal import Journal
 from torpor.memvid.store import Store
 from torpor.tests.daemon.session_rig import DEADLINE_S, SAMPLED, Rigged, as_killed, given_up, hold_calls, tokens_of
@@ -234,6 +234,28 @@ async def test_the_room_that_is_taken_for_a_turn_holds_its_record(
         await rig.wake("back", at_token=1)
         await rig.service.append("back", tokens=tokens_of(2, 1800))
         assert not room
+
+
+async def test_a_session_that_found_no_room_at_the_start_is_told_and_comes_back(
+    open_rig: Any, store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a session that never slept, a start on a full disk has turns in the journal alone."""
+    async with open_rig() as rig:
+        await rig.read("new", tokens_of(1, 40))
+        killed = as_killed(store)
+
+    def refuse(*_: object) -> None:
+        raise NoSpace("No room.")
+
+    monkeypatch.setattr("torpor.memvid.recovery.replaying.write_version", refuse)
+    async with open_rig(store=killed) as rig:
+        with pytest.raises(JournalWaits, match="No room"):
+            await rig.service.show("new")
+        with pytest.raises(NoSpace):
+            await rig.wake("new")
+        monkeypatch.undo()
+        await rig.wake("new")
+        assert len(rig.live("new").state.tokens) == 40
 
 
 async def test_room_that_a_failed_request_leaves_is_given_back(rig: Rigged, store: Path) -> None:

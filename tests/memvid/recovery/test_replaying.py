@@ -262,6 +262,18 @@ def test_turns_that_find_no_room_for_their_version_wait_and_their_session_is_not
         assert ledger(store) == token_ids(0, 305)
 
 
+def test_a_session_that_has_nothing_but_turns_that_wait_is_told_as_such(path: Path) -> None:
+    """`there is no such session` would be wrong: it comes back once there is room."""
+    with Store.open(path, writable=True) as store:
+        store.acknowledge([turn(store, 5, uri=OTHER_URI)])
+    with (
+        mock.patch("torpor.memvid.recovery.replaying.write_version", side_effect=errors.NoSpace("No room.")),
+        Store.open(path, writable=True) as store,
+        pytest.raises(errors.JournalWaits, match="could not be made a version: No room"),
+    ):
+        store.require_session(OTHER_URI)
+
+
 def test_a_prune_keeps_the_version_that_acknowledged_turns_stand_behind(path: Path) -> None:
     with Store.open(path, writable=True) as store:
         first = store.find_session(URI)
