@@ -6,10 +6,14 @@ failures cross the wire as code, message and details, and come out of a client a
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 from ..errors import TorporError
+
+_SESSIONS_TOLD: Final = 5
+"""In the message of a stop that could not keep them; its details have all sessions."""
 
 
 class ApiError(TorporError):
@@ -130,20 +134,45 @@ class TooFewDescriptors(ApiError):
 class StopRefused(ApiError):
     """The daemon goes on although it was told to stop: sessions cannot be put to sleep, and `failed` says why."""
 
+    @classmethod
+    def of(cls, failed: Mapping[str, str]) -> StopRefused:
+        """Name the sessions with the reasons, behind the advice."""
+        return cls(
+            f"{_count(failed)} cannot be put to sleep, so the daemon goes on. Solve the problem of each and stop it"
+            f" again; or keep only their ledgers, with torpor stop --force. {_describe(failed)}",
+            failed=failed,
+        )
+
 
 class StopIncomplete(ApiError):
     """The daemon stopped, but not every session could be put to sleep."""
 
     @classmethod
     def of(cls, failed: Mapping[str, str]) -> StopIncomplete:
-        """Name each session with the reason. Its answers are in the journal, unless the daemon kept none."""
-        count = f"{len(failed)} session{'' if len(failed) == 1 else 's'}"
-        reasons = "; ".join(f"{session}: {reason}" for session, reason in failed.items())
+        """Name the sessions with the reasons. Its answers are in the journal, unless the daemon kept none."""
         return cls(
-            f"{count} could not be put to sleep. The next start brings back what was answered, or only the last sleep"
-            f" if the daemon ran with --durability sleep. {reasons}",
+            f"{_count(failed)} could not be put to sleep. The next start brings back what was answered, or only the"
+            f" last sleep if the daemon ran with --durability sleep. {_describe(failed)}",
             failed=failed,
         )
+
+
+def _count(failed: Mapping[str, str]) -> str:
+    return f"{len(failed)} session{'' if len(failed) == 1 else 's'}"
+
+
+def _describe(failed: Mapping[str, str]) -> str:
+    """The first session of each code with its reason, which has advice; of others that fail alike, the code alone. The
+    details have all reasons, and no message can hold those of a thousand sessions."""
+    told: list[str] = []
+    codes: set[str] = set()
+    for session, reason in itertools.islice(failed.items(), _SESSIONS_TOLD):
+        code = reason.partition(":")[0]
+        told.append(f"{session}: {code}, too" if code in codes else f"{session}: {reason.rstrip('.')}")
+        codes.add(code)
+    if more := len(failed) - len(told):
+        told.append(f"and {more} more")
+    return "; ".join(told) + "."
 
 
 class ExtraMissing(ApiError):

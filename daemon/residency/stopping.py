@@ -121,4 +121,6 @@ class LastSleeps:
             await self._ledgers.keep(live, code_of(unslept))
             keeping.ledgers[uri] = sentence_of(unslept)
         except Exception as error:  # noqa: BLE001 - as above
-            keeping.failed[uri] = f"{sentence_of(unslept)} Not even its ledger could be kept: {sentence_of(error)}"
+            is_the_same = code_of(error) == code_of(unslept)
+            why = "for the same reason." if is_the_same else f"for another reason: {sentence_of(error)}"
+            keeping.failed[uri] = f"{sentence_of(unslept)} Not even its ledger could be kept, {why}"

@@ -51,8 +51,7 @@ def write_error(
         details = _room(error, fd, needed_bytes)
         return NoSpace(
             f"No room to {action} {path}: {os.strerror(error.errno or 0)}.{describe_room(details)} Free some space "
-            "(`torpor rm` works on a full disk, and says so where a damaged or missing version keeps it from freeing "
-            "any) and try again; the store is as it was.",
+            "(`torpor rm` works on a full disk) and try again; the store is as it was.",
             path=path,
             action=action,
             errno=error.errno,

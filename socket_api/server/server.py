@@ -29,8 +29,6 @@ _LOG = logging.getLogger(__name__)
 _STREAM_BUFFER_BYTES = 64 * 1024
 _ACCEPTS_PER_TURN = 16
 """So that many new clients do not keep the loop from the connected ones."""
-_SESSIONS_TOLD = 5
-"""In the message of a refused stop; its details have all sessions."""
 _ACCEPT_PAUSE_S = 0.5
 """After accept failed, for example without free file descriptors."""
 
@@ -233,7 +231,7 @@ class ApiServer:
             report = await self._backend.prepare_close()
             if report.failed and not self._stopping:  # else a signal has ended the daemon meanwhile
                 _LOG.warning("a stop was refused: %d sessions cannot be put to sleep", len(report.failed))
-                raise _stop_refused(report)
+                raise StopRefused.of(report.failed)
         self._on_shutdown()
         return await asyncio.shield(self._reported())
 
@@ -249,16 +247,3 @@ class ApiServer:
             self._full = None
         if not done.cancelled() and (fault := done.exception()) is not None:
             _LOG.error("fault in a connection", exc_info=fault)
-
-
-def _stop_refused(report: ShutdownResult) -> StopRefused:
-    """The error of a refused stop. The advice comes first: there may be more sessions than a message can hold."""
-    told = [f"{session}: {reason.rstrip('.')}" for session, reason in list(report.failed.items())[:_SESSIONS_TOLD]]
-    if (more := len(report.failed) - len(told)) > 0:
-        told.append(f"and {more} more")
-    count = len(report.failed)
-    return StopRefused(
-        f"{count} session{'' if count == 1 else 's'} cannot be put to sleep, so the daemon goes on. Solve the problem"
-        " of each and stop it again; or keep only their ledgers, with torpor stop --force. " + "; ".join(told),
-        failed=report.failed,
-    )

@@ -284,15 +284,19 @@ async def test_a_stop_that_was_refused_is_granted_once_the_sessions_can_be_kept(
     assert (await client.shutdown()).slept == ("torpor://default/s",)
 
 
-async def test_of_many_sessions_that_cannot_be_kept_a_few_are_told_behind_what_to_do(here: Here) -> None:
+async def test_of_many_sessions_that_cannot_be_kept_a_few_are_told_behind_what_to_do_and_advice_is_told_once(
+    here: Here,
+) -> None:
     service, client = here.service, here.client
-    service.fail_sleep = {f"s{number}": "no space" for number in range(100)}
+    service.fail_sleep = {f"s{number}": f"no_space: {number} bytes. Free some." for number in range(100)}
     with pytest.raises(RemoteError) as refused:
         await client.shutdown()
     assert refused.value.details["failed"] == service.fail_sleep
     assert refused.value.message.startswith("100 sessions cannot be put to sleep")
-    assert refused.value.message.index("--force") < refused.value.message.index("s0: no space")
-    assert refused.value.message.endswith("s4: no space; and 95 more")
+    assert refused.value.message.endswith(
+        " with torpor stop --force. s0: no_space: 0 bytes. Free some; s1: no_space, too; s2: no_space, too; "
+        "s3: no_space, too; s4: no_space, too; and 95 more."
+    )
     service.fail_sleep = {}
     await client.shutdown()
 
