@@ -18,6 +18,12 @@ from .records import Record
 # Below it, log-probabilities divided by the temperature leave the range of float32.
 LOWEST_TEMPERATURE = 1e-6
 
+Temperature = Annotated[float, Field(ge=0, le=100)]
+TopP = Annotated[float, Field(ge=1e-6, le=1)]
+TopK = Annotated[int, Field(ge=0, le=2**31 - 1)]
+MinP = Annotated[float, Field(ge=0, le=1)]
+RepetitionPenalty = Annotated[float, Field(ge=1e-3, le=100)]
+
 _NEW_SEED_BITS = 53  # a client in JavaScript can give it back
 
 
@@ -45,11 +51,11 @@ class Sampling(Record, _Naming):
     the same tokens.
     """
 
-    temperature: Annotated[float, Field(ge=0, le=100)] = _LeftFraction(0.0)
-    top_p: Annotated[float, Field(ge=1e-6, le=1)] = _LeftFraction(1.0)
-    top_k: Annotated[int, Field(ge=0, le=2**31 - 1)] = _LeftWhole(0)
-    min_p: Annotated[float, Field(ge=0, le=1)] = _LeftFraction(0.0)
-    repetition_penalty: Annotated[float, Field(ge=1e-3, le=100)] = _LeftFraction(1.0)
+    temperature: Temperature = _LeftFraction(0.0)
+    top_p: TopP = _LeftFraction(1.0)
+    top_k: TopK = _LeftWhole(0)
+    min_p: MinP = _LeftFraction(0.0)
+    repetition_penalty: RepetitionPenalty = _LeftFraction(1.0)
     seed: Annotated[int, Field(ge=0, le=MAX_SEED)] = _LeftWhole(0)
 
     def __post_init__(self) -> None:

@@ -18,14 +18,15 @@ from starlette.types import Send
 from ...daemon.api.dialogue import ToolCall
 from ...daemon.api.events import ProgressEvent, TokenEvent
 from ...daemon.api.logprobs import TopLogprobs
-from ...daemon.api.reading import GenerateResult
+from ...daemon.api.reading import GenerateResult, MaxTokens
+from ...daemon.api.sampling import MinP, RepetitionPenalty, Temperature, TopK, TopP
 from ...errors import TorporError
 from . import string_tools
 from .answering import Telling, answer, event_bytes
 from .bodies import InnerJson
 from .desk import desk_of
 from .errors import error_map
-from .fields import Body, Content, fault_at, ignored_of, read_fields
+from .fields import Body, Content, Stops, fault_at, ignored_of, read_fields
 from .holding import choice_of, constraint_of, has_no_effect
 from .logprobs import each_of
 from .marks import Marks
@@ -110,13 +111,13 @@ class CacheOptions(Body):
 class Sampled(Body):
     """The fields by which tokens are drawn."""
 
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
+    temperature: Temperature | None = None
+    top_p: TopP | None = None
+    top_k: TopK | None = None
+    min_p: MinP | None = None
+    repetition_penalty: RepetitionPenalty | None = None
     seed: Annotated[int, Field(ge=-(2**63), lt=2**64)] | None = None
-    stop: str | list[str] | None = None
+    stop: Stops | None = None
     n: int | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -129,7 +130,7 @@ class Sampled(Body):
 
     def stops(self) -> tuple[str, ...]:
         """The texts that end an answer."""
-        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+        return tuple(self.stop or ())
 
     def wants_usage(self) -> bool:
         """Whether a stream ends with the tokens of the answer."""
@@ -147,8 +148,8 @@ class ChatBody(Sampled):
     model: str | None = None
     messages: Annotated[list[ChatMessage], Field(min_length=1)]
     tools: list[OfferedTool] | None = None
-    max_tokens: int | None = None
-    max_completion_tokens: int | None = None
+    max_tokens: MaxTokens | None = None
+    max_completion_tokens: MaxTokens | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     tool_choice: Any = None
     parallel_tool_calls: bool | None = None

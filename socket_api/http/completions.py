@@ -19,7 +19,7 @@ from starlette.types import Send
 from ...daemon.api.events import OnEvent, TokenEvent
 from ...daemon.api.logprobs import TopLogprobs
 from ...daemon.api.process import StatusRequest
-from ...daemon.api.reading import AppendRequest, GenerateRequest, GenerateResult
+from ...daemon.api.reading import AppendRequest, GenerateRequest, GenerateResult, MaxTokens
 from ...daemon.api.sampling import new_seed
 from ...daemon.api.verbs import VERBS
 from ...errors import TorporError
@@ -45,7 +45,7 @@ class CompletionBody(Sampled):
 
     prompt: str | list[str] | list[int]
     model: str | None = None
-    max_tokens: int | None = None
+    max_tokens: MaxTokens | None = None
     best_of: int | None = None
     echo: bool | None = None
     suffix: str | None = None

@@ -10,8 +10,10 @@ from collections.abc import Iterable, Mapping
 from functools import cache
 from typing import Annotated, Any, Final, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, TypeAdapter, WithJsonSchema
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, WithJsonSchema
 
+from ...daemon.api.limits import MAX_STOPS
+from ...daemon.api.reading import Stop
 from ..errors import InvalidRequest
 from ..wire.checking import checked
 
@@ -55,8 +57,10 @@ def _joined(content: object) -> object:
     """The text of a content: a text, or a list of parts, of which each is a text."""
     if content is None:
         return ""
-    if not isinstance(content, list):
+    if isinstance(content, str):
         return content
+    if not isinstance(content, list):
+        raise ValueError("it is neither a text nor a list of parts; give one of them")  # noqa: TRY004 - pydantic tells no other
     texts = []
     for at, part in enumerate(content):
         kind = part.get("type", "text") if isinstance(part, dict) else None
@@ -76,3 +80,16 @@ Content = Annotated[
     WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "object"}}, {"type": "null"}]}),
 ]
 """A text, or a list of parts that are text."""
+
+
+def _listed(value: object) -> object:
+    return [value] if isinstance(value, str) else value
+
+
+Stops = Annotated[
+    list[Stop],
+    Field(max_length=MAX_STOPS),
+    BeforeValidator(_listed),
+    WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}),
+]
+"""Texts that end an answer; a single one may stand alone."""

@@ -24,13 +24,14 @@ from starlette.types import Send
 
 from ...daemon.api.dialogue import Channel, ToolCall
 from ...daemon.api.events import TokenEvent
-from ...daemon.api.reading import FinishReason, GenerateResult
+from ...daemon.api.reading import FinishReason, GenerateResult, MaxTokens
+from ...daemon.api.sampling import Temperature, TopK, TopP
 from ...errors import TorporError
 from .answering import Telling, answer, event_bytes, measured
 from .bodies import InnerJson
 from .desk import desk_of
 from .errors import error_map
-from .fields import Body, fault_at, ignored_of, read_fields
+from .fields import Body, Stops, fault_at, ignored_of, read_fields
 from .holding import choice_of, constraint_of
 from .marks import Marks
 from .turns import Answered, Turn, answer_in
@@ -127,12 +128,12 @@ class DialogueBody(Body):
 class MessagesBody(DialogueBody):
     """A request for an answer to a dialogue."""
 
-    max_tokens: int
+    max_tokens: MaxTokens
     stream: bool | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    stop_sequences: list[str] | None = None
+    temperature: Temperature | None = None
+    top_p: TopP | None = None
+    top_k: TopK | None = None
+    stop_sequences: Stops | None = None
     output_config: OutputConfig | None = None
     output_format: dict[str, Any] | None = None
 

@@ -17,6 +17,7 @@ from starlette.types import Send
 from ...daemon.api.dialogue import Channel, ToolCall
 from ...daemon.api.events import TokenEvent
 from ...daemon.api.logprobs import TopLogprobs
+from ...daemon.api.reading import MaxTokens
 from ...daemon.api.recalling import RecallResult
 from ...daemon.api.verbs import VERBS
 from ...errors import TorporError
@@ -81,7 +82,7 @@ class ResponsesBody(Sampled):
     tools: list[OfferedTool] | None = None
     tool_choice: Any = None
     parallel_tool_calls: bool | None = None
-    max_output_tokens: int | None = None
+    max_output_tokens: MaxTokens | None = None
     reasoning: Thinking | None = None
     include: list[str] | None = None
     top_logprobs: TopLogprobs | None = None
@@ -204,6 +205,8 @@ def _turn(body: ResponsesBody, raw_items: object) -> tuple[Turn, Toolbox, Dialog
     answer_id = answer_of_response(after, "previous_response_id") if after else None
     goes_on = bool(after or conversation)
     dialogue = Dialogue(None if goes_on else body.instructions, body.input, answer_id, raw_items)
+    if not dialogue.messages:
+        raise fault_at("input", "it has no message; give at least one")
     dialogue.marks.keep(body.prompt_cache_options.ttl if body.prompt_cache_options else None)
     tools = Toolbox(body.tools or ())
     thinks = {"enable_thinking": False} if body.reasoning and body.reasoning.effort == "none" else {}

@@ -164,6 +164,7 @@ _PROBLEMS: Mapping[str, str] = MappingProxyType(
         "string_too_short": "it is too short; give {min_length} or more characters",
         "too_short": "it has {actual_length} entries; give at least {min_length}",
         "too_long": "it has too many entries; give at most {max_length}",
+        "list_type": "it is no list; give a list",
         "tuple_type": "it is no list; give a list",
         "bytes_type": "these are no bytes; give bytes",
     }
