@@ -1,4 +1,4 @@
-"""The bundles whose needs are unknown, and why no file is removed while there is one.
+"""The bundles whose needs are unknown, and why no file is removed or compacted while there is one.
 
 Owns what is told of each: what it is, and what ends it. Which ones they are the index says (`Index.needs_unknown`).
 """
@@ -10,6 +10,7 @@ from typing import Final
 
 from ..errors import BundleMissing, StoreError
 from ..folder.folder import StoreFolder
+from ..format.bundle import BundleFile
 from ..format.records import Finding, IndexRow
 from .absent import AbsentNotes
 from .index import Index
@@ -18,7 +19,7 @@ UNREADABLE_CODE: Final = "unreadable_bundle"
 
 
 def find_unknown_needs(folder: StoreFolder, index: Index) -> list[Finding]:
-    """What keeps every file from being removed; nothing where what every bundle needs is known."""
+    """What keeps every file from being removed or compacted; nothing where what every bundle needs is known."""
     return [
         *(unreadable_finding(folder, index, bundle_id) for bundle_id in index.unreadable_now()),
         *find_told(folder, index),
@@ -34,26 +35,36 @@ def find_told(folder: StoreFolder, index: Index) -> list[Finding]:
     ]
 
 
-def unreadable_finding(folder: StoreFolder, index: Index, bundle_id: bytes) -> Finding:
+def unreadable_finding(folder: StoreFolder, index: Index, bundle_id: bytes, why: str = "") -> Finding:
+    """why: the reason, where it is known; else the file is opened again to learn it."""
     path = folder.bundle_path(bundle_id)
+    why = (why or _why(folder, bundle_id)).rstrip(".").replace(path, "it", 1)
     stored = index.stored(bundle_id)
     row = stored.row if stored is not None else None
     whose = f"version {row.version} of {row.uri}" if row is not None else "its version is unknown"
     end = f", or give it up: remove its session (`torpor rm {row.uri}`)" if row is not None else ""
     message = (
-        f"{path} cannot be read ({whose}), so its needs are unknown, and nothing is removed while that is so. "
+        f"{path} cannot be read ({whose}): {why}. Its needs are unknown, so no file is removed or compacted. "
         f"Put the file back from a backup, or let `torpor repair` see to it{end}."
     )
     return Finding(path, UNREADABLE_CODE, message)
+
+
+def _why(folder: StoreFolder, bundle_id: bytes) -> str:
+    try:
+        BundleFile(*folder.open_bundle(bundle_id), bundle_id).close()
+    except StoreError as error:
+        return error.message
+    return "it could not be read when the store was opened, and can be now; the next opening takes it up"
 
 
 def untold_finding(path: str, row: IndexRow) -> Finding:
     """What to tell of a version that is set aside, and was never read since its index was made."""
     message = (
         f"{path} is set aside: version {row.version} of {row.uri} could not be read when the index was made anew. "
-        "Its needs are unknown, so no file is removed. `torpor repair` brings it back where all of it is sound "
-        "somewhere, quarantine included. Else put the file back from a backup and start the daemon again, or import "
-        f"it; or give it up: remove the session (`torpor rm {row.uri}`; `torpor forget` where nothing "
+        "Its needs are unknown, so no file is removed or compacted. `torpor repair` brings it back where all of it is "
+        "sound somewhere, quarantine included. Else put the file back from a backup and start the daemon again, or "
+        f"import it; or give it up: remove the session (`torpor rm {row.uri}`; `torpor forget` where nothing "
         "else is left of it), or all that is set aside (`torpor gc --quarantine`)."
     )
     return Finding(path, UNREADABLE_CODE, message)
@@ -62,8 +73,8 @@ def untold_finding(path: str, row: IndexRow) -> Finding:
 def missed_finding(path: str, row: IndexRow) -> Finding:
     message = (
         f"{path} is missing: version {row.version} of {row.uri}, which has a tag or a pin, cannot be woken, and "
-        "only its marks tell of it. Its needs are unknown, so no file is removed. Put the file back from a "
-        f"backup and start the daemon again, or import it; or give it up: take its tags (`torpor untag`) and its pin "
+        "only its marks tell of it. Its needs are unknown, so no file is removed or compacted. Put the file back from "
+        f"a backup and start the daemon again, or import it; or give it up: take its tags (`torpor untag`) and its pin "
         f"(`torpor unpin {row.uri}@{row.version}`) away, or remove the session (`torpor rm`; `torpor forget` where "
         "nothing else is left of it)."
     )

@@ -37,7 +37,7 @@ from ..format.bundle import BundleFile
 from ..format.codecs import RAW_CODE, encode_slot
 from ..format.layout import LIVE_SUFFIX, RETIRED_SUFFIX
 from ..format.records import IndexRow, MaintenanceReport
-from ..index.unknown_references import find_told
+from ..index.unknown_references import find_unknown_needs
 from ..uri import SessionUri
 from ..writing import deletion
 from ..writing.core import StoreCore
@@ -61,10 +61,7 @@ def compact(
     core.begin_upkeep(dry_run=dry_run)
     compaction = _Compaction(core, policy, dry_run, should_stop)
     run = compaction.run
-    for bundle_id in core.index.unreadable_now():
-        path = core.folder.bundle_path(bundle_id)
-        run.tell(path, "corrupt_bundle", f"{path} cannot be read: nothing is compacted while it is there.")
-    run.problems += find_told(core.folder, core.index)
+    run.problems += find_unknown_needs(core.folder, core.index)
     if core.index.needs_unknown():
         return run.report()
     for one in core.index.uris() if uri is None else [uri]:

@@ -37,7 +37,7 @@ from ..format.layout import LIVE_SUFFIX, RETIRED_SUFFIX
 from ..format.ledgers import in_common, ledger_tokens
 from ..format.records import Action, Finding, IndexRow, MaintenanceReport
 from ..index.rows import SHADOWED
-from ..index.unknown_references import find_told
+from ..index.unknown_references import find_unknown_needs
 from ..uri import SessionUri
 from ..writing import deletion
 from ..writing.core import StoreCore
@@ -280,9 +280,8 @@ def _report(
             path = core.folder.bundle_path(bundle_id, RETIRED_SUFFIX)
             actions.append(Action("remove", path, None, None, size_bytes, "nothing needs its blocks any more"))
     actions += [_kept(core, kept) for kept in plan.keep if _only_marked(kept)]
-    unread = [_unread(core, bundle_id) for bundle_id in core.index.unreadable_now()] if dropped else []
-    unread += find_told(core.folder, core.index) if dropped else []
-    return MaintenanceReport("prune", dry_run, tuple(actions), sum(freed.values()), 0, (*problems, *unread))
+    unknown = find_unknown_needs(core.folder, core.index) if dropped else []
+    return MaintenanceReport("prune", dry_run, tuple(actions), sum(freed.values()), 0, (*problems, *unknown))
 
 
 def _dropped(core: StoreCore, row: IndexRow, freed: int | None, suffix: str) -> Action:
@@ -300,14 +299,3 @@ def _only_marked(kept: Kept) -> bool:
 def _kept(core: StoreCore, kept: Kept) -> Action:
     path = core.folder.bundle_path(kept.row.bundle_id)
     return Action("keep", path, kept.row.uri, kept.row.version, 0, f"it is {' and '.join(kept.reasons)}")
-
-
-def _unread(core: StoreCore, bundle_id: bytes) -> Finding:
-    try:
-        core.open_bundle(bundle_id).close()
-        code = "unreadable"  # counted so when the store was opened; the next opening will remove it
-    except StoreError as error:
-        code = error.code
-    path = core.folder.bundle_path(bundle_id)
-    message = f"{path} cannot be read, so its needs are unknown: until it can be read, no file is removed."
-    return Finding(path, code, message)

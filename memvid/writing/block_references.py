@@ -21,7 +21,7 @@ from ..format.layout import LIVE_SUFFIX, RETIRED_SUFFIX
 from ..format.manifest import Manifest
 from ..format.records import Finding
 from ..index.rows import UNREADABLE
-from ..index.unknown_references import UNREADABLE_CODE, missed_finding, untold_finding
+from ..index.unknown_references import missed_finding, unreadable_finding, untold_finding
 from ..uri import SessionUri
 from .core import StoreCore
 
@@ -60,7 +60,7 @@ def read_needs(core: StoreCore, on_file: LiveFile, but_for: Iterable[bytes] = ()
     for bundle_ids in _sessions(core, live):
         _read_session(core, bundle_ids, needs, on_file)
     for bundle_id in core.index.with_status(UNREADABLE):
-        needs.unread.setdefault(bundle_id, _unreadable(core, bundle_id, "it could not be read when the store opened"))
+        needs.unread.setdefault(bundle_id, unreadable_finding(core.folder, core.index, bundle_id))
     needs.unread.update(
         (one, missed_finding(core.folder.bundle_path(one), row))
         for one, row in core.index.missed().items()
@@ -96,7 +96,9 @@ def _read_session(core: StoreCore, bundle_ids: list[bytes], needs: Needs, on_fil
             with core.open_bundle(bundle_id) as file:
                 manifest = file.manifest
                 if manifest is None:
-                    needs.unread[bundle_id] = _unreadable(core, bundle_id, "it has no manifest")
+                    needs.unread[bundle_id] = unreadable_finding(
+                        core.folder, core.index, bundle_id, "it has no manifest"
+                    )
                     continue
                 session = manifest.uri
                 here = own[bundle_id] = frozenset(file.frames).intersection(entry.id for entry in manifest.blocks)
@@ -114,7 +116,7 @@ def _read_session(core: StoreCore, bundle_ids: list[bytes], needs: Needs, on_fil
         except BundleMissing:
             continue  # a daemon beside us has deleted it
         except StoreError as error:
-            needs.unread[bundle_id] = _unreadable(core, bundle_id, error.message)
+            needs.unread[bundle_id] = unreadable_finding(core.folder, core.index, bundle_id, error.message)
     if session is not None:
         for holder, blocks in sought.items():
             for block_id in blocks.difference(own.get(holder, ())):
@@ -123,8 +125,3 @@ def _read_session(core: StoreCore, bundle_ids: list[bytes], needs: Needs, on_fil
 
 def _need(needs: Needs, holder: bytes, block_id: bytes, session: SessionUri) -> None:
     needs.needed.setdefault(holder, {}).setdefault(block_id, set()).add(session)
-
-
-def _unreadable(core: StoreCore, bundle_id: bytes, why: str) -> Finding:
-    path = core.folder.bundle_path(bundle_id)
-    return Finding(path, UNREADABLE_CODE, f"{path} cannot be read, so its needs are unknown: {why.rstrip('.')}.")

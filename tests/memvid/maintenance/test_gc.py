@@ -17,6 +17,7 @@ from torpor.memvid.errors import ReadOnlyStore
 from torpor.memvid.folder import quarantine
 from torpor.memvid.folder.folder import StoreFolder
 from torpor.memvid.folder.marks import Marks
+from torpor.memvid.folder.retention import Retention
 from torpor.memvid.format.records import MaintenanceReport
 from torpor.memvid.index.rows import UNREADABLE, IndexedBundle
 from torpor.memvid.maintenance.gc import INCOMING_HOURS
@@ -104,6 +105,22 @@ def test_while_a_bundle_cannot_be_read_nothing_goes_and_the_report_says_so(forke
             assert (report.actions, report.bytes_freed, report.ok) == ((), 0, False)
             assert [(problem.code, problem.path) for problem in report.problems] == [("unreadable_bundle", str(path))]
         assert names(store_path) == before
+
+
+def test_a_bundle_that_cannot_be_read_is_told_alike_by_all_that_it_stops(store: Store, store_path: Path) -> None:
+    first = sleep(store, 300)
+    sleep(store, 600, before=first)
+    path = bundle_path(store, sleep(store, 20, uri=OTHER_URI).bundle_id)
+    store.close()
+    path.write_bytes(path.read_bytes()[:-1])
+    (store_path / "index.sqlite").unlink()
+    with Store.open(store_path, writable=True) as again:
+        (told,) = again.gc().problems
+        assert told.code == "unreadable_bundle"
+        assert told.message.startswith(f"{path} cannot be read (version 1 of {OTHER_URI}): it has ")
+        assert "so no file is removed or compacted" in told.message
+        assert again.compact().problems == again.prune(Retention(keep_last=1), dry_run=True).problems == (told,)
+        assert again.usage().problems == again.forget(URI, dry_run=True).problems == (told,)
 
 
 def test_a_temporary_file_goes_unless_a_sleep_is_writing_it(store: Store, store_path: Path) -> None:
