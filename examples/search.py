@@ -97,7 +97,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         best = search(torpor, "searched")
         print(f"search:  {', '.join(best.names)} (perplexity {best.perplexity:.1f})")
         torpor.keep(best.branch, "found")
-        print("kept as the session `found`: torpor show found")
+        for session in ("greedy", "searched"):
+            torpor.delete(session)
+        print("kept as the session `found`: look with torpor show found, delete it with torpor rm found")
 
 
 if __name__ == "__main__":

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Annotated
 
-from ...daemon.api.reading import AppendResult
+from ...daemon.api.events import ProgressEvent, WorkEvent
 from ...memvid.units import format_count, format_plural
 from ..reach.daemon_link import connect, progress_of, with_session
 from ..reach.generation_options import PriorityOption
@@ -38,9 +39,14 @@ def append(
     [cyan]torpor append notes --file report.md[/]
     [cyan]git diff | torpor append review --label nightly --priority background[/]
     """
-    output = Output(as_json=as_json)
+    output, pace = Output(as_json=as_json), _Pace()
     content = load_text(text, file, what="text")
-    with connect(socket) as client, progress_of(output, "prefill") as on_event:
+    with connect(socket) as client, progress_of(output, "prefill") as show:
+
+        def on_event(event: WorkEvent) -> None:
+            pace.note(event)
+            show(event)
+
         with naming_the_intact(client, session):
             result = with_session(
                 output,
@@ -59,12 +65,23 @@ def append(
     known = f"; {cached} taken over from a session that begins alike" if result.cached_tokens else ""
     output.line(
         f"{plain(result.session)}  read {format_plural(result.tokens_added, 'token')}"
-        f" in {format_seconds(result.seconds)}{_rate_of(result)}, now {format_count(result.token_count)}{known}"
+        f" in {format_seconds(result.seconds)}{pace.told()}, now {format_count(result.token_count)}{known}"
     )
 
 
-def _rate_of(result: AppendResult) -> str:
-    """The rate of reading; empty where other work took time too."""
-    if result.cached_tokens or result.woken is not None:
-        return ""
-    return f" ({format_rate(result.prefilled_tokens, result.seconds)})"
+class _Pace:
+    """The rate of reading, by its progress: a wait for others, a wake, and tokens that were taken over have no part."""
+
+    def __init__(self) -> None:
+        self._seen: list[tuple[float, int]] = []  # the first and the last piece: when it was told, and the tokens read
+
+    def note(self, event: WorkEvent) -> None:
+        if isinstance(event, ProgressEvent) and event.stage == "prefill":
+            self._seen[1:] = [(time.monotonic(), event.done)]
+
+    def told(self) -> str:
+        """In brackets; empty for what was read in one piece."""
+        if len(self._seen) < 2:
+            return ""
+        (begun_s, first), (ended_s, last) = self._seen
+        return f" ({format_rate(last - first, ended_s - begun_s)})"

@@ -60,11 +60,19 @@ def finish_generation(output: Output, command: str, result: GenerateResult) -> i
             " TEXT), or talk with it (torpor chat NAME)"
         )
     output.remark(
-        f"[dim]{format_plural(written, 'token')} in {format_seconds(result.seconds)}"
-        f" ({format_rate(written, result.seconds)}), {plain(result.finish_reason)};"
+        f"[dim]{format_plural(written, 'token')} in {format_seconds(result.seconds)}{_speed_of(result)},"
+        f" {plain(result.finish_reason)};"
         f" {plain(result.session)} has {format_count(result.token_count)}[/]"
     )
     return OK.number
+
+
+def _speed_of(result: GenerateResult) -> str:
+    """When the first token came, and the rate from there on: waiting, waking and reading have no part in that rate."""
+    first_s, others = result.time_to_first_token_s, len(result.tokens) - 1
+    if first_s is None or others < 1:
+        return ""
+    return f" (the first after {format_seconds(first_s)}, then {format_rate(others, result.seconds - first_s)})"
 
 
 class _Screen:

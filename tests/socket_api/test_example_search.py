@@ -29,3 +29,4 @@ def test_the_search_finds_the_names_that_greedy_decoding_does_not(daemon: RealDa
     with Client(daemon.socket) as torpor:
         assert torpor.status().memory.branches_bytes == 0, "the program has ended"
         assert "def square(value):" in torpor.show("found").tail_text
+        assert [info.name for info in torpor.list_sessions()] == ["found"], "it leaves nothing else behind"
