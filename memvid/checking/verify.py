@@ -215,7 +215,7 @@ def verify_store(
         _report_stale(folder, now, rows, tally)
         if uri is None:
             _report_rows(folder, index, tally, all_known=all_known)
-    return VerifyReport(deep, tally.settled(promised), tally.bundles, tally.blocks, tally.bytes_checked)
+    return VerifyReport(tally.settled(promised), tally.bundles, tally.blocks, tally.bytes_checked)
 
 
 def _leave_unproven(its: _Sought, found: Mapping[bytes, _Said]) -> bool:

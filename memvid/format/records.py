@@ -93,9 +93,8 @@ class DeleteReport:
 
 @dataclass(frozen=True, slots=True)
 class VerifyReport:
-    """`deep`: every byte was read. Without findings, everything read is as it was written."""
+    """What was read, and what is wrong with it. Without findings, all of it is as it was written."""
 
-    deep: bool
     findings: tuple[Finding, ...]
     bundles_checked: int
     blocks_checked: int

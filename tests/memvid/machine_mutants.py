@@ -62,7 +62,7 @@ MUTANTS: Final = (
     Mutant("a prune begins with the newest version", "pruning.py", "return [one for row in rows for one in", "return [one for row in rows[::-1] for one in"),
     Mutant("an old index is believed", "index.py", "if count_of(connection) < begun:\n", "if begun < 0:\n"),
     Mutant("the next number is one that was used", "core.py", "version = max([self.index.last_number(uri), *self.being_written(uri)]) + self.index.unnumbered() + 1", "version = max(len(self.index.versions(uri)), *self.being_written(uri), 0) + 1"),
-    Mutant("verify finds nothing", "verify.py", "return VerifyReport(deep, tally.settled(promised),", "return VerifyReport(deep, (),", "DamagedStore"),
+    Mutant("verify finds nothing", "verify.py", "return VerifyReport(tally.settled(promised),", "return VerifyReport((),", "DamagedStore"),
     Mutant("a repair gives up what it could mend", "survey.py", 'return "mendable" if elsewhere else "intact"', 'return "lost" if elsewhere else "intact"', "DamagedStore"),
     Mutant("a repair gives up files whose frame of reference is damaged", "survey.py", '            return "mendable"\n', '            return "lost"\n', "DamagedStore"),
     Mutant("a salvage saves the shorter beginning", "repair_plan.py", "candidate[:2] > best[manifest.uri][:2]", "candidate[:2] < best[manifest.uri][:2]", "DamagedStore"),
