@@ -52,7 +52,6 @@ DEMO_LENGTHS = (16, 64, 256, 512, 1024, 2048, 4096, 7680)
 QWEN3_LENGTHS = (16, 64, 256, 512, 1024, 2048, 4096, 8192)
 QUICK_LENGTHS = (16, 300)
 ROUNDS = 5
-ON_GPU = mx.default_device() != mx.Device(mx.cpu)
 _MIB = 2**20
 _SIZES: dict[str, Any] = {
     "hidden_size": 1024,
@@ -158,7 +157,8 @@ async def _demo_length(service: Service, tokens: list[int], rounds: int) -> Leng
 
 
 def measure_qwen3(sizes: dict[str, Any], lengths: Sequence[int], rounds: int, parent: Path | None) -> list[Length]:
-    """One reading up to the longest length, slept on the way; then the wakes."""
+    """Each length read, slept and woken."""
+    kind = Reading if mx.default_device() == mx.Device(mx.cpu) else WarmReading
     network = qwen3.Model(
         qwen3.ModelArgs(
             model_type="qwen3",
@@ -169,8 +169,7 @@ def measure_qwen3(sizes: dict[str, Any], lengths: Sequence[int], rounds: int, pa
             **sizes,
         )
     )
-    if ON_GPU:
-        network.set_dtype(mx.bfloat16)
+    network.set_dtype(kind.dtype)
     mx.eval(network.parameters())
     measured = []
     with (
@@ -178,13 +177,9 @@ def measure_qwen3(sizes: dict[str, Any], lengths: Sequence[int], rounds: int, pa
         Store.open(Path(folder) / "store", writable=True) as store,
         ThreadPoolExecutor(2) as pool,
     ):
-        reading = Reading(network, store, sizes["vocab_size"])
+        reading = kind(network, store, sizes["vocab_size"])
         for tokens in lengths:
-            length = Length(tokens)
-            for _ in range(rounds + 1 if ON_GPU else 0):  # at first the kernels are compiled
-                reading = Reading(network, store, sizes["vocab_size"])
-                length.cold.append(reading.go_on_to(tokens))
-            length.cold = length.cold[1:] or [reading.go_on_to(tokens)]
+            length = Length(tokens, cold=reading.read_to(tokens, rounds))
             reading.sleep()
             for _ in range(rounds):
                 length.state_bytes, seconds = reading.wake(pool)
@@ -194,15 +189,24 @@ def measure_qwen3(sizes: dict[str, Any], lengths: Sequence[int], rounds: int, pa
 
 
 class Reading:
-    """One session that reads on and is slept at times."""
+    """One session that reads on and is slept at times: a CPU takes minutes for it."""
+
+    dtype = mx.float32
 
     def __init__(self, network: Any, store: Store, vocabulary: int) -> None:
         self._network, self._store, self._vocabulary = network, store, vocabulary
-        self._state = LiveState(token_array(), make_prompt_cache(network), None, mx.random.key(0))
+        self._begin()
+
+    def read_to(self, tokens: int, rounds: int) -> list[float]:
+        """The seconds of each reading of so many tokens: there is one."""
+        return [self._go_on_to(tokens)]
+
+    def _begin(self) -> None:
+        self._state = LiveState(token_array(), make_prompt_cache(self._network), None, mx.random.key(0))
         self._random = np.random.default_rng(0)
         self._seconds = 0.0
 
-    def go_on_to(self, tokens: int) -> float:
+    def _go_on_to(self, tokens: int) -> float:
         """Read on to this length; seconds of all that was read, and of the draw of a first token."""
         state, held = self._state, len(self._state.tokens)
         ids = self._random.integers(0, self._vocabulary, tokens - held, dtype="<u4").tolist()
@@ -242,17 +246,36 @@ class Reading:
             filling.run(reader, pool)
             woken = filling.assemble(make_prompt_cache(self._network), mx.random.key(0))
             draw(woken)
-            if ON_GPU:  # it has the state once it has computed on it
-                mx.eval(self._network(mx.array([woken.tokens[-1:].tolist()]), cache=woken.caches))
+            self._use(woken)
         seconds = time.perf_counter() - started
         assert mx.array_equal(woken.last_logits, self._state.last_logits).item()
         return plan.read_bytes, seconds
+
+    def _use(self, woken: LiveState) -> None:
+        """What a wake is timed with, beyond the draw of a first token."""
 
     def _layout(self) -> Any:
         return layout_of(self._state.caches, self._vocabulary)
 
     def _uri(self) -> SessionUri:
         return SessionUri("bench", f"at-{len(self._state.tokens)}")
+
+
+class WarmReading(Reading):
+    """On a GPU: a session that begins anew for each length, once before it is timed, as the kernels are compiled then.
+    The GPU has what was woken once it has computed on it."""
+
+    dtype = mx.bfloat16
+
+    def read_to(self, tokens: int, rounds: int) -> list[float]:
+        seconds = []
+        for _ in range(rounds + 1):
+            self._begin()
+            seconds.append(self._go_on_to(tokens))
+        return seconds[1:]
+
+    def _use(self, woken: LiveState) -> None:
+        mx.eval(self._network(mx.array([woken.tokens[-1:].tolist()]), cache=woken.caches))
 
 
 def draw(state: LiveState) -> int:
