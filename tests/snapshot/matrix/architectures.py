@@ -508,7 +508,7 @@ class Case:
     chunk_tokens: int = 256
 
     def build(self, dtype: str) -> Any:
-        """The network with its seeded random weights, evaluated, in the dtype; the same in every process.
+        """The network as mlx-lm loads it, with seeded random weights, in the dtype; the same in every process.
 
         In another dtype than float32 its experts are quantised, as those of most published mixtures are.
 
@@ -532,7 +532,7 @@ class Case:
         }
         network.update(tree_unflatten(list(cast.items())))
         mx.eval(network.parameters())
-        return network
+        return network.eval()
 
 
 def architectures() -> list[str]:
