@@ -135,14 +135,13 @@ def test_imports_between_folders_are_relative() -> None:
 def test_tests_import_each_other_by_one_name() -> None:
     """As `torpor.tests.…`: under two names a rig would be two modules. Those that pytest loads itself have a name of
     its own, so no other imports them. The tests of clients run where torpor is not."""
-    against = []
-    for path in (ROOT / "tests").rglob("*.py"):
-        if path.is_relative_to(ROOT / "tests" / "clients"):
-            continue
+    tests = ROOT / "tests"
+    paths = [path for path in tests.rglob("*.py") if not path.is_relative_to(tests / "clients")]
+    by_another, against = {"tests", *(path.stem for path in paths)}, []
+    for path in paths:
         for name, ours, line in imports_of(path):
             first, *parts = name.split(".")
-            is_by_another = first == "tests" if ours else path.with_name(f"{first}.py").exists()
-            if is_by_another or (ours and any(part.startswith(("test_", "conftest")) for part in parts)):
+            if first in by_another or (ours and any(part.startswith(("test_", "conftest")) for part in parts)):
                 against.append(f"{path.relative_to(ROOT)}:{line} imports {name}")
     assert not against
 

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from changed_copy import ROOT, copy_package, put
+from torpor.tests.changed_copy import ROOT, copy_package, put
 
 RECORD = '''
 
