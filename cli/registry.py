@@ -261,6 +261,7 @@ _GONE = {
     "--repeats": "`bench/ttft.py` takes the times as often as you like.",
 }
 """Options that a command once had, and their replacements."""
+_TAKING_A_TEXT = {"append", "chat", "generate"}
 
 
 def _report_usage(error: Any, arguments: Sequence[str], *, as_json: bool) -> int:
@@ -270,6 +271,8 @@ def _report_usage(error: Any, arguments: Sequence[str], *, as_json: bool) -> int
     problem = problem.replace("Value error, ", "")  # pydantic's prefix of the message of a check
     sentence = problem if problem.endswith("?") else f"{problem.rstrip('.')}."
     instead = _GONE.get(getattr(error, "option_name", ""), "")
+    if "unexpected extra argument" in problem and {*arguments} & _TAKING_A_TEXT:
+        instead = "Put a text of several words in quotes."
     message = " ".join(filter(None, (sentence, instead, f"See {_command_of(error, arguments)} --help.")))
     named = next(iter(getattr(getattr(error, "param", None), "opts", [])), "")
     details = {"option": named} if named.startswith("-") else {}

@@ -109,7 +109,7 @@ def _sums(report: MaintenanceResult, nothing: str) -> str:
     )
     more = f" and {format_count(report.actions_left_out)} more" if report.actions_left_out else ""
     if report.dry_run:
-        return f"[yellow]nothing done yet[/]  would be {figures}; {done}{more}{wrong}"
+        return f"[yellow]nothing done yet[/]  planned: {figures}; {done}{more}{wrong}"
     return f"{'[yellow]partly done[/]' if problems else '[green]done[/]'}  {figures}; {done}{more}{wrong}"
 
 

@@ -58,7 +58,7 @@ def _taken_over(reuse: Reuse, session: str) -> str:
 def _headline(reuse: Reuse, session: str) -> str:
     when = f"{format_time(reuse.at_ns)}  {plain(reuse.verb)}"
     if reuse.outcome == "none":
-        return f"{when}  none: nothing that begins so was known"
+        return f"{when}  none: no session began like this one"
     kept = f"{format_plural(reuse.common_tokens, 'token')} of {plain(reuse.source or '')}"
     if reuse.outcome == "hit":
         return f"{when}  hit: {kept}{_taken_over(reuse, session)}"

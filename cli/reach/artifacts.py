@@ -37,7 +37,7 @@ LabelOption = Annotated[
     list[str] | None,
     option(
         "--label LABEL",
-        "A label of it, instead of the session's, the model's name and the version. May be given several times.",
+        "A label of the document, instead of the session's labels, the model's name and the version. Can be repeated.",
         callback=_require_labels,
     ),
 ]

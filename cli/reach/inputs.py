@@ -42,14 +42,14 @@ def load_transcript(file: Path) -> list[dict[str, str]]:
     Raises:
         UnreadableInput: it cannot be read, or is not such a list. NothingToDo: it is empty.
     """
-    text = load_text(None, file, what="transcript")
+    text, source = load_text(None, file, what="transcript"), "Standard input" if str(file) == "-" else str(file)
     try:
         messages = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise UnreadableInput(f"{file} is not JSON: {error}.", source=str(file)) from error
+        raise UnreadableInput(f"{source} is not JSON: {error}.", source=str(file)) from error
     if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
         raise UnreadableInput(
-            f'{file} is not a transcript: a JSON list of messages such as {{"role": "user", "content": "hello"}}.',
+            f'{source} is not a transcript: a JSON list of messages such as {{"role": "user", "content": "hello"}}.',
             source=str(file),
         )
     return messages

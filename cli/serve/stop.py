@@ -23,7 +23,7 @@ from ..reach.store_view import describe_holder, find_holder
 from ..view.output import Output, plain, report_error
 
 TimeoutOption = Annotated[
-    float, typer.Option("--timeout", min=0.1, metavar="SECONDS", help="How long to wait for sessions to be slept.")
+    float, typer.Option("--timeout", min=0.1, metavar="SECONDS", help="How long to wait until all sessions sleep.")
 ]
 
 ForceOption = Annotated[bool, typer.Option("--force", help="Stop also where a session cannot be kept whole.")]

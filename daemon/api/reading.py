@@ -127,8 +127,8 @@ class AppendRequest(Reporting):
     """Append text, token ids or messages to the session: all, or nothing if it fails or is cancelled. Never sent twice,
     also after a failure.
 
-    messages: read as a chat reads them, and not answered. If the next message is another's than the assistant's, the
-        answer to them is empty.
+    messages: read as a chat reads them, and not answered. If the next message is not the
+        assistant's, their answer counts as empty.
     create: make the session, on the default model, if there is none of that name.
     """
 

@@ -181,7 +181,7 @@ class SetRequest(Reporting):
 
 
 class ListRequest(Request):
-    """All sessions, or those of one namespace: this one, else the client's."""
+    """The sessions of this namespace, else of the client's; without both, all sessions."""
 
     namespace: SessionText | None = None
 

@@ -114,7 +114,7 @@ class ModelOptions:
     adapter: Annotated[
         str | None,
         Source(),
-        _OfModel("Load the LoRA or DoRA adapter in this folder on the model NAME. Can be repeated, once a model."),
+        _OfModel("Load the LoRA or DoRA adapter in this folder on the model NAME. Can be repeated, once for each."),
     ] = None
     fuse: Annotated[
         bool, _OfModel("Add the adapters to the weights once, instead of applying them each step.", alone=True)

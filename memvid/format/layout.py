@@ -94,7 +94,7 @@ def require_header(data: bytes, actual_bytes: int, path: str) -> None:
         _corrupt(path, "header", "its length is another, its unused bytes are not zero, or the file is too large")
     if actual_bytes < file_bytes:
         raise Truncated(
-            f"{path} has {actual_bytes} of its {file_bytes} bytes.",
+            f"{path} is cut off: it has {actual_bytes:,} of its {file_bytes:,} bytes.",
             path=path,
             size_bytes=actual_bytes,
             expected=file_bytes,

@@ -188,6 +188,13 @@ def test_an_unreachable_daemon_is_status_12_with_a_hint_in_one_line_or_one_objec
     assert "path" in as_json.error["error"]["details"]
 
 
+@pytest.mark.parametrize(("command", "has_text"), [("chat", True), ("append", True), ("wake", False)])
+def test_words_without_quotes_are_told_to_need_them(torpor: Torpor, command: str, has_text: bool) -> None:
+    ran = torpor(command, "notes", "What", "is", "this?")
+    assert ran.status == 2
+    assert ("Put a text of several words in quotes." in " ".join(ran.err.split())) == has_text
+
+
 def test_an_interrupt_is_status_130(torpor: Torpor, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt

@@ -430,7 +430,7 @@ def test_why_shows_where_requests_left_what_was_there(torpor: Torpor, daemon: Se
     assert lines[1:4] == ["    there  'it is [red]6:30'", "    asked  'it is \\x1b[31m7:45\\n'", "    Say it later."]
     assert lines[4] == "    The session went back to token 3, and went on from there."
     assert lines[5].endswith("generate  hit: 7 tokens of torpor://default/a")
-    assert lines[6].endswith("append  none: nothing that begins so was known")
+    assert lines[6].endswith("append  none: no session began like this one")
     assert torpor("why", "a", "--json").document["requests"][2]["cause"] == "clock"
     assert torpor("why", "nobody").status == 4
     refused = Reuse("chat", 3, "diverged", uri, 3, 9, 3, 1, *texts, "clock", "Say it later.", "refused")

@@ -39,7 +39,7 @@ def test_a_plan_says_what_would_be_done_and_a_report_what_was(capsys: pytest.Cap
     _, plan = told(capsys, report(rewrite, index, dry_run=True))
     assert "\nrewrite\t" in plan
     assert (
-        "nothing done yet  would be 3.00 MiB freed, 1.00 MiB written: 2.00 MiB less on disk; 1 rewrite, 1 index" in plan
+        "nothing done yet  planned: 3.00 MiB freed, 1.00 MiB written: 2.00 MiB less on disk; 1 rewrite, 1 index" in plan
     )
     _, done = told(capsys, report(rewrite, index))
     assert "rewritten" in done
