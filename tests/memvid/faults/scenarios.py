@@ -237,22 +237,34 @@ def stand_ins(path: Path, tape: Tape) -> None:
 
 
 _GROUP: Final = [SessionUri("work", name) for name in ("root", "root.1", "root.2")]
+_IN_GROUP: Final = [Version(uri, 1, 30 + at, seed=at) for at, uri in enumerate(_GROUP)]
 
 
 def group(path: Path, tape: Tape) -> None:
     """New sessions that count together: one group is given up half done, the next one is finished."""
-    root, *others = (Version(uri, 1, 30 + at, seed=at) for at, uri in enumerate(_GROUP))
     with Store.open(path, writable=True) as store:
         with tape.step(store):
             store.begin_group(_GROUP)
-            sleep(store, others[1])
+            sleep(store, _IN_GROUP[2])
             store.end_group()
-        with tape.step(store, adds=[root, *others]):
-            store.begin_group(_GROUP)
-            for version in (*others, root):
-                sleep(store, version)
-        with tape.step(store):
-            store.end_group()
+        _finish_group(store, tape)
+
+
+def _finish_group(store: Store, tape: Tape) -> None:
+    root, *others = _IN_GROUP
+    with tape.step(store, adds=_IN_GROUP):
+        store.begin_group(_GROUP)
+        for version in (*others, root):
+            sleep(store, version)
+    with tape.step(store):
+        store.end_group()
+
+
+def group_that_loses_its_root(path: Path, tape: Tape) -> None:
+    """The group's file is gone for good before its first session may go: beside the file the others would go too."""
+    with Store.open(path, writable=True) as store:
+        _finish_group(store, tape)
+        tape.delete(store, _GROUP[0])
 
 
 def whole_group(store: Store) -> None:
@@ -327,6 +339,7 @@ SCENARIOS: Final = {
         Scenario("prune", many_versions, prune),
         Scenario("stand_ins", one_session, stand_ins),
         Scenario("group", one_session, group, Sees(is_whole=whole_group)),
+        Scenario("group_that_loses_its_root", one_session, group_that_loses_its_root),
         Scenario("forget", two_versions_and_a_fork, forget),
         Scenario("marks", two_versions_and_a_fork, marks, Sees(marks=marks_of)),
         Scenario("refused", one_session, refused),
