@@ -69,6 +69,8 @@ class Store(Exchanging, Upkeep, Tagging, Acknowledging):
 
     _group: Group | None = None
     """The sessions whose versions count together now."""
+    _is_ending = False
+    """A group has ended, and its file may still be there."""
 
     # --- opening and closing
 
@@ -154,6 +156,7 @@ class Store(Exchanging, Upkeep, Tagging, Acknowledging):
             DurabilityLost, LockLost: not acknowledged, and this store writes no more until it is opened again.
             ReadOnlyStore, StoreClosed
         """
+        self._settle_group(uri)
         return write_version(
             self._core,
             VersionDraft(
@@ -182,31 +185,46 @@ class Store(Exchanging, Upkeep, Tagging, Acknowledging):
         """
         self.end_group()
         with self._core.committing():
-            self._group = save_group(self._core.folder, uris)
+            self._group, self._is_ending = save_group(self._core.folder, uris), False
 
     def end_group(self) -> None:
         """The group is written, or given up: without a version of its first session, the others are removed, as far as
         they were written for it. The next opening does the same after a crash. Raises as `delete_session`."""
-        self._group = None
+        self._group, self._is_ending = None, True
         group = load_group(self._core.folder)
         if group is None:
+            self._is_ending = False
             return
-        counts = self._is_of(group, group.uris[0], unreadable=True)
+        counts = any(self._marks_of(group, group.uris[0], unreadable=True))
         for uri in () if counts else group.uris[1:]:
-            if self._is_of(group, uri, unreadable=False):
-                self.delete_session(uri)
+            marks = self._marks_of(group, uri, unreadable=False)
+            if marks and all(marks):
+                self._delete(uri)
         try:
-            with self._core.committing():
-                drop_group(self._core.folder)
+            self._drop_group()
         except StoreIoError:
             if not counts:
-                raise  # else it says the same at the next opening
+                raise  # else it is tried again before its first session changes
+
+    def _drop_group(self) -> None:
+        with self._core.committing():
+            drop_group(self._core.folder)
+        self._is_ending = False
+
+    def _settle_group(self, uri: SessionUri) -> None:
+        """Before the first session of a group changes: the file of the group goes, or nothing is changed. Beside it the
+        others would go with that session."""
+        group = load_group(self._core.folder) if self._is_ending else None
+        if group is not None and group.uris[0] == uri:
+            self.end_group()
+            if self._is_ending:
+                self._drop_group()
 
     def _marked(self, uri: SessionUri, session: Mapping[str, Any]) -> Mapping[str, Any]:
         return session if self._group is None or uri not in self._group.uris else {**session, GROUP: self._group.mark}
 
-    def _is_of(self, group: Group, uri: SessionUri, *, unreadable: bool) -> bool:
-        """Whether a session has versions, all of them written for a group. unreadable: what one that cannot be read
+    def _marks_of(self, group: Group, uri: SessionUri, *, unreadable: bool) -> list[bool]:
+        """Of each version of a session whether it was written for a group. unreadable: what one that cannot be read
         counts as."""
         found = []
         for bundle_id in self.index.bundles_of(uri):
@@ -217,7 +235,7 @@ class Store(Exchanging, Upkeep, Tagging, Acknowledging):
                 raise  # it may be readable later
             except StoreError:
                 found.append(unreadable)
-        return bool(found) and all(found)
+        return found
 
     def backup(self, target: str | os.PathLike[str], *, on_progress: Progress | None = None) -> MaintenanceReport:
         """Copy the versions, tags and pins that the folder `target` lacks; `target` is a store that can replace this
@@ -251,9 +269,15 @@ class Store(Exchanging, Upkeep, Tagging, Acknowledging):
             SessionNotFound, ReadOnlyStore, LockLost, DurabilityLost, StoreIoError
             UnsafePath: repair has set all versions aside, and the quarantine cannot be read; nothing was deleted.
         """
-        group = None if self._group is not None else load_group(self._core.folder)
-        if group is not None and group.uris[0] == uri:
-            self.end_group()  # else the others would not count without it
+        self._settle_group(uri)
+        return self._delete(uri)
+
+    def forget(self, uri: SessionUri, *, dry_run: bool = False) -> MaintenanceReport:
+        if not dry_run:
+            self._settle_group(uri)
+        return super().forget(uri, dry_run=dry_run)
+
+    def _delete(self, uri: SessionUri) -> DeleteReport:
         with self._core.committing():
             if not self.can_be_deleted(uri):
                 raise self._not_found(uri, None)

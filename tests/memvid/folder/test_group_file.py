@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -75,19 +76,59 @@ def test_a_group_file_of_an_earlier_moment_removes_no_session_of_today(store: St
     assert not (store_path / "group.json").exists()
 
 
-def test_a_group_whose_file_cannot_be_removed_counts_and_outlives_its_first_session(
-    store: Store, store_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda store: store.delete_session(GROUP[0]),
+        lambda store: store.forget(GROUP[0]),
+        lambda store: sleep(store, 60, uri=GROUP[0]),
+    ],
+    ids=["delete", "forget", "sleep"],
+)
+def test_while_the_file_of_a_group_cannot_be_removed_it_counts_and_its_first_session_stays_as_it_is_br26(
+    store: Store, store_path: Path, monkeypatch: pytest.MonkeyPatch, change: Callable[[Store], object]
 ) -> None:
+    """Beside the file, the next opening would remove the others with it."""
     store.begin_group(GROUP)
     asleep(store, *reversed(GROUP))
     with monkeypatch.context() as patched:
         patched.setattr(durable, "remove", broken)
         store.end_group()
+        with pytest.raises(StoreIoError):
+            change(store)
+        sleep(store, 60, uri=GROUP[1])
     assert (store_path / "group.json").exists()
     assert there(store) == set(GROUP)
-    store.delete_session(GROUP[0])
+    change(store)
     with reopened(store) as opened:
-        assert there(opened) == set(GROUP[1:])
+        assert there(opened) >= set(GROUP[1:])
+
+
+def test_a_group_that_could_not_be_read_at_its_end_is_settled_before_its_first_session_changes(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.begin_group(GROUP)
+    asleep(store, *reversed(GROUP))
+    with monkeypatch.context() as patched:
+        patched.setattr(StoreCore, "open_reader", broken)
+        with pytest.raises(StoreIoError):
+            store.end_group()
+    sleep(store, 60, uri=GROUP[0])
+    with reopened(store) as opened:
+        assert there(opened) == set(GROUP)
+
+
+def test_a_later_version_of_the_first_session_lets_its_group_count(store: Store, store_path: Path) -> None:
+    """As a replay of the journal makes one before the group is looked at."""
+    store.begin_group(GROUP)
+    asleep(store, *reversed(GROUP))
+    file = (store_path / "group.json").read_bytes()
+    store.end_group()
+    sleep(store, 60, uri=GROUP[0])
+    store.close()
+    (store_path / "group.json").write_bytes(file)
+    with Store.open(store_path, writable=True) as opened:
+        assert there(opened) == set(GROUP)
 
 
 def test_a_group_whose_first_version_cannot_be_read_counts(store: Store, store_path: Path) -> None:
