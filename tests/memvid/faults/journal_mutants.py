@@ -51,7 +51,7 @@ _ORDER: Final = (
     ),
     Mutant(
         "a delete does not tell the journal",
-        (Edit("store", "Store.delete_session", "drop_turns =", "drop_turns = lambda: None"),),
+        (Edit("store", "Store._delete", "drop_turns =", "drop_turns = lambda: None"),),
     ),
     Mutant("a forget does not tell the journal", (Edit("forgetting", "_Forget.erase_turns", "journal.erase("),)),
     Mutant(

@@ -100,6 +100,10 @@ EQUIVALENT: Final[dict[str, str]] = {
         "a rename is one stroke and certain by its new folder, which is flushed first; the flush is for filesystems on "
         "which it is two, where the file would have a second name in quarantine"
     ),
+    "index.Index.return_to_file without `temp.sync()`": (
+        "an index whose pages do not have their sums is made anew from the bundles and the notes; the flush saves a "
+        "power cut that work"
+    ),
     "index.Index.begin_rewrite without `self._settle()`": (
         "the count in the folder's name is flushed next, and an index that is older than that is made anew from the "
         "bundles and the versions without a file that it tells of; the flush saves a power cut that work (without "
