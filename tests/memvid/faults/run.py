@@ -56,7 +56,7 @@ def run_kill(scenarios: list[Scenario], base: Path, full: int) -> Report:
 def run_strace(scenarios: list[Scenario], base: Path, full: int) -> Report:
     """T1, at real system calls, SQLite's among them."""
     found = [
-        strace_kill.sweep(scenario, base / str(number), stride=full or 11, first=number)
+        strace_kill.sweep(scenario, base / str(number), stride=full or 23, first=number)
         for number, scenario in enumerate(scenarios, start=share())
     ]
     return _report(found, ("points",))
@@ -90,7 +90,7 @@ def run_mutants(scenarios: list[Scenario], base: Path, full: int) -> Report:
     mutants = list(all_mutants().values())
     if not full:  # of those that are argued to be no different every state is tried, which takes minutes
         mutants = [mutant for mutant in mutants if mutant.name not in EQUIVALENT]
-    mutants = mutants[share() % (full or 29) :: full or 29]
+    mutants = mutants[share() % (full or 43) :: full or 43]
     verdicts = mutant_runs.judge_all(mutants, base, _MUTANT_EFFORT, _workers(), _tell_verdict, full=bool(full))
     wrong = [f"{verdict.mutant}: {verdict.error or verdict.caught_by or 'survived'}" for verdict in verdicts
              if not verdict.as_it_should]  # fmt: skip
@@ -115,7 +115,7 @@ def run_errno(scenarios: list[Scenario], base: Path, full: int) -> Report:
     jobs = []
     for number, scenario in enumerate(scenarios, start=share()):
         folder = base / str(number)
-        jobs.append(partial(errnos.sweep, scenario, folder / "calls", stride=full or 511, first=number))
+        jobs.append(partial(errnos.sweep, scenario, folder / "calls", stride=full or 1021, first=number))
         jobs.append(partial(errnos.size_limits, scenario, folder / "sizes", stride=full or 16, first=number))
         if scenario.name in _DELETES:
             jobs.append(partial(errnos.deletes_when_full, scenario, folder / "full"))
