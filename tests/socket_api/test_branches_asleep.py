@@ -61,6 +61,7 @@ def told(torpor: Client, root: int) -> list[tuple[Any, ...]]:
     ]
 
 
+@pytest.mark.one_in(1)
 def test_a_tree_sleeps_and_comes_back_in_another_process_br26(tmp_path: Path) -> None:
     with served(tmp_path) as first, Client(first.socket) as torpor:
         root = grown(torpor, "s")
@@ -105,6 +106,7 @@ def test_a_tree_that_cannot_be_kept_whole_is_not_kept_at_all(daemon: RealDaemon)
         assert told(torpor, torpor.tree("never").branch) == before
 
 
+@pytest.mark.one_in(1)
 def test_a_kill_in_the_midst_leaves_no_branch_behind_br26(tmp_path: Path) -> None:
     with served(tmp_path, doors=True) as first, Client(first.socket) as torpor:
         root = grown(torpor, "cut")

@@ -177,6 +177,7 @@ async def kill_at(control: Control, kill: Callable[[Path], tuple[int, bool]], *,
     return died
 
 
+@pytest.mark.one_in(1)
 @pytest.mark.timeout(600)
 async def test_t1_what_was_answered_survives_a_kill_in_any_request(control: Control, dying: Dying) -> None:
     await control.run()

@@ -57,6 +57,7 @@ def sweep(name: str, folder: Path, *options: str, of: Iterable[str] = ()) -> dic
     return found
 
 
+@pytest.mark.one_in(1)
 def test_t1_threat_27_a_process_killed_at_any_step_loses_nothing_that_was_acknowledged(tmp_path: Path) -> None:
     found = sweep("kill", tmp_path, of=of_this_share())
     assert found["second_points"] >= 5
@@ -69,11 +70,13 @@ def test_t1_a_process_killed_in_real_system_calls_loses_nothing_that_was_acknowl
     assert sweep("strace", tmp_path, "--only", chosen, of=[chosen])["points"]
 
 
+@pytest.mark.one_in(1)
 def test_t2_threat_29_no_power_cut_loses_what_was_acknowledged(tmp_path: Path) -> None:
     found = sweep("power", tmp_path, of=of_this_share())
     assert found["states"] >= 0.8 * found["cuts"]
 
 
+@pytest.mark.one_in(1)
 def test_t1_t2_an_index_that_is_removed_after_any_fault_is_no_loss(tmp_path: Path) -> None:
     found = sweep("lost_index", tmp_path, of=of_this_share())
     assert found["points"]
@@ -100,6 +103,7 @@ def test_t2_a_replay_leaves_its_recording_as_it_was(tmp_path: Path) -> None:
     assert one.counts == other.counts
 
 
+@pytest.mark.one_in(1)
 def test_t3_a_store_that_leaves_out_or_swaps_a_flush_is_caught(tmp_path: Path) -> None:
     found = sweep("mutants", tmp_path)
     assert found["caught"] + found["not_judged"] == found["mutants"] >= 2
@@ -190,6 +194,7 @@ def test_t3_every_mutant_has_a_name_of_its_own_and_fits_the_code(tmp_path: Path)
     assert found.returncode == 0, found.stdout
 
 
+@pytest.mark.one_in(1)
 def test_t4_threats_30_to_33_every_refusal_of_the_system_is_a_typed_error_and_leaves_a_whole_store(
     tmp_path: Path,
 ) -> None:

@@ -63,6 +63,7 @@ def asked(client: openai.OpenAI, messages: list[Any], *, stream: bool) -> tuple[
     return text, usage
 
 
+@pytest.mark.one_in(1)
 def test_ten_turns_by_either_api_survive_a_kill_and_nothing_is_read_twice(short_path: Path) -> None:
     """T9: each turn finds all of the ones before in the session, also behind a `kill -9` and on the other address. Two
     dialogues of one daemon at the same time, in turns."""
