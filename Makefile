@@ -68,7 +68,7 @@ $(CLIENTS)/.installed: tests/clients/requirements.txt tests/clients/package.json
 check: install ## style and types
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
-	@MYPYPATH=$(TYPING) $(BIN)/mypy -m torpor -m torpor.errors $(addprefix -p torpor.,$(FOLDERS))
+	@MYPYPATH=$(TYPING) $(BIN)/mypy -m torpor -m torpor.errors -m torpor.places $(addprefix -p torpor.,$(FOLDERS))
 
 bench: install ## measure what the documents claim, with the figures of the peers beside them
 	@$(BIN)/python bench/run.py

@@ -40,5 +40,9 @@ class TorporError(Exception):
         raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
 
 
+class NoHome(TorporError):
+    """The system knows no home folder of this user, or of the one that a path names."""
+
+
 def _made_again(kind: type[TorporError], args: tuple[Any, ...]) -> TorporError:
     return kind.__new__(kind, *args)

@@ -50,7 +50,7 @@ _CODES: tuple[tuple[ExitStatus, tuple[str, ...]], ...] = (
             "frame_timeout", "frame_too_large", "generation_failed", "hello_timeout", "http_refused",
             "inconsistent_state", "index_failed", "logits_lent", "stale_logits",
             "internal_error", "invalid_draft", "journal_waits", "limit_exceeded", "local_protocol_error", "lock_lost",
-            "malformed_frame", "malformed_message", "not_enough_memory", "output_failed", "peer_refused",
+            "malformed_frame", "malformed_message", "no_home", "not_enough_memory", "output_failed", "peer_refused",
             "protocol_error", "remote_error", "reply_too_large", "store_closed", "store_io", "store_read_only",
             "system_error", "truncated_frame",
             "too_few_descriptors", "unsafe_path", "unsafe_socket_path", "unsafe_token_file",

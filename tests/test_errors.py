@@ -64,5 +64,5 @@ def test_an_error_crosses_from_one_process_to_another() -> None:
 
 
 def test_every_layer_has_errors_among_these() -> None:
-    assert {kind.__module__.split(".")[1] for kind in every_kind() if kind is not TorporError} == set(LAYERS)
+    assert {kind.__module__.split(".")[1] for kind in every_kind()} == {*LAYERS, "errors"}
     assert {TorporError, DaemonUnreachable} <= set(every_kind())

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from ...daemon.api.store import MaintainRequest, MaintenanceResult
-from ...errors import TorporError
-from ...memvid.errors import SessionNotFound
-from ...memvid.format.records import MaintenanceReport
+from ...daemon.api.store import MaintainRequest
 from ..exit_codes import ERROR
 from ..reach.consent import YesOption, has_consent
 from ..reach.options import DryRunOption, JsonOption, SessionArgument, SocketOption, WrittenStoreOption
@@ -35,14 +32,7 @@ def forget(
     if not (dry_run or yes or has_consent(f"Forget {session} for good?", "forget", as_json=as_json)):
         output.remark("nothing forgotten")
         return ERROR.number
-    try:
-        report = carry_out(output, MaintainRequest("forget", session=session, dry_run=dry_run), socket, store)
-    except TorporError as error:
-        if error.code != SessionNotFound.code:
-            raise
-        if close := error.details.get("suggestions"):
-            output.remark(f"[dim]did you mean {plain(' or '.join(close))}?[/]")
-        report = MaintenanceResult.of(MaintenanceReport("forget", dry_run, (), 0, 0, ()))
+    report = carry_out(output, MaintainRequest("forget", session=session, dry_run=dry_run), socket, store)
     nothing = f"nothing of {plain(session)} is in the store"
     status = write_report(output, "forget", report, nothing=nothing)
     if report.problems and not dry_run:

@@ -22,8 +22,11 @@ from ..reach.store_view import (
 from ..view.formatting import format_id, format_time
 from ..view.output import Output, describe_turns, plain, render_problem, rows_table
 
-MIDDLE_COLUMNS = 80  # from this terminal width on, memory, version and model are shown too
-WIDE_COLUMNS = 110  # from this terminal width on, bundle ids, times and labels are shown too
+_COLUMNS = (
+    *("SESSION", "STATE", "TOKENS", "VERSION", "STORED", "RESIDENT"),
+    *("MODEL", "SLEPT AS", "LAST SLEEP", "LABELS"),
+)
+_FIRST_TO_GO = ("SLEPT AS", "LABELS", "LAST SLEEP", "RESIDENT", "MODEL", "VERSION")
 
 NamespaceArgument = Annotated[
     str | None, argument("NAMESPACE", "Only the sessions of this namespace.", callback=enter_namespace)
@@ -81,7 +84,7 @@ def ls(
     if journalled:
         output.remark(describe_turns(journalled))
     if sessions:
-        output.show(render_sessions(sessions, width=output.stdout.width))
+        output.show(render_sessions(sessions))
         for legend in legends_of(sessions):
             output.remark(f"[dim]{legend}[/]")
     elif journalled:
@@ -111,15 +114,11 @@ def _load_sessions(
         return "store", str(path), list_store(opened, namespace), journalled
 
 
-def render_sessions(sessions: list[dict[str, Any]], *, width: int) -> Any:
-    """Draw the listing. width: of the terminal; a narrow one shows less of each session."""
-    names = ["SESSION", "STATE", "TOKENS", "STORED"]
-    if width >= MIDDLE_COLUMNS:
-        names = ["SESSION", "STATE", "TOKENS", "VERSION", "STORED", "RESIDENT", "MODEL"]
-    if width >= WIDE_COLUMNS:
-        names += ["SLEPT AS", "LAST SLEEP", "LABELS"]
+def render_sessions(sessions: list[dict[str, Any]]) -> Any:
+    """Draw the listing."""
     figures = ("TOKENS", "VERSION", "STORED", "RESIDENT")
-    table = rows_table(*names, right=figures, whole=("STATE", *figures, "LAST SLEEP"))
+    whole = ("SESSION", "STATE", *figures, "LAST SLEEP")
+    table = rows_table(*_COLUMNS, right=figures, whole=whole, first_to_go=_FIRST_TO_GO)
     for info in sessions:
         style = STATE_STYLES.get(info["state"], "default")
         cells = {
@@ -135,7 +134,7 @@ def render_sessions(sessions: list[dict[str, Any]], *, width: int) -> Any:
             "LAST SLEEP": format_time(info["slept_ns"]),
             "LABELS": plain(" ".join(info["labels"])) or "–",
         }
-        table.add_row(*(cells[name] for name in names))
+        table.add_row(*(cells[name] for name in _COLUMNS))
     return table
 
 

@@ -24,9 +24,9 @@ from ..view.formatting import format_id, format_time
 from ..view.output import Output, facts_table, neutralise, plain, render_problem, rows_table
 from ..view.wake_remarks import describe_salvaged
 
-WIDE_COLUMNS = 100  # a terminal this wide is shown all; a narrower one whole words of the more important
+WIDE_COLUMNS = 100  # a narrower terminal is shown short ids
 _FIGURES = ("BUNDLE", "PARENT", "TOKENS", "WRITTEN", "STATE", "SLEPT")
-_LEFT_OUT_IF_NARROW = ("PARENT", "STATE")
+_FIRST_TO_GO = ("PARENT", "STATE", "BUNDLE")
 NEEDS_DAEMON = "needs a running daemon: its model has the tokenizer"
 LINES_SHOWN = 6  # lines of a layer list on the screen; JSON has them all
 
@@ -104,7 +104,7 @@ def render_detail(detail: dict[str, Any], width: int, *, earlier: bool = False) 
     info = detail["info"]
     parts: list[RenderableType] = [Text(neutralise(info["session"]), style="bold"), _facts(detail)]
     if detail["versions"]:
-        parts += [_heading("versions"), _versions(detail["versions"], narrow=narrow)]
+        parts += [_heading("versions"), _versions(detail["versions"])]
     if detail["lineage"]:
         parts += [_heading("lineage"), Text("  " + " → ".join(map(_short, detail["lineage"])))]
     parts += [_heading("identity"), _pairs(detail["identity"], narrow=narrow)]
@@ -167,11 +167,12 @@ def _version(detail: dict[str, Any]) -> str:
     return f"{shown}; the newest is version {newest[0]['version']}, with {tokens}"
 
 
-def _versions(versions: list[dict[str, Any]], *, narrow: bool) -> RenderableType:
-    right = ("TOKENS", "WRITTEN", "STATE")
-    names = [name for name in ("VERSION", *_FIGURES, "MARKS") if not (narrow and name in _LEFT_OUT_IF_NARROW)]
+def _versions(versions: list[dict[str, Any]]) -> RenderableType:
     table = rows_table(
-        *(f"  {name}" if name == "VERSION" else name for name in names), right=right, whole=("  VERSION", *_FIGURES)
+        *("  VERSION", *_FIGURES, "MARKS"),
+        right=("TOKENS", "WRITTEN", "STATE"),
+        whole=("  VERSION", *_FIGURES),
+        first_to_go=_FIRST_TO_GO,
     )
     for version in versions:
         figures = {
@@ -184,7 +185,7 @@ def _versions(versions: list[dict[str, Any]], *, narrow: bool) -> RenderableType
             "SLEPT": format_time(version["created_ns"]),
             "MARKS": plain(" ".join([*version["tags"], *(["(pinned)"] if version["pinned"] else [])])),
         }
-        table.add_row(*(figures[name] for name in names))
+        table.add_row(*figures.values())
     return table
 
 

@@ -21,6 +21,7 @@ from typing import Any
 
 from platformdirs import user_state_path
 
+from ...places import user_folder
 from ..errors import DaemonStartFailed, DaemonStillRunning
 
 # A model from a hub may have to be downloaded first; a small local one takes a second or two.
@@ -53,7 +54,7 @@ class Refused:
 
 def default_log_path() -> Path:
     """The log of a daemon in the background, unless one is named."""
-    return user_state_path("torpor") / "daemon.log"
+    return user_folder(user_state_path) / "daemon.log"
 
 
 def open_log(log: Path) -> int:

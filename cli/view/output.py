@@ -24,7 +24,7 @@ from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.markup import escape
 from rich.segment import Segment
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from ...errors import TorporError
@@ -34,8 +34,7 @@ from ...memvid.uri import SessionUri
 from ..exit_codes import INTEGRITY, exit_status_of
 from .streams import require_reader
 
-ROOMY_COLUMNS = 72  # a narrower terminal is shown fewer figures of progress, and no table cut short
-WIDE_COLUMNS = 104  # from here on progress has a bar
+ROOMY_COLUMNS = 72  # a narrower terminal is shown fewer figures of progress, no bar, and no table cut short
 SCHEMA_VERSION = 1  # of every JSON document of this command line; grows when a field changes or goes
 PIPED_WIDTH = 120  # columns in a file or a pipe: there is no terminal to ask, and $COLUMNS is another's
 
@@ -92,15 +91,14 @@ class Output:
     def progress(self, what: str, *, unit: str = "") -> Iterator[OnProgress]:
         """Show the progress of long work on a terminal's stderr, and leave no trace of it.
 
-        Work that makes no report shows its time. A narrow terminal gets no bar, and a narrower one fewer figures.
+        Work that makes no report shows its time. A narrow terminal gets a shorter bar, a narrower one fewer figures.
         """
         if self.as_json or not self.stderr.is_terminal:
             yield _ignore_progress
             return
         from .progress import progress_on  # for a terminal alone
 
-        roomy, wide = (self.stderr.width >= columns for columns in (ROOMY_COLUMNS, WIDE_COLUMNS))
-        with progress_on(self.stderr, what, unit, roomy=roomy, wide=wide) as report:
+        with progress_on(self.stderr, what, unit, roomy=self.stderr.width >= ROOMY_COLUMNS) as report:
             yield report
 
 
@@ -132,16 +130,22 @@ def write_failure(code: str, message: str, status: int, details: Mapping[str, An
 
 class PlainTable(Table):
     """A table without lines. Piped, each row is one line with tabs between cells. On a terminal too narrow for its
-    words, the cells of a row stand one below the other."""
+    words, the columns of `first_to_go` are left out, and a line below says so; where that is not enough, the cells of a
+    row stand one below the other."""
+
+    first_to_go: tuple[str, ...] = ()
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         rows = list(zip(*(column.cells for column in self.columns), strict=True))
         if console.is_terminal:
-            roomy = not self.show_header or options.max_width >= ROOMY_COLUMNS
-            if roomy or sum(self._least_widths(console)) <= options.max_width:
+            gone = self._too_many(console, options.max_width)
+            if gone is None:
+                yield from self._one_below_the_other(rows)
+            elif not gone:
                 yield from super().__rich_console__(console, options)
             else:
-                yield from self._one_below_the_other(rows)
+                yield from self._without(gone).__rich_console__(console, options)
+                yield Text(f"not shown, for want of room: {', '.join(gone)} (--json has all)", style="dim")
             return
         if self.show_header:
             rows.insert(0, tuple(column.header for column in self.columns))
@@ -150,12 +154,32 @@ class PlainTable(Table):
             if any(cells):
                 yield Segment("\t".join(cells) + "\n")  # a Text would have its tabs made blanks
 
-    def _least_widths(self, console: Console) -> Iterator[int]:
-        """The width that each column needs so that no word or whole cell breaks, with the blanks behind it."""
-        for column in self.columns:
-            parts = [str(column.header), *map(str, column.cells)]
-            measured = [console.render_str(part).__rich_measure__(console, console.options) for part in parts]
-            yield max(each.maximum if column.no_wrap else each.minimum for each in measured) + 2
+    def _too_many(self, console: Console, width: int) -> tuple[str, ...] | None:
+        """The columns to leave out so that no word breaks; None if the others would still be too wide."""
+        if not self.show_header or (width >= ROOMY_COLUMNS and not self.first_to_go):
+            return ()
+        widths = {str(column.header).strip(): self._least_width(column, console) for column in self.columns}
+        for count in range(len(self.first_to_go) + 1):
+            gone = self.first_to_go[:count]
+            if sum(each for name, each in widths.items() if name not in gone) <= width:
+                return gone
+        return None
+
+    def _without(self, gone: tuple[str, ...]) -> Table:
+        kept = [column for column in self.columns if str(column.header).strip() not in gone]
+        table = _bare_table()
+        for column in kept:
+            table.add_column(column.header, justify=column.justify, no_wrap=column.no_wrap, overflow=column.overflow)
+        for row in zip(*(column.cells for column in kept), strict=True):
+            table.add_row(*row)
+        return table
+
+    @staticmethod
+    def _least_width(column: Column, console: Console) -> int:
+        """The width that a column needs so that no word or whole cell breaks, with the blanks behind it."""
+        parts = [str(column.header), *map(str, column.cells)]
+        measured = [console.render_str(part).__rich_measure__(console, console.options) for part in parts]
+        return max(each.maximum if column.no_wrap else each.minimum for each in measured) + 2
 
     def _one_below_the_other(self, rows: list[tuple[RenderableType, ...]]) -> Iterator[RenderableType]:
         for row in rows:
@@ -176,14 +200,22 @@ def facts_table() -> Table:
     return table
 
 
-def rows_table(*columns: str, right: tuple[str, ...] = (), whole: tuple[str, ...] = ()) -> Table:
-    """Make a plain table with a row for each thing; columns in `whole` are never broken."""
-    table = PlainTable(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+def rows_table(
+    *columns: str, right: tuple[str, ...] = (), whole: tuple[str, ...] = (), first_to_go: tuple[str, ...] = ()
+) -> Table:
+    """Make a plain table with a row for each thing; columns in `whole` are never broken. first_to_go: those that a
+    narrow terminal does without, the least important first."""
+    table = _bare_table()
+    table.first_to_go = first_to_go
     for column in columns:
         table.add_column(
             column, justify="right" if column in right else "left", no_wrap=column in whole, overflow="fold"
         )
     return table
+
+
+def _bare_table() -> PlainTable:
+    return PlainTable(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
 
 
 def plain(data: object) -> str:

@@ -21,16 +21,18 @@ from rich.text import Text
 
 from ...memvid.units import format_bytes, format_count
 
+_SHORTEST_BAR, _LONGEST_BAR = 6, 28
+_FIGURES_COLUMNS = 62  # "100% 123,456 of 123,456 tokens, 1,234/s 0:00:00 0:00:00" with the blanks between
+
 
 @contextmanager
-def progress_on(
-    console: Console, what: str, unit: str, *, roomy: bool, wide: bool
-) -> Iterator[Callable[[int, int], None]]:
-    """Show the progress of long work, and leave no trace. Gives the function that takes reports: done, total. roomy,
-    wide: whether the terminal has room for all figures, and for a bar."""
+def progress_on(console: Console, what: str, unit: str, *, roomy: bool) -> Iterator[Callable[[int, int], None]]:
+    """Show the progress of long work, and leave no trace. Gives the function that takes reports: done, total. roomy:
+    whether the terminal has room for all figures, and for a bar in the rest."""
+    bar_width = min(_LONGEST_BAR, console.width - len(what) - _FIGURES_COLUMNS)
     columns = (
         TextColumn("[dim]{task.description}", table_column=Column(no_wrap=True)),
-        *([BarColumn(bar_width=28)] if wide else []),
+        *([BarColumn(bar_width=bar_width)] if roomy and bar_width >= _SHORTEST_BAR else []),
         *([TaskProgressColumn()] if roomy else []),
         Amount(Column(no_wrap=True)),
         TimeElapsedColumn(Column(no_wrap=True)),

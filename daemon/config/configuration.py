@@ -18,6 +18,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Final
 
+from ...places import expanded
 from ..api.limits import MAX_MODEL_CHARS
 from ..errors import InvalidConfiguration
 from ..options.serve_options import MODEL_OPTIONS, SERVE_OPTIONS, Declared, ModelOptions
@@ -120,7 +121,7 @@ def _unknown(key: str, known: list[str]) -> str:
 
 def _beside(folder: Path) -> Callable[[str], str]:
     def absolute(source: str) -> str:
-        path = Path(source).expanduser()
+        path = expanded(source)
         if path.is_absolute():
             return str(path)
         is_of_hub = source.count("/") == 1 and not source.startswith(".") and not (folder / path).exists()

@@ -9,6 +9,7 @@ from typing import Any
 from mlx.utils import tree_unflatten
 from mlx_lm.utils import load_adapters
 
+from ...places import expanded
 from ...snapshot.adapter_files import AdapterSettings, load_settings, tensor_names
 from ..errors import AdapterMismatch, AdapterUnavailable
 
@@ -27,7 +28,7 @@ class AdapterChoice:
 
 def folder_of(choice: AdapterChoice, model: str) -> Path:
     """The adapter's folder. Raises AdapterUnavailable: there is none."""
-    path = Path(choice.source).expanduser()
+    path = expanded(choice.source)
     if choice.source and path.exists() and not path.is_dir():
         raise AdapterUnavailable(
             f"{choice.source!r} is a file, and the adapter of model {model!r} is a folder. Give the one that mlx-lm "

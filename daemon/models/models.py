@@ -18,6 +18,7 @@ from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.utils import hf_repo_to_path
 
 from ...memvid.format.identity import Identity
+from ...places import expanded
 from ...snapshot import adapter_files
 from ...snapshot.adapter_files import identify_adapter, load_settings
 from ...snapshot.caches import arrays_of, make_room
@@ -334,12 +335,12 @@ def _render_nothing(messages: object, open_turn: bool, root: object = None) -> s
 
 def _is_of_this_machine(source: str) -> bool:
     """Whether a source is, or looks like, a path."""
-    path = Path(source).expanduser()
+    path = expanded(source)
     return not source or path.exists() or source.startswith((".", "/", "~")) or source.count("/") != 1
 
 
 def _folder_of(source: str) -> Path:
-    path = Path(source).expanduser()
+    path = expanded(source)
     _require_no_gguf(path, source)
     if source and path.is_dir():
         return path.resolve()

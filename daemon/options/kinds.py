@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ...memvid.units import format_bytes, parse_bytes, parse_seconds
+from ...places import expanded
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +63,7 @@ class Source(Kind):
         raise ValueError("it must be a text that is not empty")
 
     def read_text(self, text: str) -> str:
-        return str(Path(text).expanduser()) if text.startswith("~") else self.read(text)
+        return str(expanded(text)) if text.startswith("~") else self.read(text)
 
 
 @dataclass(frozen=True, kw_only=True)

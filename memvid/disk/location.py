@@ -7,15 +7,17 @@ from pathlib import Path
 
 from platformdirs import user_data_path
 
+from ...places import expanded, user_folder
+
 STORE_VARIABLE = "TORPOR_STORE"
 
 
 def default_store_path() -> Path:
     """$TORPOR_STORE if it is set, else the user's data folder of this platform. Creates nothing."""
-    return named_store_path() or user_data_path("torpor") / "store"
+    return named_store_path() or user_folder(user_data_path) / "store"
 
 
 def named_store_path() -> Path | None:
     """$TORPOR_STORE; None if it is not set."""
     chosen = os.environ.get(STORE_VARIABLE)
-    return Path(chosen).expanduser() if chosen else None
+    return expanded(chosen) if chosen else None

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -46,7 +48,8 @@ def _events(client: AsyncClient, request: SubscribeRequest) -> AsyncSubscription
 class AsyncClient(DaemonVerbs, Awaiting):
     """A connection to the daemon: `async with AsyncClient() as torpor`, or `connect` and `close`.
 
-    Args and errors are those of `Client`; `connect` makes the connection.
+    `async with AsyncClient.ensure() as torpor` starts a daemon first if none answers. Args and errors are those of
+    `Client`; `connect` makes the connection.
     """
 
     def __init__(
@@ -59,9 +62,10 @@ class AsyncClient(DaemonVerbs, Awaiting):
         self.socket_path = Path(default_socket_path() if socket_path is None else socket_path)
         self.namespace = namespace
         self._link = AsyncLink(self.socket_path, timeout_s=timeout_s)
+        self._start: Callable[[], object] | None = None
 
     @classmethod
-    async def ensure(
+    def ensure(
         cls,
         socket_path: str | os.PathLike[str] | None = None,
         *,
@@ -70,9 +74,12 @@ class AsyncClient(DaemonVerbs, Awaiting):
         namespace: str | None = None,
         timeout_s: float | None = DEFAULT_TIMEOUT_S,
     ) -> Self:
-        """As `Client.ensure`; returns a connected client."""
-        socket = await asyncio.to_thread(ensure_daemon, socket_path, store=store, config=config)
-        return await cls(socket, namespace=namespace, timeout_s=timeout_s).connect()
+        """A client that starts a daemon in the background when it connects, if none answers. store, config: for a
+        daemon that is started. `connect` then also raises DaemonNotStarted: with the reason; nothing is left running.
+        """
+        client = cls(socket_path, namespace=namespace, timeout_s=timeout_s)
+        client._start = partial(ensure_daemon, client.socket_path, store=store, config=config)
+        return client
 
     # --- asking
 
@@ -117,6 +124,8 @@ class AsyncClient(DaemonVerbs, Awaiting):
             DaemonUnreachable: no daemon answers there.
             RemoteError: the daemon refused the connection.
         """
+        if self._start is not None:
+            await asyncio.to_thread(self._start)
         await self._link.connect()
         return self
 

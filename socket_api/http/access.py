@@ -25,6 +25,7 @@ import platformdirs
 from ...daemon.api.records import Request
 from ...daemon.api.verb import Verb
 from ...daemon.tasks.pieces import in_pieces
+from ...places import user_folder
 from ..errors import HttpRefused, UnsafeTokenFile
 from ..wire.checking import load_request_in_pieces
 from ..wire.naming import name_in
@@ -42,7 +43,7 @@ _HOSTS: Final = ("127.0.0.1", "localhost", "[::1]")
 
 def default_tokens_path() -> Path:
     """The file of tokens."""
-    return platformdirs.user_config_path("torpor", appauthor=False) / "http-tokens"
+    return user_folder(platformdirs.user_config_path) / "http-tokens"
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,7 +49,7 @@ class _Status:
         families: dict[str, GaugeMetricFamily] = {}
         for name, model, value in _numbers("torpor", self._status):
             labels = ["model"] if model else []
-            family = families.setdefault(name, GaugeMetricFamily(name, "As in torpor status.", labels=labels))
+            family = families.setdefault(name, GaugeMetricFamily(name, "A figure of the verb `status`.", labels=labels))
             family.add_metric([model] if model else [], value)
         yield from families.values()
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from rich.console import Console, RenderableType
-from torpor.cli.commands.ls import WIDE_COLUMNS, render_sessions
+from torpor.cli.commands.ls import render_sessions
 from torpor.cli.commands.maintenance_report import render_actions
 from torpor.cli.commands.show import render_detail
 from torpor.cli.commands.verify import render_finding
@@ -107,7 +107,7 @@ def shown(hostile: str) -> str:
 @against_each
 def test_no_field_of_ls_is_markup(field: str, hostile: str) -> None:
     value: Any = [hostile] if field == "labels" else hostile
-    assert shown(hostile)[:12] in drawn(render_sessions([info(**{field: value})], width=WIDE_COLUMNS))
+    assert shown(hostile)[:12] in drawn(render_sessions([info(**{field: value})]))
 
 
 @pytest.mark.parametrize("field", ["session", "state", "model", "bundle_id", "labels", "sampling"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import errno
+import json
 import os
 import shutil
 from collections.abc import Callable
@@ -261,18 +262,19 @@ def test_a_value_that_no_daemon_takes_is_refused_in_words_of_the_command_line(
     assert not daemon.service.calls
 
 
-def test_to_forget_what_is_forgotten_is_no_failure(made_store: MadeStore) -> None:
+def test_to_forget_what_is_forgotten_is_told_as_a_session_that_is_not_there(made_store: MadeStore) -> None:
     assert made_store("forget", "agent", "--yes").status == 0
     again = made_store("forget", "agent", "--yes")
-    assert (again.status, again.out, again.err) == (0, "nothing of agent is in the store\n", "")
-    document = made_store("forget", "agent", "--yes", "--json").document
-    assert (document["ok"], document["actions"]) == (True, [])
+    assert (again.status, again.out) == (4, "")
+    assert "Nothing of it is in the store." in again.err
+    failed = made_store("forget", "agent", "--yes", "--json")
+    assert (failed.status, json.loads(failed.err)["error"]["code"]) == (4, "session_not_found")
 
 
-def test_to_forget_a_name_that_was_mistyped_says_which_come_close(made_store: MadeStore) -> None:
+def test_to_forget_a_name_that_was_mistyped_fails_and_says_which_come_close(made_store: MadeStore) -> None:
     ran = made_store("forget", "agnet", "--yes")
-    assert (ran.status, ran.out) == (0, "nothing of agnet is in the store\n")
-    assert "did you mean torpor://default/agent?" in ran.err
+    assert (ran.status, ran.out) == (4, "")
+    assert "torpor://default/agent" in ran.err
     assert made_store("show", "agent").status == 0
 
 
@@ -312,7 +314,7 @@ def test_a_forget_that_could_not_look_everywhere_says_where_and_ends_with_status
     assert (again.status, again.document["ok"], again.document["problems"][0]["code"]) == (6, False, "cannot_be_told")
     (made_store.path / "old.tar.gz").unlink()
     done = made_store("forget", "agent", "--yes")
-    assert (done.status, done.out) == (0, "nothing of agent is in the store\n")
+    assert (done.status, "Nothing of it is in the store." in done.err) == (4, True)
 
 
 def test_repair_says_what_is_lost_with_status_6_and_leaves_the_rest_sound(

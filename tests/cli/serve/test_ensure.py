@@ -65,11 +65,8 @@ def test_several_at_once_start_one_daemon_and_all_have_it(torpor: Torpor, short_
         assert daemon.status().pid == pid
 
     async def ensured() -> int:
-        daemon = await AsyncClient.ensure()
-        try:
+        async with AsyncClient.ensure() as daemon:
             return (await daemon.status()).pid
-        finally:
-            await daemon.close()
 
     assert asyncio.run(ensured()) == pid
 

@@ -98,7 +98,7 @@ def test_a_narrow_terminal_is_shown_the_figures_of_progress_whole(
     assert "verifying" in lines[-1]
     assert "123 MiB of 256 MiB" in lines[-1]
     assert "0:00:00" in lines[-1]
-    assert ("48%" in lines[-1], "━" in lines[-1]) == (columns >= 72, columns >= 104)
+    assert ("48%" in lines[-1], "━" in lines[-1]) == (columns >= 72, columns >= 80)
 
 
 @pytest.mark.parametrize("columns", [28, 34, 60])
@@ -162,3 +162,20 @@ def test_markup_in_an_error_is_shown_as_it_is(capsys: pytest.CaptureFixture[str]
 
 def test_a_sleep_is_counted_in_tokens_as_the_daemon_counts_it() -> None:
     assert STAGE_NAMES["sleep"] == ("sleeping", "tokens")
+
+
+@pytest.mark.parametrize(("columns", "gone"), [(100, ""), (80, "LABELS"), (72, "LABELS, MODEL")])
+def test_a_column_that_finds_no_room_is_left_out_with_a_sign(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, columns: int, gone: str
+) -> None:
+    pretend_terminal(monkeypatch, columns)
+    name = "default/a-session-with-a-name-of-more-than-fifty-letters"
+    table = rows_table("SESSION", "TOKENS", "MODEL", "LABELS", whole=("SESSION",), first_to_go=("LABELS", "MODEL"))
+    table.add_row(name, "1,234,567", "demo", "nightly-run http")
+    Output(as_json=False).show(table)
+    header, row, *sign = unstyled(capsys.readouterr().out).strip().splitlines()
+    assert name in row, "a name is never broken"
+    assert [each for each in ("MODEL", "LABELS") if each not in header] == [
+        each for each in ("MODEL", "LABELS") if each in gone
+    ]
+    assert sign == ([f"not shown, for want of room: {gone} (--json has all)"] if gone else [])

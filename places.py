@@ -1,0 +1,33 @@
+"""Where the files of this user belong on this platform. Creates nothing."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from .errors import NoHome
+
+
+def user_folder(find: Callable[[str], Path]) -> Path:
+    """Torpor's own folder for this user. find: a function of platformdirs. Raises NoHome."""
+    try:
+        return find("torpor")
+    except RuntimeError as error:
+        raise NoHome(
+            f"User {os.geteuid()} has no home folder, so Torpor has no place for its files. Set HOME to a folder of"
+            " theirs.",
+            user=os.geteuid(),
+        ) from error
+
+
+def expanded(path: str | os.PathLike[str]) -> Path:
+    """The path with `~` and `~USER` as folders. Raises NoHome."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError as error:
+        raise NoHome(
+            f"{os.fspath(path)!r} begins with a home folder that this system does not know. Write the path out, or set"
+            " HOME.",
+            path=os.fspath(path),
+        ) from error
