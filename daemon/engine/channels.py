@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -27,17 +27,21 @@ MAX_CALL_CHARS: Final = 2 * MAX_ARGUMENTS_CHARS
 
 
 class MarkedText:
-    """The text that each committed token adds, with the special tokens written out that marks are made of."""
+    """The text that each committed token adds, with some control tokens written out. names: of control tokens.
+    written: those that are written out."""
 
-    def __init__(self, tokenizer: Any, context: Sequence[int], marks: Marks) -> None:
+    def __init__(
+        self, tokenizer: Any, context: Sequence[int], names: Mapping[int, str], written: Collection[int]
+    ) -> None:
         self._tokenizer = tokenizer
-        self._marks = marks
+        self._names = names
+        self._written = written
         self._text = TextStream(tokenizer, context)
 
-    def push(self, token: int, *, in_call: bool) -> str:
-        """The text that is certain now. in_call: write out each special token, for the parser of the call."""
-        special = self._marks.special.get(token)
-        if special is None or not (in_call or token in self._marks.in_marks):
+    def push(self, token: int, *, in_call: bool = False) -> str:
+        """The text that is certain now. in_call: write out each control token, for the parser of the call."""
+        special = self._names.get(token)
+        if special is None or not (in_call or token in self._written):
             return self._text.push(token)
         before = self._text.finish()
         self._text = TextStream(self._tokenizer, ())
@@ -112,14 +116,19 @@ class Channels:
         if self._is_plain and self._said:
             return []
         begins = [self._marks.call[0]] if self._offered else []
-        return [*begins, *self._marks.scaffold, *(self._marks.reasoning or ())[:1]]
+        thinks = [self._marks.reasoning[0]] if self._marks.reasoning and not self._said else []
+        return [*begins, *self._marks.scaffold, *thinks]
 
     def _next_mark(self) -> tuple[int, str] | None:
         found = [(at, mark) for mark in self._wanted() if (at := self._held.find(mark)) >= 0]
-        first = min(found, default=None)
-        if first is not None and self._is_plain and self.channel == "text" and self._held[: first[0]].strip():
-            return None  # text has begun before it
-        return first
+        return min((each for each in found if self._is_mark(*each)), default=None)
+
+    def _is_mark(self, at: int, mark: str) -> bool:
+        """Whether what reads like a mark is one: behind text that has begun, none begins thinking, and none at all in
+        a plain answer."""
+        if self.channel != "text" or not (self._is_plain or mark in (self._marks.reasoning or ())):
+            return True
+        return not self._held[:at].strip()
 
     def _passed(self, before: str, mark: str) -> Iterator[Piece]:
         """Go on behind a mark."""
@@ -214,7 +223,7 @@ class Shown:
         self._stops = StopStrings(stop)
         self._one_call, self._has_called = one_call, False
         self._channels: Channels | None = None
-        self._plain, marks = TextStream(model.tokenizer, context), model.marks
+        marks, written = model.marks, model.marks.shown
         if root is not None and (root.tools or marks.reasoning):
             thinks = marks.thinks_behind(context, model.end_tokens)
             self._channels = Channels(
@@ -224,7 +233,9 @@ class Shown:
                 thinks=thinks,
                 is_plain=is_plain,
             )
-            self._marked = MarkedText(model.tokenizer, context, marks)
+            written |= marks.in_marks
+        self._names, self._stop_names = marks.special, frozenset(stop)
+        self._marked = MarkedText(model.tokenizer, context, marks.special, written)
 
     @property
     def channel(self) -> Channel:
@@ -243,16 +254,20 @@ class Shown:
 
     def push(self, token: int) -> Iterator[Piece]:
         """The pieces that a token makes certain."""
-        if self._channels is None:
-            return self._passed(_as_text(self._plain.push(token)))
-        return self._passed(self._channels.push(self._marked.push(token, in_call=self.channel == "call")))
+        if self.channel == "text" and (name := self._names.get(token)) in self._stop_names:
+            yield from self.finish()
+            self._stops.found = self._stops.found or name
+        elif self._channels is None:
+            yield from self._passed(_as_text(self._marked.push(token)))
+        else:
+            yield from self._passed(self._channels.push(self._marked.push(token, in_call=self.channel == "call")))
 
     def finish(self, *, is_cut: bool = False) -> Iterator[Piece]:
         """The rest, after the last token; nothing behind what ended the answer. is_cut: as of `Channels`."""
         if self.is_over:
             pass
         elif self._channels is None:
-            yield from self._passed(_as_text(self._plain.finish()))
+            yield from self._passed(_as_text(self._marked.finish()))
         else:
             yield from self._passed(self._channels.push(self._marked.finish()))
             yield from self._passed(self._channels.finish(is_cut=is_cut))

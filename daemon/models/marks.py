@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from .control_tokens import ControlTokens
 from .written_tools import CALL_END, CALL_START
 
 Parse = Callable[[str, Any], Any]
@@ -16,8 +17,8 @@ Parse = Callable[[str, Any], Any]
 class Marks:
     """The marks of a model. reasoning, call: where each begins and ends. reasoning is None, with its ids, if the model
     has no marks for it; the end of a call is empty if the end of the answer ends it. parse: reads what stands between
-    the marks of a call, with the offered tools. scaffold: marks that no channel shows. special: the texts of
-    special tokens, by their ids; in_marks: those that marks are made of.
+    the marks of a call, with the offered tools. scaffold: marks that no channel shows. special: the names of control
+    tokens, by their ids; in_marks: those that marks are made of; shown: those that are shown where all is text.
     """
 
     reasoning: tuple[str, str] | None
@@ -27,9 +28,10 @@ class Marks:
     scaffold: tuple[str, ...]
     special: Mapping[int, str]
     in_marks: frozenset[int]
+    shown: frozenset[int]
 
     @classmethod
-    def of(cls, tokenizer: Any) -> Marks:
+    def of(cls, tokenizer: Any, controls: ControlTokens) -> Marks:
         """The marks of a tokenizer of mlx-lm. Without its own, a call stands as `written_tools.py` says it."""
         reasoning = reasoning_ids = None
         if tokenizer.has_thinking:
@@ -40,10 +42,9 @@ class Marks:
             call, parse = (tokenizer.tool_call_start, tokenizer.tool_call_end), tokenizer.tool_parser
         scaffold = tuple(tokenizer.structural_markers)
         texts = [*(reasoning or ()), *call, *scaffold]
-        ids = set(tokenizer.all_special_ids)
-        special = {token: text for text, token in tokenizer.get_vocab().items() if token in ids}
+        special = controls.names
         in_marks = frozenset(token for token, text in special.items() if any(text in mark for mark in texts))
-        return cls(reasoning, reasoning_ids, call, parse, scaffold, special, in_marks)
+        return cls(reasoning, reasoning_ids, call, parse, scaffold, special, in_marks, controls.unflagged)
 
     @property
     def parser(self) -> str:

@@ -39,6 +39,7 @@ from .adapters import AdapterChoice, attach, folder_of
 from .attention import run_round
 from .chat_template import Render, renderer
 from .company import Company
+from .control_tokens import settle_control_tokens
 from .grammars import Grammars
 from .loaded_files import LoadedFiles, stamps_of
 from .marks import Marks
@@ -71,7 +72,7 @@ class LoadedModel:
     """A model that is ready to compute.
 
     parameters: number of weights; weights_bytes: the memory they take; context_tokens: the longest ledger; end_tokens:
-    ids that end a generation; control_texts: texts that the tokenizer always reads as one token; backend: the parts of
+    ids that end a generation; control_texts: the names of control tokens; backend: the parts of
     the identity that may differ; files: those that it was loaded from; grammars: what answers can be held to. sharing:
     what its branches share. company: what its sessions get beside each other.
     """
@@ -248,6 +249,7 @@ def load_model(
             )
     weights = [weight for _, weight in tree_flatten(network.parameters())]
     end_tokens = frozenset(int(token) for token in tokenizer.eos_token_ids)
+    controls = settle_control_tokens(tokenizer)
     return LoadedModel(
         name=name,
         folder=folder,
@@ -261,9 +263,9 @@ def load_model(
         weights_bytes=sum(int(weight.nbytes) for weight in weights),
         context_tokens=_context_tokens(config),
         end_tokens=end_tokens,
-        control_texts=frozenset(str(text) for text in tokenizer.get_added_vocab()),
+        control_texts=frozenset(controls.names.values()),
         render=renderer(tokenizer),
-        marks=Marks.of(tokenizer),
+        marks=Marks.of(tokenizer, controls),
         files=files,
         grammars=Grammars(tokenizer, layout.vocabulary, end_tokens),
         kv=kv,

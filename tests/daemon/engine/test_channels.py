@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torpor.daemon.engine.channels import MAX_CALL_CHARS, Channels, Piece, Shown
 from torpor.daemon.models.chat_template import NO_ROOT, Root
+from torpor.daemon.models.control_tokens import ControlTokens
 from torpor.daemon.models.marks import Marks
 
 TOOLS = Root(
@@ -36,13 +37,12 @@ def tokenizer(**own: Any) -> Any:
         "think_end_tokens": (2,),
         "has_tool_calling": False,
         "structural_markers": (),
-        "all_special_ids": [],
-        "get_vocab": dict,
     }
     return SimpleNamespace(**known | own)
 
 
-MARKS = Marks.of(tokenizer())
+NONE = ControlTokens({}, frozenset())
+MARKS = Marks.of(tokenizer(), NONE)
 
 
 def marks_of(parser: str) -> Marks:
@@ -53,7 +53,7 @@ def marks_of(parser: str) -> Marks:
         "tool_call_end": module.tool_call_end,
         "tool_parser": module.parse_tool_call,
     }
-    return Marks.of(tokenizer(**own))
+    return Marks.of(tokenizer(**own), NONE)
 
 
 def told(
@@ -85,7 +85,9 @@ def call(**changed: Any) -> str:
         (f"hm\n\n{call()}", ("hm", "", [("look", ARGUMENTS, "call1")])),
         (f"{call()}\n{call()}", ("", "", [("look", ARGUMENTS, "call1"), ("look", ARGUMENTS, "call2")])),
         (f"<think>a</think>b{call()}\nc", ("bc", "a", [("look", ARGUMENTS, "call1")])),
-        ("a <think>b</think> c", ("ac", "b", [])),
+        ("a <think>b</think> c", ("a <think>b</think> c", "", [])),
+        ("\n<think>b</think> c", ("c", "b", [])),
+        (f"{call()}<think>b</think>c<think>d", ("c<think>d", "b", [("look", ARGUMENTS, "call1")])),
         ("a < b, <thin and </think>", ("a < b, <thin and </think>", "", [])),
         ("<think>cut off", ("", "cut off", [])),
         ("<tool_call>{", ("<tool_call>{", "", [])),
@@ -219,22 +221,27 @@ class Words:
     """A tokenizer of a few words, some of them special."""
 
     has_thinking, has_tool_calling, structural_markers = False, True, ()
-    tool_call_start, tool_call_end, all_special_ids = "[CALL]", "", sorted(SPECIAL)
+    tool_call_start, tool_call_end = "[CALL]", ""
 
     def tool_parser(self, text: str, _tools: Any) -> Any:
         name, _, rest = text.partition("[ARGS]")
         return {"name": name, "arguments": {"said": rest}}
 
-    def get_vocab(self) -> dict[str, int]:
-        return {text: token for token, text in WORDS.items()}
-
     def decode(self, token_ids: list[int], *, skip_special_tokens: bool) -> str:
         return "".join(WORDS[token] for token in token_ids if not (skip_special_tokens and token in SPECIAL))
 
 
-def shown(tokens: list[int], stop: tuple[str, ...] = (), tool: str = "hello") -> list[Piece]:
-    model: Any = SimpleNamespace(tokenizer=Words(), marks=Marks.of(Words()), end_tokens=frozenset())
-    display = Shown(model, [], Root(({"name": tool},)), stop)
+CONTROLS = ControlTokens({token: WORDS[token] for token in SPECIAL}, frozenset())
+HELLO = Root(({"name": "hello"},))
+
+
+def display_of(stop: tuple[str, ...] = (), root: Root | None = HELLO, controls: ControlTokens = CONTROLS) -> Shown:
+    model: Any = SimpleNamespace(tokenizer=Words(), marks=Marks.of(Words(), controls), end_tokens=frozenset())
+    return Shown(model, [], root, stop)
+
+
+def shown(tokens: list[int], stop: tuple[str, ...] = (), **how: Any) -> list[Piece]:
+    display = display_of(stop, **how)
     pieces = [piece for token in tokens for piece in display.push(token)]
     return [*pieces, *display.finish()]
 
@@ -253,6 +260,37 @@ def test_a_stop_string_ends_the_text_and_no_call_follows() -> None:
 def test_stop_strings_count_in_the_text_alone() -> None:
     pieces = shown([10, 20, 10, 21, 11], ("there",))
     assert [piece.call.arguments for piece in pieces if piece.call] == [{"said": " there"}]
+
+
+def text_of(pieces: list[Piece]) -> str:
+    return "".join(piece.text for piece in pieces if piece.channel == "text")
+
+
+@pytest.mark.parametrize("root", [HELLO, NO_ROOT, None])
+@pytest.mark.parametrize("stop", [("[OTHER]",), ("never", "[OTHER]"), ("[OTHER]", "[ARGS]")])
+def test_a_stop_string_that_is_a_control_token_stops(root: Root | None, stop: tuple[str, ...]) -> None:
+    display = display_of(stop, root)
+    pieces = [piece for token in (10, 11, 22) for piece in display.push(token)]
+    assert (text_of(pieces), display.stopped_by, display.is_over) == ("hello there", "[OTHER]", True)
+    assert list(display.finish()) == []
+
+
+def test_a_control_token_stops_in_the_text_alone() -> None:
+    pieces = shown([10, 20, 10, 21, 11], ("[ARGS]",))
+    assert [piece.call.arguments for piece in pieces if piece.call] == [{"said": " there"}]
+
+
+def test_a_stop_string_before_a_control_token_that_is_one_too_is_told() -> None:
+    display = display_of(("there", "[OTHER]"))
+    assert text_of([piece for token in (10, 11, 22) for piece in display.push(token)]) == "hello "
+    assert display.stopped_by == "there"
+
+
+@pytest.mark.parametrize("root", [HELLO, None])
+def test_a_control_token_without_a_flag_is_shown_in_a_text(root: Root | None) -> None:
+    unflagged = ControlTokens(CONTROLS.names, frozenset({22}))
+    assert text_of(shown([10, 22, 11], root=root, controls=unflagged)) == "hello[OTHER] there"
+    assert text_of(shown([10, 22, 11], root=root)) == "hello there"
 
 
 @pytest.mark.parametrize(

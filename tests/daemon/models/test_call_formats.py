@@ -17,6 +17,7 @@ from torpor.daemon.api.constraints import Constraint, ToolChoice
 from torpor.daemon.api.dialogue import ToolCall
 from torpor.daemon.engine.channels import Channels
 from torpor.daemon.models.chat_template import Root
+from torpor.daemon.models.control_tokens import ControlTokens
 from torpor.daemon.models.grammars import AnswerForm, Grammars, Matcher
 from torpor.daemon.models.marks import Marks
 
@@ -73,9 +74,8 @@ class Form:
                 tool_call_end=marks[1],
                 tool_parser=module.parse_tool_call,
                 structural_markers=(),
-                all_special_ids=[vocabulary[each] for each in known_special],
-                get_vocab=lambda: vocabulary,
-            )
+            ),
+            ControlTokens({vocabulary[each]: each for each in known_special}, frozenset()),
         )
         self.grammars = Grammars(SimpleNamespace(backend_tokenizer=backend), VOCABULARY, [END])
         self.grammars.describe()

@@ -1,0 +1,42 @@
+"""Control tokens: what a template writes around turns, thinking and calls, and no text may spell.
+
+A tokenizer flags most of them as special. Some it does not flag, such as Qwen 3's `<think>` and `<tool_call>`; those
+are known by their names. Other added tokens are plain text that the model has learned whole: runs of blanks, line
+breaks, words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class ControlTokens:
+    """The control tokens of a tokenizer. names: their texts, by their ids. unflagged: those that its files do not flag:
+    a text that is decoded shows them."""
+
+    names: Mapping[int, str]
+    unflagged: frozenset[int]
+
+
+def settle_control_tokens(tokenizer: Any) -> ControlTokens:
+    """Find the control tokens of a tokenizer, and flag all of them as special: then a text that is encoded without them
+    has none, and the free text of a grammar neither. Tokens and what a template renders stay the same."""
+    added = tokenizer.added_tokens_decoder
+    unflagged = {token: each for token, each in added.items() if not each.special and _is_name(each.content)}
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is not None and unflagged:
+        for each in unflagged.values():
+            each.special = True
+        backend.add_special_tokens(list(unflagged.values()))
+    names = {token: str(each.content) for token, each in added.items() if each.special or token in unflagged}
+    return ControlTokens(names, frozenset(unflagged))
+
+
+def _is_name(text: str) -> bool:
+    """Whether an added token without a flag is a control token: its text has letters or digits and other signs, as
+    `<think>` does. Blanks, words and rows of signs are plain text."""
+    kinds = {each.isalnum() for each in text if not each.isspace() and each != "\N{LOWER ONE EIGHTH BLOCK}"}
+    return len(kinds) == 2
