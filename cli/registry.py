@@ -6,6 +6,7 @@ commands. A command's module is imported at its use, so that a call waits for th
 
 from __future__ import annotations
 
+import difflib
 import functools
 import importlib
 import inspect
@@ -54,6 +55,20 @@ one JSON document. --json, --socket, --store and --namespace may stand before th
 NO_COLOR is respected.[/]
 """
 
+_ELSEWHERE = {
+    **dict.fromkeys(("list", "ps", "sessions"), "ls"),
+    **dict.fromkeys(("inspect", "info", "log", "history"), "show"),
+    **dict.fromkeys(("delete", "remove", "destroy"), "rm"),
+    **dict.fromkeys(("top", "watch", "monitor"), "events"),
+    **dict.fromkeys(("status", "check", "version"), "doctor"),
+    **dict.fromkeys(("start", "up", "run"), "ensure"),
+    **dict.fromkeys(("kill", "down", "shutdown"), "stop"),
+    **dict.fromkeys(("read", "add", "ingest"), "append"),
+    **dict.fromkeys(("ask", "talk"), "chat"),
+    **dict.fromkeys(("save-as", "cp", "copy", "clone", "branch"), "fork"),
+}
+"""What other tools call a command, and its name here."""
+
 _SHARED = ("as_json", "socket", "store")  # the options of `_root` handed to a command; it refuses those it lacks
 
 # Typer may bring its own copy of click; its public BadParameter leads to the base class of wrong usage in either case.
@@ -68,7 +83,12 @@ class _Commands(TyperGroup):
         return _made_fit(super().get_params(ctx))
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
-        name, _, rest = super().resolve_command(ctx, args)
+        try:
+            name, _, rest = super().resolve_command(ctx, args)
+        except _UsageError as error:
+            if meant := _meant_by(args[0]):
+                error.message = f"{error.message.rstrip('.')}. Did you mean {' or '.join(map(repr, meant))}?"
+            raise
         return name, name and load_command(name), [*self._given_before(ctx), *rest]
 
     def invoke(self, ctx: Any) -> Any:
@@ -84,6 +104,13 @@ class _Commands(TyperGroup):
             if each.name in _SHARED and value:
                 given += [each.opts[0]] if value is True else [each.opts[0], str(value)]
         return given
+
+
+def _meant_by(word: str) -> Sequence[str]:
+    """The commands that somebody may have meant by a word that is none. Who mistypes rarely misses the first letter."""
+    meant = _ELSEWHERE.get(word)
+    names = [command.name for command in COMMANDS if command.name[0] == word[:1]]
+    return [meant] if meant else difflib.get_close_matches(word, names, cutoff=0.7)
 
 
 class _Command(TyperCommand):
@@ -123,7 +150,7 @@ def _program() -> Any:
     """The program, made once: that takes longer than most commands. Each command is only its line of help until it is
     used."""
     epilog = f"[bold]Exit status[/]\n\n{describe_exit_codes()}"
-    app = _app(name="torpor", cls=_Commands)
+    app = _app(name="torpor", cls=_Commands, suggest_commands=False)
     app.callback(invoke_without_command=True, help=_flowing(INTRODUCTION), epilog=epilog)(_root)
     for command in COMMANDS:
         app.command(command.name, help=command.summary, rich_help_panel=command.panel)(_listed)

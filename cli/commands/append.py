@@ -10,7 +10,7 @@ from ...daemon.api.events import ProgressEvent, WorkEvent
 from ...memvid.units import format_count, format_plural
 from ..reach.daemon_link import connect, progress_of, with_session
 from ..reach.generation_options import PriorityOption
-from ..reach.inputs import load_text
+from ..reach.inputs import load_text, require_no_file
 from ..reach.interrupts import ignore_interrupts
 from ..reach.options import JsonOption, ModelOption, NewLabelOption, SessionArgument, SocketOption, argument, option
 from ..view.damage import naming_the_intact
@@ -40,6 +40,7 @@ def append(
     [cyan]git diff | torpor append review --label nightly --priority background[/]
     """
     output, pace = Output(as_json=as_json), _Pace()
+    require_no_file(text)
     content = load_text(text, file, what="text")
     with connect(socket) as client, progress_of(output, "prefill") as show:
 

@@ -33,7 +33,7 @@ def export_kv(
     [bold]Examples[/]
 
     [cyan]torpor export-kv notes notes.safetensors[/]
-    [cyan]torpor export-kv notes@before-refactor /tmp/kv.safetensors --label probe --json[/]
+    [cyan]torpor export-kv notes@before-refactor /tmp/kv.safetensors --json[/]
     """
     output = Output(as_json=as_json)
     require_file(target, "export-kv")

@@ -49,7 +49,7 @@ def fold(
 
     [bold]Examples[/]
 
-    [cyan]torpor fold helper helper-2 --summary "We chose SQLite. Open: backups." --tail 800[/]
+    [cyan]torpor fold helper helper-2 --summary "We chose SQLite." --tail 800[/]
     [cyan]torpor fold helper helper-2 --summarise 200[/]
     """
     output = Output(as_json=as_json)

@@ -16,6 +16,7 @@ from ..reach.generation_options import (
     TopPOption,
     sampling_of,
 )
+from ..reach.inputs import require_no_file
 from ..reach.options import JsonOption, ModelOption, NewLabelOption, SessionArgument, SocketOption, argument, option
 from ..view.damage import naming_the_intact
 from ..view.output import Output
@@ -49,6 +50,7 @@ def generate(
     [cyan]torpor generate tale "Once upon a time" --temperature 0.8 --seed 7[/]
     [cyan]torpor generate notes --prove --json | jq .final_logits_blake3[/]
     """
+    require_no_file(text)
     output = Output(as_json=as_json)
     sampling = sampling_of(temperature=temperature, top_p=top_p, seed=seed)
     with connect(socket) as client:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from pathlib import Path
 
-from ..errors import NothingToDo, UnreadableInput
+from ..errors import InvalidUsage, NothingToDo, UnreadableInput
 
 MAX_INPUT_BYTES = 15 << 20  # a request frame takes 16 MiB; the daemon would refuse a larger one unread
 
@@ -32,6 +33,20 @@ def load_text(argument: str | None, file: Path | None, *, what: str) -> str:
     if not text:
         raise NothingToDo(f"The {what} is empty.")
     return text
+
+
+def require_no_file(text: str | None) -> None:
+    """Refuse a text that is the name of a file: who gives one means what is in it. Raises InvalidUsage."""
+    try:
+        is_file = text is not None and Path(text).is_file()
+    except (OSError, ValueError):  # too long for a name, or with a null character
+        is_file = False
+    if is_file:
+        raise InvalidUsage(
+            f"{text!r} is a file here, and only its name would be read. To read what is in it: `torpor append SESSION"
+            f" --file {shlex.quote(str(text))}`. For these very words, pipe them to `torpor append SESSION -`.",
+            path=text,
+        )
 
 
 def load_transcript(file: Path) -> list[dict[str, str]]:

@@ -61,8 +61,8 @@ def serve(
 
     [cyan]torpor serve --detach[/]
     [cyan]torpor serve --model qwen=~/models/Qwen3-0.6B --store ~/agents/store[/]
-    [cyan]torpor serve --model small=~/models/small --model large=~/models/large --pin small --memory-budget 12GiB[/]
-    [cyan]torpor serve --model qwen=~/models/Qwen3-0.6B --adapter qwen=~/adapters/support --fuse[/]
+    [cyan]torpor serve --model small=~/m/small --model large=~/m/large --pin small[/]
+    [cyan]torpor serve --model qwen=~/m/Qwen3-0.6B --adapter qwen=~/adapters/support[/]
     """
     if deterministic and values.get("batch") not in (None, 1):
         raise InvalidUsage("--deterministic is --batch 1; give one of them.", option="--deterministic")

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from torpor.cli import registry
 from torpor.cli.command_list import COMMANDS
 from torpor.cli.exit_codes import STATUSES
 from torpor.cli.registry import load_command
@@ -128,8 +129,40 @@ def test_shared_options_mean_the_same_before_the_command_and_after_it(
     assert "version" in torpor("--json", "--version").document
 
 
-def test_a_mistyped_command_is_answered_with_the_right_one(torpor: Torpor) -> None:
-    assert "Did you mean 'verify'? See torpor --help." in torpor("verfiy").err
+@pytest.mark.parametrize(
+    ("word", "meant"),
+    [("verfiy", "verify"), ("slep", "sleep"), ("top", "events"), ("inspect", "show"), ("list", "ls"), ("nonsense", "")],
+)
+def test_a_word_that_is_no_command_is_answered_with_the_one_that_was_meant(
+    torpor: Torpor, word: str, meant: str
+) -> None:
+    """Not with one of like letters that does something else, as `stop` for `top`."""
+    asked = f" Did you mean '{meant}'? See torpor --help." if meant else ". See torpor --help."
+    assert torpor(word).err.strip().endswith(asked)
+
+
+def test_what_other_tools_call_a_command_is_none_here_and_leads_to_one() -> None:
+    assert not registry._ELSEWHERE.keys() & set(NAMES)
+    assert set(registry._ELSEWHERE.values()) <= set(NAMES)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_example_of_help_fits_a_terminal_of_80_columns(name: str) -> None:
+    """Else it breaks in the midst of an option."""
+    _, _, examples = load_command(name).help.partition("[bold]Examples[/]")
+    lines = re.sub(r"\[/?\w*\]", "", examples).strip().splitlines()
+    assert lines
+    assert [line for line in lines if len(line) > 78] == []
+
+
+@pytest.mark.parametrize("command", ["append", "generate"])
+def test_a_text_that_is_the_name_of_a_file_is_refused_with_the_way_to_read_it(
+    torpor: Torpor, tmp_path: Path, command: str
+) -> None:
+    note = tmp_path / "a note.md"
+    note.write_text("what is in it")
+    ran = torpor(command, "notes", str(note))
+    assert (ran.status, f"--file '{note}'" in " ".join(ran.err.split())) == (2, True)
 
 
 @pytest.mark.parametrize(
