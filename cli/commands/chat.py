@@ -13,6 +13,7 @@ from ..errors import Interrupted, InvalidUsage
 from ..exit_codes import INTERRUPTED, OK
 from ..reach.batches import ends_everything
 from ..reach.daemon_link import OnEvent, connect, with_session
+from ..reach.dialogue import ask, unseen_typing
 from ..reach.generation_options import (
     MaxTokensOption,
     PriorityOption,
@@ -38,7 +39,6 @@ DivergenceOption = Annotated[
         "What to do if a transcript differs from the session: refuse it, or take the session back.",
     ),
 ]
-PROMPT = "[bold cyan]you ›[/] "
 
 
 def chat(
@@ -121,7 +121,7 @@ def _dialogue(output: Output, turn: _Turn) -> int:
     output.remark("[dim]Ctrl-C stops an answer, Ctrl-D ends the dialogue.[/]")
     while True:
         try:
-            message = output.stderr.input(PROMPT)
+            message = ask(output)
         except EOFError:
             output.remark("")
             return OK.number
@@ -131,7 +131,8 @@ def _dialogue(output: Output, turn: _Turn) -> int:
         if not message.strip():
             continue
         try:
-            finish_generation(output, "chat", turn.answer(message))
+            with unseen_typing():
+                finish_generation(output, "chat", turn.answer(message))
         except Interrupted:
             output.remark("[dim]stopped[/]")
         except TorporError as error:

@@ -213,7 +213,7 @@ class AsyncLink:
             mine.require_clean_end()
             failure = connection_lost("the daemon closed it")
         except OSError as error:
-            failure = connection_lost(str(error))
+            failure = connection_lost(error.strerror or str(error))
         except ProtocolError as error:
             failure = error
         finally:

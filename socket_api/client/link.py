@@ -279,7 +279,7 @@ class Link:
         except TimeoutError:
             raise
         except OSError as error:
-            raise self._lose(connection_lost(str(error))) from error
+            raise self._lose(connection_lost(error.strerror or str(error))) from error
         try:
             if not data:
                 self._connection.require_clean_end()
@@ -315,7 +315,7 @@ class Link:
             self._socket.sendall(data)
         except OSError as error:
             self._read_farewell()
-            raise self._lose(connection_lost(str(error))) from error
+            raise self._lose(connection_lost(error.strerror or str(error))) from error
         except BaseException:
             self._lose(connection_lost("sending was interrupted"))  # half a frame may be out
             raise
@@ -399,5 +399,5 @@ def connection_lost(reason: str) -> ConnectionLost:
     """The error of a connection that ended. It warns, so that no append is repeated blindly."""
     return ConnectionLost(
         f"The connection to the daemon ended ({reason}). Whether a request in flight was carried out is unknown:"
-        " look at the session with show before asking again. If it had a tree of branches, begin a new one."
+        " look at the session with show before asking again."
     )
