@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import TorporError
-from ...memvid.errors import PUT_BACK
+from ...memvid.errors import PUT_BACK, CorruptBlock
 from ...memvid.format.records import Finding, IndexRow
 from ...memvid.store import Store
 from ...memvid.uri import VERSION_MARK, SessionUri
@@ -32,7 +32,7 @@ def explain_findings(store: Store, findings: Sequence[Finding]) -> list[dict[str
     remedies, by session (`remedies`) and in one text (`remedy`)."""
     if not findings:
         return []
-    needs = {row: _bundles_of(store, row) for row in _all_rows(store)}
+    needs = _needs_among(store, _all_rows(store), findings)
     rows_of: dict[SessionUri, list[IndexRow]] = {}
     for row in needs:
         rows_of.setdefault(row.uri, []).append(row)
@@ -62,8 +62,8 @@ def add_suggestion(error: TorporError, store_path: Path, session: str) -> None:
     try:
         with Store.open(store_path, writable=False) as store:
             uri = store.resolve(session.partition(VERSION_MARK)[0])
-            needs = {row: _bundles_of(store, row) for row in store.versions(uri)}
-            damaged = _damaged(store.verify(uri, deep=True).findings)
+            findings = store.verify(uri, deep=True).findings
+            needs, damaged = _needs_among(store, store.versions(uri), findings), _damaged(findings)
     except TorporError:
         return  # the fault is reported already; a missing suggestion needs no second error
     if not needs or not damaged:
@@ -116,6 +116,33 @@ def _sound(rows: list[IndexRow], needs: Mapping[IndexRow, frozenset[str]], damag
 def _all_rows(store: Store) -> list[IndexRow]:
     uris = [row.uri for row in store.iter_sessions()]
     return [row for uri in sorted(uris) for row in sorted(store.versions(uri), key=lambda row: row.version)]
+
+
+def _needs_among(store: Store, rows: Sequence[IndexRow], findings: Sequence[Finding]) -> dict[IndexRow, frozenset[str]]:
+    """The bundles that each version needs. One with nothing but damaged blocks is not needed by a version that has none
+    of these: so a version that can be read whole is read."""
+    named: dict[str | None, set[str]] = {}
+    for finding in findings:
+        named.setdefault(_bundle_named(finding.path), set()).add(finding.code)
+    in_blocks = {bundle for bundle, codes in named.items() if codes == {CorruptBlock.code}}
+    needs = {}
+    for row in rows:
+        needs[row] = _bundles_of(store, row)
+        if (common := needs[row] & in_blocks) and _is_whole(store, row):
+            needs[row] -= common
+    return needs
+
+
+def _is_whole(store: Store, row: IndexRow) -> bool:
+    """Whether each byte of a version is as it was written. Takes the memory of one slot."""
+    try:
+        with store.open_bundle(row.bundle_id) as reader:
+            for entry in reader.entries:
+                for slot in range(len(reader.read_header(entry).slots)):
+                    reader.read_slot(entry, slot)
+    except TorporError:
+        return False
+    return True
 
 
 def _bundles_of(store: Store, row: IndexRow) -> frozenset[str]:

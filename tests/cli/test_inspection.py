@@ -258,6 +258,28 @@ def test_a_finding_names_its_versions_and_the_remedy(made_store: MadeStore) -> N
     assert "affected: torpor://default/agent version 2" in text
 
 
+def test_a_version_that_needs_no_damaged_block_of_a_file_is_not_among_the_affected(made_store: MadeStore) -> None:
+    """A fork of the first 256 tokens reads none of the block behind them, and wakes."""
+    agent, fork = SessionUri("default", "agent"), SessionUri("default", "fork")
+    with Store.open(made_store.path, writable=True) as store, store.open_session(agent, 1) as reader:
+        beginning = [entry for entry in reader.entries if entry.kind == "span" and entry.token_count == 256]
+        frame = reader._files[-1].frame_of(next(one.id for one in reader.entries if one not in beginning))
+        store.write_bundle(
+            uri=fork,
+            identity=reader.manifest.identity,
+            parent=reader.bundle_id,
+            reused=beginning,
+            blocks=(),
+            session={},
+            token_count=256,
+        )
+    flip(made_store.bundles[0], frame.offset + frame.frame_bytes - 9)
+    ran = made_store("verify", "--deep", "--json")
+    (finding,) = [one for one in ran.document["findings"] if one["code"] == "corrupt_block"]
+    assert {"session": "torpor://default/agent", "version": 1} in finding["versions"]
+    assert "torpor://default/fork" not in {one["session"] for one in finding["versions"]}
+
+
 def test_damage_that_reaches_later_versions_leaves_none_to_go_on_from(made_store: MadeStore) -> None:
     made_store.cut(0)
     findings = made_store("verify", "--json").document["findings"]
