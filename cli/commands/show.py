@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import asdict
 from itertools import groupby
 from pathlib import Path
@@ -106,7 +107,7 @@ def render_detail(detail: dict[str, Any], width: int, *, earlier: bool = False) 
     if detail["versions"]:
         parts += [_heading("versions"), _versions(detail["versions"])]
     if detail["lineage"]:
-        parts += [_heading("lineage"), Text("  " + " → ".join(map(_short, detail["lineage"])))]
+        parts += [_heading("lineage"), Text("  " + " → ".join(_lineage(detail)))]
     parts += [_heading("identity"), _pairs(detail["identity"], narrow=narrow)]
     if detail.get("backend"):
         parts += [_heading("backend"), _pairs(detail["backend"], narrow=narrow)]
@@ -187,6 +188,12 @@ def _versions(versions: list[dict[str, Any]]) -> RenderableType:
         }
         table.add_row(*figures.values())
     return table
+
+
+def _lineage(detail: dict[str, Any]) -> Iterator[str]:
+    there = {version["bundle_id"] for version in detail["versions"]}
+    for bundle in detail["lineage"]:
+        yield _short(bundle) + ("" if bundle in there else " (no version of this session: removed, or another's)")
 
 
 def _pairs(pairs: dict[str, str], *, narrow: bool) -> RenderableType:

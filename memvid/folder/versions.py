@@ -112,11 +112,12 @@ def describe_versions(numbers: Sequence[int]) -> str:
 
 
 def lineage_of(versions: Sequence[IndexRow], row: IndexRow) -> tuple[str, ...]:
-    """The bundle ids, in hex, from a version back along the parents, as far as they are versions of its session."""
+    """The bundle ids, in hex, from a version back along the parents: as far as they are versions of its session, and
+    the first that is none, which was removed or is another session's."""
     by_id = {each.bundle_id: each for each in versions}
     line: list[str] = []
     current: bytes | None = row.bundle_id
-    while current is not None and current in by_id and current.hex() not in line:
+    while current is not None and current.hex() not in line:
         line.append(current.hex())
-        current = by_id[current].parent
+        current = by_id[current].parent if current in by_id else None
     return tuple(line)

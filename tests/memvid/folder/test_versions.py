@@ -18,4 +18,4 @@ def test_a_lineage_goes_back_along_the_parents_past_versions_that_were_left(stor
     lines = [lineage_of(rows, row) for row in rows]
     ids = [receipt.bundle_id.hex() for receipt in (first, second, third)]
     assert lines == [(ids[0],), (ids[1], ids[0]), (ids[2], ids[0])]
-    assert lineage_of(rows[2:], rows[2]) == (ids[2],)  # its parent was pruned
+    assert lineage_of(rows[2:], rows[2]) == (ids[2], ids[0])  # its parent was pruned, and is told
