@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from ..errors import TorporError
-from ..memvid.disk.budget import Budget
+from ..memvid.disk.budget import Budget, room_at, short_sentence
 from ..memvid.disk.location import default_store_path
 from ..memvid.store import Store
 from ..memvid.units import format_plural
@@ -131,6 +131,9 @@ class Service(Parts, Verbs, Awaiting):
         if opening.rows_dropped:
             gone = format_plural(opening.rows_dropped, "bundle")
             found.append(f"{gone} of the index cannot be found any more, so their versions cannot be woken.")
+        room = room_at(self.store.path)
+        if room is not None and room.is_short(self.options.keep_free):
+            found.append(short_sentence(self.store.path, room))
         found += [
             f"{each} has other bytes than when it was last read, but the same size and times. Its present bytes now "
             "identify the model; sessions that slept before are refused unless the file is put back."

@@ -11,8 +11,8 @@ from rich.console import Group, RenderableType
 from ...memvid.format.records import SessionUsage, UsageReport
 from ...memvid.units import format_bytes, format_count
 from ..reach.options import JsonOption, OnlySessionArgument, SocketOption, StoreOption
-from ..reach.store_view import choose_store, open_store
-from ..view.output import Output, facts_table, plain, render_problem, rows_table
+from ..reach.store_view import choose_served_store, open_store
+from ..view.output import Output, budgets_in, facts_table, plain, remark_on_room, render_problem, rows_table
 
 # The parts of the store's bytes, in the order of the table; an empty part is left out.
 _PLACES = (
@@ -44,19 +44,21 @@ def du(
     [cyan]torpor du --json | jq .unneeded_bytes[/]
     """
     output = Output(as_json=as_json)
-    path = choose_store(store, socket)
+    path, served = choose_served_store(store, socket)
+    disk = None if served is None or served.disk is None else asdict(served.disk)
     with open_store(path) as opened:
         only = opened.resolve(session) if session is not None else None
         report = opened.usage()
         counted = opened.opening.index_rebuilt is None  # a rebuilt index does not know what was written today
     sessions = [usage for usage in report.sessions if only in (None, usage.uri)]
     if as_json:
-        output.document("du", document_of(report, sessions, path, counted=counted))
+        output.document("du", document_of(report, sessions, path, counted=counted) | {"disk": disk})
         return
     if sessions:
         output.show(render_sessions(sessions))
     if only is None:
-        output.show(render_store(report, path, counted=counted))
+        output.show(render_store(report, path, disk, counted=counted))
+        remark_on_room(output, path)
     for problem in report.problems:
         output.line(render_problem(asdict(problem)))
 
@@ -88,8 +90,9 @@ def render_sessions(sessions: list[SessionUsage]) -> RenderableType:
     return table
 
 
-def render_store(report: UsageReport, path: Path, *, counted: bool) -> RenderableType:
-    """Draw the space of the whole store; `counted`: whether today's written bytes are known."""
+def render_store(report: UsageReport, path: Path, disk: dict[str, Any] | None, *, counted: bool) -> RenderableType:
+    """Draw the space of the whole store. disk: as of the status of a daemon that serves it, which alone knows its
+    budgets. counted: whether today's written bytes are known."""
     facts = facts_table()
     facts.add_row("  store", plain(path))
     facts.add_row("  on disk", format_bytes(report.file_bytes))
@@ -102,4 +105,6 @@ def render_store(report: UsageReport, path: Path, *, counted: bool) -> Renderabl
     unknown = "not known: the index counts it, and is missing or damaged"
     facts.add_row("  written today", format_bytes(report.written_today_bytes) if counted else unknown)
     facts.add_row("  free on the disk", format_bytes(report.free_bytes))
+    if disk is not None:
+        facts.add_row("  budgets", ", ".join(budgets_in(disk)) or "none (torpor serve --store-budget)")
     return Group("", facts)

@@ -20,7 +20,7 @@ from ..reach.store_view import (
     open_store,
 )
 from ..view.formatting import format_id, format_time
-from ..view.output import Output, describe_turns, plain, render_problem, rows_table
+from ..view.output import Output, describe_turns, plain, remark_on_room, render_problem, rows_table
 
 _COLUMNS = (
     *("SESSION", "STATE", "TOKENS", "VERSION", "STORED", "RESIDENT"),
@@ -79,6 +79,7 @@ def ls(
         output.remark(render_problem(problem))
     if source == "store":
         output.remark(f"[dim]no daemon asked: these are the files of[/] {plain(place)}")
+    remark_on_room(output, place)
     if holder is not None:
         output.remark(f"[yellow]no daemon answers, but {plain(describe_holder(holder, Path(place)))}[/]")
     if journalled:

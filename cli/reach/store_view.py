@@ -10,7 +10,7 @@ from collections.abc import Iterator, MutableMapping, Sequence
 from dataclasses import asdict
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ...memvid.disk import lock
 from ...memvid.disk.location import default_store_path
@@ -30,14 +30,23 @@ from .daemon_link import find_daemon
 _KEEP_AWAKE = "The session is awake, and all of it in memory: `torpor sleep {}` writes it anew, as another version."
 STORED = "stored"  # a session's state in a listing of files: only a daemon knows whether it is awake
 
+if TYPE_CHECKING:
+    from ...daemon.api.process import StatusResult
+
 
 def choose_store(store: Path | None, socket: Path | None) -> Path:
     """Give the store to inspect: the named one, else the running daemon's, else the default."""
+    return choose_served_store(store, socket)[0]
+
+
+def choose_served_store(store: Path | None, socket: Path | None) -> tuple[Path, StatusResult | None]:
+    """As `choose_store`, with the status of the daemon that serves it; None if none was asked."""
     daemon = find_daemon(socket, store)
     if daemon is None:
-        return store or default_store_path()
+        return store or default_store_path(), None
     with daemon:
-        return Path(daemon.status().store)
+        status = daemon.status()
+        return Path(status.store), status
 
 
 def open_store(path: Path) -> Store:

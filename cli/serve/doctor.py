@@ -22,7 +22,7 @@ from ..reach.daemon_link import find_ended_daemon, find_mismatch, nobody_is_ther
 from ..reach.options import JsonOption, SocketOption, StoreOption
 from ..reach.store_view import describe_holder, find_holder, open_store
 from ..view.formatting import format_seconds
-from ..view.output import Output, facts_table, plain
+from ..view.output import Output, budgets_in, facts_table, plain, remark_on_room
 
 EXAMINATION_TIMEOUT_S = 120.0  # importing MLX and fifteen small products take seconds even on a slow machine
 MAX_STDERR_CHARS = 600  # shown of a failed examination's last output
@@ -50,6 +50,7 @@ def doctor(socket: SocketOption = None, store: StoreOption = None, as_json: Json
         output.document("doctor", body)
         return
     output.show(render_doctor(machine, daemon, files, log))
+    remark_on_room(output, files["path"])
     advice = machine.get("blas", {}).get("advice")
     if advice:
         output.show(f"\n[yellow]{plain(advice)}[/]")
@@ -143,7 +144,12 @@ def _describe_daemon(daemon: dict[str, Any], files: dict[str, Any]) -> str:
         f" (pid {daemon['pid']}, up {format_seconds(daemon['uptime_s'])}):"
         f" {daemon['sessions_awake']} awake, {daemon['sessions_asleep']} asleep; models {plain(models)};"
         f" {_describe_memory(daemon['memory'])}{_describe_queue(daemon['queue'])}{_describe_config(daemon['config'])}"
+        f"{_describe_budgets(daemon['disk'])}"
     )
+
+
+def _describe_budgets(disk: dict[str, Any] | None) -> str:
+    return "" if disk is None else f"; {', '.join(budgets_in(disk)) or 'no budget for the store'}"
 
 
 def _describe_config(config: dict[str, Any] | None) -> str:

@@ -94,11 +94,22 @@ class ConfigInfo(Result):
     waits_for_disuse: tuple[str, ...] = ()
 
 
+class DiskInfo(Result):
+    """The disk of the store, and the budgets of the store, in bytes; None: no bound. free_bytes: room for this user.
+    keep_free_bytes: the part of it that no sleep may take."""
+
+    free_bytes: Count
+    total_bytes: Count
+    store_budget_bytes: Count | None
+    daily_write_budget_bytes: Count | None
+    keep_free_bytes: Count
+
+
 class StatusResult(Result):
     """The daemon as a whole. prefix_hits, prefix_misses: new sessions since the start that shared a prefix with another
     session, and those that did not; cached_tokens: tokens the hits did not prefill; batched_tokens: tokens that several
     sessions wrote in one model call; scrub: None where it is off; config: None without a file; aliases: other names of
-    models, maybe with `*` and `?`, each with the name it stands for."""
+    models, maybe with `*` and `?`, each with the name it stands for; disk: None where the system does not tell."""
 
     version: str
     pid: ProcessId
@@ -117,6 +128,7 @@ class StatusResult(Result):
     scrub: ScrubInfo | None = None
     config: ConfigInfo | None = None
     aliases: tuple[tuple[str, str], ...] = ()
+    disk: DiskInfo | None = None
 
     def model_named(self, name: str) -> ModelInfo | None:
         """A served model by its name, or by an alias."""

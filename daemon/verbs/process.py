@@ -7,9 +7,11 @@ import os
 import time
 
 from ... import __version__
+from ...memvid.disk.budget import Room, room_at
 from ...snapshot.blas import library_in_use
-from ..api.process import LoadModelRequest, ModelInfo, StatusRequest, StatusResult, UnloadModelRequest
+from ..api.process import DiskInfo, LoadModelRequest, ModelInfo, StatusRequest, StatusResult, UnloadModelRequest
 from ..memory.model_registry import Place
+from ..options.serve_options import ServeOptions
 from ..parts import Parts
 from ..residency import listing
 from ..tasks.pieces import in_pieces
@@ -20,6 +22,7 @@ from .answering import answers
 async def status(parts: Parts, request: StatusRequest) -> StatusResult:
     parts.require_open()
     asleep = await in_pieces(parts.roll.count_asleep())
+    room = await asyncio.to_thread(room_at, parts.store.path)
     return StatusResult(
         version=__version__,
         pid=os.getpid(),
@@ -38,6 +41,7 @@ async def status(parts: Parts, request: StatusRequest) -> StatusResult:
         scrub=parts.scrub.info(parts.healing.healed, parts.healing.failed) if parts.scrub is not None else None,
         config=None if parts.config is None else parts.config.info(),
         aliases=parts.options.aliases,
+        disk=None if room is None else _disk_of(parts.options, room),
     )
 
 
@@ -57,6 +61,12 @@ async def unload_model(parts: Parts, request: UnloadModelRequest) -> ModelInfo:
     """Raises UnknownModel, and the errors of a sleep. ModelInUse: a request needs it."""
     await parts.residency.weights.unload(request.model)
     return _info_of(parts, parts.shelf.place(request.model))
+
+
+def _disk_of(options: ServeOptions, room: Room) -> DiskInfo:
+    return DiskInfo(
+        room.free_bytes, room.total_bytes, options.store_budget, options.daily_write_budget, options.keep_free
+    )
 
 
 def _info_of(parts: Parts, place: Place) -> ModelInfo:

@@ -222,3 +222,38 @@ def free_bytes_of(folder_fd: int, path: str) -> int:
     except OSError as error:
         raise io_error(error, "ask for the free space of", path) from error
     return status.f_bavail * status.f_frsize
+
+
+SHORT_BYTES: Final = 1 << 30
+SHORT_SHARE: Final = 20
+"""A disk is nearly full when it has less free than this, or than one part in so many."""
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """The room on a disk for this user, in bytes."""
+
+    free_bytes: int
+    total_bytes: int
+
+    def is_short(self, kept_bytes: int = 0) -> bool:
+        """Whether the disk is nearly full. kept_bytes: of its room that no sleep may take."""
+        return self.free_bytes - kept_bytes < min(SHORT_BYTES, self.total_bytes // SHORT_SHARE)
+
+
+def room_at(path: str | os.PathLike[str]) -> Room | None:
+    """The room on the disk of a file or folder; None if there is none of that name."""
+    try:
+        status = os.statvfs(path)
+    except OSError:
+        return None
+    return Room(status.f_bavail * status.f_frsize, status.f_blocks * status.f_frsize)
+
+
+def short_sentence(path: str | os.PathLike[str], room: Room) -> str:
+    """What a nearly full disk means, and what to do."""
+    return (
+        f"The disk of {os.fspath(path)} is nearly full: {format_bytes(room.free_bytes)} of"
+        f" {format_bytes(room.total_bytes)} are free. Without room no session can sleep. Free some (`torpor prune`,"
+        " `torpor rm`), or move the store."
+    )
