@@ -18,6 +18,7 @@ from typing import Any, Final
 
 from ...memvid.units import format_plural
 from ...memvid.uri import SessionUri
+from ..api.dialogue import canonical
 from ..api.events import OnEvent
 from ..engine import generation
 from ..engine.engine import Engine
@@ -33,7 +34,7 @@ from ..prefixes.prefixes import tokens_in_common
 from ..residency.residency import Residency
 from ..sessions.encoding import Encoder, Place
 from ..sessions.sessions import Session
-from ..sessions.transcripts import MAX_TURNS, NewTurn, TextMap, digest_of_root, message_of, spoken, standing
+from ..sessions.transcripts import MAX_TURNS, NewTurn, TextMap, message_of, spoken, standing
 from ..sleep.orders import WakeOrder
 from ..tasks.cancellation import to_the_end
 
@@ -113,7 +114,7 @@ def said_behind(known: Dialogue, root: Root, instructions: str | None, messages:
     if not known.tokens:
         texts = [*opening, *said]
         return [*([message_of("system", "\n\n".join(texts))] if texts else []), *messages]
-    others = digest_of_root(Root(root.tools)) != digest_of_root(Root(known.root.tools))
+    others = canonical(list(root.tools)) != canonical(list(known.root.tools))
     changes = [*opening, *([offer_of(root.tools)] if others else []), *said]
     results = len(list(takewhile(lambda message: message["role"] == "tool", messages)))
     return [*messages[:results], *(message_of("system", text) for text in changes), *messages[results:]]
@@ -155,7 +156,8 @@ class Conversing:
                     "template takes two. Send a message of the user first, or create a session with both texts in one."
                 ) from error
             raise
-        text_map = live.text_map.begun(root).answered(held).extended(messages, start=held, end=held + len(ids))
+        before = live.text_map.begun(await self._encoder.shown_root(live.model, root)).answered(held)
+        text_map = before.extended(messages, start=held, end=held + len(ids))
         return NewTurn(held, ids, text_map, root)
 
     async def behind(
@@ -177,7 +179,7 @@ class Conversing:
         known = Dialogue.of(live).before(at)
         new = said_behind(known, root, place.instructions, messages)
         ids, lengths = await self._encoded(live, new, known.end, root)
-        before = known.text_map.begun(root).answered(at)
+        before = known.text_map.begun(await self._encoder.shown_root(live.model, root)).answered(at)
         text_map = before.extended(new, start=at, end=at + len(ids), lengths=lengths)
         return _without_known(live, NewTurn(at, ids, text_map, root), request)
 
@@ -204,12 +206,13 @@ class Conversing:
         how many of the messages the client has marks. Raises TemplateUnusable, ContextOverflow."""
         ledger, known = live.state.tokens, live.text_map
         whole = spoken(messages, live.system)
-        found = standing(known, whole, root)
+        shown_root = await self._encoder.shown_root(live.model, root)
+        found = standing(known, whole, shown_root)
         new = whole[found.kept :]
         place = Place(found.at, ledger[found.at - 1] if found.at else None, turn_open=True)
         ids, lengths = await self._encoded(live, new, place, root) if new else ([], ())
         end = found.at + len(ids)
-        text_map = known.cut(found.at).begun(root).extended(new, start=found.at, end=end, lengths=lengths)
+        text_map = known.cut(found.at).begun(shown_root).extended(new, start=found.at, end=end, lengths=lengths)
         opening = len(whole) - len(messages)
         common = max(0, found.common - opening)
         counts = [count + opening - found.kept for count in marked]

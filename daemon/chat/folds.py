@@ -145,7 +145,8 @@ async def folded(encoder: Encoder, model: LoadedModel, old: Exhausted, summary: 
     ids = [*opening, *answer, *closing, *rest]
     said = len(opening) + len(answer)
     said += said < len(ids) and ids[said] in model.end_tokens
-    known = TextMap().begun(old.root).extended(asked, start=0, end=len(opening))
+    root = await encoder.shown_root(model, old.root)
+    known = TextMap().begun(root).extended(asked, start=0, end=len(opening))
     known = known.extended([message_of("assistant", summary)], start=len(opening), end=said)
     known = known.followed_by(turns, len(ids) - len(old.tokens))
     return Fold(ids, len(rest), known, turn_open=old.turn_open if rest else True)

@@ -84,9 +84,10 @@ class UnderWay:
         if self.order.keep_end:
             # A failure here must not cost the answer; the map then ends before it, and nothing matches by text (QC10).
             with contextlib.suppress(Exception):
-                answer = message_of("assistant", self.written.text, [asdict(call) for call in self.written.calls])
+                said = message_of("assistant", self.written.text, [asdict(call) for call in self.written.calls])
+                said = {**said, "reasoning": self.written.reasoning}
                 before = live.text_map.cut(self.begins)
-                live.text_map = before.extended([answer], start=self.begins, end=end, answer=known.answer_id)
+                live.text_map = before.extended([said], start=self.begins, end=end, answer=known.answer_id, own=True)
 
     def end(self, live: Session, *, has_written: bool) -> None:
         """Give the session its own random key back, where this answer has not used it."""

@@ -71,7 +71,7 @@ class Recalling:
         marks = {
             turn.answer: at
             for at, turn in enumerate(known.text_map.turns)
-            if turn.answer in said and turn.is_mark_of(said[turn.answer])
+            if turn.answer in said and turn.proves(said[turn.answer])
         }
         return {
             answer: told.reasoning for answer, at in marks.items() for told in await self.messages(model, known, at, at)

@@ -1,15 +1,15 @@
 """Heads: the places at which conversations can go on, found by what was said up to them.
 
-A chain digest stands for the messages up to a place: it covers the model, the root and the digest of each message. The
-text maps of the sessions give the chain digests. So a transcript finds the session that has read it, whatever the
-session's name, and no token is compared before.
+A chain digest stands for the words up to a place: it covers the model, the root and the digest of each message. The
+text maps of the sessions give the chain digests. What counts beside the words is compared then, at each place that they
+find. So a transcript finds the session that has read it, whatever the session's name, and no token is compared before.
 """
 
 from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final
@@ -24,13 +24,13 @@ from ..engine.channels import id_of_call
 from ..models.chat_template import Message, Root
 from ..sessions.interrupted import DIGEST_BYTES, INTERRUPTED, Interrupted
 from ..sessions.sessions import Session
-from ..sessions.transcripts import TEXT_MAP, TextMap, Turn, digest_of_root
+from ..sessions.transcripts import BEYOND_LINE, NOTHING, TEXT_MAP, Said, TextMap, is_alike, packed_beyond
 from ..sessions.unprocessed_tail import unread_in
 from ..sleep.store_threads import StoreThreads
 from ..tasks.pieces import NAMES_AT_ONCE
 
 MAX_HEADS: Final = 1_000_000
-"""Places of all sessions together, about 200 bytes each. Sessions beyond that are not found by what was said."""
+"""Places of all sessions together, about 250 bytes each. Sessions beyond that are not found by what was said."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +64,7 @@ class Heads:
         self._threads = threads
         self._at: dict[bytes, dict[SessionUri, Head]] = {}
         self._of: dict[SessionUri, tuple[bytes, ...]] = {}
+        self._beyond: dict[SessionUri, bytes] = {}  # `packed_beyond` of each
         self._count = 0
         self._learning: asyncio.Task[None] | None = None
 
@@ -95,6 +96,7 @@ class Heads:
         self._put(uri, *found)
 
     def forget(self, uri: SessionUri) -> None:
+        self._beyond.pop(uri, None)
         for digest in self._of.pop(uri, ()):
             heads = self._at[digest]
             del heads[uri]
@@ -102,21 +104,29 @@ class Heads:
             if not heads:
                 del self._at[digest]
 
-    def find(self, namespace: str, model: str, root: Root, messages: Sequence[Message]) -> list[Head]:
+    def find(self, namespace: str, model: str, root: bytes, messages: Sequence[Message]) -> list[Head]:
         """The heads with the longest beginning of a transcript, in one namespace; none if no session has any of it. If
-        it names an answer, of the sessions alone that have that answer behind the same words."""
-        turns = [Turn.of(message, 0) for message in messages]
-        chain = list(_chain(model, digest_of_root(root), turns))
+        it names an answer, of the sessions alone that have that answer behind the same words. root: its digest."""
+        said = [Said.of(message) for message in messages]
+        chain = list(_chain(model, root, [each.digest for each in said]))
         named = self._named(namespace, chain, messages)
-        for kept in range(len(turns), 0, -1):
-            if (turns[kept - 1].role == "assistant") != (kept < len(turns)):
+        for kept in range(len(said), 0, -1):
+            if (said[kept - 1].role == "assistant") != (kept < len(said)):
                 continue
-            heads = self._heads_at(chain[kept - 1], namespace)
+            heads = [head for head in self._heads_at(chain[kept - 1], namespace) if self._is_alike(head, said)]
             if named:
                 heads = [replace(head, is_named=True) for head in heads if head.uri in named]
             if heads:
                 return heads
         return []
+
+    def _is_alike(self, head: Head, said: Sequence[Said]) -> bool:
+        """Whether the messages before a head are those of its session beside their words, too."""
+        kept = {at: (beyond, own) for at, own, beyond in BEYOND_LINE.iter_unpack(self._beyond[head.uri])}
+        wanted = (at for at, each in enumerate(said[: head.messages]) if each.exact != NOTHING)
+        return all(at in kept for at in wanted) and all(
+            is_alike(said[at], beyond, own=bool(own)) for at, (beyond, own) in kept.items() if at < head.messages
+        )
 
     def _named(self, namespace: str, chain: Sequence[bytes], messages: Sequence[Message]) -> set[SessionUri]:
         """The sessions with the last answer that a transcript names."""
@@ -147,7 +157,7 @@ class Heads:
         if midway is not None:
             head = Head(uri, 0, midway.begins_at, is_last=True, model=model)
             places[_key_of("request", midway.request)] = head
-        for at, digest in enumerate(_chain(model, text_map.root, turns)):
+        for at, digest in enumerate(_chain(model, text_map.root, [turn.digest for turn in turns])):
             end, is_last = turns[at].end, at == len(turns) - 1
             if is_last or turns[at + 1].end > end:
                 answer = turns[at].answer
@@ -156,7 +166,7 @@ class Heads:
                 places.update(dict.fromkeys((digest, _key_of("answer", answer)) if answer else (digest,), head))
         for key, head in places.items():
             self._at.setdefault(key, {})[uri] = head
-        self._of[uri] = tuple(places)
+        self._of[uri], self._beyond[uri] = tuple(places), packed_beyond(turns)
         self._count += len(places)
 
     def _read(self, uri: SessionUri) -> tuple[str, TextMap, int, Interrupted | None]:
@@ -183,14 +193,16 @@ def _key_of(what: str, name: bytes) -> bytes:
 
 def digest_of_request(model: str, root: Root, messages: Sequence[Message], *how: object) -> bytes:
     """A digest of all that decides an answer. how: else than the messages, as JSON values."""
-    turns = [Turn.of(message, 0) for message in messages]
-    *_, last = _chain(model, digest_of_root(root), turns)
+    said = [Said.of(message) for message in messages]
+    *_, last = _chain(
+        model, root.to_text().encode("utf-8", "surrogatepass"), [each.digest + each.exact for each in said]
+    )
     return blake3(last + canonical(how).encode("utf-8", "surrogatepass")).digest(DIGEST_BYTES)
 
 
-def _chain(model: str, root: bytes, turns: Sequence[Turn]) -> Iterator[bytes]:
+def _chain(model: str, root: bytes, digests: Iterable[bytes]) -> Iterator[bytes]:
     """The chain digest behind each turn."""
     digest = blake3(f"{model}\0".encode() + root).digest()
-    for turn in turns:
-        digest = blake3(digest + turn.digest).digest(16)
+    for each in digests:
+        digest = blake3(digest + each).digest(16)
         yield digest

@@ -12,9 +12,12 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import datetime
 from functools import cached_property
 from itertools import accumulate
 from typing import Any, TypeVar
+
+from blake3 import blake3
 
 from ...memvid.units import format_plural
 from ..errors import ContextOverflow, TemplateUnusable
@@ -35,6 +38,12 @@ _MARK = "torporwordsplaceholder2b6e"
 _MARKS = re.compile(f"({_MARK}[0-9]{{8}})")
 # The tags around an assistant's thinking. Templates look for them, and they end no turn, so they stay in the text.
 _THINKING = re.compile("(</?think>)")
+
+# What a template writes of the present time.
+_TIMES = re.compile(r"""strftime_now\(\s*["']([^"']+)["']""")
+
+_MOST_ROOTS = 64
+"""Of which the digests are kept, each with its text."""
 
 Result = TypeVar("Result")
 
@@ -57,6 +66,7 @@ class Encoder:
     def __init__(self) -> None:
         self._thread = _new_thread()
         self._compiling = ThreadPoolExecutor(1, thread_name_prefix="torpor-grammar")
+        self._shown_roots: dict[tuple[bytes, str], bytes] = {}
         self._most_bytes: dict[bytes, int | None] = {}  # by identity: a name may get another model
 
     async def text(self, live: Session, text: str) -> list[int]:
@@ -107,6 +117,18 @@ class Encoder:
             return messages
 
         return await self._aside(find)
+
+    async def shown_root(self, model: LoadedModel, root: Root) -> bytes:
+        """The digest of what the model's template shows of a root: of its tools and arguments, in the words around
+        them, but for the opening of the answer. Empty where it shows nothing."""
+        if not root:
+            return b""
+        key = (model.identity.digest, root.to_text())
+        if key not in self._shown_roots:
+            while len(self._shown_roots) >= _MOST_ROOTS:
+                del self._shown_roots[next(iter(self._shown_roots))]
+            self._shown_roots[key] = await self._aside(lambda: _shown_root(model, root))
+        return self._shown_roots[key]
 
     async def lengths(
         self,
@@ -206,6 +228,44 @@ def _encoded(model: LoadedModel, messages: Sequence[Message], place: Place, root
     # A template writes the first token itself, so none is added.
     text = rendered(model, marked, place, plain_root)
     return _encode_around(model, text, marks.words) if marks.words else model.encode(text, opening=False)
+
+
+def _shown_root(model: LoadedModel, root: Root) -> bytes:
+    """`Encoder.shown_root`: render a talk that has all kinds of messages with the root and without one."""
+    call = {"name": _MARK, "arguments": {}, "id": "placehold"}
+    talk: list[Message] = [
+        {"role": "system", "content": _MARK},
+        {"role": "user", "content": _MARK},
+        {"role": "assistant", "content": _MARK, "reasoning": _MARK},
+        {"role": "user", "content": _MARK},
+        {"role": "assistant", "content": "", "tool_calls": [call], "reasoning": _MARK},
+        {"role": "tool", "content": _MARK, "tool_call_id": "placehold"},
+    ]
+
+    def shown(under: Root) -> list[str]:
+        return [_undated(model, _rendered_or_none(model, messages, under)) for messages in beginnings]
+
+    beginnings = (talk[1:], talk[1:2], talk[1:4], talk)
+    with_root = shown(root)
+    if with_root == shown(NO_ROOT) and any(with_root):
+        return b""
+    told = with_root if any(with_root) else [root.to_text()]
+    return blake3("\0".join(told).encode("utf-8", "surrogatepass")).digest(16)
+
+
+def _rendered_or_none(model: LoadedModel, messages: Sequence[Message], root: Root) -> str:
+    """The text of messages; empty where the template refuses them: it shows nothing of them then."""
+    with suppress(TemplateUnusable):
+        return model.render(messages, False, root)
+    return ""
+
+
+def _undated(model: LoadedModel, text: str) -> str:
+    """A text without the time that a template has written: a day later it is the same conversation."""
+    now = datetime.now().astimezone()
+    for form in _TIMES.findall(str(getattr(model.tokenizer, "chat_template", ""))):
+        text = text.replace(now.strftime(form) or "\0", "")
+    return text
 
 
 def _with_marked_systems(messages: Sequence[Message], place: Place) -> list[Message]:

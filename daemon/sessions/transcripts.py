@@ -1,12 +1,14 @@
 """Transcripts: finds by their text the messages of a full chat that a session has read already.
 
-Owns the text map of a session (QX8): for each committed message a digest of its role, text and calls, the ledger
-position at the end of its read or write, and the id of an answer that has one; and a digest of the conversation's root.
-Values only; nothing here renders, tokenises or reads.
+Owns the text map of a session (QX8): for each committed message digests of what it says, the ledger position at the end
+of its read or write, and the id of an answer that has one; and a digest of what the template shows of the
+conversation's root. Values only; nothing here renders, tokenises or reads.
 
-An assistant's text is the shown text of the committed tokens. Its thinking does not count, nor do blanks around it:
-clients and templates strip both from earlier turns. A call counts by its name and the values of its arguments: clients
-write the same JSON in other ways. The ids of calls do not count. Any other change makes it another message.
+Clients change what the model has written: they drop its thinking and blanks around its text, and write its calls with
+the same values in another way. So an answer of the model is known by its text and the values of its calls, with its own
+thinking or without any. A message that was read is known by all of it, for a template may show all of it. The ids of
+calls alone do not count. Thinking is what the engine or the client has told apart from the text, whatever tags are in
+that.
 
 A text map ends where the ledger continues with text or tokens from outside a chat (QC7). Nothing is added after that,
 so nothing there matches by text.
@@ -14,6 +16,7 @@ so nothing there matches by text.
 
 from __future__ import annotations
 
+import json
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -24,13 +27,13 @@ from blake3 import blake3
 
 from ...memvid.limits import MAX_TOKENS
 from ..api.dialogue import Role, canonical
-from ..models.chat_template import NO_ROOT, Message, Root
+from ..models.chat_template import Message, Root
 
 TEXT_MAP: Final = "text_map"
 """The key of a text map in the session map."""
 
 MAX_TURNS: Final = 16_384
-"""Messages of one text map (336 KiB in each version) and of one transcript. A full text map takes no more."""
+"""Messages of one text map (at most 1 MiB in each version) and of one transcript. A full text map takes no more."""
 
 MAX_SYSTEM_CHARS: Final = 256 * 1024
 """The longest system text that is kept for rendering a conversation from its beginning: at most 1 MiB of UTF-8."""
@@ -43,30 +46,78 @@ ANSWER_ID_BYTES: Final = 16
 _ANSWERS: Final = "answers"
 _ANSWER: Final = struct.Struct(f"<I{ANSWER_ID_BYTES}s")
 """The number of a turn, and its id."""
-_VERSION: Final = 2
-# The first version also had a digest with the thinking, which came first.
+_BEYOND: Final = "beyond"
+_VERSION: Final = 3
+# The first version had two digests for a message; the second of them is that of the second version.
 _LINE_1: Final = struct.Struct(f"<BI{_DIGEST_BYTES}x{_DIGEST_BYTES}s")
-_THINK, _END_OF_THOUGHT = "<think>", "</think>"
+_OLDER: Final = 2
+
+NOTHING: Final = bytes(_DIGEST_BYTES)
+"""In place of a digest of nothing."""
+
+RECALLED: Final = "recalled"
+"""A field of a message whose `reasoning` is what the model has thought in that answer, as its tokens tell it."""
+
+BEYOND_LINE: Final = struct.Struct(f"<IB{_DIGEST_BYTES}s")
+"""Of an answer: the number of its turn, whether the model has written it, and `Turn.beyond`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """A message, by its digests. digest: of its role, its text and the values of its calls; of an assistant's text
+    without blanks around it. thought: of its thinking. exact: of all that a template may show beyond `digest`."""
+
+    role: Role
+    digest: bytes
+    thought: bytes = NOTHING
+    exact: bytes = NOTHING
+
+    @classmethod
+    def of(cls, message: Message) -> Said:
+        role, text = message["role"], message["content"]
+        if role != "assistant":
+            return cls(role, _hashed(f"{role}\0{text}"))
+        core, thinking, calls = text.strip(), message.get("reasoning") or "", message.get("tool_calls") or ()
+        values = [call["arguments"] for call in calls]
+        digest = _hashed(f"{role}\0{core}")
+        if calls:
+            called = canonical([[call["name"], call["arguments"]] for call in calls])
+            digest = _hashed(f"calls\0{called}\0{core}")  # no JSON has this separator in it
+        before, core_and_after = text[: len(text) - len(text.lstrip())], text.lstrip()
+        around = [before, core_and_after[len(core) :]]
+        is_plain = core == text and not thinking and all(_written(each) == canonical(each) for each in values)
+        exact = NOTHING if is_plain else _hashed(_written([around, thinking, values]))
+        return cls(role, digest, _hashed(thinking.strip()) if thinking.strip() else NOTHING, exact)
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
     """A committed message, by its digest. end: tokens of the ledger at its end: for an assistant's text its end token,
     if the template sets one; for others the end of the next such text, or of the request. answer: the id of an answer;
-    empty without one.
+    empty without one. own: whether the model has written it. beyond: what counts beside `digest`: `Said.thought` of the
+    model's own answer, else `Said.exact`.
     """
 
     role: Role
     digest: bytes
     end: int
     answer: bytes = b""
+    own: bool = False
+    beyond: bytes = NOTHING
 
     @classmethod
-    def of(cls, message: Message, end: int) -> Turn:
-        return cls(message["role"], _digest(message), end)
+    def of(cls, message: Message, end: int, *, own: bool = False) -> Turn:
+        said, own = Said.of(message), own or RECALLED in message
+        return cls(said.role, said.digest, end, own=own, beyond=said.thought if own else said.exact)
 
     def is_mark_of(self, message: Message) -> bool:
-        return _digest(message) == self.digest
+        """Whether it is this message, for a dialogue that goes on behind it."""
+        said = Said.of(message)
+        return said.digest == self.digest and is_alike(said, self.beyond, own=self.own)
+
+    def proves(self, message: Message) -> bool:
+        """Whether these are its words, whatever stands around them and was thought."""
+        return self.digest in (Said.of(message).digest, _older_digest(message))
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,26 +150,27 @@ class TextMap:
         end: int,
         lengths: Sequence[int] = (),
         answer: bytes = b"",
+        own: bool = False,
     ) -> TextMap:
         """Add messages that were read or written together, from `start` to `end`. Unchanged if it does not cover the
         ledger up to `start`, or would become too long.
 
         lengths: tokens behind `start` at the end of each message; if empty, all end together. answer: the id of the
-        last of them.
+        last of them. own: whether the model has written them.
         """
         if start != self.end or len(self.turns) + len(messages) > MAX_TURNS:
             return self
         ends = [start + length for length in lengths] or [end] * len(messages)
-        turns = (*self.turns, *(Turn.of(message, at) for message, at in zip(messages, ends, strict=True)))
+        turns = (*self.turns, *(Turn.of(message, at, own=own) for message, at in zip(messages, ends, strict=True)))
         turns = (*turns[:-1], replace(turns[-1], answer=answer)) if answer else turns
         if self.turns or not messages:
             return replace(self, turns=turns)
         system = messages[0]["content"] if messages[0]["role"] == "system" else None
         return replace(self, turns=turns, system=system if len(system or "") <= MAX_SYSTEM_CHARS else None)
 
-    def begun(self, root: Root) -> TextMap:
-        """The map with this root, if it tells of no message yet. Unchanged if it does."""
-        return self if self.turns else TextMap(root=digest_of_root(root))
+    def begun(self, root: bytes) -> TextMap:
+        """The map with this root, if it tells of no message yet. Unchanged if it does. root: its digest."""
+        return self if self.turns else TextMap(root=root)
 
     def answered(self, end: int) -> TextMap:
         """Close the last turn: with an empty answer, if it was given up before its first token. Unchanged if it does
@@ -157,32 +209,45 @@ class TextMap:
         lines = (_LINE.pack(_ROLES.index(turn.role), turn.end, turn.digest) for turn in self.turns)
         answers = b"".join(_ANSWER.pack(at, turn.answer) for at, turn in enumerate(self.turns) if turn.answer)
         found = {"version": _VERSION, "turns": b"".join(lines), "system": self.system, "root": self.root}
-        return {**found, **({_ANSWERS: answers} if answers else {})}
+        beyond = packed_beyond(self.turns)
+        return {**found, **({_ANSWERS: answers} if answers else {}), **({_BEYOND: beyond} if beyond else {})}
 
     @classmethod
     def from_map(cls, stored: object) -> TextMap:
-        """Read the map of `to_map`; None, in an older snapshot, gives an empty one. Raises ValueError: `to_map` does
-        not make this."""
+        """Read the map of `to_map`; None, in an older snapshot, gives an empty one. In older versions a digest of an
+        assistant's text did not tell all of it: it proves words, and no dialogue goes on behind it. Raises ValueError:
+        `to_map` does not make this."""
         if stored is None:
             return cls()
         if type(stored) is not dict:
             raise ValueError(f"{TEXT_MAP} is no map")
-        is_new = stored.get("version") == _VERSION
-        fields = {"version", "turns", "system", "root"} if is_new else {"turns", "system"}
-        if stored.keys() - {_ANSWERS if is_new else _OWN_SYSTEM} != fields:
+        version = stored.get("version", 1)
+        needed, allowed = _FIELDS.get(version if type(version) is int else 0, ({""}, set()))
+        if stored.keys() - allowed != needed:
             raise ValueError(f"{TEXT_MAP} has other fields than a text map")
         packed, system, root = stored["turns"], stored["system"], stored.get("root", b"")
-        line = _LINE if is_new else _LINE_1
+        line = _LINE_1 if version == 1 else _LINE
         if type(packed) is not bytes or len(packed) % line.size or len(packed) > MAX_TURNS * line.size:
             raise ValueError(f"{TEXT_MAP} has turns of a wrong length")
         if not (system is None or type(system) is str):
             raise ValueError(f"{TEXT_MAP} has a system text that is none")
         if type(root) is not bytes or len(root) not in (0, _DIGEST_BYTES):
             raise ValueError(f"{TEXT_MAP} has a root that is no digest")
-        turns = _with_answers([_turn_of(*each) for each in line.iter_unpack(packed)], stored.get(_ANSWERS, b""))
+        read = [_turn_of(*each) for each in line.iter_unpack(packed)]
+        if version <= _OLDER:
+            read = [replace(turn, digest=_as_older(turn.digest)) if turn.role == "assistant" else turn for turn in read]
+        turns = tuple(_with_beyond(_with_answers(read, stored.get(_ANSWERS, b"")), stored.get(_BEYOND, b"")))
         if any(one.end > other.end for one, other in pairwise(turns)):
             raise ValueError(f"{TEXT_MAP} has turns that end before those ahead of them")
         return cls(turns, system, root)
+
+
+_FIELDS: Final[Mapping[int, tuple[set[str], set[str]]]] = {
+    1: ({"turns", "system"}, {_OWN_SYSTEM}),
+    2: ({"version", "turns", "system", "root"}, {_ANSWERS}),
+    3: ({"version", "turns", "system", "root"}, {_ANSWERS, _BEYOND}),
+}
+"""The fields of each version, and those that it may have."""
 
 
 def own_system_of(text_map: object) -> str | None:
@@ -232,12 +297,12 @@ def spoken(messages: Sequence[Message], system: str | None) -> list[Message]:
     return [*opening, *messages]
 
 
-def standing(text_map: TextMap, messages: Sequence[Message], root: Root = NO_ROOT) -> Standing:
+def standing(text_map: TextMap, messages: Sequence[Message], root: bytes = b"") -> Standing:
     """Compare a transcript with the committed messages. A conversation can go on behind an assistant's text, or, at the
     transcript's end, at the assistant's turn. It cannot go on between messages that were read together: their tokens
-    have to be compared. With another root it cannot go on at all.
+    have to be compared. With another root it cannot go on at all. root: its digest.
     """
-    turns = text_map.turns if text_map.root == digest_of_root(root) else ()
+    turns = text_map.turns if text_map.root == root else ()
     pairs = enumerate(zip(turns, messages, strict=False))
     common = next((at for at, (turn, message) in pairs if not turn.is_mark_of(message)), min(len(turns), len(messages)))
     for kept in range(common, 0, -1):
@@ -247,37 +312,66 @@ def standing(text_map: TextMap, messages: Sequence[Message], root: Root = NO_ROO
     return Standing(common, 0, 0)
 
 
-def digest_of_root(root: Root) -> bytes:
-    """The digest of a root; empty if there is nothing in it."""
-    return _hashed(canonical([list(root.tools), root.arguments])) if root else b""
+def is_alike(said: Said, beyond: bytes, *, own: bool) -> bool:
+    """Whether a message with the words of a turn is that message. beyond, own: of the turn."""
+    return said.thought in (NOTHING, beyond) if own else said.exact == beyond
 
 
-def _digest(message: Message) -> bytes:
-    role, text, calls = message["role"], message["content"], message.get("tool_calls")
-    words = without_thinking(text).strip() if role == "assistant" else text
-    called = canonical([[call["name"], call["arguments"]] for call in calls]) if calls else ""
-    return _hashed(f"{role}\0{words}\0{called}" if called else f"{role}\0{words}")
+def packed_beyond(turns: Sequence[Turn]) -> bytes:
+    """`BEYOND_LINE` for each turn that is the model's own, or has more than its words."""
+    lines = enumerate(turns)
+    return b"".join(
+        BEYOND_LINE.pack(at, turn.own, turn.beyond) for at, turn in lines if turn.own or turn.beyond != NOTHING
+    )
 
 
 def _hashed(text: str) -> bytes:
     return blake3(text.encode("utf-8", "surrogatepass")).digest(_DIGEST_BYTES)
 
 
+def _written(value: object) -> str:
+    """A JSON value as a template may show it: its keys in their order, its numbers as they are."""
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=False)
+
+
+def _older_digest(message: Message) -> bytes:
+    """What stands for the digest that a message has in maps of older versions."""
+    role, text, calls = message["role"], message["content"], message.get("tool_calls")
+    words = without_thinking(text).strip() if role == "assistant" else text
+    called = canonical([[call["name"], call["arguments"]] for call in calls]) if calls else ""
+    return _as_older(_hashed(f"{role}\0{words}\0{called}" if called else f"{role}\0{words}"))
+
+
+def _as_older(digest: bytes) -> bytes:
+    """No message has this digest."""
+    return blake3(b"older\0" + digest).digest(_DIGEST_BYTES)
+
+
 def without_thinking(text: str) -> str:
-    """An assistant's text after its thinking; empty if it was cut off while thinking."""
-    if _END_OF_THOUGHT in text:
-        return text.rpartition(_END_OF_THOUGHT)[2]
-    return "" if text.lstrip().startswith(_THINK) else text
+    """An assistant's text after its thinking, where tags alone tell it; empty if it was cut off while thinking."""
+    if "</think>" in text:
+        return text.rpartition("</think>")[2]
+    return "" if text.lstrip().startswith("<think>") else text
 
 
-def _with_answers(turns: list[Turn], packed: object) -> tuple[Turn, ...]:
+def _with_answers(turns: list[Turn], packed: object) -> list[Turn]:
     if type(packed) is not bytes or len(packed) % _ANSWER.size or len(packed) > len(turns) * _ANSWER.size:
         raise ValueError(f"{TEXT_MAP} has answers of a wrong length")
     for at, answer in _ANSWER.iter_unpack(packed):
         if at >= len(turns) or turns[at].role != "assistant":
             raise ValueError(f"{TEXT_MAP} has an answer that is none of the assistant's")
         turns[at] = replace(turns[at], answer=answer)
-    return tuple(turns)
+    return turns
+
+
+def _with_beyond(turns: list[Turn], packed: object) -> list[Turn]:
+    if type(packed) is not bytes or len(packed) % BEYOND_LINE.size or len(packed) > len(turns) * BEYOND_LINE.size:
+        raise ValueError(f"{TEXT_MAP} has more than words of a wrong length")
+    for at, own, beyond in BEYOND_LINE.iter_unpack(packed):
+        if at >= len(turns) or turns[at].role != "assistant" or own > 1:
+            raise ValueError(f"{TEXT_MAP} has more than words at a turn that is none of the assistant's")
+        turns[at] = replace(turns[at], own=bool(own), beyond=beyond)
+    return turns
 
 
 def _turn_of(role: int, end: int, digest: bytes) -> Turn:

@@ -24,6 +24,7 @@ from ..models.chat_template import Root
 from ..parts import Parts
 from ..prefixes.heads import Head, digest_of_request
 from ..sessions.encoding import Place
+from ..sessions.transcripts import RECALLED
 from ..tasks.cancellation import to_the_end
 from .answering import answers
 from .forking import fork
@@ -44,20 +45,21 @@ async def converse(parts: Parts, request: ConverseRequest) -> GenerateResult:
     answers nothing is taken back."""
     require_transcript(request.messages)
     wanted, model = parse_reference(request.session), parts.place_for(request.model).name
-    digest = _digest_of(request, model)
+    digest, root = _digest_of(request, model), b""
     if request.at_end:
         known = await _known(parts, request, wanted, model)
         return await _chat(parts, request, known.uri, None, digest, Behind(None, request.instructions))
     await parts.heads.learned()
     if not request.after:
-        request = await _as_thought(parts, request, wanted, model)
+        root = await _shown_root(parts, request, wanted, model)
+        request = await _as_thought(parts, request, wanted, model, root)
     for midway in parts.heads.left_midway(wanted.namespace, digest)[:_MOST_TRIED]:
         if _may_go_on(request, midway, wanted):
             with suppress(TranscriptDiverged, SessionNotFound):
                 return await _chat(parts, request, midway.uri, None, digest, _behind(request, midway))
     tried: set[Head] = set()
     while True:
-        head = _best(parts, request, wanted, model, tried)
+        head = _best(parts, request, wanted, model, root, tried)
         if head is None:
             return await _chat(parts, request, _new_name(parts, wanted), model, digest)
         tried.add(head)
@@ -81,8 +83,9 @@ async def measure(parts: Parts, request: MeasureRequest) -> MeasureResult:
         root = root_of(known.root, request.tools or None, request.template_arguments or None)
         messages = said_behind(known, root, request.instructions, messages)
     else:
-        cached = max((head.at for head in _heads(parts, request, wanted, model)), default=0)
-        messages = (await _as_thought(parts, request, wanted, model)).messages
+        shown = await _shown_root(parts, request, wanted, model)
+        cached = max((head.at for head in _heads(parts, request, wanted, model, shown)), default=0)
+        messages = (await _as_thought(parts, request, wanted, model, shown)).messages
     claim = Use(_fresh(wanted), next(parts.residency.memory.numbers))
     async with parts.residency.models.using(model, claim) as loaded:
         told = await parts.encoder.as_taken(loaded, messages, place, root)
@@ -110,10 +113,12 @@ def _require_model(request: ConverseRequest | MeasureRequest, wanted: str, found
         )
 
 
-def _best(parts: Parts, request: ConverseRequest, wanted: SessionUri, model: str, tried: set[Head]) -> Head | None:
+def _best(
+    parts: Parts, request: ConverseRequest, wanted: SessionUri, model: str, root: bytes, tried: set[Head]
+) -> Head | None:
     """The head to go on from: where no fork is needed, if there is one. None if a new session is to read all. Raises
     AnswerNotFound."""
-    heads = _heads(parts, request, wanted, model) if len(tried) < _MOST_TRIED else []
+    heads = _heads(parts, request, wanted, model, root) if len(tried) < _MOST_TRIED else []
     left = [head for head in heads if head not in tried]
     if request.after and not left:
         raise answer_not_found(request.after)
@@ -129,24 +134,35 @@ def _may_go_on(request: ConverseRequest, head: Head, wanted: SessionUri) -> bool
     return bool(request.after) or head.is_named or _is_of_group(head.uri, wanted)
 
 
-def _heads(parts: Parts, request: ConverseRequest | MeasureRequest, wanted: SessionUri, model: str) -> list[Head]:
-    """The heads with the most of a transcript, or those behind an answer. Raises InvalidTranscript: that is of another
-    model."""
+async def _shown_root(parts: Parts, request: ConverseRequest | MeasureRequest, wanted: SessionUri, model: str) -> bytes:
+    """The digest of what the model's template shows of a request's root."""
+    if not (root := _root_of(request)):
+        return b""
+    claim = Use(_fresh(wanted), next(parts.residency.memory.numbers))
+    async with parts.residency.models.using(model, claim) as loaded:
+        return await parts.encoder.shown_root(loaded, root)
+
+
+def _heads(
+    parts: Parts, request: ConverseRequest | MeasureRequest, wanted: SessionUri, model: str, root: bytes = b""
+) -> list[Head]:
+    """The heads with the most of a transcript, or those behind an answer. root: as of `_shown_root`. Raises
+    InvalidTranscript: that is of another model."""
     if not request.after:
-        return parts.heads.find(wanted.namespace, model, _root_of(request), request.messages)
+        return parts.heads.find(wanted.namespace, model, root, request.messages)
     heads = parts.heads.behind(wanted.namespace, bytes.fromhex(request.after))
     for head in heads:
         _require_model(request, model, head.model)
     return heads
 
 
-async def _as_thought(parts: Parts, request: Asked, wanted: SessionUri, model: str) -> Asked:
+async def _as_thought(parts: Parts, request: Asked, wanted: SessionUri, model: str, root: bytes) -> Asked:
     """The request with what was thought, as the tokens tell it, in those answers that are read again and have their
     id. An id that no session of this namespace and model has, or that stands at other words, tells nothing."""
     messages = list(request.messages)
     if not any("answer_id" in message for message in messages):
         return request
-    known = max((head.messages for head in _heads(parts, request, wanted, model)), default=0)
+    known = max((head.messages for head in _heads(parts, request, wanted, model, root)), default=0)
     of: dict[SessionUri, dict[bytes, int]] = {}
     for at, message in enumerate(messages):
         answer = bytes.fromhex(message.get("answer_id") or "")
@@ -165,7 +181,7 @@ async def _as_thought(parts: Parts, request: Asked, wanted: SessionUri, model: s
                 thoughts = await parts.recalling.thoughts(loaded, known_there, said)
                 for answer, thought in thoughts.items():
                     at = answers[answer]
-                    messages[at] = {**messages[at], "reasoning": thought}
+                    messages[at] = {**messages[at], "reasoning": thought, RECALLED: True}
     return replace(request, messages=messages)
 
 

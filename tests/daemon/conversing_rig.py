@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 from torpor.daemon.engine import generation
 from torpor.daemon.models.chat_template import NO_ROOT, Root
 from torpor.daemon.sessions.transcripts import message_of
-from torpor.tests.daemon.session_rig import END, Rigged, ignore
+from torpor.tests.daemon.session_rig import END, MODEL, Rigged, ignore
 
 SYSTEM = message_of("system", "Be brief.")
 TOOLS = ({"name": "look", "description": "Looks.", "parameters": {"type": "object"}},)
@@ -44,6 +45,17 @@ def with_template(folder: Path, template: str) -> Path:
     path = folder / "tokenizer_config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"chat_template": template}))
     return folder
+
+
+@asynccontextmanager
+async def thinking(open_rig: Any, **options: Any) -> AsyncIterator[Rigged]:
+    """A model that tells its thinking apart."""
+    async with open_rig(endless=False, **options) as rig:
+        place = rig.service.shelf.places[MODEL]
+        marks = ("<think>", "</think>")
+        ids = tuple(tuple(place.model.encode(mark, opening=False)) for mark in marks)
+        place.model = replace(place.model, marks=replace(place.model.marks, reasoning=marks, reasoning_ids=ids))
+        yield rig
 
 
 def user(text: str) -> dict[str, str]:

@@ -31,6 +31,7 @@ from torpor.tests.daemon.conversing_rig import (  # noqa: F401
     send,
     talk,
     tell,
+    thinking,
     user,
     with_template,
 )
@@ -93,7 +94,7 @@ async def test_a_template_that_drops_what_was_thought_costs_no_token_ms6(
 ) -> None:
     """The scaffold of a turn is only there while it is generated, and a rendering of earlier turns has no thought; the
     ledger has both, and turn after turn is read behind it."""
-    async with open_rig(with_template(own_tiny_model, THINKING), endless=False) as rig:
+    async with thinking(open_rig, model=with_template(own_tiny_model, THINKING)) as rig:
         await rig.service.create("a")
         await rig.service.create("b")
         messages: list[Any] = []
@@ -111,9 +112,9 @@ async def test_a_template_that_drops_what_was_thought_costs_no_token_ms6(
             )
             assert ledger(rig)[held : held + len(new)] == new
             assert result.prefilled_tokens == len(new)
-            shown = result.text
-            assert shown == f"hm {number}</think>\n\nanswer {number}"
-            messages.append(assistant(shown if gives_back == "all" else shown.split("</think>")[-1].strip()))
+            assert (result.reasoning, result.text) == (f"hm {number}", f"answer {number}")
+            thought = {"reasoning": result.reasoning} if gives_back == "all" else {}
+            messages.append({**assistant(result.text), **thought})
         assert ledger(rig) == ledger(rig, "b") != cold(rig, messages)
 
 

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from blake3 import blake3
 from hypothesis import given
 from hypothesis import strategies as st
-from torpor.daemon.models.chat_template import NO_ROOT, Root
+from torpor.daemon.api.dialogue import canonical
 from torpor.daemon.sessions import transcripts
 from torpor.daemon.sessions.transcripts import (
     MAX_SYSTEM_CHARS,
     MAX_TURNS,
     Standing,
     TextMap,
+    Turn,
     message_of,
     spoken,
     standing,
@@ -27,60 +30,83 @@ FIRST: dict[str, Any] = {"turns": b"", "system": None}
 LONG = TALK.extended([USER_2], start=15, end=20).extended([ANSWER_2], start=20, end=25)
 
 
-@pytest.mark.parametrize(
-    ("shown", "given_back"),
-    [
-        ("hello", "hello"),
-        ("hello", "  hello\n"),
-        ("\n\nhello", "hello"),
-        ("<think>why</think>\n\nhello", "<think>why</think>\n\nhello"),
-        ("<think>why</think>\n\nhello", "hello"),
-        ("<think>why</think>\n\nhello", "\nhello "),
-        ("why</think>hello", "<think>why</think>hello"),
-        ("why</think>hello", "<think>\nwhy</think>hello"),
-        ("why</think>hello", "hello"),
-        ("<think></think>hello", "hello"),
-        ("hello", "<think>why</think>hello"),
-        ("<think>why</think>hello", "<think>who</think>hello"),
-        ("<think>cut off", ""),
-        ("", ""),
-        ("\ud800", "\ud800"),
-    ],
-)
-def test_an_answer_is_recognised_as_it_was_shown_and_without_its_thinking(shown: str, given_back: str) -> None:
-    known = TextMap().extended([message_of("assistant", shown)], start=0, end=1)
-    assert known.turns[0].is_mark_of(message_of("assistant", given_back))
+def own(text: str, thought: str = "", calls: Sequence[Any] = ()) -> Turn:
+    """An answer of the model."""
+    written = {**message_of("assistant", text, calls), "reasoning": thought}
+    return TextMap().extended([written], start=0, end=1, own=True).turns[0]
+
+
+def read(text: str, thought: str = "", calls: Sequence[Any] = ()) -> Turn:
+    """The same, where a client brought it."""
+    return Turn.of(said(text, thought, calls), 1)
+
+
+def said(text: str, thought: str = "", calls: Sequence[Any] = ()) -> dict[str, Any]:
+    return {**message_of("assistant", text, calls), **({"reasoning": thought} if thought else {})}
 
 
 @pytest.mark.parametrize(
-    ("shown", "given_back"),
+    ("turn", "given_back"),
     [
-        ("hello", "Hello"),
-        ("<think>why</think>hello", "<think>why</think>"),
-        ("a  b", "a b"),
-        ('{"a": 1}', '{"a":1}'),
+        (own("hello"), said("hello")),
+        (own("hello"), said("  hello\n")),
+        (own("\n\nhello"), said("hello")),
+        (own("hello", "why"), said("hello", "why")),
+        (own("hello", "\nwhy\n"), said("hello", "why")),
+        (own("hello", "why"), said("\nhello ")),
+        (own("", "cut off"), said("")),
+        (own(""), said("")),
+        (own("\ud800"), said("\ud800")),
+        (own("the tag </think> ends"), said("the tag </think> ends")),
+        (read(" hello", "why"), said(" hello", "why")),
+        (read("<think>why</think>hello"), said("<think>why</think>hello")),
     ],
 )
-def test_another_answer_is_not_recognised(shown: str, given_back: str) -> None:
-    known = TextMap().extended([message_of("assistant", shown)], start=0, end=1)
-    assert not known.turns[0].is_mark_of(message_of("assistant", given_back))
+def test_an_answer_is_recognised_with_its_thinking_and_without_and_a_read_one_as_it_was(
+    turn: Turn, given_back: Any
+) -> None:
+    assert turn.is_mark_of(given_back)
+
+
+@pytest.mark.parametrize(
+    ("turn", "given_back"),
+    [
+        (own("hello"), said("Hello")),
+        (own("a  b"), said("a b")),
+        (own('{"a": 1}'), said('{"a":1}')),
+        (own("hello", "why"), said("hello", "who")),
+        (own("hello"), said("hello", "why")),
+        # Tags in a text are text, whoever wrote it.
+        (own("A </think> ends"), said("B </think> ends")),
+        (own("why</think>hello"), said("hello")),
+        (own("hello"), said("<think>why</think>hello")),
+        (own("<think>one"), said("<think>two")),
+        (own("<think>one"), said("")),
+        (read("A </think> ends"), said("B </think> ends")),
+        (read("why</think>hello"), said("hello")),
+        (read("<think>one"), said("<think>two")),
+        # A template may show all of what is read.
+        (read("hello"), said(" hello")),
+        (read("hello\n"), said("hello")),
+        (read("hello", "why"), said("hello")),
+        (read("hello", "why"), said("hello", "who")),
+        (read("hello"), said("hello", "why")),
+    ],
+)
+def test_another_answer_is_not_recognised(turn: Turn, given_back: Any) -> None:
+    assert not turn.is_mark_of(given_back)
 
 
 CALL = {"name": "look", "arguments": {"path": "a", "deep": {"x": 1, "y": [1.5, None]}}}
+TURNED = {"name": "look", "arguments": {"deep": {"y": [1.5, None], "x": 1.0}, "path": "a"}}
 
 
-@pytest.mark.parametrize(
-    "given_back",
-    [
-        {**CALL, "id": "another"},
-        {"name": "look", "arguments": {"deep": {"y": [1.5, None], "x": 1.0}, "path": "a"}},
-    ],
-    ids=["another id", "keys in another order, and 1.0 for 1"],
-)
-def test_a_call_is_recognised_by_its_name_and_values(given_back: dict[str, Any]) -> None:
-    known = TextMap().extended([message_of("assistant", "hm", [{**CALL, "id": "c1"}])], start=0, end=1)
-    thoughtful = {**message_of("assistant", "hm", [given_back]), "reasoning": "why"}
-    assert known.turns[0].is_mark_of(thoughtful)
+def test_a_call_of_the_model_is_recognised_by_its_name_and_values_and_a_read_one_as_it_was_written() -> None:
+    for given_back in ({**CALL, "id": "another"}, TURNED):
+        assert own("hm", "why", [{**CALL, "id": "c1"}]).is_mark_of(said("hm", "why", [given_back]))
+    assert read("hm", "", [{**CALL, "id": "c1"}]).is_mark_of(said("hm", "", [{**CALL, "id": "another"}]))
+    assert read("hm", "", [TURNED]).is_mark_of(said("hm", "", [TURNED]))
+    assert not read("hm", "", [CALL]).is_mark_of(said("hm", "", [TURNED]))
 
 
 @pytest.mark.parametrize(
@@ -95,40 +121,48 @@ def test_a_call_is_recognised_by_its_name_and_values(given_back: dict[str, Any])
     ids=["none", "twice", "another name", "another text", "true for 1"],
 )
 def test_another_call_is_not_recognised(calls: list[Any]) -> None:
-    known = TextMap().extended([message_of("assistant", "hm", [CALL])], start=0, end=1)
-    assert not known.turns[0].is_mark_of(message_of("assistant", "hm", calls))
+    assert not own("hm", "", [CALL]).is_mark_of(said("hm", "", calls))
+    assert not read("hm", "", [CALL]).is_mark_of(said("hm", "", calls))
+
+
+def test_a_text_that_spells_a_call_is_no_call() -> None:
+    called = canonical([[CALL["name"], CALL["arguments"]]])
+    for text in (f"hm\0{called}", f"calls\0{called}\0hm"):
+        assert not own("hm", "", [CALL]).is_mark_of(said(text))
 
 
 TOOL = {"name": "look", "description": "", "parameters": {"b": 1, "a": 2}}
 
 
-@pytest.mark.parametrize(
-    ("root", "goes_on"),
-    [
-        (Root((TOOL,)), True),
-        (Root(({"parameters": {"a": 2, "b": 1}, "description": "", "name": "look"},)), True),
-        (NO_ROOT, False),
-        (Root((TOOL,), {"enable_thinking": False}), False),
-        (Root((TOOL, {**TOOL, "name": "see"})), False),
-        (Root(({**TOOL, "description": "x"},)), False),
-    ],
-)
-def test_a_transcript_with_another_root_is_another_conversation(root: Root, goes_on: bool) -> None:
-    known = TextMap().begun(Root((TOOL,))).extended([USER], start=0, end=10)
-    known = known.extended([ANSWER], start=10, end=15)
-    found = standing(TextMap.from_map(known.to_map()), [USER, ANSWER, USER_2], root)
-    assert found == (Standing(2, 2, 15) if goes_on else Standing(0, 0, 0))
+def test_a_transcript_with_another_root_is_another_conversation() -> None:
+    known = TextMap().begun(b"r" * 16).extended([USER], start=0, end=10)
+    known = TextMap.from_map(known.extended([ANSWER], start=10, end=15).to_map())
+    assert standing(known, [USER, ANSWER, USER_2], b"r" * 16) == Standing(2, 2, 15)
+    for other in (b"", b"o" * 16):
+        assert standing(known, [USER, ANSWER, USER_2], other) == Standing(0, 0, 0)
 
 
-def test_the_map_of_an_older_snapshot_tells_the_same_turns() -> None:
-    """The first version had two digests a turn; the second of them is the one that counts."""
-    lines = b"".join(
-        struct.pack("<BI16s16s", 1 + (turn.role == "assistant"), turn.end, bytes(16), turn.digest)
-        for turn in LONG.turns[1:]
-    )
-    older = TextMap.from_map({"turns": lines, "system": "S"})
-    assert older == TextMap(LONG.turns[1:], "S")
-    assert standing(older, [USER, ANSWER, USER_2, ANSWER_2, USER]).at == LONG.end
+OLDER_WORDS = ["hello", "why</think>hello", "<think>why", "<think>why</think>\n\nhello"]
+"""In maps before the third version these had two digests: that of `hello`, and that of nothing."""
+
+
+@pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.parametrize("text", OLDER_WORDS)
+def test_an_older_map_never_takes_an_answer_for_another_and_still_proves_its_words(version: int, text: str) -> None:
+    def digest(role: str, words: str) -> bytes:
+        return blake3(f"{role}\0{words}".encode()).digest(16)
+
+    words = text.rpartition("</think>")[2].strip() if "</think>" in text else "" if "<think>" in text else text
+    turns = [(1, 10, digest("user", "u1")), (2, 15, digest("assistant", words))]
+    line = "<BI16x16s" if version == 1 else "<BI16s"
+    stored: dict[str, Any] = {"turns": b"".join(struct.pack(line, *each) for each in turns), "system": "S"}
+    older = TextMap.from_map(stored if version == 1 else {**stored, "version": 2, "root": b""})
+    assert [(turn.role, turn.end) for turn in older.turns] == [("user", 10), ("assistant", 15)]
+    for other in (*OLDER_WORDS, ""):
+        assert standing(older, [USER, message_of("assistant", other), USER_2]) == Standing(1, 0, 0)
+    assert older.turns[1].proves(message_of("assistant", text))
+    assert not older.turns[1].proves(message_of("assistant", "another"))
+    assert TextMap.from_map(older.to_map()) == older, "it is kept in the new form"
 
 
 @pytest.mark.parametrize("role", ["user", "system", "tool"])
@@ -197,8 +231,9 @@ def test_a_map_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_map_comes_back_as_it_was_kept(turns: list[tuple[str, str, int]]) -> None:
     known = TextMap()
     for role, text, tokens in turns:
-        answer = bytes([tokens]) * 16 if role == "assistant" and tokens % 2 else b""
-        known = known.extended([message_of(role, text)], start=known.end, end=known.end + tokens, answer=answer)
+        is_own = role == "assistant" and tokens % 2 == 1
+        place: Any = {"start": known.end, "end": known.end + tokens, "own": is_own}
+        known = known.extended([message_of(role, text)], **place, answer=bytes([tokens]) * 16 if is_own else b"")
     assert TextMap.from_map(known.to_map()) == known
 
 
@@ -225,7 +260,15 @@ def test_an_older_snapshot_has_none() -> None:
         {**LONG.to_map(), "turns": bytes(21) * (MAX_TURNS + 1)},
         {**LONG.to_map(), "root": bytes(15)},
         {**LONG.to_map(), "root": ""},
-        {**LONG.to_map(), "version": 3},
+        {**LONG.to_map(), "version": 4},
+        {**LONG.to_map(), "version": 2, "beyond": b""},
+        {**LONG.to_map(), "beyond": bytes(20)},
+        {**LONG.to_map(), "beyond": None},
+        {**LONG.to_map(), "beyond": bytes(21)},
+        {**LONG.to_map(), "beyond": b"\x02\0\0\0\x02" + bytes(16)},
+        {**LONG.to_map(), "beyond": b"\x09\0\0\0\x01" + bytes(16)},
+        {**LONG.to_map(), "version": "3"},
+        {**LONG.to_map(), "version": []},
         {**FIRST, "turns": bytes(21)},
         {**FIRST, "more": 1},
         {**LONG.to_map(), "turns": b"\x04" + LONG.to_map()["turns"][1:]},

@@ -228,7 +228,7 @@ async def test_a_call_and_its_result_go_on_in_the_session_whatever_the_client_ma
     call = '<tool_call>{"name": "look", "arguments": {"path": ".", "all": true}}</tool_call>'
     told = await converse(rig, [user("hi")], call, tools=TOOLS, max_tokens=90)
     back = [{"name": "look", "arguments": {"all": True, "path": "."}, "id": "theirs"}]
-    said = [user("hi"), {**message_of("assistant", "", back), "reasoning": "dropped"}]
+    said = [user("hi"), message_of("assistant", " \n", back)]
     said.append({"role": "tool", "content": "a file", "tool_call_id": "theirs"})
     again = await converse(rig, said, "fine", tools=TOOLS)
     assert again.session == told.session

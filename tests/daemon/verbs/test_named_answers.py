@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +16,11 @@ from torpor.tests.daemon.conversing_rig import (  # noqa: F401
     ledger,
     names,
     script,
+    thinking,
     user,
     with_template,
 )
-from torpor.tests.daemon.session_rig import MODEL, Rigged
+from torpor.tests.daemon.session_rig import Rigged
 
 TOOLS = ({"name": "look", "description": "Looks.", "parameters": {"type": "object"}},)
 ONE, TWO, THREE = (f"{number:032x}" for number in (1, 2, 3))
@@ -32,17 +30,6 @@ SHOWS_THOUGHTS = (
     "{% if m.reasoning_content %}<think>{{ m.reasoning_content }}</think>{% endif %}{{ m.content }}<|im_end|>\n"
     "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-
-
-@asynccontextmanager
-async def thinking(open_rig: Any, **options: Any) -> AsyncIterator[Rigged]:
-    """A model that tells its thinking apart."""
-    async with open_rig(endless=False, **options) as rig:
-        place = rig.service.shelf.places[MODEL]
-        marks = ("<think>", "</think>")
-        ids = tuple(tuple(place.model.encode(mark, opening=False)) for mark in marks)
-        place.model = replace(place.model, marks=replace(place.model.marks, reasoning=marks, reasoning_ids=ids))
-        yield rig
 
 
 def named(text: str, answer_id: str, **more: Any) -> dict[str, Any]:
