@@ -1,8 +1,8 @@
 """What a model writes, told apart while it is written: text, reasoning, calls of tools.
 
 The marks between them are the model's own, as mlx-lm knows them. Special tokens that are marks are seen too, though no
-text shows them. A call that its parser does not understand, or of a tool that nobody offered, is text. One that the
-limit of tokens has cut off is nothing.
+text shows them. What is no call by the model's form, or one of a tool that nobody offered, is text. A call that the limit
+of tokens has cut off is nothing.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from typing import Any, Final
 from blake3 import blake3
 
 from ..api.dialogue import Channel, ToolCall
-from ..api.limits import MAX_ARGUMENTS_CHARS
+from ..api.limits import MAX_ARGUMENTS_CHARS, MAX_CALL_ID_CHARS
+from ..models.call_reading import CallEnd, read_calls, require_carried
 from ..models.chat_template import Root
 from ..models.marks import Marks
 from ..models.models import LoadedModel
@@ -76,7 +77,8 @@ class Channels:
         is_plain: bool = False,
     ) -> None:
         self._marks = marks
-        self._tools = [{"type": "function", "function": dict(tool)} for tool in root.tools]
+        self._tools = root.tools
+        self._end = CallEnd(marks)  # of the call that has begun
         self._offered = {tool["name"] for tool in root.tools}
         self._name_call = name_call
         self._named = 0
@@ -108,11 +110,9 @@ class Channels:
             yield Piece("text", self._blanks)
 
     def _wanted(self) -> list[str]:
-        """The marks that end the present channel."""
+        """The marks that end the present channel, which is no call."""
         if self.channel == "reasoning":
             return [self._marks.reasoning[1]] if self._marks.reasoning else []
-        if self.channel == "call":
-            return [self._marks.call[1]] if self._marks.call[1] else []
         if self._is_plain and self._said:
             return []
         begins = [self._marks.call[0]] if self._offered else []
@@ -120,6 +120,9 @@ class Channels:
         return [*begins, *self._marks.scaffold, *thinks]
 
     def _next_mark(self) -> tuple[int, str] | None:
+        if self.channel == "call":
+            end = self._end.find(self._held)
+            return None if end < 0 else (end, self._marks.call[1])
         found = [(at, mark) for mark in self._wanted() if (at := self._held.find(mark)) >= 0]
         return min((each for each in found if self._is_mark(*each)), default=None)
 
@@ -139,7 +142,7 @@ class Channels:
         if before:
             yield from self._shown(before)
         if mark == self._marks.call[0]:
-            self.channel, self._blanks, self._joins = "call", "", False
+            self.channel, self._end = "call", CallEnd(self._marks)
         elif self.channel == "reasoning":
             self.channel, self._joins = "text", False
         elif mark not in self._marks.scaffold:
@@ -172,34 +175,34 @@ class Channels:
             yield Piece("text", core)
 
     def _call_or_text(self, body: str, end: str, *, is_cut: bool = False) -> Iterator[Piece]:
-        calls = self._calls_in(body)
+        calls = self._calls_in(body, is_ended=bool(end))
         if calls is None and not is_cut:
-            self.channel, self._joins = "text", True
+            self.channel = "text"
             yield from self._shown(f"{self._marks.call[0]}{body}{end}")
             return
+        self._blanks, self._joins = "", False
         for call in calls or ():
             yield Piece("call", call=call)
 
-    def _calls_in(self, body: str) -> list[ToolCall] | None:
+    def _calls_in(self, body: str, *, is_ended: bool) -> list[ToolCall] | None:
         """The calls between two marks; None if they are malformed."""
-        start, end = self._marks.call
-        for text in (body.strip(), f"{start}{body}{end}"):
-            try:
-                parsed = self._marks.parse(text, self._tools)
-                return [self._call(each) for each in (parsed if isinstance(parsed, list) else [parsed])]
-            except Exception:  # noqa: BLE001, S112 - a parser may raise any error for what a model writes
-                continue
-        return None
+        named = self._named
+        try:
+            return [self._call(each) for each in read_calls(self._marks, body, self._tools, is_ended=is_ended)]
+        except Exception:  # noqa: BLE001 - a reader may raise any error for what a model writes
+            self._named = named
+            return None
 
     def _call(self, parsed: Mapping[str, Any]) -> ToolCall:
-        name, arguments = parsed["name"], parsed.get("arguments") or {}
+        name, arguments, given = parsed["name"], parsed.get("arguments"), parsed.get("id")
         if isinstance(arguments, str):
             arguments = json.loads(arguments)
-        if name not in self._offered or not isinstance(arguments, dict):
+        if name not in self._offered or not isinstance(arguments, dict | None):
             raise ValueError("no call of an offered tool")
-        own: dict[str, Any] = json.loads(json.dumps(arguments, allow_nan=False))  # plain JSON, whatever a parser made
+        require_carried(arguments)
         self._named += 1
-        return ToolCall(name, own, str(parsed.get("id") or self._name_call(self._named)))
+        is_own = isinstance(given, str) and 0 < len(given) <= MAX_CALL_ID_CHARS and given.isprintable()
+        return ToolCall(name, arguments or {}, str(given) if is_own else self._name_call(self._named))
 
 
 class Shown:

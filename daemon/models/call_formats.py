@@ -11,9 +11,12 @@ import keyword
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from types import MappingProxyType
 from typing import Any, Final
 
+from . import call_tags
+from .call_tags import Tags
 from .marks import Marks
 
 JSON_FORM: Final[Mapping[str, Any]] = MappingProxyType(
@@ -45,7 +48,7 @@ class NotForcible(Exception):
 @dataclass(frozen=True, slots=True)
 class CallRules:
     """The rules of a call. body: what stands between the marks, as pieces of a rule. guards: texts that the arguments
-    must not have in them, as they would end the call."""
+    must not have in them, as no call could be read from them."""
 
     body: str
     rules: str
@@ -54,7 +57,7 @@ class CallRules:
 
 def call_rules(marks: Marks, tools: Sequence[Schema], literal: Literal) -> CallRules:
     """The rules for one call of one of the tools. Raises NotForcible."""
-    write, inner = _FORMS.get(marks.parser, (None, ()))
+    write, guards = _FORMS.get(marks.parser, (None, ()))
     if write is None:
         raise NotForcible(f"the form of its calls ({marks.parser}) is not known")
     rules = _Rules(literal)
@@ -64,7 +67,6 @@ def call_rules(marks: Marks, tools: Sequence[Schema], literal: Literal) -> CallR
             bodies.append(rules.add(write(rules, tool["name"], _closed(_parameters(tool)), marks)))
         except NotForcible as error:
             raise NotForcible(f"tool {tool['name']!r:.80}: {error}") from None
-    guards = tuple(each for each in (*inner, marks.call[1]) if each)
     return CallRules(f"({' | '.join(bodies)})", rules.text(), guards)
 
 
@@ -237,166 +239,97 @@ def _write_pythonic(rules: _Rules, name: str, schema: Schema, _: Marks) -> str:
     return f"{rules.literal(f'[{name}(')} {_listed(rules, items)} {rules.literal(')]')}"
 
 
-@dataclass(frozen=True, slots=True)
-class _Tagged:
-    """A form with a tag around each argument, in which a text stands as it is. NAME and KEY stand for the names.
-    before, behind: what stands around the closing tag.
-
-    quotes: whether what is not of the one type `string` is read as JSON. null: whether a text "null" is read as none.
-    """
-
-    head: str
-    opens: str
-    closes: str
-    tail: str
-    quotes: bool
-    null: bool
-    before: str = ""
-    behind: str = ""
-    empty: str | None = None
-
-    def __call__(self, rules: _Rules, name: str, schema: Schema, _: Marks) -> str:
-        _require_name(name)
-        arguments = [
-            f"({rules.literal(self.opens.replace('KEY', key))} {self._value(rules, value)}){'' if required else '?'}"
-            for key, (value, required) in _properties(schema).items()
-        ]
-        if self.empty is not None and not any(required for _, required in _properties(schema).values()):
-            if arguments:
-                raise NotForcible("this model's form of calls needs an argument, and none is required")
-            return rules.literal(self.empty.replace("NAME", name))
-        head, tail = (rules.literal(each.replace("NAME", name)) for each in (self.head, self.tail))
-        return " ".join([head, *arguments, tail])
-
-    def _value(self, rules: _Rules, schema: Schema) -> str:
-        """The value of an argument, and the tag behind it."""
-        close = rules.literal(self.before + self.closes + self.behind)
-        if schema.get("type") == "string":
-            texts = _texts_of(schema)
-            if texts is None:
-                unlike = [r"(?is:\s*null\s*)"] if self.null else []
-                return f"{rules.raw(self.closes, unlike)} {rules.literal(self.behind)}"
-            for text in texts:
-                if text != text.strip() or self.closes in text or (self.null and text.lower() == "null"):
-                    raise NotForcible(f"this model's form of calls cannot say {text!r:.80}")
-            return f"({' | '.join(rules.literal(text) or quoted('') for text in texts)}) {close}"
-        if self.quotes or schema.get("type") in ("integer", "number", "boolean", "array", "object"):
-            return f"{rules.json(schema)} {close}"
-        raise NotForcible("this model's form of calls cannot be held to a value of several types")
-
-
-def _write_muse(rules: _Rules, name: str, schema: Schema, _: Marks) -> str:
+def _write_tagged(tags: Tags, rules: _Rules, name: str, schema: Schema, _: Marks) -> str:
     _require_name(name)
-    close = rules.literal("</atem:parameter>")
-    arguments = []
-    for key, (value, required) in _properties(schema).items():
-        argument = f"{rules.literal(f'<atem:parameter name={quoted(key)}>')} {rules.json(value)} {close}"
-        arguments.append(argument if required else f"({argument})?")
-    head = rules.literal(f"<atem:invoke name={quoted(name)}>")
-    return " ".join([head, *arguments, rules.literal("</atem:invoke>")])
-
-
-def _write_gemma4(rules: _Rules, name: str, schema: Schema, _: Marks) -> str:
-    if not re.fullmatch(r"[\w-]+", name, re.ASCII):
-        raise NotForcible("this model's form of calls has no place for such a name")
-    return f"{rules.literal(f'call:{name}')} {_gemma_value(rules, schema, _GEMMA_QUOTE, nested=True)}"
-
-
-def _write_function_gemma(rules: _Rules, name: str, schema: Schema, _: Marks) -> str:
-    if not re.fullmatch(r"\w+", name, re.ASCII):
-        raise NotForcible("this model's form of calls has no place for such a name")
-    items = [
-        (f"{rules.literal(f'{key}:')} {_gemma_value(rules, value, '<escape>', nested=False)}", required)
-        for key, (value, required) in _properties(schema).items()
+    properties = _properties(schema)
+    if tags.empty is not None and not any(required for _, required in properties.values()):
+        if properties:
+            raise NotForcible("this model's form of calls needs an argument, and none is required")
+        return rules.literal(tags.empty.replace("NAME", name))
+    arguments = [
+        f"({rules.literal(tags.opens.replace('KEY', key) + tags.before)} {_tagged_value(tags, rules, value)})"
+        f"{'' if required else '?'}"
+        for key, (value, required) in properties.items()
     ]
-    return f"{rules.literal(f'call:{name}{{')} {_listed(rules, items)} {rules.literal('}')}"
+    head, tail = (rules.literal(each.replace("NAME", name)) for each in (tags.head, tags.tail))
+    return " ".join([head, *arguments, tail])
 
 
-def _gemma_value(rules: _Rules, schema: Schema, quote: str, *, nested: bool) -> str:
-    """A value with bare keys, and texts between marks of their own. nested: whether it may have others in it."""
+def _tagged_value(tags: Tags, rules: _Rules, schema: Schema) -> str:
+    """The value of an argument, and the tag behind it."""
+    close = rules.literal(tags.before + tags.closes + tags.behind)
+    if schema.get("type") == "string" and tags.quoted != "always":
+        texts = _texts_of(schema)
+        if texts is None:
+            unlike = [_CDATA] if tags.cdata else []
+            return f"{rules.raw(tags.before + tags.closes, unlike)} {rules.literal(tags.behind)}"
+        for text in texts:
+            if tags.closes in text or tags.begins in text or (tags.cdata and re.fullmatch(_CDATA, text)):
+                raise NotForcible(f"this model's form of calls cannot say {text!r:.80}")
+        return f"({' | '.join(rules.literal(text) or quoted('') for text in texts)}) {close}"
+    if tags.quoted != "never" or schema.get("type") in ("integer", "number", "boolean", "array", "object"):
+        return f"{rules.json(schema)} {close}"
+    raise NotForcible("this model's form of calls cannot be held to a value of several types")
+
+
+_CDATA: Final = r"(?s:\s*<!\[CDATA\[.*)"
+
+
+def _write_bare(quote: str, rules: _Rules, name: str, schema: Schema, _: Marks) -> str:
+    """A call with bare keys, and texts between marks of their own."""
+    _require_name(name)
+    return f"{rules.literal(f'call:{name}')} {_bare_value(quote, rules, {'type': 'object', **schema})}"
+
+
+def _bare_value(quote: str, rules: _Rules, schema: Schema) -> str:
     kind, options = schema.get("type"), schema.get("anyOf")
     if isinstance(options, list) and not schema.keys() - {"anyOf"} - _TELLING:
-        return f"({' | '.join(_gemma_value(rules, each, quote, nested=nested) for each in options)})"
+        return f"({' | '.join(_bare_value(quote, rules, each) for each in options)})"
     if kind == "string":
         texts, mark = _texts_of(schema), rules.literal(quote)
         if texts is None:
-            return f"{mark} {rules.raw(quote, [_WITHOUT_NUL if nested else _WITHOUT_BRACE])}"
-        if any(quote in text or (not nested and "}" in text) or "\0" in text for text in texts):
+            return f"{mark} {rules.raw(quote)}"
+        if any(quote in text for text in texts):
             raise NotForcible("this model's form of calls cannot say one of its values")
         return f"{mark} ({' | '.join(rules.literal(text) or quoted('') for text in texts)}) {mark}"
     if kind in ("integer", "number", "boolean", "null"):
         return rules.json(schema)
-    if nested and kind == "object":
+    if kind == "object":
         items = [
-            (f"{rules.literal(f'{key}:')} {_gemma_value(rules, value, quote, nested=True)}", required)
+            (f"{rules.literal(f'{key}:')} {_bare_value(quote, rules, value)}", required)
             for key, (value, required) in _properties(schema).items()
         ]
         return f"{rules.literal('{')} {_listed(rules, items)} {rules.literal('}')}"
-    if (
-        nested
-        and kind == "array"
-        and isinstance(schema.get("items"), Mapping)
-        and not schema.keys() - {"items", "type"}
-    ):
-        item = rules.add(_gemma_value(rules, schema["items"], quote, nested=True))
+    if kind == "array" and isinstance(schema.get("items"), Mapping) and not schema.keys() - {"items", "type"}:
+        item = rules.add(_bare_value(quote, rules, schema["items"]))
         return f"{rules.literal('[')} ({item} ({rules.literal(',')} {item})*)? {rules.literal(']')}"
     raise NotForcible(f"this model's form of calls cannot be held to a value of the type {kind!r:.40}")
 
 
-_GEMMA_QUOTE: Final = '<|"|>'
-_WITHOUT_NUL: Final = r"(?s:.*\x00.*)"
-_WITHOUT_BRACE: Final = r"(?s:.*[\x00\}].*)"
-
 _Form = Callable[[_Rules, str, Schema, Marks], str]
 
-_GLM: Final = _Tagged("NAME", "<arg_key>KEY</arg_key><arg_value>", "</arg_value>", "", quotes=True, null=False)
-_LONGCAT: Final = _Tagged(
-    "NAME",
-    "<longcat_arg_key>KEY</longcat_arg_key><longcat_arg_value>",
-    "</longcat_arg_value>",
-    "",
-    quotes=True,
-    null=False,
-    empty='{"name": "NAME", "arguments": {}}',
-)
-_QWEN_CODER: Final = _Tagged(
-    "\n<function=NAME>\n",
-    "<parameter=KEY>\n",
-    "</parameter>",
-    "</function>\n",
-    quotes=False,
-    null=True,
-    before="\n",
-    behind="\n",
-)
-_MINIMAX: Final = _Tagged(
-    '\n<invoke name="NAME">\n',
-    '<parameter name="KEY">',
-    "</parameter>",
-    "</invoke>\n",
-    quotes=False,
-    null=True,
-    behind="\n",
-)
-_MINICPM: Final = _Tagged('"NAME">', '<param name="KEY">', "</param>", "", quotes=False, null=True)
+
+def _tagged(tags: Tags) -> tuple[_Form, tuple[str, ...]]:
+    return partial(_write_tagged, tags), (tags.begins, tags.closes)
+
 
 # By the last part of the parser's module; `marks` is our own form, for models without one. Beside each the texts within
-# a call that would end an argument too early.
+# an argument with which a call cannot be read.
 _FORMS: Final[Mapping[str, tuple[_Form, tuple[str, ...]]]] = MappingProxyType(
     {
-        "function_gemma": (_write_function_gemma, ()),
-        "gemma4": (_write_gemma4, ()),
-        "glm47": (_GLM, ("<arg_key>", "</arg_value>")),
+        "function_gemma": (partial(_write_bare, call_tags.FUNCTION_GEMMA_QUOTE), ()),
+        "gemma4": (partial(_write_bare, call_tags.GEMMA_4_QUOTE), ()),
+        "glm47": _tagged(call_tags.GLM),
         "json_tools": (_write_json, ()),
-        "kimi_k2": (_write_kimi_k2, ("<|tool_call_begin|>", "<|tool_call_end|>")),
-        "kimi_k3": (_write_kimi_k3, ("<|close|>json<|sep|>", "<|close|>call<|sep|>")),
-        "longcat": (_LONGCAT, ("<longcat_arg_key>", "</longcat_arg_value>")),
+        "kimi_k2": (_write_kimi_k2, ()),
+        "kimi_k3": (_write_kimi_k3, ()),
+        "longcat": _tagged(call_tags.LONGCAT),
         "marks": (_write_json, ()),
-        "minicpm5": (_MINICPM, ("</param>",)),
-        "minimax_m2": (_MINIMAX, ("</parameter>", "</invoke>")),
+        "minicpm5": _tagged(call_tags.MINICPM),
+        "minimax_m2": _tagged(call_tags.MINIMAX),
         "mistral": (_write_mistral, ()),
-        "muse_spark": (_write_muse, ("</atem:parameter>", "</atem:invoke>")),
+        "muse_spark": _tagged(call_tags.MUSE),
         "pythonic": (_write_pythonic, ()),
-        "qwen3_coder": (_QWEN_CODER, ("</parameter>", "</function>")),
+        "qwen3_coder": _tagged(call_tags.QWEN_CODER),
     }
 )

@@ -41,7 +41,6 @@ NESTED = tool(
     steps={"type": "array", "items": {"type": "object", "properties": {"of": {"type": "string"}}, "required": ["of"]}},
     deep={"type": "object", "properties": {"on": {"type": "boolean"}}},
 )
-WITHOUT_NESTED = ("function_gemma",)
 END = 258
 ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())
 BYTES = {byte: chr(byte) for byte in range(0x21, 0x7F)} | {0x20: "\u0120", 0x0A: "\u010a"}
@@ -143,7 +142,7 @@ def fits(value: Any, schema: dict[str, Any]) -> bool:
 @pytest.mark.parametrize("parser", FORMS)
 def test_what_a_form_allows_its_parser_reads(tiny_model: Path, parser: str, special: bool) -> None:
     form, chance = Form(tiny_model, parser, special=special), random.Random(parser)
-    tools = FLAT if parser in WITHOUT_NESTED else (*FLAT, NESTED)
+    tools = (*FLAT, NESTED)
     schemas = {each["name"]: each["parameters"] for each in tools}
     matcher = form.matcher(tools)
     called = set()

@@ -1,0 +1,503 @@
+"""Reads the calls of tools that a model wrote: one reader for each form of mlx-lm's parsers.
+
+Those parsers search a text for what they know and leave out the rest, so a call may lose an argument, or a text its
+blanks. A reader here accounts for each character, or there is no call. Where a form writes two values alike, the tool's
+schema says which is meant.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from types import MappingProxyType
+from typing import Any, Final
+
+from ..api.limits import MAX_JSON_DEPTH
+from . import call_tags
+from .call_tags import Tags
+from .marks import Marks
+from .schema_kinds import kind_of, kinds_of
+
+Schema = Mapping[str, Any]
+Call = Mapping[str, Any]
+"""name, arguments, and perhaps the id that the model gave it."""
+
+INTEGERS: Final = range(-(2**63), 2**64)
+"""Those that each transport carries."""
+
+
+class NoCall(ValueError):
+    """A text is no call in a form, or it is not clear which one."""
+
+
+def read_calls(marks: Marks, body: str, tools: Sequence[Mapping[str, Any]], *, is_ended: bool) -> list[Call]:
+    """The calls between two marks. is_ended: whether the second mark stands there; if not, the answer ended. Raises any
+    error: it is no call."""
+    form = _FORMS.get(marks.parser)
+    if form is None:
+        return _read_by_parser(marks, body, tools, is_ended=is_ended)
+    if not is_ended and marks.call[1] and not form.closes_itself:
+        raise NoCall("it may have had more arguments")
+    return form.read(body, {tool["name"]: tool.get("parameters") or {} for tool in tools})
+
+
+def require_carried(value: object, depth: int = 0) -> None:
+    """Refuse arguments that are not JSON, or that some transport cannot carry. Raises ValueError: they are nested too
+    deep, or have an integer of more than 64 bits, a number beyond floats, or half a pair of surrogates."""
+    if depth > MAX_JSON_DEPTH:
+        raise NoCall(f"it is nested more than {MAX_JSON_DEPTH} deep")
+    if isinstance(value, str):
+        value.encode()
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            if not isinstance(key, str):
+                raise NoCall("a key is no text")
+            key.encode()
+            require_carried(item, depth + 1)
+    elif isinstance(value, list):
+        for item in value:
+            require_carried(item, depth + 1)
+    elif isinstance(value, int) and value not in INTEGERS:
+        raise NoCall("an integer has more than 64 bits")
+    elif isinstance(value, float) and not math.isfinite(value):
+        raise NoCall("a number is beyond floats")
+    elif not kind_of(value):
+        raise NoCall("a value is no JSON")
+
+
+def _read_by_parser(marks: Marks, body: str, tools: Sequence[Mapping[str, Any]], *, is_ended: bool) -> list[Call]:
+    """As mlx-lm's parser reads it, for a form that is not known here."""
+    offered = [{"type": "function", "function": dict(tool)} for tool in tools]
+    try:
+        found = marks.parse(body.strip(), offered)
+    except Exception:  # noqa: BLE001 - a parser may raise any error for what a model writes
+        found = marks.parse(marks.call[0] + body + marks.call[1] * is_ended, offered)
+    return found if isinstance(found, list) else [found]
+
+
+# --- where a call ends
+
+
+@dataclass(frozen=True, slots=True)
+class _Quote:
+    """A piece of a call in which its end mark is text. opens: an expression. closes: the text that ends the piece.
+    escapes: whether a backslash before it makes it text."""
+
+    opens: str
+    closes: str
+    escapes: bool = False
+
+    def end_in(self, text: str, at: int, upto: int) -> tuple[int, bool]:
+        """Go on within it: how far it goes, and whether it has ended there."""
+        if self.escapes:
+            at = _PLAIN[self.closes].match(text, at, upto).end()  # type: ignore[union-attr]  # it matches no text, too
+            is_closed = at < upto and text[at] == self.closes
+            return at + is_closed, is_closed
+        found = text.find(self.closes, at, upto)
+        return (max(at, upto - len(self.closes) + 1), False) if found < 0 else (found + len(self.closes), True)
+
+
+_PLAIN: Final = {mark: re.compile(rf"(?s:[^{mark}\\]+|\\.)*+") for mark in "\"'"}
+_STRING: Final = _Quote('"', '"', escapes=True)
+
+
+class CallEnd:
+    """Finds the mark that ends a call: the first that stands in no argument. Each character is looked at once, though
+    the call grows while it is looked at."""
+
+    def __init__(self, marks: Marks) -> None:
+        form = _FORMS.get(marks.parser)
+        self._mark = marks.call[1]
+        self._quotes = form.quotes if form is not None else ()
+        self._openers = re.compile("|".join(f"({each.opens})" for each in self._quotes) or "(?!)")
+        self._quote: _Quote | None = None
+        self._at = 0
+        self._seen = 0  # no mark before it ends the call
+
+    def find(self, text: str) -> int:
+        """Where the mark begins in what stands behind the first mark; -1 if it has not come. Each text begins with the
+        last."""
+        while self._mark and (end := text.find(self._mark, self._seen)) >= 0:
+            if not self._is_quoted(text, end):
+                return end
+            self._seen = end + len(self._mark)
+        self._seen = max(self._seen, len(text) - len(self._mark) + 1)
+        return -1
+
+    def _is_quoted(self, text: str, end: int) -> bool:
+        while True:
+            if self._quote is None:
+                opened = self._openers.search(text, self._at, end)
+                if opened is None:
+                    return False
+                assert opened.lastindex is not None
+                self._quote, self._at = self._quotes[opened.lastindex - 1], opened.end()
+            self._at, is_closed = self._quote.end_in(text, self._at, end)
+            if not is_closed:
+                return True
+            self._quote = None
+
+
+# --- values
+
+
+def _once(pairs: Sequence[tuple[Any, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise NoCall("a key stands twice")
+    return found
+
+
+def _refused(constant: str) -> None:
+    raise NoCall(f"{constant} is no JSON")
+
+
+_JSON: Final = json.JSONDecoder(object_pairs_hook=_once, parse_constant=_refused)
+_LENIENT: Final = json.JSONDecoder(object_pairs_hook=_once, parse_constant=_refused, strict=False)
+"""Between tags, where line feeds stand as they are."""
+
+_BLANKS: Final = re.compile(r"\s*")
+
+
+def _json_at(text: str, at: int) -> tuple[Any, int]:
+    """A JSON value, and where what follows its blanks begins."""
+    value, at = _JSON.raw_decode(text, at)
+    return value, _skip(text, at)
+
+
+def _skip(text: str, at: int) -> int:
+    return _BLANKS.match(text, at).end()  # type: ignore[union-attr]  # it matches no text, too
+
+
+def _fitting(text: str, kinds: frozenset[str], *, quoted: bool) -> Any:
+    """The value that a text between tags stands for. kinds: those that its schema allows. quoted: whether a text may be
+    JSON. Raises NoCall: it is none of them."""
+    try:
+        value = _LENIENT.decode(text.strip())
+    except ValueError:
+        pass
+    else:
+        if quoted or not isinstance(value, str):
+            if kind_of(value) in kinds:
+                return value
+            if isinstance(value, int | float) and not isinstance(value, bool) and kinds & {"integer", "number"}:
+                return value if isinstance(value, int) else _whole(text)
+    if "string" in kinds:
+        return text
+    value = ast.literal_eval(text.strip())  # as some models write what is no text
+    if kind_of(value) not in kinds:
+        raise NoCall(f"{text!r:.80} is no value of its schema")
+    return value
+
+
+def _whole(text: str) -> int:
+    """The integer that a text with a point or an exponent stands for."""
+    value = Decimal(text.strip())
+    if not INTEGERS.start <= value < INTEGERS.stop or value != value.to_integral_value():
+        raise NoCall(f"{text!r:.80} is no integer of {INTEGERS.stop.bit_length() - 1} bits")
+    return int(value)
+
+
+# --- the forms
+
+Schemas = Mapping[str, Schema]
+"""Of the arguments, by the tools' names."""
+
+
+def _read_json(body: str, _: Schemas) -> list[Call]:
+    found = _JSON.decode(body)
+    return [_call_of(each) for each in (found if isinstance(found, list) else [found])]
+
+
+def _call_of(said: Any) -> Call:
+    """A call that a model wrote as an object."""
+    if not isinstance(said, dict) or said.keys() - {"name", "arguments", "parameters", "id", "type"}:
+        raise NoCall("it has more than a name, arguments and an id")
+    if said.get("type", "function") != "function" or {"arguments", "parameters"} <= said.keys():
+        raise NoCall("it is no call of a function, or has two sets of arguments")
+    arguments = said.get("arguments", said.get("parameters"))
+    if isinstance(arguments, str) and arguments:
+        arguments = _JSON.decode(arguments)
+    given = {"id": said["id"]} if "id" in said else {}
+    return {"name": said.get("name"), "arguments": {} if arguments in (None, "") else arguments, **given}
+
+
+_MISTRAL_HEAD: Final = re.compile(r"(?:\[TOOL_CALLS\]\s*)?([\w.-]+)\s*\[ARGS\]\s*")
+
+
+def _read_mistral(body: str, schemas: Schemas) -> list[Call]:
+    if body.lstrip().startswith("["):
+        return _read_json(body, schemas)
+    calls: list[Call] = []
+    at = _skip(body, 0)
+    while at < len(body) or not calls:
+        head = _matched(_MISTRAL_HEAD, body, at)
+        arguments, at = _json_at(body, head.end())
+        calls.append({"name": head[1], "arguments": arguments})
+    return calls
+
+
+_KIMI_HEAD: Final = re.compile(
+    r"(<\|tool_call_begin\|>)?\s*((?:functions\.)?([\w.-]+?):\d+)\s*<\|tool_call_argument_begin\|>\s*"
+)
+_KIMI_TAIL: Final = re.compile(r"<\|tool_call_end\|>\s*")
+
+
+def _read_kimi_k2(body: str, _: Schemas) -> list[Call]:
+    calls: list[Call] = []
+    at = _skip(body, 0)
+    while at < len(body) or not calls:
+        head = _matched(_KIMI_HEAD, body, at)
+        arguments, at = _json_at(body, head.end())
+        if head[1]:
+            at = _matched(_KIMI_TAIL, body, at).end()
+        calls.append({"name": head[3], "arguments": arguments, "id": head[2]})
+    return calls
+
+
+_ATTRIBUTES: Final = r'((?:\s+\w+="[^"]*")*)\s*<\|sep\|>'
+_K3_CALL: Final = re.compile(r"<\|open\|>call" + _ATTRIBUTES + r"\s*")
+_K3_JSON: Final = re.compile(r"<\|open\|>json" + _ATTRIBUTES + r"\s*")
+_K3_ARGUMENT: Final = re.compile(r"<\|open\|>argument" + _ATTRIBUTES)
+_K3_CLOSED: Final = {name: re.compile(rf"<\|close\|>{name}<\|sep\|>\s*") for name in ("call", "json")}
+_K3_ARGUMENT_END: Final = "<|close|>argument<|sep|>"
+_ATTRIBUTE: Final = re.compile(r'(\w+)="([^"]*)"')
+
+
+def _read_kimi_k3(body: str, _: Schemas) -> list[Call]:
+    calls: list[Call] = []
+    at = _skip(body, 0)
+    while at < len(body) or not calls:
+        head = _matched(_K3_CALL, body, at)
+        at = head.end()
+        if block := _K3_JSON.match(body, at):
+            arguments, at = _json_at(body, block.end())
+            at = _matched(_K3_CLOSED["json"], body, at).end()
+        else:
+            arguments, at = _k3_arguments(body, at)
+        at = _matched(_K3_CLOSED["call"], body, at).end()
+        calls.append({"name": _attributes(head[1]).get("tool"), "arguments": arguments})
+    return calls
+
+
+def _k3_arguments(body: str, at: int) -> tuple[dict[str, Any], int]:
+    pairs = []
+    while opened := _K3_ARGUMENT.match(body, at):
+        said, end = _attributes(opened[1]), body.find(_K3_ARGUMENT_END, opened.end())
+        text = body[opened.end() : end]
+        if end < 0 or "<|open|>argument" in text:
+            raise NoCall("an argument is not closed")
+        value = text if said.get("type", "string") == "string" else _LENIENT.decode(text.strip())
+        pairs.append((said["key"], value))
+        at = _skip(body, end + len(_K3_ARGUMENT_END))
+    return _once(pairs), at
+
+
+def _attributes(text: str) -> dict[str, str]:
+    found = [(key, value.replace("&quot;", '"').replace("&amp;", "&")) for key, value in _ATTRIBUTE.findall(text)]
+    return _once(found)
+
+
+def _read_pythonic(body: str, _: Schemas) -> list[Call]:
+    tree = ast.parse(body.strip(), mode="eval").body
+    if not isinstance(tree, ast.List) or not tree.elts:
+        raise NoCall("it is no list of calls")
+    return [_pythonic_call(each) for each in tree.elts]
+
+
+def _pythonic_call(node: ast.expr) -> Call:
+    if not isinstance(node, ast.Call) or node.args:
+        raise NoCall("it is no call with names before its arguments")
+    pairs = [(each.arg, _joined(ast.literal_eval(_OtherNames().visit(each.value)))) for each in node.keywords]
+    return {"name": ast.unparse(node.func), "arguments": _once(pairs)}
+
+
+class _OtherNames(ast.NodeTransformer):
+    """Puts values in place of names of JSON that Python does not have."""
+
+    _values: Final = {"true": True, "false": False, "null": None}
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        return ast.Constant(self._values[node.id]) if node.id in self._values else node
+
+
+def _joined(value: Any) -> Any:
+    """A value with JSON's pairs of surrogates as the one character that each stands for."""
+    if isinstance(value, str):
+        return value.encode("utf-16", "surrogatepass").decode("utf-16")
+    if isinstance(value, dict):
+        return {_joined(key): _joined(item) for key, item in value.items()}
+    return [_joined(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+class _Bare:
+    """Reads calls with bare keys, and texts between marks of their own."""
+
+    def __init__(self, quote: str) -> None:
+        self._text = re.compile(rf"{re.escape(quote)}((?s:.*?)){re.escape(quote)}\s*")
+
+    def __call__(self, body: str, _: Schemas) -> list[Call]:
+        calls: list[Call] = []
+        at = _skip(body, 0)
+        while at < len(body) or not calls:
+            head = _matched(_BARE_HEAD, body, at)
+            arguments, at = self._value(body, head.end())
+            calls.append({"name": head[1], "arguments": arguments})
+        return calls
+
+    def _value(self, body: str, at: int) -> tuple[Any, int]:
+        if text := self._text.match(body, at):
+            return text[1], text.end()
+        if body.startswith("{", at):
+            pairs, at = self._items(body, at, "}", self._pair)
+            return _once(pairs), at
+        if body.startswith("[", at):
+            return self._items(body, at, "]", self._value)
+        word = _matched(_BARE_WORD, body, at)
+        return _JSON.decode(word[1]), word.end()
+
+    def _pair(self, body: str, at: int) -> tuple[tuple[str, Any], int]:
+        if key := self._text.match(body, at):
+            name, colon = key[1], key.end()
+        else:
+            bare = _matched(_BARE_KEY, body, at)
+            name, colon = bare[1], bare.end()
+        if not body.startswith(":", colon):
+            raise NoCall("a key has no colon")
+        value, at = self._value(body, _skip(body, colon + 1))
+        return (name, value), at
+
+    def _items(self, body: str, at: int, end: str, one: Callable[[str, int], tuple[Any, int]]) -> tuple[list[Any], int]:
+        found: list[Any] = []
+        at = _skip(body, at + 1)
+        while not body.startswith(end, at):
+            if found:
+                if not body.startswith(",", at):
+                    raise NoCall("a comma is missing")
+                at = _skip(body, at + 1)
+            item, at = one(body, at)
+            found.append(item)
+        return found, _skip(body, at + 1)
+
+
+_BARE_HEAD: Final = re.compile(r"call:\s*([\w.-]+)(?=\{)")
+_BARE_KEY: Final = re.compile(r"([^\s:,{}\[\]<>\"]+)\s*")
+_BARE_WORD: Final = re.compile(r"([-+.\w]+)\s*")
+
+
+class _Tagged:
+    """Reads calls with tags around their arguments."""
+
+    def __init__(self, tags: Tags) -> None:
+        self._tags = tags
+        self._head, self._opens, self._tail = map(_pattern, (tags.head, tags.opens, tags.tail))
+        self._closes = re.compile(re.escape(tags.closes) + r"\s*")
+
+    def __call__(self, body: str, schemas: Schemas) -> list[Call]:
+        if self._tags.quoted == "mixed" and body.lstrip().startswith("{"):
+            return _read_json(body.strip(), schemas)
+        calls: list[Call] = []
+        at = _skip(body, 0)
+        while at < len(body) or not calls:
+            head = _matched(self._head, body, at)
+            arguments, at = self._arguments(body, _skip(body, head.end()), schemas.get(head["name"], {}))
+            at = _skip(body, _matched(self._tail, body, at).end())
+            calls.append({"name": head["name"], "arguments": arguments})
+            if not self._tags.tail and at < len(body):
+                raise NoCall("more stands behind its arguments")
+        return calls
+
+    def _arguments(self, body: str, at: int, schema: Schema) -> tuple[dict[str, Any], int]:
+        known, pairs = schema.get("properties"), []
+        while opened := self._opens.match(body, at):
+            key = opened["key"]
+            own = known.get(key, True) if isinstance(known, Mapping) else True
+            value, at = self._value(body, opened.end(), kinds_of(own, schema))
+            pairs.append((key, value))
+        return _once(pairs), at
+
+    def _value(self, body: str, at: int, kinds: frozenset[str]) -> tuple[Any, int]:
+        tags, is_text = self._tags, kinds == {"string"}
+        if tags.cdata and (section := _CDATA.match(body, at)):
+            text, end = section[1], section.end()
+        elif (not is_text or tags.quoted == "always") and (found := self._json(body, at, kinds)):
+            return found
+        else:
+            end = body.find(tags.closes, at)
+            text = body[at : max(at, end)].removeprefix(tags.before).removesuffix(tags.before)
+            if tags.begins in text:
+                raise NoCall("an argument is not closed")
+        closed = _matched(self._closes, body, end)
+        return (text if is_text else _fitting(text, kinds, quoted=tags.quoted != "never")), closed.end()
+
+    def _json(self, body: str, at: int, kinds: frozenset[str]) -> tuple[Any, int] | None:
+        """A value as JSON up to the closing tag; None if that stands elsewhere, or another kind is meant."""
+        try:
+            value, end = _json_at(body, _skip(body, at))
+        except ValueError:
+            return None
+        closed, may_be = self._closes.match(body, end), kinds - ({"string"} if self._tags.quoted == "never" else set())
+        return (value, closed.end()) if closed and kind_of(value) in may_be else None
+
+
+_CDATA: Final = re.compile(r"\s*<!\[CDATA\[((?s:.*?))\]\]>\s*")
+
+
+def _pattern(template: str) -> re.Pattern[str]:
+    """The expression of a template of tags, with blanks between them and any quotes around a name."""
+    escaped = re.escape(template.strip()).replace("><", r">\s*<").replace('"', "[\"']?")
+    named = escaped.replace("NAME", r"(?P<name>[^\s<>\"']+)").replace("KEY", r"\s*(?P<key>[^<>\"']+?)\s*")
+    return re.compile(named)
+
+
+def _matched(pattern: re.Pattern[str], body: str, at: int) -> re.Match[str]:
+    if at < 0 or (found := pattern.match(body, at)) is None:
+        raise NoCall(f"the form has no place for {body[at:]!r:.80}")
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Form:
+    """A form of calls. quotes: the pieces in which an end mark is text. closes_itself: whether a call without its end
+    mark is known to be whole."""
+
+    read: Callable[[str, Schemas], list[Call]]
+    quotes: tuple[_Quote, ...]
+    closes_itself: bool = True
+
+
+def _bare(quote: str) -> _Form:
+    return _Form(_Bare(quote), (_Quote(re.escape(quote), quote),))
+
+
+def _tagged(tags: Tags, *quotes: _Quote) -> _Form:
+    values = _Quote(re.escape(tags.begins), tags.closes)
+    return _Form(_Tagged(tags), (*quotes, values), closes_itself=bool(tags.tail))
+
+
+_MUSE_TEXT: Final = _Quote(re.escape(call_tags.MUSE.begins) + r'[^<>]*>\s*(?=[^\s"\[{])', call_tags.MUSE.closes)
+
+# By the last part of the parser's module; `marks` is our own form, for models without one.
+_FORMS: Final[Mapping[str, _Form]] = MappingProxyType(
+    {
+        "function_gemma": _bare(call_tags.FUNCTION_GEMMA_QUOTE),
+        "gemma4": _bare(call_tags.GEMMA_4_QUOTE),
+        "glm47": _tagged(call_tags.GLM),
+        "json_tools": _Form(_read_json, (_STRING,)),
+        "kimi_k2": _Form(_read_kimi_k2, (_STRING,)),
+        "kimi_k3": _Form(_read_kimi_k3, (_Quote(r"<\|open\|>argument", _K3_ARGUMENT_END), _STRING)),
+        "longcat": _tagged(call_tags.LONGCAT),
+        "marks": _Form(_read_json, (_STRING,)),
+        "minicpm5": _tagged(call_tags.MINICPM, _Quote(r"<param name=[^<>]*>\s*<!\[CDATA\[", "]]>")),
+        "minimax_m2": _tagged(call_tags.MINIMAX),
+        "mistral": _Form(_read_mistral, ()),
+        "muse_spark": _Form(_Tagged(call_tags.MUSE), (_MUSE_TEXT, _STRING)),
+        "pythonic": _Form(_read_pythonic, (_STRING, _Quote("'", "'", escapes=True))),
+        "qwen3_coder": _tagged(call_tags.QWEN_CODER),
+    }
+)
