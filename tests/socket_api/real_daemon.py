@@ -28,16 +28,20 @@ DEADLINE_S = 60.0
 
 
 class RealDaemon:
-    """A running daemon: its socket, its store, its process, and its doors if it has any."""
+    """A running daemon: its socket, its store, its process, and its doors if it has any. watched: it tells the gaps of
+    its loop in the file `gaps` (`loop_gaps.py`)."""
 
-    def __init__(self, folder: Path, *options: str, doors: bool = False) -> None:
+    def __init__(self, folder: Path, *options: str, doors: bool = False, watched: bool = False) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
         self.socket = folder / "t.sock"
         self.store = folder / "store"
         self.doors = Doors(folder / "doors")
+        self.gaps = folder / "gaps"
         # -P: this file's folder has one called `http`, which is not the library's.
         program = ["-P", __file__, str(self.doors.folder)] if doors else ["-m", "torpor.cli.main", "serve"]
+        if watched:
+            program = ["-P", str(Path(__file__).with_name("loop_gaps.py")), str(self.gaps)]
         homes = {f"XDG_{name}_HOME": str(folder / name.lower()) for name in ("CACHE", "DATA", "STATE", "CONFIG")}
         self.process = subprocess.Popen(
             [sys.executable, *program, "--store", str(self.store), "--socket", str(self.socket), *options],
@@ -61,9 +65,9 @@ class RealDaemon:
 
 
 @contextlib.contextmanager
-def served(folder: Path, *options: str, doors: bool = False) -> Iterator[RealDaemon]:
+def served(folder: Path, *options: str, doors: bool = False, watched: bool = False) -> Iterator[RealDaemon]:
     """A daemon with its store in a folder; a store that is there already is served on."""
-    daemon = RealDaemon(folder, *options, doors=doors)
+    daemon = RealDaemon(folder, *options, doors=doors, watched=watched)
     try:
         yield daemon
     finally:

@@ -56,9 +56,9 @@ def addresses_of(daemon: RealDaemon) -> Served:
 
 
 @contextlib.contextmanager
-def serving(folder: Path, *options: str) -> Iterator[Served]:
-    """A daemon of one test, with both addresses."""
-    with served(folder, "--http", "0", "--http-socket", str(folder / "h.sock"), *options) as daemon:
+def serving(folder: Path, *options: str, watched: bool = False) -> Iterator[Served]:
+    """A daemon of one test, with both addresses. watched: as of `RealDaemon`."""
+    with served(folder, "--http", "0", "--http-socket", str(folder / "h.sock"), *options, watched=watched) as daemon:
         yield addresses_of(daemon)
 
 
