@@ -29,7 +29,7 @@ MAY_IMPORT: dict[str, tuple[set[str], set[str]]] = {
         set(),
         {
             *("msgpack", "pydantic", "pydantic_core", "platformdirs", "prometheus_client", "starlette", "uvicorn"),
-            *("mcp", "mcp_types", "opentelemetry"),
+            *("httptools", "mcp", "mcp_types", "opentelemetry"),
         },
     ),
     "cli": ({"memvid", "socket_api"}, {"typer", "rich", "pydantic", "platformdirs"}),

@@ -19,7 +19,7 @@ import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 from starlette.datastructures import MutableHeaders
 from starlette.requests import Request
@@ -38,6 +38,9 @@ from .work import ClientLeft, has_left
 _LOG = logging.getLogger(__name__)
 _EVENT_BYTES = 256
 """Of an event around its text, about."""
+
+_LINE_ENDS: Final = {each: f"\\u{each:04x}" for each in (0x85, 0x2028, 0x2029)}
+"""Many clients end a line there, too, and an event is a line. JSON has escapes for them."""
 
 
 class Telling(ABC):
@@ -263,4 +266,5 @@ class _Exchange:
 def event_bytes(data: Mapping[str, Any], name: str = "") -> bytes:
     """One server-sent event."""
     head = f"event: {name}\n" if name else ""
-    return f"{head}data: {json.dumps(data, ensure_ascii=False, separators=(',', ':'))}\n\n".encode()
+    told = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":")).translate(_LINE_ENDS)
+    return f"{head}data: {told}\n\n".encode()

@@ -2,6 +2,10 @@
 
 uvicorn bounds neither the bytes and the number of headers, nor the time in which they come, and does not look at the
 peer of a Unix socket. This does, before the request is known to anything else.
+
+It mends three things besides. httptools drops the body of a request that offers another protocol, as the JDK's client
+and `curl --http2` do in their first one. uvicorn takes the trailers of a body for headers, and sends chunks to clients
+of HTTP/1.0.
 """
 
 from __future__ import annotations
@@ -12,8 +16,9 @@ import os
 import socket
 from typing import Any
 
+import httptools
 import uvicorn
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from ..wire.peer import FindPeerUid, peer_uid
 from .limits import HttpLimits
@@ -41,8 +46,18 @@ class Config(uvicorn.Config):
         self.find_peer_uid = find_peer_uid
 
 
-class _TooMuch(Exception):
-    """Headers beyond a limit. Never leaves the parser."""
+class _Refused(Exception):
+    """A head that is not taken. Never leaves the parser."""
+
+
+class _Cycle(RequestResponseCycle):
+    """A request and its answer."""
+
+    async def send(self, message: Any) -> None:
+        if self.scope["http_version"] == "1.0":  # it knows no chunks: the end of the connection ends the answer
+            self.chunked_encoding = False
+            self.expected_content_length = len(message.get("body", b""))
+        await super().send(message)
 
 
 class Connection(HttpToolsProtocol):
@@ -56,7 +71,9 @@ class Connection(HttpToolsProtocol):
         self.on_unix: bool = peer.family == socket.AF_UNIX
         self._limits = self.config.limits
         self._idle_since = self.loop.time()
-        self._head_bytes: int | None = 0  # of an incomplete head; None behind it
+        self._loose_bytes = 0  # of what nothing else bounds: a head that is not whole, the sizes of chunks, trailers
+        self._is_bounded = False  # whether the last bytes had more than such
+        self._is_head = True
         self._refusal = 400, "This is no HTTP request."
         self._deadline: asyncio.TimerHandle | None = None
         self._set_deadline()
@@ -100,16 +117,35 @@ class Connection(HttpToolsProtocol):
     # --- the head of a request
 
     def data_received(self, data: bytes) -> None:
-        super().data_received(data)
-        if self._head_bytes is not None and not self.transport.is_closing():
-            self._head_bytes += len(data)
-            if self._head_bytes > self._limits.max_head_bytes:
-                self._refuse(*self._too_long())
+        self._unset_keepalive_if_required()
+        self._is_bounded = False
+        self._feed(data)
+        self._loose_bytes = 0 if self._is_bounded else self._loose_bytes + len(data)
+        if self._loose_bytes > self._limits.max_head_bytes and not self.transport.is_closing():
+            self._refuse(*self._too_long())
+
+    def _feed(self, data: bytes) -> None:
+        """Parse bytes. A request that offers another protocol is parsed anew, without its offer: its first parser has
+        taken what follows its head for the other protocol."""
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as offer:
+            data = self._head_without_offer() + data[offer.args[0] :]
+            self.parser = httptools.HttpRequestParser(self)
+            self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn sets it
+            self._feed(data)
+        except httptools.HttpParserError:
+            self._refuse(*self._refusal)
+
+    def _head_without_offer(self) -> bytes:
+        kept = [name + b": " + value + b"\r\n" for name, value in self.headers if name != b"upgrade"]
+        version = self.parser.get_http_version().encode("ascii")
+        return b"%s %s HTTP/%s\r\n%s\r\n" % (self.parser.get_method(), self.url, version, b"".join(kept))
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self.scope["state"]["connection"] = self
-        self._head_bytes = 0
+        self._is_head = True
         if self._deadline is None:
             self._set_deadline()
 
@@ -117,22 +153,39 @@ class Connection(HttpToolsProtocol):
         super().on_url(url)
         if len(self.url) > self._limits.max_head_bytes:
             self._refusal = self._too_long()
-            raise _TooMuch
+            raise _Refused
 
     def on_header(self, name: bytes, value: bytes) -> None:
+        if not self._is_head:
+            return  # a trailer
         super().on_header(name, value)
         if len(self.headers) > self._limits.max_headers:
             limit = self._limits.max_headers
             self._refusal = 431, f"The request has more than {limit} headers. Send fewer."
-            raise _TooMuch
+            raise _Refused
         if sum(len(name) + len(value) for name, value in self.headers) > self._limits.max_head_bytes:
             self._refusal = self._too_long()
-            raise _TooMuch
+            raise _Refused
 
     def on_headers_complete(self) -> None:
-        self._head_bytes = None
+        self._is_bounded, self._is_head = True, False
+        if self.parser.get_method() == b"CONNECT":
+            self._refusal = 405, "This is no proxy. Ask for a path of this server."
+            raise _Refused
+        if self.parser.should_upgrade():
+            return  # it is parsed anew
         self._drop_deadline()
         super().on_headers_complete()
+        self.cycle.__class__ = _Cycle  # uvicorn lets nobody name another class; its task has not begun
+
+    def on_body(self, body: bytes) -> None:
+        self._is_bounded = True
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._is_bounded = True
+        if not self.parser.should_upgrade():
+            super().on_message_complete()
 
     def on_response_complete(self) -> None:
         self._idle_since = self.loop.time()
@@ -151,7 +204,7 @@ class Connection(HttpToolsProtocol):
 
     def _give_up(self) -> None:
         self._deadline = None
-        if self._head_bytes:
+        if self._loose_bytes:
             self._refuse(408, f"The headers of the request took more than {self._limits.head_timeout_s:g} s.")
         else:
             self.transport.close()

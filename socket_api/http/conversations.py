@@ -22,7 +22,7 @@ from ...daemon.api.verb import R, Verb
 from ...daemon.api.verbs import VERBS
 from ...errors import TorporError
 from ..errors import HttpRefused
-from .desk import desk_of
+from .desk import desk_of, in_path
 from .fields import Body, fault_at, read_fields
 from .response_items import (
     Dialogue,
@@ -149,7 +149,7 @@ async def add_items(request: Request) -> Response:
 
 async def retrieve_item(request: Request) -> Response:
     """An item of a conversation."""
-    wanted = request.path_params["item_id"]
+    wanted = in_path(request, "item_id")
     for item in await _items(request):
         if item["id"] == wanted:
             return JSONResponse(item)
@@ -166,7 +166,7 @@ async def delete_item(request: Request) -> Response:
 
 
 def _named(request: Request) -> str:
-    return session_of(request.path_params["conversation_id"])
+    return session_of(in_path(request, "conversation_id"))
 
 
 async def _ask(request: Request, verb: Verb[Any, R], name: str, **params: Any) -> R:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
+from urllib.parse import unquote
 
 from starlette.requests import Request
 
@@ -54,3 +55,9 @@ def desk_of(request: Request) -> Desk:
     """The desk of the server that got a request."""
     desk: Desk = request.app.state.desk
     return desk
+
+
+def in_path(request: Request, name: str) -> str:
+    """What the path of a request names. Its escapes are read here alone: paths are matched with them, so that a name
+    may have a slash (`app.py`)."""
+    return unquote(request.path_params[name])

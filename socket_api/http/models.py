@@ -11,7 +11,7 @@ from starlette.routing import Route
 
 from ...daemon.api.process import ModelInfo, StatusResult
 from ..errors import HttpRefused
-from .desk import Desk, desk_of
+from .desk import Desk, desk_of, in_path
 from .errors import Dialect, dialect_of
 from .metrics import status_of
 
@@ -41,7 +41,7 @@ async def _list(request: Request) -> Response:
 
 async def _show(request: Request) -> Response:
     status = await status_of(request)
-    model = _named(request.path_params["model"], status)
+    model = _named(in_path(request, "model"), status)
     return JSONResponse(_told(model, status, dialect_of(request), desk_of(request)))
 
 

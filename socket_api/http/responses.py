@@ -25,7 +25,7 @@ from ..errors import HttpRefused, PreviousResponseNotFound
 from .answering import Telling, answer, event_bytes, measured
 from .chat_completions import CacheOptions, Sampled
 from .conversations import Metadata, no_conversation, session_of
-from .desk import desk_of
+from .desk import desk_of, in_path
 from .errors import error_map
 from .fields import Body, fault_at, ignored_of, read_fields
 from .holding import choice_of, constraint_of, has_no_effect
@@ -169,7 +169,7 @@ def routes() -> list[Route]:
 
 
 def _answer_in_path(request: Request) -> str:
-    named = request.path_params["response_id"]
+    named = in_path(request, "response_id")
     try:
         return answer_of_response(named)
     except PreviousResponseNotFound as error:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
-from urllib.parse import unquote
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -20,7 +19,7 @@ from ...daemon.api.verbs import VERBS
 from ...daemon.tasks.pieces import in_pieces
 from ..server.wire_map import wire_map
 from ..wire.checking import params_of_json
-from .desk import desk_of
+from .desk import desk_of, in_path
 
 PATH: Final = "/v1/sessions"
 
@@ -64,6 +63,6 @@ async def _answer(route: SessionRoute, request: Request) -> Response:
         if route.method == "GET":
             params |= request.query_params
         if route.names_session:
-            params["session"] = unquote(request.path_params["session"])
+            params["session"] = in_path(request, "session")
         result = await desk.ask(request, route.verb, params)
         return JSONResponse(await in_pieces(wire_map(route.verb, result)))

@@ -120,6 +120,16 @@ def test_an_error_in_the_middle_of_a_stream_is_an_event_and_no_end(
 
 
 @each_api
+def test_an_event_has_no_end_of_a_line_but_its_own(server: HttpThread, api: Api) -> None:
+    """Many clients end a line at these, too; so does `str.splitlines`."""
+    said = "a\u2028b\u2029c\x85d\x0b\x0c\x1c\x1d\x1ee\r\n\u2028"
+    says(server, TokenEvent(1, said), text=said)
+    answer = server.ask("POST", api.path, {**api.hello, "stream": True})
+    assert answer.body.decode().splitlines() == answer.body.decode().split("\n")[:-1]
+    assert any(json.dumps(said)[1:-1] in json.dumps(each) for each in api.events_of(answer))
+
+
+@each_api
 def test_a_silent_stream_begins_and_goes_on_by_the_clock(begin: Begin, api: Api) -> None:
     server = begin(silence_s=0.01)
     server.do(server.service.hold)

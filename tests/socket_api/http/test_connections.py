@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import socket
 
 import pytest
+from torpor.daemon.api.events import TokenEvent
+from torpor.tests.socket_api.http.answers import says
 from torpor.tests.socket_api.http.http_rig import Begin, HttpThread, asked
 
 
@@ -89,3 +92,90 @@ def test_where_all_connections_work_a_new_one_is_told_so(begin: Begin) -> None:
     server.do(server.service.release)
     assert working.getresponse().status == 200
     working.close()
+
+
+def spoken(server: HttpThread, *pieces: bytes) -> bytes:
+    """All that the server says to these bytes, until it ends the connection."""
+    with connected(server) as client:
+        for piece in pieces:
+            client.sendall(piece)
+        said = b""
+        while more := client.recv(65536):
+            said += more
+    return said
+
+
+OFFER = b"connection: Upgrade, HTTP2-Settings\r\nupgrade: h2c\r\nhttp2-settings: AAEAAEAA\r\n"
+MADE = b'{"session": "a"}'
+LIST = b"GET /v1/sessions HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n"
+
+
+@pytest.mark.parametrize("in_pieces", [False, True])
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"content-length: %d\r\n\r\n%s" % (len(MADE), MADE),
+        b"transfer-encoding: chunked\r\n\r\n%x\r\n%s\r\n0\r\n\r\n" % (len(MADE), MADE),
+    ],
+    ids=["whole", "chunks"],
+)
+def test_a_request_that_offers_another_protocol_keeps_its_body_and_so_does_its_connection(
+    server: HttpThread, body: bytes, in_pieces: bool
+) -> None:
+    """As the JDK's client and `curl --http2` begin."""
+    sent = b"POST /v1/sessions HTTP/1.1\r\nhost: a\r\n" + OFFER + body + LIST
+    said = spoken(server, *([sent[at : at + 1] for at in range(len(sent))] if in_pieces else [sent]))
+    made, listed = said.split(b"HTTP/1.1 ")[1:]
+    assert (made[:3], listed[:3]) == (b"200", b"200"), said
+    assert ("create", {"session": "a"}) in server.service.calls
+    assert b"101" not in made[:3]
+    assert b"upgrade" not in made.lower()
+
+
+def test_an_offer_without_a_body_is_answered_in_http_1(server: HttpThread) -> None:
+    head = b"GET /healthz HTTP/1.1\r\nhost: a\r\nconnection: upgrade\r\nupgrade: websocket\r\n\r\n"
+    assert spoken(server, head + LIST).count(b"HTTP/1.1 200") == 2
+
+
+def test_no_tunnel_is_made(server: HttpThread) -> None:
+    said = spoken(server, b"CONNECT a:1 HTTP/1.1\r\nhost: a\r\n\r\n")
+    assert said.startswith(b"HTTP/1.1 405 ")
+
+
+def test_trailers_are_no_headers(begin: Begin) -> None:
+    server = begin()
+    body = b"%x\r\n%s\r\n0\r\nauthorization: Bearer %s\r\n" % (len(MADE), MADE, server.token.encode())
+    head = b"POST /v1/sessions HTTP/1.1\r\nhost: 127.0.0.1:%d\r\ntransfer-encoding: chunked\r\n" % server.port
+    with socket.create_connection(("127.0.0.1", server.port), timeout=20) as client:
+        client.sendall(head + b"\r\n" + body + b"\r\n")
+        assert status_of(client.recv(4096)) == 401
+    said = spoken(server, head + b"\r\n" + body + b"x-torpor-session: b\r\norigin: http://page\r\n\r\n" + LIST)
+    assert said.count(b"HTTP/1.1 200") == 2
+
+
+@pytest.mark.parametrize(
+    "endless", [b"0\r\na: " + b"b" * 600_000, b"0" * 600_000, b"3;" + b"x" * 600_000, b"\r\n" * 300_000]
+)
+def test_what_stands_around_the_chunks_of_a_body_is_bounded(server: HttpThread, endless: bytes) -> None:
+    with connected(server) as client:
+        client.sendall(b"POST /v1/sessions HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n")
+        with contextlib.suppress(BrokenPipeError):  # refused before all was sent
+            client.sendall(endless)
+        assert status_of(client.recv(4096)) in (400, 431)
+
+
+def test_a_client_of_http_1_0_gets_no_chunks(server: HttpThread) -> None:
+    """As a proxy in its default form asks: the end of the connection ends the answer, also of a stream."""
+    says(server, TokenEvent(1, "hi"))
+    body = json.dumps({"messages": [{"role": "user", "content": "a"}], "stream": True}).encode()
+    head = b"POST /v1/chat/completions HTTP/1.0\r\nhost: a\r\ncontent-length: %d\r\n\r\n" % len(body)
+    told, _, events = spoken(server, head + body).partition(b"\r\n\r\n")
+    assert b"transfer-encoding" not in told
+    assert b"connection: close" in told
+    assert events.startswith(b"data: {")
+    assert events.endswith(b"data: [DONE]\n\n")
+    told, _, health = spoken(server, b"GET /healthz HTTP/1.0\r\nhost: a\r\n\r\n").partition(b"\r\n\r\n")
+    assert (b"content-length: %d" % len(health)) in told
+    told, _, nothing = spoken(server, b"HEAD /healthz HTTP/1.0\r\nhost: a\r\n\r\n").partition(b"\r\n\r\n")
+    assert told.startswith(b"HTTP/1.1 200")
+    assert not nothing

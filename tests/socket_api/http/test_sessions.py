@@ -32,6 +32,16 @@ def test_a_name_in_a_path_may_have_an_encoded_slash(server: HttpThread) -> None:
     assert server.ask("GET", "/v1/sessions/%00%ff").status == 404
 
 
+def test_a_model_in_a_path_may_have_a_slash_and_any_other_character(server: HttpThread) -> None:
+    """An SDK encodes what a listed name has in it."""
+    names = ("org/Tiny", "org%2FTiny", "org%2FTiny%3A4b%20%C3%A9")
+    server.service.aliases = (("org/Tiny", "fake"), ("org/Tiny:4b é", "fake"))
+    for each in names:
+        assert server.ask("GET", f"/v1/models/{each}").json["id"] == "fake", each
+    refused = server.ask("GET", "/v1/models/org%2FOther").json["error"]["message"]
+    assert "'org/Other'" in refused
+
+
 def test_an_error_has_the_status_of_its_code(server: HttpThread) -> None:
     server.ask("POST", "/v1/sessions", {"session": "a"})
     again = server.ask("POST", "/v1/sessions", {"session": "a"})
