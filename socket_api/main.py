@@ -9,7 +9,7 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final
 
@@ -28,11 +28,12 @@ _LOG_FORMAT: Final = "%(asctime)s %(levelname)s %(message)s"
 """A line of the daemon's log begins with the time."""
 
 
-def run(given: Mapping[str, Any], *, as_json: bool = False) -> None:
+def run(given: Mapping[str, Any], *, as_json: bool = False, on_ready: Callable[[], None] = lambda: None) -> None:
     """Serve until SIGTERM, SIGINT, SIGHUP or a client's `shutdown`, in this process and thread. With a configuration
     file, SIGHUP reloads that instead.
 
     given: the options of the command line, as `settings_of` takes them. as_json: print one JSON object a line.
+    on_ready: called when it answers.
 
     Raises:
         TorporError: it could not start, or stopped with sessions that it could not put to sleep.
@@ -55,7 +56,8 @@ def run(given: Mapping[str, Any], *, as_json: bool = False) -> None:
             print(f"torpor serve: warning: {warning}", file=sys.stderr, flush=True)
         return service
 
-    def on_ready(socket: str) -> None:
+    def tell_ready(socket: str) -> None:
+        on_ready()
         sentence = f"torpor serves {store or 'the default store'} on {socket} (pid {os.getpid()}); stop it with Ctrl-C"
         facts = {"event": "ready", "socket": socket, "pid": os.getpid(), "warnings": len(warnings)}
         told = [] if http is None else http.addresses()
@@ -67,7 +69,7 @@ def run(given: Mapping[str, Any], *, as_json: bool = False) -> None:
     serve_until_signal(
         open_service,
         given.get("socket") or default_socket_path(),
-        on_ready=on_ready,
+        on_ready=tell_ready,
         on_stopped=on_stopped,
         rereads=config is not None,
         find_doors=lambda: () if http is None else (http,),

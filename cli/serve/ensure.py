@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import shlex
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from ..reach import background
 from ..reach.daemon_link import connect, find_ended_daemon, nobody_is_there
 from ..reach.options import JsonOption
 from ..view.output import Output, plain, write_failure
+from . import last_options
 from .serve import LogOption, remark_on_warnings
 from .serve_parameters import arguments_of, given_of, takes
 
@@ -26,8 +28,9 @@ from .serve_parameters import arguments_of, given_of, takes
 @takes("model", "config", "store", "socket")
 def ensure(log: LogOption = None, as_json: JsonOption = False, **values: Any) -> int:
     """Two at once start one. --config and --log hold only for a daemon that is started. A daemon that runs without a
-    model of --model is an error. Other settings of [cyan]torpor serve[/] can stand in the file of --config. Where the
-    start fails, nothing is left running.
+    model of --model is an error. Other settings of [cyan]torpor serve[/] can stand in the file of --config. After a
+    crash the daemon starts with the options that it had, but for those given here. Where the start fails, nothing is
+    left running.
 
     [bold]Examples[/]
 
@@ -38,13 +41,17 @@ def ensure(log: LogOption = None, as_json: JsonOption = False, **values: Any) ->
     store, config, socket = given.get("store"), given.get("config"), given.get("socket") or default_socket_path()
     chosen_log = log
     log = (log or background.default_log_path()).absolute()
-    arguments = arguments_of({**given, "store": store or default_store_path(), "socket": socket})
     with _one_at_a_time(log):
         daemon, started = _find(socket, store), False
         if daemon is None:
+            had: dict[str, Any] = {}
             if ended := find_ended_daemon(socket, restarting=True):
                 output.remark(f"[yellow]{plain(ended['message'])}[/]")
-            begun = background.start(arguments, log)
+                had = last_options.recall(socket)
+                _tell_what_it_had(output, {name: value for name, value in had.items() if name not in given})
+            begun = background.start(
+                arguments_of({"store": default_store_path(), **had, **given, "socket": socket}), log
+            )
             daemon, started = _find(socket, store), isinstance(begun, background.Started)
             if daemon is None and isinstance(begun, background.Refused):
                 write_failure(begun.code, begun.message, begun.status, {}, as_json=as_json)
@@ -78,6 +85,12 @@ def _require_served(daemon: Client, models: Mapping[str, str]) -> None:
 
 def _is_same(path: str, other: str) -> bool:
     return os.path.realpath(path) == os.path.realpath(other)
+
+
+def _tell_what_it_had(output: Output, options: Mapping[str, Any]) -> None:
+    options = {name: value for name, value in options.items() if name not in ("socket", "store")}
+    if options:
+        output.remark(f"[dim]it starts with the options that it had:[/] {plain(shlex.join(arguments_of(options)))}")
 
 
 def _tell_what_is_ignored(output: Output, options: list[str]) -> None:

@@ -21,6 +21,7 @@ from ..exit_codes import OK
 from ..reach import background
 from ..reach.options import JsonOption, option
 from ..view.output import Output, plain, write_failure
+from . import last_options
 from .serve_parameters import arguments_of, given_of, takes
 
 DetachOption = Annotated[bool, option("--detach -d", "Start it in the background, and return when it answers.")]
@@ -79,7 +80,13 @@ def serve(
     with _nothing_collected():
         from ...socket_api.main import run
 
-    run(given, as_json=as_json)
+    with contextlib.ExitStack() as at_end:
+
+        def remember() -> None:
+            last_options.remember(socket, given)
+            at_end.callback(last_options.drop, socket)
+
+        run(given, as_json=as_json, on_ready=remember)
     return OK.number
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import signal
 import socket
 import subprocess
 import sys
@@ -90,3 +92,31 @@ def test_a_daemon_that_cannot_start_is_told_and_leaves_no_process(torpor: Torpor
         Client()
     found = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
     assert not [line for line in found.splitlines() if str(short_path) in line and "detached" in line]
+
+
+@pytest.mark.one_in(1)
+def test_after_a_crash_a_daemon_starts_with_the_options_that_it_had(
+    short_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`torpor ensure` alone would start it without HTTP and on another store."""
+    monkeypatch.delenv("TORPOR_STORE")
+    store, door = short_path / "its-own-store", short_path / "h"
+    serve = ["serve", "--detach", "--store", store, "--http-socket", door, "--keep-free", "1MiB"]
+    subprocess.run([*COMMAND[:-2], *map(str, serve)], check=True, capture_output=True)
+    with Client() as daemon:
+        pid = daemon.peer_pid
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
+    deadline = time.monotonic() + 60
+    while is_running(pid) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    ran = subprocess.run(COMMAND[:-1], check=True, capture_output=True, text=True)
+    assert "starts with the options that it had: --keep-free 1048576 --http-socket" in " ".join(ran.stderr.split())
+    with Client() as daemon:
+        status, pid = daemon.status(), daemon.peer_pid
+        assert (Path(status.store), status.disk and status.disk.keep_free_bytes) == (store, 1 << 20)
+        assert door.is_socket()
+        daemon.shutdown()
+    while is_running(pid or 0) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert not list(default_socket_path().parent.glob("*.options")), "a stop leaves nothing behind"

@@ -19,7 +19,7 @@ Given = Callable[..., dict[str, Any]]
 def given(torpor: Torpor, monkeypatch: pytest.MonkeyPatch) -> Given:
     """What the daemon is handed for a command line, as far as that says it."""
     handed: list[dict[str, Any]] = []
-    monkeypatch.setattr("torpor.socket_api.main.run", lambda given, *, as_json: handed.append(given))
+    monkeypatch.setattr("torpor.socket_api.main.run", lambda given, *, as_json, on_ready: handed.append(given))
 
     def serve(*arguments: object) -> dict[str, Any]:
         ran = torpor("serve", *arguments)
