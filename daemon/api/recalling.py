@@ -4,14 +4,24 @@ from __future__ import annotations
 
 from dataclasses import KW_ONLY
 
-from .dialogue import AnswerId, Role, ToolCall
+from .dialogue import AnswerId, Channel, Role, ToolCall
 from .records import Count, ModelName, Request, Result, SessionText
 
 
+class RecalledPiece(Result):
+    """Some of what an answer says in one channel. call: of the channel of that name."""
+
+    channel: Channel
+    text: str = ""
+    call: ToolCall | None = None
+
+
 class RecalledMessage(Result):
-    """A message, as its tokens tell it. answer_id: of an answer that has one. start, end: the tokens of the ledger
-    before it, or before the messages that were read with it, and at its end. finished: whether an answer came to its
-    end: to an end token, or to that of a call."""
+    """A message, as its tokens tell it. pieces: of an answer that the model wrote, in their order. answer_id: of an
+    answer that has one. start, end: the tokens of the ledger before it, or before the messages that were read with it,
+    and at its end. finished: whether an answer came to its end: to an end token, or to that of a call. certain: whether
+    a digest proves the words. If not, the model's tokenizer or template may have changed since, and messages that were
+    read together may be told as one."""
 
     role: Role
     content: str
@@ -23,6 +33,8 @@ class RecalledMessage(Result):
     start: Count
     end: Count
     finished: bool = True
+    certain: bool = True
+    pieces: tuple[RecalledPiece, ...] = ()
 
 
 class RecallResult(Result):

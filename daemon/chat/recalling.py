@@ -1,18 +1,21 @@
 """What was said in a session, told from its tokens: nothing else of it is kept.
 
 An answer is decoded as it was when it was written, so its thinking, its calls and their ids come out the same. Messages
-that were read are taken out of the text that the template made of them. Where that cannot be told apart, all of it is
-told as one message.
+that were read are taken out of the text that the template made of them. The digest of a message proves its words. Where
+none does, the tokenizer or the template may have changed: the words are told as uncertain, those of messages that
+cannot be told apart as one message.
 """
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
-from typing import Final
+from typing import Any, Final
 
 from ...memvid.store import Store
 from ...memvid.uri import SessionUri
@@ -20,21 +23,30 @@ from ...snapshot.errors import MalformedSnapshot
 from ...snapshot.state import token_array
 from ..api.dialogue import ToolCall
 from ..api.limits import MAX_STOP_CHARS
-from ..api.recalling import RecalledMessage
-from ..engine.channels import Shown
+from ..api.recalling import RecalledMessage, RecalledPiece
+from ..engine.channels import Piece, Shown, id_of_call
 from ..engine.generation import Written
+from ..errors import TemplateUnusable
 from ..models.chat_template import Message, Root
 from ..models.models import LoadedModel
+from ..models.written_tools import written
 from ..residency.residency import Residency
-from ..sessions.encoding import Encoder, Place, rendered
+from ..sessions.encoding import Encoder, Place, rendered, taken
 from ..sessions.sessions import ROOT
-from ..sessions.transcripts import TEXT_MAP, TextMap, Turn, message_of
+from ..sessions.transcripts import TEXT_MAP, TextMap, Turn, WordsProof, message_of
 from ..sessions.unprocessed_tail import unread_in
 from ..sleep.store_threads import StoreThreads
 from ..sleep.turn_journal import TurnJournal
 from .conversing import Dialogue
 
 _WORDS: Final = "torporwordsplaceholder5e1a"
+_BETWEEN: Final = re.compile(f"{_WORDS}[0-9]{{8}}")
+
+_MOST_ENDS: Final = 4096
+"""Places at which a message may end that are tried: where its words spell what the template writes behind it."""
+
+_MOST_PARSED: Final = 8
+"""Of these, where a message of the model is read for its thinking and its calls."""
 
 
 @dataclass(eq=False, repr=False)
@@ -97,19 +109,28 @@ def _told(model: LoadedModel, known: Dialogue, first: int, last: int) -> Iterato
         read = list(group)
         behind, at = at, at + len(read)
         if first <= at and behind <= last:  # the one before, too, for the ids of its calls
-            if [turn.role for turn in read] == ["assistant"] and start:
-                told = [_answer(model, known, read[0], start)]
-            else:
-                told = _read(model, known, read, start, calls)
+            told = _group(model, known, read, start, calls)
             yield from told if at > first else ()
             calls = told[-1].tool_calls
         start = end
 
 
+def _group(
+    model: LoadedModel, known: Dialogue, turns: Sequence[Turn], start: int, calls: Sequence[ToolCall]
+) -> list[RecalledMessage]:
+    """Messages that end at one token. calls: of the answer before them."""
+    if not turns[0].own:
+        read = list(_read(model, known, turns, start, calls))
+        # Older text maps do not tell which answers are the model's own.
+        if read[0].certain or not start or [turn.role for turn in turns] != ["assistant"]:
+            return read
+    return [_answer(model, known, turns[0], start)]
+
+
 def _answer(model: LoadedModel, known: Dialogue, turn: Turn, start: int) -> RecalledMessage:
     """An answer, as it was shown."""
     told = _decoded(model, known, turn, start, is_cut=True)
-    if turn.is_mark_of(_as_message(told)):
+    if turn.proves(_as_message(told)):
         return told
     # Its grammar ended it. Or a stop string did, and was shown to nobody. Or it was to have one call, and its marks
     # hold more.
@@ -118,26 +139,50 @@ def _answer(model: LoadedModel, known: Dialogue, turn: Turn, start: int) -> Reca
     shorter = (text[:size] for size in range(len(text) - 1, -1, -1)[: 2 * MAX_STOP_CHARS])
     others = [whole, replace(whole, tool_calls=whole.tool_calls[:1], finished=True)]
     others += [replace(whole, content=each, finished=True) for each in shorter]
-    return next((each for each in others if turn.is_mark_of(_as_message(each))), told)
+    proven = next((each for each in others if turn.proves(_as_message(each))), None)
+    return replace(told, certain=False) if proven is None else replace(proven, pieces=tuple(_pieces_of(proven)))
+
+
+def _pieces_of(told: RecalledMessage) -> Iterator[RecalledPiece]:
+    """The pieces of as much of an answer as counts: of its text a beginning, of its calls the first."""
+    chars, calls = len(told.content), len(told.tool_calls)
+    for piece in told.pieces:
+        if piece.channel == "text" and chars:
+            yield replace(piece, text=piece.text[:chars])
+            chars -= min(chars, len(piece.text))
+        elif piece.call is not None and calls:
+            yield piece
+            calls -= 1
+        elif piece.channel == "reasoning":
+            yield piece
+
+
+def _joined(pieces: Iterable[Piece]) -> Iterator[RecalledPiece]:
+    """Each call alone, and what stands together in another channel as one."""
+    told = (piece for piece in pieces if piece.call is not None or (piece.text and piece.channel != "call"))
+    for (channel, call), group in groupby(told, key=lambda piece: (piece.channel, piece.call)):
+        yield RecalledPiece(channel, "".join(piece.text for piece in group), call)
 
 
 def _decoded(model: LoadedModel, known: Dialogue, turn: Turn, start: int, *, is_cut: bool) -> RecalledMessage:
     """What the tokens of an answer say. is_cut: whether one without an end token was cut off."""
-    ledger = list(known.tokens[:start])
-    shown, written, finished = Shown(model, ledger, known.root, (), answer=turn.answer), Written(), False
+    ledger, pieces = list(known.tokens[:start]), list[Piece]()
+    answer, finished = Written(), False
+    shown = Shown(model, ledger, known.root, (), answer=turn.answer)
     for token in known.tokens[start : turn.end]:
         ledger.append(token)  # grows while it is shown: the ids of calls follow from it
-        pieces = [] if token in model.end_tokens else list(shown.push(token))
-        finished = token in model.end_tokens or any(piece.call is not None for piece in pieces)
-        for piece in pieces:
-            written.add(piece)
-    for piece in shown.finish(is_cut=is_cut and known.tokens[turn.end - 1] not in model.end_tokens):
-        written.add(piece)
+        said = [] if token in model.end_tokens else list(shown.push(token))
+        finished = token in model.end_tokens or any(piece.call is not None for piece in said)
+        pieces += said
+    pieces += shown.finish(is_cut=is_cut and known.tokens[turn.end - 1] not in model.end_tokens)
+    for piece in pieces:
+        answer.add(piece)
     return RecalledMessage(
         "assistant",
-        written.text,
-        reasoning=written.reasoning,
-        tool_calls=tuple(written.calls),
+        answer.text,
+        reasoning=answer.reasoning,
+        tool_calls=tuple(answer.calls),
+        pieces=tuple(_joined(pieces)),
         answer_id=turn.answer.hex() or None,
         start=start,
         end=turn.end,
@@ -147,47 +192,137 @@ def _decoded(model: LoadedModel, known: Dialogue, turn: Turn, start: int, *, is_
 
 def _as_message(told: RecalledMessage) -> Message:
     calls = [{"name": call.name, "arguments": call.arguments} for call in told.tool_calls]
-    return message_of(told.role, told.content, calls)
+    return {**message_of(told.role, told.content, calls), "reasoning": told.reasoning}
 
 
 def _read(
     model: LoadedModel, known: Dialogue, turns: Sequence[Turn], start: int, calls: Sequence[ToolCall]
-) -> list[RecalledMessage]:
+) -> Iterator[RecalledMessage]:
     """Messages that were read together. calls: of the answer before them."""
-    told = _told_apart(model, known, turns, start, calls)
-    if told is None and len(turns) > 1 and turns[-1].is_mark_of(message_of("assistant", "")):
-        told = _told_apart(
-            model, known, turns[:-1], start, calls
-        )  # they were not answered, and the answer has no token
-    if told is None:
-        text = str(model.tokenizer.decode(list(known.tokens[start : turns[-1].end])))
-        return [RecalledMessage("user", text, start=start, end=turns[-1].end)]
-    return told
+    end = turns[-1].end
+    # They were not answered, and the answer has no token.
+    unanswered = len(turns) > 1 and turns[-1].proves(message_of("assistant", ""))
+    found = _told_apart(model, known, turns, start) or (unanswered and _told_apart(model, known, turns[:-1], start))
+    if not found:
+        text = str(model.tokenizer.decode(list(known.tokens[start:end])))
+        yield RecalledMessage("user", text, start=start, end=end, certain=False)
+        return
+    ids, made = [call.id for call in calls], 0
+    for turn, message in zip(turns, found, strict=False):
+        own = []
+        for name, arguments in message.calls:
+            made += 1
+            own.append(ToolCall(name, arguments, id_of_call(f"{known.uri} {start}".encode(), made)))
+        ids = [call.id for call in own] if own else ids
+        answered = ids.pop(0) if turn.role == "tool" and ids else ""
+        yield RecalledMessage(
+            turn.role,
+            message.words,
+            reasoning=message.reasoning,
+            tool_calls=tuple(own),
+            tool_call_id=answered,
+            start=start,
+            end=turn.end,
+        )
 
 
-def _told_apart(
-    model: LoadedModel, known: Dialogue, turns: Sequence[Turn], start: int, calls: Sequence[ToolCall]
-) -> list[RecalledMessage] | None:
-    """As `_read`; None if the messages cannot be told apart."""
-    end, ids = turns[-1].end, [call.id for call in calls]
-    answered = [ids.pop(0) if turn.role == "tool" and ids else "" for turn in turns]
-    named = [
-        {**message_of(turn.role, f"{_WORDS}{at:08}"), **({"tool_call_id": call} if call else {})}
-        for at, (turn, call) in enumerate(zip(turns, answered, strict=True))
-    ]
+@dataclass(frozen=True, slots=True)
+class _Words:
+    """What a read message says. calls: names and arguments; a client's ids of them are in no ledger."""
+
+    words: str
+    reasoning: str = ""
+    calls: tuple[tuple[str, dict[str, Any]], ...] = ()
+
+    def as_message(self, role: str) -> Message:
+        calls = [{"name": name, "arguments": arguments} for name, arguments in self.calls]
+        return {**message_of(role, self.words, calls), "reasoning": self.reasoning}
+
+
+def _told_apart(model: LoadedModel, known: Dialogue, turns: Sequence[Turn], start: int) -> list[_Words] | None:
+    """The words of messages that were read together, all proven; None if they cannot be told apart."""
+    end = turns[-1].end
+    named: list[Message] = [{**message_of(turn.role, f"{_WORDS}{at:08}")} for at, turn in enumerate(turns)]
     place = Place(start, known.tokens[start - 1] if start else None, turn_open=True)
-    around = re.split(f"{_WORDS}[0-9]{{8}}", rendered(model, named, place, known.root))
-    if turns[-1].role == "assistant" and known.tokens[end - 1] in model.end_tokens:
-        closing = str(model.tokenizer.decode([known.tokens[end - 1]]))
-        around[-1] = around[-1].partition(closing)[0] + closing
     text = str(model.tokenizer.decode(list(known.tokens[start:end])))
-    found = re.fullmatch("(.*?)".join(map(re.escape, around)), text, re.DOTALL)
-    if found is None or len(found.groups()) != len(turns):
+    for form in (named, written(named, ())):
+        with suppress(TemplateUnusable):
+            shown = rendered(model, taken(model, form, place, known.root), place, known.root)
+            around = _BETWEEN.split(shown)
+            if turns[-1].role == "assistant" and known.tokens[end - 1] in model.end_tokens:
+                closing = str(model.tokenizer.decode([known.tokens[end - 1]]))
+                around[-1] = around[-1].partition(closing)[0] + closing
+            if len(around) == len(turns) + 1 and (found := _between(model, known, turns, text, around)) is not None:
+                return found
+    return None
+
+
+def _between(
+    model: LoadedModel, known: Dialogue, turns: Sequence[Turn], text: str, around: Sequence[str]
+) -> list[_Words] | None:
+    """The words of each message in a text, between those of the template; None if one is not proven. It takes time
+    that grows as the text does."""
+    if not text.startswith(around[0]):
         return None
-    told = [
-        RecalledMessage(turn.role, words, tool_call_id=call, start=start, end=turn.end)
-        for turn, words, call in zip(turns, found.groups(), answered, strict=True)
-    ]
-    spelled = any(mark.strip() in each.content for each in told for mark in around[1:])
-    certain = not spelled or all(turn.is_mark_of(_as_message(each)) for turn, each in zip(turns, told, strict=True))
-    return told if certain else None
+    found, at = list[_Words](), len(around[0])
+    for turn, behind in zip(turns, around[1:], strict=True):
+        is_last = len(found) == len(turns) - 1
+        words = _proven(model, known, turn, text, at, _ends(text, at, behind, is_last=is_last))
+        if words is None:
+            return None
+        found.append(words[0])
+        at = words[1] + len(behind)
+    return found
+
+
+def _ends(text: str, at: int, behind: str, *, is_last: bool) -> Iterator[int]:
+    """Where a message that begins at a place may end, before what stands behind it."""
+    if is_last:
+        if text.endswith(behind) and len(text) - len(behind) >= at:
+            yield len(text) - len(behind)
+        return
+    for _ in range(_MOST_ENDS):
+        if (at := text.find(behind, at)) < 0:
+            return
+        yield at
+        at += 1
+
+
+def _proven(
+    model: LoadedModel, known: Dialogue, turn: Turn, text: str, at: int, ends: Iterable[int]
+) -> tuple[_Words, int] | None:
+    """The words that a digest proves, and where they end."""
+    proof, begins = WordsProof(turn), at
+    for number, end in enumerate(ends):
+        proof.push(text[at:end])
+        at = end
+        if (blanks := proof.proven_with()) is not None:
+            return _Words(text[begins:end] + blanks), end
+        if turn.role == "assistant" and number < _MOST_PARSED:
+            parsed = _parsed(model, known.root, text[begins:end])
+            if parsed is not None and turn.proves(parsed.as_message(turn.role)):
+                return parsed, end
+    return None
+
+
+def _parsed(model: LoadedModel, root: Root, text: str) -> _Words | None:
+    """A rendered message of the model: its thinking and its calls between their marks. None: they are malformed."""
+    tools = [{"type": "function", "function": dict(tool)} for tool in root.tools]
+    reasoning, (begins, ends) = "", model.marks.call
+    if model.marks.reasoning is not None and text.lstrip().startswith(model.marks.reasoning[0]):
+        thought, closed, behind = text.lstrip()[len(model.marks.reasoning[0]) :].partition(model.marks.reasoning[1])
+        reasoning, text = (thought, behind) if closed else ("", text)
+    words, *called = text.split(begins)
+    calls = []
+    try:
+        for each in called:
+            body, _, rest = each.partition(ends) if ends else (each, "", "")
+            if rest.strip():
+                return None
+            parsed = model.marks.parse(body.strip(), tools)
+            for one in parsed if isinstance(parsed, list) else [parsed]:
+                arguments = one.get("arguments") or {}
+                calls.append((one["name"], json.loads(arguments) if isinstance(arguments, str) else arguments))
+    except Exception:  # noqa: BLE001 - a parser may raise any error for what stands there
+        return None
+    return _Words(words.strip(), reasoning.strip(), tuple(calls))

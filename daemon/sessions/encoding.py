@@ -108,15 +108,7 @@ class Encoder:
         if all(message["role"] != "system" for message in messages[0 if place.held else 1 :]):
             return messages
 
-        def find() -> Sequence[Message]:
-            marked = _with_marked_systems(messages, place)
-            for told in (messages, marked, _with_one_user_at_a_time(marked)):
-                with suppress(TemplateUnusable):
-                    rendered(model, told, place, root)
-                    return told
-            return messages
-
-        return await self._aside(find)
+        return await self._aside(lambda: taken(model, messages, place, root))
 
     async def shown_root(self, model: LoadedModel, root: Root) -> bytes:
         """The digest of what the model's template shows of a root: of its tools and arguments, in the words around
@@ -228,6 +220,16 @@ def _encoded(model: LoadedModel, messages: Sequence[Message], place: Place, root
     # A template writes the first token itself, so none is added.
     text = rendered(model, marked, place, plain_root)
     return _encode_around(model, text, marks.words) if marks.words else model.encode(text, opening=False)
+
+
+def taken(model: LoadedModel, messages: Sequence[Message], place: Place, root: Root) -> Sequence[Message]:
+    """`Encoder.as_taken`, on the thread that may use the tokenizer."""
+    marked = _with_marked_systems(messages, place)
+    for told in (messages, marked, _with_one_user_at_a_time(marked)):
+        with suppress(TemplateUnusable):
+            rendered(model, told, place, root)
+            return told
+    return messages
 
 
 def _shown_root(model: LoadedModel, root: Root) -> bytes:

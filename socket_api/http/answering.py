@@ -53,6 +53,10 @@ class Telling(ABC):
     def __init__(self) -> None:
         self.untold = Untold()
 
+    def note(self, event: TokenEvent) -> None:
+        """Note a token of an answer that is no stream."""
+        self.untold.add(event)
+
     @abstractmethod
     def whole(self, answered: Answered) -> Mapping[str, Any]:
         """The body of an answer that is no stream."""
@@ -217,7 +221,7 @@ class _Exchange:
             return
         if not self._streamed:
             if isinstance(event, TokenEvent):
-                self._telling.untold.add(event)
+                self._telling.note(event)
             return
         if isinstance(event, TokenEvent):
             likelihoods = 0 if event.logprobs is None else 1 + len(event.logprobs.top)

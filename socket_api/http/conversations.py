@@ -27,11 +27,9 @@ from .fields import Body, fault_at, read_fields
 from .response_items import (
     Dialogue,
     Items,
-    Toolbox,
-    answer_items,
-    item_id,
     page_of,
-    read_item,
+    read_items,
+    require_certain,
 )
 from .turns import new_answer_id, time_of
 
@@ -142,8 +140,11 @@ async def add_items(request: Request) -> Response:
         name, messages = _named(request), Dialogue(None, read_fields(ItemsBody, raw).items).messages
         if not messages:
             raise fault_at("items", "there are none; give what the conversation goes on with")
-        await _ask(request, VERBS["append"], name, messages=tuple(messages))
-        added = (await _items(request))[-len(messages) :]
+        read = await _ask(request, VERBS["append"], name, messages=tuple(messages))
+        told = (await _ask(request, VERBS["recall"], name)).messages
+        new = [each for each in told if each.start >= read.token_count - read.tokens_added]
+        require_certain(new)
+        added = _items_of(name, told)[-len(_items_of(name, new)) :]
         return JSONResponse(page_of(added, {"order": "asc", "limit": "100"}))
 
 
@@ -179,18 +180,13 @@ async def _ask(request: Request, verb: Verb[Any, R], name: str, **params: Any) -
 
 async def _items(request: Request) -> list[dict[str, Any]]:
     name = _named(request)
-    told = await _ask(request, VERBS["recall"], name)
-    return list(_as_items(told.messages, name.removeprefix("conv_")))
+    told = (await _ask(request, VERBS["recall"], name)).messages
+    require_certain(told)
+    return _items_of(name, told)
 
 
-def _as_items(messages: Sequence[RecalledMessage], conversation: str) -> Iterator[dict[str, Any]]:
-    for at, message in enumerate(messages):
-        if message.answer_id is None:
-            if message.content or message.role != "assistant":
-                yield read_item(message, item_id("in", conversation, at))
-        else:
-            tools = Toolbox(())
-            yield from answer_items(message.answer_id, tools, message.reasoning, message.content, message.tool_calls)
+def _items_of(name: str, messages: Sequence[RecalledMessage]) -> list[dict[str, Any]]:
+    return list(read_items(messages, name.removeprefix("conv_")))
 
 
 def _labels_of(metadata: Mapping[str, str]) -> Iterator[str]:

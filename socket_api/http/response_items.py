@@ -7,6 +7,7 @@ take no second one.
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,7 +18,7 @@ from pydantic import BeforeValidator, WithJsonSchema
 
 from ...daemon.api.dialogue import ToolCall
 from ...daemon.api.recalling import RecalledMessage
-from ..errors import PreviousResponseNotFound
+from ..errors import HttpRefused, PreviousResponseNotFound
 from . import string_tools
 from .bodies import InnerJson, int_of
 from .fields import Body, Content, fault_at
@@ -224,22 +225,17 @@ def _named_by(item: InputItem, place: str) -> str:
     return found
 
 
-def answer_items(
-    answer_id: str,
-    tools: Toolbox,
-    reasoning: str,
-    text: str,
-    calls: Sequence[ToolCall],
-    logprobs: Sequence[Mapping[str, Any]] = (),
-) -> list[dict[str, Any]]:
-    """A whole answer as items. logprobs: of its text."""
+def answer_items(answer_id: str, message: RecalledMessage) -> list[dict[str, Any]]:
+    """A whole answer as items, in the order in which it was told."""
     items: list[dict[str, Any]] = []
-    if reasoning:
-        items.append(reasoning_item(item_id("rs", answer_id, 0), reasoning, answer_id))
-    if text or not (reasoning or calls):
-        items.append(message_item(item_id("msg", answer_id, len(items)), text, logprobs))
-    numbered = enumerate(calls, len(items))
-    return [*items, *(tools.call_item(call, item_id("fc", answer_id, at)) for at, call in numbered)]
+    for at, piece in enumerate(message.pieces):
+        if piece.call is not None:
+            items.append(Toolbox(()).call_item(piece.call, item_id("fc", answer_id, at)))
+        elif piece.channel == "reasoning":
+            items.append(reasoning_item(item_id("rs", answer_id, at), piece.text, answer_id))
+        else:
+            items.append(message_item(item_id("msg", answer_id, at), piece.text))
+    return items or [message_item(item_id("msg", answer_id, 0), "")]
 
 
 def cut_off(items: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -249,15 +245,46 @@ def cut_off(items: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return {"incomplete_details": {"reason": "max_output_tokens"}}
 
 
-def read_item(message: RecalledMessage, item_id: str) -> dict[str, Any]:
-    """A message that was read, as it is listed."""
-    told = {"id": item_id, "status": "completed"}
+def read_items(messages: Sequence[RecalledMessage], within: str) -> Iterator[dict[str, Any]]:
+    """Messages as they are listed. within: what the ids of those that the model has not written are made of."""
+    numbers = itertools.count()
+    for message in messages:
+        if message.answer_id is not None:
+            yield from answer_items(message.answer_id, message)
+            continue
+        for item in _read_items(message):
+            yield {"id": item_id("in", within, next(numbers)), "status": "completed", **item}
+
+
+def require_certain(messages: Sequence[RecalledMessage]) -> None:
+    """Refuse words that no digest proves. Raises HttpRefused."""
+    if not all(each.certain for each in messages):
+        raise HttpRefused(
+            "Its words cannot be told: they stand in tokens that the model's tokenizer or template, as it is now, does"
+            " not turn into the words that were said. Load the model as it was then. To go on with the tokens as they"
+            " are, name its id.",
+            status=404,
+        )
+
+
+def _read_items(message: RecalledMessage) -> Iterator[dict[str, Any]]:
+    """A message that was read, without the ids of its items."""
     if message.role == "tool":
-        return {**told, "type": "function_call_output", "call_id": message.tool_call_id, "output": message.content}
-    if message.role == "assistant":
-        return message_item(item_id, message.content)
-    content = [{"type": "input_text", "text": message.content}]
-    return {**told, "type": "message", "role": message.role, "content": content}
+        yield {"type": "function_call_output", "call_id": message.tool_call_id, "output": message.content}
+    elif message.role != "assistant":
+        content = [{"type": "input_text", "text": message.content}]
+        yield {"type": "message", "role": message.role, "content": content}
+    else:
+        if message.reasoning:
+            yield _without_id(reasoning_item("", message.reasoning, ""))
+        if message.content:
+            yield _without_id(message_item("", message.content))
+        for call in message.tool_calls:
+            yield _without_id(Toolbox(()).call_item(call, ""))
+
+
+def _without_id(item: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in item.items() if name != "id"}
 
 
 def page_of(items: Sequence[Mapping[str, Any]], query: Mapping[str, str]) -> dict[str, Any]:

@@ -42,8 +42,9 @@ from .response_items import (
     message_item,
     not_found,
     page_of,
-    read_item,
+    read_items,
     reasoning_item,
+    require_certain,
     text_part,
 )
 from .turns import Answered, Turn, new_answer_id, time_of
@@ -131,13 +132,14 @@ async def retrieve(request: Request) -> Response:
     """A response, told from its tokens. They do not tell which of them were cached, nor what else the request had."""
     told, answer_id = await _recalled(request)
     last = told.messages[-1]
+    require_certain([last])
     facts: dict[str, Any] = {"previous_response_id": f"resp_{told.after}" if told.after else None}
     facts["usage"] = {
         "input_tokens": last.start,
         "output_tokens": last.end - last.start,
         "total_tokens": last.end,
     }
-    output = answer_items(answer_id, Toolbox(()), last.reasoning, last.content, last.tool_calls)
+    output = answer_items(answer_id, last)
     if not last.finished:
         facts |= cut_off(output)
     status = "completed" if last.finished else "incomplete"
@@ -147,7 +149,8 @@ async def retrieve(request: Request) -> Response:
 async def input_items(request: Request) -> Response:
     """The messages since the response before, told from their tokens."""
     told, answer_id = await _recalled(request)
-    items = [read_item(each, item_id("in", answer_id, at)) for at, each in enumerate(told.messages[:-1])]
+    require_certain(told.messages[:-1])
+    items = list(read_items(told.messages[:-1], answer_id))
     return JSONResponse(page_of(items, request.query_params))
 
 
@@ -269,11 +272,11 @@ class _Events(Telling):
         self._text = ""  # of the open item
         self._logprobs: list[dict[str, Any]] = []  # of its text
 
+    def note(self, event: TokenEvent) -> None:
+        self.token(event)  # an answer has the items of a stream
+
     def whole(self, answered: Answered) -> Mapping[str, Any]:
-        result, logprobs = answered.result, each_of(self.untold.take())
-        self._items = answer_items(
-            self._answer_id, self._tools, result.reasoning, result.text, result.tool_calls, logprobs
-        )
+        self._end()
         return self._ended(answered)
 
     def opening(self) -> bytes:
@@ -296,10 +299,14 @@ class _Events(Telling):
         return self._event("response.in_progress", response=self._response("in_progress"))
 
     def closing(self, answered: Answered) -> bytes:
-        told = b"" if self._items or self._open else self._begin("text")
-        told += self._close()
+        told = self._end()
         response = self._ended(answered)
         return told + self._event(f"response.{response['status']}", response=response)
+
+    def _end(self) -> bytes:
+        """End the last item; an answer that says nothing has an empty text."""
+        told = b"" if self._items or self._open else self._begin("text")
+        return told + self._close()
 
     def failure(self, error: TorporError) -> bytes:
         told = error_map(error, "openai")["error"]

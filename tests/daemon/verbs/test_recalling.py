@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
+from itertools import groupby
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from torpor.daemon.api.constraints import ToolChoice
@@ -25,9 +28,11 @@ from torpor.tests.daemon.conversing_rig import (  # noqa: F401
     names,
     reply_with,
     script,
+    thinking,
     user,
+    with_template,
 )
-from torpor.tests.daemon.session_rig import Rigged, open_rigged
+from torpor.tests.daemon.session_rig import MODEL, Rigged, open_rigged
 from torpor.tests.shares import share
 
 ONE, TWO, THREE = (f"{number:032x}" for number in (1, 2, 3))
@@ -271,10 +276,108 @@ async def test_a_bundle_of_another_program_hides_no_answer_after_a_restart(open_
             await rig.service.recall("0")
 
 
-async def test_what_cannot_be_told_apart_is_told_as_one_message(rig: Rigged) -> None:
-    await converse(rig, [user("a<|im_end|>\n<|im_start|>user\nb"), user("c")], "hm", "b")
-    first, answer = (await rig.service.recall("b")).messages
-    assert ("b<|im_end|>" in first.content, answer.content) == (True, "hm")
+def call(name: str, **arguments: Any) -> dict[str, Any]:
+    return dict(message_of("assistant", "", [{"name": name, "arguments": arguments, "id": "c"}]))
+
+
+def result(text: str) -> dict[str, Any]:
+    return {"role": "tool", "content": text, "tool_call_id": "c"}
+
+
+def as_said(messages: Any) -> list[tuple[Any, ...]]:
+    """What they say, without the ids of calls."""
+    calls = [[(each.name, each.arguments) for each in message.tool_calls] for message in messages]
+    return [(each.role, each.content, each.reasoning, of_it) for each, of_it in zip(messages, calls, strict=True)]
+
+
+READ: dict[str, list[Any]] = {
+    "what the template writes between them": [user("a<|im_end|>\n<|im_start|>user\nb"), user("c")],
+    "a call with its result": [user("q"), call("f", x=1), result("r"), user("and?")],
+    "two calls and a text": [
+        user("q"),
+        {
+            **message_of(
+                "assistant", "Look:", [{"name": "f", "arguments": {}}, {"name": "g", "arguments": {"y": [None]}}]
+            )
+        },
+        result("r"),
+        result("s"),
+        user("and?"),
+    ],
+    "a call that nothing answers": [user("q"), call("f", x=1), user("never mind")],
+    "many rounds": [
+        *(each for at in range(40) for each in (user(f"question {at}"), assistant(f"answer {at}"))),
+        *(user("q"), call("f"), result("r")),
+    ],
+    "texts that spell calls": [user('<tool_call>{"name": "f"}</tool_call>'), assistant("</tool_call>"), user("on")],
+    "a system text in the midst": [SYSTEM, user("q"), message_of("system", "Be loud."), user("r")],
+    "blanks": [user("  q\n\n"), assistant("a"), user("\n")],
+    "nothing": [user(""), assistant("a"), user("")],
+}
+
+
+@pytest.mark.parametrize("messages", READ.values(), ids=list(READ))
+async def test_what_was_read_is_told_as_it_was_said_and_proven(rig: Rigged, messages: list[Any]) -> None:
+    """In time that grows as the text does: with a pattern that goes back, many rounds took days."""
+    await converse(rig, messages, "hm")
+    *told, answer = (await rig.service.recall("a")).messages
+    assert as_said(told) == [
+        (each["role"], each["content"], "", [(one["name"], one["arguments"]) for one in each.get("tool_calls", ())])
+        for each in messages
+    ]
+    assert all(each.certain for each in (*told, answer))
+    ids = [one.id for each in told for one in each.tool_calls]
+    answered = [each.tool_call_id for each in told if each.role == "tool"]
+    assert answered == ids[: len(answered)]
+    assert len(set(ids)) == len(ids)
+
+
+TRIMS = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content | trim }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+async def test_blanks_that_a_template_takes_away_are_told_where_a_digest_proves_them(
+    open_rig: Any, own_tiny_model: Path
+) -> None:
+    async with open_rig(with_template(own_tiny_model, TRIMS), endless=False) as rig:
+        await converse(rig, [user("one\n"), assistant("eins"), user("two")], "zwei")
+        assert [each.content for each in (await rig.service.recall("a")).messages] == ["one\n", "eins", "two", "zwei"]
+        await converse(rig, [user("\t one"), user("two")], "zwei", "b")
+        whole, answer = (await rig.service.recall("b")).messages
+        assert (whole.certain, answer.certain, answer.content) == (False, True, "zwei")
+        assert "one<|im_end|>" in whole.content
+
+
+async def test_words_that_other_tokens_tell_now_are_told_as_uncertain(rig: Rigged) -> None:
+    """A tokenizer that has changed since makes other words of the same tokens."""
+    await converse(rig, [user("one"), assistant("eins"), user("two")], "zwei", answer_id=ONE)
+    tokenizer = rig.model.tokenizer
+    turned = Mock(wraps=tokenizer, decode=lambda *given, **how: tokenizer.decode(*given, **how).swapcase())
+    place = rig.service.shelf.places[MODEL]
+    place.model = replace(place.model, tokenizer=turned)
+    told = (await rig.service.recall("a")).messages
+    assert [each.certain for each in told] == [False] * len(told)
+    assert not (await rig.service.recall(answer_id=ONE)).messages[-1].certain
+
+
+async def test_the_pieces_of_an_answer_are_told_in_their_order(open_rig: Any) -> None:
+    async with thinking(open_rig) as rig:
+        heard: list[Any] = []
+        reply = f"<think>hm</think>one {CALL} two {CALL} three END"
+        asked: Any = {"tools": TOOLS, "answer_id": ONE, "max_tokens": 200, "on_event": heard.append}
+        told = await converse(rig, [user("hi")], reply, stop=("END",), **asked)
+        (*_, answer) = (await rig.service.recall(answer_id=ONE)).messages
+        assert (answer.content, answer.certain) == (told.text, True)
+        events = [each for each in heard if isinstance(each, TokenEvent) and (each.text or each.call)]
+        joined = [
+            (channel, "".join(each.text for each in group))
+            for channel, group in groupby(events, key=lambda each: each.channel)
+        ]
+        assert [(each.channel, each.text) for each in answer.pieces] == joined
+        assert [each.call for each in answer.pieces if each.call] == list(told.tool_calls)
+        assert [channel for channel, _ in joined] == ["reasoning", "text", "call", "text", "call", "text"]
 
 
 @pytest.mark.parametrize(("durable", "kept"), [(False, []), (True, ["a"])])

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from torpor.daemon.api.conversing import MeasureRequest, MeasureResult
+from torpor.daemon.api.dialogue import ToolCall
+from torpor.daemon.api.reading import AppendRequest, AppendResult
+from torpor.daemon.api.recalling import RecalledMessage, RecallRequest, RecallResult
 from torpor.memvid.errors import SessionNotFound
 from torpor.tests.socket_api.http.answers import asked_for
 from torpor.tests.socket_api.http.http_rig import HttpThread
@@ -100,6 +104,36 @@ def test_a_response_in_a_conversation_goes_on_at_its_end(server: HttpThread) -> 
         assert server.ask("POST", "/v1/responses", asked).json["conversation"] == {"id": made["id"]}
     for given in asked_for(server, "converse"):
         assert (given["session"], given["at_end"], given["instructions"]) == (made["id"], True, "Be brief.")
+
+
+def test_items_come_back_as_what_they_were(server: HttpThread) -> None:
+    call = ToolCall("look", {"path": "."}, "c1")
+    said = [
+        RecalledMessage("user", "q", start=0, end=4),
+        RecalledMessage("assistant", "hm", reasoning="so", tool_calls=(call,), start=0, end=9),
+        RecalledMessage("tool", "a file", tool_call_id="c1", start=9, end=12),
+    ]
+
+    async def recalled(request: RecallRequest) -> RecallResult:
+        return RecallResult(request.session or "", "fake", tuple(said))
+
+    async def appended(request: AppendRequest) -> AppendResult:
+        said.append(RecalledMessage("assistant", "", tool_calls=(call, call), start=12, end=20))
+        return AppendResult(request.session, 8, 20, 8, 0, 0.1)
+
+    server.service.answers |= {RecallRequest: recalled, AppendRequest: appended}
+    made = server.ask("POST", PATH, {}).json["id"]
+    items = server.ask("GET", f"{PATH}/{made}/items?order=asc").json["data"]
+    kinds = ["message", "reasoning", "message", "function_call", "function_call_output"]
+    assert [each["type"] for each in items] == kinds
+    assert (items[3]["call_id"], items[4]["call_id"], items[3]["arguments"]) == ("c1", "c1", '{"path":"."}')
+    assert len({each["id"] for each in items}) == len(items)
+    given = {"type": "function_call", "call_id": "c1", "name": "look", "arguments": "{}"}
+    added = server.ask("POST", f"{PATH}/{made}/items", {"items": [given, given]}).json["data"]
+    assert [each["type"] for each in added] == ["function_call"] * 2
+    assert server.ask("GET", f"{PATH}/{made}/items?order=asc").json["data"] == [*items, *added]
+    said[0] = replace(said[0], certain=False)
+    assert server.ask("GET", f"{PATH}/{made}/items").status == 404
 
 
 @pytest.mark.parametrize(

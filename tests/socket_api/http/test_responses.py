@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from itertools import groupby
 from typing import Any
 
@@ -11,7 +12,7 @@ from torpor.daemon.api.conversing import ConverseRequest
 from torpor.daemon.api.dialogue import ToolCall
 from torpor.daemon.api.events import ProgressEvent, TokenEvent
 from torpor.daemon.api.reading import GenerateResult
-from torpor.daemon.api.recalling import RecalledMessage, RecallRequest, RecallResult
+from torpor.daemon.api.recalling import RecalledMessage, RecalledPiece, RecallRequest, RecallResult
 from torpor.daemon.errors import AnswerNotFound
 from torpor.tests.socket_api.http.answers import (
     ADD,
@@ -234,7 +235,15 @@ async def recalls(request: RecallRequest) -> RecallResult:
     messages = (
         RecalledMessage("user", "hello", start=0, end=9),
         RecalledMessage("tool", "3", tool_call_id="c1", start=0, end=9),
-        RecalledMessage("assistant", "hi", reasoning="so", tool_calls=(call,), answer_id=ONE, start=9, end=12),
+        RecalledMessage(
+            *("assistant", "hi"),
+            reasoning="so",
+            tool_calls=(call,),
+            answer_id=ONE,
+            start=9,
+            end=12,
+            pieces=(RecalledPiece("reasoning", "so"), RecalledPiece("text", "hi"), RecalledPiece("call", "", call)),
+        ),
     )
     return RecallResult("torpor://default/a", "fake", messages, "f" * 32)
 
@@ -253,6 +262,46 @@ def test_a_response_is_told_from_its_tokens(server: HttpThread) -> None:
     assert (newest["data"], newest["has_more"]) == ([listed["data"][1]], True)
     rest = server.ask("GET", f"{PATH}/resp_{ONE}/input_items?after={newest['last_id']}").json
     assert (rest["data"], rest["has_more"]) == ([listed["data"][0]], False)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_items_of_an_answer_are_the_same_whole_streamed_and_retrieved(server: HttpThread, stream: bool) -> None:
+    """Also of a text behind a call."""
+    call = ToolCall("add", {"a": 1}, "c2")
+    pieces = (("reasoning", "so "), ("reasoning", "so"), ("text", "a"), ("call", ""), ("text", "b"), ("text", "c"))
+    events = [TokenEvent(1, text, channel, call if channel == "call" else None) for channel, text in pieces]  # type: ignore[arg-type]
+    says(server, *events, text="abc", reasoning="so so", tool_calls=(call,))
+    answer = server.ask("POST", PATH, {**HELLO, "stream": stream})
+    told = named_events_of(answer)[-1]["response"] if stream else answer.json
+    answer_id = told["id"].removeprefix("resp_")
+
+    async def recalls_it(request: RecallRequest) -> RecallResult:
+        joined = (
+            RecalledPiece("reasoning", "so so"),
+            RecalledPiece("text", "a"),
+            RecalledPiece("call", "", call),
+            RecalledPiece("text", "bc"),
+        )
+        facts: Any = {"reasoning": "so so", "tool_calls": (call,), "answer_id": answer_id, "pieces": joined}
+        return RecallResult("a", "fake", (RecalledMessage("assistant", "abc", start=1, end=7, **facts),))
+
+    server.service.answers[RecallRequest] = recalls_it
+    assert [each["type"] for each in told["output"]] == ["reasoning", "message", "function_call", "message"]
+    assert server.ask("GET", f"{PATH}/resp_{answer_id}").json["output"] == told["output"]
+
+
+def test_words_that_are_not_certain_are_refused(server: HttpThread) -> None:
+    async def doubtful(request: RecallRequest) -> RecallResult:
+        told = await recalls(request)
+        return replace(told, messages=tuple(replace(each, certain=each.role == wanted[0]) for each in told.messages))
+
+    server.service.answers[RecallRequest] = doubtful
+    wanted = [""]
+    for wanted[0], items, response in (("assistant", 404, 200), ("user", 404, 404)):
+        assert server.ask("GET", f"{PATH}/resp_{ONE}/input_items").status == items
+        answer = server.ask("GET", f"{PATH}/resp_{ONE}")
+        assert answer.status == response
+    assert "words cannot be told" in answer.json["error"]["message"]
 
 
 @pytest.mark.parametrize("named", [f"resp_{ONE}", "resp_1", "resp_" + "F" * 32, "msg_" + ONE])

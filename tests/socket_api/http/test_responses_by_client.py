@@ -118,20 +118,20 @@ def test_a_response_that_is_not_stored_cannot_be_retrieved_and_its_items_still_f
 
 
 def test_what_clients_make_of_items_on_the_way_still_hits(served: Served) -> None:
-    """Reasoning and ids dropped, arguments written again, as opencode, pi and LangChain do."""
+    """Ids dropped or made anew, and blanks around an answer, as opencode, pi and LangChain do."""
     tool: Any = {"type": "function", "name": "look", "description": "Looks.", "parameters": {"type": "object"}}
     call = {"type": "function_call", "call_id": "c1", "name": "look", "arguments": '{"path": ".", "all": true}'}
     result = {"type": "function_call_output", "call_id": "c1", "output": "a file"}
-    items: list[Any] = [
-        {"role": "user", "content": "look"},
-        {"type": "reasoning", "id": "rs_1", "summary": [{"type": "summary_text", "text": "so"}]},
-        call,
-        result,
-    ]
+    items: list[Any] = [{"role": "user", "content": "look"}, call, result]
     with served.openai() as client:
         told = asked(client, stream=False, input=items, tools=[tool])
-        items = [items[0], {**call, "arguments": '{"all":true,"path":"."}'}, {**result, "call_id": "c1"}]
-        items += [{"role": "assistant", "content": [{"type": "output_text", "text": told.output_text}]}]
+        items = [
+            items[0],
+            {**call, "call_id": "d1", "arguments": '{"path":".","all":true}'},
+            {**result, "call_id": "d1"},
+        ]
+        text = f"\n{told.output_text} "
+        items += [{"role": "assistant", "content": [{"type": "output_text", "text": text}]}]
         again = asked(client, stream=True, input=[*items, {"role": "user", "content": "and?"}], tools=[tool])
         assert again.usage.input_tokens_details.cached_tokens == told.usage.total_tokens
 
