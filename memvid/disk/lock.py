@@ -22,6 +22,10 @@ _OTHERWISE: Final = (
     ", or choose another store (--store, $TORPOR_STORE). Without that it can be looked at (torpor ls, show, verify, "
     "du) and copied from (torpor export), but neither served nor changed"
 )
+WITHOUT_LOCKS: Final = (
+    "A file system without locks (flock), as some that lie on a network, keeps no two daemons apart. Choose a folder "
+    "on a disk of this machine (--store, or $TORPOR_STORE)."
+)
 _ATTEMPTS: Final = 16
 _MAX_PID_BYTES: Final = 32
 
@@ -63,7 +67,8 @@ class StoreLock(Closing):
                 holder_pid=holder,
             ) from error
         except OSError as error:
-            raise io_error(error, "lock", self._path) from error
+            failed = io_error(error, "lock", self._path)
+            raise StoreIoError(f"{failed.message} {WITHOUT_LOCKS}", **failed.details) from error
 
     def _is_current(self, fd: int) -> bool:
         try:

@@ -213,7 +213,9 @@ def _require_private_folder(fd: int, path: str, otherwise: str = "") -> int:
         if status.st_uid != os.geteuid():
             raise _unsafe(path, f"it belongs to user {status.st_uid}", otherwise or _give_to_you(path, status))
         if status.st_mode & _OTHERS_MAY_WRITE:
-            raise _unsafe(path, "others may write in it", otherwise or f"Take that away: chmod go-w {path}")
+            raise _unsafe(
+                path, "others may write in it", otherwise or f"Take that away, from all in it too: chmod -R go-w {path}"
+            )
     return fd
 
 

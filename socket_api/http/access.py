@@ -10,6 +10,7 @@ Owns the file of tokens: a line for each token, with the namespace of its sessio
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import os
 import re
@@ -38,6 +39,11 @@ _HEAD: Final = """\
 _LINE: Final = re.compile(
     rf"([A-Za-z0-9][A-Za-z0-9._-]*)[ \t]+([!-~]{{{MIN_TOKEN_CHARS},{MAX_TOKEN_CHARS}}})", re.ASCII
 )
+_NO_LINKS_ERRNOS: Final = frozenset(
+    {errno.EPERM, errno.EACCES, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
+)
+"""The error numbers of a file system without hard links."""
+
 _HOSTS: Final = ("127.0.0.1", "localhost", "[::1]")
 
 
@@ -110,10 +116,20 @@ class Tokens:
         try:
             with os.fdopen(descriptor, "w", encoding="ascii") as file:
                 file.write(_HEAD + line)
-            with contextlib.suppress(FileExistsError):
-                os.link(aside, self.path)
+            self._name(aside)
         finally:
-            os.unlink(aside)
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(aside)
+
+    def _name(self, aside: Path) -> None:
+        try:
+            os.link(aside, self.path)
+        except FileExistsError:
+            pass  # another daemon was first
+        except OSError as error:
+            if error.errno not in _NO_LINKS_ERRNOS:
+                raise
+            os.rename(aside, self.path)  # of two daemons the later one's holds, and both read it anew
 
     def namespace_of(self, token: str) -> str | None:
         """The namespace of a token; None for an unknown one, and for every token while the file is not to be used."""

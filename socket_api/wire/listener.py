@@ -72,7 +72,7 @@ def _locked_folder(folder: str) -> Iterator[None]:
     descriptor = _open_folder(folder)
     try:
         deadline = time.monotonic() + _LOCK_TIMEOUT_S
-        while not _try_lock(descriptor):
+        while not _try_lock(descriptor, folder):
             if time.monotonic() > deadline:
                 raise SocketInUse(f"Another daemon is starting in {folder} and does not finish. End it.", path=folder)
             time.sleep(_LOCK_POLL_S)
@@ -160,11 +160,17 @@ def _umask(mask: int) -> Iterator[None]:
         os.umask(previous)
 
 
-def _try_lock(descriptor: int) -> bool:
+def _try_lock(descriptor: int, folder: str) -> bool:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
+    except OSError as error:
+        raise UnsafeSocketPath(
+            f"The socket's folder {folder} cannot be locked: {error.strerror}. Its file system keeps no two daemons"
+            " apart. Choose a folder on a disk of this machine with --socket.",
+            path=folder,
+        ) from error
     return True
 
 

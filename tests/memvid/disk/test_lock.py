@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import signal
 import subprocess
@@ -236,3 +237,15 @@ def test_a_lock_that_could_not_be_looked_at_is_let_go(
         with pytest.raises(StoreIoError):
             Store.open(store_path, writable=True)
     Store.open(store_path, writable=True).close()
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOTSUP, errno.EINVAL])
+def test_a_file_system_without_locks_is_refused_with_another_place(
+    store_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with pytest.raises(StoreIoError, match=r"Cannot lock .*without locks.*Choose a folder on a disk of this machine"):
+        Store.open(store_path, writable=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -83,8 +84,20 @@ def test_threat_22_a_folder_that_others_may_write_is_refused(
     store.close()
     (store_path / folder).chmod(mode)
     for writable in (True, False):
-        with pytest.raises(UnsafePath, match="chmod go-w"):
+        with pytest.raises(UnsafePath, match="chmod -R go-w"):
             Store.open(store_path, writable=writable)
+
+
+def test_threat_22_a_store_that_its_group_may_write_in_is_right_after_one_advice(
+    store: Store, store_path: Path
+) -> None:
+    """As a volume that was made writable for a group: every folder in it is."""
+    store.close()
+    subprocess.run(["chmod", "-R", "g+w", store_path], check=True)
+    with pytest.raises(UnsafePath, match=r"chmod -R go-w") as refused:
+        Store.open(store_path, writable=True)
+    subprocess.run(refused.value.message[refused.value.message.index("chmod") :].split(), check=True)
+    Store.open(store_path, writable=True).close()
 
 
 def test_threat_22_a_foreign_owner_is_refused(store: Store, store_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from collections.abc import Callable
@@ -26,6 +27,20 @@ def test_the_first_start_makes_a_file_with_one_token_that_the_owner_alone_can_re
     again = Tokens(path)
     again.make()
     assert again.namespace_of(token) == "default"
+
+
+@pytest.mark.parametrize("number", [errno.EPERM, errno.ENOTSUP])
+def test_the_first_file_of_tokens_needs_no_hard_links(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "link", refuse)
+    tokens = Tokens(tmp_path / "tokens")
+    tokens.make()
+    assert os.listdir(tmp_path) == ["tokens"]
+    assert tokens.namespace_of(tokens.path.read_text().split()[-1]) == "default"
 
 
 def test_a_changed_file_holds_at_once(tmp_path: Path) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import fcntl
 import os
 import socket
 import stat
@@ -368,8 +370,8 @@ def test_a_start_waits_for_the_folders_lock_and_gives_up(path: Path, monkeypatch
     waiting = threading.Event()
     try_lock = listener._try_lock
 
-    def watched(descriptor: int) -> bool:
-        locked = try_lock(descriptor)
+    def watched(descriptor: int, folder: str) -> bool:
+        locked = try_lock(descriptor, folder)
         if not locked:
             assert threading.current_thread() is not threading.main_thread()
             waiting.set()
@@ -405,3 +407,14 @@ def test_a_runtime_folder_that_others_may_write_is_passed_over(short_path: Path)
 
 def test_the_limits_are_those_of_the_systems() -> None:
     assert (max_socket_path_bytes("linux"), max_socket_path_bytes("darwin")) == (107, 103)
+
+
+def test_a_folder_on_a_file_system_without_locks_is_refused_with_another_place(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with pytest.raises(UnsafeSocketPath, match=r"cannot be locked: No locks available.*with --socket"):
+        open_listener(path)
