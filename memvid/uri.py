@@ -142,12 +142,11 @@ def _no_reference(value: object) -> InvalidUri:
 
 
 def not_found(wanted: SessionUri, known: Iterable[SessionUri]) -> SessionNotFound:
-    """The error for a session that is not there, with suggestions: the same name in other namespaces first."""
-    names: dict[str, list[str]] = {}
-    for uri in sorted(known):
-        names.setdefault(uri.name, []).append(str(uri))
+    """The error for a session that is not there, with suggestions. They are of its own namespace: a client may be told
+    of no other one."""
+    names = sorted(uri.name for uri in known if uri.namespace == wanted.namespace)
     hits = difflib.get_close_matches(wanted.name, names, n=3, cutoff=_LIKENESS)
-    close = [uri for hit in hits for uri in names[hit]][:3]
+    close = [str(SessionUri(wanted.namespace, name)) for name in hits]
     hint = f" Did you mean {' or '.join(close)}?" if close else " List what there is with `torpor ls`."
     return SessionNotFound(f"There is no session {wanted}.{hint}", session=str(wanted), suggestions=close)
 

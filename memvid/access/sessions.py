@@ -74,7 +74,7 @@ class Sessions(Closing):
 
         Raises:
             InvalidUri
-            SessionNotFound: with suggestions from all namespaces.
+            SessionNotFound: with suggestions from its namespace.
         """
         self._core.require_open()
         wanted = parse_reference(text)
@@ -82,7 +82,7 @@ class Sessions(Closing):
             return wanted
         if waiting := self._waiting(wanted):
             raise set_aside(wanted, [row.version for row in waiting])
-        raise not_found(wanted, {*also, *self.index.near(wanted.name)})
+        raise not_found(wanted, {*also, *self.index.near(wanted)})
 
     def find_session(self, uri: SessionUri, version: int | None = None) -> IndexRow | None:
         self._core.require_open()
@@ -179,7 +179,7 @@ class Sessions(Closing):
                 suggestions=[],
             )
         if not versions:
-            return not_found(uri, (near for near in self.index.near(uri.name) if near != uri))
+            return not_found(uri, (near for near in self.index.near(uri) if near != uri))
         return SessionNotFound(
             f"{uri} has no version {version}; it has {describe_versions(versions)}.",
             session=str(uri),

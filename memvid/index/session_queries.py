@@ -79,16 +79,17 @@ class SessionQueries(IndexConnection):
                 return
             after = found[-1]
 
-    def near(self, name: str) -> list[SessionUri]:
-        """Sessions whose names stand beside this one in the order of names, some hundred: for suggestions."""
-        found: list[tuple[str, str]] = []
+    def near(self, uri: SessionUri) -> list[SessionUri]:
+        """Sessions of its namespace whose names stand beside this one in the order of names, some hundred: for
+        suggestions."""
+        found: list[tuple[str]] = []
         for side, order in (("<", "DESC"), (">=", "ASC")):
             found += self._select(
-                f"SELECT DISTINCT namespace, name FROM bundles WHERE name {side} ? AND status = '{LIVE}' "
+                f"SELECT DISTINCT name FROM bundles WHERE namespace = ? AND name {side} ? AND status = '{LIVE}' "
                 f"ORDER BY name {order} LIMIT {_NEAR}",
-                (name,),
+                (uri.namespace, uri.name),
             )
-        return [SessionUri(namespace, name) for namespace, name in found]
+        return [SessionUri(uri.namespace, name) for (name,) in found]
 
     def all_rows(self) -> list[IndexRow]:
         return self._rows(f"WHERE status = '{LIVE}' ORDER BY namespace, name, version", ())

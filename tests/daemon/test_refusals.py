@@ -536,7 +536,8 @@ async def test_a_bare_name_means_the_default_namespace_and_no_other_gm5(rig: Rig
     ):
         with pytest.raises(SessionNotFound) as refusal:
             await verb("agent")
-        assert refusal.value.suggestions == ["torpor://one/agent", "torpor://two/agent"]
+        assert refusal.value.suggestions == []
+        assert not any(f"{name}/" in refusal.value.message for name in ("one", "two"))
     await rig.read("agent", [3, 4, 5])
     assert (await rig.service.show("agent")).info.token_count == 3
     assert (await rig.service.delete("agent")).session == "torpor://default/agent"
