@@ -52,7 +52,7 @@ class ConverseRequest(Reporting):
     instructions: with `after` or `at_end`, a system text, which is said unless it was the last that was.
     durable: give the answer once it is durable, though the daemon serves with another `--durability`.
     left_out: parts of the client's request that `messages` has not, by their names; `why` tells them.
-    labels: of a session that begins anew; a fork has those of its origin.
+    labels: of a session that begins for it, anew or as a fork.
     checkpoints: behind how many of the messages, of a whole transcript, a model that cannot go back to every token is
         to keep its state. keep_awake_s: for so long nothing but a need of memory puts the session to sleep.
     model: the daemon's first if None, or that of `after`. The `session` of the result is where the conversation stands.

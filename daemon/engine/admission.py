@@ -35,15 +35,21 @@ class Request:
     """An admitted request, or the daemon's own work.
 
     waits: whether it neither reads nor writes at the moment; changed by the engine, too. stood_back_s: for how long it
-        has stood back so far.
+        has stood back so far. task: of a client's request.
     """
 
-    __slots__ = ("_is_background", "stood_back_s", "waits")
+    __slots__ = ("_is_background", "_task", "stood_back_s", "waits")
 
-    def __init__(self, priority: Priority = "normal") -> None:
+    def __init__(self, priority: Priority = "normal", task: asyncio.Task[Any] | None = None) -> None:
         self._is_background = priority == "background"
+        self._task = task
         self.stood_back_s = 0.0
         self.waits = True
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether it is a client's, and was not given up: nobody knows how long it takes."""
+        return self._task is not None and not self._task.cancelling()
 
     def stands_back(self, more_s: float = 0.0) -> bool:
         """Whether normal requests go before it. more_s: seconds beyond the counted ones."""
@@ -130,7 +136,7 @@ class Queue:
                 waiting=waiting,
                 limit=limit,
             )
-        request = Request(priority)
+        request = Request(priority, asyncio.current_task())
         self._under_way.add(request)
         token = _request.set(request)
         try:

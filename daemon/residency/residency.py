@@ -98,15 +98,15 @@ class Residency:
         self.watching = Watching(shelf, loader.digests, retire, bus, options.on_model_change)
 
     @asynccontextmanager
-    async def turn(self, uri: SessionUri) -> AsyncIterator[Use]:
-        """Hold the session alone.
+    async def turn(self, uri: SessionUri, *, briefly: bool = False) -> AsyncIterator[Use]:
+        """Hold the session alone. briefly: as of `Turns.take`.
 
         Raises SessionBusy: too many requests wait for it. ServiceClosed: no more work is taken."""
         self._require_working()
         try:
             if ahead := self.turns.users(uri):
                 self._bus.publish(RequestQueued(uri, ahead))
-            async with self.turns.take(uri):
+            async with self.turns.take(uri, briefly=briefly):
                 self._require_working()
                 use = Use(uri, next(self.memory.numbers))
                 try:
@@ -136,7 +136,7 @@ class Residency:
             if uri not in self.awake:
                 self.standing.require_row(uri)
             with self.memory.waiting_for_another(named, lambda: True):
-                use = await stack.enter_async_context(self.turn(uri))
+                use = await stack.enter_async_context(self.turn(uri, briefly=True))
             use.also = name
             yield use
 

@@ -81,12 +81,16 @@ class Standing:
             return False
         return newest.token_count < at_token <= newest.ledger_tokens and self._awake.looks.get(uri) is None
 
+    def is_free(self, uri: SessionUri) -> bool:
+        """Whether a new session may have a name: no session has it, awake, asleep or in the journal, and no versions
+        that cannot be woken now, which a new session would hide when they are back."""
+        return uri not in self._awake and not self._store.can_be_deleted(uri)
+
     def require_new(self, uri: SessionUri) -> None:
-        """Refuse a name of a session, awake or asleep, or of versions that cannot be woken now: a new session would
-        hide them when they are back. Raises SessionExists."""
+        """Refuse a name that is not free. Raises SessionExists."""
         if uri in self._awake or self._store.find_session(uri) is not None:
             raise session_exists(uri)
-        if self._store.can_be_deleted(uri):
+        if not self.is_free(uri):
             raise SessionExists(
                 f"{uri} has versions that cannot be woken now: a file of theirs is missing or damaged. `torpor "
                 "verify` says which file to put back; choose another name, or give them up with `torpor rm`.",

@@ -385,7 +385,7 @@ class Turns:
     it."""
 
     def __init__(self) -> None:
-        self._lines: dict[SessionUri, tuple[asyncio.Lock, list[Request]]] = {}
+        self._lines: dict[SessionUri, tuple[asyncio.Lock, list[tuple[Request, bool]]]] = {}
         self._released = asyncio.Event()
 
     def in_use(self) -> set[SessionUri]:
@@ -402,15 +402,21 @@ class Turns:
         """How many requests hold the session or wait for it."""
         return len(self._lines[uri][1]) if uri in self._lines else 0
 
+    def is_busy(self, uri: SessionUri) -> bool:
+        """Whether a client's request holds the session or waits for it, and not briefly; one that was given up will
+        soon be gone."""
+        line = self._lines[uri][1] if uri in self._lines else ()
+        return any(request.goes_on and not briefly for request, briefly in line)
+
     def lift(self, uri: SessionUri) -> None:
         """Let requests that hold a session or wait for it stand back no more."""
-        for request in self._lines[uri][1]:
+        for request, _ in self._lines[uri][1]:
             request.lift()
 
     @asynccontextmanager
-    async def take(self, uri: SessionUri, *, always: bool = False) -> AsyncIterator[None]:
-        """Hold the session alone. always: wait behind any number of requests. Raises SessionBusy: too many wait;
-        nothing has happened."""
+    async def take(self, uri: SessionUri, *, always: bool = False, briefly: bool = False) -> AsyncIterator[None]:
+        """Hold the session alone. always: wait behind any number of requests. briefly: to fork it, and for no answer.
+        Raises SessionBusy: too many wait; nothing has happened."""
         if self.users(uri) > MAX_WAITING and not always:
             raise SessionBusy(
                 f"{MAX_WAITING} requests already wait for {uri}; send this one again later.", session=str(uri)
@@ -420,12 +426,13 @@ class Turns:
         request.waits = request.waits or bool(line)
         if not request.stands_back():
             self.lift(uri)
-        line.append(request)
+        user = request, briefly
+        line.append(user)
         try:
             async with lock:
                 yield
         finally:
-            line.remove(request)
+            line.remove(user)
             if not line:
                 del self._lines[uri]
             self._released.set()

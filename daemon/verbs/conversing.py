@@ -12,8 +12,10 @@ from typing import Any, Final, TypeVar
 
 from ...errors import TorporError
 from ...memvid.errors import SessionNotFound
+from ...memvid.limits import MAX_NAME_CHARS
 from ...memvid.uri import VERSION_MARK, SessionUri, parse_reference
 from ..api.conversing import ConverseRequest, MeasureRequest, MeasureResult
+from ..api.events import SessionEvent, WorkEvent
 from ..api.forking import ForkRequest
 from ..api.reading import ChatRequest, GenerateResult
 from ..chat.conversing import Behind, Dialogue, require_transcript, root_of, said_behind
@@ -54,20 +56,41 @@ async def converse(parts: Parts, request: ConverseRequest) -> GenerateResult:
         root = await _shown_root(parts, request, wanted, model)
         request = await _as_thought(parts, request, wanted, model, root)
     for midway in parts.heads.left_midway(wanted.namespace, digest)[:_MOST_TRIED]:
-        if _may_go_on(request, midway, wanted):
-            with suppress(TranscriptDiverged, SessionNotFound):
-                return await _chat(parts, request, midway.uri, None, digest, _behind(request, midway))
+        if _may_go_on(request, midway, wanted) and not parts.residency.turns.is_busy(midway.uri):
+            attempt = _Attempt(request)
+            with attempt:
+                return await _chat(parts, attempt.asked, midway.uri, None, digest, _behind(request, midway))
     tried: set[Head] = set()
-    while True:
-        head = _best(parts, request, wanted, model, root, tried)
-        if head is None:
-            return await _chat(parts, request, _new_name(parts, wanted), model, digest)
+    while (head := _best(parts, request, wanted, model, root, tried)) is not None:
         tried.add(head)
-        # Another request may have gone on from there meanwhile, or deleted the session.
-        with suppress(TranscriptDiverged, SessionNotFound):
+        attempt = _Attempt(request)
+        with attempt:
             if head.is_last and _may_go_on(request, head, wanted) and not parts.is_at_look(head.uri):
-                return await _chat(parts, request, head.uri, None, digest, _behind(request, head))
-            return await _chat_in_fork(parts, request, head, _new_name(parts, wanted), digest)
+                return await _chat(parts, attempt.asked, head.uri, None, digest, _behind(request, head))
+            return await _chat_in_fork(parts, attempt.asked, head, _new_name(parts, wanted), digest)
+    return await _chat(parts, request, _new_name(parts, wanted), model, digest)
+
+
+class _Attempt:
+    """Suppresses the errors of a session that begins alike, until it is chosen: it is a cache, so whatever keeps it
+    from answering is a miss. Another one or a new session answers then, or has the same error. With `after` the session
+    is meant, and its errors are the client's; but another request may have gone on from there meanwhile, or deleted it.
+    asked: the request to make of it."""
+
+    def __init__(self, request: ConverseRequest) -> None:
+        self.asked = request.told_to(self._tell)
+        self._emit = request.emit
+        self._misses = (TranscriptDiverged, SessionNotFound) if request.after else (TorporError,)
+        self._is_chosen = False
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
+        return isinstance(error, self._misses) and not self._is_chosen
+
+    def _tell(self, event: WorkEvent) -> None:
+        self._is_chosen = self._is_chosen or isinstance(event, SessionEvent)
+        self._emit(event)
 
 
 @answers(MeasureRequest)
@@ -116,7 +139,8 @@ def _require_model(request: ConverseRequest | MeasureRequest, wanted: str, found
 def _best(
     parts: Parts, request: ConverseRequest, wanted: SessionUri, model: str, root: bytes, tried: set[Head]
 ) -> Head | None:
-    """The head to go on from: where no fork is needed, if there is one. None if a new session is to read all. Raises
+    """The head to go on from: where no fork is needed, if there is one. None if a new session is to read all: also if
+    requests of other clients use every session that begins alike, for nobody waits for their answers. Raises
     AnswerNotFound."""
     heads = _heads(parts, request, wanted, model, root) if len(tried) < _MOST_TRIED else []
     left = [head for head in heads if head not in tried]
@@ -126,7 +150,8 @@ def _best(
     def rank(head: Head) -> tuple[bool, bool, bool]:
         return _is_of_group(head.uri, wanted), head.is_last, head.uri == wanted
 
-    return max(left, key=rank, default=None)
+    free = [head for head in left if request.after or not parts.residency.turns.is_busy(head.uri)]
+    return max(free, key=rank, default=None)
 
 
 def _may_go_on(request: ConverseRequest, head: Head, wanted: SessionUri) -> bool:
@@ -241,7 +266,8 @@ async def _chat_in_fork(
     """Answer in a fork, which is deleted again if nothing was read or written in it."""
     newest = parts.store.find_session(head.uri) if parts.is_at_look(head.uri) else None
     source = str(head.uri) if newest is None else f"{head.uri}{VERSION_MARK}{newest.version}"
-    made = await fork(parts, ForkRequest(session=source, name=str(name), at_token=head.at))
+    order = ForkRequest(session=source, name=str(name), at_token=head.at, labels=request.labels or ())
+    made = await fork(parts, order)
     if not request.after:
         parts.reasons.leaves(name, head.uri)
     try:
@@ -255,21 +281,25 @@ async def _chat_in_fork(
 
 
 def _new_name(parts: Parts, wanted: SessionUri) -> SessionUri:
-    """The wanted name if it is free, else one of its group."""
+    """The wanted name if nothing has it, else one of its group."""
     # Its turn is taken before anything is awaited, so no two requests begin under one name.
-    is_used = wanted in parts.residency.awake or parts.residency.turns.users(wanted) > 0
-    taken = is_used or parts.store.find_session(wanted) is not None
-    return _fresh(wanted) if taken else wanted
+    is_free = parts.residency.standing.is_free(wanted) and not parts.residency.turns.users(wanted)
+    return wanted if is_free else _fresh(wanted)
 
 
 def _fresh(wanted: SessionUri) -> SessionUri:
-    return SessionUri(wanted.namespace, f"{wanted.name}-{secrets.token_hex(_SUFFIX_BYTES)}")
+    return SessionUri(wanted.namespace, f"{_stem(wanted)}-{secrets.token_hex(_SUFFIX_BYTES)}")
 
 
 def _is_of_group(uri: SessionUri, wanted: SessionUri) -> bool:
     """Whether a session may be gone on with under a name: it has the name, or was made for it."""
-    made = rf"{re.escape(wanted.name)}(-[0-9a-f]{{{2 * _SUFFIX_BYTES}}})?"
-    return uri.namespace == wanted.namespace and re.fullmatch(made, uri.name) is not None
+    made = rf"{re.escape(_stem(wanted))}-[0-9a-f]{{{2 * _SUFFIX_BYTES}}}"
+    return uri == wanted or (uri.namespace == wanted.namespace and re.fullmatch(made, uri.name) is not None)
+
+
+def _stem(wanted: SessionUri) -> str:
+    """What names that are made for a name begin with: as much of it as leaves room for the suffix."""
+    return wanted.name[: MAX_NAME_CHARS - 1 - 2 * _SUFFIX_BYTES]
 
 
 def _digest_of(request: ConverseRequest, model: str) -> bytes:

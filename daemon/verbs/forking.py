@@ -28,9 +28,10 @@ async def fork(parts: Parts, request: ForkRequest) -> ForkResult:
     parts.require_open()
     wanted = parse_reference(request.name)
     source, row = parts.resolve(request.session.partition(VERSION_MARK)[0]), None
-    if VERSION_MARK in request.session:
-        row = await parts.hibernation.threads.on_io(lambda: parts.store.resolve_version(request.session))
+    # The name's turn is taken before anything is awaited, so no two requests take a name that is free.
     async with parts.residency.turn_with_name(source, wanted) as use:
+        if VERSION_MARK in request.session:
+            row = await parts.hibernation.threads.on_io(lambda: parts.store.resolve_version(request.session))
         kept = None if request.labels is None else tuple(request.labels)
         order = await to_the_end(_order_of_fork(parts, use, source, row, wanted, request.at_token, kept, request.emit))
         if order.at_token not in (None, order.row.token_count):

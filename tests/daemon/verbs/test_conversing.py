@@ -265,15 +265,18 @@ async def test_where_calls_may_not_be_parallel_the_answer_ends_behind_its_first(
     assert again.prefilled_tokens == again.token_count - len(again.tokens) - told.token_count
 
 
-async def test_a_session_that_begins_has_the_labels_and_keeps_them_whoever_goes_on(rig: Rigged) -> None:
+async def test_a_session_that_begins_has_the_labels_of_its_request_and_keeps_them_whoever_goes_on(rig: Rigged) -> None:
+    """A fork, too: else `clear --label http` would delete what a client has named."""
     said = [user("one")]
     said.append(assistant((await converse(rig, said, "eins", labels=("http",))).text))
     await converse(rig, [*said, user("two")], "zwei", labels=("other",))
-    fork = await converse(rig, [*said, user("three")], "drei", "b")
-    for name in ("a", fork.session):
-        assert (await rig.service.show(name)).info.labels == ("http",)
+    named = await converse(rig, [*said, user("three")], "drei", "b")
+    fork = await converse(rig, [*said, user("three"), assistant("drei"), user("four")], "vier", "c", labels=("http",))
+    found = {each.name: each.labels for each in await rig.service.list_sessions()}
+    assert found == {"a": ("http",), "b": (), "c": ("http",)}
+    assert (named.session, fork.session) == ("torpor://default/b", "torpor://default/c")
     assert len((await rig.service.clear("http")).sessions) == 2
-    assert await names(rig) == set()
+    assert await names(rig) == {"b"}
 
 
 async def test_else_an_answer_may_have_several_calls(rig: Rigged) -> None:
