@@ -147,15 +147,7 @@ class Conversing:
         opens = not held or live.has_system_to_say
         messages = [message_of("system", live.system or ""), message] if live.has_system_to_say else [message]
         place = Place(held, None if opens else live.state.tokens[held - 1], live.turn_open)
-        try:
-            ids = await self._encoder.messages(live.model, messages, place, root)
-        except TemplateUnusable as error:
-            if live.has_system_to_say and message["role"] == "system":
-                raise TemplateUnusable(
-                    f"{error.message} {live.uri} has a system text of its own, which comes first, and not every "
-                    "template takes two. Send a message of the user first, or create a session with both texts in one."
-                ) from error
-            raise
+        ids = await self._encoder.messages(live.model, messages, place, root)
         before = live.text_map.begun(await self._encoder.shown_root(live.model, root)).answered(held)
         text_map = before.extended(messages, start=held, end=held + len(ids))
         return NewTurn(held, ids, text_map, root)
@@ -224,10 +216,8 @@ class Conversing:
     ) -> tuple[list[int], Sequence[int]]:
         """The tokens of new messages, and the lengths within them at the end of each. Raises TemplateUnusable,
         ContextOverflow."""
-        told = await self._encoder.as_taken(live.model, new, place, root)
-        ids = await self._encoder.messages(live.model, told, place, root)
-        is_each = len(told) == len(new)
-        return ids, await self._encoder.lengths(live.model, told, place, ids, root) if is_each else ()
+        ids = await self._encoder.messages(live.model, new, place, root)
+        return ids, await self._encoder.lengths(live.model, new, place, ids, root)
 
     async def _marks(
         self,
@@ -246,8 +236,7 @@ class Conversing:
             if not beginning or beginning[-1]["role"] not in ("user", "tool"):
                 beginning = [*beginning, message_of("user", "?")]
             with suppress(TemplateUnusable, ContextOverflow):
-                told = await self._encoder.as_taken(live.model, beginning, place, root)
-                alike = await self._encoder.messages(live.model, told, place, root)
+                alike = await self._encoder.messages(live.model, beginning, place, root)
                 ends.append(place.held + tokens_in_common(ids, alike))
         return ends
 

@@ -31,7 +31,7 @@ from ..models.chat_template import Message, Root
 from ..models.models import LoadedModel
 from ..models.written_tools import written
 from ..residency.residency import Residency
-from ..sessions.encoding import Encoder, Place, rendered, taken
+from ..sessions.encoding import Encoder, Place, rendered
 from ..sessions.sessions import ROOT
 from ..sessions.transcripts import TEXT_MAP, TextMap, Turn, WordsProof, message_of
 from ..sessions.unprocessed_tail import unread_in
@@ -247,7 +247,7 @@ def _told_apart(model: LoadedModel, known: Dialogue, turns: Sequence[Turn], star
     text = str(model.tokenizer.decode(list(known.tokens[start:end])))
     for form in (named, written(named, ())):
         with suppress(TemplateUnusable):
-            shown = rendered(model, taken(model, form, place, known.root), place, known.root)
+            shown = rendered(model, form, place, known.root)
             around = _BETWEEN.split(shown)
             if turns[-1].role == "assistant" and known.tokens[end - 1] in model.end_tokens:
                 closing = str(model.tokenizer.decode([known.tokens[end - 1]]))

@@ -3,7 +3,7 @@
 The daemon keeps the sampled tokens in the ledger, so earlier turns are never rendered again. A new turn is rendered
 behind a placeholder exchange, and the text after the placeholder is kept.
 
-A template that does not know tools gets them as texts (`written_tools.py`).
+Messages are told as the template takes them (`turn_rules.py`).
 """
 
 from __future__ import annotations
@@ -11,12 +11,11 @@ from __future__ import annotations
 import inspect
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cache
+from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
 from ..errors import TemplateUnusable
-from .written_tools import written
+from .turn_rules import Tools, TurnRules, as_taken
 
 Message = Mapping[str, Any]
 """role, content; an assistant's may have reasoning and tool_calls, a tool's its tool_call_id."""
@@ -68,36 +67,37 @@ class Render(Protocol):
         or refuses the messages."""
 
 
-def renderer(tokenizer: Any) -> Render:
-    """The rendering by a model's own template."""
-
-    @cache
-    def knows_tools() -> bool:
-        return _knows_tools(tokenizer)
+def renderer(tokenizer: Any, rules: TurnRules) -> Render:
+    """The rendering by a model's own template. rules: of that template."""
 
     def render(messages: Sequence[Message], open_turn: bool, root: Root = NO_ROOT) -> str:
         if not getattr(tokenizer, "chat_template", None):
             raise TemplateUnusable("This model has no chat template; use append and generate instead.")
         _require_free(tokenizer, root.arguments)
-        has_tools = bool(root.tools) or any(message.get("tool_calls") for message in messages)
-        if has_tools and not knows_tools():
-            messages, root = written(messages, root.tools), replace(root, tools=())
+        told, tools = as_taken(messages, root.tools, rules)
         try:
-            return _applied(tokenizer, messages, open_turn, root)
+            return _applied(tokenizer, told, open_turn, tools, root.arguments)
         except Exception as error:
             raise TemplateUnusable(f"The model's chat template refused the message: {error}.") from error
 
     return render
 
 
-def _applied(tokenizer: Any, messages: Sequence[Message], open_turn: bool, root: Root) -> str:
-    tools = [{"type": "function", "function": dict(tool)} for tool in root.tools]
+def rules_of(tokenizer: Any) -> TurnRules:
+    """The rules of a model's own template."""
+    return TurnRules.of(lambda messages, tools: _applied(tokenizer, messages, True, tools, {}))
+
+
+def _applied(
+    tokenizer: Any, messages: Sequence[Message], open_turn: bool, tools: Tools, arguments: Mapping[str, Any]
+) -> str:
+    offered = [{"type": "function", "function": dict(tool)} for tool in tools]
     text = tokenizer.apply_chat_template(
         [_as_templates_take(message) for message in messages],
         tokenize=False,
         add_generation_prompt=open_turn,
-        **({"tools": tools} if tools else {}),
-        **root.arguments,
+        **({"tools": offered} if offered else {}),
+        **arguments,
     )
     return str(text)
 
@@ -119,23 +119,6 @@ def _as_templates_take(message: Message) -> dict[str, Any]:
     if message.get("tool_call_id"):
         found["tool_call_id"] = message["tool_call_id"]
     return found
-
-
-def _knows_tools(tokenizer: Any) -> bool:
-    """Whether a template shows tools, calls of them, and their results."""
-    root = Root(({"name": _TOOL, "description": "", "parameters": {"type": "object", "properties": {}}},))
-    call = {"name": f"{_TOOL}1", "arguments": {}, "id": "placehold"}
-    asked = {"role": "user", "content": _USER}
-    talk: list[Message] = [
-        asked,
-        {"role": "assistant", "content": "", "tool_calls": [call]},
-        {"role": "tool", "content": f"{_TOOL}2", "tool_call_id": "placehold"},
-    ]
-    try:
-        shown = _applied(tokenizer, [asked], True, root) + _applied(tokenizer, talk, True, root)
-    except Exception:  # noqa: BLE001 - a template may raise any error
-        return False
-    return shown.count(_TOOL) >= 4 and f"{_TOOL}1" in shown and f"{_TOOL}2" in shown
 
 
 def _require_free(tokenizer: Any, arguments: Mapping[str, Any]) -> None:
@@ -164,23 +147,54 @@ def continuation(
     turn_open: whether the ledger ends inside an assistant's turn, which has to be closed first. end_text: the text of
     the end token at the ledger's end; empty if there is none.
     """
+    user: Message = {"role": "user", "content": _USER}
     answer: Message = {"role": "assistant", "content": _ASSISTANT}
-    exchange: list[Message] = [{"role": "user", "content": _USER}, answer]
-    plain = closing = _after_placeholder(render(exchange, False, root))
     if root.tools and messages[0]["role"] == "tool":
         # Some templates take a tool's result only behind a call.
-        exchange[1] = {**answer, "tool_calls": [_call_of(message) for message in _leading_results(messages)]}
-        closing = _after_placeholder(render(exchange, False, root))
-    whole = _after_placeholder(render([*exchange, *messages], True, root))
-    if not whole.startswith(closing) or not closing.endswith(plain):
+        called: Message = {**answer, "tool_calls": [_call_of(message) for message in _leading_results(messages)]}
+    else:
+        called = answer
+    # A template may close the last turn otherwise than those before it.
+    for is_last in (True, False):
+        plain = closing = _closing(render, [user, answer], root, is_last=is_last)
+        if called is not answer:
+            closing = _closing(render, [user, called], root, is_last=is_last)
+        whole = _behind_answer(render, [user, called], messages, closing, root)
+        if whole is not None and closing.endswith(plain):
+            break
+    else:
         raise TemplateUnusable(
             "The model's chat template renders an earlier turn differently once another follows, so a "
             "conversation cannot be continued token by token; use append and generate instead."
         )
     if not turn_open:
-        return whole[len(closing) :]
-    behind = whole[len(closing) - len(plain) :]
-    return behind[len(end_text) :] if end_text and behind.startswith(end_text) else behind
+        return whole
+    behind = plain + whole
+    if not end_text or behind.startswith(end_text):
+        return behind[len(end_text) :]
+    last = _closing(render, [user, answer], root, is_last=True)
+    tail = last.removeprefix(end_text)  # behind the end token, which stands in place of another
+    return tail + whole if tail != last and plain.endswith(tail) else behind
+
+
+def _behind_answer(
+    render: Render, exchange: Sequence[Message], messages: Sequence[Message], closing: str, root: Root
+) -> str | None:
+    """The text of messages behind a closed exchange; None if that is not closed so."""
+    nothing: Message = {"role": "user", "content": ""}  # else another answer is one turn with the one before it
+    for between in ([], [nothing] if messages[0]["role"] == "assistant" else []):
+        whole = _after_placeholder(render([*exchange, *between, *messages], True, root))
+        if whole.startswith(closing):
+            return whole[len(closing) :]
+    return None
+
+
+def _closing(render: Render, exchange: Sequence[Message], root: Root, *, is_last: bool) -> str:
+    """The text behind the words of an answer: its calls, and what closes its turn. is_last: if no turn follows."""
+    if is_last:
+        return _after_placeholder(render(exchange, False, root))
+    start = render(exchange[:1], True, root).removeprefix(render(exchange[:1], False, root))
+    return _after_placeholder(render(exchange, True, root)).removesuffix(start)
 
 
 def _leading_results(messages: Sequence[Message]) -> list[Message]:

@@ -31,14 +31,15 @@ class Marks:
     shown: frozenset[int]
 
     @classmethod
-    def of(cls, tokenizer: Any, controls: ControlTokens) -> Marks:
-        """The marks of a tokenizer of mlx-lm. Without its own, a call stands as `written_tools.py` says it."""
+    def of(cls, tokenizer: Any, controls: ControlTokens, *, knows_tools: bool = True) -> Marks:
+        """The marks of a tokenizer of mlx-lm. Without its own, or with a template that does not know tools, a call
+        stands as `written_tools.py` says it."""
         reasoning = reasoning_ids = None
         if tokenizer.has_thinking:
             reasoning = (tokenizer.think_start, tokenizer.think_end)
             reasoning_ids = (tuple(tokenizer.think_start_tokens), tuple(tokenizer.think_end_tokens))
         call, parse = (CALL_START, CALL_END), _parse_json
-        if tokenizer.has_tool_calling:
+        if tokenizer.has_tool_calling and knows_tools:
             call, parse = (tokenizer.tool_call_start, tokenizer.tool_call_end), tokenizer.tool_parser
         scaffold = tuple(tokenizer.structural_markers)
         texts = [*(reasoning or ()), *call, *scaffold]

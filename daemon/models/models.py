@@ -37,7 +37,7 @@ from ..errors import InvalidConfiguration, ModelUnavailable
 from . import backend
 from .adapters import AdapterChoice, attach, folder_of
 from .attention import run_round
-from .chat_template import Render, renderer
+from .chat_template import Render, renderer, rules_of
 from .company import Company
 from .control_tokens import settle_control_tokens
 from .grammars import Grammars
@@ -249,7 +249,7 @@ def load_model(
             )
     weights = [weight for _, weight in tree_flatten(network.parameters())]
     end_tokens = frozenset(int(token) for token in tokenizer.eos_token_ids)
-    controls = settle_control_tokens(tokenizer)
+    controls, rules = settle_control_tokens(tokenizer), rules_of(tokenizer)
     return LoadedModel(
         name=name,
         folder=folder,
@@ -264,8 +264,8 @@ def load_model(
         context_tokens=_context_tokens(config),
         end_tokens=end_tokens,
         control_texts=frozenset(controls.names.values()),
-        render=renderer(tokenizer),
-        marks=Marks.of(tokenizer, controls),
+        render=renderer(tokenizer, rules),
+        marks=Marks.of(tokenizer, controls, knows_tools=rules.tools),
         files=files,
         grammars=Grammars(tokenizer, layout.vocabulary, end_tokens),
         kv=kv,

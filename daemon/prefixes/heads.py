@@ -24,7 +24,7 @@ from ..engine.channels import id_of_call
 from ..models.chat_template import Message, Root
 from ..sessions.interrupted import DIGEST_BYTES, INTERRUPTED, Interrupted
 from ..sessions.sessions import Session
-from ..sessions.transcripts import BEYOND_LINE, NOTHING, TEXT_MAP, Said, TextMap, is_alike, packed_beyond
+from ..sessions.transcripts import BEYOND_LINE, NOTHING, TEXT_MAP, Said, TextMap, goes_on, is_alike, packed_beyond
 from ..sessions.unprocessed_tail import unread_in
 from ..sleep.store_threads import StoreThreads
 from ..tasks.pieces import NAMES_AT_ONCE
@@ -111,7 +111,7 @@ class Heads:
         chain = list(_chain(model, root, [each.digest for each in said]))
         named = self._named(namespace, chain, messages)
         for kept in range(len(said), 0, -1):
-            if (said[kept - 1].role == "assistant") != (kept < len(said)):
+            if not goes_on(messages, kept):
                 continue
             heads = [head for head in self._heads_at(chain[kept - 1], namespace) if self._is_alike(head, said)]
             if named:

@@ -100,16 +100,6 @@ class Encoder:
 
         return await self._aside(render_and_encode)
 
-    async def as_taken(
-        self, model: LoadedModel, messages: Sequence[Message], place: Place, root: Root = NO_ROOT
-    ) -> Sequence[Message]:
-        """The messages as the model's template takes them. Where it refuses a system text in the midst of a
-        conversation, that is a marked text of the user; where it wants turns to alternate, a part of the user's."""
-        if all(message["role"] != "system" for message in messages[0 if place.held else 1 :]):
-            return messages
-
-        return await self._aside(lambda: taken(model, messages, place, root))
-
     async def shown_root(self, model: LoadedModel, root: Root) -> bytes:
         """The digest of what the model's template shows of a root: of its tools and arguments, in the words around
         them, but for the opening of the answer. Empty where it shows nothing."""
@@ -222,16 +212,6 @@ def _encoded(model: LoadedModel, messages: Sequence[Message], place: Place, root
     return _encode_around(model, text, marks.words) if marks.words else model.encode(text, opening=False)
 
 
-def taken(model: LoadedModel, messages: Sequence[Message], place: Place, root: Root) -> Sequence[Message]:
-    """`Encoder.as_taken`, on the thread that may use the tokenizer."""
-    marked = _with_marked_systems(messages, place)
-    for told in (messages, marked, _with_one_user_at_a_time(marked)):
-        with suppress(TemplateUnusable):
-            rendered(model, told, place, root)
-            return told
-    return messages
-
-
 def _shown_root(model: LoadedModel, root: Root) -> bytes:
     """`Encoder.shown_root`: render a talk that has all kinds of messages with the root and without one."""
     call = {"name": _MARK, "arguments": {}, "id": "placehold"}
@@ -268,26 +248,6 @@ def _undated(model: LoadedModel, text: str) -> str:
     for form in _TIMES.findall(str(getattr(model.tokenizer, "chat_template", ""))):
         text = text.replace(now.strftime(form) or "\0", "")
     return text
-
-
-def _with_marked_systems(messages: Sequence[Message], place: Place) -> list[Message]:
-    opening = 0 if place.held else 1
-    return [
-        {"role": "user", "content": f"<system>\n{message['content']}\n</system>"}
-        if message["role"] == "system" and at >= opening
-        else message
-        for at, message in enumerate(messages)
-    ]
-
-
-def _with_one_user_at_a_time(messages: Sequence[Message]) -> list[Message]:
-    told: list[Message] = []
-    for message in messages:
-        if told and message["role"] == told[-1]["role"] == "user":
-            told[-1] = {"role": "user", "content": f"{told[-1]['content']}\n{message['content']}"}
-        else:
-            told.append(message)
-    return told
 
 
 def _lengths(

@@ -299,15 +299,15 @@ def spoken(messages: Sequence[Message], system: str | None) -> list[Message]:
 
 def standing(text_map: TextMap, messages: Sequence[Message], root: bytes = b"") -> Standing:
     """Compare a transcript with the committed messages. A conversation can go on behind an assistant's text, or, at the
-    transcript's end, at the assistant's turn. It cannot go on between messages that were read together: their tokens
-    have to be compared. With another root it cannot go on at all. root: its digest.
+    transcript's end, at the assistant's turn (`goes_on`). It cannot go on between messages that were read together:
+    their tokens have to be compared. With another root it cannot go on at all. root: its digest.
     """
     turns = text_map.turns if text_map.root == root else ()
     pairs = enumerate(zip(turns, messages, strict=False))
     common = next((at for at, (turn, message) in pairs if not turn.is_mark_of(message)), min(len(turns), len(messages)))
     for kept in range(common, 0, -1):
         is_end = kept == len(turns) or turns[kept].end > turns[kept - 1].end
-        if is_end and (turns[kept - 1].role == "assistant") == (kept < len(messages)):
+        if is_end and goes_on(messages, kept):
             return Standing(common, kept, turns[kept - 1].end)
     return Standing(common, 0, 0)
 
@@ -336,6 +336,13 @@ class WordsProof:
             if hashed.digest(_DIGEST_BYTES) == self._turn.digest:
                 return blanks
         return None
+
+
+def goes_on(messages: Sequence[Message], kept: int) -> bool:
+    """Whether a conversation can go on behind so many messages of a transcript: at its end, at the assistant's turn, or
+    behind an answer. Not between two answers: a template may make them one turn."""
+    is_answer, *next_is_answer = [message["role"] == "assistant" for message in messages[kept - 1 : kept + 1]]
+    return not is_answer if not next_is_answer else is_answer and not next_is_answer[0]
 
 
 def is_alike(said: Said, beyond: bytes, *, own: bool) -> bool:

@@ -111,8 +111,7 @@ async def measure(parts: Parts, request: MeasureRequest) -> MeasureResult:
         messages = (await _as_thought(parts, request, wanted, model, shown)).messages
     claim = Use(_fresh(wanted), next(parts.residency.memory.numbers))
     async with parts.residency.models.using(model, claim) as loaded:
-        told = await parts.encoder.as_taken(loaded, messages, place, root)
-        tokens = place.held + len(await parts.encoder.messages(loaded, told, place, root))
+        tokens = place.held + len(await parts.encoder.messages(loaded, messages, place, root))
         return MeasureResult(tokens, min(tokens, cached), loaded.context_tokens, model)
 
 

@@ -14,7 +14,6 @@ from torpor.daemon.errors import (
     ContextOverflow,
     GenerationFailed,
     InvalidTranscript,
-    TemplateUnusable,
     TranscriptDiverged,
 )
 from torpor.daemon.models.chat_template import Root
@@ -265,22 +264,18 @@ async def test_the_sessions_own_system_text_opens_a_chat_whose_first_message_is_
     assert ledger(rig) == cold(rig, [SYSTEM, *said, assistant("ok")])
 
 
-async def test_a_template_that_takes_one_system_text_refuses_a_second_and_it_is_said_whose_the_first_is(
+async def test_a_second_system_text_is_a_marked_users_where_the_template_takes_one(
     open_rig: Any, own_tiny_model: Path
 ) -> None:
     strict = "{% for m in messages[1:] %}{% if m.role == 'system' %}{{ raise_exception('One only') }}{% endif %}"
     async with open_rig(with_template(own_tiny_model, f"{strict}{{% endfor %}}{KEEPING}"), endless=False) as rig:
         await rig.service.create("a", system=SYSTEM["content"])
-        with pytest.raises(TemplateUnusable, match=r"One only.*default/a has a system text of its own") as refusal:
-            await rig.service.chat("a", message="It is Monday.", role="system", max_tokens=3)
-        assert "Send a message of the user first" in str(refusal.value)
-        assert ledger(rig) == []
-        reply_with(rig, "ok")
-        await rig.service.chat("a", message="one", max_tokens=3)
-        assert ledger(rig) == cold(rig, [SYSTEM, user("one"), assistant("ok")])
-        with pytest.raises(TemplateUnusable) as refusal:
-            await rig.service.chat("a", message="It is Monday.", role="system", max_tokens=3)
-        assert "of its own" not in str(refusal.value)
+        said = [SYSTEM]
+        for day in ("It is Monday.", "It is Tuesday."):
+            reply_with(rig, "ok")
+            await rig.service.chat("a", message=day, role="system", max_tokens=3)
+            said += [user(f"<system>\n{day}\n</system>"), assistant("ok")]
+            assert ledger(rig) == cold(rig, said)
 
 
 @pytest.mark.parametrize("way", ["wake", "fork"])

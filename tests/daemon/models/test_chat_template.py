@@ -13,7 +13,7 @@ import pytest
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from torpor.daemon.errors import TemplateUnusable
 from torpor.daemon.models import chat_template
-from torpor.daemon.models.chat_template import NO_ROOT, Message, Root, continuation, opening, renderer
+from torpor.daemon.models.chat_template import NO_ROOT, Message, Root, continuation, opening, renderer, rules_of
 from torpor.daemon.sessions.transcripts import spoken
 from torpor.tests.daemon.session_rig import END, MODEL, Rigged, reply_with
 
@@ -220,7 +220,8 @@ def test_what_a_template_raises_is_told_in_one_sentence() -> None:
     def refuse(*_args: object, **_options: object) -> str:
         raise ValueError("roles must alternate")
 
-    render = renderer(SimpleNamespace(chat_template="x", apply_chat_template=refuse))
+    tokenizer = SimpleNamespace(chat_template="x", apply_chat_template=refuse)
+    render = renderer(tokenizer, rules_of(tokenizer))
     with pytest.raises(TemplateUnusable, match="roles must alternate"):
         render([message("user", "hi")], True)
 
@@ -244,7 +245,8 @@ KNOWS_TOOLS = (
 
 def by(template: str) -> chat_template.Render:
     """A rendering by a template, as a tokenizer does it."""
-    return renderer(SimpleNamespace(chat_template=template, apply_chat_template=functools.partial(apply, template)))
+    tokenizer = SimpleNamespace(chat_template=template, apply_chat_template=functools.partial(apply, template))
+    return renderer(tokenizer, rules_of(tokenizer))
 
 
 def apply(template: str, messages: Any, *, tokenize: bool, add_generation_prompt: bool, **given: Any) -> str:

@@ -185,7 +185,7 @@ def test_what_was_said_to_the_assistant_is_recognised_as_it_is_alone(role: str) 
         ([SYSTEM, USER_2], Standing(1, 0, 0)),  # read together with the system's text
         ([SYSTEM], Standing(1, 0, 0)),
         ([USER, ANSWER, USER_2], Standing(0, 0, 0)),
-        ([SYSTEM, USER, ANSWER, ANSWER, USER_2], Standing(3, 3, 15)),
+        ([SYSTEM, USER, ANSWER, ANSWER, USER_2], Standing(3, 0, 0)),  # a template may make two answers one turn
     ],
 )
 def test_a_transcript_is_kept_up_to_where_a_conversation_can_go_on(messages: list[Any], expected: Standing) -> None:

@@ -27,6 +27,7 @@ from torpor.tests.daemon.conversing_rig import (  # noqa: F401
     user,
     with_template,
 )
+from torpor.tests.daemon.models.template_families import CHATML, STRICT, Family
 from torpor.tests.daemon.session_rig import Rigged, as_killed
 
 
@@ -332,6 +333,27 @@ async def test_a_system_text_in_the_midst_stays_there_and_is_a_marked_users_wher
         told = await converse(rig, said, "drei")
         assert told.session == "torpor://default/a"
         assert told.prefilled_tokens == told.token_count - len(told.tokens) - len(held)
+
+
+@pytest.mark.parametrize("family", [CHATML, STRICT], ids=lambda each: each.name)
+async def test_two_answers_in_a_row_are_read_as_a_fresh_daemon_reads_them(
+    open_rig: Any, own_tiny_model: Path, family: Family
+) -> None:
+    """Also behind a session that ends with the first of them: a template may make them one turn."""
+    async with open_rig(with_template(own_tiny_model, family.template), endless=False) as rig:
+        said: list[Any] = [user("one"), assistant((await converse(rig, [user("one")], "eins")).text)]
+        said += [assistant("uno"), user("two"), user("three")]
+        counted = await rig.service.measure("a", said)
+        told = await converse(rig, said, "zwei")
+        name = told.session.rpartition("/")[2]
+        said.append(assistant(told.text))
+        assert ledger(rig, name) == cold(rig, said)
+        assert counted.tokens == told.token_count - len(told.tokens)
+        held = len(ledger(rig, name))
+        said.append(user("on"))
+        told = await converse(rig, said, "drei")
+        assert (told.session.rpartition("/")[2], ledger(rig, name)) == (name, cold(rig, [*said, assistant("drei")]))
+        assert told.prefilled_tokens == told.token_count - len(told.tokens) - held
 
 
 async def test_a_transcript_without_a_question_is_refused(rig: Rigged) -> None:
