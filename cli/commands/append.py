@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import Annotated
 
-from ...daemon.api.events import ProgressEvent, WorkEvent
+from ...daemon.api.reading import AppendResult
 from ...memvid.units import format_count, format_plural
 from ..reach.daemon_link import connect, progress_of, with_session
 from ..reach.generation_options import PriorityOption
@@ -39,50 +38,38 @@ def append(
     [cyan]torpor append notes --file report.md[/]
     [cyan]git diff | torpor append review --label nightly --priority background[/]
     """
-    output, pace = Output(as_json=as_json), _Pace()
+    output = Output(as_json=as_json)
     require_no_file(text)
     content = load_text(text, file, what="text")
     with connect(socket) as client, progress_of(output, "prefill") as show:
-
-        def on_event(event: WorkEvent) -> None:
-            pace.note(event)
-            show(event)
-
         with naming_the_intact(client, session):
             result = with_session(
                 output,
                 client,
                 session,
                 model,
-                lambda: client.append(session, text=content, priority=priority, on_event=on_event),
+                lambda: client.append(session, text=content, priority=priority, on_event=show),
                 labels=label,
             )
         ignore_interrupts()
-    if output.told("append", result):
-        return
+    if not output.told("append", result):
+        _say(output, result)
+
+
+def _say(output: Output, result: AppendResult) -> None:
     remark_on_wake_in_passing(output, result.woken)
     remark_on_branch(output, result.session, result.branched)
     cached = format_plural(result.cached_tokens, "token")
     known = f"; {cached} taken over from a session that begins alike" if result.cached_tokens else ""
     output.line(
         f"{plain(result.session)}  read {format_plural(result.tokens_added, 'token')}"
-        f" in {format_seconds(result.seconds)}{pace.told()}, now {format_count(result.token_count)}{known}"
+        f" in {format_seconds(result.seconds)}{_rate_of(result)}, now {format_count(result.token_count)}{known}"
     )
 
 
-class _Pace:
-    """The rate of reading, by its progress: a wait for others, a wake, and tokens that were taken over have no part."""
-
-    def __init__(self) -> None:
-        self._seen: list[tuple[float, int]] = []  # the first and the last piece: when it was told, and the tokens read
-
-    def note(self, event: WorkEvent) -> None:
-        if isinstance(event, ProgressEvent) and event.stage == "prefill":
-            self._seen[1:] = [(time.monotonic(), event.done)]
-
-    def told(self) -> str:
-        """In brackets; empty for what was read in one piece."""
-        if len(self._seen) < 2:
-            return ""
-        (begun_s, first), (ended_s, last) = self._seen
-        return f" ({format_rate(last - first, ended_s - begun_s)})"
+def _rate_of(result: AppendResult) -> str:
+    """In brackets, the rate at which the model read: a wait for others, a wake, and tokens that were taken over have no
+    part. Empty where it read nothing."""
+    if not result.prefilled_tokens or not result.reading_seconds:
+        return ""
+    return f" ({format_rate(result.prefilled_tokens, result.reading_seconds)})"

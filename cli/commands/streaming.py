@@ -68,11 +68,15 @@ def finish_generation(output: Output, command: str, result: GenerateResult) -> i
 
 
 def _speed_of(result: GenerateResult) -> str:
-    """When the first token came, and the rate from there on: waiting, waking and reading have no part in that rate."""
+    """When the first token came, what was computed before it, and the rate from there on: waiting, waking and reading
+    have no part in that rate."""
     first_s, others = result.time_to_first_token_s, len(result.tokens) - 1
     if first_s is None or others < 1:
         return ""
-    return f" (the first after {format_seconds(first_s)}, then {format_rate(others, result.seconds - first_s)})"
+    counts = ((result.recomputed_tokens, "recomputed"), (result.prefilled_tokens, "read"))
+    before = "".join(f", {format_count(count)} {how}" for count, how in counts if count)
+    rate = format_rate(others, result.seconds - first_s)
+    return f" (the first after {format_seconds(first_s)}{before}, then {rate})"
 
 
 class _Screen:

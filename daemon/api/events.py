@@ -44,9 +44,13 @@ class TokenEvent(Result):
 
 
 class SessionEvent(Result):
-    """The session in which `converse` answers, once that is certain: before anything is read or written for it."""
+    """The session in which `converse` answers, once that is certain: before anything is read or written for it.
+
+    recomputed_tokens: tokens of it that were computed again to wake it.
+    """
 
     session: str
+    recomputed_tokens: Count = 0
     kind: Literal["session"] = "session"
 
 

@@ -30,6 +30,8 @@ class AppendResult(Result):
     """The result of reading new text or tokens. woken: the report of the wake that this request caused.
 
     cached_tokens: tokens that a new session took over from another with the same prefix, and did not prefill.
+    recomputed_tokens: tokens that the session had already and that were computed again to wake it, for example after a
+    crash. reading_seconds: for how long the model read the new ones; None where it read none.
     branched: the look that this request ended by going on from there; None else.
     """
 
@@ -41,13 +43,16 @@ class AppendResult(Result):
     woken: WakeResult | None = None
     cached_tokens: Count = 0
     branched: Look | None = None
+    recomputed_tokens: Count = 0
+    reading_seconds: Seconds | None = None
 
 
 class GenerateResult(Result):
     """A whole generation. With `prove`, `logits_blake3` has one digest per token: of the float32 logits it was drawn
     from; `final_logits_blake3` is the digest of the logits for the next token.
 
-    prefilled_tokens: tokens that the model read, also to go back for a diverged transcript.
+    prefilled_tokens: tokens of the request that the model read. recomputed_tokens: tokens that the session had already
+    and that were computed again: to wake it, for example after a crash, or to go back for a diverged transcript.
     rewound_to: the token from which the session went on, after it went back for such a transcript; None else.
     woken: the report of the wake that this request caused, None where the session was awake.
     branched: the look that this request ended by going on from there; None else.
@@ -75,6 +80,7 @@ class GenerateResult(Result):
     logprobs: tuple[TokenLogprobs, ...] | None = None
     stopped_by: str | None = None
     seed: Count | None = None
+    recomputed_tokens: Count = 0
 
 
 class Reuse(Result):

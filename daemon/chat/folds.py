@@ -301,8 +301,8 @@ class Folds:
         del model, state  # others may have their memory while this waits
         try:
             new = await self._exchanges.room_for(use, new, len(fold.ids), emit)
-            cached = await self._exchanges.read(new, fold.ids, emit, turn_open=fold.turn_open, text_map=fold.text_map)
-            return await to_the_end(self._residency.putting_away.keep(new, emit, "fold")), cached
+            read = await self._exchanges.read(new, fold.ids, emit, turn_open=fold.turn_open, text_map=fold.text_map)
+            return await to_the_end(self._residency.putting_away.keep(new, emit, "fold")), read.cached_tokens
         except BaseException:
             await to_the_end(self._take_back(use.uri))
             raise
@@ -327,7 +327,7 @@ class Folds:
             live = await self._go_back(use, live, old, order, emit)
             turn = await self._conversing.message(live, request)
         live = await self._exchanges.room_for(use, live, len(turn.ids), emit, to_write=count)
-        read = (len(turn.ids), await self._exchanges.read_turn(live, turn, emit))
+        read = (len(turn.ids), (await self._exchanges.read_turn(live, turn, emit)).cached_tokens)
         writing = WriteOrder(count, live.sampling, keep_end=True)
         written = await self._exchanges.write(use, live, writing, emit, read=read, started=time.monotonic())
         words = without_thinking(written.text).strip()

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import Final
+from typing import Final, NamedTuple
 
 import mlx.core as mx
 
@@ -60,6 +60,14 @@ class Known:
 
 
 NEVER: Final = Known()
+
+
+class HasRead(NamedTuple):
+    """How tokens came to stand in a session. cached_tokens: those that came from another session. seconds: for how long
+    the model read the rest; 0 if it read none."""
+
+    cached_tokens: int
+    seconds: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,9 +156,8 @@ class Exchanges:
         turn_open: bool,
         text_map: TextMap | None = None,
         known: Known = NEVER,
-    ) -> int:
-        """Read tokens. Gives how many of them came from another session. A cancellation after all are read changes
-        nothing: they stay in the ledger.
+    ) -> HasRead:
+        """Read tokens. A cancellation after all are read changes nothing: they stay in the ledger.
 
         known: by what the request is known again. If it is, what was read in whole blocks stays, too, if it is
         cancelled (LeftMidway).
@@ -166,7 +173,7 @@ class Exchanges:
                 self._reasons.took_over(live.uri, len(adopted.tokens))
             begins, held = len(before.tokens), len(live.state.tokens)
             try:
-                await self._read(live, ids[held - begins :], emit, under_way, by_block=by_block)
+                seconds = await self._read(live, ids[held - begins :], emit, under_way, by_block=by_block)
             finally:
                 count = len(live.state.tokens)
                 if count == held:
@@ -180,13 +187,13 @@ class Exchanges:
                 if count > held:
                     live.dirty = True
                     self._reuse.note(live)
-        return held - begins
+        return HasRead(held - begins, seconds)
 
     async def _read(
         self, live: Session, ids: Sequence[int], emit: OnEvent, under_way: Reading, *, by_block: bool
-    ) -> None:
-        """Raises LeftMidway: it was cancelled, and whole blocks of it stay."""
-        loop, held = asyncio.get_running_loop(), len(live.state.tokens)
+    ) -> float:
+        """Gives the seconds that it took. Raises LeftMidway: it was cancelled, and whole blocks of it stay."""
+        loop, held, begun = asyncio.get_running_loop(), len(live.state.tokens), time.monotonic()
 
         def tell(done: int, total: int) -> None:
             under_way.advance(total - done)
@@ -204,18 +211,18 @@ class Exchanges:
             if held < len(live.state.tokens):
                 raise _left_midway(live, Written(), was_read=False, branched=None) from None
             raise
+        return time.monotonic() - begun
 
-    async def read_turn(self, live: Session, turn: NewTurn, emit: OnEvent, known: Known = NEVER) -> int:
-        """Read a turn of a chat, and note its messages. Gives how many of its tokens came from another session.
-        known: as for `read`."""
+    async def read_turn(self, live: Session, turn: NewTurn, emit: OnEvent, known: Known = NEVER) -> HasRead:
+        """Read a turn of a chat, and note its messages. known: as for `read`."""
+        read, begins = HasRead(0, 0.0), len(live.state.tokens)
         if turn.begun:
-            return 0
-        cached, begins = 0, len(live.state.tokens)
+            return read
         if turn.ids or not turn.at:
-            cached = await self.read(live, turn.ids, emit, turn_open=True, text_map=turn.text_map, known=known)
+            read = await self.read(live, turn.ids, emit, turn_open=True, text_map=turn.text_map, known=known)
         live.turn_open, live.text_map, live.root = True, turn.text_map, turn.root
         live.open_chat(begins)
-        return cached
+        return read
 
     async def write(
         self,
@@ -288,6 +295,7 @@ class Exchanges:
             final_logits_blake3=final,
             woken=use.woken,
             branched=look if live.dirty else None,
+            recomputed_tokens=use.recomputed_tokens,
         )
 
     async def _more_room(self, use: Use, live: Session, room: AnswerRoom, emit: OnEvent) -> Session:

@@ -251,7 +251,7 @@ class LedgerRead(Event):
     bit."""
 
     tokens: int
-    read_tokens: int
+    recomputed_tokens: int
     same_logits: bool
 
 

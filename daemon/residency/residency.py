@@ -264,6 +264,7 @@ class Residency:
         try:
             woken = await to_the_end(self._wake(use, order, model, emit, started))
             use.woken = await self._read_on(use.uri, woken)
+            use.recomputed_tokens += use.woken.tokens_prefilled
         except BaseException:
             live = self.awake.get(use.uri)
             if live is not None and live.unread is not None:

@@ -270,7 +270,8 @@ async def _chat_in_fork(
     if not request.after:
         parts.reasons.leaves(name, head.uri)
     try:
-        return await _chat(parts, request, name, None, digest, _behind(request, head))
+        told = await _chat(parts, request, name, None, digest, _behind(request, head))
+        return replace(told, recomputed_tokens=told.recomputed_tokens + made.tokens_prefilled)
     except BaseException:
         live = parts.residency.awake.get(name)
         if live is None or len(live.state.tokens) <= made.token_count:

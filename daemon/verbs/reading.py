@@ -43,9 +43,9 @@ async def append(parts: Parts, request: api.AppendRequest) -> api.AppendResult:
         await parts.reasons.note(live, "append", ids)
         live = await parts.exchanges.room_for(use, live, len(ids), request.emit)
         if turn is None:
-            cached = await parts.exchanges.read(live, ids, request.emit, turn_open=False)
+            cached, seconds = await parts.exchanges.read(live, ids, request.emit, turn_open=False)
         else:
-            cached = await parts.exchanges.read_turn(live, turn, request.emit)
+            cached, seconds = await parts.exchanges.read_turn(live, turn, request.emit)
         return api.AppendResult(
             session=str(live.uri),
             tokens_added=len(ids),
@@ -55,6 +55,8 @@ async def append(parts: Parts, request: api.AppendRequest) -> api.AppendResult:
             seconds=time.monotonic() - started,
             woken=use.woken,
             branched=look,
+            recomputed_tokens=use.recomputed_tokens,
+            reading_seconds=seconds or None,
         )
 
 
@@ -72,9 +74,10 @@ async def generate(parts: Parts, request: api.GenerateRequest) -> api.GenerateRe
         await parts.reasons.note(live, "generate", ids)
         count = generation.count_to_write(live.model, len(live.state.tokens) + len(ids), request.max_tokens)
         live = await parts.exchanges.room_for(use, live, len(ids), request.emit, to_write=count)
-        cached = await parts.exchanges.read(live, ids, request.emit, turn_open=False) if ids else 0
+        read = (0, 0)
+        if ids:
+            read = (len(ids), (await parts.exchanges.read(live, ids, request.emit, turn_open=False)).cached_tokens)
         order = _order(request, count, drawing, matcher)
-        read = (len(ids), cached)
         return await parts.exchanges.write(use, live, order, request.emit, read=read, started=started, look=look)
 
 
@@ -118,18 +121,17 @@ async def answer(
         count = generation.count_to_write(live.model, turn.at + len(turn.ids), request.max_tokens, fitting=fitting)
         parts.conversing.require_room(live, turn, count)
         if known.request is not None:
-            request.emit(SessionEvent(str(live.uri)))
-        rewinds, computed = turn.at + len(turn.begun) < len(live.state.tokens), 0
+            request.emit(SessionEvent(str(live.uri), use.recomputed_tokens))
+        rewinds = turn.at + len(turn.begun) < len(live.state.tokens)
         before = live if rewinds else None
         try:
             if rewinds:
                 live = await parts.conversing.go_back(use, live, turn, request.emit)
-                computed = live.state.computed_tokens
             to_read, has_written = len(turn.ids), len(turn.begun)
             live = await parts.exchanges.room_for(
                 use, live, to_read, request.emit, to_write=count, has_written=has_written, marks=turn.marks
             )
-            cached = await parts.exchanges.read_turn(live, turn, request.emit, known)
+            has_read = await parts.exchanges.read_turn(live, turn, request.emit, known)
             if rewinds:
                 parts.reasons.went_back(live.uri)
             order = _order(request, count, drawing, matcher)
@@ -137,7 +139,7 @@ async def answer(
                 order = _by_own_seed(live, order, goes_on=bool(turn.begun))
             order = replace(order, keep_end=True, root=turn.root, begun=turn.begun, answer_id=known.answer_id)
             order = replace(order, one_call=not form.choice.parallel)
-            read = (to_read, cached)
+            read = (to_read, has_read.cached_tokens)
             result = await parts.exchanges.write(
                 use, live, order, request.emit, read=read, started=started, look=look, known=known
             )
@@ -145,10 +147,7 @@ async def answer(
             if before is not None:
                 parts.conversing.leave_asleep(before)
             raise
-        if rewinds:
-            prefilled = result.prefilled_tokens + computed
-            result = replace(result, rewound_to=turn.at, prefilled_tokens=prefilled)
-        return result
+        return replace(result, rewound_to=turn.at) if rewinds else result
 
 
 async def _turn(

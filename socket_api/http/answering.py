@@ -217,6 +217,7 @@ class _Exchange:
             self._telling.reasoning_tokens += 1
         if isinstance(event, SessionEvent):
             self._asking.chosen, self._quiet_since = event.session, time.monotonic()
+            self._asking.recomputed_tokens = event.recomputed_tokens
             self._wake.set()
             return
         if not self._streamed:
@@ -263,6 +264,7 @@ class _Exchange:
     def _count(self, answered: Answered) -> None:
         tokens = self._desk.counters.tokens
         tokens.labels(answered.model, "cached").inc(answered.cached_tokens)
+        tokens.labels(answered.model, "recomputed").inc(answered.recomputed_tokens)
         tokens.labels(answered.model, "read").inc(answered.result.prefilled_tokens)
         tokens.labels(answered.model, "written").inc(len(answered.result.tokens))
 

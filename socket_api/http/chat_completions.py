@@ -257,7 +257,8 @@ def _tool(tool: OfferedTool) -> dict[str, Any] | None:
 
 
 def usage_of(answered: Answered, reasoning_tokens: int) -> dict[str, Any]:
-    """The tokens of an answer: those that were cached and those that were read add up to the prompt's."""
+    """The tokens of an answer: those that were cached and those that were computed (`cache_write_tokens`) add up to
+    the prompt's. `recomputed_tokens` are those of the latter that the session had before."""
     prompt, written = answered.prompt_tokens, len(answered.result.tokens)
     return {
         "prompt_tokens": prompt,
@@ -265,7 +266,8 @@ def usage_of(answered: Answered, reasoning_tokens: int) -> dict[str, Any]:
         "total_tokens": prompt + written,
         "prompt_tokens_details": {
             "cached_tokens": answered.cached_tokens,
-            "cache_write_tokens": answered.result.prefilled_tokens,
+            "cache_write_tokens": answered.computed_tokens,
+            "recomputed_tokens": answered.recomputed_tokens,
         },
         "completion_tokens_details": {"reasoning_tokens": reasoning_tokens},
     }
@@ -321,15 +323,16 @@ class _Chunks(Telling):
         return self._chunk({"content": event.text}, logprobs=self._logprobs())
 
     def progress(self, event: ProgressEvent) -> bytes:
-        """As llama.cpp's server tells it: of all tokens of the dialogue, those that were cached count as processed."""
+        """As llama.cpp's server tells it: of all tokens of the dialogue, those that the session had count as
+        processed."""
         measured = self.asking.measured
         if not self._progress or measured is None:
             return b""
-        cached = max(0, measured.tokens - event.total)
+        before = max(0, measured.tokens - event.total)
         told = {
-            "total": cached + event.total,
-            "cache": cached,
-            "processed": cached + event.done,
+            "total": before + event.total,
+            "cache": max(0, before - self.asking.recomputed_tokens),
+            "processed": before + event.done,
             "time_ms": round(1000 * (time.monotonic() - self._begun)),
         }
         return self._chunk({}, prompt_progress=told)

@@ -19,7 +19,7 @@ from starlette.types import Send
 from ...daemon.api.events import OnEvent, TokenEvent
 from ...daemon.api.logprobs import TopLogprobs
 from ...daemon.api.process import StatusRequest
-from ...daemon.api.reading import AppendRequest, GenerateRequest, GenerateResult, MaxTokens
+from ...daemon.api.reading import AppendRequest, AppendResult, GenerateRequest, GenerateResult, MaxTokens
 from ...daemon.api.sampling import new_seed
 from ...daemon.api.verbs import VERBS
 from ...errors import TorporError
@@ -130,9 +130,13 @@ class _Continuing(Asking):
         assert isinstance(request, GenerateRequest)
         self.session = self.chosen = request.session
         await self._make()
-        read = await self._append(tokens) if tokens else 0
+        read = await self._append(tokens) if tokens else None
         result = await self._generate(request)
-        return Answered(self.model, replace(result, prefilled_tokens=result.prefilled_tokens + read))
+        if read is not None:
+            prefilled = result.prefilled_tokens + read.prefilled_tokens
+            recomputed = result.recomputed_tokens + read.recomputed_tokens
+            result = replace(result, prefilled_tokens=prefilled, recomputed_tokens=recomputed)
+        return Answered(self.model, result)
 
     async def _make(self) -> None:
         """Make the session, unless it is there to be continued."""
@@ -158,11 +162,11 @@ class _Continuing(Asking):
         found = status.model_named(named)
         return None if found is None else found.name
 
-    async def _append(self, tokens: Sequence[int]) -> int:
+    async def _append(self, tokens: Sequence[int]) -> AppendResult:
         request = await self.caller.request_of(VERBS["append"], {"session": self.session, "tokens": tokens})
         assert isinstance(request, AppendRequest)
-        result = await self.backend.ask(VERBS["append"], request.told_to(self.emit))
-        return int(result.prefilled_tokens)
+        result: AppendResult = await self.backend.ask(VERBS["append"], request.told_to(self.emit))
+        return result
 
     async def _generate(self, request: GenerateRequest) -> GenerateResult:
         """Ask for as many tokens as fit, if those that were asked for do not."""

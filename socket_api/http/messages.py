@@ -301,12 +301,14 @@ class _Events(Telling):
         if result.text:
             content.append({"type": "text", "text": result.text})
         content += [{**_opened_call(each), "input": each.arguments} for each in result.tool_calls]
-        usage = {**self._input(answered.prompt_tokens, answered.cached_tokens), **self._output(answered)}
+        usage = {**self._input_of(answered), **self._output(answered)}
         return {**self._message(usage), "content": content, **_stop_of(result)}
 
     def opening(self) -> bytes:
-        measured = self.asking.measured
-        usage = self._input(measured.tokens, measured.cached_tokens) if measured is not None else self._input(0, 0)
+        measured, again = self.asking.measured, self.asking.recomputed_tokens
+        usage = self._input(0, 0, 0)
+        if measured is not None:
+            usage = self._input(measured.tokens, max(0, measured.cached_tokens - again), again)
         return _event("message_start", message=self._message({**usage, "output_tokens": 0})) + self.silence()
 
     def token(self, event: TokenEvent) -> bytes:
@@ -323,7 +325,7 @@ class _Events(Telling):
         return _event("ping")
 
     def closing(self, answered: Answered) -> bytes:
-        usage = {**self._input(answered.prompt_tokens, answered.cached_tokens), **self._output(answered)}
+        usage = {**self._input_of(answered), **self._output(answered)}
         delta = _event("message_delta", delta=_stop_of(answered.result), usage=usage)
         return self._close() + delta + _event("message_stop")
 
@@ -367,13 +369,18 @@ class _Events(Telling):
             "usage": usage,
         }
 
-    def _input(self, tokens: int, cached: int) -> dict[str, int]:
-        """The tokens before the answer. The three add up."""
-        read = tokens - cached
+    def _input_of(self, answered: Answered) -> dict[str, int]:
+        return self._input(answered.prompt_tokens, answered.cached_tokens, answered.recomputed_tokens)
+
+    def _input(self, tokens: int, cached: int, recomputed: int) -> dict[str, int]:
+        """The tokens before the answer. The first three add up. recomputed: those that the session had, of the ones
+        that were computed."""
+        computed = tokens - cached
         return {
-            "input_tokens": 0 if self._is_marked else read,
-            "cache_creation_input_tokens": read if self._is_marked else 0,
+            "input_tokens": 0 if self._is_marked else computed,
+            "cache_creation_input_tokens": computed if self._is_marked else 0,
             "cache_read_input_tokens": cached,
+            "recomputed_tokens": recomputed,
         }
 
     def _output(self, answered: Answered) -> dict[str, Any]:

@@ -33,7 +33,8 @@ class Counters:
         )
         self.tokens = Counter(
             "torpor_http_tokens",
-            "Tokens of answers over HTTP: taken over from a session (cached), read anew, and written.",
+            "Tokens of answers over HTTP: that a session had (cached), that it had and that were computed again "
+            "(recomputed), that were read for the first time, and that were written.",
             ("model", "kind"),
             registry=self.registry,
         )

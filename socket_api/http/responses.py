@@ -391,7 +391,8 @@ class _Events(Telling):
             "input_tokens": answered.prompt_tokens,
             "input_tokens_details": {
                 "cached_tokens": answered.cached_tokens,
-                "cache_write_tokens": answered.result.prefilled_tokens,
+                "cache_write_tokens": answered.computed_tokens,
+                "recomputed_tokens": answered.recomputed_tokens,
             },
             "output_tokens": len(answered.result.tokens),
             "output_tokens_details": {"reasoning_tokens": self.reasoning_tokens},

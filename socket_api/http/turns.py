@@ -104,21 +104,32 @@ class Answered:
         return self.result.token_count - len(self.result.tokens)
 
     @property
+    def recomputed_tokens(self) -> int:
+        """How many of them the session had, and were computed again for this answer."""
+        return self.result.recomputed_tokens
+
+    @property
     def cached_tokens(self) -> int:
-        """How many of them were not read for this answer: the session had them, or took them over."""
-        return self.prompt_tokens - self.result.prefilled_tokens
+        """How many of them were not computed for this answer: the session had them, or took them over."""
+        return max(0, self.prompt_tokens - self.computed_tokens)
+
+    @property
+    def computed_tokens(self) -> int:
+        """How many of them were computed for this answer, again or for the first time."""
+        return min(self.prompt_tokens, self.result.prefilled_tokens + self.recomputed_tokens)
 
 
 class Asking(ABC):
     """A request for an answer, while it is carried out. session: the name for it. chosen: the session that answers,
-    once it is certain. model: the name of its model, until that is known maybe an alias. measured: the tokens before
-    the answer, once they are known."""
+    once it is certain; recomputed_tokens: how many tokens of it were computed again, as known then. model: the name of
+    its model, until that is known maybe an alias. measured: the tokens before the answer, once they are known."""
 
     def __init__(self, backend: Backend, caller: Caller, session: str, model: str, emit: OnEvent) -> None:
         self.backend = backend
         self.caller = caller
         self.session = session
         self.chosen: str | None = None
+        self.recomputed_tokens = 0
         self.model = model
         self.emit = emit
         self.measured: MeasureResult | None = None

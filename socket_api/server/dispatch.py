@@ -90,7 +90,8 @@ def event_map(event: WorkEvent) -> dict[str, Any]:
             told["branch"] = event.branch
         return told
     if isinstance(event, SessionEvent):
-        return {"kind": "session", "session": event.session}
+        told = {"kind": "session", "session": event.session}
+        return told | ({"recomputed_tokens": event.recomputed_tokens} if event.recomputed_tokens else {})
     return {"kind": "progress", "stage": event.stage, "done": event.done, "total": event.total}
 
 

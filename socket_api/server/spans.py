@@ -29,6 +29,8 @@ CONVERSATION: Final = "gen_ai.conversation.id"
 INPUT_TOKENS: Final = "gen_ai.usage.input_tokens"
 OUTPUT_TOKENS: Final = "gen_ai.usage.output_tokens"
 CACHED_TOKENS: Final = "gen_ai.usage.cache_read.input_tokens"
+RECOMPUTED_TOKENS: Final = "torpor.usage.recomputed_tokens"
+"""Ours: the conventions have no name for it."""
 FIRST_TOKEN_S: Final = "gen_ai.server.time_to_first_token"  # noqa: S105 - no password
 FINISH_REASONS: Final = "gen_ai.response.finish_reasons"
 ERROR: Final = "error.type"
@@ -107,7 +109,8 @@ def _told(result: GenerateResult) -> dict[str, Any]:
         CONVERSATION: result.session,
         INPUT_TOKENS: read,
         OUTPUT_TOKENS: written,
-        CACHED_TOKENS: read - result.prefilled_tokens,
+        CACHED_TOKENS: max(0, read - result.prefilled_tokens - result.recomputed_tokens),
+        RECOMPUTED_TOKENS: result.recomputed_tokens,
         FIRST_TOKEN_S: result.time_to_first_token_s,
         FINISH_REASONS: (result.finish_reason,),
     }

@@ -2,30 +2,26 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import pytest
 from torpor.cli.commands import append, streaming
 from torpor.cli.view.output import Output
-from torpor.daemon.api.events import ProgressEvent
-from torpor.daemon.api.reading import GenerateResult
+from torpor.daemon.api.reading import AppendResult, GenerateResult
 
 
-def test_a_wait_before_the_first_piece_has_no_part_in_the_rate_of_reading(monkeypatch: pytest.MonkeyPatch) -> None:
-    now_s = iter((60.0, 61.0, 62.0))
-    monkeypatch.setattr(append, "time", SimpleNamespace(monotonic=lambda: next(now_s)))
-    pace = append._Pace()
-    pace.note(ProgressEvent("wake", 5, 10))
-    for done in (64, 128, 192):
-        pace.note(ProgressEvent("prefill", done, 192))
-    assert pace.told() == " (64/s)"
-
-
-def test_of_what_was_read_in_one_piece_no_rate_is_told() -> None:
-    pace = append._Pace()
-    assert pace.told() == ""
-    pace.note(ProgressEvent("prefill", 4, 4))
-    assert pace.told() == ""
+@pytest.mark.parametrize(
+    ("prefilled", "reading_s", "told"),
+    [
+        (192, 3.0, "read 200 tokens in 60.0 s (64/s), now 200"),
+        (1, 0.01, "read 200 tokens in 60.0 s (100/s), now 200"),
+        (0, None, "read 200 tokens in 60.0 s, now 200"),
+    ],
+)
+def test_the_rate_of_reading_is_of_the_tokens_and_the_time_that_the_model_read(
+    prefilled: int, reading_s: float | None, told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    result = AppendResult("torpor://default/a", 200, 200, prefilled, 60.0, reading_seconds=reading_s)
+    append._say(Output(as_json=False), result)
+    assert told in " ".join(capsys.readouterr().out.split())
 
 
 @pytest.mark.parametrize(
@@ -51,3 +47,19 @@ def test_what_came_before_the_first_token_has_no_part_in_the_rate_of_writing(
     )
     streaming.finish_generation(Output(as_json=False), "generate", result)
     assert " ".join(capsys.readouterr().err.split()) == told
+
+
+def test_what_was_computed_before_the_first_token_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    result = GenerateResult(
+        session="torpor://default/a",
+        text="",
+        tokens=(1, 2),
+        finish_reason="length",
+        token_count=2000,
+        prefilled_tokens=12,
+        recomputed_tokens=1700,
+        time_to_first_token_s=10.0,
+        seconds=10.5,
+    )
+    streaming.finish_generation(Output(as_json=False), "chat", result)
+    assert "(the first after 10.0 s, 1,700 recomputed, 12 read, then 2/s)" in " ".join(capsys.readouterr().err.split())

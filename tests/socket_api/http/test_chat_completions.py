@@ -47,6 +47,19 @@ def test_an_answer_has_its_text_its_end_and_tokens_that_add_up(server: HttpThrea
     assert (details["cached_tokens"], details["cache_write_tokens"]) == (7, 3)
 
 
+def test_tokens_that_were_computed_again_are_no_cache_and_are_told_and_counted(server: HttpThread) -> None:
+    def counts() -> list[float]:
+        lines = dict(line.rsplit(" ", 1) for line in server.ask("GET", "/metrics").body.decode().splitlines())
+        kinds = ("cached", "recomputed", "read", "written")
+        return [float(lines.get(f'torpor_http_tokens_total{{kind="{kind}",model="fake"}}', 0)) for kind in kinds]
+
+    says(server, recomputed_tokens=5)
+    before = counts()
+    details = server.ask("POST", PATH, HELLO).json["usage"]["prompt_tokens_details"]
+    assert details == {"cached_tokens": 2, "cache_write_tokens": 8, "recomputed_tokens": 5}
+    assert [now - then for now, then in zip(counts(), before, strict=True)] == [2, 5, 3, 2]
+
+
 def test_a_stream_tells_pieces_the_end_and_the_usage_if_it_is_wanted(server: HttpThread) -> None:
     answer = server.ask("POST", PATH, {**HELLO, "stream": True, "max_tokens": 2})
     first, *pieces, last, done = events_of(answer)

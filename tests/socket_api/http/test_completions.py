@@ -50,7 +50,7 @@ def test_tokens_are_continued_as_they_are(server: HttpThread) -> None:
     usage = server.ask("POST", PATH, {"prompt": [5, 6, 7], "max_tokens": 1}).json["usage"]
     (given,) = asked_for(server, "append")
     assert given["tokens"] == (5, 6, 7)
-    assert usage["prompt_tokens_details"] == {"cached_tokens": 0, "cache_write_tokens": 3}
+    assert usage["prompt_tokens_details"] == {"cached_tokens": 0, "cache_write_tokens": 3, "recomputed_tokens": 0}
 
 
 def test_a_stream_tells_pieces_and_the_end(server: HttpThread) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from torpor.daemon.api.conversing import ConverseRequest, MeasureResult
 from torpor.daemon.api.dialogue import ToolCall
-from torpor.daemon.api.events import ProgressEvent, TokenEvent
+from torpor.daemon.api.events import ProgressEvent, SessionEvent, TokenEvent
 from torpor.daemon.api.reading import GenerateResult
 from torpor.tests.socket_api.http.answers import asked_for, chats, measures, named_events_of, result, says
 from torpor.tests.socket_api.http.http_rig import Begin, HttpThread
@@ -60,6 +60,20 @@ def test_where_a_request_marks_a_cache_what_was_read_counts_as_written_to_it(
     says(server)
     usage = server.ask("POST", PATH, {**HELLO, **marked}).json["usage"]
     assert (usage["input_tokens"], usage["cache_creation_input_tokens"], usage["cache_read_input_tokens"]) == (0, 3, 7)
+
+
+def test_tokens_that_were_computed_again_are_no_cache_and_are_told(server: HttpThread) -> None:
+    says(server, recomputed_tokens=5)
+    usage = server.ask("POST", PATH, HELLO).json["usage"]
+    assert (usage["input_tokens"], usage["cache_read_input_tokens"], usage["recomputed_tokens"]) == (8, 2, 5)
+
+
+def test_the_opening_of_a_stream_knows_what_the_wake_has_computed_again(server: HttpThread) -> None:
+    says(server, SessionEvent("torpor://default/a", 5), recomputed_tokens=5)
+    measures(server, MeasureResult(10, 7, 100, "fake"))
+    start, *_, delta, _ = named_events_of(server.ask("POST", PATH, {**HELLO, "stream": True}))
+    for usage in (start["message"]["usage"], delta["usage"]):
+        assert (usage["input_tokens"], usage["cache_read_input_tokens"], usage["recomputed_tokens"]) == (8, 2, 5)
 
 
 def test_a_stream_opens_and_closes_each_block(server: HttpThread) -> None:

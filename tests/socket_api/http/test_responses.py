@@ -64,8 +64,14 @@ def test_an_answer_has_its_items_and_tokens_that_add_up(server: HttpThread) -> N
     assert (spawn["namespace"], spawn["name"]) == ("agents", "spawn")
     usage = told["usage"]
     assert (usage["input_tokens"], usage["output_tokens"], usage["total_tokens"]) == (10, 2, 12)
-    assert usage["input_tokens_details"] == {"cached_tokens": 7, "cache_write_tokens": 3}
+    assert usage["input_tokens_details"] == {"cached_tokens": 7, "cache_write_tokens": 3, "recomputed_tokens": 0}
     assert usage["output_tokens_details"] == {"reasoning_tokens": 2}
+
+
+def test_tokens_that_were_computed_again_are_no_cache_and_are_told(server: HttpThread) -> None:
+    says(server, recomputed_tokens=5)
+    details = server.ask("POST", PATH, HELLO).json["usage"]["input_tokens_details"]
+    assert details == {"cached_tokens": 2, "cache_write_tokens": 8, "recomputed_tokens": 5}
 
 
 def test_a_stream_tells_each_item_from_its_beginning_to_its_end_in_numbered_events(server: HttpThread) -> None:

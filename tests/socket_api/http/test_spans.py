@@ -56,6 +56,7 @@ def test_an_answer_is_one_span_in_the_clients_trace(
         "gen_ai.usage.input_tokens": 0,
         "gen_ai.usage.output_tokens": 2,
         "gen_ai.usage.cache_read.input_tokens": 0,
+        "torpor.usage.recomputed_tokens": 0,
         "gen_ai.response.finish_reasons": ("length",),
     }
 

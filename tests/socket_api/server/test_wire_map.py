@@ -93,8 +93,9 @@ def test_what_is_too_large_or_cannot_be_expressed_is_refused_in_pieces_too() -> 
         TokenEvent(None, "", "call", ToolCall("look", {"path": "."}, "c1")),
         TokenEvent(5, "Hi", "reasoning", None, TokenLogprobs(5, "Hi", -0.5, (Likelihood(6, "Ho", -1.5),))),
         SessionEvent("torpor://default/a"),
+        SessionEvent("torpor://default/a", 389),
     ],
-    ids=["progress", "token", "call", "logprobs", "session"],
+    ids=["progress", "token", "call", "logprobs", "session", "recomputed"],
 )
 def test_a_client_reads_of_an_event_all_that_the_daemon_told(event: WorkEvent) -> None:
     assert TypeAdapter[Event](Event).validate_python(event_map(event)) == event
