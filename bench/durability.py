@@ -110,17 +110,14 @@ class Behind:
         """From now on, in this process, where sessions are written as soon as they may be."""
         from torpor.daemon.upkeep import writing_behind
 
-        find, adopt = writing_behind.end_of_blocks, writing_behind.WritingBehind._adopt
+        is_due, adopt = writing_behind.WritingBehind._is_due, writing_behind.WritingBehind._adopt
 
-        def end_of_blocks(live: Any) -> int:
-            return find(live) if self.may.is_set() else 0
-
-        def counting(behind: Any, live: Any, receipt: Any, backend: object) -> None:
-            adopt(behind, live, receipt, backend)
+        async def counting(behind: Any, live: Any, receipt: Any, copy: Any) -> None:
+            await adopt(behind, live, receipt, copy)
             self.writes.value += 1
             self.bytes.value += receipt.bytes_written
 
-        writing_behind.QUIET_S, writing_behind.end_of_blocks = 0.1, end_of_blocks
+        writing_behind.WritingBehind._is_due = lambda behind, live: self.may.is_set() and is_due(behind, live)
         writing_behind.WritingBehind._adopt = counting
 
 

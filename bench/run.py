@@ -27,6 +27,7 @@ BENCHMARKS = (
     "constraints.py",
     "drawing.py",
     "durability.py",
+    "killed.py",
     "compression.py",
     "lossy.py",
     "scale.py",

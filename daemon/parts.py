@@ -247,6 +247,7 @@ class Parts:
         return self.resolve(str(row.uri)), row.version
 
     async def delete_session(self, uri: SessionUri) -> DeleteResult:
+        await self.writing_behind.let_go(uri)
         report = DeleteReport(uri, 0, 0, 0, 0)
         if self.store.can_be_deleted(uri):
             report = await self.hibernation.threads.on_writer(lambda: self.store.delete_session(uri))

@@ -129,7 +129,7 @@ class Store(Exchanging, Upkeep, Tagging, Acknowledging):
         parent: bytes | None,
         reused: Sequence[BlockEntry],
         blocks: Iterable[BlockDraft],
-        session: Mapping[str, Any],
+        session: Mapping[str, Any] | Callable[[], Mapping[str, Any]],
         token_count: int,
         codec: Codec = RAW,
         on_progress: Progress | None = None,
@@ -145,7 +145,9 @@ class Store(Exchanging, Upkeep, Tagging, Acknowledging):
         sleep that cannot be tried again: a state may exceed the budgets of the store and the day, a ledger of a few
         kilobytes also uses the space to be kept free. `doubted` are reused blocks to read before the version refers to
         them. `before_publishing` is called when all is flushed and only the commit is left: what it raises gives the
-        version up. `covers`: the session's turns in the journal are in it, or were taken back; else they stay there.
+        version up. `session` may be a function, which is called once the blocks are flushed: between that and the end
+        of this call no turn of the session may be acknowledged. `covers`: the session's turns in the journal are in it,
+        or were taken back; else they stay there.
 
         Raises:
             InvalidDraft, LimitExceeded: the input is invalid; nothing was written.
@@ -165,7 +167,7 @@ class Store(Exchanging, Upkeep, Tagging, Acknowledging):
                 parent=parent,
                 reused=reused,
                 blocks=blocks,
-                session=self._marked(uri, session),
+                session=(lambda: self._marked(uri, session())) if callable(session) else self._marked(uri, session),
                 token_count=token_count,
                 codec=codec,
                 on_progress=on_progress,

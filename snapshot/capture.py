@@ -106,9 +106,13 @@ class Cut:
         if self.state is not None:
             yield self.state.draft()
 
-    def copied(self) -> tuple[BlockDraft, ...]:
-        """The new blocks in memory of their own: the session may go on while they are written. Raises as `drafts`."""
-        return tuple(draft if draft.kind == "state" else _copied(draft) for draft in self.drafts())
+    def copied(self, start: int) -> list[BlockDraft]:
+        """The new block at a token, in memory of its own, with the state records around it: the session may go on while
+        they are written. Raises as `drafts`."""
+        count = min(BLOCK_TOKENS, self.token_count - start)
+        before = [self.checkpoints[start].draft()] if start in self.checkpoints else []
+        at_end = [self.state.draft()] if self.state is not None and start + count == self.token_count else []
+        return [*before, _copied(self._span(start, count)), *at_end]
 
     @property
     def reused_tokens(self) -> int:
@@ -178,19 +182,19 @@ def cut(
     canary: float32 `[vocabulary]`, the canary's logits, if the state has records or is lossy.
     is_lossy: whether keys and values of the session were ever kept in few bits.
     lossy: the first tokens in the form to be kept, if that is in few bits.
-    end: how many of the tokens, if not all: only the record of a checkpoint there can end them.
+    end: how many of the tokens, if not all: only the record of a checkpoint there can end them. The caches may hold any
+        more of them, also such as are not in the ledger yet.
 
     Raises:
         InconsistentState: ledger and caches do not describe one span, or nothing has been read yet.
     """
-    if not state.tokens or state.last_logits is None:
+    if not state.tokens:
         raise InconsistentState("A session that has read nothing has no state to keep.", token_count=0)
-    if not state.is_consistent:
+    is_whole = state.is_consistent and state.last_logits is not None
+    if not (is_whole if end is None else state.holds(end)):
         raise InconsistentState(
             f"The ledger has {len(state.tokens)} tokens and the caches do not.", token_count=len(state.tokens)
         )
-    used = _used(state, layout)
-    sources = [source for cache in used for source in kind_of(cache).sources(cache)]
     count = len(state.tokens) if end is None else end
     # the end's record is at the end itself, and a position has room for one
     before_end = [position for position in state.checkpoints.positions if position < count]
@@ -198,6 +202,7 @@ def cut(
     kept = {entry.start for entry in reused if entry.kind == "state"}
     between = [each for each in state.checkpoints if each.position not in kept]
     if end is None:
+        assert state.last_logits is not None
         at_end = [checkpoint_of(state.caches, count, state.last_logits, state.random_key, state.passes, canary)]
     else:
         at_end = [each for each in state.checkpoints if each.position == end]
@@ -206,11 +211,17 @@ def cut(
         token_count=count,
         tokens=state.tokens.tobytes(),
         layout=layout,
-        spans=tuple(sources),
+        spans=span_sources(state, layout),
         checkpoints={each.position: _state_source(each, layout, is_lossy=is_lossy) for each in between},
         state=_state_source(at_end[0], layout, is_lossy=is_lossy) if at_end else None,
         lossy=lossy,
     )
+
+
+def span_sources(state: LiveState, layout: CacheLayout) -> tuple[SpanSource | SegmentSource, ...]:
+    """The memory of the span arrays as it is now, in stored order. Who holds this has the next model call copy all of
+    it. Raises as `cut`."""
+    return tuple(source for cache in _used(state, layout) for source in kind_of(cache).sources(cache))
 
 
 def _used(state: LiveState, layout: CacheLayout) -> list[Any]:

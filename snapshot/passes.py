@@ -7,12 +7,13 @@ or from nothing, its tokens are read as they were before, and the bits are the s
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import repeat
-from typing import Final
+from typing import Any, Final
 
 from ..memvid.format.blocks import BLOCK_TOKENS
+from ..memvid.limits import MAX_TOKENS
 
 MAX_PASS_TOKENS: Final = 2048
 """The most that one model call reads. Its temporary memory may grow with the square of that, so a larger stored number
@@ -29,6 +30,10 @@ SEGMENTED: Final = 0xFFFF_FFFF
 (`runs.py`), which gives other last bits. A session with such a call goes on so."""
 
 
+PASSES: Final = "passes"
+"""The entry of a session map for how the tokens in its version's blocks were read, where no state record ends these."""
+
+
 def tokens_of(size: int) -> int:
     """Tokens of this ledger that a call of that size read."""
     return 1 if size in (UNREPEATABLE, SEGMENTED) else size
@@ -40,6 +45,20 @@ class Passes:
 
     _runs: array[int] = field(default_factory=lambda: array("I"))
     token_count: int = 0
+
+    @classmethod
+    def in_map(cls, kept: Mapping[str, Any]) -> Passes:
+        """Those that a session map tells; none where it tells none. They may be of more tokens than a version has: a
+        repair may have cut it. Raises ValueError: as `from_bytes`, or they read more than a session may have."""
+        stored = kept.get(PASSES, b"")
+        if type(stored) is not bytes or len(stored) % 8:
+            raise ValueError(f"{PASSES} is not how tokens were read")
+        runs = array("I")
+        runs.frombytes(stored)
+        read = sum(tokens_of(size) * count for size, count in zip(runs[::2], runs[1::2], strict=True))
+        if read > MAX_TOKENS:
+            raise ValueError(f"the passes read {read} tokens")
+        return cls.from_bytes(stored, read)
 
     @classmethod
     def from_bytes(cls, stored: bytes | bytearray | memoryview, token_count: int) -> Passes:

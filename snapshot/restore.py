@@ -169,6 +169,14 @@ def plan_wake(
     return _planned(reader, layout, spans, arrays, states, target, tokens)
 
 
+def _passes_of(reader: BundleReader) -> Passes:
+    """How the tokens of a version were read that no state record ends, as far as it tells. Raises MalformedSnapshot."""
+    try:
+        return Passes.in_map(reader.manifest.session)
+    except ValueError as error:
+        raise MalformedSnapshot(f"The snapshot does not say how its tokens were read: {error}.") from error
+
+
 def _planned(
     reader: BundleReader,
     layout: CacheLayout,
@@ -196,7 +204,7 @@ def _planned(
             found = stored_state(reader, state, layout)
             records, has_canary = found.records, found.has_canary
     wanted = tuple(entry for entry in spans if entry.start < resumed)
-    read_by = end.passes if end else Passes()
+    read_by = end.passes if end else _passes_of(reader)
     return WakePlan(
         layout=layout,
         spans=wanted,

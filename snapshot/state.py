@@ -52,6 +52,11 @@ class LiveState:
             held = 0 if is_empty(self.caches) else len(self.tokens)
         return held == len(self.tokens) == self.passes.token_count
 
+    def holds(self, token_count: int) -> bool:
+        """Whether the caches have the first tokens of the ledger, and maybe more."""
+        held = length(self.caches)
+        return token_count <= min(len(self.tokens), len(self.tokens) if held is None else held)
+
     def kept(self, *, one_token: bool = False) -> Callable[[], None]:
         """A function that restores the present state, but for the count of computed tokens."""
         put_caches_back = keep(self.caches, one_token=one_token)

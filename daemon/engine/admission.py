@@ -60,21 +60,6 @@ class Request:
         self._is_background = False
 
 
-class GivingWay(Request):
-    """The daemon's own work on a session, which ends when a request wants that session. wanted: set then."""
-
-    __slots__ = ("wanted",)
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.wanted = asyncio.Event()
-
-    def lift(self) -> None:
-        """A request waits for the session."""
-        super().lift()
-        self.wanted.set()
-
-
 _request: contextvars.ContextVar[Request | None] = contextvars.ContextVar("admitted", default=None)
 
 
@@ -89,17 +74,6 @@ def standing_back() -> Iterator[None]:
     token = _request.set(Request("background"))
     try:
         yield
-    finally:
-        _request.reset(token)
-
-
-@contextmanager
-def giving_way() -> Iterator[asyncio.Event]:
-    """Run the daemon's own work on a session; gives the event that a request wants the session."""
-    work = GivingWay()
-    token = _request.set(work)
-    try:
-        yield work.wanted
     finally:
         _request.reset(token)
 

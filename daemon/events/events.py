@@ -236,8 +236,8 @@ class LedgerKept(Event):
 
 
 class BlocksWritten(Event):
-    """Full blocks of a session that is awake and not in use were written behind its requests, as a version that a later
-    one replaces. tokens: of its ledger; unread_tokens: those behind the blocks."""
+    """Full blocks of a session that is awake were written behind its requests, as a version that a later one
+    replaces. tokens: of its ledger; unread_tokens: those behind the blocks."""
 
     version: int
     tokens: int

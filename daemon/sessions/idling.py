@@ -1,4 +1,4 @@
-"""Finds sessions that were not used for a while, to put them to sleep or to write their blocks."""
+"""Finds sessions that were not used for a while, to put them to sleep."""
 
 from __future__ import annotations
 

@@ -102,6 +102,8 @@ class Session:
     durability: as of `create`.
     text_map: the committed messages, as far as only a chat has made the ledger.
     dirty: whether anything has changed since the durable snapshot.
+    acknowledged: the session map of its last durable turn, as of a version with the end of its ledger unread; None
+    where a sleep has all of it.
     saved_from: the bundle id of the version that the durable snapshot was salvaged from; None else.
     salvaged: how much a repair saved of this snapshot or of an ancestor; None without a repair.
     slept_by: the backend of the snapshot that it was woken from; None if it was not woken.
@@ -138,6 +140,7 @@ class Session:
     durable: Durable | None = None
     unchanged_tokens: int = 0
     dirty: bool = True
+    acknowledged: Mapping[str, Any] | None = None
     saved_from: bytes | None = None
     salvaged: Salvaged | None = None
     rewound: bool = False
@@ -317,6 +320,7 @@ class Session:
                 durable=durable,
                 unchanged_tokens=durable.token_count,
                 dirty=False,
+                acknowledged=kept if unread else None,
                 loss=Loss.from_map(kept.get(LOSSY)),
                 forked_from=origin_in(kept.get(FORKED_FROM)),
                 recomputed=recomputed_in(kept.get(RECOMPUTED)),

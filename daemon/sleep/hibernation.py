@@ -115,6 +115,7 @@ class Hibernation:
         session.durable = Durable.of(receipt, session.computed_by())
         session.unchanged_tokens = receipt.token_count
         session.dirty = session.rewound = False
+        session.acknowledged = None
         session.state.checkpoints.became_durable(checkpoints_in(receipt.entries, receipt.token_count))
         session.saved_from = session.lossy = None
         self.on_version(session.uri)

@@ -29,14 +29,14 @@ from ...memvid.uri import SessionUri
 from ...snapshot import memory
 from ...snapshot.capture import plan_reuse
 from ...snapshot.errors import ContextTooShort, MalformedSnapshot
-from ...snapshot.passes import Passes
+from ...snapshot.passes import PASSES, Passes
 from ...snapshot.state import token_array
 from ..api.session import Recomputed
 from ..engine.engine import Engine, Steps
 from ..engine.generation import replay
 from ..events.bus import Bus
 from ..events.events import LedgerKept, LedgerRead
-from ..sessions.sessions import Session
+from ..sessions.sessions import Durable, Session
 from ..sessions.transcripts import TEXT_MAP
 from ..sessions.unprocessed_tail import Unread, unread_in
 from .hibernation import Hibernation
@@ -56,10 +56,11 @@ class _Rest:
 @dataclass(frozen=True, slots=True)
 class Behind:
     """What a session has behind blocks of its last version that still match its caches. held: the tokens in those;
-    backend: what computed them."""
+    backend: what computed them; bundle_id: of that version, None where no block is kept."""
 
     held: int
     backend: Any
+    bundle_id: bytes | None = None
 
     @classmethod
     def of(cls, session: Session) -> Behind:
@@ -67,7 +68,7 @@ class Behind:
         durable = session.durable
         if durable is None:
             return cls(0, dict(session.model.backend))
-        return cls(_tokens_in(_still_held(session, durable.entries)), durable.backend)
+        return cls(_tokens_in(_still_held(session, durable)), durable.backend, durable.bundle_id)
 
     def session_map(self, session: Session) -> dict[str, Any]:
         """The session map of a version with these blocks. Any thread may make it: what it looks at is evaluated."""
@@ -75,7 +76,20 @@ class Behind:
         passes, key = state.passes.after(self.held), bytes(memory.readable(state.random_key))
         tokens, digest = state.tokens[self.held :], _digest_of(session)
         unread = Unread(self.held, tokens, passes, key, digest, session.text_map, session.turn_open)
-        return _with_end(session.to_map() | {"backend": self.backend, "turn_open": False}, unread)
+        own = {"backend": self.backend, "turn_open": False, PASSES: state.passes.cut_back(self.held).tobytes()}
+        return _with_end(session.to_map() | own, unread)
+
+
+def rests_on(kept: Mapping[str, Any], session: Session, held: int) -> dict[str, Any]:
+    """The map of `Behind.session_map` for a version that has more of the same ledger in blocks: its first `held`
+    tokens."""
+    unread = Unread.from_map(kept[UNREAD])
+    assert unread is not None, "what is acknowledged stands behind blocks"
+    before = held - unread.start
+    passes = unread.passes.after(before)
+    rest = replace(unread, start=held, tokens=unread.tokens[before:], passes=passes)
+    own = {"backend": session.computed_by(), PASSES: session.state.passes.cut_back(held).tobytes()}
+    return _with_end({**kept, **own}, rest)
 
 
 class Ledgers:
@@ -157,7 +171,7 @@ class Ledgers:
             return None
         try:
             with self._store.open_session(session.uri, durable.version) as reader:
-                blocks = _still_held(session, reader.entries)
+                blocks = _still_held(session, replace(durable, entries=reader.entries))
                 return _Rest(durable.bundle_id, blocks, reader.manifest.session.get("backend"))
         except IndexFailed:
             raise
@@ -189,7 +203,7 @@ class Ledgers:
         unread = unread_in(manifest.session, row.uri)
         assert unread is not None, "it ends in a ledger"
         held = _tokens_in(reused)
-        passes = Passes().cut(len(tokens) - held)  # how these were read is unknown
+        passes = Passes.in_map(manifest.session).cut(len(tokens)).after(held)
         for size in unread.passes:
             passes.add(size)
         less = replace(unread, start=held, tokens=tokens[held:] + unread.tokens, passes=passes, damaged=True)
@@ -229,13 +243,12 @@ def _tokens_in(entries: Sequence[BlockEntry]) -> int:
     return max((entry.end for entry in entries if entry.kind == "span"), default=0)
 
 
-def _still_held(session: Session, entries: Sequence[BlockEntry]) -> Sequence[BlockEntry]:
+def _still_held(session: Session, durable: Durable) -> Sequence[BlockEntry]:
     """The blocks of the session's last version that still match its caches."""
-    assert session.durable is not None
-    if session.unchanged_tokens >= session.durable.token_count:
-        return entries
-    records = [entry.start for entry in entries if entry.kind == "state"]
-    return plan_reuse(entries, session.unchanged_tokens, records)
+    if session.unchanged_tokens >= durable.token_count:
+        return durable.entries
+    records = [entry.start for entry in durable.entries if entry.kind == "state"]
+    return plan_reuse(durable.entries, session.unchanged_tokens, records)
 
 
 def _digest_of(session: Session) -> str:

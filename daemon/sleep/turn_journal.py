@@ -13,15 +13,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
+from weakref import WeakValueDictionary
 
 from ...memvid.errors import Corruption, LimitExceeded, StoreError
 from ...memvid.format.journal import JournalRecord
 from ...memvid.store import Store
 from ...memvid.uri import SessionUri
+from ..api.events import ignore
 from ..options.serve_options import Durability
 from ..sessions.sessions import Session
 from ..tasks.cancellation import in_any_case
@@ -34,6 +37,9 @@ tokens are what a first request reads."""
 
 _BYTES_A_MESSAGE: Final = 256
 """Of two text maps, at most, with what stands around a message."""
+
+_BYTES_A_RUN: Final = 8
+"""Of what tells how the tokens in blocks were read."""
 
 _BYTES_ELSE: Final = 16 * 1024
 """Of what stands in each record: identity, sampling, names, origins."""
@@ -60,19 +66,22 @@ class _Waiting:
 class TurnJournal:
     """Keeps the turns of awake sessions. Callers hold the session alone.
 
-    durability: what holds now. sleep: makes a session durable as a version.
+    durability: what holds now. sleep: makes a session durable as a version. on_acknowledged: called with each session
+    that has a turn more.
     """
 
     _store: Store
     _threads: StoreThreads
     _durability: Callable[[], Durability]
     _sleep: Callable[[Session], Awaitable[object]]
+    on_acknowledged: Callable[[SessionUri], None] = ignore
 
     def __post_init__(self) -> None:
         self._waiting: list[_Waiting] = []
         self._flushing: asyncio.Task[None] | None = None
         self._begun: dict[SessionUri, float] = {}  # when each turn under way began
         self._few = asyncio.Event()
+        self._alone: WeakValueDictionary[SessionUri, asyncio.Lock] = WeakValueDictionary()
 
     async def make_room(self, session: Session, more_tokens: int) -> None:
         """Take the disk space for the record of a session that grows by so many tokens. Raises StoreError: there is
@@ -84,7 +93,7 @@ class TurnJournal:
         said = session.text_map
         texts = (session.system, said.system, said.system, session.root.to_text(), *session.labels)
         wanted = _BYTES_A_TOKEN * behind + sum(len(text.encode()) for text in texts if text)
-        wanted += _BYTES_A_MESSAGE * (len(said.turns) + 2) + _BYTES_ELSE
+        wanted += _BYTES_A_MESSAGE * (len(said.turns) + 2) + _BYTES_A_RUN * session.state.passes.run_count + _BYTES_ELSE
         with contextlib.suppress(LimitExceeded):  # then it is made a version
             await self._threads.on_journal(partial(self._store.make_room_to_acknowledge, session.uri, wanted))
 
@@ -98,6 +107,15 @@ class TurnJournal:
         its answer says so. Raises StoreError: it is not durable. The session has it in memory."""
         if self.keeps(session) and session.dirty and session.state.tokens:
             await in_any_case(self._acknowledge(session))
+            self.on_acknowledged(session.uri)
+
+    @asynccontextmanager
+    async def between_turns(self, uri: SessionUri) -> AsyncIterator[None]:
+        """While no turn of a session is made durable: `Session.acknowledged` is what the journal has of it, and stays
+        so."""
+        lock = self._alone.setdefault(uri, asyncio.Lock())
+        async with lock:
+            yield
 
     def keeps(self, session: Session) -> bool:
         """Whether the session's turns come here."""
@@ -105,25 +123,27 @@ class TurnJournal:
 
     async def _acknowledge(self, session: Session) -> None:
         written: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.append(_Waiting(session, self._end(session.uri), written))
-        if self._flushing is None:
-            self._flushing = asyncio.ensure_future(self._flush())
-        try:
-            await written
-        except LimitExceeded:
-            await self._sleep(session)
+        took_s = self._end(session.uri)
+        async with self.between_turns(session.uri):
+            self._waiting.append(_Waiting(session, took_s, written))
+            if self._flushing is None:
+                self._flushing = asyncio.ensure_future(self._flush())
+            try:
+                await written
+            except LimitExceeded:
+                await self._sleep(session)
 
     def _record_of(self, session: Session, *, relying: bool) -> JournalRecord:
         """relying: its tokens stand behind the blocks of the last version that it was woken from or put to sleep as."""
-        newest, durable = self._store.find_session(session.uri), session.durable if relying else None
+        newest = self._store.find_session(session.uri)
         behind = Behind.of(session) if relying else Behind(0, dict(session.model.backend))
         return JournalRecord(
             uri=session.uri,
             session=behind.session_map(session),
             newest=None if newest is None else (newest.version, newest.bundle_id),
-            base=None if durable is None else durable.bundle_id,
+            base=behind.bundle_id,
             held=behind.held,
-            identity=None if durable is not None else session.model.identity,
+            identity=None if behind.bundle_id is not None else session.model.identity,
         )
 
     async def _flush(self) -> None:
@@ -155,11 +175,13 @@ class TurnJournal:
         """Write records with one flush; where that is refused, each alone, so that one refuses no other. relying: as
         for `_record_of`."""
 
-        def acknowledge() -> None:
-            self._store.acknowledge([self._record_of(each.session, relying=relying) for each in batch])
+        def acknowledge() -> list[JournalRecord]:
+            records = [self._record_of(each.session, relying=relying) for each in batch]
+            self._store.acknowledge(records)
+            return records
 
         try:
-            await self._threads.on_journal(acknowledge)
+            records = await self._threads.on_journal(acknowledge)
         except Exception as error:  # noqa: BLE001 - told to those that wait for it
             if len(batch) > 1 and isinstance(error, StoreError):
                 for one in batch:
@@ -171,7 +193,8 @@ class TurnJournal:
             for each in batch:
                 each.written.set_exception(error)
         else:
-            for each in batch:
+            for each, record in zip(batch, records, strict=True):
+                each.session.acknowledged = record.session
                 each.written.set_result(None)
 
     async def replay(self, uri: SessionUri) -> None:

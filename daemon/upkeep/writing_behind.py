@@ -1,16 +1,20 @@
-"""Write behind: full blocks of awake sessions are written while nothing uses these sessions. So a crash leaves less to
-compute again, and a sleep less to write.
+"""Write behind: full blocks of awake sessions are written while these are used. So a crash leaves little to compute
+again, and a sleep little to write.
 
-Each time a version is made that has all tokens of the session: the first ones in blocks, the others as the end of its
-ledger, as the journal has them. It is a stand-in, and goes once a later version covers it (`retaining.py`).
+Each time a version is made that has all tokens of the last acknowledged turn: the first ones in blocks, the others as
+the end of its ledger, as the journal has them. It is a stand-in, and goes once a later version covers it
+(`retaining.py`).
 
 Rules:
+- A session is due once it has so many full blocks behind its newest version (`BLOCKS_DUE`). Nothing else counts: not
+  whether it rests, nor whether a request has it.
 - A version ends at the first end of a model call at or behind the last full block: so the tokens behind it can be
   computed again in the same calls. Where a cache has no blocks (a window, a recurrence), the last checkpoint ends it.
-- A request that wants the session waits for no disk. The blocks are copied first, which is short. Then the write is
-  given up, unless the version is just being published; what is given up is never published.
-- It writes at most a tenth of the time, and beside requests a two-hundredth: so fewer than one in a hundred gaps of a
-  stream can be longer for it. Without room it tries again later, and refuses no request.
+- No request waits for the blocks. They are copied on the engine between the steps of others, one at a time, and written
+  and flushed while the session goes on: their tokens stay as they are, for what takes them back makes a version first.
+  Only a turn that ends while the version is published waits for that: for a small flush, a rename and a row.
+- What the version says is the turn that is acknowledged last when its blocks are on the disk.
+- It writes at most a tenth of the time. Without room it tries again later, and refuses no request.
 - Only sessions whose turns stand in the journal are written: the others are to be lost with their memory.
 """
 
@@ -22,34 +26,34 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Final
 
-from ...errors import TorporError
 from ...memvid.errors import BudgetExceeded, NoSpace
-from ...memvid.format.blocks import BLOCK_TOKENS, BlockDraft
+from ...memvid.format.blocks import BLOCK_TOKENS, TOKEN_BYTES, BlockDraft, BlockEntry
+from ...memvid.format.ledger_tail import UNREAD, tail_in
 from ...memvid.limits import MIB
 from ...memvid.store import Receipt, Store
 from ...memvid.uri import SessionUri
-from ...snapshot.capture import Cut, cut
-from ..engine.admission import giving_way
-from ..engine.engine import Engine
-from ..events.bus import Bus
+from ...snapshot.capture import cut, span_sources
+from ..engine.engine import Engine, Steps
+from ..engine.rounds import Rounds
+from ..events.bus import Bus, code_of
 from ..events.events import BlocksWritten
 from ..residency.residency import Residency
-from ..sessions.idling import Idling
 from ..sessions.sessions import Durable, Session
 from ..sleep.hibernation import Hibernation, checkpoints_in
-from ..sleep.ledgers import Behind
+from ..sleep.ledgers import rests_on
 
 _LOG = logging.getLogger(__name__)
 
-QUIET_S: Final = 5.0
-"""For so long no request has used a session before its blocks are written: one that is asked turn by turn is not
-written between two of them."""
+BLOCKS_DUE: Final = 2
+"""So many full blocks behind its newest version make a session due. With one, a session would have a version for every
+256 tokens; with two a crash costs less than 512, and what comes while they are written."""
 
 _REST: Final = 9
-_REST_BESIDE_REQUESTS: Final = 199
 """The rest behind a write, by its own time."""
 
 _AGAIN_S: Final = 60.0
@@ -59,7 +63,27 @@ _MOST_BYTES: Final = 64 * MIB
 """Of the blocks of one version, which are copied; a larger block is written alone."""
 
 
-class WritingBehind(Idling):
+@dataclass(frozen=True, slots=True, eq=False)
+class _Write:
+    """A version that is being written. durable: the session's newest version before it."""
+
+    live: Session
+    durable: Durable | None
+    permit: _Permit = field(default_factory=lambda: _Permit())
+
+
+@dataclass(frozen=True, slots=True)
+class _Copy:
+    """The first `end` tokens of a session: blocks that it has on the disk, and new ones in memory of their own.
+    seconds: that it took to copy them."""
+
+    end: int
+    reused: Sequence[BlockEntry]
+    drafts: Sequence[BlockDraft]
+    seconds: float
+
+
+class WritingBehind(Rounds):
     """Writes blocks of one session after the other."""
 
     def __init__(self, store: Store, engine: Engine, hibernation: Hibernation, residency: Residency, bus: Bus) -> None:
@@ -68,89 +92,94 @@ class WritingBehind(Idling):
         self._hibernation = hibernation
         self._residency = residency
         self._bus = bus
-        self._not_before: dict[SessionUri | None, float] = {}
+        self._due: dict[SessionUri, None] = {}
+        self._writing: _Write | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="torpor-behind")
-        super().__init__(residency.awake, QUIET_S, self._look_at)
+        residency.journal.on_acknowledged = self.note
+        super().__init__()
+
+    def note(self, uri: SessionUri) -> None:
+        """Look at a session that has a turn more."""
+        self._due[uri] = None
+        self.look_again()
 
     async def close(self) -> None:
         """Wait for a running write, and end."""
         await super().close()
         await asyncio.to_thread(self._thread.shutdown)
 
+    async def let_go(self, uri: SessionUri) -> None:
+        """Before a session is deleted: from now on, until its next turn, no version of it comes."""
+        self._due.pop(uri, None)
+        if (live := self._residency.awake.get(uri)) is not None:
+            live.acknowledged = None
+        if self._writing is not None and self._writing.live.uri == uri and not self._writing.permit.withdraw():
+            await self.settled()  # it is being published
+
     async def settled(self) -> None:
         """Wait until a write that was given up has left nothing on the disk."""
         await asyncio.get_running_loop().run_in_executor(self._thread, lambda: None)
 
-    async def _look_at(self, uri: SessionUri) -> None:
-        if self._is_put_off(uri) or self._end_of(uri) is None:
-            return
+    async def _round(self) -> None:
+        while self._due and not self._closing.is_set():
+            del self._due[uri := next(iter(self._due))]
+            live = self._residency.awake.get(uri)
+            if live is not None and self._is_due(live):
+                await self._look_at(live)
+
+    def _is_due(self, live: Session) -> bool:
+        if live.acknowledged is None or live.lossy is not None or not self._residency.is_working():
+            return False
+        full = _full(_tokens_of(live.acknowledged) - 1) - _full(_written(live))
+        return full >= BLOCKS_DUE * BLOCK_TOKENS and self._residency.journal.keeps(live)
+
+    async def _look_at(self, live: Session) -> None:
         begun = time.monotonic()
-        await self.settled()  # else the session would wait, held alone, for a write that was given up
         try:
-            with giving_way() as wanted:
-                async with self._residency.turns.take(uri):
-                    if (found := self._end_of(uri, alone=True)) is not None and not wanted.is_set():
-                        await self._write(*found, wanted)
-        except TorporError as error:
-            without_room = isinstance(error, (NoSpace, BudgetExceeded))
-            self._not_before[None if without_room else uri] = time.monotonic() + _AGAIN_S
-            _LOG.warning(
-                "blocks of %s were not written behind; tried again in %d s: %s: %s",
-                uri,
-                _AGAIN_S,
-                error.code,
-                error.message,
-            )
+            spent_s = await self._write(live)
+        except _GivenUp:
+            spent_s = time.monotonic() - begun
+        except Exception as error:  # noqa: BLE001 - the other sessions have their turn
+            spent_s = time.monotonic() - begun
+            asyncio.get_running_loop().call_later(_AGAIN_S, self.note, live.uri)
+            said = "blocks of %s were not written behind; tried again in %d s: %s: %s"
+            _LOG.warning(said, live.uri, _AGAIN_S, code_of(error), error)
+            if isinstance(error, (NoSpace, BudgetExceeded)):
+                await self._rest(_AGAIN_S)
+        await self._rest(_REST * spent_s)
+
+    async def _write(self, live: Session) -> float:
+        """Write a version, unless there is nothing to write yet. Gives the seconds that it took, without waiting."""
+        begun, loop = time.monotonic(), asyncio.get_running_loop()
+        writing = self._writing = _Write(live, live.durable)
+        try:
+            copy = await self._engine.run(_copying(self._engine, writing))
+            if copy is None:
+                return 0.0
+            begun = time.monotonic()
+            async with AsyncExitStack() as stack:
+                said = partial(self._said, writing, copy.end, stack)
+                receipt = await loop.run_in_executor(
+                    self._thread,
+                    partial(
+                        self._store.write_bundle,
+                        uri=live.uri,
+                        identity=live.model.identity,
+                        parent=writing.durable.bundle_id if writing.durable else None,
+                        reused=copy.reused,
+                        blocks=copy.drafts,
+                        session=lambda: asyncio.run_coroutine_threadsafe(said(), loop).result(),
+                        token_count=copy.end,
+                        on_progress=lambda *_: writing.permit.require(),
+                        before_publishing=writing.permit.use,
+                    ),
+                )
+                seconds = copy.seconds + time.monotonic() - begun
+                self._hibernation.look_after(receipt)
+                if self._goes_on(writing):
+                    await self._adopt(live, receipt, copy)
         finally:
-            self._residency.memory.look_again()
-        rest = _REST if self._bus.quiet_s() else _REST_BESIDE_REQUESTS
-        await self._rest(rest * (time.monotonic() - begun))
-
-    def _is_put_off(self, uri: SessionUri) -> bool:
-        now = time.monotonic()
-        self._not_before = {each: until for each, until in self._not_before.items() if until > now}
-        return uri in self._not_before or None in self._not_before
-
-    def _end_of(self, uri: SessionUri, *, alone: bool = False) -> tuple[Session, int] | None:
-        """The session and the tokens of its next version; None if there is nothing to write, or not now. alone: whether
-        it is held alone."""
-        live = self._residency.awake.get(uri)
-        if live is None or not self._residency.is_working() or (self._residency.turns.users(uri) and not alone):
-            return None
-        is_wanted = self._residency.journal.keeps(live) and live.dirty and live.lossy is None and live.unread is None
-        return (live, end) if is_wanted and (end := end_of_blocks(live)) else None
-
-    async def _write(self, live: Session, end: int, wanted: asyncio.Event) -> None:
-        """Write a version of so many tokens and the ledger behind them, unless the session is wanted first."""
-        begun, loop, backend = time.monotonic(), asyncio.get_running_loop(), live.computed_by()
-        snapshot = await self._engine.call(partial(_cut, live, end))
-        reused = snapshot.reused
-        drafts, kept = await loop.run_in_executor(self._thread, partial(_copied, live, snapshot, Behind(end, backend)))
-        del snapshot  # it holds the memory of the caches, which the next model call would have to copy
-        if wanted.is_set():
-            return
-        permit = _Permit()
-        write = partial(
-            self._store.write_bundle,
-            uri=live.uri,
-            identity=live.model.identity,
-            parent=live.durable.bundle_id if live.durable else None,
-            reused=reused,
-            blocks=drafts,
-            session=kept,
-            token_count=end,
-            on_progress=lambda *_: permit.require(),
-            before_publishing=permit.use,
-        )
-        writing = loop.run_in_executor(self._thread, write)
-        await _first_of(writing, wanted)
-        if not writing.done() and permit.withdraw():
-            writing.add_done_callback(lambda done: done.cancelled() or done.exception())
-            return
-        receipt = await writing
-        self._adopt(live, receipt, backend)
-        live.last_read.keep(receipt.entries, {entry.id for entry in reused})
-        seconds = time.monotonic() - begun
+            self._writing = None
         self._bus.publish(
             BlocksWritten(
                 live.uri,
@@ -161,22 +190,72 @@ class WritingBehind(Idling):
                 seconds,
             )
         )
+        self.note(live.uri)  # there may be more than a version takes
+        return seconds
 
-    def _adopt(self, live: Session, receipt: Receipt, backend: object) -> None:
+    def _goes_on(self, writing: _Write) -> bool:
+        """Whether the session stands where it stood when its blocks were copied, or behind that."""
+        live = writing.live
+        is_same = self._residency.awake.get(live.uri) is live and live.durable is writing.durable
+        return is_same and live.lossy is None and live.acknowledged is not None
+
+    async def _said(self, writing: _Write, end: int, stack: AsyncExitStack) -> Mapping[str, Any]:
+        """The session map of the version, once its blocks are on the disk. No turn is acknowledged from then on, until
+        the stack ends. Raises _GivenUp: the session has slept meanwhile, or left memory; or what is acknowledged stands
+        behind more blocks, which a heal has taken since."""
+        await stack.enter_async_context(self._residency.journal.between_turns(writing.live.uri))
+        said = writing.live.acknowledged
+        if said is None or not self._goes_on(writing) or said[UNREAD]["start"] > end:
+            raise _GivenUp
+        return rests_on(said, writing.live, end)
+
+    async def _adopt(self, live: Session, receipt: Receipt, copy: _Copy) -> None:
         """The session stands behind the new version. It is still dirty: the tokens behind the blocks have no state
         there."""
-        live.durable = Durable.of(receipt, backend)
+        live.durable = Durable.of(receipt, live.computed_by())
         live.unchanged_tokens = receipt.token_count
         live.rewound, live.saved_from = False, None
-        end = receipt.token_count
-        live.state.checkpoints.became_durable(checkpoints_in(receipt.entries, end + 1), up_to=end)
-        self._hibernation.look_after(receipt)
+        live.last_read.keep(receipt.entries, {entry.id for entry in copy.reused})
+        positions, end = checkpoints_in(receipt.entries, copy.end + 1), copy.end
+        await self._engine.call(lambda: live.state.checkpoints.became_durable(positions, up_to=end))
+
+
+def _copying(engine: Engine, writing: _Write) -> Steps[_Copy | None]:
+    """Copy what the next version has in new blocks, one at a time; None if that is nothing. In between the session may
+    read and write on: the rows of its tokens stay."""
+    live, durable = writing.live, writing.durable
+    state, unchanged = live.state, live.unchanged_tokens
+    begun, seconds = time.monotonic(), 0.0
+    if state.is_lost or not state.tokens or not (end := end_of_blocks(live)):
+        return None
+    engine.release(state)
+    held = replace(
+        cut(
+            state,
+            live.model.layout,
+            durable=durable.entries if durable else (),
+            unchanged_tokens=unchanged,
+            is_lossy=live.loss is not None,
+            end=end,
+        ),
+        spans=(),  # who holds them has the next model call copy all of them
+    )
+    drafts: list[BlockDraft] = []
+    for start in range(held.reused_tokens, end, BLOCK_TOKENS):
+        if drafts:
+            seconds += time.monotonic() - begun
+            yield None
+            begun = time.monotonic()
+            engine.release(state)
+        drafts += replace(held, spans=span_sources(state, live.model.layout)).copied(start)
+    return _Copy(end, held.reused, drafts, seconds + time.monotonic() - begun)
 
 
 def end_of_blocks(live: Session) -> int:
     """How many tokens of a session the next version behind has in blocks; 0 if no more than its last version."""
-    state, count = live.state, len(live.state.tokens)
-    held = min(live.durable.token_count, live.unchanged_tokens) if live.durable else 0
+    if live.acknowledged is None:
+        return 0
+    state, count, held = live.state, _tokens_of(live.acknowledged), _written(live)
     if not live.model.layout.by_token:
         later = [each.position for each in state.checkpoints if held < each.position < count]
         return max((each for each in later if each <= held + _most_tokens(live)), default=min(later, default=0))
@@ -187,6 +266,16 @@ def end_of_blocks(live: Session) -> int:
     return end if end < count else 0
 
 
+def _tokens_of(acknowledged: Mapping[str, Any]) -> int:
+    """All tokens of an acknowledged turn."""
+    start: int = acknowledged[UNREAD]["start"]
+    return start + len(tail_in(acknowledged)) // TOKEN_BYTES
+
+
+def _written(live: Session) -> int:
+    return min(live.durable.token_count, live.unchanged_tokens) if live.durable else 0
+
+
 def _full(token_count: int) -> int:
     return token_count - token_count % BLOCK_TOKENS
 
@@ -194,30 +283,6 @@ def _full(token_count: int) -> int:
 def _most_tokens(live: Session) -> int:
     block_bytes = sum(slot.size_bytes for slot in live.model.layout.span_slots(BLOCK_TOKENS))
     return BLOCK_TOKENS * max(1, _MOST_BYTES // max(1, block_bytes))
-
-
-def _cut(live: Session, end: int) -> Cut:
-    return cut(
-        live.state,
-        live.model.layout,
-        durable=live.durable.entries if live.durable else (),
-        unchanged_tokens=live.unchanged_tokens,
-        is_lossy=live.loss is not None,
-        end=end,
-    )
-
-
-def _copied(live: Session, snapshot: Cut, behind: Behind) -> tuple[Sequence[BlockDraft], Mapping[str, Any]]:
-    return snapshot.copied(), behind.session_map(live)
-
-
-async def _first_of(writing: asyncio.Future[Receipt], wanted: asyncio.Event) -> None:
-    asked = asyncio.ensure_future(wanted.wait())
-    both: list[asyncio.Future[Any]] = [writing, asked]
-    try:
-        await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        asked.cancel()
 
 
 class _GivenUp(Exception):  # never leaves this module

@@ -149,7 +149,9 @@ async def clear(parts: Parts, request: api.ClearRequest) -> api.ClearResult:
 
 
 async def _forget(parts: Parts, uri: SessionUri, *, dry_run: bool) -> api.MaintenanceResult:
-    await parts.writing_behind.settled()
+    if not dry_run:
+        await parts.writing_behind.let_go(uri)
+        await parts.writing_behind.settled()
     try:
         result = await parts.maintenance.carry_out(Order("forget", uri, dry_run))
     except SessionNotFound:

@@ -336,8 +336,7 @@ class Journal(Closing):
                 raise
 
     def _let_go(self, uri: SessionUri) -> _Place | None:
-        """In memory: its record counts no more, and needs no room."""
-        self.room.pop(uri, None)
+        """In memory: its record counts no more."""
         self.waiting.pop(uri, None)
         if (place := self._live.pop(uri, None)) is not None:
             self._void.append(place)
@@ -359,6 +358,7 @@ class Journal(Closing):
             NoSpace, StoreIoError, DurabilityLost
         """
         with self.lock:
+            self.room.pop(uri, None)
             self._let_go(uri)
             if self._fd >= 0:
                 if self._live or self.room:

@@ -137,6 +137,11 @@ class BundleWriter:
             self._room(sum(memoryview(buffer).nbytes for buffer in buffers))
         self._temp.append(buffers)
 
+    def flush(self) -> None:
+        """Flush what was added so far, so that `finish` has little to flush. Raises DurabilityLost, NoSpace,
+        StoreIoError."""
+        self._temp.sync()
+
     def finish(
         self, manifest: bytes, blocks: Sequence[BlockEntry], bundle_id: bytes, holders: Mapping[bytes, bytes]
     ) -> Directory:

@@ -63,14 +63,15 @@ If a block beyond this leaves it, the sleep fails and loses nothing: the caller 
 class VersionDraft:
     """The state to make durable. `reused` come first in the chain, `blocks` continue it; buffers are borrowed. The
     `doubted` reused blocks are read before the version refers to them. `before_publishing` is called last, and what it
-    raises gives the version up. covers: whether it takes the place of what the journal has of the session."""
+    raises gives the version up. covers: whether it takes the place of what the journal has of the session. session: a
+    function is called once the blocks are flushed, and no turn of the session is acknowledged from then on."""
 
     uri: SessionUri
     identity: Identity
     parent: bytes | None
     reused: Sequence[BlockEntry]
     blocks: Iterable[BlockDraft]
-    session: Mapping[str, Any]
+    session: Mapping[str, Any] | Callable[[], Mapping[str, Any]]
     token_count: int
     codec: Codec = RAW
     on_progress: Progress | None = None
@@ -102,7 +103,8 @@ def receipt_of(
 def write_version(core: StoreCore, request: VersionDraft) -> Receipt:
     """Write, flush, read back, publish and index the next version of a session. See `Store.write_bundle`."""
     core.begin_upkeep(dry_run=False)
-    require_session_map(request.session)
+    if not callable(request.session):
+        require_session_map(request.session)
     if not 0 <= request.token_count <= MAX_TOKENS:
         raise LimitExceeded(f"a session has 0 to {MAX_TOKENS} tokens, not {request.token_count}.", limit=MAX_TOKENS)
     with core.pinning() as pin, core.next_version(request.uri) as version, contextlib.ExitStack() as stack:
@@ -157,7 +159,7 @@ class _Sleep:
         problem = require_chain(entries, self._request.token_count)
         if problem:
             raise InvalidDraft(f"The blocks of {self._request.uri} are not one chain: {problem}.")
-        manifest = with_name_of_its_own(self._core, self._manifest(entries))
+        manifest = with_name_of_its_own(self._core, self._manifest(entries, self._session_map()))
         encoded = manifest.encode()
         bundle_id = bundle_id_of(encoded)
         for _ in range(_TRIES):
@@ -243,7 +245,16 @@ class _Sleep:
                 self._spares[block.id] = block
                 self._spare_bytes += block.header.raw_bytes
 
-    def _manifest(self, entries: Sequence[BlockEntry]) -> Manifest:
+    def _session_map(self) -> Mapping[str, Any]:
+        told = self._request.session
+        if not callable(told):
+            return told
+        self._writer.flush()  # a turn may wait from now on
+        found = told()
+        require_session_map(found)
+        return found
+
+    def _manifest(self, entries: Sequence[BlockEntry], session: Mapping[str, Any]) -> Manifest:
         request = self._request
         covered = self._core.journal.digest_of(request.uri) if request.covers else None
         return Manifest(
@@ -254,7 +265,7 @@ class _Sleep:
             token_count=request.token_count,
             created_ns=now_ns(),
             blocks=tuple(entry.held_by(None) for entry in entries),
-            session=request.session if covered is None else {**request.session, COVERS: covered},
+            session=session if covered is None else {**session, COVERS: covered},
             environment=environment(),
         )
 

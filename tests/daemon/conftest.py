@@ -154,4 +154,4 @@ def opened(store: Path, tiny_model: Path, another_model: Path, digest_cache: Pat
 @pytest.fixture(autouse=True)
 def _not_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     """However slow the machine is, no test has versions that it does not ask for."""
-    monkeypatch.setattr(writing_behind, "QUIET_S", 3600.0)
+    monkeypatch.setattr(writing_behind, "BLOCKS_DUE", 1 << 20)

@@ -61,3 +61,27 @@ def test_one_call_never_reads_more_than_the_limit() -> None:
     assert list(Passes.from_bytes(most, 2 * MAX_PASS_TOKENS)) == [MAX_PASS_TOKENS] * 2
     with pytest.raises(ValueError, match=f"reads {MAX_PASS_TOKENS + 1} tokens, and {MAX_PASS_TOKENS} are the most"):
         Passes.from_bytes(array("I", (1, 1, MAX_PASS_TOKENS + 1, 1)).tobytes(), MAX_PASS_TOKENS + 2)
+
+
+def test_what_a_session_map_tells_of_calls_may_be_of_more_tokens_than_a_version_has() -> None:
+    passes = Passes()
+    for size in (256, 87, 1):
+        passes.add(size)
+    told = Passes.in_map({"passes": passes.tobytes()})
+    assert (list(told), list(told.cut_back(256)), told.token_count) == ([256, 87, 1], [256], 344)
+    assert list(Passes.in_map({})) == []
+
+
+@pytest.mark.parametrize(
+    "stored",
+    [
+        "text",
+        b"1234",
+        array("I", [MAX_PASS_TOKENS + 1, 1]).tobytes(),
+        array("I", [64, 0]).tobytes(),
+        array("I", [2048, 0xFFFF_FFFF]).tobytes(),
+    ],
+)
+def test_a_session_map_that_tells_of_calls_that_cannot_be_is_refused(stored: object) -> None:
+    with pytest.raises(ValueError, match="pass"):
+        Passes.in_map({"passes": stored})
