@@ -9,7 +9,8 @@ import contextlib
 import os
 import shutil
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
+from unittest import mock
 
 from torpor.memvid import Receipt, SessionUri, Store
 from torpor.memvid.errors import NoSpace
@@ -223,9 +224,15 @@ def prune(path: Path, tape: Tape) -> None:
 
 
 def stand_ins(path: Path, tape: Tape) -> None:
-    """Versions that end in a ledger alone go behind a later one that begins with their tokens; not before."""
+    """Versions that end in a ledger alone go behind a later one that begins with their tokens; not before. What they
+    say is asked for once their blocks are flushed, as write behind does."""
     short, long = Version(URI, 2, 516, tail=20), Version(URI, 3, 516, tail=30)
-    with Store.open(path, writable=True) as store:
+    write = Store.write_bundle
+
+    def asking(store: Store, *, session: Any, **how: Any) -> Receipt:
+        return write(store, session=lambda: session, **how)
+
+    with mock.patch.object(Store, "write_bundle", asking), Store.open(path, writable=True) as store:
         with store.open_session(URI) as first:
             before = tape.sleep(store, short, first)
         with tape.step(store):

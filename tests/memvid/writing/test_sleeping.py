@@ -12,11 +12,13 @@ import weakref
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 from torpor.memvid import BlockDraft, BlockEntry, Identity, Receipt, SessionUri, SlotDraft, Store
 from torpor.memvid.errors import BlockMissing, InvalidDraft, StoreIoError
 from torpor.memvid.folder.pins import Pins
+from torpor.memvid.format.ledger_tail import UNREAD
 from torpor.memvid.writing import sleeping
 from torpor.tests.memvid import store_making as making
 from torpor.tests.memvid.store_making import (
@@ -440,3 +442,24 @@ def test_a_version_is_given_up_until_it_is_published_and_leaves_nothing(store: S
     assert not list(Path(store.path).rglob("*.tmp"))
     assert [row.version for row in store.versions(URI)] == [first.version]
     assert write(store, URI, drafts(900), 900, before_publishing=lambda: None).version == first.version + 1
+
+
+def test_a_version_says_what_is_acknowledged_once_its_blocks_are_flushed_and_leaves_the_room_for_the_next_turn(
+    store: Store,
+) -> None:
+    """A turn may end while the blocks are written, and the next one may have begun, with its room on the disk."""
+    first = sleep(store, 300)
+    store.acknowledge([making.turn(store, 600)])
+
+    def said() -> dict[str, Any]:
+        assert list(Path(store.path).rglob("*.tmp")), "the blocks are there"
+        store.acknowledge([making.turn(store, 610)])
+        store.make_room_to_acknowledge(URI, 5_000)
+        return {UNREAD: {"tokens": making.token_ids(812, 98)}}
+
+    receipt = write(store, URI, drafts(812), 812, parent=first.bundle_id, session=said)
+    assert (receipt.ledger_tokens, store.acknowledged()) == (910, [])
+    assert store._core.journal.room == {URI: 5_000}
+    store.close()
+    with Store.open(store.path, writable=True) as again:
+        assert (again.opening.turns_replayed, again.find_session(URI).ledger_tokens) == (0, 910)
