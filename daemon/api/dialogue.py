@@ -5,9 +5,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal, TypeGuard
 
-from pydantic import AfterValidator, BeforeValidator, Field, GetCoreSchemaHandler, JsonValue
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    GetCoreSchemaHandler,
+    JsonValue,
+    TypeAdapter,
+    ValidationError,
+)
 
 from .limits import (
     MAX_ARGUMENTS_CHARS,
@@ -55,6 +63,18 @@ def _short(value: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 JsonObject = Annotated[dict[str, JsonValue], BeforeValidator(_shallow), AfterValidator(_short)]
+_ARGUMENTS: Final[TypeAdapter[dict[str, Any]]] = TypeAdapter(JsonObject)
+
+
+def are_arguments(value: object) -> TypeGuard[dict[str, Any]]:
+    """Whether a value is an object that a call may have."""
+    try:
+        _ARGUMENTS.validate_python(value, strict=True)
+    except ValidationError:
+        return False
+    return True
+
+
 Role = Literal["system", "user", "assistant", "tool"]
 Channel = Literal["text", "reasoning", "call"]
 """What the model is saying: to the user, to itself, or to a tool."""

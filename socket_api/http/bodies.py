@@ -9,17 +9,22 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
+import math
 import re
+from collections import deque
 from collections.abc import AsyncIterator
 from typing import Any, Final
 
 from pydantic_core import from_json
 from starlette.requests import Request
 
+from ...daemon.api.dialogue import are_arguments
 from ...daemon.tasks.pieces import Pieces, in_pieces
 from ..errors import HttpRefused, InvalidRequest
 from ..server.budget import Held, RequestBudget
 from ..wire.framing import whole
+from . import string_tools
 from .limits import MAX_BODY_BYTES, MAX_BODY_DEPTH, MAX_BODY_VALUES, HttpLimits
 from .work import ClientLeft
 
@@ -31,6 +36,8 @@ _BYTES_AT_ONCE: Final = 64 * 1024
 
 _MARK: Final = re.compile(rb'["\[\]{},]')
 _INSIDE: Final = re.compile(rb'(?:[^"\\]++|\\.)*+', re.DOTALL)
+_ESCAPE: Final = re.compile(rb"\\(?:u[dD][89abAB]..\\u[dD][c-fC-F]..|(u[dD][89a-fA-F]..)|.)", re.DOTALL)
+"""An escape in a text, or two that are a pair; the group is half a pair."""
 
 
 class Bodies:
@@ -93,30 +100,37 @@ class InnerJson:
     def __init__(self) -> None:
         self._values = 0
 
-    def find_object(self, text: str) -> dict[str, Any] | None:
-        """The object of a text; None if it is none. Raises InvalidRequest: it is nested too deep, or has too many
-        values."""
+    def find(self, text: str) -> Any:
+        """The value of a text; None if it is no JSON. Raises InvalidRequest: it has too many values."""
         raw = text.encode()
-        self._values = whole(require_bounded(raw, already=self._values))
+        self._values, _ = whole(_measured(raw, already=self._values))
         try:
-            found = from_json(raw, allow_inf_nan=False)
+            return whole(_value_of(raw))
         except ValueError:
             return None
-        return found if isinstance(found, dict) else None
 
-    def arguments_of(self, text: str | None, field: str) -> dict[str, Any]:
-        """The arguments of a call; none for an empty text. Raises InvalidRequest: as `find_object`, or they are no
-        object."""
-        found = self.find_object(text or "{}")
-        if found is None:
-            raise InvalidRequest(f"{field}: the arguments of a call are no JSON object.", field=field)
-        return found
+    def arguments_of(self, given: object) -> dict[str, Any]:
+        """The arguments of a call that was made. What is no object, or none that a call may have, is read as the
+        string of a tool that takes one: so a history is not refused for what some model wrote in it. Raises
+        InvalidRequest: as `find`."""
+        words = given if isinstance(given, str) else json.dumps(given, ensure_ascii=False)
+        if words.strip() in ("", "null"):
+            return {}
+        found = self.find(words) if isinstance(given, str) else given
+        return found if are_arguments(found) else string_tools.arguments_of(words)
 
 
-def require_bounded(body: bytes, *, already: int = 0) -> Pieces[int]:
-    """Refuse JSON that is nested too deep or has too many values, with those that others have `already`. Gives their
-    number. Raises InvalidRequest."""
-    at = depth = steps = 0
+def require_bounded(body: bytes) -> Pieces[None]:
+    """Refuse JSON that is nested too deep or has too many values. Raises InvalidRequest."""
+    _, depth = yield from _measured(body)
+    if depth > MAX_BODY_DEPTH:
+        raise InvalidRequest(f"The body is nested deeper than {MAX_BODY_DEPTH} levels.", field="body")
+
+
+def _measured(body: bytes, *, already: int = 0) -> Pieces[tuple[int, int]]:
+    """How many values JSON has, with those that others have `already`, and how many levels. Raises InvalidRequest: it
+    has too many values."""
+    at = depth = deepest = steps = 0
     values = already
     while at < len(body):
         mark = _MARK.search(body, at, at + _BYTES_AT_ONCE)
@@ -130,8 +144,7 @@ def require_bounded(body: bytes, *, already: int = 0) -> Pieces[int]:
             at = yield from _behind_string(body, at)
         elif mark[0] in b"[{":
             depth += 1
-            if depth > MAX_BODY_DEPTH:
-                raise InvalidRequest(f"The body is nested deeper than {MAX_BODY_DEPTH} levels.", field="body")
+            deepest = max(deepest, depth)
         elif mark[0] in b"]}":
             depth -= 1
         if mark[0] in b'[{,"':
@@ -140,7 +153,7 @@ def require_bounded(body: bytes, *, already: int = 0) -> Pieces[int]:
                 raise InvalidRequest(
                     f"The body has more than {MAX_BODY_VALUES} texts, lists, objects and commas.", field="body"
                 )
-    return values
+    return values, deepest
 
 
 def _behind_string(body: bytes, at: int) -> Pieces[int]:
@@ -160,12 +173,53 @@ def _decoded(body: bytes) -> Pieces[dict[str, Any]]:
     if not body.strip():
         return {}
     try:
-        found = from_json(body, allow_inf_nan=False)
+        found = yield from _value_of(body)
     except ValueError as error:  # its text tells the place and what was expected, and nothing of the body
         raise InvalidRequest(f"The body is not JSON: {error}.", field="body") from None
     if not isinstance(found, dict):
         raise InvalidRequest("The body is no JSON object.", field="body")
+    yield from _require_finite(found)
     return found
+
+
+def _value_of(raw: bytes) -> Pieces[Any]:
+    """The value of JSON. Half a surrogate pair, as clients cut texts into, is a replacement character. Raises
+    ValueError: it is no JSON."""
+    try:
+        return from_json(raw, allow_inf_nan=False)
+    except ValueError:
+        without_halves = yield from _without_halves(raw)
+        if without_halves == raw:
+            raise
+    return from_json(without_halves, allow_inf_nan=False)
+
+
+def _without_halves(raw: bytes) -> Pieces[bytes]:
+    found = bytearray(raw)
+    for steps, escape in enumerate(_ESCAPE.finditer(raw), 1):
+        if escape[1]:
+            found[slice(*escape.span(1))] = b"ufffd"
+        if steps % _STEPS_AT_ONCE == 0:
+            yield
+    return bytes(found)
+
+
+def _require_finite(body: dict[str, Any]) -> Pieces[None]:
+    """Refuse numbers as 1e400: they are JSON, and no transport carries what they are read as. Raises InvalidRequest."""
+    lists: deque[tuple[str, Any]] = deque([("", body)])
+    steps = 0
+    while lists:
+        place, values = lists.popleft()
+        for name, value in values.items() if isinstance(values, dict) else enumerate(values):
+            if isinstance(value, dict | list):
+                lists.append((f"{place}{name}.", value))
+            elif isinstance(value, float) and not math.isfinite(value):
+                field = f"{place}{name}"
+                raise InvalidRequest(f"{field:.200}: the number is too large; give a smaller one.", field=field[:200])
+        steps += 1 + len(values)
+        if steps > _STEPS_AT_ONCE:
+            steps = 0
+            yield
 
 
 def _too_large() -> HttpRefused:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -26,7 +26,7 @@ from .answering import Telling, answer, event_bytes
 from .bodies import InnerJson
 from .desk import desk_of
 from .errors import error_map
-from .fields import Body, Content, Stops, fault_at, ignored_of, read_fields
+from .fields import Body, Content, Stops, Words, call_id_of, fault_at, ignored_of, read_fields
 from .holding import choice_of, constraint_of, has_no_effect
 from .logprobs import each_of
 from .marks import Marks
@@ -43,7 +43,7 @@ class CalledFunction(Body):
     """The function of a call, with its arguments as JSON."""
 
     name: str
-    arguments: str = ""
+    arguments: Any = ""
 
 
 class CalledCustom(Body):
@@ -58,7 +58,7 @@ class CalledTool(Body):
 
     function: CalledFunction | None = None
     custom: CalledCustom | None = None
-    id: str = ""
+    id: str | None = None
 
 
 class ChatMessage(Body):
@@ -172,10 +172,10 @@ async def chat_completions(request: Request, send: Send) -> None:
     async with desk_of(request).bodies.read(request) as raw:
         body = read_fields(ChatBody, raw)
         body.require_one()
-        inner, marks = InnerJson(), _marks(raw, body)
+        inner, words, marks = InnerJson(), Words(), _marks(raw, body)
         turn = Turn(
             model=body.model,
-            messages=[_message(at, each, inner) for at, each in enumerate(body.messages)],
+            messages=_messages(body.messages, inner, words),
             tools=[tool for each in body.tools or () if (tool := _tool(each)) is not None],
             template_arguments=body.chat_template_kwargs or {},
             max_tokens=body.max_completion_tokens if body.max_tokens is None else body.max_tokens,
@@ -190,11 +190,12 @@ async def chat_completions(request: Request, send: Send) -> None:
         )
         customs = frozenset(each.custom.name for each in body.tools or () if each.custom is not None)
         telling = _Chunks(turn, customs, usage=body.wants_usage(), progress=bool(body.return_progress))
-        ignored = ignored_of(body, _also(body))
+        ignored = ignored_of(body, _also(body, words.left_out))
         await answer(request, send, turn, telling, streamed=bool(body.stream), ignored=ignored)
 
 
-def _also(body: ChatBody) -> Iterator[str]:
+def _also(body: ChatBody, left_out: Sequence[str]) -> Iterator[str]:
+    yield from (f"content.{each}" for each in dict.fromkeys(left_out))
     if has_no_effect(body.tool_choice):
         yield "tool_choice"
     for each in body.tools or ():
@@ -215,28 +216,30 @@ def _is_strict(body: ChatBody) -> bool:
     return any(each.function is not None and each.function.strict for each in body.tools or ())
 
 
-def _message(at: int, message: ChatMessage, inner: InnerJson) -> dict[str, Any]:
-    """A message as a verb takes it, without its empty fields."""
-    found: dict[str, Any] = {"role": _ROLES.get(message.role, message.role), "content": message.content}
-    if message.role == "assistant":
-        found["reasoning"] = message.reasoning_content or message.reasoning
-        found["tool_calls"] = tuple(_call(at, each, inner) for each in message.tool_calls or ())
-    if message.role == "tool":
-        found["tool_call_id"] = message.tool_call_id
-    return {name: value for name, value in found.items() if value or name == "content"}
+def _messages(given: Sequence[ChatMessage], inner: InnerJson, words: Words) -> list[dict[str, Any]]:
+    """Messages as a verb takes them, without their empty fields."""
+    found = []
+    for at, message in enumerate(given):
+        is_newest = message.role == "user" and at == len(given) - 1
+        text = words.of(message.content, f"messages.{at}.content", is_newest=is_newest)
+        told: dict[str, Any] = {"role": _ROLES.get(message.role, message.role), "content": text}
+        if message.role == "assistant":
+            told["reasoning"] = message.reasoning_content or message.reasoning
+            told["tool_calls"] = tuple(_call(at, each, inner) for each in message.tool_calls or ())
+        if message.role == "tool":
+            told["tool_call_id"] = call_id_of(message.tool_call_id)
+        found.append({name: value for name, value in told.items() if value or name == "content"})
+    return found
 
 
 def _call(at: int, call: CalledTool, inner: InnerJson) -> dict[str, Any]:
-    field = f"messages.{at}.tool_calls"
     if call.custom is not None:
-        return {"name": call.custom.name, "arguments": string_tools.arguments_of(call.custom.input), "id": call.id}
-    if call.function is None:
-        raise fault_at(field, "a call has neither a function nor a custom tool; give one")
-    return {
-        "name": call.function.name,
-        "arguments": inner.arguments_of(call.function.arguments, field),
-        "id": call.id,
-    }
+        name, arguments = call.custom.name, string_tools.arguments_of(call.custom.input)
+    elif call.function is not None:
+        name, arguments = call.function.name, inner.arguments_of(call.function.arguments)
+    else:
+        raise fault_at(f"messages.{at}.tool_calls", "a call has neither a function nor a custom tool; give one")
+    return {"name": name, "arguments": arguments, "id": call_id_of(call.id)}
 
 
 def _tool(tool: OfferedTool) -> dict[str, Any] | None:

@@ -5,6 +5,7 @@ A field that is not known has no effect, and is named in the answer's `x-torpor-
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Iterable, Mapping
 from functools import cache
@@ -12,7 +13,7 @@ from typing import Annotated, Any, Final, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, WithJsonSchema
 
-from ...daemon.api.limits import MAX_STOPS
+from ...daemon.api.limits import MAX_CALL_ID_CHARS, MAX_STOPS
 from ...daemon.api.reading import Stop
 from ..errors import InvalidRequest
 from ..wire.checking import checked
@@ -53,33 +54,75 @@ def ignored_of(body: Body, also: Iterable[str] = ()) -> str:
     return ", ".join([name for name in (*names, *also) if _SAFE.fullmatch(name)][:MAX_IGNORED_TOLD])
 
 
-def _joined(content: object) -> object:
-    """The text of a content: a text, or a list of parts, of which each is a text."""
-    if content is None:
-        return ""
-    if isinstance(content, str):
+def _is_content(content: object) -> object:
+    if content is None or isinstance(content, str | list):
         return content
-    if not isinstance(content, list):
-        raise ValueError("it is neither a text nor a list of parts; give one of them")  # noqa: TRY004 - pydantic tells no other
-    texts = []
-    for at, part in enumerate(content):
-        kind = part.get("type", "text") if isinstance(part, dict) else None
-        text = part.get("text", part.get("refusal")) if isinstance(part, dict) else None
-        if kind not in _TEXT_KINDS or not isinstance(text, str):
-            told = repr(kind) if isinstance(kind, str) and _SAFE.fullmatch(kind) else "no text"
-            raise ValueError(f"part {at} is {told}; this model reads text alone")
-        texts.append(text)
-    return "\n".join(texts)
+    raise ValueError("it is neither a text nor a list of parts; give one of them")
 
+
+Content = Annotated[
+    Any,
+    BeforeValidator(_is_content),
+    WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "object"}}, {"type": "null"}]}),
+]
+"""A text, or a list of parts, for `Words`."""
 
 _TEXT_KINDS: Final = ("text", "input_text", "output_text", "refusal", "summary_text", "reasoning_text")
 
-Content = Annotated[
-    str,
-    BeforeValidator(_joined),
-    WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "object"}}, {"type": "null"}]}),
-]
-"""A text, or a list of parts that are text."""
+
+class Words:
+    """Reads contents as text. A line stands for a part that is none, so that a dialogue can go on behind a picture;
+    only the newest message is refused, for its client can still give another. left_out: the kinds of such parts."""
+
+    def __init__(self) -> None:
+        self.left_out: list[str] = []
+
+    def of(self, content: Any, field: str = "", *, is_newest: bool = False) -> str:
+        """The text of a content. field: its name, for the refusal of one that is the newest. Raises InvalidRequest."""
+        if content is None or isinstance(content, str):
+            return content or ""
+        texts = []
+        for at, part in enumerate(content if isinstance(content, list) else [content]):
+            text = words_in(part)
+            if text is None and is_newest:
+                told = _kind_of(part)
+                raise fault_at(field, f"part {at} is {told}; this model reads text alone")
+            texts.append(self.line_for(part) if text is None else text)
+        return "\n".join(texts)
+
+    def line_for(self, part: object) -> str:
+        """What stands for a part that is no text."""
+        kind = _kind_of(part)
+        self.left_out.append(kind)
+        return f"[{kind} left out: this model reads text alone]"
+
+
+def words_in(part: object) -> str | None:
+    """The text of a part; of a document or a result of a search that is text, its words. None if it is none."""
+    if not isinstance(part, Mapping):
+        return None
+    kind, source = part.get("type", "text"), part.get("source")
+    text: object = part.get("text", part.get("refusal")) if kind in _TEXT_KINDS else None
+    if kind == "document" and isinstance(source, Mapping):
+        text = source.get({"text": "data", "content": "content"}.get(str(source.get("type")), ""))
+    elif kind == "search_result":
+        text = part.get("content")
+    if isinstance(text, list):
+        words = [words_in(each) for each in text]
+        return None if None in words else "\n".join(each for each in words if each)
+    return text if isinstance(text, str) else None
+
+
+def _kind_of(part: object) -> str:
+    kind = part.get("type") if isinstance(part, Mapping) else None
+    return kind if isinstance(kind, str) and _SAFE.fullmatch(kind) else "something"
+
+
+def call_id_of(given: str | None) -> str:
+    """The id of a call as a verb takes it: some gateways keep whole thoughts in it, and such a one is its digest."""
+    if given is None or len(given) <= MAX_CALL_ID_CHARS:
+        return given or ""
+    return hashlib.sha256(given.encode()).hexdigest()
 
 
 def _listed(value: object) -> object:

@@ -5,6 +5,7 @@ Owns the shape of requests, answers and events, and what its dialogues are for t
 - The results of tools that stand in a user's message are messages of their own, before its text.
 - The block that Claude Code puts first into the system text, with a checksum of the conversation, is left out: it
   changes, and the model has no use for it. `why` tells.
+- A result that is an error says so in its first word.
 - A tool that is to be loaded later stands where a result refers to it, and not among the tools.
 - The signature of thinking names its answer. The daemon knows what was thought in it.
 - Marks for a cache change no token (`marks.py`). Where a request has some, the tokens that were read for it count as
@@ -14,7 +15,7 @@ Owns the shape of requests, answers and events, and what its dialogues are for t
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Final, Literal
 
 from pydantic import BeforeValidator, Field, WithJsonSchema
@@ -31,7 +32,7 @@ from .answering import Telling, answer, event_bytes, measured
 from .bodies import InnerJson
 from .desk import desk_of
 from .errors import error_map
-from .fields import Body, Stops, fault_at, ignored_of, read_fields
+from .fields import Body, Stops, Words, call_id_of, fault_at, ignored_of, read_fields, words_in
 from .holding import choice_of, constraint_of
 from .marks import Marks
 from .turns import Answered, Turn, answer_in
@@ -67,10 +68,11 @@ class Block(Body):
     signature: str | None = None
     id: str | None = None
     name: str | None = None
-    input: dict[str, Any] | None = None
+    input: Any = None
     tool_use_id: str | None = None
     tool_name: str | None = None
-    content: Blocks | None = None
+    content: Any = None
+    is_error: bool | None = None
     cache_control: dict[str, Any] | None = None
 
 
@@ -164,7 +166,7 @@ async def messages(request: Request, send: Send) -> None:
         )
         hidden = body.thinking is not None and body.thinking.display == "omitted"
         telling = _Events(turn.answer_id, is_marked=reader.marks.are_given, hides_thinking=hidden)
-        ignored = ignored_of(body, _also(body, request))
+        ignored = ignored_of(body, _also(body, request, reader.words.left_out))
         await answer(request, send, turn, telling, streamed=bool(body.stream), ignored=ignored)
 
 
@@ -175,7 +177,8 @@ async def count_tokens(request: Request) -> Response:
         return JSONResponse({"input_tokens": (await measured(request, turn)).tokens})
 
 
-def _also(body: MessagesBody, request: Request) -> Iterator[str]:
+def _also(body: MessagesBody, request: Request, left_out: Sequence[str]) -> Iterator[str]:
+    yield from (f"content.{each}" for each in dict.fromkeys(left_out))
     for each in body.tools or ():
         if each.input_schema is None:
             yield f"tools.{each.type}"
@@ -191,17 +194,19 @@ class _Reader:
     def __init__(self, body: DialogueBody) -> None:
         self._body = body
         self.marks = Marks()
+        self.words = Words()
+        self._inner = InnerJson()
         self._deferred = {tool.name: tool for tool in body.tools or () if tool.defer_loading}
 
     def turn(self, **more: Any) -> Turn:
         """The turn of the request. Raises InvalidRequest: it has what this model cannot read."""
         body = self._body
-        system = self._text(body.system or [], "system", self._system_text)
+        system = self._system(body.system or [])
         said: list[dict[str, Any]] = [{"role": "system", "content": system}] if system else []
         for each in (*(body.tools or ()), *(body.system or ())):
             self.marks.add(each.cache_control, len(said))
         for at, message in enumerate(body.messages):
-            said += self._messages(message, f"messages.{at}")
+            said += self._messages(message, f"messages.{at}", is_newest=at == len(body.messages) - 1)
             for block in message.content:
                 self.marks.add(block.cache_control, len(said))
         self.marks.add(body.cache_control, len(said))
@@ -222,23 +227,23 @@ class _Reader:
             **more,
         )
 
-    def _messages(self, message: DialogueMessage, place: str) -> Iterator[dict[str, Any]]:
+    def _messages(self, message: DialogueMessage, place: str, *, is_newest: bool) -> Iterator[dict[str, Any]]:
         """One message, or, for a user's with results of tools, several."""
         texts: list[str] = []
         answer: dict[str, Any] = {}
         for at, block in enumerate(message.content):
-            here = f"{place}.content.{at}"
             if block.type == "tool_result" and message.role == "user":
-                result = self._text(block.content or [], f"{here}.content", self._result_text)
-                yield {"role": "tool", "content": result, "tool_call_id": block.tool_use_id or ""}
+                yield {"role": "tool", "content": self._result(block), "tool_call_id": call_id_of(block.tool_use_id)}
             elif block.type == "tool_use" and message.role == "assistant" and block.name is not None:
-                call = {"name": block.name, "arguments": block.input or {}, "id": block.id or ""}
+                arguments = self._inner.arguments_of(block.input)
+                call = {"name": block.name, "arguments": arguments, "id": call_id_of(block.id)}
                 answer.setdefault("tool_calls", []).append(call)
             elif block.type == "thinking" and message.role == "assistant":
                 answer["reasoning"] = answer.get("reasoning", "") + (block.thinking or "")
                 answer["answer_id"] = answer_in(block.signature)
             elif block.type != "redacted_thinking":
-                texts.append(self._plain(block, here))
+                place_of_new = f"{place}.content.{at}" if is_newest and message.role == "user" else None
+                texts.append(self._plain(block, place_of_new))
         if message.role == "assistant":
             calls = {"tool_calls": tuple(answer.pop("tool_calls"))} if "tool_calls" in answer else {}
             thought = {name: text for name, text in answer.items() if text}
@@ -246,23 +251,31 @@ class _Reader:
         elif texts:
             yield {"role": message.role, "content": "\n".join(texts)}
 
-    def _text(self, blocks: list[Block], place: str, text_of: Callable[[Block, str], str | None]) -> str:
-        found = [text_of(block, f"{place}.{at}") for at, block in enumerate(blocks)]
-        return "\n".join(text for text in found if text is not None)
+    def _system(self, blocks: list[Block]) -> str:
+        texts = [self._plain(each, f"system.{at}") for at, each in enumerate(blocks) if not _is_billing(each)]
+        return "\n".join(texts)
 
-    def _system_text(self, block: Block, place: str) -> str | None:
-        return None if _is_billing(block) else self._plain(block, place)
+    def _result(self, block: Block) -> str:
+        """The text of a tool's result."""
+        content = block.content
+        if isinstance(content, list):
+            content = [self._loaded(each) for each in content]
+        text = self.words.of(content)
+        return f"Error: {text}" if block.is_error else text
 
-    def _result_text(self, block: Block, place: str) -> str:
-        if block.type != "tool_reference":
-            return self._plain(block, place)
-        tool = self._deferred.get(block.tool_name or "")
-        return json.dumps(_tool(tool), ensure_ascii=False) if tool is not None else ""
+    def _loaded(self, part: object) -> object:
+        """The tool that a result refers to, as a text; another part as it is."""
+        if not isinstance(part, dict) or part.get("type") != "tool_reference":
+            return part
+        tool = self._deferred.get(str(part.get("tool_name")))
+        return {"text": json.dumps(_tool(tool), ensure_ascii=False) if tool is not None else ""}
 
-    def _plain(self, block: Block, place: str) -> str:
-        if block.type != "text" or block.text is None:
+    def _plain(self, block: Block, place: str | None) -> str:
+        """The text of a block; place: where it stands, if it is refused for having none."""
+        text = block.text if block.type == "text" else words_in(block.model_dump())
+        if text is None and place is not None:
             raise fault_at(place, f"a block of type {block.type!r:.64} cannot be read here; this model reads text")
-        return block.text
+        return self.words.line_for(block.model_dump()) if text is None else text
 
 
 def _is_billing(block: Block) -> bool:
@@ -276,8 +289,8 @@ def _tool(tool: OfferedTool) -> dict[str, Any]:
 def _session_of(metadata: Metadata | None) -> str | None:
     """The conversation that Claude Code names within the id of its user."""
     user = metadata.user_id if metadata is not None else None
-    found = InnerJson().find_object(user) if user is not None and user.startswith("{") else None
-    session = found.get("session_id") if found is not None else None
+    found = InnerJson().find(user) if user is not None and user.startswith("{") else None
+    session = found.get("session_id") if isinstance(found, dict) else None
     return session if isinstance(session, str) else None
 
 

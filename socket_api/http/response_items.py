@@ -21,7 +21,7 @@ from ...daemon.api.recalling import RecalledMessage
 from ..errors import HttpRefused, PreviousResponseNotFound
 from . import string_tools
 from .bodies import InnerJson, int_of
-from .fields import Body, Content, fault_at
+from .fields import Body, Content, Words, call_id_of, fault_at
 from .marks import Marks
 from .turns import answer_in
 
@@ -44,7 +44,7 @@ class InputItem(Body):
     call_id: str | None = None
     namespace: str | None = None
     name: str | None = None
-    arguments: str | None = None
+    arguments: Any = None
     input: str | None = None
     output: Content = ""
     id: str | None = None
@@ -140,15 +140,17 @@ class Dialogue:
         given = raw if isinstance(raw, list) else []
         self.after = after
         self._inner = InnerJson()
+        self._words = Words()
         self._before = ""  # the type of the item before
         if instructions and not any(item.type == "item_reference" for item in items):
             self._add("system", instructions)
         for at, item in enumerate(items):
-            self._read(item, f"input.{at}")
+            self._read(item, f"input.{at}", is_newest=at == len(items) - 1)
             self.marks.add_of(given[at].get("content") if given else None, len(self.messages))
             self._before = item.type if item.role in (None, "assistant") else ""
+        self.unknown += dict.fromkeys(self._words.left_out)
 
-    def _read(self, item: InputItem, place: str) -> None:
+    def _read(self, item: InputItem, place: str, *, is_newest: bool) -> None:
         if item.type == "item_reference":
             self.messages, self.after = [], _named_by(item, place)
         elif self.after is not None and answer_in(item.id) == self.after:
@@ -156,26 +158,28 @@ class Dialogue:
         elif item.type == "message":
             if item.role is None:
                 raise fault_at(f"{place}.role", "a message needs one; give user, assistant, system or developer")
-            self._say(item)
+            text = self._words.of(item.content, f"{place}.content", is_newest=is_newest and item.role == "user")
+            self._say(item, text)
         elif item.type == "reasoning":
             own = self._own(item)
-            own["reasoning"] = own.get("reasoning", "") + (item.content or item.summary)
+            own["reasoning"] = own.get("reasoning", "") + self._words.of(item.content or item.summary)
         elif item.type in ("function_call", "custom_tool_call"):
             own = self._own(item)
             own["tool_calls"] = (*own.get("tool_calls", ()), self._call(item, place))
         elif item.type in ("function_call_output", "custom_tool_call_output"):
-            self.messages.append({"role": "tool", "content": item.output, "tool_call_id": item.call_id or ""})
+            output = self._words.of(item.output)
+            self.messages.append({"role": "tool", "content": output, "tool_call_id": call_id_of(item.call_id)})
         else:
             self.unknown.append(item.type)
 
-    def _say(self, item: InputItem) -> None:
+    def _say(self, item: InputItem, text: str) -> None:
         role = item.role or ""
         if role != "assistant":
-            self._add(_ROLES.get(role, role), item.content)
+            self._add(_ROLES.get(role, role), text)
             return
         own = self._own(item)
         # Two texts with a call between them were one text before.
-        own["content"] += "\n" * (self._before == "message") + item.content
+        own["content"] += "\n" * (self._before == "message") + text
 
     def _add(self, role: str, text: str) -> None:
         if role == "system" and [each["role"] for each in self.messages] == ["system"]:
@@ -197,8 +201,8 @@ class Dialogue:
         if item.type == "custom_tool_call":
             arguments = string_tools.arguments_of(item.input)
         else:
-            arguments = self._inner.arguments_of(item.arguments, f"{place}.arguments")
-        return {"name": _flat(item.namespace, item.name), "arguments": arguments, "id": item.call_id or ""}
+            arguments = self._inner.arguments_of(item.arguments)
+        return {"name": _flat(item.namespace, item.name), "arguments": arguments, "id": call_id_of(item.call_id)}
 
 
 def answer_of_response(response_id: str, field: str = "response_id") -> str:

@@ -74,10 +74,12 @@ def test_the_check_builds_nothing_of_a_body() -> None:
         (b"[1]", "no JSON object"),
         (b"null", "no JSON object"),
         (b'{"session": NaN}', "not JSON"),
-        (b'{"session": "\\ud800"}', "not JSON"),
+        (b'{"session": "\\ud8', "not JSON"),
         (b'{"session": "\xff"}', "not JSON"),
         (b'{"session": ' + b"9" * 5000 + b"}", "not JSON"),
-        (b'{"session": 1e999}', "session: it is no text"),
+        (b'{"session": 1e999}', "session: the number is too large"),
+        (b'{"a": 1, "labels": [1, {"b c": [2, -1e400]}]}', "labels.1.b c.1: the number is too large"),
+        (b'{"session": 0.1e310, "labels": []}', "session: the number is too large"),
         (b'{"session": {"a": 1}}', "session: it is no text"),
         (b'{"session": "a", "labels": "x"}', "labels: it is no list"),
         (b'{"session": "a", "sampling": {"temperature": -1}}', "temperature"),
@@ -129,3 +131,20 @@ def test_a_slow_body_is_given_up(begin: Begin) -> None:
 
 def test_an_encoded_body_is_refused(server: HttpThread) -> None:
     assert server.ask("POST", "/v1/sessions", b"\x1f\x8b", content_encoding="gzip").status == 415
+
+
+@pytest.mark.parametrize(
+    ("sent", "read"),
+    [
+        ("cut \\ud83d", "cut \ufffd"),
+        ("\\uDE00 \\ud83d\\ud83d\\ude00 \\\\ud83d", "\ufffd \ufffd\U0001f600 \\ud83d"),
+        ("\\ud83d" * 5_000 + '\\"', "\ufffd" * 5_000 + '"'),
+    ],
+    ids=["at the end", "in a row", "many"],
+)
+def test_half_a_surrogate_pair_is_a_replacement_character(server: HttpThread, sent: str, read: str) -> None:
+    """Clients in JavaScript cut texts so."""
+    body = f'{{"messages": [{{"role": "user", "content": "{sent}"}}], "\\udc00": 1}}'
+    assert server.ask("POST", "/v1/chat/completions", body.encode()).status == 200
+    (asked,) = [given for name, given in server.service.calls if name == "converse"]
+    assert asked["messages"][0]["content"] == read
