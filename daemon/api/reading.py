@@ -135,6 +135,7 @@ class AppendRequest(Reporting):
 
     messages: read as a chat reads them, and not answered. If the next message is not the
         assistant's, their answer counts as empty.
+    durable: whether they are durable at the end also where neither the daemon nor the session keeps each turn.
     create: make the session, on the default model, if there is none of that name.
     """
 
@@ -145,6 +146,7 @@ class AppendRequest(Reporting):
         Annotated[Sequence[TokenId], Listed(at_once=4096), Field(min_length=1, max_length=MAX_APPENDED_TOKENS)] | None
     ) = None
     messages: Messages | None = None
+    durable: bool = False
     create: bool = False
     priority: Priority = "normal"
     on_event: Listener = None

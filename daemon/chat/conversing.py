@@ -95,6 +95,12 @@ class Dialogue:
         return replace(self, tokens=self.tokens[:at], text_map=self.text_map.cut(at))
 
     @property
+    def waits_for_answer(self) -> bool:
+        """Whether it ends behind a message that was not answered, in the turn that was opened for the answer."""
+        turns = self.text_map.turns
+        return bool(turns) and turns[-1].role != "assistant" and self.text_map.end == len(self.tokens)
+
+    @property
     def end(self) -> Place:
         """Where messages stand that come next: in the turn of the assistant, if anything was said."""
         return Place(len(self.tokens), self.tokens[-1] if self.tokens else None, turn_open=bool(self.tokens))
@@ -170,10 +176,22 @@ class Conversing:
             )
         known = Dialogue.of(live).before(at)
         new = said_behind(known, root, place.instructions, messages)
-        ids, lengths = await self._encoded(live, new, known.end, root)
-        before = known.text_map.begun(await self._encoder.shown_root(live.model, root)).answered(at)
+        where = await self._place(live, known, new, root)
+        ids, lengths = await self._encoded(live, new, where, root)
+        before = known.text_map.begun(await self._encoder.shown_root(live.model, root))
+        before = before if where.answers else before.answered(at)
         text_map = before.extended(new, start=at, end=at + len(ids), lengths=lengths)
         return _without_known(live, NewTurn(at, ids, text_map, root), request)
+
+    async def _place(self, live: Session, known: Dialogue, new: Sequence[Message], root: Root) -> Place:
+        """Where new messages stand behind what is known: an answer that a client brings, in the turn that was opened
+        for it, if the template shows it there."""
+        if known.waits_for_answer and new[0]["role"] == "assistant":
+            place = replace(known.end, answers=True)
+            with suppress(TemplateUnusable, ContextOverflow):
+                await self._encoder.messages(live.model, new, place, root)
+                return place
+        return known.end
 
     async def unanswered(self, live: Session, messages: Sequence[Message]) -> NewTurn:
         """New messages at the session's end that wait for no answer. Raises as `behind`."""

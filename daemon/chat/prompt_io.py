@@ -182,7 +182,7 @@ class Exchanges:
                     live.turn_open, live.text_map = turn_open, live.text_map if text_map is None else text_map
                     if turn_open:
                         live.open_chat(begins)
-                elif known.request is not None:
+                if count > held and known.request is not None:
                     live.interrupted = Interrupted(known.request, known.begins_at, begins + len(ids), count)
                 if count > held:
                     live.dirty = True

@@ -33,8 +33,8 @@ from ..models.written_tools import written
 from ..residency.residency import Residency
 from ..sessions.encoding import Encoder, Place, rendered
 from ..sessions.sessions import ROOT
-from ..sessions.transcripts import TEXT_MAP, TextMap, Turn, WordsProof, message_of
-from ..sessions.unprocessed_tail import unread_in
+from ..sessions.transcripts import Turn, WordsProof, message_of
+from ..sessions.unprocessed_tail import text_map_in, unread_in
 from ..sleep.store_threads import StoreThreads
 from ..sleep.turn_journal import TurnJournal
 from .conversing import Dialogue
@@ -93,9 +93,8 @@ class Recalling:
         with self._store.open_session(uri) as reader:
             kept, unread = reader.manifest.session, unread_in(reader.manifest.session, uri)
             tokens = token_array(reader.tokens()) + (unread.tokens if unread else token_array())
-            text_map = unread.text_map if unread else TextMap.from_map(kept.get(TEXT_MAP))
             try:
-                return Dialogue(uri, str(kept["model"]), tokens, text_map, Root.from_text(kept.get(ROOT)))
+                return Dialogue(uri, str(kept["model"]), tokens, text_map_in(kept, uri), Root.from_text(kept.get(ROOT)))
             except KeyError as error:
                 raise MalformedSnapshot(
                     f"The session map of {uri} names no model: another program has written it.", session=str(uri)
@@ -243,7 +242,9 @@ def _told_apart(model: LoadedModel, known: Dialogue, turns: Sequence[Turn], star
     """The words of messages that were read together, all proven; None if they cannot be told apart."""
     end = turns[-1].end
     named: list[Message] = [{**message_of(turn.role, f"{_WORDS}{at:08}")} for at, turn in enumerate(turns)]
-    place = Place(start, known.tokens[start - 1] if start else None, turn_open=True)
+    before = known.before(start)
+    answers = turns[0].role == "assistant" and before.waits_for_answer
+    place = Place(start, known.tokens[start - 1] if start else None, turn_open=True, answers=answers)
     text = str(model.tokenizer.decode(list(known.tokens[start:end])))
     for form in (named, written(named, ())):
         with suppress(TemplateUnusable):

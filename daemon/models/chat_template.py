@@ -197,6 +197,17 @@ def _closing(render: Render, exchange: Sequence[Message], root: Root, *, is_last
     return _after_placeholder(render(exchange, True, root)).removesuffix(start)
 
 
+def answering(render: Render, messages: Sequence[Message], root: Root = NO_ROOT) -> str:
+    """The text of messages of which the first is the answer in the open turn at the ledger's end, behind a message that
+    nobody has answered. Raises TemplateUnusable: the template opens a turn that it does not go on with so."""
+    asked: Message = {"role": "user", "content": _USER}
+    opened = render([asked], True, root).partition(_USER)[2]
+    whole = render([asked, *messages], messages[-1]["role"] != "assistant", root).partition(_USER)[2]
+    if not whole.startswith(opened):
+        raise TemplateUnusable("The model's chat template opens an answer in another way than it shows one.")
+    return whole[len(opened) :]
+
+
 def _leading_results(messages: Sequence[Message]) -> list[Message]:
     end = next((at for at, message in enumerate(messages) if message["role"] != "tool"), len(messages))
     return list(messages[:end])

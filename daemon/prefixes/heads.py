@@ -24,8 +24,8 @@ from ..engine.channels import id_of_call
 from ..models.chat_template import Message, Root
 from ..sessions.interrupted import DIGEST_BYTES, INTERRUPTED, Interrupted
 from ..sessions.sessions import Session
-from ..sessions.transcripts import BEYOND_LINE, NOTHING, TEXT_MAP, Said, TextMap, goes_on, is_alike, packed_beyond
-from ..sessions.unprocessed_tail import unread_in
+from ..sessions.transcripts import BEYOND_LINE, NOTHING, Said, TextMap, goes_on, is_alike, packed_beyond
+from ..sessions.unprocessed_tail import text_map_in, unread_in
 from ..sleep.store_threads import StoreThreads
 from ..tasks.pieces import NAMES_AT_ONCE
 
@@ -174,7 +174,7 @@ class Heads:
             kept: Mapping[str, Any] = reader.manifest.session
             unread, tokens = unread_in(kept, uri), reader.manifest.token_count
             try:
-                text_map = TextMap.from_map(kept.get(TEXT_MAP)) if unread is None else unread.text_map
+                text_map = text_map_in(kept, uri)
                 end = tokens if unread is None else unread.start + len(unread.tokens)
                 return str(kept["model"]), text_map, end, Interrupted.from_map(kept.get(INTERRUPTED), end)
             except (KeyError, ValueError):

@@ -51,11 +51,13 @@ Result = TypeVar("Result")
 @dataclass(frozen=True, slots=True)
 class Place:
     """Where in a ledger messages are read. held: tokens before them. last: the token just before; None at the beginning
-    of a conversation. turn_open: whether an assistant's turn has to be closed first."""
+    of a conversation. turn_open: whether an assistant's turn has to be closed first. answers: whether the first message
+    is the answer in that turn."""
 
     held: int
     last: int | None
     turn_open: bool
+    answers: bool = False
 
 
 class Encoder:
@@ -199,6 +201,8 @@ def rendered(model: LoadedModel, messages: Sequence[Message], place: Place, root
     """The text of messages at a place, up to the start of the assistant's turn. Raises TemplateUnusable."""
     if place.last is None:
         return chat_template.opening(model.render, messages, root)
+    if place.answers:
+        return chat_template.answering(model.render, messages, root)
     end_text = str(model.tokenizer.decode([place.last])) if place.last in model.end_tokens else ""
     return chat_template.continuation(model.render, messages, root, turn_open=place.turn_open, end_text=end_text)
 

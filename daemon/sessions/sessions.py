@@ -274,7 +274,7 @@ class Session:
             "turn_open": self.turn_open,
             "created_ns": self.created_ns,
             **({DURABILITY: self.durability} if self.durability else {}),
-            **({TEXT_MAP: self.text_map.to_map()} if self.text_map.turns else {}),
+            **({TEXT_MAP: self.text_map.to_map()} if self.text_map.turns or self.text_map.disowned else {}),
             **({ROOT: self.root.to_text()} if self.root else {}),
             **({ELSEWHERE: self.elsewhere_tokens} if self.elsewhere_tokens else {}),
             **({LOSSY: self.loss.to_map()} if self.loss else {}),

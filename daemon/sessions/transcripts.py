@@ -47,6 +47,7 @@ _ANSWERS: Final = "answers"
 _ANSWER: Final = struct.Struct(f"<I{ANSWER_ID_BYTES}s")
 """The number of a turn, and its id."""
 _BEYOND: Final = "beyond"
+_DISOWNED: Final = "disowned"
 _VERSION: Final = 3
 # The first version had two digests for a message; the second of them is that of the second version.
 _LINE_1: Final = struct.Struct(f"<BI{_DIGEST_BYTES}x{_DIGEST_BYTES}s")
@@ -123,12 +124,14 @@ class Turn:
 @dataclass(frozen=True, slots=True)
 class TextMap:
     """The committed messages of a session, from the beginning of its ledger. system: the text that opened its chat,
-    unless it is too long to keep. root: the digest of what stands before it; empty for nothing.
+    unless it is too long to keep. root: the digest of what stands before it; empty for nothing. disowned: the ids that
+    were taken from answers of the session, the newest last: older versions still have them.
     """
 
     turns: tuple[Turn, ...] = ()
     system: str | None = None
     root: bytes = b""
+    disowned: tuple[bytes, ...] = ()
 
     @property
     def end(self) -> int:
@@ -170,7 +173,7 @@ class TextMap:
 
     def begun(self, root: bytes) -> TextMap:
         """The map with this root, if it tells of no message yet. Unchanged if it does. root: its digest."""
-        return self if self.turns else TextMap(root=root)
+        return self if self.turns else replace(self, root=root, system=None)
 
     def answered(self, end: int) -> TextMap:
         """Close the last turn: with an empty answer, if it was given up before its first token. Unchanged if it does
@@ -186,11 +189,11 @@ class TextMap:
             return newest is not None
         return newest is self.turns[0] and (self.system or "").startswith(f"{instructions}\n\n")
 
-    def without_answer(self, answer: bytes) -> TextMap:
-        """The map without the id of an answer, which stays as it is."""
-        return replace(
-            self, turns=tuple(replace(turn, answer=b"") if turn.answer == answer else turn for turn in self.turns)
-        )
+    def without_answers(self, answers: Sequence[bytes]) -> TextMap:
+        """The map without the ids of answers, which stay as they are; it remembers that they were taken away."""
+        gone = tuple(dict.fromkeys((*self.disowned, *answers)))[-MAX_TURNS:]
+        turns = tuple(replace(turn, answer=b"") if turn.answer in answers else turn for turn in self.turns)
+        return replace(self, turns=turns, disowned=gone) if answers else self
 
     def cut(self, tokens: int) -> TextMap:
         """The text map of a ledger that is cut to `tokens`."""
@@ -210,7 +213,8 @@ class TextMap:
         answers = b"".join(_ANSWER.pack(at, turn.answer) for at, turn in enumerate(self.turns) if turn.answer)
         found = {"version": _VERSION, "turns": b"".join(lines), "system": self.system, "root": self.root}
         beyond = packed_beyond(self.turns)
-        return {**found, **({_ANSWERS: answers} if answers else {}), **({_BEYOND: beyond} if beyond else {})}
+        more = {_ANSWERS: answers, _BEYOND: beyond, _DISOWNED: b"".join(self.disowned)}
+        return {**found, **{name: packed for name, packed in more.items() if packed}}
 
     @classmethod
     def from_map(cls, stored: object) -> TextMap:
@@ -239,13 +243,13 @@ class TextMap:
         turns = tuple(_with_beyond(_with_answers(read, stored.get(_ANSWERS, b"")), stored.get(_BEYOND, b"")))
         if any(one.end > other.end for one, other in pairwise(turns)):
             raise ValueError(f"{TEXT_MAP} has turns that end before those ahead of them")
-        return cls(turns, system, root)
+        return cls(turns, system, root, _disowned_of(stored.get(_DISOWNED, b"")))
 
 
 _FIELDS: Final[Mapping[int, tuple[set[str], set[str]]]] = {
     1: ({"turns", "system"}, {_OWN_SYSTEM}),
     2: ({"version", "turns", "system", "root"}, {_ANSWERS}),
-    3: ({"version", "turns", "system", "root"}, {_ANSWERS, _BEYOND}),
+    3: ({"version", "turns", "system", "root"}, {_ANSWERS, _BEYOND, _DISOWNED}),
 }
 """The fields of each version, and those that it may have."""
 
@@ -385,6 +389,12 @@ def without_thinking(text: str) -> str:
     if "</think>" in text:
         return text.rpartition("</think>")[2]
     return "" if text.lstrip().startswith("<think>") else text
+
+
+def _disowned_of(packed: object) -> tuple[bytes, ...]:
+    if type(packed) is not bytes or len(packed) % ANSWER_ID_BYTES or len(packed) > MAX_TURNS * ANSWER_ID_BYTES:
+        raise ValueError(f"{TEXT_MAP} has disowned answers of a wrong length")
+    return tuple(packed[at : at + ANSWER_ID_BYTES] for at in range(0, len(packed), ANSWER_ID_BYTES))
 
 
 def _with_answers(turns: list[Turn], packed: object) -> list[Turn]:

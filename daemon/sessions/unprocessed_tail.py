@@ -7,8 +7,8 @@ tail again.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from ...memvid.format.ledger_tail import UNREAD
@@ -42,6 +42,24 @@ def unread_in(kept: Mapping[str, Any], uri: SessionUri) -> Unread | None:
         raise MalformedSnapshot(
             f"The end of the ledger of {uri} is not of the form that this version writes: {error}.", session=str(uri)
         ) from error
+
+
+def text_map_in(kept: Mapping[str, Any], uri: SessionUri) -> TextMap:
+    """The text map of the whole ledger of a version. Raises ValueError, MalformedSnapshot: `to_map` makes none such."""
+    unread = unread_in(kept, uri)
+    return TextMap.from_map(kept.get(TEXT_MAP)) if unread is None else unread.text_map
+
+
+def without_answers(kept: Mapping[str, Any], uri: SessionUri, answers: Sequence[bytes]) -> dict[str, Any]:
+    """A session map without the ids of answers; as it is, where it is malformed: its wake reports that."""
+    if not answers:
+        return dict(kept)
+    try:
+        unread, text_map = unread_in(kept, uri), TextMap.from_map(kept.get(TEXT_MAP)).without_answers(answers)
+    except (MalformedSnapshot, ValueError):
+        return dict(kept)
+    behind = unread and replace(unread, text_map=unread.text_map.without_answers(answers))
+    return {**kept, TEXT_MAP: text_map.to_map(), **({UNREAD: behind.to_map()} if behind else {})}
 
 
 def without_unread(kept: Mapping[str, Any]) -> dict[str, Any]:

@@ -18,9 +18,10 @@ from ..api.events import OnEvent
 from ..api.session import Origin
 from ..models.models import LoadedModel
 from ..sessions.origin import FORKED_FROM, origin_of
-from ..sessions.unprocessed_tail import without_unread
+from ..sessions.unprocessed_tail import without_answers, without_unread
 from .hibernation import Hibernation
 from .orders import WakeOrder
+from .waking import disowned_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +83,7 @@ class Forking:
 
     def _refer_to_all(self, order: ForkOrder) -> Receipt:
         """Write a version with the other's chain; no block is read or written."""
+        gone = disowned_of(self._store, order.row.uri)
         with self._store.open_session(order.row.uri, order.row.version) as reader:
             manifest = reader.manifest
             return self._store.write_bundle(
@@ -90,7 +92,7 @@ class Forking:
                 parent=reader.bundle_id,
                 reused=reader.entries,
                 blocks=(),
-                session=_map_of_fork(manifest.session, order),
+                session=_map_of_fork(without_answers(manifest.session, order.row.uri, gone), order),
                 token_count=manifest.token_count,
             )
 

@@ -7,12 +7,15 @@ on. Callers hold the session alone (`sessions.Turns`).
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import mlx.core as mx
 
+from ...errors import TorporError
 from ...memvid.errors import Corruption
 from ...memvid.format.ledger_tail import UNREAD, unread_of
 from ...memvid.format.reader import BundleReader
@@ -34,7 +37,7 @@ from ..models import canary
 from ..models.models import LoadedModel
 from ..sessions.sessions import Durable, Session
 from ..sessions.tracing import tell_wake
-from ..sessions.unprocessed_tail import without_unread
+from ..sessions.unprocessed_tail import text_map_in, without_answers, without_unread
 from .choosing import Choice
 from .orders import WakeOrder
 from .recomputing import Brought, Recomputing
@@ -141,9 +144,13 @@ class Waking:
 
     async def _wake(self, reader: BundleReader, order: WakeOrder, model: LoadedModel, emit: OnEvent) -> Woken:
         begun, uri = time.monotonic(), reader.manifest.uri
+        kept = reader.manifest.session
+        if order.version is not None:
+            gone = await self._threads.on_io(partial(disowned_of, self._store, uri))
+            kept = without_answers(kept, uri, gone)
         if is_ledger_alone(reader, order):
-            return await self._begin_kept(reader, model)
-        kept = reader.manifest.session if order.at_token is None else without_unread(reader.manifest.session)
+            return await self._begin_kept(reader, model, kept)
+        kept = kept if order.at_token is None else without_unread(kept)
         prospect = await self._look(reader, order, model)
         plan, brought = prospect.plan, None
         if prospect.choice.way == "recompute" and order.may_recompute:
@@ -212,12 +219,12 @@ class Waking:
             find_logits(model, state)
         return state, verdict, canary_seconds
 
-    async def _begin_kept(self, reader: BundleReader, model: LoadedModel) -> Woken:
+    async def _begin_kept(self, reader: BundleReader, model: LoadedModel, kept: Mapping[str, Any]) -> Woken:
         """A session with only its ledger, before that is read."""
         manifest = reader.manifest
         require_same(manifest.identity, model.identity, model=model.name)
         state = await self.begin(model, initial_key)
-        session = Session.woken(manifest.uri, model, state, durable_of(reader, 0), manifest.session)
+        session = Session.woken(manifest.uri, model, state, durable_of(reader, 0), kept)
         session.salvaged = _salvaged_in(session, 0, reader)
         return Woken(session, 0, verified=True, canary="not_run", canary_seconds=0.0)
 
@@ -248,6 +255,13 @@ def _salvaged_in(session: Session, restored_tokens: int, reader: BundleReader) -
     """The part of a woken session that a repair saved, with the unread ledger behind the restored tokens."""
     told, behind = salvaged_of(reader.manifest), len(session.unread.tokens) if session.unread else 0
     return told and told.within(restored_tokens + behind)
+
+
+def disowned_of(store: Store, uri: SessionUri) -> tuple[bytes, ...]:
+    """The ids that were taken from answers of a session, as its newest version tells; none if that is damaged."""
+    with suppress(TorporError, ValueError), store.open_session(uri) as reader:
+        return text_map_in(reader.manifest.session, uri).disowned
+    return ()
 
 
 def is_ledger_alone(reader: BundleReader, order: WakeOrder) -> bool:

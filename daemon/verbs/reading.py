@@ -30,7 +30,8 @@ async def append(parts: Parts, request: api.AppendRequest) -> api.AppendResult:
     if request.messages is None and (request.text is None) == (request.tokens is None):
         raise InvalidTokens("Give either text or tokens to append.")
     started = time.monotonic()
-    async with parts.woken(request.session, request.emit, create=request.create) as (use, live):
+    awake = parts.woken(request.session, request.emit, create=request.create, durable=request.durable)
+    async with awake as (use, live):
         look, turn = _branch(parts, live), None
         if request.messages is not None:
             turn = await parts.conversing.unanswered(live, request.messages)

@@ -38,9 +38,9 @@ async def disown(parts: Parts, request: DisownRequest) -> DisownResult:
     before that one have lost the id."""
     heads = await find_answer(parts, request.namespace, request.answer_id)
     for head in heads:
-        async with parts.woken(str(head.uri), ignore, create=False) as (_, live):
+        async with parts.woken(str(head.uri), ignore, create=False, durable=True) as (_, live):
             require_no_look(parts, live)
-            live.text_map = live.text_map.without_answer(bytes.fromhex(request.answer_id))
+            live.text_map = live.text_map.without_answers([bytes.fromhex(request.answer_id)])
             live.dirty = True
     return DisownResult(request.answer_id, tuple(str(head.uri) for head in heads))
 

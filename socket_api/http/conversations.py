@@ -102,7 +102,7 @@ async def create(request: Request) -> Response:
         wanted = {"session": name, "labels": labels, "model": body.model, **opening}
         made = await desk_of(request).ask(request, VERBS["create"], wanted)
         if messages:
-            await _ask(request, VERBS["append"], name, messages=tuple(messages))
+            await _ask(request, VERBS["append"], name, messages=tuple(messages), durable=True)
         return JSONResponse(_told(name, made.labels))
 
 
@@ -140,7 +140,7 @@ async def add_items(request: Request) -> Response:
         name, messages = _named(request), Dialogue(None, read_fields(ItemsBody, raw).items).messages
         if not messages:
             raise fault_at("items", "there are none; give what the conversation goes on with")
-        read = await _ask(request, VERBS["append"], name, messages=tuple(messages))
+        read = await _ask(request, VERBS["append"], name, messages=tuple(messages), durable=True)
         told = (await _ask(request, VERBS["recall"], name)).messages
         new = [each for each in told if each.start >= read.token_count - read.tokens_added]
         require_certain(new)

@@ -241,8 +241,12 @@ def test_an_answer_is_known_by_its_id_until_that_is_taken_from_it() -> None:
     known = TextMap().extended([message_of("user", "a")], start=0, end=5)
     known = known.extended([message_of("assistant", "b")], start=5, end=9, answer=b"x" * 16)
     assert [turn.answer for turn in known.turns] == [b"", b"x" * 16]
-    assert known.without_answer(b"y" * 16) == known
-    assert known.without_answer(b"x" * 16).to_map().keys() == {"version", "turns", "system", "root"}
+    gone = known.without_answers([b"x" * 16])
+    assert gone.to_map().keys() == {"version", "turns", "system", "root", "disowned"}
+    assert TextMap.from_map(gone.to_map()) == gone
+    # An older version still has the id.
+    assert known.without_answers(gone.disowned) == gone == gone.without_answers(gone.disowned)
+    assert gone.cut(0).begun(b"r" * 16).disowned == (b"x" * 16,)
 
 
 def test_an_older_snapshot_has_none() -> None:
@@ -268,6 +272,9 @@ def test_an_older_snapshot_has_none() -> None:
         {**LONG.to_map(), "beyond": b"\x02\0\0\0\x02" + bytes(16)},
         {**LONG.to_map(), "beyond": b"\x09\0\0\0\x01" + bytes(16)},
         {**LONG.to_map(), "version": "3"},
+        {**LONG.to_map(), "disowned": bytes(15)},
+        {**LONG.to_map(), "disowned": "x" * 16},
+        {**LONG.to_map(), "version": 2, "disowned": bytes(16)},
         {**LONG.to_map(), "version": []},
         {**FIRST, "turns": bytes(21)},
         {**FIRST, "more": 1},

@@ -15,7 +15,7 @@ from torpor.daemon.api.dialogue import ToolCall
 from torpor.daemon.api.events import TokenEvent
 from torpor.daemon.errors import AnswerNotFound, InvalidTranscript, SessionAwake
 from torpor.daemon.models.written_tools import offer_of
-from torpor.daemon.sessions.transcripts import message_of
+from torpor.daemon.sessions.transcripts import TEXT_MAP, TextMap, message_of
 from torpor.memvid.uri import SessionUri
 from torpor.snapshot.errors import MalformedSnapshot
 from torpor.tests.daemon.conversing_rig import (  # noqa: F401
@@ -210,6 +210,78 @@ async def test_a_disowned_answer_is_found_no_more_in_any_fork_and_after_a_restar
             assert (await rig.service.recall(answer_id=answer_id)).messages[-1].content == text
 
 
+async def test_a_disowned_answer_comes_back_with_no_older_version(open_rig: Any) -> None:
+    async with open_rig(endless=False) as rig:
+        await converse(rig, [user("one")], "eins", answer_id=ONE)
+        first = await rig.sleep("a")
+        await converse(rig, [user("two")], "zwei", after=ONE, answer_id=TWO)
+        await rig.sleep("a")
+        await rig.service.disown(ONE)
+        await rig.sleep("a")
+    async with open_rig(endless=False) as rig:
+        await rig.service.fork(f"a@{first.version}", "whole")
+        await rig.service.fork(f"a@{first.version}", "cut", at_token=first.token_count - 1)
+        await rig.wake("a", first.version)
+        await converse(rig, [user("one"), assistant("eins"), user("deux")], "zwo")
+        await rig.sleep("a")
+        await rig.service.heads.learned()
+        for again in range(2):
+            with pytest.raises(AnswerNotFound):
+                await rig.service.recall(answer_id=ONE)
+            await rig.wake("a", first.version)
+            await rig.service.append("a", messages=[user(f"on {again}")])
+            await rig.sleep("a")
+
+
+@pytest.mark.parametrize("kept", ["disowned", "appended"])
+async def test_what_was_acknowledged_as_durable_outlives_a_kill_whatever_the_daemon_keeps(
+    open_rig: Any, kept: str
+) -> None:
+    async with open_rig(endless=False, durability="sleep", close=False) as rig:
+        await converse(rig, [user("one")], "eins", answer_id=ONE, durable=True)
+        if kept == "disowned":
+            await rig.service.disown(ONE)
+        else:
+            await rig.service.append("a", messages=[user("two")], durable=True)
+        with rig.service.store.open_session(rig.service.resolve("a")) as reader:
+            text_map = TextMap.from_map(reader.manifest.session[TEXT_MAP])
+        assert [turn.answer for turn in text_map.turns if turn.answer] == [bytes.fromhex(ONE)] * (kept == "appended")
+        assert len(text_map.turns) == 2 + (kept == "appended")
+        await rig.service.close()
+
+
+async def test_an_answer_that_a_client_brings_stands_in_the_turn_that_was_opened_for_it(rig: Rigged) -> None:
+    """Whether the messages come one by one or together: the next answer is the same."""
+    said = [SYSTEM, user("one"), assistant("eins"), user("two"), called("f", x=1), user("and?"), assistant("so")]
+    await rig.service.append("a", messages=said[:2], create=True)
+    for message in said[2:]:
+        await rig.service.append("a", messages=[message])
+    told = await converse(rig, [user("on")], "ja", at_end=True)
+    assert ledger(rig) == cold(rig, [*said, user("on"), assistant("ja")])
+    messages = (await rig.service.recall("a")).messages
+    assert [each.role for each in messages] == [each["role"] for each in (*said, user("on"), assistant("ja"))]
+    assert all(each.certain for each in messages)
+    again = await converse(rig, [*said, user("on"), assistant("ja"), user("more")], "nein")
+    assert (again.session, again.cached_tokens) == (told.session, 0)
+    assert again.prefilled_tokens == again.token_count - len(again.tokens) - told.token_count
+
+
+THINKS = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n<think>\n{% endif %}"
+)
+
+
+async def test_an_answer_that_a_template_opens_otherwise_stands_behind_an_empty_one(
+    open_rig: Any, own_tiny_model: Path
+) -> None:
+    async with open_rig(with_template(own_tiny_model, THINKS), endless=False) as rig:
+        for message in (user("one"), assistant("eins")):
+            await rig.service.append("a", messages=[message], create=True)
+        await converse(rig, [user("on")], "ja", at_end=True)
+        assert [each.content for each in (await rig.service.recall("a")).messages[-2:]] == ["on", "ja"]
+
+
 @pytest.mark.parametrize("left", [False, True], ids=["in memory", "left"])
 async def test_at_a_look_answers_are_those_of_the_newest_version_and_none_is_disowned(
     rig: Rigged, *, left: bool
@@ -276,7 +348,7 @@ async def test_a_bundle_of_another_program_hides_no_answer_after_a_restart(open_
             await rig.service.recall("0")
 
 
-def call(name: str, **arguments: Any) -> dict[str, Any]:
+def called(name: str, **arguments: Any) -> dict[str, Any]:
     return dict(message_of("assistant", "", [{"name": name, "arguments": arguments, "id": "c"}]))
 
 
@@ -292,7 +364,7 @@ def as_said(messages: Any) -> list[tuple[Any, ...]]:
 
 READ: dict[str, list[Any]] = {
     "what the template writes between them": [user("a<|im_end|>\n<|im_start|>user\nb"), user("c")],
-    "a call with its result": [user("q"), call("f", x=1), result("r"), user("and?")],
+    "a call with its result": [user("q"), called("f", x=1), result("r"), user("and?")],
     "two calls and a text": [
         user("q"),
         {
@@ -304,10 +376,10 @@ READ: dict[str, list[Any]] = {
         result("s"),
         user("and?"),
     ],
-    "a call that nothing answers": [user("q"), call("f", x=1), user("never mind")],
+    "a call that nothing answers": [user("q"), called("f", x=1), user("never mind")],
     "many rounds": [
         *(each for at in range(40) for each in (user(f"question {at}"), assistant(f"answer {at}"))),
-        *(user("q"), call("f"), result("r")),
+        *(user("q"), called("f"), result("r")),
     ],
     "texts that spell calls": [user('<tool_call>{"name": "f"}</tool_call>'), assistant("</tool_call>"), user("on")],
     "a system text in the midst": [SYSTEM, user("q"), message_of("system", "Be loud."), user("r")],

@@ -91,6 +91,26 @@ async def test_of_a_message_that_was_read_in_part_whole_blocks_stay(rig: Rigged)
     assert await names(rig) == {"a"}
 
 
+@pytest.mark.parametrize("place", ["after", "at_end", "whole"])
+async def test_of_a_message_that_was_read_whole_before_the_client_left_nothing_is_read_twice(
+    rig: Rigged, place: str
+) -> None:
+    """It left before the first token of the answer."""
+    answer_id = "ab" * 16
+    said = [SYSTEM, user("one"), assistant("eins")]
+    await converse(rig, said[:2], "eins", answer_id=answer_id)
+    at: dict[str, Any] = {"after": {"after": answer_id}, "at_end": {"at_end": True}, "whole": {}}[place]
+    new = [*said, user(LONG)] if place == "whole" else [user(LONG)]
+    whole = rig.model.encode(rig.model.render([*said, user(LONG)], True), opening=False)
+    left = await leave_in(rig, new, read=len(whole) - len(ledger(rig)), **at)
+    assert isinstance(left, LeftMidway)
+    assert (left.was_read, left.tokens, ledger(rig)) == (True, (), whole)
+    told = await converse(rig, new, "ja", **at)
+    assert (told.prefilled_tokens, told.session) == (0, "torpor://default/a")
+    assert ledger(rig) == cold(rig, [*said, user(LONG), assistant("ja")])
+    assert await names(rig) == {"a"}
+
+
 async def test_what_was_read_with_breaks_is_the_same_to_the_bit(rig: Rigged) -> None:
     said = [SYSTEM, user(LONG)]
     for read in (256, 300):
