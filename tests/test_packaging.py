@@ -22,7 +22,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for folder in FOLDERS:
         # Bytecode left out: what other tests compile meanwhile has another name a moment later.
         shutil.copytree(ROOT / folder, source / folder, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("__init__.py", "errors.py", "py.typed", "pyproject.toml", "README.md", "LICENSE"):
+    for name in ("__init__.py", "errors.py", "places.py", "py.typed", "pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
     out = tmp_path_factory.mktemp("dist")
     # With the setuptools of this environment: a test fetches nothing.

@@ -105,7 +105,7 @@ def _hunt(plant: Plant, arguments: argparse.Namespace) -> dict[str, object]:
     with tempfile.TemporaryDirectory(prefix="torpor-plant-") as folder:
         package = Path(folder) / "torpor"
         package.mkdir()
-        for name in ("__init__.py", "errors.py"):
+        for name in ("__init__.py", "errors.py", "places.py"):
             shutil.copy(ROOT / name, package)
         shutil.copytree(ROOT / "memvid", package / "memvid", ignore=shutil.ignore_patterns("__pycache__"))
         (module,) = (package / "memvid").rglob(plant.module)

@@ -1,0 +1,331 @@
+"""Company changes nothing: a daemon that has served, forked, slept, been killed and woken for others answers as one
+that has never served anybody.
+
+Dialogues of the generator are led side by side against one daemon, as clients without sessions lead them: each request
+has the whole history, with the answers as the daemon gave them. Between requests sessions are put to sleep, woken and
+forked, and the daemon is killed and started again. Each request is also asked of a second daemon, which is emptied
+before it. What both say is compared: text, thinking, calls, the reason of the end, the tokens of the prompt and of the
+answer, or the refusal. Everything is at temperature 0.
+
+The models write printable ASCII and the template's own end token alone. A ledger keeps an answer as it was sampled, and
+its text does not tell that where bytes are no UTF-8, a template strips blanks or drops the thinking, or another token
+ended it; `oracle.py` looks at these.
+
+Run as a script: `python -m torpor.tests.dialogues.company --help`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import http.client
+import itertools
+import json
+import socket
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from random import Random
+from typing import Any, Final
+
+from tokenizers import pre_tokenizers
+from torpor.errors import TorporError
+from torpor.socket_api import Client
+from torpor.tests.conftest import write_model
+from torpor.tests.daemon.models.template_families import FAMILIES, FLAGS, Family, write_family
+from torpor.tests.dialogues.generator import ALL, PLAIN, Dialogue, Request, dialogue
+from torpor.tests.socket_api.loop_gaps import Gap, gaps_in
+from torpor.tests.socket_api.real_daemon import RealDaemon
+
+MOST_TOKENS: Final = 12
+"""Of an answer."""
+
+SIDE_BY_SIDE: Final = 6
+"""Dialogues that are led at a time."""
+
+CONTEXT: Final = 32_768
+
+
+@dataclass
+class Report:
+    """What came of it. wrong: every entry is a failure of the promise. gaps: of the loop, the longest first."""
+
+    dialogues: int = 0
+    requests: int = 0
+    refused: dict[str, int] = field(default_factory=dict)
+    repeated: int = 0
+    sleeps: int = 0
+    forks: int = 0
+    kills: int = 0
+    cached_tokens: int = 0
+    prompt_tokens: int = 0
+    wrong: list[dict[str, Any]] = field(default_factory=list)
+    gaps: list[Gap] = field(default_factory=list)
+
+
+class Daemon:
+    """A daemon with HTTP on a Unix socket, which can be killed and started again."""
+
+    def __init__(self, folder: Path, model: Path, *, watched: bool = False) -> None:
+        self._folder, self._model, self._watched = folder, model, watched
+        self.running = self._started()
+        self.began = time.monotonic()
+
+    @property
+    def gaps(self) -> list[Gap]:
+        """Those since it last answered first: a start imports for seconds."""
+        return gaps_in(self.running.gaps, since=self.began)
+
+    def _started(self) -> RealDaemon:
+        door = self._folder / "h.sock"
+        options = ("--model", f"m={self._model}", "--http-socket", str(door))
+        return RealDaemon(self._folder, *options, watched=self._watched)
+
+    def killed(self) -> None:
+        """Kill it, and start it on the same store."""
+        self.running.end(kill=True)
+        self.running = self._started()
+        self.began = time.monotonic()
+
+    def client(self) -> Client:
+        return Client(self.running.socket, timeout_s=120)
+
+    def emptied(self) -> None:
+        """Delete all that it knows."""
+        with self.client() as client:
+            for info in client.list_sessions():
+                client.delete(info.session)
+
+    def ask(self, body: Mapping[str, Any]) -> tuple[int, dict[str, Any]]:
+        """A chat completion: the status and the answer."""
+        connection = http.client.HTTPConnection("localhost", timeout=120)
+        connection.sock = socket.socket(socket.AF_UNIX)
+        with contextlib.closing(connection):
+            connection.sock.connect(str(self._folder / "h.sock"))
+            given = json.dumps(body).encode("ascii")
+            connection.request("POST", "/v1/chat/completions", given, {"content-type": "application/json"})
+            answer = connection.getresponse()
+            return answer.status, json.loads(answer.read())
+
+
+def body_of(request: Request, of: Dialogue) -> dict[str, Any]:
+    """The body of a chat completion."""
+    tools = [{"type": "function", "function": dict(tool)} for tool in of.tools]
+    return {
+        "model": "m",
+        "messages": [_as_sent(message) for message in request.messages],
+        "temperature": 0,
+        "max_tokens": MOST_TOKENS,
+        **({"tools": tools} if tools else {}),
+        **({"chat_template_kwargs": dict(of.arguments)} if of.arguments else {}),
+    }
+
+
+def _as_sent(message: Mapping[str, Any]) -> dict[str, Any]:
+    sent = {"role": message["role"], "content": message["content"]}
+    if "reasoning" in message:
+        sent["reasoning_content"] = message["reasoning"]
+    if calls := message.get("tool_calls"):
+        sent["tool_calls"] = [
+            {"id": call["id"], "type": "function", "function": {"name": call["name"], "arguments": _written(call)}}
+            for call in calls
+        ]
+    if "tool_call_id" in message:
+        sent["tool_call_id"] = message["tool_call_id"]
+    return sent
+
+
+def _written(call: Mapping[str, Any]) -> str:
+    arguments = call["arguments"]
+    return arguments if isinstance(arguments, str) else json.dumps(arguments)
+
+
+def said(status: int, answer: Mapping[str, Any]) -> dict[str, Any]:
+    """What has to be the same, whoever was served before. Ids and cached tokens may differ, and the words of a refusal
+    may name a session."""
+    if status != 200:
+        return {"status": status, "code": answer.get("error", {}).get("code")}
+    (choice,) = answer["choices"]
+    message = choice["message"]
+    calls = [(call["function"]["name"], call["function"]["arguments"]) for call in message.get("tool_calls") or ()]
+    usage = {name: answer["usage"][name] for name in ("prompt_tokens", "completion_tokens")}
+    thought = message.get("reasoning_content") or message.get("reasoning")
+    return {"text": message.get("content"), "thought": thought, "calls": calls, "end": choice["finish_reason"], **usage}
+
+
+class _Led:
+    """A dialogue as a client leads it: the answers in its history are those that it was given."""
+
+    def __init__(self, of: Dialogue) -> None:
+        self.of = of
+        self._answers: dict[int, dict[str, Any]] = {}
+        self._left = of.requests()
+        self.asked: Request | None = None
+
+    def next(self) -> Request | None:
+        """The next request; None behind the last."""
+        request = next(self._left, None)
+        if request is None:
+            return None
+        messages = [self._answers.get(at, message) for at, message in enumerate(request.messages)]
+        self.asked = Request(tuple(messages), request.kind)
+        return self.asked
+
+    def take(self, request: Request, answer: Mapping[str, Any]) -> None:
+        """Put the words of an answer into the history; a message with calls stays, for results follow it."""
+        at = len(request.messages)
+        if request.kind != "turn" or at >= len(self.of.messages) or self.of.messages[at].get("tool_calls"):
+            return
+        message = answer["choices"][0]["message"]
+        thought = message.get("reasoning_content")
+        self._answers[at] = {
+            "role": "assistant",
+            "content": message.get("content") or "",
+            **({"reasoning": thought} if thought else {}),
+        }
+
+
+class Sweep:
+    """Leads dialogues against the daemon in company, and asks each request of the one that is alone."""
+
+    def __init__(self, folder: Path, family: Family, flags: Any, seed: int, *, kill_share: float) -> None:
+        model = write_family(folder / "model", family, _wide, flags=flags)
+        self._chance, self._kill_share = Random(f"company {seed}"), kill_share
+        self._company = Daemon(folder / "company", model, watched=True)
+        self._alone = Daemon(folder / "alone", model)
+        self.report, self._known = Report(), {}
+        self._where = {"family": family.name, "flags": flags, "seed": seed}
+        self._pool = ThreadPoolExecutor(3)
+
+    def close(self) -> None:
+        self.report.gaps += self._company.gaps
+        self.report.gaps.sort(key=lambda gap: -gap.seconds)
+        self._pool.shutdown()
+        for daemon in (self._company, self._alone):
+            daemon.running.end()
+
+    def lead(self, seeds: Sequence[int]) -> None:
+        """Lead these dialogues, some at a time."""
+        waiting = iter(seeds)
+        led = [_Led(_made(seed)) for seed in itertools.islice(waiting, SIDE_BY_SIDE)]
+        while led:
+            chosen = self._chance.sample(led, min(len(led), self._chance.choice((1, 1, 1, 2, 3))))
+            asked = [(one, request) for one in chosen if (request := one.next()) is not None]
+            for one in chosen:
+                if one not in [each for each, _ in asked]:
+                    led.remove(one)
+                    self.report.dialogues += 1
+                    led += [_Led(_made(seed)) for seed in itertools.islice(waiting, 1)]
+            answers = list(self._pool.map(lambda each: self._company.ask(body_of(each[1], each[0].of)), asked))
+            for (one, request), answer in zip(asked, answers, strict=True):
+                self._compare(one, request, *answer)
+            self._disturb()
+
+    def _compare(self, one: _Led, request: Request, status: int, answer: Mapping[str, Any]) -> None:
+        report, body = self.report, body_of(request, one.of)
+        key = json.dumps(body)
+        report.requests += 1
+        if key not in self._known:
+            self._alone.emptied()
+            self._known[key] = said(*self._alone.ask(body))
+        else:
+            report.repeated += 1
+        found, expected = said(status, answer), self._known[key]
+        if found != expected:
+            where = {**self._where, "dialogue": one.of.seed, "kind": request.kind, "kills": report.kills}
+            report.wrong.append({**where, "found": found, "expected": expected, "body": body})
+        if status != 200:
+            code = str(found["code"])
+            report.refused[code] = report.refused.get(code, 0) + 1
+            return
+        report.prompt_tokens += answer["usage"]["prompt_tokens"]
+        report.cached_tokens += answer["usage"].get("prompt_tokens_details", {}).get("cached_tokens", 0)
+        one.take(request, answer)
+
+    def _disturb(self) -> None:
+        """What other clients, people and accidents do meanwhile."""
+        drawn = self._chance.random()
+        if drawn < self._kill_share:
+            self.report.gaps += self._company.gaps
+            self._company.killed()
+            self.report.kills += 1
+            return
+        with self._company.client() as client:
+            sessions = client.list_sessions()
+            if not sessions or drawn > 0.4:
+                return
+            chosen = self._chance.choice(sessions).session
+            with contextlib.suppress(TorporError):  # it may be empty, or unread
+                if drawn < 0.25:
+                    client.sleep(chosen)
+                    self.report.sleeps += 1
+                elif drawn < 0.3:
+                    client.fork(chosen, name=f"fork-{self.report.forks}")
+                    self.report.forks += 1
+                else:
+                    client.wake(chosen)
+
+
+def _made(seed: int) -> Dialogue:
+    """Every fourth may have in it what no client should send."""
+    return dialogue(seed, PLAIN if seed % 4 else ALL)
+
+
+def _wide(folder: Path, **changes: Any) -> Path:
+    """A model with a long context, whose answers are printable ASCII and the template's end."""
+    import mlx.core as mx
+
+    write_model(folder, **changes, max_position_embeddings=CONTEXT, tie_word_embeddings=False)
+    weights = mx.load(str(folder / "model.safetensors"))
+    assert isinstance(weights, dict)
+    head = weights["lm_head.weight"]
+    symbols = sorted(pre_tokenizers.ByteLevel.alphabet())  # one token each, in this order
+    written = {index for index, symbol in enumerate(symbols) if "!" <= symbol <= "~"} | {changes["eos_token_id"][0]}
+    shown = mx.array([[float(row in written)] for row in range(head.shape[0])])
+    mx.save_safetensors(
+        str(folder / "model.safetensors"), {**weights, "lm_head.weight": head * shown}, {"format": "mlx"}
+    )
+    return folder
+
+
+def swept(family: Family, flags: Any, seeds: Sequence[int], *, kill_share: float = 0.03) -> Report:
+    """The dialogues of these numbers with one family's template and tokenizer."""
+    with tempfile.TemporaryDirectory(prefix="torpor-company-") as folder:
+        sweep = Sweep(Path(folder), family, flags, seeds[0], kill_share=kill_share)
+        try:
+            sweep.lead(seeds)
+        finally:
+            sweep.close()
+        return sweep.report
+
+
+def kinds() -> Iterator[tuple[Family, Any]]:
+    """Each family with each kind of tokenizer."""
+    return itertools.product(FAMILIES, FLAGS)
+
+
+def main() -> None:
+    asking = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    asking.add_argument("--dialogues", type=int, default=25, help="of each family and kind of tokenizer")
+    asking.add_argument("--first", type=int, default=0, help="the number of the first")
+    asking.add_argument("--only", help="this family alone")
+    asking.add_argument("--flags", choices=FLAGS, help="this kind of tokenizer alone")
+    asking.add_argument(
+        "--kills", type=float, default=0.03, help="the share of steps behind which the daemon is killed"
+    )
+    given = asking.parse_args()
+    for family, flags in kinds():
+        if given.only in (None, family.name) and given.flags in (None, flags):
+            seeds = range(given.first, given.first + given.dialogues)
+            report = swept(family, flags, seeds, kill_share=given.kills)
+            told = {**asdict(report), "gaps": [asdict(gap) for gap in report.gaps[:3]], "wrong": len(report.wrong)}
+            print(json.dumps({"family": family.name, "flags": flags, **told}), flush=True)
+            for one in report.wrong[:5]:
+                print(json.dumps(one), flush=True)
+
+
+if __name__ == "__main__":
+    main()
