@@ -22,8 +22,11 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
 from ...daemon.api.process import ShutdownResult
+from ...daemon.api.verbs import VERBS
 from ...daemon.tasks.cancellation import to_the_end
 from ..errors import StopIncomplete
+from ..wire.checking import built
+from ..wire.framing import whole
 from ..wire.listener import require_free
 from .descriptors import limits_within, raise_limit
 from .dispatch import Backend
@@ -117,6 +120,7 @@ async def _serve(
     stop, reread = asyncio.Event(), asyncio.Event()
     _on_first_signal(stop.set, reread.set if rereads else None)
     await asyncio.to_thread(require_free, socket_path)
+    await asyncio.to_thread(whole, built(VERBS["status"]))  # the first of all takes pydantic 90 ms, and no other
     backend = await open_backend()
     doors = find_doors()
     limits = None if files is None else limits_within(files - sum(door.max_connections for door in doors))
