@@ -34,9 +34,9 @@ from typing import Any, Final
 from tokenizers import pre_tokenizers
 from torpor.errors import TorporError
 from torpor.socket_api import Client
-from torpor.tests.conftest import write_model
 from torpor.tests.daemon.models.template_families import FAMILIES, FLAGS, Family, write_family
 from torpor.tests.dialogues.generator import ALL, PLAIN, Dialogue, Request, dialogue
+from torpor.tests.model_making import write_model
 from torpor.tests.socket_api.loop_gaps import Gap, gaps_in
 from torpor.tests.socket_api.real_daemon import RealDaemon
 
