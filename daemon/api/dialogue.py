@@ -34,7 +34,10 @@ from .records import Listed, Record, Result
 def canonical(value: object) -> str:
     """A JSON value as one text, the same for equal values: keys sorted, no blanks, 1.0 as 1. Raises ValueError: it is
     no JSON value."""
-    return json.dumps(_plain(value), sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    return _CANONICAL.encode(_plain(value))
+
+
+_CANONICAL: Final = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
 
 
 def _plain(value: object) -> object:

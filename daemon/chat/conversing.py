@@ -34,9 +34,10 @@ from ..prefixes.prefixes import tokens_in_common
 from ..residency.residency import Residency
 from ..sessions.encoding import Encoder, Place
 from ..sessions.sessions import Session
-from ..sessions.transcripts import MAX_TURNS, NewTurn, TextMap, message_of, spoken, standing
+from ..sessions.transcripts import MAX_TURNS, NewTurn, TextMap, digested, message_of, spoken, standing
 from ..sleep.orders import WakeOrder
 from ..tasks.cancellation import to_the_end
+from ..tasks.pieces import in_pieces
 
 ROLES: Final = frozenset({"system", "user", "assistant", "tool"})
 
@@ -175,7 +176,7 @@ class Conversing:
                 token_count=held,
             )
         known = Dialogue.of(live).before(at)
-        new = said_behind(known, root, place.instructions, messages)
+        new = said_behind(known, root, place.instructions, await in_pieces(digested(messages)))
         where = await self._place(live, known, new, root)
         ids, lengths = await self._encoded(live, new, where, root)
         before = known.text_map.begun(await self._encoder.shown_root(live.model, root))
@@ -215,7 +216,7 @@ class Conversing:
         """The new part of a transcript. request: by which a request that was given up is known again. marked: behind
         how many of the messages the client has marks. Raises TemplateUnusable, ContextOverflow."""
         ledger, known = live.state.tokens, live.text_map
-        whole = spoken(messages, live.system)
+        whole = spoken(await in_pieces(digested(messages)), live.system)
         shown_root = await self._encoder.shown_root(live.model, root)
         found = standing(known, whole, shown_root)
         new = whole[found.kept :]

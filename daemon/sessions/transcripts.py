@@ -28,6 +28,7 @@ from blake3 import blake3
 from ...memvid.limits import MAX_TOKENS
 from ..api.dialogue import Role, canonical
 from ..models.chat_template import Message, Root
+from ..tasks.pieces import Pieces
 
 TEXT_MAP: Final = "text_map"
 """The key of a text map in the session map."""
@@ -56,6 +57,12 @@ _OLDER: Final = 2
 NOTHING: Final = bytes(_DIGEST_BYTES)
 """In place of a digest of nothing."""
 
+_MESSAGES_AT_ONCE: Final = 64
+"""Of which the digests are made in one piece: about a millisecond."""
+
+_CHARS_AT_ONCE: Final = 512 * 1024
+"""As above, of long texts."""
+
 RECALLED: Final = "recalled"
 """A field of a message whose `reasoning` is what the model has thought in that answer, as its tokens tell it."""
 
@@ -75,6 +82,8 @@ class Said:
 
     @classmethod
     def of(cls, message: Message) -> Said:
+        if isinstance(message, _Digested):
+            return message.said
         role, text = message["role"], message["content"]
         if role != "assistant":
             return cls(role, _hashed(f"{role}\0{text}"))
@@ -89,6 +98,40 @@ class Said:
         is_plain = core == text and not thinking and all(_written(each) == canonical(each) for each in values)
         exact = NOTHING if is_plain else _hashed(_written([around, thinking, values]))
         return cls(role, digest, _hashed(thinking.strip()) if thinking.strip() else NOTHING, exact)
+
+
+class _Digested(dict[str, Any]):
+    """A message with its digests."""
+
+    said: Said
+
+
+def digested(messages: Sequence[Message]) -> Pieces[tuple[Message, ...]]:
+    """The messages with their digests, which are made once then, however often they are compared."""
+    found, chars = [], 0
+    for at, message in enumerate(messages, 1):
+        if isinstance(message, _Digested):
+            found.append(message)
+            continue
+        made = _Digested(message)
+        if len(message["content"]) > _CHARS_AT_ONCE and message["role"] != "assistant":
+            made.said = yield from _said_of_long(message)
+        else:
+            made.said = Said.of(message)
+        found.append(made)
+        chars += len(message["content"])
+        if at % _MESSAGES_AT_ONCE == 0 or chars > _CHARS_AT_ONCE:
+            chars = 0
+            yield
+    return tuple(found)
+
+
+def _said_of_long(message: Message) -> Pieces[Said]:
+    hashed, text = blake3(f"{message['role']}\0".encode()), message["content"]
+    for at in range(0, len(text), _CHARS_AT_ONCE):
+        hashed.update(text[at : at + _CHARS_AT_ONCE].encode("utf-8", "surrogatepass"))
+        yield
+    return Said(message["role"], hashed.digest(_DIGEST_BYTES))
 
 
 @dataclass(frozen=True, slots=True)
@@ -368,7 +411,10 @@ def _hashed(text: str) -> bytes:
 
 def _written(value: object) -> str:
     """A JSON value as a template may show it: its keys in their order, its numbers as they are."""
-    return json.dumps(value, separators=(",", ":"), ensure_ascii=False)
+    return _WRITES.encode(value)
+
+
+_WRITES: Final = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False)
 
 
 def _older_digest(message: Message) -> bytes:

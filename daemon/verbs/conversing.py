@@ -26,8 +26,9 @@ from ..models.chat_template import Root
 from ..parts import Parts
 from ..prefixes.heads import Head, digest_of_request
 from ..sessions.encoding import Place
-from ..sessions.transcripts import RECALLED
+from ..sessions.transcripts import RECALLED, digested
 from ..tasks.cancellation import to_the_end
+from ..tasks.pieces import in_pieces
 from .answering import answers
 from .forking import fork
 from .reading import answer
@@ -46,6 +47,7 @@ async def converse(parts: Parts, request: ConverseRequest) -> GenerateResult:
     """Raises InvalidTranscript, UnknownModel, AnswerNotFound, and the errors of a chat and of a fork; a fork that
     answers nothing is taken back."""
     require_transcript(request.messages)
+    request = replace(request, messages=await in_pieces(digested(request.messages)))
     wanted, model = parse_reference(request.session), parts.place_for(request.model).name
     digest, root = _digest_of(request, model), b""
     if request.at_end:
@@ -97,6 +99,7 @@ class _Attempt:
 async def measure(parts: Parts, request: MeasureRequest) -> MeasureResult:
     """Raises InvalidTranscript, UnknownModel, TemplateUnusable, ContextOverflow, and the errors of the model's load."""
     require_transcript(request.messages)
+    request = replace(request, messages=await in_pieces(digested(request.messages)))
     wanted, model, root = parse_reference(request.session), parts.place_for(request.model).name, _root_of(request)
     await parts.heads.learned()
     messages, place, cached = request.messages, Place(0, None, turn_open=False), 0

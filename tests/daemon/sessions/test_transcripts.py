@@ -15,9 +15,11 @@ from torpor.daemon.sessions import transcripts
 from torpor.daemon.sessions.transcripts import (
     MAX_SYSTEM_CHARS,
     MAX_TURNS,
+    Said,
     Standing,
     TextMap,
     Turn,
+    digested,
     message_of,
     spoken,
     standing,
@@ -200,6 +202,32 @@ def test_the_own_system_text_is_spoken_unless_the_transcript_says_one() -> None:
     assert spoken([USER], "S") == [SYSTEM, USER]
     assert spoken([SYSTEM, USER], "other") == [SYSTEM, USER]
     assert spoken([USER], None) == spoken([USER], "") == [USER]
+
+
+def test_the_digests_of_a_long_transcript_are_made_in_pieces_and_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No piece has more than some messages, or than some characters of a message that is not the assistant's."""
+    messages = [message_of("user", "é" * (3 << 20)), *[USER, ANSWER] * 500, message_of("tool", "x" * (2 << 20))]
+    hashed: list[int] = []
+    real = transcripts._hashed
+    monkeypatch.setattr(transcripts, "_hashed", lambda text: hashed.append(len(text)) or real(text))
+    pieces, most = digested(messages), 0
+    try:
+        while True:
+            before = len(hashed)
+            next(pieces)
+            most = max(most, len(hashed) - before)
+    except StopIteration as end:
+        found = end.value
+    assert list(found) == messages
+    assert (0 < most <= 128, max(hashed) < 100) == (True, True)
+    made = len(hashed)
+    monkeypatch.undo()
+    assert [Said.of(each) for each in found] == [Said.of(each) for each in messages]
+    monkeypatch.setattr(transcripts, "_hashed", lambda text: hashed.append(len(text)) or real(text))
+    known = TextMap().extended(found, start=0, end=9)
+    assert standing(known, found).common == len(messages)
+    assert not list(digested(found))
+    assert len(hashed) == made
 
 
 def test_a_map_does_not_go_on_behind_what_it_does_not_tell_qc7() -> None:

@@ -13,6 +13,7 @@ from torpor.daemon.api.constraints import ToolChoice
 from torpor.daemon.api.events import SessionEvent, TokenEvent
 from torpor.daemon.errors import ContextOverflow, InvalidTranscript
 from torpor.daemon.models.chat_template import Root
+from torpor.daemon.sessions import transcripts
 from torpor.daemon.sessions.transcripts import message_of
 from torpor.memvid.exchange.incoming import hand_over
 from torpor.tests.daemon.conversing_rig import (  # noqa: F401
@@ -48,6 +49,24 @@ async def test_ten_turns_go_on_in_one_session_and_nothing_is_read_twice(rig: Rig
         assert told.prefilled_tokens == told.token_count - len(told.tokens) - held
     assert ledger(rig) == cold(rig, said)
     assert await names(rig) == {"a"}
+
+
+async def test_the_digests_of_a_transcript_are_made_once_for_each_request(
+    rig: Rigged, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[Any] = [each for at in range(30) for each in (user(f"q{at}"), assistant(f"a{at}"))]
+    hashed: list[str] = []
+    real = transcripts._hashed
+    monkeypatch.setattr(transcripts, "_hashed", lambda text: hashed.append(text) or real(text))
+    for more in (user("on"), assistant("ja"), user("more")):
+        said.append(more)
+        if more["role"] == "user":
+            await rig.service.measure("a", said)
+            assert len(hashed) <= len(said) + 2
+            hashed.clear()
+            await converse(rig, said, "ja")
+            assert len(hashed) <= len(said) + 2
+            hashed.clear()
 
 
 async def test_max_tokens_may_be_above_what_fits(rig: Rigged) -> None:
