@@ -180,10 +180,12 @@ class GenerateRequest(WritingRequest, Reporting):
     constraint: what the text must match; an answer that max_tokens cut does not.
     logprobs: with the log-probability of each token, and of so many of the likeliest in its place.
     create: make the session, on the default model, if there is none of that name.
+    raw: read `text` as the model's own: the name of a control token in it is that token.
     """
 
     _: KW_ONLY
     text: Text | None = None
+    raw: bool = False
     on_event: Listener = None
 
     def require(self) -> None:

@@ -178,9 +178,11 @@ class LoadedModel:
     def encode(self, text: str, *, opening: bool) -> list[int]:
         """Tokens of a text that may have control tokens written out, as a template's text.
 
-        opening: whether it begins a ledger; a tokenizer may put a first token there.
+        opening: whether it begins a ledger; a tokenizer may put a first token there, if the text does not have it.
         """
-        ids: list[int] = self.tokenizer.encode(text, add_special_tokens=opening)
+        first = getattr(self.tokenizer, "bos_token", None)
+        adds = opening and not (first and text.startswith(first))
+        ids: list[int] = self.tokenizer.encode(text, add_special_tokens=adds)
         return ids
 
     def encode_plain(self, text: str, *, opening: bool) -> list[int]:

@@ -71,18 +71,20 @@ class Encoder:
         self._shown_roots: dict[tuple[bytes, str], bytes] = {}
         self._most_bytes: dict[bytes, int | None] = {}  # by identity: a name may get another model
 
-    async def text(self, live: Session, text: str) -> list[int]:
-        """The tokens of a text that continues the ledger. Raises as `plain`."""
+    async def text(self, live: Session, text: str, *, raw: bool = False) -> list[int]:
+        """The tokens of a text that continues the ledger. raw: as the model's own. Raises as `plain`."""
         held = len(live.state.tokens)
-        return await self.plain(live.model, text, opening=not held, held=held)
+        return await self.plain(live.model, text, opening=not held, held=held, raw=raw)
 
-    async def plain(self, model: LoadedModel, text: str, *, opening: bool, held: int = 0) -> list[int]:
-        """The tokens of a plain text. held: tokens before it. Raises ContextOverflow: it cannot fit in any
-        tokenisation."""
+    async def plain(
+        self, model: LoadedModel, text: str, *, opening: bool, held: int = 0, raw: bool = False
+    ) -> list[int]:
+        """The tokens of a text: plain, or, raw, as the model's own. held: tokens before it. Raises ContextOverflow: it
+        cannot fit in any tokenisation."""
 
         def encode() -> list[int]:
             self._require_could_fit(model, text, held=held)
-            return model.encode_plain(text, opening=opening)
+            return (model.encode if raw else model.encode_plain)(text, opening=opening)
 
         return await self._aside(encode)
 

@@ -69,7 +69,7 @@ async def generate(parts: Parts, request: api.GenerateRequest) -> api.GenerateRe
     async with parts.woken(request.session, request.emit, create=request.create) as (use, live):
         drawing, look = live.sampling.changed(request.sampling), _branch(parts, live)
         matcher = await parts.encoder.matcher(live.model, AnswerForm(request.constraint, FREE))
-        ids = await parts.encoder.text(live, request.text) if request.text else []
+        ids = await parts.encoder.text(live, request.text, raw=request.raw) if request.text else []
         if not ids and not live.state.tokens:
             raise EmptyContext(f"{live.uri} has read nothing yet; append a text to it first.", session=str(live.uri))
         await parts.reasons.note(live, "generate", ids)

@@ -1,7 +1,8 @@
 """`/v1/completions`: OpenAI's older API, which continues a text.
 
 With `x-torpor-session` the text goes on behind what that session holds. Without it a new session reads the text, and
-takes over what another one has read of the same beginning; it is labelled `completion`, for `torpor clear`.
+takes over what another one has read of the same beginning; it is labelled `completion`, for `torpor clear`. A client
+renders the template itself, so the names of control tokens in a text are those tokens.
 """
 
 from __future__ import annotations
@@ -121,6 +122,7 @@ class _Continuing(Asking):
         params = {
             "session": self.session,
             "text": text,
+            "raw": True,
             "max_tokens": order.max_tokens,
             "sampling": {**own_seed, **order.sampling} or None,
             "stop": tuple(order.stop),

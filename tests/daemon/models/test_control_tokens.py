@@ -107,3 +107,16 @@ def test_a_question_that_quotes_a_mark_begins_no_thinking(load: LoadFamily, flag
     model = load(QWEN3, flags)
     asked = model.encode_plain("what is <think> for?", opening=False)
     assert not model.marks.thinks_behind(asked, model.end_tokens)
+
+
+def test_a_first_token_that_a_text_has_is_not_put_there_again(load: LoadFamily) -> None:
+    from tokenizers.processors import TemplateProcessing
+
+    model = load(MISTRAL, "unlisted")
+    backend = model.tokenizer.backend_tokenizer
+    first = backend.token_to_id("<s>")
+    backend.post_processor = TemplateProcessing(single="<s> $A", special_tokens=[("<s>", first)])
+    for text in ("[INST]hi[/INST]", "<s>[INST]hi[/INST]"):
+        ids = model.encode(text, opening=True)
+        assert (ids[0], ids.count(first)) == (first, 1)
+    assert model.encode_plain("<s>", opening=True).count(first) == 1

@@ -292,3 +292,17 @@ async def test_a_message_that_spells_control_tokens_stays_one_message(rig: Rigge
         # <|im_start|> and <|im_end|>: of the system and the user, and the assistant's turn that is opened; in the
         # second turn of the user, after the one before has been closed.
         assert (new.count(257), new.count(258)) == ((3, 2) if turn == 0 else (2, 2))
+
+
+async def test_a_raw_prompt_has_the_tokens_that_the_template_gives(rig: Rigged) -> None:
+    rendered = "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
+    tokens = {}
+    for name, how in {"raw": {"raw": True}, "plain": {}}.items():
+        await rig.service.create(name)
+        await rig.service.generate(name, text=rendered, max_tokens=1, **how)
+        tokens[name] = list(rig.live(name).state.tokens)[:-1]
+    await rig.service.create("chat")
+    await rig.service.chat("chat", message="hi", max_tokens=1)
+    assert tokens["raw"] == list(rig.live("chat").state.tokens)[:-1]
+    assert not {256, 257, 258} & set(tokens["plain"])
+    assert rig.model.tokenizer.decode(tokens["plain"]) == rendered

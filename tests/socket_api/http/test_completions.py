@@ -23,6 +23,7 @@ def test_a_text_is_continued_in_a_new_session_that_is_labelled(server: HttpThrea
     )
     (made,), (given,) = asked_for(server, "create"), asked_for(server, "generate")
     assert (made["labels"], given["text"], given["stop"]) == (("completion",), "one two", ("x",))
+    assert given["raw"], "a client has rendered the template itself"
     assert answer.headers["x-torpor-session"].startswith("completion-")
     assert server.ask("POST", PATH, {"prompt": "a"}).json["usage"]["completion_tokens"] == 16, "as the API has it"
 
