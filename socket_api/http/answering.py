@@ -19,6 +19,7 @@ import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from starlette.datastructures import MutableHeaders
@@ -86,16 +87,28 @@ class Telling(ABC):
         """The last events of an answer that failed."""
 
 
-async def answer(request: Request, send: Send, asked: Asked, telling: Telling, *, streamed: bool, ignored: str) -> None:
-    """Let a model answer. ignored: the names of fields that had no effect.
+@dataclass(frozen=True, slots=True)
+class Order:
+    """All that is kept of a request for an answer. ignored: the names of fields that had no effect. echoed: the fields
+    that the answer repeats."""
+
+    asked: Asked
+    telling: Telling
+    streamed: bool
+    ignored: str
+    echoed: Mapping[str, Any] = field(default_factory=dict)
+
+
+async def answer(request: Request, send: Send, order: Order) -> None:
+    """Let a model answer.
 
     Raises:
         ClientLeft: nothing was sent, and the request was cancelled.
         TorporError: nothing was sent.
     """
-    exchange = _Exchange(request, send, asked, telling, streamed=streamed, ignored=ignored)
+    exchange = _Exchange(request, send, order)
     await exchange.prepare()
-    await (exchange.stream() if streamed else exchange.whole())
+    await (exchange.stream() if order.streamed else exchange.whole())
 
 
 async def measured(request: Request, turn: Turn) -> MeasureResult:
@@ -109,21 +122,19 @@ async def measured(request: Request, turn: Turn) -> MeasureResult:
 
 
 class _Exchange:
-    def __init__(
-        self, request: Request, send: Send, asked: Asked, telling: Telling, *, streamed: bool, ignored: str
-    ) -> None:
+    def __init__(self, request: Request, send: Send, order: Order) -> None:
         self._desk = desk_of(request)
         self._request = request
         self._send = send
-        self._telling = telling
-        self._streamed = streamed
-        self._ignored = ignored
+        self._telling = order.telling
+        self._streamed = order.streamed
+        self._ignored = order.ignored
         self._events: deque[WorkEvent] = deque()
         self._waiting_bytes = 0
         self._wake = asyncio.Event()
         self._opened = self._begun = False
         self._quiet_since = time.monotonic()
-        self._asked = asked
+        self._asked = order.asked
 
     async def prepare(self) -> None:
         """Choose the names of the session and the model."""

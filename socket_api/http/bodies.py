@@ -12,9 +12,11 @@ import contextlib
 import json
 import math
 import re
+import sys
 from collections import deque
-from collections.abc import AsyncIterator
-from typing import Any, Final
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import fields, is_dataclass
+from typing import Any, Final, TypeVar
 
 from pydantic_core import from_json
 from starlette.requests import Request
@@ -27,6 +29,8 @@ from ..wire.framing import whole
 from . import string_tools
 from .limits import MAX_BODY_BYTES, MAX_BODY_DEPTH, MAX_BODY_VALUES, HttpLimits
 from .work import ClientLeft
+
+T = TypeVar("T")
 
 _STEPS_AT_ONCE: Final = 4096
 """Strings and brackets that one piece of work walks over: about a millisecond."""
@@ -41,7 +45,8 @@ _ESCAPE: Final = re.compile(rb"\\(?:u[dD][89abAB]..\\u[dD][c-fC-F]..|(u[dD][89a-
 
 
 class Bodies:
-    """Reads the bodies of all requests. One holds its bytes of the common bound until it is answered."""
+    """Reads the bodies of all requests. One holds its bytes of the common bound while it is read; until it is answered,
+    as many as what was made of it takes."""
 
     def __init__(self, limits: HttpLimits) -> None:
         self._limits = limits
@@ -55,23 +60,40 @@ class Bodies:
             HttpRefused: it is too large, comes too slowly, or is encoded.
             InvalidRequest: it is no JSON object, or nested too deep.
         """
+        async with self._held() as held:
+            yield await in_pieces(_decoded(await self._whole(request, held)))
+
+    @contextlib.asynccontextmanager
+    async def made(self, request: Request, make: Callable[[dict[str, Any]], T]) -> AsyncIterator[T]:
+        """As `read`, what is made of the body. The body goes: fields without effect take no room from others while the
+        answer is written. Raises as `read` and `make`."""
+        async with self._held() as held:
+            found = make(await in_pieces(_decoded(await self._whole(request, held))))
+            self._budget.give_back(held, but_bytes=memory_of(found))
+            yield found
+
+    @contextlib.asynccontextmanager
+    async def _held(self) -> AsyncIterator[Held]:
+        held = Held()
+        try:
+            yield held
+        finally:
+            self._budget.give_back(held)
+
+    async def _whole(self, request: Request, held: Held) -> bytes:
         if request.headers.get("content-encoding", "identity") != "identity":
             raise HttpRefused("The body has a Content-Encoding. Send it as plain JSON.", status=415)
         if int_of(request.headers.get("content-length")) > MAX_BODY_BYTES:
             raise _too_large()
-        held = Held()
         try:
-            try:
-                async with asyncio.timeout(self._limits.body_timeout_s):
-                    raw = await self._receive(request, held)
-            except TimeoutError:
-                raise HttpRefused(
-                    f"The body was not complete after {self._limits.body_timeout_s:g} s.", status=408
-                ) from None
-            self._budget.complete(held)
-            yield await in_pieces(_decoded(raw))
-        finally:
-            self._budget.give_back(held)
+            async with asyncio.timeout(self._limits.body_timeout_s):
+                raw = await self._receive(request, held)
+        except TimeoutError:
+            raise HttpRefused(
+                f"The body was not complete after {self._limits.body_timeout_s:g} s.", status=408
+            ) from None
+        self._budget.complete(held)
+        return raw
 
     async def _receive(self, request: Request, held: Held) -> bytes:
         pieces, size_bytes = [], 0
@@ -87,6 +109,21 @@ class Bodies:
             await self._budget.take(held, len(piece))
             if not message.get("more_body", False):
                 return b"".join(pieces)
+
+
+def memory_of(value: object) -> int:
+    """The bytes that the texts, lists and numbers in a value take, about; in records, those of their fields."""
+    found, left = 0, [value]
+    while left:
+        each = left.pop()
+        found += sys.getsizeof(each)
+        if is_dataclass(each):
+            left += [getattr(each, field.name) for field in fields(each)]
+        elif isinstance(each, Mapping):
+            left += [*each.keys(), *each.values()]
+        elif isinstance(each, list | tuple):
+            left += each
+    return found
 
 
 def int_of(header: str | None) -> int:

@@ -22,7 +22,7 @@ from ...daemon.api.reading import GenerateResult, MaxTokens
 from ...daemon.api.sampling import MinP, RepetitionPenalty, Temperature, TopK, TopP
 from ...errors import TorporError
 from . import string_tools
-from .answering import Telling, answer, event_bytes
+from .answering import Order, Telling, answer, event_bytes
 from .bodies import InnerJson
 from .desk import desk_of
 from .errors import error_map
@@ -169,29 +169,32 @@ class ChatBody(Sampled):
 
 async def chat_completions(request: Request, send: Send) -> None:
     """Answer a request."""
-    async with desk_of(request).bodies.read(request) as raw:
-        body = read_fields(ChatBody, raw)
-        body.require_one()
-        inner, words, marks = InnerJson(), Words(), _marks(raw, body)
-        turn = Turn(
-            model=body.model,
-            messages=_messages(body.messages, inner, words),
-            tools=[tool for each in body.tools or () if (tool := _tool(each)) is not None],
-            template_arguments=body.chat_template_kwargs or {},
-            max_tokens=body.max_completion_tokens if body.max_tokens is None else body.max_tokens,
-            sampling=body.sampling(),
-            stop=body.stops(),
-            constraint=constraint_of(body.response_format, "response_format"),
-            tool_choice=choice_of(body.tool_choice, strict=_is_strict(body), parallel=body.parallel_tool_calls),
-            logprobs=body.told_logprobs(),
-            named=body.prompt_cache_key,
-            checkpoints=marks.checkpoints,
-            keep_awake_s=marks.keep_awake_s,
-        )
-        customs = frozenset(each.custom.name for each in body.tools or () if each.custom is not None)
-        telling = _Chunks(turn, customs, usage=body.wants_usage(), progress=bool(body.return_progress))
-        ignored = ignored_of(body, _also(body, words.left_out))
-        await answer(request, send, turn, telling, streamed=bool(body.stream), ignored=ignored)
+    async with desk_of(request).bodies.made(request, _order) as order:
+        await answer(request, send, order)
+
+
+def _order(raw: Mapping[str, Any]) -> Order:
+    body = read_fields(ChatBody, raw)
+    body.require_one()
+    inner, words, marks = InnerJson(), Words(), _marks(raw, body)
+    turn = Turn(
+        model=body.model,
+        messages=_messages(body.messages, inner, words),
+        tools=[tool for each in body.tools or () if (tool := _tool(each)) is not None],
+        template_arguments=body.chat_template_kwargs or {},
+        max_tokens=body.max_completion_tokens if body.max_tokens is None else body.max_tokens,
+        sampling=body.sampling(),
+        stop=body.stops(),
+        constraint=constraint_of(body.response_format, "response_format"),
+        tool_choice=choice_of(body.tool_choice, strict=_is_strict(body), parallel=body.parallel_tool_calls),
+        logprobs=body.told_logprobs(),
+        named=body.prompt_cache_key,
+        checkpoints=marks.checkpoints,
+        keep_awake_s=marks.keep_awake_s,
+    )
+    customs = frozenset(each.custom.name for each in body.tools or () if each.custom is not None)
+    telling = _Chunks(turn, customs, usage=body.wants_usage(), progress=bool(body.return_progress))
+    return Order(turn, telling, bool(body.stream), ignored_of(body, _also(body, words.left_out)))
 
 
 def _also(body: ChatBody, left_out: Sequence[str]) -> Iterator[str]:

@@ -12,6 +12,7 @@ import time
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Final
 
 from starlette.requests import Request
@@ -26,7 +27,7 @@ from ...daemon.api.verbs import VERBS
 from ...errors import TorporError
 from ..server.dispatch import Backend
 from .access import Caller
-from .answering import Telling, answer, event_bytes
+from .answering import Order, Telling, answer, event_bytes
 from .chat_completions import DONE, Sampled, told_seed, usage_of
 from .desk import desk_of
 from .errors import error_map
@@ -74,24 +75,29 @@ class Continuation:
 
 async def completions(request: Request, send: Send) -> None:
     """Answer a request."""
-    async with desk_of(request).bodies.read(request) as raw:
-        body = read_fields(CompletionBody, raw)
-        body.require_one()
-        beyond = {"best_of": body.best_of not in (None, 1), "echo": body.echo, "suffix": body.suffix}
-        for name, is_asked in beyond.items():
-            if is_asked:
-                raise fault_at(name, "this server does not have it; leave it out")
-        continuation = Continuation(
-            prompt=_prompt(body.prompt),
-            model=body.model,
-            max_tokens=DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens,
-            in_session=SESSION_HEADER in request.headers,
-            sampling=body.sampling(),
-            stop=body.stops(),
-            logprobs=body.logprobs,
-        )
-        telling = _Texts(usage=body.wants_usage(), logprobs=body.logprobs is not None)
-        await answer(request, send, continuation, telling, streamed=bool(body.stream), ignored=ignored_of(body))
+    make = partial(_order, in_session=SESSION_HEADER in request.headers)
+    async with desk_of(request).bodies.made(request, make) as order:
+        await answer(request, send, order)
+
+
+def _order(raw: Mapping[str, Any], *, in_session: bool) -> Order:
+    body = read_fields(CompletionBody, raw)
+    body.require_one()
+    beyond = {"best_of": body.best_of not in (None, 1), "echo": body.echo, "suffix": body.suffix}
+    for name, is_asked in beyond.items():
+        if is_asked:
+            raise fault_at(name, "this server does not have it; leave it out")
+    continuation = Continuation(
+        prompt=_prompt(body.prompt),
+        model=body.model,
+        max_tokens=DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens,
+        in_session=in_session,
+        sampling=body.sampling(),
+        stop=body.stops(),
+        logprobs=body.logprobs,
+    )
+    telling = _Texts(usage=body.wants_usage(), logprobs=body.logprobs is not None)
+    return Order(continuation, telling, bool(body.stream), ignored_of(body))
 
 
 def _prompt(prompt: str | list[str] | list[int]) -> str | Sequence[int]:

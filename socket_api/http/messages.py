@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Annotated, Any, Final, Literal
 
 from pydantic import BeforeValidator, Field, WithJsonSchema
@@ -28,7 +29,7 @@ from ...daemon.api.events import TokenEvent
 from ...daemon.api.reading import FinishReason, GenerateResult, MaxTokens
 from ...daemon.api.sampling import Temperature, TopK, TopP
 from ...errors import TorporError
-from .answering import Telling, answer, event_bytes, measured
+from .answering import Order, Telling, answer, event_bytes, measured
 from .bodies import InnerJson
 from .desk import desk_of
 from .errors import error_map
@@ -150,41 +151,48 @@ class MessagesBody(DialogueBody):
 
 async def messages(request: Request, send: Send) -> None:
     """Answer a request."""
-    async with desk_of(request).bodies.read(request) as raw:
-        body = read_fields(MessagesBody, raw)
-        names, reader = ("temperature", "top_p", "top_k"), _Reader(body)
-        turn = reader.turn(
-            max_tokens=body.max_tokens,
-            sampling={name: value for name in names if (value := getattr(body, name)) is not None},
-            stop=tuple(body.stop_sequences or ()),
-            constraint=body.constraint(),
-            tool_choice=choice_of(
-                body.tool_choice,
-                strict=any(tool.strict for tool in body.tools or ()),
-                parallel=(body.tool_choice or {}).get("disable_parallel_tool_use") is not True,
-            ),
-        )
-        hidden = body.thinking is not None and body.thinking.display == "omitted"
-        telling = _Events(turn.answer_id, is_marked=reader.marks.are_given, hides_thinking=hidden)
-        ignored = ignored_of(body, _also(body, request, reader.words.left_out))
-        await answer(request, send, turn, telling, streamed=bool(body.stream), ignored=ignored)
+    make = partial(_order, betas=request.headers.get("anthropic-beta", ""))
+    async with desk_of(request).bodies.made(request, make) as order:
+        await answer(request, send, order)
+
+
+def _order(raw: Mapping[str, Any], *, betas: str) -> Order:
+    body = read_fields(MessagesBody, raw)
+    names, reader = ("temperature", "top_p", "top_k"), _Reader(body)
+    turn = reader.turn(
+        max_tokens=body.max_tokens,
+        sampling={name: value for name in names if (value := getattr(body, name)) is not None},
+        stop=tuple(body.stop_sequences or ()),
+        constraint=body.constraint(),
+        tool_choice=choice_of(
+            body.tool_choice,
+            strict=any(tool.strict for tool in body.tools or ()),
+            parallel=(body.tool_choice or {}).get("disable_parallel_tool_use") is not True,
+        ),
+    )
+    hidden = body.thinking is not None and body.thinking.display == "omitted"
+    telling = _Events(turn.answer_id, is_marked=reader.marks.are_given, hides_thinking=hidden)
+    return Order(turn, telling, bool(body.stream), ignored_of(body, _also(body, betas, reader.words.left_out)))
 
 
 async def count_tokens(request: Request) -> Response:
     """Count the tokens of a dialogue, and read nothing."""
-    async with desk_of(request).bodies.read(request) as raw:
-        turn = _Reader(read_fields(DialogueBody, raw)).turn()
+    async with desk_of(request).bodies.made(request, _turn) as turn:
         return JSONResponse({"input_tokens": (await measured(request, turn)).tokens})
 
 
-def _also(body: MessagesBody, request: Request, left_out: Sequence[str]) -> Iterator[str]:
+def _turn(raw: Mapping[str, Any]) -> Turn:
+    return _Reader(read_fields(DialogueBody, raw)).turn()
+
+
+def _also(body: MessagesBody, betas: str, left_out: Sequence[str]) -> Iterator[str]:
     yield from (f"content.{each}" for each in dict.fromkeys(left_out))
     for each in body.tools or ():
         if each.input_schema is None:
             yield f"tools.{each.type}"
     if body.thinking is not None and "budget_tokens" in (body.thinking.model_extra or {}):
         yield "thinking.budget_tokens"
-    for beta in request.headers.get("anthropic-beta", "").split(","):
+    for beta in betas.split(","):
         yield f"beta.{beta.strip()}" if beta.strip() else ""
 
 

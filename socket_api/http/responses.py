@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 from starlette.requests import Request
@@ -22,7 +23,7 @@ from ...daemon.api.recalling import RecallResult
 from ...daemon.api.verbs import VERBS
 from ...errors import TorporError
 from ..errors import HttpRefused, PreviousResponseNotFound
-from .answering import Telling, answer, event_bytes, measured
+from .answering import Order, Telling, answer, event_bytes, measured
 from .chat_completions import CacheOptions, Sampled
 from .conversations import Metadata, no_conversation, session_of
 from .desk import desk_of, in_path
@@ -106,26 +107,30 @@ class ResponsesBody(Sampled):
 
 async def responses(request: Request, send: Send) -> None:
     """Answer a request."""
-    async with desk_of(request).bodies.read(request) as raw:
-        body = read_fields(ResponsesBody, raw)
-        body.require_one()
-        turn, tools, dialogue = _turn(body, raw["input"])
-        ignored = ignored_of(body, _also(body, tools.unknown, dialogue.unknown))
+    async with desk_of(request).bodies.made(request, _made) as (order, _, place):
         try:
-            await answer(request, send, turn, _Events(body, turn, tools), streamed=bool(body.stream), ignored=ignored)
+            await answer(request, send, order)
         except TorporError as error:
-            raise _as_refusal(error, body) from error
+            raise place.refusal(error) from error
 
 
 async def count_tokens(request: Request) -> Response:
     """Count the tokens of a request's input, and read nothing."""
-    async with desk_of(request).bodies.read(request) as raw:
-        body = read_fields(ResponsesBody, raw)
+    async with desk_of(request).bodies.made(request, _made) as (_, turn, place):
         try:
-            tokens = (await measured(request, _turn(body, raw["input"])[0])).tokens
+            tokens = (await measured(request, turn)).tokens
         except TorporError as error:
-            raise _as_refusal(error, body) from error
+            raise place.refusal(error) from error
         return JSONResponse({"object": "response.input_tokens", "input_tokens": tokens})
+
+
+def _made(raw: Mapping[str, Any]) -> tuple[Order, Turn, _Place]:
+    body = read_fields(ResponsesBody, raw)
+    body.require_one()
+    turn, tools, dialogue = _turn(body, raw["input"])
+    telling = _Events(body, turn, tools)
+    ignored = ignored_of(body, _also(body, tools.unknown, dialogue.unknown))
+    return Order(turn, telling, bool(body.stream), ignored, telling.asked), turn, _Place.of(body)
 
 
 async def retrieve(request: Request) -> Response:
@@ -184,16 +189,28 @@ async def _recalled(request: Request) -> tuple[RecallResult, str]:
     return await desk_of(request).ask(request, VERBS["recall"], {"answer_id": answer_id}), answer_id
 
 
-def _as_refusal(error: TorporError, body: ResponsesBody) -> TorporError:
-    """The error of a request that goes on where no session does."""
-    if error.code == "session_not_found" and body.conversation is not None:
-        return no_conversation(_id_of(body.conversation))
-    if error.code != "answer_not_found":
-        return error
-    if body.previous_response_id:
-        return not_found(body.previous_response_id, "previous_response_id")
-    at, item = next(pair for pair in reversed(list(enumerate(body.input))) if pair[1].type == "item_reference")
-    return not_found(item.id or "", f"input.{at}.id")
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where a request goes on: the id of a conversation, or that of an answer and the field that names it."""
+
+    conversation: str | None
+    answer: str = ""
+    field: str = ""
+
+    @classmethod
+    def of(cls, body: ResponsesBody) -> _Place:
+        """That of a request; without either, it goes on nowhere."""
+        conversation = _id_of(body.conversation) if body.conversation is not None else None
+        if body.previous_response_id:
+            return cls(conversation, body.previous_response_id, "previous_response_id")
+        named = [(at, item.id or "") for at, item in enumerate(body.input) if item.type == "item_reference"]
+        return cls(conversation, named[-1][1], f"input.{named[-1][0]}.id") if named else cls(conversation)
+
+    def refusal(self, error: TorporError) -> TorporError:
+        """The error of a request that goes on where no session does."""
+        if error.code == "session_not_found" and self.conversation is not None:
+            return no_conversation(self.conversation)
+        return not_found(self.answer, self.field) if error.code == "answer_not_found" else error
 
 
 def _id_of(conversation: str | ConversationName) -> str:
@@ -258,14 +275,12 @@ class _Events(Telling):
 
     def __init__(self, body: ResponsesBody, turn: Turn, tools: Toolbox) -> None:
         super().__init__()
-        self._body = body
         self._tools = tools
-        self._told_tools = [each.model_dump(exclude_none=True) for each in body.tools or ()]
         self._answer_id = turn.answer_id
         # One that is not to be stored has an id that nothing keeps. Its items name its answer still: they find its
         # session when they come back.
         self._response_id = turn.answer_id if body.store is not False else new_answer_id()
-        self._conversation = turn.session
+        self.asked = _echo(body, turn.session)
         self._number = 0
         self._items: list[dict[str, Any]] = []
         self._open: Channel | None = None
@@ -403,24 +418,27 @@ class _Events(Telling):
         return self._response("completed", usage=usage, completed_at=int(time.time()))
 
     def _response(self, status: str, **facts: Any) -> dict[str, Any]:
-        body = self._body
-        asked = {
-            "instructions": body.instructions,
-            "max_output_tokens": body.max_output_tokens,
-            "conversation": {"id": self._conversation} if self._conversation else None,
-            "metadata": body.metadata or {},
-            "parallel_tool_calls": body.parallel_tool_calls is not False,
-            "previous_response_id": body.previous_response_id,
-            "reasoning": {"effort": None, "summary": None, **_given(body.reasoning)},
-            "store": body.store is not False,
-            "temperature": body.temperature,
-            "text": {"format": {"type": "text"}, **_given(body.text)},
-            "tool_choice": body.tool_choice or "auto",
-            "tools": self._told_tools,
-            "top_logprobs": body.top_logprobs or 0,
-            "top_p": body.top_p,
-        }
-        return response_map(self._response_id, status, self.asking.model, self._items, **asked, **facts)
+        return response_map(self._response_id, status, self.asking.model, self._items, **self.asked, **facts)
+
+
+def _echo(body: ResponsesBody, conversation: str | None) -> dict[str, Any]:
+    """The fields of a request that its response repeats."""
+    return {
+        "instructions": body.instructions,
+        "max_output_tokens": body.max_output_tokens,
+        "conversation": {"id": conversation} if conversation else None,
+        "metadata": body.metadata or {},
+        "parallel_tool_calls": body.parallel_tool_calls is not False,
+        "previous_response_id": body.previous_response_id,
+        "reasoning": {"effort": None, "summary": None, **_given(body.reasoning)},
+        "store": body.store is not False,
+        "temperature": body.temperature,
+        "text": {"format": {"type": "text"}, **_given(body.text)},
+        "tool_choice": body.tool_choice or "auto",
+        "tools": [each.model_dump(exclude_none=True) for each in body.tools or ()],
+        "top_logprobs": body.top_logprobs or 0,
+        "top_p": body.top_p,
+    }
 
 
 def response_map(named: str, status: str, model: str, output: Sequence[Any], **facts: Any) -> dict[str, Any]:

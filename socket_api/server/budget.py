@@ -60,11 +60,12 @@ class RequestBudget:
         self._leave(held)
         self._grant()
 
-    def give_back(self, held: Held) -> None:
-        """Return all that a frame holds."""
+    def give_back(self, held: Held, *, but_bytes: int = 0) -> None:
+        """Return what a frame holds. but_bytes: of that, what is still needed of it."""
         self._leave(held)
-        self.used_bytes -= held.size_bytes
-        held.size_bytes = 0
+        kept = min(but_bytes, held.size_bytes)
+        self.used_bytes -= held.size_bytes - kept
+        held.size_bytes = kept
         self._grant()
 
     def _leave(self, held: Held) -> None:

@@ -148,3 +148,39 @@ def test_half_a_surrogate_pair_is_a_replacement_character(server: HttpThread, se
     assert server.ask("POST", "/v1/chat/completions", body.encode()).status == 200
     (asked,) = [given for name, given in server.service.calls if name == "converse"]
     assert asked["messages"][0]["content"] == read
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages", "/v1/responses"])
+def test_fields_without_effect_take_no_room_while_the_answer_is_written(
+    begin: Begin, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    """Else a client's large bodies would keep those of all others out until its long answers end."""
+    monkeypatch.setattr(bodies, "MAX_BODY_BYTES", 100_000)
+    server = begin(max_bodies_bytes=200_000, body_timeout_s=5.0)
+    said = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 9, "input": "hi"}
+    large = {**said, "pad": "x" * 90_000}
+    server.do(server.service.hold)
+    working = [server.on_unix() for _ in range(6)]
+    for each in working:
+        each.request("POST", path, json.dumps(large))
+    server.wait_until(lambda: server.server.works == len(working))
+    assert server.ask("POST", "/v1/sessions", {"session": "b", "labels": ["x" * 200] * 50}).status == 200
+    server.do(server.service.release)
+    for each in working:
+        assert each.getresponse().status == 200
+        each.close()
+
+
+def test_what_is_kept_of_a_body_still_counts(begin: Begin, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bodies, "MAX_BODY_BYTES", 100_000)
+    server = begin(max_bodies_bytes=200_000, body_timeout_s=0.2)
+    server.do(server.service.hold)
+    working = [server.on_unix() for _ in range(2)]
+    for each in working:
+        each.request("POST", "/v1/responses", json.dumps({"input": "x" * 99_000}))
+        server.wait_until(lambda at=working.index(each): server.server.works == at + 1)
+    assert server.ask("POST", "/v1/sessions", {"session": "b", "labels": ["x" * 200] * 50}).status == 408
+    server.do(server.service.release)
+    for each in working:
+        assert each.getresponse().status == 200
+        each.close()
