@@ -13,12 +13,8 @@ long enough, and flushed. It comes behind each turn of one session of those to b
 flushes one behind the other would be shorter. The daemon runs in a process of its own that counts what it writes into
 its journal, how often it flushes that, and how long this takes.
 
-Then a stream beside write behind, on a daemon of its own: the gaps between two pieces of one session's stream while the
-blocks of others are written, and while nothing is. Both in each round, in either order. A write takes a two-hundredth
-of the time, so most gaps are the same in both. Their p99 is of all rounds together, for one round has too few.
-
 Goals: at one session, an answer with `turn` within 5 % of one with `none` and one flush; at 64, below 0.2 flushes a
-turn; the p99 of the gaps at most 10 % longer beside write behind.
+turn.
 """
 
 from __future__ import annotations
@@ -42,7 +38,6 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import plain
 from figures import OURS, PEER, panels, parser_for, rounds_of, save
-from loop import Beside, Daemon
 from machine import spread
 from torpor.errors import TorporError
 from torpor.memvid.disk import durable
@@ -59,11 +54,6 @@ ROUNDS: Final = 4
 MOST_TOKENS: Final = 16
 FLUSHED_BYTES: Final = 1 * MIB
 """Of the file for the flush alone."""
-WRITTEN_SESSIONS: Final = 6
-WRITTEN_TOKENS: Final = 600
-"""Of each of these sessions in each round: two or three blocks, about 4 MiB."""
-STREAM_S: Final = 20.0
-"""Of each stream."""
 ANSWER_S: Final = 120.0
 _SPAWN = multiprocessing.get_context("spawn")
 _numbers = count()
@@ -99,29 +89,7 @@ class Counted:
         return self._flushes.value, self._bytes.value, self._seconds.value
 
 
-class Behind:
-    """What a daemon writes behind, counted in its process; and whether it may."""
-
-    def __init__(self) -> None:
-        self.may = _SPAWN.Event()
-        self.writes, self.bytes = _SPAWN.Value("q", 0), _SPAWN.Value("q", 0)
-
-    def count(self) -> None:
-        """From now on, in this process, where sessions are written as soon as they may be."""
-        from torpor.daemon.upkeep import writing_behind
-
-        is_due, adopt = writing_behind.WritingBehind._is_due, writing_behind.WritingBehind._adopt
-
-        async def counting(behind: Any, live: Any, receipt: Any, copy: Any) -> None:
-            await adopt(behind, live, receipt, copy)
-            self.writes.value += 1
-            self.bytes.value += receipt.bytes_written
-
-        writing_behind.WritingBehind._is_due = lambda behind, live: self.may.is_set() and is_due(behind, live)
-        writing_behind.WritingBehind._adopt = counting
-
-
-def _serve(store: Path, socket: Path, counted: Counted | Behind) -> None:
+def _serve(store: Path, socket: Path, counted: Counted) -> None:
     """The daemon, in a process of its own."""
     from torpor.socket_api.main import run
 
@@ -131,7 +99,7 @@ def _serve(store: Path, socket: Path, counted: Counted | Behind) -> None:
 
 
 @contextmanager
-def _serving(store: Path, socket: Path, counted: Counted | Behind) -> Iterator[None]:
+def _serving(store: Path, socket: Path, counted: Counted) -> Iterator[None]:
     daemon = _SPAWN.Process(target=_serve, args=(store, socket, counted))
     daemon.start()
     try:
@@ -262,46 +230,6 @@ class Bench:
             os.close(fd)
 
 
-def stream_beside(socket: Path, behind: Behind, rounds: int, seconds: float) -> dict[str, Any]:
-    """The gaps of a stream while blocks of other sessions are written, and while none are."""
-    names, found = [f"written-{number}" for number in range(WRITTEN_SESSIONS)], {"nothing": [], "write behind": []}
-    daemon = Daemon(Path(), socket)
-
-    def stream(what: str) -> None:
-        found[what].append(gaps := Beside())
-        until = time.perf_counter() + seconds
-        daemon.stream(gaps, lambda: time.perf_counter() >= until, ANSWER_S)
-
-    with Client(socket, timeout_s=ANSWER_S) as client:
-        for name in names:
-            client.create(name)
-        for number in range(rounds + 1):
-            for at, name in enumerate(names):
-                client.append(name, tokens=[32 + (at + number + each) % 90 for each in range(WRITTEN_TOKENS)])
-            plain.settle()
-            if number % 2:
-                stream("nothing")
-            behind.may.set()
-            stream("write behind")
-            behind.may.clear()
-            if not number % 2:
-                stream("nothing")
-    figures = {what: [each.figures() for each in streams[1:]] for what, streams in found.items()}  # the first warms up
-    together = {what: Beside([gap for each in streams[1:] for gap in each.gaps]) for what, streams in found.items()}
-    p99 = {what: each.figures()["p99_s"] for what, each in together.items()}
-    return {
-        "sessions": len(names),
-        "writes": behind.writes.value,
-        "bytes_a_write": behind.bytes.value / max(1, behind.writes.value),
-        "gaps": {
-            what: {name: spread([each[name] for each in streams]) for name in ("gaps", "p50_s", "p99_s", "most_s")}
-            for what, streams in figures.items()
-        },
-        "p99_s": p99,
-        "p99_over_nothing": p99["write behind"] / p99["nothing"],
-    }
-
-
 def figures_of(loads: dict[int, list[Load]]) -> dict[str, Any]:
     """Medians with spread; `turn` beside `none` and one flush, round by round."""
     cases = []
@@ -358,14 +286,6 @@ def report(figures: dict[str, Any], out: Path) -> None:
         )
         print(f"; a flush alone: {_ms(case['flush_alone_s'])} ms")
 
-    stream = figures["stream"]
-    print(f"a stream beside {stream['writes']} writes of {stream['bytes_a_write'] / MIB:.1f} MiB, and beside nothing")
-    for what, each in stream["gaps"].items():
-        gaps = "   ".join(f"{name} {_ms(each[f'{name}_s'])}" for name in ("p50", "p99", "most"))
-        print(f"  {what:>12}: {gaps} ms")
-    one, other = (1000 * stream["p99_s"][what] for what in ("write behind", "nothing"))
-    print(f"  p99 of all rounds: {one:.2f} over {other:.2f} ms, {stream['p99_over_nothing']:.3f}")
-
 
 def _flushes(case: dict[str, Any]) -> float:
     return float(case["ways"]["turn"]["flushes_a_turn"]["median"])
@@ -388,10 +308,7 @@ def main() -> None:
         bench = Bench(folder, folder / "torpor.sock", counted, turns)
         with _serving(folder / "store", folder / "torpor.sock", counted):
             loads = {each: bench.run(each, rounds_of(options)) for each in sorted(sessions)}
-        behind, socket = Behind(), folder / "behind.sock"
-        with _serving(folder / "behind", socket, behind):
-            beside = stream_beside(socket, behind, rounds_of(options), 0.5 if options.quick else STREAM_S)
-    report(figures_of(loads) | {"stream": beside}, options.out)
+    report(figures_of(loads), options.out)
     print(f"figures and plot in {options.out}")
 
 

@@ -38,8 +38,8 @@ from torpor.errors import TorporError
 from torpor.socket_api import Client
 
 WAYS: Final = ("behind", "nothing")
-ROUNDS: Final = 6
-TURNS: Final = (1500, 120, 400, 60, 900, 200, 40, 300, 700, 100, 250, 500)
+ROUNDS: Final = 5
+TURNS: Final = (800, 120, 400, 60, 500, 200, 40, 300)
 """Tokens of the messages."""
 QUICK_TURNS: Final = (600, 40, 30)
 MOST_TOKENS: Final = 24

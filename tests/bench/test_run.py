@@ -188,9 +188,15 @@ def test_durable_answers_are_measured_beside_others_and_beside_the_flush_alone(t
         assert all(each["last_token_s"]["lowest"] > 0 for each in ways.values())
         assert 0 < ways["turn"]["flushes_a_turn"]["highest"] <= 2
         assert ways["none"]["flushes_a_turn"]["highest"] == ways["sleep"]["flushes_a_turn"]["highest"] == 0
-    assert found["stream"]["writes"] > 0
-    assert found["stream"]["gaps"].keys() == {"nothing", "write behind"}
-    assert found["stream"]["p99_over_nothing"] > 0
+
+
+@pytest.mark.heavy
+def test_a_killed_agent_has_less_to_compute_again_where_its_blocks_were_written(tmp_path: Path) -> None:
+    found = run("killed", "--rounds", "1", out=tmp_path / "out")
+    behind, nothing = found["ways"]["behind"], found["ways"]["nothing"]
+    assert behind["recomputed_tokens"]["highest"] <= 512 + behind["last_turn_tokens"]
+    assert nothing["recomputed_tokens"]["lowest"] == nothing["held_tokens"] == behind["held_tokens"]
+    assert found["p99_over_nothing"] > 0
 
 
 @pytest.mark.heavy

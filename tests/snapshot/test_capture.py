@@ -96,7 +96,7 @@ def test_a_cut_copies_nothing(make_state: MakeState) -> None:
 def test_copied_blocks_have_memory_of_their_own(make_state: MakeState) -> None:
     """So the next model call need not copy the caches, as it would beside a view of them."""
     snapshot = cut_of(make_state(600))
-    *spans, record = snapshot.copied()
+    *spans, record = (draft for start in (0, 256, 512) for draft in snapshot.copied(start))
     assert [(each.kind, each.start, each.tokens) for each in (*spans, record)] == [each[:3] for each in raw(snapshot)]
     for draft, (_, _, _, slots) in zip(spans, raw(snapshot), strict=False):
         assert all(type(buffer.obj) is bytes for slot in draft.slots for buffer in slot.buffers)
@@ -110,6 +110,21 @@ def test_a_cut_may_end_before_the_session_does_and_has_no_record_there(make_stat
     assert snapshot.token_count == 557
     assert full == whole[:2]
     assert (last[0], last[1], last[2]) == ("span", 512, state.tokens[512:557].tobytes())
+
+
+def test_a_cut_that_ends_earlier_may_be_made_in_the_midst_of_a_model_call_and_no_other(
+    make_state: MakeState, grow: Any
+) -> None:
+    """The caches have tokens then that are not in the ledger, and there may be no logits."""
+    state = make_state(600)
+    whole = raw(cut_of(state, end=557))
+    grow(state, 64)
+    del state.tokens[600:]
+    state.last_logits = None
+    assert raw(cut_of(state, end=557)) == whole
+    for wrong in (None, 601):
+        with pytest.raises(InconsistentState):
+            cut_of(state, end=wrong)
 
 
 def test_a_cut_stays_what_it_was_while_the_session_goes_on_gm12(make_state: MakeState, grow: Any) -> None:
