@@ -40,7 +40,7 @@ from torpor.socket_api import Client
 WAYS: Final = ("behind", "nothing")
 ROUNDS: Final = 5
 TURNS: Final = (800, 120, 400, 60, 500, 200, 40, 300)
-"""Tokens of the messages."""
+"""Tokens that the agent reads."""
 QUICK_TURNS: Final = (600, 40, 30)
 MOST_TOKENS: Final = 24
 """Of an answer."""
@@ -121,8 +121,8 @@ def measure(way: Way, folder: Path, turns: tuple[int, ...], *, behind: bool) -> 
         begun = time.perf_counter()
         client.create("agent")
         for turn, count in enumerate(turns):
-            text = "".join(chr(97 + (at * 7 + turn) % 26) for at in range(count))
-            answer = client.generate("agent", text=text, max_tokens=MOST_TOKENS)
+            client.append("agent", tokens=[32 + (7 * at + turn) % 90 for at in range(count)])
+            answer = client.generate("agent", max_tokens=MOST_TOKENS)
             way.last = answer.token_count - (way.held if turn else 0)
             way.held = answer.token_count
         way.worked_s.append(time.perf_counter() - begun)
