@@ -12,6 +12,7 @@ from torpor.tests.daemon.upkeep import working_daemon
 from torpor.tests.daemon.upkeep.working_daemon import DEMO, LONG_TURNS
 
 
+@pytest.mark.one_in(1)  # two daemons on the demo model; test_writing_behind.py has copies of the store in each run
 @pytest.mark.timeout(300)
 async def test_a_sigkill_in_the_midst_of_work_costs_less_than_two_blocks_of_what_was_acknowledged(
     store: Path, digest_cache: Path
