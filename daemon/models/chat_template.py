@@ -159,8 +159,10 @@ def continuation(
         plain = closing = _closing(render, [user, answer], root, is_last=is_last)
         if called is not answer:
             closing = _closing(render, [user, called], root, is_last=is_last)
+        # The model writes what closes its turn, up to its end token.
+        _, is_closed, rest = plain.partition(end_text) if end_text else ("", "", "")
         whole = _behind_answer(render, [user, called], messages, closing, root)
-        if whole is not None and closing.endswith(plain):
+        if whole is not None and closing.endswith(rest if is_closed else plain):
             break
     else:
         raise TemplateUnusable(
@@ -169,6 +171,8 @@ def continuation(
         )
     if not turn_open:
         return whole
+    if is_closed:
+        return rest + whole
     behind = plain + whole
     if not end_text or behind.startswith(end_text):
         return behind[len(end_text) :]
