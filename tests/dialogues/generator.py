@@ -32,6 +32,7 @@ MARKS: Final = (
 )
 """Control tokens and marks of the models that mlx-lm reads, which any text may quote."""
 
+_OFTEN: Final = ("<think>", "</think>", "<tool_call>", "</tool_call>", "</parameter>", "</arg_value>", "<|im_end|>")
 _WORDS: Final = (
     "open",
     "read",
@@ -134,9 +135,12 @@ class Dialogue:
         return (*answers, len(self.messages))
 
 
-def dialogue(seed: int, reach: Reach = PLAIN) -> Dialogue:
-    """The dialogue of a number."""
-    return _Maker(seed, reach).made()
+TURNS: Final = (1, 1, 2, 2, 3, 4)
+
+
+def dialogue(seed: int, reach: Reach = PLAIN, *, turns: Sequence[int] = TURNS) -> Dialogue:
+    """The dialogue of a number. turns: how many questions it may have before the last."""
+    return _Maker(seed, reach).made(turns)
 
 
 def text(chance: Random, reach: Reach = PLAIN, *, most: int = 6) -> str:
@@ -218,7 +222,7 @@ def _piece(chance: Random, reach: Reach) -> str:
     if drawn < 0.5:
         return " ".join(chance.choices(_WORDS, k=chance.randint(1, 5))) + chance.choice((" ", ". ", ""))
     if drawn < 0.65:
-        mark = chance.choice(MARKS)
+        mark = chance.choice(MARKS if chance.random() < 0.7 else _OFTEN)
         return mark if chance.random() < 0.85 else mark[: chance.randrange(1, len(mark) + 1)]
     if drawn < 0.77:
         return chance.choice(_CODE)
@@ -250,11 +254,11 @@ class _Maker:
         names = self._chance.sample(_NAMES, self._chance.choice((0, 0, 1, 2, 3)))
         self._tools = tuple(tool(self._chance, name) for name in names)
 
-    def made(self) -> Dialogue:
+    def made(self, turns: Sequence[int]) -> Dialogue:
         chance = self._chance
         if chance.random() < 0.5:
             self._say("system", self._text() or "Be brief.")
-        for _ in range(chance.choice((1, 1, 2, 2, 3, 4))):
+        for _ in range(chance.choice(turns)):
             self._turn()
         self._ask()
         arguments = {"enable_thinking": chance.random() < 0.5} if chance.random() < 0.15 else {}
