@@ -13,7 +13,7 @@ from .dialogue import JsonObject, Messages, ToolCall, Tools, require_root
 from .events import Listener, Reporting
 from .limits import MAX_APPENDED_TOKENS, MAX_GENERATED_TOKENS, MAX_STOP_CHARS, MAX_STOPS
 from .logprobs import TokenLogprobs, TopLogprobs, require_tellable
-from .records import Count, Listed, Priority, Request, Result, Seconds, SessionText, Text, TokenId
+from .records import Count, Labels, Listed, ModelName, Priority, Request, Result, Seconds, SessionText, Text, TokenId
 from .sampling import NamedSampling
 from .session import Look
 from .waking import WakeResult
@@ -125,6 +125,7 @@ class WhyResult(Result):
 MaxTokens = Annotated[int, Field(ge=1, le=MAX_GENERATED_TOKENS)]
 Stop = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]
 Stops = Annotated[Sequence[Stop], Listed(or_one=True), Field(max_length=MAX_STOPS)]
+AppendedTokens = Annotated[Sequence[TokenId], Listed(at_once=4096), Field(min_length=1, max_length=MAX_APPENDED_TOKENS)]
 Role = Literal["user", "system", "tool"]
 OnDivergence = Literal["refuse", "rewind"]
 
@@ -142,9 +143,7 @@ class AppendRequest(Reporting):
     session: SessionText
     _: KW_ONLY
     text: Text | None = None
-    tokens: (
-        Annotated[Sequence[TokenId], Listed(at_once=4096), Field(min_length=1, max_length=MAX_APPENDED_TOKENS)] | None
-    ) = None
+    tokens: AppendedTokens | None = None
     messages: Messages | None = None
     durable: bool = False
     create: bool = False
@@ -172,24 +171,32 @@ class WritingRequest(Request):
 
 
 class GenerateRequest(WritingRequest, Reporting):
-    """Continue the session's text, after reading `text` if there is some.
+    """Continue the session's text, after reading `text` or `tokens`, if there are some.
 
     max_tokens: at most so many, and fewer if there is no more memory; if None, 512, or as many as fit. prove: with the
         digests of the logits.
     sampling: given fields override the session's for this request; a seed begins random numbers of its own.
     constraint: what the text must match; an answer that max_tokens cut does not.
     logprobs: with the log-probability of each token, and of so many of the likeliest in its place.
-    create: make the session, on the default model, if there is none of that name.
+    create: make the session if there is none of that name. model, labels: of a session that is made so; the default
+        model if None.
     raw: read `text` as the model's own: the name of a control token in it is that token.
     """
 
     _: KW_ONLY
     text: Text | None = None
     raw: bool = False
+    tokens: AppendedTokens | None = None
+    model: ModelName | None = None
+    labels: Labels | None = None
     on_event: Listener = None
 
     def require(self) -> None:
         require_tellable(self.max_tokens, self.logprobs)
+        if self.text is not None and self.tokens is not None:
+            raise ValueError("give either text or tokens")
+        if not self.create and (self.model is not None or self.labels is not None):
+            raise ValueError("model and labels go with create")
 
 
 class ChatRequest(WritingRequest, Reporting):

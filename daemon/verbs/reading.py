@@ -63,13 +63,20 @@ async def append(parts: Parts, request: api.AppendRequest) -> api.AppendResult:
 
 @answers(api.GenerateRequest, queued=True)
 async def generate(parts: Parts, request: api.GenerateRequest) -> api.GenerateResult:
-    """Raises InvalidSampling, InvalidConstraint, EmptyContext, ContextOverflow, GenerationFailed, and the errors of a
-    wake."""
+    """Raises InvalidSampling, InvalidConstraint, InvalidTokens, EmptyContext, ContextOverflow, GenerationFailed, and
+    the errors of a wake."""
     started = time.monotonic()
-    async with parts.woken(request.session, request.emit, create=request.create) as (use, live):
+    awake = parts.woken(
+        request.session, request.emit, create=request.create, model=request.model, labels=request.labels or ()
+    )
+    async with awake as (use, live):
         drawing, look = live.sampling.changed(request.sampling), _branch(parts, live)
         matcher = await parts.encoder.matcher(live.model, AnswerForm(request.constraint, FREE))
-        ids = await parts.encoder.text(live, request.text, raw=request.raw) if request.text else []
+        ids = list(request.tokens or ())
+        if request.text:
+            ids = await parts.encoder.text(live, request.text, raw=request.raw)
+        if ids:
+            await in_pieces(generation.require_valid(live.model, ids))
         if not ids and not live.state.tokens:
             raise EmptyContext(f"{live.uri} has read nothing yet; append a text to it first.", session=str(live.uri))
         await parts.reasons.note(live, "generate", ids)

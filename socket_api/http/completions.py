@@ -1,8 +1,8 @@
 """`/v1/completions`: OpenAI's older API, which continues a text.
 
 With `x-torpor-session` the text goes on behind what that session holds. Without it a new session reads the text, and
-takes over what another one has read of the same beginning; it is labelled `completion`, for `torpor clear`. A client
-renders the template itself, so the names of control tokens in a text are those tokens.
+takes over what another one has read of the same beginning; it is labelled `completion`, for `torpor clear`, and deleted
+if there is no answer. A client renders the template itself, so the names of control tokens in a text are those tokens.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import secrets
 import time
 import uuid
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Final
@@ -21,7 +22,7 @@ from starlette.types import Send
 from ...daemon.api.events import OnEvent, TokenEvent
 from ...daemon.api.logprobs import TopLogprobs
 from ...daemon.api.process import StatusRequest
-from ...daemon.api.reading import AppendRequest, AppendResult, GenerateRequest, GenerateResult, MaxTokens
+from ...daemon.api.reading import GenerateRequest, GenerateResult, MaxTokens
 from ...daemon.api.sampling import new_seed
 from ...daemon.api.verbs import VERBS
 from ...errors import TorporError
@@ -33,7 +34,7 @@ from .desk import desk_of
 from .errors import error_map
 from .fields import fault_at, ignored_of, read_fields
 from .logprobs import columns_of
-from .turns import SESSION_HEADER, Answered, Asking
+from .turns import SESSION_HEADER, Answered, Asking, taken_back
 
 PATH: Final = "/v1/completions"
 DEFAULT_MAX_TOKENS: Final = 16
@@ -121,14 +122,19 @@ class _Continuing(Asking):
         self._order = order
 
     async def answer(self) -> Answered:
-        """Raises as `create`, `append` and `generate` of the service."""
+        """Raises as `show` and `generate` of the service."""
         order = self._order
-        text, tokens = (order.prompt, ()) if isinstance(order.prompt, str) else (None, tuple(order.prompt))
+        self.model = await self._own_model()
+        text, tokens = (order.prompt, None) if isinstance(order.prompt, str) else (None, tuple(order.prompt))
         own_seed = {"seed": new_seed()} if order.sampling.get("temperature") and not order.in_session else {}
         params = {
             "session": self.session,
             "text": text,
             "raw": True,
+            "tokens": tokens,
+            "create": True,
+            "model": self.model,
+            "labels": None if order.in_session else (LABEL,),
             "max_tokens": order.max_tokens,
             "sampling": {**own_seed, **order.sampling} or None,
             "stop": tuple(order.stop),
@@ -137,44 +143,31 @@ class _Continuing(Asking):
         request = await self.caller.request_of(VERBS["generate"], params)
         assert isinstance(request, GenerateRequest)
         self.session = self.chosen = request.session
-        await self._make()
-        read = await self._append(tokens) if tokens else None
-        result = await self._generate(request)
-        if read is not None:
-            prefilled = result.prefilled_tokens + read.prefilled_tokens
-            recomputed = result.recomputed_tokens + read.recomputed_tokens
-            result = replace(result, prefilled_tokens=prefilled, recomputed_tokens=recomputed)
-        return Answered(self.model, result)
+        is_new = not order.in_session
+        async with taken_back(self.backend, self.caller, self.session) if is_new else nullcontext():
+            return Answered(self.model, await self._generate(request))
 
-    async def _make(self) -> None:
-        """Make the session, unless it is there to be continued."""
-        params = {"session": self.session, "model": self.model, "labels": (LABEL,)}
-        try:
-            made = await self.backend.ask(VERBS["create"], await self.caller.request_of(VERBS["create"], params))
-            self.model = made.model
-        except TorporError as error:
-            if error.code != "session_exists":
-                raise
-            self.model = await self._model_of_session()
-
-    async def _model_of_session(self) -> str:
+    async def _own_model(self) -> str:
+        """The name of the model: that of a session that is there to be continued, else that of a new one."""
+        if not self._order.in_session:
+            return await self._own_name(self.model)
         params = {"session": self.session}
-        shown = await self.backend.ask(VERBS["show"], await self.caller.request_of(VERBS["show"], params))
+        try:
+            shown = await self.backend.ask(VERBS["show"], await self.caller.request_of(VERBS["show"], params))
+        except TorporError as error:
+            if error.code != "session_not_found":
+                raise
+            return await self._own_name(self.model)
         model: str = shown.info.model
-        if self._order.model not in (None, model) and await self._own_name(self._order.model) != model:
-            raise fault_at("model", f"{self.session} is on model {model!r}; name that one, or another session")
+        if self._order.model is not None and await self._own_name(self._order.model) != model:
+            raise fault_at("model", f"{shown.info.session} is on model {model!r}; name that one, or another session")
         return model
 
-    async def _own_name(self, named: str) -> str | None:
+    async def _own_name(self, named: str) -> str:
+        """The name of a model that is perhaps named by an alias; the same for one that is not there."""
         status = await self.backend.ask(VERBS["status"], StatusRequest())
         found = status.model_named(named)
-        return None if found is None else found.name
-
-    async def _append(self, tokens: Sequence[int]) -> AppendResult:
-        request = await self.caller.request_of(VERBS["append"], {"session": self.session, "tokens": tokens})
-        assert isinstance(request, AppendRequest)
-        result: AppendResult = await self.backend.ask(VERBS["append"], request.told_to(self.emit))
-        return result
+        return named if found is None else found.name
 
     async def _generate(self, request: GenerateRequest) -> GenerateResult:
         """Ask for as many tokens as fit, if those that were asked for do not."""

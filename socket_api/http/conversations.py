@@ -31,7 +31,7 @@ from .response_items import (
     read_items,
     require_certain,
 )
-from .turns import new_answer_id, time_of
+from .turns import new_answer_id, taken_back, time_of
 
 PATH: Final = "/v1/conversations"
 ITEMS_PATH: Final = "/v1/conversations/{conversation_id}/items"
@@ -100,9 +100,10 @@ async def create(request: Request) -> Response:
         opening = {"system": messages.pop(0)["content"]} if messages and messages[0]["role"] == "system" else {}
         labels = (LABEL, *_labels_of(body.metadata or {}))
         wanted = {"session": name, "labels": labels, "model": body.model, **opening}
-        made = await desk_of(request).ask(request, VERBS["create"], wanted)
-        if messages:
-            await _ask(request, VERBS["append"], name, messages=tuple(messages), durable=True)
+        async with taken_back(desk_of(request).backend, request.state.caller, name):
+            made = await desk_of(request).ask(request, VERBS["create"], wanted)
+            if messages:
+                await _ask(request, VERBS["append"], name, messages=tuple(messages), durable=True)
         return JSONResponse(_told(name, made.labels))
 
 

@@ -12,7 +12,8 @@ import re
 import secrets
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
@@ -21,6 +22,8 @@ from ...daemon.api.events import OnEvent
 from ...daemon.api.reading import GenerateResult
 from ...daemon.api.verbs import VERBS
 from ...daemon.errors import ContextOverflow
+from ...daemon.tasks.cancellation import in_any_case
+from ...errors import TorporError
 from ..server.dispatch import Backend
 from .access import Caller
 
@@ -35,7 +38,7 @@ _NAMING: Final = ("x-claude-code-session-id", "session-id", "session_id", "x-ses
 """Headers with a client's name for a conversation, the first that is given."""
 
 _AGENT: Final = "x-claude-code-agent-id"
-_MEASURE, _CONVERSE = VERBS["measure"], VERBS["converse"]
+_MEASURE, _CONVERSE, _DELETE = VERBS["measure"], VERBS["converse"], VERBS["delete"]
 _MOST_NAME_CHARS = 64
 _MINTED = re.compile(r"(?:[a-z]{2,4}_)?([0-9a-f]{32})(?:_[0-9]{1,6})?")
 _ODD = re.compile(r"[^A-Za-z0-9._-]+")
@@ -188,6 +191,21 @@ class _Conversing(Asking):
         assert isinstance(request, ConverseRequest)
         self.session = request.session  # with its namespace
         return request.told_to(self.emit)
+
+
+@asynccontextmanager
+async def taken_back(backend: Backend, caller: Caller, session: str) -> AsyncIterator[None]:
+    """Delete a new session if what it was made for fails: the client has got no name of it."""
+
+    async def delete() -> None:
+        with suppress(TorporError):  # it was never made, or is gone already
+            await backend.ask(_DELETE, await caller.request_of(_DELETE, {"session": session}))
+
+    try:
+        yield
+    except BaseException:
+        await in_any_case(delete())
+        raise
 
 
 async def measure(backend: Backend, caller: Caller, turn: Turn, session: str, model: str) -> MeasureResult:

@@ -133,6 +133,22 @@ async def test_text_is_read_as_its_tokens(rig: Rigged) -> None:
     assert rig.model.decode(rig.live("a").state.tokens) == "héllo"
 
 
+async def test_prompts_of_two_clients_in_one_session_do_not_interleave(rig: Rigged) -> None:
+    prompts = [tokens_of(at, 300) for at in range(4)]
+    asked = [rig.service.generate("a", tokens=each, max_tokens=4, create=True, labels=("new",)) for each in prompts]
+    told = await asyncio.gather(*asked)
+    expected = [token for ids, each in zip(prompts, told, strict=True) for token in (*ids, *each.tokens)]
+    assert list(rig.live("a").state.tokens) == expected
+    assert rig.live("a").labels == ("new",)
+
+
+@pytest.mark.parametrize("asked", [{"tokens": [1_000_000]}, {"tokens": [1] * 4000}, {"text": "a", "model": "nobody"}])
+async def test_a_session_that_generate_was_to_make_is_not_there_if_nothing_was_read(rig: Rigged, asked: Any) -> None:
+    with pytest.raises(TorporError):
+        await rig.service.generate("a", create=True, max_tokens=4, **asked)
+    assert not rig.service.residency.awake
+
+
 async def test_generate_reads_its_text_first(rig: Rigged) -> None:
     for name in ("a", "control"):
         await rig.read(name, tokens_of(1, 20))

@@ -149,11 +149,12 @@ class FakeService(Verbs, Awaiting):
 
     async def _generate(self, request: reading.GenerateRequest) -> reading.GenerateResult:
         found, woken = await self._find_awake(request.session, request.emit, create=request.create)
-        if request.text is not None:
-            found.tokens += [len(word) for word in request.text.split()]
-        return await self._write(
-            found, request.max_tokens or 4, request.prove, request.emit, woken, was_read=request.text is not None
+        read = list(request.tokens or ()) + [len(word) for word in (request.text or "").split()]
+        found.tokens += read
+        told = await self._write(
+            found, request.max_tokens or 4, request.prove, request.emit, woken, was_read=bool(read)
         )
+        return replace(told, prefilled_tokens=told.prefilled_tokens + len(request.tokens or ()))
 
     async def _chat(self, request: reading.ChatRequest) -> reading.GenerateResult:
         found, woken = await self._find_awake(request.session, request.emit, create=request.create)

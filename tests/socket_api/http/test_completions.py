@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+import json
+from typing import TYPE_CHECKING, Any
 
+import httpx2
 import pytest
 from torpor.daemon.api.reading import GenerateRequest, GenerateResult
 from torpor.daemon.errors import ContextOverflow
 from torpor.tests.socket_api.http.answers import asked_for, events_of, likelihoods, result
 from torpor.tests.socket_api.http.http_rig import HttpThread
+
+if TYPE_CHECKING:
+    from torpor.tests.socket_api.http.serving import Served
 
 PATH = "/v1/completions"
 
@@ -21,8 +26,9 @@ def test_a_text_is_continued_in_a_new_session_that_is_labelled(server: HttpThrea
         "t2 t3 ",
         "length",
     )
-    (made,), (given,) = asked_for(server, "create"), asked_for(server, "generate")
-    assert (made["labels"], given["text"], given["stop"]) == (("completion",), "one two", ("x",))
+    (given,) = asked_for(server, "generate")
+    assert (given["labels"], given["text"], given["stop"]) == (("completion",), "one two", ("x",))
+    assert (given["create"], given["model"]) == (True, "fake")
     assert given["raw"], "a client has rendered the template itself"
     assert answer.headers["x-torpor-session"].startswith("completion-")
     assert server.ask("POST", PATH, {"prompt": "a"}).json["usage"]["completion_tokens"] == 16, "as the API has it"
@@ -43,14 +49,16 @@ def test_with_a_session_the_text_goes_on_behind_what_it_holds(server: HttpThread
     for _ in range(2):
         told = server.ask("POST", PATH, {"prompt": "one two", "max_tokens": 1}, x_torpor_session="mine")
     assert told.json["choices"][0]["text"] == "t5 "
+    assert asked_for(server, "generate")[-1].get("labels") is None, "a client has named it, so no label takes it away"
     refused = server.ask("POST", PATH, {"prompt": "a", "model": "other"}, x_torpor_session="mine")
     assert (refused.status, refused.json["error"]["param"]) == (400, "model")
 
 
 def test_tokens_are_continued_as_they_are(server: HttpThread) -> None:
     usage = server.ask("POST", PATH, {"prompt": [5, 6, 7], "max_tokens": 1}).json["usage"]
-    (given,) = asked_for(server, "append")
+    (given,) = asked_for(server, "generate")
     assert given["tokens"] == (5, 6, 7)
+    assert not asked_for(server, "append"), "in one turn of the session, so that no other prompt comes between"
     assert usage["prompt_tokens_details"] == {"cached_tokens": 0, "cache_write_tokens": 3, "recomputed_tokens": 0}
 
 
@@ -59,6 +67,39 @@ def test_a_stream_tells_pieces_and_the_end(server: HttpThread) -> None:
     *pieces, last, usage, done = events_of(server.ask("POST", PATH, asked))
     assert [each["choices"][0]["text"] for each in pieces] == ["t1 ", "t2 "]
     assert (last["choices"][0]["finish_reason"], usage["usage"]["completion_tokens"], done) == ("length", 2, "[DONE]")
+
+
+def test_a_refused_request_leaves_no_session_that_nobody_named(served: Served) -> None:
+    with httpx2.Client(base_url=served.url, headers={"x-api-key": served.token}, timeout=60) as client:
+
+        def left() -> set[str]:
+            return {each["session"] for each in client.get("/v1/sessions").json()["sessions"]}
+
+        before, long = left(), "word " * 9000
+        for path, body, named in (
+            (PATH, {"prompt": long}, {}),
+            (PATH, {"prompt": [4097]}, {}),
+            (PATH, {"prompt": [5] * 8192}, {}),
+            (PATH, {"prompt": "a", "model": "nobody"}, {}),
+            (PATH, {"prompt": [4097]}, {"x-torpor-session": "refused-prompt"}),
+            ("/v1/conversations", {"items": [{"role": "user", "content": long}]}, {}),
+        ):
+            assert client.post(path, json=body, headers=named).status_code in (400, 404)
+            assert left() == before, (path, str(body)[:40])
+
+
+def test_a_client_that_leaves_leaves_no_session_that_nobody_named(server: HttpThread) -> None:
+    for left, named in enumerate(({}, {"x-torpor-session": "mine"})):
+        server.renew()
+        server.do(server.service.hold)
+        connection = server.on_unix()
+        connection.request("POST", PATH, json.dumps({"prompt": "a b", "max_tokens": 2}), named)
+        server.wait_until(lambda: bool(server.service.sessions))
+        connection.close()
+        server.wait_until(lambda: server.service.cancelled > 0)
+        server.do(server.service.release)
+        server.wait_until(lambda: server.server.works == 0)
+        assert len(server.service.sessions) == left
 
 
 def test_the_ceiling_may_be_above_what_fits(server: HttpThread) -> None:
