@@ -9,6 +9,8 @@ from ..reach.options import JsonOption, SessionArgument, SocketOption
 from ..view.formatting import format_time
 from ..view.output import Output, neutralise, plain
 
+_BLOCK_TOKENS = 256
+
 
 def why(session: SessionArgument, socket: SocketOption = None, as_json: JsonOption = False) -> None:
     """A hit reused the whole prefix. Where a request, or the beginning of a new session, left the known prefix, this
@@ -50,8 +52,10 @@ def _taken_over(reuse: Reuse, session: str) -> str:
     """The tokens taken over from another session."""
     if reuse.source == session:
         return ""
+    if not reuse.cached_tokens and reuse.common_tokens <= _BLOCK_TOKENS:
+        return f"; none taken over: only whole blocks of {_BLOCK_TOKENS} are"
     if not reuse.cached_tokens:
-        return "; none taken over: only whole blocks of 256 are"
+        return "; none taken over: they were read in other calls than a new session makes, or cannot be used"
     return f"; {format_count(reuse.cached_tokens)} of them taken over"
 
 

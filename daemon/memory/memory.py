@@ -381,7 +381,9 @@ class Memory:
         held, weights = self.budget - self._free, self._shelf.weights_bytes()
         self._bus.publish(MemoryRefused(use.uri, wanted, held, self.budget))
         told = list(use.unslept.items())[:MAX_REASONS_TOLD]
-        reasons = [f"{uri} cannot be put to sleep ({why})" for uri, why in told]
+        # The message goes to the client, who may know nothing of the sessions of another namespace.
+        own = [(uri, why) for uri, why in told if use.uri is not None and uri.namespace == use.uri.namespace]
+        reasons = [f"{uri} cannot be put to sleep ({why})" for uri, why in own]
         why = f" {'; '.join(reasons)}." if reasons else ""
         slept = ", put sessions to sleep" if self._sessions() else ""
         return MemoryBudgetExceeded(

@@ -15,6 +15,7 @@ import itertools
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
@@ -126,6 +127,23 @@ class PrefixReuse:
         self.misses += 1
         return None
 
+    async def foreseen(self, session: Session, ids: Sequence[int], awake_of: AwakeOf) -> int:
+        """How many first tokens of `ids` a new session would take over, as of `adopt`; nothing is copied."""
+        if self._policy == "off" or len(ids) <= BLOCK_TOKENS:
+            return 0
+        wanted = token_array(b"")
+        wanted.extend(ids[:-1])
+        match, most = self._tree.find(session.uri.namespace, session.model.identity.digest, wanted), 0
+        for uri in list(itertools.islice(match.sources, _MOST_SOURCES)) if match else ():
+            live = awake_of(uri)
+            if live is not None:
+                most = max(most, self._usable_of(session, live, wanted, len(ids)))
+                continue
+            with suppress(TorporError):  # it is damaged, gone or changed
+                found = await self._hibernation.threads.on_io(partial(self._look, session, uri, wanted, len(ids)))
+                most = max(most, 0 if found is None else found[1])
+        return most
+
     def known(self, session: Session, ids: Sequence[int]) -> int:
         """The first tokens of `ids`, in full blocks, that some session has read."""
         match = self._tree.find(session.uri.namespace, session.model.identity.digest, ids[:-1])
@@ -180,11 +198,8 @@ class PrefixReuse:
     async def _from_memory(
         self, session: Session, live: Session, wanted: Sequence[int], count: int
     ) -> LiveState | None:
-        if live.loss is not None or live.elsewhere_tokens or live.salvaged is not None:
-            return None
-        source = live.state
-        usable = self._usable(session, source.tokens, source.passes, wanted, count)
-        if usable < BLOCK_TOKENS:
+        source, usable = live.state, self._usable_of(session, live, wanted, count)
+        if not usable:
             return None
         caches, key = session.model.new_caches(), session.state.random_key
 
@@ -193,6 +208,13 @@ class PrefixReuse:
             return (yield from borrow(source, caches, key, usable))
 
         return await self._engine.run(steps())
+
+    def _usable_of(self, session: Session, live: Session, wanted: Sequence[int], count: int) -> int:
+        """How many tokens may be taken over of an awake session; 0 if that is less than a block."""
+        if live.loss is not None or live.elsewhere_tokens or live.salvaged is not None:
+            return 0
+        usable = self._usable(session, live.state.tokens, live.state.passes, wanted, count)
+        return usable if usable >= BLOCK_TOKENS else 0
 
     async def _from_store(
         self, session: Session, uri: SessionUri, wanted: Sequence[int], count: int, emit: OnEvent

@@ -12,20 +12,24 @@ from typing import Any, Final, TypeVar
 
 from ...errors import TorporError
 from ...memvid.errors import SessionNotFound
+from ...memvid.format.blocks import BLOCK_TOKENS
 from ...memvid.limits import MAX_NAME_CHARS
 from ...memvid.uri import VERSION_MARK, SessionUri, parse_reference
 from ..api.conversing import ConverseRequest, MeasureRequest, MeasureResult
 from ..api.events import SessionEvent, WorkEvent
 from ..api.forking import ForkRequest
 from ..api.reading import ChatRequest, GenerateResult
+from ..api.sampling import Sampling
 from ..chat.conversing import Behind, Dialogue, require_transcript, root_of, said_behind
 from ..chat.prompt_io import Known
+from ..engine.sampler import initial_key
 from ..errors import InvalidTranscript, TranscriptDiverged
 from ..memory.line import Use
 from ..models.chat_template import Root
 from ..parts import Parts
 from ..prefixes.heads import Head, digest_of_request
 from ..sessions.encoding import Place
+from ..sessions.sessions import Session
 from ..sessions.transcripts import RECALLED, digested
 from ..tasks.cancellation import to_the_end
 from ..tasks.pieces import in_pieces
@@ -69,6 +73,8 @@ async def converse(parts: Parts, request: ConverseRequest) -> GenerateResult:
         with attempt:
             if head.is_last and _may_go_on(request, head, wanted) and not parts.is_at_look(head.uri):
                 return await _chat(parts, attempt.asked, head.uri, None, digest, _behind(request, head))
+            if await _is_longer_anew(parts, request, head, wanted):
+                break
             return await _chat_in_fork(parts, attempt.asked, head, _new_name(parts, wanted), digest)
     return await _chat(parts, request, _new_name(parts, wanted), model, digest)
 
@@ -210,6 +216,19 @@ async def _as_thought(parts: Parts, request: Asked, wanted: SessionUri, model: s
                     at = answers[answer]
                     messages[at] = {**messages[at], "reasoning": thought, RECALLED: True}
     return replace(request, messages=messages)
+
+
+async def _is_longer_anew(parts: Parts, request: ConverseRequest, head: Head, wanted: SessionUri) -> bool:
+    """Whether a new session would take over a block more, at least, than a fork has at a head: such as what two
+    dialogues have in common behind the last answer."""
+    if request.after or head.is_named:
+        return False
+    claim, root = Use(_fresh(wanted), next(parts.residency.memory.numbers)), _root_of(request)
+    async with parts.residency.models.using(head.model, claim) as loaded:
+        ids = await parts.encoder.messages(loaded, request.messages, Place(0, None, turn_open=False), root)
+        state = await parts.hibernation.waking.begin(loaded, initial_key)
+        anew = Session(claim.uri, loaded, state, Sampling())
+        return await parts.reuse.foreseen(anew, ids, parts.residency.awake.get) >= head.at + BLOCK_TOKENS
 
 
 def _behind(request: ConverseRequest, head: Head) -> Behind | None:

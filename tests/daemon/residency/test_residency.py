@@ -180,6 +180,10 @@ async def test_a_refusal_says_why_nothing_could_make_room(open_rig: Any, weights
         assert sorted(refusal.value.unslept) == ["torpor://default/a", "torpor://default/b"]
         assert "no_space: The disk is full." in refusal.value.message
         assert (refusal.value.wanted_bytes, refusal.value.held_bytes) == (most(50), weights + 2 * HELD)
+        await rig.service.create("other/c")
+        with pytest.raises(MemoryBudgetExceeded) as refusal:
+            await rig.service.append("other/c", tokens=tokens_of(3, 50))
+        assert "default/" not in refusal.value.message, "its client may know of no other namespace"
         disk.free()
         await rig.service.append("c", tokens=tokens_of(3, 50))
         await all_is_free(rig)

@@ -205,3 +205,21 @@ async def test_two_that_fork_a_look_at_once_have_two_names(rig: Rigged) -> None:
     told = await asyncio.gather(*(converse(rig, BEHIND, name="b", max_tokens=2) for _ in range(2)))
     assert {told[0].session, told[1].session} > {"torpor://default/b"}
     assert all(each.prefilled_tokens < 300 for each in told), "they are forks"
+
+
+@pytest.mark.usefixtures("short_calls")
+@pytest.mark.parametrize("asleep", [False, True])
+async def test_a_fork_at_an_early_answer_wins_over_no_far_longer_beginning(open_rig: Any, asleep: bool) -> None:
+    """Of two dialogues that have an answer in common, and most of the long message behind it."""
+    opening = [SYSTEM, user("one"), assistant("eins")]
+    long, other = ([*opening, user(TEXT * 2 + end)] for end in ("this", "that"))
+    async with open_rig(endless=False, prefix_reuse="exact") as rig:
+        await converse(rig, long, "zwei", "whole")
+        await converse(rig, opening[:2], "eins", "short")
+        if asleep:
+            await rig.sleep("whole")
+        told = await converse(rig, other, "drei")
+        assert told.cached_tokens >= 768
+        assert ledger(rig) == cold(rig, [*other, assistant("drei")])
+        fork = await converse(rig, [*opening, user("short")], "vier", "b")
+        assert (fork.cached_tokens, fork.prefilled_tokens < 40) == (0, True), "the answer is all that is common"
