@@ -20,7 +20,8 @@ class Constraint(Record):
     grammar in llguidance's form of Lark. One of them, as its source. A model thinks freely before it.
 
     The answer ends where the grammar allows no more. A schema's JSON has no blanks but one behind each comma and colon,
-    and its properties stand in the schema's order.
+    and its properties stand in the schema's order. Of a schema, keywords that only tell do not bind, nor do formats
+    that no grammar can say, nor `uniqueItems`; of `oneOf` at least one matches.
     """
 
     json_schema: SchemaText | None = None
@@ -38,20 +39,23 @@ class ToolChoice(Record):
 
     mode: `auto`, the model calls or answers; `none`, it calls none; `required`, the answer is one call, and its
         arguments match the tool's schema. names: with `required`, one of these; all if empty. strict: with `auto`, the
-        arguments of each call match the schema, too. parallel: if false, the answer ends behind its first call.
+        arguments of calls of these tools match their schemas, too. parallel: if false, the answer ends behind its
+        first call.
     """
 
     mode: Literal["auto", "none", "required"] = "auto"
     names: Annotated[Sequence[ToolName], Listed(), Field(max_length=MAX_TOOLS)] = ()
-    strict: bool = False
+    strict: Annotated[Sequence[ToolName], Listed(), Field(max_length=MAX_TOOLS)] = ()
     parallel: bool = True
 
     def __post_init__(self) -> None:
         """Raises ValueError: a field is of another mode."""
         if self.names and self.mode != "required":
             raise ValueError("names go with the mode required")
-        if self.strict and self.mode == "none":
-            raise ValueError("strict is for calls, and the mode none allows none")
+        if self.strict and self.mode != "auto":
+            raise ValueError(
+                "strict goes with the mode auto; of the others, required holds each call, and none allows none"
+            )
 
 
 FREE = ToolChoice()

@@ -9,7 +9,7 @@ from typing import Annotated
 from pydantic import Field
 
 from .constraints import Constraint, ToolChoice
-from .dialogue import AnswerId, JsonObject, Messages, Tools, require_root
+from .dialogue import AnswerId, JsonObject, Messages, ToolName, Tools, require_root
 from .events import Listener, Reporting
 from .limits import MAX_CHECKPOINTS, MAX_KEEP_AWAKE_S, MAX_MESSAGES
 from .logprobs import TopLogprobs, require_tellable
@@ -25,12 +25,14 @@ KeepAwake = Annotated[float, Field(ge=0, le=MAX_KEEP_AWAKE_S)]
 
 class MeasureResult(Result):
     """The tokens of a transcript, and how many of them a session has read already. context_tokens: of the model;
-    model: its own name, also where the request gives an alias."""
+    model: its own name, also where the request gives an alias. unheld: the tools of `tool_choice.strict` that the model
+    cannot be held to; `converse` refuses them."""
 
     tokens: Count
     cached_tokens: Count
     context_tokens: Count
     model: ModelName
+    unheld: tuple[ToolName, ...] = ()
 
 
 class ConverseRequest(Reporting):
@@ -101,6 +103,7 @@ class MeasureRequest(Request):
     after: AnswerId | None = None
     at_end: bool = False
     instructions: Text | None = None
+    tool_choice: ToolChoice | None = None
 
     def require(self) -> None:
         require_root(self.tools, self.template_arguments)

@@ -1,156 +1,80 @@
 """The calls of tools that a model may be held to, as rules of a grammar: one form for each parser of mlx-lm.
 
-What a rule allows, the parser reads as a call of an offered tool with arguments of its schema. A form that has no
-quotes for texts cannot hold them to every keyword; what it cannot is refused by name.
+What a rule allows, `call_reading.py` reads as a call of an offered tool with arguments of its schema. A form that has
+no quotes for texts cannot hold them to every keyword; what it cannot is refused by name.
 """
 
 from __future__ import annotations
 
-import json
 import keyword
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Final
 
 from . import call_tags
+from .call_reading import INTEGERS
 from .call_tags import Tags
 from .marks import Marks
-
-JSON_FORM: Final[Mapping[str, Any]] = MappingProxyType(
-    {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-)
-"""The one form of JSON: as most models have learned it. Free blanks would let a model write them without end."""
+from .rules import Literal, NotForcible, Rules, Schema, quoted
+from .schemas import alternatives, binding, kinds_of, resolved
 
 _PYTHON_ESCAPES: Final = '"\\bfnrt'
 """The escapes of JSON that mean the same in Python."""
 
-_LARGEST: Final = 10**15
-"""Of a number without bounds: some parsers read numbers as floats, and 1e999 is none."""
-
-_TELLING: Final = frozenset({"type", "description", "title", "default", "examples", "$comment", "deprecated"})
-"""Keywords that allow a plain text all it is."""
-
 _NAME: Final = re.compile(r"[\w.-]+", re.ASCII)
 _KEY: Final = re.compile(r"\w+", re.ASCII)
-
-Schema = Mapping[str, Any]
-Literal = Callable[[str], str]
-"""From a text, which may hold special tokens, to the pieces of a rule."""
-
-
-class NotForcible(Exception):
-    """A tool cannot be forced in this form. Its text says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class CallRules:
-    """The rules of a call. body: what stands between the marks, as pieces of a rule. guards: texts that the arguments
-    must not have in them, as no call could be read from them."""
+    """The rules of a call. body: what stands between the marks, and the second mark, as pieces of a rule. guards: texts
+    that the arguments must not have in them, as no call could be read from them. parts: the schemas that are compiled,
+    each with its place."""
 
     body: str
     rules: str
     guards: tuple[str, ...]
+    parts: Sequence[tuple[str, Schema]]
 
 
-def call_rules(marks: Marks, tools: Sequence[Schema], literal: Literal) -> CallRules:
-    """The rules for one call of one of the tools. Raises NotForcible."""
-    write, guards = _FORMS.get(marks.parser, (None, ()))
-    if write is None:
+def call_rules(marks: Marks, tools: Sequence[Schema], literal: Literal, loose: Collection[str]) -> CallRules:
+    """The rules for one call of one of the tools. loose: the names of those whose arguments are free. Raises
+    NotForcible."""
+    form = _FORMS.get(marks.parser)
+    if form is None:
         raise NotForcible(f"the form of its calls ({marks.parser}) is not known")
-    rules = _Rules(literal)
-    bodies = []
+    rules, bodies, end = Rules(literal, "call", INTEGERS, is_closed=True), [], literal(marks.call[1])
     for tool in tools:
-        try:
-            bodies.append(rules.add(write(rules, tool["name"], _closed(_parameters(tool)), marks)))
-        except NotForcible as error:
-            raise NotForcible(f"tool {tool['name']!r:.80}: {error}") from None
-    return CallRules(f"({' | '.join(bodies)})", rules.text(), guards)
+        name = tool["name"]
+        with rules.at(f"tool {name!r:.80}"):
+            if name in loose and form.loose is not None:
+                bodies.append(form.loose(rules, name, marks))
+            else:
+                rules.root = _ANY_ARGUMENTS if name in loose else _parameters(tool)
+                bodies.append(f"{rules.add(form.write(rules, name, rules.root, marks))} {end}")
+    return CallRules(f"({' | '.join(bodies)})", rules.text(), form.guards, rules.parts)
 
 
-class _Rules:
-    """Collects rules, and names them."""
-
-    def __init__(self, literal: Literal) -> None:
-        self.literal = literal
-        self._lines: list[str] = []
-
-    def add(self, body: str, *, head: str = "") -> str:
-        """A rule of that body; gives its name."""
-        name = f"call_{len(self._lines)}"
-        self._lines.append(f"{name}{head}: {body}")
-        return name
-
-    def json(self, schema: Schema, **form: Any) -> str:
-        """A rule for JSON of a schema."""
-        return self.add("%json " + json.dumps({**schema, "x-guidance": {**JSON_FORM, **form}}))
-
-    def raw(self, close: str, unlike: Sequence[str] = ()) -> str:
-        """A rule for any text up to `close`, and that. unlike: regular expressions of whole texts that it is not."""
-        pieces = [each for each in self.literal(close).split(" ") if each]
-        text = f"CALL_{len(self._lines)}"
-        self._lines.append(f"{text}: {text_without(close, unlike)}")
-        if pieces[0].startswith("<["):  # a special token ends the text by itself
-            return self.add(f"{text} {self.literal(close)}")
-        return self.add(text, head=f"[suffix={quoted(close)}]")
-
-    def text(self) -> str:
-        """All of them."""
-        return "\n".join(self._lines)
-
-
-def quoted(text: str) -> str:
-    """A text as a string of a grammar."""
-    return json.dumps(text, ensure_ascii=False)
-
-
-def text_without(mark: str, unlike: Sequence[str] = ()) -> str:
-    """The expression of any text that has no `mark` in it. unlike: regular expressions of whole texts that it is
-    not."""
-    spelled = "".join(f"\\x{{{ord(each):x}}}" for each in mark)
-    return "/(?s:.*)/" + "".join(f" & ~/{each}/" for each in (f"(?s:.*){spelled}(?s:.*)", *unlike))
+_ANY_ARGUMENTS: Final[Schema] = {"type": "object"}
 
 
 # --- schemas
 
 
 def _parameters(tool: Schema) -> Schema:
-    schema = tool.get("parameters") or {"properties": {}}
+    schema = binding(tool.get("parameters") or {"properties": {}})
+    if (named := resolved(schema.get("$ref"), schema)) is not None and isinstance(named, Mapping):
+        schema = {**{key: schema[key] for key in ("$defs", "definitions") if key in schema}, **named}
     return schema if {"type", "$ref", "anyOf", "oneOf", "allOf"} & schema.keys() else {"type": "object", **schema}
-
-
-def _closed(schema: Any) -> Any:
-    """A schema that allows less: objects have no properties beyond those named, and numbers are within bounds. Without
-    texts for people."""
-    if isinstance(schema, list):
-        return [_closed(each) for each in schema]
-    if not isinstance(schema, Mapping):
-        return schema
-    found: dict[str, Any] = {}
-    for key, value in schema.items():
-        if key in ("properties", "$defs", "definitions", "patternProperties") and isinstance(value, Mapping):
-            found[key] = {name: _closed(each) for name, each in value.items()}
-        elif key in ("enum", "const", "required"):
-            found[key] = value
-        elif key not in ("description", "title", "default", "examples", "$comment", "deprecated", "$schema"):
-            found[key] = _closed(value)
-    kinds = found.get("type")
-    kinds = kinds if isinstance(kinds, list) else [kinds]
-    if "object" in kinds and "properties" in found and "allOf" not in found:
-        found.setdefault("additionalProperties", False)
-    if {"number", "integer"} & set(map(str, kinds)) and not {"enum", "const"} & found.keys():
-        if not {"minimum", "exclusiveMinimum"} & found.keys():
-            found["minimum"] = -_LARGEST
-        if not {"maximum", "exclusiveMaximum"} & found.keys():
-            found["maximum"] = _LARGEST
-    return found
 
 
 def _properties(schema: Schema) -> dict[str, tuple[Schema, bool]]:
     """The properties of a schema of an object, and whether each is required. Raises NotForcible: it has more."""
-    if more := sorted(schema.keys() - {"type", "properties", "required", "additionalProperties"}):
+    known = {"type", "properties", "required", "additionalProperties", "$defs", "definitions"}
+    if more := sorted(schema.keys() - known):
         raise NotForcible(f"this model's form of calls cannot be held to {more[0]!r} of an object")
     if schema.get("type") != "object":
         raise NotForcible("its parameters are not of one type 'object'")
@@ -171,7 +95,7 @@ def _texts_of(schema: Schema) -> list[str] | None:
     elif "enum" in schema:
         found = list(schema["enum"])
     else:
-        if more := sorted(schema.keys() - _TELLING):
+        if more := sorted(schema.keys() - {"type"}):
             raise NotForcible(f"this model's form of calls cannot be held to {more[0]!r} of a text")
         return None
     if not found or not all(isinstance(each, str) for each in found):
@@ -184,28 +108,15 @@ def _require_name(name: str) -> None:
         raise NotForcible("this model's form of calls has no place for such a name")
 
 
-def _listed(rules: _Rules, items: Sequence[tuple[str, bool]]) -> str:
-    """Pieces for items in their order with commas between them; the optional ones may be left out."""
-    comma = rules.literal(",")
-    # From the last to the first: behind an item that stands (more), and where none stands yet (first).
-    more, first = "", ""
-    for item, required in reversed(items):
-        with_comma, alone = f"{comma} {item} {more}", f"{item} {more}"
-        if not required:
-            with_comma, alone = f"({with_comma} | {more})", f"({alone} | {first})"
-        more, first = (rules.add(each) if each.strip() else "" for each in (with_comma, alone))
-    return first
-
-
 # --- the forms
 
 
-def _write_json(rules: _Rules, name: str, schema: Schema, _: Marks) -> str:
+def _write_json(rules: Rules, name: str, schema: Schema, _: Marks) -> str:
     head = rules.literal(f'\n{{"name": {quoted(name)}, "arguments": ')
     return f"{head} {rules.json(schema)} {rules.literal(chr(125) + chr(10))}"
 
 
-def _write_mistral(rules: _Rules, name: str, schema: Schema, marks: Marks) -> str:
+def _write_mistral(rules: Rules, name: str, schema: Schema, marks: Marks) -> str:
     _require_name(name)
     if "[ARGS]" in marks.special.values():
         return f"{rules.literal(f'{name}[ARGS]')} {rules.json(schema)}"
@@ -213,123 +124,170 @@ def _write_mistral(rules: _Rules, name: str, schema: Schema, marks: Marks) -> st
     return f"{head} {rules.json(schema)} {rules.literal('}]')}"
 
 
-def _write_kimi_k2(rules: _Rules, name: str, schema: Schema, _: Marks) -> str:
+def _write_kimi_k2(rules: Rules, name: str, schema: Schema, _: Marks) -> str:
     _require_name(name)
     head = rules.literal(f"<|tool_call_begin|>functions.{name}:0<|tool_call_argument_begin|>")
     return f"{head} {rules.json(schema)} {rules.literal('<|tool_call_end|>')}"
 
 
-def _write_kimi_k3(rules: _Rules, name: str, schema: Schema, _: Marks) -> str:
+def _write_kimi_k3(rules: Rules, name: str, schema: Schema, _: Marks) -> str:
     _require_name(name)
     head = f'<|open|>call tool="{name}" index="1"<|sep|><|open|>json type="object"<|sep|>'
     tail = "<|close|>json<|sep|><|close|>call<|sep|>"
     return f"{rules.literal(head)} {rules.json(schema)} {rules.literal(tail)}"
 
 
-def _write_pythonic(rules: _Rules, name: str, schema: Schema, _: Marks) -> str:
+def _write_pythonic(rules: Rules, name: str, schema: Schema, _: Marks) -> str:
     if not all(part.isidentifier() and not keyword.iskeyword(part) for part in name.split(".")):
         raise NotForcible("its name is none of Python, in which this model writes calls")
     items = []
     for key, (value, required) in _properties(schema).items():
         if keyword.iskeyword(key) or not key.isidentifier():
             raise NotForcible(f"{key!r} is no name of Python, in which this model writes calls")
-        items.append(
-            (f"{rules.literal(f'{key}=')} {rules.json(value, json_allowed_escapes=_PYTHON_ESCAPES)}", required)
-        )
-    return f"{rules.literal(f'[{name}(')} {_listed(rules, items)} {rules.literal(')]')}"
+        with rules.at(f"property {key!r:.80}"):
+            said = rules.json(value, json_allowed_escapes=_PYTHON_ESCAPES)
+        items.append((f"{rules.literal(f'{key}=')} {said}", required))
+    return f"{rules.literal(f'[{name}(')} {rules.listed(items, rules.literal(','))} {rules.literal(')]')}"
 
 
-def _write_tagged(tags: Tags, rules: _Rules, name: str, schema: Schema, _: Marks) -> str:
+def _write_tagged(tags: Tags, rules: Rules, name: str, schema: Schema, _: Marks) -> str:
     _require_name(name)
-    properties = _properties(schema)
+    properties, arguments = _properties(schema), []
     if tags.empty is not None and not any(required for _, required in properties.values()):
         if properties:
             raise NotForcible("this model's form of calls needs an argument, and none is required")
         return rules.literal(tags.empty.replace("NAME", name))
-    arguments = [
-        f"({rules.literal(tags.opens.replace('KEY', key) + tags.before)} {_tagged_value(tags, rules, value)})"
-        f"{'' if required else '?'}"
-        for key, (value, required) in properties.items()
-    ]
+    for key, (value, required) in properties.items():
+        with rules.at(f"property {key!r:.80}"):
+            said = (
+                f"({rules.literal(tags.opens.replace('KEY', key) + tags.before)} {_tagged_value(tags, rules, value)})"
+            )
+        arguments.append(said if required else f"{said}?")
     head, tail = (rules.literal(each.replace("NAME", name)) for each in (tags.head, tags.tail))
     return " ".join([head, *arguments, tail])
 
 
-def _tagged_value(tags: Tags, rules: _Rules, schema: Schema) -> str:
+def _tagged_value(tags: Tags, rules: Rules, schema: Schema) -> str:
     """The value of an argument, and the tag behind it."""
     close = rules.literal(tags.before + tags.closes + tags.behind)
-    if schema.get("type") == "string" and tags.quoted != "always":
-        texts = _texts_of(schema)
-        if texts is None:
-            unlike = [_CDATA] if tags.cdata else []
-            return f"{rules.raw(tags.before + tags.closes, unlike)} {rules.literal(tags.behind)}"
-        for text in texts:
-            if tags.closes in text or tags.begins in text or (tags.cdata and re.fullmatch(_CDATA, text)):
-                raise NotForcible(f"this model's form of calls cannot say {text!r:.80}")
-        return f"({' | '.join(rules.literal(text) or quoted('') for text in texts)}) {close}"
-    if tags.quoted != "never" or schema.get("type") in ("integer", "number", "boolean", "array", "object"):
+    kinds, options = kinds_of(schema, rules.root), alternatives(schema, rules.root)
+    if "string" not in kinds or tags.quoted == "always":
         return f"{rules.json(schema)} {close}"
-    raise NotForcible("this model's form of calls cannot be held to a value of several types")
+    if any(len(kinds_of(each, rules.root) - {"integer"}) > 1 for each in options):
+        raise NotForcible("this model's form of calls cannot be held to a value that may be any")
+    others = [each for each in options if kinds_of(each, rules.root) != {"string"}]
+    unlike = [_LIKE[kind] for kind in sorted(kinds & _LIKE.keys())] if len(kinds) > 1 else []
+    unlike += [_CDATA] if tags.cdata else []
+    said = [f"{rules.json(each)} {close}" for each in others]
+    said += [_tagged_text(tags, rules, each, unlike, close) for each in options if each not in others]
+    return f"({' | '.join(said)})"
+
+
+def _tagged_text(tags: Tags, rules: Rules, schema: Schema, unlike: Sequence[str], close: str) -> str:
+    """A text between tags, and the tag behind it. unlike: expressions of the texts that stand for another value."""
+    texts = _texts_of(schema)
+    if texts is None:
+        return f"{rules.raw(tags.before + tags.closes, unlike)} {rules.literal(tags.behind)}"
+    for text in texts:
+        if tags.closes in text or tags.begins in text or any(re.fullmatch(each, text) for each in unlike):
+            raise NotForcible(f"this model's form of calls cannot say {text!r:.80}")
+    return f"({' | '.join(rules.literal(text) or quoted('') for text in texts)}) {close}"
 
 
 _CDATA: Final = r"(?s:\s*<!\[CDATA\[.*)"
+_LIKE: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "null": r"\s*null\s*",
+        "boolean": r"\s*(true|false)\s*",
+        "integer": r"\s*-?[0-9][0-9.eE+-]*\s*",
+        "number": r"\s*-?[0-9][0-9.eE+-]*\s*",
+        "array": r"(?s:\s*\[.*)",
+        "object": r"(?s:\s*\{.*)",
+        "string": r'(?s:\s*".*)',
+    }
+)
+"""The texts that may be read as a value of a kind, where a schema allows it beside a text."""
 
 
-def _write_bare(quote: str, rules: _Rules, name: str, schema: Schema, _: Marks) -> str:
+def _loose_tagged(tags: Tags, rules: Rules, name: str, marks: Marks) -> str:
+    blanks, key = rules.terminal(r"/\s+/"), rules.terminal("/[^<>\"'\\s]+/")
+    before, behind = (rules.literal(each) for each in tags.opens.split("KEY"))
+    argument = rules.add(f"{before} {key} {behind} {rules.raw(tags.closes)} {blanks}?")
+    head, tail = (rules.literal(each.replace("NAME", name)) for each in (tags.head, tags.tail))
+    return f"{head} {blanks}? {argument}* {tail} {rules.literal(marks.call[1])}"
+
+
+def _loose(head: str, rules: Rules, name: str, marks: Marks) -> str:
+    return f"{rules.literal(head.replace('NAME', name))} {rules.raw(marks.call[1])}"
+
+
+def _write_bare(quote: str, rules: Rules, name: str, schema: Schema, _: Marks) -> str:
     """A call with bare keys, and texts between marks of their own."""
     _require_name(name)
-    return f"{rules.literal(f'call:{name}')} {_bare_value(quote, rules, {'type': 'object', **schema})}"
+    return f"{rules.literal(f'call:{name}')} {_bare_value(quote, rules, schema)}"
 
 
-def _bare_value(quote: str, rules: _Rules, schema: Schema) -> str:
-    kind, options = schema.get("type"), schema.get("anyOf")
-    if isinstance(options, list) and not schema.keys() - {"anyOf"} - _TELLING:
+def _bare_value(quote: str, rules: Rules, schema: Schema) -> str:
+    options = alternatives(schema, rules.root)
+    if len(options) > 1 or options[0] is not schema:
         return f"({' | '.join(_bare_value(quote, rules, each) for each in options)})"
-    if kind == "string":
+    kinds = kinds_of(schema, rules.root)
+    if kinds == {"string"}:
         texts, mark = _texts_of(schema), rules.literal(quote)
         if texts is None:
             return f"{mark} {rules.raw(quote)}"
         if any(quote in text for text in texts):
             raise NotForcible("this model's form of calls cannot say one of its values")
         return f"{mark} ({' | '.join(rules.literal(text) or quoted('') for text in texts)}) {mark}"
-    if kind in ("integer", "number", "boolean", "null"):
+    if not kinds & {"string", "object", "array"}:
         return rules.json(schema)
-    if kind == "object":
-        items = [
-            (f"{rules.literal(f'{key}:')} {_bare_value(quote, rules, value)}", required)
-            for key, (value, required) in _properties(schema).items()
-        ]
-        return f"{rules.literal('{')} {_listed(rules, items)} {rules.literal('}')}"
-    if kind == "array" and isinstance(schema.get("items"), Mapping) and not schema.keys() - {"items", "type"}:
-        item = rules.add(_bare_value(quote, rules, schema["items"]))
+    if kinds == {"object"}:
+        items = []
+        for key, (value, required) in _properties(schema).items():
+            with rules.at(f"property {key!r:.80}"):
+                items.append((f"{rules.literal(f'{key}:')} {_bare_value(quote, rules, value)}", required))
+        return f"{rules.literal('{')} {rules.listed(items, rules.literal(','))} {rules.literal('}')}"
+    if kinds == {"array"} and isinstance(schema.get("items"), Mapping) and not schema.keys() - {"items", "type"}:
+        with rules.at("its items"):
+            item = rules.add(_bare_value(quote, rules, schema["items"]))
         return f"{rules.literal('[')} ({item} ({rules.literal(',')} {item})*)? {rules.literal(']')}"
-    raise NotForcible(f"this model's form of calls cannot be held to a value of the type {kind!r:.40}")
+    raise NotForcible("this model's form of calls cannot be held to such a value")
 
 
-_Form = Callable[[_Rules, str, Schema, Marks], str]
+@dataclass(frozen=True, slots=True)
+class _Form:
+    """A form of calls. loose: writes a call of a tool with free arguments, and its end mark; None if they are JSON.
+    guards: the texts within an argument with which a call cannot be read."""
+
+    write: Callable[[Rules, str, Schema, Marks], str]
+    loose: Callable[[Rules, str, Marks], str] | None = None
+    guards: tuple[str, ...] = ()
 
 
-def _tagged(tags: Tags) -> tuple[_Form, tuple[str, ...]]:
-    return partial(_write_tagged, tags), (tags.begins, tags.closes)
+def _tagged(tags: Tags) -> _Form:
+    return _Form(partial(_write_tagged, tags), partial(_loose_tagged, tags), (tags.begins, tags.closes))
 
 
-# By the last part of the parser's module; `marks` is our own form, for models without one. Beside each the texts within
-# an argument with which a call cannot be read.
-_FORMS: Final[Mapping[str, tuple[_Form, tuple[str, ...]]]] = MappingProxyType(
+def _bare(quote: str) -> _Form:
+    return _Form(partial(_write_bare, quote), partial(_loose, "call:NAME{"))
+
+
+# By the last part of the parser's module; `marks` is our own form, for models without one.
+_FORMS: Final[Mapping[str, _Form]] = MappingProxyType(
     {
-        "function_gemma": (partial(_write_bare, call_tags.FUNCTION_GEMMA_QUOTE), ()),
-        "gemma4": (partial(_write_bare, call_tags.GEMMA_4_QUOTE), ()),
+        "function_gemma": _bare(call_tags.FUNCTION_GEMMA_QUOTE),
+        "gemma4": _bare(call_tags.GEMMA_4_QUOTE),
         "glm47": _tagged(call_tags.GLM),
-        "json_tools": (_write_json, ()),
-        "kimi_k2": (_write_kimi_k2, ()),
-        "kimi_k3": (_write_kimi_k3, ()),
+        "json_tools": _Form(_write_json),
+        "kimi_k2": _Form(_write_kimi_k2),
+        "kimi_k3": _Form(_write_kimi_k3),
         "longcat": _tagged(call_tags.LONGCAT),
-        "marks": (_write_json, ()),
+        "marks": _Form(_write_json),
         "minicpm5": _tagged(call_tags.MINICPM),
         "minimax_m2": _tagged(call_tags.MINIMAX),
-        "mistral": (_write_mistral, ()),
+        "mistral": _Form(_write_mistral),
         "muse_spark": _tagged(call_tags.MUSE),
-        "pythonic": (_write_pythonic, ()),
+        "pythonic": _Form(_write_pythonic, partial(_loose, "[NAME(")),
         "qwen3_coder": _tagged(call_tags.QWEN_CODER),
     }
 )

@@ -21,7 +21,7 @@ from ..api.limits import MAX_JSON_DEPTH
 from . import call_tags
 from .call_tags import Tags
 from .marks import Marks
-from .schema_kinds import kind_of, kinds_of
+from .schemas import kind_of, kinds_of
 
 Schema = Mapping[str, Any]
 Call = Mapping[str, Any]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +19,9 @@ class ControlTokens:
 
     names: Mapping[int, str]
     unflagged: frozenset[int]
+
+
+NO_CONTROL_TOKENS: Final = ControlTokens({}, frozenset())
 
 
 def settle_control_tokens(tokenizer: Any) -> ControlTokens:

@@ -21,8 +21,10 @@ from numpy.typing import NDArray
 from ..api.constraints import Constraint, ToolChoice
 from ..api.limits import MAX_SCHEMA_CHARS
 from ..errors import InvalidConstraint
-from .call_formats import JSON_FORM, CallRules, Literal, NotForcible, call_rules, quoted, text_without
+from .call_formats import CallRules, call_rules
 from .marks import Marks
+from .rules import JSON_FORM, Literal, NotForcible, Rules, Schema, quoted, text_without
+from .schemas import binding, parts_of, with_definitions
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
@@ -49,6 +51,12 @@ _MOST_REASON_CHARS: Final = 500
 _OTHER: Final = b"~"
 """A character that ends no mark."""
 
+_MOST_TRIES: Final = 64
+"""Compilations of parts of a schema, to find the one that cannot be compiled."""
+
+_LISTING: Final = re.compile(r"\n\s*\d+ \| ")
+"""What the compiler tells behind its reason: the grammar."""
+
 _PIECE: Final = re.compile(r'<\[\d+\]>|"(?:[^"\\]|\\.)*"')
 
 
@@ -63,7 +71,7 @@ class AnswerForm:
     def __bool__(self) -> bool:
         """Whether it is held to anything."""
         choice = self.choice
-        bound = choice.mode == "required" or (bool(self.tools) and (choice.mode == "none" or choice.strict))
+        bound = choice.mode == "required" or (bool(self.tools) and (choice.mode == "none" or bool(choice.strict)))
         return self.constraint is not None or bound
 
     def called(self) -> tuple[Mapping[str, Any], ...]:
@@ -76,6 +84,12 @@ class AnswerForm:
         if self.choice.mode == "required" and not self.tools:
             raise _refusal("a tool is to be called, and the conversation has none")
         return tuple(tool for tool in self.tools if not self.choice.names or tool["name"] in self.choice.names)
+
+    def loose(self) -> frozenset[str]:
+        """The names of those of them whose arguments are free."""
+        if self.choice.mode == "required" or self.constraint is not None:
+            return frozenset()
+        return frozenset(tool["name"] for tool in self.tools) - frozenset(self.choice.strict)
 
 
 class Grammars:
@@ -106,10 +120,13 @@ class Grammars:
         place for it."""
         with self._lock:
             words = self._read()
-            grammar, guards = _grammar_of(form, marks, words)
+            grammar, guards, parts = _grammar_of(form, marks, words)
             found = self._compiled.get(grammar)
             if found is None:
-                found = _compiled(words, grammar)
+                try:
+                    found = _compiled(words, grammar)
+                except InvalidConstraint as error:
+                    raise _with_place(words, parts, error) from None
                 Matcher(words, found.deep_copy(), self._vocabulary).allowed()  # raises if no token may come first
                 self._compiled[grammar] = found
             self._compiled.move_to_end(grammar)
@@ -221,63 +238,94 @@ def require_some(allowed: Allowed) -> None:
         raise _refusal("no token of this model's vocabulary goes on with it")
 
 
-def _grammar_of(form: AnswerForm, marks: Marks, words: LLTokenizer) -> tuple[str, tuple[bytes, ...]]:
-    """The grammar of an answer, and the guards of its calls."""
+_Parts = Sequence[tuple[str, Schema]]
+
+
+def _grammar_of(form: AnswerForm, marks: Marks, words: LLTokenizer) -> tuple[str, tuple[bytes, ...], _Parts]:
+    """The grammar of an answer, the guards of its calls, and the schemas in it, each with its place."""
     called = form.called()
-    if form.constraint is not None and not called:
-        return _source_of(form.constraint, name="answer"), ()
+    answer, parts = (None, ()) if form.constraint is None else _source_of(form.constraint)
+    if answer is not None and not called:
+        return json.dumps({"grammars": [answer]}), (), parts
     mark = marks.call[0]
     if not called:
-        return f"start: CALL_FREE\nCALL_FREE: {text_without(mark)}", ()
+        return f"start: CALL_FREE\nCALL_FREE: {text_without(mark)}", (), ()
 
     def literal(text: str) -> str:
         return _literal(words, text)
 
     try:
-        calls = call_rules(marks, called, literal)
+        calls = call_rules(marks, called, literal, form.loose())
     except NotForcible as error:
         raise _refusal(f"this model cannot be held to calls of its tools: {error}") from None
     if (length := len(calls.rules)) > MAX_SCHEMA_CHARS:
         raise _refusal(f"the tools have {length} characters as a grammar, and at most {MAX_SCHEMA_CHARS} are compiled")
-    call = f"call_whole: {literal(mark)} {calls.body} {literal(marks.call[1])}\n{calls.rules}"
-    guards = tuple(guard.encode() for guard in calls.guards)
+    call = f"call_whole: {literal(mark)} {calls.body}\n{calls.rules}"
+    guards, parts = tuple(guard.encode() for guard in calls.guards), (*parts, *calls.parts)
     if form.choice.mode == "required":
-        return f"start: call_whole\n{call}", guards
-    if form.constraint is not None:
-        answer = json.loads(_source_of(form.constraint, name="answer"))["grammars"]
+        return f"start: call_whole\n{call}", guards, parts
+    if answer is not None:
         whole = {"name": "whole", "lark_grammar": f"start: @answer | call_whole\n{call}"}
-        return json.dumps({"grammars": [whole, *answer]}), guards
-    return f"start: call_begun* CALL_FREE\n{_mixed(mark, literal, marks, calls)}", guards
+        return json.dumps({"grammars": [whole, answer]}), guards, parts
+    return f"start: call_begun* CALL_FREE\n{_mixed(mark, literal, calls)}", guards, parts
 
 
-def _mixed(mark: str, literal: Literal, marks: Marks, calls: CallRules) -> str:
+def _mixed(mark: str, literal: Literal, calls: CallRules) -> str:
     """The rules of an answer of free text with calls in it."""
     free = f"CALL_FREE: {text_without(mark)}"
     first, *rest = _PIECE.findall(literal(mark))
-    begun = f"call_begun: call_free {' '.join(rest)} {calls.body} {literal(marks.call[1])}\n{calls.rules}"
+    begun = f"call_begun: call_free {' '.join(rest)} {calls.body}\n{calls.rules}"
     opens = f"call_free: CALL_FREE {first}" if first.startswith("<[") else f"call_free[suffix={first}]: CALL_FREE"
     return f"{free}\n{opens}\n{begun}"
 
 
-def _source_of(constraint: Constraint, *, name: str) -> str:
-    """The grammar of a constraint as the compiler takes it, under a name. Raises InvalidConstraint: its JSON is
-    wrong."""
+def _source_of(constraint: Constraint) -> tuple[dict[str, Any], _Parts]:
+    """A constraint as a grammar of the name `answer`, and the schemas in it. Raises InvalidConstraint."""
     from llguidance import LLMatcher
 
     if constraint.lark is not None:
-        return json.dumps({"grammars": [{"name": name, "lark_grammar": constraint.lark}]})
+        return {"name": "answer", "lark_grammar": constraint.lark}, ()
     if constraint.regex is not None:
         found = json.loads(LLMatcher.grammar_from_regex(constraint.regex))
-        return json.dumps({"grammars": [{**found["grammars"][0], "name": name}]})
+        return {**found["grammars"][0], "name": "answer"}, ()
     try:
         schema = json.loads(constraint.json_schema or "")
     except (ValueError, RecursionError) as error:
         raise _refusal(f"the schema is not JSON: {error}") from None
-    if not isinstance(schema, dict | bool):
-        raise _refusal("the schema is no JSON object")
-    own = {**JSON_FORM, **schema.get("x-guidance", {})} if isinstance(schema, dict) else {}
-    schema = {**schema, "x-guidance": own} if isinstance(schema, dict) else schema
-    return json.dumps({"grammars": [{"name": name, "json_schema": schema}]})
+    if not isinstance(schema, dict) and schema is not True:
+        raise _refusal("the schema is no JSON object, or false, which allows no answer")
+    rules = Rules(quoted, "answer", None, is_closed=False)
+    rules.root = binding(schema) if isinstance(schema, dict) else {}
+    try:
+        with rules.at("the schema"):
+            start = rules.json(rules.root)
+    except NotForcible as error:
+        raise _refusal(str(error)) from None
+    return {"name": "answer", "lark_grammar": f"start: {start}\n{rules.text()}"}, rules.parts
+
+
+def _with_place(words: LLTokenizer, parts: _Parts, error: InvalidConstraint) -> InvalidConstraint:
+    """A refusal that names the place: of the schemas that cannot be compiled, the smallest part."""
+    tries = iter(range(_MOST_TRIES))
+    for place, schema in parts:
+        if (found := _fault_in(words, schema, schema, tries)) is not None:
+            return _refusal(": ".join([place, *found]))
+    return error
+
+
+def _fault_in(words: LLTokenizer, schema: Schema, root: Schema, tries: Iterator[int]) -> list[str] | None:
+    """Where in a schema something cannot be compiled, from without, and why; None if it can."""
+    whole = {**with_definitions(schema, root), "x-guidance": JSON_FORM | schema.get("x-guidance", {})}
+    try:
+        if next(tries, None) is None:
+            return None
+        _compiled(words, f"start: answer\nanswer: %json {json.dumps(whole)}")
+    except InvalidConstraint as error:
+        for place, part in parts_of(schema):
+            if (found := _fault_in(words, part, root, tries)) is not None:
+                return [place, *found]
+        return [error.reason.rpartition("failed to compile JSON schema: ")[2]]
+    return None
 
 
 def _literal(words: LLTokenizer, text: str) -> str:
@@ -315,5 +363,6 @@ def _compiled(words: LLTokenizer, grammar: str) -> LLMatcher:
 
 
 def _refusal(reason: str) -> InvalidConstraint:
+    reason = _LISTING.split(reason)[0]
     told = " ".join(reason.split())[:_MOST_REASON_CHARS].rstrip(".")
     return InvalidConstraint(f"The answer cannot be held to what was asked: {told}.", reason=told)

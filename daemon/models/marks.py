@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from .control_tokens import ControlTokens
+from .control_tokens import NO_CONTROL_TOKENS, ControlTokens
 from .written_tools import CALL_END, CALL_START
 
 Parse = Callable[[str, Any], Any]
@@ -31,7 +31,7 @@ class Marks:
     shown: frozenset[int]
 
     @classmethod
-    def of(cls, tokenizer: Any, controls: ControlTokens, *, knows_tools: bool = True) -> Marks:
+    def of(cls, tokenizer: Any, controls: ControlTokens = NO_CONTROL_TOKENS, *, knows_tools: bool = True) -> Marks:
         """The marks of a tokenizer of mlx-lm. Without its own, or with a template that does not know tools, a call
         stands as `written_tools.py` says it."""
         reasoning = reasoning_ids = None

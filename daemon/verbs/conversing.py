@@ -15,6 +15,7 @@ from ...memvid.errors import SessionNotFound
 from ...memvid.format.blocks import BLOCK_TOKENS
 from ...memvid.limits import MAX_NAME_CHARS
 from ...memvid.uri import VERSION_MARK, SessionUri, parse_reference
+from ..api.constraints import FREE
 from ..api.conversing import ConverseRequest, MeasureRequest, MeasureResult
 from ..api.events import SessionEvent, WorkEvent
 from ..api.forking import ForkRequest
@@ -23,9 +24,11 @@ from ..api.sampling import Sampling
 from ..chat.conversing import Behind, Dialogue, require_transcript, root_of, said_behind
 from ..chat.prompt_io import Known
 from ..engine.sampler import initial_key
-from ..errors import InvalidTranscript, TranscriptDiverged
+from ..errors import InvalidConstraint, InvalidTranscript, TranscriptDiverged
 from ..memory.line import Use
 from ..models.chat_template import Root
+from ..models.grammars import AnswerForm
+from ..models.models import LoadedModel
 from ..parts import Parts
 from ..prefixes.heads import Head, digest_of_request
 from ..sessions.encoding import Place
@@ -121,7 +124,31 @@ async def measure(parts: Parts, request: MeasureRequest) -> MeasureResult:
     claim = Use(_fresh(wanted), next(parts.residency.memory.numbers))
     async with parts.residency.models.using(model, claim) as loaded:
         tokens = place.held + len(await parts.encoder.messages(loaded, messages, place, root))
-        return MeasureResult(tokens, min(tokens, cached), loaded.context_tokens, model)
+        unheld = await _unheld(parts, loaded, AnswerForm(None, request.tool_choice or FREE, root.tools))
+        return MeasureResult(tokens, min(tokens, cached), loaded.context_tokens, model, unheld)
+
+
+async def _unheld(parts: Parts, model: LoadedModel, form: AnswerForm) -> tuple[str, ...]:
+    """Which of the strict tools a model cannot be held to: each by itself, or else all of them together."""
+    if not form.choice.strict or await _is_held(parts, model, form):
+        return ()
+    offered = [tool["name"] for tool in form.tools if tool["name"] in form.choice.strict]
+    alone = {name: await _is_held(parts, model, _strict(form, (name,))) for name in offered}
+    held = tuple(name for name in offered if alone[name])
+    together = bool(held) and await _is_held(parts, model, _strict(form, held))
+    return tuple(name for name in offered if not (together and alone[name]))
+
+
+def _strict(form: AnswerForm, names: tuple[str, ...]) -> AnswerForm:
+    return replace(form, choice=replace(form.choice, strict=names))
+
+
+async def _is_held(parts: Parts, model: LoadedModel, form: AnswerForm) -> bool:
+    try:
+        await parts.encoder.matcher(model, form)
+    except InvalidConstraint:
+        return False
+    return True
 
 
 async def _known(parts: Parts, request: ConverseRequest | MeasureRequest, wanted: SessionUri, model: str) -> Dialogue:

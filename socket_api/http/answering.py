@@ -32,6 +32,7 @@ from ...daemon.api.events import ProgressEvent, SessionEvent, TokenEvent, WorkEv
 from ...errors import TorporError
 from ..errors import InternalError
 from .desk import desk_of
+from .fields import told_names
 from .logprobs import Untold
 from .turns import SESSION_HEADER, Answered, Asked, Asking, Turn, measure, name_for
 from .work import ClientLeft, has_left
@@ -270,7 +271,9 @@ class _Exchange:
 
     def _headers(self) -> dict[str, str]:
         headers = {SESSION_HEADER: self._asking.chosen} if self._asking.chosen is not None else {}
-        return headers | ({"x-torpor-ignored": self._ignored} if self._ignored else {})
+        unheld = self._asking.measured.unheld if self._asking.measured is not None else ()
+        ignored = [self._ignored] * bool(self._ignored) + [f"tools.{name}.strict" for name in told_names(unheld)]
+        return headers | ({"x-torpor-ignored": ", ".join(ignored)} if ignored else {})
 
     def _count(self, answered: Answered) -> None:
         tokens = self._desk.counters.tokens

@@ -186,7 +186,7 @@ def _order(raw: Mapping[str, Any]) -> Order:
         sampling=body.sampling(),
         stop=body.stops(),
         constraint=constraint_of(body.response_format, "response_format"),
-        tool_choice=choice_of(body.tool_choice, strict=_is_strict(body), parallel=body.parallel_tool_calls),
+        tool_choice=choice_of(body.tool_choice, strict=_strict(body), parallel=body.parallel_tool_calls),
         logprobs=body.told_logprobs(),
         named=body.prompt_cache_key,
         checkpoints=marks.checkpoints,
@@ -215,8 +215,10 @@ def _marks(raw: Mapping[str, Any], body: ChatBody) -> Marks:
     return found
 
 
-def _is_strict(body: ChatBody) -> bool:
-    return any(each.function is not None and each.function.strict for each in body.tools or ())
+def _strict(body: ChatBody) -> list[str]:
+    """The names of the tools whose calls match their schemas."""
+    functions = [each.function for each in body.tools or () if each.function is not None]
+    return [each.name for each in functions if each.strict]
 
 
 def _messages(given: Sequence[ChatMessage], inner: InnerJson, words: Words) -> list[dict[str, Any]]:

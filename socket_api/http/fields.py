@@ -51,7 +51,12 @@ def fault_at(field: str, problem: str) -> InvalidRequest:
 def ignored_of(body: Body, also: Iterable[str] = ()) -> str:
     """The names of given fields that have no effect, for a header. also: known fields without one."""
     names = [name for name, value in (body.model_extra or {}).items() if value is not None]
-    return ", ".join([name for name in (*names, *also) if _SAFE.fullmatch(name)][:MAX_IGNORED_TOLD])
+    return ", ".join(told_names((*names, *also)))
+
+
+def told_names(names: Iterable[str]) -> list[str]:
+    """Those of some names that a header can tell, and not too many."""
+    return [name for name in names if _SAFE.fullmatch(name)][:MAX_IGNORED_TOLD]
 
 
 def _is_content(content: object) -> object:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from .fields import fault_at
@@ -29,16 +29,16 @@ def constraint_of(form: Mapping[str, Any] | None, field: str) -> Mapping[str, st
     return {"json_schema": json.dumps(schema, ensure_ascii=False)}
 
 
-def choice_of(choice: object, *, strict: bool, parallel: bool | None = None) -> Mapping[str, Any] | None:
-    """The choice of tools of a `tool_choice`. strict: whether a tool asks that its calls match its schema. parallel:
-    False if an answer may have one call alone. Raises InvalidRequest: it has no such form."""
+def choice_of(choice: object, *, strict: Sequence[str], parallel: bool | None = None) -> Mapping[str, Any] | None:
+    """The choice of tools of a `tool_choice`. strict: the names of the tools whose calls are to match their schemas.
+    parallel: False if an answer may have one call alone. Raises InvalidRequest: it has no such form."""
     found = _choice_of(choice, strict=strict)
     if parallel is not False or (found or {}).get("mode", "auto") != "auto":  # elsewhere there is one, or none
         return found
     return {"mode": "auto", **(found or {}), "parallel": False}
 
 
-def _choice_of(choice: object, *, strict: bool) -> Mapping[str, Any] | None:
+def _choice_of(choice: object, *, strict: Sequence[str]) -> Mapping[str, Any] | None:
     if isinstance(choice, str) or choice is None:
         return _of_mode(choice or "auto", (), strict=strict)
     kind = choice.get("type") if isinstance(choice, dict) else None
@@ -62,12 +62,12 @@ def has_no_effect(choice: object) -> bool:
     return isinstance(allowed, dict) and allowed.get("mode") == "auto"
 
 
-def _of_mode(mode: str, names: tuple[str, ...], *, strict: bool) -> Mapping[str, Any] | None:
+def _of_mode(mode: str, names: tuple[str, ...], *, strict: Sequence[str]) -> Mapping[str, Any] | None:
     if mode not in _MODES:
         raise _unknown()
     found: dict[str, Any] = {"mode": _MODES[mode], "names": names}
     if found["mode"] == "auto":
-        return {"mode": "auto", "strict": True} if strict else None
+        return {"mode": "auto", "strict": tuple(strict)} if strict else None
     return found
 
 

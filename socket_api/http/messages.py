@@ -166,7 +166,7 @@ def _order(raw: Mapping[str, Any], *, betas: str) -> Order:
         constraint=body.constraint(),
         tool_choice=choice_of(
             body.tool_choice,
-            strict=any(tool.strict for tool in body.tools or ()),
+            strict=[tool.name for tool in body.tools or () if tool.strict],
             parallel=(body.tool_choice or {}).get("disable_parallel_tool_use") is not True,
         ),
     )

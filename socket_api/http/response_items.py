@@ -105,6 +105,10 @@ class Toolbox:
         """The tools as a verb takes them."""
         return [each.to_map() for each in self._offers]
 
+    def strict(self) -> list[str]:
+        """The names of those whose calls match their schemas."""
+        return [each.flat_name for each in self._offers if each.tool.strict]
+
     def call_item(self, call: ToolCall, item_id: str) -> dict[str, Any]:
         """A call as it is told."""
         offer = self._by_name.get(call.name)

@@ -241,7 +241,7 @@ def _turn(body: ResponsesBody, raw_items: object) -> tuple[Turn, Toolbox, Dialog
         constraint=constraint_of(body.text.format if body.text else None, "text.format"),
         tool_choice=choice_of(
             body.tool_choice,
-            strict=any(each.strict for each in body.tools or ()),
+            strict=tools.strict(),
             parallel=body.parallel_tool_calls,
         ),
         logprobs=body.told_logprobs(),

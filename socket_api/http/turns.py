@@ -14,7 +14,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, Protocol
 
 from ...daemon.api.conversing import ConverseRequest, MeasureResult
@@ -164,6 +164,9 @@ class _Conversing(Asking):
         request = await self._request()
         self.measured = await measure(self.backend, self.caller, self._turn, self.session, self.model)
         self.model = self.measured.model
+        if self.measured.unheld and request.tool_choice is not None:
+            strict = tuple(name for name in request.tool_choice.strict if name not in self.measured.unheld)
+            request = replace(request, tool_choice=replace(request.tool_choice, strict=strict))
         if self.measured.tokens >= self.measured.context_tokens:
             raise overflow(self.measured)
         result = await self.backend.ask(_CONVERSE, request)
@@ -178,7 +181,6 @@ class _Conversing(Asking):
             "sampling": dict(turn.sampling) or None,
             "stop": tuple(turn.stop),
             "constraint": turn.constraint,
-            "tool_choice": turn.tool_choice,
             "logprobs": turn.logprobs,
             "answer_id": turn.answer_id,
             "durable": turn.durable,
@@ -243,6 +245,7 @@ def _dialogue(turn: Turn, session: str, model: str) -> dict[str, Any]:
         "after": turn.after,
         "at_end": turn.session is not None,
         "instructions": turn.instructions,
+        "tool_choice": turn.tool_choice,
     }
 
 

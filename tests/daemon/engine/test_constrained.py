@@ -102,7 +102,8 @@ REFUSED = (
     (Constraint(json_schema='{"type": "nothing"}'), "nothing"),
     (Constraint(json_schema='{"$ref": "http://localhost:1/schema.json"}'), "does not fetch"),
     (Constraint(json_schema='{"$ref": "file:///etc/passwd"}'), "does not fetch"),
-    (Constraint(json_schema='{"type": "array", "uniqueItems": true}'), "uniqueItems"),
+    (Constraint(json_schema='{"type": "array", "contains": {}}'), "the schema: .*contains"),
+    (Constraint(json_schema='{"properties": {"a": {"items": {"not": {}}}}}'), "property 'a': its items: .*not"),
     (Constraint(json_schema='{"type": "integer", "minimum": 2, "maximum": 1}'), "Unsatisfiable"),
     (Constraint(json_schema='{"$ref": "#"}'), "constraint|asked"),
     (Constraint(regex="[a"), "unclosed"),
@@ -228,7 +229,7 @@ async def test_a_model_that_may_call_nothing_writes_no_mark_of_a_call(rig: Rigge
 
 async def test_strict_tools_are_held_to_their_schema_and_the_text_around_is_free(rig: Rigged) -> None:
     reply_with(rig, 'so: <tool_call>\n{"name": "look", "arguments": {"at": "moon"', end=False)
-    result = await answered(rig, ToolChoice(strict=True), max_tokens=140)
+    result = await answered(rig, ToolChoice(strict=("look", "wait")), max_tokens=140)
     assert result.text.startswith("so:")
     assert result.tool_calls[0].arguments["at"] in ("sky", "sea")
 

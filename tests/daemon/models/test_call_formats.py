@@ -11,11 +11,13 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import jsonschema
 import pytest
 from tokenizers import AddedToken, Tokenizer, pre_tokenizers
 from torpor.daemon.api.constraints import Constraint, ToolChoice
 from torpor.daemon.api.dialogue import ToolCall
 from torpor.daemon.engine.channels import Channels
+from torpor.daemon.errors import InvalidConstraint
 from torpor.daemon.models.chat_template import Root
 from torpor.daemon.models.control_tokens import ControlTokens
 from torpor.daemon.models.grammars import AnswerForm, Grammars, Matcher
@@ -153,3 +155,69 @@ def test_what_a_form_allows_its_parser_reads(tiny_model: Path, parser: str, spec
         assert fits(calls[0].arguments, schemas[calls[0].name]), said
         called.add(calls[0].name)
     assert called == set(schemas)
+
+
+LARGE = 175928847299117063
+UNION = {"anyOf": [{"type": "string"}, {"type": "null"}]}
+MODELS = {
+    **tool(
+        "a", ("id", "note", "at"), id={"const": LARGE}, note=UNION, at={"$ref": "#/$defs/At"}, of={"enum": [1, "b"]}
+    ),
+}
+MODELS["parameters"]["$defs"] = {
+    "At": {"title": "At", "oneOf": [{"type": "integer", "minimum": 10**17}, {"const": "sea"}]}
+}
+"""A tool as pydantic 2 describes one."""
+
+OTHER = {**tool("b"), "parameters": {"type": "object", "propertyNames": {"pattern": "^h"}}}
+
+
+@pytest.mark.parametrize("parser", FORMS)
+def test_a_call_is_of_references_unions_and_large_integers(tiny_model: Path, parser: str) -> None:
+    form, chance = Form(tiny_model, parser, special=False), random.Random(parser)
+    matcher = form.matcher((MODELS,))
+    for _ in range(4):
+        said = form.text(walked(matcher.copy(), chance, form.closing()))
+        text, calls = form.calls(said, (MODELS,))
+        assert (text, len(calls)) == ("", 1), said
+        jsonschema.validate(calls[0].arguments, MODELS["parameters"])
+        assert calls[0].arguments["id"] == LARGE
+
+
+def allows(form: Form, matcher: Matcher, text: str) -> bool:
+    tokens = [ALPHABET.index(BYTES[byte]) for byte in text.encode()]
+    return all(matcher.allowed()[token] and matcher.accept(token) for token in tokens)
+
+
+WRITTEN = {
+    "glm47": "b<arg_key>KEY</arg_key><arg_value>5</arg_value>",
+    "json_tools": '\n{"name": "b", "arguments": {"KEY": 5}}\n',
+    "pythonic": "[b(KEY=5)]",
+    "gemma4": "call:b{KEY:5}",
+    "qwen3_coder": "\n<function=b>\n<parameter=KEY>\n5\n</parameter>\n</function>\n",
+}
+
+
+@pytest.mark.parametrize("parser", WRITTEN)
+def test_strict_binds_its_own_tool_alone(tiny_model: Path, parser: str) -> None:
+    form, other = Form(tiny_model, parser, special=False), tool("a", ("x",), x={"type": "boolean"})
+    strict = form.matcher((other, OTHER), ToolChoice(strict=("a",)))
+    start, end = form.marks.call
+    said = WRITTEN[parser].replace("KEY", "h")
+    assert allows(form, strict.copy(), f"so {start}{said}{end} and {start}{said}{end}")
+    assert not allows(form, strict.copy(), start + said.replace("b", "a", 1) + end)
+    assert form.calls(f"{start}{said}{end}", (OTHER,))[1][0].arguments == {"h": 5}
+
+
+def test_a_refusal_names_the_tool_and_the_place_and_prints_no_grammar(tiny_model: Path) -> None:
+    inner = {"type": "array", "items": {"type": "object", "propertyNames": {"pattern": "^h"}}}
+    for parser in ("json_tools", "qwen3_coder"):
+        form = Form(tiny_model, parser, special=False)
+        with pytest.raises(InvalidConstraint) as refused:
+            form.matcher((FLAT[0], tool("plan", ("steps",), steps=inner)))
+        told = refused.value.message
+        assert "tool 'plan'" in told
+        assert "property 'steps': its items: " in told
+        assert "propertyNames" in told
+        assert "%json" not in told
+        assert "call_" not in told

@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 from torpor.daemon.api.constraints import Constraint, ToolChoice
-from torpor.daemon.api.conversing import ConverseRequest
+from torpor.daemon.api.conversing import ConverseRequest, MeasureResult
 from torpor.daemon.api.reading import GenerateResult
 from torpor.daemon.errors import InvalidConstraint
 from torpor.socket_api.errors import InvalidRequest
 from torpor.socket_api.http.holding import choice_of, constraint_of
+from torpor.tests.socket_api.http.answers import measures
 from torpor.tests.socket_api.http.http_rig import HttpThread
 
 SCHEMA = {"type": "object", "properties": {"b": {"type": "string"}, "a": {"type": "integer"}}}
@@ -63,7 +64,7 @@ HELD = Constraint(json_schema=json.dumps(SCHEMA))
             "chat/completions",
             {"tools": [{**TOOL, "function": {**TOOL["function"], "strict": True}}]},  # type: ignore[dict-item]
             None,
-            ToolChoice(strict=True),
+            ToolChoice(strict=("add",)),
         ),
         ("chat/completions", {"tools": [TOOL], "parallel_tool_calls": True}, None, None),
         ("chat/completions", {"tools": [TOOL], "parallel_tool_calls": False}, None, ToolChoice(parallel=False)),
@@ -78,7 +79,7 @@ HELD = Constraint(json_schema=json.dumps(SCHEMA))
             "responses",
             {"tools": [{**FLAT_TOOL, "strict": True}], "parallel_tool_calls": False},
             None,
-            ToolChoice(strict=True, parallel=False),
+            ToolChoice(strict=("add",), parallel=False),
         ),
         (
             "messages",
@@ -133,10 +134,28 @@ def test_what_the_model_cannot_be_held_to_is_a_fault_of_the_request(server: Http
 )
 def test_a_choice_of_no_known_form_is_refused(choice: Any) -> None:
     with pytest.raises(InvalidRequest, match="tool_choice"):
-        choice_of(choice, strict=False)
+        choice_of(choice, strict=())
 
 
 @pytest.mark.parametrize("form", [{"type": "yaml"}, {"type": "json_schema"}, {"type": "json_schema", "schema": 1}, {}])
 def test_a_format_of_no_known_form_is_refused(form: Any) -> None:
     with pytest.raises(InvalidRequest, match="format"):
         constraint_of(form, "format")
+
+
+def test_a_strict_tool_that_cannot_be_held_is_offered_without_and_named(server: HttpThread) -> None:
+    seen: list[ConverseRequest] = []
+
+    async def chat(request: ConverseRequest) -> GenerateResult:
+        seen.append(request)
+        facts = {"finish_reason": "stop", "token_count": 12, "prefilled_tokens": 3, "seconds": 0.1}
+        return GenerateResult(request.session, "hi", (1, 2), time_to_first_token_s=0.1, **facts)  # type: ignore[arg-type]
+
+    server.service.answers[ConverseRequest] = chat
+    measures(server, MeasureResult(10, 0, 8192, "fake", ("add",)))
+    strict, other = {**MESSAGES_TOOL, "strict": True}, {**MESSAGES_TOOL, "name": "sub", "strict": True}
+    for streamed in (False, True):
+        body = {**HELLO["messages"], "tools": [strict, other], "stream": streamed}
+        answer = server.ask("POST", "/v1/messages", body)
+        assert (answer.status, answer.headers["x-torpor-ignored"]) == (200, "tools.add.strict")
+    assert [each.tool_choice for each in seen] == [ToolChoice(strict=("sub",))] * 2

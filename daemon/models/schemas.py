@@ -1,0 +1,169 @@
+"""JSON schemas: the kinds of values that they allow, what their references name, and which of their words bind."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from functools import reduce
+from typing import Any, Final
+
+ANY_KIND: Final = frozenset({"null", "boolean", "integer", "number", "string", "array", "object"})
+
+_KINDS: Final = {
+    type(None): "null",
+    bool: "boolean",
+    int: "integer",
+    float: "number",
+    str: "string",
+    list: "array",
+    dict: "object",
+}
+
+
+def kind_of(value: object) -> str:
+    """The kind of a JSON value; empty for what is none."""
+    return _KINDS.get(type(value), "")
+
+
+def kinds_of(schema: Any, root: Any) -> frozenset[str]:
+    """The kinds of values that a schema allows; all, where it does not say. root: the schema that it is a part of."""
+    return _Kinds(root).of(schema)
+
+
+def resolved(reference: object, root: Any) -> Any:
+    """What a reference within a schema names; None if it names nothing there."""
+    found = root
+    if not isinstance(reference, str) or not reference.startswith("#"):
+        return None
+    for part in reference[1:].split("/")[1:]:
+        found = found.get(part.replace("~1", "/").replace("~0", "~")) if isinstance(found, Mapping) else None
+    return found
+
+
+_TELLING: Final = frozenset(
+    {"description", "title", "default", "examples", "example", "$comment", "deprecated", "discriminator", "readOnly"}
+    | {"writeOnly", "uniqueItems", "$schema", "$id", "nullable"}
+)
+_FORMATS: Final = frozenset(
+    {"date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"}
+)
+"""Those that a grammar can say."""
+
+_NAMED: Final = ("properties", "$defs", "definitions", "patternProperties")
+_VALUES: Final = ("enum", "const", "required")
+
+
+def binding(schema: Any) -> Any:
+    """A schema without the keywords that only tell, formats that no grammar can say, and uniqueItems: a list that
+    stands for a set may name one of its members twice."""
+    if isinstance(schema, list):
+        return [binding(each) for each in schema]
+    if not isinstance(schema, Mapping):
+        return schema
+    found: dict[str, Any] = {}
+    for key, value in schema.items():
+        if key in _NAMED and isinstance(value, Mapping):
+            found[key] = {name: binding(each) for name, each in value.items()}
+        elif key in _VALUES:
+            found[key] = value
+        elif key not in _TELLING and (key != "format" or value in _FORMATS):
+            found[key] = binding(value)
+    return {"anyOf": [found, {"type": "null"}]} if schema.get("nullable") is True and "type" in found else found
+
+
+def parts_of(schema: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """The schemas right within a schema, each with its place."""
+    for key, value in schema.items():
+        if key in _NAMED and isinstance(value, Mapping):
+            found = [(f"property {name!r:.80}" if key == "properties" else name, each) for name, each in value.items()]
+        elif isinstance(value, list) and key not in _VALUES:
+            found = [(f"{key} {at}", each) for at, each in enumerate(value)]
+        else:
+            found = [(f"its {key}", value)] if key in ("items", "additionalProperties") else []
+        yield from ((place, each) for place, each in found if isinstance(each, Mapping))
+
+
+def with_definitions(schema: Mapping[str, Any], root: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A part of a schema with what its references name, so that it stands alone."""
+    if '"$ref"' not in json.dumps(schema):
+        return schema
+    return {**{key: root[key] for key in ("$defs", "definitions") if key in root}, **schema}
+
+
+def alternatives(schema: Any, root: Any, depth: int = 0) -> list[Any]:
+    """The schemas of which a value matches one, each of one type as far as they say so: those of anyOf and oneOf, of
+    lists of types, and behind references."""
+    if not isinstance(schema, Mapping) or depth > _MOST_DEPTH:
+        return [schema]
+    own = schema.keys() - {"$defs", "definitions"}
+    if own == {"$ref"} and (named := resolved(schema["$ref"], root)) is not None:
+        return alternatives(named, root, depth + 1)
+    for key in ("anyOf", "oneOf", "allOf"):
+        options = schema.get(key)
+        if isinstance(options, list) and own <= {key, "type"} and (key != "allOf" or len(options) == 1):
+            limit = {"type": schema["type"]} if "type" in schema else {}
+            parts = [{**limit, **each} if isinstance(each, Mapping) else each for each in options]
+            return [one for each in parts for one in alternatives(each, root, depth + 1)]
+    if isinstance(schema.get("type"), list):
+        parts = [{**schema, "type": each} for each in schema["type"]]
+        return [_of_its_kind(each) for each in parts]
+    if isinstance(schema.get("enum"), list):
+        kinds = dict.fromkeys(map(kind_of, schema["enum"]))
+        if len(kinds) < 2:
+            return [schema]
+        return [{**schema, "enum": [each for each in schema["enum"] if kind_of(each) == kind]} for kind in kinds]
+    return [schema]
+
+
+def _of_its_kind(schema: dict[str, Any]) -> dict[str, Any]:
+    """A schema of one type with the values of its enum that are of it."""
+    if not isinstance(schema.get("enum"), list):
+        return schema
+    return {**schema, "enum": [each for each in schema["enum"] if kind_of(each) in _wide(_typed(schema))]}
+
+
+_MOST_DEPTH: Final = 16
+"""Of schemas in schemas: a reference may name what it stands in."""
+
+
+class _Kinds:
+    def __init__(self, root: Any) -> None:
+        self._root = root
+        self._known: dict[str, frozenset[str]] = {}  # by reference; empty while one is looked at
+
+    def of(self, schema: Any) -> frozenset[str]:
+        if not isinstance(schema, Mapping):
+            return ANY_KIND
+        limits = [_typed(schema)]
+        if "const" in schema:
+            limits.append(frozenset({kind_of(schema["const"])}))
+        if isinstance(schema.get("enum"), list):
+            limits.append(frozenset(map(kind_of, schema["enum"])))
+        options = [schema[key] for key in ("anyOf", "oneOf") if isinstance(schema.get(key), list)]
+        limits += [frozenset().union(*map(self.of, each)) for each in options]
+        if isinstance(schema.get("allOf"), list):
+            limits += map(self.of, schema["allOf"])
+        if isinstance(schema.get("$ref"), str):
+            limits.append(self._behind(schema["$ref"]))
+        return reduce(_both, limits)
+
+    def _behind(self, reference: str) -> frozenset[str]:
+        if reference not in self._known:
+            self._known[reference] = frozenset()
+            self._known[reference] = self.of(resolved(reference, self._root))
+        return self._known[reference]
+
+
+def _typed(schema: Mapping[str, Any]) -> frozenset[str]:
+    said = schema.get("type")
+    kinds = frozenset(each for each in (said if isinstance(said, list) else [said]) if isinstance(each, str))
+    return (kinds | {"null"} if schema.get("nullable") is True else kinds) if kinds & ANY_KIND else ANY_KIND
+
+
+def _both(one: frozenset[str], other: frozenset[str]) -> frozenset[str]:
+    """The kinds in both. An integer is a number."""
+    return _wide(one) & _wide(other)
+
+
+def _wide(kinds: frozenset[str]) -> frozenset[str]:
+    return kinds | {"integer"} if "number" in kinds else kinds

@@ -1,0 +1,102 @@
+"""A grammar says each number exactly, keeps to what a schema binds, and a refusal names the place."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from typing import Any
+
+import pytest
+from llguidance import LLMatcher, LLTokenizer
+from torpor.daemon.models.call_reading import INTEGERS
+from torpor.daemon.models.rules import NotForcible, Rules, _digits, quoted
+from torpor.daemon.models.schemas import binding
+
+WORDS = LLTokenizer("byte")
+LARGE = 175928847299117063
+
+
+def grammar(schema: dict[str, Any], *, is_closed: bool) -> str:
+    rules = Rules(quoted, "value", INTEGERS if is_closed else None, is_closed=is_closed)
+    rules.root = binding(schema)
+    with rules.at("the schema"):
+        start = rules.json(rules.root)
+    return f"start: {start}\n{rules.text()}"
+
+
+def says(schema: dict[str, Any], text: str, *, is_closed: bool) -> bool:
+    matcher = LLMatcher(WORDS, grammar(schema, is_closed=is_closed), log_level=0)
+    assert not matcher.is_error(), matcher.get_error()
+    tokens = WORDS.tokenize_str(text)
+    return matcher.validate_tokens(tokens) == len(tokens) and matcher.consume_tokens(tokens) and matcher.is_accepting()
+
+
+WHOLE = {"type": "integer"}
+SAID = (
+    ({"const": LARGE}, [LARGE], [LARGE - 7, LARGE + 1]),
+    ({"enum": ["a", LARGE, None, 1e300]}, ["a", LARGE, None, 1e300], [LARGE - 7]),
+    ({**WHOLE, "enum": [LARGE]}, [LARGE], [LARGE - 7]),
+    ({**WHOLE, "minimum": 10**17}, [10**17, LARGE, 2**64 - 1], [10**17 - 1, 5, -LARGE]),
+    ({**WHOLE, "exclusiveMinimum": 10**15}, [10**15 + 1, LARGE], [10**15]),
+    ({**WHOLE, "maximum": -(10**16)}, [-(10**16), -LARGE, -(2**63)], [0, 1 - 10**16]),
+    ({**WHOLE, "exclusiveMaximum": 2**64}, [2**64 - 1, 0, -1], [2**64]),
+    ({"type": "object", "properties": {"id": {"const": LARGE}}, "required": ["id"]}, [{"id": LARGE}], [{}]),
+    ({"type": "array", "items": {"const": LARGE}, "maxItems": 2}, [[], [LARGE] * 2], [[LARGE] * 3, [LARGE - 7]]),
+    ({"type": "array", "items": {"const": LARGE}, "minItems": 2}, [[LARGE] * 3], [[LARGE], []]),
+    ({"anyOf": [{"const": LARGE}, {"type": "null"}]}, [LARGE, None], [LARGE - 7]),
+    ({"$ref": "#/$defs/Id", "$defs": {"Id": {"const": LARGE}}}, [LARGE], [LARGE - 7]),
+    (
+        {"type": "object", "properties": {"a": {"$ref": "#/$defs/Id"}}, "$defs": {"Id": {"enum": [LARGE]}}},
+        [{"a": LARGE}, {}],
+        [{"a": LARGE - 7}],
+    ),
+    ({"type": "string", "format": "path"}, ["a b"], [1]),
+    ({"type": "string", "format": "date"}, ["2026-11-28"], ["a"]),
+    ({"type": "array", "items": {"type": "string"}, "uniqueItems": True}, [["a", "b"]], [[1]]),
+    ({"type": "string", "nullable": True}, ["a", None], [1]),
+    ({"oneOf": [{"type": "string", "pattern": "^a"}, {"type": "string", "pattern": "^b"}]}, ["ax", "bx"], ["c"]),
+    ({"type": "string", "oneOf": [{"const": "a", "title": "A"}, {"const": "b"}]}, ["a", "b"], ["c"]),
+)
+
+
+@pytest.mark.parametrize("is_closed", [True, False], ids=["call", "answer"])
+def test_a_schema_allows_what_it_says_to_the_digit(is_closed: bool) -> None:
+    for schema, right, wrong in SAID:
+        for value in (*right, *wrong):
+            text = json.dumps(value)
+            assert says(schema, text, is_closed=is_closed) is (value in right and value not in wrong), (schema, text)
+
+
+def test_numbers_of_a_call_have_exponents_and_are_floats() -> None:
+    for text in ("1e300"[:4], "1.5e-7", "-2E+9", "175928847299117063", "0.1", "123456789012"):
+        assert says({"type": "number"}, text, is_closed=True), text
+    for text in ("1e999", "1" * 400, "01", "nan"):
+        assert not says({"type": "number"}, text, is_closed=True), text
+    for text in (str(LARGE), str(2**63 - 1), "-9223372036854774784"):
+        assert says({"type": "integer"}, text, is_closed=True), text
+    assert not says({"type": "integer"}, str(2**64), is_closed=True)
+
+
+def test_a_range_of_integers_is_said_exactly() -> None:
+    chance = random.Random(1)
+    for _ in range(150):
+        low, high = sorted(chance.randrange(10 ** chance.randrange(1, 21)) for _ in range(2))
+        expression = re.compile(_digits(low, high))
+        for number in (low, high, low - 1, high + 1, (low + high) // 2, chance.randrange(10**20)):
+            assert (expression.fullmatch(str(number)) is not None) is (low <= number <= high), (low, high, number)
+        assert len(expression.pattern) < 3000
+
+
+@pytest.mark.parametrize(
+    ("schema", "told"),
+    [
+        ({"type": "object", "properties": {"a": {"const": 2**64}}}, f"property 'a': {2**64} has more than 64 bits"),
+        ({**WHOLE, "minimum": 2**64}, "no integer is within its bounds"),
+        ({"allOf": [{"const": LARGE}, {"type": "integer"}]}, "cannot be said exactly"),
+        ({**WHOLE, "minimum": 10**17, "multipleOf": 3}, "cannot be said exactly"),
+    ],
+)
+def test_a_number_that_cannot_be_said_exactly_is_refused_by_its_place(schema: dict[str, Any], told: str) -> None:
+    with pytest.raises(NotForcible, match=re.escape("the schema: ") + ".*" + re.escape(told)):
+        grammar(schema, is_closed=True)
