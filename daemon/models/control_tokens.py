@@ -40,6 +40,6 @@ def settle_control_tokens(tokenizer: Any) -> ControlTokens:
 
 def _is_name(text: str) -> bool:
     """Whether an added token without a flag is a control token: its text has letters or digits and other signs, as
-    `<think>` does. Blanks, words and rows of signs are plain text."""
+    `<think>` does, or stands between bars, as Gemma's `<|"|>`. Blanks, words and rows of signs are plain text."""
     kinds = {each.isalnum() for each in text if not each.isspace() and each != "\N{LOWER ONE EIGHTH BLOCK}"}
-    return len(kinds) == 2
+    return len(kinds) == 2 or (text.startswith("<|") and text.endswith("|>"))

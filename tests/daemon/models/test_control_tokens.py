@@ -75,11 +75,11 @@ def test_words_and_rows_of_signs_stay_whole(tiny_model: Path, tmp_path: Path, na
     from mlx_lm.tokenizer_utils import load as load_tokenizer
     from torpor.daemon.models.control_tokens import settle_control_tokens
 
-    family = dataclasses.replace(CHATML, harmless=(name,), unflagged=("<think>", "[x]"))
+    family = dataclasses.replace(CHATML, harmless=(name,), unflagged=("<think>", "[x]", '<|"|>'))
     write_family_tokenizer(tmp_path, family)
     tokenizer = load_tokenizer(tmp_path, {})
     controls = settle_control_tokens(tokenizer)
-    assert {controls.names[token] for token in controls.unflagged} == {"<think>", "[x]"}
+    assert {controls.names[token] for token in controls.unflagged} == {"<think>", "[x]", '<|"|>'}
     assert len(tokenizer.encode(f"a{name}b", add_special_tokens=False, split_special_tokens=True)) == 3
 
 
