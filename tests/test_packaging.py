@@ -46,7 +46,7 @@ def test_the_wheel_holds_every_module_and_the_demo_model_qc4(wheel: Path) -> Non
         for folder in FOLDERS
         for path in (ROOT / folder).rglob("*")
         if path.is_file() and "__pycache__" not in path.parts
-    } | {"torpor/__init__.py", "torpor/errors.py", "torpor/py.typed"}
+    } | {"torpor/__init__.py", "torpor/errors.py", "torpor/places.py", "torpor/py.typed"}
     with zipfile.ZipFile(wheel) as archive:
         packed = {name for name in archive.namelist() if name.startswith("torpor/")}
         assert packed == expected

@@ -183,6 +183,7 @@ def test_no_field_of_doctor_is_markup(field: str, hostile: str) -> None:
         "queue": {"waiting": 1, "background": 0, "limit": 2},
         "models": [{"name": hostile if field == "model" else "m"}],
         "config": None,
+        "disk": None,
     }
     if field.startswith("config"):
         problem = hostile if field == "config_problem" else None

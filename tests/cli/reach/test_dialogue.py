@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import sys
 import termios
 from collections.abc import Iterator
@@ -30,6 +31,7 @@ def test_what_is_typed_meanwhile_is_not_shown_and_is_read_next(keyboard: int) ->
     assert echoes()
     with unseen_typing():
         os.write(keyboard, b"typed ahead\n")
+        assert select.select([sys.stdin], [], [], 20)[0], "it has come to this end"
         assert not echoes()
     assert echoes()
     assert sys.stdin.readline() == "typed ahead\n"
