@@ -288,7 +288,8 @@ _ANSWERS: Final = (
             _TURN_JOURNAL,
             "TurnJournal._write",
             "await self._threads.on_journal(acknowledge)",
-            "asyncio.ensure_future(self._threads.on_journal(acknowledge))",
+            "asyncio.ensure_future(self._threads.on_journal(acknowledge))\n"
+            "records = [self._record_of(each.session, relying=relying) for each in batch]",
         ),
     ),
     _check(
