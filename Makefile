@@ -58,11 +58,14 @@ clients: install $(CLIENTS)/.installed ## agent frameworks and coding agents aga
 	@$(OFFLINE) $(CLIENTS)/bin/python $(if $(OFFLINE),tests/clients/offline.py $(CLIENTS)/bin/python) \
 		-m pytest -q -c tests/clients/pytest.ini --confcutdir tests/clients tests/clients
 
-$(CLIENTS)/.installed: tests/clients/requirements.txt tests/clients/package.json
-	@test -x $(CLIENTS)/bin/python || $(PYTHON) -m venv $(CLIENTS)
+$(CLIENTS)/.installed: tests/clients/requirements.txt tests/clients/requirements-older.txt tests/clients/package.json
 	@echo "installing agent frameworks and coding agents into $(CLIENTS) ..."
-	@$(CLIENTS)/bin/python -m pip install --quiet --disable-pip-version-check -r tests/clients/requirements.txt
-	@cp tests/clients/package.json $(CLIENTS)/ && cd $(CLIENTS) && npm install --silent --no-audit --no-fund
+	@for each in $(CLIENTS):requirements.txt $(CLIENTS)/older:requirements-older.txt; do \
+		test -x $${each%:*}/bin/python || $(PYTHON) -m venv $${each%:*} || exit 1; \
+		$${each%:*}/bin/python -m pip install --quiet --disable-pip-version-check -r tests/clients/$${each#*:} || exit 1; \
+	done
+	@cp tests/clients/package.json $(CLIENTS)/
+	@cd $(CLIENTS) && PATH="$$PWD/bin:$$PATH" npm install --silent --no-audit --no-fund
 	@touch $@
 
 check: install ## style and types

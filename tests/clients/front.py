@@ -40,8 +40,9 @@ _CEILINGS = {
 
 @dataclass
 class Exchange:
-    """A request for an answer, and what came back."""
+    """A request for an answer, and what came back of which daemon."""
 
+    daemon: Daemon
     path: str
     headers: Mapping[str, str]
     body: dict[str, Any]
@@ -67,36 +68,49 @@ class Exchange:
                 found |= (holder.get("usage") if isinstance(holder, dict) else None) or {}
         assert found, f"no usage on {self.path}: {bytes(self.said[-300:])!r}"
         if self.path == "/v1/messages":
-            cached, written = found["cache_read_input_tokens"], found["output_tokens"]
-            return Usage(cached, found["input_tokens"] + found["cache_creation_input_tokens"], written)
-        many = "input" if "input_tokens" in found else "prompt"
-        cached = found[f"{many}_tokens_details"]["cached_tokens"]
-        written = found["output_tokens" if many == "input" else "completion_tokens"]
-        return Usage(cached, found[f"{many}_tokens"] - cached, written)
+            details, cached, written = found, found["cache_read_input_tokens"], found["output_tokens"]
+            computed = found["input_tokens"] + found["cache_creation_input_tokens"]
+        else:
+            many = "input" if "input_tokens" in found else "prompt"
+            details = found[f"{many}_tokens_details"]
+            cached = details["cached_tokens"]
+            computed = found[f"{many}_tokens"] - cached
+            written = found["output_tokens" if many == "input" else "completion_tokens"]
+        again = details.get("recomputed_tokens", 0)
+        return Usage(cached, again, computed - again, written)
 
 
 @dataclass(frozen=True)
 class Usage:
-    """Tokens that a session had, that were read for an answer, and that were written."""
+    """Tokens of a prompt that a session had, and for which nothing was computed; that it had, and that were computed
+    again; that were read for the first time; and tokens that were written."""
 
     cached: int
+    recomputed: int
     read: int
     written: int
 
     @property
+    def known(self) -> int:
+        """Those that the session had before."""
+        return self.cached + self.recomputed
+
+    @property
     def held(self) -> int:
         """The session's tokens behind the answer."""
-        return self.cached + self.read + self.written
+        return self.known + self.read + self.written
 
 
 class Front:
     """The proxy, on a loopback port and on a Unix socket. daemon: where requests go to, now. calls: the tool that the
-    next request is made to call. arguments: those that calls of a tool have, by its name, in place of any that the
-    model makes up; in all requests of a conversation, for its tools are a part of it."""
+    next request is made to call. ends: the tool that every other request is made to call, for clients whose turns end
+    with a call. arguments: those that calls of a tool have, by its name, in place of any that the model makes up; in
+    all requests of a conversation, for its tools are a part of it."""
 
     def __init__(self, folder: Path) -> None:
         self.daemon: Daemon
         self.calls: str | None = None
+        self.ends: str | None = None
         self.arguments: dict[str, dict[str, Any]] = {}
         self.exchanges: list[Exchange] = []
         self.socket = folder / "front.sock"
@@ -137,7 +151,13 @@ class Front:
         answer = await client.send(asked, stream=True)
         told = {name: value for name, value in answer.headers.items() if name not in _DROPPED}
         exchange = Exchange(
-            path, headers, body, answer.status_code, told.get("x-torpor-session", ""), told.get("x-torpor-ignored", "")
+            self.daemon,
+            path,
+            headers,
+            body,
+            answer.status_code,
+            told.get("x-torpor-session", ""),
+            told.get("x-torpor-ignored", ""),
         )
         if body:
             self.exchanges.append(exchange)
@@ -155,15 +175,15 @@ class Front:
 
     def _change(self, path: str, body: dict[str, Any]) -> None:
         """Make an answer a call, if the next one is to be, or one of a few texts, and bound it."""
-        for tool in body.get("tools") or ():
+        for tool in (each.get("function", each) for each in body.get("tools") or ()):
             if (given := self.arguments.get(tool.get("name"))) is not None:
                 tool["parameters"] = {
                     "type": "object",
                     "properties": {name: {"enum": [value]} for name, value in given.items()},
                     "required": list(given),
                 }
-        if self.calls is not None and body.get("tools"):
-            body |= _CALLING[path](self.calls)
+        if body.get("tools") and (called := self.calls or self.ends) is not None:
+            body |= _CALLING[path](called)
             self.calls = None
         else:
             body |= _WORDED[path]
@@ -201,8 +221,20 @@ def require_nothing_read_twice(exchanges: list[Exchange]) -> None:
         assert exchange.status == 200, bytes(exchange.said)
         usage = exchange.usage
         print(f"answer {at}: {usage}")
-        assert usage.cached == held, f"answer {at} of {len(exchanges)}: {usage}, and {held} tokens were held"
+        assert usage.known == held, f"answer {at} of {len(exchanges)}: {usage}, and {held} tokens were held"
         held = usage.held
+
+
+def require_reads_do_not_grow(exchanges: list[Exchange], settled: int) -> None:
+    """For a client that words a part of its history anew: what it reads stays what it was in the first turns, while
+    the history grows, also over a kill. settled: the requests of these turns."""
+    usages = []
+    for exchange in exchanges:
+        assert exchange.status == 200, bytes(exchange.said)
+        usages.append(exchange.usage)
+        print(f"answer {len(usages) - 1}: {usages[-1]}")
+    most = max(usage.read for usage in usages[1:settled])
+    assert all(usage.read <= most for usage in usages[settled:]), f"up to {most} tokens were read at first"
 
 
 def calls_in(exchanges: list[Exchange]) -> Iterator[str]:

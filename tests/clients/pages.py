@@ -8,13 +8,13 @@ from front import Front
 from serving import ROOT
 
 _PAGE = (ROOT / "docs" / "how-to" / "clients.md").read_text(encoding="utf-8")
-_BLOCKS = re.compile(r"<!-- (client|framework): (.*?) -->\n```\w+\n(.*?)```", re.DOTALL)
+_BLOCKS = re.compile(r"<!-- (client|framework): (.*?) -->\n```(\w+)\n(.*?)```", re.DOTALL)
 
-FRAMEWORKS = tuple(name for kind, name, _ in _BLOCKS.findall(_PAGE) if kind == "framework")
-"""Those with an example."""
+FRAMEWORKS = tuple((name, language) for kind, name, language, _ in _BLOCKS.findall(_PAGE) if kind == "framework")
+"""Those with an example, and its language."""
 
 
 def documented(name: str, front: Front) -> str:
     """What the page says for a client or a framework."""
-    (block,) = (block for _, its_name, block in _BLOCKS.findall(_PAGE) if its_name == name)
+    (block,) = (block for _, its_name, _, block in _BLOCKS.findall(_PAGE) if its_name == name)
     return str(block).replace("http://127.0.0.1:8080", front.url).replace("$TORPOR_TOKEN", front.token)

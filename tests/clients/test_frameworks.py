@@ -8,7 +8,9 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import subprocess
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -16,7 +18,8 @@ from typing import Any, Literal
 import httpx2
 import pytest
 from conftest import Stage
-from front import calls_in, require_nothing_read_twice
+from front import calls_in, require_nothing_read_twice, require_reads_do_not_grow
+from serving import INSTALLED, NODE, OLDER
 
 TURNS = 10
 SYSTEM = "You are terse."
@@ -25,7 +28,11 @@ Ask = Callable[[str], object]
 
 
 def look(part: Part) -> str:
-    """Looks at a part of the file."""
+    """Looks at a part of the file.
+
+    Args:
+        part: Which one.
+    """
     return f"The {part} has 12 lines."
 
 
@@ -43,12 +50,14 @@ LOOK = {
 
 @dataclass(frozen=True)
 class Reach:
-    """How a client reaches the front. socket: of the Unix socket; None for the loopback port."""
+    """How a client reaches the front. socket: of the Unix socket; None for the loopback port. ending: ends what the
+    client has started."""
 
     url: str
     token: str
     socket: Path | None
     folder: Path
+    ending: ExitStack
 
     def client(self) -> httpx2.Client:
         return httpx2.Client(transport=self.socket and httpx2.HTTPTransport(uds=str(self.socket)), timeout=120)
@@ -223,11 +232,75 @@ def by_llm(reach: Reach) -> Ask:
     return lambda question: talk.chain(question, system=SYSTEM).text()
 
 
+def by_autogen(reach: Reach) -> Ask:
+    from autogen_agentchat.agents import AssistantAgent
+    from autogen_core.models import ModelFamily
+    from autogen_ext.models.openai import OpenAIChatCompletionClient
+
+    model = OpenAIChatCompletionClient(
+        model="demo",
+        base_url=f"{reach.url}/v1",
+        api_key=reach.token,
+        http_client=reach.aclient(),
+        max_retries=0,
+        model_info={
+            "family": ModelFamily.UNKNOWN,
+            "function_calling": True,
+            "json_output": True,
+            "structured_output": True,
+            "vision": False,
+        },
+    )
+    agent = AssistantAgent("one", model, tools=[look], system_message=SYSTEM, max_tool_iterations=4)
+    loop = asyncio.new_event_loop()
+    return lambda question: loop.run_until_complete(agent.run(task=question)).messages[-1]
+
+
+def by_smolagents(reach: Reach) -> Ask:
+    from smolagents import LogLevel, OpenAIModel, ToolCallingAgent, tool  # type: ignore[attr-defined]
+
+    model = OpenAIModel(
+        "demo", api_base=f"{reach.url}/v1", api_key=reach.token, client_kwargs={"http_client": reach.client()}
+    )
+    agent = ToolCallingAgent([tool(look)], model, instructions=SYSTEM, max_steps=4, verbosity_level=LogLevel.OFF)
+    return lambda question: agent.run(question, reset=False)
+
+
+def by_llama_index(reach: Reach) -> Ask:
+    return _by_program(reach, OLDER / "python", Path(__file__).with_name("llama_index_agent.py"))
+
+
+def by_ai_sdk(reach: Reach) -> Ask:
+    program = Path(__file__).with_name("ai_sdk_agent.mjs").read_text(encoding="utf-8")
+    return _by_program(reach, NODE / "node", "--input-type=module", "--eval", program)
+
+
+def _by_program(reach: Reach, *command: str | Path) -> Ask:
+    """A program that answers a question a line. It ends with its standard input."""
+    program = subprocess.Popen(
+        [*command, reach.url, reach.token], cwd=INSTALLED, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    reach.ending.enter_context(program)
+
+    def ask(question: str) -> object:
+        assert program.stdin is not None
+        assert program.stdout is not None
+        print(question, file=program.stdin, flush=True)
+        answer = program.stdout.readline()
+        assert answer, f"the program ended with {program.wait(timeout=60)}"
+        return answer
+
+    return ask
+
+
 CLIENTS = [
     *(pytest.param(by, on_unix, id=f"{by.__name__[3:]}-{'unix' if on_unix else 'loopback'}")
-    for by in (by_openai, by_openai_responses, by_anthropic, by_langgraph, by_pydantic_ai, by_openai_agents, by_litellm)
+    for by in (
+        by_openai, by_openai_responses, by_anthropic, by_langgraph, by_pydantic_ai, by_openai_agents, by_litellm,
+        by_autogen,
+    )
     for on_unix in (False, True)),
-    pytest.param(by_llm, False, id="llm-loopback"),
+    *(pytest.param(by, False, id=f"{by.__name__[3:]}-loopback") for by in (by_llm, by_llama_index, by_ai_sdk)),
 ]  # fmt: skip
 
 
@@ -236,13 +309,29 @@ def test_ten_turns_with_tools_survive_a_kill_and_nothing_is_read_twice(
     stage: Stage, by: Callable[[Reach], Ask], on_unix: bool
 ) -> None:
     """T9."""
+    lead(stage, by, on_unix)
+    require_nothing_read_twice(stage.front.exchanges)
+    assert list(calls_in(stage.front.exchanges)) == ["look"] * (TURNS // 2)
+
+
+def test_smolagents_goes_on_over_a_kill_and_reads_again_what_it_words_anew(stage: Stage) -> None:
+    """T9, for a client that keeps a call as a text of its own."""
+    stage.front.ends = "final_answer"
+    stage.front.arguments = {"final_answer": {"answer": "It has twelve lines."}}
+    lead(stage, by_smolagents, on_unix=False)
+    require_reads_do_not_grow(stage.front.exchanges, settled=6)
+    assert list(calls_in(stage.front.exchanges)).count("look") == TURNS // 2
+
+
+def lead(stage: Stage, by: Callable[[Reach], Ask], on_unix: bool) -> None:
+    """Ten turns, a call in each second one, and a kill right after the fifth."""
     front = stage.begin()
     socket = front.socket if on_unix else None
-    ask = by(Reach("http://localhost" if on_unix else front.url, front.token, socket, stage.folder))
-    for turn in range(TURNS):
-        if turn == TURNS // 2:
-            stage.kill()
-        front.calls = "look" if turn % 2 else None
-        ask(f"Question {turn}: what does it say?")
-    require_nothing_read_twice(front.exchanges)
-    assert list(calls_in(front.exchanges)) == ["look"] * (TURNS // 2)
+    with ExitStack() as ending:
+        url = "http://localhost" if on_unix else front.url
+        ask = by(Reach(url, front.token, socket, stage.folder, ending))
+        for turn in range(TURNS):
+            if turn == TURNS // 2:
+                stage.kill()
+            front.calls = "look" if turn % 2 else None
+            ask(f"Question {turn}: what does it say?")
