@@ -33,6 +33,6 @@ for await (const question of createInterface({ input: process.stdin })) {
     },
   });
   const text = await answer.text;
-  messages.push(...(await answer.response).messages);
+  messages.push(...(await answer.responseMessages));
   console.log(JSON.stringify(text));
 }

@@ -13,6 +13,7 @@ import socket
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,12 @@ from starlette.routing import Route
 
 MOST_TOKENS = 300
 """Of an answer; clients ask for up to 32,000."""
+
+BLOCK = 256
+"""Tokens of a block of a session's file."""
+
+A_FEW = 8
+"""Tokens by which two questions of one length differ."""
 
 ANSWER = {"type": "string", "enum": ["Yes.", "No.", "It has twelve lines."]}
 """The texts of answers that are no calls."""
@@ -215,7 +222,8 @@ _WORDED: dict[str, dict[str, Any]] = {
 
 
 def require_nothing_read_twice(exchanges: list[Exchange]) -> None:
-    """Each answer finds all of the ones before in the session, and only what is new is read."""
+    """Each answer finds all of the ones before in the session, and only what is new is read. A kill costs two blocks
+    and the last turn at most, which are computed again."""
     held = 0
     for at, exchange in enumerate(exchanges):
         assert exchange.status == 200, bytes(exchange.said)
@@ -223,6 +231,15 @@ def require_nothing_read_twice(exchanges: list[Exchange]) -> None:
         print(f"answer {at}: {usage}")
         assert usage.known == held, f"answer {at} of {len(exchanges)}: {usage}, and {held} tokens were held"
         held = usage.held
+    require_little_computed_again(exchanges)
+
+
+def require_little_computed_again(exchanges: list[Exchange]) -> None:
+    """The last token of what a fork has in common, and behind a kill two blocks and what was read and written last."""
+    for before, exchange in pairwise(exchanges):
+        is_killed = exchange.daemon is not before.daemon
+        most = 2 * BLOCK + before.usage.read + before.usage.written if is_killed else 1
+        assert exchange.usage.recomputed <= most, f"{exchange.usage}, behind {before.usage}"
 
 
 def require_reads_do_not_grow(exchanges: list[Exchange], settled: int) -> None:
@@ -233,7 +250,8 @@ def require_reads_do_not_grow(exchanges: list[Exchange], settled: int) -> None:
         assert exchange.status == 200, bytes(exchange.said)
         usages.append(exchange.usage)
         print(f"answer {len(usages) - 1}: {usages[-1]}")
-    most = max(usage.read for usage in usages[1:settled])
+    require_little_computed_again(exchanges)
+    most = max(usage.read for usage in usages[1:settled]) + A_FEW
     assert all(usage.read <= most for usage in usages[settled:]), f"up to {most} tokens were read at first"
 
 

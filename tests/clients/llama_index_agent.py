@@ -3,8 +3,6 @@
 A program of its own, because LlamaIndex takes no `openai` from 3 on, and runs in the environment of older clients.
 """
 
-from __future__ import annotations
-
 import asyncio
 import sys
 from typing import Literal

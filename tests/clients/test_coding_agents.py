@@ -165,7 +165,7 @@ def qwen_code(front: Front, folder: Path) -> Agent:
     (home / ".qwen" / "settings.json").write_text(json.dumps({**json.loads(documented("qwen-code", front)), **quiet}))
 
     def runs(question: str, goes_on: bool) -> list[str]:
-        prompt = ["--bare", "--system-prompt", "You are a helper.", "--core-tools", "read_file", "--yolo"]
+        prompt = ["--system-prompt", "You are a helper.", "--core-tools", "read_file", "--yolo"]
         return [str(PROGRAMS / "qwen"), *prompt, *["-c"][: int(goes_on)], "-o", "json", question]
 
     return ByCommand(home, "read_file", runs, {"TORPOR_TOKEN": front.token})
@@ -180,6 +180,9 @@ def cline(front: Front, folder: Path) -> Agent:
     subprocess.run(["sh", "-euc", documented("cline", front)], env=environment, check=True, stdin=subprocess.DEVNULL)
     few_tools = {"disabledTools": ["teams", "spawn_agent"]}
     (home / ".cline" / "data" / "settings" / "global-settings.json").write_text(json.dumps(few_tools))
+    front.arguments = {
+        "read_files": {"files": [{"path": str(home / "project" / "notes.txt")}]}
+    }  # it counts failed calls
     command = [str(PROGRAMS / "cline"), "--acp", "--auto-approve", "true"]
     return InEditor(home, "read_files", Conversation(command, "demo", environment, home / "project"))
 
@@ -213,7 +216,7 @@ def main_requests(exchanges: list[Exchange]) -> list[Exchange]:
 
 
 AGENTS = (claude_code, claude_code_in_full, codex, opencode, pi, qwen_code, cline, continue_cli)
-SHORT = (claude_code, pi, qwen_code)
+SHORT = (claude_code, pi)
 """Those whose prompts fit the demo model's context."""
 
 
