@@ -19,7 +19,7 @@ from .call_reading import INTEGERS
 from .call_tags import Tags
 from .marks import Marks
 from .rules import Literal, NotForcible, Rules, Schema, quoted
-from .schemas import alternatives, binding, kinds_of, resolved
+from .schemas import alternatives, binding, kinds_of, reference_of, resolved
 
 _PYTHON_ESCAPES: Final = '"\\bfnrt'
 """The escapes of JSON that mean the same in Python."""
@@ -53,7 +53,7 @@ def call_rules(marks: Marks, tools: Sequence[Schema], literal: Literal, loose: C
             if name in loose and form.loose is not None:
                 bodies.append(form.loose(rules, name, marks))
             else:
-                rules.root = _ANY_ARGUMENTS if name in loose else _parameters(tool)
+                rules.begin(_ANY_ARGUMENTS if name in loose else _parameters(tool))
                 bodies.append(f"{rules.add(form.write(rules, name, rules.root, marks))} {end}")
     return CallRules(f"({' | '.join(bodies)})", rules.text(), form.guards, rules.parts)
 
@@ -228,7 +228,10 @@ def _write_bare(quote: str, rules: Rules, name: str, schema: Schema, _: Marks) -
 
 
 def _bare_value(quote: str, rules: Rules, schema: Schema) -> str:
-    options = alternatives(schema, rules.root)
+    reference = reference_of(schema)
+    if reference is not None and resolved(reference, rules.root) is not None:
+        return rules.named(reference, partial(_bare_value, quote, rules))
+    options = alternatives(schema)
     if len(options) > 1 or options[0] is not schema:
         return f"({' | '.join(_bare_value(quote, rules, each) for each in options)})"
     kinds = kinds_of(schema, rules.root)

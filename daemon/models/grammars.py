@@ -120,7 +120,10 @@ class Grammars:
         place for it."""
         with self._lock:
             words = self._read()
-            grammar, guards, parts = _grammar_of(form, marks, words)
+            try:
+                grammar, guards, parts = _grammar_of(form, marks, words)
+            except RecursionError:
+                raise _refusal("a schema is nested too deep, or its references are") from None
             found = self._compiled.get(grammar)
             if found is None:
                 try:
@@ -295,7 +298,7 @@ def _source_of(constraint: Constraint) -> tuple[dict[str, Any], _Parts]:
     if not isinstance(schema, dict) and schema is not True:
         raise _refusal("the schema is no JSON object, or false, which allows no answer")
     rules = Rules(quoted, "answer", None, is_closed=False)
-    rules.root = binding(schema) if isinstance(schema, dict) else {}
+    rules.begin(binding(schema) if isinstance(schema, dict) else {})
     try:
         with rules.at("the schema"):
             start = rules.json(rules.root)

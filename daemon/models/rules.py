@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Final
 
-from .schemas import alternatives, kind_of, with_definitions
+from .schemas import alternatives, kind_of, reference_of, resolved, with_definitions
 
 JSON_FORM: Final[Mapping[str, Any]] = MappingProxyType(
     {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": ", "coerce_one_of": True}
@@ -57,10 +57,24 @@ class Rules:
         self._integers = integers
         self._is_closed = is_closed
         self.root: Schema = {}
+        self._references: dict[str, str] = {}  # the names of their rules
         self.parts: list[tuple[str, Schema]] = []
         self._place: list[str] = []
         self._names: dict[str, str] = {}  # of the rules, by their text
         self._lines: list[str] = []
+
+    def begin(self, root: Schema) -> None:
+        """What follows is of another schema."""
+        self.root, self._references = root, {}
+
+    def named(self, reference: str, write: Callable[[Any], str]) -> str:
+        """The name of the rule for what a reference names. It is written once, for it may stand within itself."""
+        if reference not in self._references:
+            at, name = len(self._lines), f"{self._prefix}_{len(self._lines)}"
+            self._references[reference] = name
+            self._lines.append("")
+            self._lines[at] = f"{name}: {write(resolved(reference, self.root))}"
+        return self._references[reference]
 
     def add(self, body: str, *, head: str = "") -> str:
         """A rule of that body; gives its name."""
@@ -103,7 +117,10 @@ class Rules:
         """The pieces for JSON of a schema. Raises NotForcible: no grammar says some number of it exactly."""
         if not isinstance(schema, Mapping) or not self._is_beyond(schema):
             return self._compiled(schema if isinstance(schema, Mapping) else {}, form)
-        found = alternatives(schema, self.root)
+        reference = reference_of(schema)
+        if reference is not None:
+            return self.named(reference, lambda named: self.json(named, **form))
+        found = alternatives(schema)
         if len(found) > 1 or found[0] is not schema:
             return f"({' | '.join(self.json(each, **form) for each in found)})"
         if "const" in schema or "enum" in schema:
@@ -130,11 +147,13 @@ class Rules:
         own = schema.get("x-guidance", {})
         return self.add("%json " + json.dumps({**schema, "x-guidance": {**JSON_FORM, **form, **own}}))
 
-    def _is_beyond(self, schema: Any, *, of_constants: bool = False, depth: int = 0) -> bool:
-        """Whether a schema has something that the library does not say exactly. of_constants: a value or bound."""
+    def _is_beyond(self, schema: Any, *, of_constants: bool = False, seen: set[str] | None = None) -> bool:
+        """Whether a schema has something that the library does not say exactly. of_constants: a value or bound. seen:
+        the references that were followed."""
+        seen = set() if seen is None else seen
         if isinstance(schema, list):
-            return any(self._is_beyond(each, of_constants=of_constants, depth=depth) for each in schema)
-        if not isinstance(schema, Mapping) or depth > _MOST_DEPTH:
+            return any(self._is_beyond(each, of_constants=of_constants, seen=seen) for each in schema)
+        if not isinstance(schema, Mapping):
             return False
         if _is_long(schema.get("const")) or _is_long(schema.get("enum")):
             return True
@@ -144,13 +163,14 @@ class Rules:
         is_open = self._is_closed and not (of_constants or {*_BOUNDS, "multipleOf", "const", "enum"} & schema.keys())
         if is_open and schema.get("type") == "number":
             return True
-        if isinstance(schema.get("$ref"), str):
-            named = next(iter(alternatives({"$ref": schema["$ref"]}, self.root)))
-            if named != {"$ref": schema["$ref"]} and self._is_beyond(named, of_constants=of_constants, depth=depth + 1):
+        named = schema.get("$ref")
+        if isinstance(named, str) and named not in seen:
+            seen.add(named)
+            if self._is_beyond(resolved(named, self.root), of_constants=of_constants, seen=seen):
                 return True
         inner = [value for key, value in schema.items() if key not in ("const", "enum", "$defs", "definitions")]
         inner += [list(each.values()) for each in (schema.get("properties"),) if isinstance(each, Mapping)]
-        return any(self._is_beyond(each, of_constants=of_constants, depth=depth + 1) for each in inner)
+        return any(self._is_beyond(each, of_constants=of_constants, seen=seen) for each in inner)
 
     def _values(self, values: Sequence[Any]) -> str:
         if not values:
@@ -222,7 +242,6 @@ def text_without(mark: str, unlike: Sequence[str] = ()) -> str:
     return "/(?s:.*)/" + "".join(f" & ~/{each}/" for each in (f"(?s:.*){spelled}(?s:.*)", *unlike))
 
 
-_MOST_DEPTH: Final = 64
 _PLAIN_FLOAT: Final = re.compile(r"-?\d{1,15}\.\d+")
 
 

@@ -90,20 +90,31 @@ def with_definitions(schema: Mapping[str, Any], root: Mapping[str, Any]) -> Mapp
     return {**{key: root[key] for key in ("$defs", "definitions") if key in root}, **schema}
 
 
-def alternatives(schema: Any, root: Any, depth: int = 0) -> list[Any]:
-    """The schemas of which a value matches one, each of one type as far as they say so: those of anyOf and oneOf, of
-    lists of types, and behind references."""
-    if not isinstance(schema, Mapping) or depth > _MOST_DEPTH:
+def reference_of(schema: Any) -> str | None:
+    """What a schema names that is a reference, and no more."""
+    named = schema.get("$ref") if isinstance(schema, Mapping) else None
+    is_alone = isinstance(named, str) and not schema.keys() - {"$ref", "$defs", "definitions"}
+    return named if is_alone else None
+
+
+def alternatives(schema: Any, behind: Any = None, seen: set[str] | None = None) -> list[Any]:
+    """The schemas of which a value matches one, each of one type as far as they say so: those of anyOf and oneOf, and
+    of lists of types. behind: the root, to look behind references, too. seen: those that were followed."""
+    seen = set() if seen is None else seen
+    if not isinstance(schema, Mapping):
         return [schema]
+    named = None if behind is None else resolved(reference_of(schema), behind)
+    if named is not None:
+        is_new = schema["$ref"] not in seen  # a union with itself allows no more
+        seen.add(schema["$ref"])
+        return alternatives(named, behind, seen) if is_new else []
     own = schema.keys() - {"$defs", "definitions"}
-    if own == {"$ref"} and (named := resolved(schema["$ref"], root)) is not None:
-        return alternatives(named, root, depth + 1)
     for key in ("anyOf", "oneOf", "allOf"):
         options = schema.get(key)
         if isinstance(options, list) and own <= {key, "type"} and (key != "allOf" or len(options) == 1):
             limit = {"type": schema["type"]} if "type" in schema else {}
             parts = [{**limit, **each} if isinstance(each, Mapping) else each for each in options]
-            return [one for each in parts for one in alternatives(each, root, depth + 1)]
+            return [one for each in parts for one in alternatives(each, behind, seen)]
     if isinstance(schema.get("type"), list):
         parts = [{**schema, "type": each} for each in schema["type"]]
         return [_of_its_kind(each) for each in parts]
@@ -120,10 +131,6 @@ def _of_its_kind(schema: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(schema.get("enum"), list):
         return schema
     return {**schema, "enum": [each for each in schema["enum"] if kind_of(each) in _wide(_typed(schema))]}
-
-
-_MOST_DEPTH: Final = 16
-"""Of schemas in schemas: a reference may name what it stands in."""
 
 
 class _Kinds:

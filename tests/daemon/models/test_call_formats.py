@@ -159,13 +159,11 @@ def test_what_a_form_allows_its_parser_reads(tiny_model: Path, parser: str, spec
 
 LARGE = 175928847299117063
 UNION = {"anyOf": [{"type": "string"}, {"type": "null"}]}
-MODELS = {
-    **tool(
-        "a", ("id", "note", "at"), id={"const": LARGE}, note=UNION, at={"$ref": "#/$defs/At"}, of={"enum": [1, "b"]}
-    ),
-}
+AT, NODE = {"$ref": "#/$defs/At"}, {"$ref": "#/$defs/Node"}
+MODELS = tool("a", ("id", "note", "at"), id={"const": LARGE}, note=UNION, at=AT, of={"enum": [1, "b"]}, on=NODE)
 MODELS["parameters"]["$defs"] = {
-    "At": {"title": "At", "oneOf": [{"type": "integer", "minimum": 10**17}, {"const": "sea"}]}
+    "At": {"title": "At", "oneOf": [{"type": "integer", "minimum": 10**17}, {"const": "sea"}]},
+    "Node": {"type": "object", "properties": {"left": NODE, "right": NODE}},
 }
 """A tool as pydantic 2 describes one."""
 

@@ -11,7 +11,7 @@ import pytest
 from llguidance import LLMatcher, LLTokenizer
 from torpor.daemon.models.call_reading import INTEGERS
 from torpor.daemon.models.rules import NotForcible, Rules, _digits, quoted
-from torpor.daemon.models.schemas import binding
+from torpor.daemon.models.schemas import alternatives, binding, kinds_of
 
 WORDS = LLTokenizer("byte")
 LARGE = 175928847299117063
@@ -19,7 +19,7 @@ LARGE = 175928847299117063
 
 def grammar(schema: dict[str, Any], *, is_closed: bool) -> str:
     rules = Rules(quoted, "value", INTEGERS if is_closed else None, is_closed=is_closed)
-    rules.root = binding(schema)
+    rules.begin(binding(schema))
     with rules.at("the schema"):
         start = rules.json(rules.root)
     return f"start: {start}\n{rules.text()}"
@@ -66,6 +66,32 @@ def test_a_schema_allows_what_it_says_to_the_digit(is_closed: bool) -> None:
         for value in (*right, *wrong):
             text = json.dumps(value)
             assert says(schema, text, is_closed=is_closed) is (value in right and value not in wrong), (schema, text)
+
+
+NODE = {"type": "object", "properties": {"id": {"const": LARGE}, "size": {"type": "number"}}, "required": ["id"]}
+NODE["properties"] |= {side: {"anyOf": [{"$ref": "#/$defs/Node"}, {"type": "null"}]} for side in ("left", "right")}
+
+
+def test_a_schema_that_names_itself_twice_is_said() -> None:
+    tree = {
+        "id": LARGE,
+        "size": 1.5,
+        "left": {"id": LARGE, "left": None},
+        "right": {"id": LARGE, "right": {"id": LARGE}},
+    }
+    schema = {"$ref": "#/$defs/Node", "$defs": {"Node": NODE}}
+    for is_closed in (True, False):
+        assert says(schema, json.dumps(tree), is_closed=is_closed)
+        assert not says(schema, json.dumps({**tree, "left": {"id": 1}}), is_closed=is_closed)
+
+
+def test_references_that_name_each_other_often_take_no_time_that_grows_with_their_paths() -> None:
+    several = {f"D{at}": {"anyOf": [{"$ref": f"#/$defs/D{(at + by) % 40}"} for by in (1, 2, 3)]} for at in range(40)}
+    several["D39"] = {"type": "object", "properties": {"x": {"$ref": "#/$defs/D0"}, "y": {"const": LARGE}}}
+    schema = {"type": "object", "properties": {"a": {"$ref": "#/$defs/D0"}}, "$defs": several}
+    assert len(grammar(schema, is_closed=True)) < 20_000
+    assert kinds_of({"$ref": "#/$defs/D0"}, schema) == {"object"}
+    assert len(alternatives({"$ref": "#/$defs/D0"}, schema)) == 1
 
 
 def test_numbers_of_a_call_have_exponents_and_are_floats() -> None:

@@ -379,3 +379,12 @@ async def test_a_transcript_without_a_question_is_refused(rig: Rigged) -> None:
     with pytest.raises(InvalidTranscript):
         await converse(rig, [user("one"), assistant("eins")])
     assert await names(rig) == set()
+
+
+async def test_measure_tells_the_strict_tools_that_cannot_be_held(rig: Rigged) -> None:
+    good = {"name": "good", "description": "", "parameters": {"type": "object", "properties": {"a": {"const": 1}}}}
+    bad = {**good, "name": "bad", "parameters": {"type": "object", "not": {}}}
+    for tools, told in (((good,), ()), ((good, bad), ("bad",)), ((bad,), ("bad",))):
+        choice = ToolChoice(strict=("good", "bad", "missing"))
+        measured = await rig.service.measure("a", [user("q")], tools=tools, tool_choice=choice)
+        assert measured.unheld == told
