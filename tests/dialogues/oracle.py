@@ -34,6 +34,7 @@ from torpor.daemon.sessions.encoding import Encoder
 from torpor.daemon.sessions.sessions import Session
 from torpor.daemon.sessions.transcripts import TextMap
 from torpor.tests.daemon.models.template_families import Family
+from torpor.tests.dialogues.calls import is_clear, is_meant
 from torpor.tests.dialogues.generator import Dialogue
 
 Message = Mapping[str, Any]
@@ -513,10 +514,10 @@ class _Sweep:
         wanted, got = list(meant.get("tool_calls", [])), shown.get("tool_calls", [])
         seen = self._found.seen
         schemas = {each["name"]: each["parameters"] for each in self._dialogue.tools}
-        left = iter(wanted)
+        parser, left = self._model.marks.parser, iter(wanted)
         for call in got:
             # What is not clear is text, so some may not be there; but what is there is whole.
-            if not any(_means(each, call, schemas) for each in left):
+            if not any(is_meant(parser, each, call, schemas) for each in left):
                 self._fault(f"of the calls {wanted} the model is said to have written {call}")
         if is_short:
             return
@@ -531,8 +532,8 @@ class _Sweep:
             return
         if len(got) < len(wanted):
             seen["answers with calls told as text"] += 1
-            is_ours = marks.parser == "marks" and rules_of(self._model.tokenizer).tools
-            if not is_ours and all(_is_clear(marks.parser, call) for call in wanted):
+            is_ours = parser == "marks" and rules_of(self._model.tokenizer).tools
+            if not is_ours and all(is_clear(parser, call) for call in wanted):
                 self._fault(f"a clear call is told as text: {wanted} {shown}")
             return
         if "<|channel|>" in self._rendering.family.controls or (starts and words.lstrip().startswith(starts)):
@@ -541,25 +542,6 @@ class _Sweep:
             self._fault(f"the words {words!r} were shown as {shown['content']!r}")
         if starts and shown.get("reasoning", "").strip() != thought.strip():
             self._fault(f"the thinking {thought!r} was shown as {shown.get('reasoning')!r}")
-
-
-_UNCLEAR: Final[Mapping[str, tuple[str, ...]]] = {
-    "function_gemma": ("<escape>", "<end_function_call>"),
-    "gemma4": ('<|"|>', "<tool_call|>"),
-    "glm47": ("<arg_", "</arg_", "</tool_call>"),
-    "kimi_k3": ("<|open|>", "<|close|>"),
-    "longcat": ("<longcat_arg_", "</longcat_arg_", "</longcat_tool_call>"),
-    "minicpm5": ("<param", "</param>", "</function>", "]]>", "<![CDATA["),
-    "minimax_m2": ("<parameter", "</parameter>", "</invoke>", "</minimax:tool_call>"),
-    "qwen3_coder": ("<parameter", "</parameter>", "</function>", "</tool_call>"),
-}
-"""Texts with which a value cannot be told from what follows it, in the forms that have no quotes."""
-
-
-def _is_clear(parser: str, call: Mapping[str, Any]) -> bool:
-    """Whether a form says a call so that it can be read in one way only."""
-    said = json.dumps(call["arguments"], ensure_ascii=False)
-    return not any(json.dumps(mark)[1:-1] in said for mark in _UNCLEAR.get(parser, ()))
 
 
 def _as_result(message: Mapping[str, Any], ids: list[str]) -> dict[str, Any]:
@@ -581,8 +563,3 @@ def _edited(history: Sequence[dict[str, Any]], chance: Random) -> list[dict[str,
         {**history[at], "content": chance.choice((f"Other words. {text}", f"{text} Other words."))},
         *history[at + 1 :],
     ]
-
-
-def _means(meant: Mapping[str, Any], shown: Mapping[str, Any], schemas: Mapping[str, Any]) -> bool:
-    """Whether a call is the one that the model meant, to the types of its values."""
-    return meant["name"] == shown["name"] and json.dumps(meant["arguments"]) == json.dumps(shown["arguments"])
