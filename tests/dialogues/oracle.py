@@ -48,7 +48,6 @@ DIFFERENCES: Final[Mapping[str, str]] = {
     "thinking": "An answer's thinking stays where it was written; a template drops it, or writes an empty one.",
     "blanks": "Blanks around an answer's words stay as they were written; a template strips them, or sets its own.",
     "another end": "An answer's end token is the one that was written; a template sets its own.",
-    "no end": "An answer that its limit cut off has no end token, until the next turn is read.",
     "quoted thinking": "An answer's words in front of a `</think>` that it quotes stay; some templates drop them.",
     "spelled anew": "Calls and words beside them stand as they were written; a template spells and orders them anew.",
     "cut off": "A call that its limit cut off stays where it was written, and is shown to nobody.",
@@ -311,26 +310,24 @@ class _Walk:
         answer = self._said[number]
         if at < answer.start - answer.opening:
             return None
-        for ends, skipped in self._ends(number, there):
+        for ends in self._ends(number, there):
             ours, theirs = self._ledger[at : answer.end], self._whole[there:ends]
             names = _explain(self._rendering, ours, theirs, answer, self._messages[answer.number])
-            if names is not None and (more := self._from(number + 1, answer.end + skipped, ends)) is not None:
+            if names is not None and (more := self._from(number + 1, answer.end, ends)) is not None:
                 return names + more
         return None
 
-    def _ends(self, number: int, there: int) -> Iterator[tuple[int, int]]:
-        """Where in the rendering an answer may end: where what was read behind it stands. And how many of the tokens
-        behind it belong to it, for an answer that had no end token."""
-        answer, is_last = self._said[number], number + 1 == len(self._said)
+    def _ends(self, number: int, there: int) -> Iterator[int]:
+        """Where in the rendering an answer may end: where what was read behind it stands."""
+        is_last = number + 1 == len(self._said)
         following = len(self._ledger) if is_last else self._said[number + 1].start - self._said[number + 1].opening
-        behind = self._ledger[answer.end : max(answer.end, following)]
-        ends = self._rendering.model.end_tokens
-        closed = next((at for at, token in enumerate(behind) if token in ends), 0) + 1
-        for skipped in (0,) if not behind or self._ledger[answer.end - 1] in ends else (0, closed):
-            core = behind[skipped:]
-            for end in range(there, len(self._whole) - len(core) + 1):
-                if self._whole[end : end + len(core[:1])] == core[:1] and self._whole[end : end + len(core)] == core:
-                    yield end, skipped
+        behind = self._ledger[self._said[number].end : max(self._said[number].end, following)]
+        for end in range(there, len(self._whole) - len(behind) + 1):
+            if (
+                self._whole[end : end + len(behind[:1])] == behind[:1]
+                and self._whole[end : end + len(behind)] == behind
+            ):
+                yield end
 
 
 def _alike(one: Sequence[int], other: Sequence[int]) -> int:
@@ -347,7 +344,7 @@ def _explain(
     names: Counter[str] = Counter()
     one, other = (_Answer.of(rendering, each) for each in (ours, theirs))
     if one.end != other.end:
-        names["another end" if one.end else "no end"] += 1
+        names["another end"] += 1
     if "</think>" in answer.shown["content"] and said_alike(answer.shown, message):
         names["quoted thinking"] += 1
         return names
