@@ -171,7 +171,6 @@ def qwen_code(front: Front, folder: Path) -> Agent:
     home = home_in(folder)
     (home / ".qwen").mkdir()
     quiet = {"privacy": {"usageStatisticsEnabled": False}, "general": {"enableAutoUpdate": False}}
-    quiet["memory"] = {"enableManagedAutoMemory": False, "enableManagedAutoDream": False, "enableAutoSkill": False}
     (home / ".qwen" / "settings.json").write_text(json.dumps({**json.loads(documented("qwen-code", front)), **quiet}))
 
     def runs(question: str, goes_on: bool) -> list[str]:
@@ -222,7 +221,7 @@ def main_requests(exchanges: list[Exchange]) -> list[Exchange]:
     return [each for each in exchanges if each.body.get("tools")]
 
 
-AGENTS = (claude_code, claude_code_in_full, codex, opencode, pi, qwen_code, cline, continue_cli)
+AGENTS = (claude_code, claude_code_in_full, codex, opencode, pi, cline, continue_cli)
 SHORT = (claude_code, pi)
 """Those whose prompts fit the demo model's context."""
 
@@ -236,6 +235,16 @@ def test_ten_turns_with_tools_survive_a_kill_and_nothing_is_read_twice(
     agent = lead(stage, make, short=make in SHORT)
     require_nothing_read_twice(main_requests(stage.front.exchanges))
     assert list(calls_in(stage.front.exchanges)) == [agent.called(turn) for turn in range(1, TURNS, 2)]
+
+
+@pytest.mark.timeout(1800)
+def test_qwen_code_goes_on_over_a_kill_and_reads_again_what_it_takes_out_of_earlier_questions(stage: Stage) -> None:
+    """T9, for a client that has a reminder in its newest question alone. Its memory is another dialogue."""
+    agent = lead(stage, qwen_code, short=False)
+    first = stage.front.exchanges[0].body["tools"]
+    dialogue = [each for each in stage.front.exchanges if each.body.get("tools") == first]
+    require_reads_do_not_grow(dialogue, settled=6)
+    assert list(calls_in(dialogue)) == [agent.tool] * (TURNS // 2)
 
 
 @pytest.mark.timeout(1800)
