@@ -1,12 +1,19 @@
-"""Where the files of this user belong on this platform. Creates nothing."""
+"""Where the files of this user belong on this platform, and what some file systems lack. Creates nothing."""
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Final
 
 from .errors import NoHome
+
+NO_LINKS_ERRNOS: Final = frozenset(
+    {errno.EPERM, errno.EACCES, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
+)
+"""The error numbers of a file system without hard links."""
 
 
 def user_folder(find: Callable[[str], Path]) -> Path:

@@ -19,7 +19,6 @@ turn.
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import statistics
 import sys
@@ -28,7 +27,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
@@ -39,7 +38,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import plain
 from figures import OURS, PEER, panels, parser_for, rounds_of, save
 from machine import spread
-from torpor.errors import TorporError
+from spawned import SPAWN, answering, serve
 from torpor.memvid.disk import durable
 from torpor.memvid.folder.journal import TURNS_FILE
 from torpor.memvid.limits import MIB
@@ -55,7 +54,6 @@ MOST_TOKENS: Final = 16
 FLUSHED_BYTES: Final = 1 * MIB
 """Of the file for the flush alone."""
 ANSWER_S: Final = 120.0
-_SPAWN = multiprocessing.get_context("spawn")
 _numbers = count()
 
 
@@ -63,8 +61,8 @@ class Counted:
     """What the daemon has done to its journal, counted in its process and read in this one."""
 
     def __init__(self) -> None:
-        self._flushes, self._bytes = _SPAWN.Value("q", 0), _SPAWN.Value("q", 0)
-        self._seconds = _SPAWN.Value("d", 0.0)
+        self._flushes, self._bytes = SPAWN.Value("q", 0), SPAWN.Value("q", 0)
+        self._seconds = SPAWN.Value("d", 0.0)
 
     def count(self) -> None:
         """From now on, in this process."""
@@ -91,33 +89,17 @@ class Counted:
 
 def _serve(store: Path, socket: Path, counted: Counted) -> None:
     """The daemon, in a process of its own."""
-    from torpor.socket_api.main import run
-
     counted.count()
-    sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - for as long as the process runs
-    run({"store": store, "socket": socket, "prefix_reuse": "off"}, as_json=True)
+    serve(store, socket)
 
 
 @contextmanager
 def _serving(store: Path, socket: Path, counted: Counted) -> Iterator[None]:
-    daemon = _SPAWN.Process(target=_serve, args=(store, socket, counted))
-    daemon.start()
-    try:
-        deadline = time.monotonic() + ANSWER_S
-        while True:
-            with suppress(TorporError, OSError), Client(socket) as client:
-                client.status()
-                break
-            if not daemon.is_alive() or time.monotonic() > deadline:
-                raise TimeoutError("the daemon did not start")
-            time.sleep(0.05)
+    with answering(_serve, store, socket, counted) as daemon:
         yield
         with Client(socket, timeout_s=ANSWER_S) as client:
             client.shutdown()
         daemon.join(ANSWER_S)
-    finally:
-        daemon.kill()
-        daemon.join()
 
 
 @dataclass

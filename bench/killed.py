@@ -16,14 +16,11 @@ stream, of all rounds together, at most 10 % longer than where nothing is writte
 
 from __future__ import annotations
 
-import multiprocessing
-import os
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -34,6 +31,7 @@ import plain
 from figures import OURS, PEER, panels, parser_for, rounds_of, save
 from loop import Beside, Daemon
 from machine import spread
+from spawned import answering, serve
 from torpor.errors import TorporError
 from torpor.socket_api import Client
 
@@ -45,7 +43,6 @@ QUICK_TURNS: Final = (600, 40, 30)
 MOST_TOKENS: Final = 24
 """Of an answer."""
 ANSWER_S: Final = 300.0
-_SPAWN = multiprocessing.get_context("spawn")
 
 
 @dataclass
@@ -75,32 +72,10 @@ class Way:
 def _serve(store: Path, socket: Path, *, behind: bool) -> None:
     """The daemon, in a process of its own."""
     from torpor.daemon.upkeep import writing_behind
-    from torpor.socket_api.main import run
 
     if not behind:
         writing_behind.BLOCKS_DUE = 1 << 20
-    sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - for as long as the process runs
-    run({"store": store, "socket": socket, "prefix_reuse": "off"}, as_json=True)
-
-
-@contextmanager
-def serving(store: Path, socket: Path, *, behind: bool) -> Iterator[None]:
-    """Until the end of the block, which kills it."""
-    daemon = _SPAWN.Process(target=_serve, args=(store, socket), kwargs={"behind": behind})
-    daemon.start()
-    try:
-        deadline = time.monotonic() + ANSWER_S
-        while True:
-            with suppress(TorporError, OSError), Client(socket) as client:
-                client.status()
-                break
-            if not daemon.is_alive() or time.monotonic() > deadline:
-                raise TimeoutError("the daemon did not start")
-            time.sleep(0.05)
-        yield
-    finally:
-        daemon.kill()
-        daemon.join()
+    serve(store, socket)
 
 
 def _stream(socket: Path, beside: Beside, is_over: threading.Event) -> None:
@@ -112,7 +87,10 @@ def _stream(socket: Path, beside: Beside, is_over: threading.Event) -> None:
 def measure(way: Way, folder: Path, turns: tuple[int, ...], *, behind: bool) -> None:
     """One round of a way."""
     store, socket, beside, is_over = folder / "store", folder / "torpor.sock", Beside(), threading.Event()
-    with serving(store, socket, behind=behind), Client(socket, timeout_s=ANSWER_S) as client:
+    with (
+        answering(_serve, store, socket, behind=behind),
+        Client(socket, timeout_s=ANSWER_S) as client,
+    ):
         client.create("warm")
         client.generate("warm", text="Warm up.", max_tokens=4)
         plain.settle()
@@ -129,7 +107,7 @@ def measure(way: Way, folder: Path, turns: tuple[int, ...], *, behind: bool) -> 
         is_over.set()
     streaming.join()
     way.streams.append(beside)
-    with serving(store, socket, behind=False), Client(socket, timeout_s=ANSWER_S) as client:
+    with answering(_serve, store, socket, behind=False), Client(socket, timeout_s=ANSWER_S) as client:
         again = client.generate("agent", text="And now?", max_tokens=1)
     way.recomputed.append(again.recomputed_tokens)
 

@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any, cast
 
 from ..errors import TorporError
-from ..memvid.disk.budget import Budget, room_at, short_sentence
+from ..memvid.disk.budget import Budget
 from ..memvid.disk.location import default_store_path
+from ..memvid.disk.room import room_at, short_sentence
 from ..memvid.store import Store
 from ..memvid.units import format_plural
 from ..memvid.uri import VERSION_MARK, SessionUri, parse_reference

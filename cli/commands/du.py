@@ -12,7 +12,8 @@ from ...memvid.format.records import SessionUsage, UsageReport
 from ...memvid.units import format_bytes, format_count
 from ..reach.options import JsonOption, OnlySessionArgument, SocketOption, StoreOption
 from ..reach.store_view import choose_served_store, open_store
-from ..view.output import Output, budgets_in, facts_table, plain, remark_on_room, render_problem, rows_table
+from ..view.disk import budgets_in, remark_on_room
+from ..view.output import Output, facts_table, plain, render_problem, rows_table
 
 # The parts of the store's bytes, in the order of the table; an empty part is left out.
 _PLACES = (

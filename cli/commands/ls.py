@@ -19,8 +19,9 @@ from ..reach.store_view import (
     list_store,
     open_store,
 )
+from ..view.disk import remark_on_room
 from ..view.formatting import format_id, format_time
-from ..view.output import Output, describe_turns, plain, remark_on_room, render_problem, rows_table
+from ..view.output import Output, describe_turns, plain, render_problem, rows_table
 
 _COLUMNS = (
     *("SESSION", "STATE", "TOKENS", "VERSION", "STORED", "RESIDENT"),

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from ...daemon.api.reading import Reuse
+from ...memvid.format.blocks import BLOCK_TOKENS
 from ...memvid.units import format_count, format_plural
 from ..reach.daemon_link import connect
 from ..reach.options import JsonOption, SessionArgument, SocketOption
 from ..view.formatting import format_time
 from ..view.output import Output, neutralise, plain
-
-_BLOCK_TOKENS = 256
 
 
 def why(session: SessionArgument, socket: SocketOption = None, as_json: JsonOption = False) -> None:
@@ -52,8 +51,8 @@ def _taken_over(reuse: Reuse, session: str) -> str:
     """The tokens taken over from another session."""
     if reuse.source == session:
         return ""
-    if not reuse.cached_tokens and reuse.common_tokens <= _BLOCK_TOKENS:
-        return f"; none taken over: only whole blocks of {_BLOCK_TOKENS} are"
+    if not reuse.cached_tokens and reuse.common_tokens <= BLOCK_TOKENS:
+        return f"; none taken over: only whole blocks of {BLOCK_TOKENS} are"
     if not reuse.cached_tokens:
         return "; none taken over: they were read in other calls than a new session makes, or cannot be used"
     return f"; {format_count(reuse.cached_tokens)} of them taken over"

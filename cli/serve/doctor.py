@@ -21,8 +21,9 @@ from ..reach.background import default_log_path
 from ..reach.daemon_link import find_ended_daemon, find_mismatch, nobody_is_there
 from ..reach.options import JsonOption, SocketOption, StoreOption
 from ..reach.store_view import describe_holder, find_holder, open_store
+from ..view.disk import budgets_in, remark_on_room
 from ..view.formatting import format_seconds
-from ..view.output import Output, budgets_in, facts_table, plain, remark_on_room
+from ..view.output import Output, facts_table, plain
 
 EXAMINATION_TIMEOUT_S = 120.0  # importing MLX and fifteen small products take seconds even on a slow machine
 MAX_STDERR_CHARS = 600  # shown of a failed examination's last output

@@ -48,7 +48,7 @@ def ensure(log: LogOption = None, as_json: JsonOption = False, **values: Any) ->
             if ended := find_ended_daemon(socket, restarting=True):
                 output.remark(f"[yellow]{plain(ended['message'])}[/]")
                 had = last_options.recall(socket)
-                _tell_what_it_had(output, {name: value for name, value in had.items() if name not in given})
+                _tell_what_it_had(output, had, given)
             begun = background.start(
                 arguments_of({"store": default_store_path(), **had, **given, "socket": socket}), log
             )
@@ -87,8 +87,8 @@ def _is_same(path: str, other: str) -> bool:
     return os.path.realpath(path) == os.path.realpath(other)
 
 
-def _tell_what_it_had(output: Output, options: Mapping[str, Any]) -> None:
-    options = {name: value for name, value in options.items() if name not in ("socket", "store")}
+def _tell_what_it_had(output: Output, had: Mapping[str, Any], given: Mapping[str, Any]) -> None:
+    options = {name: value for name, value in had.items() if name not in {"socket", "store", *given}}
     if options:
         output.remark(f"[dim]it starts with the options that it had:[/] {plain(shlex.join(arguments_of(options)))}")
 

@@ -13,7 +13,6 @@ Knows nothing of sessions, stores or sockets.
 from __future__ import annotations
 
 import json
-import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -29,10 +28,8 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from ...errors import TorporError
-from ...memvid.disk.budget import room_at, short_sentence
 from ...memvid.errors import PUT_BACK
 from ...memvid.folder.store_file import BUNDLES
-from ...memvid.units import format_bytes
 from ...memvid.uri import SessionUri
 from ..exit_codes import INTEGRITY, exit_status_of
 from .streams import require_reader
@@ -296,23 +293,6 @@ def describe_turns(sessions: Sequence[SessionUri]) -> str:
         f"[yellow]in the journal alone[/]  the last turns of {plain(names)}{more}. To make versions of them: "
         "[cyan]torpor save[/], or, where no daemon runs, [cyan]torpor ensure[/]"
     )
-
-
-def budgets_in(disk: Mapping[str, Any]) -> list[str]:
-    """The budgets of a store, a phrase each. disk: as of a daemon's status."""
-    phrases = (
-        ("the store may hold", "store_budget_bytes"),
-        ("a day may write", "daily_write_budget_bytes"),
-        ("of the disk stay free", "keep_free_bytes"),
-    )
-    return [f"{what} {format_bytes(disk[field])}" for what, field in phrases if disk[field]]
-
-
-def remark_on_room(output: Output, path: str | os.PathLike[str]) -> None:
-    """Say that the disk of a store is nearly full, before it is."""
-    room = room_at(path)
-    if room is not None and room.is_short():
-        output.remark(f"[yellow]{plain(short_sentence(path, room))}[/]")
 
 
 def render_problem(problem: Mapping[str, Any]) -> str:

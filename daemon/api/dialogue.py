@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Annotated, Any, Final, Literal, TypeGuard
 
 from pydantic import (
@@ -66,16 +67,21 @@ def _short(value: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 JsonObject = Annotated[dict[str, JsonValue], BeforeValidator(_shallow), AfterValidator(_short)]
-_ARGUMENTS: Final[TypeAdapter[dict[str, Any]]] = TypeAdapter(JsonObject)
 
 
 def are_arguments(value: object) -> TypeGuard[dict[str, Any]]:
     """Whether a value is an object that a call may have."""
     try:
-        _ARGUMENTS.validate_python(value, strict=True)
+        _arguments().validate_python(value, strict=True)
     except ValidationError:
         return False
     return True
+
+
+@cache
+def _arguments() -> TypeAdapter[dict[str, Any]]:
+    # At its first use: the first of all takes pydantic 60 ms, and each client and command imports this module.
+    return TypeAdapter(JsonObject)
 
 
 Role = Literal["system", "user", "assistant", "tool"]

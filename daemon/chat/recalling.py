@@ -27,6 +27,7 @@ from ..api.recalling import RecalledMessage, RecalledPiece
 from ..engine.channels import Piece, Shown, id_of_call
 from ..engine.generation import Written
 from ..errors import TemplateUnusable
+from ..models.call_reading import read_calls
 from ..models.chat_template import Message, Root
 from ..models.models import LoadedModel
 from ..models.written_tools import written
@@ -308,7 +309,6 @@ def _proven(
 
 def _parsed(model: LoadedModel, root: Root, text: str) -> _Words | None:
     """A rendered message of the model: its thinking and its calls between their marks. None: they are malformed."""
-    tools = [{"type": "function", "function": dict(tool)} for tool in root.tools]
     reasoning, (begins, ends) = "", model.marks.call
     if model.marks.reasoning is not None and text.lstrip().startswith(model.marks.reasoning[0]):
         thought, closed, behind = text.lstrip()[len(model.marks.reasoning[0]) :].partition(model.marks.reasoning[1])
@@ -317,11 +317,10 @@ def _parsed(model: LoadedModel, root: Root, text: str) -> _Words | None:
     calls = []
     try:
         for each in called:
-            body, _, rest = each.partition(ends) if ends else (each, "", "")
+            body, ended, rest = each.partition(ends) if ends else (each, "", "")
             if rest.strip():
                 return None
-            parsed = model.marks.parse(body.strip(), tools)
-            for one in parsed if isinstance(parsed, list) else [parsed]:
+            for one in read_calls(model.marks, body, root.tools, is_ended=bool(ended)):
                 arguments = one.get("arguments") or {}
                 calls.append((one["name"], json.loads(arguments) if isinstance(arguments, str) else arguments))
     except Exception:  # noqa: BLE001 - a parser may raise any error for what stands there

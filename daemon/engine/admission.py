@@ -48,7 +48,7 @@ class Request:
 
     @property
     def goes_on(self) -> bool:
-        """Whether it is a client's, and was not given up: nobody knows how long it takes."""
+        """Whether it is a client's request that was not given up. How long it takes is not known."""
         return self._task is not None and not self._task.cancelling()
 
     def stands_back(self, more_s: float = 0.0) -> bool:

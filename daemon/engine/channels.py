@@ -1,8 +1,8 @@
 """What a model writes, told apart while it is written: text, reasoning, calls of tools.
 
 The marks between them are the model's own, as mlx-lm knows them. Special tokens that are marks are seen too, though no
-text shows them. What is no call by the model's form, or one of a tool that nobody offered, is text. A call that the
-limit of tokens has cut off is nothing.
+text shows them. A call in another form than the model's, or of a tool that nobody offered, is text. A call that
+the limit of tokens has cut off is nothing.
 """
 
 from __future__ import annotations

@@ -14,6 +14,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
+from functools import partial
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -209,6 +210,17 @@ Schemas = Mapping[str, Schema]
 """Of the arguments, by the tools' names."""
 
 
+def _each(body: str, one: Callable[[str, int], tuple[Call, int]]) -> list[Call]:
+    """The calls that stand one behind the other, at least one. one: reads the call at a place, and gives where the next
+    one begins."""
+    calls: list[Call] = []
+    at = _skip(body, 0)
+    while at < len(body) or not calls:
+        call, at = one(body, at)
+        calls.append(call)
+    return calls
+
+
 def _read_json(body: str, _: Schemas) -> list[Call]:
     found = _JSON.decode(body)
     return [_call_of(each) for each in (found if isinstance(found, list) else [found])]
@@ -233,13 +245,13 @@ _MISTRAL_HEAD: Final = re.compile(r"(?:\[TOOL_CALLS\]\s*)?([\w.-]+)\s*\[ARGS\]\s
 def _read_mistral(body: str, schemas: Schemas) -> list[Call]:
     if body.lstrip().startswith("["):
         return _read_json(body, schemas)
-    calls: list[Call] = []
-    at = _skip(body, 0)
-    while at < len(body) or not calls:
-        head = _matched(_MISTRAL_HEAD, body, at)
-        arguments, at = _json_at(body, head.end())
-        calls.append({"name": head[1], "arguments": arguments})
-    return calls
+    return _each(body, _mistral_call)
+
+
+def _mistral_call(body: str, at: int) -> tuple[Call, int]:
+    head = _matched(_MISTRAL_HEAD, body, at)
+    arguments, at = _json_at(body, head.end())
+    return {"name": head[1], "arguments": arguments}, at
 
 
 _KIMI_HEAD: Final = re.compile(
@@ -249,15 +261,15 @@ _KIMI_TAIL: Final = re.compile(r"<\|tool_call_end\|>\s*")
 
 
 def _read_kimi_k2(body: str, _: Schemas) -> list[Call]:
-    calls: list[Call] = []
-    at = _skip(body, 0)
-    while at < len(body) or not calls:
-        head = _matched(_KIMI_HEAD, body, at)
-        arguments, at = _json_at(body, head.end())
-        if head[1]:
-            at = _matched(_KIMI_TAIL, body, at).end()
-        calls.append({"name": head[3], "arguments": arguments, "id": head[2]})
-    return calls
+    return _each(body, _kimi_k2_call)
+
+
+def _kimi_k2_call(body: str, at: int) -> tuple[Call, int]:
+    head = _matched(_KIMI_HEAD, body, at)
+    arguments, at = _json_at(body, head.end())
+    if head[1]:
+        at = _matched(_KIMI_TAIL, body, at).end()
+    return {"name": head[3], "arguments": arguments, "id": head[2]}, at
 
 
 _ATTRIBUTES: Final = r'((?:\s+\w+="[^"]*")*)\s*<\|sep\|>'
@@ -270,19 +282,19 @@ _ATTRIBUTE: Final = re.compile(r'(\w+)="([^"]*)"')
 
 
 def _read_kimi_k3(body: str, _: Schemas) -> list[Call]:
-    calls: list[Call] = []
-    at = _skip(body, 0)
-    while at < len(body) or not calls:
-        head = _matched(_K3_CALL, body, at)
-        at = head.end()
-        if block := _K3_JSON.match(body, at):
-            arguments, at = _json_at(body, block.end())
-            at = _matched(_K3_CLOSED["json"], body, at).end()
-        else:
-            arguments, at = _k3_arguments(body, at)
-        at = _matched(_K3_CLOSED["call"], body, at).end()
-        calls.append({"name": _attributes(head[1]).get("tool"), "arguments": arguments})
-    return calls
+    return _each(body, _kimi_k3_call)
+
+
+def _kimi_k3_call(body: str, at: int) -> tuple[Call, int]:
+    head = _matched(_K3_CALL, body, at)
+    at = head.end()
+    if block := _K3_JSON.match(body, at):
+        arguments, at = _json_at(body, block.end())
+        at = _matched(_K3_CLOSED["json"], body, at).end()
+    else:
+        arguments, at = _k3_arguments(body, at)
+    at = _matched(_K3_CLOSED["call"], body, at).end()
+    return {"name": _attributes(head[1]).get("tool"), "arguments": arguments}, at
 
 
 def _k3_arguments(body: str, at: int) -> tuple[dict[str, Any], int]:
@@ -342,13 +354,12 @@ class _Bare:
         self._text = re.compile(rf"{re.escape(quote)}((?s:.*?)){re.escape(quote)}\s*")
 
     def __call__(self, body: str, _: Schemas) -> list[Call]:
-        calls: list[Call] = []
-        at = _skip(body, 0)
-        while at < len(body) or not calls:
-            head = _matched(_BARE_HEAD, body, at)
-            arguments, at = self._value(body, head.end())
-            calls.append({"name": head[1], "arguments": arguments})
-        return calls
+        return _each(body, self._call)
+
+    def _call(self, body: str, at: int) -> tuple[Call, int]:
+        head = _matched(_BARE_HEAD, body, at)
+        arguments, at = self._value(body, head.end())
+        return {"name": head[1], "arguments": arguments}, at
 
     def _value(self, body: str, at: int) -> tuple[Any, int]:
         if text := self._text.match(body, at):
@@ -401,16 +412,15 @@ class _Tagged:
     def __call__(self, body: str, schemas: Schemas) -> list[Call]:
         if self._tags.quoted == "mixed" and body.lstrip().startswith("{"):
             return _read_json(body.strip(), schemas)
-        calls: list[Call] = []
-        at = _skip(body, 0)
-        while at < len(body) or not calls:
-            head = _matched(self._head, body, at)
-            arguments, at = self._arguments(body, _skip(body, head.end()), schemas.get(head["name"], {}))
-            at = _skip(body, _matched(self._tail, body, at).end())
-            calls.append({"name": head["name"], "arguments": arguments})
-            if not self._tags.tail and at < len(body):
-                raise NoCall("more stands behind its arguments")
-        return calls
+        return _each(body, partial(self._call, schemas))
+
+    def _call(self, schemas: Schemas, body: str, at: int) -> tuple[Call, int]:
+        head = _matched(self._head, body, at)
+        arguments, at = self._arguments(body, _skip(body, head.end()), schemas.get(head["name"], {}))
+        at = _skip(body, _matched(self._tail, body, at).end())
+        if not self._tags.tail and at < len(body):
+            raise NoCall("more stands behind its arguments")
+        return {"name": head["name"], "arguments": arguments}, at
 
     def _arguments(self, body: str, at: int, schema: Schema) -> tuple[dict[str, Any], int]:
         known, pairs = schema.get("properties"), []

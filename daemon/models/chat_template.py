@@ -202,8 +202,8 @@ def _closing(render: Render, exchange: Sequence[Message], root: Root, *, is_last
 
 
 def answering(render: Render, messages: Sequence[Message], root: Root = NO_ROOT) -> str:
-    """The text of messages of which the first is the answer in the open turn at the ledger's end, behind a message that
-    nobody has answered. Raises TemplateUnusable: the template opens a turn that it does not go on with so."""
+    """The text of messages where the ledger ends in a turn that was opened for an answer. The first message is that
+    answer. Raises TemplateUnusable: the template shows an answer in another way than it opens one."""
     asked: Message = {"role": "user", "content": _USER}
     opened = render([asked], True, root).partition(_USER)[2]
     whole = render([asked, *messages], messages[-1]["role"] != "assistant", root).partition(_USER)[2]

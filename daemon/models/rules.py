@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Final
 
-from .schemas import alternatives, kind_of, reference_of, resolved, with_definitions
+from .schemas import alternatives, changed_within, kind_of, reference_of, resolved, with_definitions
 
 JSON_FORM: Final[Mapping[str, Any]] = MappingProxyType(
     {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": ", "coerce_one_of": True}
@@ -298,12 +298,7 @@ def _closed(schema: Any) -> Any:
         return [_closed(each) for each in schema]
     if not isinstance(schema, Mapping):
         return schema
-    found: dict[str, Any] = {}
-    for key, value in schema.items():
-        if key in ("properties", "$defs", "definitions", "patternProperties") and isinstance(value, Mapping):
-            found[key] = {name: _closed(each) for name, each in value.items()}
-        else:
-            found[key] = value if key in ("enum", "const", "required") else _closed(value)
+    found = changed_within(schema, _closed)
     kinds = found.get("type")
     kinds = kinds if isinstance(kinds, list) else [kinds]
     if "object" in kinds and "properties" in found and "allOf" not in found:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import reduce
 from typing import Any, Final
 
@@ -60,15 +60,20 @@ def binding(schema: Any) -> Any:
         return [binding(each) for each in schema]
     if not isinstance(schema, Mapping):
         return schema
+    bound = {key: each for key, each in schema.items() if key not in _TELLING and (key != "format" or each in _FORMATS)}
+    found = changed_within(bound, binding)
+    return {"anyOf": [found, {"type": "null"}]} if schema.get("nullable") is True and "type" in found else found
+
+
+def changed_within(schema: Mapping[str, Any], change: Callable[[Any], Any]) -> dict[str, Any]:
+    """A schema with each value right within it changed, but for those that are plain values and no schemas."""
     found: dict[str, Any] = {}
     for key, value in schema.items():
         if key in _NAMED and isinstance(value, Mapping):
-            found[key] = {name: binding(each) for name, each in value.items()}
-        elif key in _VALUES:
-            found[key] = value
-        elif key not in _TELLING and (key != "format" or value in _FORMATS):
-            found[key] = binding(value)
-    return {"anyOf": [found, {"type": "null"}]} if schema.get("nullable") is True and "type" in found else found
+            found[key] = {name: change(each) for name, each in value.items()}
+        else:
+            found[key] = value if key in _VALUES else change(value)
+    return found
 
 
 def parts_of(schema: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
@@ -98,8 +103,9 @@ def reference_of(schema: Any) -> str | None:
 
 
 def alternatives(schema: Any, behind: Any = None, seen: set[str] | None = None) -> list[Any]:
-    """The schemas of which a value matches one, each of one type as far as they say so: those of anyOf and oneOf, and
-    of lists of types. behind: the root, to look behind references, too. seen: those that were followed."""
+    """A schema as a list of simpler ones: a value that matches the schema matches one of them. They come from anyOf,
+    oneOf and lists of types, and each is of one type, where they say so. behind: the root, to look behind references,
+    too. seen: those that were followed."""
     seen = set() if seen is None else seen
     if not isinstance(schema, Mapping):
         return [schema]

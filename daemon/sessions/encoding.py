@@ -43,7 +43,7 @@ _THINKING = re.compile("(</?think>)")
 _TIMES = re.compile(r"""strftime_now\(\s*["']([^"']+)["']""")
 
 _MOST_ROOTS = 64
-"""Of which the digests are kept, each with its text."""
+"""Roots whose digests are kept, each with its text."""
 
 Result = TypeVar("Result")
 

@@ -58,10 +58,10 @@ NOTHING: Final = bytes(_DIGEST_BYTES)
 """In place of a digest of nothing."""
 
 _MESSAGES_AT_ONCE: Final = 64
-"""Of which the digests are made in one piece: about a millisecond."""
+"""Messages whose digests are made in one piece of work, which takes about a millisecond."""
 
 _CHARS_AT_ONCE: Final = 512 * 1024
-"""As above, of long texts."""
+"""Characters whose digest is made in one piece of work."""
 
 RECALLED: Final = "recalled"
 """A field of a message whose `reasoning` is what the model has thought in that answer, as its tokens tell it."""

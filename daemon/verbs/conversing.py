@@ -174,8 +174,8 @@ def _require_model(request: ConverseRequest | MeasureRequest, wanted: str, found
 def _best(
     parts: Parts, request: ConverseRequest, wanted: SessionUri, model: str, root: bytes, tried: set[Head]
 ) -> Head | None:
-    """The head to go on from: where no fork is needed, if there is one. None if a new session is to read all: also if
-    requests of other clients use every session that begins alike, for nobody waits for their answers. Raises
+    """The head to go on from: where no fork is needed, if there is one. None if a new session is to read all. That is
+    also so where other clients use every session that begins alike: no request waits for their answers. Raises
     AnswerNotFound."""
     heads = _heads(parts, request, wanted, model, root) if len(tried) < _MOST_TRIED else []
     left = [head for head in heads if head not in tried]

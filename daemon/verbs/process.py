@@ -7,7 +7,7 @@ import os
 import time
 
 from ... import __version__
-from ...memvid.disk.budget import Room, room_at
+from ...memvid.disk.room import Room, room_at
 from ...snapshot.blas import library_in_use
 from ..api.process import DiskInfo, LoadModelRequest, ModelInfo, StatusRequest, StatusResult, UnloadModelRequest
 from ..memory.model_registry import Place

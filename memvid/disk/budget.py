@@ -13,7 +13,6 @@ most one day's budget for each day that it visits. A write counts for the day on
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, fields
@@ -22,7 +21,6 @@ from typing import Final, Literal
 from ..errors import BudgetExceeded, InvalidPolicy
 from ..limits import MAX_BUNDLE_BYTES
 from ..units import format_bytes
-from .paths import io_error
 
 STORE_BYTES: Final = "max_store_bytes"
 DAY_BYTES: Final = "max_bytes_per_day"
@@ -213,47 +211,3 @@ class Meter:
 def utc_day(instant_ns: int) -> int:
     """The day of an instant, counted from 1970."""
     return instant_ns // _DAY_NS
-
-
-def free_bytes_of(folder_fd: int, path: str) -> int:
-    """Free bytes for us on the disk of an open folder. Raises StoreIoError."""
-    try:
-        status = os.statvfs(folder_fd)
-    except OSError as error:
-        raise io_error(error, "ask for the free space of", path) from error
-    return status.f_bavail * status.f_frsize
-
-
-SHORT_BYTES: Final = 1 << 30
-SHORT_SHARE: Final = 20
-"""A disk is nearly full when it has less free than this, or than one part in so many."""
-
-
-@dataclass(frozen=True, slots=True)
-class Room:
-    """The room on a disk for this user, in bytes."""
-
-    free_bytes: int
-    total_bytes: int
-
-    def is_short(self, kept_bytes: int = 0) -> bool:
-        """Whether the disk is nearly full. kept_bytes: of its room that no sleep may take."""
-        return self.free_bytes - kept_bytes < min(SHORT_BYTES, self.total_bytes // SHORT_SHARE)
-
-
-def room_at(path: str | os.PathLike[str]) -> Room | None:
-    """The room on the disk of a file or folder; None if there is none of that name."""
-    try:
-        status = os.statvfs(path)
-    except OSError:
-        return None
-    return Room(status.f_bavail * status.f_frsize, status.f_blocks * status.f_frsize)
-
-
-def short_sentence(path: str | os.PathLike[str], room: Room) -> str:
-    """What a nearly full disk means, and what to do."""
-    return (
-        f"The disk of {os.fspath(path)} is nearly full: {format_bytes(room.free_bytes)} of"
-        f" {format_bytes(room.total_bytes)} are free. Without room no session can sleep. Free some (`torpor prune`,"
-        " `torpor rm`), or move the store."
-    )

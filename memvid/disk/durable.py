@@ -19,6 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from ...errors import TorporError
+from ...places import NO_LINKS_ERRNOS
 from ..errors import DurabilityLost, NoSpace, StoreError, StoreIoError
 from ..limits import MAX_IOVECS
 from ..units import format_bytes
@@ -30,11 +31,6 @@ TEMP_NAME: Final = re.compile(r"[0-9a-f]{16}\.tmp(-journal)?", re.ASCII)
 for leftovers."""
 
 NO_SPACE_ERRNOS: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
-
-_NO_LINKS_ERRNOS: Final = frozenset(
-    {errno.EPERM, errno.EACCES, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
-)
-"""The error numbers of a filesystem without hard links."""
 
 _STAT_BLOCK_BYTES: Final = 512
 """The unit of `st_blocks`, on every filesystem, in bytes."""
@@ -264,7 +260,7 @@ class TempFile(Closing):
         try:
             os.link(self._name, name, src_dir_fd=folder, dst_dir_fd=folder, follow_symlinks=False)
         except OSError as error:
-            if error.errno not in _NO_LINKS_ERRNOS:
+            if error.errno not in NO_LINKS_ERRNOS:
                 raise
             os.close(os.open(name, _TEMP_FLAGS, FILE_MODE, dir_fd=folder))
             try:

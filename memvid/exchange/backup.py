@@ -21,9 +21,9 @@ from collections.abc import Sequence
 from typing import Final
 
 from ..disk import targets
-from ..disk.budget import free_bytes_of
 from ..disk.lock import StoreLock
 from ..disk.paths import closing_fd
+from ..disk.room import free_bytes_of
 from ..errors import (
     BlockMissing,
     BundleMissing,

@@ -17,9 +17,10 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from ..disk import durable
-from ..disk.budget import free_bytes_of, utc_day
+from ..disk.budget import utc_day
 from ..disk.clock import now_ns
 from ..disk.paths import closing_fd, list_names, open_folder, plain_bytes
+from ..disk.room import free_bytes_of
 from ..errors import BundleMissing, StoreError
 from ..folder.folder import list_strangers
 from ..folder.store_file import ABSENT, BUNDLES, INCOMING, JOURNAL, QUARANTINE

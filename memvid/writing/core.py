@@ -19,10 +19,11 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
-from ..disk.budget import UNLIMITED, Account, Beyond, Budget, Meter, free_bytes_of, utc_day
+from ..disk.budget import UNLIMITED, Account, Beyond, Budget, Meter, utc_day
 from ..disk.clock import now_ns
 from ..disk.lock import StoreLock
 from ..disk.paths import undoing
+from ..disk.room import free_bytes_of
 from ..errors import (
     BundleMissing,
     DurabilityLost,

@@ -10,7 +10,6 @@ Owns the file of tokens: a line for each token, with the namespace of its sessio
 from __future__ import annotations
 
 import contextlib
-import errno
 import hashlib
 import os
 import re
@@ -26,7 +25,7 @@ import platformdirs
 from ...daemon.api.records import Request
 from ...daemon.api.verb import Verb
 from ...daemon.tasks.pieces import in_pieces
-from ...places import user_folder
+from ...places import NO_LINKS_ERRNOS, user_folder
 from ..errors import HttpRefused, UnsafeTokenFile
 from ..wire.checking import load_request_in_pieces
 from ..wire.naming import name_in
@@ -39,11 +38,6 @@ _HEAD: Final = """\
 _LINE: Final = re.compile(
     rf"([A-Za-z0-9][A-Za-z0-9._-]*)[ \t]+([!-~]{{{MIN_TOKEN_CHARS},{MAX_TOKEN_CHARS}}})", re.ASCII
 )
-_NO_LINKS_ERRNOS: Final = frozenset(
-    {errno.EPERM, errno.EACCES, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
-)
-"""The error numbers of a file system without hard links."""
-
 _HOSTS: Final = ("127.0.0.1", "localhost", "[::1]")
 
 
@@ -127,7 +121,7 @@ class Tokens:
         except FileExistsError:
             pass  # another daemon was first
         except OSError as error:
-            if error.errno not in _NO_LINKS_ERRNOS:
+            if error.errno not in NO_LINKS_ERRNOS:
                 raise
             os.rename(aside, self.path)  # of two daemons the later one's holds, and both read it anew
 

@@ -50,7 +50,7 @@ DIFFERENCES: Final[Mapping[str, str]] = {
     "another end": "An answer's end token is the one that was written; a template sets its own.",
     "quoted thinking": "An answer's words in front of a `</think>` that it quotes stay; some templates drop them.",
     "spelled anew": "Calls and words beside them stand as they were written; a template spells and orders them anew.",
-    "cut off": "A call that its limit cut off stays where it was written, and is shown to nobody.",
+    "cut off": "A call that the limit of tokens cut off stays in the ledger, and no client is shown it.",
 }
 """What may differ between a ledger and mlx-lm's rendering of its transcript."""
 

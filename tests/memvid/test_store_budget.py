@@ -141,7 +141,7 @@ def test_the_disk_keeps_free_what_it_should(store_path: Path, monkeypatch: pytes
         sleep(store, 300)
 
         class Full:
-            f_bavail, f_frsize = 1_000_100, 1
+            f_bavail, f_blocks, f_frsize = 1_000_100, 2_000_000, 1
 
         with monkeypatch.context() as patch:
             patch.setattr(os, "statvfs", lambda *_: Full)

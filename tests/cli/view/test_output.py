@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from torpor.cli.reach.daemon_link import STAGE_NAMES
-from torpor.cli.view.output import PIPED_WIDTH, Output, budgets_in, neutralise, report_error, rows_table
+from torpor.cli.view.output import PIPED_WIDTH, Output, neutralise, report_error, rows_table
 from torpor.cli.view.progress import Amount
 from torpor.errors import TorporError
 from torpor.tests.cli.cli_rig import Torpor, pretend_terminal, unstyled
@@ -179,9 +179,3 @@ def test_a_column_that_finds_no_room_is_left_out_with_a_sign(
         each for each in ("MODEL", "LABELS") if each in gone
     ]
     assert sign == ([f"not shown, for want of room: {gone} (--json has all)"] if gone else [])
-
-
-def test_the_budgets_of_a_store_are_told_by_name() -> None:
-    disk = {"store_budget_bytes": 20 << 30, "daily_write_budget_bytes": None, "keep_free_bytes": 1 << 30}
-    assert budgets_in(disk) == ["the store may hold 20.0 GiB", "of the disk stay free 1.00 GiB"]
-    assert budgets_in({**disk, "store_budget_bytes": None, "keep_free_bytes": 0}) == []

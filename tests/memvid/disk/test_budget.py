@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from torpor.memvid.disk.budget import UNLIMITED, Account, Budget, Standing, free_bytes_of, require_room, utc_day
+from torpor.memvid.disk.budget import UNLIMITED, Account, Budget, Standing, require_room, utc_day
 from torpor.memvid.disk.clock import now_ns
-from torpor.memvid.errors import BudgetExceeded, InvalidPolicy, StoreIoError
+from torpor.memvid.errors import BudgetExceeded, InvalidPolicy
 from torpor.tests.memvid.store_making import refusing
 
 DAY_NS = 24 * 60 * 60 * 10**9
@@ -313,24 +311,3 @@ def test_threat_37_however_the_clock_jumps_no_day_gets_more_than_its_budget(jump
         may_write(written, (TODAY + days) * DAY_NS, size_bytes)
     assert all(size_bytes <= 100 for size_bytes in written.values())
     assert may_write(written, (TODAY + 4) * DAY_NS, 100)
-
-
-def test_the_free_space_is_what_the_disk_has_for_us(tmp_path: Path) -> None:
-    fd = os.open(tmp_path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        free, status = free_bytes_of(fd, str(tmp_path)), os.statvfs(tmp_path)
-    finally:
-        os.close(fd)
-    assert 0 <= free <= status.f_blocks * status.f_frsize
-    assert abs(free - status.f_bavail * status.f_frsize) < 1 << 30  # others write while we look
-    with pytest.raises(StoreIoError) as refusal:
-        free_bytes_of(-1, "store")
-    assert refusal.value.path == "store"
-
-
-def test_room_for_the_superuser_alone_is_not_ours(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Disk:
-        f_bavail, f_bfree, f_blocks, f_frsize, f_bsize = 10, 20, 30, 512, 4096
-
-    monkeypatch.setattr(os, "statvfs", lambda fd: Disk)
-    assert free_bytes_of(0, "store") == 5120

@@ -1,10 +1,13 @@
-"""A disk that is nearly full is told before it is full."""
+"""The free space of a disk; one that is nearly full is told before it is full."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
-from torpor.memvid.disk.budget import Room, room_at, short_sentence
+import pytest
+from torpor.memvid.disk.room import Room, free_bytes_of, room_at, short_sentence
+from torpor.memvid.errors import StoreIoError
 
 GIB = 1 << 30
 
@@ -26,3 +29,24 @@ def test_the_room_is_that_of_the_disk_of_a_path(tmp_path: Path) -> None:
     assert 0 <= room.free_bytes <= room.total_bytes
     assert room_at(tmp_path / "nowhere") is None
     assert "512 MiB of 4.00 GiB are free" in short_sentence("/s", Room(GIB // 2, 4 * GIB))
+
+
+def test_the_free_space_is_what_the_disk_has_for_us(tmp_path: Path) -> None:
+    fd = os.open(tmp_path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        free, status = free_bytes_of(fd, str(tmp_path)), os.statvfs(tmp_path)
+    finally:
+        os.close(fd)
+    assert 0 <= free <= status.f_blocks * status.f_frsize
+    assert abs(free - status.f_bavail * status.f_frsize) < 1 << 30  # others write while we look
+    with pytest.raises(StoreIoError) as refusal:
+        free_bytes_of(-1, "store")
+    assert refusal.value.path == "store"
+
+
+def test_room_for_the_superuser_alone_is_not_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Disk:
+        f_bavail, f_bfree, f_blocks, f_frsize, f_bsize = 10, 20, 30, 512, 4096
+
+    monkeypatch.setattr(os, "statvfs", lambda fd: Disk)
+    assert free_bytes_of(0, "store") == 5120

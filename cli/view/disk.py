@@ -1,0 +1,28 @@
+"""The disk of a store: its budgets, and a remark where it is nearly full."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from ...memvid.disk.room import room_at, short_sentence
+from ...memvid.units import format_bytes
+from .output import Output, plain
+
+
+def budgets_in(disk: Mapping[str, Any]) -> list[str]:
+    """The budgets of a store, a phrase each. disk: as of a daemon's status."""
+    phrases = (
+        ("the store may hold", "store_budget_bytes"),
+        ("a day may write", "daily_write_budget_bytes"),
+        ("of the disk stay free", "keep_free_bytes"),
+    )
+    return [f"{what} {format_bytes(disk[field])}" for what, field in phrases if disk[field]]
+
+
+def remark_on_room(output: Output, path: str | os.PathLike[str]) -> None:
+    """Say that the disk of a store is nearly full, before it is."""
+    room = room_at(path)
+    if room is not None and room.is_short():
+        output.remark(f"[yellow]{plain(short_sentence(path, room))}[/]")
