@@ -37,6 +37,7 @@ _LONGEST = (
     *("memvid/faults/test_faults.py", "socket_api/http/test_clients.py", "test_documents.py", "daemon/test_service.py"),
     *("memvid/test_state_machine.py", "socket_api/http/test_shapes.py", "daemon/test_refusals.py", "bench/test_run.py"),
     *("daemon/test_exactness.py", "daemon/verbs/test_retries.py", "socket_api/test_invariants_failures.py"),
+    *("dialogues/test_company.py", "dialogues/test_ledger.py"),
 )
 """The files that take longest. They begin, so that no worker has one left when the others have nothing more to do."""
 
