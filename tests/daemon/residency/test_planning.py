@@ -41,7 +41,9 @@ async def test_a_plan_has_no_side_effect(rig: Rigged, store: Path) -> None:
     assert all_files(store) == files
     assert rig.service.measured.of(rig.model) == rates
     after = await rig.service.status()
-    assert dataclasses.replace(after, uptime_s=0, models=()) == dataclasses.replace(before, uptime_s=0, models=())
+    # Whatever else runs here changes the time and the room of the disk.
+    told = [dataclasses.replace(each, uptime_s=0, models=(), disk=None) for each in (before, after)]
+    assert told[0] == told[1]
 
 
 @pytest.mark.one_in(3)
