@@ -64,7 +64,7 @@ MAX_GRAMMAR_CHARS: Final = 16 * 1024
 """Of a regular expression or a grammar. The worst takes 1 s to compile, and 10 MB of the stack."""
 
 MAX_TOP_LOGPROBS: Final = 20
-MAX_LIKELIHOODS: Final = 400_000
+MAX_LIKELIHOODS: Final = 350_000
 """Of an answer with log-probabilities: its tokens, and those told beside them. Some 20 MB as a result."""
 
 MAX_BRANCHES: Final = 1024

@@ -21,12 +21,14 @@ Logprob = Annotated[float, Field(ge=LOWEST_LOGPROB, le=0)]
 class Likelihood(Result):
     """How likely a token was at its place, by the model's own logits: before penalties, filters, temperature and
     constraints. logprob: natural logarithm of its probability, at least -9999. text: of the token alone; empty if it
-    ends an answer. A token that is a part of a character has a replacement character there.
+    ends an answer. A token that is a part of a character has a replacement character there. part_bytes: its bytes then;
+    None for any other token, and where the tokenizer does not tell them.
     """
 
     token: TokenId
     text: str
     logprob: Logprob
+    part_bytes: bytes | None = None
 
 
 class TokenLogprobs(Likelihood):

@@ -15,9 +15,12 @@ from numpy.typing import NDArray
 
 from ..api.logprobs import LOWEST_LOGPROB, Likelihood, TokenLogprobs
 from ..models.models import LoadedModel
+from ..models.token_bytes import part_bytes
 
 _ANCHOR: Final = "a"
 """Stands before a token while it is decoded: some tokenizers drop a blank that begins a text."""
+
+_REPLACEMENT: Final = "\N{REPLACEMENT CHARACTER}"
 
 
 class Logprobs:
@@ -27,7 +30,7 @@ class Logprobs:
         self._model = model
         self._top = top
         self._anchor: Sequence[int] = model.encode_plain(_ANCHOR, opening=False)
-        self._texts: dict[int, str] = {}
+        self._texts: dict[int, tuple[str, bytes | None]] = {}
 
     def of(self, logits: mx.array, token: int) -> TokenLogprobs:
         """For a token drawn from float32 logits `[vocabulary]`, evaluated, without NaN or positive infinity."""
@@ -35,12 +38,14 @@ class Logprobs:
         logprobs = _normalised(values)
         top = tuple(self._likelihood(each, logprobs) for each in likeliest(values, self._top))
         mine = self._likelihood(token, logprobs)
-        return TokenLogprobs(mine.token, mine.text, mine.logprob, top)
+        return TokenLogprobs(mine.token, mine.text, mine.logprob, mine.part_bytes, top)
 
     def _likelihood(self, token: int, logprobs: NDArray[np.float64]) -> Likelihood:
         if token not in self._texts:
-            self._texts[token] = self._text_of(token)
-        return Likelihood(token, self._texts[token], min(0.0, max(LOWEST_LOGPROB, float(logprobs[token]))))
+            text = self._text_of(token)
+            self._texts[token] = text, part_bytes(self._model.tokenizer, token) if _REPLACEMENT in text else None
+        text, part = self._texts[token]
+        return Likelihood(token, text, min(0.0, max(LOWEST_LOGPROB, float(logprobs[token]))), part)
 
     def _text_of(self, token: int) -> str:
         model = self._model

@@ -25,6 +25,7 @@ from ..models import chat_template
 from ..models.chat_template import NO_ROOT, Message, Root
 from ..models.grammars import AnswerForm, Matcher, roomy_stack
 from ..models.models import LoadedModel
+from ..models.token_bytes import BYTE_SYMBOLS
 from ..tasks.cancellation import to_the_end
 from .sessions import Session
 from .why import Words
@@ -375,7 +376,7 @@ def most_bytes_per_token(tokenizer: Mapping[str, Any]) -> int | None:
         or not any(step.get("type") == "ByteLevel" for step in steps)
         or not all(_keeps_every_byte(step) for step in steps)
         or any(token.get("lstrip") or token.get("rstrip") for token in added)
-        or not _byte_symbols().issubset(vocabulary)
+        or not BYTE_SYMBOLS.keys() <= vocabulary.keys()
     ):
         return None
     # A byte is one character of a byte-level token; an added token is plain text.
@@ -393,9 +394,3 @@ def _keeps_every_byte(step: Mapping[str, Any]) -> bool:
     if step.get("type") == "Split":
         return step.get("behavior") != "Removed"
     return step.get("type") in ("ByteLevel", "Digits")
-
-
-def _byte_symbols() -> set[str]:
-    """The 256 characters for bytes in byte-level tokenizers: printable ones as they are, others from U+0100."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    return {chr(code) for code in [*printable, *range(0x100, 0x100 + 256 - len(printable))]}

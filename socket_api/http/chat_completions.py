@@ -349,8 +349,7 @@ class _Chunks(Telling):
         return self._chunk({})
 
     def closing(self, answered: Answered) -> bytes:
-        told = self._chunk({}, logprobs=self._logprobs()) if self.untold else b""
-        told += self._chunk({}, answered.result.finish_reason, **told_seed(answered.result))
+        told = self._chunk({}, answered.result.finish_reason, **told_seed(answered.result))
         if self._usage:
             usage = usage_of(answered, self.reasoning_tokens)
             told += event_bytes({**self._head("chat.completion.chunk"), "choices": [], "usage": usage})

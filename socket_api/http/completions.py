@@ -188,7 +188,6 @@ class _Texts(Telling):
         super().__init__()
         self._usage = usage
         self._has_logprobs = logprobs
-        self._told_chars = 0  # of the tokens whose log-probabilities were told
         self._id = f"cmpl-{uuid.uuid4().hex}"
         self._created = int(time.time())
 
@@ -220,11 +219,7 @@ class _Texts(Telling):
 
     def _logprobs(self) -> Mapping[str, Any] | None:
         """Those that were not told yet; None if they are not wanted."""
-        if not self._has_logprobs:
-            return None
-        found = columns_of(self.untold.take(), self._told_chars)
-        self._told_chars += sum(map(len, found["tokens"]))
-        return found
+        return columns_of(self.untold.take()) if self._has_logprobs else None
 
     def _text(
         self, text: str, finish_reason: str | None = None, logprobs: Mapping[str, Any] | None = None

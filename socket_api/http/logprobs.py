@@ -1,11 +1,14 @@
 """The log-probabilities of an answer's text, in the shapes of OpenAI's APIs.
 
-Told are those of the tokens of the text, also of a stop string at its end; none of thinking and of calls.
+Told are those of the tokens that the text is made of: none of thinking, of calls, of a stop string, and of blanks that
+no client is shown. A token of which the text has a part is told whole.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 from ...daemon.api.events import TokenEvent
@@ -14,59 +17,105 @@ from ...daemon.api.logprobs import Likelihood, TokenLogprobs
 _REPLACEMENT: Final = "\N{REPLACEMENT CHARACTER}"
 
 
+@dataclass(frozen=True, slots=True)
+class Told:
+    """A token of the text. offset: the character of the text, from 0, with which or in which it begins."""
+
+    likelihood: TokenLogprobs
+    offset: int
+
+
 class Untold:
-    """The log-probabilities that no event has told yet: a token whose text is held back comes with the next text, if it
-    has not begun a mark."""
+    """The log-probabilities that no event has told yet. A text does not come token by token: what may begin a mark, a
+    stop string or a character comes later, or never. So a token is told once its bytes are found in the text."""
 
     def __init__(self) -> None:
-        self._shown: list[TokenLogprobs] = []
-        self._held_back: list[TokenLogprobs] = []
-
-    def __bool__(self) -> bool:
-        """Whether there are some."""
-        return bool(self._shown or self._held_back)
+        self._told: list[Told] = []
+        self._waiting: deque[TokenLogprobs] = deque()
+        self._left = b""  # of a token of which the text has a part
+        self._chars = 0  # of the text so far
 
     def add(self, event: TokenEvent) -> None:
-        """Note those of a token of the text."""
-        if event.channel != "text":
-            self._held_back.clear()  # they were the beginning of the mark
+        """Note an event of an answer."""
+        if event.channel == "reasoning" or event.call is not None:
+            self._waiting.clear()  # they were a mark, or the call
+            self._left = b""
             return
         if event.logprobs is not None and event.logprobs.text:
-            self._held_back.append(event.logprobs)
+            self._waiting.append(event.logprobs)
         if event.text:
-            self._shown += self._held_back
-            self._held_back.clear()
+            self._find(event.text)
 
-    def take(self) -> list[TokenLogprobs]:
+    def take(self) -> list[Told]:
         """All of them; they count as told then."""
-        told = self._shown + self._held_back
-        self._shown, self._held_back = [], []
+        told, self._told = self._told, []
         return told
 
+    def _find(self, text: str) -> None:
+        """Find the tokens of what comes next of the text."""
+        whole = rest = text.encode()
+        while rest and (self._left or self._waiting):
+            token = None if self._left else self._waiting.popleft()
+            own = self._left if token is None else _bytes_of(token)
+            found = _shared(own, rest)
+            if token is not None and (found is not None or _is_part(own)):
+                chars = len(whole[: len(whole) - len(rest)].decode(errors="ignore"))
+                self._told.append(Told(token, self._chars + chars))
+            own_size, size = found or (len(own), 0)
+            self._left, rest = own[own_size:], rest[size:]
+        self._chars += len(text)
 
-def each_of(told: Sequence[TokenLogprobs]) -> list[dict[str, Any]]:
+
+def each_of(told: Sequence[Told]) -> list[dict[str, Any]]:
     """As chats and responses have them: a list of tokens, each with the likeliest in its place."""
-    return [{**_one(each), "top_logprobs": [_one(other) for other in each.top]} for each in told]
+    found = [each.likelihood for each in told]
+    return [{**_one(each), "top_logprobs": [_one(other) for other in each.top]} for each in found]
 
 
 def _one(likelihood: Likelihood) -> dict[str, Any]:
-    """bytes: null for a part of a character, whose bytes are not known."""
-    text = likelihood.text
-    known = None if _REPLACEMENT in text else list(text.encode())
-    return {"token": text, "logprob": likelihood.logprob, "bytes": known}
+    """bytes: null where nobody knows those of a part of a character."""
+    is_known = likelihood.part_bytes is not None or _REPLACEMENT not in likelihood.text
+    told = list(_bytes_of(likelihood)) if is_known else None
+    return {"token": _name(likelihood), "logprob": likelihood.logprob, "bytes": told}
 
 
-def columns_of(told: Sequence[TokenLogprobs], begins_at: int) -> Mapping[str, Any]:
-    """As the older API has them: a list of each fact. The drawn token is always among the likeliest. begins_at: the
-    characters of the text before them."""
-    offsets = []
-    for each in told:
-        offsets.append(begins_at)
-        begins_at += len(each.text)
+def columns_of(told: Sequence[Told]) -> Mapping[str, Any]:
+    """As the older API has them: a list of each fact. The drawn token is always among the likeliest."""
+    found = [each.likelihood for each in told]
     return {
-        "tokens": [each.text for each in told],
-        "token_logprobs": [each.logprob for each in told],
+        "tokens": [_name(each, "bytes:") for each in found],
+        "token_logprobs": [each.logprob for each in found],
         # Of tokens with one text the likeliest counts.
-        "top_logprobs": [{other.text: other.logprob for other in (each, *reversed(each.top))} for each in told],
-        "text_offset": offsets,
+        "top_logprobs": [
+            {_name(other, "bytes:"): other.logprob for other in (each, *reversed(each.top))} for each in found
+        ],
+        "text_offset": [each.offset for each in told],
     }
+
+
+def _name(likelihood: Likelihood, before: str = "") -> str:
+    """The text of a token, or, as the APIs tell a part of a character, its bytes as escapes. before: stands before
+    those."""
+    part = likelihood.part_bytes
+    return likelihood.text if part is None else before + "".join(f"\\x{byte:02x}" for byte in part)
+
+
+def _bytes_of(likelihood: Likelihood) -> bytes:
+    return likelihood.text.encode() if likelihood.part_bytes is None else likelihood.part_bytes
+
+
+def _is_part(own: bytes) -> bool:
+    """Whether a token's bytes are no whole characters."""
+    return own.decode(errors="ignore").encode() != own
+
+
+def _shared(own: bytes, rest: bytes) -> tuple[int, int] | None:
+    """How many bytes of a token, and of the rest of a text, the two share from their beginnings. None: the text goes on
+    without the token. A text may lack blanks before a word, and has replacement characters for broken bytes."""
+    for skipped in range(len(own) - len(own.lstrip()) + 1):
+        begins = own[skipped:]
+        if begins and (rest.startswith(begins) or begins.startswith(rest)):
+            size = min(len(begins), len(rest))
+            return skipped + size, size
+    shown = own.decode(errors="replace").encode()
+    return (len(own), len(shown)) if rest.startswith(shown) else None

@@ -349,8 +349,7 @@ class _Events(Telling):
             return b""
         text = self._text
         if self._open == "text":
-            told = self._delta("") if self.untold else b""
-            told += self._about("response.output_text.done", content_index=0, text=text, logprobs=self._logprobs)
+            told = self._about("response.output_text.done", content_index=0, text=text, logprobs=self._logprobs)
             part = text_part(text, self._logprobs)
             told += self._about("response.content_part.done", content_index=0, part=part)
             told += self._done(self._message(text))

@@ -160,3 +160,5 @@ async def test_the_texts_make_up_the_answer_and_its_end_has_none(open_rig: Any) 
         texts = [each.text for each in result.logprobs]
         assert (texts[0], texts[-1], len(texts)) == ("n", "", len(result.tokens))
         assert "".join(texts).replace("\N{REPLACEMENT CHARACTER}", "") == "nave  owl: "
+        told = [each.text.encode() if each.part_bytes is None else each.part_bytes for each in result.logprobs]
+        assert b"".join(told).decode() == reply

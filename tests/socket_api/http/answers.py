@@ -81,10 +81,12 @@ def named_events_of(answer: Answer) -> list[Any]:
 
 
 def likelihoods() -> list[TokenEvent]:
-    """Thinking, a text whose second token is held back, and its end: each token with what is likely there."""
+    """Thinking, a text whose second token is held back, a stop string, and its end: each token with what is likely
+    there."""
 
     def told(token: int, text: str, logprob: float) -> TokenLogprobs:
-        return TokenLogprobs(token, text, logprob, (Likelihood(9, "\N{REPLACEMENT CHARACTER}", -0.25),))
+        other = Likelihood(9, "\N{REPLACEMENT CHARACTER}", -0.25, b"\xf0\x9f")
+        return TokenLogprobs(token, text, logprob, top=(other,))
 
     return [
         TokenEvent(1, "so", "reasoning", None, told(1, "so", -1.0)),
@@ -96,9 +98,9 @@ def likelihoods() -> list[TokenEvent]:
     ]
 
 
-OTHER = {"token": "\N{REPLACEMENT CHARACTER}", "logprob": -0.25, "bytes": None}
+OTHER = {"token": r"\xf0\x9f", "logprob": -0.25, "bytes": [0xF0, 0x9F]}
 TOLD = [
     {"token": text, "logprob": logprob, "bytes": list(text.encode()), "top_logprobs": [OTHER]}
-    for text, logprob in (("hé", -0.5), ("ll", -1.5), ("o", -2.0), ("!", -3.0))
+    for text, logprob in (("hé", -0.5), ("ll", -1.5), ("o", -2.0))
 ]
 """What is told of these tokens in a list."""

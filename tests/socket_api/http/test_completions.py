@@ -144,14 +144,14 @@ def test_logprobs_are_lists_and_the_drawn_token_is_always_among_the_likeliest(se
     server.service.answers[GenerateRequest] = generate
     asked = {"prompt": "a", "logprobs": 1}
     told = server.ask("POST", PATH, asked).json["choices"][0]["logprobs"]
-    texts, logprobs = ["hé", "ll", "o", "!"], [-0.5, -1.5, -2.0, -3.0]
+    texts, logprobs = ["hé", "ll", "o"], [-0.5, -1.5, -2.0]
     assert told == {
         "tokens": texts,
         "token_logprobs": logprobs,
         "top_logprobs": [
-            {text: logprob, "\N{REPLACEMENT CHARACTER}": -0.25} for text, logprob in zip(texts, logprobs, strict=True)
+            {text: logprob, r"bytes:\xf0\x9f": -0.25} for text, logprob in zip(texts, logprobs, strict=True)
         ],
-        "text_offset": [0, 2, 4, 5],
+        "text_offset": [0, 2, 4],
     }
     *pieces, _ = events_of(server.ask("POST", PATH, {**asked, "stream": True}))
     parts = [each["choices"][0]["logprobs"] for each in pieces]
