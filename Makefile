@@ -33,8 +33,14 @@ demo: install ## an agent reads, sleeps, loses its process to SIGKILL, wakes, an
 MEMORY := $(shell df -Pk /dev/shm 2>/dev/null | awk 'NR == 2 && $$4 > 4000000 {print "TMPDIR=/dev/shm"}')
 PYTEST := OPENBLAS_NUM_THREADS=1 $(MEMORY) $(BIN)/python -m pytest -q -m "not heavy" --numprocesses 3
 
-test: install check ## style, types and the tests, with a bounded share of each heavy sweep
+test: install ## style, types and the tests, with a bounded share of each heavy sweep
+	@$(MAKE) --no-print-directory -j 2 check compiled
 	@$(PYTEST) --dist loadfile --no-loadscope-reorder
+
+# Three workers that collect a fresh clone's tests would each compile all of them. What fails here the tests tell.
+.PHONY: compiled
+compiled: install
+	@$(BIN)/python -m pytest -q --collect-only >/dev/null 2>&1 || true
 
 # What starts programs with models, sweeps, or waits for the clock is left out: for every edit.
 QUICK := tests/memvid tests/socket_api/wire tests/socket_api/test_imports.py tests/socket_api/test_protocol_doc.py \

@@ -137,6 +137,7 @@ def test_the_parts_of_a_sleep_are_within_the_whole_and_nothing_stays_wrapped(tmp
 # --- the four
 
 
+@pytest.mark.one_in(1)
 def test_store_measures_each_thing_in_each_round_beside_its_plain_peer(tmp_path: Path) -> None:
     results = store.measure([store.Case(SMALL, 300)], 2, tmp_path)
     store.report(results, tmp_path / "out")

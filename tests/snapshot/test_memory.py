@@ -87,6 +87,7 @@ def test_unfilled_memory_is_an_array_like_any_other(shape: tuple[int, ...], dtyp
     assert bytes_of(grown) == 2 * content
 
 
+@pytest.mark.one_in(1)
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="the system does not say what is resident")
 def test_unfilled_memory_takes_no_pages_before_it_is_filled() -> None:
     """In a process of its own: this one may have so much at hand, with its pages."""

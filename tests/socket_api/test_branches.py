@@ -56,6 +56,7 @@ def test_what_is_drawn_and_committed_is_what_a_session_writes(torpor: Any, name:
     assert tuple(drawn) == torpor.generate(name, max_tokens=5).tokens
 
 
+@pytest.mark.one_in(1)
 def test_a_prefill_counts_for_no_measure_and_is_read_as_a_session_reads_it_br5(torpor: Any, name: str) -> None:
     """However it is cut: 150 and 90 tokens at once, and in three pieces, give the tokens that a session writes."""
     more = tokens_of(5, 90)
@@ -127,6 +128,7 @@ def test_a_token_that_ends_an_answer_is_never_committed_br20(torpor: Any, name: 
 # --- forks
 
 
+@pytest.mark.one_in(1)
 def test_a_fork_stands_where_its_parent_stands_br7(torpor: Any, name: str) -> None:
     root = planted(torpor, name, past=tokens_of(3, 1000)).branch
     committed(torpor, root, 40, 41)
@@ -139,6 +141,7 @@ def test_a_fork_stands_where_its_parent_stands_br7(torpor: Any, name: str) -> No
     assert len({next_tokens(torpor, each.branch) for each in children} | {next_tokens(torpor, root)}) == 1
 
 
+@pytest.mark.one_in(1)
 def test_neither_side_of_a_fork_sees_the_others_writes_br8_lv11(torpor: Any, name: str) -> None:
     root = planted(torpor, name).branch
     one, other = forked(torpor, root, 5, 5)
@@ -167,6 +170,7 @@ def test_a_fork_takes_all_but_steer_with_it_br9(torpor: Any, name: str) -> None:
     assert (child.sampling, child.mean_logprob, child.step) == (parent.sampling, parent.mean_logprob, parent.step)
 
 
+@pytest.mark.one_in(1)
 def test_a_fork_stands_in_a_constraint_of_its_own_br9(torpor: Any, name: str) -> None:
     """Where its parent stood in it, from which neither moves the other."""
     root = planted(torpor, name).branch
@@ -180,6 +184,7 @@ def test_a_fork_stands_in_a_constraint_of_its_own_br9(torpor: Any, name: str) ->
     assert torpor.advance([root], max_tokens=60).written[0].text == rest.text
 
 
+@pytest.mark.one_in(1)
 def test_the_same_seed_draws_the_same_and_another_draws_otherwise_br10(torpor: Any, name: str) -> None:
     root = planted(torpor, name).branch
     seeds = forked(torpor, root, 1, 1, 2)
@@ -351,6 +356,7 @@ def test_a_bias_bans_and_is_replaced_and_cleared_br21(torpor: Any, name: str) ->
     assert info(torpor, root).biased_tokens == 0
 
 
+@pytest.mark.one_in(1)
 def test_equal_parameters_change_nothing_br22(torpor: Any, name: str) -> None:
     root = planted(torpor, name).branch
     one, other = forked(torpor, root, 4, 4)
@@ -380,6 +386,7 @@ def test_measures_begin_at_infinity_and_follow_what_is_committed_br23(torpor: An
 # --- sessions
 
 
+@pytest.mark.one_in(1)
 def test_a_branch_that_is_kept_is_an_ordinary_session_br26(torpor: Any, name: str) -> None:
     """It sleeps and wakes with the same next tokens, and a tree begins on a version of it."""
     root = planted(torpor, name).branch
@@ -426,6 +433,7 @@ def test_a_kept_branch_outlives_a_crash_and_no_number_does_br17(tmp_path_factory
         assert refused(lambda: torpor.branches(root)).details["reason"] == "unknown"
 
 
+@pytest.mark.one_in(1)
 def test_memory_is_counted_exactly_and_ends_at_zero_br24(torpor: Any, name: str) -> None:
     """Forks, commits, readings and prunes in any order. `test_branches.py` of the daemon does ten thousand."""
     chance = random.Random(24)

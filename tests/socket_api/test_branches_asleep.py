@@ -80,6 +80,7 @@ def test_a_tree_sleeps_and_comes_back_in_another_process_br26(tmp_path: Path) ->
         torpor.prune([root], subtree=True)
 
 
+@pytest.mark.one_in(1)
 def test_a_branch_of_a_tree_sleeps_with_what_is_below_it(daemon: RealDaemon) -> None:
     with Client(daemon.socket) as torpor:
         root = grown(torpor, "part")
@@ -91,6 +92,7 @@ def test_a_branch_of_a_tree_sleeps_with_what_is_below_it(daemon: RealDaemon) -> 
         assert {each.parent for each in woken[1:]} == {woken[0].branch}
 
 
+@pytest.mark.one_in(1)
 def test_a_tree_that_cannot_be_kept_whole_is_not_kept_at_all(daemon: RealDaemon) -> None:
     with Client(daemon.socket) as torpor:
         root = grown(torpor, "unkept")
@@ -124,6 +126,7 @@ def test_a_kill_in_the_midst_leaves_no_branch_behind_br26(tmp_path: Path) -> Non
         assert [each.session for each in torpor.list_sessions()] == there
 
 
+@pytest.mark.one_in(1)
 def test_a_root_that_went_on_is_a_session_and_its_version_is_still_the_tree(daemon: RealDaemon) -> None:
     with Client(daemon.socket) as torpor:
         root = grown(torpor, "on")

@@ -14,6 +14,7 @@ from torpor.tests.socket_api.branch_rig import DRAWN, PAST, forked, info, next_t
 pytestmark = pytest.mark.timeout(180)
 
 
+@pytest.mark.one_in(1)
 @pytest.mark.parametrize("by", ["mean_logprob", "perplexity"])
 def test_the_best_of_many_stays_and_the_parent_is_what_it_was_br29(torpor: Any, name: str, by: str) -> None:
     root = planted(torpor, name).branch
@@ -50,6 +51,7 @@ def test_what_was_cut_off_ranks_last_br29(torpor: Any, name: str) -> None:
     assert info(torpor, root).children == (attempts[0].branch,)
 
 
+@pytest.mark.one_in(1)
 def test_seeds_that_are_given_are_used_and_a_fork_with_one_writes_the_same_br10(torpor: Any, name: str) -> None:
     root = planted(torpor, name).branch
     attempts = torpor.diverge(root, count=3, max_tokens=6, seeds=[70, 71, 72], by="client").attempts
@@ -109,6 +111,7 @@ def test_the_likeliest_of_any_logits_come_in_order_as_numbers_of_json_lp3_lp5_lp
     assert [each.logprob for each in top[3:]] == [LOWEST_LOGPROB] * 3
 
 
+@pytest.mark.one_in(1)
 def test_log_probabilities_change_no_token_lp7(torpor: Any, name: str) -> None:
     root = planted(torpor, name).branch
     told, untold = forked(torpor, root, 3, 3)

@@ -28,6 +28,7 @@ def torpor(daemon: RealDaemon) -> Iterator[Client]:
         yield client
 
 
+@pytest.mark.one_in(1)
 def test_a_commit_that_fails_for_one_of_many_is_none_at_all_br3(daemon: RealDaemon, torpor: Client) -> None:
     root = planted(torpor, "br3").branch
     branches = forked(torpor, root, *range(8))
@@ -162,6 +163,7 @@ def test_a_fold_of_a_fold_begins_alike_and_leaves_no_gap_br27(torpor: Client) ->
     assert refused(lambda: torpor.fold("nothing", "less", summary="Nothing.")).code == "empty_context"
 
 
+@pytest.mark.one_in(1)
 def test_more_branches_than_the_memory_holds_are_refused_whole(tmp_path: Path) -> None:
     with served(tmp_path, "--memory-budget", "60MB") as small, Client(small.socket) as torpor:
         root = planted(torpor, "s").branch

@@ -13,6 +13,7 @@ from torpor.tests.socket_api.real_daemon import RealDaemon
 PROGRAM = Path(__file__).parents[2] / "examples" / "search.py"
 
 
+@pytest.mark.one_in(1)
 @pytest.mark.timeout(180)
 def test_the_search_finds_the_names_that_greedy_decoding_does_not(daemon: RealDaemon) -> None:
     with Client(daemon.socket) as torpor:

@@ -102,6 +102,7 @@ async def test_a_tree_that_cannot_be_counted_is_none(open_rig: Any, monkeypatch:
         assert len(rig.service.shelf.places["tiny"].holders) == 1, "of the other tree"
 
 
+@pytest.mark.one_in(1)
 @pytest.mark.parametrize("kind", ["tiny", "gemma3_text", "mamba2"])
 async def test_a_fork_takes_a_tail_and_no_more_than_was_reserved_br7(
     open_rig: Any, open_kind: Any, monkeypatch: pytest.MonkeyPatch, kind: str

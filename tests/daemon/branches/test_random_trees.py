@@ -270,6 +270,7 @@ STEPS = [
 ]
 
 
+@pytest.mark.one_in(1)
 @pytest.mark.parametrize(("kind", "steps"), STEPS)
 async def test_memory_is_counted_exactly_and_ends_at_zero_br24(
     open_rig: Any, open_kind: Any, kind: str, steps: int

@@ -154,6 +154,7 @@ async def test_a_request_sees_a_tree_that_wakes_once_it_is_whole(open_rig: Any) 
         assert (there[root].position, there[root].step, len(there)) == (607, 5, 6)
 
 
+@pytest.mark.one_in(1)
 async def test_more_than_one_session_map_holds_of_constraints_can_sleep(rig: Rigged) -> None:
     await rig.service.create("s", sampling=DRAWN)
     await rig.service.append("s", tokens=tokens_of(1, 40))

@@ -85,6 +85,7 @@ async def test_answers_that_crowd_each_other_all_end_and_are_as_alone(
         await all_is_free(rig)
 
 
+@pytest.mark.one_in(1)
 async def test_a_client_that_leaves_while_its_answer_waits_loses_nothing_of_it(open_rig: Any, weights: int) -> None:
     async with open_rig(memory_budget=weights + 4 * HELD) as rig:
         said = [user("one")]

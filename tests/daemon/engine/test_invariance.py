@@ -156,6 +156,7 @@ def test_invariance_fails_where_parts_are_not_added_in_their_order(
     assert together(model, 5, 130) != []
 
 
+@pytest.mark.one_in(1)
 def test_invariance_of_a_branch_beside_one_that_fails(model: LoadedModel) -> None:
     """The failing one gets its error, and is as before; the others get the bits that they get alone (BR3, LP10)."""
     states = [branch_of(model, begun(model, 1, 150)) for _ in range(3)]

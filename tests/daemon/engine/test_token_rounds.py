@@ -97,6 +97,7 @@ def assert_as_alone(model: LoadedModel, found: Any, wanted: Any, *, to_the_bit: 
             assert not to_the_bit or one.tobytes() == other.tobytes()
 
 
+@pytest.mark.one_in(1)
 @pytest.mark.parametrize("count", [2, 5, 8])
 def test_invariance_of_sessions_of_unlike_lengths_that_are_read_in_one_call(model: LoadedModel, count: int) -> None:
     repeats = model.company.repeats(model.network, count)
@@ -200,6 +201,7 @@ async def together(rig: Rigged, names: str, count: int) -> None:
     await asyncio.gather(*tasks)
 
 
+@pytest.mark.one_in(1)
 async def test_what_was_read_in_rounds_sleeps_and_is_read_again_to_the_same_bits_behind_a_kill(
     open_rig: Any, store: Path, thin_qwen3: Path
 ) -> None:

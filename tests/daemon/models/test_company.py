@@ -38,6 +38,7 @@ def test_the_demo_model_is_read_in_rounds(loaded: Callable[[Path], LoadedModel])
     assert found_for(loaded(DEMO_MODEL_FOLDER)).in_rounds
 
 
+@pytest.mark.one_in(1)
 @pytest.mark.parametrize("kind", ["gemma3_text", "lfm2", "deepseek_v3", "qwen3_next", "olmo", "mistral3"])
 def test_models_with_other_caches_or_an_attention_of_their_own_are_not(
     loaded: Callable[[Path], LoadedModel], models_of_kinds: Callable[[str], Path], kind: str

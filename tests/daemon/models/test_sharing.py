@@ -31,6 +31,7 @@ def test_the_demo_model_shares_each_cache_and_decodes_in_rounds(demo: LoadedMode
     assert found.rows_for(demo.network, 20)[0] > 1
 
 
+@pytest.mark.one_in(1)
 def test_where_a_row_depends_on_what_others_say_each_branch_decodes_alone(
     demo: LoadedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -57,6 +57,7 @@ ALIKE = [
 ]
 
 
+@pytest.mark.one_in(1)
 @pytest.mark.parametrize("sleeps", [False, True])
 async def test_two_dialogues_are_never_taken_for_one(open_rig: Any, own_tiny_model: Path, sleeps: bool) -> None:
     """Whatever differs in an answer that a client brought, a template may show it."""

@@ -188,6 +188,7 @@ def refuse_reads(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
     monkeypatch.setattr(FrameFile, "check_payloads", checked)
 
 
+@pytest.mark.one_in(1)
 @pytest.mark.parametrize("crash", ["behind the heal", "in it"])
 async def test_turns_of_a_session_that_went_back_before_its_healed_version_survive_a_kill(
     open_rig: Any, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, crash: str

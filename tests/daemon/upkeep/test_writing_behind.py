@@ -202,6 +202,7 @@ async def test_what_was_acknowledged_is_written_in_the_midst_of_the_next_turn(
         assert await rig.fingerprint("one") == went_on
 
 
+@pytest.mark.one_in(1)
 @pytest.mark.usefixtures("short_calls")
 async def test_an_agent_that_never_rests_has_less_than_two_blocks_and_its_last_turn_to_compute_again(
     open_rig: Any, store: Path, monkeypatch: pytest.MonkeyPatch
@@ -336,6 +337,7 @@ async def test_a_session_with_less_is_not_written(open_rig: Any, monkeypatch: py
         assert rows(rig, "one") == []
 
 
+@pytest.mark.one_in(1)
 @pytest.mark.usefixtures("short_calls")
 @pytest.mark.parametrize("kind", ["qwen3", "quantised"])
 async def test_a_new_session_takes_over_what_a_killed_one_has_in_blocks(open_kind: Any, store: Path, kind: str) -> None:

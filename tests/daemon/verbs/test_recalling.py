@@ -174,6 +174,7 @@ async def test_an_answer_that_was_cut_off_is_told_so(rig: Rigged) -> None:
     assert (answer.content, answer.finished, answer.end - answer.start) == (told.text, False, 3)
 
 
+@pytest.mark.one_in(1)
 @pytest.mark.parametrize("choice", [None, ToolChoice("required")], ids=["its own", "forced"])
 async def test_a_call_that_was_cut_off_anywhere_is_no_text_and_is_told_and_sent_again_alike(
     rig: Rigged, choice: ToolChoice | None

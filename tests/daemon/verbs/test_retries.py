@@ -125,6 +125,7 @@ async def test_what_was_read_with_breaks_is_the_same_to_the_bit(rig: Rigged) -> 
     assert await rig.fingerprint("a") == await rig.fingerprint("b")
 
 
+@pytest.mark.one_in(1)
 @pytest.mark.parametrize("tokens", [4_000, pytest.param(20_000, marks=pytest.mark.heavy)])
 async def test_a_long_prefill_that_is_cut_ten_times_ends(open_rig: Any, long_model: Path, tokens: int) -> None:
     async with open_rig(long_model, endless=False) as rig:

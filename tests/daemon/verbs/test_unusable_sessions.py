@@ -103,6 +103,7 @@ async def test_a_dialogue_is_read_anew_where_a_fork_has_no_room(rig: Rigged, mon
     disk.free()
 
 
+@pytest.mark.one_in(1)
 async def test_a_dialogue_is_read_anew_where_so_many_wait_for_the_session(rig: Rigged) -> None:
     await begun(rig, asleep=False)
     for _ in range(2):  # all begin together, and then all begin alike

@@ -63,6 +63,7 @@ def test_t1_threat_27_a_process_killed_at_any_step_loses_nothing_that_was_acknow
     assert found["second_points"] >= 5
 
 
+@pytest.mark.one_in(1)
 @needs_strace
 def test_t1_a_process_killed_in_real_system_calls_loses_nothing_that_was_acknowledged(tmp_path: Path) -> None:
     """Of one scenario, another one at each commit."""
@@ -202,11 +203,13 @@ def test_t4_threats_30_to_33_every_refusal_of_the_system_is_a_typed_error_and_le
     assert found["poisoned"]
 
 
+@pytest.mark.one_in(1)
 def test_no_removal_loses_what_woke_beside_an_index_of_another_moment(tmp_path: Path) -> None:
     found = sweep("moments", tmp_path, of=of_this_share())
     assert found["awake"] >= found["mixed"]
 
 
+@pytest.mark.one_in(1)
 def test_no_copy_of_a_live_store_opens_and_then_loses_by_a_removal(tmp_path: Path) -> None:
     found = sweep("copies", tmp_path, of=["a live store"])
     assert found["awake"] >= 10 * found["mixed"]

@@ -630,6 +630,7 @@ def last_of(numbers: list[int]) -> dict[SessionUri, JournalRecord]:
     return {HISTORY[number].uri: HISTORY[number] for number in numbers}
 
 
+@pytest.mark.one_in(1)
 def test_a_flipped_bit_in_any_byte_of_a_journal_costs_one_record_at_most_and_is_told(folder: StoreFolder) -> None:
     """QX, T5: what is found are turns that were acknowledged, and nothing is damaged unnoticed. That each bit of a byte
     is found, the test of the format says."""

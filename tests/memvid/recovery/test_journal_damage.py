@@ -170,12 +170,14 @@ def require_cuts_told(made: Made, work: Path, sizes: Iterable[int]) -> int:
     return tried
 
 
+@pytest.mark.one_in(1)
 def test_t5_a_flipped_bit_of_a_journal_costs_the_turn_in_which_it_lies_at_most_and_is_told(
     made: Made, tmp_path: Path
 ) -> None:
     assert require_flips_told(made, tmp_path / "work", range(share() % ONE_IN, 8 * len(made.data), ONE_IN)) > 40
 
 
+@pytest.mark.one_in(1)
 def test_t5_a_cut_of_a_journal_costs_the_turns_behind_it_at_most_and_is_told(made: Made, tmp_path: Path) -> None:
     sizes = range(share() % ONE_IN, len(made.data), ONE_IN)
     places = {place + more for start, end, _ in made.records()[-2:] for place in (start, end) for more in (-1, 0, 1)}
@@ -194,6 +196,7 @@ def test_t5_in_full_every_cut_of_a_journal(made: Made, tmp_path: Path) -> None:
     assert require_cuts_told(made, tmp_path / "work", range(len(made.data))) >= 2_500
 
 
+@pytest.mark.one_in(1)
 def test_t5_a_void_record_that_is_damaged_brings_nothing_back_and_is_told(made: Made, tmp_path: Path) -> None:
     """A covered, a deleted and a taken back one: an eighth of the bits of its mark, and one of each part behind it."""
     tried = 0
@@ -206,6 +209,7 @@ def test_t5_a_void_record_that_is_damaged_brings_nothing_back_and_is_told(made: 
     assert tried == 3 * 8
 
 
+@pytest.mark.one_in(1)
 def test_t5_records_in_another_order_or_place_do_not_count_and_are_told(made: Made, tmp_path: Path) -> None:
     """Every two neighbours changed, each record but the last left out (without that it is an earlier journal), and each
     played again at the end."""
@@ -223,6 +227,7 @@ def test_t5_records_in_another_order_or_place_do_not_count_and_are_told(made: Ma
     assert len(changed) == 3 * len(parts) - 2 == 22
 
 
+@pytest.mark.one_in(1)
 def test_an_earlier_journal_in_the_place_of_the_newer_one_costs_what_came_later_and_no_version(
     made: Made, tmp_path: Path
 ) -> None:

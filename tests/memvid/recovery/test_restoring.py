@@ -145,6 +145,7 @@ def require_told_and_mended(sound: Path, bits: Iterable[int]) -> None:
         aside.unlink()
 
 
+@pytest.mark.one_in(1)
 def test_a_flipped_bit_is_told_and_mended_and_nothing_is_lost(sound: Path) -> None:
     require_told_and_mended(sound, range(share() % 61, (sound / "store.json").stat().st_size * 8, 61))
 

@@ -310,6 +310,7 @@ def leave_at(served: Served, asked: dict[str, Any], tokens: int) -> tuple[int, i
     raise AssertionError("it was answered")
 
 
+@pytest.mark.one_in(1)
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(("tokens", "cuts"), [(1_200, 3), pytest.param(20_000, 10, marks=pytest.mark.heavy)])
 def test_a_prefill_that_its_client_cuts_again_and_again_ends(short_path: Path, tokens: int, cuts: int) -> None:

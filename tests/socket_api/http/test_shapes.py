@@ -105,6 +105,7 @@ def test_a_miss_that_the_client_makes_is_explained(
         assert (told[at]["outcome"], told[at]["cause"]) == ("diverged", cause)
 
 
+@pytest.mark.one_in(1)
 def test_claude_codes_billing_header_is_not_read_and_why_tells_so(served: Served) -> None:
     with client_of(served) as client:
         *_, answer = Replay(client).ask(shapes_in(SHAPES / "claude_code.json"))

@@ -257,6 +257,7 @@ def test_wakes_sleeps_and_deletes_at_once_give_the_whole_session_or_none_threat_
 # --- secrets
 
 
+@pytest.mark.one_in(1)
 @on_linux
 def test_neither_texts_nor_tokens_are_logged_and_all_files_are_the_owners_threat_60(
     short_path: Path, capfd: pytest.CaptureFixture[str]
