@@ -33,11 +33,15 @@ from .limits import MAX_TOKEN_CHARS, MAX_TOKEN_FILE_BYTES, MIN_TOKEN_CHARS
 
 _HEAD: Final = """\
 # Clients of Torpor over HTTP: one line each, with the namespace of its sessions and its token.
+# The token of `default` is yours: it is told figures of all namespaces (/metrics), and others are not.
 # A client sends its token as `Authorization: Bearer TOKEN` or as `x-api-key: TOKEN`. A change holds at once.
 """
 _LINE: Final = re.compile(
     rf"([A-Za-z0-9][A-Za-z0-9._-]*)[ \t]+([!-~]{{{MIN_TOKEN_CHARS},{MAX_TOKEN_CHARS}}})", re.ASCII
 )
+_OWNERS: Final = "default"
+"""The namespace of whoever starts the daemon: bare names are in it, and the first token is its."""
+
 _HOSTS: Final = ("127.0.0.1", "localhost", "[::1]")
 
 
@@ -52,6 +56,11 @@ class Caller:
     may name any."""
 
     namespace: str | None = None
+
+    @property
+    def is_owner(self) -> bool:
+        """Whether it may be told of all namespaces: on the Unix socket, and with a token of `default`."""
+        return self.namespace in (None, _OWNERS)
 
     async def request_of(self, verb: Verb[Any, Any], params: Mapping[str, Any]) -> Request:
         """The checked request of a verb; bare names are names in the namespace.
@@ -105,7 +114,7 @@ class Tokens:
     def _write_first(self) -> None:
         # Linked, so that of two daemons that start at once each finds one whole file.
         aside = self.path.with_name(f"{self.path.name}.{secrets.token_hex(8)}")
-        line = f"default {secrets.token_urlsafe(32)}\n"
+        line = f"{_OWNERS} {secrets.token_urlsafe(32)}\n"
         descriptor = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
             with os.fdopen(descriptor, "w", encoding="ascii") as file:

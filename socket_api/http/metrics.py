@@ -18,6 +18,7 @@ from starlette.responses import Response
 
 from ...daemon.api.process import StatusRequest, StatusResult
 from ...daemon.api.verbs import VERBS
+from ..errors import HttpRefused
 
 
 class Counters:
@@ -62,7 +63,13 @@ async def status_of(request: Request) -> StatusResult:
 
 
 async def metrics(request: Request) -> Response:
-    """The answer of `/metrics`."""
+    """The answer of `/metrics`. Raises HttpRefused: the caller may not be told of all namespaces."""
+    if not request.state.caller.is_owner:
+        raise HttpRefused(
+            "These figures are of all namespaces. Ask for them with a token of the namespace default, or on the Unix"
+            " socket (--http-socket).",
+            status=403,
+        )
     desk = request.app.state.desk
     registry = CollectorRegistry()
     registry.register(_Status(await status_of(request)))

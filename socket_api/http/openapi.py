@@ -9,6 +9,7 @@ from functools import cache
 from typing import Any
 
 from ... import __version__
+from ..wire.common_store import OF_ALL
 from ..wire.schemas import Schemas, object_of
 from . import chat_completions, completions, conversations, messages, responses, sessions
 from .fields import Body
@@ -23,6 +24,9 @@ def document() -> Mapping[str, Any]:
     paths: dict[str, dict[str, Any]] = {}
     for path, method, operation in [*_plain(), *_of_dialects(schemas), *_told(), *_of_sessions(schemas)]:
         paths.setdefault(path, {})[method.lower()] = operation
+    for each in schemas.shared.values():
+        if "required" in each:
+            each["required"] = [name for name in each["required"] if name not in OF_ALL]
     return {
         "openapi": "3.1.0",
         "info": {"title": "Torpor", "version": __version__, "description": "A memory for local agents that survives."},
@@ -41,7 +45,7 @@ def document() -> Mapping[str, Any]:
 def _plain() -> Iterator[tuple[str, str, dict[str, Any]]]:
     for path, what in {
         "/healthz": "Whether the daemon serves.",
-        "/metrics": "Figures for Prometheus.",
+        "/metrics": "Figures of all namespaces for Prometheus, for the daemon's owner.",
         "/v1/models": "The served models.",
     }.items():
         yield path, "get", _operation(what, {"type": "string"} if path == "/metrics" else {"type": "object"}, [])

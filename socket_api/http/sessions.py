@@ -1,7 +1,8 @@
 """Sessions over HTTP: verbs of the daemon as plain JSON.
 
 A route is a row of a table. The body of a request has the fields of the verb's record, but for the session, which the
-path names; the answer is the verb's record. A name in a path may be percent-encoded: `team%2Fnotes`.
+path names; the answer is the verb's record, for a client of one namespace without what the store has of all in common
+(`common_store.py`). A name in a path may be percent-encoded: `team%2Fnotes`.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from ...daemon.api.verbs import VERBS
 from ...daemon.tasks.pieces import in_pieces
 from ..server.wire_map import wire_map
 from ..wire.checking import params_of_json
+from ..wire.common_store import without_others
 from .desk import desk_of, in_path
 
 PATH: Final = "/v1/sessions"
@@ -65,4 +67,5 @@ async def _answer(route: SessionRoute, request: Request) -> Response:
         if route.names_session:
             params["session"] = in_path(request, "session")
         result = await desk.ask(request, route.verb, params)
-        return JSONResponse(await in_pieces(wire_map(route.verb, result)))
+        told = await in_pieces(wire_map(route.verb, result))
+        return JSONResponse(told if request.state.caller.is_owner else without_others(told))

@@ -7,6 +7,7 @@ know how a verb is asked.
 from __future__ import annotations
 
 import inspect
+import json
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final
 
@@ -28,6 +29,7 @@ from ...daemon.api.verb import Verb
 from ...daemon.api.verbs import VERBS
 from ...errors import TorporError
 from ..wire.checking import params_of_json, reader_of_result
+from ..wire.common_store import without_others
 from ..wire.schemas import Schemas, object_of
 
 Ask = Callable[[Any, Verb[Any, Any], Mapping[str, Any]], Awaitable[Result]]
@@ -42,7 +44,7 @@ _INSTRUCTIONS: Final = (
     " `session`. append and chat with create=true begin one. sleep puts it on disk, and its next use wakes it."
 )
 _LEFT_OUT: Final = {"tokens"}
-"""Of results: ids of tokens, which say nothing to an agent."""
+"""Of results, beside what the store has of all namespaces: ids of tokens, which say nothing to an agent."""
 
 
 def server_of(ask: Ask) -> Server[Any]:
@@ -56,7 +58,8 @@ def server_of(ask: Ask) -> Server[Any]:
             result = await ask(context.request, verb, params_of_json(verb, params.arguments or {}))
         except TorporError as error:
             return _told(f"{error.message} ({error.code})", is_error=True)
-        return _told(reader_of_result(verb).dump_json(result, exclude=_LEFT_OUT, exclude_none=True).decode())
+        told = reader_of_result(verb).dump_python(result, mode="json", exclude=_LEFT_OUT, exclude_none=True)
+        return _told(json.dumps(without_others(told), ensure_ascii=False, separators=(",", ":")))
 
     async def list_tools(context: Any, params: PaginatedRequestParams | None) -> ListToolsResult:
         return ListToolsResult(tools=[_tool(each) for each in TOOLS.values()])

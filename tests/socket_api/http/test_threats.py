@@ -292,3 +292,46 @@ def test_a_token_does_not_tell_what_those_of_another_have_read_threat_61(served:
         again = [{"role": "user", "content": f"{SECRET} " * 60 + "And?"}]
         assert asked(owner, messages=again)["cached"] > 0
         assert asked(other, messages=again)["cached"] == 0
+
+
+def test_no_number_tells_a_token_that_another_namespace_has_the_same_words_threat_61(served: Served) -> None:
+    """Equal blocks lie in the store once, whoever wrote them. Every answer about a session is the same as about one
+    with words that nobody has."""
+    rng = random.Random(31)
+    known, unknown = ([rng.randrange(5, 4000) for _ in range(400)] for _ in range(2))
+    with client_of(served) as owner, other_namespace(served) as other:
+        assert read_and_slept(owner, "mine", known)["sleep"]["blocks_new"] > 0
+        assert read_and_slept(owner, "again", known)["sleep"]["blocks_reused"] > 0, "its owner may know"
+        guess, control = (told_of(other, name, words) for name, words in (("guess", known), ("other", unknown)))
+        assert guess == control
+        assert guess["sleep"]["token_count"] == 401
+        refused = other.get("/metrics")
+        assert (refused.status_code, refused.json()["error"]["code"]) == (403, "forbidden")
+        assert owner.get("/metrics").status_code == 200
+
+
+def read_and_slept(client: httpx2.Client, name: str, prompt: list[int]) -> dict[str, Any]:
+    """What a client is told of a session that reads these tokens and sleeps."""
+    body = {"prompt": prompt, "max_tokens": 1}
+    answer = client.post("/v1/completions", json=body, headers={"x-torpor-session": name}).json()
+    return {"answer": answer["usage"], "sleep": client.post(f"/v1/sessions/{name}/sleep").json()}
+
+
+def told_of(client: httpx2.Client, name: str, prompt: list[int]) -> dict[str, Any]:
+    """What a client is told of a session with these tokens to its end, without names, ids and times."""
+    told = read_and_slept(client, name, prompt)
+    for verb, more in (("wake", {}), ("save", {}), ("fork", {"name": f"{name}-fork"})):
+        told[verb] = client.post(f"/v1/sessions/{name}/{verb}", json=more).json()
+    told["fold"] = client.post(f"/v1/sessions/{name}/fold", json={"name": f"{name}-fold", "summary": "So."}).json()
+    told["why"] = client.get(f"/v1/sessions/{name}/why").json()
+    told["show"] = client.get(f"/v1/sessions/{name}").json()
+    told["list"] = [each for each in client.get("/v1/sessions").json()["sessions"] if each["name"].startswith(name)]
+    told["delete"] = [client.delete(f"/v1/sessions/{name}{end}").json() for end in ("", "-fork", "-fold")]
+    own: dict[str, Any] = without(told, re.compile(r"session|name|bundle_id|.*_ns|.*seconds|parent|lineage|tail_text"))
+    return own
+
+
+def without(told: Any, left_out: re.Pattern[str]) -> Any:
+    if isinstance(told, dict):
+        return {key: without(value, left_out) for key, value in told.items() if not left_out.fullmatch(key)}
+    return [without(each, left_out) for each in told] if isinstance(told, list) else told
