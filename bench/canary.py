@@ -1,10 +1,10 @@
-"""What the canary costs: sleep and wake with it and without, for a model that is cut by token and one that is not.
+"""What the canary costs of a sleep and a wake, for a model that is cut by token and one that is not.
 
 The demo model's caches are cut by token: its canary is the last token run again at wake, and nothing at sleep. The
 other is made here with random weights in the shape of LFM2-350M's first six layers (convolutions beside attention):
-there a token is run at sleep, one at each checkpoint, and one at wake. For each length of context, round by round and
-with the policies taking turns: seconds of a sleep until its receipt, of a wake, and of the canary within it; beside
-them the seconds of one token that the woken session writes, which is what a canary is.
+there a token is run at sleep, one at each checkpoint, and one at wake. For each length of context: seconds of a
+sleep until its receipt, of a wake, and of the canary within it; beside them the seconds of one token that the woken
+session writes, which is what a canary is.
 
 Medians are reported. Nothing else should run on the machine.
 """
@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 # isort: off
 from torpor.daemon.models.models import DEMO_MODEL_FOLDER
 from torpor.daemon.api.events import WorkEvent
-from torpor.daemon.options.serve_options import CanaryPolicy, ServeOptions
+from torpor.daemon.options.serve_options import ServeOptions
 from torpor.daemon.service import Service
 import mlx.core as mx
 from mlx.utils import tree_flatten
@@ -38,7 +38,6 @@ from machine import spread
 LENGTHS = (512, 2048, 7680)
 QUICK_LENGTHS = (256, 512)
 ROUNDS = 5
-POLICIES: tuple[CanaryPolicy, ...] = ("always", "never")
 HYBRID = {
     "model_type": "lfm2",
     "hidden_size": 1024,
@@ -94,64 +93,45 @@ async def one_round(service: Service, name: str, tokens: list[int], seconds: dic
 
 
 async def measure(model: Path, lengths: tuple[int, ...], rounds: int, folder: Path) -> list[dict[str, Any]]:
-    """For each length the seconds by policy, the policies taking turns."""
-    services = {
-        policy: await Service.open(
-            ServeOptions(store=folder / policy, canary=policy, prefix_reuse="off", scrub_rate=0),
-            models={"m": str(model)},
-            digest_cache=folder / "digests.json",
-        )
-        for policy in POLICIES
-    }
+    """For each length the seconds."""
+    service = await Service.open(
+        ServeOptions(store=folder, prefix_reuse="off", scrub_rate=0),
+        models={"m": str(model)},
+        digest_cache=folder / "digests.json",
+    )
     found = []
     try:
         for length in lengths:
-            seconds: dict[str, dict[str, list[float]]] = {
-                policy: {what: [] for what in ("sleep", "wake", "canary", "token")} for policy in POLICIES
-            }
+            seconds: dict[str, list[float]] = {what: [] for what in ("sleep", "wake", "canary", "token")}
             tokens = [at % 250 for at in range(length)]
             for number in range(rounds + 1):
-                for policy in POLICIES:
-                    into = seconds[policy] if number else {what: [] for what in seconds[policy]}  # the first warms up
-                    await one_round(services[policy], f"s{length}-{number}", tokens, into)
-            found.append(
-                {
-                    "tokens": length,
-                    "seconds": {
-                        policy: {what: spread(values) for what, values in each.items()}
-                        for policy, each in seconds.items()
-                    },
-                }
-            )
+                into = seconds if number else {what: [] for what in seconds}  # the first warms up
+                await one_round(service, f"s{length}-{number}", tokens, into)
+            found.append({"tokens": length, "seconds": {what: spread(values) for what, values in seconds.items()}})
             print_line(found[-1])
     finally:
-        for service in services.values():
-            await service.close()
+        await service.close()
     return found
 
 
 def print_line(at: dict[str, Any]) -> None:
-    taken = {
-        policy: {what: each["median"] * _MILLI for what, each in of.items()} for policy, of in at["seconds"].items()
-    }
-    always, never = taken["always"], taken["never"]
+    taken = {what: each["median"] * _MILLI for what, each in at["seconds"].items()}
     print(
-        f"{at['tokens']:>6} tokens: sleep {never['sleep']:.1f} ms, with it {always['sleep']:.1f}; "
-        f"wake {never['wake']:.1f} ms, with it {always['wake']:.1f}, of which the canary {always['canary']:.1f}; "
-        f"one token {always['token']:.1f} ms",
+        f"{at['tokens']:>6} tokens: sleep {taken['sleep']:.1f} ms; wake {taken['wake']:.1f}, of which the canary "
+        f"{taken['canary']:.1f}; one token {taken['token']:.1f} ms",
         flush=True,
     )
 
 
 def draw(document: dict[str, Any], path: Path) -> None:
-    with plotted(path, document, "What a canary adds to a wake") as axes:
+    with plotted(path, document, "The share of the canary in a wake") as axes:
         for (model, lengths), colour in zip(document["models"].items(), ("tab:blue", "tab:red"), strict=False):
             tokens = [at["tokens"] for at in lengths]
-            for policy, style in (("always", "-o"), ("never", "--s")):
-                taken = [at["seconds"][policy]["wake"]["median"] * _MILLI for at in lengths]
+            for what, style in (("wake", "-o"), ("canary", "--s")):
+                taken = [at["seconds"][what]["median"] * _MILLI for at in lengths]
                 axes.plot(tokens, taken, style, color=colour)
-                label_at_end(axes, tokens, taken, f"{model}, {policy}", colour)
-        axes.set(xlabel="tokens of context", ylabel="ms until the session serves", ylim=(0, None))
+                label_at_end(axes, tokens, taken, f"{model}, {what}", colour)
+        axes.set(xlabel="tokens of context", ylabel="ms", ylim=(0, None))
         axes.margins(x=0.3)
 
 

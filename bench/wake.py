@@ -4,7 +4,6 @@ For each shape and size a state of random numbers is put to sleep, and then, rou
 own (`bench/wake_child.py`), with the files in the page cache:
 
 - verified: a wake as the daemon does it, from the opening of the store until the caches stand, every byte hashed;
-- trusting: the same, but raw bytes are taken for what was written;
 - mlx_lm: `load_prompt_cache` of the same caches, evaluated, which verifies nothing;
 - plain: `preadv` of as many bytes into memory from the system, on as many threads (two).
 
@@ -36,7 +35,7 @@ from figures import OURS, PEER, panels, parser_for, rounds_of, save
 from machine import spread
 from model_states import SHAPES
 
-WAYS = ("verified", "trusting", "mlx_lm", "plain")
+WAYS = ("verified", "mlx_lm", "plain")
 MEMORY = ("fresh", "warm")
 SIZES_MIB = (256, 512, 1024, 2048)
 ROUNDS = 5
@@ -171,14 +170,13 @@ def report(cases: list[Case], out: Path, *, as_found: bool) -> None:
         for memory in MEMORY:
             seconds = {way: case["wake_seconds"][f"{way}_{memory}"]["median"] for way in WAYS}
             print(f"  wake, {memory} memory   " + "   ".join(f"{way} {1e3 * s:.0f} ms" for way, s in seconds.items()))
-            for way in WAYS[:2]:
-                name = f"{way}_{memory}"
-                print(
-                    f"    {way:9} over mlx-lm {_text(case['wake_speed_over_mlx_lm'][name])}"
-                    f"   over plain {_text(case['wake_speed_over_plain'][name])}"
-                )
+            name = f"verified_{memory}"
+            print(
+                f"    over mlx-lm {_text(case['wake_speed_over_mlx_lm'][name])}"
+                f"   over plain {_text(case['wake_speed_over_plain'][name])}"
+            )
             stages = case["wake_stages"][memory]
-            print("    verified: " + ", ".join(f"{name} {1e3 * s:.1f} ms" for name, s in stages.items()))
+            print("    stages: " + ", ".join(f"{name} {1e3 * s:.1f} ms" for name, s in stages.items()))
         for way, peak in case["wake_peak_bytes"].items():
             print(
                 f"  most memory of a wake, {way}: {(peak['highest'] - case['memory_bytes']) / _MIB:+.1f} MiB beside KV"
@@ -197,15 +195,14 @@ def _text(ratio: dict[str, float]) -> str:
 
 
 def _draw(axes: Any, cases: list[dict[str, Any]]) -> None:
-    """One shape: the median of each way at each size, and from the lowest to the highest."""
-    names = [f"{way}_{memory}" for memory in MEMORY for way in WAYS[:2]]
-    rows = [(name, case) for name in names for case in cases]
-    for height, (name, case) in enumerate(rows):
-        ratio = case["wake_speed_over_mlx_lm"][name]
+    """One shape: the median at each size, and from the lowest to the highest."""
+    rows = [(memory, case) for memory in MEMORY for case in cases]
+    for height, (memory, case) in enumerate(rows):
+        ratio = case["wake_speed_over_mlx_lm"][f"verified_{memory}"]
         axes.plot([ratio["lowest"], ratio["highest"]], [-height] * 2, "-", color=OURS, linewidth=1)
         axes.plot(ratio["median"], -height, "o", color=OURS, markersize=4)
     axes.axvline(1.0, color=PEER, linewidth=0.8)
-    labels = [f"{name.replace('_', ', ')} memory, {case['state_bytes'] / 2**30:.1g} GiB" for name, case in rows]
+    labels = [f"{memory} memory, {case['state_bytes'] / 2**30:.1g} GiB" for memory, case in rows]
     axes.set_yticks([-height for height in range(len(rows))], labels, fontsize=7)
     axes.set_title(cases[0]["shape"], fontsize=9)
     axes.set(xlabel="mlx-lm's time / Torpor's time")

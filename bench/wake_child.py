@@ -86,11 +86,7 @@ class Wake:
 
     def verified(self) -> object:
         """Torpor, every byte hashed."""
-        return self._torpor(trusting=False)
-
-    def trusting(self) -> object:
-        """Torpor, raw bytes taken for what was written."""
-        return self._torpor(trusting=True)
+        return self._torpor()
 
     def mlx_lm(self) -> object:
         """What mlx-lm offers: nothing is verified."""
@@ -113,7 +109,7 @@ class Wake:
             os.close(fd)
         return whole
 
-    def _torpor(self, *, trusting: bool) -> LiveState:
+    def _torpor(self) -> LiveState:
         clock = [time.perf_counter()]
         if self._store is None:  # once in a process, as the daemon does
             self._store = Store.open(self._folder / "store", writable=False)
@@ -123,7 +119,7 @@ class Wake:
             clock.append(time.perf_counter())
             filling = restore.allocate(plan)
             clock.append(time.perf_counter())
-            filling.run(reader, pool, trusting=trusting)
+            filling.run(reader, pool)
             clock.append(time.perf_counter())
             state = filling.assemble(self._shape.caches(), mx.random.key(0))
             clock.append(time.perf_counter())
@@ -152,7 +148,7 @@ def measure_wake(folder: Path, shape: ModelShape, way: str) -> dict[str, Any]:
     held = call()
     found["warm"], found["warm_processor"] = time.perf_counter() - started, time.process_time() - cpu
     found["warm_stages"] = dict(wake.stages)
-    if way in ("verified", "trusting"):
+    if way == "verified":
         del held
         with timed_parts() as parts:
             call()

@@ -92,9 +92,7 @@ class Parts:
         self.queue = Queue(options.max_waiting)
         way, self.measured = Way(), Measured(store)
         self.recomputing = Recomputing(engine, self.measured, options.recompute)
-        self.hibernation = Hibernation(
-            store, engine, way, self.bus, self.recomputing, canary=options.canary, trusting=options.trusting
-        )
+        self.hibernation = Hibernation(store, engine, way, self.bus, self.recomputing)
         self.maintenance = Maintenance(store, way)
         self.retaining = Retaining(
             store, self.maintenance, bus, lambda: Retention(self.options.keep_last, self.options.keep_days)

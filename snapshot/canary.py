@@ -15,9 +15,6 @@ import numpy as np
 
 from .errors import CanaryFailed
 
-Policy = Literal["always", "changed", "never"]
-"""When to run it at a wake: each time; when another device, library or processor computed the state; or never."""
-
 Verdict = Literal["same_bits", "within_tolerance", "not_run"]
 
 COMPARED_TOKENS: Final = 256
@@ -31,12 +28,10 @@ Half precision keeps 8 or 11 bits of a logit of some tens. A state that is wrong
 @dataclass(frozen=True, slots=True)
 class Expectation:
     """The kept canary. logits: float32 `[vocabulary]`; exact: whether the same bits must come again, because the same
-    environment reads the token in a call of the same size; hashed: whether the whole state was hashed; device: what
-    computed it, as its backend says."""
+    environment reads the token in a call of the same size; device: what computed it, as its backend says."""
 
     logits: bytes
     exact: bool
-    hashed: bool = True
     device: str = "cpu"
 
 
@@ -58,17 +53,11 @@ def agree(expected: Expectation, found: mx.array, *, compute_dtype: str, positio
     difference = _difference(then, now)
     tolerance = 0.0 if expected.exact else tolerance_of(compute_dtype, expected.device)
     if not difference <= tolerance:  # also for NaN
-        what_to_do = (
-            "Wake an earlier version; `torpor verify --deep` reads all stored bytes, `torpor doctor` looks at the "
-            "machine."
-            if expected.hashed
-            else "The daemon runs with --trusting, so what was read was not hashed: `torpor verify --deep` finds a "
-            "byte that is another one, and `torpor repair` mends what needs it, or saves the beginning that is sound."
-        )
         raise CanaryFailed(
             f"The state at token {position} was put back, and does not compute what it did before it slept: a "
             f"log-probability differs by {difference:.3g}, where {tolerance:.3g} is allowed. Nothing was woken. "
-            f"{what_to_do}",
+            "Wake an earlier version; `torpor verify --deep` reads all stored bytes, `torpor doctor` looks at the "
+            "machine.",
             difference=float(difference),
             tolerance=tolerance,
             position=position,

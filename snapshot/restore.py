@@ -279,23 +279,13 @@ class Filling:
     _logits: bytearray = field(default_factory=bytearray)
     _random_key: bytearray = field(default_factory=bytearray)
 
-    def run(
-        self,
-        reader: BundleReader,
-        pool: Executor,
-        on_progress: OnProgress | None = None,
-        *,
-        trusting: bool = False,
-    ) -> None:
+    def run(self, reader: BundleReader, pool: Executor, on_progress: OnProgress | None = None) -> None:
         """Read and verify every slot, on the threads of the pool.
-
-        trusting: raw bytes are not hashed (`BundleReader.read_slots_into`).
 
         Raises:
             StoreError: a byte does not match its block id; nothing live has been changed.
         """
-        source = partial(reader.read_slots_into, trusting=trusting)
-        jobs = [pool.submit(job) for job in self._jobs(source, LargePages())]
+        jobs = [pool.submit(job) for job in self._jobs(reader.read_slots_into, LargePages())]
         try:
             for done, job in enumerate(jobs, start=1):
                 job.result()
@@ -312,9 +302,9 @@ class Filling:
         if self.plan.state is not None:
             self._logits = reader.read_slot(self.plan.state, LOGITS_SLOT)
             self._random_key = reader.read_slot(self.plan.state, RANDOM_KEY_SLOT)
-            self._expect(reader, self.plan.state, hashed=not trusting)
+            self._expect(reader, self.plan.state)
 
-    def _expect(self, reader: BundleReader, state: BlockEntry, *, hashed: bool) -> None:
+    def _expect(self, reader: BundleReader, state: BlockEntry) -> None:
         if not self.plan.has_logits:
             return
         # The session map tells only the environment that computed the end. A record that was the end of a snapshot
@@ -325,9 +315,9 @@ class Filling:
         if not self.plan.has_canary:
             # the last token is run again alone: the same bits only if it was read alone
             is_exact = is_told and self.plan.passes.cut(state.start).ends_alone
-            self.expected = Expectation(bytes(self._logits), is_exact, hashed, device)
+            self.expected = Expectation(bytes(self._logits), is_exact, device)
         elif logits := reader.read_slot(state, CANARY_SLOT):
-            self.expected = Expectation(bytes(logits), is_told, hashed, device)
+            self.expected = Expectation(bytes(logits), is_told, device)
 
     def assemble(self, caches: list[Any], random_key: mx.array) -> LiveState:
         """The caches, over the filled memory, cut back to where they resume, with ledger, logits and random key.

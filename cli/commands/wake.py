@@ -80,7 +80,7 @@ def wake(
         output.line(
             f"{plain(result.session)}  awake at version {result.version}: {format_plural(result.token_count, 'token')},"
             f" {format_count(result.tokens_prefilled)} of them prefilled, {format_bytes(result.bytes_read)} read"
-            f" in {format_seconds(result.seconds)}{'' if result.verified else ' and trusted'}{_CANARY[result.canary]}"
+            f" in {format_seconds(result.seconds)}{_CANARY[result.canary]}"
         )
     remark_on_wake(output, result)
     remark_on_look(output, result.session, result.look)

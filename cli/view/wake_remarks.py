@@ -64,16 +64,13 @@ def _newest_of(look: Look) -> str:
 
 
 def remark_on_wake_in_passing(output: Output, woken: WakeResult | None) -> None:
-    """As `remark_on_wake`, for a wake by another request. Also say if other tokens were computed, or bytes were not
-    hashed."""
+    """As `remark_on_wake`, for a wake by another request. Also say if other tokens were computed."""
     if woken is None:
         return
     read = woken.tokens_prefilled - (woken.recomputed.tokens if woken.recomputed else 0)
     if read > 0:
         tokens, were = format_plural(read, "token"), "was" if read == 1 else "were"
         output.remark(f"[yellow]read again[/]: {tokens} that {were} not restored, to wake {plain(woken.session)}")
-    if not woken.verified:
-        output.remark("[yellow]trusted[/]: the bytes were not hashed, as the daemon was told (serve --trusting)")
     remark_on_wake(output, woken)
 
 
@@ -100,7 +97,6 @@ FILES_SHOWN = 4
 _NOT_MEASURED = "not measured"
 _RATES = {
     "restore_bytes_per_s": "state read and hashed",
-    "trusting_restore_bytes_per_s": "state read without hashing",
     "fixed_seconds": "all else of a wake",
     "prefill_tokens_per_s": "tokens read in chunks",
     "decode_tokens_per_s": "tokens one by one",
@@ -132,9 +128,8 @@ _TO_LOAD = ", beside the model, which is not loaded: it would be first, and that
 
 
 def _restoring(plan: WakePlanResult) -> str:
-    hashed = "read and hashed" if plan.verified else "read"
     return (
-        f"{format_bytes(plan.bytes_to_read)} of {format_plural(plan.blocks, 'block')} {hashed},"
+        f"{format_bytes(plan.bytes_to_read)} of {format_plural(plan.blocks, 'block')} read and hashed,"
         f" {format_plural(plan.restored_tokens, 'token')} restored, {format_count(plan.computed_tokens)} computed"
     )
 

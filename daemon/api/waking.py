@@ -67,7 +67,6 @@ class WakeResult(Result):
     for, the snapshot was salvaged, or the daemon recomputes because that is faster. differs: the parts of the backend
     that differ from those that computed the snapshot.
 
-    verified: whether every byte was hashed; always, unless the daemon was told to trust its store.
     canary: the proof that the state computes the same as the slept one, and its seconds.
     lossy: None where all of it is exact. salvaged: None unless a repair saved its beginning out of a damaged version.
     recomputed: None unless a part was computed again, and may differ from the original.
@@ -83,7 +82,6 @@ class WakeResult(Result):
     seconds: Seconds
     already_awake: bool
     differs: tuple[PartDiffers, ...] = ()
-    verified: bool = True
     canary: CanaryVerdict = "not_run"
     canary_seconds: Seconds = 0.0
     lossy: Lossy | None = None
@@ -135,7 +133,6 @@ class WakePlanResult(Result):
     files_left_out: Count = 0
     restored_tokens: Count = 0
     computed_tokens: Count = 0
-    verified: bool = True
     memory_bytes: Count = 0
     restore_seconds: Seconds | None = None
     recompute_seconds: Seconds | None = None

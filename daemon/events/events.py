@@ -263,10 +263,9 @@ class WakeBegan(Event):
 
 
 class WakeVerified(Event):
-    """The snapshot has been read into memory. hashed: every byte was compared with its digest."""
+    """The snapshot has been read into memory, every byte compared with its digest."""
 
     bytes_read: int
-    hashed: bool
     seconds: float
 
 

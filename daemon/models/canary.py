@@ -5,12 +5,12 @@ from __future__ import annotations
 import mlx.core as mx
 
 from ...snapshot.caches import arrays_of, keep, without_last
-from ...snapshot.canary import Expectation, Policy, Verdict, agree
+from ...snapshot.canary import Expectation, Verdict, agree
 from ...snapshot.state import LiveState
 from ..errors import GenerationFailed
 from .models import LoadedModel
 
-__all__ = ("Policy", "check", "take")
+__all__ = ("check", "take")
 
 
 def take(model: LoadedModel, state: LiveState, last: int | None = None, *, is_lossy: bool = False) -> mx.array | None:

@@ -24,10 +24,10 @@ from .models import LoadedModel
 
 _LOG = logging.getLogger(__name__)
 
-RateName = Literal["prefill", "decode", "restore_verified", "restore_trusting", "fixed"]
-RATE_NAMES: Final[tuple[RateName, ...]] = ("prefill", "decode", "restore_verified", "restore_trusting", "fixed")
+RateName = Literal["prefill", "decode", "restore", "fixed"]
+RATE_NAMES: Final[tuple[RateName, ...]] = ("prefill", "decode", "restore", "fixed")
 """The rates: tokens read in chunks, the last one alone; tokens read one by one, as a session writes them; bytes of a
-wake read, hashed and placed; the same without hashing; and the rest of a wake, once each."""
+wake read, hashed and placed; and the rest of a wake, once each."""
 
 WINDOW: Final = 16
 """The last samples of a rate that count."""
@@ -53,8 +53,7 @@ class Rates:
 
     prefill: Rate | None = None
     decode: Rate | None = None
-    restore_verified: Rate | None = None
-    restore_trusting: Rate | None = None
+    restore: Rate | None = None
     fixed: Rate | None = None
 
 

@@ -20,7 +20,6 @@ from .kinds import Choice, Days, Duration, Flag, Kind, Names, Number, Place, Siz
 
 LoadPolicy = Literal["first", "start", "use"]
 ChangePolicy = Literal["refuse", "reload"]
-CanaryPolicy = Literal["always", "changed", "never"]
 Durability = Literal["turn", "sleep"]
 ReusePolicy = Literal["exact", "longest", "off"]
 Change = Literal["at once", "at the next start", "at the next load of the model"]
@@ -283,18 +282,6 @@ class ServeOptions:
             changes="at once",
         ),
     ] = 60.0
-    canary: Annotated[
-        CanaryPolicy,
-        Option(
-            "When a wake computes one token to prove its state: always, changed (if it was computed elsewhere), "
-            "or never.",
-            "Sleep and wake",
-        ),
-    ] = "always"
-    trusting: Annotated[
-        bool,
-        Option("Wake without hashing keys and values: faster, but damage on the disk is not found.", "Sleep and wake"),
-    ] = False
     recompute: Annotated[
         RecomputePolicy,
         Option(

@@ -297,7 +297,6 @@ def wake_result(
     bytes_read: int = 0,
     tokens_prefilled: int = 0,
     already_awake: bool = False,
-    verified: bool = True,
     canary: Verdict = "not_run",
     canary_seconds: float = 0.0,
 ) -> WakeResult:
@@ -312,7 +311,6 @@ def wake_result(
         seconds=seconds,
         already_awake=already_awake,
         differs=parts_that_differ(live.differs),
-        verified=verified,
         canary=canary,
         canary_seconds=canary_seconds,
         lossy=_lossy(live.loss),

@@ -113,7 +113,6 @@ class Planning:
             files_left_out=max(0, len(files) - MAX_FILES_TOLD),
             restored_tokens=plan.resumed_tokens,
             computed_tokens=plan.replayed_tokens + unread,
-            verified=not prospect.trusting,
             restore_seconds=choice.restore_s,
             recompute_seconds=choice.recompute_s,
             differs=listing.parts_that_differ(prospect.differs),
@@ -186,8 +185,7 @@ def _files_of(entries: list[BlockEntry]) -> tuple[PlannedFile, ...]:
 def _rates(rates: Rates) -> tuple[MeasuredRate, ...]:
     fixed = rates.fixed
     return (
-        _rate("restore_bytes_per_s", rates.restore_verified),
-        _rate("trusting_restore_bytes_per_s", rates.restore_trusting),
+        _rate("restore_bytes_per_s", rates.restore),
         MeasuredRate("fixed_seconds", fixed.seconds if fixed else None, fixed.samples if fixed else 0),
         _rate("prefill_tokens_per_s", rates.prefill),
         _rate("decode_tokens_per_s", rates.decode),

@@ -315,7 +315,6 @@ class Residency:
             bytes_read=woken.bytes_read,
             tokens_prefilled=woken.session.state.computed_tokens,
             seconds=time.monotonic() - started,
-            verified=woken.verified,
             canary=woken.canary,
             canary_seconds=woken.canary_seconds,
         )

@@ -51,13 +51,11 @@ class Calls:
 class Work:
     """The work of each of the two ways.
 
-    read_bytes, hashed: bytes that a restore reads, and whether it hashes them. behind: model calls behind the record.
-    again: model calls to recompute all. obstacle: why recomputing is impossible. inexact: why other bits may result.
-    Both are parts of a sentence, or None.
+    read_bytes: bytes that a restore reads. behind: model calls behind the record. again: model calls to recompute all.
+    obstacle: why recomputing is impossible. inexact: why other bits may result. Both are parts of a sentence, or None.
     """
 
     read_bytes: int
-    hashed: bool
     behind: Calls
     again: Calls
     obstacle: str | None = None
@@ -111,8 +109,7 @@ def _decide(
 
 
 def _restoring(work: Work, rates: Rates) -> float | None:
-    reading = rates.restore_verified if work.hashed else rates.restore_trusting
-    behind = _computing(work.behind, rates)
+    reading, behind = rates.restore, _computing(work.behind, rates)
     if reading is None or rates.fixed is None or behind is None:
         return None
     return rates.fixed.seconds + work.read_bytes * reading.seconds + behind
@@ -127,7 +124,7 @@ def _computing(calls: Calls, rates: Rates) -> float | None:
 
 def _missing(work: Work, rates: Rates) -> list[str]:
     missing = []
-    if (rates.restore_verified if work.hashed else rates.restore_trusting) is None or rates.fixed is None:
+    if rates.restore is None or rates.fixed is None:
         missing.append("no wake was seen")
     if rates.prefill is None and (work.again.in_chunks or work.behind.in_chunks):
         missing.append("no text was read")

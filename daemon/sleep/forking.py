@@ -72,7 +72,7 @@ class Forking:
             StoreError: the other version is damaged or gone, or there is no room for the fork.
             NoSuchPosition: the version has fewer tokens. And the errors of a wake.
         """
-        wake = WakeOrder(order.row.version, order.at_token, hashing=True, cause="fork")
+        wake = WakeOrder(order.row.version, order.at_token, cause="fork")
         woken = await self._hibernation.waking.wake(order.row.uri, wake, model, emit)
         session = woken.session
         session.uri, session.created_ns = order.uri, now_ns()

@@ -28,7 +28,6 @@ from ...memvid.format.blocks import BlockEntry
 from ...memvid.maintenance.compaction_plan import CompactionPolicy
 from ...memvid.store import Receipt, Store
 from ...memvid.uri import SessionUri, not_found
-from ...snapshot.canary import Policy
 from ...snapshot.capture import Cut, cut
 from ..api.events import OnEvent, ignore
 from ..engine.engine import Engine
@@ -60,8 +59,7 @@ class Hibernation:
     """Puts sessions to sleep in a store. waking: wakes them from it.
 
     stopping: the limits of all sleeps once the daemon stops, even of those that had begun. on_version: called with a
-    session that has a new version. recomputing: decides whether a wake restores or recomputes. canary, trusting: as of
-    `Waking`.
+    session that has a new version. recomputing: decides whether a wake restores or recomputes.
     """
 
     def __init__(
@@ -71,19 +69,15 @@ class Hibernation:
         way: Way,
         bus: Bus,
         recomputing: Recomputing,
-        *,
-        canary: Policy,
-        trusting: bool,
     ) -> None:
         self.threads = StoreThreads(store)
-        self.waking = Waking(store, engine, self.threads, bus, recomputing, canary, trusting)
+        self.waking = Waking(store, engine, self.threads, bus, recomputing)
         self.stopping: LastSleep | None = None
         self.on_version: Callable[[SessionUri], None] = ignore
         self._store = store
         self._engine = engine
         self._bus = bus
         self._way = way
-        self._canary = canary
         self._grouping = asyncio.Lock()
         self._compactor = Compactor(store, CompactionPolicy(), way)
 
@@ -276,7 +270,7 @@ class Hibernation:
             session.model.layout,
             durable=durable,
             unchanged_tokens=session.unchanged_tokens,
-            canary=canary.take(session.model, session.state, is_lossy=is_lossy) if self._canary != "never" else None,
+            canary=canary.take(session.model, session.state, is_lossy=is_lossy),
             is_lossy=is_lossy,
             lossy=session.lossy,
         )

@@ -12,20 +12,18 @@ from ..events.events import WakeCause
 @dataclass(frozen=True, slots=True)
 class WakeOrder:
     """The order of a wake. version: None is the last one. at_token: how many of its tokens; None: all. strict: also
-    refuse a session that another device, library or version computed. hashing: hash all bytes even if the daemon trusts
-    the store: they are written anew, and a flipped bit would get a valid digest. cause: for the events.
+    refuse a session that another device, library or version computed. cause: for the events.
     """
 
     version: int | None = None
     at_token: int | None = None
     strict: bool = False
-    hashing: bool = False
     cause: WakeCause = "asked"
 
     @property
     def may_recompute(self) -> bool:
         """Whether the wake is for a request of a user; any other needs the stored bits."""
-        return self.cause in ("asked", "warm") and not self.hashing
+        return self.cause in ("asked", "warm")
 
 
 @dataclass(frozen=True, slots=True)

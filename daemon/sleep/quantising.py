@@ -210,7 +210,7 @@ class Quantising:
         """Write the next version of a session, with the planned tokens in few bits. Raises as a wake and a sleep; the
         session is then as it was."""
         uri = plan.row.uri
-        order = WakeOrder(version=plan.row.version, hashing=True, cause="quantise")
+        order = WakeOrder(version=plan.row.version, cause="quantise")
         woken = await self._hibernation.waking.wake(uri, order, model, ignore)
         session = woken.session
         with self._store.open_session(uri, plan.row.version) as reader:

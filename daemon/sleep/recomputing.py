@@ -60,14 +60,13 @@ def read_again(model: LoadedModel, state: LiveState, tokens: Sequence[int], end:
 @dataclass(frozen=True, slots=True)
 class Brought:
     """A restored or recomputed state. verdict: of its canary. unchanged_tokens: how many of its tokens equal the stored
-    blocks. recomputed: its report if not all do. verified: whether all bytes read were hashed."""
+    blocks. recomputed: its report if not all do."""
 
     state: LiveState
     verdict: Verdict
     bytes_read: int
     unchanged_tokens: int
     recomputed: Recomputed | None = None
-    verified: bool = True
     canary_seconds: float = 0.0
 
 
@@ -87,7 +86,6 @@ class Recomputing:
         model: LoadedModel,
         differs: tuple[Difference, ...],
         *,
-        hashed: bool,
         at_token: int | None,
     ) -> Choice:
         """Choose for one wake. at_token: None for the whole version."""
@@ -96,7 +94,6 @@ class Recomputing:
         behind = ((size, 1) for size in known.between(plan.resumed_tokens, plan.target_tokens))
         work = Work(
             read_bytes=plan.read_bytes,
-            hashed=hashed,
             behind=Calls.of([*behind, *after]),
             again=Calls.of([*known.runs(), *after]),
             obstacle=_obstacle(reader, plan, at_token),

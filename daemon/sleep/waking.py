@@ -23,7 +23,7 @@ from ...memvid.format.salvaged import Salvaged, salvaged_from, salvaged_of
 from ...memvid.store import Store
 from ...memvid.uri import SessionUri
 from ...snapshot import restore
-from ...snapshot.canary import Policy, Verdict
+from ...snapshot.canary import Verdict
 from ...snapshot.identity import Difference, decide_bits, require_circumstances, require_same
 from ...snapshot.lossy import Loss, worst
 from ...snapshot.state import LiveState, token_array
@@ -46,22 +46,20 @@ from .store_threads import StoreThreads, reporter
 
 @dataclass(frozen=True, slots=True)
 class Woken:
-    """A woken session, the bytes read for it, whether all of them were hashed, and the canary's verdict."""
+    """A woken session, the bytes read for it, and the canary's verdict."""
 
     session: Session
     bytes_read: int
-    verified: bool
     canary: Verdict
     canary_seconds: float
 
 
 @dataclass(frozen=True, slots=True)
 class Prospect:
-    """The prospect of a wake: the plan of a restore, whether its bytes are trusted unhashed, the differences of the
-    backend, and the choice to restore or recompute."""
+    """The prospect of a wake: the plan of a restore, the differences of the backend, and the choice to restore or
+    recompute."""
 
     plan: restore.WakePlan
-    trusting: bool
     differs: tuple[Difference, ...]
     choice: Choice
 
@@ -70,8 +68,8 @@ class Prospect:
 class Waking:
     """Wakes sessions from a store.
 
-    recomputing: decides whether a wake restores or recomputes. canary: when a wake computes a token to prove its state.
-    trusting: do not hash bytes that a canary covers. on_damage: called with a session that a wake has found damaged.
+    recomputing: decides whether a wake restores or recomputes. on_damage: called with a session that a wake has found
+    damaged.
     """
 
     _store: Store
@@ -79,8 +77,6 @@ class Waking:
     _threads: StoreThreads
     _bus: Bus
     _recomputing: Recomputing
-    _canary: Policy
-    _trusting: bool
     on_damage: Callable[[SessionUri], None] = ignore
 
     async def begin(self, model: LoadedModel, random_key: Callable[[], mx.array]) -> LiveState:
@@ -137,10 +133,7 @@ class Waking:
         )
         backend = reader.manifest.session.get("backend")
         differs = require_circumstances(backend, model.backend, model=model.name, strict=order.strict)
-        # An earlier token, or a state before a ledger's unread end, may have no canary: then only the hashes prove it.
-        trusting = self._trusting and not order.hashing and order.at_token is None and plan.has_logits
-        choice = self._recomputing.choose(reader, plan, model, differs, hashed=not trusting, at_token=order.at_token)
-        return Prospect(plan, trusting, differs, choice)
+        return Prospect(plan, differs, self._recomputing.choose(reader, plan, model, differs, at_token=order.at_token))
 
     async def _wake(self, reader: BundleReader, order: WakeOrder, model: LoadedModel, emit: OnEvent) -> Woken:
         begun, uri = time.monotonic(), reader.manifest.uri
@@ -160,37 +153,32 @@ class Waking:
         brought = brought or await self._restore(reader, prospect, model, begun, emit)
         session = Session.woken(uri, model, brought.state, durable_of(reader, plan.read_bytes), kept)
         session.came_from(kept, brought.unchanged_tokens)
-        if is_restored and brought.verified:
+        if is_restored:
             session.last_read.note(plan.spans)
         session.loss = _loss_of(session, plan)
         session.unchanged_tokens = brought.unchanged_tokens
         session.recomputed = brought.recomputed or session.recomputed
         session.saved_from = salvaged_from(reader.manifest)
         session.salvaged = _salvaged_in(session, plan.target_tokens, reader)
-        return Woken(session, brought.bytes_read, brought.verified, brought.verdict, brought.canary_seconds)
+        return Woken(session, brought.bytes_read, brought.verdict, brought.canary_seconds)
 
     async def _restore(
         self, reader: BundleReader, prospect: Prospect, model: LoadedModel, begun: float, emit: OnEvent
     ) -> Brought:
-        plan, trusting = prospect.plan, prospect.trusting
-        looked = time.monotonic()
+        plan, looked = prospect.plan, time.monotonic()
         filling = await self._engine.call(lambda: restore.allocate(plan))
-        await self._threads.on_io(
-            partial(filling.run, reader, self._threads.fill, reporter("wake", emit), trusting=trusting)
-        )
+        await self._threads.on_io(partial(filling.run, reader, self._threads.fill, reporter("wake", emit)))
         filled = time.monotonic()
-        self._bus.publish(WakeVerified(reader.manifest.uri, plan.read_bytes, not trusting, filled - begun))
+        self._bus.publish(WakeVerified(reader.manifest.uri, plan.read_bytes, filled - begun))
         foreign = decide_bits(prospect.differs)
         steps = self._assemble(filling, model, initial_key(), foreign=foreign)
         state, verdict, canary_seconds = await self._engine.run(steps)
         measured = self._recomputing.measured
-        measured.add(model, "restore_trusting" if trusting else "restore_verified", plan.read_bytes, filled - looked)
+        measured.add(model, "restore", plan.read_bytes, filled - looked)
         if not state.computed_tokens:
             measured.add(model, "fixed", 1, looked - begun + time.monotonic() - filled)
         # Later tokens were computed again, perhaps in other calls: their bits may differ from the blocks.
-        return Brought(
-            state, verdict, plan.read_bytes, plan.resumed_tokens, verified=not trusting, canary_seconds=canary_seconds
-        )
+        return Brought(state, verdict, plan.read_bytes, plan.resumed_tokens, canary_seconds=canary_seconds)
 
     def _assemble(
         self, filling: restore.Filling, model: LoadedModel, random_key: mx.array, *, foreign: bool
@@ -206,7 +194,7 @@ class Waking:
         model.settle_form(state)
         verdict: Verdict = "not_run"
         begun, expected = time.monotonic(), filling.expected
-        if expected is not None and (self._canary == "always" or (self._canary == "changed" and foreign)):
+        if expected is not None:
             verdict = canary.check(model, state, replace(expected, exact=expected.exact and not foreign))
         canary_seconds = 0.0 if verdict == "not_run" else time.monotonic() - begun
         if plan.resumed_tokens:
@@ -226,7 +214,7 @@ class Waking:
         state = await self.begin(model, initial_key)
         session = Session.woken(manifest.uri, model, state, durable_of(reader, 0), kept)
         session.salvaged = _salvaged_in(session, 0, reader)
-        return Woken(session, 0, verified=True, canary="not_run", canary_seconds=0.0)
+        return Woken(session, 0, canary="not_run", canary_seconds=0.0)
 
 
 def _end_of_wake(cause: WakeCause, woken: Woken, seconds: float) -> WakeEnded:

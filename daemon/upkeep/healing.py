@@ -438,7 +438,7 @@ class Healing:
     async def _state_at(self, start: int, row: IndexRow, reader: BundleReader, model: LoadedModel) -> LiveState:
         """The session's state after `start` tokens."""
         if start:
-            order = WakeOrder(row.version, start, hashing=True, cause="heal")
+            order = WakeOrder(row.version, start, cause="heal")
             return (await self._hibernation.waking.wake(row.uri, order, model, ignore)).session.state
         return await self._hibernation.waking.begin(model, initial_key)
 

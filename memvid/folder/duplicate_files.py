@@ -78,10 +78,8 @@ class TwinFrames(FrameFile):
         header: BlockHeader,
         head: FrameHead,
         targets: Iterable[tuple[int, Sequence[memoryview]]],
-        *,
-        trusting: bool = False,
     ) -> None:
-        self._holder(block_id).read_slots_into(block_id, header, head, targets, trusting=trusting)
+        self._holder(block_id).read_slots_into(block_id, header, head, targets)
 
     def check_block(
         self, block_id: bytes, on_bytes: Callable[[int], None] | None = None, *, known: Head | None = None

@@ -163,13 +163,8 @@ class FrameFile(Closing):
         header: BlockHeader,
         head: FrameHead,
         targets: Iterable[tuple[int, Sequence[memoryview]]],
-        *,
-        trusting: bool = False,
     ) -> None:
-        """See `BundleReader.read_slots_into`. Raw slots that lie side by side are read in one call, a few at a time.
-
-        The digest of compressed bytes is compared even if `trusting`: the decoder gets only bytes that a writer wrote.
-        """
+        """See `BundleReader.read_slots_into`. Raw slots that lie side by side are read in one call, a few at a time."""
         start = self.frame_of(block_id).offset
         batch: list[tuple[int, Sequence[memoryview]]] = []
         begin = end = 0
@@ -178,24 +173,22 @@ class FrameFile(Closing):
             stored, offset = head.stored[index], head.payload_offsets[index]
             if stored.codec != RAW_CODE:
                 self._decode_slot(start + offset, stored, header, index, buffers)
-                self._require_digest(header, index, buffers, trusting)
+                self._require_digest(header, index, buffers)
                 continue
             if batch and (offset != end or end - begin + stored.stored_bytes > READ_BYTES):
-                self._read_raw(start + begin, header, batch, trusting)
+                self._read_raw(start + begin, header, batch)
                 batch = []
             if not batch:
                 begin = offset
             batch.append((index, buffers))
             end = offset + stored.stored_bytes
         if batch:
-            self._read_raw(start + begin, header, batch, trusting)
+            self._read_raw(start + begin, header, batch)
 
-    def _read_raw(
-        self, offset: int, header: BlockHeader, batch: Sequence[tuple[int, Sequence[memoryview]]], trusting: bool
-    ) -> None:
+    def _read_raw(self, offset: int, header: BlockHeader, batch: Sequence[tuple[int, Sequence[memoryview]]]) -> None:
         self._read_into(offset, [buffer for _, buffers in batch for buffer in buffers])
         for index, buffers in batch:
-            self._require_digest(header, index, buffers, trusting)
+            self._require_digest(header, index, buffers)
 
     def _decode_slot(
         self, offset: int, stored: StoredSlot, header: BlockHeader, index: int, buffers: Sequence[memoryview]
@@ -205,9 +198,7 @@ class FrameFile(Closing):
         views = [memoryview(buffer).cast("B") for buffer in buffers if buffer.nbytes]
         decode_into(stored.codec, data, views, spec.element_bytes, self._slot_name(header, spec))
 
-    def _require_digest(self, header: BlockHeader, index: int, buffers: Sequence[memoryview], trusting: bool) -> None:
-        if trusting:
-            return
+    def _require_digest(self, header: BlockHeader, index: int, buffers: Sequence[memoryview]) -> None:
         spec, digest = header.slots[index]
         hasher = blake3()
         for buffer in buffers:

@@ -70,29 +70,25 @@ class BundleReader(Closing):
                     self._checked[entry.id] = known
         return known
 
-    def read_slots_into(
-        self, entry: BlockEntry, targets: Iterable[tuple[int, Sequence[memoryview]]], *, trusting: bool = False
-    ) -> None:
+    def read_slots_into(self, entry: BlockEntry, targets: Iterable[tuple[int, Sequence[memoryview]]]) -> None:
         """Fill writable byte buffers with slots of one block: for each (index of the slot, buffers), in order, its raw
         bytes, hashed while the processor still has them. The sizes must add up to each slot's.
-
-        `trusting` skips the hash of raw bytes, and so misses damage on the disk; heads and sizes are checked as always.
 
         Raises:
             CorruptBlock: the bytes differ from those written; the content of the buffers is then undefined.
         """
         own = self._files[-1]
         if not self._closed and self._places.get(entry.id) == self.bundle_id and entry.id in own.frames:
-            self._read_slots(own, entry, targets, trusting)  # nothing to open and nothing to let go
+            self._read_slots(own, entry, targets)  # nothing to open and nothing to let go
         else:
             with self._holding(entry) as file:
-                self._read_slots(file, entry, targets, trusting)
+                self._read_slots(file, entry, targets)
 
     def _read_slots(
-        self, file: FrameFile, entry: BlockEntry, targets: Iterable[tuple[int, Sequence[memoryview]]], trusting: bool
+        self, file: FrameFile, entry: BlockEntry, targets: Iterable[tuple[int, Sequence[memoryview]]]
     ) -> None:
         header, head = self._head(file, entry)
-        file.read_slots_into(entry.id, header, head, targets, trusting=trusting)
+        file.read_slots_into(entry.id, header, head, targets)
 
     def read_slot(self, entry: BlockEntry, slot_index: int) -> bytearray:
         """A slot's raw bytes in memory of their own."""

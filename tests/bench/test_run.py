@@ -51,7 +51,7 @@ def run(name: str, *arguments: str, out: Path) -> dict[str, Any]:
 def test_wake_measures_every_way_in_each_round(tmp_path: Path) -> None:
     shapes = ("Qwen3-0.6B", "Gemma-3-1B")
     found = run("wake", "--shapes", *shapes, "--mib", "14", "--rounds", "1", out=tmp_path / "out")
-    ways = {f"{way}_{kind}" for way in ("verified", "trusting", "mlx_lm", "plain") for kind in ("fresh", "warm")}
+    ways = {f"{way}_{kind}" for way in ("verified", "mlx_lm", "plain") for kind in ("fresh", "warm")}
     for shape, case in zip(shapes, found["cases"], strict=True):
         assert case["shape"] == shape
         assert case["tokens"] > 0

@@ -176,7 +176,9 @@ def test_a_text_that_is_the_name_of_a_file_is_refused_with_the_way_to_read_it(
         (("ls", "--no-such-option"), "No such option: --no-such-option. See torpor ls --help."),
         (("doctor", "--check-models"), "No such option: --check-models. `torpor serve --check-models` reads"),
         (("demo", "--repeats=3"), "No such option: --repeats. `bench/ttft.py` takes"),
-        (("serve", "--canary", "x"), "'--canary': 'x' is not one of 'always', 'changed', 'never'. See torpor serve"),
+        (("serve", "--prefix-reuse", "x"), "'--prefix-reuse': 'x' is not one of 'exact', 'longest', 'off'. See torpor"),
+        (("serve", "--trusting"), "No such option: --trusting."),
+        (("serve", "--canary", "always"), "No such option: --canary."),
         (("quantise", "x", "--bits", "3"), "'--bits': '3' is not one of '8', '4'. See torpor quantise --help."),
     ],
 )

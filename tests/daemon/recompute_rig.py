@@ -13,8 +13,7 @@ def teach(rig: Rigged, *, slow_disk: bool) -> None:
     """Have the daemon believe that its disk is slow and its model fast, or the other way round."""
     a_byte, a_token = (1.0, 1e-9) if slow_disk else (1e-12, 1.0)
     rates: dict[RateName, float] = {
-        "restore_verified": a_byte,
-        "restore_trusting": a_byte,
+        "restore": a_byte,
         "prefill": a_token,
         "decode": a_token,
         "fixed": 1e-3,

@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 from torpor.daemon.errors import ModelUnavailable, UnknownModel
+from torpor.daemon.models import canary
 from torpor.daemon.options.serve_options import ServeOptions
 from torpor.daemon.service import Service
 from torpor.errors import TorporError
@@ -26,7 +27,7 @@ from torpor.memvid import BlockDraft, Identity, IndexRow, SessionUri, SlotDraft,
 from torpor.memvid.errors import CorruptBlock, DurabilityLost, NoSpace, SessionNotFound, StoreLocked
 from torpor.memvid.format.blocks import SlotSpec
 from torpor.memvid.index.index import Index
-from torpor.snapshot.errors import CanaryFailed, IdentityMismatch
+from torpor.snapshot.errors import IdentityMismatch
 from torpor.tests.daemon.session_rig import MODEL, SAMPLED, Rigged, flip, tokens_of
 
 URI_A = SessionUri("default", "a")
@@ -178,24 +179,6 @@ async def test_a_flipped_bit_in_any_slot_of_any_kind_of_cache_is_refused_t12(
             assert not rig.is_awake("a")
             flip(path, offset)
         assert (await rig.wake("a")).canary == "same_bits"
-
-
-async def test_a_daemon_that_trusts_its_store_says_so_and_checks_all_but_the_kv(open_rig: Any, store: Path) -> None:
-    async with open_rig(trusting=True) as rig:
-        await sleeping(rig)
-        assert not (await rig.wake("a")).verified
-        await rig.sleep("a")
-        (path,) = bundles(store)
-        sound = path.read_bytes()
-        for part in ("header", "block head", "manifest", "directory", "trailer"):
-            flip(path, regions(path)[part])
-            with pytest.raises(TorporError):
-                await rig.wake("a")
-            path.write_bytes(sound)
-        flip(path, regions(path)["first slot"] + 3)
-        with pytest.raises(CanaryFailed, match=r"not hashed: `torpor verify --deep` finds .* `torpor repair` mends"):
-            await rig.wake("a")  # what it does not hash here the canary shows
-        assert not rig.is_awake("a")
 
 
 async def test_a_bad_block_of_an_ancestor_is_refused_and_named(rig: Rigged, store: Path) -> None:
@@ -433,12 +416,20 @@ GOOD_MAP = {
 }
 
 
+@pytest.fixture
+def no_canary(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets a state of zeros pass, which no model has computed."""
+    monkeypatch.setattr(canary, "check", lambda *_: "not_run")
+
+
+@pytest.mark.usefixtures("no_canary")
 async def test_a_hand_made_snapshot_that_is_right_in_every_part_wakes(open_rig: Any) -> None:
     """So that the refusals below are for the one thing that each of them does wrong."""
-    async with open_rig(canary="never") as rig:
+    async with open_rig() as rig:
         assert (await rig.wake(hand_made(rig, GOOD_MAP, drafts(rig)))).token_count == 1
 
 
+@pytest.mark.usefixtures("no_canary")
 async def test_a_session_map_that_this_version_does_not_write_is_refused_gm11(open_rig: Any, store: Path) -> None:
     table = [
         ({"model": "absent"}, "unknown_model"),
@@ -448,14 +439,15 @@ async def test_a_session_map_that_this_version_does_not_write_is_refused_gm11(op
         ({"sampling": {**GOOD_MAP["sampling"], "seed": "0"}}, "invalid_sampling"),
         ({"created_ns": "yesterday"}, "malformed_snapshot"),
     ]
-    async with open_rig(canary="never") as rig:
+    async with open_rig() as rig:
         names = [hand_made(rig, GOOD_MAP | changes, drafts(rig), f"s{at}") for at, (changes, _) in enumerate(table)]
         async with unharmed(rig, store):
             assert [(await refusal_of(rig, name)).code for name in names] == [code for _, code in table]
 
 
+@pytest.mark.usefixtures("no_canary")
 async def test_a_session_map_without_one_of_its_parts_is_refused_gm11(open_rig: Any, store: Path) -> None:
-    async with open_rig(canary="never") as rig:
+    async with open_rig() as rig:
         for missing in GOOD_MAP:
             hand_made(rig, {key: value for key, value in GOOD_MAP.items() if key != missing}, drafts(rig), missing)
         async with unharmed(rig, store):

@@ -283,14 +283,6 @@ async def test_a_fold_of_a_look_names_the_version_that_is_looked_at(open_kind: A
         assert (await rig.service.show("s")).info.token_count == 350
 
 
-async def test_an_earlier_token_is_hashed_whatever_the_daemon_trusts(open_kind: Any) -> None:
-    async with open_kind("qwen3", trusting=True) as rig:
-        await rig.asleep("s", TOKENS[:300])
-        assert (await rig.wake("s", at_token=200)).verified
-        await rig.sleep("s")
-        assert not (await rig.wake("s")).verified
-
-
 async def test_a_token_that_a_session_does_not_have_is_refused_with_both_numbers(rig: Rigged) -> None:
     """Awake, too: putting it to sleep first would not help. An earlier token that it has takes a sleep."""
 

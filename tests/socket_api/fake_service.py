@@ -74,7 +74,6 @@ class FakeService(Verbs, Awaiting):
         self.left: str | None = None  # why no session can be warmed
         self.fail_clear: dict[str, str] = {}
         self.prefilled_by_wakes = 0
-        self.verified = True
         self.forked_from: session.Origin | None = None
         self.folded_from: session.Origin | None = None
         self.bus = Bus()
@@ -231,7 +230,6 @@ class FakeService(Verbs, Awaiting):
             files_left_out=2,
             restored_tokens=made.token_count,
             computed_tokens=1,
-            verified=self.verified,
             memory_bytes=4 << 20,
             restore_seconds=0.0125,
             recompute_seconds=None,
@@ -258,7 +256,6 @@ class FakeService(Verbs, Awaiting):
             0.25,
             already,
             self.differs,
-            verified=self.verified,
             lossy=self.lossy,
             salvaged=found.info.salvaged,
             recomputed=self.recomputed,

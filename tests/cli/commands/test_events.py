@@ -19,7 +19,7 @@ A = SessionUri("default", "a")
 HAPPENING = (
     SleepEnded(A, "idle", 2, 1500, 4096, 8192, 1, 0, 0.25),
     WakeBegan(A, "asked", None),
-    WakeVerified(A, 8192, True, 0.5),
+    WakeVerified(A, 8192, 0.5),
 )
 
 
@@ -60,7 +60,7 @@ def test_with_json_each_line_is_a_document(torpor: Torpor, daemon: ServerThread)
     documents = [json.loads(line) for line in ran.out.splitlines()]
     assert [document["name"] for document in documents] == ["sleep_ended", "wake_began", "wake_verified"]
     assert all(document["schema_version"] == 1 and document["command"] == "events" for document in documents)
-    assert documents[2]["facts"] == {"bytes_read": 8192, "hashed": True, "seconds": 0.5}
+    assert documents[2]["facts"] == {"bytes_read": 8192, "seconds": 0.5}
     assert documents[0]["session"] == "torpor://default/a"
 
 

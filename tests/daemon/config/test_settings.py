@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 from torpor.daemon.config.settings import settings_of
 from torpor.daemon.errors import InvalidConfiguration, UnknownModel
-from torpor.daemon.options.serve_options import MODEL_OPTIONS, CanaryPolicy, ServeOptions
+from torpor.daemon.options.serve_options import MODEL_OPTIONS, ServeOptions
 from torpor.errors import TorporError
-from torpor.snapshot import canary
 from torpor.snapshot.layout import DEFAULT_KV_GROUP, KV_BITS, KV_GROUPS, KvChoice
 
 TWO = {"model": {"a": "/a", "b": "/b"}}
@@ -93,11 +92,11 @@ def test_an_option_for_a_model_that_is_not_served_is_refused(wrong: dict[str, An
 
 
 def test_every_policy_may_stand_in_the_file_and_the_command_line_holds_over_it(file: Path) -> None:
-    file.write_text('canary = "never"\ntrusting = true\nbatch = 1\nscrub_rate = "off"\nquantise_after = 30\n')
+    file.write_text('prefix_reuse = "longest"\nbatch = 1\nscrub_rate = "off"\nquantise_after = 30\n')
     options = settings_of({"config": file}).options
-    assert (options.canary, options.trusting, options.batch, options.scrub_rate) == ("never", True, 1, 0)
-    assert settings_of({"config": file, "canary": "changed", "quantise_bits": 4}).options == ServeOptions(
-        config=file, canary="changed", trusting=True, batch=1, scrub_rate=0, quantise_after=30.0, quantise_bits=4
+    assert (options.prefix_reuse, options.batch, options.scrub_rate) == ("longest", 1, 0)
+    assert settings_of({"config": file, "prefix_reuse": "off", "quantise_bits": 4}).options == ServeOptions(
+        config=file, prefix_reuse="off", batch=1, scrub_rate=0, quantise_after=30.0, quantise_bits=4
     )
     file.write_text("quantise_bits = 4")
     with pytest.raises(InvalidConfiguration, match="quantise_bits is for quantise_after"):
@@ -106,7 +105,6 @@ def test_every_policy_may_stand_in_the_file_and_the_command_line_holds_over_it(f
 
 def test_what_is_declared_is_what_the_layer_below_can_do() -> None:
     """The options stand where the commands may import them, so these words are written there a second time."""
-    assert CanaryPolicy == canary.Policy
     assert MODEL_OPTIONS["kv_bits"].kind.values == KV_BITS  # type: ignore[attr-defined]
     assert MODEL_OPTIONS["kv_group"].kind.values == KV_GROUPS  # type: ignore[attr-defined]
     assert MODEL_OPTIONS["kv_group"].default == DEFAULT_KV_GROUP

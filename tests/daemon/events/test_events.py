@@ -65,7 +65,6 @@ async def test_a_whole_story_is_told_with_true_figures_and_without_a_word_of_it(
     }  # fmt: skip
     assert wake["tokens"] == woken.token_count
     assert heard.of("wake_verified")[0]["bytes_read"] == woken.bytes_read
-    assert heard.of("wake_verified")[0]["hashed"] is True
     (forked,) = heard.of("session_forked", "branch")
     assert (forked["source"], forked["blocks_reused"]) == ("torpor://default/story", fork.blocks_reused)
     assert heard.of("session_deleted") == [{"versions": 1, "bytes_freed": deleted.bytes_freed}]

@@ -32,17 +32,8 @@ async def test_rates_are_measured_in_what_is_done_anyway(rig: Rigged) -> None:
         await rig.wake("a")
         woken = rig.service.measured.of(rig.model)
         assert woken.decode.samples == 1
-        assert (woken.restore_verified.samples, woken.fixed.samples) == (times, times)
-        assert woken.restore_trusting is None
+        assert (woken.restore.samples, woken.fixed.samples) == (times, times)
         await rig.sleep("a")
-
-
-async def test_what_is_not_hashed_has_a_rate_of_its_own(open_rig: Any) -> None:
-    async with open_rig(trusting=True) as rig:
-        await rig.asleep("a", tokens_of(1, 300))
-        await rig.wake("a")
-        rates = rig.service.measured.of(rig.model)
-        assert (rates.restore_trusting.samples, rates.restore_verified) == (1, None)
 
 
 async def test_what_was_read_for_nothing_is_no_sample(rig: Rigged) -> None:
@@ -58,7 +49,7 @@ async def test_a_wake_that_computes_is_no_sample_of_what_a_wake_takes_beside_rea
     await rig.wake("a", at_token=100)
     rates = rig.service.measured.of(rig.model)
     assert rates.fixed is None
-    assert rates.restore_verified.samples == 1
+    assert rates.restore.samples == 1
 
 
 async def test_the_next_daemon_knows_what_this_one_has_measured(open_rig: Any) -> None:

@@ -60,7 +60,6 @@ async def test_the_tokens_and_bytes_of_a_plan_are_what_the_wake_then_reports(
         woken = await rig.wake("a", at_token=at)
         assert (plan.way, plan.bytes_to_read) == ("restore", woken.bytes_read)
         assert (plan.token_count, plan.computed_tokens) == (woken.token_count, woken.tokens_prefilled)
-        assert plan.verified is woken.verified
         assert plan.restored_tokens <= plan.token_count
 
 

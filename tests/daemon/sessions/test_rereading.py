@@ -130,18 +130,18 @@ async def test_what_was_just_found_good_is_not_read_again(
 
 
 async def test_a_session_whose_blocks_nobody_has_read_reads_them_at_its_sleep(
-    open_rig: Any, monkeypatch: pytest.MonkeyPatch
+    rig: Rigged, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """That was woken on trust, or forked."""
-    async with open_rig(trusting=True) as rig:
-        await rig.asleep("a", tokens_of(1, 700))
-        await rig.wake("a")
-        await rig.write("a", 3)
-        blocks = {entry.id for entry in rig.live("a").durable.entries[:2]}
-        read: list[bytes] = []
-        check = FrameFile.check_payloads
-        monkeypatch.setattr(
-            FrameFile, "check_payloads", lambda own, block, *a, **o: read.append(block) or check(own, block, *a, **o)
-        )
-        await rig.sleep("a")
-        assert blocks <= set(read)
+    """As those of a branch that became a session."""
+    await rig.asleep("a", tokens_of(1, 700))
+    await rig.wake("a")
+    rig.live("a").last_read = LastRead()
+    await rig.write("a", 3)
+    blocks = {entry.id for entry in rig.live("a").durable.entries[:2]}
+    read: list[bytes] = []
+    check = FrameFile.check_payloads
+    monkeypatch.setattr(
+        FrameFile, "check_payloads", lambda own, block, *a, **o: read.append(block) or check(own, block, *a, **o)
+    )
+    await rig.sleep("a")
+    assert blocks <= set(read)

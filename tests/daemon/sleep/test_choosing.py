@@ -10,9 +10,9 @@ from torpor.daemon.sleep.choosing import Calls, Work, choose
 from torpor.snapshot.passes import UNREPEATABLE, Passes
 
 MIB = 1 << 20
-WORK = Work(read_bytes=100 * MIB, hashed=True, behind=Calls(), again=Calls(1000, 10))
-SLOW_DISK = Rates(prefill=Rate(1e-4, 3), decode=Rate(1e-3, 3), restore_verified=Rate(1e-6, 3), fixed=Rate(0.02, 3))
-FAST_DISK = replace(SLOW_DISK, restore_verified=Rate(1e-10, 3))
+WORK = Work(read_bytes=100 * MIB, behind=Calls(), again=Calls(1000, 10))
+SLOW_DISK = Rates(prefill=Rate(1e-4, 3), decode=Rate(1e-3, 3), restore=Rate(1e-6, 3), fixed=Rate(0.02, 3))
+FAST_DISK = replace(SLOW_DISK, restore=Rate(1e-10, 3))
 
 
 def calls(sizes: list[int]) -> Calls:
@@ -38,8 +38,6 @@ def test_seconds_are_what_the_rates_say() -> None:
     assert choice.recompute_s == pytest.approx(0.02 + 0.1 + 0.01)
     behind = choose(replace(WORK, behind=Calls(500)), SLOW_DISK, "off")
     assert behind.restore_s == pytest.approx(0.02 + 100 * MIB * 1e-6 + 0.05), "what restoring leaves to the model"
-    trusting = choose(replace(WORK, hashed=False), replace(SLOW_DISK, restore_trusting=Rate(1e-9, 1)), "off")
-    assert trusting.restore_s == pytest.approx(0.02 + 100 * MIB * 1e-9)
 
 
 @pytest.mark.parametrize("policy", ["exact", "fastest"])
@@ -62,7 +60,7 @@ def test_unless_the_daemon_was_told_otherwise_it_is_restored_and_the_other_way_i
     [
         ("prefill", "no text was read"),
         ("decode", "no token was written"),
-        ("restore_verified", "no wake was seen"),
+        ("restore", "no wake was seen"),
         ("fixed", "no wake was seen"),
     ],
 )

@@ -16,7 +16,7 @@ from torpor.daemon.sessions.sessions import Session
 from torpor.daemon.sessions.transcripts import TextMap, Turn, message_of
 from torpor.daemon.sessions.unprocessed_tail import Unread
 from torpor.daemon.sleep.orders import LastSleep
-from torpor.memvid.errors import Corruption, NoSpace
+from torpor.memvid.errors import NoSpace
 from torpor.memvid.exchange.incoming import hand_over
 from torpor.memvid.store import Store
 from torpor.memvid.uri import SessionUri
@@ -336,19 +336,6 @@ async def cached(rig: Rigged, name: str, tokens: list[int]) -> int:
     appended = await rig.service.append(name, tokens=tokens)
     await rig.service.delete(name)
     return int(appended.cached_tokens)
-
-
-async def test_trusting_takes_no_state_on_trust_that_no_canary_proves(open_rig: Any, store: Path) -> None:
-    """Of a session that went back before the stop, no record of its end is there."""
-    async with open_rig(stop_within=0) as rig:
-        await rig.asleep("a", tokens_of(1, 600))
-        await rig.wake("a", at_token=512)
-        await rig.service.append("a", tokens=tokens_of(2, 40))
-        assert list((await rig.service.close()).ledgers) == [uri("a")]
-    flip_in(store, 0.3)
-    async with open_rig(trusting=True) as rig:
-        with pytest.raises(Corruption):
-            await rig.wake("a")
 
 
 def flip_in(store: Path, share: float) -> None:

@@ -232,17 +232,6 @@ async def test_checkpoints_go_on_serving_time_travel(open_kind: Any, kind: str) 
             rig.service.residency.awake.clear()
 
 
-async def test_a_daemon_that_trusts_its_disk_hashes_what_it_quantises(open_kind: Any, store: Path) -> None:
-    """Else a flipped bit would get a digest that fits it, and the version that has it right would be pruned."""
-    async with open_kind(trusting=True) as rig:
-        await asleep(rig)
-        (path,) = store.rglob("*.mvb")
-        flip(path, 8192 + 100)
-        report = await quantise(rig)
-        assert [each.code for each in report.problems] == ["corrupt_block"]
-        assert versions(rig) == [1]
-
-
 async def test_quantising_again_refers_to_what_is_kept_in_as_few_bits(rig: Rigged) -> None:
     await asleep(rig)
     await quantise(rig)
@@ -459,14 +448,6 @@ async def test_what_is_saved_of_a_damaged_lossy_version_stays_marked_and_is_left
     await rig.write("s", 2)
     await rig.sleep("s")
     assert (await rig.wake("s")).canary == "same_bits"
-
-
-async def test_without_a_canary_the_next_wake_says_that_none_was_run(open_kind: Any) -> None:
-    async with open_kind(canary="never") as rig:
-        await asleep(rig)
-        await quantise(rig)
-    async with open_kind() as rig:
-        assert (await rig.wake("s")).canary == "not_run"
 
 
 async def test_the_loss_is_of_the_size_that_bits_make(open_kind: Any) -> None:

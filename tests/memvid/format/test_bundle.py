@@ -581,13 +581,13 @@ def test_a_live_bundle_without_a_manifest_is_refused_and_reported(store: Store) 
 # --- slots of a block, read together
 
 
-def read_blocks(reader: BundleReader, *, trusting: bool = False) -> list[list[bytes]]:
+def read_blocks(reader: BundleReader) -> list[list[bytes]]:
     """Every slot of every block, each block's in one call."""
     headers = [reader.read_header(entry) for entry in reader.entries]
     read = []
     for entry, header in zip(reader.entries, headers, strict=True):
         targets = buffers_for(header)
-        reader.read_slots_into(entry, enumerate(targets), trusting=trusting)
+        reader.read_slots_into(entry, enumerate(targets))
         read.append([b"".join(buffers) for buffers in targets])
     return read
 
@@ -601,37 +601,31 @@ def buffers_for(header: BlockHeader) -> list[list[memoryview]]:
     return targets
 
 
-@pytest.mark.parametrize("trusting", [False, True])
 @pytest.mark.parametrize("codec", [RAW, zstd(1), planes(1)], ids=["raw", "zstd", "planes"])
-def test_slots_read_together_are_what_each_of_them_is(store: Store, codec: Codec, trusting: bool) -> None:
+def test_slots_read_together_are_what_each_of_them_is(store: Store, codec: Codec) -> None:
     sleep(store, 300, codec=codec, period=64)
     with store.open_session(URI) as reader:
-        assert read_blocks(reader, trusting=trusting) == expected(300, period=64)
+        assert read_blocks(reader) == expected(300, period=64)
         some = buffers_for(reader.read_header(reader.entries[0]))
-        reader.read_slots_into(reader.entries[0], [(1, some[1])], trusting=trusting)
+        reader.read_slots_into(reader.entries[0], [(1, some[1])])
         assert b"".join(some[1]) == expected(300, period=64)[0][1]
 
 
-@pytest.mark.parametrize("trusting", [False, True])
-def test_buffers_that_do_not_add_up_are_refused_before_anything_is_read(store: Store, trusting: bool) -> None:
+def test_buffers_that_do_not_add_up_are_refused_before_anything_is_read(store: Store) -> None:
     sleep(store, 30)
     with store.open_session(URI) as reader:
         for wrong in (0, 7, 1 << 20):
             target = memoryview(bytearray(b"\xee" * wrong))
             with pytest.raises(LimitExceeded):
-                reader.read_slots_into(reader.entries[0], [(0, [target])], trusting=trusting)
+                reader.read_slots_into(reader.entries[0], [(0, [target])])
             assert set(target) <= {0xEE}
 
 
-def test_a_flip_in_raw_bytes_is_what_a_trusting_read_does_not_see_and_every_other_one_does(
-    wake_twice: tuple[Store, Path],
-) -> None:
+def test_a_flip_in_raw_bytes_is_seen(wake_twice: tuple[Store, Path]) -> None:
     store, file = wake_twice
     flip(file, place(file, "payload"))
-    with store.open_session(URI) as reader:
-        assert read_blocks(reader, trusting=True) != expected(300)
-        with pytest.raises(CorruptBlock):
-            read_blocks(reader)
+    with store.open_session(URI) as reader, pytest.raises(CorruptBlock):
+        read_blocks(reader)
     flip(file, place(file, "payload"))
 
 
@@ -639,23 +633,23 @@ def test_a_flip_in_raw_bytes_is_what_a_trusting_read_does_not_see_and_every_othe
     "part",
     ["frame prefix", "frame digest", "block header", "storage table codec", "storage table length", "block list"],
 )
-def test_a_trusting_read_refuses_all_damage_outside_of_raw_bytes(wake_twice: tuple[Store, Path], part: str) -> None:
+def test_a_read_refuses_all_damage_outside_of_raw_bytes(wake_twice: tuple[Store, Path], part: str) -> None:
     store, file = wake_twice
     flip(file, place(file, part))
     with pytest.raises(CorruptBundle), store.open_session(URI) as reader:
-        read_blocks(reader, trusting=True)
+        read_blocks(reader)
     flip(file, place(file, part))
 
 
-def test_a_trusting_read_refuses_compressed_bytes_that_are_not_those_that_were_written(store: Store) -> None:
+def test_a_read_refuses_compressed_bytes_that_are_not_those_that_were_written(store: Store) -> None:
     receipt = sleep_compressed(store)
     file = bundle_path(store, receipt.bundle_id)
     flip(file, file.read_bytes().index(b"\x28\xb5\x2f\xfd") + 10)
     with store.open_session(URI) as reader, pytest.raises(CorruptBlock):
-        read_blocks(reader, trusting=True)
+        read_blocks(reader)
 
 
-def test_a_trusting_read_of_a_file_that_was_cut_since_it_was_opened_is_truncated(store: Store) -> None:
+def test_a_read_of_a_file_that_was_cut_since_it_was_opened_is_truncated(store: Store) -> None:
     receipt = sleep(store, 600)
     file = bundle_path(store, receipt.bundle_id)
     with store.open_session(URI) as reader:
@@ -663,7 +657,7 @@ def test_a_trusting_read_of_a_file_that_was_cut_since_it_was_opened_is_truncated
             reader.read_header(entry)
         os.truncate(file, file.stat().st_size // 2)
         with pytest.raises(Truncated):
-            read_blocks(reader, trusting=True)
+            read_blocks(reader)
 
 
 @pytest.mark.parametrize("read_bytes", [1, 2000, 1 << 20])
