@@ -11,6 +11,7 @@ import base64
 import json
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Final
 
 from blake3 import blake3
@@ -27,23 +28,34 @@ MAX_CALL_CHARS: Final = 2 * MAX_ARGUMENTS_CHARS
 """Of what stands between the marks of a call. More is text."""
 
 
+_FIRST_SIGN: Final = 0xD800
+"""Of characters that no decoded text has: halves of surrogate pairs."""
+
+
 class MarkedText:
     """The text that each committed token adds, with some control tokens written out. names: of control tokens.
-    written: those that are written out."""
+    written: those that are written out. signs: a character for each of some others, which stands for it in the text."""
 
     def __init__(
-        self, tokenizer: Any, context: Sequence[int], names: Mapping[int, str], written: Collection[int]
+        self,
+        tokenizer: Any,
+        context: Sequence[int],
+        names: Mapping[int, str],
+        written: Collection[int],
+        signs: Mapping[int, str] = MappingProxyType({}),
     ) -> None:
         self._tokenizer = tokenizer
         self._names = names
         self._written = written
+        self._signs = signs
         self._text = TextStream(tokenizer, context)
 
-    def push(self, token: int, *, in_call: bool = False) -> str:
-        """The text that is certain now. in_call: write out each control token, for the parser of the call."""
+    def push(self, token: int, channel: Channel = "text") -> str:
+        """The text that is certain now. channel: where it comes; in a call each control token is written out, for the
+        parser of the call."""
         special = self._names.get(token)
-        if special is None or not (in_call or token in self._written):
-            return self._text.push(token)
+        if special is None or not (channel == "call" or token in self._written):
+            return self._text.push(token) + (self._signs.get(token, "") if channel == "text" else "")
         before = self._text.finish()
         self._text = TextStream(self._tokenizer, ())
         return before + special
@@ -223,7 +235,6 @@ class Shown:
         one_call: bool = False,
         answer: bytes = b"",
     ) -> None:
-        self._stops = StopStrings(stop)
         self._one_call, self._has_called = one_call, False
         self._channels: Channels | None = None
         marks, written = model.marks, model.marks.shown
@@ -238,7 +249,14 @@ class Shown:
             )
             written |= marks.in_marks
         self._names, self._stop_names = marks.special, frozenset(stop)
-        self._marked = MarkedText(model.tokenizer, context, marks.special, written)
+        within = [
+            token
+            for token, name in marks.special.items()
+            if token not in written and any(name in each for each in stop)
+        ]
+        signs = {token: chr(_FIRST_SIGN + at) for at, token in enumerate(within)}
+        self._stops = StopStrings(stop, {sign: marks.special[token] for token, sign in signs.items()})
+        self._marked = MarkedText(model.tokenizer, context, marks.special, written, signs)
 
     @property
     def channel(self) -> Channel:
@@ -263,7 +281,7 @@ class Shown:
         elif self._channels is None:
             yield from self._passed(_as_text(self._marked.push(token)))
         else:
-            yield from self._passed(self._channels.push(self._marked.push(token, in_call=self.channel == "call")))
+            yield from self._passed(self._channels.push(self._marked.push(token, self.channel)))
 
     def finish(self, *, is_cut: bool = False) -> Iterator[Piece]:
         """The rest, after the last token; nothing behind what ended the answer. is_cut: as of `Channels`."""

@@ -5,8 +5,9 @@ The text for a client is derived from the committed tokens, never the other way 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from os.path import commonprefix
+from types import MappingProxyType
 from typing import Protocol
 
 # Tokens of context that decoding looks back on: enough for any tokenizer's merging of spaces and bytes.
@@ -84,11 +85,15 @@ class TextStream:
 
 
 class StopStrings:
-    """Cuts a text at the first of several strings, and holds back a possible beginning of one. found: the string that
-    was there; None before."""
+    """Cuts a text at the first of several strings, and holds back a possible beginning of one. signs: characters that
+    stand for control tokens, with their names: what is shown has none. found: the string that was there; None before.
+    """
 
-    def __init__(self, stops: Sequence[str]) -> None:
-        self._stops = [stop for stop in stops if stop]
+    def __init__(self, stops: Sequence[str], signs: Mapping[str, str] = MappingProxyType({})) -> None:
+        self._stops = {stop: stop for stop in stops if stop}
+        for sign, name in signs.items():
+            self._stops |= {stop.replace(name, sign): told for stop, told in self._stops.items()}
+        self._unsigned = str.maketrans(dict.fromkeys(signs))
         self._held = ""
         self.found: str | None = None
 
@@ -99,18 +104,19 @@ class StopStrings:
         self._held += text
         hits = [(index, stop) for stop in self._stops if (index := self._held.find(stop)) >= 0]
         if hits:
-            first, self.found = min(hits)
+            first, stop = min(hits)
+            self.found = self._stops[stop]
             shown, self._held = self._held[:first], ""
-            return shown
+            return shown.translate(self._unsigned)
         keep = max(overlap(self._held, stop) for stop in self._stops)
         cut = len(self._held) - keep
         shown, self._held = self._held[:cut], self._held[cut:]
-        return shown
+        return shown.translate(self._unsigned)
 
     def finish(self) -> str:
         """The text held back that turned out not to be a stop string."""
         shown, self._held = self._held, ""
-        return shown
+        return shown.translate(self._unsigned)
 
 
 def overlap(text: str, stop: str) -> int:

@@ -37,8 +37,10 @@ _NFC_SHRINKS_AT_MOST = 4
 # it.
 _MARK = "torporwordsplaceholder2b6e"
 _MARKS = re.compile(f"({_MARK}[0-9]{{8}})")
-# The tags around an assistant's thinking. Templates look for them, and they end no turn, so they stay in the text.
-_THINKING = re.compile("(</?think>)")
+# An assistant's text that begins with its thinking, as some clients send it: templates look for these tags. Any other
+# tag is quoted.
+_THINKING = re.compile(r"(\s*<think>)(.*?)(?:(</think>)(.*))?", re.DOTALL)
+_TAGS = ("<think>", "</think>")
 
 # What a template writes of the present time.
 _TIMES = re.compile(r"""strftime_now\(\s*["']([^"']+)["']""")
@@ -331,12 +333,19 @@ class _Marks:
         text: str = message["content"]
         if message["role"] != "assistant":
             return self._of_text(text)
-        return "".join(part if _THINKING.fullmatch(part) else self._of_text(part) for part in _THINKING.split(text))
+        if (thinks := _THINKING.fullmatch(text)) is None:
+            return self._of_words(text)
+        opens, thought, closes, words = thinks.groups(default="")
+        return f"{opens}{self._of_words(thought)}{closes}{self._of_words(words)}"
 
-    def _of_text(self, text: str) -> str:
+    def _of_words(self, text: str) -> str:
+        """An assistant's text with no tags that tell its thinking: those that it quotes say nothing to a template."""
+        return self._of_text(text, is_quoting=any(tag in text for tag in _TAGS))
+
+    def _of_text(self, text: str, *, is_quoting: bool = False) -> str:
         """A text of its own: one mark for all of it, so that its tokens are those that it has alone."""
         core = text.strip()
-        return text.replace(core, self._mark(core)) if self._needs_mark(core) else text
+        return text.replace(core, self._mark(core)) if is_quoting or self._needs_mark(core) else text
 
     def _of_value(self, value: Any) -> Any:
         """A JSON value: marks for the control tokens alone, as a template writes the text around them in its way."""

@@ -10,7 +10,7 @@ stream cannot be trusted. Frames before the fault are still handed out. Arrays c
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any, Final, TypeVar
 
@@ -47,24 +47,40 @@ def whole(pieces: Pieces[Result]) -> Result:
 def encode_frame(message: Frame, *, max_frame_bytes: int) -> bytes:
     """Return prefix and payload. Raises LocalProtocolError: the message cannot be expressed, or is larger than the peer
     accepts (`size_bytes`)."""
-    with _expressible():
+    with _expressible(message):
         payload = msgpack.packb(message, use_bin_type=True)
     return _framed([payload], max_frame_bytes)
 
 
 def encode_in_pieces(message: Frame, *, max_frame_bytes: int) -> Pieces[bytes]:
     """As `encode_frame`, for a large message: yields behind each piece of the work."""
-    with _expressible():
+    with _expressible(message):
         payload = yield from _packed(message, msgpack.Packer(use_bin_type=True), _LEVELS_TAKEN_APART)
     return _framed(payload, max_frame_bytes)
 
 
 @contextlib.contextmanager
-def _expressible() -> Iterator[None]:
+def _expressible(message: Frame) -> Iterator[None]:
     try:
         yield
-    except (ValueError, TypeError, OverflowError) as error:
+    except OverflowError as error:
+        place = next(_places_of_large(message), "")
+        raise LocalProtocolError(
+            f"This message cannot be sent: {place or 'one of its numbers'} has more than 64 bits, and an integer on the"
+            " socket has at most so many. Give it as a text.",
+            field=place,
+        ) from error
+    except (ValueError, TypeError) as error:
         raise LocalProtocolError(f"This message cannot be sent: {error}.") from error
+
+
+def _places_of_large(value: object, place: str = "") -> Iterator[str]:
+    """Where a message has integers that msgpack has no form for: `params.tools.0.parameters.maximum`."""
+    inner = value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, list | tuple) else ()
+    for key, item in inner:
+        yield from _places_of_large(item, f"{place}.{key}".removeprefix("."))
+    if isinstance(value, int) and not -(2**63) <= value < 2**64:
+        yield place
 
 
 def _framed(payload: Sequence[bytes], max_frame_bytes: int) -> bytes:

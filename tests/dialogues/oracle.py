@@ -112,14 +112,16 @@ class Rendering:
         return [self._back.get(token, token) for token in ids]
 
     def _neutral(self, value: Any, role: str = "") -> Any:
-        """A value without names of control tokens, but for the tags by which a template finds an assistant's
-        thinking."""
+        """A value without names of control tokens, but for the tags around the thinking that an assistant's text begins
+        with: a template finds it by them."""
         if isinstance(value, str):
             return self._names.sub(lambda found: _STAND_INS[found[0][0]] + found[0][1:], value)
         if isinstance(value, dict):
             if role == "assistant" and isinstance(value.get("content"), str):
-                parts = re.split("(</?think>)", value["content"])
-                content = "".join(part if at % 2 else self._neutral(part) for at, part in enumerate(parts))
+                opens, thought = re.fullmatch(r"(\s*<think>)?(.*)", value["content"], re.DOTALL).groups("")
+                thought, closes, words = thought.partition("</think>" if opens else "\0")
+                plain = [self._without_tags(self._neutral(each)) for each in (thought, words)]
+                content = f"{opens}{plain[0]}{closes}{plain[1]}"
                 return {**self._neutral({**value, "content": ""}), "content": content}
             return {self._neutral(key): self._neutral(item) for key, item in value.items()}
         return [self._neutral(item) for item in value] if isinstance(value, list | tuple) else value

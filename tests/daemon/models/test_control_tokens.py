@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 from torpor.daemon.engine.channels import Shown
 from torpor.daemon.models.chat_template import Root
 from torpor.daemon.models.models import LoadedModel, load_model
+from torpor.daemon.sessions.encoding import Place
+from torpor.daemon.sessions.transcripts import message_of
 from torpor.snapshot.digests import DigestCache
 from torpor.tests.daemon.models.template_families import (
     CHATML,
@@ -24,6 +28,7 @@ from torpor.tests.daemon.models.template_families import (
     write_family,
     write_family_tokenizer,
 )
+from torpor.tests.dialogues.oracle import InlineEncoder
 
 LoadFamily = Callable[[Family, Flags], LoadedModel]
 
@@ -107,6 +112,49 @@ def test_a_question_that_quotes_a_mark_begins_no_thinking(load: LoadFamily, flag
     model = load(QWEN3, flags)
     asked = model.encode_plain("what is <think> for?", opening=False)
     assert not model.marks.thinks_behind(asked, model.end_tokens)
+
+
+@pytest.mark.parametrize("flags", FLAGS)
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        ("Say <think> first.", "Say <think> first."),
+        ("Then </think> closes it.", "Then </think> closes it."),
+        ("`<think>` and `</think>`, twice: <think></think>", "`<think>` and `</think>`, twice: <think></think>"),
+        ("<think>Is it <think>?</think>It is </think>.", "It is </think>."),
+    ],
+)
+def test_an_answer_that_quotes_tags_is_read_as_it_was_written(
+    load: LoadFamily, flags: Flags, said: str, words: str
+) -> None:
+    """By another session, too: a template that looks for the tags finds those alone that the text begins with."""
+    model = load(QWEN3, flags)
+    messages = [message_of("user", "Q"), message_of("assistant", said), message_of("user", "R")]
+    with closing(InlineEncoder()) as encoder:
+        ids = asyncio.run(encoder.messages(model, messages, Place(0, None, turn_open=False)))
+    written = model.encode("<|im_start|>assistant\n", opening=False) + model.encode_plain(words, opening=False)
+    assert any(ids[at : at + len(written)] == written for at in range(len(ids)))
+
+
+@pytest.mark.parametrize("flags", FLAGS)
+@pytest.mark.parametrize(
+    ("stop", "is_there"),
+    [("b<|im_start|>c", True), ("b<|im_start|>", True), ("<|im_start|>c", True), ("b<|im_start|>d", False)],
+)
+def test_a_stop_string_with_a_control_token_in_it_stops(
+    load: LoadFamily, flags: Flags, stop: str, is_there: bool
+) -> None:
+    """Also where it is spelled; and nothing shows the token where it is no such string."""
+    model = load(QWEN3, flags)
+    for is_spelled in (False, True):
+        encode = model.encode_plain if is_spelled else model.encode
+        shown = Shown(model, [], None, (stop,))
+        pieces = [piece.text for token in encode("ab<|im_start|>c", opening=False) for piece in shown.push(token)]
+        text = "".join([*pieces, *(piece.text for piece in shown.finish())])
+        alone = Shown(model, [], None, ())
+        whole = "".join(piece.text for token in encode("ab<|im_start|>c", opening=False) for piece in alone.push(token))
+        assert shown.stopped_by == (stop if is_there else None)
+        assert text == ("ab<|im_start|>c".partition(stop)[0].removesuffix("<|im_start|>") if is_there else whole)
 
 
 def test_a_first_token_that_a_text_has_is_not_put_there_again(load: LoadFamily) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import tracemalloc
+from typing import Any
 
 import msgpack
 import pytest
@@ -10,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torpor.socket_api.errors import FrameTooLarge, LocalProtocolError, MalformedFrame, TruncatedFrame
 from torpor.socket_api.limits import REQUEST_LIMITS, FrameLimits
-from torpor.socket_api.wire.framing import FrameDecoder, encode_frame, whole
+from torpor.socket_api.wire.framing import FrameDecoder, encode_frame, encode_in_pieces, whole
 
 SMALL = FrameLimits(max_frame_bytes=1024, max_values=200)
 messages = st.dictionaries(
@@ -137,6 +139,36 @@ def test_a_message_that_cannot_be_sent_is_our_own_fault() -> None:
     for message in ({"a": "\ud800"}, {"a": 2**64}, {"a": object()}, {"a": "x" * 2000}):
         with pytest.raises(LocalProtocolError):
             encode_frame(message, max_frame_bytes=1024)
+
+
+@pytest.mark.parametrize("number", [2**64, -(2**63) - 1, 10**30])
+@pytest.mark.parametrize(
+    ("place", "message"),
+    [
+        ("params.tools.1.parameters.maximum", {"params": {"tools": [{}, {"parameters": {"maximum": 0}}]}}),
+        ("params.template_arguments.n", {"id": 1, "params": {"template_arguments": {"n": 0}}}),
+        ("result.arguments.list.2", {"result": {"arguments": {"list": (1, 2, 0)}}}),
+    ],
+)
+def test_an_integer_of_more_than_64_bits_is_named_with_its_place(
+    place: str, message: dict[str, Any], number: int
+) -> None:
+    *within, last = [int(step) if step.isdecimal() else step for step in place.split(".")]
+    for is_in_pieces in (False, True):
+        changed: Any = json.loads(json.dumps(message))
+        inner = changed
+        for step in within:
+            inner = inner[step]
+        inner[last] = number
+        with pytest.raises(LocalProtocolError, match=f"cannot be sent: {place} has more than 64 bits") as refusal:
+            sent_in_pieces(changed) if is_in_pieces else encode_frame(changed, max_frame_bytes=1000)
+        assert refusal.value.field == place
+    inner[last] = 2**64 - 1
+    assert sent_in_pieces(changed)
+
+
+def sent_in_pieces(message: dict[str, Any]) -> bytes:
+    return whole(encode_in_pieces(message, max_frame_bytes=1000))
 
 
 @pytest.mark.one_in(3)
