@@ -77,7 +77,7 @@ COMMANDS = (
     Command(_AT_REST, "warm", "commands.warm.warm",
             "Wake sessions ahead of their next request, so that it does not wait: by name, or by label."),
     Command(_AT_REST, "quantise", "commands.quantise.quantise",
-            "Keep the keys and values of sleeping sessions in 8 or 4 bits. What is lost does not come back."),
+            "Keep the keys and values of a sleeping session in 8 or 4 bits. What is lost does not come back."),
     Command(_LOOK, "ls", "commands.ls.ls", "List sessions, with their tokens and bytes."),
     Command(_LOOK, "show", "commands.show.show",
             "Show one session: its state, its versions, the model it belongs to, and the end of its text."),

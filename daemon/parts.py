@@ -58,7 +58,7 @@ from .sleep.hibernation import Hibernation
 from .sleep.ledgers import Ledgers
 from .sleep.maintenance import MAX_PROBLEMS_TOLD, Maintenance, problems_told
 from .sleep.orders import LastSleep
-from .sleep.quantising import Ageing, Quantising
+from .sleep.quantising import Quantising
 from .sleep.recomputing import Recomputing
 from .sleep.turn_journal import TurnJournal
 from .tasks.cancellation import LeftMidway, to_the_end
@@ -70,9 +70,8 @@ from .upkeep.writing_behind import WritingBehind
 
 
 class Parts:
-    """The parts of one service, over one store and the models of one process. ageing, scrub: where they are on."""
+    """The parts of one service, over one store and the models of one process. scrub: where it is on."""
 
-    ageing: Ageing | None = None
     scrub: Scrub | None = None
 
     def __init__(

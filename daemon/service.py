@@ -36,11 +36,9 @@ from .options.serve_options import ServeOptions
 from .parts import Parts
 from .residency.stopping import Keeping
 from .sleep.orders import LastSleep
-from .sleep.quantising import Ageing, AgePolicy
 from .tasks.cancellation import to_the_end
 from .upkeep.scrubbing import Scrub, ScrubPolicy
 from .verbs import HANDLERS
-from .verbs import store as store_verbs
 
 
 class Service(Parts, Verbs, Awaiting):
@@ -65,14 +63,13 @@ class Service(Parts, Verbs, Awaiting):
         models: Mapping[str, str | ModelChoice] | None = None,
         digest_cache: Path | None = None,
         scrub: ScrubPolicy | None = None,
-        quantise: AgePolicy | None = None,
     ) -> Service:
         """Take the store (by default the user's), start the engine, and load the first models. models: by name, how
         each is served, or only its folder or hub name; the first is the default. Without models, the bundled demo model
         is served as "demo". The files of models that load later are checked.
 
         options: None means the defaults. With `check_models`, `warnings` names the model files that had changed unseen.
-        scrub, quantise: replace those of the options.
+        scrub: replaces that of the options.
 
         A sleep that exceeds a budget is refused, and its session stays awake. Only `keep_free` refuses a sleep of
         `close`.
@@ -109,10 +106,6 @@ class Service(Parts, Verbs, Awaiting):
         if scrub is not None:
             service.scrub = Scrub(store, scrub, service.bus, service.healing.mend)
             service.hibernation.waking.on_damage = service.scrub.suspect
-        if quantise is None and options.quantise_after is not None:
-            quantise = AgePolicy(options.quantise_after, options.quantise_bits)
-        if quantise is not None:
-            service.ageing = Ageing(lambda: store_verbs.quantise(service, None, quantise.order), quantise.every_s)
         return service
 
     @property
@@ -208,8 +201,6 @@ class Service(Parts, Verbs, Awaiting):
         await self.residency.close()
         if self.scrub is not None:
             await self.scrub.close()
-        if self.ageing is not None:
-            await self.ageing.close()
         await self.writing_behind.close()
         await self.retaining.close()
         await self.reuse.close()

@@ -47,10 +47,6 @@ def given_of(values: Mapping[str, Any]) -> dict[str, Any]:
             given[name] = option.kind.read_text(value) if isinstance(value, str) else value
     if "fuse" in given and "adapter" not in given:
         raise InvalidUsage("--fuse is for --adapter; without one there is nothing to fuse.", option="--fuse")
-    if "quantise_bits" in given and not {"quantise_after", "config"} & given.keys():
-        raise InvalidUsage(
-            "--quantise-bits is for --quantise-after; without it every session stays exact.", option="--quantise-bits"
-        )
     return given
 
 

@@ -176,7 +176,7 @@ OPERATION_OPTIONS: Mapping[str, frozenset[str]] = MappingProxyType(
         "rebuild_index": frozenset(),
         "prune": frozenset({"session", "keep_last", "keep_days"}),
         "forget": frozenset({"session"}),
-        "quantise": frozenset({"session", "bits", "after_days"}),
+        "quantise": frozenset({"session", "bits"}),
     }
 )
 _ALL_OPTIONS = frozenset().union(*OPERATION_OPTIONS.values())
@@ -198,7 +198,6 @@ class MaintainRequest(Request):
     keep_days: DaysKept | None = None
     cold_after_days: Days | None = None
     bits: Bits | None = None
-    after_days: Days | None = None
 
     def require(self) -> None:
         given = {name for name in _ALL_OPTIONS if getattr(self, name) is not None}
@@ -210,8 +209,8 @@ class MaintainRequest(Request):
             raise ValueError("prune needs keep_last, keep_days or both; without them every version stays")
         if self.operation == "quantise" and self.bits is None:
             raise ValueError("quantise needs bits, 8 or 4")
-        if self.operation == "quantise" and self.session is None and self.after_days is None:
-            raise ValueError("quantise needs a session, or after how many days of sleep it takes all: after_days")
+        if self.operation == "quantise" and self.session is None:
+            raise ValueError("quantise needs the session to keep in fewer bits")
 
 
 class MarkRequest(Request):

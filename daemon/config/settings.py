@@ -34,8 +34,6 @@ def settings_of(given: Mapping[str, Any]) -> Settings:
     path: Path | None = given.get("config")
     file = Configuration() if path is None else read_configuration(path)
     said = {**file.options, **{name: value for name, value in given.items() if name in SERVE_OPTIONS}}
-    if "quantise_bits" in said and "quantise_after" not in said:
-        raise InvalidConfiguration("quantise_bits is for quantise_after; without it every session stays exact.")
     options = ServeOptions(**said)
     choices = {}
     for at, (name, model) in enumerate(_models_of(given, file).items()):

@@ -291,12 +291,6 @@ class ServeOptions:
             "Sleep and wake",
         ),
     ] = "off"
-    quantise_after: Annotated[
-        float | None,
-        Days(most=MAX_DAYS),
-        Option("Keep what has slept for so many days in fewer bits, as torpor quantise does.", "Sleep and wake"),
-    ] = None
-    quantise_bits: Annotated[Literal[8, 4], Option("In how many bits, with --quantise-after.", "Sleep and wake")] = 8
     store_budget: Annotated[
         int | None,
         Size(not_0="would refuse every sleep. Leave it out for no bound"),

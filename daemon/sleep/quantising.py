@@ -1,4 +1,4 @@
-"""Keeps sleeping sessions in fewer bits: first a plan, then a new version of each session.
+"""Keeps a sleeping session in fewer bits: first a plan, then a new version.
 
 Rules:
 - Only the last version of a sleeping session, unless it is pinned or has a tag. The version is woken and proven, its
@@ -12,88 +12,29 @@ Rules:
 
 from __future__ import annotations
 
-import logging
-import time
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Final
 
-from ...errors import TorporError
-from ...memvid.errors import InvalidPolicy
 from ...memvid.folder.marks import SessionMarks
-from ...memvid.folder.retention import EARLIEST_NS
 from ...memvid.format.blocks import BLOCK_TOKENS
 from ...memvid.format.reader import BundleReader
-from ...memvid.format.records import Action, Finding, MaintenanceReport, Receipt
+from ...memvid.format.records import Action, MaintenanceReport, Receipt
 from ...memvid.format.salvaged import salvaged_from
-from ...memvid.limits import MAX_KEEP_DAYS
 from ...memvid.store import IndexRow, Store
 from ...memvid.units import format_bytes
-from ...memvid.uri import SessionUri
 from ...snapshot.layout import CANARY_KIND, CacheLayout
 from ...snapshot.lossy import Loss, StoredArray, quantise, stored_bytes, worst
-from ...snapshot.lossy_kinds import BITS, choose
+from ...snapshot.lossy_kinds import choose
 from ...snapshot.records import require_spans
 from ...snapshot.restore import read_checkpoint
 from ..api.events import ignore
 from ..api.store import MaintenanceResult
 from ..engine.engine import Engine, Steps
-from ..engine.rounds import Rounds
-from ..errors import ServiceClosed
 from ..models.models import LoadedModel
 from ..sessions.sessions import Session
 from .hibernation import Hibernation
 from .maintenance import result_of
 from .orders import WakeOrder
-
-_LOG = logging.getLogger(__name__)
-_DAY_NS: Final = 24 * 3600 * 10**9
-
-PASS_SECONDS: Final = 3600.0
-"""Seconds between two looks of an age policy at the store."""
-
-
-@dataclass(frozen=True, slots=True)
-class QuantiseOrder:
-    """The bits to keep sessions in, and the days that they must have slept (None: any time). clock: gives nanoseconds
-    of the Unix clock."""
-
-    bits: int
-    after_days: float | None = None
-    dry_run: bool = False
-    clock: Callable[[], int] = time.time_ns
-
-
-def order_of(session: str | None, bits: int | None, after_days: float | None, *, dry_run: bool) -> QuantiseOrder:
-    """Make an order. Raises InvalidPolicy: an impossible number of bits or days, or no session and no age."""
-    if bits not in BITS:
-        raise InvalidPolicy(f"Sessions can be kept in {' or '.join(map(str, BITS))} bits, not {bits}.", field="bits")
-    if session is None and after_days is None:
-        raise InvalidPolicy("Say which session to quantise, or after how many days of sleep.", field="session")
-    if after_days is not None and not 0 <= after_days <= MAX_KEEP_DAYS:  # so no NaN
-        raise InvalidPolicy(f"after_days is a number of days from 0 to {MAX_KEEP_DAYS}.", field="after_days")
-    return QuantiseOrder(bits, after_days, dry_run)
-
-
-@dataclass(frozen=True, slots=True)
-class AgePolicy:
-    """Quantise sessions that have slept for `after_days`, at the daemon's start and then every `every_s` seconds.
-
-    Raises InvalidPolicy for impossible numbers.
-    """
-
-    after_days: float
-    bits: int
-    every_s: float = PASS_SECONDS
-    clock: Callable[[], int] = time.time_ns
-
-    def __post_init__(self) -> None:
-        order_of(None, self.bits, self.after_days, dry_run=False)
-
-    @property
-    def order(self) -> QuantiseOrder:
-        """The order of each look."""
-        return QuantiseOrder(self.bits, self.after_days, clock=self.clock)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,22 +65,6 @@ class Plan:
     def raw_bytes(self) -> int:
         """The new version's own raw bytes, without the headers of its blocks and its file."""
         return self.after + self.again
-
-
-def why_left(row: IndexRow, order: QuantiseOrder, *, is_awake: bool) -> str | None:
-    """Why a session is left as it is, without a read; None if it may be quantised. A date in the future, or before this
-    program existed, does not count as old.
-    """
-    if is_awake:
-        return "the session is awake"
-    if order.after_days is None:
-        return None
-    now_ns = order.clock()
-    if not EARLIEST_NS <= row.created_ns <= now_ns:
-        return "its date cannot be believed"
-    if now_ns - row.created_ns < order.after_days * _DAY_NS:
-        return f"it has not slept for {order.after_days:g} days"
-    return None
 
 
 def plan_spans(row: IndexRow, spans: Sequence[Span], packed_bytes: int, states: Sequence[tuple[int, int]] = ()) -> Plan:
@@ -175,35 +100,34 @@ class Quantising:
         self._engine = engine
         self._hibernation = hibernation
 
-    async def leave(self, row: IndexRow, order: QuantiseOrder, *, is_awake: bool) -> Plan | None:
-        """A plan to leave the session as it is, if its row or marks say so; else None. Raises StoreError: the marks
-        cannot be read."""
+    async def mark_on(self, row: IndexRow) -> Plan | None:
+        """A plan to leave a marked version as it is; else None. Raises StoreError: the marks cannot be read."""
 
         def look() -> Plan | None:
-            left = why_left(row, order, is_awake=is_awake) or _mark_on(row, self._store.marks(row.uri))
+            left = _mark_on(row, self._store.marks(row.uri))
             return None if left is None else Plan(row, left)
 
         return await self._hibernation.threads.on_io(look)
 
-    async def plan(self, row: IndexRow, order: QuantiseOrder, model: LoadedModel | None) -> Plan:
-        """Plan an order for one session, by its last version; reads block headers if needed. model: maybe without its
-        weights; None if it is not served.
+    async def plan(self, row: IndexRow, bits: int, model: LoadedModel | None) -> Plan:
+        """Plan for a session, by its last version; reads block headers if needed. model: maybe without its weights;
+        None if it is not served.
 
         Raises:
             StoreError: blocks cannot be read.
             SnapshotError: its blocks are not those of its model.
         """
-        return await self._hibernation.threads.on_io(lambda: self._plan(row, order, model))
+        return await self._hibernation.threads.on_io(lambda: self._plan(row, bits, model))
 
-    def _plan(self, row: IndexRow, order: QuantiseOrder, model: LoadedModel | None) -> Plan:
+    def _plan(self, row: IndexRow, bits: int, model: LoadedModel | None) -> Plan:
         if model is None or model.identity.digest != row.identity_digest:
             return Plan(row, "its model is not served here")
-        if not any(choose(exact, order.bits) for exact in model.layout.span_slots(BLOCK_TOKENS)):
+        if not any(choose(exact, bits) for exact in model.layout.span_slots(BLOCK_TOKENS)):
             return Plan(row, "none of its caches can be kept in few bits")
         with self._store.open_session(row.uri, row.version) as reader:
             if salvaged_from(reader.manifest) is not None:
                 return Plan(row, "it is what a repair has saved of a damaged version")
-            spans, packed_bytes = _spans(reader, model.layout, order.bits), stored_bytes(model.layout, order.bits)
+            spans, packed_bytes = _spans(reader, model.layout, bits), stored_bytes(model.layout, bits)
             return plan_spans(row, spans, packed_bytes, _states(reader, model.layout))
 
     async def carry_out(self, plan: Plan, bits: int, model: LoadedModel) -> Receipt:
@@ -268,60 +192,18 @@ def _quantise(session: Session, reader: BundleReader, plan: Plan, bits: int) -> 
     session.dirty = True
 
 
-class Tally:
-    """Collects the report of an order, session by session."""
-
-    def __init__(self, order: QuantiseOrder) -> None:
-        self._order = order
-        self._actions: list[Action] = []
-        self._problems: list[Finding] = []
-        self._written = 0
-
-    def add(self, plan: Plan, receipt: Receipt | None) -> None:
-        """Add a session: left, planned (no receipt), or done."""
-        row = plan.row
-        if plan.left is not None:
-            self._actions.append(Action("keep", "", row.uri, row.version, 0, plan.left))
-            return
+def report_of(plan: Plan, bits: int, receipt: Receipt | None, *, dry_run: bool) -> MaintenanceResult:
+    """The report of a session that was left, or quantised. receipt: None without a new version; a plan's bytes are raw
+    bytes, without headers."""
+    row = plan.row
+    if plan.left is not None:
+        action, written = Action("keep", "", row.uri, row.version, 0, plan.left), 0
+    else:
         before, after = format_bytes(plan.before), format_bytes(plan.after)
-        what = f"{before} of keys and values are {after} in {self._order.bits} bits"
+        what = f"{before} of keys and values are {after} in {bits} bits"
         stays = f"version {row.version} stays as it is until a prune removes it"
-        size, version = (plan.raw_bytes, row.version) if receipt is None else (receipt.bytes_written, receipt.version)
-        self._written += 0 if receipt is None else receipt.bytes_written
-        self._actions.append(Action("quantise", "", row.uri, version, size, f"{what}; {stays}"))
-
-    def fail(self, uri: SessionUri, error: TorporError) -> None:
-        """Add a session that could not be quantised."""
-        self._problems.append(Finding(str(uri), error.code, error.message))
-
-    def report(self) -> MaintenanceResult:
-        """The report, with done work first, as long as an answer takes. A plan's bytes_written are raw bytes, without
-        headers."""
-        written, actions = self._written, sorted(self._actions, key=lambda action: action.kind == "keep")
-        if self._order.dry_run:
-            written = sum(action.size_bytes for action in self._actions)
-        return result_of(
-            MaintenanceReport("quantise", self._order.dry_run, tuple(actions), 0, written, tuple(self._problems))
+        written, version = (
+            (plan.raw_bytes, row.version) if receipt is None else (receipt.bytes_written, receipt.version)
         )
-
-
-class Ageing(Rounds):
-    """Carries an age policy out again and again. Errors are logged, and the next round tries again."""
-
-    def __init__(self, carry_out: Callable[[], Awaitable[MaintenanceResult]], every_s: float) -> None:
-        self._carry_out = carry_out
-        self._every_s = every_s
-        super().__init__()
-
-    async def _round(self) -> float:
-        begun = time.monotonic()
-        try:
-            for problem in (await self._carry_out()).problems:
-                _LOG.warning("quantising %s: %s: %s", problem.path, problem.code, problem.message)
-        except ServiceClosed:
-            pass  # during a stop, which may still be refused
-        except TorporError as error:
-            _LOG.warning("quantising: %s: %s", error.code, error.message)
-        except Exception:  # noqa: BLE001 - a bug here must not end the policy
-            _LOG.exception("quantising")
-        return max(0.0, self._every_s - (time.monotonic() - begun))
+        action = Action("quantise", "", row.uri, version, written, f"{what}; {stays}")
+    return result_of(MaintenanceReport("quantise", dry_run, (action,), 0, written))

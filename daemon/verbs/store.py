@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-import itertools
 import time
 from functools import partial
 
-from ...errors import TorporError
-from ...memvid.errors import SessionNotFound
+from ...memvid.errors import InvalidPolicy, SessionNotFound
 from ...memvid.exchange.incoming import owner_of
 from ...memvid.format.records import MaintenanceReport
 from ...memvid.operations import Order, set_mark
-from ...memvid.store import IndexRow
 from ...memvid.uri import VERSION_MARK, SessionUri, parse_reference
+from ...snapshot.lossy_kinds import BITS
 from ..api import store as api
 from ..api.waking import SleepResult
-from ..errors import SessionAwake, SessionBusy, SessionExists
+from ..errors import SessionAwake, SessionExists
 from ..memory.line import Use
 from ..models.models import LoadedModel
 from ..parts import Parts
 from ..sleep.maintenance import healed_first, result_of, with_awake
-from ..sleep.quantising import QuantiseOrder, Tally, order_of
+from ..sleep.quantising import report_of
 from ..tasks.cancellation import to_the_end
-from ..tasks.pieces import NAMES_AT_ONCE
 from .answering import answers
 
 
@@ -35,9 +32,9 @@ async def maintain(parts: Parts, request: api.MaintainRequest) -> api.Maintenanc
     """
     parts.require_open()
     if request.operation == "quantise":
-        return await quantise(
-            parts, request.session, order_of(request.session, request.bits, request.after_days, dry_run=request.dry_run)
-        )
+        if request.session is None or request.bits not in BITS:  # else asked in this process
+            raise InvalidPolicy(f"Name a session, and keep it in {' or '.join(map(str, BITS))} bits.", field="bits")
+        return await _quantise(parts, request.session, request.bits, dry_run=request.dry_run)
     if request.operation == "forget" and request.session is not None:
         uri = parse_reference(request.session)  # one that is gone may have left bytes to erase
         async with parts.residency.turn(uri):
@@ -167,48 +164,19 @@ async def _forget(parts: Parts, uri: SessionUri, *, dry_run: bool) -> api.Mainte
     return with_awake(result, str(uri), len(live.state.tokens))
 
 
-async def quantise(parts: Parts, session: str | None, order: QuantiseOrder) -> api.MaintenanceResult:
-    """Keep one session in fewer bits, or all that are old enough, each in its turn; sessions in use come last."""
-    tally = Tally(order)
-    if session is not None:
-        uri = parts.resolve(session)
-        async with parts.residency.turn(uri) as use:
-            if uri in parts.residency.awake:
-                raise SessionAwake(f"{uri} is awake; put it to sleep first.", session=str(uri))
-            await _quantise_one(parts, use, parts.residency.standing.require_row(uri), order, tally)
-        return tally.report()
-    in_use = []
-    for uri in itertools.chain.from_iterable(parts.store.iter_uris(NAMES_AT_ONCE)):
-        if parts.residency.turns.users(uri):
-            in_use.append(uri)  # so that the others need not wait for it
-        else:
-            await _quantise_in_turn(parts, uri, order, tally)
-    for uri in in_use:
-        await _quantise_in_turn(parts, uri, order, tally)
-    return tally.report()
-
-
-async def _quantise_in_turn(parts: Parts, uri: SessionUri, order: QuantiseOrder, tally: Tally) -> None:
-    try:
-        async with parts.residency.turn(uri) as use:
-            row = parts.store.find_session(uri)
-            if row is not None:  # else it was deleted meanwhile
-                await _quantise_one(parts, use, row, order, tally)
-    except SessionBusy as error:
-        tally.fail(uri, error)
-
-
-async def _quantise_one(parts: Parts, use: Use, row: IndexRow, order: QuantiseOrder, tally: Tally) -> None:
-    try:
-        plan = await parts.quantising.leave(row, order, is_awake=row.uri in parts.residency.awake)
-        plan = plan or await parts.quantising.plan(row, order, await _facts(parts, row.model, use))
-        if plan.left is not None or order.dry_run:
-            tally.add(plan, None)
-            return
-        async with parts.residency.room_to_wake(use, row, times=2) as model:
-            tally.add(plan, await to_the_end(parts.quantising.carry_out(plan, order.bits, model)))
-    except TorporError as error:
-        tally.fail(row.uri, error)
+async def _quantise(parts: Parts, session: str, bits: int, *, dry_run: bool) -> api.MaintenanceResult:
+    """Keep a session in fewer bits, as its next version."""
+    uri, receipt = parts.resolve(session), None
+    async with parts.residency.turn(uri) as use:
+        if uri in parts.residency.awake:
+            raise SessionAwake(f"{uri} is awake; put it to sleep first.", session=str(uri))
+        row = parts.residency.standing.require_row(uri)
+        plan = await parts.quantising.mark_on(row)
+        plan = plan or await parts.quantising.plan(row, bits, await _facts(parts, row.model, use))
+        if plan.left is None and not dry_run:
+            async with parts.residency.room_to_wake(use, row, times=2) as model:
+                receipt = await to_the_end(parts.quantising.carry_out(plan, bits, model))
+    return report_of(plan, bits, receipt, dry_run=dry_run)
 
 
 async def _facts(parts: Parts, name: str, use: Use) -> LoadedModel | None:

@@ -14,7 +14,6 @@ from rich.console import Console
 from torpor.cli.commands.show import render_detail
 from torpor.cli.serve.doctor import _describe_config, _describe_queue
 from torpor.cli.view.formatting import format_time
-from torpor.daemon.api.store import MaintenanceProblem
 from torpor.memvid.errors import PUT_BACK, BundleMissing, Truncated
 from torpor.memvid.store import Store
 from torpor.memvid.uri import SessionUri
@@ -449,7 +448,9 @@ def test_who_looks_and_who_wakes_are_advised_alike(
         assert shown == f"{advised} Besides it has version 1: `torpor show torpor://default/agent@1`."
 
 
-@pytest.mark.parametrize("command", [("wake",), ("generate",), ("generate", "more"), ("chat", "more"), ("append", "x")])
+@pytest.mark.parametrize(
+    "command", [("wake",), ("generate",), ("generate", "more"), ("chat", "more"), ("append", "x"), ("quantise",)]
+)
 def test_every_command_that_wakes_a_damaged_session_names_the_intact_version(
     torpor: Torpor, made_store: MadeStore, daemon: ServerThread, command: tuple[str, ...]
 ) -> None:
@@ -478,23 +479,6 @@ def test_every_command_that_reads_a_damaged_version_names_the_intact_one(
         ran = torpor(command, "agent", "--json")
     assert (ran.status, ran.error["error"]["details"].get("intact_version")) == (6, 1)
     assert WAKE_VERSION_1 in ran.error["error"]["message"]
-
-
-def test_a_quantise_that_meets_damage_names_the_intact_version(
-    torpor: Torpor, made_store: MadeStore, daemon: ServerThread
-) -> None:
-    made_store.cut(1)
-    torpor("append", "agent", "one")
-    daemon.service.store = str(made_store.path)
-    problems = (
-        MaintenanceProblem("torpor://default/agent", "truncated", "It is truncated."),
-        MaintenanceProblem("torpor://default/agent", "no_space", "The disk is full."),
-    )
-    daemon.service.also("maintain", problems=problems)
-    first, second = torpor("quantise", "agent", "--json").document["problems"]
-    assert first["message"].startswith("It is truncated.")
-    assert WAKE_VERSION_1 in first["message"]
-    assert second["message"] == "The disk is full."
 
 
 def test_a_damaged_file_that_nothing_else_replaces_comes_with_what_to_do(made_store: MadeStore, tmp_path: Path) -> None:

@@ -44,7 +44,7 @@ def slept(torpor: Torpor, daemon: ServerThread) -> ServerThread:
         (("prune", "--keep-last", "3"), {"operation": "prune", "keep_last": 3}),
         (("prune", "notes", "--keep-days", "7"), {"session": "notes", "keep_days": 7.0}),
         (("quantise", "notes"), {"session": "notes", "bits": 8}),
-        (("quantise", "--after", "30", "--bits", "4"), {"after_days": 30.0, "bits": 4}),
+        (("quantise", "notes", "--bits", "4"), {"session": "notes", "bits": 4}),
         (("repair",), {"operation": "repair"}),
         (("rebuild-index",), {"operation": "rebuild_index"}),
     ],
@@ -131,7 +131,7 @@ def test_prune_without_a_rule_is_wrong_usage(torpor: Torpor, slept: ServerThread
 
 
 @pytest.mark.parametrize(
-    ("arguments", "hint"), [((), "--after DAYS"), (("notes", "--bits", "5"), "--bits"), (("--after", "-1"), "--after")]
+    ("arguments", "hint"), [((), "SESSION"), (("notes", "--bits", "5"), "--bits"), (("--after", "1"), "--after")]
 )
 def test_quantise_needs_to_know_whom_and_in_how_many_bits(
     torpor: Torpor, slept: ServerThread, arguments: tuple[str, ...], hint: str

@@ -69,7 +69,7 @@ def test_what_nothing_says_is_as_it_is_declared() -> None:
     assert (plain.store_budget, plain.daily_write_budget, plain.keep_free) == (None, None, 0)
     assert (plain.keep_last, plain.keep_days) == (None, None), "what a client made stays"
     assert (plain.memory_budget, plain.idle_sleep, plain.max_waiting, plain.batch) == (None, None, 512, 16)
-    assert (plain.scrub_rate, plain.stop_within, plain.quantise_after, plain.quantise_bits) == (8 << 20, 60, None, 8)
+    assert (plain.scrub_rate, plain.stop_within) == (8 << 20, 60)
 
 
 def test_models_are_loaded_at_the_start_as_the_policy_says_and_pinned_by_name() -> None:
@@ -92,15 +92,12 @@ def test_an_option_for_a_model_that_is_not_served_is_refused(wrong: dict[str, An
 
 
 def test_every_policy_may_stand_in_the_file_and_the_command_line_holds_over_it(file: Path) -> None:
-    file.write_text('prefix_reuse = "longest"\nbatch = 1\nscrub_rate = "off"\nquantise_after = 30\n')
+    file.write_text('prefix_reuse = "longest"\nbatch = 1\nscrub_rate = "off"\nkeep_days = 30\n')
     options = settings_of({"config": file}).options
     assert (options.prefix_reuse, options.batch, options.scrub_rate) == ("longest", 1, 0)
-    assert settings_of({"config": file, "prefix_reuse": "off", "quantise_bits": 4}).options == ServeOptions(
-        config=file, prefix_reuse="off", batch=1, scrub_rate=0, quantise_after=30.0, quantise_bits=4
+    assert settings_of({"config": file, "prefix_reuse": "off", "keep_last": 4}).options == ServeOptions(
+        config=file, prefix_reuse="off", batch=1, scrub_rate=0, keep_days=30.0, keep_last=4
     )
-    file.write_text("quantise_bits = 4")
-    with pytest.raises(InvalidConfiguration, match="quantise_bits is for quantise_after"):
-        settings_of({"config": file})
 
 
 def test_what_is_declared_is_what_the_layer_below_can_do() -> None:

@@ -659,12 +659,14 @@ async def test_every_verb_copes_with_a_model_that_is_not_loaded(opened: Opened, 
         assert loaded(rig) == []
 
 
-async def test_what_ages_is_looked_at_before_its_model_is_loaded_for_it(opened: Opened) -> None:
+async def test_a_marked_session_is_left_before_its_model_is_loaded_for_it(opened: Opened) -> None:
     async with opened() as rig:
         await rig.asleep("a", tokens_of(1, 600), model="two")
     async with opened() as rig:
-        await rig.service.maintain(operation="quantise", bits=8, after_days=1)
-        assert loaded(rig) == [], "it is too young for that"
+        await rig.service.mark("a", pinned=True)
+        await rig.service.maintain(operation="quantise", session="a", bits=8)
+        assert loaded(rig) == [], "its mark says enough"
+        await rig.service.mark("a", pinned=False)
         await rig.service.maintain(operation="quantise", session="a", bits=8, dry_run=True)
         assert loaded(rig) == ["two"], "how its caches are laid out is known to nobody else"
 

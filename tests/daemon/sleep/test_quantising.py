@@ -1,4 +1,4 @@
-"""Sessions that sleep are kept in fewer bits by order or by age: as a new version, told as what it is."""
+"""Sessions that sleep are kept in fewer bits by order: as a new version, told as what it is."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import asyncio
 import json
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -15,19 +14,17 @@ from typing import Any
 import pytest
 from torpor.daemon.api.session import Lossy
 from torpor.daemon.errors import GenerationFailed, SessionAwake, SessionBusy
-from torpor.daemon.sleep.quantising import AgePolicy, Plan, QuantiseOrder, Span, plan_spans, why_left
+from torpor.daemon.sleep.quantising import Plan, Span, plan_spans
 from torpor.memvid import BLOCK_TOKENS
-from torpor.memvid.errors import InvalidPolicy, SessionNotFound
-from torpor.memvid.folder.retention import EARLIEST_NS
+from torpor.memvid.errors import InvalidPolicy, NoSpace, SessionNotFound
 from torpor.memvid.store import IndexRow
 from torpor.memvid.uri import SessionUri
 from torpor.snapshot.checkpoints import CHECKPOINT_TOKENS
 from torpor.snapshot.errors import CanaryFailed, MalformedSnapshot
 from torpor.snapshot.lossy import Loss
 from torpor.tests.daemon import session_rig
-from torpor.tests.daemon.session_rig import Rigged, crowded, flip, ignore, tokens_of, until
+from torpor.tests.daemon.session_rig import Rigged, crowded, flip, ignore, tokens_of
 
-DAY_NS = 24 * 3600 * 10**9
 HYBRIDS = ["gemma4_text", "kimi_linear"]
 KINDS = ["plain", "deepseek_v3", *HYBRIDS]
 
@@ -288,8 +285,6 @@ async def test_an_awake_session_is_not_touched(rig: Rigged) -> None:
     before = await rig.fingerprint("s")
     with pytest.raises(SessionAwake):
         await quantise(rig)
-    [action] = (await quantise(rig, None, after_days=0)).actions
-    assert (action.kind, action.reason) == ("keep", "the session is awake")
     assert await rig.fingerprint("s") == before
     assert versions(rig) == [1]
 
@@ -322,43 +317,26 @@ async def test_what_cannot_be_quantised_is_left_and_told_why(open_rig: Any, open
 
 
 async def test_an_order_that_means_nothing_is_refused(rig: Rigged) -> None:
-    not_ages = ({"after_days": -1.0}, {"after_days": float("nan")})
-    for order in ({"bits": 5}, {"bits": None}, {"session": None}, *not_ages):
+    for order in ({"bits": 5}, {"bits": None}, {"session": None}):
         with pytest.raises(InvalidPolicy):
             await rig.service.maintain(**({"operation": "quantise", "session": "s", "bits": 8} | order))
 
 
-async def test_one_that_cannot_be_written_is_told_and_the_rest_is_done(rig: Rigged, full_disk: Any) -> None:
-    for name in ("a", "b"):
-        await asleep(rig, name)
+async def test_one_that_cannot_be_written_is_as_it_was(rig: Rigged, full_disk: Any) -> None:
+    await asleep(rig, "a")
     full_disk("a")
-    report = await quantise(rig, None, after_days=0)
-    assert [(action.session, action.kind) for action in report.actions] == [("torpor://default/b", "quantise")]
-    assert [(each.path, each.code) for each in report.problems] == [("torpor://default/a", "no_space")]
-    assert (versions(rig, "a"), versions(rig, "b")) == ([1], [1, 2])
+    with pytest.raises(NoSpace):
+        await quantise(rig, "a")
+    assert versions(rig, "a") == [1]
     assert (await rig.wake("a")).lossy is None
 
 
-async def test_one_that_too_many_wait_for_is_told_and_the_rest_is_done(rig: Rigged) -> None:
-    for name in ("a", "b"):
-        await asleep(rig, name)
+async def test_one_that_too_many_wait_for_is_refused(rig: Rigged) -> None:
+    await asleep(rig, "a")
     async with crowded(rig, "a"):
-        report = await quantise(rig, None, after_days=0)
         with pytest.raises(SessionBusy):
             await quantise(rig, "a")
-    assert [(action.session, action.kind) for action in report.actions] == [("torpor://default/b", "quantise")]
-    assert [(each.path, each.code) for each in report.problems] == [("torpor://default/a", "session_busy")]
-    assert (versions(rig, "a"), versions(rig, "b")) == ([1], [1, 2])
-
-
-async def test_none_waits_for_the_turn_of_another_that_is_in_use(rig: Rigged) -> None:
-    for name in ("a", "b"):
-        await asleep(rig, name)
-    async with rig.service.residency.turn(rig.service.resolve("a")):
-        asked = asyncio.ensure_future(quantise(rig, None, after_days=0))
-        await until(lambda: versions(rig, "b") == [1, 2])
-    assert len((await asked).actions) == 2
-    assert versions(rig, "a") == [1, 2]
+    assert versions(rig, "a") == [1]
 
 
 @pytest.mark.one_in(4)
@@ -471,80 +449,10 @@ async def logits(rig: Rigged) -> Any:
     return found
 
 
-def row_of(created_ns: int, version: int = 3) -> IndexRow:
-    return IndexRow(SessionUri("default", "s"), version, b"b" * 32, None, b"i" * 32, 600, 0, 0, created_ns, "m", ())
-
-
-def test_age_alone_decides_what_has_slept_long_enough() -> None:
-    now = EARLIEST_NS + 100 * DAY_NS
-    order = QuantiseOrder(8, after_days=30, clock=lambda: now)
-    assert why_left(row_of(now - 30 * DAY_NS), order, is_awake=False) is None
-    assert why_left(row_of(now - 30 * DAY_NS + 1), order, is_awake=False) == "it has not slept for 30 days"
-    for unbelievable in (0, EARLIEST_NS - 1, now + 1):
-        assert why_left(row_of(unbelievable), order, is_awake=False) == "its date cannot be believed"
-    assert why_left(row_of(0), QuantiseOrder(8), is_awake=False) is None, "who is named needs no age"
-    assert why_left(row_of(0), QuantiseOrder(8), is_awake=True) == "the session is awake"
-
-
 def test_a_plan_begins_at_the_first_full_block_that_is_not_done() -> None:
     done, new, last = Span(BLOCK_TOKENS, 40, True), Span(BLOCK_TOKENS, 128, False), Span(80, 60, False)
-    row = row_of(0)
+    row = IndexRow(SessionUri("default", "s"), 3, b"b" * 32, None, b"i" * 32, 600, 0, 0, 0, "m", ())
     assert plan_spans(row, [done, new, done, new, last], 40) == Plan(row, None, 256, 1024, 128 + 40 + 128, 120, 60)
     assert plan_spans(row, [new], 40) == Plan(row, None, 0, 256, 128, 40)
     assert plan_spans(row, [done, last], 40).left == "its full blocks are kept in as few bits already"
     assert plan_spans(row, [last], 40).left == "it has no full block: only whole ones, of 256 tokens, are quantised"
-
-
-async def test_a_policy_of_age_takes_what_is_old_by_the_clock(open_kind: Any) -> None:
-    async with open_kind() as rig:
-        for name in ("old", "awake"):
-            await asleep(rig, name)
-    days, looks = [29], []
-
-    def clock() -> int:
-        looks.append(days[0])
-        return time.time_ns() + days[0] * DAY_NS
-
-    async with open_kind(quantise=AgePolicy(30, 8, every_s=0.01, clock=clock)) as rig:
-        await rig.wake("awake")
-        await until(lambda: len(looks) > 4)
-        assert (versions(rig, "old"), versions(rig, "awake")) == ([1], [1])
-        days[0] = 31
-        await until(lambda: versions(rig, "old") == [1, 2])
-        await until(lambda: len(looks) > 10)
-        assert (versions(rig, "old"), versions(rig, "awake")) == ([1, 2], [1])
-        assert (await rig.wake("old")).lossy == Lossy(8, 512)
-
-
-async def test_a_policy_of_age_goes_on_behind_a_session_that_too_many_wait_for(open_kind: Any) -> None:
-    days = [29]
-
-    def clock() -> int:
-        return time.time_ns() + days[0] * DAY_NS
-
-    async with open_kind(quantise=AgePolicy(30, 8, every_s=0.01, clock=clock)) as rig:
-        for name in ("a", "b"):
-            await asleep(rig, name)
-        async with crowded(rig, "a"):
-            days[0] = 31
-            await until(lambda: versions(rig, "b") == [1, 2])
-            assert versions(rig, "a") == [1]
-        await until(lambda: versions(rig, "a") == [1, 2])
-
-
-@pytest.mark.one_in(2)
-async def test_a_stop_waits_for_the_policy_and_loses_nothing(open_kind: Any) -> None:
-    async with open_kind() as rig:
-        for name in ("a", "b", "c"):
-            await asleep(rig, name)
-    async with open_kind(quantise=AgePolicy(0, 8)) as rig:
-        pass
-    async with open_kind() as rig:
-        for name in ("a", "b", "c"):
-            assert (await rig.wake(name)).token_count == 600
-
-
-def test_a_policy_that_means_nothing_is_refused() -> None:
-    for bits, days in ((5, 30.0), (8, -1.0), (8, float("nan")), (8, float("inf"))):
-        with pytest.raises(InvalidPolicy):
-            AgePolicy(days, bits)
