@@ -131,7 +131,7 @@ class NotTensors(StoreError):
 
 
 class NameTaken(StoreError):
-    """An import or a backup found another session, with another history, under the name."""
+    """An import found a session under the name, or a backup another session."""
 
 
 class JournalWaits(StoreError):

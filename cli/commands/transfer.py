@@ -94,8 +94,8 @@ def import_(
     store: WrittenStoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Every byte is checked before anything is taken, and what is there already is not taken twice. For a session that
-    exists, only a version that continues its newest one is taken: take any other under a free name (--as).
+    """Every byte is checked before anything is taken, and what is there already is not taken twice. An import
+    adds to no session: take a file whose name is not free under another one (--as).
 
     [bold]Examples[/]
 

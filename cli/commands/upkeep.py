@@ -144,7 +144,7 @@ def import_bundle(
     started = time.monotonic()
     with open_to_maintain(store or default_store_path()) as opened:
         wanted = None if as_name is None else parse_reference(as_name)
-        receipt = opened.import_file(source, as_uri=wanted, only_kin=True, on_progress=on_progress)
+        receipt = opened.import_file(source, as_uri=wanted, on_progress=on_progress)
         newest = opened.find_session(receipt.uri)
     result = SleepResult.of(receipt, seconds=time.monotonic() - started)
     return result, newest.version if newest is not None else None

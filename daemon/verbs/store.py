@@ -73,7 +73,7 @@ async def mark(parts: Parts, request: api.MarkRequest) -> api.MarksResult:
 async def import_bundle(parts: Parts, request: api.ImportRequest) -> SleepResult:
     """Raises:
     SessionExists: a session of that name is awake.
-    NameTaken: an unrelated session has that name.
+    NameTaken: the store has other versions of a session of that name.
     Corruption, and the store's other refusals; the store is then as it was.
     """
     started = time.monotonic()
@@ -90,7 +90,7 @@ async def import_bundle(parts: Parts, request: api.ImportRequest) -> SleepResult
             raise SessionExists(
                 f"{owner} is awake; put it to sleep first, or import under another name.", session=str(owner)
             )
-        adopting = partial(parts.store.adopt_incoming, handed, as_uri=wanted, only_kin=True)
+        adopting = partial(parts.store.adopt_incoming, handed, as_uri=wanted)
         receipt = await to_the_end(parts.maintenance.run(adopting))
         await parts.learn_words(owner)
     return SleepResult.of(receipt, seconds=time.monotonic() - started)

@@ -73,20 +73,16 @@ class Exchanging(Sessions):
         source: str | os.PathLike[str],
         *,
         as_uri: SessionUri | None = None,
-        only_kin: bool = False,
         on_progress: Progress | None = None,
     ) -> Receipt:
         """Let an exported file become a version; the file is only read.
 
-        It keeps its bundle id if its session has no such version yet. If the same bundle is there already, nothing is
-        written (`bytes_written` 0). If another bundle has its number, or `as_uri` is not its own name, it becomes the
-        session's next version, with the imported bundle as parent. With `only_kin` it is not added to an unrelated
-        session, even of its own name, nor after a version with tokens that it lacks.
+        The name must be free, unless the store knows this very bundle: if it is there, nothing is written
+        (`bytes_written` 0); if it is missed or was set aside, it comes back. Under its own name it keeps its bundle id;
+        under another one it becomes a first version, with the imported bundle as parent.
 
         Raises:
-            NameTaken: with `only_kin`, the session has another history: its newest version and the file's have no
-                common ancestor, and neither begins with all tokens of the other. Or the file would become the newest
-                version without beginning with all tokens of the present newest.
+            NameTaken: the store has other versions of that session, even if none of them can be read.
             StoreIoError: the file cannot be read, or is no file.
             Corruption, LimitExceeded, UnsupportedFormat: it is no bundle, damaged, not whole, or of a later version.
             NoSpace, BudgetExceeded, ReadBackFailed: the store is as it was before.
@@ -94,14 +90,13 @@ class Exchanging(Sessions):
         """
         from ..exchange import transfer
 
-        return transfer.import_file(self._core, source, as_uri, on_progress, only_kin=only_kin)
+        return transfer.import_file(self._core, source, as_uri, on_progress)
 
     def adopt_incoming(
         self,
         bundle_id: bytes,
         *,
         as_uri: SessionUri | None = None,
-        only_kin: bool = False,
         on_progress: Progress | None = None,
     ) -> Receipt:
         """Import the file with this id in STORE/incoming, and remove it from there; for a client of a daemon.
@@ -112,4 +107,4 @@ class Exchanging(Sessions):
         """
         from ..exchange import transfer
 
-        return transfer.adopt_incoming(self._core, bundle_id, as_uri, on_progress, only_kin=only_kin)
+        return transfer.adopt_incoming(self._core, bundle_id, as_uri, on_progress)

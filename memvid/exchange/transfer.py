@@ -8,9 +8,11 @@ Rules:
 - Nothing of a file is believed before every byte of it was checked: bundle id, directory, each block's id and bytes,
   its place in the chain, the identity. Any fault is an error, and nothing was written.
 - Importing a file under its own name is the same as importing it without a name.
-- An import overwrites nothing. It keeps its bundle id and version if the version number is free, a store counts that
-  far, and no unreadable bundle may have it; else it becomes the next version, with the imported bundle as parent.
-- A second import of the same file finds the first one's version, under its own id or as that next version, and does
+- An import overwrites nothing, and adds to no session: its name is free, or the store knows its bundle id (it is there,
+  or missed, or was set aside, and comes back). It keeps its bundle id and version if a store counts that far and no
+  unreadable bundle may have the number; else, and under another name, it becomes the first version, with the imported
+  bundle as parent.
+- A second import of the same file finds the first one's version, under its own id or as that first version, and does
   nothing.
 - Blocks in the store are referred to and not written, once every byte is compared.
 """
@@ -32,6 +34,7 @@ from ..errors import (
     CorruptBundle,
     Corruption,
     IndexMismatch,
+    NameTaken,
     ReadBackFailed,
     StoreBusy,
     StoreIoError,
@@ -53,7 +56,6 @@ from ..writing.core import StoreCore
 from ..writing.sleeping import Holdings, environment, moved_blocks, publish, receipt_of, with_name_of_its_own
 from .import_checks import open_exported, require_manifest, require_whole
 from .incoming import open_waiting, remove_taken
-from .kinship import require_kin, require_no_takeover, require_successor
 
 _TRIES: Final = 8
 """How often an import writes its file: again each time its references moved meanwhile. The last time it refers to
@@ -119,14 +121,12 @@ def import_file(
     source: str | os.PathLike[str],
     as_uri: SessionUri | None = None,
     on_progress: Progress | None = None,
-    *,
-    only_kin: bool = False,
 ) -> Receipt:
     """Let an exported file become a version. See `Store.import_file`."""
     core.begin_upkeep(dry_run=False)
     path = os.path.abspath(os.fspath(source))
     with BundleFile(open_exported(path), path, None) as file:
-        return _import(core, file, as_uri, on_progress, only_kin=only_kin)
+        return _import(core, file, as_uri, on_progress)
 
 
 def adopt_incoming(
@@ -134,43 +134,47 @@ def adopt_incoming(
     bundle_id: bytes,
     as_uri: SessionUri | None = None,
     on_progress: Progress | None = None,
-    *,
-    only_kin: bool = False,
 ) -> Receipt:
     """Let a bundle in STORE/incoming become a version. See `Store.adopt_incoming`."""
     core.begin_upkeep(dry_run=False)
     fd, path = open_waiting(core.folder, bundle_id)
     with BundleFile(fd, path, bundle_id) as file:
-        receipt = _import(core, file, as_uri, on_progress, only_kin=only_kin)
+        receipt = _import(core, file, as_uri, on_progress)
     with contextlib.suppress(StoreIoError), core.poisoning():  # gc removes what is left
         remove_taken(core.folder, bundle_id)
     return receipt
 
 
-def _import(
-    core: StoreCore, file: BundleFile, as_uri: SessionUri | None, on_progress: Progress | None, *, only_kin: bool
-) -> Receipt:
+def _import(core: StoreCore, file: BundleFile, as_uri: SessionUri | None, on_progress: Progress | None) -> Receipt:
     manifest = require_whole(file, on_progress)
     uri = as_uri or manifest.uri
-    keeps_name = uri == manifest.uri
     with core.importing:  # two imports of one bundle at once make one version
-        if keeps_name:
+        if uri == manifest.uri:
             present = core.index.find(manifest.uri, manifest.version)
             if present is not None and present.bundle_id == file.bundle_id:
                 return _receipt_of_present(core, present)
             _require_unknown(core, file.bundle_id)
-        earlier = _earlier_import(core, file.bundle_id, manifest, uri)
-        if earlier is None and only_kin:
-            require_kin(core, file, manifest, uri)
-        if keeps_name:
             with core.this_version(uri, manifest.version, file.bundle_id) as is_free:
-                if is_free and manifest.version <= MAX_IMPORTED_VERSION:
-                    if earlier is None and only_kin:
-                        require_no_takeover(core, file, manifest)
+                may_come = core.index.knows(file.bundle_id) or not core.index.bundles_of(uri)
+                if is_free and may_come and manifest.version <= MAX_IMPORTED_VERSION:
                     return _import_as_it_is(core, file, manifest)
-        if earlier is None and only_kin:
-            require_successor(core, file, manifest, uri)
-        return earlier or _import_as_next(core, file, manifest, uri)
+        earlier = _earlier_import(core, file.bundle_id, manifest, uri)
+        if earlier is not None:
+            return earlier
+        _require_free(core, manifest, uri)
+        return _import_as_next(core, file, manifest, uri)
+
+
+def _require_free(core: StoreCore, imported: Manifest, uri: SessionUri) -> None:
+    """Refuse a name of which the store has a version, even one that is set aside or cannot be read: the file would hide
+    its tokens, or mix two histories."""
+    if core.index.bundles_of(uri):
+        raise NameTaken(
+            f"The store has {uri} already, and an import adds to no session. Import the file under a name that is "
+            f"free (`--as NAME`), or remove that session first (`torpor rm {uri}`).",
+            session=str(uri),
+            imported=str(imported.uri),
+        )
 
 
 def _receipt_of_present(core: StoreCore, row: IndexRow) -> Receipt:

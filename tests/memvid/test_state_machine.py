@@ -921,7 +921,12 @@ class SoundStore(RuleBasedStateMachine):
     @rule(which=any_number, to=st.none() | any_uri)
     def import_file(self, which: int, to: SessionUri | None) -> None:
         version, path = self.exports[which % len(self.exports)]
-        self.imported(version, self.store.import_file(path, as_uri=to), to)
+        try:
+            receipt = self.store.import_file(path, as_uri=to)
+        except errors.NameTaken:
+            assert self.is_in_use(to or version.uri)
+        else:
+            self.imported(version, receipt, to)
 
     def imported(self, version: Version, receipt: Receipt, to: SessionUri | None) -> None:
         to = None if to == version.uri else to  # a name that is its own is none
@@ -938,12 +943,13 @@ class SoundStore(RuleBasedStateMachine):
             assert self.model.versions[receipt.bundle_id].uri == (to or version.uri)
         else:
             assert receipt.parent == version.bundle_id
-            assert to is not None or version.number in taken or self.numbers_of_lost(version.uri, version.number)
-            self.slept(to or version.uri, version.content, receipt)
+            assert to is not None
+            assert not self.is_in_use(to)
+            self.slept(to, version.content, receipt)
 
-    def numbers_of_lost(self, uri: SessionUri, number: int) -> bool:
-        """Whether a version that a repair has set aside had this number."""
-        return any((one.uri, one.number) == (uri, number) for one in self.given_up.values())
+    def is_in_use(self, uri: SessionUri) -> bool:
+        """Whether a session has a version, or had one that a repair has set aside."""
+        return bool(self.model.of(uri)) or any(one.uri == uri for one in self.given_up.values())
 
     def marks_as_they_are(self, uri: SessionUri) -> None:
         """A version that came back may have marks that were left of it, if no gc took them."""

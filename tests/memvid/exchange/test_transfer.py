@@ -11,6 +11,7 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from unittest import mock
 
@@ -20,7 +21,6 @@ from torpor.memvid import BlockDraft, Receipt, SessionUri, SlotDraft, SlotSpec, 
 from torpor.memvid.disk.budget import Budget, utc_day
 from torpor.memvid.exchange import transfer
 from torpor.memvid.exchange.incoming import hand_over
-from torpor.memvid.folder.retention import Retention
 from torpor.memvid.folder.temps import Temps
 from torpor.memvid.format.bundle import BundleFile
 from torpor.memvid.index.index import Index
@@ -309,15 +309,14 @@ def test_every_byte_of_every_slot_is_there_after_export_and_import(
     for row in found:
         path = target.with_name(f"{row.version}-{row.uri.name}")
         store.export_session(row.uri, row.version, path)
+        other.delete_session(row.uri) if other.find_session(row.uri) else None
         receipt = other.import_file(path)
         assert (receipt.uri, receipt.version, receipt.bundle_id) == (row.uri, row.version, row.bundle_id)
         with store.open_session(row.uri, row.version) as one, other.open_session(row.uri, row.version) as two:
             assert one.manifest == two.manifest
             assert one.tokens() == two.tokens()
             assert contents(one) == contents(two)
-    assert other.verify(deep=True).ok
-    again = [(row.uri, row.version, row.bundle_id) for row in other.index.all_rows()]
-    assert again == [(row.uri, row.version, row.bundle_id) for row in found]
+        assert other.verify(deep=True).ok
     path = other.path
     other.close()
     with Store.open(path, writable=True) as reopened:
@@ -328,13 +327,13 @@ def test_every_byte_of_every_slot_is_there_after_export_and_import(
 def test_the_versions_of_a_chain_share_their_blocks_again(store: Store, other: Store, target: Path) -> None:
     second = sleep(store, 900, before=sleep(store, 600))
     one = other.import_file(exported(store, target, version=1))
-    two = other.import_file(exported(store, target.with_name("two"), version=2))
+    two = other.import_file(exported(store, target.with_name("two"), version=2), as_uri=OTHER_URI)
     assert (one.blocks_new, one.blocks_reused) == (4, 0)
     assert (two.blocks_new, two.blocks_reused) == (len(second.entries) - 2, 2)
     assert two.entries[0].bundle_id == one.bundle_id
-    receipt = sleep(other, 1200, before=two)  # what it returns is fit to go on from
-    assert (receipt.version, receipt.blocks_reused) == (3, 3)
-    require_awake(other, 1200)
+    receipt = sleep(other, 1200, uri=OTHER_URI, before=two)  # what it returns is fit to go on from
+    assert (receipt.version, receipt.blocks_reused) == (2, 3)
+    require_awake(other, 1200, uri=OTHER_URI)
 
 
 def test_the_same_bundle_again_is_what_is_there_and_nothing_is_written(
@@ -382,19 +381,6 @@ def test_a_version_whose_file_is_lost_comes_back_after_a_repair(
     other.repair()
     assert other.import_file(target).bundle_id == receipt.bundle_id
     require_awake(other, 600)
-    assert other.verify(deep=True).ok
-
-
-def test_a_version_number_that_is_taken_gives_the_next_one(store: Store, other: Store, target: Path) -> None:
-    sleep(store, 600)
-    mine = sleep(other, 300, seed=5)
-    receipt = other.import_file(exported(store, target))
-    with contextlib.closing(bundle_file(target)) as file:
-        assert (receipt.version, receipt.parent) == (2, file.bundle_id)
-        assert receipt.bundle_id not in (file.bundle_id, mine.bundle_id)
-    require_awake(other, 600)
-    with other.open_session(URI, version=1) as reader:
-        assert contents(reader) == expected(300, seed=5)
     assert other.verify(deep=True).ok
 
 
@@ -493,80 +479,67 @@ def test_a_version_that_is_being_written_is_taken(store: Store, other: Store, ta
         assert other.import_file(target).version == 2
 
 
-def taken_as_next(store: Store, other: Store, target: Path, how: str) -> Receipt:
-    """An import that becomes a next version, for one reason or the other."""
-    if how == "number taken" and other.find_session(URI) is None:
-        sleep(other, 300, seed=5)
-    return other.import_file(target, as_uri=OTHER_URI if how == "another name" else None)
-
-
-@pytest.mark.parametrize("how", ["another name", "number taken"])
-def test_an_import_that_became_a_next_version_is_not_done_twice(
-    store: Store, other: Store, target: Path, how: str
-) -> None:
+def test_an_import_under_another_name_is_not_done_twice(store: Store, other: Store, target: Path) -> None:
     """Who was cut off before the receipt asks again, perhaps after the session has gone on."""
     sleep(store, 600)
-    exported(store, target)
-    first = taken_as_next(store, other, target, how)
+    first = other.import_file(exported(store, target), as_uri=OTHER_URI)
     sleep(other, 900, uri=first.uri, before=first)
     before, known = tree(Path(other.path)), rows(other)
-    again = taken_as_next(store, other, target, how)
+    again = other.import_file(target, as_uri=OTHER_URI)
     assert (again.uri, again.version, again.bundle_id) == (first.uri, first.version, first.bundle_id)
     assert (again.bytes_written, again.entries) == (0, first.entries)
     assert (tree(Path(other.path)), rows(other)) == (before, known)
 
 
-@pytest.mark.parametrize("version", [1, 2, 3])
-def test_another_stores_session_of_the_same_name_is_refused_whatever_its_number(
-    store: Store, other: Store, target: Path, version: int
+@pytest.mark.parametrize("how", ["file", "incoming"])
+@pytest.mark.parametrize("as_uri", [None, OTHER_URI])
+@pytest.mark.parametrize("theirs", ["a stranger", "an earlier one", "one that goes on", "one that only says so"])
+def test_an_import_adds_to_no_session(
+    store: Store, other: Store, target: Path, theirs: str, as_uri: SessionUri | None, how: str
 ) -> None:
-    """Else a bare name wakes another one's session, and `prune --keep-last 1` removes one's own."""
-    sleep(other, 400, seed=1, before=sleep(other, 300, seed=1))
-    slept = None
-    for number in range(version):
-        slept = sleep(store, 600 + number, seed=2, before=slept)
-    exported(store, target)
-    before = rows(other)
-    with pytest.raises(errors.NameTaken, match=r"is another session here: .*`--as NAME`"):
-        other.import_file(target, only_kin=True)
-    assert rows(other) == before
-    require_awake(other, 400, seed=1)
-    assert other.import_file(target, as_uri=OTHER_URI, only_kin=True).version == 1
-
-
-@pytest.mark.parametrize("theirs", [300, 512, 600, 900])
-def test_what_only_begins_as_ones_own_session_is_not_taken_for_it(
-    store: Store, other: Store, target: Path, theirs: int
-) -> None:
-    """Two agents of one name, forked from the same system text."""
-    base = sleep(store, 256, uri=OTHER_URI)
-    sleep(other, 600, before=other.import_file(exported(store, target, OTHER_URI)), seed=1)
-    sleep(store, theirs, before=base, seed=2)
-    with pytest.raises(errors.NameTaken):
-        other.import_file(exported(store, target.with_name("theirs")), only_kin=True)
-
-
-def test_a_session_that_went_on_elsewhere_comes_back(store: Store, other: Store, target: Path) -> None:
-    """What was between was never here: its tokens tell that it is the same."""
+    """Else `wake NAME` gives something else because of a file, and `prune --keep-last 1` removes what was there."""
     first = sleep(store, 300)
-    other.import_file(exported(store, target), only_kin=True)
-    last = sleep(store, 900, before=sleep(store, 600, before=first))
-    came = other.import_file(exported(store, target.with_name("last")), only_kin=True)
-    assert (came.version, came.bundle_id) == (3, last.bundle_id)
-
-
-@pytest.mark.parametrize(("kept", "seeds"), [(2, (0, 1, 2)), (1, (0, 0, 0))])
-def test_an_earlier_version_of_ones_own_comes_back(
-    store: Store, target: Path, kept: int, seeds: tuple[int, int, int]
-) -> None:
-    """Found among what the newest was made from, with other tokens too; or, with those gone, by its tokens."""
-    first = sleep(store, 200, seed=seeds[0])
     exported(store, target)
-    newest = sleep(store, 700, before=sleep(store, 300, before=first, seed=seeds[1]), seed=seeds[2])
-    store.prune(Retention(keep_last=kept))
-    assert len(store.versions(URI)) == kept
-    assert store.import_file(target, only_kin=True).bundle_id == first.bundle_id
-    assert store.versions(URI)[-1].bundle_id == newest.bundle_id
+    uri = as_uri or URI
+    ours = other.import_file(target, as_uri=as_uri)
+    if theirs == "a stranger":
+        store.delete_session(URI)
+        sleep(store, 600, seed=2)
+    elif theirs == "one that goes on":
+        sleep(store, 600, before=first)
+    elif theirs == "one that only says so":
+        write(store, making.drafts(20, seed=77), 20, parent=ours.bundle_id, session={"model": "demo"})
+    else:
+        store.delete_session(URI)
+        sleep(store, 40)
+    file = exported(store, target.with_name("theirs"))
+    before = tree(Path(other.path) / "bundles"), rows(other)
+    work = partial(other.import_file, file, as_uri=as_uri)
+    if how == "incoming":
+        work = partial(other.adopt_incoming, hand_over(other.path, str(file)), as_uri=as_uri)
+    with pytest.raises(errors.NameTaken, match=f"a name that is free .`--as NAME`., .*`torpor rm {uri}`") as refused:
+        work()
+    assert refused.value.details == {"session": str(uri), "imported": str(URI)}
+    assert (tree(Path(other.path) / "bundles"), rows(other)) == before
+    assert other.import_file(file, as_uri=THIRD_URI).version == 1
+    other.delete_session(uri)
+    other.import_file(file, as_uri=as_uri)
+    assert len(other.versions(uri)) == 1, "as the message says"
+
+
+def test_a_name_of_which_all_is_set_aside_is_taken(store: Store, other: Store, target: Path, tmp_path: Path) -> None:
+    """Else it is another session's once its file is back."""
+    first = sleep(other, 600, uri=OTHER_URI, seed=7)
+    own = tmp_path / "own.mvb"
+    other.export_session(OTHER_URI, 1, own)
+    making.bundle_path(other, first.bundle_id).rename(tmp_path / "away")
+    other.repair()
+    assert other.find_session(OTHER_URI) is None
+    sleep(store, 600)
+    with pytest.raises(errors.NameTaken):
+        other.import_file(exported(store, target), as_uri=OTHER_URI)
+    assert other.import_file(own).bundle_id == first.bundle_id, "the very version comes back"
+    require_awake(other, 600, uri=OTHER_URI, seed=7)
 
 
 @pytest.mark.parametrize("version", [1, 2])
@@ -577,112 +550,11 @@ def test_a_name_that_is_the_files_own_imports_as_no_name_does(
     sleep(store, 159, before=sleep(store, 5))
     exported(store, target, version=version)
     before = tree(Path(store.path)), rows(store)
-    again = store.import_file(target, as_uri=URI, only_kin=True)
+    again = store.import_file(target, as_uri=URI)
     assert (again.version, again.bytes_written) == (version, 0)
     assert (tree(Path(store.path)), rows(store)) == before
-    elsewhere = other.import_file(target, as_uri=URI, only_kin=True)
+    elsewhere = other.import_file(target, as_uri=URI)
     assert (elsewhere.version, elsewhere.bundle_id) == (version, again.bundle_id)
-
-
-@pytest.mark.parametrize("tokens", [100, 256, 300, 700])
-def test_what_does_not_go_on_from_a_sessions_newest_version_is_not_put_on_top_of_it(
-    store: Store, target: Path, tokens: int
-) -> None:
-    """A fork of the same session: it is kin, and an earlier state, or one that went another way."""
-    base = sleep(store, 300)
-    sleep(store, 600, uri=OTHER_URI, before=base)
-    sleep(store, tokens, before=base if tokens > 300 else None, seed=1 if tokens > 300 else 0)
-    exported(store, target)
-    before = tree(Path(store.path)), rows(store)
-    with pytest.raises(errors.NameTaken, match=f"does not go on from version 1 of {OTHER_URI}.*`--as NAME`"):
-        store.import_file(target, as_uri=OTHER_URI, only_kin=True)
-    assert (tree(Path(store.path)), rows(store)) == before
-    assert store.import_file(target, as_uri=THIRD_URI, only_kin=True).version == 1
-
-
-def test_what_goes_on_from_a_sessions_newest_version_becomes_its_next(store: Store, target: Path) -> None:
-    """Token by token: no block of the newest one is in the file."""
-    sleep(store, 40, uri=OTHER_URI)
-    sleep(store, 700)
-    assert store.import_file(exported(store, target), as_uri=OTHER_URI, only_kin=True).version == 2
-    require_awake(store, 700, uri=OTHER_URI)
-
-
-def test_a_file_that_only_says_who_its_parent_is_does_not_become_the_newest_version(
-    store: Store, other: Store, target: Path
-) -> None:
-    """Its number is free and higher, and its parent is one of ours; its tokens are not."""
-    first = sleep(other, 300)
-    sleep(other, 400, before=first)
-    for _ in range(3):
-        write(store, making.drafts(20, seed=77), 20, parent=first.bundle_id, session={"model": "demo"})
-    before = rows(other)
-    with pytest.raises(errors.NameTaken, match=r"does not go on from version 2"):
-        other.import_file(exported(store, target), only_kin=True)
-    assert rows(other) == before
-
-
-def test_a_newest_version_that_cannot_be_read_makes_no_kin(store: Store, other: Store, target: Path) -> None:
-    ours = sleep(other, 300)
-    sleep(store, 600)
-    making.bundle_path(other, ours.bundle_id).unlink()
-    with pytest.raises(errors.NameTaken):
-        other.import_file(exported(store, target), only_kin=True)
-
-
-@pytest.mark.parametrize("how", ["file", "incoming"])
-def test_only_kin_takes_the_place_of_another_sessions_newest_version(
-    store: Store, other: Store, target: Path, how: str
-) -> None:
-    """`wake NAME` never gives something else because of an import under a name that was taken."""
-    first = sleep(store, 600)
-    second = sleep(store, 900, before=first)
-    stranger = sleep(other, 600, uri=OTHER_URI, seed=7)
-    exported(store, target)
-    before = tree(Path(other.path)), rows(other)
-
-    def taken(file: Path) -> Receipt:
-        if how == "file":
-            return other.import_file(file, as_uri=OTHER_URI, only_kin=True)
-        return other.adopt_incoming(hand_over(other.path, str(file)), as_uri=OTHER_URI, only_kin=True)
-
-    with pytest.raises(
-        errors.NameTaken, match=f"a name that is free .`--as NAME`., .*`torpor rm {OTHER_URI}`"
-    ) as refused:
-        taken(target)
-    assert refused.value.details == {"session": str(OTHER_URI), "imported": str(URI)}
-    if how == "file":
-        assert (tree(Path(other.path)), rows(other)) == before
-    assert other.versions(OTHER_URI)[-1].bundle_id == stranger.bundle_id
-
-    other.delete_session(OTHER_URI)
-    earlier = target.with_name("earlier")
-    store.export_session(URI, first.version, earlier)
-    copied = taken(earlier)
-    assert (taken(earlier).bundle_id, copied.parent) == (copied.bundle_id, first.bundle_id), "again is no stranger"
-    assert taken(target).parent == second.bundle_id, "it goes on from what was copied"
-
-
-def test_only_kin_takes_the_place_of_a_session_of_which_all_is_set_aside(
-    store: Store, other: Store, target: Path, tmp_path: Path
-) -> None:
-    """Else it is another session's once its file is back."""
-    first = sleep(other, 600, uri=OTHER_URI, seed=7)
-    kin = tmp_path / "kin.mvb"
-    sleep(other, 900, uri=THIRD_URI, before=first, seed=7)
-    other.export_session(THIRD_URI, 1, kin)
-    file = making.bundle_path(other, first.bundle_id)
-    file.rename(tmp_path / "away")
-    other.repair()
-    assert other.find_session(OTHER_URI) is None
-    sleep(store, 600)
-    exported(store, target)
-    with pytest.raises(errors.NameTaken, match="is another session"):
-        other.import_file(target, as_uri=OTHER_URI, only_kin=True)
-    assert other.import_file(kin, as_uri=OTHER_URI, only_kin=True).version == 2
-    (tmp_path / "away").rename(file)
-    other.repair()
-    assert [row.version for row in other.versions(OTHER_URI)] == [1, 2]
 
 
 def test_a_taken_name_is_told_with_what_removes_that_very_session(store: Store, other: Store, target: Path) -> None:
@@ -692,17 +564,20 @@ def test_a_taken_name_is_told_with_what_removes_that_very_session(store: Store, 
     sleep(store, 600, seed=2)
     exported(store, target)
     with pytest.raises(errors.NameTaken) as refused:
-        other.import_file(target, as_uri=work, only_kin=True)
+        other.import_file(target, as_uri=work)
     (advised,) = re.findall("`torpor rm ([^`]+)`", refused.value.message)
     assert other.resolve(advised) == work
 
 
-def test_an_import_whose_earlier_version_is_damaged_is_done_again(store: Store, other: Store, target: Path) -> None:
+def test_an_import_whose_earlier_version_is_damaged_is_none(store: Store, other: Store, target: Path) -> None:
+    """Under a third name it is done again, and a repair has what it needs."""
     sleep(store, 600)
     first = other.import_file(exported(store, target), as_uri=OTHER_URI)
     making.spoil(other, first, 1)
-    again = other.import_file(target, as_uri=OTHER_URI)
-    assert again.version == 2
+    with pytest.raises(errors.NameTaken):
+        other.import_file(target, as_uri=OTHER_URI)
+    other.import_file(target, as_uri=THIRD_URI)
+    other.repair()
     require_awake(other, 600, uri=OTHER_URI)
 
 
@@ -712,7 +587,8 @@ def test_a_version_forked_from_the_imported_bundle_is_not_taken_for_its_import(
     slept = sleep(store, 600)
     exported(store, target)
     write(store, (), 600, uri=OTHER_URI, parent=slept.bundle_id, reused=slept.entries, session={"model": "another"})
-    assert store.import_file(target, as_uri=OTHER_URI).version == 2
+    with pytest.raises(errors.NameTaken):
+        store.import_file(target, as_uri=OTHER_URI)
 
 
 def slept_as(store: Store, version: int, **what: int) -> Receipt:
@@ -729,32 +605,26 @@ def test_the_largest_number_that_an_import_keeps_is_kept(store: Store, other: St
 
 
 @pytest.mark.parametrize("version", [MAX_IMPORTED_VERSION + 1, MAX_VERSION])
-@pytest.mark.parametrize("held", [0, 2])
 def test_a_number_that_no_store_counts_to_is_not_taken_over_and_stops_no_sleep(
-    store: Store, other: Store, target: Path, version: int, held: int
+    store: Store, other: Store, target: Path, version: int
 ) -> None:
-    for number in range(held):
-        sleep(other, 300 + number, seed=5)
     slept = slept_as(store, version)
     receipt = other.import_file(exported(store, target))
-    assert (receipt.version, receipt.parent) == (held + 1, slept.bundle_id)
+    assert (receipt.version, receipt.parent) == (1, slept.bundle_id)
     require_awake(other, 300)
     assert other.import_file(target).bundle_id == receipt.bundle_id, "asked again it is not taken twice"
-    assert sleep(other, 600, before=receipt).version == held + 2
+    assert sleep(other, 600, before=receipt).version == 2
     require_awake(other, 600)
 
 
-@pytest.mark.parametrize("what", ["sleep", "import"])
 def test_a_session_whose_numbers_are_used_up_is_told_so_before_anything_is_written(
-    store: Store, other: Store, target: Path, monkeypatch: pytest.MonkeyPatch, what: str
+    other: Store, target: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sleep(store, 600, uri=OTHER_URI)
-    exported(store, target, OTHER_URI)
     slept_as(other, MAX_VERSION, seed=5)
     before = tree(Path(other.path))
     monkeypatch.setattr(Temps, "new", lambda _folder: pytest.fail("a file was begun"))
     with pytest.raises(errors.LimitExceeded, match="import --as"):
-        sleep(other, 600) if what == "sleep" else other.import_file(target, as_uri=URI)
+        sleep(other, 600)
     assert tree(Path(other.path)) == before
     monkeypatch.undo()
     other.export_session(URI, None, target.with_name("old"))

@@ -518,8 +518,11 @@ class Halfway:
         return self._receipts[0]
 
 
-@pytest.mark.parametrize("known", [True, False], ids=["more of it", "all of it"])
-@pytest.mark.parametrize("what", ["sleep", "import"])
+@pytest.mark.parametrize(
+    ("what", "known"),
+    [("sleep", True), ("sleep", False), ("import", False)],
+    ids=["more of it", "all of it", "all of it, imported"],
+)
 def test_a_version_that_is_being_written_is_told_and_not_lost(
     store: Store, store_path: Path, monkeypatch: pytest.MonkeyPatch, what: str, known: bool
 ) -> None:

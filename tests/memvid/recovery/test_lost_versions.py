@@ -3,13 +3,14 @@ and it comes back with its file, whatever is done meanwhile (promise 1, threats 
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
-from torpor.memvid import Receipt, SessionUri, Store
+from torpor.memvid import Receipt, SessionUri, Store, errors
 from torpor.memvid.folder.retention import Retention
 from torpor.memvid.format.records import MaintenanceReport
 from torpor.tests.memvid.store_making import FORK_URI, OTHER_URI, URI, bundle_path, contents, expected, flip, put, sleep
@@ -145,6 +146,11 @@ def lose(made: Made, state: str, index: str) -> None:
         put_index(made.path, last)
 
 
+def import_rival(store: Store, made: Made) -> None:
+    with contextlib.suppress(errors.NameTaken):
+        store.import_file(made.rival)
+
+
 WORK: dict[str, Callable[[Store, Made], object]] = {
     "opening": lambda store, made: None,
     "reading": lambda store, made: None,
@@ -155,7 +161,7 @@ WORK: dict[str, Callable[[Store, Made], object]] = {
     "forget": lambda store, made: store.forget(BASE_URI),
     "rebuild": lambda store, made: store.rebuild_index(),
     "repair": lambda store, made: store.repair(),
-    "import": lambda store, made: store.import_file(made.rival),
+    "import": import_rival,
     "losing the file too": lambda store, made: made.file.unlink(missing_ok=True),
 }
 
