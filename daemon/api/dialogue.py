@@ -43,6 +43,8 @@ _CANONICAL: Final = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensu
 
 def _plain(value: object) -> object:
     # Clients in JavaScript write a whole number without its point.
+    if isinstance(value, str):  # most are, and the looks below are slow
+        return value
     if isinstance(value, float) and value.is_integer():
         return int(value)
     if isinstance(value, Mapping):
@@ -55,6 +57,8 @@ def _shallow(value: object, depth: int = 0) -> object:
     behind this."""
     if depth > MAX_JSON_DEPTH:
         raise ValueError(f"it is nested more than {MAX_JSON_DEPTH} deep; make it flatter")
+    if isinstance(value, str):
+        return value
     if isinstance(value, Mapping):
         return {key: _shallow(item, depth + 1) for key, item in value.items()}
     return [_shallow(item, depth + 1) for item in value] if isinstance(value, list | tuple) else value
@@ -167,7 +171,7 @@ Messages = Annotated[
     Listed(at_once=128),
     Field(min_length=1, max_length=MAX_MESSAGES),
 ]
-Tools = Annotated[Sequence[Annotated[Mapping[str, Any], _AsMap(Tool)]], Listed(), Field(max_length=MAX_TOOLS)]
+Tools = Annotated[Sequence[Annotated[Mapping[str, Any], _AsMap(Tool)]], Listed(at_once=8), Field(max_length=MAX_TOOLS)]
 
 
 def require_root(tools: Sequence[Mapping[str, Any]] | None, arguments: Mapping[str, Any] | None) -> None:

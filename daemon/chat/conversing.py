@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import takewhile
 from typing import Any, Final
 
@@ -181,8 +182,8 @@ class Conversing:
         ids, lengths = await self._encoded(live, new, where, root)
         before = known.text_map.begun(await self._encoder.shown_root(live.model, root))
         before = before if where.answers else before.answered(at)
-        text_map = before.extended(new, start=at, end=at + len(ids), lengths=lengths)
-        return _without_known(live, NewTurn(at, ids, text_map, root), request)
+        extend = partial(before.extended, new, start=at, end=at + len(ids), lengths=lengths)
+        return _without_known(live, NewTurn(at, ids, await self._encoder.aside(extend), root), request)
 
     async def _place(self, live: Session, known: Dialogue, new: Sequence[Message], root: Root) -> Place:
         """Where new messages stand behind what is known: an answer that a client brings, in the turn that was opened
@@ -218,12 +219,14 @@ class Conversing:
         ledger, known = live.state.tokens, live.text_map
         whole = spoken(await in_pieces(digested(messages)), live.system)
         shown_root = await self._encoder.shown_root(live.model, root)
-        found = standing(known, whole, shown_root)
+        found = await self._encoder.aside(lambda: standing(known, whole, shown_root))
         new = whole[found.kept :]
         place = Place(found.at, ledger[found.at - 1] if found.at else None, turn_open=True)
         ids, lengths = await self._encoded(live, new, place, root) if new else ([], ())
         end = found.at + len(ids)
-        text_map = known.cut(found.at).begun(shown_root).extended(new, start=found.at, end=end, lengths=lengths)
+        before = known.cut(found.at).begun(shown_root)
+        extend = partial(before.extended, new, start=found.at, end=end, lengths=lengths)
+        text_map = await self._encoder.aside(extend)
         opening = len(whole) - len(messages)
         common = max(0, found.common - opening)
         counts = [count + opening - found.kept for count in marked]

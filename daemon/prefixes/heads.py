@@ -1,7 +1,7 @@
 """Heads: the places at which conversations can go on, found by what was said up to them.
 
-A chain digest stands for the words up to a place: it covers the model, the root and the digest of each message. The
-text maps of the sessions give the chain digests. What counts beside the words is compared then, at each place that they
+A chain digest stands for the words up to a place: it covers the root and the digest of each message. The text maps of
+the sessions give the chain digests. What counts beside the words is compared then, at each place that they
 find. So a transcript finds the session that has read it, whatever the session's name, and no token is compared before.
 """
 
@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Final
 
@@ -24,13 +25,27 @@ from ..engine.channels import id_of_call
 from ..models.chat_template import Message, Root
 from ..sessions.interrupted import DIGEST_BYTES, INTERRUPTED, Interrupted
 from ..sessions.sessions import Session
-from ..sessions.transcripts import BEYOND_LINE, NOTHING, Said, TextMap, goes_on, is_alike, packed_beyond
+from ..sessions.transcripts import (
+    BEYOND_LINE,
+    NOTHING,
+    Said,
+    TextMap,
+    Turn,
+    begun_chain,
+    chained,
+    goes_on,
+    is_alike,
+    packed_beyond,
+)
 from ..sessions.unprocessed_tail import text_map_in, unread_in
 from ..sleep.store_threads import StoreThreads
 from ..tasks.pieces import NAMES_AT_ONCE
 
 MAX_HEADS: Final = 1_000_000
 """Places of all sessions together, about 250 bytes each. Sessions beyond that are not found by what was said."""
+
+_NAMES: Final = frozenset({"answer_id", "tool_calls"})
+"""Fields by which a message may name an answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,15 +71,77 @@ class Head:
         return names or any(call.get("id") == id_of_call(self.answer, number) for number, call in calls)
 
 
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """A transcript, with the chain digest behind each message. places: behind how many of them a conversation can go
+    on, the most first. naming: those that may name an answer, the last first, each with its digest."""
+
+    said: Sequence[Said]
+    digests: Sequence[bytes]
+    places: Sequence[int]
+    naming: Sequence[tuple[bytes, Message]]
+
+    @classmethod
+    def of(cls, messages: Sequence[Message], root: bytes) -> Chain:
+        """root: its digest. Any thread may make it."""
+        said, chain, digests = [Said.of(message) for message in messages], begun_chain(root), list[bytes]()
+        for each in said:
+            chain = chained(chain, each.digest)
+            digests.append(chain)
+        places = [kept for kept in range(len(said), 0, -1) if goes_on(messages, kept)]
+        naming = [(digests[at], message) for at, message in enumerate(messages) if message.keys() & _NAMES]
+        return cls(said, digests, places, naming[::-1])
+
+
+@dataclass(slots=True)
+class _Words:
+    """The words of a session, as of its text map. number: its own, for `Heads`. keys, ends, marks: of each turn where
+    its head is, its end, and what tells it from another with the same words. beyond: `packed_beyond`. tokens: of its
+    ledger. midway: where the head before a request is that was given up, and the token at which that begins."""
+
+    uri: SessionUri
+    number: int
+    model: str
+    keys: list[bytes] = field(default_factory=list)
+    ends: array[int] = field(default_factory=lambda: array("Q"))
+    marks: array[int] = field(default_factory=lambda: array("q"))
+    answers: dict[int, bytes] = field(default_factory=dict)
+    beyond: bytes = b""
+    tokens: int = 0
+    midway: tuple[bytes, int] | None = None
+
+    def in_common(self, model: str, turns: Sequence[Turn]) -> int:
+        """How many of the first turns it has as these are."""
+        if model != self.model:
+            return 0
+        pairs = enumerate(zip(self.keys, self.marks, turns, strict=False))
+        shorter = min(len(self.keys), len(turns))
+        return next((at for at, (key, mark, turn) in pairs if key != turn.chain or mark != _mark_of(turn)), shorter)
+
+    def head(self, at: int) -> Head | None:
+        """The head behind a turn; None if no place is there."""
+        is_last = at == len(self.keys) - 1
+        if not is_last and self.ends[at + 1] == self.ends[at]:
+            return None
+        end = self.ends[at]
+        return Head(self.uri, at + 1, end, is_last and end == self.tokens, self.model, self.answers.get(at, b""))
+
+
+def _mark_of(turn: Turn) -> int:
+    return hash((turn.end, turn.answer, turn.own, turn.beyond))
+
+
 class Heads:
     """The heads of all sessions, awake and asleep. The event loop's, but for the reading of session maps."""
 
     def __init__(self, store: Store, threads: StoreThreads) -> None:
         self._store = store
         self._threads = threads
-        self._at: dict[bytes, dict[SessionUri, Head]] = {}
-        self._of: dict[SessionUri, tuple[bytes, ...]] = {}
-        self._beyond: dict[SessionUri, bytes] = {}  # `packed_beyond` of each
+        # Turns by the numbers of their sessions, and no objects: Python's collector does not look at such a map.
+        self._at: dict[bytes, dict[int, int]] = {}
+        self._of: dict[SessionUri, _Words] = {}
+        self._by_number: dict[int, _Words] = {}
+        self._numbers = itertools.count()
         self._count = 0
         self._learning: asyncio.Task[None] | None = None
 
@@ -96,43 +173,36 @@ class Heads:
         self._put(uri, *found)
 
     def forget(self, uri: SessionUri) -> None:
-        self._beyond.pop(uri, None)
-        for digest in self._of.pop(uri, ()):
-            heads = self._at[digest]
-            del heads[uri]
-            self._count -= 1
-            if not heads:
-                del self._at[digest]
+        words = self._of.pop(uri, None)
+        if words is not None:
+            self._cut(words, 0)
+            del self._by_number[words.number]
 
-    def find(self, namespace: str, model: str, root: bytes, messages: Sequence[Message]) -> list[Head]:
+    def find(self, namespace: str, model: str, chain: Chain) -> list[Head]:
         """The heads with the longest beginning of a transcript, in one namespace; none if no session has any of it. If
-        it names an answer, of the sessions alone that have that answer behind the same words. root: its digest."""
-        said = [Said.of(message) for message in messages]
-        chain = list(_chain(model, root, [each.digest for each in said]))
-        named = self._named(namespace, chain, messages)
-        for kept in range(len(said), 0, -1):
-            if not goes_on(messages, kept):
-                continue
-            heads = [head for head in self._heads_at(chain[kept - 1], namespace) if self._is_alike(head, said)]
+        it names an answer, of the sessions alone that have that answer behind the same words."""
+        named = self._named(namespace, chain)
+        alike: dict[SessionUri, int] = {}
+        for kept in chain.places:
+            heads = self._heads_at(chain.digests[kept - 1], namespace)
+            heads = [head for head in heads if head.model == model and self._is_alike(head, chain, alike)]
             if named:
                 heads = [replace(head, is_named=True) for head in heads if head.uri in named]
             if heads:
                 return heads
         return []
 
-    def _is_alike(self, head: Head, said: Sequence[Said]) -> bool:
-        """Whether the messages before a head are those of its session beside their words, too."""
-        kept = {at: (beyond, own) for at, own, beyond in BEYOND_LINE.iter_unpack(self._beyond[head.uri])}
-        wanted = (at for at, each in enumerate(said[: head.messages]) if each.exact != NOTHING)
-        return all(at in kept for at in wanted) and all(
-            is_alike(said[at], beyond, own=bool(own)) for at, (beyond, own) in kept.items() if at < head.messages
-        )
+    def _is_alike(self, head: Head, chain: Chain, known: dict[SessionUri, int]) -> bool:
+        """Whether the messages before a head are those of its session beside their words, too. known: up to which
+        message those of a session are."""
+        if head.uri not in known:
+            known[head.uri] = _alike(self._of[head.uri].beyond, chain.said[: head.messages])
+        return head.messages <= known[head.uri]
 
-    def _named(self, namespace: str, chain: Sequence[bytes], messages: Sequence[Message]) -> set[SessionUri]:
+    def _named(self, namespace: str, chain: Chain) -> set[SessionUri]:
         """The sessions with the last answer that a transcript names."""
-        for digest, message in zip(reversed(chain), reversed(messages), strict=True):
-            heads = self._at.get(digest, {}).items() if message["role"] == "assistant" else ()
-            named = {uri for uri, head in heads if uri.namespace == namespace and head.is_named_by(message)}
+        for digest, message in chain.naming:
+            named = {head.uri for head in self._heads_at(digest, namespace) if head.is_named_by(message)}
             if named:
                 return named
         return set()
@@ -143,31 +213,72 @@ class Heads:
 
     def left_midway(self, namespace: str, request: bytes) -> list[Head]:
         """The places before the messages of a request that was given up in its midst, in one namespace."""
-        return self._heads_at(_key_of("request", request), namespace)
+        found = [self._by_number[number] for number in self._at.get(_key_of("request", request), {})]
+        known = [(words, words.midway) for words in found if words.uri.namespace == namespace]
+        return [Head(of.uri, 0, midway[1], is_last=True, model=of.model) for of, midway in known if midway is not None]
 
     def _heads_at(self, key: bytes, namespace: str | None) -> list[Head]:
-        return [head for uri, head in self._at.get(key, {}).items() if namespace in (None, uri.namespace)]
+        found = ((self._by_number[number], at) for number, at in self._at.get(key, {}).items())
+        heads = (words.head(at) for words, at in found if namespace in (None, words.uri.namespace))
+        return [head for head in heads if head is not None]
 
     def _put(self, uri: SessionUri, model: str, text_map: TextMap, tokens: int, midway: Interrupted | None) -> None:
-        self.forget(uri)
-        turns = text_map.turns
-        if self._count + 2 * len(turns) + 1 > MAX_HEADS:
+        """Note what a session has said. It costs as much as is new."""
+        turns, words = text_map.turns, self._of.get(uri) or self._new(uri, model)
+        self._cut(words, kept := words.in_common(model, turns))
+        if self._count + 2 * (len(turns) - kept) + 1 > MAX_HEADS:
+            self.forget(uri)
             return
-        places: dict[bytes, Head] = {}
-        if midway is not None:
-            head = Head(uri, 0, midway.begins_at, is_last=True, model=model)
-            places[_key_of("request", midway.request)] = head
-        for at, digest in enumerate(_chain(model, text_map.root, [turn.digest for turn in turns])):
-            end, is_last = turns[at].end, at == len(turns) - 1
-            if is_last or turns[at + 1].end > end:
-                answer = turns[at].answer
-                head = Head(uri, at + 1, end, is_last and end == tokens, model, answer)
+        for at, turn in enumerate(turns[kept:], kept):
+            words.keys.append(turn.chain)
+            self._set(words, turn.chain, at)
+            if turn.answer:
+                words.answers[at] = turn.answer
                 # Clients make the ids up: one that was given twice names its last answer.
-                places.update(dict.fromkeys((digest, _key_of("answer", answer)) if answer else (digest,), head))
-        for key, head in places.items():
-            self._at.setdefault(key, {})[uri] = head
-        self._of[uri], self._beyond[uri] = tuple(places), packed_beyond(turns)
-        self._count += len(places)
+                self._set(words, _key_of("answer", turn.answer), at)
+        words.ends.extend(turn.end for turn in turns[kept:])
+        words.marks.extend(map(_mark_of, turns[kept:]))
+        words.beyond += packed_beyond(turns[kept:], kept)
+        words.model, words.tokens = model, tokens
+        if midway is not None:
+            words.midway = _key_of("request", midway.request), midway.begins_at
+            self._set(words, words.midway[0], 0)
+
+    def _new(self, uri: SessionUri, model: str) -> _Words:
+        words = self._of[uri] = _Words(uri, next(self._numbers), model)
+        self._by_number[words.number] = words
+        return words
+
+    def _set(self, words: _Words, key: bytes, at: int) -> None:
+        of = self._at.setdefault(key, {})
+        self._count += words.number not in of
+        of[words.number] = at
+
+    def _unset(self, words: _Words, key: bytes) -> None:
+        of = self._at.get(key, {})
+        if of.pop(words.number, None) is not None:
+            self._count -= 1
+            if not of:
+                del self._at[key]
+
+    def _cut(self, words: _Words, kept: int) -> None:
+        """Forget all behind its first turns."""
+        if words.midway is not None:
+            self._unset(words, words.midway[0])
+            words.midway = None
+        for key in words.keys[kept:]:
+            self._unset(words, key)
+        gone = {words.answers.pop(at) for at in range(kept, len(words.keys)) if at in words.answers}
+        for answer in gone:
+            self._unset(words, _key_of("answer", answer))
+        for at, answer in words.answers.items() if gone else ():
+            if answer in gone:
+                self._set(words, _key_of("answer", answer), at)
+        del words.keys[kept:], words.ends[kept:], words.marks[kept:]
+        size = len(words.beyond)
+        while size and BEYOND_LINE.unpack_from(words.beyond, size - BEYOND_LINE.size)[0] >= kept:
+            size -= BEYOND_LINE.size
+        words.beyond = words.beyond[:size]
 
     def _read(self, uri: SessionUri) -> tuple[str, TextMap, int, Interrupted | None]:
         with self._store.open_session(uri) as reader:
@@ -184,6 +295,19 @@ class Heads:
         for uri in itertools.chain.from_iterable(self._store.iter_uris(NAMES_AT_ONCE)):
             if uri not in self._of:
                 await self.learn(uri)
+
+
+def _alike(beyond: bytes, said: Sequence[Said]) -> int:
+    """How many of the first messages are those of a session beside their words. beyond: of the session."""
+    unlike, kept = len(said), set()
+    for at, own, each in BEYOND_LINE.iter_unpack(beyond):
+        if at >= len(said):
+            break
+        kept.add(at)
+        if not is_alike(said[at], each, own=bool(own)):
+            unlike = at
+            break
+    return next((at for at, each in enumerate(said[:unlike]) if each.exact != NOTHING and at not in kept), unlike)
 
 
 def _key_of(what: str, name: bytes) -> bytes:

@@ -6,6 +6,7 @@ Kept in the process only, and bounded; its texts go to clients that ask and to n
 from __future__ import annotations
 
 import time
+from array import array
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
@@ -16,7 +17,7 @@ from ..api.reading import ReadingVerb, Reuse
 from ..sessions.encoding import Encoder
 from ..sessions.sessions import Session
 from ..sessions.why import Explanation, explain
-from .prefixes import tokens_in_common
+from .prefixes import packed, tokens_in_common
 from .reuse import PrefixReuse
 
 MAX_REQUESTS: Final = 16
@@ -71,7 +72,7 @@ class Reasons:
         refused if it diverges."""
         self._under_way += 1
         try:
-            reuse = await self._found(live, verb, ids, at, message_index, refusing=refusing)
+            reuse = await self._found(live, verb, packed(ids), at, message_index, refusing=refusing)
             if reuse.source in self._gone:
                 reuse = replace(reuse, expected_text=None)
             self._remember(live.uri, reuse)
@@ -84,7 +85,7 @@ class Reasons:
         self,
         live: Session,
         verb: ReadingVerb,
-        ids: Sequence[int],
+        ids: array[int],
         at: int | None,
         message_index: int | None,
         *,
@@ -97,7 +98,7 @@ class Reasons:
         if kept == held:
             left = self._left.pop(live.uri, None)
             return await self._of_a_fork(live, verb, ids, now, left) if left else _hit(verb, now, live.uri, held)
-        found = [*live.state.tokens[:kept], *ids]
+        found = live.state.tokens[:kept] + ids
         told = await self._explained(live, live.state.tokens[:], found, kept)
         reuse = _diverged(verb, now, live.uri, kept, held, told, message_index)
         return replace(reuse, became="refused") if refusing else reuse
@@ -125,11 +126,11 @@ class Reasons:
             requests[-1] = replace(requests[-1], became="rewound")
 
     async def _of_a_fork(
-        self, live: Session, verb: ReadingVerb, ids: Sequence[int], now: int, source: SessionUri
+        self, live: Session, verb: ReadingVerb, ids: array[int], now: int, source: SessionUri
     ) -> Reuse:
         held = len(live.state.tokens)
         ledger = await self._reuse.ledger_of(source, self._awake_of)
-        found = [*live.state.tokens, *ids]
+        found = live.state.tokens + ids
         common = tokens_in_common(ledger or (), found)
         if ledger is None or not held <= common < len(ledger):
             return _hit(verb, now, live.uri, held)

@@ -89,7 +89,7 @@ class Encoder:
             self._require_could_fit(model, text, held=held)
             return (model.encode if raw else model.encode_plain)(text, opening=opening)
 
-        return await self._aside(encode)
+        return await self.aside(encode)
 
     async def messages(
         self, model: LoadedModel, messages: Sequence[Message], place: Place, root: Root = NO_ROOT
@@ -105,7 +105,7 @@ class Encoder:
             self._require_could_fit(model, rendered(model, messages, place, root), held=place.held)
             return _encoded(model, messages, place, root)
 
-        return await self._aside(render_and_encode)
+        return await self.aside(render_and_encode)
 
     async def shown_root(self, model: LoadedModel, root: Root) -> bytes:
         """The digest of what the model's template shows of a root: of its tools and arguments, in the words around
@@ -116,7 +116,7 @@ class Encoder:
         if key not in self._shown_roots:
             while len(self._shown_roots) >= _MOST_ROOTS:
                 del self._shown_roots[next(iter(self._shown_roots))]
-            self._shown_roots[key] = await self._aside(lambda: _shown_root(model, root))
+            self._shown_roots[key] = await self.aside(lambda: _shown_root(model, root))
         return self._shown_roots[key]
 
     async def lengths(
@@ -132,7 +132,7 @@ class Encoder:
         conversation could not be continued there token by token."""
         if not any(message["role"] == "assistant" for message in messages[:-1]):
             return ()
-        return await self._aside(lambda: _lengths(model, messages, place, ids, root))
+        return await self.aside(lambda: _lengths(model, messages, place, ids, root))
 
     async def with_words(self, model: LoadedModel, work: Callable[[Words], Result]) -> Result:
         """Do work that needs a model's tokenizer; no other work uses it meanwhile."""
@@ -142,14 +142,14 @@ class Encoder:
             controls = frozenset(vocabulary[text] for text in model.control_texts if text in vocabulary)
             return work(Words(lambda tokens: str(model.tokenizer.decode(list(tokens))), controls))
 
-        return await self._aside(with_tokenizer)
+        return await self.aside(with_tokenizer)
 
     async def matcher(self, model: LoadedModel, form: AnswerForm) -> Matcher | None:
         """A matcher for one answer; None if it is free. Its grammar is compiled on another thread, one at a time:
         neither texts nor the engine wait. Raises InvalidConstraint."""
         if not form:
             return None
-        await self._aside(model.grammars.describe)
+        await self.aside(model.grammars.describe)
         with roomy_stack():  # the thread begins with its first work
             work = asyncio.get_running_loop().run_in_executor(
                 self._compiling, lambda: model.grammars.matcher(form, model.marks)
@@ -169,7 +169,8 @@ class Encoder:
         self._thread.shutdown(cancel_futures=True)
         self._compiling.shutdown(cancel_futures=True)
 
-    async def _aside(self, work: Callable[[], Result]) -> Result:
+    async def aside(self, work: Callable[[], Result]) -> Result:
+        """Do work over many texts on the thread for them, where neither the loop nor the engine waits for it."""
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)
 
     def _require_could_fit(self, model: LoadedModel, text: str, *, held: int) -> None:

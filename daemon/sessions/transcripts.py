@@ -18,8 +18,8 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any, Final
 
@@ -100,9 +100,21 @@ class Said:
         return cls(role, digest, _hashed(thinking.strip()) if thinking.strip() else NOTHING, exact)
 
 
-class _Digested(dict[str, Any]):
-    """A message with its digests."""
+def begun_chain(root: bytes) -> bytes:
+    """A chain before the first message. root: the digest of what stands before that."""
+    return blake3(root).digest(_DIGEST_BYTES)
 
+
+def chained(chain: bytes, digest: bytes) -> bytes:
+    """The chain with the digest of one message more: it stands for the words up to there."""
+    return blake3(chain + digest).digest(_DIGEST_BYTES)
+
+
+class _Digested(dict[str, Any]):
+    """A message with its digests. There are many at a time, and what each has besides is work for Python's collector,
+    which lets nobody go on."""
+
+    __slots__ = ("said",)
     said: Said
 
 
@@ -139,7 +151,7 @@ class Turn:
     """A committed message, by its digest. end: tokens of the ledger at its end: for an assistant's text its end token,
     if the template sets one; for others the end of the next such text, or of the request. answer: the id of an answer;
     empty without one. own: whether the model has written it. beyond: what counts beside `digest`: `Said.thought` of the
-    model's own answer, else `Said.exact`.
+    model's own answer, else `Said.exact`. chain: of all digests up to its own (`chained`); a text map gives it.
     """
 
     role: Role
@@ -148,6 +160,7 @@ class Turn:
     answer: bytes = b""
     own: bool = False
     beyond: bytes = NOTHING
+    chain: bytes = field(default=b"", compare=False)
 
     @classmethod
     def of(cls, message: Message, end: int, *, own: bool = False) -> Turn:
@@ -207,12 +220,20 @@ class TextMap:
         if start != self.end or len(self.turns) + len(messages) > MAX_TURNS:
             return self
         ends = [start + length for length in lengths] or [end] * len(messages)
-        turns = (*self.turns, *(Turn.of(message, at, own=own) for message, at in zip(messages, ends, strict=True)))
+        new = (Turn.of(message, at, own=own) for message, at in zip(messages, ends, strict=True))
+        turns = (*self.turns, *self._chained(new))
         turns = (*turns[:-1], replace(turns[-1], answer=answer)) if answer else turns
         if self.turns or not messages:
             return replace(self, turns=turns)
         system = messages[0]["content"] if messages[0]["role"] == "system" else None
         return replace(self, turns=turns, system=system if len(system or "") <= MAX_SYSTEM_CHARS else None)
+
+    def _chained(self, turns: Iterable[Turn]) -> Iterator[Turn]:
+        """These turns behind its own."""
+        chain = self.turns[-1].chain if self.turns else begun_chain(self.root)
+        for turn in turns:
+            chain = chained(chain, turn.digest)
+            yield replace(turn, chain=chain)
 
     def begun(self, root: bytes) -> TextMap:
         """The map with this root, if it tells of no message yet. Unchanged if it does. root: its digest."""
@@ -249,7 +270,8 @@ class TextMap:
         become too long."""
         if len(self.turns) + len(turns) > MAX_TURNS:
             return self
-        return replace(self, turns=(*self.turns, *(replace(turn, end=turn.end + moved) for turn in turns)))
+        new = (replace(turn, end=turn.end + moved) for turn in turns)
+        return replace(self, turns=(*self.turns, *self._chained(new)))
 
     def to_map(self) -> dict[str, Any]:
         lines = (_LINE.pack(_ROLES.index(turn.role), turn.end, turn.digest) for turn in self.turns)
@@ -286,7 +308,8 @@ class TextMap:
         turns = tuple(_with_beyond(_with_answers(read, stored.get(_ANSWERS, b"")), stored.get(_BEYOND, b"")))
         if any(one.end > other.end for one, other in pairwise(turns)):
             raise ValueError(f"{TEXT_MAP} has turns that end before those ahead of them")
-        return cls(turns, system, root, _disowned_of(stored.get(_DISOWNED, b"")))
+        chained_turns = tuple(cls(root=root)._chained(turns))
+        return cls(chained_turns, system, root, _disowned_of(stored.get(_DISOWNED, b"")))
 
 
 _FIELDS: Final[Mapping[int, tuple[set[str], set[str]]]] = {
@@ -397,9 +420,10 @@ def is_alike(said: Said, beyond: bytes, *, own: bool) -> bool:
     return said.thought in (NOTHING, beyond) if own else said.exact == beyond
 
 
-def packed_beyond(turns: Sequence[Turn]) -> bytes:
-    """`BEYOND_LINE` for each turn that is the model's own, or has more than its words."""
-    lines = enumerate(turns)
+def packed_beyond(turns: Sequence[Turn], first: int = 0) -> bytes:
+    """`BEYOND_LINE` for each turn that is the model's own, or has more than its words. first: the number of the first
+    of them."""
+    lines = enumerate(turns, first)
     return b"".join(
         BEYOND_LINE.pack(at, turn.own, turn.beyond) for at, turn in lines if turn.own or turn.beyond != NOTHING
     )

@@ -139,8 +139,7 @@ class Waking:
         begun, uri = time.monotonic(), reader.manifest.uri
         kept = reader.manifest.session
         if order.version is not None:
-            gone = await self._threads.on_io(partial(disowned_of, self._store, uri))
-            kept = without_answers(kept, uri, gone)
+            kept = await self._threads.on_io(lambda: without_answers(kept, uri, disowned_of(self._store, uri)))
         if is_ledger_alone(reader, order):
             return await self._begin_kept(reader, model, kept)
         kept = kept if order.at_token is None else without_unread(kept)
@@ -151,7 +150,8 @@ class Waking:
             brought = await self._recomputing.compute(reader, plan, model, begin, self._threads.on_io)
         is_restored = brought is None
         brought = brought or await self._restore(reader, prospect, model, begun, emit)
-        session = Session.woken(uri, model, brought.state, durable_of(reader, plan.read_bytes), kept)
+        durable = durable_of(reader, plan.read_bytes)
+        session = await self._threads.on_io(partial(Session.woken, uri, model, brought.state, durable, kept))
         session.came_from(kept, brought.unchanged_tokens)
         if is_restored:
             session.last_read.note(plan.spans)

@@ -207,7 +207,7 @@ class WritingBehind(Rounds):
         said = writing.live.acknowledged
         if said is None or not self._goes_on(writing) or said[UNREAD]["start"] > end:
             raise _GivenUp
-        return rests_on(said, writing.live, end)
+        return await asyncio.to_thread(rests_on, said, writing.live, end)
 
     async def _adopt(self, live: Session, receipt: Receipt, copy: _Copy) -> None:
         """The session stands behind the new version. It is still dirty: the tokens behind the blocks have no state

@@ -8,6 +8,7 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
+from functools import partial
 from typing import Any, Final, TypeVar
 
 from ...errors import TorporError
@@ -30,7 +31,7 @@ from ..models.chat_template import Root
 from ..models.grammars import AnswerForm
 from ..models.models import LoadedModel
 from ..parts import Parts
-from ..prefixes.heads import Head, digest_of_request
+from ..prefixes.heads import Chain, Head, digest_of_request
 from ..sessions.encoding import Place
 from ..sessions.sessions import Session
 from ..sessions.transcripts import RECALLED, digested
@@ -56,21 +57,19 @@ async def converse(parts: Parts, request: ConverseRequest) -> GenerateResult:
     require_transcript(request.messages)
     request = replace(request, messages=await in_pieces(digested(request.messages)))
     wanted, model = parse_reference(request.session), parts.place_for(request.model).name
-    digest, root = _digest_of(request, model), b""
+    digest = await parts.encoder.aside(partial(_digest_of, request, model))
     if request.at_end:
         known = await _known(parts, request, wanted, model)
         return await _chat(parts, request, known.uri, None, digest, Behind(None, request.instructions))
     await parts.heads.learned()
-    if not request.after:
-        root = await _shown_root(parts, request, wanted, model)
-        request = await _as_thought(parts, request, wanted, model, root)
+    request, chain = await _as_thought(parts, request, wanted, model)
     for midway in parts.heads.left_midway(wanted.namespace, digest)[:_MOST_TRIED]:
         if _may_go_on(request, midway, wanted) and not parts.residency.turns.is_busy(midway.uri):
             attempt = _Attempt(request)
             with attempt:
                 return await _chat(parts, attempt.asked, midway.uri, None, digest, _behind(request, midway))
     tried: set[Head] = set()
-    while (head := _best(parts, request, wanted, model, root, tried)) is not None:
+    while (head := _best(parts, request, wanted, model, chain, tried)) is not None:
         tried.add(head)
         attempt = _Attempt(request)
         with attempt:
@@ -118,9 +117,9 @@ async def measure(parts: Parts, request: MeasureRequest) -> MeasureResult:
         root = root_of(known.root, request.tools or None, request.template_arguments or None)
         messages = said_behind(known, root, request.instructions, messages)
     else:
-        shown = await _shown_root(parts, request, wanted, model)
-        cached = max((head.at for head in _heads(parts, request, wanted, model, shown)), default=0)
-        messages = (await _as_thought(parts, request, wanted, model, shown)).messages
+        thought, chain = await _as_thought(parts, request, wanted, model)
+        cached = max((head.at for head in _heads(parts, request, wanted, model, chain)), default=0)
+        messages = thought.messages
     claim = Use(_fresh(wanted), next(parts.residency.memory.numbers))
     async with parts.residency.models.using(model, claim) as loaded:
         tokens = place.held + len(await parts.encoder.messages(loaded, messages, place, root))
@@ -172,12 +171,12 @@ def _require_model(request: ConverseRequest | MeasureRequest, wanted: str, found
 
 
 def _best(
-    parts: Parts, request: ConverseRequest, wanted: SessionUri, model: str, root: bytes, tried: set[Head]
+    parts: Parts, request: ConverseRequest, wanted: SessionUri, model: str, chain: Chain | None, tried: set[Head]
 ) -> Head | None:
     """The head to go on from: where no fork is needed, if there is one. None if a new session is to read all. That is
     also so where other clients use every session that begins alike: no request waits for their answers. Raises
     AnswerNotFound."""
-    heads = _heads(parts, request, wanted, model, root) if len(tried) < _MOST_TRIED else []
+    heads = _heads(parts, request, wanted, model, chain) if len(tried) < _MOST_TRIED else []
     left = [head for head in heads if head not in tried]
     if request.after and not left:
         raise answer_not_found(request.after)
@@ -204,25 +203,30 @@ async def _shown_root(parts: Parts, request: ConverseRequest | MeasureRequest, w
 
 
 def _heads(
-    parts: Parts, request: ConverseRequest | MeasureRequest, wanted: SessionUri, model: str, root: bytes = b""
+    parts: Parts, request: ConverseRequest | MeasureRequest, wanted: SessionUri, model: str, chain: Chain | None = None
 ) -> list[Head]:
-    """The heads with the most of a transcript, or those behind an answer. root: as of `_shown_root`. Raises
-    InvalidTranscript: that is of another model."""
-    if not request.after:
-        return parts.heads.find(wanted.namespace, model, root, request.messages)
-    heads = parts.heads.behind(wanted.namespace, bytes.fromhex(request.after))
+    """The heads with the most of a transcript, or, without one, those behind an answer. Raises InvalidTranscript: that
+    is of another model."""
+    if chain is not None:
+        return parts.heads.find(wanted.namespace, model, chain)
+    heads = parts.heads.behind(wanted.namespace, bytes.fromhex(request.after or ""))
     for head in heads:
         _require_model(request, model, head.model)
     return heads
 
 
-async def _as_thought(parts: Parts, request: Asked, wanted: SessionUri, model: str, root: bytes) -> Asked:
+async def _as_thought(parts: Parts, request: Asked, wanted: SessionUri, model: str) -> tuple[Asked, Chain | None]:
     """The request with what was thought, as the tokens tell it, in those answers that are read again and have their
-    id. An id that no session of this namespace and model has, or that stands at other words, tells nothing."""
+    id; and the chain of its messages, None if they are not the whole. An id that no session of this namespace and model
+    has, or that stands at other words, tells nothing."""
+    if request.after:
+        return request, None
+    root = await _shown_root(parts, request, wanted, model)
     messages = list(request.messages)
+    chain = await parts.encoder.aside(partial(Chain.of, messages, root))
     if not any("answer_id" in message for message in messages):
-        return request
-    known = max((head.messages for head in _heads(parts, request, wanted, model, root)), default=0)
+        return request, chain
+    known = max((head.messages for head in _heads(parts, request, wanted, model, chain)), default=0)
     of: dict[SessionUri, dict[bytes, int]] = {}
     for at, message in enumerate(messages):
         answer = bytes.fromhex(message.get("answer_id") or "")
@@ -231,7 +235,7 @@ async def _as_thought(parts: Parts, request: Asked, wanted: SessionUri, model: s
         if uris:
             of.setdefault(next((uri for uri in uris if uri in of), uris[0]), {})[answer] = at
     if not of:
-        return request
+        return request, chain
     claim = Use(_fresh(wanted), next(parts.residency.memory.numbers))
     async with parts.residency.models.using(model, claim) as loaded:
         for uri, answers in list(of.items())[:_MOST_TRIED]:
@@ -242,7 +246,7 @@ async def _as_thought(parts: Parts, request: Asked, wanted: SessionUri, model: s
                 for answer, thought in thoughts.items():
                     at = answers[answer]
                     messages[at] = {**messages[at], "reasoning": thought, RECALLED: True}
-    return replace(request, messages=messages)
+    return replace(request, messages=messages), await parts.encoder.aside(partial(Chain.of, messages, root))
 
 
 async def _is_longer_anew(parts: Parts, request: ConverseRequest, head: Head, wanted: SessionUri) -> bool:

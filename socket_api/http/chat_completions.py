@@ -23,11 +23,11 @@ from ...daemon.api.sampling import MinP, RepetitionPenalty, Temperature, TopK, T
 from ...errors import TorporError
 from . import string_tools
 from .answering import Order, Telling, answer, event_bytes
-from .bodies import InnerJson
 from .desk import desk_of
 from .errors import error_map
 from .fields import Body, Content, Stops, Words, call_id_of, fault_at, ignored_of, read_fields
 from .holding import choice_of, constraint_of, has_no_effect
+from .json_reading import InnerJson
 from .logprobs import each_of
 from .marks import Marks
 from .turns import Answered, Turn

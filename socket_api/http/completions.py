@@ -46,7 +46,7 @@ LABEL: Final = "completion"
 class CompletionBody(Sampled):
     """A request to continue a text."""
 
-    prompt: str | list[str] | list[int]
+    prompt: str | list[str | int]
     model: str | None = None
     max_tokens: MaxTokens | None = None
     best_of: int | None = None
@@ -101,7 +101,7 @@ def _order(raw: Mapping[str, Any], *, in_session: bool) -> Order:
     return Order(continuation, telling, bool(body.stream), ignored_of(body))
 
 
-def _prompt(prompt: str | list[str] | list[int]) -> str | Sequence[int]:
+def _prompt(prompt: str | list[str | int]) -> str | Sequence[int]:
     if not prompt:
         raise fault_at("prompt", "it is empty; give a text to continue")
     if isinstance(prompt, str):

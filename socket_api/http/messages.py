@@ -30,11 +30,11 @@ from ...daemon.api.reading import FinishReason, GenerateResult, MaxTokens
 from ...daemon.api.sampling import Temperature, TopK, TopP
 from ...errors import TorporError
 from .answering import Order, Telling, answer, event_bytes, measured
-from .bodies import InnerJson
 from .desk import desk_of
 from .errors import error_map
 from .fields import Body, Stops, Words, call_id_of, fault_at, ignored_of, read_fields, words_in
 from .holding import choice_of, constraint_of
+from .json_reading import InnerJson
 from .marks import Marks
 from .turns import Answered, Turn, answer_in
 

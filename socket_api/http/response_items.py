@@ -20,8 +20,9 @@ from ...daemon.api.dialogue import ToolCall
 from ...daemon.api.recalling import RecalledMessage
 from ..errors import HttpRefused, PreviousResponseNotFound
 from . import string_tools
-from .bodies import InnerJson, int_of
+from .bodies import int_of
 from .fields import Body, Content, Words, call_id_of, fault_at
+from .json_reading import InnerJson
 from .marks import Marks
 from .turns import answer_in
 

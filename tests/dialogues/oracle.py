@@ -74,7 +74,7 @@ class Findings:
 class InlineEncoder(Encoder):
     """Does its work where it is called, for nothing else wants the loop."""
 
-    async def _aside(self, work: Callable[[], Result]) -> Result:
+    async def aside(self, work: Callable[[], Result]) -> Result:
         return work()
 
 

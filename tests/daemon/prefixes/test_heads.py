@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Any
+from random import Random
+from types import SimpleNamespace
+from typing import Any, cast
 from unittest.mock import Mock
 
 import pytest
 from torpor.daemon.models.chat_template import Root
-from torpor.daemon.prefixes.heads import digest_of_request
-from torpor.daemon.sessions import encoding
-from torpor.daemon.sessions.transcripts import message_of
+from torpor.daemon.prefixes import heads as heads_module
+from torpor.daemon.prefixes.heads import Chain, Heads, digest_of_request
+from torpor.daemon.sessions import encoding, transcripts
+from torpor.daemon.sessions.sessions import Session
+from torpor.daemon.sessions.transcripts import Said, TextMap, chained, is_alike, message_of
+from torpor.memvid.uri import SessionUri
 from torpor.tests.daemon.conversing_rig import (  # noqa: F401
     TOOLS,
     assistant,
@@ -168,3 +173,121 @@ def test_a_request_with_other_thinking_is_no_retry() -> None:
     one, two = ([user("a"), thought("eins", each), user("b")] for each in ("hm", "ah"))
     assert digest_of_request("m", Root(), one) != digest_of_request("m", Root(), two)
     assert digest_of_request("m", Root(), one) == digest_of_request("m", Root(), [dict(each) for each in one])
+
+
+def told(role: str, content: str, **more: Any) -> dict[str, Any]:
+    return {**message_of(role, content), **more}
+
+
+class Noting:
+    """Heads of sessions that stand only in text maps."""
+
+    def __init__(self) -> None:
+        self.heads = Heads(Mock(), Mock())
+
+    def note(self, name: str, text_map: TextMap) -> None:
+        tokens = list(range(text_map.end))
+        self.heads.note(
+            cast(
+                Session,
+                SimpleNamespace(
+                    uri=SessionUri("default", name),
+                    model=SimpleNamespace(name="m"),
+                    text_map=text_map,
+                    state=SimpleNamespace(tokens=tokens),
+                    left_midway=None,
+                ),
+            )
+        )
+
+    def found(self, messages: Sequence[Mapping[str, Any]], answers: Iterable[bytes]) -> list[object]:
+        asked = [[*messages[:end], told("user", "on")] for end in range(1, len(messages) + 1)]
+        places = [self.heads.find("default", "m", Chain.of(each, b"")) for each in asked]
+        return [*places, *(self.heads.behind("default", answer) for answer in answers)]
+
+
+def test_heads_noted_turn_by_turn_are_those_noted_at_once() -> None:
+    """Whatever was cut off, said again in other words, or with the same words and other thoughts, between two notes."""
+    chance = Random(31)
+    for _ in range(250):
+        by_turn, text_map, spoken, answers = (
+            Noting(),
+            TextMap(),
+            list[dict[str, Any]](),
+            [bytes([n]) * 16 for n in (1, 2)],
+        )
+        for _ in range(12):
+            if spoken and chance.random() < 0.4:
+                kept = chance.randrange(len(spoken))
+                text_map = text_map.cut(text_map.turns[kept - 1].end if kept else 0)
+                spoken = spoken[: len(text_map.turns)]
+            else:
+                role = ("user", "assistant")[len(spoken) % 2]
+                said = told(role, chance.choice("aab"))
+                own = role == "assistant"
+                if own:
+                    said["reasoning"] = chance.choice(["", "hm", "ah"])
+                named = chance.choice([*answers, b""]) if own else b""
+                end = text_map.end + chance.choice([1, 2])
+                text_map = text_map.extended([said], start=text_map.end, end=end, answer=named, own=own)
+                spoken.append(said)
+            if chance.random() < 0.6:
+                by_turn.note("s", text_map)
+        at_once = Noting()
+        by_turn.note("s", text_map)
+        at_once.note("s", text_map)
+        without = [{name: value for name, value in each.items() if name != "reasoning"} for each in spoken]
+        for asked in (spoken, without):
+            assert by_turn.found(asked, answers) == at_once.found(asked, answers)
+        assert by_turn.heads._count == at_once.heads._count
+        by_turn.heads.forget(SessionUri("default", "s"))
+        assert not by_turn.heads._at
+        assert by_turn.heads._count == 0
+
+
+def test_a_turn_more_costs_as_much_as_it_adds_however_long_the_dialogue_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The loop does it, and nobody else goes on meanwhile."""
+    noting, changed, set_one, hashed = Noting(), list[bytes](), Heads._set, list[bytes]()
+    text_map = TextMap()
+    for at in range(400):
+        said = told(("user", "assistant")[at % 2], f"{at}")
+        text_map = text_map.extended([said], start=text_map.end, end=text_map.end + 1)
+    noting.note("s", text_map)
+
+    def counted(heads: Heads, words: Any, key: bytes, at: int) -> None:
+        changed.append(key)
+        set_one(heads, words, key, at)
+
+    def counted_chain(chain: bytes, digest: bytes) -> bytes:
+        hashed.append(digest)
+        return chained(chain, digest)
+
+    monkeypatch.setattr(Heads, "_set", counted)
+    monkeypatch.setattr(transcripts, "chained", counted_chain)
+    for at in range(2):
+        said = told(("user", "assistant")[at % 2], f"more {at}")
+        text_map = text_map.extended([said], start=text_map.end, end=text_map.end + 1)
+    noting.note("s", text_map)
+    assert len(changed) == len(hashed) == 2
+
+
+def test_messages_that_are_unlike_all_the_way_are_compared_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A transcript with the words of a session, and another thought in its midst, fits at no place behind that."""
+    noting, compared = Noting(), list[int]()
+    messages = [told(("user", "assistant")[at % 2], f"{at}") for at in range(200)]
+    text_map = TextMap()
+    for message in messages:
+        own = message["role"] == "assistant"
+        text_map = text_map.extended([message], start=text_map.end, end=text_map.end + 1, own=own)
+    noting.note("s", text_map)
+
+    def counted(said: Said, beyond: bytes, *, own: bool) -> bool:
+        compared.append(1)
+        return is_alike(said, beyond, own=own)
+
+    monkeypatch.setattr(heads_module, "is_alike", counted)
+    asked = [*messages, told("user", "on")]
+    asked[99] = {**asked[99], "reasoning": "another"}
+    (head,) = noting.heads.find("default", "m", Chain.of(asked, b""))
+    assert head.messages == 98
+    assert len(compared) <= len(messages)
