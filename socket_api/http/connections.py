@@ -13,8 +13,9 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import socket
-from typing import Any
+from typing import Any, Final
 
 import httptools
 import uvicorn
@@ -22,6 +23,9 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 
 from ..wire.peer import FindPeerUid, peer_uid
 from .limits import HttpLimits
+
+_AUTHORITY: Final = re.compile(rb"[A-Za-z][A-Za-z0-9+.-]*://([^/?#]*)")
+"""The beginning of a target as proxies get it, with the host."""
 
 
 class Config(uvicorn.Config):
@@ -172,11 +176,25 @@ class Connection(HttpToolsProtocol):
         if self.parser.get_method() == b"CONNECT":
             self._refusal = 405, "This is no proxy. Ask for a path of this server."
             raise _Refused
+        if (problem := self._contradiction()) is not None:
+            self._refusal = 400, problem
+            raise _Refused
         if self.parser.should_upgrade():
             return  # it is parsed anew
         self._drop_deadline()
         super().on_headers_complete()
         self.cycle.__class__ = _Cycle  # uvicorn lets nobody name another class; its task has not begun
+
+    def _contradiction(self) -> str | None:
+        """What a proxy before us may have read in another way; None in most heads."""
+        hosts = [value.lower() for name, value in self.headers if name == b"host"]
+        coded = [value.lower() for name, value in self.headers if name == b"transfer-encoding"]
+        named = _AUTHORITY.match(self.url)
+        if len(hosts) > 1 or (named is not None and hosts not in ([], [named[1].lower()])):
+            return "The request names two hosts. Name one."
+        if coded not in ([], [b"chunked"]):
+            return "The body has a Transfer-Encoding beside chunked. Send it as plain JSON."
+        return None
 
     def on_body(self, body: bytes) -> None:
         self._is_bounded = True
@@ -185,10 +203,13 @@ class Connection(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         self._is_bounded = True
         if not self.parser.should_upgrade():
+            self._drop_deadline()
             super().on_message_complete()
 
     def on_response_complete(self) -> None:
         self._idle_since = self.loop.time()
+        if self.cycle.more_body and self._deadline is None:  # a body that no route waits for
+            self._deadline = self.loop.call_later(self._limits.body_timeout_s, self.transport.close)
         super().on_response_complete()
 
     def _too_long(self) -> tuple[int, str]:

@@ -8,8 +8,11 @@ import socket
 
 import pytest
 from torpor.daemon.api.events import TokenEvent
+from torpor.socket_api.http.limits import MAX_BODY_BYTES
 from torpor.tests.socket_api.http.answers import says
 from torpor.tests.socket_api.http.http_rig import Begin, HttpThread, asked
+
+MADE = b'{"session": "a"}'
 
 
 def connected(server: HttpThread) -> socket.socket:
@@ -35,8 +38,15 @@ def status_of(head: bytes) -> int:
         (b"GET /\xff HTTP/1.1\r\n\r\n", 400),
         (b"POST / HTTP/1.1\r\ncontent-length: -1\r\n\r\n", 400),
         (b"POST / HTTP/1.1\r\ncontent-length: 3\r\ntransfer-encoding: chunked\r\n\r\n", 400),
+        (b"POST / HTTP/1.1\r\ncontent-length: 3\r\ncontent-length: 4\r\n\r\n", 400),
+        (b"POST / HTTP/1.1\r\ntransfer-encoding: gzip, chunked\r\n\r\n", 400),
+        (b"GET /healthz HTTP/1.1\r\nhost: a\r\nhost: b\r\n\r\n", 400),
+        (b"GET http://b/healthz HTTP/1.1\r\nhost: a\r\n\r\n", 400),
     ],
-    ids=["many", "long", "endless", "path", "noise", "colon", "latin", "negative", "smuggled"],
+    ids=[
+        *("many", "long", "endless", "path", "noise", "colon", "latin", "negative", "smuggled"),
+        *("two lengths", "coded", "two hosts", "another host"),
+    ],
 )
 def test_a_head_beyond_a_limit_is_refused_and_the_connection_ends(server: HttpThread, head: bytes, status: int) -> None:
     with connected(server) as client:
@@ -57,6 +67,60 @@ def test_a_head_that_comes_too_slowly_ends_its_connection(begin: Begin) -> None:
     for _ in range(2):
         assert asked(connection, "GET", "/healthz").status == 200
     connection.close()
+
+
+def test_a_target_as_proxies_get_it_is_answered(server: HttpThread) -> None:
+    for target, status in ((b"http://A:80/healthz?x=1", 200), (b"//healthz", 404), (b"http://[/healthz", 400)):
+        head = b"GET " + target + b" HTTP/1.1\r\nhost: a:80\r\nconnection: close\r\n\r\n"
+        assert status_of(spoken(server, head)) == status
+
+
+@pytest.mark.parametrize("head", [b"GET /healthz", b"POST /v1/sessions", b"POST /v1/chat/completions", b"POST /mcp"])
+def test_a_body_that_stalls_ends_its_connection(begin: Begin, head: bytes) -> None:
+    """Whether a route waits for the body or not, and though more of it comes."""
+    server = begin(body_timeout_s=0.1)
+    with connected(server) as client:
+        client.sendall(head + b" HTTP/1.1\r\nhost: a\r\ncontent-length: 90\r\n\r\n{")
+        assert status_of(client.recv(4096)) == (200 if head.startswith(b"GET") else 408)
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            client.sendall(b'"mess')
+            while client.recv(4096):
+                pass
+    server.wait_until(lambda: server.server.works == 0)
+
+
+def test_a_body_that_nobody_waits_for_and_that_ends_keeps_its_connection(begin: Begin) -> None:
+    server = begin(body_timeout_s=0.1)
+    with connected(server) as client:
+        client.sendall(b"GET /healthz HTTP/1.1\r\nhost: a\r\ncontent-length: 4\r\n\r\n{")
+        assert status_of(client.recv(4096)) == 200
+        client.sendall(b'"a}')
+        client.sendall(b"GET /healthz HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n")
+        assert status_of(client.recv(4096)) == 200
+
+
+@pytest.mark.parametrize("path", ["/", "/healthz", "/metrics", "/v1/models", "/v1/sessions", "/nowhere", "/mcp"])
+def test_a_head_has_the_headers_of_its_get_and_no_body(server: HttpThread, path: str) -> None:
+    asks = (f"{method} {path} HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n" for method in ("HEAD", "GET"))
+    (told, _, nothing), (status, _, _) = (spoken(server, each.encode()).partition(b"\r\n\r\n") for each in asks)
+    assert not nothing
+    assert status_of(told) == status_of(status)
+
+
+@pytest.mark.parametrize(
+    ("size", "continues", "status"), [(len(MADE), True, 200), (MAX_BODY_BYTES + 1, False, 413)], ids=["body", "large"]
+)
+def test_a_client_that_waits_to_continue_is_told_whether_to(
+    server: HttpThread, size: int, continues: bool, status: int
+) -> None:
+    head = b"POST /v1/sessions HTTP/1.1\r\nhost: a\r\nexpect: 100-continue\r\nconnection: close\r\ncontent-length: %d"
+    with connected(server) as client:
+        client.sendall(head % size + b"\r\n\r\n")
+        told = client.recv(4096)
+        assert status_of(told) == (100 if continues else status)
+        if continues:
+            client.sendall(MADE)
+            assert status_of(client.recv(4096)) == status
 
 
 def test_a_connection_that_is_idle_for_too_long_is_closed(begin: Begin) -> None:
@@ -106,7 +170,6 @@ def spoken(server: HttpThread, *pieces: bytes) -> bytes:
 
 
 OFFER = b"connection: Upgrade, HTTP2-Settings\r\nupgrade: h2c\r\nhttp2-settings: AAEAAEAA\r\n"
-MADE = b'{"session": "a"}'
 LIST = b"GET /v1/sessions HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n"
 
 
