@@ -39,7 +39,6 @@ from .memory.line import Use
 from .memory.loading import Loader
 from .memory.model_registry import Place, Shelf
 from .models.chat_template import Root
-from .models.rates import Measured
 from .options.serve_options import ServeOptions
 from .prefixes.heads import Heads
 from .prefixes.prefix_history import Reasons
@@ -59,7 +58,6 @@ from .sleep.ledgers import Ledgers
 from .sleep.maintenance import MAX_PROBLEMS_TOLD, Maintenance, problems_told
 from .sleep.orders import LastSleep
 from .sleep.quantising import Quantising
-from .sleep.recomputing import Recomputing
 from .sleep.turn_journal import TurnJournal
 from .tasks.cancellation import LeftMidway, to_the_end
 from .upkeep.analyst import Analyst
@@ -89,9 +87,8 @@ class Parts:
         self.last_sleep: LastSleep | None = None
         self.changed_unseen = tuple(changed_unseen)
         self.queue = Queue(options.max_waiting)
-        way, self.measured = Way(), Measured(store)
-        self.recomputing = Recomputing(engine, self.measured, options.recompute)
-        self.hibernation = Hibernation(store, engine, way, self.bus, self.recomputing)
+        way = Way()
+        self.hibernation = Hibernation(store, engine, way, self.bus)
         self.maintenance = Maintenance(store, way)
         self.retaining = Retaining(
             store, self.maintenance, bus, lambda: Retention(self.options.keep_last, self.options.keep_days)
@@ -120,12 +117,12 @@ class Parts:
             self.bus,
             options,
         )
-        self.planning = Planning(self.hibernation, self.recomputing, self.residency, shelf)
+        self.planning = Planning(self.hibernation, self.residency, shelf)
         self.reasons = Reasons(self.encoder, self.reuse, self.residency.awake.get)
         self.heads = Heads(store, self.hibernation.threads)
         self.recalling = Recalling(store, threads, self.encoder, self.residency, self.journal)
         self.conversing = Conversing(self.encoder, self.residency, engine, bus)
-        self.exchanges = Exchanges(engine, self.residency, self.reuse, self.reasons, self.measured, bus, self.journal)
+        self.exchanges = Exchanges(engine, self.residency, self.reuse, self.reasons, bus, self.journal)
         hibernation, residency, encoder = self.hibernation, self.residency, self.encoder
         self.folds = Folds(
             store, hibernation, residency, encoder, self.conversing, self.exchanges, self.forget_words, bus
@@ -277,7 +274,6 @@ class Parts:
         self.heads.forget(uri)
         self.reasons.forget(uri)
         self.hits.pop(uri, None)
-        self.recomputing.forget(uri)
 
     def require_working(self) -> None:
         self.require_open()

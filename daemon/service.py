@@ -211,7 +211,6 @@ class Service(Parts, Verbs, Awaiting):
         await asyncio.to_thread(self.maintenance.close)
         await asyncio.to_thread(self.hibernation.close)
         await asyncio.to_thread(self.engine.stop)
-        await asyncio.to_thread(self.measured.save)
         self.store.close()
         self.bus.close()
         return keeping.report()

@@ -30,7 +30,7 @@ StrictOption = Annotated[
 ]
 PlanOption = Annotated[
     bool,
-    option("--plan", "Say what the wake would do, and how long it would take by the measured rates; do nothing."),
+    option("--plan", "Say what the wake would read and compute; do nothing."),
 ]
 _CANARY = {
     "same_bits": ", and it computes what it did when it slept, to the bit",

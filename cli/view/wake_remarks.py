@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import asdict
 
 from ...daemon.api.session import Look, Lossy
-from ...daemon.api.waking import MeasuredRate, PartDiffers, WakePlanResult, WakeResult
+from ...daemon.api.waking import PartDiffers, WakePlanResult, WakeResult
 from ...memvid.units import format_bytes, format_count, format_plural
-from .formatting import format_id, format_seconds
+from .formatting import format_id
 from .output import Output, plain
 
 
@@ -94,13 +94,6 @@ def describe_differing(differs: Sequence[PartDiffers]) -> str:
 
 FILES_SHOWN = 4
 """Files named on the screen; --json has more."""
-_NOT_MEASURED = "not measured"
-_RATES = {
-    "restore_bytes_per_s": "state read and hashed",
-    "fixed_seconds": "all else of a wake",
-    "prefill_tokens_per_s": "tokens read in chunks",
-    "decode_tokens_per_s": "tokens one by one",
-}
 
 
 def write_plan(output: Output, plan: WakePlanResult) -> None:
@@ -113,44 +106,23 @@ def write_plan(output: Output, plan: WakePlanResult) -> None:
         output.line(f"{plain(plan.session)}  awake already, {tokens}: a wake does nothing")
         return
     output.line(f"{plain(plan.session)}  a plan to wake version {plan.version}, {tokens}; nothing was done")
-    output.line(f"  restore    {_took(plan.restore_seconds)}: {_restoring(plan)}")
-    output.line(f"  recompute  {_took(plan.recompute_seconds)}: {tokens} computed from the ledger")
-    output.line(f"  chosen     [bold]{plan.way}[/]: {plain(plan.reason)}")
-    output.line(f"  files      {_files(plan)}")
-    output.line(f"  memory     {format_bytes(plan.memory_bytes)}{'' if plan.model_loaded else _TO_LOAD}")
-    for rate in plan.rates:
-        output.line(f"  measured   {_RATES.get(rate.name, plain(rate.name))}: {_rate(rate)}")
+    output.line(f"  read    {format_bytes(plan.bytes_to_read)} of {format_plural(plan.blocks, 'block')}")
+    output.line(f"  tokens  {format_count(plan.restored_tokens)} restored, {_computed(plan)}")
+    output.line(f"  files   {_files(plan)}")
+    output.line(f"  memory  {format_bytes(plan.memory_bytes)}{'' if plan.model_loaded else _TO_LOAD}")
     if plan.differs:
         output.remark(f"[yellow]differs since it slept[/]: {plain(describe_differing(plan.differs))}")
 
 
-_TO_LOAD = ", beside the model, which is not loaded: it would be first, and that is in none of the times"
+_TO_LOAD = ", beside the model, which is not loaded: it would be first"
 
 
-def _restoring(plan: WakePlanResult) -> str:
-    return (
-        f"{format_bytes(plan.bytes_to_read)} of {format_plural(plan.blocks, 'block')} read and hashed,"
-        f" {format_plural(plan.restored_tokens, 'token')} restored, {format_count(plan.computed_tokens)} computed"
-    )
+def _computed(plan: WakePlanResult) -> str:
+    why = ": a stop had no time to keep more than its ledger" if not plan.blocks else ""
+    return f"{format_count(plan.computed_tokens)} computed{why}"
 
 
 def _files(plan: WakePlanResult) -> str:
     shown = [f"{format_id(each.bundle_id)} ({format_bytes(each.bytes_to_read)})" for each in plan.files[:FILES_SHOWN]]
     left = len(plan.files) - len(shown) + plan.files_left_out
     return ", ".join(shown) + (f", and {left} more" if left else "")
-
-
-def _took(seconds: float | None) -> str:
-    return _NOT_MEASURED if seconds is None else format_seconds(seconds)
-
-
-def _rate(rate: MeasuredRate) -> str:
-    if rate.value is None:
-        return _NOT_MEASURED
-    if rate.name.endswith("_seconds"):
-        value = format_seconds(rate.value)
-    elif rate.name.endswith("bytes_per_s"):
-        value = f"{format_bytes(int(rate.value))}/s"
-    else:
-        value = f"{rate.value:,.0f}/s"
-    return f"{value} ({format_plural(rate.samples, 'sample')})"

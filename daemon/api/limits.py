@@ -3,7 +3,7 @@ nothing."""
 
 from __future__ import annotations
 
-from typing import Final, Literal
+from typing import Final
 
 MAX_NUMBER: Final = 2**63 - 1
 """Of versions, positions and counts."""
@@ -88,7 +88,3 @@ MAX_KEEP_AWAKE_S: Final = 86_400
 
 MAX_STOPS: Final = 16
 MAX_STOP_CHARS: Final = 256
-
-
-RecomputePolicy = Literal["off", "exact", "fastest"]
-"""Whether a wake computes tokens again if that is faster: never, if the same bits result, or always."""

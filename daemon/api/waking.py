@@ -9,11 +9,10 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from .events import Listener, Reporting
-from .limits import MAX_NAMED_SESSIONS, RecomputePolicy
+from .limits import MAX_NAMED_SESSIONS
 from .records import Count, Label, Listed, Position, Request, Result, Seconds, SessionText, Version
 from .session import Look, Lossy, Recomputed, Salvaged, SessionInfo
 
-WakeWay = Literal["restore", "recompute"]
 CanaryVerdict = Literal["same_bits", "within_tolerance", "not_run"]
 
 
@@ -64,7 +63,7 @@ class PartDiffers(Result):
 
 class WakeResult(Result):
     """The report of a wake. tokens_prefilled: tokens that the model computed; zero, unless an earlier token was asked
-    for, the snapshot was salvaged, or the daemon recomputes because that is faster. differs: the parts of the backend
+    for, or the snapshot was salvaged or had a ledger alone behind it. differs: the parts of the backend
     that differ from those that computed the snapshot.
 
     canary: the proof that the state computes the same as the slept one, and its seconds.
@@ -98,24 +97,12 @@ class PlannedFile(Result):
     bytes_to_read: Count
 
 
-class MeasuredRate(Result):
-    """A rate measured on the daemon's machine. value: per second, or seconds, as the name says; None if not measured.
-    samples: the number of measurements."""
-
-    name: str
-    value: Seconds | None
-    samples: Count
-
-
 class WakePlanResult(Result):
     """The plan of a wake; nothing was done.
 
-    way: whether the state is restored from the disk or computed again from the stored tokens, None where there is
-        nothing to do; reason: why, a sentence.
-    bytes_to_read, blocks, files, restored_tokens, computed_tokens: read by restoring, and left to the model.
-    memory_bytes: reserved by the wake. model_loaded: if not, it is loaded first; none of the seconds include that.
-    restore_seconds, recompute_seconds: estimates of both ways by the rates; None where a rate is not measured.
-    recompute: the policy of the daemon.
+    bytes_to_read, blocks, files, restored_tokens, computed_tokens: read from the disk, and left to the model.
+        Without blocks, a stop had no time to keep more than the ledger, and all of it is computed.
+    memory_bytes: reserved by the wake. model_loaded: if not, it is loaded first.
     """
 
     session: str
@@ -125,8 +112,6 @@ class WakePlanResult(Result):
     already_awake: bool
     model: str
     model_loaded: bool
-    way: WakeWay | None
-    reason: str
     bytes_to_read: Count = 0
     blocks: Count = 0
     files: tuple[PlannedFile, ...] = ()
@@ -134,10 +119,6 @@ class WakePlanResult(Result):
     restored_tokens: Count = 0
     computed_tokens: Count = 0
     memory_bytes: Count = 0
-    restore_seconds: Seconds | None = None
-    recompute_seconds: Seconds | None = None
-    recompute: RecomputePolicy = "off"
-    rates: tuple[MeasuredRate, ...] = ()
     differs: tuple[PartDiffers, ...] = ()
 
 

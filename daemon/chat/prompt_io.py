@@ -35,7 +35,6 @@ from ..errors import GenerationFailed, InvalidConstraint, MemoryBudgetExceeded, 
 from ..events.bus import Bus
 from ..memory.line import Use
 from ..models.models import LoadedModel
-from ..models.rates import Measured
 from ..prefixes.in_flight import InFlight, Reading
 from ..prefixes.prefix_history import Reasons
 from ..prefixes.reuse import PrefixReuse
@@ -111,7 +110,6 @@ class Exchanges:
     _residency: Residency
     _reuse: PrefixReuse
     _reasons: Reasons
-    _measured: Measured
     _bus: Bus
     _journal: TurnJournal
 
@@ -204,7 +202,7 @@ class Exchanges:
             tell_progress(done, total)
 
         try:
-            with tell_prefill(self._bus, self._measured, live, len(ids)) as tell_progress:
+            with tell_prefill(self._bus, live, len(ids)) as tell_progress:
                 reading = generation.read(live.model, live.state, ids, on_tokens, by_block=by_block)
                 await self._run(reading, lambda: len(live.state.tokens) == held + len(ids))
         except asyncio.CancelledError:
@@ -261,7 +259,7 @@ class Exchanges:
                 live.state.random_key = await self._engine.call(initial_key)
             while not written.ended:
                 room.begin(live)
-                with tell_decode(self._bus, self._measured, live) as tell_first:
+                with tell_decode(self._bus, live) as tell_first:
                     writing = generation.write(live.model, live.state, order, written, on_token, room)
                     await self._run(writing, lambda: written.ended, writes=True)
                 await room.settled()

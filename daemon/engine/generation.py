@@ -23,7 +23,7 @@ from ...memvid.format.blocks import BLOCK_TOKENS
 from ...memvid.units import format_count, format_plural
 from ...snapshot import memory
 from ...snapshot.caches import arrays_of, without_last
-from ...snapshot.checkpoints import checkpoint_of
+from ...snapshot.checkpoints import Checkpoint, checkpoint_of
 from ...snapshot.passes import MAX_PASS_TOKENS, SEGMENTED, tokens_of
 from ...snapshot.state import LiveState
 from ..api.dialogue import Channel, ToolCall
@@ -474,3 +474,15 @@ def replay(model: LoadedModel, state: LiveState, tokens: Sequence[int], passes: 
             raise
         state.tokens.extend(chunk)
         yield None
+
+
+def read_again(model: LoadedModel, state: LiveState, tokens: Sequence[int], end: Checkpoint) -> Steps[bool]:
+    """Bring a state with the first of `tokens` to their end, in the same calls as before. Gives whether the last logits
+    equal those of `end`, the record there, to the bit.
+
+    Raises GenerationFailed: the model failed; the state is not to be used."""
+    start = len(state.tokens)
+    yield from replay(model, state, tokens[start:], list(end.passes.between(start, len(tokens))))
+    state.random_key = end.random_key
+    assert state.last_logits is not None
+    return bool(mx.array_equal(state.last_logits.view(mx.uint32), end.logits.view(mx.uint32)).item())

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any, Final, Literal, get_args, get_origin, get_type_hints
 
-from ..api.limits import MAX_DAYS, RecomputePolicy
+from ..api.limits import MAX_DAYS
 from .kinds import Choice, Days, Duration, Flag, Kind, Names, Number, Place, Size, Source
 
 LoadPolicy = Literal["first", "start", "use"]
@@ -282,15 +282,6 @@ class ServeOptions:
             changes="at once",
         ),
     ] = 60.0
-    recompute: Annotated[
-        RecomputePolicy,
-        Option(
-            "Whether a wake may compute the tokens again where that is measured to be faster than reading the "
-            "state. off: never; exact: if the very bits result; fastest: also if other bits may result, and the "
-            "session then says so.",
-            "Sleep and wake",
-        ),
-    ] = "off"
     store_budget: Annotated[
         int | None,
         Size(not_0="would refuse every sleep. Leave it out for no bound"),

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
-from typing import Any, Final
+from typing import Final
 
 from ...memvid.format.blocks import BlockEntry
 from ...memvid.format.reader import BundleReader
@@ -16,18 +16,16 @@ from ...memvid.units import format_plural
 from ...memvid.uri import SessionUri
 from ...snapshot.identity import require_nothing_differs
 from ...snapshot.restore import no_such_position
-from ..api.waking import MeasuredRate, PlannedFile, WakePlanResult
+from ..api.waking import PlannedFile, WakePlanResult
 from ..engine.generation import PREFILL_CHUNK_TOKENS
 from ..errors import ModelNotLoaded, SessionAwake
 from ..memory.loading import has_changed
 from ..memory.model_registry import Shelf
 from ..models.models import LoadedModel
-from ..models.rates import Rate, Rates
 from ..sessions.sessions import Session
 from ..sessions.unprocessed_tail import unread_in
 from ..sleep.hibernation import Hibernation
 from ..sleep.orders import WakeOrder
-from ..sleep.recomputing import Recomputing
 from ..sleep.waking import Prospect
 from . import listing
 from .residency import Residency
@@ -39,9 +37,8 @@ MAX_FILES_TOLD: Final = 32
 class Planning:
     """Plans wakes. Belongs to the event loop."""
 
-    def __init__(self, hibernation: Hibernation, recomputing: Recomputing, residency: Residency, shelf: Shelf) -> None:
+    def __init__(self, hibernation: Hibernation, residency: Residency, shelf: Shelf) -> None:
         self._hibernation = hibernation
-        self._recomputing = recomputing
         self._residency = residency
         self._shelf = shelf
 
@@ -56,9 +53,8 @@ class Planning:
             require_as_ordered(live, order, self._residency.standing.find_row(uri, order.version))
             return self._of_awake(live)
         if self._residency.standing.is_in_ledger_alone(uri, order.version, order.at_token):
-            told, at = await self.plan(uri, WakeOrder(strict=order.strict)), order.at_token or 0
-            also = f"Token {at} stands in the ledger alone, so all of it is computed, and put to sleep, before."
-            return replace(told, token_count=at, reason=f"{told.reason} {also}")
+            # Before the look at that token, all of it is computed and put to sleep.
+            return replace(await self.plan(uri, WakeOrder(strict=order.strict)), token_count=order.at_token or 0)
         order = self._residency.standing.order_of(uri, order)
         row = self._residency.standing.row_of(uri, order.version)
         place = self._shelf.place(row.model)
@@ -93,33 +89,23 @@ class Planning:
             already_awake=False,
             model=model.name,
             model_loaded=is_loaded,
-            way="recompute",
-            reason="A stop had no time to keep more than its ledger, so all of it is computed again.",
             computed_tokens=unread,
             memory_bytes=model.layout.most_bytes(needed, PREFILL_CHUNK_TOKENS),
-            **self._measured(model),
         )
         if prospect is None:
             return told
-        plan, choice = prospect.plan, prospect.choice
+        plan = prospect.plan
         files = _files_of([*plan.spans, *([plan.state] if plan.state else [])])
         return replace(
             told,
-            way=choice.way,
-            reason=choice.reason,
             bytes_to_read=plan.read_bytes,
             blocks=len(plan.spans) + (plan.state is not None),
             files=files[:MAX_FILES_TOLD],
             files_left_out=max(0, len(files) - MAX_FILES_TOLD),
             restored_tokens=plan.resumed_tokens,
             computed_tokens=plan.replayed_tokens + unread,
-            restore_seconds=choice.restore_s,
-            recompute_seconds=choice.recompute_s,
             differs=listing.parts_that_differ(prospect.differs),
         )
-
-    def _measured(self, model: LoadedModel) -> dict[str, Any]:
-        return {"recompute": self._recomputing.policy, "rates": _rates(self._recomputing.measured.of(model))}
 
     def _of_awake(self, live: Session) -> WakePlanResult:
         return WakePlanResult(
@@ -130,9 +116,6 @@ class Planning:
             already_awake=True,
             model=live.model.name,
             model_loaded=live.model.is_loaded,
-            way=None,
-            reason="It is awake already, so a wake does nothing.",
-            **self._measured(live.model),
             differs=listing.parts_that_differ(live.differs),
         )
 
@@ -180,17 +163,3 @@ def _files_of(entries: list[BlockEntry]) -> tuple[PlannedFile, ...]:
         blocks[entry.bundle_id] += 1
         sizes[entry.bundle_id] += entry.raw_bytes
     return tuple(PlannedFile(bundle_id.hex(), blocks[bundle_id], size) for bundle_id, size in sizes.most_common())
-
-
-def _rates(rates: Rates) -> tuple[MeasuredRate, ...]:
-    fixed = rates.fixed
-    return (
-        _rate("restore_bytes_per_s", rates.restore),
-        MeasuredRate("fixed_seconds", fixed.seconds if fixed else None, fixed.samples if fixed else 0),
-        _rate("prefill_tokens_per_s", rates.prefill),
-        _rate("decode_tokens_per_s", rates.decode),
-    )
-
-
-def _rate(name: str, rate: Rate | None) -> MeasuredRate:
-    return MeasuredRate(name, rate.per_second if rate else None, rate.samples if rate else 0)

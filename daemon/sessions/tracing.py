@@ -12,14 +12,13 @@ from ...memvid.store import Receipt
 from ...memvid.uri import SessionUri
 from ..events import events
 from ..events.bus import Bus, code_of
-from ..models.rates import Measured
 from .sessions import Durable, Session
 
 Result = TypeVar("Result")
 
 
 @contextmanager
-def tell_prefill(bus: Bus, measured: Measured, live: Session, count: int) -> Iterator[Callable[[int, int], None]]:
+def tell_prefill(bus: Bus, live: Session, count: int) -> Iterator[Callable[[int, int], None]]:
     """Around the reading of tokens. Gives a function to call, from any thread, with the tokens read and all."""
     begun, held, tell = time.monotonic(), len(live.state.tokens), bus.from_any_thread()
     bus.publish(events.PrefillBegan(live.uri, count))
@@ -27,19 +26,17 @@ def tell_prefill(bus: Bus, measured: Measured, live: Session, count: int) -> Ite
         yield lambda done, total: tell(events.PrefillProgress(live.uri, done, total))
     finally:
         read, seconds = len(live.state.tokens) - held, time.monotonic() - begun
-        measured.add(live.model, "prefill", read, seconds)
         bus.publish(events.PrefillEnded(live.uri, read, seconds))
 
 
 @contextmanager
-def tell_decode(bus: Bus, measured: Measured, live: Session) -> Iterator[Callable[[float], None]]:
+def tell_decode(bus: Bus, live: Session) -> Iterator[Callable[[float], None]]:
     """Around the writing of tokens. Gives a function to call, from any thread, with the seconds to the first token."""
     begun, held, tell = time.monotonic(), len(live.state.tokens), bus.from_any_thread()
     try:
         yield lambda seconds: tell(events.FirstToken(live.uri, seconds))
     finally:
         written, seconds = len(live.state.tokens) - held, time.monotonic() - begun
-        measured.add(live.model, "decode", written, seconds)
         bus.publish(events.DecodeEnded(live.uri, written, seconds))
 
 

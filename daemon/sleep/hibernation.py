@@ -41,7 +41,6 @@ from ..tasks.cancellation import in_any_case
 from .compactor import Compactor
 from .disk_space import Way
 from .orders import LastSleep
-from .recomputing import Recomputing
 from .store_threads import StoreThreads, reporter
 from .waking import Waking
 
@@ -59,7 +58,7 @@ class Hibernation:
     """Puts sessions to sleep in a store. waking: wakes them from it.
 
     stopping: the limits of all sleeps once the daemon stops, even of those that had begun. on_version: called with a
-    session that has a new version. recomputing: decides whether a wake restores or recomputes.
+    session that has a new version.
     """
 
     def __init__(
@@ -68,10 +67,9 @@ class Hibernation:
         engine: Engine,
         way: Way,
         bus: Bus,
-        recomputing: Recomputing,
     ) -> None:
         self.threads = StoreThreads(store)
-        self.waking = Waking(store, engine, self.threads, bus, recomputing)
+        self.waking = Waking(store, engine, self.threads, bus)
         self.stopping: LastSleep | None = None
         self.on_version: Callable[[SessionUri], None] = ignore
         self._store = store

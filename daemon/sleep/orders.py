@@ -20,11 +20,6 @@ class WakeOrder:
     strict: bool = False
     cause: WakeCause = "asked"
 
-    @property
-    def may_recompute(self) -> bool:
-        """Whether the wake is for a request of a user; any other needs the stored bits."""
-        return self.cause in ("asked", "warm")
-
 
 @dataclass(frozen=True, slots=True)
 class LastSleep:

@@ -38,9 +38,7 @@ from ..models.models import LoadedModel
 from ..sessions.sessions import Durable, Session
 from ..sessions.tracing import tell_wake
 from ..sessions.unprocessed_tail import text_map_in, without_answers, without_unread
-from .choosing import Choice
 from .orders import WakeOrder
-from .recomputing import Brought, Recomputing
 from .store_threads import StoreThreads, reporter
 
 
@@ -56,27 +54,29 @@ class Woken:
 
 @dataclass(frozen=True, slots=True)
 class Prospect:
-    """The prospect of a wake: the plan of a restore, the differences of the backend, and the choice to restore or
-    recompute."""
+    """The prospect of a wake: the plan of a restore, and the differences of the backend."""
 
     plan: restore.WakePlan
     differs: tuple[Difference, ...]
-    choice: Choice
+
+
+@dataclass(frozen=True, slots=True)
+class _Restored:
+    """A restored state, and the verdict of its canary with its seconds."""
+
+    state: LiveState
+    canary: Verdict
+    canary_seconds: float
 
 
 @dataclass(eq=False, repr=False)
 class Waking:
-    """Wakes sessions from a store.
-
-    recomputing: decides whether a wake restores or recomputes. on_damage: called with a session that a wake has found
-    damaged.
-    """
+    """Wakes sessions from a store. on_damage: called with a session that a wake has found damaged."""
 
     _store: Store
     _engine: Engine
     _threads: StoreThreads
     _bus: Bus
-    _recomputing: Recomputing
     on_damage: Callable[[SessionUri], None] = ignore
 
     async def begin(self, model: LoadedModel, random_key: Callable[[], mx.array]) -> LiveState:
@@ -133,7 +133,7 @@ class Waking:
         )
         backend = reader.manifest.session.get("backend")
         differs = require_circumstances(backend, model.backend, model=model.name, strict=order.strict)
-        return Prospect(plan, differs, self._recomputing.choose(reader, plan, model, differs, at_token=order.at_token))
+        return Prospect(plan, differs)
 
     async def _wake(self, reader: BundleReader, order: WakeOrder, model: LoadedModel, emit: OnEvent) -> Woken:
         begun, uri = time.monotonic(), reader.manifest.uri
@@ -144,48 +144,34 @@ class Waking:
             return await self._begin_kept(reader, model, kept)
         kept = kept if order.at_token is None else without_unread(kept)
         prospect = await self._look(reader, order, model)
-        plan, brought = prospect.plan, None
-        if prospect.choice.way == "recompute" and order.may_recompute:
-            begin = partial(self.begin, model, initial_key)
-            brought = await self._recomputing.compute(reader, plan, model, begin, self._threads.on_io)
-        is_restored = brought is None
-        brought = brought or await self._restore(reader, prospect, model, begun, emit)
+        plan, restored = prospect.plan, await self._restore(reader, prospect, model, begun, emit)
         durable = durable_of(reader, plan.read_bytes)
-        session = await self._threads.on_io(partial(Session.woken, uri, model, brought.state, durable, kept))
-        session.came_from(kept, brought.unchanged_tokens)
-        if is_restored:
-            session.last_read.note(plan.spans)
+        session = await self._threads.on_io(partial(Session.woken, uri, model, restored.state, durable, kept))
+        session.came_from(kept, plan.resumed_tokens)
+        session.last_read.note(plan.spans)
         session.loss = _loss_of(session, plan)
-        session.unchanged_tokens = brought.unchanged_tokens
-        session.recomputed = brought.recomputed or session.recomputed
+        # Later tokens were computed again, perhaps in other calls: their bits may differ from the blocks.
+        session.unchanged_tokens = plan.resumed_tokens
         session.saved_from = salvaged_from(reader.manifest)
         session.salvaged = _salvaged_in(session, plan.target_tokens, reader)
-        return Woken(session, brought.bytes_read, brought.verdict, brought.canary_seconds)
+        return Woken(session, plan.read_bytes, restored.canary, restored.canary_seconds)
 
     async def _restore(
         self, reader: BundleReader, prospect: Prospect, model: LoadedModel, begun: float, emit: OnEvent
-    ) -> Brought:
-        plan, looked = prospect.plan, time.monotonic()
+    ) -> _Restored:
+        plan = prospect.plan
         filling = await self._engine.call(lambda: restore.allocate(plan))
         await self._threads.on_io(partial(filling.run, reader, self._threads.fill, reporter("wake", emit)))
-        filled = time.monotonic()
-        self._bus.publish(WakeVerified(reader.manifest.uri, plan.read_bytes, filled - begun))
+        self._bus.publish(WakeVerified(reader.manifest.uri, plan.read_bytes, time.monotonic() - begun))
         foreign = decide_bits(prospect.differs)
-        steps = self._assemble(filling, model, initial_key(), foreign=foreign)
-        state, verdict, canary_seconds = await self._engine.run(steps)
-        measured = self._recomputing.measured
-        measured.add(model, "restore", plan.read_bytes, filled - looked)
-        if not state.computed_tokens:
-            measured.add(model, "fixed", 1, looked - begun + time.monotonic() - filled)
-        # Later tokens were computed again, perhaps in other calls: their bits may differ from the blocks.
-        return Brought(state, verdict, plan.read_bytes, plan.resumed_tokens, canary_seconds=canary_seconds)
+        return await self._engine.run(self._assemble(filling, model, initial_key(), foreign=foreign))
 
     def _assemble(
         self, filling: restore.Filling, model: LoadedModel, random_key: mx.array, *, foreign: bool
-    ) -> Steps[tuple[LiveState, Verdict, float]]:
+    ) -> Steps[_Restored]:
         """Turn filled memory into a state, run its canary, and bring it to its position: tokens behind the record are
         computed in the same calls as before, and missing logits by reading the last token once more. On the engine
-        thread. Gives the verdict of the canary and its seconds, too.
+        thread.
 
         random_key: for a state without one in a record. foreign: whether the backend that computed the state may give
         other bits than this one.
@@ -205,7 +191,7 @@ class Waking:
             yield from replay(model, state, behind, sizes)
         elif not plan.has_logits:
             find_logits(model, state)
-        return state, verdict, canary_seconds
+        return _Restored(state, verdict, canary_seconds)
 
     async def _begin_kept(self, reader: BundleReader, model: LoadedModel, kept: Mapping[str, Any]) -> Woken:
         """A session with only its ledger, before that is read."""

@@ -55,6 +55,7 @@ from ..api.events import ignore
 from ..api.session import Recomputed
 from ..engine.admission import standing_back
 from ..engine.engine import Engine, Steps
+from ..engine.generation import read_again
 from ..engine.sampler import initial_key
 from ..errors import NotRecomputable, RepairPutOff, ServiceClosed, SessionBusy, UnknownModel, sentence_of
 from ..events.bus import Bus, code_of
@@ -66,7 +67,6 @@ from ..sessions.unprocessed_tail import unread_in
 from ..sleep.hibernation import Hibernation
 from ..sleep.maintenance import Maintenance
 from ..sleep.orders import WakeOrder
-from ..sleep.recomputing import read_again
 from ..sleep.waking import durable_of
 from ..tasks.cancellation import to_the_end
 

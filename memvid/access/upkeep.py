@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ..folder.rates_file import Figure, Figures, load_rates, save_rates
 from ..folder.retention import Retention
 from ..folder.scrub_mark import ScrubMark, load_mark, save_mark
 from ..format.records import MaintenanceReport, Progress, UsageReport, VerifyReport
@@ -24,15 +23,6 @@ class Upkeep(Sessions):
         """Keep how far the scrub has come. Raises NoSpace, StoreIoError, DurabilityLost, ReadOnlyStore."""
         self._core.require_writable()
         save_mark(self._core.folder, mark)
-
-    def load_rates(self) -> dict[str, dict[str, Figure]]:
-        """The rates that the last daemon measured on its machine."""
-        return load_rates(self._core.folder)
-
-    def save_rates(self, figures: Figures) -> None:
-        """Keep measured rates. Raises NoSpace, StoreIoError, DurabilityLost, ReadOnlyStore."""
-        self._core.require_writable()
-        save_rates(self._core.folder, figures)
 
     def verify(
         self,

@@ -27,7 +27,6 @@ from ..folder.folder import list_strangers
 from ..folder.group_file import GROUP_FILE
 from ..folder.journal import TURNS_FILE
 from ..folder.marks import MARKS_FILE
-from ..folder.rates_file import RATES_FILE
 from ..folder.scrub_mark import SCRUB_FILE
 from ..folder.store_file import ABSENT, BUNDLES, INCOMING, JOURNAL, QUARANTINE, STORE_FILE
 from ..format.bundle import BundleFile
@@ -38,8 +37,10 @@ from ..index.page_sums import SUMS_FILE
 from ..uri import SessionUri
 from ..writing.core import StoreCore
 
+_RATES_FILE: Final = "rates.json"
+"""Earlier versions of Torpor measured their machine into it. It names no session and holds no token."""
 _OWN_FILES: Final = frozenset(
-    {STORE_FILE, LOCK_NAME, MARKS_FILE, RATES_FILE, SCRUB_FILE, GROUP_FILE, SUMS_FILE, *INDEX_FILES}
+    {STORE_FILE, LOCK_NAME, MARKS_FILE, _RATES_FILE, SCRUB_FILE, GROUP_FILE, SUMS_FILE, *INDEX_FILES}
 )
 _SET_ASIDE_TEXT: Final = re.compile(
     rf"({re.escape(MARKS_FILE)}|{re.escape(STORE_FILE)})\.[0-9]+|{re.escape(TURNS_FILE)}\.aside(\.[0-9]+)?", re.ASCII

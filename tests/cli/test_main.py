@@ -179,6 +179,7 @@ def test_a_text_that_is_the_name_of_a_file_is_refused_with_the_way_to_read_it(
         (("serve", "--prefix-reuse", "x"), "'--prefix-reuse': 'x' is not one of 'exact', 'longest', 'off'. See torpor"),
         (("serve", "--trusting"), "No such option: --trusting."),
         (("serve", "--canary", "always"), "No such option: --canary."),
+        (("serve", "--recompute", "exact"), "No such option: --recompute."),
         (("quantise", "x", "--bits", "3"), "'--bits': '3' is not one of '8', '4'. See torpor quantise --help."),
     ],
 )

@@ -211,9 +211,7 @@ class FakeService(Verbs, Awaiting):
         found = self._find(request.session)
         made = found.versions[(request.version or len(found.versions)) - 1]
         if found.info.state == "awake":
-            return waking.WakePlanResult(
-                found.info.session, 1, made.bundle_id, made.token_count, True, "fake", True, None, "It is awake."
-            )
+            return waking.WakePlanResult(found.info.session, 1, made.bundle_id, made.token_count, True, "fake", True)
         return waking.WakePlanResult(
             found.info.session,
             made.version,
@@ -222,8 +220,6 @@ class FakeService(Verbs, Awaiting):
             False,
             "fake",
             self.model.resident,
-            "restore",
-            "Restoring is the faster way.",
             bytes_to_read=3 << 20,
             blocks=5,
             files=tuple(waking.PlannedFile(f"{number:064x}", 1, 1 << 20) for number in range(1, 7)),
@@ -231,12 +227,6 @@ class FakeService(Verbs, Awaiting):
             restored_tokens=made.token_count,
             computed_tokens=1,
             memory_bytes=4 << 20,
-            restore_seconds=0.0125,
-            recompute_seconds=None,
-            rates=(
-                waking.MeasuredRate("restore_bytes_per_s", 1e9, 3),
-                waking.MeasuredRate("decode_tokens_per_s", None, 0),
-            ),
             differs=self.differs,
         )
 

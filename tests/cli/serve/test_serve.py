@@ -56,7 +56,6 @@ ALL = [
     *("--load", "start", "--model-ttl", "60.0", "--on-model-change", "reload", "--check-models"),
     *("--memory-budget", "5", "--idle-sleep", "900.0", "--max-waiting", "9", "--batch", "3"),
     *("--prefix-reuse", "longest", "--stop-within", "7.5"),
-    *("--recompute", "exact"),
     *("--store-budget", "1000", "--daily-write-budget", "200", "--keep-free", "30", "--keep-last", "5"),
     *("--keep-days", "30.0", "--scrub-rate", "0"),
 ]
@@ -78,7 +77,6 @@ AS_GIVEN = {
     "batch": 3,
     "prefix_reuse": "longest",
     "stop_within": 7.5,
-    "recompute": "exact",
     "store_budget": 1000,
     "daily_write_budget": 200,
     "keep_free": 30,

@@ -68,7 +68,8 @@ def test_models_stand_in_the_order_of_the_file_and_folders_are_meant_from_it(fil
         ("batch = 257", "batch"),
         ("canary = 'always'", "canary"),
         ("trusting = true", "trusting"),
-        ("recompute = 'sometimes'", "recompute: it must be 'off', 'exact' or 'fastest'"),
+        ("recompute = 'off'", "recompute"),
+        ("prefix_reuse = 'sometimes'", "prefix_reuse: it must be 'exact', 'longest' or 'off'"),
         ("quantise_after = 30", "quantise_after: this key is not known"),
         ("keep_last = 0", "keep_last: it must be a whole number from 1"),
         ("keep_days = 0", "keep_days: 0 would keep the newest version alone: --keep-last 1 does"),
@@ -144,7 +145,7 @@ def test_a_key_of_the_whole_daemon_in_the_table_of_a_model_is_told_where_it_belo
             "zzz: this key is not known. The keys here are aliases, batch, daily_write_budget, durability",
         ),
         ("zzz = 1", "http, idle_sleep, keep_days, keep_free, keep_last, load, max_waiting, memory_budget, model_ttl"),
-        ("zzz = 1", "models, on_model_change, prefix_reuse, recompute, scrub_rate"),
+        ("zzz = 1", "models, on_model_change, prefix_reuse, scrub_rate"),
         ("zzz = 1", "scrub_rate, stop_within, store_budget"),
     ],
 )

@@ -15,7 +15,6 @@ from torpor.memvid.uri import SessionUri
 from torpor.snapshot.errors import IdentityMismatch
 from torpor.snapshot.identity import CIRCUMSTANCES, MAX_CIRCUMSTANCE_CHARS
 from torpor.tests.daemon.damage_rig import damage
-from torpor.tests.daemon.recompute_rig import teach
 from torpor.tests.daemon.session_rig import Rigged, tokens_of
 
 import mlx.core as mx  # isort: skip  # after torpor, which chooses the BLAS
@@ -182,20 +181,6 @@ async def test_what_is_computed_here_from_its_first_token_is_a_prefix_again(
         await rig.service.create("late")
         read = await rig.service.append("late", tokens=[*tokens_of(1, 300), 1])
         assert read.cached_tokens == 256
-
-
-async def test_what_another_backend_began_is_not_said_to_be_computed_again_to_the_bit(
-    open_rig: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    await sleep_elsewhere(open_rig, monkeypatch)
-    async with open_rig(recompute="exact") as rig:
-        await rig.wake("a")
-        await rig.service.append("a", tokens=[5])
-        await rig.sleep("a")
-        teach(rig, slow_disk=True)
-        plan = await rig.service.plan_wake("a")
-        assert (plan.way, plan.differs) == ("restore", ())
-        assert "another device, library or version computed" in plan.reason
 
 
 async def test_blocks_are_shared_whatever_computed_them(open_rig: Any, monkeypatch: pytest.MonkeyPatch) -> None:

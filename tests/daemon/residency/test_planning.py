@@ -11,7 +11,6 @@ import pytest
 from torpor.daemon.errors import ModelChanged, ModelNotLoaded, SessionAwake
 from torpor.memvid.errors import BundleMissing, SessionNotFound
 from torpor.snapshot.errors import NoSuchPosition
-from torpor.tests.daemon.recompute_rig import teach
 from torpor.tests.daemon.session_rig import MODEL, Rigged, listening, tokens_of
 
 KINDS = ["plain", "gemma3_text", "lfm2"]
@@ -29,7 +28,7 @@ def all_files(store: Path) -> dict[str, str]:
 async def test_a_plan_has_no_side_effect(rig: Rigged, store: Path) -> None:
     await rig.asleep("a", TEXT)
     rig.network.reset()
-    files, rates = all_files(store), rig.service.measured.of(rig.model)
+    files = all_files(store)
     before = await rig.service.status()
     async with listening(rig) as heard:
         for order in ({}, {"version": 1}, {"at_token": 300}, {"strict": True}):
@@ -39,7 +38,6 @@ async def test_a_plan_has_no_side_effect(rig: Rigged, store: Path) -> None:
     assert rig.network.calls == [], "nothing was computed"
     assert not rig.is_awake("a")
     assert all_files(store) == files
-    assert rig.service.measured.of(rig.model) == rates
     after = await rig.service.status()
     # Whatever else runs here changes the time and the room of the disk.
     told = [dataclasses.replace(each, uptime_s=0, models=(), disk=None) for each in (before, after)]
@@ -58,7 +56,7 @@ async def test_the_tokens_and_bytes_of_a_plan_are_what_the_wake_then_reports(
         await rig.sleep("a")
         plan = await rig.service.plan_wake("a", at_token=at)
         woken = await rig.wake("a", at_token=at)
-        assert (plan.way, plan.bytes_to_read) == ("restore", woken.bytes_read)
+        assert plan.bytes_to_read == woken.bytes_read
         assert (plan.token_count, plan.computed_tokens) == (woken.token_count, woken.tokens_prefilled)
         assert plan.restored_tokens <= plan.token_count
 
@@ -74,26 +72,10 @@ async def test_a_plan_names_the_files_that_hold_the_blocks(rig: Rigged) -> None:
     assert (await rig.service.plan_wake("a@1")).version == 1
 
 
-async def test_a_plan_tells_the_rates_and_what_is_not_measured(rig: Rigged) -> None:
-    await rig.asleep("a", TEXT)
-    plan = await rig.service.plan_wake("a")
-    told = {each.name: each for each in plan.rates}
-    assert (told["prefill_tokens_per_s"].samples, told["fixed_seconds"].value) == (1, None)
-    assert (plan.restore_seconds, plan.way) == (None, "restore")
-    assert "not measured yet" in plan.reason
-    assert plan.recompute_seconds is not None, "all of it was read in chunks, of which there is a sample"
-    await rig.wake("a")
-    await rig.sleep("a")
-    plan = await rig.service.plan_wake("a")
-    assert plan.restore_seconds is not None
-    teach(rig, slow_disk=True)
-    assert "would be faster" in (await rig.service.plan_wake("a")).reason
-
-
 async def test_of_a_session_that_is_awake_there_is_nothing_to_plan(rig: Rigged) -> None:
     await rig.read("a", TEXT)
     plan = await rig.service.plan_wake("a")
-    assert (plan.already_awake, plan.way, plan.token_count) == (True, None, len(TEXT))
+    assert (plan.already_awake, plan.blocks, plan.token_count) == (True, 0, len(TEXT))
     await rig.sleep_and_wake("a")
     with pytest.raises(SessionAwake):
         await rig.service.plan_wake("a", at_token=5)
@@ -143,4 +125,4 @@ async def test_a_plan_counts_what_a_stop_had_no_time_to_write(open_kind: Any, ki
             woken = await rig.wake(name)
             assert (plan.token_count, plan.computed_tokens) == (woken.token_count, woken.tokens_prefilled)
             assert plan.bytes_to_read == woken.bytes_read
-            assert plan.way == ("recompute" if name == "new" else "restore")
+            assert (plan.blocks == 0) is (name == "new")

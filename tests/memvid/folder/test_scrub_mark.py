@@ -5,10 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from torpor.memvid.errors import ReadOnlyStore
 from torpor.memvid.folder.scrub_mark import ScrubMark, left_of, place_of
 from torpor.memvid.store import Store
 from torpor.memvid.uri import SessionUri
-from torpor.tests.memvid.store_making import OTHER_URI, sleep
+from torpor.tests.memvid.store_making import OTHER_URI, require_awake, sleep
 
 SESSIONS = [SessionUri("default", f"agent-{number}") for number in range(50)]
 
@@ -43,3 +44,39 @@ def test_a_mark_is_there_for_the_next_daemon_and_names_nobody(store: Store, stor
     assert store.repair().problems == ()
     assert store.verify(deep=True).ok
     assert store.forget(OTHER_URI).problems == (), "it is no stranger in the store"
+
+
+@pytest.mark.parametrize("damage", [b"", b"{}", b"\xff" * 100, b"[" * 5000])
+def test_a_mark_that_is_damaged_is_as_none(store: Store, store_path: Path, damage: bytes) -> None:
+    def is_as_none() -> bool:
+        return store.load_scrub_mark() == ScrubMark()
+
+    store.save_scrub_mark(ScrubMark(b"ab", 5, 7))
+    path = store_path / "scrub.json"
+    data = path.read_bytes()
+    assert not is_as_none()
+    path.write_bytes(damage)
+    assert is_as_none()
+    path.write_bytes(data.replace(b":7", b":8"))
+    assert is_as_none()
+    path.unlink()
+    path.symlink_to("/dev/zero")
+    assert is_as_none()
+
+
+def test_who_only_reads_keeps_no_mark(store: Store, store_path: Path) -> None:
+    store.close()
+    with Store.open(store_path, writable=False) as opened, pytest.raises(ReadOnlyStore):
+        opened.save_scrub_mark(ScrubMark(b"", 1, 1))
+
+
+def test_rates_of_an_earlier_torpor_are_no_stranger_in_the_store(store: Store, store_path: Path) -> None:
+    sleep(store, 20)
+    sleep(store, 20, uri=OTHER_URI)
+    store.close()
+    (store_path / "rates.json").write_text('{"format":"torpor.rates"}')
+    with Store.open(store_path, writable=True) as again:
+        require_awake(again, 20)
+        assert again.repair().problems == ()
+        assert again.verify(deep=True).ok
+        assert again.forget(OTHER_URI).problems == ()
