@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 from torpor.tests.changed_copy import ROOT, copy_package, put
 from torpor.tests.daemon.models.template_families import FLAGS, Family, Flags, write_family
+from torpor.tests.dialogues.comparing import DIFFERENCES
 from torpor.tests.dialogues.forms import ALL_FAMILIES
-from torpor.tests.dialogues.oracle import DIFFERENCES
 from torpor.tests.dialogues.run import swept
 from torpor.tests.shares import share
 
