@@ -5,11 +5,11 @@ Dialogues of the generator are led side by side against one daemon, as clients w
 has the whole history, with the answers as the daemon gave them. Between requests sessions are put to sleep, woken and
 forked, and the daemon is killed and started again. Each request is also asked of a second daemon, which is emptied
 before it. What both say is compared: text, thinking, calls, the reason of the end, the tokens of the prompt and of the
-answer, or the refusal. Everything is at temperature 0.
+answer, or the refusal. Everything is at temperature 0. Where they differ, the session's own ledger has to explain it
+(`explaining.py`), or there is a fault.
 
-The models write printable ASCII and the template's own end token alone. A ledger keeps an answer as it was sampled, and
-its text does not tell that where bytes are no UTF-8, a template strips blanks or drops the thinking, or another token
-ended it; `oracle.py` looks at these.
+The models write printable ASCII and the template's own end token alone, so that bytes that are no UTF-8 need no
+explanation.
 
 Run as a script: `python -m torpor.tests.dialogues.company --help`.
 """
@@ -18,24 +18,29 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import http.client
 import itertools
 import json
 import socket
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from random import Random
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from tokenizers import pre_tokenizers
+from torpor.daemon.api.sampling import Sampling
 from torpor.errors import TorporError
 from torpor.socket_api import Client
 from torpor.tests.daemon.models.template_families import FAMILIES, FLAGS, Family, write_family
+from torpor.tests.dialogues.explaining import Explaining, Ledger
 from torpor.tests.dialogues.generator import ALL, PLAIN, Dialogue, Request, dialogue
+from torpor.tests.dialogues.rendering import STAND_INS
 from torpor.tests.model_making import write_model
 from torpor.tests.socket_api.loop_gaps import Gap, gaps_in
 from torpor.tests.socket_api.real_daemon import RealDaemon
@@ -51,7 +56,9 @@ CONTEXT: Final = 32_768
 
 @dataclass
 class Report:
-    """What came of it. wrong: every entry is a failure of the promise. gaps: of the loop, the longest first."""
+    """What came of it. explained: answers that are not those of a fresh daemon for what their ledgers have kept, with
+    the names of these differences. wrong: every entry is a failure of the promise. gaps: of the loop, the longest
+    first."""
 
     dialogues: int = 0
     requests: int = 0
@@ -62,8 +69,18 @@ class Report:
     kills: int = 0
     cached_tokens: int = 0
     prompt_tokens: int = 0
+    explained: int = 0
+    differences: Counter[str] = field(default_factory=Counter)
     wrong: list[dict[str, Any]] = field(default_factory=list)
     gaps: list[Gap] = field(default_factory=list)
+
+
+class Answer(NamedTuple):
+    """What came back. session: that answered; None if none did."""
+
+    status: int
+    body: dict[str, Any]
+    session: str | None
 
 
 class Daemon:
@@ -99,22 +116,35 @@ class Daemon:
             for info in client.list_sessions():
                 client.delete(info.session)
 
-    def ask(self, body: Mapping[str, Any]) -> tuple[int, dict[str, Any]]:
-        """A chat completion: the status and the answer."""
+    def ask(self, body: bytes) -> Answer:
+        """A chat completion."""
         connection = http.client.HTTPConnection("localhost", timeout=120)
         connection.sock = socket.socket(socket.AF_UNIX)
         with contextlib.closing(connection):
             connection.sock.connect(str(self._folder / "h.sock"))
-            given = json.dumps(body).encode("ascii")
-            connection.request("POST", "/v1/chat/completions", given, {"content-type": "application/json"})
+            connection.request("POST", "/v1/chat/completions", body, {"content-type": "application/json"})
             answer = connection.getresponse()
-            return answer.status, json.loads(answer.read())
+            return Answer(answer.status, json.loads(answer.read()), answer.getheader("x-torpor-session"))
+
+    def ledger_of(self, session: str) -> Ledger:
+        """What a session has read and written, which is put to sleep for it."""
+        with self.client() as client:
+            client.sleep(session)
+        return Ledger.of(self.running.store, session)
+
+    def written_behind(self, tokens: Sequence[int]) -> list[int]:
+        """The answer to tokens that nobody has read before."""
+        self.emptied()
+        with self.client() as client:
+            sampling = Sampling(temperature=0.0)
+            answer = client.generate("a", tokens=tokens, create=True, max_tokens=MOST_TOKENS, sampling=sampling)
+            return list(answer.tokens)
 
 
-def body_of(request: Request, of: Dialogue) -> dict[str, Any]:
+def body_of(request: Request, of: Dialogue) -> bytes:
     """The body of a chat completion."""
     tools = [{"type": "function", "function": dict(tool)} for tool in of.tools]
-    return {
+    body = {
         "model": "m",
         "messages": [_as_sent(message) for message in request.messages],
         "temperature": 0,
@@ -122,6 +152,7 @@ def body_of(request: Request, of: Dialogue) -> dict[str, Any]:
         **({"tools": tools} if tools else {}),
         **({"chat_template_kwargs": dict(of.arguments)} if of.arguments else {}),
     }
+    return json.dumps(body).encode("ascii")
 
 
 def _as_sent(message: Mapping[str, Any]) -> dict[str, Any]:
@@ -170,7 +201,11 @@ class _Led:
         request = next(self._left, None)
         if request is None:
             return None
-        messages = [self._answers.get(at, message) for at, message in enumerate(request.messages)]
+        meant = self.of.messages
+        messages = [
+            self._answers.get(at, message) if message is meant[at] else message  # an edit stays
+            for at, message in enumerate(request.messages)
+        ]
         self.asked = Request(tuple(messages), request.kind)
         return self.asked
 
@@ -193,10 +228,12 @@ class Sweep:
 
     def __init__(self, folder: Path, family: Family, flags: Any, seed: int, *, kill_share: float) -> None:
         model = write_family(folder / "model", family, _wide, flags=flags)
+        self._explaining = functools.cache(lambda: Explaining(model, family))
         self._chance, self._kill_share = Random(f"company {seed}"), kill_share
         self._company = Daemon(folder / "company", model, watched=True)
         self._alone = Daemon(folder / "alone", model)
-        self.report, self._known = Report(), {}
+        self.report = Report()
+        self._known: dict[bytes, dict[str, Any]] = {}  # by the body
         self._where = {"family": family.name, "flags": flags, "seed": seed}
         self._pool = ThreadPoolExecutor(3)
 
@@ -221,22 +258,22 @@ class Sweep:
                     led += [_Led(_made(seed)) for seed in itertools.islice(waiting, 1)]
             answers = list(self._pool.map(lambda each: self._company.ask(body_of(each[1], each[0].of)), asked))
             for (one, request), answer in zip(asked, answers, strict=True):
-                self._compare(one, request, *answer)
+                self._compare(one, request, answer)
             self._disturb()
 
-    def _compare(self, one: _Led, request: Request, status: int, answer: Mapping[str, Any]) -> None:
-        report, body = self.report, body_of(request, one.of)
-        key = json.dumps(body)
+    def _compare(self, one: _Led, request: Request, given: Answer) -> None:
+        report, body, (status, answer, session) = self.report, body_of(request, one.of), given
         report.requests += 1
-        if key not in self._known:
+        if body not in self._known:
             self._alone.emptied()
-            self._known[key] = said(*self._alone.ask(body))
+            self._known[body] = said(*self._alone.ask(body)[:2])
         else:
             report.repeated += 1
-        found, expected = said(status, answer), self._known[key]
-        if found != expected:
+        found, expected = said(status, answer), self._known[body]
+        if found != expected and (fault := self._unexplained(body, found, session)):
             where = {**self._where, "dialogue": one.of.seed, "kind": request.kind, "kills": report.kills}
-            report.wrong.append({**where, "found": found, "expected": expected, "body": body})
+            told = {"found": found, "expected": expected, "fault": fault, "body": json.loads(body)}
+            report.wrong.append({**where, **told})
         if status != 200:
             code = str(found["code"])
             report.refused[code] = report.refused.get(code, 0) + 1
@@ -244,6 +281,25 @@ class Sweep:
         report.prompt_tokens += answer["usage"]["prompt_tokens"]
         report.cached_tokens += answer["usage"].get("prompt_tokens_details", {}).get("cached_tokens", 0)
         one.take(request, answer)
+
+    def _unexplained(self, body: bytes, found: Mapping[str, Any], session: str | None) -> str:
+        """What is wrong with an answer that is not that of a fresh daemon; empty if its ledger explains it."""
+        if session is None or "prompt_tokens" not in found:
+            return "one of them refuses"
+        ledger, explaining = self._company.ledger_of(session), self._explaining()
+        written = found["completion_tokens"]
+        before = ledger.tokens[: len(ledger.tokens) - written]
+        if len(before) != found["prompt_tokens"]:
+            return f"the ledger has {len(before)} tokens before the answer"
+        if (alone := self._alone.written_behind(before)) != (has := ledger.tokens[len(before) :]):
+            return f"a fresh daemon writes {alone} behind the same tokens, and not {has}"
+        told = explaining.told(ledger, body, written)
+        if (told["content"], told.get("reasoning")) != (found["text"] or "", found["thought"]):
+            return f"its tokens say {told}"
+        explained = explaining.ledger_of(ledger, body, written)
+        self.report.differences += explained.names
+        self.report.explained += not explained.fault
+        return explained.fault
 
     def _disturb(self) -> None:
         """What other clients, people and accidents do meanwhile."""
@@ -278,12 +334,14 @@ def _wide(folder: Path, **changes: Any) -> Path:
     """A model with a long context, whose answers are printable ASCII and the template's end."""
     import mlx.core as mx
 
-    write_model(folder, **changes, max_position_embeddings=CONTEXT, tie_word_embeddings=False)
+    small = {"num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1}
+    write_model(folder, **changes, **small, max_position_embeddings=CONTEXT, tie_word_embeddings=False)
     weights = mx.load(str(folder / "model.safetensors"))
     assert isinstance(weights, dict)
     head = weights["lm_head.weight"]
     symbols = sorted(pre_tokenizers.ByteLevel.alphabet())  # one token each, in this order
-    written = {index for index, symbol in enumerate(symbols) if "!" <= symbol <= "~"} | {changes["eos_token_id"][0]}
+    plain = {chr(code) for code in range(ord("!"), ord("~"))} - {*STAND_INS.values()}
+    written = {index for index, symbol in enumerate(symbols) if symbol in plain} | {changes["eos_token_id"][0]}
     shown = mx.array([[float(row in written)] for row in range(head.shape[0])])
     mx.save_safetensors(
         str(folder / "model.safetensors"), {**weights, "lm_head.weight": head * shown}, {"format": "mlx"}
@@ -321,7 +379,7 @@ def main() -> None:
         if given.only in (None, family.name) and given.flags in (None, flags):
             seeds = range(given.first, given.first + given.dialogues)
             report = swept(family, flags, seeds, kill_share=given.kills)
-            told = {**asdict(report), "gaps": [asdict(gap) for gap in report.gaps[:3]], "wrong": len(report.wrong)}
+            told = {**vars(report), "gaps": [asdict(gap) for gap in report.gaps[:3]], "wrong": len(report.wrong)}
             print(json.dumps({"family": family.name, "flags": flags, **told}), flush=True)
             for one in report.wrong[:5]:
                 print(json.dumps(one), flush=True)

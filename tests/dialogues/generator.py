@@ -124,7 +124,7 @@ class Dialogue:
             if drawn < 0.1:
                 yield Request(history, "retry")
             elif drawn < 0.2 and end > 2:
-                yield Request(_edited(history, chance), "edit")
+                yield Request(edited(history, chance), "edit")
             elif drawn < 0.25 and len(earlier := [each for each in self.ends if each < end]):
                 yield Request(self.messages[: chance.choice(earlier)], "again")
 
@@ -146,6 +146,17 @@ def dialogue(seed: int, reach: Reach = PLAIN, *, turns: Sequence[int] = TURNS) -
 def text(chance: Random, reach: Reach = PLAIN, *, most: int = 6) -> str:
     """A text of up to so many pieces, in which anything may stand."""
     return "".join(_piece(chance, reach) for _ in range(chance.randint(0, most)))
+
+
+def edited(messages: Sequence[dict[str, Any]], chance: Random) -> tuple[dict[str, Any], ...]:
+    """A history in which a client changed an earlier message: it shortened a result, a person wrote anew, or the words
+    of an answer are others."""
+    at = chance.randrange(len(messages))
+    content = "[removed to save room]"
+    if messages[at]["role"] == "assistant":
+        was = messages[at]["content"] or ""
+        content = chance.choice((f"Other words. {was}", f"Other words.</think>{was}", f"{was}</think>Other words."))
+    return (*messages[:at], {**messages[at], "content": content}, *messages[at + 1 :])
 
 
 def value(chance: Random, schema: Mapping[str, Any], reach: Reach = PLAIN) -> Any:
@@ -238,12 +249,6 @@ def _piece(chance: Random, reach: Reach) -> str:
 def _character(chance: Random, plane: int) -> str:
     found = chance.randrange(plane << 16, (plane + 1) << 16)
     return "\u00e9" if found in _NOT_CHARACTERS else chr(found)
-
-
-def _edited(messages: Sequence[dict[str, Any]], chance: Random) -> tuple[dict[str, Any], ...]:
-    """A history in which a client changed an earlier message: it shortened a result, or a person wrote anew."""
-    at = chance.choice([at for at, each in enumerate(messages) if each["role"] != "assistant"])
-    return (*messages[:at], {**messages[at], "content": "[removed to save room]"}, *messages[at + 1 :])
 
 
 class _Maker:

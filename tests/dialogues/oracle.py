@@ -32,7 +32,7 @@ from torpor.daemon.sessions.transcripts import TextMap
 from torpor.tests.daemon.models.template_families import Family
 from torpor.tests.dialogues.calls import is_clear, is_meant
 from torpor.tests.dialogues.comparing import Said, compare
-from torpor.tests.dialogues.generator import Dialogue
+from torpor.tests.dialogues.generator import Dialogue, edited
 from torpor.tests.dialogues.rendering import STAND_INS, Message, Rendering
 
 Result = TypeVar("Result")
@@ -203,9 +203,9 @@ class _Sweep:
             ids = [call["id"] for call in said.shown.get("tool_calls", ())]
         talk.read(history, self._root)
         self._require_alike(talk.tokens, history, talk.said, "turn by turn")
-        edited = _edited(history, self._chance)
-        ledger, turn = talk.would_read(edited, self._root)
-        self._require_alike(ledger, edited, [each for each in talk.said if each.end <= turn.at], "edited")
+        changed = edited(history, self._chance)
+        ledger, turn = talk.would_read(changed, self._root)
+        self._require_alike(ledger, changed, [each for each in talk.said if each.end <= turn.at], "edited")
 
     def _answered(self, talk: Talk, history: Sequence[Message], meant: dict[str, Any]) -> Said:
         """What the model writes, and what is shown of it; sometimes it comes not so far."""
@@ -267,14 +267,3 @@ def _as_result(message: Mapping[str, Any], ids: list[str]) -> dict[str, Any]:
     if not ids:
         return {"role": "user", "content": message["content"]}
     return {**message, "tool_call_id": ids.pop(0)}
-
-
-def _edited(history: Sequence[dict[str, Any]], chance: Random) -> list[dict[str, Any]]:
-    """A history with other words at the beginning of a message, or at its end."""
-    at = chance.randrange(len(history))
-    text = history[at]["content"]
-    return [
-        *history[:at],
-        {**history[at], "content": chance.choice((f"Other words. {text}", f"{text} Other words."))},
-        *history[at + 1 :],
-    ]
