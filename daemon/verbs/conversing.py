@@ -326,11 +326,18 @@ async def _chat_in_fork(
         told = await _chat(parts, request, name, None, digest, _behind(request, head))
         return replace(told, recomputed_tokens=told.recomputed_tokens + made.tokens_prefilled)
     except BaseException:
-        live = parts.residency.awake.get(name)
-        if live is None or len(live.state.tokens) <= made.token_count:
-            with suppress(TorporError):
-                await to_the_end(parts.delete_session(name))
+        with suppress(TorporError):
+            await to_the_end(_take_back(parts, name, made.token_count))
         raise
+
+
+async def _take_back(parts: Parts, name: SessionUri, token_count: int) -> None:
+    """Delete a fork that has no more tokens than it was made with: its retry may have found it, and goes on in it."""
+    async with parts.residency.turn(name):
+        live, row = parts.residency.awake.get(name), parts.store.find_session(name)
+        held = len(live.state.tokens) if live is not None else row.ledger_tokens if row is not None else 0
+        if held <= token_count:
+            await parts.delete_session(name)
 
 
 def _new_name(parts: Parts, wanted: SessionUri) -> SessionUri:

@@ -16,6 +16,7 @@ from torpor.daemon.models.chat_template import Root
 from torpor.daemon.sessions import transcripts
 from torpor.daemon.sessions.transcripts import message_of
 from torpor.memvid.exchange.incoming import hand_over
+from torpor.memvid.uri import SessionUri
 from torpor.tests.daemon.conversing_rig import (  # noqa: F401
     SYSTEM,
     TOOLS,
@@ -24,12 +25,13 @@ from torpor.tests.daemon.conversing_rig import (  # noqa: F401
     converse,
     ledger,
     names,
+    reply_with,
     script,
     user,
     with_template,
 )
 from torpor.tests.daemon.models.template_families import CHATML, STRICT, Family
-from torpor.tests.daemon.session_rig import Rigged, as_killed
+from torpor.tests.daemon.session_rig import Gate, Rigged, as_killed, until
 
 
 @pytest.fixture
@@ -242,6 +244,32 @@ async def test_a_fork_that_answers_nothing_is_taken_back(rig: Rigged) -> None:
     with pytest.raises(ContextOverflow):
         await converse(rig, [user("one"), assistant("eins"), user("x" * 3000)], name="b")
     assert await names(rig) == {"a"}
+
+
+async def test_a_fork_whose_client_leaves_stays_where_its_retry_has_found_it(rig: Rigged) -> None:
+    said = [user("one"), assistant("eins"), user("three")]
+    await converse(rig, said[:1], "eins")
+    await converse(rig, [*said[:2], user("two")], "zwei")
+    reply_with(rig, "drei")
+    gate, forks = Gate(), list[SessionUri]()
+    rig.network.before = lambda *_: gate.pass_through() if forks else None
+
+    def on_event(event: object) -> None:
+        if isinstance(event, SessionEvent):
+            forks.append(SessionUri.parse(event.session))
+
+    left = asyncio.ensure_future(converse(rig, said, on_event=on_event))
+    await gate.reached()
+    left.cancel()
+    again = asyncio.ensure_future(converse(rig, said))
+    await until(lambda: rig.service.residency.turns.users(forks[0]) == 2)
+    gate.open()
+    with pytest.raises(asyncio.CancelledError):
+        await left
+    told = await again
+    assert (told.text, told.session) == ("drei", str(forks[0]))
+    assert await names(rig) == {"a", forks[0].name}
+    assert ledger(rig, forks[0].name) == cold(rig, [*said, assistant("drei")])
 
 
 async def test_a_call_and_its_result_go_on_in_the_session_whatever_the_client_made_of_them(rig: Rigged) -> None:
