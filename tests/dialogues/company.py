@@ -2,11 +2,12 @@
 that has never served anybody.
 
 Dialogues of the generator are led side by side against one daemon, as clients without sessions lead them: each request
-has the whole history, with the answers as the daemon gave them. Between requests sessions are put to sleep, woken and
-forked, and the daemon is killed and started again. Each request is also asked of a second daemon, which is emptied
-before it. What both say is compared: text, thinking, calls, the reason of the end, the tokens of the prompt and of the
-answer, or the refusal. Everything is at temperature 0. Where they differ, the session's own ledger has to explain it
-(`explaining.py`), or there is a fault.
+has the whole history, with the answers as the daemon gave them. Some clients leave in the midst of an answer and ask
+again. Others tell a history in pieces, or go on with one text side by side. Between requests sessions are put to sleep,
+woken and forked, and the daemon is killed and started again. Each request is also asked of a second daemon, which is
+emptied before it. What both say is compared: text, thinking, calls, the reason of the end, the tokens of the prompt and
+of the answer, or the refusal. Everything is at temperature 0. Where they differ, the session's own ledger has to
+explain it (`explaining.py`), or there is a fault.
 
 The models write printable ASCII and the template's own end token alone, so that bytes that are no UTF-8 need no
 explanation.
@@ -37,9 +38,10 @@ from tokenizers import pre_tokenizers
 from torpor.daemon.api.sampling import Sampling
 from torpor.errors import TorporError
 from torpor.socket_api import Client
+from torpor.socket_api.http.turns import Turn
 from torpor.tests.daemon.models.template_families import FAMILIES, FLAGS, Family, write_family
-from torpor.tests.dialogues.explaining import Explaining, Ledger
-from torpor.tests.dialogues.generator import ALL, PLAIN, Dialogue, Request, dialogue
+from torpor.tests.dialogues.explaining import Explaining, Ledger, asked_in
+from torpor.tests.dialogues.generator import ALL, PLAIN, TURNS, Dialogue, Request, dialogue
 from torpor.tests.dialogues.rendering import STAND_INS
 from torpor.tests.model_making import write_model
 from torpor.tests.socket_api.loop_gaps import Gap, gaps_in
@@ -64,6 +66,9 @@ class Report:
     requests: int = 0
     refused: dict[str, int] = field(default_factory=dict)
     repeated: int = 0
+    left: int = 0
+    told: int = 0
+    continued: int = 0
     sleeps: int = 0
     forks: int = 0
     kills: int = 0
@@ -116,15 +121,49 @@ class Daemon:
             for info in client.list_sessions():
                 client.delete(info.session)
 
-    def ask(self, body: bytes) -> Answer:
-        """A chat completion."""
+    @contextlib.contextmanager
+    def _asked(self, path: str, body: bytes, **headers: str) -> Iterator[http.client.HTTPResponse]:
         connection = http.client.HTTPConnection("localhost", timeout=120)
         connection.sock = socket.socket(socket.AF_UNIX)
         with contextlib.closing(connection):
             connection.sock.connect(str(self._folder / "h.sock"))
-            connection.request("POST", "/v1/chat/completions", body, {"content-type": "application/json"})
-            answer = connection.getresponse()
+            connection.request("POST", path, body, {"content-type": "application/json", **headers})
+            yield connection.getresponse()
+
+    def ask(self, body: bytes) -> Answer:
+        """A chat completion."""
+        with self._asked("/v1/chat/completions", body) as answer:
             return Answer(answer.status, json.loads(answer.read()), answer.getheader("x-torpor-session"))
+
+    def leave(self, body: bytes, lines: int) -> None:
+        """Ask for a chat completion, and leave behind so many lines of what comes: of progress, then of the answer."""
+        streamed = json.dumps({**json.loads(body), "stream": True, "return_progress": True}).encode()
+        with self._asked("/v1/chat/completions", streamed) as answer:
+            for _ in range(lines):
+                answer.readline()
+
+    def go_on(self, session: str, tokens: Sequence[int]) -> dict[str, Any]:
+        """A completion behind what a session holds."""
+        body = {"model": "m", "prompt": list(tokens), "temperature": 0, "max_tokens": MOST_TOKENS}
+        with self._asked("/v1/completions", json.dumps(body).encode(), **{"x-torpor-session": session}) as answer:
+            found = json.loads(answer.read())
+            return {"text": found["choices"][0]["text"], "prompt_tokens": found["usage"]["prompt_tokens"]}
+
+    def tell(self, session: str, asked: Turn, chance: Random) -> dict[str, Any]:
+        """Tell a dialogue in pieces, each up to an answer or behind one, and ask for the answer to the last message.
+        Raises TorporError."""
+        at, messages = 0, asked.messages
+        with self.client() as client:
+            client.create(session, tools=asked.tools, template_arguments=dict(asked.template_arguments))
+            for end in range(1, len(messages)):
+                is_beside_answer = "assistant" in (messages[end - 1]["role"], messages[end]["role"])
+                if end == len(messages) - 1 or (is_beside_answer and chance.random() < 0.5):
+                    client.append(session, messages=messages[at:end])
+                    at = end
+            sampling = Sampling(temperature=0.0)
+            given = client.converse(session, messages[at:], at_end=True, max_tokens=MOST_TOKENS, sampling=sampling)
+        usage = {"prompt_tokens": given.token_count - len(given.tokens), "completion_tokens": len(given.tokens)}
+        return {"text": given.text, "end": given.finish_reason, **usage}
 
     def ledger_of(self, session: str) -> Ledger:
         """What a session has read and written, which is put to sleep for it."""
@@ -226,13 +265,15 @@ class _Led:
 class Sweep:
     """Leads dialogues against the daemon in company, and asks each request of the one that is alone."""
 
-    def __init__(self, folder: Path, family: Family, flags: Any, seed: int, *, kill_share: float) -> None:
+    def __init__(
+        self, folder: Path, family: Family, flags: Any, seed: int, *, kill_share: float, turns: Sequence[int]
+    ) -> None:
         model = write_family(folder / "model", family, _wide, flags=flags)
         self._explaining = functools.cache(lambda: Explaining(model, family))
         self._chance, self._kill_share = Random(f"company {seed}"), kill_share
         self._company = Daemon(folder / "company", model, watched=True)
         self._alone = Daemon(folder / "alone", model)
-        self.report = Report()
+        self.report, self._turns = Report(), turns
         self._known: dict[bytes, dict[str, Any]] = {}  # by the body
         self._where = {"family": family.name, "flags": flags, "seed": seed}
         self._pool = ThreadPoolExecutor(3)
@@ -247,7 +288,7 @@ class Sweep:
     def lead(self, seeds: Sequence[int]) -> None:
         """Lead these dialogues, some at a time."""
         waiting = iter(seeds)
-        led = [_Led(_made(seed)) for seed in itertools.islice(waiting, SIDE_BY_SIDE)]
+        led = [_Led(self._made(seed)) for seed in itertools.islice(waiting, SIDE_BY_SIDE)]
         while led:
             chosen = self._chance.sample(led, min(len(led), self._chance.choice((1, 1, 1, 2, 3))))
             asked = [(one, request) for one in chosen if (request := one.next()) is not None]
@@ -255,11 +296,24 @@ class Sweep:
                 if one not in [each for each, _ in asked]:
                     led.remove(one)
                     self.report.dialogues += 1
-                    led += [_Led(_made(seed)) for seed in itertools.islice(waiting, 1)]
-            answers = list(self._pool.map(lambda each: self._company.ask(body_of(each[1], each[0].of)), asked))
+                    led += [_Led(self._made(seed)) for seed in itertools.islice(waiting, 1)]
+            bodies = [body_of(request, one.of) for one, request in asked]
+            for body in bodies:
+                if self._chance.random() < 0.15:
+                    self._company.leave(body, self._chance.choice((1, 1, 3, 5, 9)))
+                    self.report.left += 1
+            answers = list(self._pool.map(self._company.ask, bodies))
             for (one, request), answer in zip(asked, answers, strict=True):
                 self._compare(one, request, answer)
+                if answer.status == 200 and self._chance.random() < 0.15:
+                    self._tell(one, request)
+            if self._chance.random() < 0.15:
+                self._go_on()
             self._disturb()
+
+    def _made(self, seed: int) -> Dialogue:
+        """Every fourth may have in it what no client should send."""
+        return dialogue(seed, PLAIN if seed % 4 else ALL, turns=self._turns)
 
     def _compare(self, one: _Led, request: Request, given: Answer) -> None:
         report, body, (status, answer, session) = self.report, body_of(request, one.of), given
@@ -270,10 +324,7 @@ class Sweep:
         else:
             report.repeated += 1
         found, expected = said(status, answer), self._known[body]
-        if found != expected and (fault := self._unexplained(body, found, session)):
-            where = {**self._where, "dialogue": one.of.seed, "kind": request.kind, "kills": report.kills}
-            told = {"found": found, "expected": expected, "fault": fault, "body": json.loads(body)}
-            report.wrong.append({**where, **told})
+        self._require(one.of.seed, request.kind, body, found, expected, session)
         if status != 200:
             code = str(found["code"])
             report.refused[code] = report.refused.get(code, 0) + 1
@@ -281,6 +332,47 @@ class Sweep:
         report.prompt_tokens += answer["usage"]["prompt_tokens"]
         report.cached_tokens += answer["usage"].get("prompt_tokens_details", {}).get("cached_tokens", 0)
         one.take(request, answer)
+
+    def _tell(self, one: _Led, request: Request) -> None:
+        """Another client tells the same dialogue in pieces."""
+        body = body_of(request, one.of)
+        asked = asked_in(body)
+        session = f"told-{self.report.told}"
+        self.report.told += 1
+        with contextlib.suppress(TorporError):  # a template may refuse a piece that it takes within the whole
+            found = self._company.tell(session, asked, self._chance)
+            expected = {name: self._known[body][name] for name in found}
+            expected["text"] = expected["text"] or ""
+            self._require(one.of.seed, "told in pieces", body, found, expected, session)
+
+    def _go_on(self) -> None:
+        """Two clients go on with one text at once: one behind the other."""
+        session = f"text-{self.report.continued}"
+        self.report.continued += 1
+        given = [self._chance.choices(range(256), k=self._chance.randint(20, 60)) for _ in range(2)]
+        found = list(self._pool.map(lambda tokens: self._company.go_on(session, tokens), given))
+        expected = []
+        for first, second in ((0, 1), (1, 0)):
+            self._alone.emptied()
+            of = {at: self._alone.go_on("a", given[at]) for at in (first, second)}
+            expected.append([of[0], of[1]])
+        if found not in expected:
+            self.report.wrong.append({**self._where, "found": found, "expected": expected, "given": given})
+
+    def _require(
+        self,
+        dialogue: int,
+        kind: str,
+        body: bytes,
+        found: Mapping[str, Any],
+        expected: Mapping[str, Any],
+        session: str | None,
+    ) -> None:
+        """Note an answer that is not that of a fresh daemon, and that its session's ledger does not explain."""
+        if found != expected and (fault := self._unexplained(body, found, session)):
+            where = {**self._where, "dialogue": dialogue, "kind": kind, "kills": self.report.kills}
+            told = {"found": found, "expected": expected, "fault": fault, "body": json.loads(body)}
+            self.report.wrong.append({**where, **told})
 
     def _unexplained(self, body: bytes, found: Mapping[str, Any], session: str | None) -> str:
         """What is wrong with an answer that is not that of a fresh daemon; empty if its ledger explains it."""
@@ -294,7 +386,10 @@ class Sweep:
         if (alone := self._alone.written_behind(before)) != (has := ledger.tokens[len(before) :]):
             return f"a fresh daemon writes {alone} behind the same tokens, and not {has}"
         told = explaining.told(ledger, body, written)
-        if (told["content"], told.get("reasoning")) != (found["text"] or "", found["thought"]):
+        if (told["content"], told.get("reasoning")) != (
+            found["text"] or "",
+            found.get("thought", told.get("reasoning")),
+        ):
             return f"its tokens say {told}"
         explained = explaining.ledger_of(ledger, body, written)
         self.report.differences += explained.names
@@ -325,11 +420,6 @@ class Sweep:
                     client.wake(chosen)
 
 
-def _made(seed: int) -> Dialogue:
-    """Every fourth may have in it what no client should send."""
-    return dialogue(seed, PLAIN if seed % 4 else ALL)
-
-
 def _wide(folder: Path, **changes: Any) -> Path:
     """A model with a long context, whose answers are printable ASCII and the template's end."""
     import mlx.core as mx
@@ -349,10 +439,13 @@ def _wide(folder: Path, **changes: Any) -> Path:
     return folder
 
 
-def swept(family: Family, flags: Any, seeds: Sequence[int], *, kill_share: float = 0.03) -> Report:
-    """The dialogues of these numbers with one family's template and tokenizer."""
+def swept(
+    family: Family, flags: Any, seeds: Sequence[int], *, kill_share: float = 0.03, turns: Sequence[int] = TURNS
+) -> Report:
+    """The dialogues of these numbers with one family's template and tokenizer. turns: how many questions a dialogue
+    may have before the last."""
     with tempfile.TemporaryDirectory(prefix="torpor-company-") as folder:
-        sweep = Sweep(Path(folder), family, flags, seeds[0], kill_share=kill_share)
+        sweep = Sweep(Path(folder), family, flags, seeds[0], kill_share=kill_share, turns=turns)
         try:
             sweep.lead(seeds)
         finally:

@@ -1,23 +1,26 @@
-"""A share of the sweep of `company.py`, of the template that keeps all that was said. The others are heavy: some drop
-thinking or blanks of earlier answers, which a ledger keeps, and the sweep does not yet tell that from a fault."""
+"""A share of the sweep of `company.py`, all of it where that is asked for, and faults put back that it has to find."""
 
 from __future__ import annotations
 
-from typing import Any
+import json
+from pathlib import Path
+from typing import Any, Final
 
 import pytest
 from torpor.tests.daemon.models.template_families import Family
 from torpor.tests.dialogues.company import kinds, swept
+from torpor.tests.dialogues.comparing import DIFFERENCES
+from torpor.tests.dialogues.planting import planted, printed
 from torpor.tests.shares import share
 
 KINDS = [pytest.param(family, flags, id=f"{family.name}-{flags}") for family, flags in kinds()]
 
 
-@pytest.mark.one_in(1)
-@pytest.mark.parametrize(("family", "flags"), [each for each in KINDS if each.id.startswith("chatml-")])
+@pytest.mark.one_in(8)
+@pytest.mark.parametrize(("family", "flags"), KINDS)
 def test_company_changes_no_answer(family: Family, flags: Any) -> None:
     first = share() % 1_000_000
-    report = swept(family, flags, range(first, first + 3), kill_share=0.06)
+    report = swept(family, flags, range(first, first + 3), kill_share=0.06, turns=(1, 2))
     assert report.wrong == []
     assert report.dialogues == 3
 
@@ -30,3 +33,48 @@ def test_company_changes_no_answer_in_many_dialogues(family: Family, flags: Any)
     assert report.wrong == []
     assert report.dialogues == 40
     assert report.cached_tokens > report.prompt_tokens // 4, "else nothing was shared, and nothing shown"
+    assert report.differences.keys() <= DIFFERENCES.keys()
+
+
+_GENERATES: Final = 'request = await self.caller.request_of(VERBS["generate"], params)'
+_APPENDS: Final = """read = {"session": self.session, "tokens": tokens, "create": True}
+        await self.backend.ask(VERBS["append"], await self.caller.request_of(VERBS["append"], read))
+        params |= {"tokens": None, "create": False}
+        """
+PLANTS: dict[str, tuple[str, str, str]] = {
+    "an answer is compared behind its thinking": (
+        "daemon/sessions/transcripts.py",
+        "core, thinking, calls = text.strip(),",
+        'core, thinking, calls = text.rpartition("</think>")[2].strip(),',
+    ),
+    "an answer is compared up to its thinking": (
+        "daemon/sessions/transcripts.py",
+        "core, thinking, calls = text.strip(),",
+        'core, thinking, calls = text.partition("</think>")[0].strip(),',
+    ),
+    "a client's answer is a second turn behind an empty one": (
+        "daemon/chat/conversing.py",
+        'if known.waits_for_answer and new[0]["role"] == "assistant":',
+        "if False:",
+    ),
+    "a retry reads its message twice": (
+        "daemon/chat/conversing.py",
+        "known = tokens_in_common(ledger[turn.at :], turn.ids)",
+        "known = 0",
+    ),
+    "of what is taken over the second half is missing": (
+        "snapshot/forking.py",
+        "with_room(array, token_count, capacity)",
+        "with_room(array, token_count // 2, capacity)",
+    ),
+    "prompts of two clients interleave": ("socket_api/http/completions.py", _GENERATES, _APPENDS + _GENERATES),
+}
+"""Faults as they were in the code, or may come: a file, and what to put in place of what."""
+
+
+@pytest.mark.one_in(2)
+@pytest.mark.parametrize("plant", PLANTS)
+def test_a_plant_is_found(tmp_path: Path, plant: str) -> None:
+    package = planted(tmp_path, *PLANTS[plant])
+    told = printed(package, "company.py", "--only", "chatml", "--flags", "own", "--dialogues", "8", "--kills", "0")
+    assert json.loads(told.splitlines()[0])["wrong"]

@@ -5,23 +5,20 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from torpor.tests.changed_copy import ROOT, copy_package, put
+from torpor.tests.changed_copy import ROOT
 from torpor.tests.daemon.models.template_families import FLAGS, Family, Flags, write_family
 from torpor.tests.dialogues.comparing import DIFFERENCES
 from torpor.tests.dialogues.forms import ALL_FAMILIES
+from torpor.tests.dialogues.planting import planted, printed
 from torpor.tests.dialogues.run import swept
 from torpor.tests.shares import share
 
-RUN = Path(__file__).with_name("run.py")
 PAGE = ROOT / "docs" / "reference" / "dialogue-differences.md"
 IN_A_SHARE = 6
 IN_ALL = 100_000
@@ -79,11 +76,9 @@ def test_a_hundred_thousand_dialogues(folder_of: Folder) -> None:
 
 def told(package: Path, folder: Path, name: str, first: int, count: int) -> dict[str, dict[str, int] | list[str]]:
     """What a process of its own finds, with the package in a folder."""
-    environment = dict(os.environ) if package == ROOT else {**os.environ, "PYTHONPATH": str(package.parent)}
-    command = [sys.executable, "-P", str(RUN), str(folder), name, str(first), str(count)]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
-    found: dict[str, dict[str, int] | list[str]] = json.loads(done.stdout)
+    found: dict[str, dict[str, int] | list[str]] = json.loads(
+        printed(package, "run.py", str(folder), name, str(first), str(count))
+    )
     return found
 
 
@@ -149,11 +144,7 @@ PLANTS: dict[str, tuple[str, str, str, str, Flags]] = {
 @pytest.mark.parametrize("plant", PLANTS)
 def test_a_plant_is_found(folder_of: Folder, tmp_path: Path, plant: str) -> None:
     file, what, instead, name, flags = PLANTS[plant]
-    package = copy_package(tmp_path)
-    shutil.copytree(ROOT / "tests" / "dialogues", package / "tests" / "dialogues")
-    (package / "tests" / "daemon" / "models").mkdir(parents=True)
-    shutil.copy(ROOT / "tests" / "daemon" / "models" / "template_families.py", package / "tests" / "daemon" / "models")
-    put(package / "daemon" / file, instead, before=what, instead=True)
+    package = planted(tmp_path, f"daemon/{file}", what, instead)
     assert told(package, folder_of(name, flags), name, 0, 60)["faults"]
 
 
