@@ -464,6 +464,7 @@ def main() -> None:
     asking.add_argument("--first", type=int, default=0, help="the number of the first")
     asking.add_argument("--only", help="this family alone")
     asking.add_argument("--flags", choices=FLAGS, help="this kind of tokenizer alone")
+    asking.add_argument("--turns", type=int, nargs="+", default=TURNS, help="how many questions a dialogue may have")
     asking.add_argument(
         "--kills", type=float, default=0.03, help="the share of steps behind which the daemon is killed"
     )
@@ -471,7 +472,7 @@ def main() -> None:
     for family, flags in kinds():
         if given.only in (None, family.name) and given.flags in (None, flags):
             seeds = range(given.first, given.first + given.dialogues)
-            report = swept(family, flags, seeds, kill_share=given.kills)
+            report = swept(family, flags, seeds, kill_share=given.kills, turns=given.turns)
             told = {**vars(report), "gaps": [asdict(gap) for gap in report.gaps[:3]], "wrong": len(report.wrong)}
             print(json.dumps({"family": family.name, "flags": flags, **told}), flush=True)
             for one in report.wrong[:5]:

@@ -8,10 +8,9 @@ told is what stands there.
 
 from __future__ import annotations
 
-import asyncio
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,13 +20,12 @@ from torpor.daemon.models.chat_template import Root
 from torpor.daemon.models.models import load_model
 from torpor.daemon.sessions.transcripts import Turn
 from torpor.daemon.sessions.unprocessed_tail import text_map_in
-from torpor.daemon.tasks.pieces import in_pieces
 from torpor.memvid.store import Store
 from torpor.memvid.uri import SessionUri
 from torpor.snapshot.digests import DigestCache
 from torpor.snapshot.state import token_array
-from torpor.socket_api.http.bodies import _decoded
 from torpor.socket_api.http.chat_completions import _order
+from torpor.socket_api.http.json_reading import object_of
 from torpor.socket_api.http.turns import Turn as Asked
 from torpor.tests.daemon.models.template_families import Family
 from torpor.tests.dialogues.comparing import Explained, Said, compare
@@ -103,10 +101,6 @@ def root_of(asked: Asked) -> Root:
 
 def asked_in(body: bytes) -> Asked:
     """The dialogue that a chat completion asks for, as the daemon takes it."""
-
-    async def decoded() -> Mapping[str, Any]:
-        return await in_pieces(_decoded(body))
-
-    asked = _order(asyncio.run(decoded())).asked
+    asked = _order(object_of(body)).asked
     assert isinstance(asked, Asked)
     return asked

@@ -76,5 +76,6 @@ PLANTS: dict[str, tuple[str, str, str]] = {
 @pytest.mark.parametrize("plant", PLANTS)
 def test_a_plant_is_found(tmp_path: Path, plant: str) -> None:
     package = planted(tmp_path, *PLANTS[plant])
-    told = printed(package, "company.py", "--only", "chatml", "--flags", "own", "--dialogues", "8", "--kills", "0")
+    of_one_kind = ("--only", "chatml", "--flags", "own", "--kills", "0")
+    told = printed(package, "company.py", *of_one_kind, "--dialogues", "8", "--turns", "1")
     assert json.loads(told.splitlines()[0])["wrong"]
