@@ -147,6 +147,8 @@ class Daemon:
         body = {"model": "m", "prompt": list(tokens), "temperature": 0, "max_tokens": MOST_TOKENS}
         with self._asked("/v1/completions", json.dumps(body).encode(), **{"x-torpor-session": session}) as answer:
             found = json.loads(answer.read())
+            if answer.status != 200:
+                return {"status": answer.status, "code": found["error"]["code"]}
             return {"text": found["choices"][0]["text"], "prompt_tokens": found["usage"]["prompt_tokens"]}
 
     def tell(self, session: str, asked: Turn, chance: Random) -> dict[str, Any]:

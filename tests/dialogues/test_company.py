@@ -39,7 +39,7 @@ def test_company_changes_no_answer_in_many_dialogues(family: Family, flags: Any)
 _GENERATES: Final = 'request = await self.caller.request_of(VERBS["generate"], params)'
 _APPENDS: Final = """read = {"session": self.session, "tokens": tokens, "create": True}
         await self.backend.ask(VERBS["append"], await self.caller.request_of(VERBS["append"], read))
-        params |= {"tokens": None, "create": False}
+        params |= {"tokens": None, "create": False, "model": None, "labels": None}
         """
 PLANTS: dict[str, tuple[str, str, str]] = {
     "an answer is compared behind its thinking": (
