@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from ...daemon.api.reading import Reuse
 from ...memvid.format.blocks import BLOCK_TOKENS
 from ...memvid.units import format_count, format_plural
@@ -9,6 +11,14 @@ from ..reach.daemon_link import connect
 from ..reach.options import JsonOption, SessionArgument, SocketOption
 from ..view.formatting import format_time
 from ..view.output import Output, neutralise, plain
+
+_NOT_TAKEN: Final = {
+    "no_whole_block": f"only whole blocks of {BLOCK_TOKENS} are",
+    "other_calls": "they were read in other calls than a new session makes",
+    "other_bits": "its state may have other bits than this model computes",
+    "no_room": "there was no memory for a copy",
+    "unreadable": "it cannot be read",
+}
 
 
 def why(session: SessionArgument, socket: SocketOption = None, as_json: JsonOption = False) -> None:
@@ -51,11 +61,10 @@ def _taken_over(reuse: Reuse, session: str) -> str:
     """The tokens taken over from another session."""
     if reuse.source == session:
         return ""
-    if not reuse.cached_tokens and reuse.common_tokens <= BLOCK_TOKENS:
-        return f"; none taken over: only whole blocks of {BLOCK_TOKENS} are"
-    if not reuse.cached_tokens:
-        return "; none taken over: they were read in other calls than a new session makes, or cannot be used"
-    return f"; {format_count(reuse.cached_tokens)} of them taken over"
+    if reuse.cached_tokens:
+        return f"; {format_count(reuse.cached_tokens)} of them taken over"
+    reason = _NOT_TAKEN.get(reuse.not_taken or "", reuse.not_taken)
+    return f"; none taken over{f': {plain(reason)}' if reason else ''}"
 
 
 def _headline(reuse: Reuse, session: str) -> str:

@@ -24,6 +24,7 @@ PrefixOutcome = Literal["hit", "diverged", "none"]
 Cause = Literal[
     "goes_on", "tokenisation", "thinking", "clock", "reordered", "template", "system_text", "message", "other_text"
 ]
+NotTaken = Literal["no_whole_block", "other_calls", "other_bits", "no_room", "unreadable"]
 
 
 class AppendResult(Result):
@@ -93,7 +94,10 @@ class Reuse(Result):
         unless it diverged; the texts, the cause and the remedy likewise. cause: one of `Cause`, or a newer daemon's.
     became: for a transcript that diverged from its own session: `refused`, with nothing changed, or `rewound`: the
         session went back to `position` and read the rest; None else, or if it failed for another reason.
-    cached_tokens: how many common tokens were taken over from another session, and not prefilled.
+    cached_tokens: how many common tokens were taken over from another session, and not prefilled. not_taken: why none
+        of a new session's were: less than a whole block is in common; the source read them in other calls than a new
+        session makes, or holds a state that may have other bits; there was no memory for a copy; the source cannot be
+        read. None where some were, or none had to be; a newer daemon may have other words.
     left_out: parts of the request that the model did not read, for they change with each one, by their API's names.
     """
 
@@ -111,6 +115,7 @@ class Reuse(Result):
     remedy: str | None = None
     became: Literal["refused", "rewound"] | None = None
     cached_tokens: Count = 0
+    not_taken: str | None = None
     left_out: tuple[str, ...] = ()
 
 

@@ -22,6 +22,7 @@ from ...memvid.errors import StoreError
 from ...memvid.format.identity import Identity
 from ...memvid.uri import SessionUri
 from ...snapshot.errors import NotEnoughMemory
+from ...snapshot.state import LiveState
 from ..api.events import OnEvent, ProgressEvent, TokenEvent
 from ..api.reading import GenerateResult
 from ..api.sampling import Sampling
@@ -162,13 +163,14 @@ class Exchanges:
         """
         before, by_block = live.state, known.request is not None
         async with self._in_flight.joined(live, ids, by_block=by_block) as under_way:
-            adopted = None
             if not before.tokens:
                 adopted = await self._reuse.adopt(live, ids, self._residency.awake.get, emit)
-            if adopted is not None:
-                live.state = adopted
-                live.state.checkpoints.mark(before.checkpoints.marks)
-                self._reasons.took_over(live.uri, len(adopted.tokens))
+                if isinstance(adopted, LiveState):
+                    live.state = adopted
+                    live.state.checkpoints.mark(before.checkpoints.marks)
+                    self._reasons.took_over(live.uri, len(adopted.tokens))
+                else:
+                    self._reasons.took_nothing(live.uri, adopted)
             begins, held = len(before.tokens), len(live.state.tokens)
             try:
                 seconds = await self._read(live, ids[held - begins :], emit, under_way, by_block=by_block)

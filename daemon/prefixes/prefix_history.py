@@ -8,12 +8,12 @@ from __future__ import annotations
 import time
 from array import array
 from collections import OrderedDict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Final
 
 from ...memvid.uri import SessionUri
-from ..api.reading import ReadingVerb, Reuse
+from ..api.reading import NotTaken, ReadingVerb, Reuse
 from ..sessions.encoding import Encoder
 from ..sessions.sessions import Session
 from ..sessions.why import Explanation, explain
@@ -118,6 +118,14 @@ class Reasons:
         requests = self._of.get(uri)
         if requests:
             requests[-1] = replace(requests[-1], cached_tokens=cached_tokens)
+
+    def took_nothing(self, uri: SessionUri, why: Mapping[SessionUri, NotTaken]) -> None:
+        """Note why the last request, of a new session, took over nothing. why: of each session that was tried."""
+        requests = self._of.get(uri)
+        if requests and requests[-1].source is not None:
+            tried = {str(each): reason for each, reason in why.items()}
+            reason = tried.get(requests[-1].source) or next(iter(tried.values()), "no_whole_block")
+            requests[-1] = replace(requests[-1], not_taken=reason)
 
     def went_back(self, uri: SessionUri) -> None:
         """Note that the last request went back to where it diverged, and was read from there."""

@@ -14,7 +14,7 @@ import asyncio
 import itertools
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -33,6 +33,7 @@ from ...snapshot.identity import decide_bits, require_circumstances, tokens_from
 from ...snapshot.passes import Passes
 from ...snapshot.state import LiveState, token_array
 from ..api.events import OnEvent
+from ..api.reading import NotTaken
 from ..engine.engine import Engine, Steps
 from ..engine.generation import reading
 from ..events.bus import Bus
@@ -96,11 +97,14 @@ class PrefixReuse:
     def forget(self, uri: SessionUri) -> None:
         self._tree.remove(uri)
 
-    async def adopt(self, session: Session, ids: Sequence[int], awake_of: AwakeOf, emit: OnEvent) -> LiveState | None:
-        """A state for a new session that is to read `ids`; None if all of them have to be read. The last token is
-        always read, for its logits (QX6)."""
+    async def adopt(
+        self, session: Session, ids: Sequence[int], awake_of: AwakeOf, emit: OnEvent
+    ) -> LiveState | Mapping[SessionUri, NotTaken]:
+        """A state for a new session that is to read `ids`. If all of them have to be read: why of each session that was
+        tried; of none where no whole block is in common. The last token is always read, for its logits (QX6)."""
+        why: dict[SessionUri, NotTaken] = {}
         if self._policy == "off" or len(ids) <= BLOCK_TOKENS:
-            return None
+            return why
         begun, wanted = time.monotonic(), token_array(b"")
         wanted.extend(ids[:-1])
         match = self._tree.find(session.uri.namespace, session.model.identity.digest, wanted)
@@ -113,11 +117,13 @@ class PrefixReuse:
                     else self._from_memory(session, live, wanted, len(ids))
                 )
             except NotEnoughMemory:
-                continue
+                state = "no_room"
             except TorporError:
                 self._tree.remove(uri)  # it is damaged, gone or changed; try others
-                continue
-            if state is not None:
+                state = "unreadable"
+            if isinstance(state, str):
+                why[uri] = state
+            else:
                 self.hits += 1
                 self._found[uri] += 1
                 self.cached_tokens += (cached := len(state.tokens))
@@ -125,7 +131,7 @@ class PrefixReuse:
                 self._bus.publish(PrefixHit(session.uri, uri, len(ids), cached, live is not None, seconds))
                 return state
         self.misses += 1
-        return None
+        return why
 
     async def foreseen(self, session: Session, ids: Sequence[int], awake_of: AwakeOf) -> int:
         """How many first tokens of `ids` a new session would take over, as of `adopt`; nothing is copied."""
@@ -136,12 +142,13 @@ class PrefixReuse:
         match, most = self._tree.find(session.uri.namespace, session.model.identity.digest, wanted), 0
         for uri in list(itertools.islice(match.sources, _MOST_SOURCES)) if match else ():
             live = awake_of(uri)
+            found: tuple[int, int] | int | NotTaken = "unreadable"
             if live is not None:
-                most = max(most, self._usable_of(session, live, wanted, len(ids)))
-                continue
-            with suppress(TorporError):  # it is damaged, gone or changed
-                found = await self._hibernation.threads.on_io(partial(self._look, session, uri, wanted, len(ids)))
-                most = max(most, 0 if found is None else found[1])
+                found = self._usable_of(session, live, wanted, len(ids))
+            else:
+                with suppress(TorporError):  # it is damaged, gone or changed
+                    found = await self._hibernation.threads.on_io(partial(self._look, session, uri, wanted, len(ids)))
+            most = max(most, found if isinstance(found, int) else 0 if isinstance(found, str) else found[1])
         return most
 
     def known(self, session: Session, ids: Sequence[int]) -> int:
@@ -197,10 +204,10 @@ class PrefixReuse:
 
     async def _from_memory(
         self, session: Session, live: Session, wanted: Sequence[int], count: int
-    ) -> LiveState | None:
+    ) -> LiveState | NotTaken:
         source, usable = live.state, self._usable_of(session, live, wanted, count)
-        if not usable:
-            return None
+        if isinstance(usable, str):
+            return usable
         caches, key = session.model.new_caches(), session.state.random_key
 
         def steps() -> Steps[LiveState | None]:
@@ -209,19 +216,19 @@ class PrefixReuse:
 
         return await self._engine.run(steps())
 
-    def _usable_of(self, session: Session, live: Session, wanted: Sequence[int], count: int) -> int:
-        """How many tokens may be taken over of an awake session; 0 if that is less than a block."""
+    def _usable_of(self, session: Session, live: Session, wanted: Sequence[int], count: int) -> int | NotTaken:
+        """How many tokens may be taken over of an awake session, a block at least."""
         if live.loss is not None or live.elsewhere_tokens or live.salvaged is not None:
-            return 0
+            return "other_bits"
         usable = self._usable(session, live.state.tokens, live.state.passes, wanted, count)
-        return usable if usable >= BLOCK_TOKENS else 0
+        return usable if usable >= BLOCK_TOKENS else "other_calls"
 
     async def _from_store(
         self, session: Session, uri: SessionUri, wanted: Sequence[int], count: int, emit: OnEvent
-    ) -> LiveState | None:
+    ) -> LiveState | NotTaken:
         found = await self._hibernation.threads.on_io(lambda: self._look(session, uri, wanted, count))
-        if found is None:
-            return None
+        if isinstance(found, str):
+            return found
         version, usable = found
         order = WakeOrder(version, usable, cause="prefix")
         wake = self._hibernation.waking.wake(uri, order, session.model, emit)
@@ -231,8 +238,8 @@ class PrefixReuse:
         state.checkpoints.cut(0)  # they lie in the other session's bundle
         return state
 
-    def _look(self, session: Session, uri: SessionUri, wanted: Sequence[int], count: int) -> tuple[int, int] | None:
-        """The usable version and position of a sleeping session, or None; reads manifest and headers.
+    def _look(self, session: Session, uri: SessionUri, wanted: Sequence[int], count: int) -> tuple[int, int] | NotTaken:
+        """The usable version and position of a sleeping session; reads manifest and headers.
 
         Raises SessionNotFound: it is gone. StoreError: its bundle cannot be read."""
         model = session.model
@@ -241,7 +248,7 @@ class PrefixReuse:
             differs = require_circumstances(kept.get("backend"), model.backend, model=model.name, strict=False)
             is_from_elsewhere = decide_bits(differs) or tokens_from_elsewhere(kept) > 0
             if kept.get(LOSSY) is not None or is_from_elsewhere or kept.get(SALVAGED) is not None:
-                return None
+                return "other_bits"
             plan_at = partial(
                 restore.plan_wake,
                 reader,
@@ -252,10 +259,12 @@ class PrefixReuse:
             )
             whole = plan_at(at=None)
             usable = self._usable(session, token_array(whole.tokens), whole.held_passes, wanted, count)
-            if usable < BLOCK_TOKENS or whole.loss is not None:
-                return None
+            if whole.loss is not None:
+                return "other_bits"
+            if usable < BLOCK_TOKENS:
+                return "other_calls"
             resumed = plan_at(at=usable).resumed_tokens
-        return (reader.manifest.version, resumed) if resumed >= BLOCK_TOKENS else None
+        return (reader.manifest.version, resumed) if resumed >= BLOCK_TOKENS else "no_whole_block"
 
     def _usable(
         self, session: Session, ledger: Sequence[int], passes: Passes, wanted: Sequence[int], count: int

@@ -11,7 +11,9 @@ import pytest
 from torpor.daemon.errors import ContextOverflow, TranscriptDiverged
 from torpor.daemon.prefixes import prefix_history
 from torpor.daemon.prefixes.prefix_history import MAX_REQUESTS
+from torpor.daemon.prefixes.reuse import PrefixReuse
 from torpor.daemon.sessions.transcripts import message_of
+from torpor.snapshot.errors import NotEnoughMemory
 from torpor.tests.daemon.session_rig import Rigged, hold_calls, tokens_of
 
 pytestmark = pytest.mark.usefixtures("short_calls")
@@ -50,8 +52,31 @@ async def test_a_cold_store_a_foreign_session_and_an_early_divergence_ms8(rig: R
     await rig.read("x/short", TOKENS[:200])
     short = await last(rig, "x/short")
     assert (short.outcome, short.common_tokens, short.cached_tokens) == ("hit", 200, 0), "less than a block"
+    assert (alike.not_taken, short.not_taken, early.not_taken) == (None, "no_whole_block", "no_whole_block")
     await rig.read("x/other", tokens_of(3, 300))
     assert (await last(rig, "x/other")).outcome == "none"
+
+
+@pytest.mark.parametrize("sleeps", [False, True])
+async def test_it_is_told_why_nothing_was_taken_over(
+    rig: Rigged, monkeypatch: pytest.MonkeyPatch, sleeps: bool
+) -> None:
+    """The one reason, and no guess by the number of tokens."""
+    for at in range(0, 600, 100):
+        await rig.service.append("a", tokens=TOKENS[at : at + 100], create=at == 0)
+    if sleeps:
+        await rig.sleep("a")
+    await rig.read("b", [*TOKENS[:500], 1])
+    found = await last(rig, "b")
+    assert (found.common_tokens, found.cached_tokens, found.not_taken) == (500, 0, "other_calls")
+
+    def refuse(*_: object) -> Any:
+        raise NotEnoughMemory("No.", wanted_bytes=1)
+
+    monkeypatch.setattr(PrefixReuse, "_usable_of", refuse)
+    monkeypatch.setattr(PrefixReuse, "_look", refuse)
+    await rig.read("c", TOKENS)
+    assert (await last(rig, "c")).not_taken == "no_room"
 
 
 async def test_a_session_that_sleeps_is_compared_too(rig: Rigged) -> None:

@@ -181,6 +181,7 @@ async def test_lossy_sessions_are_no_sources(open_rig: Any, quantisable_model: P
         await rig.asleep("a", TEXT)
         await rig.service.maintain(operation="quantise", session="a", bits=8)
         assert (await read(rig, "b", TEXT)).cached_tokens == 0
+        assert (await rig.service.why("b")).requests[-1].not_taken == "other_bits"
         await rig.service.delete("b")
         await rig.wake("a")
         assert (await read(rig, "c", TEXT)).cached_tokens == 0
