@@ -16,13 +16,14 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
 
 from ...errors import TorporError
 from ...memvid.format.blocks import BLOCK_TOKENS
 from ...memvid.format.lossy import LOSSY
+from ...memvid.format.reader import BundleReader
 from ...memvid.format.salvaged import SALVAGED
 from ...memvid.store import Store
 from ...memvid.uri import SessionUri
@@ -38,6 +39,7 @@ from ..engine.engine import Engine, Steps
 from ..engine.generation import reading
 from ..events.bus import Bus
 from ..events.events import PrefixHit
+from ..models.models import LoadedModel
 from ..options.serve_options import ReusePolicy
 from ..sessions.sessions import Session
 from ..sleep.hibernation import Hibernation
@@ -151,6 +153,27 @@ class PrefixReuse:
             most = max(most, found if isinstance(found, int) else 0 if isinstance(found, str) else found[1])
         return most
 
+    async def read_on_alike(
+        self, session: Session, uri: SessionUri, at: int, ids: Sequence[int], awake_of: AwakeOf
+    ) -> int:
+        """How many first tokens of `ids` another session has behind its first `at` tokens, read in the calls in which a
+        fork there would read them; 0 if that is less than a block. session: a new one of the same model."""
+        if self._policy == "off" or not session.model.layout.by_token:
+            return 0
+        if (live := awake_of(uri)) is not None:
+            found: tuple[Sequence[int], Passes] | NotTaken = _way_of(live)
+        else:
+            found = "unreadable"
+            with suppress(TorporError):  # it is damaged, gone or changed
+                found = await self._hibernation.threads.on_io(partial(self._stored_way, session, uri))
+        if isinstance(found, str):
+            return 0
+        ledger, passes = found
+        begun = replace(session, state=replace(session.state, tokens=token_array(b"")))
+        begun.state.tokens.extend(ledger[:at])
+        alike = self._usable(begun, ledger[at:], passes.after(at), ids[:-1], len(ids))
+        return alike if alike >= BLOCK_TOKENS else 0
+
     def known(self, session: Session, ids: Sequence[int]) -> int:
         """The first tokens of `ids`, in full blocks, that some session has read."""
         match = self._tree.find(session.uri.namespace, session.model.identity.digest, ids[:-1])
@@ -210,17 +233,18 @@ class PrefixReuse:
             return usable
         caches, key = session.model.new_caches(), session.state.random_key
 
-        def steps() -> Steps[LiveState | None]:
+        def steps() -> Steps[LiveState | NotTaken]:
             self._engine.release(source)
-            return (yield from borrow(source, caches, key, usable))
+            return (yield from borrow(source, caches, key, usable)) or "no_whole_block"
 
         return await self._engine.run(steps())
 
     def _usable_of(self, session: Session, live: Session, wanted: Sequence[int], count: int) -> int | NotTaken:
         """How many tokens may be taken over of an awake session, a block at least."""
-        if live.loss is not None or live.elsewhere_tokens or live.salvaged is not None:
-            return "other_bits"
-        usable = self._usable(session, live.state.tokens, live.state.passes, wanted, count)
+        found = _way_of(live)
+        if isinstance(found, str):
+            return found
+        usable = self._usable(session, *found, wanted, count)
         return usable if usable >= BLOCK_TOKENS else "other_calls"
 
     async def _from_store(
@@ -242,29 +266,32 @@ class PrefixReuse:
         """The usable version and position of a sleeping session; reads manifest and headers.
 
         Raises SessionNotFound: it is gone. StoreError: its bundle cannot be read."""
-        model = session.model
         with self._store.open_session(uri) as reader:
-            kept = reader.manifest.session
-            differs = require_circumstances(kept.get("backend"), model.backend, model=model.name, strict=False)
-            is_from_elsewhere = decide_bits(differs) or tokens_from_elsewhere(kept) > 0
-            if kept.get(LOSSY) is not None or is_from_elsewhere or kept.get(SALVAGED) is not None:
-                return "other_bits"
-            plan_at = partial(
-                restore.plan_wake,
-                reader,
-                model.identity,
-                model.layout,
-                model=model.name,
-                context_tokens=model.context_tokens,
-            )
-            whole = plan_at(at=None)
+            whole = self._whole_plan(session, reader)
+            if isinstance(whole, str):
+                return whole
             usable = self._usable(session, token_array(whole.tokens), whole.held_passes, wanted, count)
-            if whole.loss is not None:
-                return "other_bits"
             if usable < BLOCK_TOKENS:
                 return "other_calls"
-            resumed = plan_at(at=usable).resumed_tokens
+            resumed = _plan_at(session.model, reader, usable).resumed_tokens
         return (reader.manifest.version, resumed) if resumed >= BLOCK_TOKENS else "no_whole_block"
+
+    def _whole_plan(self, session: Session, reader: BundleReader) -> restore.WakePlan | NotTaken:
+        """The plan of a wake of a version with all its tokens, if they have the bits of this model. Raises as
+        `_look`."""
+        kept, model = reader.manifest.session, session.model
+        differs = require_circumstances(kept.get("backend"), model.backend, model=model.name, strict=False)
+        is_from_elsewhere = decide_bits(differs) or tokens_from_elsewhere(kept) > 0
+        if kept.get(LOSSY) is not None or is_from_elsewhere or kept.get(SALVAGED) is not None:
+            return "other_bits"
+        whole = _plan_at(model, reader, None)
+        return whole if whole.loss is None else "other_bits"
+
+    def _stored_way(self, session: Session, uri: SessionUri) -> tuple[Sequence[int], Passes] | NotTaken:
+        """The tokens of a sleeping session, and how they were read. Raises as `_look`."""
+        with self._store.open_session(uri) as reader:
+            whole = self._whole_plan(session, reader)
+            return whole if isinstance(whole, str) else (token_array(whole.tokens), whole.held_passes)
 
     def _usable(
         self, session: Session, ledger: Sequence[int], passes: Passes, wanted: Sequence[int], count: int
@@ -292,6 +319,19 @@ class PrefixReuse:
     def _ledger_of(self, uri: SessionUri, version: int) -> bytes:
         with self._store.open_session(uri, version) as reader:
             return bytes(reader.tokens())
+
+
+def _plan_at(model: LoadedModel, reader: BundleReader, at: int | None) -> restore.WakePlan:
+    return restore.plan_wake(
+        reader, model.identity, model.layout, model=model.name, context_tokens=model.context_tokens, at=at
+    )
+
+
+def _way_of(live: Session) -> tuple[Sequence[int], Passes] | NotTaken:
+    """The tokens of an awake session, and how they were read."""
+    if live.loss is not None or live.elsewhere_tokens or live.salvaged is not None:
+        return "other_bits"
+    return live.state.tokens, live.state.passes
 
 
 def read_alike(passes: Passes, reading: Iterator[tuple[int, bool]], common: int) -> int:

@@ -75,9 +75,9 @@ async def converse(parts: Parts, request: ConverseRequest) -> GenerateResult:
         with attempt:
             if head.is_last and _may_go_on(request, head, wanted) and not parts.is_at_look(head.uri):
                 return await _chat(parts, attempt.asked, head.uri, None, digest, _behind(request, head))
-            if await _is_longer_anew(parts, request, head, wanted):
+            if (place := await _farthest(parts, request, head, wanted, chain)) is None:
                 break
-            return await _chat_in_fork(parts, attempt.asked, head, _new_name(parts, wanted), digest)
+            return await _chat_in_fork(parts, attempt.asked, place, _new_name(parts, wanted), digest)
     return await _chat(parts, request, _new_name(parts, wanted), model, digest)
 
 
@@ -249,17 +249,30 @@ async def _as_thought(parts: Parts, request: Asked, wanted: SessionUri, model: s
     return replace(request, messages=messages), await parts.encoder.aside(partial(Chain.of, messages, root))
 
 
-async def _is_longer_anew(parts: Parts, request: ConverseRequest, head: Head, wanted: SessionUri) -> bool:
-    """Whether a new session would take over a block more, at least, than a fork has at a head: such as what two
-    dialogues have in common behind the last answer."""
+async def _farthest(
+    parts: Parts, request: ConverseRequest, head: Head, wanted: SessionUri, chain: Chain | None
+) -> Head | None:
+    """Where to fork for a transcript that goes on otherwise behind a head: there, or behind what another session of the
+    head has read in common with it, such as most of a long message. None if a new session would take over a block more,
+    at least."""
     if request.after or head.is_named:
-        return False
+        return head
     claim, root = Use(_fresh(wanted), next(parts.residency.memory.numbers)), _root_of(request)
+    awake_of = parts.residency.awake.get
     async with parts.residency.models.using(head.model, claim) as loaded:
-        ids = await parts.encoder.messages(loaded, request.messages, Place(0, None, turn_open=False), root)
         state = await parts.hibernation.waking.begin(loaded, initial_key)
-        anew = Session(claim.uri, loaded, state, Sampling())
-        return await parts.reuse.foreseen(anew, ids, parts.residency.awake.get) >= head.at + BLOCK_TOKENS
+        anew, place = Session(claim.uri, loaded, state, Sampling()), head
+        ledger, new = await parts.reuse.ledger_of(head.uri, awake_of), request.messages[head.messages :]
+        if ledger is not None and len(ledger) >= head.at and new:
+            behind = Place(head.at, ledger[head.at - 1], turn_open=True)
+            ids = await parts.encoder.messages(loaded, new, behind, root)
+            heads = _heads(parts, request, wanted, head.model, chain)
+            for each in [each for each in heads if not parts.residency.turns.is_busy(each.uri)][:_MOST_TRIED]:
+                more = await parts.reuse.read_on_alike(anew, each.uri, each.at, ids, awake_of)
+                place = max(place, replace(each, at=each.at + more), key=lambda one: one.at)
+        ids = await parts.encoder.messages(loaded, request.messages, Place(0, None, turn_open=False), root)
+        is_longer_anew = await parts.reuse.foreseen(anew, ids, awake_of) >= place.at + BLOCK_TOKENS
+        return None if is_longer_anew else place
 
 
 def _behind(request: ConverseRequest, head: Head) -> Behind | None:

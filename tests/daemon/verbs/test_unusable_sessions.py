@@ -222,5 +222,29 @@ async def test_a_fork_at_an_early_answer_wins_over_no_far_longer_beginning(open_
         told = await converse(rig, other, "drei")
         assert told.cached_tokens >= 768
         assert ledger(rig) == cold(rig, [*other, assistant("drei")])
+        if asleep:
+            await rig.sleep(told.session.rpartition("/")[2])
         fork = await converse(rig, [*opening, user("short")], "vier", "b")
         assert (fork.cached_tokens, fork.prefilled_tokens < 40) == (0, True), "the answer is all that is common"
+
+
+@pytest.mark.usefixtures("short_calls")
+@pytest.mark.parametrize("asleep", [False, True])
+async def test_a_far_longer_beginning_wins_where_it_is_a_fork_itself(open_rig: Any, asleep: bool) -> None:
+    """Of three dialogues that have an answer in common, two of them most of the long message behind it: the second is a
+    fork of the first, so no new session reads in its calls."""
+    opening = [SYSTEM, user("one"), assistant("eins")]
+    long, other = ([*opening, user(TEXT * 2 + end)] for end in ("this", "that"))
+    async with open_rig(endless=False, prefix_reuse="exact") as rig:
+        await converse(rig, opening[:2], "eins", "short")
+        first = await converse(rig, long, "zwei", "b")
+        assert first.session != "torpor://default/short"
+        if asleep:
+            for name in sorted(await names(rig)):
+                await rig.sleep(name)
+        told = await converse(rig, other, "drei", "c")
+        assert told.prefilled_tokens < 300
+        fork = told.session.rpartition("/")[2]
+        assert ledger(rig, fork) == cold(rig, [*other, assistant("drei")])
+        again = await converse(rig, [*opening, user("short")], "vier", "d")
+        assert again.prefilled_tokens < 40, "the answer is all that is common"
