@@ -8,8 +8,8 @@ Three samples, each cut into slots of 256 tokens as a block has them:
   It is computed in float32 and rounded to bfloat16, because half precision is slow on a CPU; the vocabulary is cut
   down, which only the embedding sees.
 
-The codecs: a plain copy of the bytes; zstd and zstd on byte planes as the store writes and reads them, with every check
-and checksum; and blosc2 where it is installed, with its byte and its bit shuffle before zstd, on one thread and without
+The codecs: a plain copy of the bytes; zstd on byte planes as the store writes and reads them, with every check and
+checksum; and blosc2 where it is installed, with its byte and its bit shuffle before zstd, on one thread and without
 any checksum, at the compression levels that stand for the same zstd levels. torpor does not need blosc2 and never
 installs it.
 
@@ -34,7 +34,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 # isort: off
 from torpor.daemon.models.models import DEMO_MODEL_FOLDER, DEMO_MODEL_NAME, load_model
 from torpor.memvid.format.blocks import BLOCK_TOKENS, DTYPE_BYTES, SlotSpec
-from torpor.memvid.format.codecs import Codec, decode_into, encode_slot, planes, zstd
+from torpor.memvid.format.codecs import decode_into, encode_slot
 from torpor.snapshot.digests import DigestCache
 import mlx.core as mx
 import numpy as np
@@ -104,29 +104,20 @@ def _over(others: list[float], own: list[float]) -> list[float]:
 
 def ways() -> list[Way]:
     """The codecs that can be measured here; the first is the one that the others stand beside."""
-    found = [_torpor(planes(level), f"planes-{level}") for level in LEVELS]
-    found += [_torpor(zstd(level), f"zstd-{level}") for level in LEVELS]
-    found.append(Way("copy", lambda slot, _: bytearray(slot), _copy_back))
-    return found + _blosc_ways()
+    return [Way("planes", _store, _restore), Way("copy", lambda slot, _: bytearray(slot), _copy_back), *_blosc_ways()]
 
 
-def _torpor(codec: Codec, name: str) -> Way:
-    def store(slot: bytes, dtype: str) -> tuple[int, bytes]:
-        spec = SlotSpec("slot", "kv.k/1", dtype, (len(slot) // DTYPE_BYTES[dtype],))
-        encoded = encode_slot([memoryview(slot)], spec, codec)
-        if encoded is None:
-            return 0, slot
-        code, payload, _ = encoded
-        return code, b"".join(payload)
+def _store(slot: bytes, dtype: str) -> bytes:
+    spec = SlotSpec("slot", "kv.k/1", dtype, (len(slot) // DTYPE_BYTES[dtype],))
+    encoded = encode_slot([memoryview(slot)], spec)
+    return slot if encoded is None else b"".join(encoded[0])
 
-    def restore(stored: tuple[int, bytes], target: bytearray, dtype: str) -> None:
-        code, payload = stored
-        if code == 0:
-            target[:] = payload
-        else:
-            decode_into(code, payload, [memoryview(target)], DTYPE_BYTES[dtype], name)
 
-    return Way(name, store, restore)
+def _restore(stored: bytes, target: bytearray, dtype: str) -> None:
+    if len(stored) == len(target):
+        target[:] = stored
+    else:
+        decode_into(stored, [memoryview(target)], DTYPE_BYTES[dtype], "slot")
 
 
 def _copy_back(stored: bytearray, target: bytearray, _dtype: str) -> None:

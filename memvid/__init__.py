@@ -9,7 +9,6 @@ if TYPE_CHECKING:
     from .disk.location import default_store_path
     from .errors import StoreError
     from .format.blocks import BLOCK_TOKENS, BlockDraft, BlockEntry, BlockHeader, SlotDraft, SlotSpec
-    from .format.codecs import RAW, Codec, zstd
     from .format.identity import Identity
     from .format.manifest import Manifest
     from .format.reader import BundleReader
@@ -21,12 +20,10 @@ if TYPE_CHECKING:
 __all__ = [
     "BLOCK_TOKENS",
     "DEFAULT_NAMESPACE",
-    "RAW",
     "BlockDraft",
     "BlockEntry",
     "BlockHeader",
     "BundleReader",
-    "Codec",
     "CompactionPolicy",
     "DeleteReport",
     "Finding",
@@ -43,7 +40,6 @@ __all__ = [
     "StoreStatistics",
     "VerifyReport",
     "default_store_path",
-    "zstd",
 ]
 
 if not TYPE_CHECKING:  # or no checker would miss a name
@@ -53,9 +49,9 @@ if not TYPE_CHECKING:  # or no checker would miss a name
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         from . import errors, store, uri
         from .disk import location
-        from .format import blocks, codecs, identity, manifest, reader, records
+        from .format import blocks, identity, manifest, reader, records
         from .maintenance import compaction_plan
 
-        formats = (blocks, codecs, identity, manifest, reader, records)
+        formats = (blocks, identity, manifest, reader, records)
         modules = (errors, uri, location, *formats, compaction_plan, store)
         return next(getattr(module, name) for module in modules if hasattr(module, name))

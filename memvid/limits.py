@@ -134,11 +134,8 @@ header has half as many, a manifest a few dozen and those of the session map."""
 
 # --- codecs
 
-MAX_ZSTD_LEVEL: Final = 19
-"""Above it the window grows past MAX_ZSTD_WINDOW_BYTES."""
-
 MAX_ZSTD_WINDOW_BYTES: Final = 8 * MIB
-"""Memory that a decoder holds for one frame; level 19 needs 8 MiB."""
+"""Memory that a decoder holds for one frame."""
 
 MAX_EXPANSION: Final = 256
 """Raw bytes in one stored byte of a slot; a writer stores raw what would shrink further. KV shrinks to two thirds, and

@@ -42,7 +42,6 @@ from .folder.store_file import (
     require_creatable,
 )
 from .format.blocks import BlockDraft, BlockEntry
-from .format.codecs import RAW, Codec
 from .format.identity import Identity
 from .format.records import (
     DeleteReport,
@@ -131,7 +130,7 @@ class Store(Exchanging, Upkeep, Tagging, Acknowledging):
         blocks: Iterable[BlockDraft],
         session: Mapping[str, Any] | Callable[[], Mapping[str, Any]],
         token_count: int,
-        codec: Codec = RAW,
+        compressed: bool = False,
         on_progress: Progress | None = None,
         beyond: Beyond | None = None,
         doubted: Sequence[BlockEntry] = (),
@@ -169,7 +168,7 @@ class Store(Exchanging, Upkeep, Tagging, Acknowledging):
                 blocks=blocks,
                 session=(lambda: self._marked(uri, session())) if callable(session) else self._marked(uri, session),
                 token_count=token_count,
-                codec=codec,
+                compressed=compressed,
                 on_progress=on_progress,
                 beyond=beyond,
                 doubted=doubted,

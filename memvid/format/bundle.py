@@ -33,7 +33,7 @@ from ..errors import (
 from ..limits import CHUNK_BYTES, MAX_BLOCK_HEADER_BYTES, MAX_IOVECS, MAX_SLOTS
 from .blocks import BlockEntry, BlockHeader, SlotSpec
 from .blocks import block_id as block_id_of
-from .codecs import CODEC_NAMES, RAW_CODE, decode_chunks, decode_into
+from .codecs import CODES, RAW_CODE, decode_chunks, decode_into
 from .directory import Directory, Frame, decode_directory, digest_of, require_covers
 from .layout import (
     HEADER_BYTES,
@@ -149,7 +149,7 @@ class FrameFile(Closing):
         if len(head.stored) != len(header.slots):
             self._bad_head(frame, "its storage table has another number of slots")
         for (spec, digest), stored in zip(header.slots, head.stored, strict=True):
-            if stored.codec not in CODEC_NAMES:
+            if stored.codec not in CODES:
                 self._bad_head(frame, f"slot {spec.name} is stored with an unknown codec {stored.codec}")
             if stored.codec == RAW_CODE and (stored.stored_bytes, stored.digest) != (spec.size_bytes, digest):
                 self._bad_head(frame, f"the storage table differs from slot {spec.name}")
@@ -196,7 +196,7 @@ class FrameFile(Closing):
         spec, _ = header.slots[index]
         data = self._read_stored(offset, stored, header, spec)
         views = [memoryview(buffer).cast("B") for buffer in buffers if buffer.nbytes]
-        decode_into(stored.codec, data, views, spec.element_bytes, self._slot_name(header, spec))
+        decode_into(data, views, spec.element_bytes, self._slot_name(header, spec))
 
     def _require_digest(self, header: BlockHeader, index: int, buffers: Sequence[memoryview]) -> None:
         spec, digest = header.slots[index]
@@ -260,7 +260,7 @@ class FrameFile(Closing):
             return
         data = self._read_stored(start, stored, header, spec)
         where = self._slot_name(header, spec)
-        yield from decode_chunks(stored.codec, data, spec.size_bytes, spec.element_bytes, where)
+        yield from decode_chunks(data, spec.size_bytes, spec.element_bytes, where)
 
     def _chunks(self, start: int, size_bytes: int) -> Iterator[memoryview]:
         buffer = memoryview(bytearray(min(CHUNK_BYTES, size_bytes)))

@@ -1,16 +1,19 @@
-"""How a slot's raw bytes become stored bytes and back: raw, one zstd frame, or zstd on byte planes.
+"""How a slot's raw bytes become stored bytes and back: zstd on byte planes, for what is cold.
 
-Owns the codec numbers, the choice by dtype, and every check on compressed input. Knows nothing of blocks or files. The
-reader compares the digest of the stored bytes first.
+Owns the codec numbers and every check on compressed input. Knows nothing of blocks or files. The reader compares the
+digest of the stored bytes first.
 
-A zstd slot is exactly one frame with its content size and checksum, without a dictionary, within the window limit,
-filling its stored bytes to the last one. All that is checked before a byte is decompressed, because the library trusts
-a declared size over a caller's cap and accepts bytes after a frame.
-
-A slot on byte planes is cut into chunks, and each chunk into as many planes as an element has bytes: all first bytes,
-all second bytes, and so on. The planes with sign and exponent shrink, those with the low bits of the mantissa mostly do
+A compressed slot is cut into chunks, and each chunk into as many planes as an element has bytes: all first bytes, all
+second bytes, and so on. The planes with sign and exponent shrink, those with the low bits of the mantissa mostly do
 not; each is one zstd frame, or stays raw if it would not shrink. The planes are made with extended slices of
 bytearrays: a strided slice of a memoryview is ten times slower, and numpy has no other use here.
+
+A frame has its content size and checksum, no dictionary and a window within the limit, and fills its stored bytes to
+the last one. All that is checked before a byte is decompressed, because the library trusts a declared size over a
+caller's cap and accepts bytes after a frame.
+
+Level 1 is the one level: a plane of KV has few matches, so higher ones take several times as long and save a few parts
+in a thousand, or nothing. One frame for a whole slot is a quarter faster and saves half as much.
 
 blosc2 (its shuffle filter and zstd) is not used; `bench/compression.py` measures it. Its sizes are the same within one
 part in a hundred; it compresses a quarter faster and decompresses up to twice as fast. But its parser, in C, would
@@ -27,21 +30,18 @@ from typing import Final, NoReturn
 
 import zstandard
 
-from ..errors import CorruptBlock, InvalidDraft
-from ..limits import CHUNK_BYTES, MAX_EXPANSION, MAX_ZSTD_LEVEL, MAX_ZSTD_WINDOW_BYTES, MIN_PLANE_CHUNK_BYTES
-from .blocks import DTYPE_BYTES, SlotSpec
+from ..errors import CorruptBlock
+from ..limits import CHUNK_BYTES, MAX_EXPANSION, MAX_ZSTD_WINDOW_BYTES, MIN_PLANE_CHUNK_BYTES
+from .blocks import SlotSpec
 
 RAW_CODE: Final = 0
-ZSTD_CODE: Final = 1
 PLANES_CODE: Final = 2
-CODEC_NAMES: Final = {RAW_CODE: "raw", ZSTD_CODE: "zstd", PLANES_CODE: "planes"}
+CODES: Final = (RAW_CODE, PLANES_CODE)
+_LEVEL: Final = 1
 
 PLANE_CHUNK_BYTES: Final = 256 * 1024
 """Raw bytes that are split into planes at once when writing. Smaller chunks follow the data more closely but cost a
 frame each; larger ones fall out of the processor's cache. Ratio and speed are best near here."""
-
-_PLANE_DTYPES: Final = frozenset({"float16", "bfloat16", "float32", "float64", "complex64"})
-"""Numbers with an exponent: their high bytes are alike. Integers have no known pattern, and are not split."""
 
 _PLANES_HEADER: Final = struct.Struct("<II")  # planes, raw bytes of a chunk
 _PLANE_LENGTH: Final = struct.Struct("<I")
@@ -55,93 +55,35 @@ _RESERVED_BLOCK: Final = 3
 Buffer = bytes | bytearray | memoryview
 
 
-@dataclass(frozen=True, slots=True)
-class Codec:
-    """A choice for writing. A reader needs none: each slot names its codec."""
-
-    code: int
-    level: int = 0
-
-    def __post_init__(self) -> None:
-        if self.code not in CODEC_NAMES:
-            raise InvalidDraft(f"there is no codec {self.code}.", codec=self.code)
-        if self.code != RAW_CODE and not 1 <= self.level <= MAX_ZSTD_LEVEL:
-            raise InvalidDraft(f"a zstd level is 1 to {MAX_ZSTD_LEVEL}, not {self.level}.", level=self.level)
-
-    def for_slot(self, spec: SlotSpec) -> Codec:
-        """The codec for one slot: byte planes for floating-point numbers, one frame for anything else."""
-        if self.code == PLANES_CODE and spec.dtype not in _PLANE_DTYPES:
-            return zstd(self.level)
-        return self
-
-
-RAW: Final = Codec(RAW_CODE)
-
-
-def zstd(level: int = 1) -> Codec:
-    """Compress each slot on its own; a slot that does not shrink is stored raw."""
-    return Codec(ZSTD_CODE, level)
-
-
-def planes(level: int = 1) -> Codec:
-    """Compress the byte planes of floating-point slots, other slots as `zstd`.
-
-    A plane of KV has few matches, so level 1 is best: higher levels take several times as long and save a few parts in
-    a thousand, or nothing.
-    """
-    return Codec(PLANES_CODE, level)
-
-
-def encode_slot(
-    views: Sequence[memoryview], spec: SlotSpec, codec: Codec
-) -> tuple[int, list[memoryview | bytes], int] | None:
-    """The codec number, the payload in parts, and the stored bytes; None for a slot to be stored raw.
+def encode_slot(views: Sequence[memoryview], spec: SlotSpec) -> tuple[list[memoryview | bytes], int] | None:
+    """The payload of a compressed slot in parts, and its bytes; None for a slot to be stored raw.
 
     `views` are contiguous bytes ("B") that add up to `spec.size_bytes`. A payload is smaller than the raw bytes, but by
     no more than `MAX_EXPANSION`: a reader takes a file beyond that for an attack.
     """
-    chosen = codec.for_slot(spec)
-    payload: list[memoryview | bytes]
-    if chosen.code == RAW_CODE:
-        return None
-    if chosen.code == ZSTD_CODE:
-        payload = [compress(views, spec.size_bytes, chosen.level)]
-    else:
-        payload = _encode_planes(views, spec.size_bytes, DTYPE_BYTES[spec.dtype], chosen.level)
+    payload = _encode_planes(views, spec.size_bytes, spec.element_bytes)
     stored_bytes = sum(map(len, payload))
     worth_it = stored_bytes < spec.size_bytes <= MAX_EXPANSION * stored_bytes
-    return (chosen.code, payload, stored_bytes) if worth_it else None
+    return (payload, stored_bytes) if worth_it else None
 
 
-def decode_chunks(
-    code: int, stored: bytes | bytearray, raw_bytes: int, element_bytes: int, where: str
-) -> Iterator[memoryview]:
+def decode_chunks(stored: bytes | bytearray, raw_bytes: int, element_bytes: int, where: str) -> Iterator[memoryview]:
     """Yield a compressed slot's raw bytes in chunks of at most CHUNK_BYTES; each is valid until the next.
 
-    Takes the memory of one or two chunks beside `stored`. A raw slot needs no decoding.
+    Takes the memory of one or two chunks beside `stored`.
 
     Raises:
         CorruptBlock: `encode_slot` cannot have made this of that many bytes. `where` names the slot.
     """
-    _require_smaller(stored, raw_bytes, where)
-    if code == ZSTD_CODE:
-        yield from decompress_chunks(stored, raw_bytes, where)
-    elif code == PLANES_CODE:
-        yield from _decode_planes(stored, raw_bytes, element_bytes, where)
-    else:
-        _refuse(where, f"there is no codec {code} to undo")
+    if len(stored) >= raw_bytes:
+        _refuse(where, f"it has {len(stored)} bytes for {raw_bytes}")
+    yield from _decode_planes(stored, raw_bytes, element_bytes, where)
 
 
-def decode_into(
-    code: int, stored: bytes | bytearray, buffers: Sequence[memoryview], element_bytes: int, where: str
-) -> None:
+def decode_into(stored: bytes | bytearray, buffers: Sequence[memoryview], element_bytes: int, where: str) -> None:
     """Decode a whole compressed slot into writable buffers, which must add up to its raw size. See `decode_chunks`."""
-    if code == ZSTD_CODE:
-        _require_smaller(stored, sum(map(len, buffers)), where)
-        decompress_into(stored, buffers, where)
-        return
     number, at = 0, 0
-    for chunk in decode_chunks(code, stored, sum(map(len, buffers)), element_bytes, where):
+    for chunk in decode_chunks(stored, sum(map(len, buffers)), element_bytes, where):
         position = 0
         while position < len(chunk):
             count = min(len(chunk) - position, len(buffers[number]) - at)
@@ -149,70 +91,6 @@ def decode_into(
             position, at = position + count, at + count
             if at == len(buffers[number]):
                 number, at = number + 1, 0
-
-
-def _require_smaller(stored: bytes | bytearray, raw_bytes: int, where: str) -> None:
-    if len(stored) >= raw_bytes:
-        _refuse(where, f"it has {len(stored)} bytes for {raw_bytes}")
-
-
-def compress(buffers: Sequence[memoryview], size_bytes: int, level: int) -> bytes:
-    compressor = zstandard.ZstdCompressor(level=level, write_checksum=True, write_content_size=True)
-    stream = compressor.compressobj(size=size_bytes)
-    chunks = [stream.compress(buffer) for buffer in buffers]
-    chunks.append(stream.flush())
-    return b"".join(chunks)
-
-
-def decompress_chunks(stored: bytes | bytearray, raw_bytes: int, where: str) -> Iterator[memoryview]:
-    """Yield the raw bytes in chunks of at most CHUNK_BYTES; each is valid until the next. See `decompress_into`."""
-    buffer = memoryview(bytearray(min(CHUNK_BYTES, raw_bytes)))
-    left = raw_bytes
-    with _open_frame(stored, raw_bytes, where) as reader:
-        while left:
-            chunk = buffer[: min(left, len(buffer))]
-            _fill(reader, chunk, where)
-            left -= len(chunk)
-            yield chunk
-        _require_end(reader, where)
-
-
-def decompress_into(stored: bytes | bytearray, buffers: Sequence[memoryview], where: str) -> None:
-    """Decompress a whole slot into writable buffers, which must add up to its raw size.
-
-    Raises:
-        CorruptBlock: anything but one well-formed frame of exactly that size. `where` names the slot.
-    """
-    with _open_frame(stored, sum(map(len, buffers)), where) as reader:
-        for buffer in buffers:
-            _fill(reader, buffer, where)
-        _require_end(reader, where)
-
-
-def _open_frame(stored: bytes | bytearray, raw_bytes: int, where: str) -> zstandard.ZstdDecompressionReader:
-    require_one_frame(stored, raw_bytes, where)
-    decompressor = zstandard.ZstdDecompressor(max_window_size=MAX_ZSTD_WINDOW_BYTES)
-    return decompressor.stream_reader(stored, read_across_frames=False)
-
-
-def _fill(reader: zstandard.ZstdDecompressionReader, buffer: memoryview, where: str) -> None:
-    while len(buffer):
-        try:
-            count = reader.readinto(buffer)  # never more than the buffer holds
-        except zstandard.ZstdError as error:
-            _refuse(where, f"zstd says {error}")
-        if not count:
-            _refuse(where, "it decompresses to less than it declares")
-        buffer = buffer[count:]
-
-
-def _require_end(reader: zstandard.ZstdDecompressionReader, where: str) -> None:
-    try:
-        more = reader.read(1)  # also makes zstd compare the checksum
-    except zstandard.ZstdError as error:
-        _refuse(where, f"zstd says {error}")
-    if more:
-        _refuse(where, "it decompresses to more than it declares")
 
 
 def require_one_frame(stored: Buffer, raw_bytes: int, where: str) -> None:
@@ -239,10 +117,8 @@ def require_one_frame(stored: Buffer, raw_bytes: int, where: str) -> None:
         _refuse(where, "there are bytes after its frame")
 
 
-def _encode_planes(
-    views: Sequence[memoryview], size_bytes: int, element_bytes: int, level: int
-) -> list[memoryview | bytes]:
-    compressor = zstandard.ZstdCompressor(level=level, write_checksum=True, write_content_size=True)
+def _encode_planes(views: Sequence[memoryview], size_bytes: int, element_bytes: int) -> list[memoryview | bytes]:
+    compressor = zstandard.ZstdCompressor(level=_LEVEL, write_checksum=True, write_content_size=True)
     parts: list[memoryview | bytes] = []
     for chunk in _joined_chunks(views, size_bytes):
         for number in range(element_bytes):
@@ -322,8 +198,8 @@ class _PlaneSlot:
 
 def _require_planes(stored: bytes | bytearray, raw_bytes: int, element_bytes: int, where: str) -> _PlaneSlot:
     """Raise CorruptBlock unless header, table and every frame fit each other and the slot, to the last byte."""
-    if element_bytes < 2 or raw_bytes % element_bytes:
-        _refuse(where, f"{raw_bytes} bytes are not elements of {element_bytes} bytes that have planes")
+    if raw_bytes % element_bytes:
+        _refuse(where, f"{raw_bytes} bytes are not elements of {element_bytes} bytes")
     if len(stored) < _PLANES_HEADER.size:
         _refuse(where, "it is too short")
     plane_count, chunk_bytes = _PLANES_HEADER.unpack_from(stored)

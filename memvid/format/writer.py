@@ -17,7 +17,7 @@ from ..errors import CorruptBundle, Corruption, InvalidDraft, LimitExceeded, Rea
 from ..limits import MAX_BLOCK_HEADER_BYTES, MAX_BUNDLE_BYTES, MAX_FRAMES, MAX_SLOTS
 from .blocks import BLOCK_KINDS, BlockDraft, BlockEntry, BlockHeader, SlotDraft, SlotSpec, block_id
 from .bundle import BundleFile, FrameFile
-from .codecs import RAW_CODE, Codec, encode_slot
+from .codecs import PLANES_CODE, RAW_CODE, encode_slot
 from .directory import Directory, Frame, digest_of
 from .layout import HEADER_BYTES, StoredSlot, Trailer, aligned, encode_frame_head, encode_header, frame_bytes_for
 
@@ -79,8 +79,8 @@ class BundleWriter:
         last = next(reversed(self.frames.values()), None)
         return last.offset + last.frame_bytes if last else HEADER_BYTES
 
-    def add(self, block: PreparedBlock, codec: Codec) -> None:
-        """Append a block's frame, unless it is there already.
+    def add(self, block: PreparedBlock, *, compressed: bool = False) -> None:
+        """Append a block's frame, unless it is there already. compressed: its slots, as far as they shrink.
 
         Raises:
             LimitExceeded, NoSpace, StoreIoError, and the errors of `room`.
@@ -89,12 +89,13 @@ class BundleWriter:
             return
         digests = [digest for _, digest in block.header.slots]
         payloads = [
-            _stored(slot.spec, views, digest, codec) for (slot, views), digest in zip(block.slots, digests, strict=True)
+            _stored(slot.spec, views, digest, compressed=compressed)
+            for (slot, views), digest in zip(block.slots, digests, strict=True)
         ]
         self._add_frame(block.id, block.encoded_header, payloads)
 
-    def add_copy(self, source: FrameFile, block_id: bytes, codec: Codec | None = None) -> None:
-        """Append a frame of another file: as it lies there, or its slots encoded anew if a codec is given.
+    def add_copy(self, source: FrameFile, block_id: bytes, *, compressing: bool = False) -> None:
+        """Append a frame of another file: as it lies there, or with its slots compressed, as far as they shrink.
 
         Damage in the source is found here or when the file is read back.
 
@@ -103,8 +104,8 @@ class BundleWriter:
         """
         if block_id in self.frames:
             return
-        if codec is not None:
-            self._add_frame(block_id, *_decoded(source, block_id, codec))
+        if compressing:
+            self._add_frame(block_id, *_compressed(source, block_id))
             return
         frame = source.frame_of(block_id)
         self._enter(block_id, frame.frame_bytes, frame.head_bytes)
@@ -179,23 +180,25 @@ class BundleWriter:
             ) from error
 
 
-def _stored(spec: SlotSpec, views: Sequence[memoryview], digest: bytes, codec: Codec) -> tuple[StoredSlot, Buffers]:
-    """A slot as it will lie in the file: encoded if that makes it smaller, else raw."""
-    encoded = encode_slot(views, spec, codec)
+def _stored(
+    spec: SlotSpec, views: Sequence[memoryview], digest: bytes, *, compressed: bool
+) -> tuple[StoredSlot, Buffers]:
+    """A slot as it will lie in the file: raw, or compressed if it may be and that makes it smaller."""
+    encoded = encode_slot(views, spec) if compressed else None
     if encoded is None:
         return StoredSlot(RAW_CODE, spec.size_bytes, digest), list(views)
-    code, buffers, stored_bytes = encoded
-    return StoredSlot(code, stored_bytes, _digest(buffers)), buffers
+    buffers, stored_bytes = encoded
+    return StoredSlot(PLANES_CODE, stored_bytes, _digest(buffers)), buffers
 
 
-def _decoded(source: FrameFile, block_id: bytes, codec: Codec) -> tuple[bytes, list[tuple[StoredSlot, Buffers]]]:
-    """A frame of another file, its slots verified and encoded anew."""
+def _compressed(source: FrameFile, block_id: bytes) -> tuple[bytes, list[tuple[StoredSlot, Buffers]]]:
+    """A frame of another file, its slots verified and compressed."""
     header, head = source.read_head(block_id)
     payloads = []
     for index, (spec, digest) in enumerate(header.slots):
         raw = memoryview(bytearray(spec.size_bytes))
         source.read_slots_into(block_id, header, head, [(index, [raw])])
-        payloads.append(_stored(spec, [raw], digest, codec))
+        payloads.append(_stored(spec, [raw], digest, compressed=True))
     return head.block_header, payloads
 
 

@@ -168,10 +168,7 @@ class _Compaction:
         users = _users_without_need(core, bundle_id, lost) if lost else {}
         if users is None:
             return False
-        codec = self._policy.cold_codec
-        contents = Contents(
-            step.frames, step.holders, step.with_manifest, lambda block: codec if block in step.recompress else None
-        )
+        contents = Contents(step.frames, step.holders, step.with_manifest, step.recompress)
         with core.metering(replacing=True) as room, prepared(core, bundle_id, contents, room) as fresh:
             if step.kind == "recompress" and fresh.bytes_after >= fresh.bytes_before:
                 return True
@@ -423,7 +420,7 @@ class _Look:
         for number, (spec, _) in enumerate(header.slots):
             data = memoryview(bytearray(spec.size_bytes))
             file.read_slots_into(block, header, head, [(number, [data])])
-            if encode_slot([data], spec, self._policy.cold_codec) is not None:
+            if encode_slot([data], spec) is not None:
                 return True
         return False
 

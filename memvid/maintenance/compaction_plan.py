@@ -24,7 +24,6 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from ..errors import InvalidPolicy
-from ..format.codecs import Codec, planes
 from ..format.records import IndexRow
 from ..limits import MAX_HOLDERS
 
@@ -38,14 +37,13 @@ class CompactionPolicy:
 
     max_holders: other files of its own that the newest version may need. Those that other sessions use do not count.
     min_dead_ratio: the unneeded part of a file at which the file is written anew without it.
-    cold_after_seconds: files slept longer ago, and needed by no younger version, are compressed with `cold_codec`;
+    cold_after_seconds: files slept longer ago, and needed by no younger version, are compressed;
         None: none are. A wrong clock makes it early or late, which costs only time.
     """
 
     max_holders: int = 24
     min_dead_ratio: float = 0.25
     cold_after_seconds: float | None = None
-    cold_codec: Codec = field(default_factory=planes)
 
     def __post_init__(self) -> None:
         holders, ratio, seconds = self.max_holders, self.min_dead_ratio, self.cold_after_seconds

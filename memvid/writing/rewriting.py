@@ -1,4 +1,4 @@
-"""Rewriting a bundle's file under the same name: with other frames, another codec, or without its manifest.
+"""Rewriting a bundle's file under the same name: with other frames, compressed ones, or without its manifest.
 
 Owns the order of changes to file and index: at every moment the version's directory, or the index, names a file for
 each block that a version needs. Callers decide the content of the file.
@@ -16,14 +16,13 @@ Rules:
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from ..disk.budget import Meter
 from ..disk.durable import TempFile
 from ..errors import BlockMissing, Corruption, ReadBackFailed
 from ..format.bundle import BundleFile
-from ..format.codecs import Codec
 from ..format.directory import Directory
 from ..format.layout import LIVE_SUFFIX, RETIRED_SUFFIX
 from ..format.reader import FilePool
@@ -39,13 +38,13 @@ class Contents:
     frames: in file order, each block with the bundle whose file has its frame now (the bundle itself included).
     holders: for each other block of the manifest the bundle that holds it.
     with_manifest: False makes a file that only holds blocks for others; only a retired bundle can become one.
-    codec: the new encoding of a block's frame; None copies it as it lies.
+    compressing: the blocks whose frames are compressed anew; the others are copied as they lie.
     """
 
     frames: Sequence[tuple[bytes, bytes]]
     holders: Mapping[bytes, bytes]
     with_manifest: bool = True
-    codec: Callable[[bytes], Codec | None] = lambda _: None
+    compressing: Collection[bytes] = ()
 
 
 class Prepared:
@@ -153,11 +152,11 @@ def _write(temp: TempFile, old: BundleFile, pool: FilePool, contents: Contents, 
         with pool.holding(frame[1]) as file:
             return file.frame_of(frame[0]).frame_bytes
 
-    if room is not None and not any(contents.codec(block_id) for block_id, _ in contents.frames):
+    if room is not None and not contents.compressing:
         room.require(sum(map(frame_bytes, contents.frames)))  # before any of it is written and counted
     for block_id, source in writer.each(contents.frames, frame_bytes):
         with pool.holding(source) as file:
-            writer.add_copy(file, block_id, contents.codec(block_id))
+            writer.add_copy(file, block_id, compressing=block_id in contents.compressing)
     blocks = old.manifest.blocks if old.manifest and contents.with_manifest else ()
     missing = [entry.id for entry in blocks if entry.id not in writer.frames and entry.id not in contents.holders]
     if missing:

@@ -37,7 +37,6 @@ from ..errors import (
 )
 from ..format.blocks import BlockDraft, BlockEntry, require_chain
 from ..format.bundle import FrameFile
-from ..format.codecs import RAW, Codec
 from ..format.identity import Identity
 from ..format.journal import COVERS
 from ..format.layout import LIVE_SUFFIX
@@ -73,7 +72,7 @@ class VersionDraft:
     blocks: Iterable[BlockDraft]
     session: Mapping[str, Any] | Callable[[], Mapping[str, Any]]
     token_count: int
-    codec: Codec = RAW
+    compressed: bool = False
     on_progress: Progress | None = None
     beyond: Beyond | None = None
     doubted: Sequence[BlockEntry] = ()
@@ -151,7 +150,7 @@ class _Sleep:
 
     def run(self) -> Receipt:
         drafts: Iterable[BlockDraft] = self._request.blocks
-        if self._room.is_bounded and self._request.codec == RAW:  # compressed bytes have no known length yet
+        if self._room.is_bounded and not self._request.compressed:  # compressed bytes have no known length yet
             drafts = list(drafts)
             self._require_room(drafts)
         self._temp, self._writer = self._new_file()
@@ -193,7 +192,7 @@ class _Sleep:
                 self._places[block_id] = holder
             elif block is not None:
                 del self._places[block_id]
-                self._writer.add(block, self._request.codec)
+                self._writer.add(block, compressed=self._request.compressed)
             else:
                 raise _block_missing(block_id, bundle_id)
 
@@ -238,7 +237,7 @@ class _Sleep:
             return
         holder = self._holdings.find_sound(block.id)
         if holder is None:
-            self._writer.add(block, self._request.codec)
+            self._writer.add(block, compressed=self._request.compressed)
         else:
             self._places[block.id] = holder
             if self._spare_bytes + block.header.raw_bytes <= _SPARE_BYTES:

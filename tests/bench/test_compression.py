@@ -41,11 +41,10 @@ def test_each_codec_is_measured_and_reported_without_blosc2(tmp_path: Path, caps
     document = json.loads((tmp_path / "compression.json").read_text())
     assert document["blosc2"] == "not installed"
     codecs = document["samples"][0]["codecs"]
-    assert set(codecs) == {"copy", *(f"{name}-{level}" for name in ("planes", "zstd") for level in (1, 3, 9))}
+    assert set(codecs) == {"copy", "planes"}
     assert codecs["copy"]["stored_over_raw"] == 1
     # Half of each element is noise; the slot of pure noise stays as it is.
-    assert 0.5 < codecs["planes-1"]["stored_over_raw"] < 0.52
-    assert codecs["zstd-1"]["stored_over_raw"] > codecs["planes-1"]["stored_over_raw"]
+    assert 0.5 < codecs["planes"]["stored_over_raw"] < 0.52
     for found in codecs.values():
         assert found["compress_mb_s"]["runs"] == found["decompress_mb_s"]["runs"] == 2
         assert 0 < found["compress_mb_s"]["lowest"] <= found["compress_mb_s"]["median"]

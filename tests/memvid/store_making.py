@@ -18,21 +18,17 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from torpor.memvid import (
-    RAW,
     BlockDraft,
     BlockEntry,
     BundleReader,
-    Codec,
     Identity,
     Receipt,
     SessionUri,
     SlotDraft,
     SlotSpec,
     Store,
-    zstd,
 )
 from torpor.memvid.format.bundle import FrameFile
-from torpor.memvid.format.codecs import planes
 from torpor.memvid.format.directory import Frame
 from torpor.memvid.format.journal import JournalRecord
 from torpor.memvid.format.ledger_tail import UNREAD
@@ -108,7 +104,7 @@ def sleep(
     uri: SessionUri = URI,
     seed: int = 0,
     before: Receipt | None = None,
-    codec: Codec = RAW,
+    compressed: bool = False,
     unread: int = 0,
     **sizes: int,
 ) -> Receipt:
@@ -127,7 +123,7 @@ def sleep(
         session={"model": "demo", "labels": ["test"], "sampling": {"temperature": 0.5}}
         | ({UNREAD: {"tokens": token_ids(token_count, unread, seed)}} if unread else {}),
         token_count=token_count,
-        codec=codec,
+        compressed=compressed,
     )
 
 
@@ -277,7 +273,7 @@ def sleep_compressed(store: Store, uri: SessionUri = URI) -> Receipt:
         blocks=[BlockDraft("span", 0, token_ids(0, 4), [slot])],
         session={},
         token_count=4,
-        codec=zstd(19),
+        compressed=True,
     )
 
 
@@ -296,7 +292,7 @@ def sleep_planes(store: Store, uri: SessionUri) -> Receipt:
         blocks=[BlockDraft("span", 0, token_ids(0, 64), slots)],
         session={},
         token_count=64,
-        codec=planes(3),
+        compressed=True,
     )
 
 

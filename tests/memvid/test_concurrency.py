@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from torpor.memvid import CompactionPolicy, Receipt, SessionUri, Store, zstd
+from torpor.memvid import CompactionPolicy, Receipt, SessionUri, Store
 from torpor.memvid.disk import durable
 from torpor.memvid.errors import BlockMissing, BundleMissing, Corruption, MarkNotFound, SessionNotFound
 from torpor.memvid.folder.retention import Retention
@@ -131,9 +131,7 @@ class History:
         self.store.prune(Retention(keep_last=drawn.randint(1, 3)))
 
     def compact(self, drawn: random.Random) -> None:
-        policy = CompactionPolicy(
-            drawn.randint(1, 2), drawn.choice([0, 0.5]), drawn.choice([None, 0]), zstd(drawn.randint(1, 3))
-        )
+        policy = CompactionPolicy(drawn.randint(1, 2), drawn.choice([0, 0.5]), drawn.choice([None, 0]))
         assert self.store.compact(policy=policy).problems == ()
 
     def upkeep(self, drawn: random.Random) -> None:

@@ -35,7 +35,6 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, run_state_machine_as_test
 from torpor.memvid import (
     BLOCK_TOKENS,
-    RAW,
     BlockDraft,
     BlockEntry,
     BundleReader,
@@ -46,11 +45,9 @@ from torpor.memvid import (
     SlotSpec,
     Store,
     errors,
-    zstd,
 )
 from torpor.memvid.folder.retention import EARLIEST_NS, Retention
 from torpor.memvid.format.bundle import BundleFile, FrameFile
-from torpor.memvid.format.codecs import planes
 from torpor.memvid.format.layout import aligned
 from torpor.memvid.format.records import Action, Finding, IndexRow, MaintenanceReport
 from torpor.memvid.index.index import Index
@@ -60,7 +57,6 @@ from torpor.tests.memvid import machine_mutants, store_making
 from torpor.tests.memvid.store_making import IDENTITY, raw_bytes, token_ids
 
 URIS = tuple(SessionUri("default", name) for name in ("agent", "fork", "other"))
-CODECS = (RAW, zstd(1), planes(1))
 TAGS = ("first", "second")
 DAY_NS = 24 * 3600 * 10**9
 YEAR_NS = 365 * DAY_NS
@@ -345,7 +341,13 @@ class SoundStore(RuleBasedStateMachine):
         return version
 
     def write(
-        self, uri: SessionUri, content: Content, *, before: Receipt | None = None, reused: int = 0, codec: int = 0
+        self,
+        uri: SessionUri,
+        content: Content,
+        *,
+        before: Receipt | None = None,
+        reused: int = 0,
+        compressed: bool = False,
     ) -> Receipt:
         return self.store.write_bundle(
             uri=uri,
@@ -355,7 +357,7 @@ class SoundStore(RuleBasedStateMachine):
             blocks=content.drafts(reused),
             session={"model": "demo"},
             token_count=content.token_count,
-            codec=CODECS[codec % len(CODECS)],
+            compressed=compressed,
         )
 
     def has_room(self) -> bool:
@@ -375,17 +377,21 @@ class SoundStore(RuleBasedStateMachine):
                 and (content.spans[reused] == self.receipts[-1][0].content.spans[reused])
             ):
                 reused += 1
-            before = self.write(URIS[0], content, before=before, reused=reused, codec=number)
+            before = self.write(URIS[0], content, before=before, reused=reused, compressed=bool(number % 2))
             self.slept(URIS[0], content, before)
 
     @precondition(has_room)
     @rule(
-        uri=any_uri, seed=st.integers(0, 5), full=st.integers(0, 3), rest=st.sampled_from([0, 1, 40]), codec=any_number
+        uri=any_uri,
+        seed=st.integers(0, 5),
+        full=st.integers(0, 3),
+        rest=st.sampled_from([0, 1, 40]),
+        compressed=st.booleans(),
     )
-    def sleep_new(self, uri: SessionUri, seed: int, full: int, rest: int, codec: int) -> None:
+    def sleep_new(self, uri: SessionUri, seed: int, full: int, rest: int, compressed: bool) -> None:
         spans = tuple([(seed, BLOCK_TOKENS)] * full + [(seed, rest)] * bool(rest))
         content = Content(spans, seed)
-        self.slept(uri, content, self.write(uri, content, codec=codec))
+        self.slept(uri, content, self.write(uri, content, compressed=compressed))
 
     @precondition(lambda self: self.receipts and self.has_room())
     @rule(
@@ -395,10 +401,10 @@ class SoundStore(RuleBasedStateMachine):
         more=st.integers(0, 2),
         rest=st.sampled_from([0, 3, 100]),
         seed=st.integers(0, 5),
-        codec=any_number,
+        compressed=st.booleans(),
     )
     def sleep_delta(
-        self, which: int, to: SessionUri | None, keep: int, more: int, rest: int, seed: int, codec: int
+        self, which: int, to: SessionUri | None, keep: int, more: int, rest: int, seed: int, compressed: bool
     ) -> None:
         """The next version of a session, or a fork; `keep`: how many of the last spans are not reused."""
         before, receipt = self.receipts[-1 - which % len(self.receipts)]
@@ -406,7 +412,7 @@ class SoundStore(RuleBasedStateMachine):
         spans = before.content.spans[:reused] + ((seed, BLOCK_TOKENS),) * more + ((seed, rest),) * bool(rest)
         content, uri = Content(spans, seed), to or before.uri
         try:
-            written = self.write(uri, content, before=receipt, reused=reused, codec=codec)
+            written = self.write(uri, content, before=receipt, reused=reused, compressed=compressed)
         except (errors.BundleMissing, errors.BlockMissing):
             assert before.bundle_id not in self.model.versions, "the parent is there"
             return
@@ -423,7 +429,7 @@ class SoundStore(RuleBasedStateMachine):
         """The session that slept last sleeps again and again, under a clock that may be wrong meanwhile."""
         self.clock.now_ns = max(self.clock.now_ns + years * YEAR_NS, 0)
         for number in range(count):
-            self.sleep_delta(which=0, to=None, keep=0, more=more, rest=7 + number, seed=seed, codec=seed)
+            self.sleep_delta(which=0, to=None, keep=0, more=more, rest=7 + number, seed=seed, compressed=bool(seed % 2))
         self.clock.now_ns = max(self.clock.now_ns - years * YEAR_NS, START_NS if years < 0 else 0)
 
     @precondition(lambda self: self.model.versions and self.has_room())
@@ -820,7 +826,7 @@ class SoundStore(RuleBasedStateMachine):
     ) -> None:
         if uri is not None and not self.model.of(uri):
             return
-        policy = CompactionPolicy(holders, ratio, cold, zstd(3))
+        policy = CompactionPolicy(holders, ratio, cold)
         asked = iter(range(stop_after)) if stop_after is not None else None
         report = self.store.compact(
             uri, policy=policy, should_stop=lambda: asked is not None and next(asked, None) is None
@@ -1109,7 +1115,7 @@ class SoundStore(RuleBasedStateMachine):
         """An operation with what it may change."""
         if what == "sleep":
             content = Content(((which % 6, BLOCK_TOKENS), (1, 5)), 1)
-            return CutOff(lambda: self.write(uri, content, codec=which), uri, content)
+            return CutOff(lambda: self.write(uri, content, compressed=bool(which % 2)), uri, content)
         if what == "delta" and self.receipts:
             before, receipt = self.receipts[which % len(self.receipts)]
             full = before.content.full
@@ -1137,7 +1143,7 @@ class SoundStore(RuleBasedStateMachine):
 
     def upkeep(self, what: str, which: int, uri: SessionUri) -> CutOff | None:
         if what in ("compact", "cold"):
-            policy = CompactionPolicy(1 + which % 2, 0, 0 if what == "cold" else None, zstd(3))
+            policy = CompactionPolicy(1 + which % 2, 0, 0 if what == "cold" else None)
             return CutOff(lambda: self.store.compact(policy=policy), uri)
         work = {"gc": self.store.gc, "rebuild": self.store.rebuild_index}.get(what)
         return CutOff(work, uri) if work is not None else None

@@ -14,7 +14,7 @@ from unittest import mock
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from torpor.memvid import RAW, BlockDraft, Identity, SessionUri, SlotDraft, SlotSpec, Store, errors, zstd
+from torpor.memvid import BlockDraft, Identity, SessionUri, SlotDraft, SlotSpec, Store, errors
 from torpor.memvid.folder.store_file import _FORMAT
 from torpor.tests.memvid.store_making import (
     IDENTITY,
@@ -48,10 +48,10 @@ def tree(path: Path) -> dict[str, bytes]:
 # --- exactness
 
 
-@pytest.mark.parametrize("codec", [RAW, zstd(3)], ids=["raw", "zstd"])
+@pytest.mark.parametrize("compressed", [False, True])
 @pytest.mark.parametrize("token_count", [0, 1, 255, 256, 257, 600])
-def test_promise_2_a_wake_gives_the_very_bytes_that_slept(store: Store, token_count: int, codec: object) -> None:
-    sleep(store, token_count, codec=codec)
+def test_promise_2_a_wake_gives_the_very_bytes_that_slept(store: Store, token_count: int, compressed: bool) -> None:
+    sleep(store, token_count, compressed=compressed)
     require_awake(store, token_count)
 
 
@@ -77,7 +77,7 @@ def test_compressible_slots_take_less_room_and_the_rest_stays_raw(store: Store) 
     block = BlockDraft(
         "state", 0, b"", [SlotDraft(flat, [memoryview(bytes(4096))]), SlotDraft(noise, [memoryview(noisy)])]
     )
-    receipt = write(store, [block], 0, codec=zstd(1))
+    receipt = write(store, [block], 0, compressed=True)
     assert 4096 < receipt.bytes_written < 6500
     with store.open_session(URI) as reader:
         assert reader.read_slot(reader.entries[0], 0) == bytes(4096)
@@ -88,11 +88,15 @@ def test_compressible_slots_take_less_room_and_the_rest_stays_raw(store: Store) 
 @given(
     st.integers(0, 700),
     st.integers(0, 3),
-    st.sampled_from([RAW, zstd(1)]),
+    st.booleans(),
     st.lists(st.tuples(st.sampled_from(["uint8", "float32"]), st.integers(0, 50), st.integers(1, 9)), max_size=4),
 )
 def test_any_session_survives(
-    tmp_path_factory: pytest.TempPathFactory, tokens: int, layers: int, codec: object, extra: list[tuple[str, int, int]]
+    tmp_path_factory: pytest.TempPathFactory,
+    tokens: int,
+    layers: int,
+    compressed: bool,
+    extra: list[tuple[str, int, int]],
 ) -> None:
     blocks = drafts(tokens, layers=layers)
     slots, raws = [], []
@@ -103,7 +107,7 @@ def test_any_session_survives(
         slots.append(SlotDraft(spec, [raw[at : at + cuts] for at in range(0, len(raw), cuts)]))
     blocks[-1] = BlockDraft("state", tokens, b"", slots)  # one state record at a position, no more
     with Store.open(tmp_path_factory.mktemp("any") / "store", writable=True) as store:
-        write(store, blocks, tokens, codec=codec)
+        write(store, blocks, tokens, compressed=compressed)
         with store.open_session(URI) as reader:
             assert reader.tokens() == token_ids(0, tokens)
             last = reader.entries[-1]

@@ -16,7 +16,6 @@ from torpor.memvid.errors import BudgetExceeded, NoSpace
 from torpor.memvid.folder.folder import StoreFolder
 from torpor.memvid.folder.retention import Retention
 from torpor.memvid.folder.temps import Temps
-from torpor.memvid.format.codecs import zstd
 from torpor.memvid.index.index import Index
 from torpor.memvid.writing.rewriting import Contents, prepared
 from torpor.tests.memvid.store_making import OTHER_URI, URI, drafts, meanwhile, require_awake, sleep, span, state, write
@@ -129,7 +128,7 @@ def test_a_day_s_writes_are_counted_across_openings_and_with_the_day_they_begin_
 def test_what_a_refused_sleep_wrote_counts_for_the_day(store_path: Path) -> None:
     with Store.open(store_path, writable=True, budget=Budget(max_bytes_per_day=40_000)) as store:
         with pytest.raises(BudgetExceeded):
-            sleep(store, 2000, codec=zstd(1))  # of what is compressed nobody knows ahead how long it is
+            sleep(store, 2000, compressed=True)  # of what is compressed nobody knows ahead how long it is
         written = store.index.written_on(utc_day(time.time_ns()))
         assert 16_000 < written <= 40_000
         assert store.find_session(URI) is None
@@ -169,7 +168,7 @@ def test_a_sleep_that_begins_during_another_finds_what_that_one_has_written(stor
             store,
             blocks(),
             300,
-            codec=zstd(1),  # else all blocks are looked at before the first is written
+            compressed=True,  # else all blocks are looked at before the first is written
         )
         require_untouched(store, store_path, 300, 1)
 

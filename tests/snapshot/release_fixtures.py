@@ -11,7 +11,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from torpor.memvid import Identity, SessionUri, Store, zstd
+from torpor.memvid import Identity, SessionUri, Store
 from torpor.snapshot.capture import cut
 
 import mlx.core as mx  # isort: skip  # after torpor, which chooses the BLAS
@@ -52,7 +52,7 @@ def write(folder: Path) -> None:
         run = grown(kind)
         with tempfile.TemporaryDirectory() as scratch, Store.open(Path(scratch) / "store", writable=True) as store:
             snapshot = cut(run.state, run.layout(), durable=(), unchanged_tokens=0)
-            stored_rig.write(store, URI, IDENTITY, snapshot.drafts(), snapshot.token_count, codec=zstd(9))
+            stored_rig.write(store, URI, IDENTITY, snapshot.drafts(), snapshot.token_count, compressed=True)
             (bundle,) = Path(scratch).rglob("*.mvb")
             shutil.copyfile(bundle, folder / file_of(kind))
         held[kind] = digest_of(run)

@@ -7,7 +7,7 @@ from concurrent.futures import Future
 from typing import Any
 
 import pytest
-from torpor.memvid import BundleReader, Identity, Store, zstd
+from torpor.memvid import BundleReader, Identity, Store
 from torpor.memvid.errors import CorruptBlock
 from torpor.memvid.units import format_bytes
 from torpor.snapshot import capture, memory, restore
@@ -65,7 +65,7 @@ def test_compressed_blocks_come_back_bit_for_bit(shelf: Shelf, make_state: MakeS
     for cache in state.caches:
         cache.keys[..., :200, :] = 0
         mx.eval(cache.keys)
-    receipt = shelf.put(state, codec=zstd(3))
+    receipt = shelf.put(state, compressed=True)
     assert receipt.bytes_written < receipt.logical_bytes
     assert kv_of(shelf.wake(state)) == kv_of(state)
 

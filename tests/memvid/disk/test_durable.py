@@ -15,7 +15,6 @@ from torpor.memvid import BlockDraft, Store
 from torpor.memvid.disk import durable
 from torpor.memvid.errors import DurabilityLost, InvalidDraft, NoSpace, ReadBackFailed, StoreError, StoreIoError
 from torpor.memvid.exchange.incoming import hand_over
-from torpor.memvid.format.codecs import zstd
 from torpor.memvid.index.index import Index
 from torpor.memvid.index.page_sums import SUMS_FILE
 from torpor.memvid.writing.rewriting import Contents, prepared
@@ -155,7 +154,7 @@ def put_to_sleep(store: Store, folder: Path) -> int:
 
 
 def compress(store: Store, folder: Path) -> int:
-    return sleep(store, 1500, uri=OTHER_URI, seed=1, codec=zstd(1)).bytes_written
+    return sleep(store, 1500, uri=OTHER_URI, seed=1, compressed=True).bytes_written
 
 
 def import_one(store: Store, folder: Path) -> int:

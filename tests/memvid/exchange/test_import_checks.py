@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from torpor.memvid import BlockDraft, SlotDraft, SlotSpec, Store, zstd
+from torpor.memvid import BlockDraft, SlotDraft, SlotSpec, Store
 from torpor.memvid.disk.durable import TempFile
 from torpor.memvid.errors import CorruptBundle, LimitExceeded
 from torpor.memvid.exchange import import_checks
@@ -65,7 +65,7 @@ def sealed(folder: Path, drafts: Sequence[BlockDraft], *, claimed: int | None = 
         patch.setattr(BundleWriter, "_read_back", lambda *_: None)
         writer = BundleWriter(temp)
         for block in blocks:
-            writer.add(block, zstd(1))
+            writer.add(block, compressed=True)
         writer.finish(manifest.encode(), manifest.blocks, bundle_id_of(manifest.encode()), {})
         temp.publish_new("made.mvb")
     os.close(fd)
@@ -177,7 +177,7 @@ def test_what_a_store_compressed_itself_is_never_too_dense_to_be_imported(
     """Even a session of nothing but zeros."""
     monkeypatch.setattr(import_checks, "MAX_SMALL_BUNDLE_BYTES", 0)
     for number, size_bytes in enumerate((1, KIB, 300 * KIB, 4 * MIB)):
-        write(store, [zeros(size_bytes)], 4, uri=making.SessionUri("default", f"zeros-{number}"), codec=zstd(1))
+        write(store, [zeros(size_bytes)], 4, uri=making.SessionUri("default", f"zeros-{number}"), compressed=True)
         target = tmp_path / f"{number}.mvb"
         report = store.export_session(making.SessionUri("default", f"zeros-{number}"), None, target)
         assert report.logical_bytes <= MAX_EXPANSION * report.file_bytes

@@ -11,7 +11,7 @@ from unittest import mock
 
 import pytest
 from safetensors import safe_open
-from torpor.memvid import BlockDraft, SessionUri, SlotDraft, SlotSpec, Store, errors, zstd
+from torpor.memvid import BlockDraft, SessionUri, SlotDraft, SlotSpec, Store, errors
 from torpor.memvid.exchange import tensor_file
 from torpor.tests.memvid import store_making as making
 from torpor.tests.memvid.store_making import URI, drafts, meanwhile, sleep, write
@@ -109,7 +109,7 @@ def test_the_same_version_gives_the_same_bytes(store: Store, target: Path) -> No
 
 
 def test_blocks_of_ancestors_and_compressed_ones_are_written_as_they_were(store: Store, target: Path) -> None:
-    first = sleep(store, 600, codec=zstd(3))
+    first = sleep(store, 600, compressed=True)
     sleep(store, 900, before=first)
     with Store.open(store.path, writable=False) as reader:
         reader.export_tensors(URI, None, target)

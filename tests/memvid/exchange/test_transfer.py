@@ -17,7 +17,7 @@ from unittest import mock
 
 import pytest
 from blake3 import blake3
-from torpor.memvid import BlockDraft, Receipt, SessionUri, SlotDraft, SlotSpec, Store, errors, zstd
+from torpor.memvid import BlockDraft, Receipt, SessionUri, SlotDraft, SlotSpec, Store, errors
 from torpor.memvid.disk.budget import Budget, utc_day
 from torpor.memvid.exchange import transfer
 from torpor.memvid.exchange.incoming import hand_over
@@ -263,7 +263,9 @@ def adopt_all(store: Store, receipt: Receipt) -> None:
     """Write a bundle's file anew with all its blocks in it, as a compaction may."""
     with contextlib.closing(store._core.open_bundle(receipt.bundle_id)) as file:
         frames = [(entry.id, entry.bundle_id) for entry in file.entries if entry.bundle_id is not None]
-    with prepared(store._core, receipt.bundle_id, Contents(frames, {}, codec=lambda _: zstd(3))) as new:
+    with prepared(
+        store._core, receipt.bundle_id, Contents(frames, {}, compressing={block for block, _ in frames})
+    ) as new:
         assert new.commit()
 
 
@@ -272,7 +274,7 @@ def planes_sleep(store: Store, uri: SessionUri) -> Receipt:
     values = struct.pack("<8192e", *(1 + (number % 97) / 1024 for number in range(8192)))
     spec = SlotSpec("0.k", "kv.k/1", "float16", (2, 64, 64))
     draft = BlockDraft("span", 0, making.token_ids(0, 64), [SlotDraft(spec, [memoryview(values)])])
-    return write(store, [draft], 64, uri=uri, codec=zstd(3),
+    return write(store, [draft], 64, uri=uri, compressed=True,
     )  # fmt: skip
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from blake3 import blake3
-from torpor.memvid import RAW, BlockDraft, SlotDraft, SlotSpec, Store
+from torpor.memvid import BlockDraft, SlotDraft, SlotSpec, Store
 from torpor.memvid.format import salvage
 from torpor.memvid.format.blocks import BlockHeader
 from torpor.memvid.format.bundle import FrameFile
@@ -63,7 +63,7 @@ def test_what_looks_like_a_frame_inside_a_payload_is_payload(store: Store) -> No
     spec = SlotSpec("k", "k", "uint8", (len(inside),))
     block = BlockDraft("span", 0, token_ids(0, 4), [SlotDraft(spec, [memoryview(inside)])])
     receipt = store.write_bundle(
-        uri=URI, identity=IDENTITY, parent=None, reused=(), blocks=[block], session={}, token_count=4, codec=RAW
+        uri=URI, identity=IDENTITY, parent=None, reused=(), blocks=[block], session={}, token_count=4
     )
     path = bundle_path(store, receipt.bundle_id)
     with contextlib.closing(opened(path, receipt.bundle_id)) as file:

@@ -47,7 +47,7 @@ PLANTS: Final = (
     Plant("frame may declare any size", "slot", "codecs.py", "if parameters.content_size != raw_bytes:", "if False:"),
     Plant("bytes after a zstd frame", "slot", "codecs.py", "if position + _CHECKSUM_BYTES != len(stored):", "if False:"),
     Plant("a walk past the end", "slot", "codecs.py", "if block_type == _RESERVED_BLOCK or position > len(stored):", "if block_type == _RESERVED_BLOCK:"),
-    Plant("memory for what a slot declares", "slot", "codecs.py", "buffer = memoryview(bytearray(min(CHUNK_BYTES, raw_bytes)))", "buffer = memoryview(bytearray(raw_bytes))"),
+    Plant("memory for what a slot declares", "slot", "codecs.py", "chunk = bytearray(min(slot.chunk_bytes, raw_bytes))", "chunk = bytearray(raw_bytes)"),
     Plant("planes may lie in any length", "slot", "codecs.py", "if plane_bytes > size_bytes or end > len(stored):", "if False:"),
     Plant("frames with gaps", "directory", "directory.py", "if start != offset:", "if False:"),
     Plant("two frames of one block", "directory", "directory.py", "if len({frame.id for frame in frames}) != len(frames):", "if False:"),

@@ -13,7 +13,7 @@ from random import Random
 from typing import Final
 
 from blake3 import blake3
-from torpor.memvid import IndexRow, SessionUri, Store, StoreError, zstd
+from torpor.memvid import IndexRow, SessionUri, Store, StoreError
 from torpor.memvid.format.reader import BundleReader
 from torpor.tests.memvid import store_making
 from torpor.tests.memvid.fuzz import bundle_file, index_program
@@ -41,7 +41,7 @@ class Template:
         with same_everywhere(), Store.open(folder, writable=True) as store:
             first = store_making.sleep(store, 258, uri=agent, **SMALL)
             store_making.sleep(store, 260, uri=agent, before=first, **SMALL)
-            store_making.sleep(store, 6, uri=packed, codec=zstd(3), layers=2, heads=1, dim=2)
+            store_making.sleep(store, 6, uri=packed, compressed=True, layers=2, heads=1, dim=2)
             store_making.sleep_compressed(store, packed)
             self.truths = {(row.uri, row.version): _truth(store, row.uri, row.version) for row in all_rows(store)}
         self.index = {path.name: path.read_bytes() for path in folder.iterdir() if path.name.startswith("index.")}

@@ -17,10 +17,10 @@ from random import Random
 from typing import Any, Final
 
 from blake3 import blake3
-from torpor.memvid import SessionUri, Store, StoreError, zstd
+from torpor.memvid import SessionUri, Store, StoreError
 from torpor.memvid.format.blocks import DTYPE_BYTES, BlockHeader
 from torpor.memvid.format.bundle import BundleFile
-from torpor.memvid.format.codecs import decode_chunks, decode_into
+from torpor.memvid.format.codecs import PLANES_CODE, decode_chunks, decode_into
 from torpor.memvid.format.directory import decode_directory
 from torpor.memvid.format.manifest import decode_manifest
 from torpor.memvid.format.packing import pack, unpack
@@ -50,7 +50,7 @@ def sample_bundles(folder: Path) -> list[bytes]:
             store_making.sleep(store, 262, uri=store_making.OTHER_URI, before=long, **SMALL),
             store_making.sleep_compressed(store, SessionUri("work", "packed")),
             store_making.sleep(store, 0, uri=SessionUri("work", "empty")),
-            store_making.sleep(store, 3, uri=SessionUri("work", "wide"), layers=3, heads=2, dim=8, codec=zstd(3)),
+            store_making.sleep(store, 3, uri=SessionUri("work", "wide"), layers=3, heads=2, dim=8, compressed=True),
         ]
         return [store_making.bundle_path(store, receipt.bundle_id).read_bytes() for receipt in receipts]
 
@@ -187,7 +187,7 @@ class SlotTarget(Target):
 
     def seeds(self) -> Iterable[bytes]:
         for raw in (b"", b"aa", store_making.COMPRESSIBLE, bytes(5000), bytes(range(256)) * 300, bytes(65_600)):
-            yield len(raw).to_bytes(8, "little") + b"\x01\x01" + zstd_frames.sound(raw)
+            yield len(raw).to_bytes(8, "little") + b"\x02\x01" + zstd_frames.planes(raw, 1)
             yield len(raw).to_bytes(8, "little") + b"\x02\x02" + zstd_frames.planes(raw, 2, 1 << 16)
 
     def change(self, data: bytes, rng: Random) -> bytes:
@@ -200,12 +200,14 @@ class SlotTarget(Target):
     def check(self, data: bytes) -> str:
         data = data.ljust(10, b"\x00")
         size, codec, element, stored = int.from_bytes(data[:8], "little"), data[8], data[9], data[10:]
+        if codec != PLANES_CODE:
+            return "another codec"
         if size > MAX_SLOT_BYTES:
-            next(decode_chunks(codec, stored, size, element, "input"))
+            next(decode_chunks(stored, size, element, "input"))
             return "declares much"
-        chunks = b"".join(bytes(chunk) for chunk in decode_chunks(codec, stored, size, element, "input"))
+        chunks = b"".join(bytes(chunk) for chunk in decode_chunks(stored, size, element, "input"))
         buffers = [memoryview(bytearray(size // 3)), memoryview(bytearray(size - size // 3))]
-        decode_into(codec, stored, buffers, element, "input")
+        decode_into(stored, buffers, element, "input")
         expected = zstd_frames.raw_of(codec, stored, size, element)
         require(b"".join(buffers) == chunks == expected, "two ways to decompress differ")
         return SOUND

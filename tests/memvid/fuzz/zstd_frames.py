@@ -1,4 +1,4 @@
-"""Stored slots: sound ones of each codec, ones that lie about themselves, bombs, and what they decompress to.
+"""Stored slots: sound ones, ones that lie about themselves, bombs, and what they decompress to.
 
 Written from docs/reference/format.md and not from memvid's code, as a second opinion on what a payload means.
 """
@@ -24,8 +24,6 @@ def raw_of(codec: int, payload: bytes, size: int, element: int) -> bytes | None:
     try:
         if codec == 0:
             return payload
-        if codec == 1:
-            return _inflated(payload, size)
         if codec == 2:
             return _joined(payload, size, element)
     except (zstandard.ZstdError, struct.error, ValueError, MemoryError):
@@ -77,6 +75,11 @@ def planes(raw: bytes, element: int, chunk: int = 1 << 18) -> bytes:
     return struct.pack("<II", element, chunk) + table + b"".join(parts)
 
 
+def one_plane(frame: bytes) -> bytes:
+    """A slot of single bytes, all of it in this frame."""
+    return struct.pack("<III", 1, 1 << 20, len(frame)) + frame
+
+
 @functools.cache
 def zeros(size: int, level: int = 1) -> bytes:
     """A sound frame of so many zeros: what a bomb looks like."""
@@ -112,13 +115,13 @@ def change_slot(codec: int, payload: bytes, size: int, element: int, rng: Random
         return codec, change_bytes(payload, rng), size, element
     if choice == 3:
         size = rng.choice((64, 4096, 70_000, 1 << 20, (1 << 20) + 1, 3 << 20, 1 << 23))
-        return 1, zeros(size), size, 1
+        return 2, one_plane(zeros(size)), size, 1
     if choice == 4:
         rle = [(1, b"\x00", 1 << 17)] * rng.choice((1, 2, 8, 64))
         declared = rng.choice((change_int(len(payload), 64, rng), len(rle) << 17, 1 << 32))
-        return 1, made_by_hand(declared, rle, rng), rng.choice((declared, len(rle) << 17)), 1
+        return 2, one_plane(made_by_hand(declared, rle, rng)), rng.choice((declared, len(rle) << 17)), 1
     if choice == 5 and raw is not None:
-        return 1, made_by_hand(len(raw), [(rng.randrange(4), raw, len(raw))], rng), len(raw), element
+        return 2, one_plane(made_by_hand(len(raw), [(rng.randrange(4), raw, len(raw))], rng)), len(raw), 1
     if choice == 6:
         return (
             codec,
@@ -127,7 +130,7 @@ def change_slot(codec: int, payload: bytes, size: int, element: int, rng: Random
             element,
         )
     if choice == 7:
-        return 1, SKIPPABLE + b"\x04\x00\x00\x00abcd" + zeros(64), 64, 1
+        return 2, one_plane(SKIPPABLE + b"\x04\x00\x00\x00abcd" + zeros(64)), 64, 1
     if choice == 8 and codec == 2:
         return 2, _planes_changed(payload, rng), size, element
     if raw is None:
@@ -140,7 +143,7 @@ def change_slot(codec: int, payload: bytes, size: int, element: int, rng: Random
     compressor = zstandard.ZstdCompressor(
         level=rng.choice((1, 3, 9)), write_checksum=rng.random() < 0.95, write_content_size=rng.random() < 0.95
     )
-    return 1, compressor.compress(data), len(data), element
+    return 2, one_plane(compressor.compress(data)), len(data), 1
 
 
 def _planes_changed(payload: bytes, rng: Random) -> bytes:

@@ -21,7 +21,6 @@ from torpor.memvid.disk.budget import Budget, utc_day
 from torpor.memvid.disk.durable import TempFile
 from torpor.memvid.errors import InvalidPolicy, NoSpace, SessionNotFound, StoreError, StoreIoError
 from torpor.memvid.format.bundle import FrameFile
-from torpor.memvid.format.codecs import planes
 from torpor.memvid.format.records import IndexRow, MaintenanceReport
 from torpor.memvid.index.index import Index
 from torpor.memvid.maintenance import compaction
@@ -697,7 +696,7 @@ def test_the_days_budget_ends_it_before_it_writes_what_has_no_room(store_path: P
 
 
 def cold(seconds: float = 0.0) -> CompactionPolicy:
-    return CompactionPolicy(cold_after_seconds=seconds, cold_codec=planes())
+    return CompactionPolicy(cold_after_seconds=seconds)
 
 
 def test_cold_files_are_compressed_once_and_read_the_same(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

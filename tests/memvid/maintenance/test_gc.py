@@ -12,7 +12,7 @@ from typing import Any
 from unittest import mock
 
 import pytest
-from torpor.memvid import SessionUri, Store, zstd
+from torpor.memvid import SessionUri, Store
 from torpor.memvid.errors import ReadOnlyStore
 from torpor.memvid.folder import quarantine
 from torpor.memvid.folder.folder import StoreFolder
@@ -136,7 +136,7 @@ def test_a_temporary_file_goes_unless_a_sleep_is_writing_it(store: Store, store_
         reports.append(store.gc())
         yield from rest
 
-    write(store, blocks(), 600, codec=zstd(1))  # else all blocks are looked at before the first is written
+    write(store, blocks(), 600, compressed=True)  # else all blocks are looked at before the first is written
     assert (done(reports[0]), reports[0].bytes_freed) == ([("remove", leftover.name)], 5)
     assert mine.exists()
     require_awake(store, 600)

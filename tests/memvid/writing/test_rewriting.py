@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
-from torpor.memvid import Receipt, Store, zstd
+from torpor.memvid import Receipt, Store
 from torpor.memvid.errors import (
     BlockMissing,
     BundleMissing,
@@ -78,7 +78,7 @@ def test_an_adopting_file_is_the_same_bundle_and_needs_no_other(store: Store, ch
 
 def test_frames_are_compressed_anew_and_give_the_same_bytes(store: Store) -> None:
     receipt = making.sleep_compressed(store)
-    contents = Contents(with_all(receipt).frames, {}, codec=lambda _: zstd(1))
+    contents = Contents(with_all(receipt).frames, {}, compressing={entry.id for entry in receipt.entries})
     assert rewrite(store, receipt, contents)
     with store.open_session(URI) as reader:
         assert making.contents(reader) == [[making.COMPRESSIBLE]]
@@ -101,8 +101,8 @@ def test_a_damaged_source_is_named_and_nothing_is_left(store: Store, chain: tupl
         file.seek(frame.offset + frame.head_bytes)
         file.write(b"!!")
     before = making.bundle_path(store, second.bundle_id).read_bytes()
-    for codec in (None, zstd(1)):
-        contents = Contents(with_all(second).frames, {}, codec=lambda _, codec=codec: codec)
+    for compressing in ((), {block for block, _ in with_all(second).frames}):
+        contents = Contents(with_all(second).frames, {}, compressing=compressing)
         with pytest.raises(CorruptBlock) as refusal, prepared(store._core, second.bundle_id, contents):
             raise AssertionError("not reached")
         assert refusal.value.path == str(path)
@@ -164,7 +164,9 @@ def test_a_session_deleted_meanwhile_does_not_come_back(store: Store, chain: tup
 def test_a_bundle_written_anew_meanwhile_is_not_rewritten(store: Store, chain: tuple[Receipt, Receipt]) -> None:
     _, second = chain
     with prepared(store._core, second.bundle_id, with_all(second)) as new:
-        assert rewrite(store, second, Contents(with_all(second).frames, {}, codec=lambda _: zstd(1)))
+        assert rewrite(
+            store, second, Contents(with_all(second).frames, {}, compressing={entry.id for entry in second.entries})
+        )
         refused(store, second, new)
     require_awake(store, 900)
 
