@@ -162,10 +162,10 @@ def test_stop_puts_sessions_to_sleep_and_the_next_daemon_has_them(
 @pytest.mark.skipif(not hasattr(resource, "prlimit"), reason="needs prlimit, to take a process its room")
 def test_a_stop_without_room_is_refused_and_loses_nothing(torpor: Torpor, serving: int, store: Path) -> None:
     text = "a text that is read " * 60
-    for name in ("notes", "control"):
-        torpor("append", name, text)
     limits = resource.prlimit(serving, resource.RLIMIT_FSIZE)
     resource.prlimit(serving, resource.RLIMIT_FSIZE, (200_000, limits[1]))
+    for name in ("notes", "control"):
+        torpor("append", name, text)
     refused = torpor("stop", "--json")
     assert (refused.status, refused.error["error"]["code"]) == (3, "stop_refused")
     failed = refused.error["error"]["details"]["failed"]
@@ -262,7 +262,7 @@ def test_a_bare_name_reaches_no_session_of_another_namespace(torpor: Torpor, ser
     torpor("append", "a/notes", "one")
     torpor("append", "b/notes", "two")
     missed = torpor("sleep", "notes")
-    assert (missed.status, "torpor://a/notes or torpor://b/notes?" in " ".join(missed.err.split())) == (4, True)
+    assert (missed.status, "torpor://a/notes" in missed.err, "torpor://b/notes" in missed.err) == (4, False, False)
     assert torpor("rm", "notes", "--yes").status == 4
     assert torpor("append", "notes", "mine", "--json").document["session"] == "torpor://default/notes"
     assert torpor("rm", "notes", "--yes", "--json").document["results"][0]["session"] == "torpor://default/notes"
