@@ -79,16 +79,17 @@ class Recalling:
         """The messages from number `first` to `last`; the first of a read that is told is the first of it."""
         return await self._encoder.with_words(model, lambda _: list(_told(model, known, first, last)))
 
-    async def thoughts(self, model: LoadedModel, known: Dialogue, said: Mapping[bytes, Message]) -> dict[bytes, str]:
-        """What was thought in answers, by their ids; of those alone that were said in these words."""
+    async def own(self, model: LoadedModel, known: Dialogue, said: Mapping[bytes, Message]) -> dict[bytes, Message]:
+        """Answers as the model wrote them, by their ids; those alone that were said in these words, with these ids of
+        calls."""
         marks = {
             turn.answer: at
             for at, turn in enumerate(known.text_map.turns)
             if turn.answer in said and turn.proves(said[turn.answer])
         }
-        return {
-            answer: told.reasoning for answer, at in marks.items() for told in await self.messages(model, known, at, at)
-        }
+        told = {answer: each for answer, at in marks.items() for each in await self.messages(model, known, at, at)}
+        own = {answer: _with_ids(each) for answer, each in told.items() if each.certain}
+        return {answer: each for answer, each in own.items() if _ids_of(said[answer]) in ([], _ids_of(each))}
 
     def _of_asleep(self, uri: SessionUri) -> Dialogue:
         with self._store.open_session(uri) as reader:
@@ -193,6 +194,16 @@ def _decoded(model: LoadedModel, known: Dialogue, turn: Turn, start: int, *, is_
 def _as_message(told: RecalledMessage) -> Message:
     calls = [{"name": call.name, "arguments": call.arguments} for call in told.tool_calls]
     return {**message_of(told.role, told.content, calls), "reasoning": told.reasoning}
+
+
+def _with_ids(told: RecalledMessage) -> Message:
+    calls = [{"name": call.name, "arguments": call.arguments, "id": call.id} for call in told.tool_calls]
+    return {**message_of(told.role, told.content, calls), "reasoning": told.reasoning}
+
+
+def _ids_of(message: Message) -> list[str]:
+    """The ids of its calls that are given."""
+    return [call["id"] for call in message.get("tool_calls", ()) if call.get("id")]
 
 
 def _read(

@@ -216,9 +216,9 @@ def _heads(
 
 
 async def _as_thought(parts: Parts, request: Asked, wanted: SessionUri, model: str) -> tuple[Asked, Chain | None]:
-    """The request with what was thought, as the tokens tell it, in those answers that are read again and have their
-    id; and the chain of its messages, None if they are not the whole. An id that no session of this namespace and model
-    has, or that stands at other words, tells nothing."""
+    """The request with those answers that are read again and have their id as the model wrote them, with what it
+    thought; and the chain of its messages, None if they are not the whole. An id that no session of this namespace and
+    model has, or that stands at other words, tells nothing."""
     if request.after:
         return request, None
     root = await _shown_root(parts, request, wanted, model)
@@ -242,10 +242,9 @@ async def _as_thought(parts: Parts, request: Asked, wanted: SessionUri, model: s
             with suppress(TorporError):  # deleted meanwhile, or damaged
                 said = {answer: messages[at] for answer, at in answers.items()}
                 known_there = await parts.recalling.known(uri, past_look=True)
-                thoughts = await parts.recalling.thoughts(loaded, known_there, said)
-                for answer, thought in thoughts.items():
+                for answer, own in (await parts.recalling.own(loaded, known_there, said)).items():
                     at = answers[answer]
-                    messages[at] = {**messages[at], "reasoning": thought, RECALLED: True}
+                    messages[at] = {**own, "answer_id": messages[at]["answer_id"], RECALLED: True}
     return replace(request, messages=messages), await parts.encoder.aside(partial(Chain.of, messages, root))
 
 

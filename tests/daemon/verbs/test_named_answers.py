@@ -142,3 +142,69 @@ async def test_calls_have_the_same_ids_when_they_are_told_again(rig: Rigged) -> 
     assert ledger(rig)[: -len(told.tokens)] == rig.model.encode(
         rig.model.render([user("one")], True, Root(TOOLS)), opening=False
     )
+
+
+SHOWS_ALL = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}{{ m.tool_call_id }}"
+    "{% for c in m.tool_calls or [] %}[{{ c.id }}{{ c.function.arguments | tojson }}]{% endfor %}<|im_end|>\n"
+    "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n"
+    "{% if thinks is defined %}{{ thinks }}{% endif %}{% endif %}"
+)
+
+
+@pytest.mark.parametrize("text", ["\n\n  eins", "eins \n\n", "\teins\t"])
+async def test_an_id_vouches_for_no_other_spelling_of_an_answer(open_rig: Any, own_tiny_model: Path, text: str) -> None:
+    """It is read as the model wrote it, so the dialogue with that spelling is answered from the same state."""
+    async with thinking(open_rig, model=with_template(own_tiny_model, SHOWS_ALL)) as rig:
+        await converse(rig, [user("one")], "eins", answer_id=ONE)
+        other = [user("other"), named(text, ONE), user("two")]
+        plain = [user("other"), assistant("eins"), user("two")]
+        for said in (other, plain):
+            told = await converse(rig, said, "zwei")
+            held = ledger(rig, told.session.rpartition("/")[2])
+            assert held == cold(rig, [*plain, assistant("zwei")])
+
+
+async def test_an_id_vouches_for_no_other_ids_of_calls(open_rig: Any, own_tiny_model: Path) -> None:
+    async with open_rig(endless=False, model=with_template(own_tiny_model, SHOWS_ALL)) as rig:
+        wrote = await converse(rig, [user("one")], CALL, tools=TOOLS, answer_id=ONE, max_tokens=90)
+        for call_id in ("another01", wrote.tool_calls[0].id):
+            call = {"name": "look", "arguments": {}, "id": call_id}
+            result = {"role": "tool", "content": "a file", "tool_call_id": call_id}
+            said = [user("other"), named("", ONE, tool_calls=[call]), result]
+            told = await converse(rig, said, "ja", tools=TOOLS)
+            held = ledger(rig, told.session.rpartition("/")[2])
+            assert held == cold(rig, [*said, assistant("ja")], Root(TOOLS))
+
+
+async def test_results_are_told_apart_by_the_calls_that_they_answer(open_rig: Any, own_tiny_model: Path) -> None:
+    async with open_rig(endless=False, model=with_template(own_tiny_model, SHOWS_ALL)) as rig:
+        calls = [{"name": "look", "arguments": {"at": at}, "id": f"call0000{at}"} for at in (1, 2)]
+        asked = [user("one"), {**assistant(""), "tool_calls": calls}]
+        for ids in ((1, 2), (2, 1), (1, 1)):
+            results = [{"role": "tool", "content": "10", "tool_call_id": f"call0000{at}"} for at in ids]
+            said = [*asked, *results]
+            for more in ([], [assistant("ja"), user("two")]):
+                said = [*said, *more]
+                told = await converse(rig, said, "ja", tools=TOOLS)
+                held = ledger(rig, told.session.rpartition("/")[2])
+                assert held == cold(rig, [*said, assistant("ja")], Root(TOOLS))
+
+
+@pytest.mark.parametrize(
+    ("first", "then"), [({}, {"thinks": "hm"}), ({"thinks": "hm"}, {}), ({"thinks": "a"}, {"thinks": "b"})]
+)
+@pytest.mark.parametrize("turns", [0, 1])
+async def test_the_same_dialogue_is_answered_in_a_turn_that_opens_as_its_template_arguments_say(
+    open_rig: Any, own_tiny_model: Path, first: Any, then: Any, turns: int
+) -> None:
+    async with open_rig(endless=False, model=with_template(own_tiny_model, SHOWS_ALL)) as rig:
+        said = [user("one")]
+        for _ in range(turns):
+            await converse(rig, said, "eins")
+            said += [assistant("eins"), user("two")]
+        for arguments in (first, then, first):
+            told = await converse(rig, said, "zwei", template_arguments=arguments)
+            held = ledger(rig, told.session.rpartition("/")[2])
+            opened = rig.model.render(said, True, Root(arguments=arguments))
+            assert held == rig.model.encode(f"{opened}zwei<|im_end|>", opening=False)
