@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from ...daemon.options.serve_options import GIVEN_OPTIONS
 from ...memvid.disk.location import default_store_path
 from ...socket_api.client.client import Client
 from ...socket_api.errors import DaemonUnreachable
@@ -88,9 +89,13 @@ def _is_same(path: str, other: str) -> bool:
 
 
 def _tell_what_it_had(output: Output, had: Mapping[str, Any], given: Mapping[str, Any]) -> None:
-    options = {name: value for name, value in had.items() if name not in {"socket", "store", *given}}
+    shown = GIVEN_OPTIONS.keys() - {"socket", "store", *given}
+    options = {name: value for name, value in had.items() if name in shown}
     if options:
         output.remark(f"[dim]it starts with the options that it had:[/] {plain(shlex.join(arguments_of(options)))}")
+    if gone := sorted(had.keys() - GIVEN_OPTIONS.keys()):
+        names = ", ".join(f"--{name.replace('_', '-')}" for name in gone)
+        output.remark(f"[yellow]not taken over[/]: {plain(names)}. It had them from another release of Torpor.")
 
 
 def _tell_what_is_ignored(output: Output, options: list[str]) -> None:

@@ -14,8 +14,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from ...daemon.options.serve_options import GIVEN_OPTIONS
-
 _SUFFIX: Final = ".options"
 _MAX_BYTES: Final = 64 << 10
 
@@ -38,7 +36,7 @@ def drop(socket: Path) -> None:
 
 
 def recall(socket: Path) -> dict[str, Any]:
-    """The options that a daemon left beside its socket; empty where there are none, or none of ours."""
+    """The options that a daemon left beside its socket, some maybe of another release; empty where there are none."""
     try:
         with open(os.open(f"{socket}{_SUFFIX}", os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)) as file:
             found = os.fstat(file.fileno())
@@ -47,9 +45,7 @@ def recall(socket: Path) -> dict[str, Any]:
             options = json.load(file)
     except (OSError, ValueError, RecursionError):
         return {}
-    if not isinstance(options, dict) or not options.keys() <= GIVEN_OPTIONS.keys():
-        return {}
-    return options
+    return options if isinstance(options, dict) else {}
 
 
 def _written(value: Any) -> Any:

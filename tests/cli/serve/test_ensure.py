@@ -110,7 +110,10 @@ def test_after_a_crash_a_daemon_starts_with_the_options_that_it_had(
     deadline = time.monotonic() + 60
     while is_running(pid) and time.monotonic() < deadline:
         time.sleep(0.02)
+    (kept,) = default_socket_path().parent.glob("*.options")
+    kept.write_text(json.dumps({**json.loads(kept.read_text()), "no_such_thing": True}))
     ran = subprocess.run(COMMAND[:-1], check=True, capture_output=True, text=True)
+    assert "not taken over: --no-such-thing." in " ".join(ran.stderr.split())
     assert "starts with the options that it had: --keep-free 1048576 --http-socket" in " ".join(ran.stderr.split())
     with Client() as daemon:
         status, pid = daemon.status(), daemon.peer_pid

@@ -22,9 +22,7 @@ def test_what_is_remembered_is_what_is_recalled_until_it_is_dropped(tmp_path: Pa
     last_options.drop(socket)
 
 
-@pytest.mark.parametrize(
-    "text", ["", "[]", "{", '{"no_such_option": 1}', '"x"', "[" * 20_000, '{"http": 1}' + " " * 70_000]
-)
+@pytest.mark.parametrize("text", ["", "[]", "{", '"x"', "[" * 20_000, '{"http": 1}' + " " * 70_000])
 def test_what_no_daemon_wrote_counts_for_nothing(tmp_path: Path, text: str) -> None:
     (tmp_path / "s.sock.options").write_text(text)
     assert last_options.recall(tmp_path / "s.sock") == {}
