@@ -42,7 +42,7 @@ class ConverseRequest(Reporting):
     told again.
 
     With `after`, the messages are those behind an answer: its session goes on, or a fork, if it went on already. Tools
-    and template arguments that are left out stay; others hold from there on.
+    and template arguments that are left out stay; others hold from there on, an empty value too.
 
     session: the name for new sessions. If it is taken, they are called NAME-xxxxxxxx. A session of another name is
         forked, not gone on with. messages, tools, template_arguments, tool_choice, constraint, max_tokens, sampling: as
@@ -63,7 +63,7 @@ class ConverseRequest(Reporting):
     session: SessionText
     messages: Messages
     _: KW_ONLY
-    tools: Tools = ()
+    tools: Tools | None = None
     template_arguments: JsonObject | None = None
     model: ModelName | None = None
     max_tokens: MaxTokens | None = None
@@ -97,7 +97,7 @@ class MeasureRequest(Request):
     session: SessionText
     messages: Messages
     _: KW_ONLY
-    tools: Tools = ()
+    tools: Tools | None = None
     template_arguments: JsonObject | None = None
     model: ModelName | None = None
     after: AnswerId | None = None

@@ -114,7 +114,7 @@ async def measure(parts: Parts, request: MeasureRequest) -> MeasureResult:
     if request.after or request.at_end:
         known = await _known(parts, request, wanted, model)
         model, place, cached = known.model, known.end, len(known.tokens)
-        root = root_of(known.root, request.tools or None, request.template_arguments or None)
+        root = root_of(known.root, request.tools, request.template_arguments)
         messages = said_behind(known, root, request.instructions, messages)
     else:
         thought, chain = await _as_thought(parts, request, wanted, model)
@@ -291,8 +291,8 @@ async def _chat(
     asked = ChatRequest(
         session=str(uri),
         messages=request.messages,
-        tools=request.tools if behind is None else request.tools or None,
-        template_arguments=request.template_arguments or ({} if behind is None else None),
+        tools=(request.tools or ()) if behind is None else request.tools,
+        template_arguments=(request.template_arguments or {}) if behind is None else request.template_arguments,
         max_tokens=request.max_tokens,
         sampling=request.sampling,
         stop=request.stop,
@@ -378,12 +378,14 @@ def _digest_of(request: ConverseRequest, model: str) -> bytes:
     """By which the request is known again."""
     drawing = {} if request.sampling is None else request.sampling.named()
     held = [None if each is None else asdict(each) for each in (request.constraint, request.tool_choice)]
-    place = (request.after, request.session if request.at_end else None)
+    place: tuple[object, ...] = (request.after, request.session if request.at_end else None)
+    if request.after or request.at_end:
+        place = (*place, request.tools is None, request.template_arguments is None)
     told = () if request.logprobs is None else (request.logprobs,)
     how = (drawing, list(request.stop), request.max_tokens, *place, request.instructions, held, *told)
     return digest_of_request(model, _root_of(request), request.messages, *how)
 
 
 def _root_of(request: ConverseRequest | MeasureRequest) -> Root:
-    tools: Sequence[Any] = request.tools
+    tools: Sequence[Any] = request.tools or ()
     return Root(tuple(tools), request.template_arguments or {})

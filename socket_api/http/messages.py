@@ -41,6 +41,9 @@ from .turns import Answered, Turn, answer_in
 PATH: Final = "/v1/messages"
 COUNT_PATH: Final = "/v1/messages/count_tokens"
 _BILLING: Final = "x-anthropic-billing-header"
+_TOLD_APART: Final = ("tool_use", "thinking", "redacted_thinking")
+"""Blocks of an answer that are no part of its text."""
+
 _STOP_REASONS: Final[Mapping[FinishReason, str]] = {
     "stop": "end_turn",
     "length": "max_tokens",
@@ -251,7 +254,11 @@ class _Reader:
                 answer["answer_id"] = answer_in(block.signature)
             elif block.type != "redacted_thinking":
                 place_of_new = f"{place}.content.{at}" if is_newest and message.role == "user" else None
-                texts.append(self._plain(block, place_of_new))
+                text = self._plain(block, place_of_new)
+                if texts and message.role == "assistant" and message.content[at - 1].type in _TOLD_APART:
+                    texts[-1] += text  # what stands between them parted them, and they were one text before
+                else:
+                    texts.append(text)
         if message.role == "assistant":
             calls = {"tool_calls": tuple(answer.pop("tool_calls"))} if "tool_calls" in answer else {}
             thought = {name: text for name, text in answer.items() if text}

@@ -233,7 +233,7 @@ def _turn(body: ResponsesBody, raw_items: object) -> tuple[Turn, Toolbox, Dialog
     turn = Turn(
         model=body.model,
         messages=dialogue.messages,
-        tools=tools.to_maps(),
+        tools=None if body.tools is None else tools.to_maps(),
         template_arguments=thinks,
         max_tokens=body.max_output_tokens,
         sampling=body.sampling(),

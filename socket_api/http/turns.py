@@ -71,7 +71,7 @@ class Turn:
 
     messages: Sequence[Mapping[str, Any]]
     model: str | None = None
-    tools: Sequence[Mapping[str, Any]] = ()
+    tools: Sequence[Mapping[str, Any]] | None = ()
     template_arguments: Mapping[str, Any] = field(default_factory=dict)
     max_tokens: int | None = None
     sampling: Mapping[str, Any] = field(default_factory=dict)
@@ -239,7 +239,7 @@ def _dialogue(turn: Turn, session: str, model: str) -> dict[str, Any]:
     return {
         "session": session,
         "messages": tuple(turn.messages),
-        "tools": tuple(turn.tools),
+        "tools": None if turn.tools is None else tuple(turn.tools),
         "template_arguments": dict(turn.template_arguments),
         "model": turn.model if turn.after or turn.session else model,
         "after": turn.after,

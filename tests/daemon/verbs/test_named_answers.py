@@ -145,9 +145,10 @@ async def test_calls_have_the_same_ids_when_they_are_told_again(rig: Rigged) -> 
 
 
 SHOWS_ALL = (
+    "{% if tools %}<|im_start|>system\n{{ tools | tojson }}<|im_end|>\n{% endif %}"
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}{{ m.tool_call_id }}"
-    "{% for c in m.tool_calls or [] %}[{{ c.id }}{{ c.function.arguments | tojson }}]{% endfor %}<|im_end|>\n"
-    "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n"
+    "{% for c in m.tool_calls or [] %}[{{ c.id }}{{ c.function.name }}{{ c.function.arguments | tojson }}]{% endfor %}"
+    "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n"
     "{% if thinks is defined %}{{ thinks }}{% endif %}{% endif %}"
 )
 
@@ -208,3 +209,24 @@ async def test_the_same_dialogue_is_answered_in_a_turn_that_opens_as_its_templat
             held = ledger(rig, told.session.rpartition("/")[2])
             opened = rig.model.render(said, True, Root(arguments=arguments))
             assert held == rig.model.encode(f"{opened}zwei<|im_end|>", opening=False)
+
+
+async def test_behind_an_answer_empty_tools_and_arguments_hold_and_left_out_ones_stay(
+    open_rig: Any, own_tiny_model: Path
+) -> None:
+    async with open_rig(endless=False, model=with_template(own_tiny_model, SHOWS_ALL)) as rig:
+        await converse(rig, [user("one")], "eins", answer_id=ONE, tools=TOOLS, template_arguments={"thinks": "hm"})
+        for given, thinks, offers in (
+            ({}, True, True),
+            ({"template_arguments": {}}, False, True),
+            ({"tools": ()}, True, False),
+            ({"tools": (), "template_arguments": {}}, False, False),
+        ):
+            measured = await rig.service.measure("a", [user("two")], after=ONE, **given)
+            told = await converse(rig, [user("two")], "zwei", after=ONE, **given)
+            live = rig.live(told.session.rpartition("/")[2])
+            assert (bool(live.root.tools), live.root.arguments) == (offers, {"thinks": "hm"} if thinks else {})
+            text = rig.model.tokenizer.decode(list(live.state.tokens))
+            assert text.endswith("assistant\nhmzwei<|im_end|>") is thinks
+            assert ("You may call no tools." in text) is not offers
+            assert measured.tokens == told.token_count - len(told.tokens)

@@ -225,3 +225,32 @@ def test_an_answer_that_a_stop_sequence_ended_says_which(server: HttpThread) -> 
         if each["type"] == "message_delta"
     ]
     assert delta == expected
+
+
+CALLED = {"type": "tool_use", "id": "c1", "name": "look", "input": {}}
+THOUGHT = {"type": "thinking", "thinking": "hm", "signature": ""}
+
+
+@pytest.mark.parametrize(
+    ("blocks", "text"),
+    [
+        (["I look.", CALLED, "\nDone."], "I look.\nDone."),
+        (["I ", CALLED, "look ", CALLED, "twice."], "I look twice."),
+        (["I look.", THOUGHT, "Done."], "I look.Done."),
+        ([THOUGHT, "I look.", CALLED], "I look."),
+        (["I look.", "Done."], "I look.\nDone."),
+        ([CALLED, "I look.", "Done."], "I look.\nDone."),
+    ],
+)
+def test_a_text_that_the_stream_told_in_parts_comes_back_as_it_was_written(
+    server: HttpThread, blocks: list[Any], text: str
+) -> None:
+    content = [{"type": "text", "text": each} if isinstance(each, str) else each for each in blocks]
+    said = [
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": content},
+        {"role": "user", "content": "b"},
+    ]
+    assert server.ask("POST", PATH, {"max_tokens": 5, "messages": said}).status == 200
+    (given,) = asked_for(server, "converse")
+    assert given["messages"][1]["content"] == text

@@ -405,3 +405,23 @@ def test_logprobs_of_the_text_are_told_where_they_are_included(server: HttpThrea
 def test_the_likeliest_go_with_the_logprobs(server: HttpThread) -> None:
     answer = server.ask("POST", PATH, {**HELLO, "top_logprobs": 1})
     assert (answer.status, answer.json["error"]["param"]) == (400, "top_logprobs")
+
+
+@pytest.mark.parametrize(
+    ("asked", "tools", "arguments"),
+    [
+        ({}, None, {}),
+        ({"reasoning": {"effort": "none"}}, None, {"enable_thinking": False}),
+        ({"reasoning": {"effort": "high"}}, None, {}),
+        ({"tools": []}, (), {}),
+        ({"tools": [ADD]}, ("add",), {}),
+    ],
+)
+def test_what_a_response_says_of_tools_and_thinking_holds_behind_another(
+    server: HttpThread, asked: Any, tools: Any, arguments: Any
+) -> None:
+    assert server.ask("POST", PATH, {**HELLO, "previous_response_id": f"resp_{ONE}", **asked}).status == 200
+    (given,) = asked_for(server, "converse")
+    found = given.get("tools")
+    assert (None if found is None else tuple(each["name"] for each in found)) == tools
+    assert given["template_arguments"] == arguments
