@@ -18,8 +18,8 @@ from . import call_tags
 from .call_reading import INTEGERS
 from .call_tags import Tags
 from .marks import Marks
-from .rules import Literal, NotForcible, Rules, Schema, quoted
-from .schemas import alternatives, binding, kinds_of, reference_of, resolved
+from .rules import Literal, NotForcible, Rules, quoted
+from .schemas import Schema, alternatives, binding, kinds_of, reference_of, resolved
 
 _PYTHON_ESCAPES: Final = '"\\bfnrt'
 """The escapes of JSON that mean the same in Python."""

@@ -23,8 +23,8 @@ from ..api.limits import MAX_SCHEMA_CHARS
 from ..errors import InvalidConstraint
 from .call_formats import CallRules, call_rules
 from .marks import Marks
-from .rules import JSON_FORM, Literal, NotForcible, Rules, Schema, quoted, text_without
-from .schemas import binding, parts_of, with_definitions
+from .rules import JSON_FORM, Literal, NotForcible, Rules, quoted, text_without
+from .schemas import Schema, binding, parts_of, with_definitions
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer

@@ -11,10 +11,21 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from types import MappingProxyType
 from typing import Any, Final
 
-from .schemas import alternatives, changed_within, kind_of, reference_of, resolved, with_definitions
+from .schemas import (
+    Schema,
+    alternatives,
+    changed_within,
+    kind_of,
+    leading_to,
+    reference_of,
+    resolved,
+    with_definitions,
+    within,
+)
 
 JSON_FORM: Final[Mapping[str, Any]] = MappingProxyType(
     {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": ", "coerce_one_of": True}
@@ -22,7 +33,6 @@ JSON_FORM: Final[Mapping[str, Any]] = MappingProxyType(
 """The one form of JSON: as most models have learned it. Free blanks would let a model write them without end. Of oneOf
 the library holds to one at least, where it cannot tell that they exclude each other."""
 
-Schema = Mapping[str, Any]
 Literal = Callable[[str], str]
 """From a text, which may hold special tokens, to the pieces of a rule."""
 
@@ -58,6 +68,7 @@ class Rules:
         self._is_closed = is_closed
         self.root: Schema = {}
         self._references: dict[str, str] = {}  # the names of their rules
+        self._beyond: dict[bool, set[int]] = {}  # schemas of the root, as `_is_beyond` tells them
         self.parts: list[tuple[str, Schema]] = []
         self._place: list[str] = []
         self._names: dict[str, str] = {}  # of the rules, by their text
@@ -65,7 +76,7 @@ class Rules:
 
     def begin(self, root: Schema) -> None:
         """What follows is of another schema."""
-        self.root, self._references = root, {}
+        self.root, self._references, self._beyond = root, {}, {}
 
     def named(self, reference: str, write: Callable[[Any], str]) -> str:
         """The name of the rule for what a reference names. It is written once, for it may stand within itself."""
@@ -147,30 +158,25 @@ class Rules:
         own = schema.get("x-guidance", {})
         return self.add("%json " + json.dumps({**schema, "x-guidance": {**JSON_FORM, **form, **own}}))
 
-    def _is_beyond(self, schema: Any, *, of_constants: bool = False, seen: set[str] | None = None) -> bool:
-        """Whether a schema has something that the library does not say exactly. of_constants: a value or bound. seen:
-        the references that were followed."""
-        seen = set() if seen is None else seen
-        if isinstance(schema, list):
-            return any(self._is_beyond(each, of_constants=of_constants, seen=seen) for each in schema)
-        if not isinstance(schema, Mapping):
-            return False
+    def _is_beyond(self, schema: Schema, *, of_constants: bool = False) -> bool:
+        """Whether a schema has something that the library does not say exactly. of_constants: a value or bound. It may
+        be one of `alternatives`, which is new, though what stands in it is the root's."""
+        if of_constants not in self._beyond:
+            self._beyond[of_constants] = leading_to(self.root, partial(self._is_fault, of_constants=of_constants))
+        known = self._beyond[of_constants]
+        if id(schema) in known or self._is_fault(schema, of_constants=of_constants):
+            return True
+        return any(id(part) in known for part in within(schema, self.root))
+
+    def _is_fault(self, schema: Schema, *, of_constants: bool) -> bool:
+        """As above, of what stands in no schema within it."""
         if _is_long(schema.get("const")) or _is_long(schema.get("enum")):
             return True
         least = 2**63 if schema.get("type") == "number" else _EXACT + 1
         if any(abs(each) >= least for name in _BOUNDS for each in _numbers(schema.get(name))):
             return True
         is_open = self._is_closed and not (of_constants or {*_BOUNDS, "multipleOf", "const", "enum"} & schema.keys())
-        if is_open and schema.get("type") == "number":
-            return True
-        named = schema.get("$ref")
-        if isinstance(named, str) and named not in seen:
-            seen.add(named)
-            if self._is_beyond(resolved(named, self.root), of_constants=of_constants, seen=seen):
-                return True
-        inner = [value for key, value in schema.items() if key not in ("const", "enum", "$defs", "definitions")]
-        inner += [list(each.values()) for each in (schema.get("properties"),) if isinstance(each, Mapping)]
-        return any(self._is_beyond(each, of_constants=of_constants, seen=seen) for each in inner)
+        return is_open and schema.get("type") == "number"
 
     def _values(self, values: Sequence[Any]) -> str:
         if not values:

@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import reduce
 from typing import Any, Final
 
+Schema = Mapping[str, Any]
+
 ANY_KIND: Final = frozenset({"null", "boolean", "integer", "number", "string", "array", "object"})
 
 _KINDS: Final = {
@@ -50,7 +52,7 @@ _FORMATS: Final = frozenset(
 """Those that a grammar can say."""
 
 _NAMED: Final = ("properties", "$defs", "definitions", "patternProperties")
-_VALUES: Final = ("enum", "const", "required")
+_VALUES: Final = ("enum", "const", "required", "x-guidance")
 
 
 def binding(schema: Any) -> Any:
@@ -84,8 +86,40 @@ def parts_of(schema: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]
         elif isinstance(value, list) and key not in _VALUES:
             found = [(f"{key} {at}", each) for at, each in enumerate(value)]
         else:
-            found = [(f"its {key}", value)] if key in ("items", "additionalProperties") else []
+            found = [(f"its {key}", value)] if key not in _VALUES else []
         yield from ((place, each) for place, each in found if isinstance(each, Mapping))
+
+
+def leading_to(root: Schema, is_fault: Callable[[Schema], bool]) -> set[int]:
+    """The schemas in a schema that are faults, or have one in them or behind their references: `id()` of each. Each is
+    looked at once, however deep it stands and however many name it."""
+    holders: dict[int, list[int]] = {id(root): []}
+    faults: list[int] = []
+    waiting = [root]
+    while waiting:
+        schema = waiting.pop()
+        if is_fault(schema):
+            faults.append(id(schema))
+        for part in within(schema, root):
+            if id(part) not in holders:
+                holders[id(part)] = []
+                waiting.append(part)
+            holders[id(part)].append(id(schema))
+    found: set[int] = set()
+    while faults:
+        at = faults.pop()
+        if at not in found:
+            found.add(at)
+            faults += holders[at]
+    return found
+
+
+def within(schema: Schema, root: Schema) -> Iterator[Schema]:
+    """The schemas right within a schema that a value of it may have to match, and the one that it names."""
+    yield from (part for _, part in parts_of({key: schema[key] for key in schema.keys() - {"$defs", "definitions"}}))
+    named = resolved(schema.get("$ref"), root)
+    if isinstance(named, Mapping):
+        yield named
 
 
 def with_definitions(schema: Mapping[str, Any], root: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -122,7 +156,8 @@ def alternatives(schema: Any, behind: Any = None, seen: set[str] | None = None) 
             parts = [{**limit, **each} if isinstance(each, Mapping) else each for each in options]
             return [one for each in parts for one in alternatives(each, behind, seen)]
     if isinstance(schema.get("type"), list):
-        parts = [{**schema, "type": each} for each in schema["type"]]
+        kinds = [each for at, each in enumerate(schema["type"]) if each not in schema["type"][:at]]
+        parts = [{**schema, "type": each} for each in kinds]
         return [_of_its_kind(each) for each in parts]
     if isinstance(schema.get("enum"), list):
         kinds = dict.fromkeys(map(kind_of, schema["enum"]))

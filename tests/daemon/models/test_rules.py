@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 from llguidance import LLMatcher, LLTokenizer
+from torpor.daemon.models import rules
 from torpor.daemon.models.call_reading import INTEGERS
-from torpor.daemon.models.rules import NotForcible, Rules, _digits, quoted
+from torpor.daemon.models.rules import NotForcible, Rules, _digits, _is_long, quoted
 from torpor.daemon.models.schemas import alternatives, binding, kinds_of
 
 WORDS = LLTokenizer("byte")
@@ -18,11 +19,11 @@ LARGE = 175928847299117063
 
 
 def grammar(schema: dict[str, Any], *, is_closed: bool) -> str:
-    rules = Rules(quoted, "value", INTEGERS if is_closed else None, is_closed=is_closed)
-    rules.begin(binding(schema))
-    with rules.at("the schema"):
-        start = rules.json(rules.root)
-    return f"start: {start}\n{rules.text()}"
+    found = Rules(quoted, "value", INTEGERS if is_closed else None, is_closed=is_closed)
+    found.begin(binding(schema))
+    with found.at("the schema"):
+        start = found.json(found.root)
+    return f"start: {start}\n{found.text()}"
 
 
 def says(schema: dict[str, Any], text: str, *, is_closed: bool) -> bool:
@@ -92,6 +93,38 @@ def test_references_that_name_each_other_often_take_no_time_that_grows_with_thei
     assert len(grammar(schema, is_closed=True)) < 20_000
     assert kinds_of({"$ref": "#/$defs/D0"}, schema) == {"object"}
     assert len(alternatives({"$ref": "#/$defs/D0"}, schema)) == 1
+
+
+def nested(leaf: dict[str, Any], depth: int, **of_object: Any) -> dict[str, Any]:
+    for _ in range(depth):
+        leaf = {"type": "object", "properties": {"a": leaf}, **of_object}
+    return leaf
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        nested({"type": "string"}, 12),
+        nested({"const": LARGE}, 12),
+        nested({"const": LARGE}, 12, type=["object", "object"]),
+        nested({"type": "array", "items": nested({"const": LARGE}, 6)}, 6),
+        {"anyOf": [{"$ref": "#/$defs/D"}] * 12, "$defs": {"D": nested({"const": LARGE}, 6)}},
+        {"items": [{"$ref": "#/$defs/D", "maxLength": 9}] * 12, "$defs": {"D": nested({"type": "string"}, 12)}},
+    ],
+)
+def test_each_schema_within_a_schema_is_looked_at_a_few_times(
+    schema: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks = 0
+
+    def counted(value: Any) -> bool:
+        nonlocal looks
+        looks += 1
+        return _is_long(value)
+
+    monkeypatch.setattr(rules, "_is_long", counted)
+    grammar(schema, is_closed=True)
+    assert looks < 240
 
 
 def test_numbers_of_a_call_have_exponents_and_are_floats() -> None:
