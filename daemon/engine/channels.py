@@ -94,6 +94,7 @@ class Channels:
         self._offered = {tool["name"] for tool in root.tools}
         self._name_call = name_call
         self._named = 0
+        self._ids: set[str] = set()  # of the calls of this answer
         self.channel: Channel = "reasoning" if thinks else "text"
         self._held = ""
         self._is_plain = is_plain
@@ -198,11 +199,11 @@ class Channels:
 
     def _calls_in(self, body: str, *, is_ended: bool) -> list[ToolCall] | None:
         """The calls between two marks; None if they are malformed."""
-        named = self._named
+        named, ids = self._named, set(self._ids)
         try:
             return [self._call(each) for each in read_calls(self._marks, body, self._tools, is_ended=is_ended)]
         except Exception:  # noqa: BLE001 - a reader may raise any error for what a model writes
-            self._named = named
+            self._named, self._ids = named, ids
             return None
 
     def _call(self, parsed: Mapping[str, Any]) -> ToolCall:
@@ -214,7 +215,9 @@ class Channels:
         require_carried(arguments)
         self._named += 1
         is_own = isinstance(given, str) and 0 < len(given) <= MAX_CALL_ID_CHARS and given.isprintable()
-        return ToolCall(name, arguments or {}, str(given) if is_own else self._name_call(self._named))
+        named = str(given) if is_own and given not in self._ids else self._name_call(self._named)
+        self._ids.add(named)
+        return ToolCall(name, arguments or {}, named)
 
 
 class Shown:

@@ -183,6 +183,8 @@ def _fitting(text: str, kinds: frozenset[str], *, quoted: bool) -> Any:
     except ValueError:
         pass
     else:
+        if _may_be_text(value, text, kinds):
+            return text
         if quoted or not isinstance(value, str):
             if kind_of(value) in kinds:
                 return value
@@ -190,10 +192,23 @@ def _fitting(text: str, kinds: frozenset[str], *, quoted: bool) -> Any:
                 return value if isinstance(value, int) else _whole(text)
     if "string" in kinds:
         return text
-    value = ast.literal_eval(text.strip())  # as some models write what is no text
+    value = _python_value(ast.parse(text.strip(), mode="eval").body)  # as some models write what is no text
     if kind_of(value) not in kinds:
         raise NoCall(f"{text!r:.80} is no value of its schema")
     return value
+
+
+def _may_be_text(value: Any, text: str, kinds: frozenset[str]) -> bool:
+    """Whether a text that reads like a number, where texts are allowed, is not how that number is written: so "1.0" and
+    a long id stay as they are."""
+    if "string" not in kinds or kind_of(value) not in ("integer", "number"):
+        return False
+    is_large = isinstance(value, int) and value not in INTEGERS
+    return (
+        is_large
+        or kind_of(value) not in kinds | ({"integer"} if "number" in kinds else set())
+        or repr(value) != text.strip()
+    )
 
 
 def _whole(text: str) -> int:
@@ -232,11 +247,14 @@ def _call_of(said: Any) -> Call:
         raise NoCall("it has more than a name, arguments and an id")
     if said.get("type", "function") != "function" or {"arguments", "parameters"} <= said.keys():
         raise NoCall("it is no call of a function, or has two sets of arguments")
-    arguments = said.get("arguments", said.get("parameters"))
-    if isinstance(arguments, str) and arguments:
-        arguments = _JSON.decode(arguments)
+    arguments = _unwrapped(said.get("arguments", said.get("parameters")))
     given = {"id": said["id"]} if "id" in said else {}
     return {"name": said.get("name"), "arguments": {} if arguments in (None, "") else arguments, **given}
+
+
+def _unwrapped(arguments: Any) -> Any:
+    """Arguments that may stand as a text of JSON."""
+    return _JSON.decode(arguments) if isinstance(arguments, str) and arguments else arguments
 
 
 _MISTRAL_HEAD: Final = re.compile(r"(?:\[TOOL_CALLS\]\s*)?([\w.-]+)\s*\[ARGS\]\s*")
@@ -251,7 +269,7 @@ def _read_mistral(body: str, schemas: Schemas) -> list[Call]:
 def _mistral_call(body: str, at: int) -> tuple[Call, int]:
     head = _matched(_MISTRAL_HEAD, body, at)
     arguments, at = _json_at(body, head.end())
-    return {"name": head[1], "arguments": arguments}, at
+    return {"name": head[1], "arguments": _unwrapped(arguments)}, at
 
 
 _KIMI_HEAD: Final = re.compile(
@@ -269,7 +287,7 @@ def _kimi_k2_call(body: str, at: int) -> tuple[Call, int]:
     arguments, at = _json_at(body, head.end())
     if head[1]:
         at = _matched(_KIMI_TAIL, body, at).end()
-    return {"name": head[3], "arguments": arguments, "id": head[2]}, at
+    return {"name": head[3], "arguments": _unwrapped(arguments), "id": head[2]}, at
 
 
 _ATTRIBUTES: Final = r'((?:\s+\w+="[^"]*")*)\s*<\|sep\|>'
@@ -294,7 +312,7 @@ def _kimi_k3_call(body: str, at: int) -> tuple[Call, int]:
     else:
         arguments, at = _k3_arguments(body, at)
     at = _matched(_K3_CLOSED["call"], body, at).end()
-    return {"name": _attributes(head[1]).get("tool"), "arguments": arguments}, at
+    return {"name": _attributes(head[1]).get("tool"), "arguments": _unwrapped(arguments)}, at
 
 
 def _k3_arguments(body: str, at: int) -> tuple[dict[str, Any], int]:
@@ -325,7 +343,7 @@ def _read_pythonic(body: str, _: Schemas) -> list[Call]:
 def _pythonic_call(node: ast.expr) -> Call:
     if not isinstance(node, ast.Call) or node.args:
         raise NoCall("it is no call with names before its arguments")
-    pairs = [(each.arg, _joined(ast.literal_eval(_OtherNames().visit(each.value)))) for each in node.keywords]
+    pairs = [(each.arg, _joined(_python_value(_OtherNames().visit(each.value)))) for each in node.keywords]
     return {"name": ast.unparse(node.func), "arguments": _once(pairs)}
 
 
@@ -338,12 +356,20 @@ class _OtherNames(ast.NodeTransformer):
         return ast.Constant(self._values[node.id]) if node.id in self._values else node
 
 
+def _python_value(node: ast.expr) -> Any:
+    """The value of a literal of Python. Raises NoCall: a key stands twice in it."""
+    for each in ast.walk(node):
+        if isinstance(each, ast.Dict):
+            _once([(ast.literal_eval(key), None) for key in each.keys if key is not None])
+    return ast.literal_eval(node)
+
+
 def _joined(value: Any) -> Any:
     """A value with JSON's pairs of surrogates as the one character that each stands for."""
     if isinstance(value, str):
         return value.encode("utf-16", "surrogatepass").decode("utf-16")
     if isinstance(value, dict):
-        return {_joined(key): _joined(item) for key, item in value.items()}
+        return _once([(_joined(key), _joined(item)) for key, item in value.items()])
     return [_joined(item) for item in value] if isinstance(value, list | tuple) else value
 
 
@@ -425,7 +451,9 @@ class _Tagged:
     def _arguments(self, body: str, at: int, schema: Schema) -> tuple[dict[str, Any], int]:
         known, pairs = schema.get("properties"), []
         while opened := self._opens.match(body, at):
-            key = opened["key"]
+            key = opened["key"].strip()
+            if not key:
+                raise NoCall("an argument has no name")
             own = known.get(key, True) if isinstance(known, Mapping) else True
             value, at = self._value(body, opened.end(), kinds_of(own, schema))
             pairs.append((key, value))
@@ -452,16 +480,19 @@ class _Tagged:
         except ValueError:
             return None
         closed, may_be = self._closes.match(body, end), kinds - ({"string"} if self._tags.quoted == "never" else set())
-        return (value, closed.end()) if closed and kind_of(value) in may_be else None
+        if closed is None or kind_of(value) not in may_be or _may_be_text(value, body[at:end], kinds):
+            return None
+        return value, closed.end()
 
 
 _CDATA: Final = re.compile(r"\s*<!\[CDATA\[((?s:.*?))\]\]>\s*")
 
 
 def _pattern(template: str) -> re.Pattern[str]:
-    """The expression of a template of tags, with blanks between them and any quotes around a name."""
+    """The expression of a template of tags, with blanks between them and any quotes around a name. It never goes back
+    over a name or key, so that a text is read in time that its length bounds."""
     escaped = re.escape(template.strip()).replace("><", r">\s*<").replace('"', "[\"']?")
-    named = escaped.replace("NAME", r"(?P<name>[^\s<>\"']+)").replace("KEY", r"\s*(?P<key>[^<>\"']+?)\s*")
+    named = escaped.replace("NAME", r"(?P<name>[^\s<>\"']++)").replace("KEY", r"(?P<key>[^<>\"']++)")
     return re.compile(named)
 
 

@@ -156,9 +156,8 @@ def alternatives(schema: Any, behind: Any = None, seen: set[str] | None = None) 
             parts = [{**limit, **each} if isinstance(each, Mapping) else each for each in options]
             return [one for each in parts for one in alternatives(each, behind, seen)]
     if isinstance(schema.get("type"), list):
-        kinds = [each for at, each in enumerate(schema["type"]) if each not in schema["type"][:at]]
-        parts = [{**schema, "type": each} for each in kinds]
-        return [_of_its_kind(each) for each in parts]
+        named_once = [each for at, each in enumerate(schema["type"]) if each not in schema["type"][:at]]
+        return [_of_its_kind({**schema, "type": each}) for each in named_once]
     if isinstance(schema.get("enum"), list):
         kinds = dict.fromkeys(map(kind_of, schema["enum"]))
         if len(kinds) < 2:

@@ -311,6 +311,11 @@ READ = (
     ("pythonic", "[f('x')]", None),
     ("pythonic", "[f(a=1, a=2)]", None),
     ("pythonic", "[f(a=x)]", None),
+    ("pythonic", '[f(a={"b": 1, "b": 2})]', None),
+    ("pythonic", '[f(a=[{"\\ud83d\\ude00": 1, "\U0001f600": 2}])]', None),
+    ("mistral", 'f[ARGS]"{\\"a\\": 1, \\"a\\": 2}"', None),
+    ("mistral", 'f[ARGS]"{\\"a\\": 1}"', {"a": 1}),
+    ("kimi_k2", 'functions.f:0<|tool_call_argument_begin|>"{\\"a\\": 1, \\"a\\": 2}"', None),
     ("pythonic", "so [f(a=1)]", None),
     ("pythonic", '[f(a={"b": true, "c": null})]', {"a": {"b": True, "c": None}}),
     ("pythonic", '[f(a="\\ud83d\\ude00")]', {"a": "\U0001f600"}),
@@ -367,6 +372,15 @@ TYPED = (
     ({"enum": [1, 2]}, "1", 1),
     ({"type": ["string", "null"]}, "null", None),
     ({"type": ["string", "null"]}, "nil", "nil"),
+    ({"type": ["string", "integer"]}, "5", 5),
+    ({"type": ["string", "integer"]}, "1.0", "1.0"),
+    ({"type": ["string", "integer"]}, "1.5", "1.5"),
+    ({"type": ["string", "integer"]}, "12345678901234567890123", "12345678901234567890123"),
+    ({"type": ["string", "integer"]}, "1e999", "1e999"),
+    ({"type": ["string", "number"]}, "1.5", 1.5),
+    ({"type": ["string", "number"]}, "1e5", "1e5"),
+    ({"type": ["string", "number"]}, "1.50", "1.50"),
+    ({"type": "object"}, "{'a': 1, 'a': 2}", ...),
 )
 
 
@@ -396,3 +410,28 @@ def test_the_end_of_a_call_that_quotes_many_is_found_in_time_that_its_length_bou
     begun = time.process_time()
     assert CallEnd(marks).find(body + marks.call[1]) == len(body)
     assert time.process_time() - begun < 5, "it was looked at anew for each mark"
+
+
+BROKEN_OFF = (
+    ("qwen3_coder", "<function=f>\n<parameter={}"),
+    ("minimax_m2", '<invoke name="f">\n<parameter name="{}'),
+    ("glm47", "f<arg_key>{}</arg_value>"),
+    ("longcat", "f<longcat_arg_key>{}</longcat_arg_value>"),
+    ("minicpm5", '"f"><param name="{}</param>'),
+    ("muse_spark", '<atem:invoke name="f"><atem:parameter name="{}'),
+)
+
+
+@pytest.mark.parametrize(("parser", "body"), BROKEN_OFF)
+def test_a_tag_that_breaks_off_in_a_name_with_many_blanks_is_text_at_once(parser: str, body: str) -> None:
+    # Read with steps back over the blanks, it would take longer than any test may.
+    marks = marks_of(parser)
+    said = marks.call[0] + body.format("\n" * 10_000) + marks.call[1]
+    assert told(marks, tool_of(), said) == (said, [])
+
+
+def test_calls_of_one_answer_have_ids_of_their_own() -> None:
+    said = '<tool_call>{"name": "f", "arguments": {}, "id": "x"}</tool_call>' * 3
+    channels = Channels(marks_of("json_tools"), Root((tool_of(),)), "id{}".format)
+    ids = [piece.call.id for piece in [*channels.push(said), *channels.finish()] if piece.call]
+    assert ids == ["x", "id2", "id3"]
