@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from array import array
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -42,7 +43,8 @@ from ..sleep.store_threads import StoreThreads
 from ..tasks.pieces import NAMES_AT_ONCE
 
 MAX_HEADS: Final = 1_000_000
-"""Places of all sessions together, about 250 bytes each. Sessions beyond that are not found by what was said."""
+"""Places of all sessions together, about 250 bytes each. Beyond it, the oldest sessions of the namespace with the most
+places are no longer found by what was said, until they say more."""
 
 _NAMES: Final = frozenset({"answer_id", "tool_calls"})
 """Fields by which a message may name an answer."""
@@ -142,7 +144,7 @@ class Heads:
         self._of: dict[SessionUri, _Words] = {}
         self._by_number: dict[int, _Words] = {}
         self._numbers = itertools.count()
-        self._count = 0
+        self._counts = Counter[str]()  # places by namespace
         self._learning: asyncio.Task[None] | None = None
 
     def learn_stored(self) -> None:
@@ -226,8 +228,7 @@ class Heads:
         """Note what a session has said. It costs as much as is new."""
         turns, words = text_map.turns, self._of.get(uri) or self._new(uri, model)
         self._cut(words, kept := words.in_common(model, turns))
-        if self._count + 2 * (len(turns) - kept) + 1 > MAX_HEADS:
-            self.forget(uri)
+        if not self._make_room(words, 2 * (len(turns) - kept) + 1):
             return
         for at, turn in enumerate(turns[kept:], kept):
             words.keys.append(turn.chain)
@@ -244,6 +245,17 @@ class Heads:
             words.midway = _key_of("request", midway.request), midway.begins_at
             self._set(words, words.midway[0], 0)
 
+    def _make_room(self, words: _Words, places: int) -> bool:
+        """Forget sessions until a session may have so many places more. False if it is forgotten itself."""
+        while self._counts.total() + places > MAX_HEADS:
+            most = max(self._counts, key=self._counts.__getitem__, default=words.uri.namespace)
+            # The first in the map is the oldest.
+            oldest = next((each for each in self._of.values() if each.uri.namespace == most), words)
+            self.forget(oldest.uri)
+            if oldest is words:
+                return False
+        return True
+
     def _new(self, uri: SessionUri, model: str) -> _Words:
         words = self._of[uri] = _Words(uri, next(self._numbers), model)
         self._by_number[words.number] = words
@@ -251,13 +263,13 @@ class Heads:
 
     def _set(self, words: _Words, key: bytes, at: int) -> None:
         of = self._at.setdefault(key, {})
-        self._count += words.number not in of
+        self._counts[words.uri.namespace] += words.number not in of
         of[words.number] = at
 
     def _unset(self, words: _Words, key: bytes) -> None:
         of = self._at.get(key, {})
         if of.pop(words.number, None) is not None:
-            self._count -= 1
+            self._counts[words.uri.namespace] -= 1
             if not of:
                 del self._at[key]
 

@@ -107,7 +107,9 @@ class Bodies:
             if size_bytes > MAX_BODY_BYTES:
                 raise _too_large()
             pieces.append(piece)
-            await self._budget.take(held, len(piece))
+            beyond = size_bytes - self._limits.free_body_bytes
+            if beyond > 0:
+                await self._budget.take(held, min(len(piece), beyond))
             if not message.get("more_body", False):
                 return b"".join(pieces)
 

@@ -1,7 +1,8 @@
 """One HTTP connection: uvicorn's with httptools, within named limits (threats 39, 41 to 43).
 
 uvicorn bounds neither the bytes and the number of headers, nor the time in which they come, and does not look at the
-peer of a Unix socket. This does, before the request is known to anything else.
+peer of a Unix socket. This does, before the request is known to anything else. uvicorn also reads on while the client
+takes no answers, and waits for such a client for ever. This reads nothing meanwhile, and ends the connection in time.
 
 It mends three things besides. httptools drops the body of a request that offers another protocol, as the JDK's client
 and `curl --http2` do in their first one. uvicorn takes the trailers of a body for headers, and sends chunks to clients
@@ -15,10 +16,12 @@ import json
 import os
 import re
 import socket
+from collections import deque
 from typing import Any, Final
 
 import httptools
 import uvicorn
+from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from ..wire.peer import FindPeerUid, peer_uid
@@ -64,6 +67,26 @@ class _Cycle(RequestResponseCycle):
         await super().send(message)
 
 
+class _Flow(FlowControl):
+    """Reads nothing while requests wait for their turn, or answers for their client."""
+
+    def __init__(self, transport: asyncio.Transport, pipeline: deque[Any]) -> None:
+        super().__init__(transport)
+        self._pipeline = pipeline
+
+    def resume_reading(self) -> None:
+        if not self.write_paused and not self._pipeline:
+            super().resume_reading()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self.pause_reading()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self.resume_reading()
+
+
 class Connection(HttpToolsProtocol):
     """One connection; a request finds it as `scope["state"]["connection"]`."""
 
@@ -71,10 +94,12 @@ class Connection(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
         super().connection_made(transport)
+        self.flow = _Flow(transport, self.pipeline)
         peer = transport.get_extra_info("socket")
         self.on_unix: bool = peer.family == socket.AF_UNIX
         self._limits = self.config.limits
-        self._idle_since = self.loop.time()
+        self._waits_since = self.loop.time()
+        self._stalls: asyncio.TimerHandle | None = None
         self._loose_bytes = 0  # of what nothing else bounds: a head that is not whole, the sizes of chunks, trailers
         self._is_bounded = False  # whether the last bytes had more than such
         self._is_head = True
@@ -83,12 +108,13 @@ class Connection(HttpToolsProtocol):
         self._set_deadline()
         if self.on_unix and not self._is_of_our_user(peer):
             self._refuse(403, f"This daemon serves user {os.geteuid()} only. Start your own.")
-        elif len(self.connections) > self._limits.max_connections and not self._evict_idle():
+        elif len(self._beside()) >= self._limits.max_connections and not self._make_room():
             limit = self._limits.max_connections
             self._refuse(503, f"{limit} connections are open, and all of them work. Close or share one.")
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._drop_deadline()
+        self._drop_stall()
         super().connection_lost(exc)
 
     def abort(self) -> None:
@@ -96,21 +122,53 @@ class Connection(HttpToolsProtocol):
         self.transport.abort()
 
     @property
-    def idle_since(self) -> float | None:
-        """Since when it has no request in work, on the loop's clock; None if it has one."""
-        is_idle = (self.cycle is None or self.cycle.response_complete) and not self.pipeline
-        return self._idle_since if is_idle and not self.transport.is_closing() else None
+    def waits_since(self) -> float | None:
+        """Since when it waits for its client, on the loop's clock: for a request or the rest of one, or until the
+        client takes its answer. None if it does not wait."""
+        unsent = self.transport.get_write_buffer_size() > 0
+        if self.transport.is_closing() or self.flow.write_paused:
+            return self._waits_since if unsent else None
+        asked = self.cycle is not None and not self.cycle.response_complete and not self.cycle.more_body
+        return None if asked or self.pipeline else self._waits_since
 
-    def _evict_idle(self) -> bool:
-        """Close the connection that has been idle longest, for this one."""
-        idle = [
-            (since, id(each), each)
-            for each in self.connections
-            if each is not self and isinstance(each, Connection) and (since := each.idle_since) is not None
-        ]
-        if idle:
-            min(idle)[2].transport.close()
-        return bool(idle)
+    def _beside(self) -> list[Connection]:
+        """The other connections to the same address: each address has places of its own."""
+        others = (each for each in self.connections if each is not self and isinstance(each, Connection))
+        return [each for each in others if each.on_unix == self.on_unix]
+
+    def _make_room(self) -> bool:
+        """End the connection that has waited longest for its client, for this one."""
+        waiting = [(since, id(each), each) for each in self._beside() if (since := each.waits_since) is not None]
+        if waiting:
+            min(waiting)[2].abort()
+        return bool(waiting)
+
+    # --- the answers that wait for the client
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._waits_since = self.loop.time()
+        self._time_stall()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._drop_stall()
+
+    def _time_stall(self) -> None:
+        waiting = self.transport.get_write_buffer_size()
+        self._stalls = self.loop.call_later(self._limits.stall_timeout_s, self._look_for_stall, waiting)
+
+    def _look_for_stall(self, waiting: int) -> None:
+        """End the connection if its client has taken nothing since so many bytes waited."""
+        if self.transport.get_write_buffer_size() < waiting:
+            self._time_stall()
+        else:
+            self.abort()
+
+    def _drop_stall(self) -> None:
+        if self._stalls is not None:
+            self._stalls.cancel()
+            self._stalls = None
 
     def _is_of_our_user(self, peer: Any) -> bool:
         try:
@@ -181,6 +239,10 @@ class Connection(HttpToolsProtocol):
             raise _Refused
         if self.parser.should_upgrade():
             return  # it is parsed anew
+        if len(self.pipeline) >= self._limits.max_pipelined:
+            limit = self._limits.max_pipelined
+            self._refusal = 429, f"{limit} requests wait on this connection. Take their answers before you send more."
+            raise _Refused
         self._drop_deadline()
         super().on_headers_complete()
         self.cycle.__class__ = _Cycle  # uvicorn lets nobody name another class; its task has not begun
@@ -207,7 +269,8 @@ class Connection(HttpToolsProtocol):
             super().on_message_complete()
 
     def on_response_complete(self) -> None:
-        self._idle_since = self.loop.time()
+        if not self.flow.write_paused:
+            self._waits_since = self.loop.time()
         if self.cycle.more_body and self._deadline is None:  # a body that no route waits for
             self._deadline = self.loop.call_later(self._limits.body_timeout_s, self.transport.close)
         super().on_response_complete()

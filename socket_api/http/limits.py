@@ -29,7 +29,11 @@ class HttpLimits:
     """The limits of connections; an argument, so that tests need not wait for the real deadlines."""
 
     max_connections: int = 512
-    """A client keeps several. Beyond it, the longest idle one gives way; if all work, the new one gets 503."""
+    """To each address. A client keeps several. Beyond it, the one gives way that has waited longest for its client: for
+    a request, the rest of one, or until an answer is taken. If none waits, the new one gets 503."""
+
+    max_pipelined: int = 64
+    """Requests that wait on one connection behind the one in work; about 4 KiB each."""
 
     max_head_bytes: int = 32 * 1024
     """A request line and its headers; clients send 1 to 4 KiB. One read of the socket may add to it."""
@@ -46,7 +50,11 @@ class HttpLimits:
     """How long a connection may be idle between two requests."""
 
     max_bodies_bytes: int = 4 * MAX_BODY_BYTES
-    """Bodies of all requests that are read or carried out. Beyond it, a body waits to be read."""
+    """Bodies of all requests that are read or carried out, but for the first `free_body_bytes` of each. Beyond it, a
+    body waits to be read."""
+
+    free_body_bytes: int = 128 * 1024
+    """So much of each body waits for no other: the number of connections bounds it."""
 
     stall_timeout_s: float = 30.0
     """The longest time in which a client takes none of the waiting bytes."""

@@ -56,7 +56,8 @@ class HttpServer:
             PortInUse, UnsafeTokenFile, and the errors of a socket's path.
         """
         limits = limits or HttpLimits()
-        share = max(1, (raise_limit() - BESIDE_CONNECTIONS) // 4)
+        self._addresses = max(1, (socket_path is not None) + (port is not None))
+        share = max(1, (raise_limit() - BESIDE_CONNECTIONS) // 4 // self._addresses)
         self.limits = replace(limits, max_connections=min(limits.max_connections, share))
         self._socket_path = socket_path
         self._find_peer_uid = find_peer_uid
@@ -76,7 +77,7 @@ class HttpServer:
     @property
     def max_connections(self) -> int:
         """How many connections it may have open: a quarter of what the daemon may, or fewer."""
-        return self.limits.max_connections
+        return self.limits.max_connections * self._addresses
 
     @property
     def port(self) -> int | None:

@@ -155,7 +155,7 @@ def test_fields_without_effect_take_no_room_while_the_answer_is_written(
 ) -> None:
     """Else a client's large bodies would keep those of all others out until its long answers end."""
     monkeypatch.setattr(bodies, "MAX_BODY_BYTES", 100_000)
-    server = begin(max_bodies_bytes=200_000, body_timeout_s=5.0)
+    server = begin(max_bodies_bytes=200_000, free_body_bytes=0, body_timeout_s=5.0)
     said = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 9, "input": "hi"}
     large = {**said, "pad": "x" * 90_000}
     server.do(server.service.hold)
@@ -172,7 +172,7 @@ def test_fields_without_effect_take_no_room_while_the_answer_is_written(
 
 def test_what_is_kept_of_a_body_still_counts(begin: Begin, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bodies, "MAX_BODY_BYTES", 100_000)
-    server = begin(max_bodies_bytes=200_000, body_timeout_s=0.2)
+    server = begin(max_bodies_bytes=200_000, free_body_bytes=0, body_timeout_s=0.2)
     server.do(server.service.hold)
     working = [server.on_unix() for _ in range(2)]
     for each in working:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import socket
+from typing import Any
 
 import pytest
 from torpor.daemon.api.events import TokenEvent
@@ -252,3 +253,70 @@ def test_a_client_of_http_1_0_gets_no_chunks(server: HttpThread) -> None:
     told, _, nothing = spoken(server, b"HEAD /healthz HTTP/1.0\r\nhost: a\r\n\r\n").partition(b"\r\n\r\n")
     assert told.startswith(b"HTTP/1.1 200")
     assert not nothing
+
+
+LONG = b"GET /openapi.json HTTP/1.1\r\nhost: a\r\n\r\n"
+SHORT = b"GET /healthz HTTP/1.1\r\nhost: a\r\n\r\n"
+
+
+def test_no_request_is_read_while_its_client_takes_no_answers(server: HttpThread) -> None:
+    with connected(server) as client:
+        client.settimeout(0.3)
+        with pytest.raises(OSError):  # it is read no more, or too many wait and it has ended
+            client.sendall(SHORT * 100_000)
+
+
+def test_a_client_that_takes_no_answer_loses_its_connection(begin: Begin) -> None:
+    server = begin(stall_timeout_s=0.1)
+    with connected(server) as client:
+        client.sendall(LONG * 40)
+        server.wait_until(lambda: len(connections_of(server)) == 1)
+        server.wait_until(lambda: len(connections_of(server)) == 0)
+
+
+def connections_of(server: HttpThread) -> set[Any]:
+    serving = server.server._server
+    assert serving is not None
+    return set(serving.server_state.connections)
+
+
+def test_requests_that_wait_on_one_connection_are_bounded(server: HttpThread) -> None:
+    with connected(server) as client:
+        client.sendall(SHORT * 1_000)
+        said = b""
+        with contextlib.suppress(ConnectionResetError):
+            while more := client.recv(65536):
+                said += more
+        assert b"HTTP/1.1 429 " in said
+
+
+@pytest.mark.parametrize("sent", [b"POST /v1/sessions HTTP/1.1\r\nhost: a\r\ncontent-length: 9\r\n\r\n{", LONG * 40])
+def test_a_connection_that_waits_for_its_client_gives_way_to_a_new_one(begin: Begin, sent: bytes) -> None:
+    """For the rest of a body, or until an answer is taken."""
+    server = begin(max_connections=2)
+    with connected(server) as first, connected(server) as second:
+        for each in (first, second):
+            each.sendall(sent)
+        server.wait_until(lambda: sum(is_asked(each) for each in connections_of(server)) == 2)
+        assert server.ask("GET", "/healthz").status == 200
+        with contextlib.suppress(ConnectionResetError):
+            while first.recv(65536):
+                pass
+
+
+def test_each_address_has_connections_of_its_own(begin: Begin) -> None:
+    server = begin(max_connections=1)
+    server.ask("POST", "/v1/sessions", {"session": "a"})
+    server.do(server.service.hold)
+    working = server.on_port()
+    working.request("POST", "/v1/sessions/a/wake", headers={"x-api-key": server.token})
+    server.wait_until(lambda: any(verb == "wake" for verb, _ in server.service.calls))
+    assert server.ask("GET", "/healthz").status == 200
+    server.do(server.service.release)
+    working.getresponse().read()
+    working.close()
+
+
+def is_asked(connection: Any) -> bool:
+    """Whether a request has begun on a connection that waits for its client."""
+    return connection.cycle is not None and connection.waits_since is not None
