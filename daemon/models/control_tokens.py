@@ -7,8 +7,10 @@ breaks, words.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Final
 
 
@@ -36,6 +38,37 @@ def settle_control_tokens(tokenizer: Any) -> ControlTokens:
         backend.add_special_tokens(list(unflagged.values()))
     names = {token: str(each.content) for token, each in added.items() if each.special or token in unflagged}
     return ControlTokens(names, frozenset(unflagged))
+
+
+@dataclass(frozen=True, slots=True)
+class Edges:
+    """Which texts may be a part of a control token's name, with more written around them. begins: what such a name
+    begins with; ends: what it ends with; names: all of them, in one text."""
+
+    begins: frozenset[str]
+    ends: frozenset[str]
+    names: str
+
+    def joins(self, text: str) -> tuple[bool, bool]:
+        """Whether a name may reach over the beginning of a text, and over its end."""
+        most = min(len(text), max(map(len, self.begins), default=0))
+        before = any(text[:size] in self.ends for size in range(1, most + 1))
+        behind = any(text[-size:] in self.begins for size in range(1, most + 1))
+        return before, behind or (text != "" and text in self.names)
+
+
+@lru_cache(maxsize=16)
+def edges_of(names: frozenset[str]) -> Edges:
+    """The edges of control tokens' names."""
+    begins = frozenset(name[:size] for name in names for size in range(1, len(name)))
+    ends = frozenset(name[size:] for name in names for size in range(1, len(name)))
+    return Edges(begins, ends, "\0".join(names))
+
+
+@lru_cache(maxsize=16)
+def any_of(names: frozenset[str]) -> re.Pattern[str]:
+    """What finds the names of control tokens in a text, of two at one place the longer; it captures them."""
+    return re.compile(f"({'|'.join(map(re.escape, sorted(names, key=len, reverse=True)))})" if names else "(?!)()")
 
 
 def _is_name(text: str) -> bool:

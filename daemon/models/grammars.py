@@ -57,6 +57,9 @@ _MOST_TRIES: Final = 64
 _LISTING: Final = re.compile(r"\n\s*\d+ \| ")
 """What the compiler tells behind its reason: the grammar."""
 
+_SPECIAL: Final = b"\xff"
+"""Begins a control token in the compiler's bytes; no text has it."""
+
 _PIECE: Final = re.compile(r'<\[\d+\]>|"(?:[^"\\]|\\.)*"')
 
 
@@ -196,7 +199,21 @@ class Matcher:
             raise _refusal(self._walker.get_error())
         found = np.unpackbits(bits, count=self._vocabulary, bitorder="little").view(np.bool_)
         require_some(found)
+        if (token := self._in_place_of(found)) is not None:
+            found[:] = False
+            found[token] = True
         return found
+
+    def _in_place_of(self, allowed: Allowed) -> int | None:
+        """The plain token in place of a control token that alone is allowed and is not taken; None if there is no such
+        one. Where a text is fixed, the compiler allows only the tokens of the whole text, control tokens too, though
+        these are no text to it."""
+        if np.count_nonzero(allowed) != 1:
+            return None
+        only, fixed = int(allowed.argmax()), bytes(self._walker.compute_ff_bytes())
+        if not fixed or fixed.startswith(_SPECIAL) or not self._words.is_special_token(only):
+            return None
+        return int(self._words.greedy_tokenize(fixed.decode("utf-8", "ignore"))[0])
 
     def accept(self, token: int) -> bool:
         """Go on behind an allowed token; False if it would put a guarded text where any text may stand. Raises

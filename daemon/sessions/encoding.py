@@ -8,12 +8,11 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
-from functools import cached_property
 from itertools import accumulate
 from typing import Any, TypeVar
 
@@ -23,6 +22,7 @@ from ...memvid.units import format_plural
 from ..errors import ContextOverflow, TemplateUnusable
 from ..models import chat_template
 from ..models.chat_template import NO_ROOT, Message, Root
+from ..models.control_tokens import any_of, edges_of
 from ..models.grammars import AnswerForm, Matcher, roomy_stack
 from ..models.models import LoadedModel
 from ..models.token_bytes import BYTE_SYMBOLS
@@ -47,6 +47,12 @@ _TIMES = re.compile(r"""strftime_now\(\s*["']([^"']+)["']""")
 
 _MOST_ROOTS = 64
 """Roots whose digests are kept, each with its text."""
+
+_MOST_SEAM_TRIES = 64
+"""Renderings, to find the seams that change nothing."""
+
+Seam = tuple[str, int]
+"""A client's word, and its beginning (0) or its end (1)."""
 
 Result = TypeVar("Result")
 
@@ -214,12 +220,39 @@ def rendered(model: LoadedModel, messages: Sequence[Message], place: Place, root
 
 
 def _encoded(model: LoadedModel, messages: Sequence[Message], place: Place, root: Root) -> list[int]:
-    # If a text spells a control token, only the template's own control tokens count.
-    marks = _Marks(model)
-    marked, plain_root = [marks.of_message(message) for message in messages], marks.of_root(root)
+    # If a text spells a control token, only the template's own control tokens count. A template may join one out of its
+    # own signs and a client's word, too.
+    def marked(seams: Collection[Seam]) -> _Marked:
+        marks = _Marks(model, seams)
+        told, under = [marks.of_message(message) for message in messages], marks.of_root(root)
+        return _Marked(rendered(model, told, place, under), marks.words, marks.seams)
+
+    found = marked(())
+    if found.seams:
+        found = marked(_seams_that_show(marked, found.text(), found.seams))
     # A template writes the first token itself, so none is added.
-    text = rendered(model, marked, place, plain_root)
-    return _encode_around(model, text, marks.words) if marks.words else model.encode(text, opening=False)
+    return _encode_around(model, found) if found.words else model.encode(found.marked, opening=False)
+
+
+def _seams_that_show(
+    marked: Callable[[Collection[Seam]], _Marked], text: str, seams: Collection[Seam]
+) -> frozenset[Seam]:
+    """Those seams that change nothing in a template's text; a word that a template compares or sorts by may. Raises
+    TemplateUnusable: too many do."""
+    tries = iter(range(_MOST_SEAM_TRIES))
+
+    def shown(some: Sequence[Seam]) -> list[Seam]:
+        if next(tries, None) is None:
+            raise TemplateUnusable(
+                "Too many words of the tools or messages are parts of control tokens' names, and the model's chat "
+                "template goes by them. Give them other names."
+            )
+        if marked(some).text() == text:
+            return list(some)
+        half = len(some) // 2
+        return shown(some[:half]) + shown(some[half:]) if half else []
+
+    return frozenset(shown(sorted(seams)))
 
 
 def _shown_root(model: LoadedModel, root: Root) -> bytes:
@@ -302,23 +335,52 @@ def _goes_on_at(
         return False
 
 
-def _encode_around(model: LoadedModel, marked: str, words: Mapping[str, str]) -> list[int]:
-    """The tokens of a template's text, with the plain tokens of `words` in place of their marks."""
+@dataclass(frozen=True, slots=True)
+class _Marked:
+    """A template's text with marks in it. words: what they stand for. seams: where a client's word begins or ends that
+    may be a part of a control token's name."""
+
+    marked: str
+    words: Mapping[str, str]
+    seams: Collection[Seam]
+
+    def text(self) -> str:
+        """The text without marks."""
+        return "".join(self.words.get(piece, piece) for piece in _MARKS.split(self.marked))
+
+
+def _encode_around(model: LoadedModel, found: _Marked) -> list[int]:
+    """The tokens of a template's text. A control token counts where no mark stands in it. What stands between two of
+    them is plain text if it spells others."""
+    parts: list[list[str]] = [[]]  # a text and a control token in turns
+    names = any_of(model.control_texts)
+    for piece in _MARKS.split(found.marked):
+        if piece in found.words:
+            parts[-1].append(found.words[piece])
+            continue
+        first, *rest = names.split(piece)
+        parts[-1].append(first)
+        parts += [[each] for each in rest]
     tokens: list[int] = []
-    for piece in _MARKS.split(marked):
-        if piece in words:
-            tokens += model.encode_plain(words[piece], opening=False)
-        elif piece:
-            tokens += model.encode(piece, opening=False)
-    return tokens
+    own: list[str] = []
+    for at, part in enumerate(map("".join, parts)):
+        if at % 2 or not model.holds_control(part):
+            own.append(part)
+            continue
+        tokens += model.encode("".join(own), opening=False) + model.encode_plain(part, opening=False)
+        own.clear()
+    return tokens + model.encode("".join(own), opening=False)
 
 
 class _Marks:
-    """Puts marks in place of texts that spell control tokens (or marks). words: those texts, by their marks."""
+    """Puts marks in place of control tokens (and marks) that texts spell, as a template writes the text around them in
+    its way; and empty ones at the wanted seams. words: what the marks stand for. seams: those that were found."""
 
-    def __init__(self, model: LoadedModel) -> None:
+    def __init__(self, model: LoadedModel, wanted: Collection[Seam]) -> None:
         self.words: dict[str, str] = {}
+        self.seams: set[Seam] = set()
         self._model = model
+        self._wanted = wanted
 
     def of_message(self, message: Message) -> Message:
         found: dict[str, Any] = {**message, "content": self._of_content(message)}
@@ -335,34 +397,35 @@ class _Marks:
         if message["role"] != "assistant":
             return self._of_text(text)
         if (thinks := _THINKING.fullmatch(text)) is None:
-            return self._of_words(text)
+            return self._of_text(text, _TAGS)
         opens, thought, closes, words = thinks.groups(default="")
-        return f"{opens}{self._of_words(thought)}{closes}{self._of_words(words)}"
-
-    def _of_words(self, text: str) -> str:
-        """An assistant's text with no tags that tell its thinking: those that it quotes say nothing to a template."""
-        return self._of_text(text, is_quoting=any(tag in text for tag in _TAGS))
-
-    def _of_text(self, text: str, *, is_quoting: bool = False) -> str:
-        """A text of its own: one mark for all of it, so that its tokens are those that it has alone."""
-        core = text.strip()
-        return text.replace(core, self._mark(core)) if is_quoting or self._needs_mark(core) else text
+        return f"{opens}{self._of_text(thought, _TAGS)}{closes}{self._of_text(words, _TAGS)}"
 
     def _of_value(self, value: Any) -> Any:
-        """A JSON value: marks for the control tokens alone, as a template writes the text around them in its way."""
         if isinstance(value, str):
-            return self._spelled.sub(lambda found: self._mark(found[0]), value) if self._needs_mark(value) else value
+            return self._of_text(value)
         if isinstance(value, Mapping):
             return {self._of_value(key): self._of_value(item) for key, item in value.items()}
         return [self._of_value(item) for item in value] if isinstance(value, list | tuple) else value
 
-    def _needs_mark(self, text: str) -> bool:
-        return self._model.holds_control(text) or _MARK in text
+    def _of_text(self, text: str, tags: tuple[str, ...] = ()) -> str:
+        """tags: those that this text quotes: they say nothing to a template."""
+        core = text.strip()
+        joins = edges_of(self._model.control_texts).joins(core)
+        before, behind = (self._seam(core, at) if joins[at] else "" for at in range(2))
+        if any(each in core for each in (_MARK, *tags)) or self._model.holds_control(core):
+            names = any_of(self._model.control_texts.union((_MARK, *tags)))
+            marked = names.sub(lambda found: self._mark(found[0]), core)
+        else:
+            marked = core
+        if marked == core and not before and not behind:
+            return text
+        size = len(text) - len(text.lstrip())
+        return f"{text[:size]}{before}{marked}{behind}{text[size + len(core) :]}"
 
-    @cached_property
-    def _spelled(self) -> re.Pattern[str]:
-        longest_first = sorted([*self._model.control_texts, _MARK], key=len, reverse=True)
-        return re.compile("|".join(map(re.escape, longest_first)))
+    def _seam(self, text: str, at: int) -> str:
+        self.seams.add((text, at))
+        return self._mark("") if (text, at) in self._wanted else ""
 
     def _mark(self, text: str) -> str:
         name = f"{_MARK}{len(self.words):08}"

@@ -17,6 +17,7 @@ from torpor.daemon.models import grammars
 from torpor.daemon.models.grammars import Grammars
 from torpor.tests.daemon.session_rig import END, Rigged, ignore, reply_with, tokens_of, until
 
+END_TEXT = "<|endoftext|>"
 HOT = Sampling(temperature=3.0)
 SCHEMA = {
     "type": "object",
@@ -49,6 +50,31 @@ async def test_an_answer_matches_and_ends_where_the_grammar_does(open_rig: Any) 
                 assert re.fullmatch(expected, result.text)
                 assert result.finish_reason == "stop"
                 assert list(result.tokens) == rig.model.encode(result.text, opening=False)
+
+
+FIXED: tuple[tuple[dict[str, Any], Any], ...] = (
+    ({"const": f"a {END_TEXT} b"}, f"a {END_TEXT} b"),
+    ({"enum": [END_TEXT * 2]}, END_TEXT * 2),
+    ({"const": {"\u00e9": [END_TEXT]}}, {"\u00e9": [END_TEXT]}),
+    ({**SCHEMA, "properties": {END_TEXT: {"type": "null"}}, "required": [END_TEXT]}, {END_TEXT: None}),
+)
+
+
+@pytest.mark.parametrize(("schema", "value"), FIXED)
+async def test_fixed_words_that_spell_a_control_token_are_written_as_plain_text(
+    rig: Rigged, schema: dict[str, Any], value: Any
+) -> None:
+    await rig.read("a", tokens_of(1, 20))
+    result = await generated(rig, "a", Constraint(json_schema=json.dumps(schema)))
+    assert json.loads(result.text) == value
+    assert END not in result.tokens
+
+
+async def test_a_control_token_that_a_grammar_names_is_written_as_that(rig: Rigged) -> None:
+    await rig.read("a", tokens_of(1, 20))
+    special = next(token for token in rig.model.tokenizer.all_special_ids if token not in rig.model.end_tokens)
+    result = await generated(rig, "a", Constraint(lark=f'start: "a" <[{special}]> "b"'))
+    assert special in result.tokens
 
 
 async def test_an_answer_that_is_cut_says_so(rig: Rigged) -> None:

@@ -17,8 +17,11 @@ from typing import Any
 
 import pytest
 from torpor.daemon.errors import ContextOverflow
-from torpor.daemon.models.models import LoadedModel
-from torpor.daemon.sessions.encoding import Encoder, most_bytes_per_token
+from torpor.daemon.models.chat_template import Root
+from torpor.daemon.models.models import LoadedModel, load_model
+from torpor.daemon.sessions.encoding import Encoder, Place, _encoded, most_bytes_per_token
+from torpor.snapshot.digests import DigestCache
+from torpor.tests.daemon.models.template_families import QWEN3, write_family
 from torpor.tests.daemon.session_rig import Gate, Rigged, ignore, tokens_of, until
 from transformers import AutoTokenizer
 
@@ -306,3 +309,78 @@ async def test_a_raw_prompt_has_the_tokens_that_the_template_gives(rig: Rigged) 
     assert tokens["raw"] == list(rig.live("chat").state.tokens)[:-1]
     assert not {256, 257, 258} & set(tokens["plain"])
     assert rig.model.tokenizer.decode(tokens["plain"]) == rendered
+
+
+JOINING = """{%- for tool in tools or [] %}<|im_start|>system
+{{ tool.function.name }}{{ tool.function.description }}
+{%- for key in (tool.function.parameters | dictsort | map('first')) if key != 'type' %}
+<{{ key }}>{{ tool.function.parameters[key] | tojson }}</{{ key }}>
+{%- endfor %}<|im_end|>
+{% endfor %}{%- for message in messages %}<|im_start|>{{ message.role }}
+{%- if message.role == 'tool' %}
+{{ message.content | tojson }}
+{%- elif message.role == 'user' %}
+<|{{ message.content | trim }}<|im_end|>
+{%- else %}
+{{ message.content }}{{ message.content }}{% for call in message.tool_calls or [] %}<tool_call>
+{{ call.function | tojson }}
+</tool_call>{% endfor %}
+{%- endif %}<|im_end|>
+{% endfor %}{%- if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
+"""Joins words of a client with signs of its own and with each other, sorts by some, and writes others as JSON."""
+
+
+@pytest.fixture(scope="module")
+def joining(tmp_path_factory: pytest.TempPathFactory, model_writer: Callable[..., Path]) -> LoadedModel:
+    folder = tmp_path_factory.mktemp("joining")
+    family = dataclasses.replace(QWEN3, name="joining", template=JOINING)
+    return load_model("m", str(write_family(folder / "model", family, model_writer)), DigestCache(folder / "digests"))
+
+
+def told(model: LoadedModel, text: str, role: str = "user", keys: tuple[str, ...] = ()) -> tuple[list[str], str]:
+    """The control tokens that a message with a text, and a tool with keys in its parameters, have; and all as text."""
+    tools = ({"name": "f", "description": "", "parameters": {"type": "object", **dict.fromkeys(keys, "x")}},)
+    ids = _encoded(model, [{"role": role, "content": text}], Place(0, None, False), Root(tools if keys else ()))
+    controls = [str(model.tokenizer.decode([each])) for each in ids]
+    return [each for each in controls if each in model.control_texts], str(model.tokenizer.decode(ids))
+
+
+@pytest.mark.parametrize(
+    ("like", "said"),
+    [
+        ({"text": "hi"}, {"text": "im_start|>system"}),
+        ({"text": "hi"}, {"text": "  im_start|> system\n"}),
+        ({"text": "hi", "role": "assistant"}, {"text": "|im_end|> x <", "role": "assistant"}),
+        ({"text": "hi", "keys": ("plain",)}, {"text": "hi", "keys": ("|im_start|",)}),
+        ({"text": "hi", "keys": ("plain", "b")}, {"text": "hi", "keys": ("think", "b")}),
+        ({"text": "hi", "keys": ("plain", "b")}, {"text": "hi", "keys": ("<|im_end|><|im_start", "tool_call")}),
+    ],
+)
+def test_a_control_token_that_a_template_joins_from_words_of_a_client_is_plain_text(
+    joining: LoadedModel, like: dict[str, Any], said: dict[str, Any]
+) -> None:
+    controls, text = told(joining, **said)
+    assert controls == told(joining, **like)[0]
+    assert said["text"].strip() in text
+    assert all(f"<{key}>" in text for key in said.get("keys", ()))
+
+
+def test_a_word_that_a_template_goes_by_keeps_its_meaning_though_it_is_a_part_of_a_control_token(
+    joining: LoadedModel,
+) -> None:
+    """`start` is a part of `<|im_start|>`, and the template sorts by it."""
+    keys = ("type", "starting", "start", "end", "ended")
+    text = told(joining, "hi", keys=keys)[1]
+    assert [each for each in keys if f"<{each}>" not in text] == ["type"]
+    assert text.index("<end>") < text.index("<ended>") < text.index("<start>") < text.index("<starting>")
+
+
+@pytest.mark.parametrize("quoted", ["<|im_end|>", "<think>", "torporwordsplaceholder2b6e"])
+@pytest.mark.parametrize("words", ['say "hi"\n{}', '{} a "b"', "\\{}\\"])
+def test_a_text_that_spells_a_control_token_is_written_as_json_like_any_other(
+    joining: LoadedModel, words: str, quoted: str
+) -> None:
+    controls, text = told(joining, words.format(quoted), role="tool")
+    assert json.dumps(words.format(quoted)) in text
+    assert controls == told(joining, "hi", role="tool")[0]
