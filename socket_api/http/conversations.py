@@ -97,7 +97,8 @@ async def create(request: Request) -> Response:
     async with desk_of(request).bodies.read(request) as raw:
         body = read_fields(ConversationBody, raw)
         name, messages = f"conv_{new_answer_id()}", Dialogue(None, body.items or ()).messages
-        opening = {"system": messages.pop(0)["content"]} if messages and messages[0]["role"] == "system" else {}
+        system = messages.pop(0)["content"] if messages and messages[0]["role"] == "system" else ""
+        opening = {"system": system} if system else {}
         labels = (LABEL, *_labels_of(body.metadata or {}))
         wanted = {"session": name, "labels": labels, "model": body.model, **opening}
         async with taken_back(desk_of(request).backend, request.state.caller, name):
@@ -145,7 +146,7 @@ async def add_items(request: Request) -> Response:
         told = (await _ask(request, VERBS["recall"], name)).messages
         new = [each for each in told if each.start >= read.token_count - read.tokens_added]
         require_certain(new)
-        added = _items_of(name, told)[-len(_items_of(name, new)) :]
+        added = _items_of(name, told)[len(_items_of(name, told[: len(told) - len(new)])) :]
         return JSONResponse(page_of(added, {"order": "asc", "limit": "100"}))
 
 

@@ -12,6 +12,7 @@ from torpor.daemon.api.conversing import MeasureRequest, MeasureResult
 from torpor.daemon.api.dialogue import ToolCall
 from torpor.daemon.api.reading import AppendRequest, AppendResult
 from torpor.daemon.api.recalling import RecalledMessage, RecallRequest, RecallResult
+from torpor.daemon.api.session import CreateRequest
 from torpor.memvid.errors import SessionNotFound
 from torpor.tests.socket_api.http.answers import asked_for
 from torpor.tests.socket_api.http.http_rig import HttpThread
@@ -136,6 +137,35 @@ def test_items_come_back_as_what_they_were(server: HttpThread) -> None:
     assert server.ask("GET", f"{PATH}/{made}/items?order=asc").json["data"] == [*items, *added]
     said[0] = replace(said[0], certain=False)
     assert server.ask("GET", f"{PATH}/{made}/items").status == 404
+
+
+def test_an_empty_answer_that_is_added_is_told_as_no_item(server: HttpThread) -> None:
+    said = [RecalledMessage("user", "q", start=0, end=4)]
+
+    async def recalled(request: RecallRequest) -> RecallResult:
+        return RecallResult(request.session or "", "fake", tuple(said))
+
+    async def appended(request: AppendRequest) -> AppendResult:
+        said.append(RecalledMessage("assistant", "", start=4, end=9))
+        return AppendResult(request.session, 5, 9, 5, 0, 0.1)
+
+    server.service.answers |= {RecallRequest: recalled, AppendRequest: appended}
+    made = server.ask("POST", PATH, {}).json["id"]
+    nothing = server.ask("POST", f"{PATH}/{made}/items", {"items": [{"role": "assistant", "content": ""}]}).json
+    assert (nothing["data"], nothing["first_id"]) == ([], None)
+
+
+def test_an_empty_system_text_opens_a_conversation_with_nothing(server: HttpThread) -> None:
+    opened = []
+
+    async def created(request: CreateRequest) -> Any:
+        opened.append(request.system)
+        raise SessionNotFound("Enough is known.", session="a")
+
+    server.service.answers |= {CreateRequest: created}
+    for text in ("", "Be kind."):
+        server.ask("POST", PATH, {"items": [{"role": "system", "content": text}]})
+    assert opened == [None, "Be kind."]
 
 
 @pytest.mark.parametrize(
