@@ -35,6 +35,7 @@ PlanOption = Annotated[
 _CANARY = {
     "same_bits": ", and it computes what it did when it slept, to the bit",
     "within_tolerance": ", and it computes what it did when it slept, but for the last bits",
+    "lossy": ", and it computes what it did when it slept, in fewer bits",
     "not_run": "",
 }
 PLAIN_NUMBER_DIGITS = 7  # longer ones may also begin a bundle id, and the daemon looks for both
@@ -77,10 +78,11 @@ def wake(
     elif result.already_awake:
         output.line(f"{plain(result.session)}  was awake already, {format_plural(result.token_count, 'token')}")
     else:
+        canary = "lossy" if result.lossy and result.canary == "same_bits" else result.canary
         output.line(
             f"{plain(result.session)}  awake at version {result.version}: {format_plural(result.token_count, 'token')},"
             f" {format_count(result.tokens_prefilled)} of them prefilled, {format_bytes(result.bytes_read)} read"
-            f" in {format_seconds(result.seconds)}{_CANARY[result.canary]}"
+            f" in {format_seconds(result.seconds)}{_CANARY[canary]}"
         )
     remark_on_wake(output, result)
     remark_on_look(output, result.session, result.look)

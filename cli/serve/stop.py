@@ -88,7 +88,8 @@ def _connect(socket: Path | None, timeout_s: float) -> Client:
 
 
 def _tell(output: Output, pid: int | None, report: ShutdownResult) -> None:
-    output.line(f"daemon {pid or ''} has stopped; {format_plural(len(report.slept), 'session')} put to sleep")
+    slept = f"{format_plural(len(report.slept), 'session')} put to sleep"
+    output.line(f"daemon {pid or ''} has stopped; {slept if report.slept else 'no session had changed since it slept'}")
     for session in report.slept:
         output.line(f"  {plain(session)}  asleep")
     for session, reason in report.ledgers.items():
