@@ -384,13 +384,19 @@ class _Marks:
 
     def of_message(self, message: Message) -> Message:
         found: dict[str, Any] = {**message, "content": self._of_content(message)}
-        for name in ("reasoning", "tool_calls", "tool_call_id"):
+        for name in ("reasoning", "tool_call_id"):
             if name in message:
-                found[name] = self._of_value(message[name])
+                found[name] = self._of_text(message[name])
+        if "tool_calls" in message:
+            found["tool_calls"] = [self._of_record(call) for call in message["tool_calls"]]
         return found
 
     def of_root(self, root: Root) -> Root:
-        return Root(tuple(map(self._of_value, root.tools)), self._of_value(root.arguments))
+        return Root(tuple(map(self._of_record, root.tools)), self._of_record(root.arguments))
+
+    def _of_record(self, record: Mapping[str, Any]) -> dict[str, Any]:
+        """Of a call, a tool, or a template's arguments: whoever renders goes by the names of its fields."""
+        return {name: self._of_value(value) for name, value in record.items()}
 
     def _of_content(self, message: Message) -> str:
         text: str = message["content"]

@@ -6,9 +6,9 @@ conversation's root. Values only; nothing here renders, tokenises or reads.
 
 Clients change what the model has written: they drop its thinking and blanks around its text, and write its calls with
 the same values in another way. So an answer of the model is known by its text and the values of its calls, with its own
-thinking or without any. A message that was read is known by all of it, for a template may show all of it: the ids of
-calls, and the id of the call that a result answers, too. Thinking is what the engine or the client has told apart from
-the text, whatever tags are in that.
+thinking or without any. A message that was read is known by all of it, for a template may show all of it. The ids of
+calls alone do not count. Thinking is what the engine or the client has told apart from the text, whatever tags are in
+that.
 
 A text map ends where the ledger continues with text or tokens from outside a chat (QC7). Nothing is added after that,
 so nothing there matches by text.
@@ -49,7 +49,7 @@ _ANSWER: Final = struct.Struct(f"<I{ANSWER_ID_BYTES}s")
 """The number of a turn, and its id."""
 _BEYOND: Final = "beyond"
 _DISOWNED: Final = "disowned"
-_VERSION: Final = 4
+_VERSION: Final = 3
 # The first version had two digests for a message; the second of them is that of the second version.
 _LINE_1: Final = struct.Struct(f"<BI{_DIGEST_BYTES}x{_DIGEST_BYTES}s")
 _OLDER: Final = 2
@@ -86,9 +86,9 @@ class Said:
             return message.said
         role, text = message["role"], message["content"]
         if role != "assistant":
-            return cls(role, _hashed(f"{role}\0{text}"), exact=_beyond_text(message))
+            return cls(role, _hashed(f"{role}\0{text}"))
         core, thinking, calls = text.strip(), message.get("reasoning") or "", message.get("tool_calls") or ()
-        values, ids = [call["arguments"] for call in calls], [call.get("id") or "" for call in calls]
+        values = [call["arguments"] for call in calls]
         digest = _hashed(f"{role}\0{core}")
         if calls:
             called = canonical([[call["name"], call["arguments"]] for call in calls])
@@ -96,7 +96,7 @@ class Said:
         before, core_and_after = text[: len(text) - len(text.lstrip())], text.lstrip()
         around = [before, core_and_after[len(core) :]]
         is_plain = core == text and not thinking and all(_written(each) == canonical(each) for each in values)
-        exact = NOTHING if is_plain and not any(ids) else _hashed(_written([around, thinking, values, ids]))
+        exact = NOTHING if is_plain else _hashed(_written([around, thinking, values]))
         return cls(role, digest, _hashed(thinking.strip()) if thinking.strip() else NOTHING, exact)
 
 
@@ -143,13 +143,7 @@ def _said_of_long(message: Message) -> Pieces[Said]:
     for at in range(0, len(text), _CHARS_AT_ONCE):
         hashed.update(text[at : at + _CHARS_AT_ONCE].encode("utf-8", "surrogatepass"))
         yield
-    return Said(message["role"], hashed.digest(_DIGEST_BYTES), exact=_beyond_text(message))
-
-
-def _beyond_text(message: Message) -> bytes:
-    """`Said.exact` of a message that is not the assistant's."""
-    answers = message.get("tool_call_id")
-    return _hashed(answers) if answers else NOTHING
+    return Said(message["role"], hashed.digest(_DIGEST_BYTES))
 
 
 @dataclass(frozen=True, slots=True)
@@ -322,10 +316,8 @@ _FIELDS: Final[Mapping[int, tuple[set[str], set[str]]]] = {
     1: ({"turns", "system"}, {_OWN_SYSTEM}),
     2: ({"version", "turns", "system", "root"}, {_ANSWERS}),
     3: ({"version", "turns", "system", "root"}, {_ANSWERS, _BEYOND, _DISOWNED}),
-    4: ({"version", "turns", "system", "root"}, {_ANSWERS, _BEYOND, _DISOWNED}),
 }
-"""The fields of each version, and those that it may have. The third tells no ids of calls: what has some is read anew.
-"""
+"""The fields of each version, and those that it may have."""
 
 
 def own_system_of(text_map: object) -> str | None:
@@ -490,9 +482,8 @@ def _with_beyond(turns: list[Turn], packed: object) -> list[Turn]:
     if type(packed) is not bytes or len(packed) % BEYOND_LINE.size or len(packed) > len(turns) * BEYOND_LINE.size:
         raise ValueError(f"{TEXT_MAP} has more than words of a wrong length")
     for at, own, beyond in BEYOND_LINE.iter_unpack(packed):
-        roles = ("assistant",) if own else ("assistant", "tool")
-        if at >= len(turns) or turns[at].role not in roles or own > 1:
-            raise ValueError(f"{TEXT_MAP} has more than words at a turn that cannot have it")
+        if at >= len(turns) or turns[at].role != "assistant" or own > 1:
+            raise ValueError(f"{TEXT_MAP} has more than words at a turn that is none of the assistant's")
         turns[at] = replace(turns[at], own=bool(own), beyond=beyond)
     return turns
 

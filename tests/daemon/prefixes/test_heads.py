@@ -239,10 +239,10 @@ def test_heads_noted_turn_by_turn_are_those_noted_at_once() -> None:
         without = [{name: value for name, value in each.items() if name != "reasoning"} for each in spoken]
         for asked in (spoken, without):
             assert by_turn.found(asked, answers) == at_once.found(asked, answers)
-        assert by_turn.heads._count == at_once.heads._count
+        assert by_turn.heads._counts == at_once.heads._counts
         by_turn.heads.forget(SessionUri("default", "s"))
         assert not by_turn.heads._at
-        assert by_turn.heads._count == 0
+        assert by_turn.heads._counts.total() == 0
 
 
 def test_a_turn_more_costs_as_much_as_it_adds_however_long_the_dialogue_is(monkeypatch: pytest.MonkeyPatch) -> None:

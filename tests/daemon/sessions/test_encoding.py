@@ -21,7 +21,7 @@ from torpor.daemon.models.chat_template import Root
 from torpor.daemon.models.models import LoadedModel, load_model
 from torpor.daemon.sessions.encoding import Encoder, Place, _encoded, most_bytes_per_token
 from torpor.snapshot.digests import DigestCache
-from torpor.tests.daemon.models.template_families import QWEN3, write_family
+from torpor.tests.daemon.models.template_families import QWEN3, SMOLLM2, write_family
 from torpor.tests.daemon.session_rig import Gate, Rigged, ignore, tokens_of, until
 from transformers import AutoTokenizer
 
@@ -374,6 +374,20 @@ def test_a_word_that_a_template_goes_by_keeps_its_meaning_though_it_is_a_part_of
     text = told(joining, "hi", keys=keys)[1]
     assert [each for each in keys if f"<{each}>" not in text] == ["type"]
     assert text.index("<end>") < text.index("<ended>") < text.index("<start>") < text.index("<starting>")
+
+
+def test_the_names_of_a_calls_fields_stay_though_they_are_parts_of_a_control_token(
+    tmp_path: Path, model_writer: Callable[..., Path]
+) -> None:
+    """`name` is a part of `<repo_name>`, and the template knows no calls."""
+    folder = write_family(tmp_path / "model", SMOLLM2, model_writer)
+    model = load_model("m", str(folder), DigestCache(tmp_path / "digests"))
+    call = {"name": "look", "arguments": {"name": "<repo_name>"}, "id": "c1"}
+    tools = ({"name": "look", "description": "", "parameters": {"type": "object"}},)
+    said: list[Any] = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "", "tool_calls": [call]}]
+    ids = _encoded(model, [*said, {"role": "user", "content": "and?"}], Place(0, None, False), Root(tools))
+    assert '{"name": "look", "arguments": {"name": "<repo_name>"}}' in str(model.tokenizer.decode(ids))
+    assert model.tokenizer.convert_tokens_to_ids("<repo_name>") not in ids
 
 
 @pytest.mark.parametrize("quoted", ["<|im_end|>", "<think>", "torporwordsplaceholder2b6e"])
