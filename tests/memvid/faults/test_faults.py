@@ -200,7 +200,7 @@ def test_t4_threats_30_to_33_every_refusal_of_the_system_is_a_typed_error_and_le
     tmp_path: Path,
 ) -> None:
     found = sweep("errno", tmp_path, of=of_this_share())
-    assert found["poisoned"]
+    assert found["refused"]  # Not each share has a scenario whose store is poisoned.
 
 
 @pytest.mark.one_in(1)
