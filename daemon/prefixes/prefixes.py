@@ -125,7 +125,7 @@ def tokens_in_common(ledger: Sequence[int], tokens: Sequence[int]) -> int:
 
 
 def packed(tokens: Sequence[int]) -> array[int]:
-    """Tokens as an array, of which every look costs a hundredth."""
+    """Tokens as an array: to compare or cut it takes a hundredth of the time that a list takes."""
     return tokens if isinstance(tokens, array) else array("I", tokens)
 
 

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Final
+from typing import Final, TypeVar
 
 from ...errors import TorporError
 from ...memvid.format.blocks import BLOCK_TOKENS
@@ -49,6 +49,9 @@ from ..tasks.pieces import NAMES_AT_ONCE
 from .prefixes import PrefixTree, tokens_in_common
 
 AwakeOf = Callable[[SessionUri], Session | None]
+
+A = TypeVar("A")
+B = TypeVar("B")
 
 _MOST_SOURCES: Final = 4
 """How many sessions are tried before the tokens are read after all."""
@@ -143,13 +146,11 @@ class PrefixReuse:
         wanted.extend(ids[:-1])
         match, most = self._tree.find(session.uri.namespace, session.model.identity.digest, wanted), 0
         for uri in list(itertools.islice(match.sources, _MOST_SOURCES)) if match else ():
-            live = awake_of(uri)
-            found: tuple[int, int] | int | NotTaken = "unreadable"
-            if live is not None:
-                found = self._usable_of(session, live, wanted, len(ids))
-            else:
-                with suppress(TorporError):  # it is damaged, gone or changed
-                    found = await self._hibernation.threads.on_io(partial(self._look, session, uri, wanted, len(ids)))
+            found = await self._looked_at(
+                awake_of(uri),
+                partial(self._usable_of, session, wanted=wanted, count=len(ids)),
+                partial(self._look, session, uri, wanted, len(ids)),
+            )
             most = max(most, found if isinstance(found, int) else 0 if isinstance(found, str) else found[1])
         return most
 
@@ -160,12 +161,7 @@ class PrefixReuse:
         fork there would read them; 0 if that is less than a block. session: a new one of the same model."""
         if self._policy == "off" or not session.model.layout.by_token:
             return 0
-        if (live := awake_of(uri)) is not None:
-            found: tuple[Sequence[int], Passes] | NotTaken = _way_of(live)
-        else:
-            found = "unreadable"
-            with suppress(TorporError):  # it is damaged, gone or changed
-                found = await self._hibernation.threads.on_io(partial(self._stored_way, session, uri))
+        found = await self._looked_at(awake_of(uri), _way_of, partial(self._stored_way, session, uri))
         if isinstance(found, str):
             return 0
         ledger, passes = found
@@ -173,6 +169,16 @@ class PrefixReuse:
         begun.state.tokens.extend(ledger[:at])
         alike = self._usable(begun, ledger[at:], passes.after(at), ids[:-1], len(ids))
         return alike if alike >= BLOCK_TOKENS else 0
+
+    async def _looked_at(
+        self, live: Session | None, of_awake: Callable[[Session], A], of_stored: Callable[[], B]
+    ) -> A | B | NotTaken:
+        """What a look at another session gives, awake or asleep."""
+        if live is not None:
+            return of_awake(live)
+        with suppress(TorporError):  # it is damaged, gone or changed
+            return await self._hibernation.threads.on_io(of_stored)
+        return "unreadable"
 
     def known(self, session: Session, ids: Sequence[int]) -> int:
         """The first tokens of `ids`, in full blocks, that some session has read."""

@@ -395,7 +395,7 @@ class _Marks:
         return Root(tuple(map(self._of_record, root.tools)), self._of_record(root.arguments))
 
     def _of_record(self, record: Mapping[str, Any]) -> dict[str, Any]:
-        """Of a call, a tool, or a template's arguments: whoever renders goes by the names of its fields."""
+        """A call, a tool, or a template's arguments. Its fields keep their names, for the template goes by them."""
         return {name: self._of_value(value) for name, value in record.items()}
 
     def _of_content(self, message: Message) -> str:

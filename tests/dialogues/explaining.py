@@ -77,9 +77,7 @@ class Explaining:
     def told(self, ledger: Ledger, body: bytes, written: int) -> Message:
         """What a client is shown of the answer at a ledger's end."""
         asked, tokens = asked_in(body), ledger.tokens
-        return self._shown(
-            tokens, len(tokens) - written, len(tokens), Root(tuple(asked.tools), asked.template_arguments)
-        )
+        return self._shown(tokens, len(tokens) - written, len(tokens), root_of(asked))
 
     def _said(self, ledger: Ledger, messages: Sequence[Message], root: Root) -> Iterator[Said]:
         for number, (before, turn) in enumerate(zip(ledger.turns, ledger.turns[1:], strict=False), 1):

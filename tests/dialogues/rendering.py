@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from torpor.daemon.models.chat_template import Root, rules_of
 from torpor.daemon.models.models import LoadedModel
+from torpor.daemon.models.token_bytes import BYTE_SYMBOLS
 from torpor.daemon.models.turn_rules import as_taken
 from torpor.tests.daemon.models.template_families import Family
 
@@ -31,7 +32,7 @@ class Rendering:
         vocabulary = model.tokenizer.get_vocab()
         self._back = {vocabulary[stand_in]: vocabulary[first] for first, stand_in in STAND_INS.items()}
         self.controls = {vocabulary[name]: name for name in family.controls}
-        self._bytes = {vocabulary[symbol]: chr(byte) for byte, symbol in _byte_symbols().items()}
+        self._bytes = {vocabulary[symbol]: chr(byte) for symbol, byte in BYTE_SYMBOLS.items()}
 
     def tokens(
         self, messages: Sequence[Message], root: Root, *, prompt: bool = True, seen: Counter[str] | None = None
@@ -141,10 +142,3 @@ def _as_mlx_lm_takes(message: Message) -> dict[str, Any]:
 def alike(one: Sequence[int], other: Sequence[int]) -> int:
     """How many tokens two ledgers begin with."""
     return next((at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
-
-
-def _byte_symbols() -> dict[int, str]:
-    """The character that stands for each byte in a byte-level vocabulary."""
-    shown = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in shown]
-    return {byte: chr(byte) for byte in shown} | {byte: chr(0x100 + at) for at, byte in enumerate(others)}
