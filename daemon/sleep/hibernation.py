@@ -100,16 +100,17 @@ class Hibernation:
             StoreError: it could not be made durable, for example without room on the disk.
             StopDeadline: the daemon stops, and its time is over. ServiceClosed: it stops, and this may wait.
         """
-        with tell_sleep(self._bus, session, cause) as tell_end, self._compactor.giving_way():
-            receipt = await self._keep_with_remedies(session, emit, _Terms(last, may_wait, covers))
-            tell_end(receipt)
-            self._compactor.consider(receipt)
-        session.durable = Durable.of(receipt, session.computed_by())
-        session.unchanged_tokens = receipt.token_count
-        session.dirty = session.rewound = False
-        session.acknowledged = None
-        session.state.checkpoints.became_durable(checkpoints_in(receipt.entries, receipt.token_count))
-        session.saved_from = session.lossy = None
+        async with session.versioning:
+            with tell_sleep(self._bus, session, cause) as tell_end, self._compactor.giving_way():
+                receipt = await self._keep_with_remedies(session, emit, _Terms(last, may_wait, covers))
+                tell_end(receipt)
+                self._compactor.consider(receipt)
+            session.durable = Durable.of(receipt, session.computed_by())
+            session.unchanged_tokens = receipt.token_count
+            session.dirty = session.rewound = False
+            session.acknowledged = None
+            session.state.checkpoints.became_durable(checkpoints_in(receipt.entries, receipt.token_count))
+            session.saved_from = session.lossy = None
         self.on_version(session.uri)
         return receipt
 

@@ -200,10 +200,11 @@ class WritingBehind(Rounds):
         return is_same and live.lossy is None and live.acknowledged is not None
 
     async def _said(self, writing: _Write, end: int, stack: AsyncExitStack) -> Mapping[str, Any]:
-        """The session map of the version, once its blocks are on the disk. No turn is acknowledged from then on, until
-        the stack ends. Raises _GivenUp: the session has slept meanwhile, or left memory; or what is acknowledged stands
-        behind more blocks, which a heal has taken since."""
+        """The session map of the version, once its blocks are on the disk. No turn is acknowledged from then on and no
+        sleep makes a version, until the stack ends. Raises _GivenUp: the session has slept meanwhile, or left memory;
+        or what is acknowledged stands behind more blocks, which a heal has taken since."""
         await stack.enter_async_context(self._residency.journal.between_turns(writing.live.uri))
+        await stack.enter_async_context(writing.live.versioning)
         said = writing.live.acknowledged
         if said is None or not self._goes_on(writing) or said[UNREAD]["start"] > end:
             raise _GivenUp

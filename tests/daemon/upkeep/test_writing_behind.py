@@ -165,6 +165,21 @@ async def test_a_turn_that_ends_while_the_version_is_published_goes_on_behind_it
         assert await rig.fingerprint("one") == had
 
 
+async def test_a_sleep_beside_it_makes_the_later_version(rig: Rigged, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the newest version would have tokens to compute again, and the session would stand behind another one."""
+    saying = hold_calls(monkeypatch, writing_behind, "rests_on")
+    await rig.read("one", tokens_of(1, 600))
+    await saying.reached()
+    asked = asyncio.ensure_future(rig.sleep("one"))
+    await rig.read("two", tokens_of(2, 20))
+    await rig.sleep("two")
+    assert not asked.done()
+    saying.open()
+    receipt = await asked
+    newest = rows(rig, "one")[-1]
+    assert (receipt.version, newest.version, newest.unread_tokens) == (2, 2, 0)
+
+
 @pytest.mark.one_in(6)
 @pytest.mark.usefixtures("short_calls", "never")
 @pytest.mark.parametrize("kind", KINDS)
