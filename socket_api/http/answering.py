@@ -32,6 +32,7 @@ from ...daemon.api.events import ProgressEvent, SessionEvent, TokenEvent, WorkEv
 from ...errors import TorporError
 from ..errors import InternalError
 from .desk import desk_of
+from .errors import told_to
 from .fields import told_names
 from .logprobs import Untold
 from .turns import SESSION_HEADER, Answered, Asked, Asking, Turn, measure, name_for
@@ -261,7 +262,7 @@ class _Exchange:
 
     async def _tell_failure(self, error: TorporError) -> None:
         try:
-            await self._tell(self._telling.failure(error), last=True)
+            await self._tell(self._telling.failure(told_to(self._request.state.caller, error)), last=True)
         except ClientLeft:
             _LOG.info("a client left before it was told of %s", error.code)
 

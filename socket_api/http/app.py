@@ -136,7 +136,7 @@ def _handler(answer: Callable[[Request, Any], Response]) -> Callable[[Request, E
 
 @_handler
 def _refused(request: Request, error: TorporError) -> Response:
-    return errors.response(error, errors.dialect_of(request))
+    return errors.response(errors.told_to(request.state.caller, error), errors.dialect_of(request))
 
 
 @_handler

@@ -6,6 +6,8 @@ shorten their history at these, and at no others (QC6). Such an error is a 400 o
 
 from __future__ import annotations
 
+import copy
+import logging
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,6 +18,9 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 
 from ...errors import TorporError
+from .access import Caller
+
+_LOG = logging.getLogger(__name__)
 
 Dialect = Literal["openai", "anthropic"]
 
@@ -82,6 +87,27 @@ STATUS_OF_CODE: Final[Mapping[str, int]] = MappingProxyType(
 def status_of(error: TorporError) -> int:
     """The HTTP status of an error."""
     return int(error.status) if error.code == "http_refused" else STATUS_OF_CODE.get(error.code, 500)
+
+
+_TO_OTHERS: Final[Mapping[int, str]] = MappingProxyType(
+    {
+        500: "The daemon failed at this. Its log has the reason, and `torpor verify` checks the store.",
+        507: "There is no room for this now. Ask again later, ask for less, or delete sessions that you need no more.",
+    }
+)
+"""What a caller of one namespace is told instead of the statuses that tell of the whole daemon: how full its memory and
+its store are, and what of theirs is damaged, depends on all namespaces."""
+
+
+def told_to(caller: Caller, error: TorporError) -> TorporError:
+    """An error as its caller may be told it: with its code, and without figures and files of other namespaces."""
+    told = None if caller.is_owner else _TO_OTHERS.get(status_of(error))
+    if told is None:
+        return error
+    _LOG.warning("told a client without its reason: %s: %s", error.code, error.message)
+    general = copy.copy(error)
+    general.args, general.message, general.details = (told,), told, {}
+    return general
 
 
 def dialect_of(request: Request) -> Dialect:

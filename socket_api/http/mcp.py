@@ -16,8 +16,10 @@ from starlette.types import Message, Send
 
 from ...daemon.api.records import Result
 from ...daemon.api.verb import Verb
+from ...errors import TorporError
 from ..errors import ExtraMissing, HttpRefused
 from .desk import Desk, desk_of
+from .errors import told_to
 from .limits import MAX_BODY_BYTES
 from .work import ClientLeft
 
@@ -58,6 +60,8 @@ def _new_manager(desk: Desk) -> Any:
             found: Result = await desk.works.answer(verb, asked, request.receive)
         except ClientLeft:  # the package would log it as a fault of ours
             raise HttpRefused("The client has left.", status=408) from None
+        except TorporError as error:
+            raise told_to(request.state.caller, error) from error
         return found
 
     # Whole answers: for a stream the package leaves a task in the loop that never ends.

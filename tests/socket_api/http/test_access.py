@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import stat
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from torpor.daemon.api.conversing import ConverseRequest
+from torpor.daemon.api.events import TokenEvent
+from torpor.daemon.api.records import Result
+from torpor.daemon.errors import MemoryBudgetExceeded
+from torpor.errors import TorporError
+from torpor.memvid.errors import BudgetExceeded, CorruptBundle
 from torpor.socket_api.errors import UnsafeTokenFile
 from torpor.socket_api.http.access import Tokens
 from torpor.tests.socket_api.http.http_rig import Begin, HttpThread, asked
 
 LONG = "a-token-of-some-length"
+OWNERS = "the-token-of-the-owner"
 
 
 def test_the_first_start_makes_a_file_with_one_token_that_the_owner_alone_can_read(tmp_path: Path) -> None:
@@ -151,3 +159,63 @@ def test_a_token_is_for_the_sessions_of_its_namespace(begin: Begin) -> None:
     assert made == ["team/a", "team/b", "torpor://team/c"]
     assert ("list", {"namespace": "team"}) in calls
     connection.close()
+
+
+CHAT = {"model": "fake", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 2}
+
+
+@pytest.mark.parametrize("way", ["/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses", "/mcp"])
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (MemoryBudgetExceeded("8.1 MiB of it is taken by 3 sessions.", held_bytes=8493465), 507),
+        (BudgetExceeded("The store holds 5.9 MiB of 6.0 MiB.", which="store"), 507),
+        (CorruptBundle("The file bundles/17/17ebfc.mvb is damaged.", path="17ebfc.mvb"), 500),
+    ],
+)
+def test_a_fault_of_the_whole_daemon_is_told_to_its_owner_with_its_reason_and_to_others_without_threat_61(
+    server: HttpThread, way: str, error: TorporError, status: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """How full memory and store are, and which file is damaged, depends on what other namespaces have."""
+    server.do(lambda: setattr(server.service, "fault", error))
+    server.tokens_path.write_text(f"default {OWNERS}\nteam {LONG}\n")
+    body = {**CHAT, "input": "hello", "prompt": "hello"}
+    if way == "/mcp":
+        arguments = {"session": "a", "message": "hello", "create": True}
+        call = {"name": "chat", "arguments": arguments}
+        body = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": call}
+    for token in (OWNERS, LONG):
+        connection = server.on_port()
+        answer = asked(
+            connection, "POST", way, body, x_api_key=token, accept="application/json, text/event-stream",
+            content_type="application/json",
+        )  # fmt: skip
+        connection.close()
+        assert way == "/mcp" or answer.status == status
+        assert way == "/v1/messages" or error.code in answer.body.decode()
+        assert (error.message in answer.body.decode()) == (token == OWNERS)
+    assert error.message in caplog.text
+
+
+@pytest.mark.parametrize("token", [OWNERS, LONG])
+def test_so_is_a_fault_in_the_midst_of_a_stream_threat_61(server: HttpThread, token: str) -> None:
+    error = MemoryBudgetExceeded("8.1 MiB of it is taken by 3 sessions.")
+
+    async def converse(request: ConverseRequest) -> Result:
+        request.emit(TokenEvent(1, "a"))
+        await server.service.open_gate.wait()
+        raise error
+
+    server.do(server.service.hold)
+    server.service.answers[ConverseRequest] = converse
+    server.tokens_path.write_text(f"default {OWNERS}\nteam {LONG}\n")
+    connection = server.on_port()
+    key = {"x-api-key": token}
+    connection.request("POST", "/v1/chat/completions", json.dumps({**CHAT, "stream": True}), key)
+    stream = connection.getresponse()
+    assert stream.status == 200
+    server.do(server.service.release)
+    told = stream.read().decode()
+    connection.close()
+    assert error.code in told
+    assert (error.message in told) == (token == OWNERS)
