@@ -7,8 +7,9 @@ conversation's root. Values only; nothing here renders, tokenises or reads.
 Clients change what the model has written: they drop its thinking and blanks around its text, and write its calls with
 the same values in another way. So an answer of the model is known by its text and the values of its calls, with its own
 thinking or without any. A message that was read is known by all of it, for a template may show all of it. The ids of
-calls alone do not count. Thinking is what the engine or the client has told apart from the text, whatever tags are in
-that.
+calls alone do not count, for clients make new ones with each request; which of the calls a result answers does, where
+the results are not in the order of the calls. Thinking is what the engine or the client has told apart from the text,
+whatever tags are in that.
 
 A text map ends where the ledger continues with text or tokens from outside a chat (QC7). Nothing is added after that,
 so nothing there matches by text.
@@ -120,8 +121,9 @@ class _Digested(dict[str, Any]):
 
 def digested(messages: Sequence[Message]) -> Pieces[tuple[Message, ...]]:
     """The messages with their digests, which are made once then, however often they are compared."""
-    found, chars = [], 0
+    found, chars, results = [], 0, _Results()
     for at, message in enumerate(messages, 1):
+        answers = results.push(message)
         if isinstance(message, _Digested):
             found.append(message)
             continue
@@ -130,12 +132,34 @@ def digested(messages: Sequence[Message]) -> Pieces[tuple[Message, ...]]:
             made.said = yield from _said_of_long(message)
         else:
             made.said = Said.of(message)
+        if answers is not None:
+            made.said = replace(made.said, exact=_hashed(f"{answers}"))
         found.append(made)
         chars += len(message["content"])
         if at % _MESSAGES_AT_ONCE == 0 or chars > _CHARS_AT_ONCE:
             chars = 0
             yield
     return tuple(found)
+
+
+class _Results:
+    """Tells which results of a dialogue are not in the order of the calls before them. Where these are not in the
+    dialogue, a result counts as in their order."""
+
+    def __init__(self) -> None:
+        self._calls: list[str] = []
+        self._came = 0
+
+    def push(self, message: Message) -> int | None:
+        """The next message. The place of the call that it answers, from 0; None for one in order, and for others."""
+        if message["role"] == "assistant":
+            self._calls, self._came = [call.get("id", "") for call in message.get("tool_calls", ())], 0
+        if message["role"] != "tool":
+            return None
+        came, answered = self._came, message.get("tool_call_id")
+        self._came += 1
+        place = self._calls.index(answered) if answered in self._calls else came
+        return place if place != came else None
 
 
 def _said_of_long(message: Message) -> Pieces[Said]:
@@ -482,8 +506,9 @@ def _with_beyond(turns: list[Turn], packed: object) -> list[Turn]:
     if type(packed) is not bytes or len(packed) % BEYOND_LINE.size or len(packed) > len(turns) * BEYOND_LINE.size:
         raise ValueError(f"{TEXT_MAP} has more than words of a wrong length")
     for at, own, beyond in BEYOND_LINE.iter_unpack(packed):
-        if at >= len(turns) or turns[at].role != "assistant" or own > 1:
-            raise ValueError(f"{TEXT_MAP} has more than words at a turn that is none of the assistant's")
+        roles = ("assistant",) if own else ("assistant", "tool")
+        if at >= len(turns) or turns[at].role not in roles or own > 1:
+            raise ValueError(f"{TEXT_MAP} has more than words at a turn that cannot have it")
         turns[at] = replace(turns[at], own=bool(own), beyond=beyond)
     return turns
 

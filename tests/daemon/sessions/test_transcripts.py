@@ -230,6 +230,51 @@ def test_the_digests_of_a_long_transcript_are_made_in_pieces_and_once(monkeypatc
     assert len(hashed) == made
 
 
+CALLS = [{"name": "look", "arguments": {"at": at}} for at in range(3)]
+
+
+def with_results(ids: Sequence[str], answered: Sequence[str], text: str = "20") -> Sequence[Any]:
+    """A dialogue with calls of these ids, and results for some of them."""
+    calls = [{**call, "id": each} for call, each in zip(CALLS, ids, strict=True)]
+    results = [{**message_of("tool", text), "tool_call_id": each} for each in answered]
+    return in_one_piece([USER, message_of("assistant", "", calls), *results, ANSWER])
+
+
+def in_one_piece(messages: Sequence[Any]) -> Sequence[Any]:
+    made = digested(messages)
+    while True:
+        try:
+            next(made)
+        except StopIteration as ended:
+            found: Sequence[Any] = ended.value
+            return found
+
+
+@pytest.mark.parametrize("text", ["20", "x" * 600_000])
+@pytest.mark.parametrize(
+    ("answered", "common"),
+    [("abc", 6), ("acb", 3), ("bac", 2), ("aac", 3), ("bca", 2), ("ab", 4), ("ac", 3), ("b", 2), ("a", 3)],
+)
+def test_results_are_known_by_the_calls_that_they_answer_and_not_by_the_ids_of_these(
+    answered: str, common: int, text: str
+) -> None:
+    """Clients make new ids with each request, and a template may show them."""
+    known = TextMap().extended(with_results("abc", "abc", text), start=0, end=9)
+    assert standing(TextMap.from_map(known.to_map()), with_results("abc", answered, text)).common == common
+    other = TextMap().extended(with_results("abc", answered, text), start=0, end=9)
+    named = {"a": "call_1", "b": "call_2", "c": "call_3"}
+    again = with_results([*named.values()], [named[each] for each in answered], text)
+    assert standing(TextMap.from_map(other.to_map()), again).common == len(again)
+
+
+@pytest.mark.parametrize("ids", [("", "", ""), ("x", "y", "z"), ("a", "a", "a")])
+def test_results_whose_calls_are_not_known_count_in_their_order(ids: Sequence[str]) -> None:
+    known = TextMap().extended(with_results(ids, "abc"), start=0, end=9)
+    assert standing(known, with_results(ids, "bca")).common == 6 - 2 * (ids[0] == "a")
+    alone = [{**message_of("tool", "20"), "tool_call_id": each} for each in "ba"]
+    assert [Said.of(each) for each in in_one_piece(alone)] == [Said.of(each) for each in alone]
+
+
 def test_a_map_does_not_go_on_behind_what_it_does_not_tell_qc7() -> None:
     assert TALK.extended([USER_2], start=16, end=20) == TALK
     assert TextMap().extended([USER], start=1, end=5) == TextMap()

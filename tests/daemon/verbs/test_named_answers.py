@@ -178,6 +178,20 @@ async def test_an_id_vouches_for_no_other_ids_of_calls(open_rig: Any, own_tiny_m
             assert held == cold(rig, [*said, assistant("ja")], Root(TOOLS))
 
 
+async def test_results_are_told_apart_by_the_calls_that_they_answer(open_rig: Any, own_tiny_model: Path) -> None:
+    async with open_rig(endless=False, model=with_template(own_tiny_model, SHOWS_ALL)) as rig:
+        calls = [{"name": "look", "arguments": {"at": at}, "id": f"call0000{at}"} for at in (1, 2)]
+        asked = [user("one"), {**assistant(""), "tool_calls": calls}]
+        for ids in ((1, 2), (2, 1), (1, 1)):
+            results = [{"role": "tool", "content": "10", "tool_call_id": f"call0000{at}"} for at in ids]
+            said = [*asked, *results]
+            for more in ([], [assistant("ja"), user("two")]):
+                said = [*said, *more]
+                told = await converse(rig, said, "ja", tools=TOOLS)
+                held = ledger(rig, told.session.rpartition("/")[2])
+                assert held == cold(rig, [*said, assistant("ja")], Root(TOOLS))
+
+
 @pytest.mark.parametrize(
     ("first", "then"), [({}, {"thinks": "hm"}), ({"thinks": "hm"}, {}), ({"thinks": "a"}, {"thinks": "b"})]
 )
