@@ -185,13 +185,13 @@ class Noting:
     def __init__(self) -> None:
         self.heads = Heads(Mock(), Mock())
 
-    def note(self, name: str, text_map: TextMap) -> None:
+    def note(self, name: str, text_map: TextMap, namespace: str = "default") -> None:
         tokens = list(range(text_map.end))
         self.heads.note(
             cast(
                 Session,
                 SimpleNamespace(
-                    uri=SessionUri("default", name),
+                    uri=SessionUri(namespace, name),
                     model=SimpleNamespace(name="m"),
                     text_map=text_map,
                     state=SimpleNamespace(tokens=tokens),
@@ -269,6 +269,22 @@ def test_a_turn_more_costs_as_much_as_it_adds_however_long_the_dialogue_is(monke
         text_map = text_map.extended([said], start=text_map.end, end=text_map.end + 1)
     noting.note("s", text_map)
     assert len(changed) == len(hashed) == 2
+
+
+def test_places_of_many_sessions_take_none_of_another_namespace(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a client of one namespace could make those of others read their dialogues anew."""
+    monkeypatch.setattr(heads_module, "MAX_HEADS", 20)
+    noting, spoken = Noting(), [told("user", "mine"), told("assistant", "yes")]
+    text_map = TextMap().extended(spoken[:1], start=0, end=1).extended(spoken[1:], start=1, end=2, own=True)
+
+    def found(namespace: str) -> int:
+        return len(noting.heads.find(namespace, "m", Chain.of([*spoken, told("user", "on")], b"")))
+
+    noting.note("s", text_map, "mine")
+    for at in range(40):
+        noting.note(f"s{at}", text_map, "theirs")
+    assert found("mine") == 1
+    assert 0 < found("theirs") < 20
 
 
 def test_messages_that_are_unlike_all_the_way_are_compared_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -183,3 +183,21 @@ def test_what_is_kept_of_a_body_still_counts(begin: Begin, monkeypatch: pytest.M
     for each in working:
         assert each.getresponse().status == 200
         each.close()
+
+
+def test_the_first_bytes_of_a_body_wait_for_nobody(begin: Begin, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A usual request is answered beside large bodies that take all room."""
+    monkeypatch.setattr(bodies, "MAX_BODY_BYTES", 100_000)
+    server = begin(max_bodies_bytes=200_000, free_body_bytes=2_000, body_timeout_s=0.2)
+    server.do(server.service.hold)
+    working = [server.on_unix() for _ in range(2)]
+    for each in working:
+        each.request("POST", "/v1/responses", json.dumps({"input": "x" * 99_000}))
+        server.wait_until(lambda at=working.index(each): server.server.works == at + 1)
+    for labels, status in ((1, 200), (9, 200), (50, 408)):
+        body = {"session": f"b{labels}", "labels": ["x" * 200] * labels}
+        assert server.ask("POST", "/v1/sessions", body).status == status
+    server.do(server.service.release)
+    for each in working:
+        assert each.getresponse().status == 200
+        each.close()
