@@ -192,7 +192,7 @@ def test_the_first_bytes_of_a_body_wait_for_nobody(begin: Begin, monkeypatch: py
     server.do(server.service.hold)
     working = [server.on_unix() for _ in range(2)]
     for each in working:
-        each.request("POST", "/v1/responses", json.dumps({"input": "x" * 99_000}))
+        each.request("POST", "/v1/responses", json.dumps({"input": "x" * 99_900}))
         server.wait_until(lambda at=working.index(each): server.server.works == at + 1)
     for labels, status in ((1, 200), (9, 200), (50, 408)):
         body = {"session": f"b{labels}", "labels": ["x" * 200] * labels}
