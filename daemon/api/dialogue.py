@@ -64,8 +64,16 @@ def _shallow(value: object, depth: int = 0) -> object:
     return [_shallow(item, depth + 1) for item in value] if isinstance(value, list | tuple) else value
 
 
+def _chars_of(value: object) -> int:
+    """The characters of a value as JSON. Not of its canonical text: a large schema would hold the loop for that."""
+    return len(_WRITTEN.encode(value))
+
+
+_WRITTEN: Final = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+
+
 def _short(value: Mapping[str, Any]) -> Mapping[str, Any]:
-    if (length := len(canonical(value))) > MAX_ARGUMENTS_CHARS:
+    if (length := _chars_of(value)) > MAX_ARGUMENTS_CHARS:
         raise ValueError(f"it has {length} characters as JSON; give at most {MAX_ARGUMENTS_CHARS}")
     return value
 
@@ -180,7 +188,7 @@ def require_root(tools: Sequence[Mapping[str, Any]] | None, arguments: Mapping[s
     twice = next((name for at, name in enumerate(names) if name in names[:at]), None)
     if twice is not None:
         raise ValueError("two of tools have one name; give each its own")
-    if (length := len(canonical([list(tools or ()), arguments or {}]))) > MAX_ROOT_CHARS:
+    if (length := _chars_of([list(tools or ()), arguments or {}])) > MAX_ROOT_CHARS:
         raise ValueError(
             f"tools and template_arguments have {length} characters as JSON; give at most {MAX_ROOT_CHARS}"
         )
