@@ -149,11 +149,14 @@ class _Results:
     def __init__(self) -> None:
         self._calls: list[str] = []
         self._came = 0
+        self._in_answer = False
 
     def push(self, message: Message) -> int | None:
         """The next message. The place of the call that it answers, from 0; None for one in order, and for others."""
-        if message["role"] == "assistant":
-            self._calls, self._came = [call.get("id", "") for call in message.get("tool_calls", ())], 0
+        was_in_answer, self._in_answer = self._in_answer, message["role"] == "assistant"
+        if self._in_answer:
+            ids = [call.get("id", "") for call in message.get("tool_calls", ())]
+            self._calls, self._came = ([*self._calls, *ids] if was_in_answer else ids), 0
         if message["role"] != "tool":
             return None
         came, answered = self._came, message.get("tool_call_id")

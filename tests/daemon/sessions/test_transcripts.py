@@ -267,6 +267,16 @@ def test_results_are_known_by_the_calls_that_they_answer_and_not_by_the_ids_of_t
     assert standing(TextMap.from_map(other.to_map()), again).common == len(again)
 
 
+def test_calls_of_neighbouring_messages_are_answered_together() -> None:
+    """A client may bring each call in a message of its own; templates join them."""
+    called = [said("", "", [{**call, "id": each}]) for call, each in zip(CALLS, "abc", strict=True)]
+    results = {each: {**message_of("tool", "20"), "tool_call_id": each} for each in "abc"}
+    known = TextMap().extended(in_one_piece([USER, *called, *results.values()]), start=0, end=9)
+    for order, common in (("abc", 7), ("acb", 5), ("bca", 4)):
+        asked = in_one_piece([USER, *called, *(results[each] for each in order)])
+        assert standing(known, asked).common == common
+
+
 @pytest.mark.parametrize("ids", [("", "", ""), ("x", "y", "z"), ("a", "a", "a")])
 def test_results_whose_calls_are_not_known_count_in_their_order(ids: Sequence[str]) -> None:
     known = TextMap().extended(with_results(ids, "abc"), start=0, end=9)
