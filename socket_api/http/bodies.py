@@ -14,7 +14,7 @@ import asyncio
 import contextlib
 import re
 import sys
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any, Final, TypeVar
 
@@ -28,6 +28,8 @@ from .limits import MAX_BODY_BYTES, HttpLimits
 from .work import ClientLeft
 
 T = TypeVar("T")
+Fill = Callable[[dict[str, Any], int], Awaitable[tuple[dict[str, Any], int]]]
+"""Puts in what a body only names. It gets the body and the bytes that this may take, and gives those that it does."""
 
 _SHORT_BYTES: Final = 16 * 1024
 """Of a body that is decoded and read on the loop: some milliseconds, whatever it says."""
@@ -46,32 +48,56 @@ class Bodies:
         self._decoding = asyncio.Semaphore(_LONG_AT_ONCE)
 
     @contextlib.asynccontextmanager
-    async def read(self, request: Request) -> AsyncIterator[dict[str, Any]]:
+    async def read(self, request: Request, fill: Fill | None = None) -> AsyncIterator[dict[str, Any]]:
         """The JSON object in the body of a request; an empty one for an empty body.
 
         Raises:
             HttpRefused: it is too large, comes too slowly, or is encoded.
             InvalidRequest: it is no JSON object, or nested too deep.
+            TorporError: as `fill`.
         """
         async with self._held() as held:
-            yield await self._decoded(await self._whole(request, held), object_of)
+            yield (await self._filled(request, held, fill))[0]
 
     @contextlib.asynccontextmanager
-    async def made(self, request: Request, make: Callable[[dict[str, Any]], T]) -> AsyncIterator[T]:
+    async def made(
+        self, request: Request, make: Callable[[dict[str, Any]], T], fill: Fill | None = None
+    ) -> AsyncIterator[T]:
         """As `read`, what is made of the body. The body goes: fields without effect take no room from others while the
         answer is written. Raises as `read` and `make`."""
         async with self._held() as held:
-            found, size_bytes = await self._decoded(
-                await self._whole(request, held), lambda raw: with_memory(make(object_of(raw)))
-            )
+            found, size_bytes = await self._made(await self._filled(request, held, fill), make)
             self._budget.give_back(held, but_bytes=size_bytes)
             yield found
 
-    async def _decoded(self, raw: bytes, decode: Callable[[bytes], T]) -> T:
-        if len(raw) <= _SHORT_BYTES:
-            return decode(raw)
+    async def _made(self, body: tuple[dict[str, Any], int], make: Callable[[dict[str, Any]], T]) -> tuple[T, int]:
+        given, size_bytes = body
+        return await self._worked(size_bytes, lambda: with_memory(make(given)))
+
+    async def _filled(self, request: Request, held: Held, fill: Fill | None) -> tuple[dict[str, Any], int]:
+        """The body with what it only names, and the bytes of both."""
+        raw = await self._whole(request, held)
+        size_bytes = len(raw)
+        given = await self._worked(size_bytes, lambda: object_of(raw))
+        if fill is not None:
+            given, more_bytes = await fill(given, MAX_BODY_BYTES - size_bytes)
+            await self._take(held, size_bytes, more_bytes)
+            size_bytes += more_bytes
+        self._budget.complete(held)
+        return given, size_bytes
+
+    async def _worked(self, size_bytes: int, work: Callable[[], T]) -> T:
+        """Work over a body of a size."""
+        if size_bytes <= _SHORT_BYTES:
+            return work()
         async with self._decoding:
-            return await to_the_end(asyncio.to_thread(decode, raw))
+            return await to_the_end(asyncio.to_thread(work))
+
+    async def _take(self, held: Held, had_bytes: int, more_bytes: int) -> None:
+        """Take room for more of a body that has so many bytes."""
+        counted = min(more_bytes, had_bytes + more_bytes - self._limits.free_body_bytes)
+        if counted > 0:
+            await self._budget.take(held, counted)
 
     @contextlib.asynccontextmanager
     async def _held(self) -> AsyncIterator[Held]:
@@ -93,7 +119,6 @@ class Bodies:
             raise HttpRefused(
                 f"The body was not complete after {self._limits.body_timeout_s:g} s.", status=408
             ) from None
-        self._budget.complete(held)
         return raw
 
     async def _receive(self, request: Request, held: Held) -> bytes:
@@ -103,13 +128,11 @@ class Bodies:
             if message["type"] == "http.disconnect":
                 raise ClientLeft
             piece = message.get("body", b"")
-            size_bytes += len(piece)
-            if size_bytes > MAX_BODY_BYTES:
+            if size_bytes + len(piece) > MAX_BODY_BYTES:
                 raise _too_large()
             pieces.append(piece)
-            beyond = size_bytes - self._limits.free_body_bytes
-            if beyond > 0:
-                await self._budget.take(held, min(len(piece), beyond))
+            await self._take(held, size_bytes, len(piece))
+            size_bytes += len(piece)
             if not message.get("more_body", False):
                 return b"".join(pieces)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Annotated, Any, Final
 
 from pydantic import Field
@@ -24,6 +25,7 @@ from ...errors import TorporError
 from ..errors import HttpRefused
 from .desk import desk_of, in_path
 from .fields import Body, fault_at, read_fields
+from .references import filled
 from .response_items import (
     Dialogue,
     Items,
@@ -94,7 +96,7 @@ def routes() -> list[Route]:
 
 async def create(request: Request) -> Response:
     """Make a conversation. System texts that come first open it."""
-    async with desk_of(request).bodies.read(request) as raw:
+    async with desk_of(request).bodies.read(request, partial(filled, request, field="items")) as raw:
         body = read_fields(ConversationBody, raw)
         name, messages = f"conv_{new_answer_id()}", Dialogue(None, body.items or ()).messages
         system = messages.pop(0)["content"] if messages and messages[0]["role"] == "system" else ""
@@ -138,7 +140,7 @@ async def list_items(request: Request) -> Response:
 
 async def add_items(request: Request) -> Response:
     """Read items at the end of a conversation, and answer nothing."""
-    async with desk_of(request).bodies.read(request) as raw:
+    async with desk_of(request).bodies.read(request, partial(filled, request, field="items")) as raw:
         name, messages = _named(request), Dialogue(None, read_fields(ItemsBody, raw).items).messages
         if not messages:
             raise fault_at("items", "there are none; give what the conversation goes on with")
@@ -146,8 +148,8 @@ async def add_items(request: Request) -> Response:
         told = (await _ask(request, VERBS["recall"], name)).messages
         new = [each for each in told if each.start >= read.token_count - read.tokens_added]
         require_certain(new)
-        added = _items_of(name, told)[len(_items_of(name, told[: len(told) - len(new)])) :]
-        return JSONResponse(page_of(added, {"order": "asc", "limit": "100"}))
+        items, added = _items_of(name, told), sum(1 for _ in read_items(new, name))
+        return JSONResponse(page_of(items[len(items) - added :], {"order": "asc", "limit": "100"}))
 
 
 async def retrieve_item(request: Request) -> Response:

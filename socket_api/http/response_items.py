@@ -132,9 +132,9 @@ class Toolbox:
 
 
 class Dialogue:
-    """The messages of a request. unknown: the types of items that have no effect. after: the id of the answer before
-    the messages, where a reference names it: what comes before that stands in its ledger. marks: those of the items.
-    raw: the items as they came, for their marks."""
+    """The messages of a request; references are filled in before (`references.py`). unknown: the types of items that
+    have no effect. after: the id of the answer before the messages: items of it that come again say nothing new. marks:
+    those of the items. raw: the items as they came, for their marks."""
 
     def __init__(
         self, instructions: str | None, items: Sequence[InputItem], after: str | None = None, raw: object = None
@@ -143,11 +143,11 @@ class Dialogue:
         self.unknown: list[str] = []
         self.marks = Marks()
         given = raw if isinstance(raw, list) else []
-        self.after = after
+        self._after = after
         self._inner = InnerJson()
         self._words = Words()
         self._before = ""  # the type of the item before
-        if instructions and not any(item.type == "item_reference" for item in items):
+        if instructions:
             self._add("system", instructions)
         for at, item in enumerate(items):
             self._read(item, f"input.{at}", is_newest=at == len(items) - 1)
@@ -156,10 +156,8 @@ class Dialogue:
         self.unknown += dict.fromkeys(self._words.left_out)
 
     def _read(self, item: InputItem, place: str, *, is_newest: bool) -> None:
-        if item.type == "item_reference":
-            self.messages, self.after = [], _named_by(item, place)
-        elif self.after is not None and answer_in(item.id) == self.after:
-            pass  # of an answer that another of its items has named
+        if self._after is not None and answer_in(item.id) == self._after:
+            pass
         elif item.type == "message":
             if item.role is None:
                 raise fault_at(f"{place}.role", "a message needs one; give user, assistant, system or developer")
@@ -225,13 +223,6 @@ def not_found(named: str, field: str) -> PreviousResponseNotFound:
         " whole dialogue.",
         field=field,
     )
-
-
-def _named_by(item: InputItem, place: str) -> str:
-    found = answer_in(item.id)
-    if found is None:
-        raise not_found(item.id or "", f"{place}.id")
-    return found
 
 
 def answer_items(answer_id: str, message: RecalledMessage) -> list[dict[str, Any]]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 from starlette.requests import Request
@@ -31,6 +32,7 @@ from .errors import error_map
 from .fields import Body, fault_at, ignored_of, read_fields
 from .holding import choice_of, constraint_of, has_no_effect
 from .logprobs import each_of
+from .references import filled
 from .response_items import (
     Dialogue,
     Items,
@@ -107,7 +109,11 @@ class ResponsesBody(Sampled):
 
 async def responses(request: Request, send: Send) -> None:
     """Answer a request."""
-    async with desk_of(request).bodies.made(request, _made) as (order, _, place):
+    async with desk_of(request).bodies.made(request, _made, partial(filled, request, field="input")) as (
+        order,
+        _,
+        place,
+    ):
         try:
             await answer(request, send, order)
         except TorporError as error:
@@ -116,7 +122,11 @@ async def responses(request: Request, send: Send) -> None:
 
 async def count_tokens(request: Request) -> Response:
     """Count the tokens of a request's input, and read nothing."""
-    async with desk_of(request).bodies.made(request, _made) as (_, turn, place):
+    async with desk_of(request).bodies.made(request, _made, partial(filled, request, field="input")) as (
+        _,
+        turn,
+        place,
+    ):
         try:
             tokens = (await measured(request, turn)).tokens
         except TorporError as error:
@@ -191,26 +201,22 @@ async def _recalled(request: Request) -> tuple[RecallResult, str]:
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Where a request goes on: the id of a conversation, or that of an answer and the field that names it."""
+    """Where a request goes on: the id of a conversation, or that of a response."""
 
     conversation: str | None
-    answer: str = ""
-    field: str = ""
+    response: str = ""
 
     @classmethod
     def of(cls, body: ResponsesBody) -> _Place:
         """That of a request; without either, it goes on nowhere."""
         conversation = _id_of(body.conversation) if body.conversation is not None else None
-        if body.previous_response_id:
-            return cls(conversation, body.previous_response_id, "previous_response_id")
-        named = [(at, item.id or "") for at, item in enumerate(body.input) if item.type == "item_reference"]
-        return cls(conversation, named[-1][1], f"input.{named[-1][0]}.id") if named else cls(conversation)
+        return cls(conversation, body.previous_response_id or "")
 
     def refusal(self, error: TorporError) -> TorporError:
         """The error of a request that goes on where no session does."""
         if error.code == "session_not_found" and self.conversation is not None:
             return no_conversation(self.conversation)
-        return not_found(self.answer, self.field) if error.code == "answer_not_found" else error
+        return not_found(self.response, "previous_response_id") if error.code == "answer_not_found" else error
 
 
 def _id_of(conversation: str | ConversationName) -> str:
@@ -246,8 +252,8 @@ def _turn(body: ResponsesBody, raw_items: object) -> tuple[Turn, Toolbox, Dialog
         ),
         logprobs=body.told_logprobs(),
         named=body.prompt_cache_key,
-        after=dialogue.after,
-        instructions=(body.instructions or None) if dialogue.after or conversation else None,
+        after=answer_id,
+        instructions=(body.instructions or None) if goes_on else None,
         session=session_of(conversation) if conversation else None,
         durable=body.store is not False,
         checkpoints=dialogue.marks.checkpoints,

@@ -11,7 +11,7 @@ import pytest
 from torpor.daemon.api.conversing import MeasureRequest, MeasureResult
 from torpor.daemon.api.dialogue import ToolCall
 from torpor.daemon.api.reading import AppendRequest, AppendResult
-from torpor.daemon.api.recalling import RecalledMessage, RecallRequest, RecallResult
+from torpor.daemon.api.recalling import RecalledMessage, RecalledPiece, RecallRequest, RecallResult
 from torpor.daemon.api.session import CreateRequest
 from torpor.memvid.errors import SessionNotFound
 from torpor.tests.socket_api.http.answers import asked_for
@@ -137,6 +137,32 @@ def test_items_come_back_as_what_they_were(server: HttpThread) -> None:
     assert server.ask("GET", f"{PATH}/{made}/items?order=asc").json["data"] == [*items, *added]
     said[0] = replace(said[0], certain=False)
     assert server.ask("GET", f"{PATH}/{made}/items").status == 404
+
+
+def test_a_reference_among_the_items_of_a_conversation_stands_for_its_item(server: HttpThread) -> None:
+    answer_id = "0" * 31 + "1"
+    answer = RecalledMessage(
+        "assistant", "hi", answer_id=answer_id, pieces=(RecalledPiece("text", "hi"),), start=4, end=9
+    )
+    appended = []
+
+    async def recalled(request: RecallRequest) -> RecallResult:
+        return RecallResult("a", "fake", (answer,))
+
+    async def append(request: AppendRequest) -> AppendResult:
+        appended.append([(each["role"], each["content"]) for each in request.messages or ()])
+        return AppendResult(request.session, 5, 9, 5, 0, 0.1)
+
+    server.service.answers |= {RecallRequest: recalled, AppendRequest: append}
+    user = {"role": "user", "content": "a"}
+    items = [user, {"type": "item_reference", "id": f"msg_{answer_id}_0"}, user]
+    made = server.ask("POST", PATH, {"items": items}).json["id"]
+    assert server.ask("POST", f"{PATH}/{made}/items", {"items": items}).status == 200
+    assert appended == [[("user", "a"), ("assistant", "hi"), ("user", "a")]] * 2
+    unknown = {"items": [{"type": "item_reference", "id": f"msg_{answer_id}_7"}]}
+    for path in (PATH, f"{PATH}/{made}/items"):
+        error = server.ask("POST", path, unknown).json["error"]
+        assert (error["code"], error["param"]) == ("previous_response_not_found", "items.0.id")
 
 
 def test_an_empty_answer_that_is_added_is_told_as_no_item(server: HttpThread) -> None:

@@ -14,6 +14,7 @@ from torpor.daemon.api.events import ProgressEvent, TokenEvent
 from torpor.daemon.api.reading import GenerateResult
 from torpor.daemon.api.recalling import RecalledMessage, RecalledPiece, RecallRequest, RecallResult
 from torpor.daemon.errors import AnswerNotFound
+from torpor.socket_api.http.limits import MAX_BODY_BYTES
 from torpor.tests.socket_api.http.answers import (
     ADD,
     TOLD,
@@ -337,30 +338,90 @@ def test_only_what_is_behind_the_previous_response_is_asked_for(server: HttpThre
     assert abs(told["created_at"] - time.time()) < 60
 
 
-def test_a_reference_to_an_item_stands_for_all_up_to_its_answer(server: HttpThread) -> None:
+USER: dict[str, Any] = {"role": "user", "content": "a"}
+
+
+def reference(item: str) -> dict[str, Any]:
+    return {"type": "item_reference", "id": f"{item[:3].strip('_')}_{ONE}_{item[-1]}"}
+
+
+def test_a_reference_stands_for_its_item_alone_and_all_around_it_counts(server: HttpThread) -> None:
+    server.service.answers[RecallRequest] = recalls
     items = [
-        {"role": "user", "content": "a"},
-        {"type": "item_reference", "id": f"rs_{ONE}_0"},
-        {"type": "item_reference", "id": f"msg_{ONE}_1"},
-        {"type": "function_call", "id": f"fc_{ONE}_2", "call_id": "c", "name": "add", "arguments": "{}"},
-        {"type": "function_call_output", "call_id": "c", "output": "3"},
+        {"role": "developer", "content": "Speak Latin."},
+        {"id": f"in_{ONE}_0"},  # the type may be left out
+        *(reference(each) for each in ("rs_0", "msg_1", "fc_2")),
+        {"type": "function_call_output", "call_id": "c2", "output": "3"},
     ]
-    assert server.ask("POST", PATH, {"input": items, "instructions": "Be brief.", "store": False}).status == 200
-    (given,) = asked_for(server, "converse")
-    assert (given["after"], given["instructions"], given.get("durable")) == (ONE, "Be brief.", None)
-    assert [each["role"] for each in given["messages"]] == ["tool"]
-    strange = server.ask("POST", PATH, {"input": [{"type": "item_reference", "id": "msg_1"}]})
-    assert (strange.status, strange.json["error"]["code"]) == (400, "previous_response_not_found")
+    for path in (PATH, f"{PATH}/input_tokens"):
+        assert server.ask("POST", path, {"input": items, "instructions": "Be brief."}).status == 200
+    for verb in ("measure", "converse"):
+        given = asked_for(server, verb)[0]
+        assert (given.get("after"), given.get("instructions")) == (None, None)
+        system, user, answer, output = given["messages"]
+        assert (system["role"], system["content"]) == ("system", "Be brief.\n\nSpeak Latin.")
+        assert (user["role"], user["content"]) == ("user", "hello")
+        assert (answer["reasoning"], answer["content"], answer["answer_id"]) == ("so", "hi", ONE)
+        assert answer["tool_calls"][0]["name"] == "add"
+        assert (output["role"], output["content"]) == ("tool", "3")
+
+
+def test_a_reference_leaves_out_what_it_does_not_name(server: HttpThread) -> None:
+    server.service.answers[RecallRequest] = recalls
+    assert server.ask("POST", PATH, {"input": [USER, reference("msg_1"), USER]}).status == 200
+    answer = asked_for(server, "converse")[0]["messages"][1]
+    assert (answer["content"], answer.get("reasoning"), answer.get("tool_calls")) == ("hi", None, None)
+
+
+def test_items_of_the_response_before_say_nothing_new_and_what_is_before_them_does(server: HttpThread) -> None:
+    server.service.answers[RecallRequest] = recalls
+    items = [{"role": "developer", "content": "Speak Latin."}, reference("msg_1"), USER]
+    assert server.ask("POST", PATH, {"input": items, "previous_response_id": f"resp_{ONE}"}).status == 200
+    given = asked_for(server, "converse")[0]
+    assert given["after"] == ONE
+    assert [each["content"] for each in given["messages"]] == ["Speak Latin.", "a"]
 
 
 @pytest.mark.parametrize("path", [PATH, f"{PATH}/input_tokens"])
-def test_a_reference_to_an_item_that_no_session_has_is_refused_by_its_id(server: HttpThread, path: str) -> None:
-    measures(server, AnswerNotFound("No.", answer_id=ONE))
-    said = {"role": "user", "content": "a"}
-    items = [said, {"type": "item_reference", "id": f"msg_{ONE}_0"}, said]
-    error = server.ask("POST", path, {"input": items}).json["error"]
-    assert (error["code"], error["param"]) == ("previous_response_not_found", "input.1.id")
-    assert f"'msg_{ONE}_0'" in error["message"]
+@pytest.mark.parametrize("named", [f"msg_{ONE}_9", f"in_{ONE}_2", "msg_1", None, 5, f"msg_{'0' * 32}_0"])
+def test_a_reference_to_an_item_that_no_session_has_is_refused_by_its_id(
+    server: HttpThread, path: str, named: str | None
+) -> None:
+    async def recalls_one(request: RecallRequest) -> RecallResult:
+        if request.answer_id == ONE:
+            return await recalls(request)
+        raise AnswerNotFound("No.", answer_id=request.answer_id)
+
+    server.service.answers[RecallRequest] = recalls_one
+    items = [USER, {"type": "item_reference", "id": named}, USER]
+    answer = server.ask("POST", path, {"input": items})
+    error = answer.json["error"]
+    assert (answer.status, error["code"], error["param"]) == (400, "previous_response_not_found", "input.1.id")
+    assert repr(str(named or "")) in error["message"]
+
+
+def test_a_reference_to_words_that_are_not_certain_is_refused(server: HttpThread) -> None:
+    async def doubtful(request: RecallRequest) -> RecallResult:
+        told = await recalls(request)
+        return replace(told, messages=tuple(replace(each, certain=False) for each in told.messages))
+
+    server.service.answers[RecallRequest] = doubtful
+    answer = server.ask("POST", PATH, {"input": [USER, reference("msg_1"), USER]})
+    assert (answer.status, "words cannot be told" in answer.json["error"]["message"]) == (404, True)
+
+
+def test_what_references_name_takes_no_more_than_a_body_may(server: HttpThread) -> None:
+    async def recalls_much(request: RecallRequest) -> RecallResult:
+        told = await recalls(request)
+        text = "x" * (MAX_BODY_BYTES // 4)
+        return replace(
+            told, messages=(replace(told.messages[-1], content=text, pieces=(RecalledPiece("text", text),)),)
+        )
+
+    server.service.answers[RecallRequest] = recalls_much
+    for times, status in ((3, 200), (4, 413)):
+        answer = server.ask("POST", f"{PATH}/input_tokens", {"input": [reference("msg_0"), USER] * times})
+        assert answer.status == status
 
 
 def test_an_answer_is_held_to_a_format_or_a_call(server: HttpThread) -> None:

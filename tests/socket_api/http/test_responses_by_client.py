@@ -144,6 +144,40 @@ def test_what_clients_make_of_items_on_the_way_still_hits(served: Served) -> Non
         assert again.usage.input_tokens_details.cached_tokens == told.usage.total_tokens
 
 
+def test_references_in_place_of_the_assistants_items_read_only_what_is_new(served: Served) -> None:
+    """As the AI SDK writes them: the user's messages in full, a reference for each item of the model."""
+    tool: Any = {"type": "function", "name": "look", "parameters": {"type": "object", "properties": {}}}
+    items: list[Any] = [{"role": "user", "content": "What is in the folder?"}]
+    with served.openai() as client:
+        told = asked(client, stream=False, input=items, tools=[tool], tool_choice="required", max_output_tokens=60)
+        for at in range(2):
+            call = next((each for each in told.output if each.type == "function_call"), None)
+            assert (call is not None) == (at == 0)
+            items += [{"type": "item_reference", "id": each.id} for each in told.output]
+            output = [{"type": "function_call_output", "call_id": call.call_id, "output": "a"}] if call else []
+            items += output or [{"role": "user", "content": "And then?"}]
+            held = told.usage.total_tokens
+            told = asked(client, stream=at == 0, input=items, tools=[tool], tool_choice="none")
+            assert told.usage.input_tokens_details.cached_tokens == held
+
+
+def test_what_stands_before_a_reference_is_read(served: Served) -> None:
+    """An edited or shortened history, and a developer's message, are no other dialogue's state."""
+    with served.openai() as client:
+        first = asked(client, stream=False, input="My name is Bob. " * 20)
+        behind = [{"type": "item_reference", "id": first.output[-1].id}, {"role": "user", "content": "Who am I?"}]
+        said = {"role": "assistant", "content": first.output_text}
+        for before in (
+            [{"role": "user", "content": "My name is Alice."}],
+            [{"role": "developer", "content": "Speak Latin."}, {"role": "user", "content": "My name is Bob. " * 20}],
+            [],
+        ):
+            named = asked(client, stream=False, input=[*before, *behind])
+            whole = asked(client, stream=False, input=[*before, said, behind[-1]])
+            assert named.usage.input_tokens_details.cached_tokens < 20
+            assert (named.usage.input_tokens, named.output_text) == (whole.usage.input_tokens, whole.output_text)
+
+
 def test_the_items_of_an_answer_find_its_session_whatever_the_request_is_called(served: Served) -> None:
     with served.openai() as client:
         names = [{"x-torpor-session": "by-item"}, {}, {"x-session-id": "another"}]

@@ -1,0 +1,70 @@
+"""References to items, in a dialogue of `/v1/responses` or a conversation: the named items stand in their place.
+
+A reference stands for its item alone, as it does for OpenAI. So what stands before and behind it counts, and the daemon
+compares the dialogue as it does any other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from starlette.requests import Request
+
+from ...daemon.api.verbs import VERBS
+from ...errors import TorporError
+from ..errors import HttpRefused
+from .bodies import memory_of
+from .desk import desk_of
+from .response_items import not_found, read_items, require_certain
+from .turns import answer_in
+
+_FIELDS: Final = {"type", "id"}
+
+
+async def filled(request: Request, raw: dict[str, Any], room_bytes: int, *, field: str) -> tuple[dict[str, Any], int]:
+    """A body with items in place of references, and the bytes that they take. field: the name of its items. room_bytes:
+    how many they may take.
+
+    Raises:
+        PreviousResponseNotFound: no session has an item.
+        HttpRefused: they take more, or the words of one cannot be told.
+    """
+    given = raw.get(field)
+    items = list(given) if isinstance(given, list) else []
+    references = {at: item.get("id") for at, item in enumerate(items) if _is_reference(item)}
+    taken_bytes = 0
+    known: dict[str, dict[str, dict[str, Any]]] = {}
+    for at, named in references.items():
+        place = f"{field}.{at}.id"
+        answer_id = answer_in(named) if isinstance(named, str) else None
+        if answer_id is None:
+            raise not_found(str(named or ""), place)
+        if answer_id not in known:
+            known[answer_id] = await _items_of(request, answer_id, named, place)
+        if (item := known[answer_id].get(named)) is None:
+            raise not_found(named, place)
+        taken_bytes += memory_of(item)
+        if taken_bytes > room_bytes:
+            raise HttpRefused("The items that the body names and its own are too long. Name fewer.", status=413)
+        items[at] = item
+    return ({**raw, field: items} if references else raw), taken_bytes
+
+
+def _is_reference(item: object) -> bool:
+    """Whether it names an item; the type may be left out, for nothing else has only an id."""
+    if not isinstance(item, Mapping):
+        return False
+    kind = item.get("type")
+    return kind == "item_reference" or (kind is None and "id" in item and item.keys() <= _FIELDS)
+
+
+async def _items_of(request: Request, answer_id: str, named: str, place: str) -> dict[str, dict[str, Any]]:
+    """The items of an answer and of the messages before it, by their ids."""
+    try:
+        told = await desk_of(request).ask(request, VERBS["recall"], {"answer_id": answer_id})
+    except TorporError as error:
+        raise (not_found(named, place) if error.code == "answer_not_found" else error) from error
+    is_read = named.startswith("in_")
+    require_certain(told.messages if is_read else told.messages[-1:])
+    return {item["id"]: item for item in read_items(told.messages, answer_id)}
