@@ -20,8 +20,9 @@ class Constraint(Record):
     grammar in llguidance's form of Lark. One of them, as its source. A model thinks freely before it.
 
     The answer ends where the grammar allows no more. A schema's JSON has no blanks but one behind each comma and colon,
-    and its properties stand in the schema's order. Of a schema, keywords that only tell do not bind, nor do formats
-    that no grammar can say, nor `uniqueItems`; of `oneOf` at least one matches.
+    and its properties stand in the schema's order. Of a schema, keywords that only tell do not bind, nor do those that
+    are null, formats that no grammar can say, and `uniqueItems`; of `oneOf` at least one matches. A keyword whose value
+    has a wrong shape is refused.
     """
 
     json_schema: SchemaText | None = None

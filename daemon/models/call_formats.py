@@ -18,8 +18,8 @@ from . import call_tags
 from .call_reading import INTEGERS
 from .call_tags import Tags
 from .marks import Marks
-from .rules import Literal, NotForcible, Rules, quoted
-from .schemas import Schema, alternatives, binding, kinds_of, reference_of, resolved
+from .rules import Literal, Rules, quoted
+from .schemas import NotForcible, Schema, alternatives, binding, kinds_of, reference_of, resolved
 
 _PYTHON_ESCAPES: Final = '"\\bfnrt'
 """The escapes of JSON that mean the same in Python."""
@@ -85,7 +85,7 @@ def _properties(schema: Schema) -> dict[str, tuple[Schema, bool]]:
     required = schema.get("required", ())
     if missing := [key for key in required if key not in named]:
         raise NotForcible(f"it requires {missing[0]!r:.80}, and has no such property")
-    return {key: (value if isinstance(value, Mapping) else {}, key in required) for key, value in named.items()}
+    return {key: (value, key in required) for key, value in named.items()}
 
 
 def _texts_of(schema: Schema) -> list[str] | None:

@@ -23,8 +23,8 @@ from ..api.limits import MAX_SCHEMA_CHARS
 from ..errors import InvalidConstraint
 from .call_formats import CallRules, call_rules
 from .marks import Marks
-from .rules import JSON_FORM, Literal, NotForcible, Rules, quoted, text_without
-from .schemas import Schema, binding, parts_of, with_definitions
+from .rules import JSON_FORM, Literal, Rules, quoted, text_without
+from .schemas import NotForcible, Schema, binding, parts_of, with_definitions
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
@@ -312,12 +312,10 @@ def _source_of(constraint: Constraint) -> tuple[dict[str, Any], _Parts]:
         schema = json.loads(constraint.json_schema or "")
     except (ValueError, RecursionError) as error:
         raise _refusal(f"the schema is not JSON: {error}") from None
-    if not isinstance(schema, dict) and schema is not True:
-        raise _refusal("the schema is no JSON object, or false, which allows no answer")
     rules = Rules(quoted, "answer", None, is_closed=False)
-    rules.begin(binding(schema) if isinstance(schema, dict) else {})
     try:
         with rules.at("the schema"):
+            rules.begin(binding(schema))
             start = rules.json(rules.root)
     except NotForcible as error:
         raise _refusal(str(error)) from None
@@ -335,7 +333,7 @@ def _with_place(words: LLTokenizer, parts: _Parts, error: InvalidConstraint) -> 
 
 def _fault_in(words: LLTokenizer, schema: Schema, root: Schema, tries: Iterator[int]) -> list[str] | None:
     """Where in a schema something cannot be compiled, from without, and why; None if it can."""
-    whole = {**with_definitions(schema, root), "x-guidance": JSON_FORM | schema.get("x-guidance", {})}
+    whole = {**with_definitions(schema, root), "x-guidance": {**JSON_FORM}}
     try:
         if next(tries, None) is None:
             return None

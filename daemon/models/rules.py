@@ -16,11 +16,13 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from .schemas import (
+    NotForcible,
     Schema,
     alternatives,
     changed_within,
     kind_of,
     leading_to,
+    placed,
     reference_of,
     resolved,
     with_definitions,
@@ -50,10 +52,6 @@ _NUMBER: Final = r"/-?(0|[1-9][0-9]{0,18})(\.[0-9]{1,20})?([eE][+-]?[0-9]{1,2})?
 """Any that is a float, and not infinity."""
 
 _BOUNDS: Final = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
-
-
-class NotForcible(Exception):
-    """A model cannot be held to something. Its text says why."""
 
 
 class Rules:
@@ -110,9 +108,8 @@ class Rules:
         """What is added within is of a place, and a refusal names it."""
         self._place.append(place)
         try:
-            yield
-        except NotForcible as error:
-            raise NotForcible(f"{place}: {error}") from None
+            with placed(place):
+                yield
         finally:
             self._place.pop()
 
@@ -125,9 +122,12 @@ class Rules:
         return self.add(text, head=f"[suffix={quoted(close)}]")
 
     def json(self, schema: Any, **form: Any) -> str:
-        """The pieces for JSON of a schema. Raises NotForcible: no grammar says some number of it exactly."""
-        if not isinstance(schema, Mapping) or not self._is_beyond(schema):
-            return self._compiled(schema if isinstance(schema, Mapping) else {}, form)
+        """The pieces for JSON of a schema. Raises NotForcible: it allows nothing, or no grammar says some number of it
+        exactly."""
+        if not isinstance(schema, Mapping):
+            raise NotForcible("it allows no value")
+        if not self._is_beyond(schema):
+            return self._compiled(schema, form)
         reference = reference_of(schema)
         if reference is not None:
             return self.named(reference, lambda named: self.json(named, **form))
@@ -139,7 +139,8 @@ class Rules:
         kind, beside = schema.get("type"), schema.keys() - {"type", "$defs", "definitions"}
         if kind == "object" and beside <= {"properties", "required", "additionalProperties"}:
             return self._object(schema, form)
-        if kind == "array" and beside <= {"items", "minItems", "maxItems"}:
+        is_alike = not isinstance(schema.get("items"), list)  # all items are of one schema
+        if kind == "array" and is_alike and beside <= {"items", "minItems", "maxItems"}:
             return self._array(schema, form)
         if kind == "integer" and beside <= {*_BOUNDS}:
             return self.add(f"/{self._integer(schema)}/")
@@ -155,8 +156,7 @@ class Rules:
         schema = with_definitions(schema, self.root)
         schema = _closed(schema) if self._is_closed else schema
         self.parts.append((", ".join(self._place), schema))
-        own = schema.get("x-guidance", {})
-        return self.add("%json " + json.dumps({**schema, "x-guidance": {**JSON_FORM, **form, **own}}))
+        return self.add("%json " + json.dumps({**schema, "x-guidance": {**JSON_FORM, **form}}))
 
     def _is_beyond(self, schema: Schema, *, of_constants: bool = False) -> bool:
         """Whether a schema has something that the library does not say exactly. of_constants: a value or bound. It may
@@ -300,8 +300,6 @@ def _alike(low: str, high: str) -> str:
 
 def _closed(schema: Any) -> Any:
     """A schema that allows less: objects have no properties beyond those named, and numbers are within bounds."""
-    if isinstance(schema, list):
-        return [_closed(each) for each in schema]
     if not isinstance(schema, Mapping):
         return schema
     found = changed_within(schema, _closed)

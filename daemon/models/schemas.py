@@ -1,10 +1,16 @@
-"""JSON schemas: the kinds of values that they allow, what their references name, and which of their words bind."""
+"""JSON schemas: the shapes of their keywords and which of these bind, the kinds of values that they allow, and what
+their references name."""
 
 from __future__ import annotations
 
+import contextlib
 import json
+import math
 from collections.abc import Callable, Iterator, Mapping
+from copy import copy
+from dataclasses import dataclass
 from functools import reduce
+from types import MappingProxyType
 from typing import Any, Final
 
 Schema = Mapping[str, Any]
@@ -32,62 +38,149 @@ def kinds_of(schema: Any, root: Any) -> frozenset[str]:
     return _Kinds(root).of(schema)
 
 
-def resolved(reference: object, root: Any) -> Any:
-    """What a reference within a schema names; None if it names nothing there."""
-    found = root
-    if not isinstance(reference, str) or not reference.startswith("#"):
-        return None
-    for part in reference[1:].split("/")[1:]:
-        found = found.get(part.replace("~1", "/").replace("~0", "~")) if isinstance(found, Mapping) else None
-    return found
+class NotForcible(Exception):
+    """A model cannot be held to something. Its text says why."""
 
+
+@contextlib.contextmanager
+def placed(place: str) -> Iterator[None]:
+    """A refusal within names the place."""
+    try:
+        yield
+    except NotForcible as error:
+        raise NotForcible(f"{place}: {error}") from None
+
+
+@dataclass(frozen=True, slots=True)
+class _Shape:
+    """What the value of a keyword is. told: in words. fits: whether a value is that, but for the schemas in it."""
+
+    told: str
+    fits: Callable[[Any], bool]
+
+
+def _is_list(value: Any, of: type) -> bool:
+    return isinstance(value, list) and all(isinstance(each, of) for each in value)
+
+
+def _is_number(value: Any) -> bool:
+    return kind_of(value) in ("integer", "number") and math.isfinite(value)
+
+
+_ONE: Final = _Shape("a schema", lambda value: isinstance(value, Mapping | bool))
+_SOME: Final = _Shape("a list of schemas, and has one at least", lambda value: isinstance(value, list) and bool(value))
+_ONE_OR_SOME: Final = _Shape("a schema, or a list of schemas", lambda value: isinstance(value, Mapping | bool | list))
+_NAMED: Final = _Shape("an object with schemas", lambda value: isinstance(value, Mapping))
+_ANYTHING: Final = _Shape("any value", lambda _: True)
+_VALUES: Final = _Shape("a list", lambda value: isinstance(value, list))
+_TEXT: Final = _Shape("a text", lambda value: isinstance(value, str))
+_TEXTS: Final = _Shape("a list of texts", lambda value: _is_list(value, str))
+_TYPE: Final = _Shape(
+    "a text, or a list of texts", lambda value: isinstance(value, str) or (bool(value) and _is_list(value, str))
+)
+_COUNT: Final = _Shape("an integer of at least 0", lambda value: kind_of(value) == "integer" and value >= 0)
+_NUMBER: Final = _Shape("a number", _is_number)
+_LIMIT: Final = _Shape("a number, true or false", lambda value: isinstance(value, bool) or _is_number(value))
+
+_SHAPES: Final[Mapping[str, _Shape]] = MappingProxyType(
+    {
+        **dict.fromkeys(("additionalItems", "additionalProperties", "contains", "else", "if", "not"), _ONE),
+        **dict.fromkeys(("propertyNames", "then", "unevaluatedItems", "unevaluatedProperties"), _ONE),
+        **dict.fromkeys(("allOf", "anyOf", "oneOf", "prefixItems"), _SOME),
+        "items": _ONE_OR_SOME,
+        **dict.fromkeys(("$defs", "definitions", "dependentSchemas", "patternProperties", "properties"), _NAMED),
+        "const": _ANYTHING,
+        "enum": _VALUES,
+        **dict.fromkeys(("$ref", "format", "pattern"), _TEXT),
+        "required": _TEXTS,
+        "type": _TYPE,
+        **dict.fromkeys(("maxItems", "maxLength", "maxProperties", "minItems", "minLength", "minProperties"), _COUNT),
+        **dict.fromkeys(("maximum", "minimum", "multipleOf"), _NUMBER),
+        **dict.fromkeys(("exclusiveMaximum", "exclusiveMinimum"), _LIMIT),
+    }
+)
+"""Of each keyword that may bind. Whatever reads a schema that `binding` gave may rely on them."""
 
 _TELLING: Final = frozenset(
     {"description", "title", "default", "examples", "example", "$comment", "deprecated", "discriminator", "readOnly"}
     | {"writeOnly", "uniqueItems", "$schema", "$id", "nullable"}
 )
+_OF_COMPILER: Final = "x-guidance"
+"""Sets up the compiler, which a client does not."""
+
 _FORMATS: Final = frozenset(
     {"date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"}
 )
 """Those that a grammar can say."""
 
-_NAMED: Final = ("properties", "$defs", "definitions", "patternProperties")
-_VALUES: Final = ("enum", "const", "required", "x-guidance")
-
 
 def binding(schema: Any) -> Any:
-    """A schema without the keywords that only tell, formats that no grammar can say, and uniqueItems: a list that
-    stands for a set may name one of its members twice."""
-    if isinstance(schema, list):
-        return [binding(each) for each in schema]
+    """A schema whose keywords have the shapes that they should: without those that only tell, formats that no grammar
+    can say, and uniqueItems, for a list that stands for a set may name one of its members twice. A keyword that is null
+    is not there, as some clients write it. What allows any value is an empty schema. Raises NotForcible: with the place
+    of the first wrong shape."""
+    if schema is True or schema is False:
+        return {} if schema else False
     if not isinstance(schema, Mapping):
-        return schema
-    bound = {key: each for key, each in schema.items() if key not in _TELLING and (key != "format" or each in _FORMATS)}
+        raise NotForcible("it is no schema, which is a JSON object, true or false")
+    bound = {key: value for key, value in schema.items() if _may_bind(key, value)}
+    for key, value in bound.items():
+        if key in _SHAPES and not _SHAPES[key].fits(value):
+            raise NotForcible(f"{key!r} has to be {_SHAPES[key].told}")
+    if bound.get("format", "") not in _FORMATS:
+        bound.pop("format", None)
     found = changed_within(bound, binding)
     return {"anyOf": [found, {"type": "null"}]} if schema.get("nullable") is True and "type" in found else found
 
 
-def changed_within(schema: Mapping[str, Any], change: Callable[[Any], Any]) -> dict[str, Any]:
-    """A schema with each value right within it changed, but for those that are plain values and no schemas."""
-    found: dict[str, Any] = {}
-    for key, value in schema.items():
-        if key in _NAMED and isinstance(value, Mapping):
-            found[key] = {name: change(each) for name, each in value.items()}
-        else:
-            found[key] = value if key in _VALUES else change(value)
+def _may_bind(key: str, value: Any) -> bool:
+    return key not in _TELLING and key != _OF_COMPILER and (value is not None or key == "const")
+
+
+def changed_within(schema: Schema, change: Callable[[Any], Any]) -> dict[str, Any]:
+    """A schema with each schema right within it changed. Raises NotForcible: as `change`, with the place."""
+    found = {key: copy(value) for key, value in schema.items()}
+    for key, slot, place, part in _slots(schema):
+        holder, at = (found, key) if slot is None else (found[key], slot)
+        with placed(place):
+            holder[at] = change(part)
     return found
 
 
-def parts_of(schema: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+def parts_of(schema: Schema) -> Iterator[tuple[str, Schema]]:
     """The schemas right within a schema, each with its place."""
+    yield from ((place, part) for _, _, place, part in _slots(schema) if isinstance(part, Mapping))
+
+
+def _slots(schema: Schema) -> Iterator[tuple[str, Any, str, Any]]:
+    """Where schemas stand right within a schema: the keyword, the key or number in its value, or None if that is the
+    schema; the place in words; and what stands there."""
     for key, value in schema.items():
-        if key in _NAMED and isinstance(value, Mapping):
-            found = [(f"property {name!r:.80}" if key == "properties" else name, each) for name, each in value.items()]
-        elif isinstance(value, list) and key not in _VALUES:
-            found = [(f"{key} {at}", each) for at, each in enumerate(value)]
-        else:
-            found = [(f"its {key}", value)] if key not in _VALUES else []
-        yield from ((place, each) for place, each in found if isinstance(each, Mapping))
+        shape = _SHAPES.get(key, _ANYTHING)
+        if shape is _NAMED:
+            for name, part in value.items():
+                yield key, name, f"property {name!r:.80}" if key == "properties" else f"{name!r:.80}", part
+        elif shape is _SOME or (shape is _ONE_OR_SOME and isinstance(value, list)):
+            yield from ((key, at, f"{key} {at}", part) for at, part in enumerate(value))
+        elif shape is _ONE or shape is _ONE_OR_SOME:
+            yield key, None, f"its {key}", value
+
+
+def resolved(reference: object, root: Any) -> Any:
+    """The schema within a schema that a reference names; None if it names none there."""
+    if not isinstance(reference, str) or not reference.startswith("#"):
+        return None
+    found, steps = root, iter(part.replace("~1", "/").replace("~0", "~") for part in reference[1:].split("/")[1:])
+    for key in steps:
+        found, shape = found.get(key) if isinstance(found, Mapping) else None, _SHAPES.get(key, _ANYTHING)
+        if shape is _NAMED:
+            found = found.get(next(steps, None)) if isinstance(found, Mapping) else None
+        elif isinstance(found, list) and shape in (_SOME, _ONE_OR_SOME):
+            at = next(steps, "")
+            found = found[int(at)] if at.isdecimal() and int(at) < len(found) else None
+        elif shape not in (_ONE, _ONE_OR_SOME):
+            return None
+    return found if isinstance(found, Mapping | bool) else None
 
 
 def leading_to(root: Schema, is_fault: Callable[[Schema], bool]) -> set[int]:

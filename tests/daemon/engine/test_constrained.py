@@ -123,7 +123,9 @@ async def test_a_constraint_that_allows_all_changes_no_token(rig: Rigged) -> Non
 
 REFUSED = (
     (Constraint(json_schema="{"), "not JSON"),
-    (Constraint(json_schema="[1]"), "no JSON object"),
+    (Constraint(json_schema="[1]"), "it is no schema"),
+    (Constraint(json_schema="false"), "it allows no value"),
+    (Constraint(json_schema='{"items": {"format": ["date"]}}'), "the schema: its items: 'format' has to be a text"),
     (Constraint(json_schema="[" * 60_000), "not JSON"),
     (Constraint(json_schema='{"type": "nothing"}'), "nothing"),
     (Constraint(json_schema='{"$ref": "http://localhost:1/schema.json"}'), "does not fetch"),

@@ -219,3 +219,37 @@ def test_a_refusal_names_the_tool_and_the_place_and_prints_no_grammar(tiny_model
         assert "propertyNames" in told
         assert "%json" not in told
         assert "call_" not in told
+
+
+WRONG: tuple[Any, ...] = (None, 5, -1, True, "a", "#/$defs/x", "#/const", [], [1], ["a", None], {}, {"a": 5}, [[1]])
+KEYWORDS = (
+    *("type", "properties", "required", "items", "anyOf", "oneOf", "allOf", "enum", "const", "format", "pattern"),
+    *("minItems", "maxItems", "minimum", "maxLength", "additionalProperties", "x-guidance", "$ref", "$defs"),
+)
+
+
+def wrong_schema(chance: random.Random, depth: int = 0) -> dict[str, Any]:
+    """A schema as no one should write it, with a large integer, so that rules of our own read it, too."""
+    found: dict[str, Any] = {"type": chance.choice(["object", "array", "integer", ["object", "null"]])}
+    inner = {"const": LARGE} if depth > 2 else wrong_schema(chance, depth + 1)
+    holders = ({"properties": {"a": inner}}, {"items": inner}, {"anyOf": [inner]}, {"$defs": {"x": inner}})
+    found |= chance.choice(holders)
+    if chance.random() < 0.4:
+        found[chance.choice(KEYWORDS)] = chance.choice(WRONG)
+    return found
+
+
+@pytest.mark.parametrize("parser", FORMS)
+def test_a_schema_of_wrong_shapes_is_held_to_or_refused(tiny_model: Path, parser: str) -> None:
+    form, chance = Form(tiny_model, parser, special=False), random.Random(parser)
+    told: list[str] = []
+    for _ in range(30):
+        wrong = tool("f", ("a",), a=wrong_schema(chance))
+        for choice in (REQUIRED, ToolChoice(strict=("f",))):
+            try:
+                form.matcher((wrong,), choice)
+            except InvalidConstraint as error:
+                told.append(error.message)
+        form.matcher((wrong, FLAT[0]), ToolChoice(strict=(FLAT[0]["name"],)))
+    assert len(told) > 10
+    assert all("tool 'f'" in each for each in told)

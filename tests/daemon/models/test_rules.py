@@ -11,8 +11,8 @@ import pytest
 from llguidance import LLMatcher, LLTokenizer
 from torpor.daemon.models import rules
 from torpor.daemon.models.call_reading import INTEGERS
-from torpor.daemon.models.rules import NotForcible, Rules, _digits, _is_long, quoted
-from torpor.daemon.models.schemas import alternatives, binding, kinds_of
+from torpor.daemon.models.rules import Rules, _digits, _is_long, quoted
+from torpor.daemon.models.schemas import NotForcible, alternatives, binding, kinds_of
 
 WORDS = LLTokenizer("byte")
 LARGE = 175928847299117063

@@ -411,8 +411,12 @@ async def test_a_transcript_without_a_question_is_refused(rig: Rigged) -> None:
 
 async def test_measure_tells_the_strict_tools_that_cannot_be_held(rig: Rigged) -> None:
     good = {"name": "good", "description": "", "parameters": {"type": "object", "properties": {"a": {"const": 1}}}}
-    bad = {**good, "name": "bad", "parameters": {"type": "object", "not": {}}}
-    for tools, told in (((good,), ()), ((good, bad), ("bad",)), ((bad,), ("bad",))):
-        choice = ToolChoice(strict=("good", "bad", "missing"))
-        measured = await rig.service.measure("a", [user("q")], tools=tools, tool_choice=choice)
-        assert measured.unheld == told
+    choice = ToolChoice(strict=("good", "bad", "missing"))
+    large = {"type": "object", "properties": {"a": {"const": 2**60}}}
+    for wrong in ({"not": {}}, {"required": [[1]]}, {"required": 5}, {"x-guidance": 5, "not": {}}, {"format": ["a"]}):
+        bad = {**good, "name": "bad", "parameters": {**large, **wrong}}
+        for tools, told in (((good,), ()), ((good, bad), ("bad",)), ((bad,), ("bad",))):
+            measured = await rig.service.measure("a", [user("q")], tools=tools, tool_choice=choice)
+            assert measured.unheld == told
+        loose = await rig.service.measure("a", [user("q")], tools=(bad,), tool_choice=ToolChoice())
+        assert loose.unheld == ()
