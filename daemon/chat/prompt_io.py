@@ -94,8 +94,10 @@ class UnderWay:
             with contextlib.suppress(Exception):
                 said = message_of("assistant", self.written.text, [asdict(call) for call in self.written.calls])
                 said = {**said, "reasoning": self.written.reasoning}
-                before = live.text_map.cut(self.begins)
-                live.text_map = before.extended([said], start=self.begins, end=end, answer=known.answer_id, own=True)
+                before, finished = live.text_map.cut(self.begins), self.written.finish_reason != "length"
+                live.text_map = before.extended(
+                    [said], start=self.begins, end=end, answer=known.answer_id, own=True, finished=finished
+                )
 
     def end(self, live: Session, *, has_written: bool) -> None:
         """Give the session its own random key back, where this answer has not used it."""

@@ -125,7 +125,8 @@ def _group(
         # Older text maps do not tell which answers are the model's own.
         if read[0].certain or not start or [turn.role for turn in turns] != ["assistant"]:
             return read
-    return [_answer(model, known, turns[0], start)]
+    told, finished = _answer(model, known, turns[0], start), turns[0].finished
+    return [told if finished is None else replace(told, finished=finished)]
 
 
 def _answer(model: LoadedModel, known: Dialogue, turn: Turn, start: int) -> RecalledMessage:

@@ -68,7 +68,10 @@ RECALLED: Final = "recalled"
 """A field of a message that is an answer of the model as its tokens tell it, and not as a client spells it."""
 
 BEYOND_LINE: Final = struct.Struct(f"<IB{_DIGEST_BYTES}s")
-"""Of an answer: the number of its turn, whether the model has written it, and `Turn.beyond`."""
+"""Of a turn: its number, an index of `_WRITTEN`, and `Turn.beyond`."""
+
+_WRITTEN: Final = ((False, None), (True, None), (True, False), (True, True))
+"""`own` and `finished` of a turn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,8 +180,9 @@ def _said_of_long(message: Message) -> Pieces[Said]:
 class Turn:
     """A committed message, by its digest. end: tokens of the ledger at its end: for an assistant's text its end token,
     if the template sets one; for others the end of the next such text, or of the request. answer: the id of an answer;
-    empty without one. own: whether the model has written it. beyond: what counts beside `digest`: `Said.thought` of the
-    model's own answer, else `Said.exact`. chain: of all digests up to its own (`chained`); a text map gives it.
+    empty without one. own: whether the model has written it. finished: whether such an answer came to its end; None if
+    that is not known. beyond: what counts beside `digest`: `Said.thought` of the model's own answer, else `Said.exact`.
+    chain: of all digests up to its own (`chained`); a text map gives it.
     """
 
     role: Role
@@ -186,13 +190,14 @@ class Turn:
     end: int
     answer: bytes = b""
     own: bool = False
+    finished: bool | None = None
     beyond: bytes = NOTHING
     chain: bytes = field(default=b"", compare=False)
 
     @classmethod
-    def of(cls, message: Message, end: int, *, own: bool = False) -> Turn:
+    def of(cls, message: Message, end: int, *, own: bool = False, finished: bool | None = None) -> Turn:
         said, own = Said.of(message), own or RECALLED in message
-        return cls(said.role, said.digest, end, own=own, beyond=said.thought if own else said.exact)
+        return cls(said.role, said.digest, end, own=own, finished=finished, beyond=said.thought if own else said.exact)
 
     def is_mark_of(self, message: Message) -> bool:
         """Whether it is this message, for a dialogue that goes on behind it."""
@@ -237,6 +242,7 @@ class TextMap:
         lengths: Sequence[int] = (),
         answer: bytes = b"",
         own: bool = False,
+        finished: bool | None = None,
     ) -> TextMap:
         """Add messages that were read or written together, from `start` to `end`. Unchanged if it does not cover the
         ledger up to `start`, or would become too long.
@@ -247,7 +253,7 @@ class TextMap:
         if start != self.end or len(self.turns) + len(messages) > MAX_TURNS:
             return self
         ends = [start + length for length in lengths] or [end] * len(messages)
-        new = (Turn.of(message, at, own=own) for message, at in zip(messages, ends, strict=True))
+        new = (Turn.of(message, at, own=own, finished=finished) for message, at in zip(messages, ends, strict=True))
         turns = (*self.turns, *self._chained(new))
         turns = (*turns[:-1], replace(turns[-1], answer=answer)) if answer else turns
         if self.turns or not messages:
@@ -453,7 +459,9 @@ def packed_beyond(turns: Sequence[Turn], first: int = 0) -> bytes:
     of them."""
     lines = enumerate(turns, first)
     return b"".join(
-        BEYOND_LINE.pack(at, turn.own, turn.beyond) for at, turn in lines if turn.own or turn.beyond != NOTHING
+        BEYOND_LINE.pack(at, _WRITTEN.index((turn.own, turn.finished)), turn.beyond)
+        for at, turn in lines
+        if turn.own or turn.beyond != NOTHING
     )
 
 
@@ -508,11 +516,12 @@ def _with_answers(turns: list[Turn], packed: object) -> list[Turn]:
 def _with_beyond(turns: list[Turn], packed: object) -> list[Turn]:
     if type(packed) is not bytes or len(packed) % BEYOND_LINE.size or len(packed) > len(turns) * BEYOND_LINE.size:
         raise ValueError(f"{TEXT_MAP} has more than words of a wrong length")
-    for at, own, beyond in BEYOND_LINE.iter_unpack(packed):
-        roles = ("assistant",) if own else ("assistant", "tool")
-        if at >= len(turns) or turns[at].role not in roles or own > 1:
+    for at, written, beyond in BEYOND_LINE.iter_unpack(packed):
+        roles = ("assistant",) if written else ("assistant", "tool")
+        if at >= len(turns) or turns[at].role not in roles or written >= len(_WRITTEN):
             raise ValueError(f"{TEXT_MAP} has more than words at a turn that cannot have it")
-        turns[at] = replace(turns[at], own=bool(own), beyond=beyond)
+        own, finished = _WRITTEN[written]
+        turns[at] = replace(turns[at], own=own, finished=finished, beyond=beyond)
     return turns
 
 

@@ -297,7 +297,7 @@ class _Events(Telling):
         self.token(event)  # an answer has the items of a stream
 
     def whole(self, answered: Answered) -> Mapping[str, Any]:
-        self._end()
+        self._end(answered)
         return self._ended(answered)
 
     def opening(self) -> bytes:
@@ -320,14 +320,14 @@ class _Events(Telling):
         return self._event("response.in_progress", response=self._response("in_progress"))
 
     def closing(self, answered: Answered) -> bytes:
-        told = self._end()
+        told = self._end(answered)
         response = self._ended(answered)
         return told + self._event(f"response.{response['status']}", response=response)
 
-    def _end(self) -> bytes:
+    def _end(self, answered: Answered) -> bytes:
         """End the last item; an answer that says nothing has an empty text."""
         told = b"" if self._items or self._open else self._begin("text")
-        return told + self._close()
+        return told + self._close(is_cut=answered.result.finish_reason == "length")
 
     def failure(self, error: TorporError) -> bytes:
         told = error_map(error, "openai")["error"]
@@ -349,8 +349,8 @@ class _Events(Telling):
         told = self._added({**self._reasoning(""), "summary": []})
         return told + self._about("response.reasoning_summary_part.added", summary_index=0, part=_summary(""))
 
-    def _close(self) -> bytes:
-        """End the open item, if there is one."""
+    def _close(self, *, is_cut: bool = False) -> bytes:
+        """End the open item, if there is one. is_cut: whether the limit of tokens cut it off."""
         if self._open is None:
             return b""
         text = self._text
@@ -358,7 +358,7 @@ class _Events(Telling):
             told = self._about("response.output_text.done", content_index=0, text=text, logprobs=self._logprobs)
             part = text_part(text, self._logprobs)
             told += self._about("response.content_part.done", content_index=0, part=part)
-            told += self._done(self._message(text))
+            told += self._done({**self._message(text), **({"status": "incomplete"} if is_cut else {})})
         else:
             told = self._about("response.reasoning_summary_text.done", summary_index=0, text=text)
             told += self._about("response.reasoning_summary_part.done", summary_index=0, part=_summary(text))

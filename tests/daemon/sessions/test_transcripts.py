@@ -47,6 +47,16 @@ def said(text: str, thought: str = "", calls: Sequence[Any] = ()) -> dict[str, A
     return {**message_of("assistant", text, calls), **({"reasoning": thought} if thought else {})}
 
 
+@pytest.mark.parametrize("finished", [True, False, None])
+def test_a_text_map_tells_how_an_answer_of_the_model_ended(finished: bool | None) -> None:
+    """An older one does not."""
+    text_map = TextMap().extended([ANSWER], start=0, end=1, own=True, finished=finished)
+    text_map = text_map.extended([USER], start=1, end=2).extended([ANSWER_2], start=2, end=3)
+    again = TextMap.from_map(text_map.to_map())
+    assert again == text_map
+    assert [(turn.own, turn.finished) for turn in again.turns] == [(True, finished), (False, None), (False, None)]
+
+
 @pytest.mark.parametrize(
     ("turn", "given_back"),
     [
@@ -352,7 +362,7 @@ def test_an_older_snapshot_has_none() -> None:
         {**LONG.to_map(), "beyond": bytes(20)},
         {**LONG.to_map(), "beyond": None},
         {**LONG.to_map(), "beyond": bytes(21)},
-        {**LONG.to_map(), "beyond": b"\x02\0\0\0\x02" + bytes(16)},
+        {**LONG.to_map(), "beyond": b"\x02\0\0\0\x04" + bytes(16)},
         {**LONG.to_map(), "beyond": b"\x09\0\0\0\x01" + bytes(16)},
         {**LONG.to_map(), "version": "3"},
         {**LONG.to_map(), "disowned": bytes(15)},

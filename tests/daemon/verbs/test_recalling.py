@@ -10,7 +10,7 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
-from torpor.daemon.api.constraints import ToolChoice
+from torpor.daemon.api.constraints import Constraint, ToolChoice
 from torpor.daemon.api.dialogue import ToolCall
 from torpor.daemon.api.events import TokenEvent
 from torpor.daemon.errors import AnswerNotFound, InvalidTranscript, SessionAwake
@@ -172,6 +172,43 @@ async def test_an_answer_that_was_cut_off_is_told_so(rig: Rigged) -> None:
     told = await converse(rig, [user("one")], "a long answer", answer_id=ONE, max_tokens=3)
     (*_, answer) = (await rig.service.recall(answer_id=ONE)).messages
     assert (answer.content, answer.finished, answer.end - answer.start) == (told.text, False, 3)
+
+
+@pytest.mark.parametrize(
+    ("reply", "asked", "finished"),
+    [
+        ("abcdef", {"constraint": Constraint(regex="[a-z]{6}")}, True),
+        ('"said"', {"constraint": Constraint(json_schema='{"enum": ["said"]}')}, True),
+        ("abcdef" * 20, {"constraint": Constraint(regex="[a-z]{99}"), "max_tokens": 9}, False),
+        ("so END of it", {"stop": ("END",)}, True),
+        ("so it goes, and so on", {"stop": ("END",), "max_tokens": 9}, False),
+        (
+            CALL.replace(">{", ">\n{").replace("}<", "}\n<"),
+            {"tools": TOOLS, "tool_choice": ToolChoice("required"), "max_tokens": 200},
+            True,
+        ),
+    ],
+    ids=["grammar", "schema", "cut off in a grammar", "stop string", "cut off", "call"],
+)
+async def test_an_answer_is_told_as_finished_wherever_it_ended(
+    open_rig: Any, reply: str, asked: Any, finished: bool
+) -> None:
+    """No token tells it of a grammar's end. It outlives a sleep."""
+    async with open_rig(endless=True) as rig:
+        told = await converse(rig, [user("one")], reply, answer_id=ONE, **asked)
+        assert (told.finish_reason != "length") == finished
+        for _ in range(2):
+            (*_, answer) = (await rig.service.recall(answer_id=ONE)).messages
+            assert (answer.content, answer.finished, answer.certain) == (told.text, finished, True)
+            await rig.sleep("a")
+
+
+async def test_an_answer_that_is_cut_off_behind_a_whole_call_is_not_finished(rig: Rigged) -> None:
+    limit = len(rig.model.encode(CALL, opening=False))
+    asked: Any = {"tools": TOOLS, "max_tokens": limit, "answer_id": ONE}
+    told = await converse(rig, [user("one")], CALL + CALL, **asked)
+    (*_, answer) = (await rig.service.recall(answer_id=ONE)).messages
+    assert (told.finish_reason, len(answer.tool_calls), answer.finished) == ("length", 1, False)
 
 
 @pytest.mark.one_in(1)

@@ -221,6 +221,9 @@ def test_an_answer_that_was_cut_off_is_incomplete(server: HttpThread, stream: bo
     last = named_events_of(answer)[-1] if stream else {"type": "response.incomplete", "response": answer.json}
     assert last["type"] == "response.incomplete"
     assert last["response"]["incomplete_details"] == {"reason": "max_output_tokens"}
+    events = named_events_of(answer) if stream else []
+    items = [each["item"] for each in events if each["type"] == "response.output_item.done"]
+    assert [each["status"] for each in (*items, *last["response"]["output"])] == ["incomplete"] * (1 + stream)
 
 
 @pytest.mark.parametrize("stream", [False, True])
