@@ -48,6 +48,7 @@ _MOST_TRIED: Final = 4
 _SUFFIX_BYTES: Final = 4
 
 Asked = TypeVar("Asked", ConverseRequest, MeasureRequest)
+AnyAsked = ConverseRequest | MeasureRequest
 
 
 @answers(ConverseRequest, queued=True)
@@ -73,7 +74,7 @@ async def converse(parts: Parts, request: ConverseRequest) -> GenerateResult:
         tried.add(head)
         attempt = _Attempt(request)
         with attempt:
-            if head.is_last and _may_go_on(request, head, wanted) and not parts.is_at_look(head.uri):
+            if _goes_on(parts, request, head, wanted):
                 return await _chat(parts, attempt.asked, head.uri, None, digest, _behind(request, head))
             if (place := await _farthest(parts, request, head, wanted, chain)) is None:
                 break
@@ -118,13 +119,28 @@ async def measure(parts: Parts, request: MeasureRequest) -> MeasureResult:
         messages = said_behind(known, root, request.instructions, messages)
     else:
         thought, chain = await _as_thought(parts, request, wanted, model)
-        cached = max((head.at for head in _heads(parts, request, wanted, model, chain)), default=0)
         messages = thought.messages
+        head = _best(parts, thought, wanted, model, chain, set())
+        if head is not None and (behind := await _place_behind(parts, thought, head, wanted, chain)) is not None:
+            messages, place, cached = messages[head.messages :], behind, head.at
     claim = Use(_fresh(wanted), next(parts.residency.memory.numbers))
     async with parts.residency.models.using(model, claim) as loaded:
-        tokens = place.held + len(await parts.encoder.messages(loaded, messages, place, root))
+        ids = await parts.encoder.messages(loaded, messages, place, root) if messages else []
+        tokens = place.held + len(ids)
         unheld = await _unheld(parts, loaded, AnswerForm(None, request.tool_choice or FREE, root.tools))
         return MeasureResult(tokens, min(tokens, cached), loaded.context_tokens, model, unheld)
+
+
+async def _place_behind(
+    parts: Parts, request: MeasureRequest, head: Head, wanted: SessionUri, chain: Chain | None
+) -> Place | None:
+    """The place at which `converse` reads a transcript behind a head; None if a new session is to read all of it."""
+    if not _goes_on(parts, request, head, wanted) and await _farthest(parts, request, head, wanted, chain) is None:
+        return None
+    ledger = await parts.reuse.ledger_of(head.uri, parts.residency.awake.get)
+    if ledger is None or len(ledger) < head.at:
+        return None
+    return Place(head.at, ledger[head.at - 1], turn_open=True)
 
 
 async def _unheld(parts: Parts, model: LoadedModel, form: AnswerForm) -> tuple[str, ...]:
@@ -150,7 +166,7 @@ async def _is_held(parts: Parts, model: LoadedModel, form: AnswerForm) -> bool:
     return True
 
 
-async def _known(parts: Parts, request: ConverseRequest | MeasureRequest, wanted: SessionUri, model: str) -> Dialogue:
+async def _known(parts: Parts, request: AnyAsked, wanted: SessionUri, model: str) -> Dialogue:
     """The words before the messages of a request that goes on somewhere. Raises AnswerNotFound, SessionNotFound."""
     if request.at_end:
         known = await parts.recalling.known(parts.resolve(str(wanted)))
@@ -162,7 +178,7 @@ async def _known(parts: Parts, request: ConverseRequest | MeasureRequest, wanted
     return (await parts.recalling.known(heads[0].uri, past_look=True)).before(heads[0].at)
 
 
-def _require_model(request: ConverseRequest | MeasureRequest, wanted: str, found: str) -> None:
+def _require_model(request: AnyAsked, wanted: str, found: str) -> None:
     """Refuse another model than that of the words before. Raises InvalidTranscript."""
     if request.model is not None and found != wanted:
         raise InvalidTranscript(
@@ -171,7 +187,7 @@ def _require_model(request: ConverseRequest | MeasureRequest, wanted: str, found
 
 
 def _best(
-    parts: Parts, request: ConverseRequest, wanted: SessionUri, model: str, chain: Chain | None, tried: set[Head]
+    parts: Parts, request: AnyAsked, wanted: SessionUri, model: str, chain: Chain | None, tried: set[Head]
 ) -> Head | None:
     """The head to go on from: where no fork is needed, if there is one. None if a new session is to read all. That is
     also so where other clients use every session that begins alike: no request waits for their answers. Raises
@@ -188,12 +204,17 @@ def _best(
     return max(free, key=rank, default=None)
 
 
-def _may_go_on(request: ConverseRequest, head: Head, wanted: SessionUri) -> bool:
+def _may_go_on(request: AnyAsked, head: Head, wanted: SessionUri) -> bool:
     """Whether a session is gone on with, and not forked: a client that names an answer means its session."""
     return bool(request.after) or head.is_named or _is_of_group(head.uri, wanted)
 
 
-async def _shown_root(parts: Parts, request: ConverseRequest | MeasureRequest, wanted: SessionUri, model: str) -> bytes:
+def _goes_on(parts: Parts, request: AnyAsked, head: Head, wanted: SessionUri) -> bool:
+    """Whether the session of a head answers itself; else a fork of it does."""
+    return head.is_last and _may_go_on(request, head, wanted) and not parts.is_at_look(head.uri)
+
+
+async def _shown_root(parts: Parts, request: AnyAsked, wanted: SessionUri, model: str) -> bytes:
     """The digest of what the model's template shows of a request's root."""
     if not (root := _root_of(request)):
         return b""
@@ -202,9 +223,7 @@ async def _shown_root(parts: Parts, request: ConverseRequest | MeasureRequest, w
         return await parts.encoder.shown_root(loaded, root)
 
 
-def _heads(
-    parts: Parts, request: ConverseRequest | MeasureRequest, wanted: SessionUri, model: str, chain: Chain | None = None
-) -> list[Head]:
+def _heads(parts: Parts, request: AnyAsked, wanted: SessionUri, model: str, chain: Chain | None = None) -> list[Head]:
     """The heads with the most of a transcript, or, without one, those behind an answer. Raises InvalidTranscript: that
     is of another model."""
     if chain is not None:
@@ -249,7 +268,7 @@ async def _as_thought(parts: Parts, request: Asked, wanted: SessionUri, model: s
 
 
 async def _farthest(
-    parts: Parts, request: ConverseRequest, head: Head, wanted: SessionUri, chain: Chain | None
+    parts: Parts, request: AnyAsked, head: Head, wanted: SessionUri, chain: Chain | None
 ) -> Head | None:
     """Where to fork for a transcript that goes on otherwise behind a head: there, or behind what another session of the
     head has read in common with it, such as most of a long message. None if a new session would take over a block more,
@@ -386,6 +405,6 @@ def _digest_of(request: ConverseRequest, model: str) -> bytes:
     return digest_of_request(model, _root_of(request), request.messages, *how)
 
 
-def _root_of(request: ConverseRequest | MeasureRequest) -> Root:
+def _root_of(request: AnyAsked) -> Root:
     tools: Sequence[Any] = request.tools or ()
     return Root(tuple(tools), request.template_arguments or {})

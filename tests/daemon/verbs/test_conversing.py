@@ -27,6 +27,7 @@ from torpor.tests.daemon.conversing_rig import (  # noqa: F401
     names,
     reply_with,
     script,
+    thinking,
     user,
     with_template,
 )
@@ -237,6 +238,39 @@ async def test_the_session_that_answers_is_told_before_anything_is_read_for_it(r
         assert first == SessionEvent(told.session)
         assert not any(isinstance(event, SessionEvent) for event in others)
     assert told.session == "torpor://default/b", "a fork"
+
+
+@pytest.mark.parametrize("name", ["a", "b"], ids=["in its session", "in a fork"])
+@pytest.mark.parametrize("sleeps", [False, True])
+async def test_what_is_measured_is_what_is_read_behind_thinking_that_a_template_drops(
+    open_rig: Any, sleeps: bool, name: str
+) -> None:
+    """Not a cold rendering: the ledger has the thinking, and the client has paid for it."""
+    async with thinking(open_rig) as rig:
+        said = [SYSTEM, user("one")]
+        await converse(rig, said, "<think>hm, and hm again</think>eins")
+        said = [*said, assistant("eins"), user("two")]
+        if sleeps:
+            await rig.sleep("a")
+        cold_tokens = rig.model.encode(rig.model.render(said, True), opening=False)
+        for reply in ("<think>so</think>zwei", "ja"):  # and the same request again
+            measured = await rig.service.measure(name, said)
+            told = await converse(rig, said, reply, name=name)
+            assert measured.tokens == told.token_count - len(told.tokens) > len(cold_tokens)
+        more = [*said, assistant("zwei"), user("three")]
+        measured = await rig.service.measure(name, more)
+        told = await converse(rig, more, "drei", name=name)
+        assert measured.tokens == told.token_count - len(told.tokens)
+        assert measured.cached_tokens == measured.tokens - told.prefilled_tokens
+
+
+async def test_an_edited_history_is_measured_as_it_is_read(open_rig: Any) -> None:
+    async with thinking(open_rig) as rig:
+        await converse(rig, [user("one")], "<think>hm, and hm again</think>eins")
+        for said in ([user("uno"), assistant("eins"), user("two")], [user("one"), assistant("uno"), user("two")]):
+            measured = await rig.service.measure("a", said)
+            told = await converse(rig, said, "zwei")
+            assert measured.tokens == told.token_count - len(told.tokens)
 
 
 async def test_a_fork_that_answers_nothing_is_taken_back(rig: Rigged) -> None:
