@@ -28,7 +28,9 @@ from ..errors import ContextOverflow, InvalidTranscript, TemplateUnusable, Trans
 from ..events.bus import Bus
 from ..events.events import SessionRewound
 from ..memory.line import Use
+from ..models.call_formats import call_shape
 from ..models.chat_template import Message, Root
+from ..models.marks import Marks
 from ..models.models import LoadedModel
 from ..models.written_tools import offer_of
 from ..prefixes.prefixes import tokens_in_common
@@ -114,16 +116,18 @@ def root_of(before: Root, tools: Sequence[Mapping[str, Any]] | None, arguments: 
     return root if arguments is None else replace(root, arguments=arguments)
 
 
-def said_behind(known: Dialogue, root: Root, instructions: str | None, messages: Sequence[Message]) -> list[Message]:
-    """New messages with what changes there: instructions, and the tools of another root. It stands behind the results
-    of calls, which templates want next to them."""
+def said_behind(
+    known: Dialogue, root: Root, instructions: str | None, messages: Sequence[Message], marks: Marks
+) -> list[Message]:
+    """New messages with what changes there: instructions, and the tools of another root, in the model's own form of
+    calls. It stands behind the results of calls, which templates want next to them."""
     said = [] if instructions is None or known.text_map.says(instructions) else [instructions]
     opening = [known.unsaid] if known.unsaid else []
     if not known.tokens:
         texts = [*opening, *said]
         return [*([message_of("system", "\n\n".join(texts))] if texts else []), *messages]
     others = canonical(list(root.tools)) != canonical(list(known.root.tools))
-    changes = [*opening, *([offer_of(root.tools)] if others else []), *said]
+    changes = [*opening, *([offer_of(root.tools, call_shape(marks))] if others else []), *said]
     results = len(list(takewhile(lambda message: message["role"] == "tool", messages)))
     return [*messages[:results], *(message_of("system", text) for text in changes), *messages[results:]]
 
@@ -177,7 +181,7 @@ class Conversing:
                 token_count=held,
             )
         known = Dialogue.of(live).before(at)
-        new = said_behind(known, root, place.instructions, await in_pieces(digested(messages)))
+        new = said_behind(known, root, place.instructions, await in_pieces(digested(messages)), live.model.marks)
         where = await self._place(live, known, new, root)
         ids, lengths = await self._encoded(live, new, where, root)
         before = known.text_map.begun(await self._encoder.shown_root(live.model, root))

@@ -1,4 +1,5 @@
-"""The calls of tools that a model may be held to, as rules of a grammar: one form for each parser of mlx-lm.
+"""The calls of tools that a model may be held to, as rules of a grammar: one form for each parser of mlx-lm. Each form
+has a shape, too, in which a model is told how to write a call.
 
 What a rule allows, `call_reading.py` reads as a call of an offered tool with arguments of its schema. A form that has
 no quotes for texts cannot hold them to every keyword; what it cannot is refused by name.
@@ -20,6 +21,7 @@ from .call_tags import Tags
 from .marks import Marks
 from .rules import Literal, Rules, quoted
 from .schemas import NotForcible, Schema, alternatives, binding, kinds_of, reference_of, resolved
+from .written_tools import CALL_AROUND
 
 _PYTHON_ESCAPES: Final = '"\\bfnrt'
 """The escapes of JSON that mean the same in Python."""
@@ -59,6 +61,13 @@ def call_rules(marks: Marks, tools: Sequence[Schema], literal: Literal, loose: C
 
 
 _ANY_ARGUMENTS: Final[Schema] = {"type": "object"}
+
+
+def call_shape(marks: Marks) -> str:
+    """How a model writes a call, with its marks: NAME stands for the tool's name, KEY for that of an argument, VALUE
+    and TEXT for what it is. Empty if the form is not known."""
+    form = _FORMS.get(marks.parser)
+    return "" if form is None else f"{marks.call[0]}{form.shape(marks)}{marks.call[1]}"
 
 
 # --- schemas
@@ -112,29 +121,31 @@ def _require_name(name: str) -> None:
 
 
 def _write_json(rules: Rules, name: str, schema: Schema, _: Marks) -> str:
-    head = rules.literal(f'\n{{"name": {quoted(name)}, "arguments": ')
-    return f"{head} {rules.json(schema)} {rules.literal(chr(125) + chr(10))}"
+    head, tail = CALL_AROUND
+    head = rules.literal("\n" + head.replace('"NAME"', quoted(name)))
+    return f"{head} {rules.json(schema)} {rules.literal(tail + chr(10))}"
 
 
-def _write_mistral(rules: Rules, name: str, schema: Schema, marks: Marks) -> str:
-    _require_name(name)
+Around = tuple[str, str]
+"""What stands before and behind arguments in JSON. NAME stands for the tool's name."""
+
+_KIMI_K2: Final = ("<|tool_call_begin|>functions.NAME:0<|tool_call_argument_begin|>", "<|tool_call_end|>")
+_KIMI_K3: Final = (
+    '<|open|>call tool="NAME" index="1"<|sep|><|open|>json type="object"<|sep|>',
+    "<|close|>json<|sep|><|close|>call<|sep|>",
+)
+
+
+def _mistral(marks: Marks) -> Around:
     if "[ARGS]" in marks.special.values():
-        return f"{rules.literal(f'{name}[ARGS]')} {rules.json(schema)}"
-    head = rules.literal(f'[{{"name": {quoted(name)}, "arguments": ')
-    return f"{head} {rules.json(schema)} {rules.literal('}]')}"
+        return "NAME[ARGS]", ""
+    return f"[{CALL_AROUND[0]}", f"{CALL_AROUND[1]}]"
 
 
-def _write_kimi_k2(rules: Rules, name: str, schema: Schema, _: Marks) -> str:
+def _write_around(around: Callable[[Marks], Around], rules: Rules, name: str, schema: Schema, marks: Marks) -> str:
     _require_name(name)
-    head = rules.literal(f"<|tool_call_begin|>functions.{name}:0<|tool_call_argument_begin|>")
-    return f"{head} {rules.json(schema)} {rules.literal('<|tool_call_end|>')}"
-
-
-def _write_kimi_k3(rules: Rules, name: str, schema: Schema, _: Marks) -> str:
-    _require_name(name)
-    head = f'<|open|>call tool="{name}" index="1"<|sep|><|open|>json type="object"<|sep|>'
-    tail = "<|close|>json<|sep|><|close|>call<|sep|>"
-    return f"{rules.literal(head)} {rules.json(schema)} {rules.literal(tail)}"
+    head, tail = around(marks)
+    return f"{rules.literal(head.replace('NAME', name))} {rules.json(schema)} {rules.literal(tail)}"
 
 
 def _write_pythonic(rules: Rules, name: str, schema: Schema, _: Marks) -> str:
@@ -259,21 +270,34 @@ def _bare_value(quote: str, rules: Rules, schema: Schema) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Form:
-    """A form of calls. loose: writes a call of a tool with free arguments, and its end mark; None if they are JSON.
-    guards: the texts within an argument with which a call cannot be read."""
+    """A form of calls. shape: as of `call_shape`, without the marks. loose: writes a call of a tool with free
+    arguments, and its end mark; None if they are JSON. guards: the texts within an argument with which a call cannot be
+    read."""
 
     write: Callable[[Rules, str, Schema, Marks], str]
+    shape: Callable[[Marks], str]
     loose: Callable[[Rules, str, Marks], str] | None = None
     guards: tuple[str, ...] = ()
 
 
+def _json(around: Callable[[Marks], Around]) -> _Form:
+    return _Form(partial(_write_around, around), lambda marks: "{...}".join(around(marks)))
+
+
 def _tagged(tags: Tags) -> _Form:
-    return _Form(partial(_write_tagged, tags), partial(_loose_tagged, tags), (tags.begins, tags.closes))
+    shape = f"{tags.head}{tags.opens}{tags.before}VALUE{tags.before}{tags.closes}{tags.behind}{tags.tail}"
+    return _Form(
+        partial(_write_tagged, tags), lambda _: shape, partial(_loose_tagged, tags), (tags.begins, tags.closes)
+    )
 
 
 def _bare(quote: str) -> _Form:
-    return _Form(partial(_write_bare, quote), partial(_loose, "call:NAME{"))
+    shape = f"call:NAME{{KEY:{quote}TEXT{quote},KEY:VALUE}}"
+    return _Form(partial(_write_bare, quote), lambda _: shape, partial(_loose, "call:NAME{"))
 
+
+_OWN: Final = _Form(_write_json, lambda _: "{...}".join(CALL_AROUND))
+_PYTHONIC: Final = _Form(_write_pythonic, lambda _: '[NAME(KEY="TEXT", KEY=VALUE)]', partial(_loose, "[NAME("))
 
 # By the last part of the parser's module; `marks` is our own form, for models without one.
 _FORMS: Final[Mapping[str, _Form]] = MappingProxyType(
@@ -281,16 +305,16 @@ _FORMS: Final[Mapping[str, _Form]] = MappingProxyType(
         "function_gemma": _bare(call_tags.FUNCTION_GEMMA_QUOTE),
         "gemma4": _bare(call_tags.GEMMA_4_QUOTE),
         "glm47": _tagged(call_tags.GLM),
-        "json_tools": _Form(_write_json),
-        "kimi_k2": _Form(_write_kimi_k2),
-        "kimi_k3": _Form(_write_kimi_k3),
+        "json_tools": _OWN,
+        "kimi_k2": _json(lambda _: _KIMI_K2),
+        "kimi_k3": _json(lambda _: _KIMI_K3),
         "longcat": _tagged(call_tags.LONGCAT),
-        "marks": _Form(_write_json),
+        "marks": _OWN,
         "minicpm5": _tagged(call_tags.MINICPM),
         "minimax_m2": _tagged(call_tags.MINIMAX),
-        "mistral": _Form(_write_mistral),
+        "mistral": _json(_mistral),
         "muse_spark": _tagged(call_tags.MUSE),
-        "pythonic": _Form(_write_pythonic, partial(_loose, "[NAME(")),
+        "pythonic": _PYTHONIC,
         "qwen3_coder": _tagged(call_tags.QWEN_CODER),
     }
 )

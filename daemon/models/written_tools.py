@@ -13,10 +13,12 @@ from typing import Any, Final
 CALL_START: Final = "<tool_call>"
 CALL_END: Final = "</tool_call>"
 
-_OFFER: Final = (
-    "You may call tools. Their schemas are:\n<tools>\n{schemas}\n</tools>\n"
-    'To call one, write: {start}{{"name": "NAME", "arguments": {{...}}}}{end}'
-)
+CALL_AROUND: Final = ('{"name": "NAME", "arguments": ', "}")
+"""What stands before and behind the arguments. NAME stands for the tool's name."""
+
+_SHAPE: Final = f"{CALL_START}{CALL_AROUND[0]}{{...}}{CALL_AROUND[1]}{CALL_END}"
+_OFFER: Final = "You may call tools. Their schemas are:\n<tools>\n{schemas}\n</tools>"
+_HOW: Final = "\nTo call one, write: {shape}"
 
 _RESULT: Final = "The tool says:\n"
 
@@ -26,19 +28,20 @@ def written(messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, 
     found = [_plain(message) for message in messages]
     if not tools:
         return found
-    offer = offer_of(tools)
+    offer = offer_of(tools, _SHAPE)
     if found and found[0]["role"] == "system":
         found[0]["content"] = f"{found[0]['content']}\n\n{offer}"
         return found
     return [{"role": "system", "content": offer}, *found]
 
 
-def offer_of(tools: Sequence[Mapping[str, Any]]) -> str:
-    """The system text that offers tools, or none of them."""
+def offer_of(tools: Sequence[Mapping[str, Any]], shape: str) -> str:
+    """The system text that offers tools, or none of them. shape: how a call of one is written; empty if that is not
+    known."""
     if not tools:
         return "You may call no tools."
     schemas = "\n".join(_json({"type": "function", "function": dict(tool)}) for tool in tools)
-    return _OFFER.format(schemas=schemas, start=CALL_START, end=CALL_END)
+    return _OFFER.format(schemas=schemas) + (_HOW.format(shape=shape) if shape else "")
 
 
 def _plain(message: Mapping[str, Any]) -> dict[str, Any]:

@@ -111,12 +111,11 @@ async def measure(parts: Parts, request: MeasureRequest) -> MeasureResult:
     request = replace(request, messages=await in_pieces(digested(request.messages)))
     wanted, model, root = parse_reference(request.session), parts.place_for(request.model).name, _root_of(request)
     await parts.heads.learned()
-    messages, place, cached = request.messages, Place(0, None, turn_open=False), 0
+    messages, place, cached, known = request.messages, Place(0, None, turn_open=False), 0, None
     if request.after or request.at_end:
         known = await _known(parts, request, wanted, model)
         model, place, cached = known.model, known.end, len(known.tokens)
         root = root_of(known.root, request.tools, request.template_arguments)
-        messages = said_behind(known, root, request.instructions, messages)
     else:
         thought, chain = await _as_thought(parts, request, wanted, model)
         messages = thought.messages
@@ -125,6 +124,8 @@ async def measure(parts: Parts, request: MeasureRequest) -> MeasureResult:
             messages, place, cached = messages[head.messages :], behind, head.at
     claim = Use(_fresh(wanted), next(parts.residency.memory.numbers))
     async with parts.residency.models.using(model, claim) as loaded:
+        if known is not None:
+            messages = said_behind(known, root, request.instructions, messages, loaded.marks)
         ids = await parts.encoder.messages(loaded, messages, place, root) if messages else []
         tokens = place.held + len(ids)
         unheld = await _unheld(parts, loaded, AnswerForm(None, request.tool_choice or FREE, root.tools))

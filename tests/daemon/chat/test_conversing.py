@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torpor.daemon.chat.conversing import Dialogue, said_behind
 from torpor.daemon.engine import generation
 from torpor.daemon.errors import (
     ContextOverflow,
@@ -16,10 +17,12 @@ from torpor.daemon.errors import (
     InvalidTranscript,
     TranscriptDiverged,
 )
-from torpor.daemon.models.chat_template import Root
+from torpor.daemon.models.call_formats import call_shape
+from torpor.daemon.models.chat_template import NO_ROOT, Root
 from torpor.daemon.sessions.sessions import Durable, Session
 from torpor.daemon.sessions.transcripts import TEXT_MAP, TextMap, message_of
 from torpor.memvid.errors import SessionNotFound
+from torpor.memvid.uri import SessionUri
 from torpor.tests.daemon.conversing_rig import (  # noqa: F401
     SYSTEM,
     assistant,
@@ -34,6 +37,7 @@ from torpor.tests.daemon.conversing_rig import (  # noqa: F401
     user,
     with_template,
 )
+from torpor.tests.daemon.engine.test_channels import marks_of
 from torpor.tests.daemon.session_rig import END, Rigged, given_up, listening, tokens_of
 
 # Opens the assistant's turn with a scaffold that no earlier turn is rendered with, and drops what those thought.
@@ -920,3 +924,16 @@ async def test_a_fork_of_the_same_tokens_names_a_call_alike_and_other_tokens_do_
         told = await send(rig, [user(asked)], name, tools=TOOLS, max_tokens=90)
         ids.append(told.tool_calls[0].id)
     assert ids[0] == ids[1] != ids[2]
+
+
+# --- what changes behind an answer
+
+
+@pytest.mark.parametrize("parser", ["qwen3_coder", "mistral", "kimi_k2", "gemma4", "pythonic", "glm47"])
+def test_other_tools_are_offered_in_the_models_own_form_of_calls(parser: str) -> None:
+    known = Dialogue(SessionUri("default", "a"), "m", [1, 2], TextMap(), NO_ROOT)
+    marks = marks_of(parser)
+    offer, _ = said_behind(known, Root(TOOLS), None, [user("on")], marks)
+    assert offer["role"] == "system"
+    assert offer["content"].endswith(f"To call one, write: {call_shape(marks)}")
+    assert '"name": "look"' in offer["content"]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import random
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,10 +19,12 @@ from torpor.daemon.api.constraints import Constraint, ToolChoice
 from torpor.daemon.api.dialogue import ToolCall
 from torpor.daemon.engine.channels import Channels
 from torpor.daemon.errors import InvalidConstraint
+from torpor.daemon.models.call_formats import call_shape
 from torpor.daemon.models.chat_template import Root
 from torpor.daemon.models.control_tokens import ControlTokens
 from torpor.daemon.models.grammars import AnswerForm, Grammars, Matcher
 from torpor.daemon.models.marks import Marks
+from torpor.daemon.models.written_tools import offer_of
 
 FORMS = sorted(path.stem for path in Path(importlib.import_module("mlx_lm.tool_parsers").__path__[0]).glob("[a-z]*.py"))
 REQUIRED = ToolChoice("required")
@@ -43,6 +46,7 @@ NESTED = tool(
     steps={"type": "array", "items": {"type": "object", "properties": {"of": {"type": "string"}}, "required": ["of"]}},
     deep={"type": "object", "properties": {"on": {"type": "boolean"}}},
 )
+NO_OWN_CALLS = {"has_thinking": False, "has_tool_calling": False, "structural_markers": ()}
 END = 258
 ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())
 BYTES = {byte: chr(byte) for byte in range(0x21, 0x7F)} | {0x20: "\u0120", 0x0A: "\u010a"}
@@ -253,3 +257,25 @@ def test_a_schema_of_wrong_shapes_is_held_to_or_refused(tiny_model: Path, parser
         form.matcher((wrong, FLAT[0]), ToolChoice(strict=(FLAT[0]["name"],)))
     assert len(told) > 10
     assert all("tool 'f'" in each for each in told)
+
+
+@pytest.mark.parametrize("special", [False, True], ids=["plain", "special"])
+@pytest.mark.parametrize("parser", [*FORMS, "marks"])
+def test_a_call_in_the_shape_that_is_offered_is_read(tiny_model: Path, parser: str, special: bool) -> None:
+    form = Form(tiny_model, parser, special=special) if parser in FORMS else None
+    marks = form.marks if form is not None else Marks.of(SimpleNamespace(**NO_OWN_CALLS))
+    said = call_shape(marks)
+    assert said.count("NAME") == 1
+    for placeholder, value in (("NAME", "look"), ("{...}", '{"path": "sea"}'), (", KEY=VALUE", ""), (",KEY:VALUE", "")):
+        said = said.replace(placeholder, value)
+    said = said.replace("KEY", "path").replace("VALUE", "sea").replace("TEXT", "sea")
+    channels = Channels(marks, Root((tool("look", path={"type": "string"}),)), str)
+    pieces = [*channels.push(f"so: {said}"), *channels.finish()]
+    assert [(each.call.name, each.call.arguments) for each in pieces if each.call] == [("look", {"path": "sea"})]
+    assert "".join(each.text for each in pieces) == "so:"
+
+
+def test_a_form_that_is_not_known_has_no_shape(tiny_model: Path) -> None:
+    marks = replace(Form(tiny_model, "mistral", special=False).marks, parse=len)
+    assert call_shape(marks) == ""
+    assert offer_of((FLAT[0],), call_shape(marks)).endswith("</tools>")

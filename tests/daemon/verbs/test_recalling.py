@@ -14,6 +14,7 @@ from torpor.daemon.api.constraints import Constraint, ToolChoice
 from torpor.daemon.api.dialogue import ToolCall
 from torpor.daemon.api.events import TokenEvent
 from torpor.daemon.errors import AnswerNotFound, InvalidTranscript, SessionAwake
+from torpor.daemon.models.call_formats import call_shape
 from torpor.daemon.models.written_tools import offer_of
 from torpor.daemon.sessions.transcripts import TEXT_MAP, TextMap, message_of
 from torpor.memvid.uri import SessionUri
@@ -135,7 +136,7 @@ async def test_tools_that_are_left_out_stay_and_others_are_offered_behind_the_re
     assert [call.name for call in told.tool_calls] == ["count"]
     messages = (await rig.service.recall("a")).messages
     assert [each.role for each in messages[-4:]] == ["assistant", "tool", "system", "assistant"]
-    assert messages[-2].content == offer_of(other)
+    assert messages[-2].content == offer_of(other, call_shape(rig.model.marks))
 
 
 async def test_another_model_than_the_answers_is_refused(store: Path, tiny_model: Path, digest_cache: Path) -> None:
