@@ -4,8 +4,10 @@ to (QC7 to QC10, QX8, QX12, BR28, MS6)."""
 from __future__ import annotations
 
 import asyncio
+import importlib
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,6 +21,7 @@ from torpor.daemon.errors import (
 )
 from torpor.daemon.models.call_formats import call_shape
 from torpor.daemon.models.chat_template import NO_ROOT, Root
+from torpor.daemon.models.marks import Marks
 from torpor.daemon.sessions.sessions import Durable, Session
 from torpor.daemon.sessions.transcripts import TEXT_MAP, TextMap, message_of
 from torpor.memvid.errors import SessionNotFound
@@ -37,7 +40,6 @@ from torpor.tests.daemon.conversing_rig import (  # noqa: F401
     user,
     with_template,
 )
-from torpor.tests.daemon.engine.test_channels import marks_of
 from torpor.tests.daemon.session_rig import END, Rigged, given_up, listening, tokens_of
 
 # Opens the assistant's turn with a scaffold that no earlier turn is rendered with, and drops what those thought.
@@ -932,7 +934,10 @@ async def test_a_fork_of_the_same_tokens_names_a_call_alike_and_other_tokens_do_
 @pytest.mark.parametrize("parser", ["qwen3_coder", "mistral", "kimi_k2", "gemma4", "pythonic", "glm47"])
 def test_other_tools_are_offered_in_the_models_own_form_of_calls(parser: str) -> None:
     known = Dialogue(SessionUri("default", "a"), "m", [1, 2], TextMap(), NO_ROOT)
-    marks = marks_of(parser)
+    module = importlib.import_module(f"mlx_lm.tool_parsers.{parser}")
+    call = {"tool_call_start": module.tool_call_start, "tool_call_end": module.tool_call_end}
+    own = {"has_tool_calling": True, "tool_parser": module.parse_tool_call, "structural_markers": (), **call}
+    marks = Marks.of(SimpleNamespace(has_thinking=False, **own))
     offer, _ = said_behind(known, Root(TOOLS), None, [user("on")], marks)
     assert offer["role"] == "system"
     assert offer["content"].endswith(f"To call one, write: {call_shape(marks)}")
