@@ -36,7 +36,7 @@ PATH = "/v1/chat/completions"
 DONE = b"data: [DONE]\n\n"
 """The end of a stream."""
 
-_ROLES = {"developer": "system"}
+_ROLES = {"developer": "system", "function": "tool"}
 
 
 class CalledFunction(Body):
@@ -61,11 +61,21 @@ class CalledTool(Body):
     id: str | None = None
 
 
-class ChatMessage(Body):
-    """A message of a dialogue."""
+class SaidAudio(Body):
+    """An answer that was spoken."""
 
-    role: Literal["system", "developer", "user", "assistant", "tool"]
+    transcript: str | None = None
+
+
+class ChatMessage(Body):
+    """A message of a dialogue. An assistant's that says no is a `refusal`. `function_call` is how a call stood before
+    `tool_calls`, and its result has the role `function`."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: Content = ""
+    refusal: str | None = None
+    audio: SaidAudio | None = None
+    function_call: CalledFunction | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
     tool_calls: list[CalledTool] | None = None
@@ -229,12 +239,27 @@ def _messages(given: Sequence[ChatMessage], inner: InnerJson, words: Words) -> l
         text = words.of(message.content, f"messages.{at}.content", is_newest=is_newest)
         told: dict[str, Any] = {"role": _ROLES.get(message.role, message.role), "content": text}
         if message.role == "assistant":
+            told["content"] = "\n".join(filter(None, (text, message.refusal, _spoken(message, words))))
             told["reasoning"] = message.reasoning_content or message.reasoning
-            told["tool_calls"] = tuple(_call(at, each, inner) for each in message.tool_calls or ())
+            told["tool_calls"] = tuple(_call(at, each, inner) for each in _calls_of(message))
         if message.role == "tool":
             told["tool_call_id"] = call_id_of(message.tool_call_id)
         found.append({name: value for name, value in told.items() if value or name == "content"})
     return found
+
+
+def _spoken(message: ChatMessage, words: Words) -> str:
+    """The words of an answer that was spoken, or a line in their place. Its content, if it has one, says the same."""
+    if message.audio is None or message.content:
+        return ""
+    return message.audio.transcript or words.line_for({"type": "audio"})
+
+
+def _calls_of(message: ChatMessage) -> Sequence[CalledTool]:
+    """The calls of an answer, in the older form, too: some gateways tell one in both."""
+    if message.tool_calls or message.function_call is None:
+        return message.tool_calls or ()
+    return [CalledTool(function=message.function_call)]
 
 
 def _call(at: int, call: CalledTool, inner: InnerJson) -> dict[str, Any]:

@@ -201,6 +201,47 @@ def test_a_dialogue_is_asked_for_as_the_service_takes_it(server: HttpThread) -> 
     assert (given["max_tokens"], given["stop"]) == (7, ("END",))
 
 
+NO = "I cannot help with that."
+LINE = "[audio left out: this model reads text alone]"
+OLD_CALL = {"name": "f", "arguments": '{"a": 1}'}
+A_CALL = {"name": "f", "arguments": {"a": 1}, "id": ""}
+
+
+@pytest.mark.parametrize(
+    ("given", "read"),
+    [
+        ({"refusal": NO}, {"content": NO}),
+        ({"content": [{"type": "refusal", "refusal": NO}]}, {"content": NO}),
+        ({"content": "Well.", "refusal": NO, "audio": None, "function_call": None}, {"content": f"Well.\n{NO}"}),
+        ({"refusal": None, "content": "Well."}, {"content": "Well."}),
+        ({"audio": {"id": "audio_1"}}, {"content": LINE}),
+        ({"audio": {"id": "audio_1", "data": "UklGRg==", "transcript": "Hello."}}, {"content": "Hello."}),
+        ({"audio": {"id": "audio_1"}, "content": "Hello."}, {"content": "Hello."}),
+        ({"function_call": OLD_CALL}, {"content": "", "tool_calls": [A_CALL]}),
+        (
+            {"function_call": OLD_CALL, "tool_calls": [{"id": "c", "type": "function", "function": OLD_CALL}]},
+            {"content": "", "tool_calls": [{**A_CALL, "id": "c"}]},
+        ),
+        (
+            {"function_call": {"name": "f", "arguments": ""}},
+            {"content": "", "tool_calls": [{**A_CALL, "arguments": {}}]},
+        ),
+    ],
+)
+def test_an_answer_is_read_in_each_form_that_it_has_had(
+    server: HttpThread, given: dict[str, Any], read: dict[str, Any]
+) -> None:
+    answer = {"role": "assistant", "content": None, **given}
+    result = {"role": "function", "name": "f", "content": "3"}
+    told = server.ask("POST", PATH, {**HELLO, "messages": [*HELLO["messages"], answer, result]})
+    assert told.status == 200
+    assert told.headers.get("x-torpor-ignored") == ("content.audio" if read["content"] == LINE else None)
+    *_, asked = asked_for(server, "converse")
+    _, found, behind = asked["messages"]
+    assert found == {"role": "assistant", **read}
+    assert behind == {"role": "tool", "content": "3"}
+
+
 @pytest.mark.parametrize("streamed", [False, True])
 def test_an_answer_tells_the_seed_that_draws_it_again(server: HttpThread, streamed: bool) -> None:
     says(server, seed=7)
