@@ -117,11 +117,13 @@ class ToolCall(Result):
 
 
 class Tool(Record):
-    """A tool that the model may call. parameters: a JSON schema."""
+    """A tool that the model may call. parameters: a JSON schema. deferred: whether some message describes it, and the
+    template does not show it: so what was read before that message stays."""
 
     name: ToolName
     description: Content = ""
     parameters: JsonObject | None = None
+    deferred: bool = False
 
 
 class Message(Record):
@@ -160,7 +162,8 @@ def map_of(record: Message | Tool) -> dict[str, Any]:
     """The map of a message or a tool, without its empty fields."""
     # There may be thousands, and `asdict` of each would take the loop several times as long.
     if isinstance(record, Tool):
-        return {"name": record.name, "description": record.description, "parameters": record.parameters or {}}
+        told = {"name": record.name, "description": record.description, "parameters": record.parameters or {}}
+        return {**told, "deferred": True} if record.deferred else told
     found: dict[str, Any] = {"role": record.role, "content": record.content}
     if record.reasoning:
         found["reasoning"] = record.reasoning

@@ -126,8 +126,8 @@ def said_behind(
     if not known.tokens:
         texts = [*opening, *said]
         return [*([message_of("system", "\n\n".join(texts))] if texts else []), *messages]
-    others = canonical(list(root.tools)) != canonical(list(known.root.tools))
-    changes = [*opening, *([offer_of(root.tools, call_shape(marks))] if others else []), *said]
+    others = canonical(list(root.shown_tools)) != canonical(list(known.root.shown_tools))
+    changes = [*opening, *([offer_of(root.shown_tools, call_shape(marks))] if others else []), *said]
     results = len(list(takewhile(lambda message: message["role"] == "tool", messages)))
     return [*messages[:results], *(message_of("system", text) for text in changes), *messages[results:]]
 

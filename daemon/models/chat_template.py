@@ -29,13 +29,18 @@ _TOOL = "torportoolplaceholder4e8b"
 @dataclass(frozen=True, slots=True)
 class Root:
     """All that stands before the messages of a conversation: its tools (maps of name, description and parameters), and
-    the arguments of its template. False if it is empty."""
+    the arguments of its template. A tool that is `deferred` stands in some message instead. False if it is empty."""
 
     tools: tuple[Mapping[str, Any], ...] = ()
     arguments: Mapping[str, Any] = field(default_factory=dict)
 
     def __bool__(self) -> bool:
         return bool(self.tools or self.arguments)
+
+    @property
+    def shown_tools(self) -> tuple[Mapping[str, Any], ...]:
+        """Those of the tools that the template shows."""
+        return tuple(tool for tool in self.tools if not tool.get("deferred"))
 
     def to_text(self) -> str:
         """The root as JSON, for a session map."""
@@ -74,7 +79,7 @@ def renderer(tokenizer: Any, rules: TurnRules) -> Render:
         if not getattr(tokenizer, "chat_template", None):
             raise TemplateUnusable("This model has no chat template; use append and generate instead.")
         _require_free(tokenizer, root.arguments)
-        told, tools = as_taken(messages, root.tools, rules)
+        told, tools = as_taken(messages, root.shown_tools, rules)
         try:
             return _applied(tokenizer, told, open_turn, tools, root.arguments)
         except Exception as error:
@@ -149,7 +154,7 @@ def continuation(
     """
     user: Message = {"role": "user", "content": _USER}
     answer: Message = {"role": "assistant", "content": _ASSISTANT}
-    if root.tools and messages[0]["role"] == "tool":
+    if root.shown_tools and messages[0]["role"] == "tool":
         # Some templates take a tool's result only behind a call.
         called: Message = {**answer, "tool_calls": [_call_of(message) for message in _leading_results(messages)]}
     else:

@@ -6,7 +6,9 @@ Owns the shape of requests, answers and events, and what its dialogues are for t
 - The block that Claude Code puts first into the system text, with a checksum of the conversation, is left out: it
   changes, and the model has no use for it. `why` tells.
 - A result that is an error says so in its first word.
-- A tool that is to be loaded later stands where a result refers to it, and not among the tools.
+- A tool that is to be loaded later stands where a result refers to it, and not among the tools that the template
+  shows; from there on it may be called. Where Anthropic is to search for it, which is not done here, it is a tool like
+  the others.
 - The signature of thinking names its answer. The daemon knows what was thought in it.
 - Marks for a cache change no token (`marks.py`). Where a request has some, the tokens that were read for it count as
   written to the cache, and else as plain input.
@@ -41,6 +43,7 @@ from .turns import Answered, Turn, answer_in
 PATH: Final = "/v1/messages"
 COUNT_PATH: Final = "/v1/messages/count_tokens"
 _BILLING: Final = "x-anthropic-billing-header"
+_SEARCH: Final = "tool_search_tool_"
 _TOLD_APART: Final = ("tool_use", "thinking", "redacted_thinking")
 """Blocks of an answer that are no part of its text."""
 
@@ -207,7 +210,9 @@ class _Reader:
         self.marks = Marks()
         self.words = Words()
         self._inner = InnerJson()
-        self._deferred = {tool.name: tool for tool in body.tools or () if tool.defer_loading}
+        known = [] if _searches(body) else [tool for tool in body.tools or () if tool.input_schema is not None]
+        self._deferred = {tool.name: tool for tool in known if tool.defer_loading}
+        self._loaded: set[str] = set()  # the names of those that a result refers to
 
     def turn(self, **more: Any) -> Turn:
         """The turn of the request. Raises InvalidRequest: it has what this model cannot read."""
@@ -224,12 +229,13 @@ class _Reader:
         for at, tool in enumerate(body.tools or ()):
             if not tool.name and tool.input_schema is not None:
                 raise fault_at(f"tools.{at}.name", "it is missing; give it")
-        offered = [tool for tool in body.tools or () if not tool.defer_loading and tool.input_schema is not None]
+        known = [tool for tool in body.tools or () if tool.input_schema is not None]
+        offered = [tool for tool in known if tool.name not in self._deferred.keys() - self._loaded]
         thinks = {} if body.thinking is None else {"enable_thinking": body.thinking.type != "disabled"}
         return Turn(
             messages=said,
             model=body.model,
-            tools=[_tool(each) for each in offered],
+            tools=[{**_tool(each), **({"deferred": True} if each.name in self._deferred else {})} for each in offered],
             template_arguments=thinks,
             named=_session_of(body.metadata),
             left_out=(_BILLING,) if any(_is_billing(each) for each in body.system or ()) else (),
@@ -274,16 +280,19 @@ class _Reader:
         """The text of a tool's result."""
         content = block.content
         if isinstance(content, list):
-            content = [self._loaded(each) for each in content]
+            content = [self._with_loaded(each) for each in content]
         text = self.words.of(content)
         return f"Error: {text}" if block.is_error else text
 
-    def _loaded(self, part: object) -> object:
+    def _with_loaded(self, part: object) -> object:
         """The tool that a result refers to, as a text; another part as it is."""
         if not isinstance(part, dict) or part.get("type") != "tool_reference":
             return part
         tool = self._deferred.get(str(part.get("tool_name")))
-        return {"text": json.dumps(_tool(tool), ensure_ascii=False) if tool is not None else ""}
+        if tool is None:
+            return {"text": ""}
+        self._loaded.add(tool.name)
+        return {"text": json.dumps(_tool(tool), ensure_ascii=False)}
 
     def _plain(self, block: Block, place: str | None) -> str:
         """The text of a block; place: where it stands, if it is refused for having none."""
@@ -295,6 +304,11 @@ class _Reader:
 
 def _is_billing(block: Block) -> bool:
     return (block.text or "").startswith(f"{_BILLING}:")
+
+
+def _searches(body: DialogueBody) -> bool:
+    """Whether Anthropic is to search for tools that are loaded later."""
+    return any(tool.input_schema is None and tool.type.startswith(_SEARCH) for tool in body.tools or ())
 
 
 def _tool(tool: OfferedTool) -> dict[str, Any]:

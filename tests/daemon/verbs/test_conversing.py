@@ -317,6 +317,35 @@ async def test_a_call_and_its_result_go_on_in_the_session_whatever_the_client_ma
     assert again.prefilled_tokens < 60
 
 
+LATER = {"name": "later", "description": "", "parameters": {"type": "object"}, "deferred": True}
+HELD_LATER = '<tool_call>\n{"name": "later", "arguments": {}}\n</tool_call>'
+CALL_LATER = '<tool_call>{"name": "later", "arguments": {}}</tool_call>'
+
+
+async def test_a_deferred_tool_is_called_and_nothing_is_read_anew_for_it(rig: Rigged) -> None:
+    call = '<tool_call>{"name": "look", "arguments": {}}</tool_call>'
+    told = await converse(rig, [user("hi")], call, tools=TOOLS, max_tokens=90)
+    said = [user("hi"), message_of("assistant", "", [asdict(each) for each in told.tool_calls])]
+    said.append({"role": "tool", "content": "later has no arguments", "tool_call_id": told.tool_calls[0].id})
+    held = len(ledger(rig))
+    told = await converse(rig, said, CALL_LATER, tools=(*TOOLS, LATER), max_tokens=90)
+    assert [call.name for call in told.tool_calls] == ["later"]
+    assert told.prefilled_tokens == told.token_count - len(told.tokens) - held
+    assert "later" not in rig.model.tokenizer.decode(ledger(rig)[:held])
+    only = await rig.service.measure("b", [user("hi")], tools=(LATER,))
+    assert only.tokens == (await rig.service.measure("b", [user("hi")])).tokens
+    alone = {"tools": (*TOOLS, LATER), "tool_choice": ToolChoice("required", ("later",))}
+    assert (await converse(rig, said, HELD_LATER, **alone, max_tokens=90)).tool_calls[0].name == "later"
+
+
+async def test_a_deferred_tool_is_not_offered_behind_an_answer(rig: Rigged) -> None:
+    answer = "ab" * 16
+    await converse(rig, [user("hi")], "well", tools=TOOLS, answer_id=answer)
+    with_it = await converse(rig, [user("so")], CALL_LATER, after=answer, tools=(*TOOLS, LATER), max_tokens=90)
+    assert [call.name for call in with_it.tool_calls] == ["later"]
+    assert [each.role for each in (await rig.service.recall("a")).messages] == ["user", "assistant"] * 2
+
+
 LOOKS = [f'{{"name": "look", "arguments": {{"path": "{path}"}}}}' for path in "ab"]
 
 

@@ -180,11 +180,45 @@ def test_a_dialogue_is_asked_for_as_the_service_takes_it(server: HttpThread) -> 
     assert (tool["role"], tool["tool_call_id"], last) == ("tool", "t", {"role": "user", "content": "go on"})
     text, loaded = tool["content"].split("\n")
     assert (text, json.loads(loaded)["name"]) == ("3", "later")
-    assert [each["name"] for each in given["tools"]] == ["add"]
+    assert [(each["name"], each.get("deferred", False)) for each in given["tools"]] == [("add", False), ("later", True)]
     assert (given["session"], given["template_arguments"]) == ("uuid-01", {"enable_thinking": False})
     assert given["sampling"] == {"temperature": 1.0, "top_k": 3}
     assert given["stop"] == ("END",)
     assert given["left_out"] == ("x-anthropic-billing-header",)
+
+
+ADD = {"name": "add", "input_schema": {"type": "object"}}
+LATER = {"name": "later", "description": "d", "input_schema": {"type": "object"}, "defer_loading": True}
+OTHER = {**LATER, "name": "other"}
+REFERENCE = {"type": "tool_reference", "tool_name": "later"}
+FOUND = [{"type": "tool_result", "tool_use_id": "t", "content": [REFERENCE]}]
+CALLED = {"role": "assistant", "content": [{"type": "tool_use", "id": "t", "name": "add", "input": {}}]}
+
+
+@pytest.mark.parametrize(
+    ("more", "tools", "given"),
+    [
+        ([], [ADD, LATER], {"add": False}),
+        ([CALLED, {"role": "user", "content": FOUND}], [LATER, ADD, OTHER], {"later": True, "add": False}),
+        (
+            [CALLED, {"role": "user", "content": FOUND}, {"role": "assistant", "content": "ok"}, *HELLO["messages"]],
+            [ADD, LATER],
+            {"add": False, "later": True},
+        ),
+        ([CALLED, {"role": "user", "content": FOUND}], [ADD, OTHER], {"add": False}),
+        ([CALLED, {"role": "user", "content": FOUND}], [ADD, {**LATER, "input_schema": None}], {"add": False}),
+        ([CALLED, {"role": "user", "content": [{**FOUND[0], "content": "later"}]}], [ADD, LATER], {"add": False}),
+        ([], [{"type": "tool_search_tool_bm25_20251119", "name": "s"}, ADD, LATER], {"add": False, "later": False}),
+    ],
+    ids=["none", "named", "before", "gone", "no schema", "quoted", "searched"],
+)
+def test_a_tool_that_is_loaded_later_may_be_called_once_a_result_refers_to_it(
+    server: HttpThread, more: list[Any], tools: list[Any], given: dict[str, bool]
+) -> None:
+    told = server.ask("POST", PATH, {**HELLO, "messages": [*HELLO["messages"], *more], "tools": tools})
+    assert told.status == 200
+    *_, asked = asked_for(server, "converse")
+    assert {each["name"]: each.get("deferred", False) for each in asked["tools"]} == given
 
 
 def test_what_has_no_effect_within_a_field_is_named_too(server: HttpThread) -> None:
