@@ -96,7 +96,8 @@ class Dialogue:
 
     def before(self, at: int) -> Dialogue:
         """The words before a token."""
-        return replace(self, tokens=self.tokens[:at], text_map=self.text_map.cut(at))
+        text_map = self.text_map.cut(at)
+        return replace(self, tokens=self.tokens[:at], text_map=text_map, root=text_map.root_at_end(self.root))
 
     @property
     def waits_for_answer(self) -> bool:
@@ -184,7 +185,7 @@ class Conversing:
         new = said_behind(known, root, place.instructions, await in_pieces(digested(messages)), live.model.marks)
         where = await self._place(live, known, new, root)
         ids, lengths = await self._encoded(live, new, where, root)
-        before = known.text_map.begun(await self._encoder.shown_root(live.model, root))
+        before = known.text_map.begun(await self._encoder.shown_root(live.model, root)).changed(known.root, root)
         before = before if where.answers else before.answered(at)
         extend = partial(before.extended, new, start=at, end=at + len(ids), lengths=lengths)
         return _without_known(live, NewTurn(at, ids, await self._encoder.aside(extend), root), request)
@@ -228,7 +229,8 @@ class Conversing:
         place = Place(found.at, ledger[found.at - 1] if found.at else None, turn_open=True)
         ids, lengths = await self._encoded(live, new, place, root) if new else ([], ())
         end = found.at + len(ids)
-        before = known.cut(found.at).begun(shown_root)
+        before = known.cut(found.at)
+        before = before.begun(shown_root).changed(before.root_at_end(live.root), root)
         extend = partial(before.extended, new, start=found.at, end=end, lengths=lengths)
         text_map = await self._encoder.aside(extend)
         opening = len(whole) - len(messages)

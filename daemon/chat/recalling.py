@@ -110,7 +110,8 @@ def _told(model: LoadedModel, known: Dialogue, first: int, last: int) -> Iterato
         read = list(group)
         behind, at = at, at + len(read)
         if first <= at and behind <= last:  # the one before, too, for the ids of its calls
-            told = _group(model, known, read, start, calls)
+            there = replace(known, root=known.text_map.root_at(behind, known.root))
+            told = _group(model, there, read, start, calls)
             yield from told if at > first else ()
             calls = told[-1].tool_calls
         start = end

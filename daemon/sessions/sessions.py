@@ -313,7 +313,7 @@ class Session:
                 sampling=sampling_of(kept),
                 labels=tuple(_typed(label, "a label", str) for label in _typed(kept["labels"], "labels", list)),
                 system=None if system is None else _typed(system, "system", str),
-                root=Root.from_text(kept.get(ROOT)),
+                root=(unread.text_map if unread else text_map).root_at_end(Root.from_text(kept.get(ROOT))),
                 opened_at=_opened_before(end, kept),
                 # At the end of a chat it is the assistant's turn.
                 turn_open=_typed(kept["turn_open"], "turn_open", bool) or text_map.end == len(state.tokens),

@@ -37,6 +37,10 @@ TEXT_MAP: Final = "text_map"
 MAX_TURNS: Final = 16_384
 """Messages of one text map (at most 1 MiB in each version) and of one transcript. A full text map takes no more."""
 
+MAX_EARLIER_ROOT_CHARS: Final = 128 * 1024
+"""Of all roots together that hold no more. Beyond it, the oldest are forgotten: words that were read under them are no
+longer certain."""
+
 MAX_SYSTEM_CHARS: Final = 256 * 1024
 """The longest system text that is kept for rendering a conversation from its beginning: at most 1 MiB of UTF-8."""
 
@@ -50,6 +54,9 @@ _ANSWER: Final = struct.Struct(f"<I{ANSWER_ID_BYTES}s")
 """The number of a turn, and its id."""
 _BEYOND: Final = "beyond"
 _DISOWNED: Final = "disowned"
+_ROOTS: Final = "roots"
+_RUN: Final = struct.Struct("<II")
+"""How many of the first turns a root held for, and the number of its text."""
 _VERSION: Final = 3
 # The first version had two digests for a message; the second of them is that of the second version.
 _LINE_1: Final = struct.Struct(f"<BI{_DIGEST_BYTES}x{_DIGEST_BYTES}s")
@@ -213,13 +220,15 @@ class Turn:
 class TextMap:
     """The committed messages of a session, from the beginning of its ledger. system: the text that opened its chat,
     unless it is too long to keep. root: the digest of what stands before it; empty for nothing. disowned: the ids that
-    were taken from answers of the session, the newest last: older versions still have them.
+    were taken from answers of the session, the newest last: older versions still have them. roots: those that the
+    session had before its own, each as its text behind the number of first turns for which it, or one before it, held.
     """
 
     turns: tuple[Turn, ...] = ()
     system: str | None = None
     root: bytes = b""
     disowned: tuple[bytes, ...] = ()
+    roots: tuple[tuple[int, str], ...] = ()
 
     @property
     def end(self) -> int:
@@ -270,7 +279,26 @@ class TextMap:
 
     def begun(self, root: bytes) -> TextMap:
         """The map with this root, if it tells of no message yet. Unchanged if it does. root: its digest."""
-        return self if self.turns else replace(self, root=root, system=None)
+        return self if self.turns else replace(self, root=root, system=None, roots=())
+
+    def root_at(self, turn: int, newest: Root) -> Root:
+        """The root that held for a turn, by its number. newest: that of the session."""
+        text = next((text for count, text in self.roots if turn < count), None)
+        return newest if text is None else Root.from_text(text)
+
+    def root_at_end(self, newest: Root) -> Root:
+        """The root that held for the last turn; `newest` before the first. newest: that of the session."""
+        return self.root_at(len(self.turns) - 1, newest) if self.turns else newest
+
+    def changed(self, before: Root, now: Root) -> TextMap:
+        """The map of a session whose root is another from here on."""
+        if before == now or not self.turns:
+            return self
+        first = [each for each in self.roots if each[0] < len(self.turns)]
+        roots = [*first, (len(self.turns), before.to_text())]
+        while sum(map(len, {text for _, text in roots})) > MAX_EARLIER_ROOT_CHARS:
+            del roots[0]
+        return replace(self, roots=tuple(roots))
 
     def answered(self, end: int) -> TextMap:
         """Close the last turn: with an empty answer, if it was given up before its first token. Unchanged if it does
@@ -296,7 +324,10 @@ class TextMap:
         """The text map of a ledger that is cut to `tokens`."""
         if self.end <= tokens:
             return self
-        return replace(self, turns=tuple(turn for turn in self.turns if turn.end <= tokens))
+        turns = tuple(turn for turn in self.turns if turn.end <= tokens)
+        first = [each for each in self.roots if each[0] < len(turns)]
+        here = [(len(turns), text) for _, text in self.roots[len(first) :][:1] if turns]
+        return replace(self, turns=turns, roots=(*first, *here))
 
     def followed_by(self, turns: Sequence[Turn], moved: int) -> TextMap:
         """Add turns of another map; here they end `moved` tokens later (earlier if negative). Unchanged if it would
@@ -311,7 +342,10 @@ class TextMap:
         answers = b"".join(_ANSWER.pack(at, turn.answer) for at, turn in enumerate(self.turns) if turn.answer)
         found = {"version": _VERSION, "turns": b"".join(lines), "system": self.system, "root": self.root}
         beyond = packed_beyond(self.turns)
-        more = {_ANSWERS: answers, _BEYOND: beyond, _DISOWNED: b"".join(self.disowned)}
+        more: dict[str, Any] = {_ANSWERS: answers, _BEYOND: beyond, _DISOWNED: b"".join(self.disowned)}
+        texts = list(dict.fromkeys(text for _, text in self.roots))
+        runs = b"".join(_RUN.pack(count, texts.index(text)) for count, text in self.roots)
+        more[_ROOTS] = [runs, *texts] if runs else []
         return {**found, **{name: packed for name, packed in more.items() if packed}}
 
     @classmethod
@@ -342,13 +376,14 @@ class TextMap:
         if any(one.end > other.end for one, other in pairwise(turns)):
             raise ValueError(f"{TEXT_MAP} has turns that end before those ahead of them")
         chained_turns = tuple(cls(root=root)._chained(turns))
-        return cls(chained_turns, system, root, _disowned_of(stored.get(_DISOWNED, b"")))
+        roots = _roots_of(stored.get(_ROOTS, []), len(turns))
+        return cls(chained_turns, system, root, _disowned_of(stored.get(_DISOWNED, b"")), roots)
 
 
 _FIELDS: Final[Mapping[int, tuple[set[str], set[str]]]] = {
     1: ({"turns", "system"}, {_OWN_SYSTEM}),
     2: ({"version", "turns", "system", "root"}, {_ANSWERS}),
-    3: ({"version", "turns", "system", "root"}, {_ANSWERS, _BEYOND, _DISOWNED}),
+    3: ({"version", "turns", "system", "root"}, {_ANSWERS, _BEYOND, _DISOWNED, _ROOTS}),
 }
 """The fields of each version, and those that it may have."""
 
@@ -501,6 +536,23 @@ def _disowned_of(packed: object) -> tuple[bytes, ...]:
     if type(packed) is not bytes or len(packed) % ANSWER_ID_BYTES or len(packed) > MAX_TURNS * ANSWER_ID_BYTES:
         raise ValueError(f"{TEXT_MAP} has disowned answers of a wrong length")
     return tuple(packed[at : at + ANSWER_ID_BYTES] for at in range(0, len(packed), ANSWER_ID_BYTES))
+
+
+def _roots_of(stored: object, turns: int) -> tuple[tuple[int, str], ...]:
+    if stored == []:
+        return ()
+    match stored:
+        case [bytes(packed), *texts] if len(packed) % _RUN.size == 0 and len(packed) <= turns * _RUN.size:
+            runs = list(_RUN.iter_unpack(packed))
+            counts = [0, *(count for count, _ in runs)]
+            if counts != sorted(set(counts)) or counts[-1] > turns or any(at >= len(texts) for _, at in runs):
+                raise ValueError(f"{TEXT_MAP} has roots of turns that it has not")
+            try:
+                list(map(Root.from_text, texts))
+            except ValueError as error:
+                raise ValueError(f"{TEXT_MAP} has a root that is none: {error}") from error
+            return tuple((count, str(texts[at])) for count, at in runs)
+    raise ValueError(f"{TEXT_MAP} has roots of a wrong form")
 
 
 def _with_answers(turns: list[Turn], packed: object) -> list[Turn]:

@@ -91,7 +91,8 @@ class TurnJournal:
         self._begun.setdefault(session.uri, time.monotonic())
         behind = len(session.state.tokens) + more_tokens - Behind.of(session).held
         said = session.text_map
-        texts = (session.system, said.system, said.system, session.root.to_text(), *session.labels)
+        roots = [session.root.to_text(), *(text for _, text in said.roots * 2)]
+        texts = (session.system, said.system, said.system, *roots, *session.labels)
         wanted = _BYTES_A_TOKEN * behind + sum(len(text.encode()) for text in texts if text)
         wanted += _BYTES_A_MESSAGE * (len(said.turns) + 2) + _BYTES_A_RUN * session.state.passes.run_count + _BYTES_ELSE
         with contextlib.suppress(LimitExceeded):  # then it is made a version

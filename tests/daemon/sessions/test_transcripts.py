@@ -11,6 +11,7 @@ from blake3 import blake3
 from hypothesis import given
 from hypothesis import strategies as st
 from torpor.daemon.api.dialogue import canonical
+from torpor.daemon.models.chat_template import Root
 from torpor.daemon.sessions import transcripts
 from torpor.daemon.sessions.transcripts import (
     MAX_SYSTEM_CHARS,
@@ -45,6 +46,32 @@ def read(text: str, thought: str = "", calls: Sequence[Any] = ()) -> Turn:
 
 def said(text: str, thought: str = "", calls: Sequence[Any] = ()) -> dict[str, Any]:
     return {**message_of("assistant", text, calls), **({"reasoning": thought} if thought else {})}
+
+
+def test_a_text_map_tells_under_which_root_each_message_was_read() -> None:
+    roots = [Root(({"name": name},), {}) for name in "abab"]
+    text_map = TextMap()
+    for at, root in enumerate(roots):
+        text_map = text_map.changed(roots[max(0, at - 1)], root)
+        text_map = text_map.extended([USER], start=2 * at, end=2 * at + 1)
+        text_map = text_map.extended([ANSWER], start=2 * at + 1, end=2 * at + 2)
+    again = TextMap.from_map(text_map.to_map())
+    assert again == text_map
+    assert len(text_map.to_map()["roots"]) == 3, "each text once"
+    for count in range(9):
+        cut = again.cut(count)
+        assert TextMap.from_map(cut.to_map()) == cut
+        assert [cut.root_at(at, roots[-1]) for at in range(count)] == [roots[at // 2] for at in range(count)]
+        assert cut.root_at_end(roots[-1]) == roots[max(0, count - 1) // 2] or not count
+    assert again.cut(4).changed(roots[1], roots[1]).extended([USER], start=4, end=5).root_at(4, roots[1]) == roots[1]
+
+
+def test_the_oldest_roots_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transcripts, "MAX_EARLIER_ROOT_CHARS", 100)
+    text_map, roots = TextMap(), [Root((), {"a": letter * 30}) for letter in "abcd"]
+    for at, root in enumerate(roots):
+        text_map = text_map.changed(roots[max(0, at - 1)], root).extended([USER], start=at, end=at + 1)
+    assert [text_map.root_at(at, roots[-1]) for at in range(4)] == [roots[2], roots[2], roots[2], roots[3]]
 
 
 @pytest.mark.parametrize("finished", [True, False, None])
@@ -365,6 +392,14 @@ def test_an_older_snapshot_has_none() -> None:
         {**LONG.to_map(), "beyond": b"\x02\0\0\0\x04" + bytes(16)},
         {**LONG.to_map(), "beyond": b"\x09\0\0\0\x01" + bytes(16)},
         {**LONG.to_map(), "version": "3"},
+        {**LONG.to_map(), "roots": {}},
+        {**LONG.to_map(), "roots": [bytes(7)]},
+        {**LONG.to_map(), "roots": [bytes(8), "{}"]},
+        {**LONG.to_map(), "roots": [b"\x01" + bytes(7), "{}"]},
+        {**LONG.to_map(), "roots": [b"\x01" + bytes(7)]},
+        {**LONG.to_map(), "roots": [b"\x09" + bytes(7), Root().to_text()]},
+        {**LONG.to_map(), "roots": [(b"\x01" + bytes(7)) * 2, Root().to_text()]},
+        {**LONG.to_map(), "roots": [b"\x01" + bytes(7), 5]},
         {**LONG.to_map(), "disowned": bytes(15)},
         {**LONG.to_map(), "disowned": "x" * 16},
         {**LONG.to_map(), "version": 2, "disowned": bytes(16)},

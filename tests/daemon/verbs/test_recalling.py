@@ -15,6 +15,7 @@ from torpor.daemon.api.dialogue import ToolCall
 from torpor.daemon.api.events import TokenEvent
 from torpor.daemon.errors import AnswerNotFound, InvalidTranscript, SessionAwake
 from torpor.daemon.models.call_formats import call_shape
+from torpor.daemon.models.chat_template import Root
 from torpor.daemon.models.written_tools import offer_of
 from torpor.daemon.sessions.transcripts import TEXT_MAP, TextMap, message_of
 from torpor.memvid.uri import SessionUri
@@ -137,6 +138,86 @@ async def test_tools_that_are_left_out_stay_and_others_are_offered_behind_the_re
     messages = (await rig.service.recall("a")).messages
     assert [each.role for each in messages[-4:]] == ["assistant", "tool", "system", "assistant"]
     assert messages[-2].content == offer_of(other, call_shape(rig.model.marks))
+
+
+SHOWS_ROOT = (
+    "{% if tools %}<|im_start|>system\n{{ tools | tojson }}<|im_end|>\n{% endif %}"
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{{ thinks | default('') }}{% endif %}"
+)
+OTHER: Any = ({"name": "count", "description": "Counts.", "parameters": {"type": "object"}},)
+ROOTS: dict[str, Any] = {
+    "tools": [{"tools": ()}, {"tools": TOOLS}],
+    "other tools": [{"tools": TOOLS}, {"tools": OTHER}],
+    "no tools": [{"tools": TOOLS}, {"tools": ()}],
+    "an argument": [{}, {"template_arguments": {"thinks": "<no>"}}],
+    "no argument": [{"template_arguments": {"thinks": "<no>"}}, {"template_arguments": {}}],
+    "back and forth": [
+        {"tools": TOOLS},
+        {"template_arguments": {"thinks": "<no>"}},
+        {"tools": OTHER},
+        {"tools": TOOLS},
+    ],
+}
+
+
+@pytest.mark.parametrize("roots", ROOTS.values(), ids=list(ROOTS))
+async def test_what_was_said_is_told_whatever_root_a_later_request_has(
+    open_rig: Any, own_tiny_model: Path, roots: list[Any]
+) -> None:
+    """It was read under the root of its time. So it was asleep, and in a fork."""
+    async with open_rig(with_template(own_tiny_model, SHOWS_ROOT), endless=False) as rig:
+        for at, root in enumerate(roots, 1):
+            await converse(
+                rig,
+                [user(f"q{at}")],
+                f"a{at}",
+                after=f"{at - 1:032x}" if at > 1 else None,
+                **root,
+                answer_id=f"{at:032x}",
+            )
+        await rig.service.fork("a", "b")
+        for name in "aab":
+            told = (await rig.service.recall(name)).messages
+            assert all(each.certain for each in told)
+            said = [each.content for each in told if each.role != "system"]
+            assert said == [f"{who}{at}" for at in range(1, len(roots) + 1) for who in "qa"]
+            await rig.sleep(name)
+
+
+async def test_a_fork_at_an_older_answer_has_the_root_of_that_place(open_rig: Any, own_tiny_model: Path) -> None:
+    """Tools that were offered behind it are offered anew, and those of then stay where none are given."""
+    async with open_rig(with_template(own_tiny_model, SHOWS_ROOT), endless=False) as rig:
+        await converse(rig, [user("q1")], "a1", tools=TOOLS, answer_id=ONE)
+        await converse(rig, [user("q2")], "a2", tools=OTHER, after=ONE, answer_id=TWO)
+        held = [user("q1"), assistant("a1")]
+        for more, offered in (
+            ({"tools": OTHER}, [message_of("system", offer_of(OTHER, call_shape(rig.model.marks)))]),
+            ({}, []),
+            ({"tools": TOOLS}, []),
+        ):
+            measured = await rig.service.measure("a", [user("q3")], after=ONE, **more)
+            told = await converse(rig, [user("q3")], "a3", after=ONE, **more)
+            name = told.session.rpartition("/")[2]
+            said = [*held, *offered, user("q3"), assistant("a3")]
+            assert name != "a"
+            assert ledger(rig, name) == cold(rig, said, Root(TOOLS))
+            assert measured.tokens == told.token_count - len(told.tokens)
+
+
+async def test_a_transcript_under_another_argument_leaves_what_was_said_certain(
+    open_rig: Any, own_tiny_model: Path
+) -> None:
+    async with open_rig(with_template(own_tiny_model, SHOWS_ROOT), endless=False) as rig:
+        said: list[Any] = []
+        for at in range(3):
+            said.append(user(f"q{at}"))
+            arguments = {"thinks": "<no>"} if at % 2 else {}
+            said.append(assistant((await converse(rig, said, f"a{at}", template_arguments=arguments)).text))
+        assert await names(rig) == {"a"}
+        told = (await rig.service.recall("a")).messages
+        assert all(each.certain for each in told)
+        assert [each.content for each in told] == [each["content"] for each in said]
 
 
 async def test_another_model_than_the_answers_is_refused(store: Path, tiny_model: Path, digest_cache: Path) -> None:
