@@ -260,10 +260,12 @@ def _told_apart(model: LoadedModel, known: Dialogue, turns: Sequence[Turn], star
     answers = turns[0].role == "assistant" and before.waits_for_answer
     place = Place(start, known.tokens[start - 1] if start else None, turn_open=True, answers=answers)
     text = str(model.tokenizer.decode(list(known.tokens[start:end])))
-    for form in (named, written(named, ())):
+    # A template may show the last answer otherwise than one that another turn follows.
+    followed = [*named, message_of("user", f"{_WORDS}{len(turns):08}")] if turns[-1].role == "assistant" else named
+    for form in (named, written(named, ()), followed, written(followed, ())):
         with suppress(TemplateUnusable):
             shown = rendered(model, form, place, known.root)
-            around = _BETWEEN.split(shown)
+            around = _BETWEEN.split(shown)[: len(turns) + 1]
             if turns[-1].role == "assistant" and known.tokens[end - 1] in model.end_tokens:
                 closing = str(model.tokenizer.decode([known.tokens[end - 1]]))
                 around[-1] = around[-1].partition(closing)[0] + closing

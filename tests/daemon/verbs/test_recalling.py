@@ -542,6 +542,33 @@ async def test_blanks_that_a_template_takes_away_are_told_where_a_digest_proves_
         assert "one<|im_end|>" in whole.content
 
 
+OPENS_THE_LAST = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n"
+    "{% if loop.last and m.role == 'assistant' %}<think></think>{% endif %}{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        [user("q"), assistant("a"), user("r")],
+        [SYSTEM, user("q"), assistant("a"), user("r"), assistant("b"), user("s")],
+        [user("q"), {**assistant(""), "tool_calls": [{"name": "look", "arguments": {}}]}, user("r")],
+    ],
+    ids=["one", "two", "call"],
+)
+async def test_an_answer_that_a_template_shows_otherwise_in_its_last_turn_is_told(
+    open_rig: Any, own_tiny_model: Path, said: list[Any]
+) -> None:
+    """As Qwen 3's does."""
+    async with open_rig(with_template(own_tiny_model, OPENS_THE_LAST), endless=False) as rig:
+        await converse(rig, said, "z")
+        *told, answer = (await rig.service.recall("a")).messages
+        assert all(each.certain for each in (*told, answer))
+        assert [(each.role, each.content) for each in told] == [(each["role"], each["content"]) for each in said]
+
+
 async def test_words_that_other_tokens_tell_now_are_told_as_uncertain(rig: Rigged) -> None:
     """A tokenizer that has changed since makes other words of the same tokens."""
     await converse(rig, [user("one"), assistant("eins"), user("two")], "zwei", answer_id=ONE)
