@@ -22,7 +22,7 @@ from ..api.limits import MAX_JSON_DEPTH
 from . import call_tags
 from .call_tags import Tags
 from .marks import Marks
-from .schemas import kind_of, kinds_of
+from .schemas import kind_of, kinds_of, texts_of
 
 Schema = Mapping[str, Any]
 Call = Mapping[str, Any]
@@ -175,15 +175,30 @@ def _skip(text: str, at: int) -> int:
     return _BLANKS.match(text, at).end()  # type: ignore[union-attr]  # it matches no text, too
 
 
-def _fitting(text: str, kinds: frozenset[str], *, quoted: bool) -> Any:
-    """The value that a text between tags stands for. kinds: those that its schema allows. quoted: whether a text may be
-    JSON. Raises NoCall: it is none of them."""
+@dataclass(frozen=True, slots=True)
+class _Allowed:
+    """What a schema allows. kinds: of values. texts: None for any."""
+
+    kinds: frozenset[str]
+    texts: frozenset[str] | None
+
+    @classmethod
+    def of(cls, schema: Any, root: Schema) -> _Allowed:
+        """What a part of a schema allows. The texts count where it allows other values, too."""
+        kinds = kinds_of(schema, root)
+        return cls(kinds, texts_of(schema, root) if kinds > {"string"} else None)
+
+
+def _fitting(text: str, allowed: _Allowed, *, quoted: bool) -> Any:
+    """The value that a text between tags stands for. quoted: whether a text may be JSON. Raises NoCall: it is none that
+    its schema allows."""
+    kinds = allowed.kinds
     try:
         value = _LENIENT.decode(text.strip())
     except ValueError:
         pass
     else:
-        if _may_be_text(value, text, kinds):
+        if _may_be_text(value, text, allowed):
             return text
         if quoted or not isinstance(value, str):
             if kind_of(value) in kinds:
@@ -198,10 +213,13 @@ def _fitting(text: str, kinds: frozenset[str], *, quoted: bool) -> Any:
     return value
 
 
-def _may_be_text(value: Any, text: str, kinds: frozenset[str]) -> bool:
-    """Whether a text that reads like a number, where texts are allowed, is not how that number is written: so "1.0" and
-    a long id stay as they are."""
+def _may_be_text(value: Any, text: str, allowed: _Allowed) -> bool:
+    """Whether a text that reads like a number, where it is allowed, is not how that number is written: so "1.0" and a
+    long id stay as they are."""
+    kinds = allowed.kinds
     if "string" not in kinds or kind_of(value) not in ("integer", "number"):
+        return False
+    if allowed.texts is not None and text.strip() not in allowed.texts:
         return False
     is_large = isinstance(value, int) and value not in INTEGERS
     return (
@@ -455,15 +473,15 @@ class _Tagged:
             if not key:
                 raise NoCall("an argument has no name")
             own = known.get(key, True) if isinstance(known, Mapping) else True
-            value, at = self._value(body, opened.end(), kinds_of(own, schema))
+            value, at = self._value(body, opened.end(), _Allowed.of(own, schema))
             pairs.append((key, value))
         return _once(pairs), at
 
-    def _value(self, body: str, at: int, kinds: frozenset[str]) -> tuple[Any, int]:
-        tags, is_text = self._tags, kinds == {"string"}
+    def _value(self, body: str, at: int, allowed: _Allowed) -> tuple[Any, int]:
+        tags, is_text = self._tags, allowed.kinds == {"string"}
         if tags.cdata and (section := _CDATA.match(body, at)):
             text, end = section[1], section.end()
-        elif (not is_text or tags.quoted == "always") and (found := self._json(body, at, kinds)):
+        elif (not is_text or tags.quoted == "always") and (found := self._json(body, at, allowed)):
             return found
         else:
             end = body.find(tags.closes, at)
@@ -471,16 +489,17 @@ class _Tagged:
             if tags.begins in text:
                 raise NoCall("an argument is not closed")
         closed = _matched(self._closes, body, end)
-        return (text if is_text else _fitting(text, kinds, quoted=tags.quoted != "never")), closed.end()
+        return (text if is_text else _fitting(text, allowed, quoted=tags.quoted != "never")), closed.end()
 
-    def _json(self, body: str, at: int, kinds: frozenset[str]) -> tuple[Any, int] | None:
+    def _json(self, body: str, at: int, allowed: _Allowed) -> tuple[Any, int] | None:
         """A value as JSON up to the closing tag; None if that stands elsewhere, or another kind is meant."""
         try:
             value, end = _json_at(body, _skip(body, at))
         except ValueError:
             return None
-        closed, may_be = self._closes.match(body, end), kinds - ({"string"} if self._tags.quoted == "never" else set())
-        if closed is None or kind_of(value) not in may_be or _may_be_text(value, body[at:end], kinds):
+        closed = self._closes.match(body, end)
+        may_be = allowed.kinds - ({"string"} if self._tags.quoted == "never" else set())
+        if closed is None or kind_of(value) not in may_be or _may_be_text(value, body[at:end], allowed):
             return None
         return value, closed.end()
 

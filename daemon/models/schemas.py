@@ -259,6 +259,24 @@ def alternatives(schema: Any, behind: Any = None, seen: set[str] | None = None) 
     return [schema]
 
 
+def texts_of(schema: Any, root: Any) -> frozenset[str] | None:
+    """The texts that a schema allows; None for any, also where it has wrong shapes. root: the schema that it is a part
+    of."""
+    try:
+        behind = binding(root)
+        options = alternatives(binding(schema), behind)
+    except NotForcible:
+        return None
+    found: set[str] = set()
+    for each in options:
+        if "string" in kinds_of(each, behind):
+            said = [each["const"]] if "const" in each else each.get("enum")
+            if said is None:
+                return None
+            found.update(one for one in said if isinstance(one, str))
+    return frozenset(found)
+
+
 def _of_its_kind(schema: dict[str, Any]) -> dict[str, Any]:
     """A schema of one type with the values of its enum that are of it."""
     if not isinstance(schema.get("enum"), list):

@@ -180,7 +180,8 @@ def marks_of(parser: str) -> Marks:
 
 
 def tool_of(**properties: Any) -> dict[str, Any]:
-    parameters = {"type": "object", "properties": properties, "$defs": {"Whole": {"type": "integer"}}}
+    known = {"Whole": {"type": "integer"}, "Few": {"enum": ["low", "high"]}}
+    parameters = {"type": "object", "properties": properties, "$defs": known}
     return {"name": "f", "description": "", "parameters": parameters}
 
 
@@ -381,6 +382,15 @@ TYPED = (
     ({"type": ["string", "number"]}, "1e5", "1e5"),
     ({"type": ["string", "number"]}, "1.50", "1.50"),
     ({"type": "object"}, "{'a': 1, 'a': 2}", ...),
+    ({"enum": ["auto", 100000]}, "1e5", 100000),
+    ({"enum": ["auto", 1.5]}, "1.50", 1.5),
+    ({"enum": ["1e5", 100000]}, "1e5", "1e5"),
+    ({"enum": ["auto", 100000]}, "other", "other"),
+    ({"title": "A", "anyOf": [{"const": "auto", "title": "B"}, {"type": "number"}]}, "1e5", 1e5),
+    ({"anyOf": [{"enum": ["low", "high"]}, {"type": "integer"}]}, "2.0", 2),
+    ({"anyOf": [{"$ref": "#/$defs/Few"}, {"type": "number"}]}, "1e5", 1e5),
+    ({"anyOf": [{"$ref": "#/$defs/Few"}, {"type": "string"}, {"type": "number"}]}, "1e5", "1e5"),
+    ({"type": ["string", "number"], "enum": 5}, "1e5", "1e5"),
 )
 
 
