@@ -480,7 +480,10 @@ class _Tagged:
     def _value(self, body: str, at: int, allowed: _Allowed) -> tuple[Any, int]:
         tags, is_text = self._tags, allowed.kinds == {"string"}
         if tags.cdata and (section := _CDATA.match(body, at)):
-            text, end = section[1], section.end()
+            end = body.find(_CDATA_END, section.end())
+            if end < 0:
+                raise NoCall("a section is not closed")
+            text, end = body[section.end() : end], _skip(body, end + len(_CDATA_END))
         elif (not is_text or tags.quoted == "always") and (found := self._json(body, at, allowed)):
             return found
         else:
@@ -504,7 +507,8 @@ class _Tagged:
         return value, closed.end()
 
 
-_CDATA: Final = re.compile(r"\s*<!\[CDATA\[((?s:.*?))\]\]>\s*")
+_CDATA: Final = re.compile(r"\s*<!\[CDATA\[")
+_CDATA_END: Final = "]]>"
 
 
 def _pattern(template: str) -> re.Pattern[str]:
@@ -553,7 +557,7 @@ _FORMS: Final[Mapping[str, _Form]] = MappingProxyType(
         "kimi_k3": _Form(_read_kimi_k3, (_Quote(r"<\|open\|>argument", _K3_ARGUMENT_END), _STRING)),
         "longcat": _tagged(call_tags.LONGCAT),
         "marks": _Form(_read_json, (_STRING,)),
-        "minicpm5": _tagged(call_tags.MINICPM, _Quote(r"<param name=[^<>]*>\s*<!\[CDATA\[", "]]>")),
+        "minicpm5": _tagged(call_tags.MINICPM, _Quote(rf"<param name=[^<>]*>{_CDATA.pattern}", _CDATA_END)),
         "minimax_m2": _tagged(call_tags.MINIMAX),
         "mistral": _Form(_read_mistral, ()),
         "muse_spark": _Form(_Tagged(call_tags.MUSE), (_MUSE_TEXT, _STRING)),

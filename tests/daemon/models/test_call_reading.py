@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from torpor.daemon.engine.channels import Channels
 from torpor.daemon.models import call_reading
-from torpor.daemon.models.call_reading import CallEnd, read_calls
+from torpor.daemon.models.call_reading import CallEnd, NoCall, read_calls
 from torpor.daemon.models.chat_template import Root
 from torpor.daemon.models.marks import Marks
 
@@ -420,6 +420,19 @@ def test_the_end_of_a_call_that_quotes_many_is_found_in_time_that_its_length_bou
     begun = time.process_time()
     assert CallEnd(marks).find(body + marks.call[1]) == len(body)
     assert time.process_time() - begun < 5, "it was looked at anew for each mark"
+
+
+def test_sections_that_are_not_closed_are_told_in_time_that_their_length_bounds() -> None:
+    marks = marks_of("minicpm5")
+    for argument in ('<param name="a{}"><![CDATA[x</param>', '<param name="a{}"> <![CDATA[]]</param>'):
+        body = '"f">' + "".join(map(argument.format, range(10_000)))
+        begun = time.process_time()
+        with pytest.raises(NoCall, match="not closed"):
+            read_calls(marks, body, [tool_of()], is_ended=True)
+        assert time.process_time() - begun < 2, "each was looked for up to the end"
+    closed = '"f"><param name="a"> <![CDATA[<![CDATA[x]] </param>]]> </param>'
+    (call,) = read_calls(marks, closed, [tool_of()], is_ended=True)
+    assert call["arguments"] == {"a": "<![CDATA[x]] </param>"}
 
 
 BROKEN_OFF = (
