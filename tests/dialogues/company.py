@@ -39,7 +39,7 @@ from torpor.daemon.api.sampling import Sampling
 from torpor.errors import TorporError
 from torpor.socket_api import Client
 from torpor.socket_api.http.turns import Turn
-from torpor.tests.daemon.models.template_families import FAMILIES, FLAGS, Family, write_family
+from torpor.tests.daemon.models.template_families import FAMILIES, FIRST_END, FLAGS, Family, write_family
 from torpor.tests.dialogues.explaining import Explaining, Ledger, asked_in
 from torpor.tests.dialogues.generator import ALL, PLAIN, TURNS, Dialogue, Request, dialogue
 from torpor.tests.dialogues.rendering import STAND_INS
@@ -174,12 +174,13 @@ class Daemon:
         return Ledger.of(self.running.store, session)
 
     def written_behind(self, tokens: Sequence[int]) -> list[int]:
-        """The answer to tokens that nobody has read before."""
+        """The answer to tokens that nobody has read before, as a chat keeps it: with its end token, which `generate`
+        leaves out."""
         self.emptied()
         with self.client() as client:
             sampling = Sampling(temperature=0.0)
             answer = client.generate("a", tokens=tokens, create=True, max_tokens=MOST_TOKENS, sampling=sampling)
-            return list(answer.tokens)
+            return [*answer.tokens, *([FIRST_END] if answer.finish_reason == "stop" else [])]
 
 
 def body_of(request: Request, of: Dialogue) -> bytes:
@@ -433,7 +434,7 @@ def _wide(folder: Path, **changes: Any) -> Path:
     head = weights["lm_head.weight"]
     symbols = sorted(pre_tokenizers.ByteLevel.alphabet())  # one token each, in this order
     plain = {chr(code) for code in range(ord("!"), ord("~"))} - {*STAND_INS.values()}
-    written = {index for index, symbol in enumerate(symbols) if symbol in plain} | {changes["eos_token_id"][0]}
+    written = {index for index, symbol in enumerate(symbols) if symbol in plain} | {FIRST_END}
     shown = mx.array([[float(row in written)] for row in range(head.shape[0])])
     mx.save_safetensors(
         str(folder / "model.safetensors"), {**weights, "lm_head.weight": head * shown}, {"format": "mlx"}

@@ -18,6 +18,9 @@ all with the flag and out of the list; or all without the flag, but for the end 
 
 FLAGS: Final[tuple[Flags, ...]] = ("own", "listed", "unlisted", "unflagged")
 
+FIRST_END: Final = 256
+"""The token that is a family's first end: those of the bytes stand before it, and its other ends behind it."""
+
 
 @dataclass(frozen=True)
 class Family:
@@ -428,7 +431,7 @@ FAMILIES: Final = (
 
 def write_family_tokenizer(folder: Path, family: Family, *, flags: Flags = "own") -> int:
     """Put the family's tokenizer and template into a model's folder: one token a byte, and its added tokens. Gives the
-    size of its vocabulary; the end tokens begin at 256, in their order."""
+    size of its vocabulary; the end tokens begin at `FIRST_END`, in their order."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
@@ -459,8 +462,8 @@ def write_family_tokenizer(folder: Path, family: Family, *, flags: Flags = "own"
 
 def write_family(folder: Path, family: Family, write_model: Callable[..., Path], *, flags: Flags = "own") -> Path:
     """A model folder with random weights and the family's tokenizer. write_model: the fixture `model_writer`."""
-    size = 256 + len(family.controls) + len(family.harmless)
-    ends = [256 + at for at in range(len(family.ends))]
+    size = FIRST_END + len(family.controls) + len(family.harmless)
+    ends = [FIRST_END + at for at in range(len(family.ends))]
     write_model(folder, vocab_size=size, eos_token_id=ends)
     assert write_family_tokenizer(folder, family, flags=flags) == size
     return folder
