@@ -13,6 +13,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
+from types import MappingProxyType
 from typing import Any, Final, Literal
 
 MARKS: Final = (
@@ -113,20 +114,21 @@ class Dialogue:
     tools: tuple[dict[str, Any], ...] = ()
     arguments: Mapping[str, Any] = field(default_factory=dict)
 
-    def requests(self) -> Iterator[Request]:
+    def requests(self, given: Mapping[int, dict[str, Any]] = MappingProxyType({})) -> Iterator[Request]:
         """The requests that lead it: one for each of its turns, and among them retries, edits of an earlier message,
-        and requests that ask for an answer again. Each is a whole history."""
+        and requests that ask for an answer again. Each is a whole history. given: the answers that a client was given
+        meanwhile, by their places: they stand in its history instead."""
         chance = Random(f"requests {self.seed}")
         for end in self.ends:
-            history = self.messages[:end]
+            history = tuple(given.get(at, message) for at, message in enumerate(self.messages[:end]))
             yield Request(history, "turn")
             drawn = chance.random()
             if drawn < 0.1:
                 yield Request(history, "retry")
-            elif drawn < 0.2 and end > 2:
+            elif drawn < 0.25 and end > 2:
                 yield Request(edited(history, chance), "edit")
-            elif drawn < 0.25 and len(earlier := [each for each in self.ends if each < end]):
-                yield Request(self.messages[: chance.choice(earlier)], "again")
+            elif drawn < 0.3 and len(earlier := [each for each in self.ends if each < end]):
+                yield Request(history[: chance.choice(earlier)], "again")
 
     @property
     def ends(self) -> tuple[int, ...]:
@@ -149,9 +151,10 @@ def text(chance: Random, reach: Reach = PLAIN, *, most: int = 6) -> str:
 
 
 def edited(messages: Sequence[dict[str, Any]], chance: Random) -> tuple[dict[str, Any], ...]:
-    """A history in which a client changed an earlier message: it shortened a result, a person wrote anew, or the words
-    of an answer are others."""
-    at = chance.randrange(len(messages))
+    """A history in which a client changed an earlier message: it shortened a result, a person wrote anew, or, mostly,
+    the words of an answer to a person are others."""
+    answers = [at for at, each in enumerate(messages) if each["role"] == "assistant" and not each.get("tool_calls")]
+    at = chance.choice(answers) if answers and chance.random() < 0.5 else chance.randrange(len(messages))
     content = "[removed to save room]"
     if messages[at]["role"] == "assistant":
         was = messages[at]["content"] or ""
