@@ -185,6 +185,9 @@ class Conversing:
         new = said_behind(known, root, place.instructions, await in_pieces(digested(messages)), live.model.marks)
         where = await self._place(live, known, new, root)
         ids, lengths = await self._encoded(live, new, where, root)
+        if new[-1]["role"] == "assistant":  # nothing is to be answered, so no turn is opened
+            ids = ids[: await self._encoder.answer_end(live.model, new, where, ids, root)]
+            lengths = [min(each, len(ids)) for each in lengths]
         before = known.text_map.begun(await self._encoder.shown_root(live.model, root)).changed(known.root, root)
         before = before if where.answers else before.answered(at)
         extend = partial(before.extended, new, start=at, end=at + len(ids), lengths=lengths)
@@ -199,17 +202,6 @@ class Conversing:
                 await self._encoder.messages(live.model, new, place, root)
                 return place
         return known.end
-
-    async def unanswered(self, live: Session, messages: Sequence[Message]) -> NewTurn:
-        """New messages at the session's end that wait for no answer. Raises as `behind`."""
-        turn = await self.behind(live, Behind(live.whole_tokens), messages, live.root)
-        if messages[-1]["role"] != "assistant":
-            return turn
-        ends = [at + 1 for at, token in enumerate(turn.ids) if token in live.model.end_tokens]
-        ids = turn.ids[: ends[-1]] if ends else turn.ids
-        end = turn.at + len(ids)
-        turns = tuple(replace(each, end=min(each.end, end)) for each in turn.text_map.turns)
-        return replace(turn, ids=ids, text_map=replace(turn.text_map, turns=turns))
 
     async def transcript(
         self,

@@ -202,8 +202,13 @@ def _closing(render: Render, exchange: Sequence[Message], root: Root, *, is_last
     """The text behind the words of an answer: its calls, and what closes its turn. is_last: if no turn follows."""
     if is_last:
         return _after_placeholder(render(exchange, False, root))
-    start = render(exchange[:1], True, root).removeprefix(render(exchange[:1], False, root))
-    return _after_placeholder(render(exchange, True, root)).removesuffix(start)
+    return _after_placeholder(render(exchange, True, root)).removesuffix(answer_opening(render, root))
+
+
+def answer_opening(render: Render, root: Root = NO_ROOT) -> str:
+    """The text that opens an answer behind a message of the user."""
+    asked: Message = {"role": "user", "content": _USER}
+    return render([asked], True, root).removeprefix(render([asked], False, root))
 
 
 def answering(render: Render, messages: Sequence[Message], root: Root = NO_ROOT) -> str:

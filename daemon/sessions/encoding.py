@@ -140,6 +140,13 @@ class Encoder:
             return ()
         return await self.aside(lambda: _lengths(model, messages, place, ids, root))
 
+    async def answer_end(
+        self, model: LoadedModel, messages: Sequence[Message], place: Place, ids: Sequence[int], root: Root = NO_ROOT
+    ) -> int:
+        """The length within `ids`, the tokens of messages, at the end of the last of them, an assistant's: behind its
+        end token, or behind its words where the template sets none. Raises as `messages`."""
+        return await self.aside(lambda: _answer_end(model, messages, place, ids, root))
+
     async def with_words(self, model: LoadedModel, work: Callable[[Words], Result]) -> Result:
         """Do work that needs a model's tokenizer; no other work uses it meanwhile."""
 
@@ -318,6 +325,29 @@ def _lengths(
     for end in reversed(own[:-1]):
         lengths.append(lengths[-1] if end is None else end)
     return lengths[::-1]
+
+
+def _answer_end(model: LoadedModel, messages: Sequence[Message], place: Place, ids: Sequence[int], root: Root) -> int:
+    """`Encoder.answer_end`: an end token behind the words is its own. One before them may be another turn's: in some
+    families the next role ends a turn."""
+    *before, last = messages
+    calls = last.get("tool_calls", ())
+    named: Message = {**last, "content": _MARK if last["content"] or not calls else ""}
+    if calls:
+        named = {**named, "tool_calls": [{**call, "name": _MARK} for call in calls]}
+    others = _encoded(model, [*before, named], place, root)
+    behind = _alike(ids[::-1], others[::-1])
+    ends = [at + 1 for at in range(len(ids) - behind, len(ids)) if ids[at] in model.end_tokens]
+    if ends:
+        return ends[-1]
+    opened = model.encode(chat_template.answer_opening(model.render, root), opening=False)
+    return len(ids) - len(opened) if list(ids[-len(opened) :]) == opened else len(ids)
+
+
+def _alike(one: Sequence[int], other: Sequence[int]) -> int:
+    """How many first tokens are the same."""
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((at for at, (mine, its) in pairs if mine != its), min(len(one), len(other)))
 
 
 def _end_tokens_in(model: LoadedModel, text: str) -> int:

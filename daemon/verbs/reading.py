@@ -34,7 +34,7 @@ async def append(parts: Parts, request: api.AppendRequest) -> api.AppendResult:
     async with awake as (use, live):
         look, turn = _branch(parts, live), None
         if request.messages is not None:
-            turn = await parts.conversing.unanswered(live, request.messages)
+            turn = await parts.conversing.behind(live, Behind(live.whole_tokens), request.messages, live.root)
             ids = list(turn.ids)
         elif request.tokens is not None:
             ids = list(request.tokens)

@@ -73,7 +73,7 @@ _NOT_TOLD: Final = (TemplateUnusable.code, LocalProtocolError.code)
 class Report:
     """What came of it. explained: answers that are not those of a fresh daemon for what their ledgers have kept, with
     the names of these differences. wrong: every entry is a failure of the promise. gaps: of the loop, the longest
-    first."""
+    first. told: dialogues that were told in pieces, too."""
 
     dialogues: int = 0
     requests: int = 0
@@ -374,14 +374,14 @@ class Sweep:
         """Another client tells the same dialogue in pieces."""
         body = body_of(request, one.of)
         asked = asked_in(body)
-        session = str(parse_reference(f"told-{self.report.told}"))
-        self.report.told += 1
+        session = str(parse_reference(f"told-{self.report.requests}"))
         try:
             found = self._company.tell(session, asked, self._chance)
         except TorporError as error:
             if error.code in _NOT_TOLD:
                 return
             found = {"code": error.code}
+        self.report.told += 1
         expected = {name: self._known[body].get(name) for name in found}
         expected["text"] = expected.get("text") or ""
         self._require(one.of.seed, "told in pieces", body, found, expected, session)

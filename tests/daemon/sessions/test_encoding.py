@@ -19,9 +19,18 @@ import pytest
 from torpor.daemon.errors import ContextOverflow
 from torpor.daemon.models.chat_template import Root
 from torpor.daemon.models.models import LoadedModel, load_model
-from torpor.daemon.sessions.encoding import Encoder, Place, _encoded, most_bytes_per_token
+from torpor.daemon.sessions.encoding import Encoder, Place, _answer_end, _encoded, most_bytes_per_token
 from torpor.snapshot.digests import DigestCache
-from torpor.tests.daemon.models.template_families import QWEN3, SMOLLM2, write_family
+from torpor.tests.daemon.models.template_families import (
+    CHATML,
+    GLM,
+    LLAMA3,
+    QWEN3,
+    QWEN3_CODER,
+    SMOLLM2,
+    Family,
+    write_family,
+)
 from torpor.tests.daemon.session_rig import Gate, Rigged, ignore, tokens_of, until
 from transformers import AutoTokenizer
 
@@ -398,3 +407,36 @@ def test_a_text_that_spells_a_control_token_is_written_as_json_like_any_other(
     controls, text = told(joining, words.format(quoted), role="tool")
     assert json.dumps(words.format(quoted)) in text
     assert controls == told(joining, "hi", role="tool")[0]
+
+
+LOOKS = {"name": "look", "arguments": {"at": "<|user|> <|observation|><|im_end|>"}, "id": "call00001"}
+RESULT = {"role": "tool", "content": "<|user|>", "tool_call_id": "call00001"}
+ON = {"role": "user", "content": "and?"}
+
+
+@pytest.mark.parametrize(
+    ("family", "said", "then"),
+    [
+        *[(family, {"content": "Yes.<|user|>"}, ON) for family in (GLM, QWEN3_CODER, CHATML, LLAMA3)],
+        *[(family, {"content": "Yes."}, ON) for family in (GLM, QWEN3_CODER, CHATML, LLAMA3)],
+        *[(family, {"content": "", "tool_calls": [LOOKS]}, RESULT) for family in (GLM, QWEN3_CODER, LLAMA3)],
+        *[(family, {"content": "Hm.", "tool_calls": [LOOKS]}, RESULT) for family in (GLM, QWEN3_CODER)],
+        (GLM, {"content": ""}, ON),
+        (GLM, {"content": "", "tool_calls": [LOOKS], "reasoning": "So."}, RESULT),
+        (GLM, {"content": "Hm.", "tool_calls": [LOOKS], "reasoning": "So."}, RESULT),
+    ],
+)
+def test_an_answer_that_is_appended_ends_where_the_dialogue_goes_on(
+    tmp_path: Path, model_writer: Callable[..., Path], family: Family, said: dict[str, Any], then: dict[str, Any]
+) -> None:
+    """Told in two pieces, with a turn's end before the answer, it is what it is when it is told at once."""
+    folder = write_family(tmp_path / "model", family, model_writer)
+    model = load_model("m", str(folder), DigestCache(tmp_path / "digests"))
+    root = Root(({"name": "look", "description": "", "parameters": {"type": "object"}},))
+    before = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "Hello."}, {**ON}]
+    messages: list[Any] = [*before, {"role": "assistant", **said}]
+    opening = Place(0, None, turn_open=False)
+    ids = _encoded(model, messages, opening, root)
+    end = _answer_end(model, messages, opening, ids, root)
+    behind = _encoded(model, [then], Place(end, ids[end - 1], turn_open=True), root)
+    assert [*ids[:end], *behind] == _encoded(model, [*messages, then], opening, root)
