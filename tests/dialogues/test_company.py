@@ -15,9 +15,15 @@ from torpor.tests.shares import share
 
 KINDS = [pytest.param(family, flags, id=f"{family.name}-{flags}") for family, flags in kinds()]
 
+# The families whose dialogues are all alike or explained. Of DeepSeek one told in pieces is not: its template opens an
+# answer with thinking, so one that a client brings behind a message that was appended is a turn behind an empty one.
+# The others are in the sweep in full.
+_SHOWN: Final = ("chatml", "llama3", "mistral", "gemma2", "gemma3", "qwen3", "glm")
+SHARED = [kind for kind in KINDS if kind.id and kind.id.rpartition("-")[0] in _SHOWN]
 
-@pytest.mark.one_in(8)
-@pytest.mark.parametrize(("family", "flags"), KINDS)
+
+@pytest.mark.one_in(4)
+@pytest.mark.parametrize(("family", "flags"), SHARED)
 def test_company_changes_no_answer(family: Family, flags: Any) -> None:
     first = share() % 1_000_000
     report = swept(family, flags, range(first, first + 3), kill_share=0.06, turns=(1, 2))
