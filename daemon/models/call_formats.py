@@ -19,7 +19,7 @@ from . import call_tags
 from .call_reading import INTEGERS
 from .call_tags import Tags
 from .marks import Marks
-from .rules import Literal, Rules, quoted
+from .rules import Literal, Rules, quoted, text_with
 from .schemas import NotForcible, Schema, alternatives, binding, kinds_of, reference_of, resolved
 from .written_tools import CALL_AROUND
 
@@ -228,8 +228,12 @@ def _loose_tagged(tags: Tags, rules: Rules, name: str, marks: Marks) -> str:
     return f"{head} {blanks}? {argument}* {tail} {rules.literal(marks.call[1])}"
 
 
-def _loose(head: str, rules: Rules, name: str, marks: Marks) -> str:
-    return f"{rules.literal(head.replace('NAME', name))} {rules.raw(marks.call[1])}"
+def _loose(head: str, quote: str, rules: Rules, name: str, marks: Marks) -> str:
+    """quote: what stands around texts. A control token is no part of a text, so the rule has to name it."""
+    begins, close = rules.literal(head.replace("NAME", name)), marks.call[1]
+    is_control = rules.literal(quote).startswith("<[")
+    texts = f"({rules.raw(quote, (text_with(close),))})*" if is_control else ""
+    return f"{begins} {texts} {rules.raw(close)}"
 
 
 def _write_bare(quote: str, rules: Rules, name: str, schema: Schema, _: Marks) -> str:
@@ -293,11 +297,11 @@ def _tagged(tags: Tags) -> _Form:
 
 def _bare(quote: str) -> _Form:
     shape = f"call:NAME{{KEY:{quote}TEXT{quote},KEY:VALUE}}"
-    return _Form(partial(_write_bare, quote), lambda _: shape, partial(_loose, "call:NAME{"))
+    return _Form(partial(_write_bare, quote), lambda _: shape, partial(_loose, "call:NAME{", quote))
 
 
 _OWN: Final = _Form(_write_json, lambda _: "{...}".join(CALL_AROUND))
-_PYTHONIC: Final = _Form(_write_pythonic, lambda _: '[NAME(KEY="TEXT", KEY=VALUE)]', partial(_loose, "[NAME("))
+_PYTHONIC: Final = _Form(_write_pythonic, lambda _: '[NAME(KEY="TEXT", KEY=VALUE)]', partial(_loose, "[NAME(", '"'))
 
 # By the last part of the parser's module; `marks` is our own form, for models without one.
 _FORMS: Final[Mapping[str, _Form]] = MappingProxyType(

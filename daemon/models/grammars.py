@@ -12,7 +12,7 @@ import re
 import threading
 from collections import OrderedDict
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -65,11 +65,13 @@ _PIECE: Final = re.compile(r'<\[\d+\]>|"(?:[^"\\]|\\.)*"')
 
 @dataclass(frozen=True, slots=True)
 class AnswerForm:
-    """What one answer is held to. tools: those that are offered."""
+    """What one answer is held to. tools: those that are offered. unheld: the names of those that no grammar can hold;
+    beside a constraint, their arguments are free."""
 
     constraint: Constraint | None
     choice: ToolChoice
     tools: tuple[Mapping[str, Any], ...] = ()
+    unheld: frozenset[str] = frozenset()
 
     def __bool__(self) -> bool:
         """Whether it is held to anything."""
@@ -90,8 +92,10 @@ class AnswerForm:
 
     def loose(self) -> frozenset[str]:
         """The names of those of them whose arguments are free."""
-        if self.choice.mode == "required" or self.constraint is not None:
+        if self.choice.mode == "required":
             return frozenset()
+        if self.constraint is not None:  # a call that cannot be read would be text, which is held to it
+            return self.unheld
         return frozenset(tool["name"] for tool in self.tools) - frozenset(self.choice.strict)
 
 
@@ -121,6 +125,31 @@ class Grammars:
         """A matcher at the beginning of an answer. Behind `describe`. Raises InvalidConstraint: what the answer is held
         to is wrong, too large, asks for a file or address, or allows no answer; or this model's form of calls has no
         place for it."""
+        refused: InvalidConstraint
+        for unheld in self._unheld(form, marks):
+            try:
+                return self._matcher(replace(form, unheld=unheld), marks)
+            except InvalidConstraint as error:
+                refused = error
+        raise refused
+
+    def _unheld(self, form: AnswerForm, marks: Marks) -> Iterator[frozenset[str]]:
+        """Of the tools beside a constraint, those that are not held: none, if that can be; then the ones that cannot
+        be, and then all that need not be."""
+        yield frozenset()
+        if form.constraint is not None and form.choice.mode == "auto":
+            free = [tool for tool in form.tools if tool["name"] not in form.choice.strict]
+            yield frozenset(tool["name"] for tool in free if not self._is_held(tool, marks))
+            yield frozenset(tool["name"] for tool in free)
+
+    def _is_held(self, tool: Mapping[str, Any], marks: Marks) -> bool:
+        try:
+            self._matcher(AnswerForm(None, ToolChoice(mode="required"), (tool,)), marks)
+        except InvalidConstraint:
+            return False
+        return True
+
+    def _matcher(self, form: AnswerForm, marks: Marks) -> Matcher:
         with self._lock:
             words = self._read()
             try:

@@ -244,8 +244,13 @@ def quoted(text: str) -> str:
 def text_without(mark: str, unlike: Sequence[str] = ()) -> str:
     """The expression of any text that has no `mark` in it. unlike: regular expressions of whole texts that it is
     not."""
+    return "/(?s:.*)/" + "".join(f" & ~/{each}/" for each in (text_with(mark), *unlike))
+
+
+def text_with(mark: str) -> str:
+    """The regular expression of any text that has a mark in it."""
     spelled = "".join(f"\\x{{{ord(each):x}}}" for each in mark)
-    return "/(?s:.*)/" + "".join(f" & ~/{each}/" for each in (f"(?s:.*){spelled}(?s:.*)", *unlike))
+    return f"(?s:.*){spelled}(?s:.*)"
 
 
 _PLAIN_FLOAT: Final = re.compile(r"-?\d{1,15}\.\d+")

@@ -6,8 +6,10 @@ Random tokens stand for a model: whatever the grammar allows must come out right
 from __future__ import annotations
 
 import importlib
+import json
 import random
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -88,11 +90,14 @@ class Form:
     def closing(self) -> list[list[int]]:
         """The marks of this form and of others, token by token in their plain spelling."""
         texts = [*CLOSING, *(mark for mark in self.marks.call if mark)]
-        return [[ALPHABET.index(BYTES[byte]) for byte in text.encode()] for text in texts]
+        return [self.tokens(text) for text in texts]
 
     def matcher(self, tools: tuple[dict[str, Any], ...], choice: ToolChoice = REQUIRED, **constraint: str) -> Matcher:
         held = Constraint(**constraint) if constraint else None
         return self.grammars.matcher(AnswerForm(held, choice, tools), self.marks)
+
+    def tokens(self, text: str) -> list[int]:
+        return [ALPHABET.index(BYTES[byte]) for byte in text.encode()]
 
     def text(self, tokens: list[int]) -> str:
         return str(self.backend.decode(tokens, skip_special_tokens=False))
@@ -241,6 +246,46 @@ def wrong_schema(chance: random.Random, depth: int = 0) -> dict[str, Any]:
     if chance.random() < 0.4:
         found[chance.choice(KEYWORDS)] = chance.choice(WRONG)
     return found
+
+
+UNHELD = ({"not": {"type": "string"}}, {"type": "string", "pattern": "(?=a)b"}, 5)
+SAID: dict[str, Any] = {"type": "object", "properties": {"a": {"enum": ["x"]}}, "required": ["a"]}
+SAID["additionalProperties"] = False
+
+
+@pytest.mark.parametrize("parser", FORMS)
+def test_a_tool_that_cannot_be_held_is_free_beside_a_constraint_unless_it_is_strict(
+    tiny_model: Path, parser: str
+) -> None:
+    """A client that wants its answer as JSON offers tools of others, too."""
+    unheld = UNHELD[FORMS.index(parser) % len(UNHELD)]
+    form = Form(tiny_model, parser, special=True)
+    tools = (tool("held", ("n",), n={"const": 7}), tool("free", x=unheld))
+    chance, schema = random.Random(31), json.dumps(SAID)
+
+    def written(one: dict[str, Any]) -> list[int]:
+        return walked(form.matcher((one,)), chance, form.closing())
+
+    for choice in (ToolChoice(), ToolChoice(strict=("held",))):
+        held = partial(form.matcher, tools, choice, json_schema=schema)
+        assert takes(held(), form.tokens('{"a": "x"}'))
+        assert not takes(held(), form.tokens('{"a": "y"}'))
+        for _ in range(2):
+            assert takes(held(), written(tools[0]))
+            assert not takes(held(), written(tool("held", ("n",), n={"const": 8})))
+            assert takes(held(), written(tool("free", ("x",), x={"const": "some words"})))
+    with pytest.raises(InvalidConstraint, match="tool 'free'"):
+        form.matcher(tools, ToolChoice(strict=("free",)), json_schema=schema)
+    with pytest.raises(InvalidConstraint, match="the schema"):
+        form.matcher(tools, ToolChoice(), json_schema=json.dumps({"not": {"type": "string"}}))
+
+
+def takes(matcher: Matcher, tokens: list[int]) -> bool:
+    """Whether an answer may be these tokens."""
+    for token in tokens:
+        if matcher.is_at_end or not matcher.allowed()[token] or not matcher.accept(token):
+            return False
+    return matcher.is_at_end or bool(matcher.allowed()[END])
 
 
 @pytest.mark.parametrize("parser", FORMS)
