@@ -19,7 +19,7 @@ from typing import Any, Final
 
 from ...memvid.units import format_plural
 from ...memvid.uri import SessionUri
-from ..api.dialogue import canonical
+from ..api.dialogue import Role, canonical
 from ..api.events import OnEvent
 from ..engine import generation
 from ..engine.engine import Engine
@@ -100,10 +100,11 @@ class Dialogue:
         return replace(self, tokens=self.tokens[:at], text_map=text_map, root=text_map.root_at_end(self.root))
 
     @property
-    def waits_for_answer(self) -> bool:
-        """Whether it ends behind a message that was not answered, in the turn that was opened for the answer."""
+    def asked(self) -> Role | None:
+        """The role of its last message, if it ends in the turn that was opened for an answer to that; None else."""
         turns = self.text_map.turns
-        return bool(turns) and turns[-1].role != "assistant" and self.text_map.end == len(self.tokens)
+        waits = bool(turns) and turns[-1].role != "assistant" and self.text_map.end == len(self.tokens)
+        return turns[-1].role if waits else None
 
     @property
     def end(self) -> Place:
@@ -189,18 +190,20 @@ class Conversing:
             ids = ids[: await self._encoder.answer_end(live.model, new, where, ids, root)]
             lengths = [min(each, len(ids)) for each in lengths]
         before = known.text_map.begun(await self._encoder.shown_root(live.model, root)).changed(known.root, root)
-        before = before if where.answers else before.answered(at)
+        at = where.held
+        before = before.ending(at) if where.answers else before.answered(at)
         extend = partial(before.extended, new, start=at, end=at + len(ids), lengths=lengths)
         return _without_known(live, NewTurn(at, ids, await self._encoder.aside(extend), root), request)
 
     async def _place(self, live: Session, known: Dialogue, new: Sequence[Message], root: Root) -> Place:
         """Where new messages stand behind what is known: an answer that a client brings, in the turn that was opened
-        for it, if the template shows it there."""
-        if known.waits_for_answer and new[0]["role"] == "assistant":
-            place = replace(known.end, answers=True)
-            with suppress(TemplateUnusable, ContextOverflow):
-                await self._encoder.messages(live.model, new, place, root)
-                return place
+        for it, or in place of that if the template shows it otherwise."""
+        if known.asked is not None and new[0]["role"] == "assistant":
+            with suppress(TemplateUnusable):
+                back = await self._encoder.taken_back(live.model, known.asked, new, root)
+                at = len(known.tokens) - len(back)
+                if list(known.tokens[at:]) == back:
+                    return Place(at, known.tokens[at - 1], turn_open=True, answers=known.asked)
         return known.end
 
     async def transcript(

@@ -257,7 +257,7 @@ def _told_apart(model: LoadedModel, known: Dialogue, turns: Sequence[Turn], star
     end = turns[-1].end
     named: list[Message] = [{**message_of(turn.role, f"{_WORDS}{at:08}")} for at, turn in enumerate(turns)]
     before = known.before(start)
-    answers = turns[0].role == "assistant" and before.waits_for_answer
+    answers = before.asked if turns[0].role == "assistant" else None
     place = Place(start, known.tokens[start - 1] if start else None, turn_open=True, answers=answers)
     text = str(model.tokenizer.decode(list(known.tokens[start:end])))
     # A template may show the last answer otherwise than one that another turn follows.

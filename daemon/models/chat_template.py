@@ -211,15 +211,21 @@ def answer_opening(render: Render, root: Root = NO_ROOT) -> str:
     return render([asked], True, root).removeprefix(render([asked], False, root))
 
 
-def answering(render: Render, messages: Sequence[Message], root: Root = NO_ROOT) -> str:
+def answering(render: Render, asked: str, messages: Sequence[Message], root: Root = NO_ROOT) -> tuple[str, str]:
     """The text of messages where the ledger ends in a turn that was opened for an answer. The first message is that
-    answer. Raises TemplateUnusable: the template shows an answer in another way than it opens one."""
-    asked: Message = {"role": "user", "content": _USER}
-    opened = render([asked], True, root).partition(_USER)[2]
-    whole = render([asked, *messages], messages[-1]["role"] != "assistant", root).partition(_USER)[2]
-    if not whole.startswith(opened):
-        raise TemplateUnusable("The model's chat template opens an answer in another way than it shows one.")
-    return whole[len(opened) :]
+    answer. Before it, the text to take back: what opens a turn, where the template shows an answer in another way.
+    asked: the role of the message before it. Raises TemplateUnusable: the template shows that in another way, too."""
+    waiting: list[Message] = [{"role": asked, "content": _USER}]
+    if asked == "tool":
+        result: Message = {**waiting[0], "tool_call_id": "placehold"}
+        called: Message = {"role": "assistant", "content": _ASSISTANT, "tool_calls": [_call_of(result)]}
+        waiting = [{"role": "user", "content": "?"}, called, result]
+    opened, closed = (render(waiting, opens, root).partition(_USER)[2] for opens in (True, False))
+    whole = render([*waiting, *messages], messages[-1]["role"] != "assistant", root).partition(_USER)[2]
+    for shown in (opened, closed):
+        if whole.startswith(shown) and opened.startswith(shown):
+            return opened[len(shown) :], whole[len(shown) :]
+    raise TemplateUnusable("The model's chat template shows a message in another way once an answer follows.")
 
 
 def _leading_results(messages: Sequence[Message]) -> list[Message]:

@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 from blake3 import blake3
 
 from ...memvid.units import format_plural
+from ..api.dialogue import Role
 from ..errors import ContextOverflow, TemplateUnusable
 from ..models import chat_template
 from ..models.chat_template import NO_ROOT, Message, Root
@@ -60,13 +61,13 @@ Result = TypeVar("Result")
 @dataclass(frozen=True, slots=True)
 class Place:
     """Where in a ledger messages are read. held: tokens before them. last: the token just before; None at the beginning
-    of a conversation. turn_open: whether an assistant's turn has to be closed first. answers: whether the first message
-    is the answer in that turn."""
+    of a conversation. turn_open: whether an assistant's turn has to be closed first. answers: the role of the message
+    before, if the first message is the answer to that; None else."""
 
     held: int
     last: int | None
     turn_open: bool
-    answers: bool = False
+    answers: Role | None = None
 
 
 class Encoder:
@@ -139,6 +140,15 @@ class Encoder:
         if not any(message["role"] == "assistant" for message in messages[:-1]):
             return ()
         return await self.aside(lambda: _lengths(model, messages, place, ids, root))
+
+    async def taken_back(self, model: LoadedModel, asked: Role, messages: Sequence[Message], root: Root) -> list[int]:
+        """The tokens at a ledger's end, in a turn that was opened for an answer, that are not there where the first of
+        these messages is that answer. asked: the role of the message before. Raises TemplateUnusable."""
+
+        def find() -> list[int]:
+            return model.encode(chat_template.answering(model.render, asked, messages, root)[0], opening=False)
+
+        return await self.aside(find)
 
     async def answer_end(
         self, model: LoadedModel, messages: Sequence[Message], place: Place, ids: Sequence[int], root: Root = NO_ROOT
@@ -221,7 +231,7 @@ def rendered(model: LoadedModel, messages: Sequence[Message], place: Place, root
     if place.last is None:
         return chat_template.opening(model.render, messages, root)
     if place.answers:
-        return chat_template.answering(model.render, messages, root)
+        return chat_template.answering(model.render, place.answers, messages, root)[1]
     end_text = str(model.tokenizer.decode([place.last])) if place.last in model.end_tokens else ""
     return chat_template.continuation(model.render, messages, root, turn_open=place.turn_open, end_text=end_text)
 

@@ -320,6 +320,10 @@ class TextMap:
         turns = tuple(replace(turn, answer=b"") if turn.answer in answers else turn for turn in self.turns)
         return replace(self, turns=turns, disowned=gone) if answers else self
 
+    def ending(self, tokens: int) -> TextMap:
+        """The map with its last turns ending at `tokens`, before what was read behind them."""
+        return replace(self, turns=tuple(replace(turn, end=min(turn.end, tokens)) for turn in self.turns))
+
     def cut(self, tokens: int) -> TextMap:
         """The text map of a ledger that is cut to `tokens`."""
         if self.end <= tokens:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import replace
 
 from ..api import reading as api
 from ..api.constraints import FREE
-from ..api.events import SessionEvent
+from ..api.events import OnEvent, SessionEvent
 from ..api.sampling import Sampling, new_seed
 from ..api.session import Look
 from ..chat.conversing import Behind, require_transcript, root_of
@@ -16,6 +17,7 @@ from ..chat.prompt_io import NEVER, Known
 from ..engine import generation
 from ..engine.generation import WriteOrder
 from ..errors import EmptyContext, InvalidTokens, InvalidTranscript
+from ..memory.line import Use
 from ..models.grammars import AnswerForm, Matcher
 from ..parts import Parts
 from ..sessions.sessions import Session
@@ -42,11 +44,12 @@ async def append(parts: Parts, request: api.AppendRequest) -> api.AppendResult:
             ids = await parts.encoder.text(live, request.text or "")
         await in_pieces(generation.require_valid(live.model, ids))
         await parts.reasons.note(live, "append", ids)
-        live = await parts.exchanges.room_for(use, live, len(ids), request.emit)
-        if turn is None:
-            cached, seconds = await parts.exchanges.read(live, ids, request.emit, turn_open=False)
-        else:
-            cached, seconds = await parts.exchanges.read_turn(live, turn, request.emit)
+        async with _at(parts, use, live, turn, request.emit) as live:
+            live = await parts.exchanges.room_for(use, live, len(ids), request.emit)
+            if turn is None:
+                cached, seconds = await parts.exchanges.read(live, ids, request.emit, turn_open=False)
+            else:
+                cached, seconds = await parts.exchanges.read_turn(live, turn, request.emit)
         return api.AppendResult(
             session=str(live.uri),
             tokens_added=len(ids),
@@ -130,11 +133,8 @@ async def answer(
         parts.conversing.require_room(live, turn, count)
         if known.request is not None:
             request.emit(SessionEvent(str(live.uri), use.recomputed_tokens))
-        rewinds = turn.at + len(turn.begun) < len(live.state.tokens)
-        before = live if rewinds else None
-        try:
-            if rewinds:
-                live = await parts.conversing.go_back(use, live, turn, request.emit)
+        rewinds = _goes_back(live, turn)
+        async with _at(parts, use, live, turn, request.emit) as live:
             to_read, has_written = len(turn.ids), len(turn.begun)
             live = await parts.exchanges.room_for(
                 use, live, to_read, request.emit, to_write=count, has_written=has_written, marks=turn.marks
@@ -151,11 +151,25 @@ async def answer(
             result = await parts.exchanges.write(
                 use, live, order, request.emit, read=read, started=started, look=look, known=known
             )
-        except BaseException:
-            if before is not None:
-                parts.conversing.leave_asleep(before)
-            raise
         return replace(result, rewound_to=turn.at) if rewinds else result
+
+
+def _goes_back(live: Session, turn: NewTurn) -> bool:
+    """Whether a turn stands before the session's end."""
+    return turn.at + len(turn.begun) < len(live.state.tokens)
+
+
+@asynccontextmanager
+async def _at(parts: Parts, use: Use, live: Session, turn: NewTurn | None, emit: OnEvent) -> AsyncIterator[Session]:
+    """The session where a turn stands; on a failure before anything is read there, it is as it was."""
+    if turn is None or not _goes_back(live, turn):
+        yield live
+        return
+    try:
+        yield await parts.conversing.go_back(use, live, turn, emit)
+    except BaseException:
+        parts.conversing.leave_asleep(live)
+        raise
 
 
 async def _turn(

@@ -15,10 +15,8 @@ from torpor.tests.shares import share
 
 KINDS = [pytest.param(family, flags, id=f"{family.name}-{flags}") for family, flags in kinds()]
 
-# The families whose dialogues are all alike or explained. Of DeepSeek one told in pieces is not: its template opens an
-# answer with thinking, so one that a client brings behind a message that was appended is a turn behind an empty one.
-# The others are in the sweep in full.
-_SHOWN: Final = ("chatml", "llama3", "mistral", "gemma2", "gemma3", "qwen3", "glm")
+# The families whose dialogues were swept and are all alike or explained. The others are in the sweep in full.
+_SHOWN: Final = ("chatml", "llama3", "mistral", "gemma2", "gemma3", "qwen3", "glm", "deepseek")
 SHARED = [kind for kind in KINDS if kind.id and kind.id.rpartition("-")[0] in _SHOWN]
 
 
@@ -63,7 +61,7 @@ PLANTS: dict[str, tuple[int, str, str, str]] = {
     "a client's answer is a second turn behind an empty one": (
         0,
         "daemon/chat/conversing.py",
-        'if known.waits_for_answer and new[0]["role"] == "assistant":',
+        'if known.asked is not None and new[0]["role"] == "assistant":',
         "if False:",
     ),
     "a message that was read before its client left is read again": (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
@@ -21,6 +22,7 @@ from torpor.daemon.sessions.transcripts import TEXT_MAP, TextMap, message_of
 from torpor.memvid.uri import SessionUri
 from torpor.snapshot.errors import MalformedSnapshot
 from torpor.tests.daemon.conversing_rig import (  # noqa: F401
+    END,
     SYSTEM,
     TOOLS,
     assistant,
@@ -34,6 +36,7 @@ from torpor.tests.daemon.conversing_rig import (  # noqa: F401
     user,
     with_template,
 )
+from torpor.tests.daemon.models.template_families import DEEPSEEK, GEMMA3, GLM, GRANITE, MISTRAL, Family, write_family
 from torpor.tests.daemon.session_rig import MODEL, Rigged, open_rigged
 from torpor.tests.shares import share
 
@@ -392,14 +395,39 @@ THINKS = (
 )
 
 
-async def test_an_answer_that_a_template_opens_otherwise_stands_behind_an_empty_one(
-    open_rig: Any, own_tiny_model: Path
+@pytest.mark.parametrize("slept", [False, True])
+async def test_an_answer_that_a_template_opens_otherwise_takes_the_place_of_the_opened_turn(
+    open_rig: Any, own_tiny_model: Path, *, slept: bool
 ) -> None:
+    """Else it would be a second turn behind an empty one, and the next answer another than where all came at once."""
+    said = [user("one"), assistant("eins"), user("two"), called("f", x=1), user("and?"), assistant("so"), user("on")]
     async with open_rig(with_template(own_tiny_model, THINKS), endless=False) as rig:
-        for message in (user("one"), assistant("eins")):
+        for message in said[:-1]:
             await rig.service.append("a", messages=[message], create=True)
-        await converse(rig, [user("on")], "ja", at_end=True)
-        assert [each.content for each in (await rig.service.recall("a")).messages[-2:]] == ["on", "ja"]
+            if slept:
+                await rig.sleep("a")
+        told = await converse(rig, said[-1:], "ja", at_end=True)
+        opened = rig.model.encode(rig.model.render(said, True), opening=False)
+        assert ledger(rig) == [*opened, *rig.model.encode("ja", opening=False), END]
+        messages = (await rig.service.recall("a")).messages
+        assert [each.role for each in messages] == [each["role"] for each in (*said, assistant("ja"))]
+        again = await converse(rig, [*said, assistant("ja"), user("more")], "nein")
+        assert (again.session, again.cached_tokens) == (told.session, 0)
+
+
+@pytest.mark.parametrize("family", [DEEPSEEK, GLM, GRANITE, GEMMA3, MISTRAL], ids=lambda family: family.name)
+async def test_messages_that_are_appended_one_by_one_are_those_that_come_at_once(
+    open_rig: Any, tmp_path: Path, model_writer: Callable[..., Path], family: Family
+) -> None:
+    """DeepSeek's template opens a turn behind the user alone, and with thinking, which it does not show later."""
+    look = {"name": "look", "arguments": {"at": 1}, "id": "call00001"}
+    calls = {**assistant(""), "tool_calls": [look]}
+    seen = {"role": "tool", "content": "20", "tool_call_id": "call00001"}
+    said = [user("one"), assistant("eins"), user("two"), calls, seen, assistant("so"), user("on")]
+    async with open_rig(write_family(tmp_path / "model", family, model_writer), endless=False) as rig:
+        for message in said:
+            await rig.service.append("a", messages=[message], create=True)
+        assert ledger(rig) == rig.model.encode(rig.model.render(said, True), opening=False)
 
 
 @pytest.mark.parametrize("left", [False, True], ids=["in memory", "left"])
