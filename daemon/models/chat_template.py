@@ -205,6 +205,13 @@ def _closing(render: Render, exchange: Sequence[Message], root: Root, *, is_last
     return _after_placeholder(render(exchange, True, root)).removesuffix(answer_opening(render, root))
 
 
+def answer_closing(render: Render, root: Root = NO_ROOT) -> str:
+    """The text that closes an answer which another turn follows."""
+    return _closing(
+        render, [{"role": "user", "content": _USER}, {"role": "assistant", "content": _ASSISTANT}], root, is_last=False
+    )
+
+
 def answer_opening(render: Render, root: Root = NO_ROOT) -> str:
     """The text that opens an answer behind a message of the user."""
     asked: Message = {"role": "user", "content": _USER}

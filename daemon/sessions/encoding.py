@@ -350,8 +350,12 @@ def _answer_end(model: LoadedModel, messages: Sequence[Message], place: Place, i
     ends = [at + 1 for at in range(len(ids) - behind, len(ids)) if ids[at] in model.end_tokens]
     if ends:
         return ends[-1]
-    opened = model.encode(chat_template.answer_opening(model.render, root), opening=False)
-    return len(ids) - len(opened) if list(ids[-len(opened) :]) == opened else len(ids)
+    end = len(ids)
+    # What goes on behind the answer closes it: that is no end token here, so it would be written twice.
+    for around in (chat_template.answer_opening(model.render, root), chat_template.answer_closing(model.render, root)):
+        tokens = model.encode(around, opening=False)
+        end -= len(tokens) if tokens and list(ids[end - len(tokens) : end]) == tokens else 0
+    return end
 
 
 def _alike(one: Sequence[int], other: Sequence[int]) -> int:

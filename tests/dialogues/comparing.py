@@ -18,7 +18,7 @@ DIFFERENCES: Final[Mapping[str, str]] = {
     "taken otherwise": "Messages that a template refuses stand in a form that it takes.",
     "thinking": "An answer's thinking stays where it was written or read; a template drops it, or writes an empty one.",
     "blanks": "Blanks around an answer's words stay as they were written; a template strips them, or sets its own.",
-    "another end": "An answer's end token is the one that was written; a template sets its own.",
+    "another end": "An answer's end token is the one that was written, or of a last answer; a template sets its own.",
     "quoted thinking": "An answer's words in front of a `</think>` that it quotes stay; some templates drop them.",
     "spelled anew": "Calls and words beside them stand as they were written; a template spells and orders them anew.",
     "cut off": "A call that the limit of tokens cut off stays in the ledger, and no client is shown it.",
@@ -90,6 +90,9 @@ class _Walk:
         if number == len(self._said) and at == end and there == len(self._whole):
             return Counter()
         names = self._behind_answer(number, at, there)
+        if names is None and at < end and self._is_end(self._ledger, at) and self._is_end(self._whole, there):
+            names = self._from(number, at + 1, there + 1)
+            return None if names is None else names + Counter(("another end",))
         if names is None and (behind := self._behind_thinking(at, there, size)) is not None and behind[0] <= end:
             names = self._from(number, *behind)
             return None if names is None else names + Counter(("thinking",))
@@ -138,6 +141,9 @@ class _Walk:
                 return None
             behind += len(closes)
         return self._behind_blanks(self._ledger, closed + len(closes)), self._behind_blanks(self._whole, behind)
+
+    def _is_end(self, tokens: Sequence[int], at: int) -> bool:
+        return at < len(tokens) and _ends_turn(self._rendering, tokens[at])
 
     def _opens(self, tokens: Sequence[int], at: int) -> bool:
         return bool(self._thinks) and tokens[at : at + len(self._thinks[0])] == self._thinks[0]
@@ -208,6 +214,10 @@ def said_alike(one: Message, other: Message) -> bool:
     return words[0] == words[1] and calls[0] == calls[1]
 
 
+def _ends_turn(rendering: Rendering, token: int) -> bool:
+    return token in rendering.model.end_tokens or rendering.controls.get(token) == "<|end|>"
+
+
 @dataclass
 class _Answer:
     """thought: between the marks at its beginning; None without them. words: behind it. end: its end token's name."""
@@ -219,7 +229,7 @@ class _Answer:
     @classmethod
     def of(cls, rendering: Rendering, tokens: Sequence[int]) -> _Answer:
         tokens, end = list(tokens), ""
-        while tokens and (tokens[-1] in rendering.model.end_tokens or rendering.controls.get(tokens[-1]) == "<|end|>"):
+        while tokens and _ends_turn(rendering, tokens[-1]):
             end = rendering.controls[tokens.pop()]
         text, marks = rendering.text(tokens), rendering.model.marks.reasoning
         if marks and text.lstrip().startswith(marks[0]):

@@ -24,6 +24,7 @@ from torpor.snapshot.digests import DigestCache
 from torpor.tests.daemon.models.template_families import (
     CHATML,
     GLM,
+    GPT_OSS,
     LLAMA3,
     QWEN3,
     QWEN3_CODER,
@@ -421,6 +422,7 @@ ON = {"role": "user", "content": "and?"}
         *[(family, {"content": "Yes."}, ON) for family in (GLM, QWEN3_CODER, CHATML, LLAMA3)],
         *[(family, {"content": "", "tool_calls": [LOOKS]}, RESULT) for family in (GLM, QWEN3_CODER, LLAMA3)],
         *[(family, {"content": "Hm.", "tool_calls": [LOOKS]}, RESULT) for family in (GLM, QWEN3_CODER)],
+        *[(GPT_OSS, {"content": words, "tool_calls": [LOOKS]}, RESULT) for words in ("", "Hm.")],
         (GLM, {"content": ""}, ON),
         (GLM, {"content": "", "tool_calls": [LOOKS], "reasoning": "So."}, RESULT),
         (GLM, {"content": "Hm.", "tool_calls": [LOOKS], "reasoning": "So."}, RESULT),
