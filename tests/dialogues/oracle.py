@@ -24,7 +24,7 @@ from torpor.daemon.chat.prompt_io import Known, UnderWay
 from torpor.daemon.engine.channels import Shown
 from torpor.daemon.engine.generation import WriteOrder, Written
 from torpor.daemon.errors import TemplateUnusable
-from torpor.daemon.models.chat_template import Root, rules_of
+from torpor.daemon.models.chat_template import NO_ROOT, Root, rules_of
 from torpor.daemon.models.models import LoadedModel
 from torpor.daemon.sessions.encoding import Encoder
 from torpor.daemon.sessions.sessions import Session
@@ -70,6 +70,7 @@ class Talk:
                 state=SimpleNamespace(tokens=self.tokens),
                 text_map=TextMap(),
                 system=None,
+                root=NO_ROOT,
                 left_midway=None,
                 uri="torpor://sweep/a",
             ),
