@@ -37,7 +37,7 @@ def remark_on_look(output: Output, session: str, look: Look | None) -> None:
         name = plain(session.removeprefix("torpor://").removeprefix("default/"))
         output.remark(
             f"[yellow]a look[/] at {_described(look.version, look.token_count)}: {_newest_of(look)} stays the newest,"
-            f" unless something is read or written here. To have it: [cyan]torpor sleep {name}[/], then"
+            f" unless something is read or written here. To go back to it: [cyan]torpor sleep {name}[/], then"
             f" [cyan]torpor wake {name}[/]"
         )
 

@@ -238,7 +238,7 @@ def _without_store_file(path: str) -> NotAStore:
 
 def no_store(path: str) -> NoStore:
     return NoStore(
-        f"There is no store at {path}. Name another (--store, or $TORPOR_STORE); `torpor serve` makes one in a folder "
+        f"There is no store at {path}. Name another (--store, or $TORPOR_STORE); `torpor ensure` makes one in a folder "
         "that is new or empty.",
         path=path,
     )

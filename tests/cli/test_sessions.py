@@ -608,7 +608,9 @@ def test_a_look_and_the_branch_that_ends_it_are_said_with_the_way_back(torpor: T
         daemon.service.also(verb, branched=look)
     said = " ".join(torpor("wake", "notes").err.split())
     assert "a look at version 1, token 300: version 2, with 5,000 tokens, stays the newest, unless" in said
-    assert "To have it: torpor sleep notes, then torpor wake notes" in said, "a wake of what is awake changes nothing"
+    assert "To go back to it: torpor sleep notes, then torpor wake notes" in said, (
+        "a wake of what is awake changes nothing"
+    )
     for command in (("append", "notes", "x"), ("generate", "notes", "-n", "1"), ("chat", "notes", "x", "-n", "1")):
         said = " ".join(torpor(*command).err.split())
         assert "history branches here: torpor://default/notes goes on from version 1, token 300." in said
