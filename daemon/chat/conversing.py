@@ -184,7 +184,7 @@ class Conversing:
             )
         known = Dialogue.of(live).before(at)
         new = said_behind(known, root, place.instructions, await in_pieces(digested(messages)), live.model.marks)
-        where = await self._place(live, known, new, root)
+        where = await self.place(live.model, known, new, root, again=goes_on)
         ids, lengths = await self._encoded(live, new, where, root)
         if new[-1]["role"] == "assistant":  # nothing is to be answered, so no turn is opened
             ids = ids[: await self._encoder.answer_end(live.model, new, where, ids, root)]
@@ -195,12 +195,15 @@ class Conversing:
         extend = partial(before.extended, new, start=at, end=at + len(ids), lengths=lengths)
         return _without_known(live, NewTurn(at, ids, await self._encoder.aside(extend), root), request)
 
-    async def _place(self, live: Session, known: Dialogue, new: Sequence[Message], root: Root) -> Place:
+    async def place(
+        self, model: LoadedModel, known: Dialogue, new: Sequence[Message], root: Root, *, again: bool = False
+    ) -> Place:
         """Where new messages stand behind what is known: an answer that a client brings, in the turn that was opened
-        for it, or in place of that if the template shows it otherwise."""
+        for it, or in place of that if the template shows it otherwise. again: the request was given up, so what is
+        taken back is gone already."""
         if known.asked is not None and new[0]["role"] == "assistant":
             with suppress(TemplateUnusable):
-                back = await self._encoder.taken_back(live.model, known.asked, new, root)
+                back = [] if again else await self._encoder.taken_back(model, known.asked, new, root)
                 at = len(known.tokens) - len(back)
                 if list(known.tokens[at:]) == back:
                     return Place(at, known.tokens[at - 1], turn_open=True, answers=known.asked)

@@ -28,7 +28,7 @@ from ..engine.channels import Piece, Shown, id_of_call
 from ..engine.generation import Written
 from ..errors import TemplateUnusable
 from ..models.call_reading import read_calls
-from ..models.chat_template import Message, Root
+from ..models.chat_template import Message, Root, answer_opening
 from ..models.models import LoadedModel
 from ..models.written_tools import written
 from ..residency.residency import Residency
@@ -269,6 +269,8 @@ def _told_apart(model: LoadedModel, known: Dialogue, turns: Sequence[Turn], star
             if turns[-1].role == "assistant" and known.tokens[end - 1] in model.end_tokens:
                 closing = str(model.tokenizer.decode([known.tokens[end - 1]]))
                 around[-1] = around[-1].partition(closing)[0] + closing
+            elif turns[-1].role != "assistant" and not text.endswith(around[-1]):  # the opened turn was taken back
+                around[-1] = around[-1].removesuffix(answer_opening(model.render, known.root))
             if len(around) == len(turns) + 1 and (found := _between(model, known, turns, text, around)) is not None:
                 return found
     return None

@@ -126,6 +126,7 @@ async def measure(parts: Parts, request: MeasureRequest) -> MeasureResult:
     async with parts.residency.models.using(model, claim) as loaded:
         if known is not None:
             messages = said_behind(known, root, request.instructions, messages, loaded.marks)
+            place = await parts.conversing.place(loaded, known, messages, root)
         ids = await parts.encoder.messages(loaded, messages, place, root) if messages else []
         tokens = place.held + len(ids)
         unheld = await _unheld(parts, loaded, AnswerForm(None, request.tool_choice or FREE, root.tools))

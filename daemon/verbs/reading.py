@@ -166,7 +166,9 @@ async def _at(parts: Parts, use: Use, live: Session, turn: NewTurn | None, emit:
         yield live
         return
     try:
-        yield await parts.conversing.go_back(use, live, turn, emit)
+        back = await parts.conversing.go_back(use, live, turn, emit)
+        back.text_map = turn.text_map.cut(turn.at)  # a message may end before the turn that was opened behind it
+        yield back
     except BaseException:
         parts.conversing.leave_asleep(live)
         raise

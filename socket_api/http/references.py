@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from starlette.requests import Request
 
+from ...daemon.api.recalling import RecalledMessage
 from ...daemon.api.verbs import VERBS
 from ...errors import TorporError
 from ..errors import HttpRefused
@@ -34,16 +35,18 @@ async def filled(request: Request, raw: dict[str, Any], room_bytes: int, *, fiel
     items = list(given) if isinstance(given, list) else []
     references = {at: item.get("id") for at, item in enumerate(items) if _is_reference(item)}
     taken_bytes = 0
-    known: dict[str, dict[str, dict[str, Any]]] = {}
+    known: dict[str, tuple[RecalledMessage, ...]] = {}
     for at, named in references.items():
         place = f"{field}.{at}.id"
         answer_id = answer_in(named) if isinstance(named, str) else None
         if answer_id is None:
             raise not_found(str(named or ""), place)
         if answer_id not in known:
-            known[answer_id] = await _items_of(request, answer_id, named, place)
-        if (item := known[answer_id].get(named)) is None:
+            known[answer_id] = await _said_at(request, answer_id, named, place)
+        item = next((each for each in read_items(known[answer_id], answer_id) if each["id"] == named), None)
+        if item is None:
             raise not_found(named, place)
+        require_certain(known[answer_id] if named.startswith("in_") else known[answer_id][-1:])
         taken_bytes += memory_of(item)
         if taken_bytes > room_bytes:
             raise HttpRefused("The items that the body names and its own are too long. Name fewer.", status=413)
@@ -59,12 +62,11 @@ def _is_reference(item: object) -> bool:
     return kind == "item_reference" or (kind is None and "id" in item and item.keys() <= _FIELDS)
 
 
-async def _items_of(request: Request, answer_id: str, named: str, place: str) -> dict[str, dict[str, Any]]:
-    """The items of an answer and of the messages before it, by their ids."""
+async def _said_at(request: Request, answer_id: str, named: str, place: str) -> tuple[RecalledMessage, ...]:
+    """An answer, behind the messages before it."""
     try:
         told = await desk_of(request).ask(request, VERBS["recall"], {"answer_id": answer_id})
     except TorporError as error:
         raise (not_found(named, place) if error.code == "answer_not_found" else error) from error
-    is_read = named.startswith("in_")
-    require_certain(told.messages if is_read else told.messages[-1:])
-    return {item["id"]: item for item in read_items(told.messages, answer_id)}
+    messages: tuple[RecalledMessage, ...] = told.messages
+    return messages

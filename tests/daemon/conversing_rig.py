@@ -41,6 +41,12 @@ def reply_with(rig: Rigged, reply: str | Sequence[int]) -> None:
     rig.network.reset()
 
 
+THINKS = (  # opens an answer with thinking, and shows it without
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n<think>\n{% endif %}"
+)
+
+
 def with_template(folder: Path, template: str) -> Path:
     path = folder / "tokenizer_config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"chat_template": template}))

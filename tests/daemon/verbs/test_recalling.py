@@ -24,6 +24,7 @@ from torpor.snapshot.errors import MalformedSnapshot
 from torpor.tests.daemon.conversing_rig import (  # noqa: F401
     END,
     SYSTEM,
+    THINKS,
     TOOLS,
     assistant,
     cold,
@@ -389,12 +390,6 @@ async def test_an_answer_that_a_client_brings_stands_in_the_turn_that_was_opened
     assert again.prefilled_tokens == again.token_count - len(again.tokens) - told.token_count
 
 
-THINKS = (
-    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n<think>\n{% endif %}"
-)
-
-
 @pytest.mark.parametrize("slept", [False, True])
 async def test_an_answer_that_a_template_opens_otherwise_takes_the_place_of_the_opened_turn(
     open_rig: Any, own_tiny_model: Path, *, slept: bool
@@ -402,11 +397,14 @@ async def test_an_answer_that_a_template_opens_otherwise_takes_the_place_of_the_
     """Else it would be a second turn behind an empty one, and the next answer another than where all came at once."""
     said = [user("one"), assistant("eins"), user("two"), called("f", x=1), user("and?"), assistant("so"), user("on")]
     async with open_rig(with_template(own_tiny_model, THINKS), endless=False) as rig:
-        for message in said[:-1]:
+        for message in said[:-2]:
             await rig.service.append("a", messages=[message], create=True)
+            assert all(each.certain for each in (await rig.service.recall("a")).messages)
             if slept:
                 await rig.sleep("a")
-        told = await converse(rig, said[-1:], "ja", at_end=True)
+        measured = await rig.service.measure("a", said[-2:], at_end=True)
+        told = await converse(rig, said[-2:], "ja", at_end=True)
+        assert measured.tokens == told.token_count - len(told.tokens)
         opened = rig.model.encode(rig.model.render(said, True), opening=False)
         assert ledger(rig) == [*opened, *rig.model.encode("ja", opening=False), END]
         messages = (await rig.service.recall("a")).messages

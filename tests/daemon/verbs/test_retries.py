@@ -15,6 +15,7 @@ from torpor.daemon.errors import GenerationFailed
 from torpor.daemon.tasks.cancellation import LeftMidway
 from torpor.tests.daemon.conversing_rig import (  # noqa: F401
     SYSTEM,
+    THINKS,
     assistant,
     cold,
     converse,
@@ -24,6 +25,7 @@ from torpor.tests.daemon.conversing_rig import (  # noqa: F401
     script,
     tell,
     user,
+    with_template,
 )
 from torpor.tests.daemon.session_rig import END, Rigged
 
@@ -303,3 +305,18 @@ async def test_a_request_behind_an_answer_goes_on_too(rig: Rigged, leaves: dict[
     assert ledger(rig)[: len(before)] == before
     told = await converse(rig, [user("two")], "zwei", after="22" * 16)
     assert told.session == "torpor://default/a"
+
+
+@pytest.mark.parametrize("leaves", [{"read": 300}, {"written": 4}], ids=["in its message", "in its answer"])
+async def test_a_request_that_takes_an_opened_turn_back_goes_on_too(
+    open_rig: Any, long_model: Path, leaves: dict[str, int]
+) -> None:
+    """It stands before that turn the second time, too, and not behind an empty answer."""
+    said = [user("one"), assistant("eins"), user(LONG)]
+    async with open_rig(with_template(long_model, THINKS)) as rig:
+        await rig.service.append("a", messages=said[:1], create=True)
+        await leave_in(rig, said[1:], **leaves, at_end=True, max_tokens=9)
+        told = await converse(rig, said[1:], at_end=True, max_tokens=9)
+        opened = rig.model.encode(rig.model.render(said, True), opening=False)
+        assert ledger(rig)[: len(opened)] == opened
+        assert told.token_count - len(told.tokens) == len(opened)

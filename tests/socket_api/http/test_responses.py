@@ -413,6 +413,19 @@ def test_a_reference_to_words_that_are_not_certain_is_refused(server: HttpThread
     assert (answer.status, "words cannot be told" in answer.json["error"]["message"]) == (404, True)
 
 
+def test_a_reference_to_uncertain_words_is_refused_behind_one_to_the_certain_answer_too(server: HttpThread) -> None:
+    async def doubtful(request: RecallRequest) -> RecallResult:
+        told = await recalls(request)
+        *before, last = told.messages
+        return replace(told, messages=(*(replace(each, certain=False) for each in before), last))
+
+    server.service.answers[RecallRequest] = doubtful
+    read = {"type": "item_reference", "id": f"in_{ONE}_0"}
+    for named in ([reference("msg_1"), read, USER], [read, reference("msg_1"), USER]):
+        assert server.ask("POST", PATH, {"input": named}).status == 404
+    assert server.ask("POST", PATH, {"input": [reference("msg_1"), USER]}).status == 200
+
+
 def test_what_references_name_takes_no_more_than_a_body_may(server: HttpThread) -> None:
     async def recalls_much(request: RecallRequest) -> RecallResult:
         told = await recalls(request)
