@@ -36,9 +36,8 @@ def stream_to_end(output: Output, begin: Callable[[OnEvent], TextStream]) -> Gen
             return stream.result
         except LocalProtocolError as error:
             look = error.details.get("branched")
-            newest = look["newest_version"] if look else None
-            back = f" To go back: torpor sleep NAME, then torpor wake NAME@{newest}."
-            branches = f" History branches here.{back}" if look else ""
+            back = "History branches here. To go back: torpor sleep NAME, then torpor wake NAME@{newest_version}."
+            branches = f" {back.format(**look)}" if look else ""
             raise Interrupted(
                 f"Stopped. The session is at its last committed token, and can go on.{branches}", **error.details
             ) from None

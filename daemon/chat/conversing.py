@@ -270,7 +270,7 @@ class Conversing:
         """Refuse a transcript that diverges from the ledger. Raises TranscriptDiverged: with the place and the
         remedies."""
         held = len(live.state.tokens)
-        if turn.at + len(turn.begun) == held:
+        if turn.kept == held:
             return
         where = (
             f"Message {turn.common} of the transcript differs from the one of {live.uri}"

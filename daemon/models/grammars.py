@@ -139,8 +139,9 @@ class Grammars:
         yield frozenset()
         if form.constraint is not None and form.choice.mode == "auto":
             free = [tool for tool in form.tools if tool["name"] not in form.choice.strict]
-            yield frozenset(tool["name"] for tool in free if not self._is_held(tool, marks))
-            yield frozenset(tool["name"] for tool in free)
+            names = frozenset(tool["name"] for tool in free)
+            unheld = frozenset(tool["name"] for tool in free if not self._is_held(tool, marks))
+            yield from (each for each in dict.fromkeys((unheld, names)) if each)
 
     def _is_held(self, tool: Mapping[str, Any], marks: Marks) -> bool:
         try:

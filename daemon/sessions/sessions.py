@@ -118,8 +118,8 @@ class Session:
     unread: the unread end of its ledger, to be read before any use; None without one.
     interrupted: the last request that was given up in its midst. It counts while the ledger ends where it ended then.
     tree: what its version says of the branch that it is, and of those below it; for a tree that is put to sleep.
-    versioning: held while a version of it is made a session's newest, and until the session says so: of a sleep and a
-        version behind, the later one is made with what the first one changed.
+    versioning: held while a sleep or a write behind makes a version, until the session says so. So the later of two
+        sees what the earlier one changed.
     last_read: when the blocks of its last snapshot were last found sound.
     held_bytes: the memory of its state when a request last released it; the engine changes it during a request.
     last_used: when that was, by the monotonic clock.

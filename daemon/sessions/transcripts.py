@@ -427,6 +427,11 @@ class NewTurn:
     begun: Sequence[int] = ()
     marks: Sequence[int] = ()
 
+    @property
+    def kept(self) -> int:
+        """The tokens of the ledger that stay."""
+        return self.at + len(self.begun)
+
 
 def message_of(role: str, content: str, calls: Sequence[Mapping[str, Any]] = ()) -> Message:
     """A message with nothing else."""

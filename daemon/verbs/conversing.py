@@ -114,7 +114,7 @@ async def measure(parts: Parts, request: MeasureRequest) -> MeasureResult:
     messages, place, cached, known = request.messages, Place(0, None, turn_open=False), 0, None
     if request.after or request.at_end:
         known = await _known(parts, request, wanted, model)
-        model, place, cached = known.model, known.end, len(known.tokens)
+        model, cached = known.model, len(known.tokens)
         root = root_of(known.root, request.tools, request.template_arguments)
     else:
         thought, chain = await _as_thought(parts, request, wanted, model)

@@ -156,7 +156,7 @@ async def answer(
 
 def _goes_back(live: Session, turn: NewTurn) -> bool:
     """Whether a turn stands before the session's end."""
-    return turn.at + len(turn.begun) < len(live.state.tokens)
+    return turn.kept < len(live.state.tokens)
 
 
 @asynccontextmanager
@@ -191,8 +191,7 @@ async def _turn(
     else:
         turn = await parts.conversing.transcript(live, request.messages, root, digest, marked)
     refusing = request.messages is not None and request.on_divergence == "refuse"
-    at = turn.at + len(turn.begun)
-    await parts.reasons.note(live, "chat", turn.ids, at, turn.common, refusing=refusing)
+    await parts.reasons.note(live, "chat", turn.ids, turn.kept, turn.common, refusing=refusing)
     if request.messages is not None and refusing:
         parts.conversing.require_no_divergence(live, turn, request.messages)
     return turn

@@ -28,8 +28,8 @@ from .limits import MAX_BODY_BYTES, HttpLimits
 from .work import ClientLeft
 
 T = TypeVar("T")
-Fill = Callable[[dict[str, Any], int], Awaitable[tuple[dict[str, Any], int]]]
-"""Puts in what a body only names. It gets the body and the bytes that this may take, and gives those that it does."""
+Fill = Callable[[Request, dict[str, Any], int], Awaitable[tuple[dict[str, Any], int]]]
+"""Puts in what the body of a request only names. It gets the bytes that this may take, and gives those that it does."""
 
 _SHORT_BYTES: Final = 16 * 1024
 """Of a body that is decoded and read on the loop: some milliseconds, whatever it says."""
@@ -80,7 +80,7 @@ class Bodies:
         size_bytes = len(raw)
         given = await self._worked(size_bytes, lambda: object_of(raw))
         if fill is not None:
-            given, more_bytes = await fill(given, MAX_BODY_BYTES - size_bytes)
+            given, more_bytes = await fill(request, given, MAX_BODY_BYTES - size_bytes)
             await self._take(held, size_bytes, more_bytes)
             size_bytes += more_bytes
         self._budget.complete(held)

@@ -36,6 +36,7 @@ from .response_items import (
 from .turns import new_answer_id, taken_back, time_of
 
 PATH: Final = "/v1/conversations"
+_FILL: Final = partial(filled, field="items")
 ITEMS_PATH: Final = "/v1/conversations/{conversation_id}/items"
 ONE_PATH: Final = "/v1/conversations/{conversation_id}"
 LABEL: Final = "conversation"
@@ -96,7 +97,7 @@ def routes() -> list[Route]:
 
 async def create(request: Request) -> Response:
     """Make a conversation. System texts that come first open it."""
-    async with desk_of(request).bodies.read(request, partial(filled, request, field="items")) as raw:
+    async with desk_of(request).bodies.read(request, _FILL) as raw:
         body = read_fields(ConversationBody, raw)
         name, messages = f"conv_{new_answer_id()}", Dialogue(None, body.items or ()).messages
         system = messages.pop(0)["content"] if messages and messages[0]["role"] == "system" else ""
@@ -140,7 +141,7 @@ async def list_items(request: Request) -> Response:
 
 async def add_items(request: Request) -> Response:
     """Read items at the end of a conversation, and answer nothing."""
-    async with desk_of(request).bodies.read(request, partial(filled, request, field="items")) as raw:
+    async with desk_of(request).bodies.read(request, _FILL) as raw:
         name, messages = _named(request), Dialogue(None, read_fields(ItemsBody, raw).items).messages
         if not messages:
             raise fault_at("items", "there are none; give what the conversation goes on with")

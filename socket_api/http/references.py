@@ -6,7 +6,7 @@ compares the dialogue as it does any other.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from starlette.requests import Request
@@ -22,6 +22,9 @@ from .turns import answer_in
 
 _FIELDS: Final = {"type", "id"}
 
+_Said = tuple[Sequence[RecalledMessage], Mapping[str, dict[str, Any]]]
+"""Messages, the last one an answer; and their items by their ids."""
+
 
 async def filled(request: Request, raw: dict[str, Any], room_bytes: int, *, field: str) -> tuple[dict[str, Any], int]:
     """A body with items in place of references, and the bytes that they take. field: the name of its items. room_bytes:
@@ -35,7 +38,7 @@ async def filled(request: Request, raw: dict[str, Any], room_bytes: int, *, fiel
     items = list(given) if isinstance(given, list) else []
     references = {at: item.get("id") for at, item in enumerate(items) if _is_reference(item)}
     taken_bytes = 0
-    known: dict[str, tuple[RecalledMessage, ...]] = {}
+    known: dict[str, _Said] = {}
     for at, named in references.items():
         place = f"{field}.{at}.id"
         answer_id = answer_in(named) if isinstance(named, str) else None
@@ -43,10 +46,10 @@ async def filled(request: Request, raw: dict[str, Any], room_bytes: int, *, fiel
             raise not_found(str(named or ""), place)
         if answer_id not in known:
             known[answer_id] = await _said_at(request, answer_id, named, place)
-        item = next((each for each in read_items(known[answer_id], answer_id) if each["id"] == named), None)
-        if item is None:
+        messages, found = known[answer_id]
+        if (item := found.get(named)) is None:
             raise not_found(named, place)
-        require_certain(known[answer_id] if named.startswith("in_") else known[answer_id][-1:])
+        require_certain(messages if named.startswith("in_") else messages[-1:])
         taken_bytes += memory_of(item)
         if taken_bytes > room_bytes:
             raise HttpRefused("The items that the body names and its own are too long. Name fewer.", status=413)
@@ -62,11 +65,10 @@ def _is_reference(item: object) -> bool:
     return kind == "item_reference" or (kind is None and "id" in item and item.keys() <= _FIELDS)
 
 
-async def _said_at(request: Request, answer_id: str, named: str, place: str) -> tuple[RecalledMessage, ...]:
-    """An answer, behind the messages before it."""
+async def _said_at(request: Request, answer_id: str, named: str, place: str) -> _Said:
+    """What was said up to an answer, behind the answer before it."""
     try:
         told = await desk_of(request).ask(request, VERBS["recall"], {"answer_id": answer_id})
     except TorporError as error:
         raise (not_found(named, place) if error.code == "answer_not_found" else error) from error
-    messages: tuple[RecalledMessage, ...] = told.messages
-    return messages
+    return told.messages, {item["id"]: item for item in read_items(told.messages, answer_id)}

@@ -54,6 +54,7 @@ from .turns import Answered, Turn, new_answer_id, time_of
 
 PATH: Final = "/v1/responses"
 COUNT_PATH: Final = "/v1/responses/input_tokens"
+_FILL: Final = partial(filled, field="input")
 _SEALED: Final = "reasoning.encrypted_content"
 _LOGPROBS: Final = "message.output_text.logprobs"
 
@@ -109,11 +110,7 @@ class ResponsesBody(Sampled):
 
 async def responses(request: Request, send: Send) -> None:
     """Answer a request."""
-    async with desk_of(request).bodies.made(request, _made, partial(filled, request, field="input")) as (
-        order,
-        _,
-        place,
-    ):
+    async with desk_of(request).bodies.made(request, _made, _FILL) as (order, _, place):
         try:
             await answer(request, send, order)
         except TorporError as error:
@@ -122,11 +119,7 @@ async def responses(request: Request, send: Send) -> None:
 
 async def count_tokens(request: Request) -> Response:
     """Count the tokens of a request's input, and read nothing."""
-    async with desk_of(request).bodies.made(request, _made, partial(filled, request, field="input")) as (
-        _,
-        turn,
-        place,
-    ):
+    async with desk_of(request).bodies.made(request, _made, _FILL) as (_, turn, place):
         try:
             tokens = (await measured(request, turn)).tokens
         except TorporError as error:

@@ -195,8 +195,7 @@ class Daemon:
         return Ledger.of(self.running.store, session)
 
     def written_behind(self, tokens: Sequence[int]) -> list[int]:
-        """The answer to tokens that nobody has read before, as a chat keeps it: with its end token, which `generate`
-        leaves out."""
+        """What a fresh daemon answers to these tokens, with the end token: a chat keeps it, and `generate` does not."""
         self.emptied()
         with self.client() as client:
             sampling = Sampling(temperature=0.0)
