@@ -183,7 +183,8 @@ class Conversing:
                 token_count=held,
             )
         known = Dialogue.of(live).before(at)
-        new = said_behind(known, root, place.instructions, await in_pieces(digested(messages)), live.model.marks)
+        told = await in_pieces(digested(messages, known.text_map.calls_at_end))
+        new = said_behind(known, root, place.instructions, told, live.model.marks)
         where = await self.place(live.model, known, new, root, again=goes_on)
         ids, lengths = await self._encoded(live, new, where, root)
         if new[-1]["role"] == "assistant":  # nothing is to be answered, so no turn is opened

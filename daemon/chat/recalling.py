@@ -34,7 +34,7 @@ from ..models.written_tools import written
 from ..residency.residency import Residency
 from ..sessions.encoding import Encoder, Place, rendered
 from ..sessions.sessions import ROOT
-from ..sessions.transcripts import Turn, WordsProof, message_of
+from ..sessions.transcripts import Turn, WordsProof, call_answered, message_of, told_ids
 from ..sessions.unprocessed_tail import text_map_in, unread_in
 from ..sleep.store_threads import StoreThreads
 from ..sleep.turn_journal import TurnJournal
@@ -105,24 +105,52 @@ class Recalling:
 
 def _told(model: LoadedModel, known: Dialogue, first: int, last: int) -> Iterator[RecalledMessage]:
     at = start = 0
-    calls: Sequence[ToolCall] = ()
-    for end, group in groupby(known.text_map.turns, key=lambda turn: turn.end):
+    turns, needed, calls = known.text_map.turns, first, _Calls()
+    while needed and turns[needed - 1].role == "assistant":  # for the ids of the calls before
+        needed -= 1
+    for end, group in groupby(turns, key=lambda turn: turn.end):
         read = list(group)
         behind, at = at, at + len(read)
-        if first <= at and behind <= last:  # the one before, too, for the ids of its calls
+        if needed < at and behind <= last:
             there = replace(known, root=known.text_map.root_at(behind, known.root))
-            told = _group(model, there, read, start, calls)
+            told = _group(model, there, read, start)
+            told = [calls.told(turn, each) for turn, each in zip(read, told, strict=False)]
             yield from told if at > first else ()
-            calls = told[-1].tool_calls
         start = end
 
 
-def _group(
-    model: LoadedModel, known: Dialogue, turns: Sequence[Turn], start: int, calls: Sequence[ToolCall]
-) -> list[RecalledMessage]:
-    """Messages that end at one token. calls: of the answer before them."""
+class _Calls:
+    """Gives the messages of a dialogue, one after another, the ids of its calls."""
+
+    def __init__(self) -> None:
+        self._ids: list[str] = []
+        self._came = 0
+        self._in_answer = False
+
+    def told(self, turn: Turn, message: RecalledMessage) -> RecalledMessage:
+        """The next message, with the ids of its calls, or that of the call that it answers."""
+        was_in_answer, self._in_answer = self._in_answer, turn.role == "assistant"
+        if turn.role == "tool":
+            at = call_answered(turn.beyond, self._came, len(self._ids))
+            self._came += 1
+            return replace(message, tool_call_id=self._ids[at] if at < len(self._ids) else "")
+        if self._in_answer:
+            ids = told_ids(turn, [call.id for call in message.tool_calls])
+            self._ids, self._came = [*self._ids, *ids] if was_in_answer else ids, 0
+            named = {call.id: replace(call, id=each) for call, each in zip(message.tool_calls, ids, strict=True)}
+            calls = tuple(named[call.id] for call in message.tool_calls)
+            pieces = [
+                piece if piece.call is None else replace(piece, call=named.get(piece.call.id, piece.call))
+                for piece in message.pieces
+            ]
+            return replace(message, tool_calls=calls, pieces=tuple(pieces))
+        return message
+
+
+def _group(model: LoadedModel, known: Dialogue, turns: Sequence[Turn], start: int) -> list[RecalledMessage]:
+    """Messages that end at one token."""
     if not turns[0].own:
-        read = list(_read(model, known, turns, start, calls))
+        read = list(_read(model, known, turns, start))
         # Older text maps do not tell which answers are the model's own.
         if read[0].certain or not start or [turn.role for turn in turns] != ["assistant"]:
             return read
@@ -208,10 +236,8 @@ def _ids_of(message: Message) -> list[str]:
     return [call["id"] for call in message.get("tool_calls", ()) if call.get("id")]
 
 
-def _read(
-    model: LoadedModel, known: Dialogue, turns: Sequence[Turn], start: int, calls: Sequence[ToolCall]
-) -> Iterator[RecalledMessage]:
-    """Messages that were read together. calls: of the answer before them."""
+def _read(model: LoadedModel, known: Dialogue, turns: Sequence[Turn], start: int) -> Iterator[RecalledMessage]:
+    """Messages that were read together."""
     end = turns[-1].end
     # They were not answered, and the answer has no token.
     unanswered = len(turns) > 1 and turns[-1].proves(message_of("assistant", ""))
@@ -220,20 +246,17 @@ def _read(
         text = str(model.tokenizer.decode(list(known.tokens[start:end])))
         yield RecalledMessage("user", text, start=start, end=end, certain=False)
         return
-    ids, made = [call.id for call in calls], 0
+    made = 0
     for turn, message in zip(turns, found, strict=False):
         own = []
         for name, arguments in message.calls:
             made += 1
             own.append(ToolCall(name, arguments, id_of_call(f"{known.uri} {start}".encode(), made)))
-        ids = [call.id for call in own] if own else ids
-        answered = ids.pop(0) if turn.role == "tool" and ids else ""
         yield RecalledMessage(
             turn.role,
             message.words,
             reasoning=message.reasoning,
             tool_calls=tuple(own),
-            tool_call_id=answered,
             start=start,
             end=turn.end,
         )

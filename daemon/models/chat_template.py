@@ -154,7 +154,7 @@ def continuation(
     """
     user: Message = {"role": "user", "content": _USER}
     answer: Message = {"role": "assistant", "content": _ASSISTANT}
-    if root.shown_tools and messages[0]["role"] == "tool":
+    if messages[0]["role"] == "tool":
         # Some templates take a tool's result only behind a call.
         called: Message = {**answer, "tool_calls": [_call_of(message) for message in _leading_results(messages)]}
     else:

@@ -8,7 +8,8 @@ Clients change what the model has written: they drop its thinking and blanks aro
 the same values in another way. So an answer of the model is known by its text and the values of its calls, with its own
 thinking or without any. A message that was read is known by all of it, for a template may show all of it. The ids of
 calls alone do not count, for clients make new ones with each request; which of the calls a result answers does, where
-the results are not in the order of the calls. Thinking is what the engine or the client has told apart from the text,
+the results are not in the order of the calls. So a text map has the ids of calls, for results that come behind them in
+another request. Thinking is what the engine or the client has told apart from the text,
 whatever tags are in that.
 
 A text map ends where the ledger continues with text or tokens from outside a chat (QC7). Nothing is added after that,
@@ -18,10 +19,11 @@ so nothing there matches by text.
 from __future__ import annotations
 
 import json
+import re
 import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
+from itertools import accumulate, pairwise, takewhile
 from typing import Any, Final
 
 from blake3 import blake3
@@ -52,6 +54,13 @@ ANSWER_ID_BYTES: Final = 16
 _ANSWERS: Final = "answers"
 _ANSWER: Final = struct.Struct(f"<I{ANSWER_ID_BYTES}s")
 """The number of a turn, and its id."""
+_CALLS: Final = "calls"
+_CALLS_OF: Final = struct.Struct("<II")
+"""The number of a turn, and of its calls, whose ids follow."""
+_CALL_BYTES: Final = 8
+MAX_CALL_IDS: Final = 64 * 1024
+"""Of all calls of a text map. Beyond it, those of the oldest turns are forgotten: results of theirs that come in
+another request count as in order."""
 _BEYOND: Final = "beyond"
 _DISOWNED: Final = "disowned"
 _ROOTS: Final = "roots"
@@ -129,22 +138,24 @@ class _Digested(dict[str, Any]):
     said: Said
 
 
-def digested(messages: Sequence[Message]) -> Pieces[tuple[Message, ...]]:
-    """The messages with their digests, which are made once then, however often they are compared."""
-    found, chars, results = [], 0, _Results()
+def digested(messages: Sequence[Message], calls: Sequence[bytes] = ()) -> Pieces[tuple[Message, ...]]:
+    """The messages with their digests, which are made once then, however often they are compared. calls: those before
+    the messages (`TextMap.calls_at_end`)."""
+    found, chars, results = [], 0, _Results(calls)
     for at, message in enumerate(messages, 1):
-        answers = results.push(message)
+        is_made, made = isinstance(message, _Digested), _Digested(message)
         if isinstance(message, _Digested):
-            found.append(message)
-            continue
-        made = _Digested(message)
-        if len(message["content"]) > _CHARS_AT_ONCE and message["role"] != "assistant":
+            made.said = message.said
+        elif len(message["content"]) > _CHARS_AT_ONCE and message["role"] != "assistant":
             made.said = yield from _said_of_long(message)
         else:
             made.said = Said.of(message)
-        if answers is not None:
-            made.said = replace(made.said, exact=_hashed(f"{answers}"))
+        exact = results.push(message)
+        if message["role"] == "tool":
+            made.said = replace(made.said, exact=exact)
         found.append(made)
+        if is_made:
+            continue
         chars += len(message["content"])
         if at % _MESSAGES_AT_ONCE == 0 or chars > _CHARS_AT_ONCE:
             chars = 0
@@ -153,26 +164,55 @@ def digested(messages: Sequence[Message]) -> Pieces[tuple[Message, ...]]:
 
 
 class _Results:
-    """Tells which results of a dialogue are not in the order of the calls before them. Where these are not in the
-    dialogue, a result counts as in their order."""
+    """Tells which results of a dialogue are not in the order of the calls before them. Where these are not known, a
+    result counts as in their order. calls: those before the dialogue."""
 
-    def __init__(self) -> None:
-        self._calls: list[str] = []
+    def __init__(self, calls: Sequence[bytes]) -> None:
+        self._calls = list(calls)
         self._came = 0
-        self._in_answer = False
+        self._in_answer = bool(calls)
 
-    def push(self, message: Message) -> int | None:
-        """The next message. The place of the call that it answers, from 0; None for one in order, and for others."""
+    def push(self, message: Message) -> bytes:
+        """The next message. `exact` of a result; nothing for others, and for a result in order."""
         was_in_answer, self._in_answer = self._in_answer, message["role"] == "assistant"
         if self._in_answer:
-            ids = [call.get("id", "") for call in message.get("tool_calls", ())]
-            self._calls, self._came = ([*self._calls, *ids] if was_in_answer else ids), 0
-        if message["role"] != "tool":
-            return None
-        came, answered = self._came, message.get("tool_call_id")
+            ids = _ids_of_calls(message)
+            self._calls, self._came = ([*self._calls, *ids] if was_in_answer else list(ids)), 0
+        if message["role"] != "tool" or not self._calls:
+            return NOTHING
+        came, answered = self._came, _call_digest(message.get("tool_call_id") or "")
         self._came += 1
-        place = self._calls.index(answered) if answered in self._calls else came
-        return place if place != came else None
+        place = self._calls.index(answered) if self._calls.count(answered) == 1 else came
+        return NOTHING if place == came else _hashed(f"{place}")
+
+
+def call_answered(beyond: bytes, came: int, calls: int) -> int:
+    """The place of the call that a result answers, both counted from 0. beyond: of its turn. came: its own place among
+    the results. calls: how many there are."""
+    return came if beyond == NOTHING else next((at for at in range(calls) if _hashed(f"{at}") == beyond), came)
+
+
+def told_ids(turn: Turn, ids: Sequence[str]) -> list[str]:
+    """The ids under which the calls of an answer are told, as a result may have them. Of those that a client gave
+    there is only the digest. ids: those that are made up for the calls."""
+    if len(turn.calls) != len(ids):
+        return list(ids)
+    pairs = zip(turn.calls, ids, strict=True)
+    return [made if _call_digest(made) == known else f"call_{known.hex()}" for known, made in pairs]
+
+
+def _call_digest(call_id: str) -> bytes:
+    told = _TOLD_CALL.fullmatch(call_id)
+    return bytes.fromhex(told[1]) if told else _hashed(call_id)[:_CALL_BYTES]
+
+
+_TOLD_CALL: Final = re.compile(f"call_([0-9a-f]{{{2 * _CALL_BYTES}}})")
+
+
+def _ids_of_calls(message: Message) -> tuple[bytes, ...]:
+    """Digests of the ids of its calls; none if these do not tell the calls apart."""
+    ids = [call.get("id") or "" for call in message.get("tool_calls", ())]
+    return tuple(map(_call_digest, ids)) if all(ids) and len(set(ids)) == len(ids) else ()
 
 
 def _said_of_long(message: Message) -> Pieces[Said]:
@@ -189,7 +229,7 @@ class Turn:
     if the template sets one; for others the end of the next such text, or of the request. answer: the id of an answer;
     empty without one. own: whether the model has written it. finished: whether such an answer came to its end; None if
     that is not known. beyond: what counts beside `digest`: `Said.thought` of the model's own answer, else `Said.exact`.
-    chain: of all digests up to its own (`chained`); a text map gives it.
+    calls: digests of the ids of its calls. chain: of all digests up to its own (`chained`); a text map gives it.
     """
 
     role: Role
@@ -199,12 +239,14 @@ class Turn:
     own: bool = False
     finished: bool | None = None
     beyond: bytes = NOTHING
+    calls: tuple[bytes, ...] = ()
     chain: bytes = field(default=b"", compare=False)
 
     @classmethod
     def of(cls, message: Message, end: int, *, own: bool = False, finished: bool | None = None) -> Turn:
         said, own = Said.of(message), own or RECALLED in message
-        return cls(said.role, said.digest, end, own=own, finished=finished, beyond=said.thought if own else said.exact)
+        beyond, calls = said.thought if own else said.exact, _ids_of_calls(message)
+        return cls(said.role, said.digest, end, own=own, finished=finished, beyond=beyond, calls=calls)
 
     def is_mark_of(self, message: Message) -> bool:
         """Whether it is this message, for a dialogue that goes on behind it."""
@@ -263,7 +305,7 @@ class TextMap:
             return self
         ends = [start + length for length in lengths] or [end] * len(messages)
         new = (Turn.of(message, at, own=own, finished=finished) for message, at in zip(messages, ends, strict=True))
-        turns = (*self.turns, *self._chained(new))
+        turns = _with_few_calls((*self.turns, *self._chained(new)))
         turns = (*turns[:-1], replace(turns[-1], answer=answer)) if answer else turns
         if self.turns or not messages:
             return replace(self, turns=turns)
@@ -276,6 +318,12 @@ class TextMap:
         for turn in turns:
             chain = chained(chain, turn.digest)
             yield replace(turn, chain=chain)
+
+    @property
+    def calls_at_end(self) -> tuple[bytes, ...]:
+        """Digests of the ids of the calls in the answers at its end, which results may follow."""
+        answers = takewhile(lambda turn: turn.role == "assistant", reversed(self.turns))
+        return tuple(call for turn in reversed(list(answers)) for call in turn.calls)
 
     def begun(self, root: bytes) -> TextMap:
         """The map with this root, if it tells of no message yet. Unchanged if it does. root: its digest."""
@@ -346,7 +394,9 @@ class TextMap:
         answers = b"".join(_ANSWER.pack(at, turn.answer) for at, turn in enumerate(self.turns) if turn.answer)
         found = {"version": _VERSION, "turns": b"".join(lines), "system": self.system, "root": self.root}
         beyond = packed_beyond(self.turns)
-        more: dict[str, Any] = {_ANSWERS: answers, _BEYOND: beyond, _DISOWNED: b"".join(self.disowned)}
+        called = ((at, turn.calls) for at, turn in enumerate(self.turns) if turn.calls)
+        calls = b"".join(_CALLS_OF.pack(at, len(ids)) + b"".join(ids) for at, ids in called)
+        more: dict[str, Any] = {_ANSWERS: answers, _BEYOND: beyond, _CALLS: calls, _DISOWNED: b"".join(self.disowned)}
         texts = list(dict.fromkeys(text for _, text in self.roots))
         runs = b"".join(_RUN.pack(count, texts.index(text)) for count, text in self.roots)
         more[_ROOTS] = [runs, *texts] if runs else []
@@ -377,6 +427,7 @@ class TextMap:
         if version <= _OLDER:
             read = [replace(turn, digest=_as_older(turn.digest)) if turn.role == "assistant" else turn for turn in read]
         turns = tuple(_with_beyond(_with_answers(read, stored.get(_ANSWERS, b"")), stored.get(_BEYOND, b"")))
+        turns = tuple(_with_calls(list(turns), stored.get(_CALLS, b"")))
         if any(one.end > other.end for one, other in pairwise(turns)):
             raise ValueError(f"{TEXT_MAP} has turns that end before those ahead of them")
         chained_turns = tuple(cls(root=root)._chained(turns))
@@ -387,7 +438,7 @@ class TextMap:
 _FIELDS: Final[Mapping[int, tuple[set[str], set[str]]]] = {
     1: ({"turns", "system"}, {_OWN_SYSTEM}),
     2: ({"version", "turns", "system", "root"}, {_ANSWERS}),
-    3: ({"version", "turns", "system", "root"}, {_ANSWERS, _BEYOND, _DISOWNED, _ROOTS}),
+    3: ({"version", "turns", "system", "root"}, {_ANSWERS, _BEYOND, _CALLS, _DISOWNED, _ROOTS}),
 }
 """The fields of each version, and those that it may have."""
 
@@ -583,6 +634,37 @@ def _with_beyond(turns: list[Turn], packed: object) -> list[Turn]:
             raise ValueError(f"{TEXT_MAP} has more than words at a turn that cannot have it")
         own, finished = _WRITTEN[written]
         turns[at] = replace(turns[at], own=own, finished=finished, beyond=beyond)
+    return turns
+
+
+def _with_few_calls(turns: tuple[Turn, ...]) -> tuple[Turn, ...]:
+    """The turns with the ids of the newest calls that are kept."""
+    more = sum(len(turn.calls) for turn in turns) - MAX_CALL_IDS
+    if more <= 0:
+        return turns
+    before = accumulate((len(turn.calls) for turn in turns), initial=0)
+    return tuple(
+        replace(turn, calls=()) if turn.calls and gone < more else turn
+        for turn, gone in zip(turns, before, strict=False)
+    )
+
+
+def _with_calls(turns: list[Turn], packed: object) -> list[Turn]:
+    if type(packed) is not bytes:
+        raise ValueError(f"{TEXT_MAP} has calls of a wrong type")
+    at = kept = 0
+    while at < len(packed):
+        if at + _CALLS_OF.size > len(packed):
+            raise ValueError(f"{TEXT_MAP} has calls of a wrong length")
+        turn, count = _CALLS_OF.unpack_from(packed, at)
+        begins, at = at + _CALLS_OF.size, at + _CALLS_OF.size + count * _CALL_BYTES
+        kept += count
+        if not count or at > len(packed) or kept > MAX_CALL_IDS:
+            raise ValueError(f"{TEXT_MAP} has calls of a wrong length")
+        if turn >= len(turns) or turns[turn].role != "assistant" or turns[turn].calls:
+            raise ValueError(f"{TEXT_MAP} has calls at a turn that cannot have them")
+        ids = tuple(packed[each : each + _CALL_BYTES] for each in range(begins, at, _CALL_BYTES))
+        turns[turn] = replace(turns[turn], calls=ids)
     return turns
 
 

@@ -38,6 +38,9 @@ tokens are what a first request reads."""
 _BYTES_A_MESSAGE: Final = 256
 """Of two text maps, at most, with what stands around a message."""
 
+_BYTES_A_CALL: Final = 16
+"""Of two text maps."""
+
 _BYTES_A_RUN: Final = 8
 """Of what tells how the tokens in blocks were read."""
 
@@ -94,6 +97,7 @@ class TurnJournal:
         roots = [session.root.to_text(), *(text for _, text in said.roots * 2)]
         texts = (session.system, said.system, said.system, *roots, *session.labels)
         wanted = _BYTES_A_TOKEN * behind + sum(len(text.encode()) for text in texts if text)
+        wanted += _BYTES_A_CALL * sum(len(turn.calls) for turn in said.turns)
         wanted += _BYTES_A_MESSAGE * (len(said.turns) + 2) + _BYTES_A_RUN * session.state.passes.run_count + _BYTES_ELSE
         with contextlib.suppress(LimitExceeded):  # then it is made a version
             await self._threads.on_journal(partial(self._store.make_room_to_acknowledge, session.uri, wanted))

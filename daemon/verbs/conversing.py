@@ -111,26 +111,34 @@ async def measure(parts: Parts, request: MeasureRequest) -> MeasureResult:
     request = replace(request, messages=await in_pieces(digested(request.messages)))
     wanted, model, root = parse_reference(request.session), parts.place_for(request.model).name, _root_of(request)
     await parts.heads.learned()
-    messages, place, cached, known = request.messages, Place(0, None, turn_open=False), 0, None
-    if request.after or request.at_end:
-        known = await _known(parts, request, wanted, model)
-        model, cached = known.model, len(known.tokens)
-        root = root_of(known.root, request.tools, request.template_arguments)
-    else:
-        thought, chain = await _as_thought(parts, request, wanted, model)
-        messages = thought.messages
-        head = _best(parts, thought, wanted, model, chain, set())
-        if head is not None and (behind := await _place_behind(parts, thought, head, wanted, chain)) is not None:
-            messages, place, cached = messages[head.messages :], behind, head.at
+    known = await _known(parts, request, wanted, model) if request.after or request.at_end else None
+    if known is not None:
+        model, root = known.model, root_of(known.root, request.tools, request.template_arguments)
     claim = Use(_fresh(wanted), next(parts.residency.memory.numbers))
     async with parts.residency.models.using(model, claim) as loaded:
-        if known is not None:
-            messages = said_behind(known, root, request.instructions, messages, loaded.marks)
+        if known is None:
+            tokens, cached = await _size(parts, request, wanted, loaded)
+        else:
+            messages = said_behind(known, root, request.instructions, request.messages, loaded.marks)
             place = await parts.conversing.place(loaded, known, messages, root)
-        ids = await parts.encoder.messages(loaded, messages, place, root) if messages else []
-        tokens = place.held + len(ids)
+            ids = await parts.encoder.messages(loaded, messages, place, root) if messages else []
+            tokens, cached = place.held + len(ids), len(known.tokens)
         unheld = await _unheld(parts, loaded, AnswerForm(None, request.tool_choice or FREE, root.tools))
         return MeasureResult(tokens, min(tokens, cached), loaded.context_tokens, model, unheld)
+
+
+async def _size(parts: Parts, request: MeasureRequest, wanted: SessionUri, model: LoadedModel) -> tuple[int, int]:
+    """The tokens of a transcript, and how many of them the session has that `converse` goes on from. Raises
+    TemplateUnusable, ContextOverflow."""
+    request, chain = await _as_thought(parts, request, wanted, model.name)
+    messages, root = request.messages, _root_of(request)
+    head = _best(parts, request, wanted, model.name, chain, set())
+    with suppress(TorporError):  # what keeps a session that begins alike from answering is a miss
+        if head is not None and (place := await _place_behind(parts, request, head, wanted, chain)) is not None:
+            new = messages[head.messages :]
+            ids = await parts.encoder.messages(model, new, place, root) if new else []
+            return place.held + len(ids), head.at
+    return len(await parts.encoder.messages(model, messages, Place(0, None, turn_open=False), root)), 0
 
 
 async def _place_behind(

@@ -277,8 +277,8 @@ def with_results(ids: Sequence[str], answered: Sequence[str], text: str = "20") 
     return in_one_piece([USER, message_of("assistant", "", calls), *results, ANSWER])
 
 
-def in_one_piece(messages: Sequence[Any]) -> Sequence[Any]:
-    made = digested(messages)
+def in_one_piece(messages: Sequence[Any], calls: Sequence[bytes] = ()) -> Sequence[Any]:
+    made = digested(messages, calls)
     while True:
         try:
             next(made)
@@ -317,9 +317,35 @@ def test_calls_of_neighbouring_messages_are_answered_together() -> None:
 @pytest.mark.parametrize("ids", [("", "", ""), ("x", "y", "z"), ("a", "a", "a")])
 def test_results_whose_calls_are_not_known_count_in_their_order(ids: Sequence[str]) -> None:
     known = TextMap().extended(with_results(ids, "abc"), start=0, end=9)
-    assert standing(known, with_results(ids, "bca")).common == 6 - 2 * (ids[0] == "a")
+    assert standing(known, with_results(ids, "bca")).common == 6
     alone = [{**message_of("tool", "20"), "tool_call_id": each} for each in "ba"]
     assert [Said.of(each) for each in in_one_piece(alone)] == [Said.of(each) for each in alone]
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["once", "digested before"])
+@pytest.mark.parametrize("answered", ["abc", "acb", "bac", "b", "c", "xab"])
+def test_results_that_come_in_another_request_are_known_by_the_calls_before_them(answered: str, *, again: bool) -> None:
+    whole = with_results("abc", answered)
+    known = TextMap().extended(whole[:2], start=0, end=5)
+    assert TextMap.from_map(known.to_map()) == known
+    alone = [dict(each) for each in whole[2:]]
+    new = in_one_piece(in_one_piece(alone) if again else alone, known.calls_at_end)
+    behind = known.extended(new, start=5, end=9)
+    assert standing(behind, whole).common == len(whole)
+    for other in {"abc", "acb", "bac", "b", "c"} - {answered}:
+        assert standing(behind, with_results("abc", other)).common < len(whole)
+
+
+def test_the_ids_of_the_oldest_calls_are_forgotten_where_there_are_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transcripts, "MAX_CALL_IDS", 4)
+    known = TextMap()
+    for number in range(3):
+        calls = [{**call, "id": f"{number}{each}"} for call, each in zip(CALLS[:2], "ab", strict=True)]
+        known = known.extended([USER, said("", "", calls)], start=known.end, end=known.end + 3)
+    assert [len(turn.calls) for turn in known.turns] == [0, 0, 0, 2, 0, 2]
+    assert TextMap.from_map(known.to_map()) == known
+    assert len(known.cut(6).calls_at_end) == len(known.calls_at_end) == 2
+    assert known.extended([USER], start=9, end=10).calls_at_end == ()
 
 
 def test_a_map_does_not_go_on_behind_what_it_does_not_tell_qc7() -> None:
@@ -412,6 +438,15 @@ def test_an_older_snapshot_has_none() -> None:
         {**LONG.to_map(), "system": 1},
         {**LONG.to_map(), "other": None},
         {**LONG.to_map(), "answers": None},
+        {**LONG.to_map(), "calls": None},
+        {**LONG.to_map(), "calls": bytes(7)},
+        {**LONG.to_map(), "calls": b"\x02\0\0\0" + bytes(4)},
+        {**LONG.to_map(), "calls": b"\x02\0\0\0\x02\0\0\0" + bytes(8)},
+        {**LONG.to_map(), "calls": b"\x02\0\0\0\xff\xff\xff\xff" + bytes(8)},
+        {**LONG.to_map(), "calls": b"\x01\0\0\0\x01\0\0\0" + bytes(8)},
+        {**LONG.to_map(), "calls": b"\x09\0\0\0\x01\0\0\0" + bytes(8)},
+        {**LONG.to_map(), "calls": (b"\x02\0\0\0\x01\0\0\0" + bytes(8)) * 2},
+        {**LONG.to_map(), "calls": b"\x02\0\0\0\x01\0\1\0" + bytes(8 * 65537)},
         {**LONG.to_map(), "answers": bytes(19)},
         {**LONG.to_map(), "answers": bytes(20)},
         {**LONG.to_map(), "answers": b"\xff" * 20},

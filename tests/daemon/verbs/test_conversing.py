@@ -273,6 +273,27 @@ async def test_an_edited_history_is_measured_as_it_is_read(open_rig: Any) -> Non
             assert measured.tokens == told.token_count - len(told.tokens)
 
 
+COUNTS = (  # so no dialogue can go on behind an answer
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>{{ messages | length }}\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+async def test_where_a_template_cannot_be_continued_each_dialogue_is_measured_and_read_anew(
+    open_rig: Any, own_tiny_model: Path
+) -> None:
+    async with open_rig(with_template(own_tiny_model, COUNTS), endless=False) as rig:
+        said = [SYSTEM]
+        for number in range(3):
+            said = [*said, user(f"q{number}")]
+            measured = await rig.service.measure("a", said)
+            told = await converse(rig, said, f"a{number}", name="a")
+            said = [*said, assistant(told.text)]
+            held = ledger(rig, told.session.rpartition("/")[2])
+            assert held[: -len(told.tokens)] == rig.model.encode(rig.model.render(said[:-1], True), opening=False)
+            assert measured.tokens == told.token_count - len(told.tokens)
+
+
 async def test_a_fork_that_answers_nothing_is_taken_back(rig: Rigged) -> None:
     await converse(rig, [user("one")], "eins")
     with pytest.raises(ContextOverflow):

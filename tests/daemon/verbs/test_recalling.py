@@ -37,7 +37,17 @@ from torpor.tests.daemon.conversing_rig import (  # noqa: F401
     user,
     with_template,
 )
-from torpor.tests.daemon.models.template_families import DEEPSEEK, GEMMA3, GLM, GRANITE, MISTRAL, Family, write_family
+from torpor.tests.daemon.models.template_families import (
+    CHATML,
+    DEEPSEEK,
+    GEMMA3,
+    GLM,
+    GRANITE,
+    MISTRAL,
+    QWEN3,
+    Family,
+    write_family,
+)
 from torpor.tests.daemon.session_rig import MODEL, Rigged, open_rigged
 from torpor.tests.shares import share
 
@@ -426,6 +436,72 @@ async def test_messages_that_are_appended_one_by_one_are_those_that_come_at_once
         for message in said:
             await rig.service.append("a", messages=[message], create=True)
         assert ledger(rig) == rig.model.encode(rig.model.render(said, True), opening=False)
+
+
+def two_calls(*ids: str) -> dict[str, Any]:
+    """An answer with calls that differ in nothing that is shown but their ids and arguments."""
+    return {**assistant(""), "tool_calls": [{"name": "look", "arguments": {"at": each}, "id": each} for each in ids]}
+
+
+def result_of(call_id: str, text: str) -> dict[str, Any]:
+    return {"role": "tool", "content": text, "tool_call_id": call_id}
+
+
+@pytest.mark.parametrize("slept", [False, True])
+@pytest.mark.parametrize("family", [CHATML, QWEN3, MISTRAL, GEMMA3], ids=lambda family: family.name)
+async def test_results_behind_calls_that_were_read_before_are_told_at_the_calls_that_they_answer(
+    open_rig: Any, tmp_path: Path, model_writer: Callable[..., Path], family: Family, *, slept: bool
+) -> None:
+    """Clients that run calls side by side send the results as they come. So the dialogue in which the same results
+    answer the calls the other way round is another one."""
+    calls = two_calls("call0000a", "call0000b")
+    async with open_rig(write_family(tmp_path / "model", family, model_writer), endless=False) as rig:
+        said = [user("q"), calls]
+        await rig.service.append("a", messages=said, create=True)
+        if slept:
+            await rig.sleep("a")
+        results = [result_of("call0000b", "of b"), result_of("call0000a", "of a")]
+        told = await converse(rig, results, "ja", at_end=True)
+        messages = (await rig.service.recall("a")).messages
+        by_id = {call.id: call.arguments["at"] for each in messages for call in each.tool_calls}
+        answered = [(by_id[each.tool_call_id], each.content) for each in messages if each.role == "tool"]
+        assert answered == [("call0000b", "of b"), ("call0000a", "of a")]
+        assert len(by_id) == 2
+        swapped = [result_of("call0000a", "of b"), result_of("call0000b", "of a")]
+        for asked, goes_on in ((swapped, False), (results, True)):
+            again = await converse(rig, [*said, *asked, assistant(told.text), user("more")])
+            assert (again.session == told.session) is goes_on
+
+
+async def test_results_stand_behind_their_calls_where_no_tool_is_offered(
+    open_rig: Any, tmp_path: Path, model_writer: Callable[..., Path]
+) -> None:
+    """Mistral's template takes no answer behind a result that answers no call, and shows calls without tools, too."""
+    said = [user("q"), two_calls("call0000a"), result_of("call0000a", "of a"), assistant("w"), user("on")]
+    async with open_rig(write_family(tmp_path / "model", MISTRAL, model_writer), endless=False) as rig:
+        await rig.service.append("a", messages=said[:2], create=True)
+        await rig.service.append("a", messages=said[2:])
+        assert ledger(rig) == rig.model.encode(rig.model.render(said, True), opening=False)
+
+
+async def test_results_may_have_the_ids_under_which_calls_are_told(rig: Rigged) -> None:
+    """Of a client's ids there are only digests: what is told instead names the same calls."""
+    await rig.service.append("a", messages=[user("q"), two_calls("one", "two")], create=True)
+    one, two = (await rig.service.recall("a")).messages[-1].tool_calls
+    assert {one.id, two.id}.isdisjoint({"one", "two"})
+    await converse(rig, [result_of(two.id, "of two"), result_of("one", "of one")], "ja", at_end=True)
+    results = [each for each in (await rig.service.recall("a")).messages if each.role == "tool"]
+    assert [each.tool_call_id for each in results] == [two.id, one.id]
+
+
+async def test_results_of_the_models_own_calls_may_come_in_any_order(rig: Rigged) -> None:
+    told = await converse(
+        rig, [user("q")], CALL + CALL.replace('"."', '"x"'), tools=TOOLS, answer_id=ONE, max_tokens=180
+    )
+    first, second = (call.id for call in told.tool_calls)
+    await converse(rig, [result_of(second, "2"), result_of(first, "1")], "ja", after=ONE, answer_id=TWO)
+    results = (await rig.service.recall(answer_id=TWO)).messages[:2]
+    assert [(each.content, each.tool_call_id) for each in results] == [("2", second), ("1", first)]
 
 
 @pytest.mark.parametrize("left", [False, True], ids=["in memory", "left"])
