@@ -142,6 +142,7 @@ class AppendRequest(Reporting):
     messages: read as a chat reads them, and not answered. If the next message is not the
         assistant's, their answer counts as empty.
     durable: whether they are durable at the end also where neither the daemon nor the session keeps each turn.
+    certain: whether messages are refused that `recall` could not tell with certainty.
     create: make the session, on the default model, if there is none of that name.
     """
 
@@ -151,6 +152,7 @@ class AppendRequest(Reporting):
     tokens: AppendedTokens | None = None
     messages: Messages | None = None
     durable: bool = False
+    certain: bool = False
     create: bool = False
     priority: Priority = "normal"
     on_event: Listener = None

@@ -8,8 +8,8 @@ cannot be told apart as one message.
 
 from __future__ import annotations
 
-import json
 import re
+from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -21,20 +21,19 @@ from ...memvid.store import Store
 from ...memvid.uri import SessionUri
 from ...snapshot.errors import MalformedSnapshot
 from ...snapshot.state import token_array
-from ..api.dialogue import ToolCall
+from ..api.dialogue import Role, ToolCall
 from ..api.limits import MAX_STOP_CHARS
 from ..api.recalling import RecalledMessage, RecalledPiece
-from ..engine.channels import Piece, Shown, id_of_call
+from ..engine.channels import Channels, Piece, Shown, id_of_call
 from ..engine.generation import Written
-from ..errors import TemplateUnusable
-from ..models.call_reading import read_calls
-from ..models.chat_template import Message, Root, answer_opening
+from ..errors import InvalidTranscript, TemplateUnusable
+from ..models.chat_template import Message, Root, answer_closing, answer_opening
 from ..models.models import LoadedModel
 from ..models.written_tools import written
 from ..residency.residency import Residency
 from ..sessions.encoding import Encoder, Place, rendered
-from ..sessions.sessions import ROOT
-from ..sessions.transcripts import Turn, WordsProof, call_answered, message_of, told_ids
+from ..sessions.sessions import ROOT, Session
+from ..sessions.transcripts import NewTurn, Turn, WordsProof, call_answered, message_of, told_ids
 from ..sessions.unprocessed_tail import text_map_in, unread_in
 from ..sleep.store_threads import StoreThreads
 from ..sleep.turn_journal import TurnJournal
@@ -79,6 +78,18 @@ class Recalling:
         """The messages from number `first` to `last`; the first of a read that is told is the first of it."""
         return await self._encoder.with_words(model, lambda _: list(_told(model, known, first, last)))
 
+    async def require_certain(self, live: Session, turn: NewTurn, count: int) -> None:
+        """Refuse a turn whose last `count` messages could not be told from their tokens. Raises InvalidTranscript."""
+        tokens = live.state.tokens[: turn.at] + array("I", turn.ids)
+        known, turns = Dialogue(live.uri, live.model.name, tokens, turn.text_map, turn.root), len(turn.text_map.turns)
+        told = await self.messages(live.model, known, turns - count, turns - 1)
+        if not all(each.certain for each in told):
+            raise InvalidTranscript(
+                "The words of these messages could not be told again: the model's template writes some of them, most "
+                "often a call, in a form that nothing reads back. Give them as a part of the dialogue that a request "
+                "answers, or leave them out. Nothing was read."
+            )
+
     async def own(self, model: LoadedModel, known: Dialogue, said: Mapping[bytes, Message]) -> dict[bytes, Message]:
         """Answers as the model wrote them, by their ids; those alone that were said in these words, with these ids of
         calls."""
@@ -113,7 +124,7 @@ def _told(model: LoadedModel, known: Dialogue, first: int, last: int) -> Iterato
         behind, at = at, at + len(read)
         if needed < at and behind <= last:
             there = replace(known, root=known.text_map.root_at(behind, known.root))
-            told = _group(model, there, read, start)
+            told = _group(model, there, read, start, turns[at].role if at < len(turns) else "user")
             told = [calls.told(turn, each) for turn, each in zip(read, told, strict=False)]
             yield from told if at > first else ()
         start = end
@@ -147,10 +158,12 @@ class _Calls:
         return message
 
 
-def _group(model: LoadedModel, known: Dialogue, turns: Sequence[Turn], start: int) -> list[RecalledMessage]:
-    """Messages that end at one token."""
+def _group(
+    model: LoadedModel, known: Dialogue, turns: Sequence[Turn], start: int, following: Role
+) -> list[RecalledMessage]:
+    """Messages that end at one token. following: the role of the message behind them."""
     if not turns[0].own:
-        read = list(_read(model, known, turns, start))
+        read = list(_read(model, known, turns, start, following))
         # Older text maps do not tell which answers are the model's own.
         if read[0].certain or not start or [turn.role for turn in turns] != ["assistant"]:
             return read
@@ -236,12 +249,15 @@ def _ids_of(message: Message) -> list[str]:
     return [call["id"] for call in message.get("tool_calls", ()) if call.get("id")]
 
 
-def _read(model: LoadedModel, known: Dialogue, turns: Sequence[Turn], start: int) -> Iterator[RecalledMessage]:
-    """Messages that were read together."""
+def _read(
+    model: LoadedModel, known: Dialogue, turns: Sequence[Turn], start: int, following: Role
+) -> Iterator[RecalledMessage]:
+    """Messages that were read together. following: as of `_group`."""
     end = turns[-1].end
     # They were not answered, and the answer has no token.
     unanswered = len(turns) > 1 and turns[-1].proves(message_of("assistant", ""))
-    found = _told_apart(model, known, turns, start) or (unanswered and _told_apart(model, known, turns[:-1], start))
+    found = _told_apart(model, known, turns, start, following)
+    found = found or (unanswered and _told_apart(model, known, turns[:-1], start, following))
     if not found:
         text = str(model.tokenizer.decode(list(known.tokens[start:end])))
         yield RecalledMessage("user", text, start=start, end=end, certain=False)
@@ -275,8 +291,11 @@ class _Words:
         return {**message_of(role, self.words, calls), "reasoning": self.reasoning}
 
 
-def _told_apart(model: LoadedModel, known: Dialogue, turns: Sequence[Turn], start: int) -> list[_Words] | None:
-    """The words of messages that were read together, all proven; None if they cannot be told apart."""
+def _told_apart(
+    model: LoadedModel, known: Dialogue, turns: Sequence[Turn], start: int, following: Role
+) -> list[_Words] | None:
+    """The words of messages that were read together, all proven; None if they cannot be told apart. following: as of
+    `_group`."""
     end = turns[-1].end
     named: list[Message] = [{**message_of(turn.role, f"{_WORDS}{at:08}")} for at, turn in enumerate(turns)]
     before = known.before(start)
@@ -284,7 +303,7 @@ def _told_apart(model: LoadedModel, known: Dialogue, turns: Sequence[Turn], star
     place = Place(start, known.tokens[start - 1] if start else None, turn_open=True, answers=answers)
     text = str(model.tokenizer.decode(list(known.tokens[start:end])))
     # A template may show the last answer otherwise than one that another turn follows.
-    followed = [*named, message_of("user", f"{_WORDS}{len(turns):08}")] if turns[-1].role == "assistant" else named
+    followed = [*named, message_of(following, f"{_WORDS}{len(turns):08}")] if turns[-1].role == "assistant" else named
     for form in (named, written(named, ()), followed, written(followed, ())):
         with suppress(TemplateUnusable):
             shown = rendered(model, form, place, known.root)
@@ -292,11 +311,27 @@ def _told_apart(model: LoadedModel, known: Dialogue, turns: Sequence[Turn], star
             if turns[-1].role == "assistant" and known.tokens[end - 1] in model.end_tokens:
                 closing = str(model.tokenizer.decode([known.tokens[end - 1]]))
                 around[-1] = around[-1].partition(closing)[0] + closing
-            elif turns[-1].role != "assistant" and not text.endswith(around[-1]):  # the opened turn was taken back
+            elif not text.endswith(around[-1]):  # the opened turn was taken back, or the answer's was left open
                 around[-1] = around[-1].removesuffix(answer_opening(model.render, known.root))
-            if len(around) == len(turns) + 1 and (found := _between(model, known, turns, text, around)) is not None:
-                return found
+                if turns[-1].role == "assistant":
+                    around[-1] = around[-1].removesuffix(answer_closing(model.render, known.root))
+            if len(around) != len(turns) + 1:
+                continue
+            for each in (around, _bared(model, turns, around)):
+                if (found := _between(model, known, turns, text, each)) is not None:
+                    return found
     return None
+
+
+def _bared(model: LoadedModel, turns: Sequence[Turn], around: Sequence[str]) -> list[str]:
+    """What stands around messages, without the marks next to the assistant's that no channel shows: a template may
+    write others around calls."""
+    bared = list(around)
+    for at in (at for at, turn in enumerate(turns) if turn.role == "assistant"):
+        for mark in model.marks.scaffold:
+            bared[at] = bared[at].removesuffix(mark)
+            bared[at + 1] = bared[at + 1].removeprefix(mark)
+    return bared
 
 
 def _between(
@@ -342,27 +377,15 @@ def _proven(
             return _Words(text[begins:end] + blanks), end
         if turn.role == "assistant" and number < _MOST_PARSED:
             parsed = _parsed(model, known.root, text[begins:end])
-            if parsed is not None and turn.proves(parsed.as_message(turn.role)):
+            if turn.proves(parsed.as_message(turn.role)):
                 return parsed, end
     return None
 
 
-def _parsed(model: LoadedModel, root: Root, text: str) -> _Words | None:
-    """A rendered message of the model: its thinking and its calls between their marks. None: they are malformed."""
-    reasoning, (begins, ends) = "", model.marks.call
-    if model.marks.reasoning is not None and text.lstrip().startswith(model.marks.reasoning[0]):
-        thought, closed, behind = text.lstrip()[len(model.marks.reasoning[0]) :].partition(model.marks.reasoning[1])
-        reasoning, text = (thought, behind) if closed else ("", text)
-    words, *called = text.split(begins)
-    calls = []
-    try:
-        for each in called:
-            body, ended, rest = each.partition(ends) if ends else (each, "", "")
-            if rest.strip():
-                return None
-            for one in read_calls(model.marks, body, root.tools, is_ended=bool(ended)):
-                arguments = one.get("arguments") or {}
-                calls.append((one["name"], json.loads(arguments) if isinstance(arguments, str) else arguments))
-    except Exception:  # noqa: BLE001 - a parser may raise any error for what stands there
-        return None
-    return _Words(words.strip(), reasoning.strip(), tuple(calls))
+def _parsed(model: LoadedModel, root: Root, text: str) -> _Words:
+    """A rendered message of the model, read as the model's own words are."""
+    channels, told = Channels(model.marks, root, str, any_tool=True), Written()
+    for piece in (*channels.push(text), *channels.finish()):
+        told.add(piece)
+    calls = tuple((call.name, dict(call.arguments)) for call in told.calls)
+    return _Words(told.text.strip(), told.reasoning.strip(), calls)

@@ -77,7 +77,8 @@ class Piece:
 class Channels:
     """Tells the channels of one answer apart. root: has the offered tools. name_call: gives the id of a call by its
     number in the answer. thinks: whether the answer begins within its thinking. is_plain: whether text that has begun
-    is text to its end, with no marks in it."""
+    is text to its end, with no marks in it. any_tool: whether calls count that are of no offered tool: they were
+    carried out, by whoever brought them."""
 
     def __init__(
         self,
@@ -87,11 +88,13 @@ class Channels:
         *,
         thinks: bool = False,
         is_plain: bool = False,
+        any_tool: bool = False,
     ) -> None:
         self._marks = marks
         self._tools = root.tools
         self._end = CallEnd(marks)  # of the call that has begun
         self._offered = {tool["name"] for tool in root.tools}
+        self._any_tool = any_tool
         self._name_call = name_call
         self._named = 0
         self._ids: set[str] = set()  # of the calls of this answer
@@ -128,7 +131,7 @@ class Channels:
             return [self._marks.reasoning[1]] if self._marks.reasoning else []
         if self._is_plain and self._said:
             return []
-        begins = [self._marks.call[0]] if self._offered else []
+        begins = [self._marks.call[0]] if self._offered or self._any_tool else []
         thinks = [self._marks.reasoning[0]] if self._marks.reasoning and not self._said else []
         return [*begins, *self._marks.scaffold, *thinks]
 
@@ -210,7 +213,7 @@ class Channels:
         name, arguments, given = parsed["name"], parsed.get("arguments"), parsed.get("id")
         if isinstance(arguments, str):
             arguments = json.loads(arguments)
-        if name not in self._offered or not isinstance(arguments, dict | None):
+        if not (self._any_tool or name in self._offered) or not isinstance(arguments, dict | None):
             raise ValueError("no call of an offered tool")
         require_carried(arguments)
         self._named += 1

@@ -28,7 +28,7 @@ from .answering import answers
 
 @answers(api.AppendRequest, queued=True)
 async def append(parts: Parts, request: api.AppendRequest) -> api.AppendResult:
-    """Raises InvalidTokens, ContextOverflow, GenerationFailed, and the errors of a wake."""
+    """Raises InvalidTokens, InvalidTranscript, ContextOverflow, GenerationFailed, and the errors of a wake."""
     if request.messages is None and (request.text is None) == (request.tokens is None):
         raise InvalidTokens("Give either text or tokens to append.")
     started = time.monotonic()
@@ -38,6 +38,8 @@ async def append(parts: Parts, request: api.AppendRequest) -> api.AppendResult:
         if request.messages is not None:
             turn = await parts.conversing.behind(live, Behind(live.whole_tokens), request.messages, live.root)
             ids = list(turn.ids)
+            if request.certain:
+                await parts.recalling.require_certain(live, turn, len(request.messages))
         elif request.tokens is not None:
             ids = list(request.tokens)
         else:

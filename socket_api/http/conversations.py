@@ -107,7 +107,7 @@ async def create(request: Request) -> Response:
         async with taken_back(desk_of(request).backend, request.state.caller, name):
             made = await desk_of(request).ask(request, VERBS["create"], wanted)
             if messages:
-                await _ask(request, VERBS["append"], name, messages=tuple(messages), durable=True)
+                await _ask(request, VERBS["append"], name, messages=tuple(messages), durable=True, certain=True)
         return JSONResponse(_told(name, made.labels))
 
 
@@ -145,9 +145,9 @@ async def add_items(request: Request) -> Response:
         name, messages = _named(request), Dialogue(None, read_fields(ItemsBody, raw).items).messages
         if not messages:
             raise fault_at("items", "there are none; give what the conversation goes on with")
-        read = await _ask(request, VERBS["append"], name, messages=tuple(messages), durable=True)
+        await _ask(request, VERBS["append"], name, messages=tuple(messages), durable=True, certain=True)
         told = (await _ask(request, VERBS["recall"], name)).messages
-        new = [each for each in told if each.start >= read.token_count - read.tokens_added]
+        new = told[-len(messages) :]
         require_certain(new)
         items, added = _items_of(name, told), sum(1 for _ in read_items(new, name))
         return JSONResponse(page_of(items[len(items) - added :], {"order": "asc", "limit": "100"}))

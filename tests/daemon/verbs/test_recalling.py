@@ -49,6 +49,7 @@ from torpor.tests.daemon.models.template_families import (
     write_family,
 )
 from torpor.tests.daemon.session_rig import MODEL, Rigged, open_rigged
+from torpor.tests.dialogues.forms import ALL_FAMILIES
 from torpor.tests.shares import share
 
 ONE, TWO, THREE = (f"{number:032x}" for number in (1, 2, 3))
@@ -482,6 +483,37 @@ async def test_results_stand_behind_their_calls_where_no_tool_is_offered(
         await rig.service.append("a", messages=said[:2], create=True)
         await rig.service.append("a", messages=said[2:])
         assert ledger(rig) == rig.model.encode(rig.model.render(said, True), opening=False)
+
+
+UNREADABLE = {"deepseek", "granite"}
+"""Families whose calls mlx-lm has no parser for."""
+
+PLAIN = [user("q"), assistant("w"), user("on"), assistant("w2")]
+CALLED = [user("q"), two_calls("call0000a", "call0000b"), result_of("call0000b", "r"), result_of("call0000a", "s")]
+
+
+@pytest.mark.one_in(2)
+@pytest.mark.parametrize("one_by_one", [False, True])
+@pytest.mark.parametrize("family", ALL_FAMILIES, ids=lambda family: family.name)
+async def test_messages_of_every_template_are_told_wherever_they_end_or_are_refused_before_they_are_read(
+    open_rig: Any, tmp_path: Path, model_writer: Callable[..., Path], family: Family, *, one_by_one: bool
+) -> None:
+    async with open_rig(write_family(tmp_path / "model", family, model_writer), endless=False) as rig:
+        for number, said in enumerate([*(PLAIN[:end] for end in (2, 3, 4)), *(CALLED[:end] for end in (2, 4))]):
+            name, count = f"s{number}", 0
+            parts = [[each] for each in said] if one_by_one and said[-1]["role"] != "tool" else [said]
+            for part in parts:
+                if family.name in UNREADABLE and any("tool_calls" in each for each in part):
+                    with pytest.raises(InvalidTranscript, match="could not be told again"):
+                        await rig.service.append(name, messages=part, create=True, certain=True)
+                    break
+                await rig.service.append(name, messages=part, create=True, certain=True)
+                count += len(part)
+            told = (await rig.service.recall(name)).messages if count else ()
+            assert [each.role for each in told] == [each["role"] for each in said[:count]]
+            assert [each.content for each in told] == [each["content"] for each in said[:count]]
+            assert [len(each.tool_calls) for each in told] == [len(each.get("tool_calls", ())) for each in said[:count]]
+            assert all(each.certain for each in told)
 
 
 async def test_results_may_have_the_ids_under_which_calls_are_told(rig: Rigged) -> None:
