@@ -129,7 +129,8 @@ class Tool(Record):
 class Message(Record):
     """The fields of a message, which is given and handled as a map of them. reasoning, tool_calls: an assistant's.
     tool_call_id: of the call that a tool's message answers. answer_id: of the answer that an assistant's message is: a
-    hint for `converse`, which believes it where the words are those of the answer."""
+    hint for `converse`, which believes it where the words are those of the answer. instructed: of a system's message,
+    how many of its first characters are instructions, which a later request may have again."""
 
     role: Role
     content: Content
@@ -137,6 +138,7 @@ class Message(Record):
     tool_calls: Annotated[Sequence[ToolCall], Listed(), Field(max_length=MAX_CALLS)] = ()
     tool_call_id: CallId = ""
     answer_id: AnswerId | None = None
+    instructed: Annotated[int, Field(ge=0, le=MAX_TEXT_CHARS)] = 0
 
     def __post_init__(self) -> None:
         """Raises ValueError: a field is of another role."""
@@ -146,6 +148,8 @@ class Message(Record):
             )
         if self.role != "tool" and self.tool_call_id:
             raise ValueError("tool_call_id is for a tool's message; leave it out of others")
+        if self.instructed > (len(self.content) if self.role == "system" else 0):
+            raise ValueError("instructed is for a system's message, and at most its length; leave it out of others")
 
 
 class _AsMap:
@@ -174,6 +178,8 @@ def map_of(record: Message | Tool) -> dict[str, Any]:
         found["tool_call_id"] = record.tool_call_id
     if record.answer_id is not None:
         found["answer_id"] = record.answer_id
+    if record.instructed:
+        found["instructed"] = record.instructed
     return found
 
 

@@ -63,6 +63,7 @@ MAX_CALL_IDS: Final = 64 * 1024
 another request count as in order."""
 _BEYOND: Final = "beyond"
 _DISOWNED: Final = "disowned"
+_INSTRUCTED: Final = "instructed"
 _ROOTS: Final = "roots"
 _RUN: Final = struct.Struct("<II")
 """How many of the first turns a root held for, and the number of its text."""
@@ -261,9 +262,10 @@ class Turn:
 @dataclass(frozen=True, slots=True)
 class TextMap:
     """The committed messages of a session, from the beginning of its ledger. system: the text that opened its chat,
-    unless it is too long to keep. root: the digest of what stands before it; empty for nothing. disowned: the ids that
-    were taken from answers of the session, the newest last: older versions still have them. roots: those that the
-    session had before its own, each as its text behind the number of first turns for which it, or one before it, held.
+    unless it is too long to keep; instructed: how many of its first characters are instructions. root: the digest of
+    what stands before it; empty for nothing. disowned: the ids that were taken from answers of the session, the newest
+    last: older versions still have them. roots: those that the session had before its own, each as its text behind the
+    number of first turns for which it, or one before it, held.
     """
 
     turns: tuple[Turn, ...] = ()
@@ -271,6 +273,7 @@ class TextMap:
     root: bytes = b""
     disowned: tuple[bytes, ...] = ()
     roots: tuple[tuple[int, str], ...] = ()
+    instructed: int = 0
 
     @property
     def end(self) -> int:
@@ -309,8 +312,10 @@ class TextMap:
         turns = (*turns[:-1], replace(turns[-1], answer=answer)) if answer else turns
         if self.turns or not messages:
             return replace(self, turns=turns)
-        system = messages[0]["content"] if messages[0]["role"] == "system" else None
-        return replace(self, turns=turns, system=system if len(system or "") <= MAX_SYSTEM_CHARS else None)
+        opening = messages[0]
+        if opening["role"] != "system" or len(opening["content"]) > MAX_SYSTEM_CHARS:
+            return replace(self, turns=turns, system=None, instructed=0)
+        return replace(self, turns=turns, system=opening["content"], instructed=opening.get("instructed", 0))
 
     def _chained(self, turns: Iterable[Turn]) -> Iterator[Turn]:
         """These turns behind its own."""
@@ -327,7 +332,7 @@ class TextMap:
 
     def begun(self, root: bytes) -> TextMap:
         """The map with this root, if it tells of no message yet. Unchanged if it does. root: its digest."""
-        return self if self.turns else replace(self, root=root, system=None, roots=())
+        return self if self.turns else replace(self, root=root, system=None, roots=(), instructed=0)
 
     def root_at(self, turn: int, newest: Root) -> Root:
         """The root that held for a turn, by its number. newest: that of the session."""
@@ -356,11 +361,11 @@ class TextMap:
         return self.extended([message_of("assistant", "")], start=end, end=end)
 
     def says(self, instructions: str) -> bool:
-        """Whether its newest system text is these instructions, or it opened with them and a blank line."""
+        """Whether its newest system text is these instructions, or it opened with a text of which they are those."""
         newest = next((turn for turn in reversed(self.turns) if turn.role == "system"), None)
         if newest is None or newest.is_mark_of(message_of("system", instructions)):
             return newest is not None
-        return newest is self.turns[0] and (self.system or "").startswith(f"{instructions}\n\n")
+        return newest is self.turns[0] and (self.system or "")[: self.instructed] == instructions
 
     def without_answers(self, answers: Sequence[bytes]) -> TextMap:
         """The map without the ids of answers, which stay as they are; it remembers that they were taken away."""
@@ -400,6 +405,7 @@ class TextMap:
         texts = list(dict.fromkeys(text for _, text in self.roots))
         runs = b"".join(_RUN.pack(count, texts.index(text)) for count, text in self.roots)
         more[_ROOTS] = [runs, *texts] if runs else []
+        more[_INSTRUCTED] = self.instructed
         return {**found, **{name: packed for name, packed in more.items() if packed}}
 
     @classmethod
@@ -421,6 +427,9 @@ class TextMap:
             raise ValueError(f"{TEXT_MAP} has turns of a wrong length")
         if not (system is None or type(system) is str):
             raise ValueError(f"{TEXT_MAP} has a system text that is none")
+        instructed = stored.get(_INSTRUCTED, 0)
+        if type(instructed) is not int or not 0 <= instructed <= len(system or ""):
+            raise ValueError(f"{TEXT_MAP} has instructions that its system text has not")
         if type(root) is not bytes or len(root) not in (0, _DIGEST_BYTES):
             raise ValueError(f"{TEXT_MAP} has a root that is no digest")
         read = [_turn_of(*each) for each in line.iter_unpack(packed)]
@@ -432,13 +441,13 @@ class TextMap:
             raise ValueError(f"{TEXT_MAP} has turns that end before those ahead of them")
         chained_turns = tuple(cls(root=root)._chained(turns))
         roots = _roots_of(stored.get(_ROOTS, []), len(turns))
-        return cls(chained_turns, system, root, _disowned_of(stored.get(_DISOWNED, b"")), roots)
+        return cls(chained_turns, system, root, _disowned_of(stored.get(_DISOWNED, b"")), roots, instructed)
 
 
 _FIELDS: Final[Mapping[int, tuple[set[str], set[str]]]] = {
     1: ({"turns", "system"}, {_OWN_SYSTEM}),
     2: ({"version", "turns", "system", "root"}, {_ANSWERS}),
-    3: ({"version", "turns", "system", "root"}, {_ANSWERS, _BEYOND, _CALLS, _DISOWNED, _ROOTS}),
+    3: ({"version", "turns", "system", "root"}, {_ANSWERS, _BEYOND, _CALLS, _DISOWNED, _INSTRUCTED, _ROOTS}),
 }
 """The fields of each version, and those that it may have."""
 

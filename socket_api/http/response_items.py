@@ -149,6 +149,7 @@ class Dialogue:
         self._before = ""  # the type of the item before
         if instructions:
             self._add("system", instructions)
+            self.messages[0]["instructed"] = len(instructions)
         for at, item in enumerate(items):
             self._read(item, f"input.{at}", is_newest=at == len(items) - 1)
             self.marks.add_of(given[at].get("content") if given else None, len(self.messages))

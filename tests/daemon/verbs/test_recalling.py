@@ -118,7 +118,7 @@ async def test_an_answer_is_found_after_a_restart_and_in_a_deleted_session_no_mo
 
 
 async def test_instructions_stay_and_others_are_said_once(rig: Rigged) -> None:
-    opening = message_of("system", "Be brief.\n\nYou are in a test.")
+    opening = {**message_of("system", "Be brief.\n\nYou are in a test."), "instructed": len("Be brief.")}
     await converse(rig, [opening, user("one")], "eins", answer_id=ONE)
     after = ONE
     said: list[Any] = [opening, user("one"), assistant("eins")]
@@ -126,6 +126,7 @@ async def test_instructions_stay_and_others_are_said_once(rig: Rigged) -> None:
         [
             (None, []),
             ("Be brief.", []),
+            ("Be brief.\n\nYou are in a test.", []),
             ("Be loud.", [message_of("system", "Be loud.")]),
             ("Be loud.", []),
             (None, []),
@@ -141,6 +142,23 @@ async def test_instructions_stay_and_others_are_said_once(rig: Rigged) -> None:
         said += [*new, user("on"), assistant(f"a{number}")]
         assert ledger(rig) == cold(rig, said)
         after = answer_id
+
+
+@pytest.mark.parametrize("slept", [False, True])
+async def test_instructions_that_are_the_beginning_of_those_before_are_others(rig: Rigged, *, slept: bool) -> None:
+    """A client's own words may stand behind them in one text. A paragraph that it leaves out must not hold."""
+    long = "Be brief.\n\nAnswer in French only."
+    for number, (instructed, new) in enumerate(((len(long), 1), (len("Be brief."), 0), (0, 1))):
+        name = f"s{number}"
+        opening = {**message_of("system", long), "instructed": instructed}
+        await converse(rig, [opening, user(name)], "eins", name, answer_id=ONE)
+        if slept:
+            await rig.sleep(name)
+        await converse(rig, [user("on")], "ja", name, after=ONE, answer_id=TWO, instructions="Be brief.")
+        said = [message_of("system", "Be brief.")] * new
+        whole = cold(rig, [opening, user(name), assistant("eins"), *said, user("on"), assistant("ja")])
+        assert ledger(rig, name) == whole
+        await rig.service.delete(name)
 
 
 async def test_tools_that_are_left_out_stay_and_others_are_offered_behind_the_results(rig: Rigged) -> None:
