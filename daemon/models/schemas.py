@@ -78,7 +78,7 @@ _TEXTS: Final = _Shape("a list of texts", lambda value: _is_list(value, str))
 _TYPE: Final = _Shape(
     "a text, or a list of texts", lambda value: isinstance(value, str) or (bool(value) and _is_list(value, str))
 )
-_COUNT: Final = _Shape("an integer of at least 0", lambda value: kind_of(value) == "integer" and value >= 0)
+_COUNT: Final = _Shape("an integer of at least 0", lambda value: _is_number(value) and value == int(value) >= 0)
 _NUMBER: Final = _Shape("a number", _is_number)
 _LIMIT: Final = _Shape("a number, true or false", lambda value: isinstance(value, bool) or _is_number(value))
 
@@ -127,6 +127,8 @@ def binding(schema: Any) -> Any:
     for key, value in bound.items():
         if key in _SHAPES and not _SHAPES[key].fits(value):
             raise NotForcible(f"{key!r} has to be {_SHAPES[key].told}")
+        if _SHAPES.get(key) is _COUNT:
+            bound[key] = int(value)  # 5.0 is an integer, as JSON has it
     if bound.get("format", "") not in _FORMATS:
         bound.pop("format", None)
     found = changed_within(bound, binding)

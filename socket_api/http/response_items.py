@@ -236,7 +236,10 @@ def answer_items(answer_id: str, message: RecalledMessage) -> list[dict[str, Any
             items.append(reasoning_item(item_id("rs", answer_id, at), piece.text, answer_id))
         else:
             items.append(message_item(item_id("msg", answer_id, at), piece.text))
-    return items or [message_item(item_id("msg", answer_id, 0), "")]
+    items = items or [message_item(item_id("msg", answer_id, 0), "")]
+    if not message.finished:
+        cut_off(items)
+    return items
 
 
 def cut_off(items: Sequence[dict[str, Any]]) -> dict[str, Any]:

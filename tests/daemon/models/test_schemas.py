@@ -36,8 +36,8 @@ WRONG: dict[str, tuple[Any, ...]] = {
     "exclusiveMaximum": ("1", float("inf")),
     "format": (["date"], {}, 5),
     "items": (5, "a", [5]),
-    "minItems": (-1, 0.5, "1", True),
-    "maxLength": ([], False),
+    "minItems": (-1, -1.0, 0.5, "1", True),
+    "maxLength": ([], False, float("inf")),
     "minimum": ("0", True, float("nan"), [1]),
     "not": (5, []),
     "oneOf": (True, [1]),
@@ -80,6 +80,12 @@ def test_a_keyword_that_is_null_is_as_if_it_were_absent(keyword: str) -> None:
     for rest in ({}, {"title": "A", "default": None}):
         assert binding({"properties": {"a": {keyword: None, **rest}}, keyword: None} | rest).keys() <= {"properties"}
         assert binding({"items": {keyword: None, **rest}}) == {"items": {}}
+
+
+def test_a_count_may_be_written_with_a_point() -> None:
+    bound = binding({"maxLength": 5.0, "minItems": 2**60, "maximum": 5.5})
+    assert bound == {"maxLength": 5, "minItems": 2**60, "maximum": 5.5}
+    assert type(bound["maxLength"]) is int
 
 
 def test_a_value_that_is_no_schema_is_refused() -> None:

@@ -55,6 +55,9 @@ def test_a_conversation_grows_by_items_and_responses_and_survives_a_kill(short_p
             assert second.usage.input_tokens == counted.input_tokens
             assert second.usage.input_tokens_details.recomputed_tokens > first.usage.total_tokens  # type: ignore[union-attr]
             items = client.conversations.items.list(made.id, order="asc", limit=50).data
+            cut = [first.output[-1], second.output[-1]]
+            assert [each.status for each in cut] == ["incomplete"] * 2  # type: ignore[union-attr]
+            assert [items[5].status, items[-1].status] == ["incomplete"] * 2  # type: ignore[union-attr]
             assert texts(items) == [
                 *("You are terse.", "What is a set?", "A bag.", "Be kind.", "And a list?", first.output_text),
                 *("One more.", "On.", second.output_text),
