@@ -257,8 +257,9 @@ def _read(
     # They were not answered, and the answer has no token.
     unanswered = len(turns) > 1 and turns[-1].proves(message_of("assistant", ""))
     found = _told_apart(model, known, turns, start, following)
-    found = found or (unanswered and _told_apart(model, known, turns[:-1], start, following))
-    if not found:
+    if found is None and unanswered:
+        found = _told_apart(model, known, turns[:-1], start, following)
+    if found is None:
         text = str(model.tokenizer.decode(list(known.tokens[start:end])))
         yield RecalledMessage("user", text, start=start, end=end, certain=False)
         return

@@ -150,7 +150,7 @@ def test_what_comes_back_item_by_item_is_one_message_for_the_service(server: Htt
     )
     (given,) = asked_for(server, "converse")
     assert given["messages"] == (
-        {"role": "system", "content": "Be true.\n\nBe brief.\n\nBe kind."},
+        {"role": "system", "content": "Be true.\n\nBe brief.\n\nBe kind.", "instructed": len("Be true.")},
         {"role": "user", "content": "a"},
         {
             "role": "assistant",
